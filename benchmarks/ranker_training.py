@@ -103,7 +103,7 @@ def _measure(
 
 def _step(module: RankerTraining, optimizer: Any, clock: _Clock, step: int) -> None:  # noqa: ANN401
     """One step, as Lightning makes `train.model.ranker_training` take it."""
-    from train.optim.schedule import update_average
+    from train.optim import update_average
 
     with clock.step():
         with clock.part("loss"):  # less what the forward pass takes of it

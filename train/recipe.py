@@ -17,7 +17,7 @@ the facts known about its released code. Differences that remain:
 - Advantages are normalised over the episodes of one head in one step; gradients are clipped per
   head, because all heads train in one job here and each learns by itself.
 - The averaging of weights reaches its decay of 0.99 about 900 steps after the warm-up instead of at
-  once (`train.optim.schedule.average_decay`).
+  once (`train.optim.average_decay`).
 - Weights, scores and optimiser are float32; the released code trains in bfloat16.
 - The position table has 12,288 rows; the paper's parameter counts fit 10 to 12 thousand.
 

@@ -1,6 +1,6 @@
 """Turns a checkpoint into a model folder that `AutoModelForCausalLM` and `AutoTokenizer` load.
 
-    python recipes/nano_lm/export.py --run DIR --weights model --to kvp/nano
+    python recipes/nano_lm/export.py --run DIR --to kvp/nano
 
 Weights are rounded to bfloat16 to halve the file; the configuration says float32, in which they
 are loaded.
@@ -18,16 +18,13 @@ from safetensors.torch import save_file
 from transformers import AutoTokenizer, GenerationConfig
 
 
-def export(checkpoint: Path, tokenizer: Path, weights: str, folder: Path) -> int:
-    """Writes weights, configuration and tokenizer into `folder`; returns the checkpoint's step.
-
-    `weights` is `model` (the last step's) or `average` (their moving average).
-    """
+def export(checkpoint: Path, tokenizer: Path, folder: Path) -> int:
+    """Writes weights, configuration and tokenizer into `folder`; returns the checkpoint's step."""
     state = torch.load(checkpoint, weights_only=True)
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {
         name: tensor.to(torch.bfloat16).contiguous()
-        for name, tensor in state[weights].items()
+        for name, tensor in state["model"].items()
         if name != "lm_head.weight"
     }
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
@@ -55,11 +52,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--run", type=Path, required=True, help="what train.py wrote")
     parser.add_argument("--checkpoint", default="checkpoint.pt", help="a file in --run")
-    parser.add_argument("--weights", choices=["model", "average"], default="average")
     parser.add_argument("--to", type=Path, required=True, help="the model folder")
     args = parser.parse_args()
-    step = export(args.run / args.checkpoint, args.run / "tokenizer", args.weights, args.to)
-    print(json.dumps({"step": step, "weights": args.weights, "to": str(args.to)}))
+    step = export(args.run / args.checkpoint, args.run / "tokenizer", args.to)
+    print(json.dumps({"step": step, "to": str(args.to)}))
 
 
 if __name__ == "__main__":

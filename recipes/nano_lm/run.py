@@ -1,4 +1,4 @@
-"""One training run: model, optimisers, moving average, and their checkpoint.
+"""One training run: model, optimisers, and their checkpoint.
 
 Kept apart from `train.py` so that a step can be read (and tested) without the command line.
 """
@@ -8,18 +8,17 @@ from __future__ import annotations
 import math
 import os
 from pathlib import Path
+from typing import Any
 
 import torch
 from model import new_model
-from optimizer import optimizers
 from phases import Phase
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional as F
 
-AVERAGING = 0.998
-"""Share of the moving average kept at each step."""
 CLIP_NORM = 1.0
+WEIGHT_DECAY = 0.05
 
 
 def learning_rate(phase: Phase, step: int) -> float:
@@ -30,13 +29,34 @@ def learning_rate(phase: Phase, step: int) -> float:
     return phase.final_lr + (phase.lr - phase.final_lr) * 0.5 * (1 + math.cos(math.pi * turn))
 
 
+def optimizers(model: torch.nn.Module) -> list[torch.optim.Optimizer]:
+    """The two optimisers of a model, to be given their learning rate at each step.
+
+    Muon's updates are scaled to AdamW's root mean square (Liu and others, 2025, "Muon is scalable
+    for LLM training"), so that one rate serves both.
+    """
+    matrices: list[Tensor] = []
+    table: list[Tensor] = []
+    vectors: list[Tensor] = []
+    for name, parameter in model.named_parameters():
+        chosen = vectors if parameter.ndim < 2 else table if "embed" in name else matrices
+        chosen.append(parameter)
+    others: list[dict[str, Any]] = [
+        {"params": table, "weight_decay": WEIGHT_DECAY},
+        {"params": vectors, "weight_decay": 0.0},
+    ]
+    return [
+        torch.optim.Muon(matrices, weight_decay=WEIGHT_DECAY, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(others, lr=1e-3, betas=(0.9, 0.98), fused=True),
+    ]
+
+
 class Run:
     """A model in training; `step` counts the batches it has seen."""
 
     def __init__(self) -> None:
         self.model = new_model()
         self.optimizers = optimizers(self.model)
-        self.average = {name: p.detach().clone() for name, p in self.model.named_parameters()}
         self.step = 0
 
     def start_from(self, weights: Path) -> None:
@@ -44,7 +64,6 @@ class Run:
         self.model.load_state_dict(
             {name: tensor.float() for name, tensor in load_file(weights).items()}, strict=False
         )
-        self.average = {name: p.detach().clone() for name, p in self.model.named_parameters()}
 
     def restore(self, path: Path) -> None:
         """Continues from a checkpoint."""
@@ -52,7 +71,7 @@ class Run:
         self.model.load_state_dict(state["model"])
         for optimizer, kept in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(kept)
-        self.average, self.step = state["average"], state["step"]
+        self.step = state["step"]
 
     def save(self, path: Path) -> None:
         """Writes a checkpoint aside, then moves it into place."""
@@ -60,7 +79,6 @@ class Run:
         state = {
             "model": self.model.state_dict(),
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
-            "average": self.average,
             "step": self.step,
         }
         torch.save(state, aside)
@@ -93,10 +111,6 @@ class Run:
                 group["lr"] = rate
             optimizer.step()
             optimizer.zero_grad()
-        keep = min(AVERAGING, (self.step + 1) / (self.step + 10))
-        with torch.no_grad():
-            for name, parameter in self.model.named_parameters():
-                self.average[name].lerp_(parameter, 1 - keep)
         self.step += 1
         measured = {"loss": float(loss.detach())}
         for name, which, what in (

@@ -40,11 +40,3 @@ def test_lengths_that_would_take_too_long_are_named(
     assert ran["processor_seconds"] > 0
     said = f"not run: 64 tokens took {ran['fastest']:.3g} s, more would be over 0.001 s"
     assert skipped["skipped"] == said
-
-
-def test_unknown_forms_are_refused(
-    run_benchmark: Callable[..., None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        run_benchmark("future_attention", "--forms", "slow", "--out", str(tmp_path / "out.json"))
-    assert "no slow" in capsys.readouterr().err

@@ -29,12 +29,3 @@ def test_every_registered_method_is_a_share_of_the_prefill(
     assert rows["snapkv"]["method"] == "snapkv:kvpress"
     # Repeating the prompt is a prefill and more; the newest tokens cost next to nothing.
     assert rows["kvzip"]["share"] > 10 * rows["ring"]["share"]
-
-
-def test_single_methods_can_be_chosen(run_benchmark: Callable[..., None], tmp_path: Path) -> None:
-    out = tmp_path / "out.json"
-    sizes = ["--tokens", "64,96", "--width", "512", "--layers", "1", "--repeats", "1"]
-    run_benchmark("method_scoring", *sizes, "--methods", "tova,kvp", "--out", str(out))
-    rows = json.loads(out.read_text())["results"]
-    found = [(row["tokens"], row["method"]) for row in rows]
-    assert found == [(64, "tova:kvpress"), (64, "kvp"), (96, "tova:kvpress"), (96, "kvp")]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -14,9 +13,8 @@ import pytest
 
 from benchmarks.performance import __main__ as running
 from benchmarks.performance.__main__ import main
-from benchmarks.performance.page import page_text, write_pages
+from benchmarks.performance.page import page_text
 from benchmarks.performance.parts import PARTS
-from benchmarks.performance.tables import number
 
 FIXED = Path(__file__).parent / "performance"
 MEASURED = ("scoring", "labels", "training", "decoding", "store")
@@ -48,14 +46,6 @@ def test_devices_that_were_not_measured_are_said_to_be_so() -> None:
     nothing = page_text({}, "results", "speed.md")
     assert nothing.count("Not measured yet: ") == len(PARTS)
     assert "JSON](" not in nothing
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(None, "–"), (0.00123456, "0.00123"), (1.0, "1.00"), (99.96, "100"), (123456.7, "123,457")],
-)
-def test_numbers_have_three_digits(value: float | None, text: str) -> None:
-    assert number(value) == text
 
 
 @pytest.mark.parametrize(
@@ -124,16 +114,6 @@ def test_a_part_that_fails_keeps_its_former_file_and_the_others_go_on(
     assert (results / "store-cpu.json").is_file()
 
 
-def test_the_command_runs_parts_as_programs(tmp_path: Path) -> None:
-    """Processes and all, with the smallest part."""
-    flags = ["--quick", "--only", "labels", "--results", str(tmp_path), "--out"]
-    call = [sys.executable, "-m", "benchmarks.performance", *flags, str(tmp_path / "page.md")]
-    subprocess.run(call, check=True, cwd=Path(__file__).parents[2], stdout=subprocess.DEVNULL)
-    report = json.loads((tmp_path / "labels-cpu.json").read_text())
-    assert [row["form"] for row in report["results"]] == ["naive", "blocked"]
-    assert report["machine"]["torch"] in (tmp_path / "page.md").read_text()
-
-
 def test_the_page_is_that_of_the_committed_files() -> None:
     """Whoever measures writes the page anew, and nobody edits it."""
     root = Path(__file__).parents[2]
@@ -147,8 +127,3 @@ def test_the_page_is_that_of_the_committed_files() -> None:
     }
     text = page_text(reports, "../benchmarks/results/performance", "results/speed.md")
     assert page.read_text() == text, "run python -m benchmarks.performance --render"
-
-
-def test_pages_are_written_beside_their_files(tmp_path: Path) -> None:
-    write_pages(tmp_path / "a" / "results", tmp_path / "b" / "page.md")
-    assert "Not measured yet" in (tmp_path / "b" / "page.md").read_text()

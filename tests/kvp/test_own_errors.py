@@ -10,7 +10,7 @@ from kvp.errors import UsageError
 from kvp.plugins import own_errors
 from kvp.reward import ideal_cost
 from train.labels.label import Label
-from train.objectives.objective_batch import Batch, losses_of
+from train.objectives.losses import Batch, losses_of
 from train.recipe import PRESETS, Recipe
 
 

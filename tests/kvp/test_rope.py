@@ -52,20 +52,3 @@ def test_mean_rotation_is_the_mean_of_rotated_vectors(frequencies: Array) -> Non
     expected = _turned(np.broadcast_to(vector, (17, 8)), turns).mean(axis=0)
     moved = rope.rotate(torch.tensor(vector).float(), *rope.mean_rotation(40, 17))
     np.testing.assert_allclose(moved.numpy(), expected, atol=1e-5)
-
-
-def test_mean_rotation_of_several_starts(frequencies: Array) -> None:
-    rope = Rope(frequencies=torch.tensor(frequencies))
-    cosine, sine = rope.mean_rotation(torch.tensor([3, 40]), 9)
-    for index, start in enumerate((3, 40)):
-        alone = rope.mean_rotation(start, 9)
-        torch.testing.assert_close((cosine[index], sine[index]), alone)
-
-
-def test_inverse_takes_positions_per_row(frequencies: Array) -> None:
-    rope = Rope(frequencies=torch.tensor(frequencies))
-    vectors = torch.randn(2, 3, 4, 6, generator=torch.Generator().manual_seed(0))
-    positions = torch.tensor([[0, 1, 2, 3], [7, 8, 9, 10]])
-    together = rope.unrotate(vectors, positions[:, None])
-    for index in range(2):
-        torch.testing.assert_close(together[index], rope.unrotate(vectors[index], positions[index]))

@@ -15,7 +15,6 @@ from kvp.scoring import ALL_QUERIES, HiddenStates, SelfSizing, View
 from policies.gvote import GVote
 
 MakeView = Callable[..., View]
-Array = np.ndarray
 
 
 def test_the_prefix_of_its_size_is_its_set(make_view: MakeView) -> None:
@@ -93,15 +92,6 @@ def test_draws_depend_on_seed_and_layer_alone(make_view: MakeView) -> None:
     assert not torch.equal(first, GVote(p_nuc=0.5, seed=1).score(view))
     with_rows = replace(view, budget=3)
     assert torch.equal(first, scorer.score(with_rows))
-
-
-def test_flat_attention_keeps_everything(make_view: MakeView) -> None:
-    view = make_view(tokens=30)
-    view.keys[:] = 1.0
-    scorer = GVote(p_nuc=1.0)
-    scores = scorer.score(view)
-    assert (scorer.sizes(scores) == 30).all()
-    assert rank_tokens(scores)[0, 0].tolist() == list(range(29, -1, -1))
 
 
 @pytest.mark.parametrize("tokens", [1, 3, 4])

@@ -51,15 +51,6 @@ def test_a_query_after_the_end_sees_the_turned_key_at_its_distance() -> None:
     torch.testing.assert_close(rotated(query, torch.tensor([ahead])) @ turned.T, logit)
 
 
-def test_one_length_per_token_is_one_length_per_context() -> None:
-    generator = torch.Generator().manual_seed(2)
-    keys = torch.randn(HEADS, 6, WIDTH, generator=generator)
-    lengths = torch.tensor([3, 3, 3, 8, 8, 8])
-    both = keys_seen_from_the_end(spec_of(), keys, lengths)
-    assert torch.equal(both[:, :3], keys_seen_from_the_end(spec_of(), keys[:, :3], 3))
-    assert torch.equal(both[:, 3:], keys_seen_from_the_end(spec_of(), keys[:, 3:], 8))
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kvp.errors import UsageError
 from kvp.ranking import keep_tokens, rank_tokens
 from kvp.scoring import View
 from policies.random import Random
@@ -36,10 +35,3 @@ def test_nothing_or_everything_is_the_question(make_view: MakeView, question: in
     view = replace(make_view(tokens=30), question=question)
     expected = Random(seed=2).score(view) if question == 0 else torch.full((2, 2, 30), 2.0)
     assert torch.equal(RandomPinned(seed=2).score(view), expected)
-
-
-def test_it_says_what_it_reads_and_refuses_bad_seeds() -> None:
-    assert RandomPinned().needs.question
-    assert RandomPinned(seed=3).name == "random_pinned(seed=3)"
-    with pytest.raises(UsageError, match="random_pinned: seed must be an integer >= 0"):
-        RandomPinned(seed=-1)

@@ -10,15 +10,12 @@ import pytest
 import torch
 
 from kvp.geometry import Geometry
-from policies.policy_files import PolicyMeta
 from policies.ranker import RankerSpec, position_features
 
 FOURIER = RankerSpec(head_dim=8, hidden=12, position_width=6, frequencies=5, reference_length=64)
 PAPER = RankerSpec(head_dim=8, hidden=12, position_width=6, max_positions=40, architecture="paper")
 SMALLER = replace(FOURIER, inputs=("key", "distance"), blocks=1)
-INPUTS = ("key", "value", "position", "distance")
 GEOMETRY = Geometry(layers=2, query_heads=4, kv_heads=2, head_dim=8)
-META = PolicyMeta(geometry=GEOMETRY, model={"id": "nano", "revision": None})
 every = pytest.mark.parametrize(
     "spec", [FOURIER, PAPER, SMALLER], ids=["fourier", "paper", "smaller"]
 )
@@ -33,23 +30,6 @@ def test_fourier_features_by_hand() -> None:
     torch.testing.assert_close(
         features, torch.tensor(expected, dtype=torch.float32), atol=1e-6, rtol=0
     )
-
-
-@pytest.mark.parametrize(
-    ("inputs", "columns"),
-    [
-        (("position",), [0, 1, 3, 4, 5, 6]),
-        (("distance",), [2]),
-        (("key", "position", "distance"), [0, 1, 2, 3, 4, 5, 6]),
-    ],
-)
-def test_features_are_columns_of_all(inputs: tuple[str, ...], columns: list[int]) -> None:
-    spec = RankerSpec(head_dim=8, frequencies=2, reference_length=8)
-    some = replace(spec, inputs=inputs)
-    positions, length = torch.tensor([[0, 2, 8], [1, 3, 100]]), torch.tensor([[9], [101]])
-    features = position_features(some, positions, length)
-    assert torch.equal(features, position_features(spec, positions, length)[..., columns])
-    assert features.shape == (2, 3, some.position_features)
 
 
 @pytest.mark.parametrize(

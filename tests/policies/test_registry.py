@@ -187,8 +187,3 @@ def test_mistakes_are_one_line(spec: str, message: str) -> None:
         make_scorer(spec)
     assert message in str(error.value)
     assert "\n" not in str(error.value)
-
-
-def test_unknown_keyword_options_are_refused_too() -> None:
-    with pytest.raises(UsageError, match="tova has no option 'window'"):
-        make_scorer("tova", window=3)

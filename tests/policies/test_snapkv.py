@@ -15,7 +15,6 @@ from policies.snapkv import SnapKV
 
 MakeView = Callable[..., View]
 Array = np.ndarray
-Attention = Callable[[View], Array]
 
 
 @pytest.mark.parametrize("tokens", [1, 7, 8])

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-import numpy as np
 import torch
 
 from kvp.scoring import View
 from policies.tova import TOVA
 
 MakeView = Callable[..., View]
-Attention = Callable[[View], np.ndarray]
 
 
 def test_forcing_leaves_the_other_scores_alone(make_view: MakeView) -> None:

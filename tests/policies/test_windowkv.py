@@ -16,7 +16,6 @@ from policies.windowkv import SETTINGS, WindowKV
 
 MakeView = Callable[..., View]
 Array = np.ndarray
-Attention = Callable[[View], Array]
 
 
 def test_by_hand() -> None:

@@ -97,21 +97,6 @@ def test_a_dry_run_measures_the_steps_that_processes_share(store: Path, tmp_path
     assert not (tmp_path / "policy").exists()
 
 
-@pytest.mark.slow
-def test_damage_that_any_process_meets_is_one_line(store: Path, tmp_path: Path) -> None:
-    damaged = tmp_path / "traces"
-    shutil.copytree(store, damaged)
-    for shard in damaged.glob("v/c.[0-5].*"):
-        content = bytearray(shard.read_bytes())
-        content[: len(content) // 2] = bytes(len(content) // 2)
-        shard.write_bytes(content)
-    code, errors = run_program(flags(damaged, tmp_path / "policy", devices=2, preset="paper"))
-    assert code == 2, errors
-    assert errors.splitlines()[-1].startswith("kvp-train: error:")
-    assert "is damaged" in errors.splitlines()[-1]
-    assert "Traceback" not in errors
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

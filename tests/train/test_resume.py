@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -22,8 +21,6 @@ from kvp.artifacts.claim import FolderLock
 from kvp.errors import UsageError
 from kvp.programs import train as main
 from train.model.ranker_training import RankerTraining
-
-MakeStore = Callable[..., Path]
 
 TINY = {
     "contexts": 2, "hidden": 16, "permutations": 4, "min_prefix": 40, "lr": 0.01, "validate_every":
@@ -81,10 +78,7 @@ class Killed(BaseException):
     "kind",
     [
         {"objective": "rloo_batch", "reward": "ratio"},
-        {"objective": "exact", "reward": "ratio"},
         {"objective": "soft_rank", "points_per_sequence": 2},
-        {"objective": "soft_sort", "sort_loss": "ranks"},
-        {"objective": "neural_sort"},
         {"objective": "regress", "heads": "1:3"},
         {"objective": "listwise", "preset": "paper", "max_positions": 128},
     ],

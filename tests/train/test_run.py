@@ -96,8 +96,9 @@ def learned_channels(policy: Path, store: Path) -> list[int]:
     return result
 
 
-@pytest.mark.parametrize("objective", ["listwise", "regress"])
-@pytest.mark.parametrize("label", ["future_attention", "kvzip_plus"])
+@pytest.mark.parametrize(
+    ("objective", "label"), [("listwise", "future_attention"), ("regress", "kvzip_plus")]
+)
 def test_every_objective_learns_the_label_it_is_given(
     objective: str, label: str, make_store: MakeStore, tmp_path: Path
 ) -> None:
@@ -231,17 +232,14 @@ def test_heads_do_not_influence_each_other(
 
 def test_recomputing_activations_changes_nothing(store: Path, tmp_path: Path) -> None:
     assert main(flags(store, tmp_path / "a", steps=6)) == 0
-    # 4 heads of 2 contexts of about 50 tokens and 1 kB each need 0.4 MB: groups of 2 and of 1
+    # 4 heads of 2 contexts of about 50 tokens and 1 kB each need 0.4 MB: groups of 2
     assert main(flags(store, tmp_path / "b", steps=6, activation_gb="2.4e-4")) == 0
-    assert main(flags(store, tmp_path / "c", steps=6, activation_gb="1e-9")) == 0
-    assert_same(tmp_path / "a", tmp_path / "c")
     assert_same(tmp_path / "a", tmp_path / "b")
 
 
-@pytest.mark.parametrize("label", ["future_attention", "max_future_attention"])
 @pytest.mark.parametrize("shared", [False, True])
 def test_only_sources_that_runs_share_remember_side_by_side(
-    shared: bool, label: str, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shared: bool, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sources: dict[str, ContextSource] = {}
     held: list[list[str]] = []
@@ -259,10 +257,10 @@ def test_only_sources_that_runs_share_remember_side_by_side(
     monkeypatch.setattr("train.job.ContextSource", Watched)
     config = TrainConfig(
         traces=str(store), out=str(tmp_path / "policy"), min_prefix=40, hidden=16, steps=2,
-        label=label,
+        label="max_future_attention",
     )  # fmt: skip
     run(config, {} if shared else None)
-    other = "max_future_attention" if label == "future_attention" else "future_attention"
+    label, other = "max_future_attention", "future_attention"
     changes = [now for now, before in zip(held, [[], *held], strict=False) if now != before]
     assert changes == [[label], [label, other] if shared else [other]]  # one after the other
     assert max(map(len, held)) == (2 if shared else 1)
@@ -324,7 +322,7 @@ def test_not_a_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert f"no trace store at {tmp_path / 'nothing'}" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("device", ["cuda:99", "banana", "meta"])
+@pytest.mark.parametrize("device", ["cuda:99", "banana"])
 def test_unknown_devices(
     device: str, store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

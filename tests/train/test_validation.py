@@ -76,11 +76,6 @@ def test_contexts_in_which_a_head_has_no_signal_do_not_count(rankers: HeadRanker
     assert both.contexts == 2
 
 
-def test_no_contexts_is_a_bug_of_the_caller(rankers: HeadRankers) -> None:
-    with pytest.raises(ValueError, match="no held-out contexts"):
-        evaluate(rankers, [], reward_protection=Protection())
-
-
 def test_the_excess_is_what_is_lost_beyond_the_oracle(rankers: HeadRankers) -> None:
     result = evaluate(rankers, [context(1), context(2)], reward_protection=Protection())
     assert torch.equal(result.excess, result.area - result.oracle_area)

@@ -30,7 +30,7 @@ from train.data.contexts import Context, ContextSource, scores_of
 from train.data.store_checks import protection_of
 from train.distill.config import DistillationSettings
 from train.distill.replies import Replies
-from train.optim.schedule import learning_rate_factor
+from train.optim import learning_rate_factor
 from train.recipe import Recipe
 
 HEAD_RATE = 20.0

@@ -21,22 +21,22 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from kvp.errors import UsageError
+from kvp.metrics import has_signal
 from kvp.ranking import UNPROTECTED, Protection
 from kvp.store import SequenceRecord
 from policies.ranker import HeadRankers, bytes_per_token
 from train.data.compression_points import drawn_points, noise_seed
 from train.data.contexts import Context, ContextSource, StepContexts
 from train.distributed import ALONE, Workers
-from train.objectives.objective_batch import (
+from train.objectives.losses import (
     Batch,
-    learnable,
     losses_of,
     mean_of_counted,
     objective_of,
     top_entropy,
 )
-from train.optim.muon import Muon
-from train.optim.schedule import (
+from train.optim import (
+    Muon,
     average_decay,
     clip_per_head,
     learning_rate_factor,
@@ -117,7 +117,7 @@ class RankerTraining(pl.LightningModule):
             score[:, kept] for score, kept in zip(self._scores(whole), free, strict=True)
         ]
         contexts = [context.without(self._protection) for context in whole]
-        counted = torch.stack([learnable(context.importance) for context in contexts])  # [C, A]
+        counted = torch.stack([has_signal(context.importance) for context in contexts])  # [C, A]
         seeds = [
             noise_seed(self._seed, step, index) for index in workers.share(range(recipe.contexts))
         ]

@@ -1,9 +1,10 @@
-"""Objectives of rankers, one file per family; all are of the type `objective_batch.Objective`.
+"""Objectives of rankers; all are of the type `train.objectives.losses.Objective`.
 
 Every KV head is an agent with a policy of its own (the paper's view): nothing mixes heads, and
 losses are summed over heads, so that what "gradient norm 5" means does not depend on how many heads
-train together. A new objective is one file, one line in `OBJECTIVES` and one row in docs/method.md;
-a user's own is `package.module:function`. No torch here: command lines read the names.
+train together. A new objective is one function, one line in `OBJECTIVES` and one row in
+docs/method.md; a user's own is `package.module:function`. No torch here: command lines read the
+names.
 """
 
 from kvp.plugins import Registry
@@ -11,11 +12,11 @@ from kvp.plugins import Registry
 OBJECTIVES = Registry(
     flag="--objective",
     builtin={
-        "rloo": "train.objectives.rloo:objective",
-        "rloo_batch": "train.objectives.rloo:batch_objective",
-        "exact": "train.objectives.exact:objective",
-        "listwise": "train.objectives.listwise:objective",
-        "regress": "train.objectives.regress:objective",
+        "rloo": "train.objectives.losses:rloo_objective",
+        "rloo_batch": "train.objectives.losses:rloo_batch_objective",
+        "exact": "train.objectives.losses:exact_objective",
+        "listwise": "train.objectives.losses:listwise_objective",
+        "regress": "train.objectives.losses:regress_objective",
         "soft_rank": "train.objectives.relaxed:soft_rank_objective",
         "soft_sort": "train.objectives.relaxed:soft_sort_objective",
         "neural_sort": "train.objectives.relaxed:neural_sort_objective",

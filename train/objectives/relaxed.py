@@ -33,7 +33,7 @@ from torch import Tensor
 
 from kvp.ranking import rank_tokens
 from kvp.reward import skill_of_cost
-from train.objectives.objective_batch import Batch, Objective
+from train.objectives.losses import Batch, Objective
 from train.recipe import Recipe
 
 MAXIMUM_TOKENS = 1024
@@ -43,7 +43,7 @@ Matrix = Callable[[Tensor, float], Tensor]
 
 
 def soft_rank_objective(batch: Batch, recipe: Recipe) -> tuple[Tensor, dict[str, float]]:
-    """Loss of projected ranks, [A] (`train.objectives.objective_batch`)."""
+    """Loss of projected ranks, [A] (`train.objectives.losses`)."""
     losses = []
     for scores, importance in zip(batch.scores, batch.importances, strict=True):
         ranks = soft_rank(standardised(scores), recipe.temperature)  # [A, N]

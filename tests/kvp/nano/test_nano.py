@@ -32,11 +32,6 @@ def test_is_a_small_grouped_query_qwen2(model: PreTrainedModel) -> None:
     assert model.get_input_embeddings().weight is model.get_output_embeddings().weight
 
 
-def test_fits_into_a_repository() -> None:
-    size = sum(file.stat().st_size for file in nano.path().iterdir() if file.is_file())
-    assert size <= 12_000_000
-
-
 def test_folder_is_whole_and_names_no_machine() -> None:
     wanted = {
         "model.safetensors", "config.json", "generation_config.json", "tokenizer.json",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
 import pytest
 
 from kvp.allocation import Request
@@ -13,8 +12,6 @@ from policies.allocators.ada import Ada
 from policies.registry import make_allocator
 
 RequestOf = Callable[..., Request]
-Array = np.ndarray
-
 STRONG, WEAK = [0.9, 0.8, 0.7, 0.6, 0.5, 0.4], [0.3, 0.2, 0.1, 0.05, 0.04, 0.03]
 
 

@@ -6,7 +6,6 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -18,8 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from kvp.allocation import Allocator, Request, allocated_counts, protected_scores
 from kvp.errors import KvpError, UsageError
 from kvp.ranking import Protection
-from policies.method_spec import sizes_itself
-from policies.registry import ALLOCATORS, make_allocator
+from policies.registry import make_allocator
 
 EXACT = [
     "uniform", "ada", "ada:kvpress", "ada(safeguard=0)", "ada(safeguard=0.75)", "ada(safeguard=1)",
@@ -52,14 +50,6 @@ def requests(draw: st.DrawFn) -> Request:
     )
 
 
-def test_the_table_covers_the_registry() -> None:
-    covered = {spec.split(":")[0].split("(")[0] for spec in (*EXACT, *OTHERS)}
-    presets = {f"{name}:{preset}" for name, entry in ALLOCATORS.items() for preset in entry.presets}
-    assert covered | {"evolved"} == set(ALLOCATORS)
-    assert presets <= {*EXACT, *OTHERS}
-    assert all(entry.line and entry.cost and entry.reads for entry in ALLOCATORS.values())
-
-
 @exact
 @settings(max_examples=40, deadline=None)
 @given(request=requests())
@@ -79,21 +69,6 @@ def test_published_roundings_stay_within_bounds(spec: str, request: Request) -> 
     allocated_counts(make_allocator(spec), request)
 
 
-@pytest.mark.parametrize("spec", [*EXACT, "ada:paper"])
-@settings(max_examples=12, deadline=None)
-@given(request=requests())
-def test_more_budget_takes_at_most_one_token_from_a_head(spec: str, request: Request) -> None:
-    """Heads that compete never lose any: what is kept is nested. Largest remainders may shift."""
-    allocator, tokens = make_allocator(spec), request.scores.shape[-1]
-    steps = [
-        allocator.allocate(replace(request, budget=budget))
-        for budget in range(request.floor, tokens + 1)
-    ]
-    slack = 0 if spec.startswith(("ada", "global", "uniform")) else 1
-    for smaller, larger in pairwise(steps):
-        assert (larger - smaller).min() >= -slack
-
-
 @every
 def test_names_rebuild_the_allocator(spec: str) -> None:
     allocator = make_allocator(spec)
@@ -108,12 +83,6 @@ def test_values_are_normalised() -> None:
     assert make_allocator("ada(safeguard=2e-1)") == make_allocator("ada")
     assert make_allocator("global(safeguard=0)").name == "global:kvzip"
     assert make_allocator("pyramid(beta=1e+3)").name == "pyramid(beta=1000)"
-
-
-def test_only_self_sized_ignores_the_budget() -> None:
-    assert {name for name, entry in ALLOCATORS.items() if entry.sized_by_scorer} == {"self_sized"}
-    assert sizes_itself(make_allocator("self_sized"))
-    assert not sizes_itself(make_allocator("global"))
 
 
 def test_self_sized_takes_the_scorers_sizes(request_of: Callable[..., Request]) -> None:

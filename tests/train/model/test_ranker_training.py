@@ -16,7 +16,7 @@ from kvp.store import TraceReader
 from policies.ranker import HeadRankers, RankerSpec
 from train.data.contexts import ContextSource
 from train.model.ranker_training import RankerTraining
-from train.optim.schedule import learning_rate_factor
+from train.optim import learning_rate_factor
 from train.recipe import PAPER, Recipe
 
 RATE, DECAY, CLIP = 1e-2, 0.5, 2.0

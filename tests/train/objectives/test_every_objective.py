@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from train.objectives import OBJECTIVES
-from train.objectives.objective_batch import Batch, objective_of
-from train.objectives.rloo import sampled
+from train.objectives.losses import Batch, objective_of, sampled
 from train.recipe import PRESETS, Recipe
 
 SORTS = ("soft_rank", "soft_sort", "neural_sort")
@@ -176,16 +175,6 @@ def test_heads_do_not_mix(recipe: Recipe) -> None:
         torch.testing.assert_close(gradient, [part[one] for part in gradients])
 
 
-def test_a_shard_draws_what_the_whole_draws() -> None:
-    scores, importances = draw(30, heads=4)
-    whole = batch_of(scores, importances, [[True] * 4])
-    part = batch_of(
-        [scores[0][1:3]], [importances[0][1:3]], [[True] * 2], heads=slice(1, 3), model_heads=4
-    )
-    assert torch.equal(sampled(part, 0, 5), sampled(whole, 0, 5)[:, 1:3])
-    assert not torch.equal(sampled(replace(part, seeds=[101]), 0, 5), sampled(part, 0, 5))
-
-
 @pytest.mark.parametrize("recipe", cases(sampled_too=False))
 def test_names_of_tokens_do_not_matter(recipe: Recipe) -> None:
     scores, importances = draw(9)
@@ -254,19 +243,3 @@ def test_shares_of_two_processes_add_up_to_the_whole(recipe: Recipe) -> None:
     expected, gradients = losses_and_gradients(whole, recipe)
     torch.testing.assert_close(loss + other_loss, expected)
     torch.testing.assert_close([*gradient, *other_gradient], gradients)
-
-
-@pytest.mark.parametrize("name", sorted(OBJECTIVES.builtin))
-def test_two_tokens_are_enough(name: Any) -> None:
-    scores = [torch.tensor([[0.3, 0.1]], requires_grad=True) for _ in range(2)]
-    batch = Batch(
-        scores=scores,
-        importances=[torch.tensor([[0.0, 2.0]])] * 2,
-        counted=torch.ones(2, 1, dtype=torch.bool),
-        seeds=[1, 2],
-    )
-    losses, _ = objective_of(name)(batch, replace(PRESETS["fourier"], objective=name))
-    losses.sum().backward()
-    for score in scores:
-        assert score.grad is not None
-        assert score.grad.isfinite().all()

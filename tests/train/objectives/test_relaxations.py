@@ -146,12 +146,6 @@ def test_gradients_agree_with_finite_differences(relaxation: Relaxation, strengt
 
 
 @pytest.mark.parametrize("matrix", MATRICES)
-def test_gradients_of_the_matrix_agree_with_finite_differences(matrix: Relaxation) -> None:
-    scores = draw(2, 6).requires_grad_()
-    assert torch.autograd.gradcheck(lambda s: matrix(s, 0.7), scores)
-
-
-@pytest.mark.parametrize("matrix", MATRICES)
 def test_rows_say_who_is_at_a_rank(matrix: Relaxation) -> None:
     scores = torch.tensor([0.1, 3.0, -2.0, 1.0], dtype=torch.float64)
     rows = matrix(scores, 0.8)
@@ -159,13 +153,6 @@ def test_rows_say_who_is_at_a_rank(matrix: Relaxation) -> None:
     assert rows.argmax(-1).tolist() == [1, 3, 0, 2]
     hard = torch.eye(4, dtype=torch.float64)[torch.tensor([1, 3, 0, 2])]
     torch.testing.assert_close(matrix(scores, 1e-6), hard)
-
-
-def test_soft_sort_by_hand() -> None:
-    rows = soft_sort(torch.tensor([0.0, 1.0], dtype=torch.float64), 0.5)
-    far = 1 / (1 + np.exp(2))  # a distance of 1 at temperature 1/2
-    expected = torch.tensor([[far, 1 - far], [1 - far, far]], dtype=torch.float64)
-    torch.testing.assert_close(rows, expected)
 
 
 def test_neural_sort_by_its_formula() -> None:
@@ -183,8 +170,3 @@ def test_ranks_of_a_matrix_by_hand() -> None:
     # Columns 1/2, 1/4, 0 and 1/2, 3/4, 1/4 and 0, 0, 3/4, each divided by its sum.
     expected = torch.tensor([1.0 / 0.75, 2.75 / 1.5, 3.0])
     torch.testing.assert_close(ranks_of(rows), expected)
-
-
-def test_a_permutation_matrix_has_the_ranks_it_permutes() -> None:
-    order = torch.tensor([2, 0, 3, 1])  # who is first, second, ...
-    assert ranks_of(torch.eye(4)[order]).tolist() == [2, 4, 1, 3]

@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import torch
 
-from kvp.plackett_luce import log_prob
-from train.objectives.objective_batch import Batch, learnable, top_entropy
-from train.objectives.rloo import (
+from kvp.ranking import log_prob
+from train.objectives.losses import (
+    Batch,
     floor_share,
     normalised,
     policy_loss,
+    top_entropy,
     within_context,
 )
 
@@ -44,26 +45,6 @@ def test_advantages_by_hand() -> None:
     expected = torch.tensor([[[-edge], [0.0], [edge]], [[0.0], [0.0], [0.0]]])
     torch.testing.assert_close(result, expected)
     assert advantages(rewards, counted, clip=0.5).abs().max() == 0.5
-
-
-def test_advantages_never_mix_heads() -> None:
-    random = torch.Generator().manual_seed(1)
-    rewards = torch.randn(3, 4, 2, generator=random)
-    counted = torch.tensor([[True, True], [True, False], [False, True]])
-    together = advantages(rewards, counted, clip=2.0)
-    for head in range(2):
-        alone = advantages(rewards[..., head : head + 1], counted[:, head : head + 1], clip=2.0)
-        assert torch.equal(together[..., head : head + 1], alone)
-
-
-def test_flat_heads_are_not_learnable() -> None:
-    peaked = torch.zeros(50)
-    peaked[7] = 1.0
-    assert learnable(torch.stack([torch.ones(50), peaked, torch.zeros(50)])).tolist() == [
-        False,
-        True,
-        False,
-    ]
 
 
 def test_monitors() -> None:

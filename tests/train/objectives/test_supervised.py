@@ -7,9 +7,7 @@ import math
 import pytest
 import torch
 
-from train.objectives.listwise import cross_entropy
-from train.objectives.objective_batch import Batch, objective_of
-from train.objectives.regress import FLOOR, squared_error
+from train.objectives.losses import FLOOR, Batch, cross_entropy, objective_of, squared_error
 from train.recipe import PRESETS
 
 

@@ -6,10 +6,9 @@ import copy
 
 import pytest
 import torch
-from torch import Tensor
 
 from policies.ranker import HeadRankers, RankerSpec
-from train.optim.muon import Muon, is_matrix, orthogonalised
+from train.optim import Muon, is_matrix, orthogonalised
 
 SPEC = RankerSpec(head_dim=8, architecture="fourier", hidden=12)
 HEADS = 3
@@ -94,36 +93,3 @@ def test_only_matrices_that_map_vectors_to_vectors_are_orthogonalised() -> None:
     paper = RankerSpec(head_dim=8, architecture="paper", hidden=12, max_positions=16)
     assert names(HeadRankers(SPEC, HEADS)) == {*inner, "position_weight"}
     assert names(HeadRankers(paper, HEADS)) == inner
-
-
-def test_a_saved_state_goes_on_as_if_nothing_had_happened() -> None:
-    def stepped(optimizer: Muon, rankers: HeadRankers, seed: int) -> None:
-        generator = torch.Generator().manual_seed(seed)
-        for parameter in rankers.parameters():
-            parameter.grad = torch.randn(parameter.shape, generator=generator)
-        optimizer.step()
-
-    straight = rankers_with_gradients()
-    optimizer = Muon(straight, lr=0.01, weight_decay=0.1)
-    stepped(optimizer, straight, 1)
-    resumed = copy.deepcopy(straight)
-    again = Muon(resumed, lr=0.01, weight_decay=0.1)
-    again.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    stepped(optimizer, straight, 2)
-    stepped(again, resumed, 2)
-    for one, other in zip(straight.parameters(), resumed.parameters(), strict=True):
-        assert torch.equal(one, other)
-
-
-def test_a_closure_computes_the_gradients() -> None:
-    rankers = rankers_with_gradients()
-    optimizer = Muon(rankers, lr=0.01, weight_decay=0.0)
-
-    def loss() -> Tensor:
-        optimizer.zero_grad()
-        value = torch.stack([weight.square().sum() for weight in rankers.parameters()]).sum()
-        value.backward()  # type: ignore[no-untyped-call]
-        return value.detach()
-
-    first, second = (float(optimizer.step(loss)) for _ in range(2))  # type: ignore[arg-type]
-    assert second < first

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from train.optim.schedule import average_decay, clip_per_head, learning_rate_factor, update_average
+from train.optim import average_decay, clip_per_head, learning_rate_factor, update_average
 
 
 @pytest.mark.parametrize(

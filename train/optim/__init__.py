@@ -1,1 +1,0 @@
-"""Optimiser, learning-rate schedule, gradient clipping and weight averaging."""
