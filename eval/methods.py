@@ -315,7 +315,10 @@ def policy_sources(arguments: Sequence[str]) -> dict[str, PolicySource]:
         label, separator, name = argument.rpartition("=")
         if Path(argument).exists():  # the name of the folder has an equals sign
             label, separator, name = "", "", argument
-        source = find_policy(name)
+        try:
+            source = find_policy(name)
+        except PolicyError as error:
+            raise PolicyError(f"--policies: {error}") from error
         root = source.folder
         policies = {label or source.label: source}
         if not (root / INDEX).exists():

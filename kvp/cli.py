@@ -1,16 +1,16 @@
 """Command-line front of every program: config -> flags, YAML + flags, one-line errors.
 
-The only module that uses jsonargparse. Flags come from the config's groups (`kvp.config_groups`);
-what a program prints when it ends badly, and its exit code, is decided in `kvp.exit_codes`.
+Flags come from the config's groups (`kvp.config_groups`); what a program prints when it ends badly,
+and its exit code, is decided in `kvp.exit_codes`.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, NoReturn, TypeVar
 
-from jsonargparse import ArgumentParser
+import yaml
 
 from kvp import __version__
 from kvp.command_line import Arguments, Flag, flags_of, parse_value, visible_flags
@@ -57,55 +57,74 @@ def parse(
     Raises UsageError, in one line that names the flag or the file, on anything that cannot work.
     """
     arguments = Arguments.read(argv, config_class)
-    flags = flags_of(config_class, arguments.preset)
-    shown = {flag.name for flag in flags}
-    if not arguments.help_all:
-        shown &= set(visible_flags(config_class))
-    parser = _parser(flags, shown, prog=prog, description=description, examples=examples)
+    flags = {flag.name: flag for flag in flags_of(config_class, arguments.yaml.get("preset"))}
+    shown = set(flags) if arguments.help_all else set(visible_flags(config_class))
+    parser = _parser(flags.values(), shown, prog=prog, description=description, examples=examples)
     if arguments.help_all:
         parser.print_help()
         raise SystemExit(0)
-    try:
-        settings = parser.parse_args(list(arguments.spelled)).as_dict()
-    except (argparse.ArgumentError, argparse.ArgumentTypeError) as error:
-        raise UsageError(_plain(str(error), flags)) from None
-    settings.pop("config", None)
+    given = vars(parser.parse_args(arguments.spelled))
+    given.pop("config", None)  # read already
+    print_config = given.pop("print_config", False)
+    settings = {flag.name: flag.default for flag in flags.values() if not flag.required}
+    for name, value in arguments.yaml.items():
+        several = flags[name].several and isinstance(value, list)
+        values = [parse_value(flags[name], one) for one in (value if several else [value])]
+        settings[name] = values if several else values[0]
+    settings |= given
+    if print_config:
+        print(yaml.safe_dump(settings, sort_keys=False), end="")
+        raise SystemExit(0)
+    missing = [_spelled(flag) for flag in flags.values() if flag.name not in settings]
+    if missing:
+        raise UsageError(f"{', '.join(missing)} is missing")
     try:
         return config_class(**settings)
     except ValueError as error:
         raise UsageError(str(error)) from None
 
 
+def _spelled(flag: Flag) -> str:
+    return flag.name.upper() if flag.positional else f"--{flag.name}"
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are `UsageError`."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message.removeprefix("argument "))
+
+
 def _parser(
-    flags: Sequence[Flag],
+    flags: Collection[Flag],
     shown: set[str],
     *,
     prog: str,
     description: str,
     examples: Sequence[str],
-) -> ArgumentParser:
-    """Parser: one flag or argument per setting, `--config FILE`, `--print_config`, `--version`.
-
-    --help leaves out the flags that are not in `shown`.
-    """
+) -> _Parser:
+    """Parser of what is given, without defaults; --help leaves out what is not in `shown`."""
     needed = "".join(
-        f"{flag.name.upper()} " if flag.positional else f"--{flag.name} {flag.metavar} "
+        f"{_spelled(flag)} " + ("" if flag.positional else f"{flag.metavar} ")
         for flag in flags
         if flag.required
     )
     end = ["examples:", *(f"  {line}" for line in examples)] if examples else []
     if hidden := len({flag.name for flag in flags} - shown):
         end += ["", f"{hidden} more settings, as flags or in YAML: {prog} --help_all"]
-    parser = ArgumentParser(
+    parser = _Parser(
         prog=prog,
         usage=f"{prog} {needed}[--config FILE] [--FLAG VALUE ...]",
         description=description,
         epilog="\n".join(end),
         allow_abbrev=False,
-        exit_on_error=False,
+        argument_default=argparse.SUPPRESS,
         formatter_class=_Help,
     )
-    parser.add_argument("--config", action="config", help="YAML file with any of these settings.")
+    parser.add_argument("--config", metavar="FILE", help="YAML file with any of these settings.")
+    parser.add_argument(
+        "--print_config", action="store_true", help="Print all settings as YAML and exit."
+    )
     parser.add_argument("--version", action="version", version=f"{prog} {__version__}")
     sections: dict[str, Any] = {}
     for flag in flags:
@@ -126,25 +145,8 @@ def _add(section: Any, flag: Flag, *, shown: bool) -> None:  # noqa: ANN401  # h
         "metavar": flag.name.upper() if flag.positional else flag.metavar,
     }
     if flag.positional:
-        section.add_argument(flag.name, **settings, **({"nargs": "+"} if flag.several else {}))
-    elif flag.required:
-        section.add_argument(f"--{flag.name}", required=True, **settings)
-    else:
-        section.add_argument(f"--{flag.name}", default=flag.default, **settings)
-
-
-def _plain(message: str, flags: Sequence[Flag]) -> str:
-    """One line out of a message of the parser, which puts its own words before ours."""
-    if "arguments are required: " in message:
-        missing = message.partition("arguments are required: ")[2].split(", ")
-        positional = {flag.name for flag in flags if flag.positional}
-        names = [name.strip("-") for name in missing]
-        shown = [name.upper() if name in positional else f"--{name}" for name in names]
-        return ", ".join(shown) + " is missing"
-    opening, separator, rest = message.partition(": ")
-    if separator and rest.startswith("--") and opening.startswith(("argument ", "Parser key ")):
-        return rest
-    return message.removeprefix("argument ")
+        settings["nargs"] = "*" if flag.several else "?"  # a YAML file may have them
+    section.add_argument(flag.name if flag.positional else f"--{flag.name}", **settings)
 
 
 class _Help(argparse.HelpFormatter):

@@ -153,8 +153,8 @@ class Arguments:
 
     spelled: tuple[str, ...]
     """Flags with underscores; a yes-or-no flag without a value as `--flag=true`."""
-    preset: str | None
-    """The preset that flags, or else YAML files, choose; None without one."""
+    yaml: Mapping[str, Any]
+    """Settings of the YAML files, the last file's first; `preset` is that of the flags, if any."""
     help_all: bool
     """Whether all flags are asked for, instead of those that --help shows."""
 
@@ -163,7 +163,8 @@ class Arguments:
         """Read `argv`; UsageError on unknown flags and on YAML that cannot be used."""
         known = [field.name for field in fields(config_class)]
         hints = get_type_hints(config_class)
-        preset = None
+        settings: dict[str, Any] = {}
+        preset: dict[str, str] = {}
         help_all = False
         spelled = []
         for position, argument in enumerate(argv):
@@ -180,14 +181,13 @@ class Arguments:
             help_all |= name == "help_all"
             given = value if equals else following
             if name == "config":
-                settings = _yaml(given, known)
-                preset = settings.get("preset", preset)
+                settings |= _yaml(given, known)
             elif name == "preset":
-                preset = given
+                preset["preset"] = given
             if hints.get(name) is bool and not equals and following.lower() not in (*_YES, *_NO):
                 equals, value = "=", "true"
             spelled.append(f"--{name}{equals}{value}")
-        return cls(tuple(spelled), preset, help_all)
+        return cls(tuple(spelled), settings | preset, help_all)
 
 
 def suggestion(name: str, known: Sequence[str], prefix: str = "") -> str:

@@ -175,9 +175,9 @@ class DataConfig(TaskConfig):
     where: str | None = None
     """Rows of files to use, as `COLUMN=VALUE` pairs, comma separated: all columns must match, each
     by any of its values (`lang=en,lang=de,tree_state=ready_for_export`)."""
-    tree_paths: str = "best"
+    tree_paths: Literal["best", "all"] = "best"
     """Threads of a message tree that become dialogues: `best` (the best-ranked one, so that no text
-    is used twice), `all`, or the first N. A chat has at most one of a tree."""
+    is used twice) or `all`. A chat has at most one of a tree."""
     columns: str | None = None
     """Columns of --data that are called otherwise: `NEW=OLD,...`, such as
     `question=query,answer=gold`."""
@@ -189,11 +189,6 @@ class DataConfig(TaskConfig):
         super().__post_init__()
         if self.columns is not None:
             renamed_columns(self.columns)
-        number = self.tree_paths.isdecimal() and int(self.tree_paths) >= 1
-        if self.tree_paths not in ("best", "all") and not number:
-            raise ValueError(
-                f"--tree_paths must be best, all or a number from 1 on, got {self.tree_paths!r}"
-            )
         for part in split_list(self.where or ""):
             column, equals, value = part.partition("=")
             if not (column.strip() and equals and value.strip()):

@@ -8,7 +8,6 @@ from __future__ import annotations
 import signal
 import sys
 import threading
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -30,9 +29,8 @@ def guarded(
 ) -> int:
     """Call `program` and return the exit code.
 
-    0 on success; 2 on a `KvpError`, on an OSError (disk full, no permission) and on JSON that is
-    nested too deeply, each one line on stderr; 130 on Ctrl-C, 143 on SIGTERM. `again` says what an
-    interrupted run left behind.
+    0 on success; 2 on a `KvpError` and on an OSError (disk full, no permission), each one line on
+    stderr; 130 on Ctrl-C, 143 on SIGTERM. `again` says what an interrupted run left behind.
     """
     try:
         with _sigterm_raises():
@@ -48,10 +46,6 @@ def guarded(
         return BROKEN_PIPE
     except OSError as error:
         return _end(prog, f"error: {_of_system(error)}", USER_ERROR)
-    except RecursionError as error:
-        if not _inside_json(error):
-            raise
-        return _end(prog, "error: a JSON file is nested too deeply to be read", USER_ERROR)
     return 0
 
 
@@ -76,11 +70,6 @@ def _of_system(error: OSError) -> str:
     """The file and the system's error message."""
     files = [str(name) for name in (error.filename, error.filename2) if name is not None]
     return ": ".join([*(" -> ".join(files),) * bool(files), error.strerror or str(error)])
-
-
-def _inside_json(error: RecursionError) -> bool:
-    frames = traceback.extract_tb(error.__traceback__)
-    return bool(frames) and frames[-1].filename.replace("\\", "/").split("/")[-2] == "json"
 
 
 def _end(prog: str, message: str, code: int) -> int:

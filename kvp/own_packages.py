@@ -8,11 +8,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec
-from importlib.util import spec_from_file_location
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
 
@@ -20,25 +16,18 @@ ROOT = Path(__file__).parent.parent
 NAMES = ("trace_collect", "train", "policies", "eval")
 
 
-class _OwnPackages(MetaPathFinder):
-    """Finds the four packages in `ROOT`, whatever else has their names."""
+class _OwnPackages:
+    """Finder of the four packages in `ROOT`, whatever else has their names."""
 
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        """Spec of one of the packages; None leaves every other module to the usual finders."""
-        folder = ROOT / fullname
-        if fullname not in NAMES or not (folder / "__init__.py").exists():
-            return None
-        return spec_from_file_location(
-            fullname, folder / "__init__.py", submodule_search_locations=[str(folder)]
-        )
+    @staticmethod
+    def find_spec(name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        return PathFinder.find_spec(name, [str(ROOT)]) if name in NAMES else None
 
 
 def prefer_own_packages() -> None:
     """Find the four packages next to `kvp` for the rest of this process, as programs want it."""
-    if not any(isinstance(finder, _OwnPackages) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _OwnPackages())
+    if _OwnPackages not in sys.meta_path:
+        sys.meta_path.insert(0, _OwnPackages)
 
 
 def import_own(name: str) -> ModuleType:
@@ -54,15 +43,8 @@ def import_own(name: str) -> ModuleType:
             f"{origin or package} is imported as {package!r}, which is also a package of kvp: "
             f"rename yours, or use kvp before importing it"
         )
-    with _preferred():
-        return importlib.import_module(name)
-
-
-@contextmanager
-def _preferred() -> Iterator[None]:
-    finder = _OwnPackages()
-    sys.meta_path.insert(0, finder)
+    sys.meta_path.insert(0, _OwnPackages)
     try:
-        yield
+        return importlib.import_module(name)
     finally:
-        sys.meta_path.remove(finder)
+        sys.meta_path.remove(_OwnPackages)

@@ -69,11 +69,6 @@ def module_exists(name: str) -> bool:
             return False
 
 
-def load_object(name: str, flag: str) -> Any:  # noqa: ANN401
-    """`import_object` for `--flag`."""
-    return import_object(name, f"--{flag}")
-
-
 def import_object(name: str, what: str) -> Any:  # noqa: ANN401
     """The object `package.module:Name`; the working folder is searched after installed packages.
 

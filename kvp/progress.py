@@ -11,8 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from types import TracebackType
-from typing import Protocol, Self, TextIO
+from typing import Self, TextIO
 
 from rich.console import Console
 from rich.progress import (
@@ -59,26 +58,39 @@ class Progress:
         every: float = SECONDS_BETWEEN_LINES,
     ) -> None:
         """Count to `total` under the name `text`; `clock` gives seconds."""
-        self.total = total
-        self.completed = completed
-        output = stream or sys.stderr
-        self._display: _Display = (
-            _Bar(text, output) if output.isatty() else _Lines(text, output, clock, every)
-        )
+        self._text, self._total, self._clock, self._every = text, total, clock, every
+        self._stream = stream or sys.stderr
+        self.completed = self._first = completed
+        self._note = ""
+        self._bar: RichProgress | None = None
+        if self._stream.isatty():
+            self._bar = RichProgress(
+                TextColumn("{task.description}", markup=False),
+                BarColumn(bar_width=None),
+                MofNCompleteColumn(),
+                TimeElapsedColumn(),
+                TimeRemainingColumn(),
+                TextColumn("{task.fields[note]}", markup=False),
+                console=Console(file=self._stream, markup=False, highlight=False, emoji=False),
+                expand=True,
+            )
+            self._task = self._bar.add_task(text, total=total, completed=completed, note="")
 
     def __enter__(self) -> Self:
         """Show the first state."""
-        self._display.start(self.completed, self.total)
+        self._started = self._clock()
+        if self._bar is not None:
+            self._bar.start()
+        else:
+            self._print()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Show the last state and give the terminal back."""
-        self._display.stop()
+        if self._bar is not None:
+            self._bar.stop()
+        elif (self.completed, self._note) != self._shown:
+            self._print()
 
     def advance(self, count: int = 1, *, note: str | None = None) -> None:
         """Add `count` finished items; `note` is shown behind the count until the next one."""
@@ -87,99 +99,33 @@ class Progress:
     def update(self, completed: int, *, note: str | None = None) -> None:
         """Set the number of finished items; without a `note` the last one stays."""
         self.completed = completed
-        self._display.update(completed, note)
+        self._note = self._note if note is None else note
+        if self._bar is not None:
+            self._bar.update(self._task, completed=completed, note=self._note)
+        elif self._clock() - self._printed >= self._every:
+            self._print()
 
     def line(self, text: str) -> None:
         """Print a line without tearing the bar."""
-        self._display.line(text)
+        if self._bar is not None:
+            self._bar.console.print(text, soft_wrap=True)
+        else:
+            print(text, file=self._stream, flush=True)
 
-
-class _Display(Protocol):
-    """One way to show a count."""
-
-    def start(self, completed: int, total: int) -> None: ...
-    def update(self, completed: int, note: str | None) -> None: ...
-    def line(self, text: str) -> None: ...
-    def stop(self) -> None: ...
-
-
-class _Lines:
-    """Plain lines at the start, every `every` seconds and at the end."""
-
-    def __init__(self, text: str, stream: TextIO, clock: Callable[[], float], every: float) -> None:
-        self._text = text
-        self._stream = stream
-        self._clock = clock
-        self._every = every
-        self._note = ""
-
-    def start(self, completed: int, total: int) -> None:
-        self._total = total
-        self._first = self._completed = completed
-        self._started = self._printed = self._clock()
-        self._print(self._started)
-
-    def update(self, completed: int, note: str | None) -> None:
-        self._completed = completed
-        if note is not None:
-            self._note = note
-        now = self._clock()
-        if now - self._printed >= self._every:
-            self._print(now)
-
-    def line(self, text: str) -> None:
-        print(text, file=self._stream, flush=True)
-
-    def stop(self) -> None:
-        if (self._completed, self._note) != self._shown:
-            self._print(self._clock())
-
-    def _print(self, now: float) -> None:
-        elapsed = now - self._started
-        parts = [f"{self._text}: {self._completed}/{self._total}"]
+    def _print(self) -> None:
+        """Print the state as a line."""
+        self._printed, self._shown = self._clock(), (self.completed, self._note)
+        elapsed = self._printed - self._started
+        parts = [f"{self._text}: {self.completed}/{self._total}"]
         if elapsed >= 1:
             parts.append(f"{_duration(elapsed)} so far")
-        done = self._completed - self._first
-        if done and self._completed < self._total:
-            left = elapsed / done * (self._total - self._completed)
+        done = self.completed - self._first
+        if done and self.completed < self._total:
+            left = elapsed / done * (self._total - self.completed)
             parts.append(f"about {_duration(left)} left")
         if self._note:
             parts.append(self._note)
         self.line(", ".join(parts))
-        self._printed, self._shown = now, (self._completed, self._note)
-
-
-class _Bar:
-    """A bar that stays on its line."""
-
-    def __init__(self, text: str, stream: TextIO) -> None:
-        self._progress = RichProgress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=None),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[note]}", markup=False),
-            console=Console(file=stream, markup=False, highlight=False, emoji=False),
-            expand=True,
-        )
-        self._task = self._progress.add_task(text, total=None, note="")
-
-    def start(self, completed: int, total: int) -> None:
-        self._progress.update(self._task, total=total, completed=completed)
-        self._progress.start()
-
-    def update(self, completed: int, note: str | None) -> None:
-        if note is None:
-            self._progress.update(self._task, completed=completed)
-        else:
-            self._progress.update(self._task, completed=completed, note=note)
-
-    def line(self, text: str) -> None:
-        self._progress.console.print(text, soft_wrap=True)
-
-    def stop(self) -> None:
-        self._progress.stop()
 
 
 def _duration(seconds: float) -> str:

@@ -21,7 +21,7 @@ from kvp.data.task import TaskSettings
 from kvp.data.tasks import RULER, TASKS, build_samples, listed_samples
 from kvp.data.tasks.rows import CHAT
 from kvp.errors import UsageError
-from kvp.plugins import is_object_name, load_object, module_exists, own_errors
+from kvp.plugins import import_object, is_object_name, module_exists, own_errors
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,12 +111,6 @@ def takes_tasks(data: str) -> bool:
     return any(SOURCES.get(part.data) is tasks_in_turn for part in parts_of(data))
 
 
-def is_rows(data: str) -> bool:
-    """Whether `data` is nothing but a file, a folder or a hub data set."""
-    parts = parts_of(data)
-    return len(parts) == 1 and _maker(parts[0].data) is None
-
-
 def open_source(settings: TaskSettings, tokenizer: PreTrainedTokenizerBase) -> Source:
     """The first `count` samples of `settings.data` in a split; fewer where a file has no more.
 
@@ -191,7 +185,7 @@ def _maker(data: str) -> SourceMaker | None:
         return SOURCES[data]
     if not (is_object_name(data) and module_exists(data)):
         return None
-    maker: SourceMaker = load_object(data, "data")
+    maker: SourceMaker = import_object(data, "--data")
     if not callable(maker):
         raise UsageError(f"--data {data}: a source is called with (tasks, settings, tokenizer)")
     return maker

@@ -64,7 +64,7 @@ def test_unknown_methods_and_missing_policies_are_refused() -> None:
         methods_of(_config(methods="kvp", model="another"))
     (bundled,) = methods_of(_config(methods="kvp+global"))
     assert (bundled.label, bundled.policy) == ("kvp/nano+global", "nano")
-    with pytest.raises(PolicyError, match="there is no folder 'nowhere'"):
+    with pytest.raises(PolicyError, match="--policies: there is no folder 'nowhere'"):
         methods_of(_config(methods="kvp", policies="nowhere"))
 
 

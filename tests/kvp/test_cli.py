@@ -3,7 +3,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
@@ -45,37 +44,6 @@ def _run(argv: list[str], outcome: BaseException | None = None) -> tuple[int, li
     return code, seen
 
 
-def test_flags_over_yaml_over_defaults(tmp_path: Path) -> None:
-    (tmp_path / "c.yaml").write_text("length: 1024\nout: there\n")
-    code, seen = _run(["--config", str(tmp_path / "c.yaml"), "--out", "here"])
-    assert (code, seen) == (0, [Settings(out="here", length=1024)])
-
-
-def test_unknown_key_in_yaml_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "c.yaml").write_text("lenght: 1024\n")
-    assert _run(["--config", str(tmp_path / "c.yaml")])[0] == 2
-    message = capsys.readouterr().err
-    assert "unknown setting 'lenght'; did you mean length?" in message
-    assert message.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    ("argv", "named"),
-    [
-        (["--leng", "3"], "--leng"),  # abbreviations would silently set the wrong flag
-        (["--length", "many"], "length"),
-        (["--config", "no-such.yaml"], "no-such.yaml"),
-    ],
-)
-def test_bad_flags_exit_2_and_are_named(
-    argv: list[str], named: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert _run(argv) == (2, [])
-    message = capsys.readouterr().err
-    assert named in message
-    assert message.count("\n") == 1  # no usage in front of it
-
-
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
@@ -98,13 +66,6 @@ def test_user_errors_are_one_line_and_bugs_keep_their_traceback(
     assert _run([], KeyboardInterrupt())[0] == 130
     with pytest.raises(ZeroDivisionError):
         _run([], ZeroDivisionError())
-
-
-def test_print_config_shows_the_resolved_settings(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stop:
-        _run(["--length", "7", "--print_config"])
-    assert stop.value.code == 0
-    assert "length: 7" in capsys.readouterr().out
 
 
 def test_vocabulary_of_the_command_line_imports_no_torch() -> None:
@@ -137,10 +98,6 @@ def test_lists_split_outside_parentheses_only() -> None:
         "snapkv(window=16,pool=avg)", "tova", "h2o:kvpress",
     )  # fmt: skip
     assert split_list("") == ()
-
-
-def test_lists_keep_commas_inside_parentheses() -> None:
-    assert split_list(" a, b(x=1,y=2),,a ") == ("a", "b(x=1,y=2)")
 
 
 @dataclass(frozen=True)

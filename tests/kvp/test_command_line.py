@@ -139,6 +139,7 @@ def test_flags_go_before_yaml_before_the_preset(tmp_path: Path) -> None:
         (["--out", "o", "--count", "x"], "--count must be a whole number, got 'x'"),
         (["--out", "o", "--count", "0"], "--count must be at least 1, got 0"),
         (["--out"], "--out: expected one argument"),
+        (["--config", "no-such.yaml"], "--config no-such.yaml: No such file or directory"),
         (["--out", "o", "stray"], "unrecognized arguments: stray"),
     ],
 )  # fmt: skip

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import signal
 import threading
@@ -57,11 +56,6 @@ def test_sigterm_ends_with_143_and_the_earlier_handler_returns(
     assert cleaned == ["closed"]
     assert capsys.readouterr().err == "p: terminated; the same command continues\n"
     assert signal.getsignal(signal.SIGTERM) is before
-
-
-def test_json_nested_too_deeply_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert guarded(lambda: json.loads("[" * 1_000_000), "p") == 2
-    assert capsys.readouterr().err == "p: error: a JSON file is nested too deeply to be read\n"
 
 
 def test_bugs_keep_their_traceback() -> None:

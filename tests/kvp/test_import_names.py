@@ -12,7 +12,6 @@ import pytest
 
 import kvp
 from eval.config import EvalConfig
-from kvp.errors import UsageError
 
 ROOT = Path(kvp.__file__).parent.parent
 SCRIPTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
@@ -83,8 +82,6 @@ def test_a_name_that_does_not_exist_is_an_attribute_error() -> None:
 def test_programs_from_python_take_the_flags_as_keywords(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="--length must be at least 1"):
         kvp.collect(out=str(tmp_path / "traces"), length=0)
-    with pytest.raises(UsageError, match="unknown setting 'lenght'; did you mean length"):
-        kvp.train(out="o", traces="t", lenght=3)
     with pytest.raises(ValueError, match="no protocol 'b'"):
         kvp.evaluate(out="o", protocols=["query_aware", "b"])  # a list in place of commas
     assert kvp.collect(out=str(tmp_path / "traces"), dry_run=True) is None
@@ -108,8 +105,3 @@ def test_evaluate_takes_names_and_scorer_objects_in_one_list(
     (config,) = given
     assert config.method_list == ("full", mine)
     assert config.budgets == "25%,50%"
-
-
-def test_a_misspelt_setting_is_named() -> None:
-    with pytest.raises(UsageError, match="unknown setting 'methodes'; did you mean methods"):
-        kvp.evaluate(out="results", methodes="full")

@@ -9,13 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvp.errors import UsageError
-from kvp.plugins import (
-    Registry,
-    import_object,
-    is_object_name,
-    load_object,
-    module_exists,
-)
+from kvp.plugins import Registry, import_object, is_object_name, module_exists
 
 CODE = """
 class Outer:
@@ -67,7 +61,7 @@ def test_objects_of_the_working_folder() -> None:
 )
 def test_what_cannot_be_loaded_is_one_line(name: str, reason: str) -> None:
     with pytest.raises(UsageError) as error:
-        load_object(name, "tasks")
+        import_object(name, "--tasks")
     assert str(error.value) == f"--tasks {name}: cannot be loaded ({reason})"
 
 

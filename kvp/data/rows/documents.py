@@ -7,7 +7,6 @@ a hash of their id, all threads of one together; a running text by position.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -115,7 +114,7 @@ def _threads(
     messages: Sequence[Message], name: str | None, location: str, choice: RowChoice
 ) -> list[Document]:
     """The first threads of one message tree, all of one split."""
-    found = list(threads(messages))[: None if choice.paths == math.inf else int(choice.paths)]
+    found = list(threads(messages))[: None if choice.all_threads else 1]
     if not found:
         raise RowError("is of a message tree without a reply")
     name = name or json.dumps(found[0])

@@ -64,7 +64,7 @@ def row_samples(
     ]
     more = None
     trees = any(document.tree for document in of_split)
-    if trees and len(samples) < settings.count and RowChoice.of(settings).paths == 1:
+    if trees and len(samples) < settings.count and settings.tree_paths == "best":
         more = "one thread of each message tree is used; --tree_paths all takes every one"
     notes = [f"--{flag} {data}: {note}" for note in (documents.note(), maker.note(), more) if note]
     return Source(size=len(samples), make=samples.__getitem__, notes=tuple(notes))

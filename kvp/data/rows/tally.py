@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from textwrap import shorten
@@ -17,12 +16,12 @@ from kvp.errors import UsageError
 
 @dataclass(frozen=True, kw_only=True)
 class RowChoice:
-    """The rows and paths that the user asks for."""
+    """The rows and threads that the user asks for."""
 
     where: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """Column -> values, in lower case, of which a row must have one."""
-    paths: float = 1
-    """Paths of a message tree at most; infinite for all."""
+    all_threads: bool = False
+    """Whether every thread of a message tree is read, or the best one."""
 
     @classmethod
     def of(cls, settings: TaskSettings) -> RowChoice:
@@ -31,8 +30,7 @@ class RowChoice:
         for part in split_list(settings.where or ""):
             column, _, value = (each.strip() for each in part.partition("="))
             where[column] = where.get(column, frozenset()) | {value.lower()}
-        paths = settings.tree_paths
-        return cls(where=where, paths={"best": 1.0, "all": math.inf}.get(paths) or float(paths))
+        return cls(where=where, all_threads=settings.tree_paths == "all")
 
     def takes(self, row: Mapping[str, Any]) -> bool:
         """Whether a row has a wanted value in every column that is asked about.

@@ -25,7 +25,7 @@ from kvp.data.tasks.ruler_qa import FLAGS, RulerQaTask
 from kvp.data.tasks.scbench import PUBLISHED, ScbenchTask
 from kvp.data.tasks.text import TEXT, TextTask
 from kvp.errors import UsageError
-from kvp.plugins import instance_of, is_object_name, load_object, name_meant, own_errors
+from kvp.plugins import import_object, instance_of, is_object_name, name_meant, own_errors
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -87,7 +87,7 @@ def find_task(name: str) -> Task:
     if name in TASKS:
         return TASKS[name]
     if is_object_name(name):
-        return _checked(load_object(name, "tasks"), f"--tasks {name}")
+        return _checked(import_object(name, "--tasks"), f"--tasks {name}")
     unlisted = [task for task in TASKS if task.startswith(tuple(f"{one}_" for one in GROUPS))]
     listed = [task for task in TASKS if task not in unlisted]  # a group stands for the others
     raise UsageError(

@@ -14,7 +14,9 @@ from kvp.data.answer_metrics import METRICS, chosen, fault_of, last_number, scor
     ("metric", "prediction", "references", "score"),
     [
         ("all", "ONE, three", ["one", "two"], 0.5),
+        ("all", "  they are AbCde,\x00FGH \n", ["abcde", "fgh", "XYZ", "they"], 0.75),
         ("part", "ONE, three", ["one", "two"], 1.0),
+        ("part", "ONE, three", ["two"], 0.0),
         # SQuAD: case, punctuation, articles and white space do not count
         ("exact", " The Eiffel-Tower!\n", ["eiffeltower"], 1.0),
         ("exact", "Eiffel Tower", ["Paris", "the  Eiffel tower."], 1.0),

@@ -7,13 +7,9 @@ from collections import Counter
 
 import pytest
 
-from kvp.data.encode import encode
-from kvp.data.ruler import OWN_TASKS, generate
+from kvp.data.ruler import generate
 from kvp.data.sample import Sample
 from kvp.data.synthetic.needles import split_of
-from kvp.data.task import TaskSettings
-from kvp.data.tasks import find_task
-from kvp.hf import load_tokenizer
 
 LENGTH = 131_072
 
@@ -59,12 +55,3 @@ def test_words_beyond_the_lists_are_compounds(split: str) -> None:
     assert {split_of(word) for word in others} == {split}
     for word in compounds:
         assert not set(word.split("-")) & set(sample.references)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("task", OWN_TASKS)
-def test_nanos_tokenizer(task: str) -> None:
-    tokenizer = load_tokenizer("nano")
-    given = TaskSettings(split="test", count=1, seed=0, length=LENGTH)
-    sample = find_task(task).build(given, tokenizer)[0]
-    assert LENGTH - 130 < encode(sample, tokenizer).prompt_length <= LENGTH

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from kvp.data.collection_plan import data_identity, plan_collection
 from kvp.data.sample import Source
-from kvp.data.sources import is_rows, open_source, parts_of, takes_tasks, turns
+from kvp.data.sources import open_source, parts_of, takes_tasks, turns
 from kvp.data.task import TaskSettings
 from kvp.errors import UsageError
 
@@ -57,8 +57,6 @@ def test_a_mixture_takes_samples_of_its_parts_by_weight(
     alone = list(_opened(tokenizer, "chat", count=3))
     assert [sample for sample in mixed if sample.task == "chat"] == alone
     assert takes_tasks(data)
-    assert not is_rows(data)
-    assert is_rows(prose)
 
 
 def test_a_part_without_more_samples_ends_the_mixture_and_is_named(

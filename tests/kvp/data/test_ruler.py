@@ -3,7 +3,6 @@ from collections import Counter
 
 import pytest
 
-from kvp.data.answer_metrics import postprocess, string_match_all, string_match_part
 from kvp.data.ruler import RULER_TASKS, generate
 from kvp.data.sample import Sample
 from kvp.data.synthetic.needles import SPLITS, split_of
@@ -168,13 +167,3 @@ def test_essays_are_shared_out_between_the_splits() -> None:
     assert min(len(numbers) for numbers in seen.values()) > 30
     assert not seen["test"] & seen["train"]
     assert not seen["test"] & seen["validation"]
-
-
-def test_match_metrics_by_hand() -> None:
-    text = "  they are AbCde,\x00FGH \n"
-    assert postprocess(text) == "they are AbCde,\nFGH"
-    assert string_match_all(text, ["abcde", "fgh", "XYZ", "they"]) == 0.75
-    assert string_match_part(text, ["xyz", "fgh"]) == 1.0
-    assert string_match_part(text, ["xyz"]) == 0.0
-    with pytest.raises(ValueError, match="no reference"):
-        string_match_all(text, [])

@@ -11,7 +11,6 @@ from transformers import PreTrainedTokenizerBase
 from kvp.data.encode import encode
 from kvp.data.sample import Source
 from kvp.data.sources import open_source
-from kvp.data.synthetic.prompt_builder import sentences
 from kvp.data.task import TaskSettings
 from kvp.errors import UsageError
 
@@ -70,18 +69,6 @@ def test_prompts_fill_the_length_and_never_exceed_it(
         assert length - 250 < tokens <= length  # one more line or exchange would not fit
 
 
-def test_splits_share_no_sentence_key_or_value(tokenizer: PreTrainedTokenizerBase) -> None:
-    seen: dict[str, set[str]] = {}
-    for split in SPLITS:
-        text = [sample.context for sample in opened(tokenizer, split=split, count=4)]
-        parts = {part for one in text for part in sentences(one.partition("\n")[2])}
-        seen[split] = parts | set(re.findall(r"\d{7}|[a-z]+-[a-z]+", " ".join(text)))
-    assert all(len(some) > 50 for some in seen.values())
-    for one, other in (("train", "validation"), ("train", "test"), ("validation", "test")):
-        shared = seen[one] & seen[other]
-        assert not shared - {""}, shared
-
-
 def test_chats_of_a_file_keep_a_dialogue_in_one_split_and_one_chat(
     tmp_path: Path, tokenizer: PreTrainedTokenizerBase
 ) -> None:
@@ -96,16 +83,6 @@ def test_chats_of_a_file_keep_a_dialogue_in_one_split_and_one_chat(
                 owner = turn["content"].split("x")[0]
                 assert owners.setdefault(owner, (split, index)) == (split, index)
     assert {split for split, _ in owners.values()} == set(SPLITS)
-
-
-def test_a_longer_run_begins_with_the_shorter_one(
-    tmp_path: Path, tokenizer: PreTrainedTokenizerBase
-) -> None:
-    data = jsonl(tmp_path / "talk.jsonl", *map(conversation, range(60)))
-    few = list(opened(tokenizer, data, length=400, count=2))
-    many = list(opened(tokenizer, data, length=400, count=99))
-    assert 2 < len(many) < 99
-    assert many[:2] == few
 
 
 def test_running_text_is_cut_before_a_word(
