@@ -69,20 +69,6 @@ def test_predictions_come_closer_to_the_full_cache(
     assert f"--out {out} holds a finished policy of other settings" in capsys.readouterr().err
 
 
-def test_a_store_of_importance_serves_as_one_of_queries(folder: Path, tmp_path: Path) -> None:
-    lean = str(tmp_path / "lean")
-    assert collect(["--out", lean, "--store", "importance", *COLLECTED]) == 0
-    held_out = []
-    for traces in (str(folder / "traces"), lean):
-        out = tmp_path / f"from {Path(traces).name}"
-        given = flags(folder, out, "--steps", "2", "--compress_uniform", "0", "--traces", traces)
-        assert distill(given) == 0
-        policy = json.loads((out / "policy.json").read_text())
-        held_out.append([(head["skill"], head["excess"]) for head in policy["held_out"]])
-    for ours, theirs in zip(*held_out, strict=True):
-        assert ours == pytest.approx(theirs, abs=2e-3)
-
-
 def test_an_interrupted_run_ends_with_the_same_weights(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
