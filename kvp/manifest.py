@@ -42,7 +42,7 @@ def read_json(path: Place, error: type[KvpError] = StoreError) -> dict[str, Any]
         raise error(f"{path} is missing") from None
     except OSError as problem:
         raise error(f"{path} cannot be read: {problem.strerror}") from None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise error(f"{path} is damaged: not valid JSON") from None
     if not isinstance(content, dict):
         raise error(f"{path} is damaged: not a JSON object")

@@ -75,7 +75,7 @@ class JsonLines:
                 raise ValueError("it is no JSON object")
             if record.pop(CHECKSUM, None) != _checksum(record):
                 raise ValueError("its checksum differs")
-        except ValueError as problem:
+        except (ValueError, RecursionError) as problem:
             raise ResultsError(
                 f"{self.path} line {number} is damaged ({problem}); delete that line"
             ) from None

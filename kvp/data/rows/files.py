@@ -92,7 +92,7 @@ def _json_lines(path: Path) -> Iterator[Row]:
 def _object(line: str) -> Mapping[str, Any] | Unreadable:
     try:
         row = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         return Unreadable(f"is not JSON ({error})")
     return row if isinstance(row, dict) else Unreadable("is not a JSON object")
 
@@ -102,7 +102,7 @@ def _json(path: Path) -> Iterator[Row]:
     with _open(path) as file:
         try:
             content = json.load(file)
-        except json.JSONDecodeError:
+        except (json.JSONDecodeError, RecursionError):
             content = None
     if content is None:
         yield from _json_lines(path)

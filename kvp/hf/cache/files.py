@@ -148,7 +148,7 @@ def _read_header(path: Path) -> dict[str, Any]:
         header = json.loads(text)
         seal = header.pop(SEAL, None)
         whole = seal == digest_json(header)
-    except (ValueError, AttributeError, TypeError):
+    except (ValueError, AttributeError, TypeError, RecursionError):
         raise CacheError(f"{path} is damaged: its header is not what kvp writes") from None
     if not whole:
         raise CacheError(f"{path} is damaged: its checksum does not match its header")
