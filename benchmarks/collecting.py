@@ -36,7 +36,6 @@ from benchmarks.measuring import write_report
 from kvp.data.collection_plan import CollectionPlan
 from kvp.data.sample import Sample, Source
 from kvp.hf import geometry_of, load_model
-from kvp.ranks import Rank
 from kvp.store import StorePlan, TraceWriter
 from trace_collect.collection import Collection
 from trace_collect.config import CollectConfig
@@ -179,7 +178,7 @@ def _collected(
         validation=0, store=args.store, batch_size=batch_size,
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as folder, _new_store(Path(folder), model, config) as writer:
-        write_all(Collection(config, model, tokenizer, jobs), writer, Rank())
+        write_all(Collection(config, model, tokenizer, jobs), writer, range(len(jobs)))
 
 
 def _new_store(folder: Path, model: PreTrainedModel, config: CollectConfig) -> TraceWriter:

@@ -418,7 +418,7 @@ def assert_same_results(
         )
         assert ours == theirs
         left, right = (read_manifest(place / "manifest.json") for place in (folder, whole))
-        for name in ("identity", "records", "policies", "notes", "earlier_runs"):
+        for name in ("identity", "policies", "notes", "earlier_runs"):
             assert left[name] == right[name]
         other = dict.fromkeys(but)
         assert {**left["config"], **other} == {**right["config"], **other}

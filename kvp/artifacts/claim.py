@@ -268,12 +268,22 @@ def check_folder(
     if (path.exists() and not path.is_dir()) or (isinstance(path, ObjectPath) and path.exists()):
         return f"--out {path} is a file; name a folder"
     marker = kind.read_marker(path)
+    if marker is None and (foreign := _foreign(path, kind)) is not None:
+        marker = kind.read_marker(path)  # another worker may have begun the folder meanwhile
+        if marker is None:
+            return f"--out {path} is not empty and not a {kind.noun} ({foreign}); name another"
     if marker is None:
-        for name, _ in files_below(path):
-            if not (name == LOCK or is_partial(name) or re.fullmatch(kind.begun, name)):
-                return f"--out {path} is not empty and not a {kind.noun} ({name}); name another"
-    elif (different := kind.differences(marker, identity)) and not replaceable(path):
+        return None
+    if (different := kind.differences(marker, identity)) and not replaceable(path):
         return _others(path, different)
+    return None
+
+
+def _foreign(path: Place, kind: FolderKind) -> str | None:
+    """A file that no interrupted writer of this kind left, None if there is none."""
+    for name, _ in files_below(path):
+        if not (name == LOCK or is_partial(name) or re.fullmatch(kind.begun, name)):
+            return name
     return None
 
 

@@ -135,16 +135,25 @@ class TraceWriter:
     def write_all(self, traces: Iterable[Trace], given: Callable[[Trace], None]) -> None:
         """`write` of many in a thread, while the next ones are made; `given` is told of each.
 
-        Few wait for the one that is written, so memory stays bounded. After an error what waits is
-        dropped: what is committed stays, and a repeated run continues there.
+        Few wait for the one that is written, so memory stays bounded. After an error nothing more is
+        written: what is committed stays, and a repeated run continues there.
         """
+        failed = False
+
+        def write(trace: Trace) -> None:
+            nonlocal failed
+            if not failed:
+                failed = True
+                self.write(trace)
+                failed = False
+
         with ThreadPoolExecutor(1, thread_name_prefix="kvp store") as thread:
             waiting: deque[Future[None]] = deque()
             try:
                 for trace in traces:
                     if len(waiting) > WAITING:
                         waiting.popleft().result()
-                    waiting.append(thread.submit(self.write, trace))
+                    waiting.append(thread.submit(write, trace))
                     given(trace)
                 for each in waiting:
                     each.result()

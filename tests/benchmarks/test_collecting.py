@@ -17,7 +17,7 @@ def _report(out: Path) -> dict[str, Any]:
     return report
 
 
-@pytest.mark.parametrize("store", ["qkv", "importance"])
+@pytest.mark.parametrize("store", ["qkv", "kv"])
 def test_ratios_are_medians_of_rounds(tmp_path: Path, store: str) -> None:
     out = tmp_path / "rate.json"
     main([

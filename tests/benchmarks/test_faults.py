@@ -39,7 +39,7 @@ def _clean(area: Area, least: int) -> None:
 @pytest.mark.parametrize(
     ("name", "read"),
     [
-        ("traces", read_traces), ("importance", read_traces), ("policy", read_policy),
+        ("traces", read_traces), ("policy", read_policy),
         ("budgets", read_budgets),
     ],
 )  # fmt: skip

@@ -27,7 +27,7 @@ def test_a_7b_model_from_its_configuration_alone(
     assert "100 training and 40 validation sequences of at most 4096 + 128 tokens" in head
     assert "600 steps of 4 contexts" in head
     assert online.startswith(
-        "no store (--source model): no disk, 36.6 GB of RAM (--memory_gb 48.9)"
+        "no store (--source model): no disk, 37.8 GB of RAM (--memory_gb 50.4)"
     )
     assert full.startswith("full traces: 106.8 GB on disk")
     assert absent.startswith(f"no times, which are measured on the model itself: --model {QWEN}")

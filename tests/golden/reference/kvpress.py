@@ -25,6 +25,24 @@ def _padded(scores: Array, *, front: int = 0, back: int = 0) -> Array:
     return np.pad(scores, ((0, 0), (0, 0), (front, back)), constant_values=top)
 
 
+def knorm(inputs: Inputs) -> Array:
+    return -np.linalg.norm(inputs.keys.astype(np.float64), axis=-1)
+
+
+def keydiff(inputs: Inputs) -> Array:
+    keys = inputs.keys.astype(np.float64)
+    directions = keys / np.linalg.norm(keys, axis=-1, keepdims=True)
+    anchor = directions.mean(axis=2, keepdims=True)
+    return -(directions * anchor).sum(-1) / np.linalg.norm(anchor, axis=-1)
+
+
+def streaming_llm(inputs: Inputs, ratio: float) -> Array:
+    batch, heads, tokens, _ = inputs.shape
+    scores = np.ones((batch, heads, tokens))
+    scores[..., 4 : 4 + tokens - int(tokens * (1 - ratio))] = 0
+    return scores
+
+
 def snapkv(inputs: Inputs, window: int = 64, kernel: int = 5) -> Array:
     tokens = inputs.shape[2]
     votes = last_attention(inputs, window)[..., : tokens - window].mean(axis=3)
@@ -32,6 +50,36 @@ def snapkv(inputs: Inputs, window: int = 64, kernel: int = 5) -> Array:
     shifted = np.pad(votes, edges)
     pooled = sum(shifted[..., k : k + votes.shape[-1]] for k in range(kernel)) / kernel
     return _padded(pooled.mean(axis=2), back=window)
+
+
+def tova(inputs: Inputs) -> Array:
+    last = last_attention(inputs, 1)[:, :, :, 0, :-1].mean(axis=(1, 2))
+    heads = inputs.shape[1]
+    return _padded(np.repeat(last[:, None], heads, axis=1), back=1)
+
+
+def observed_attention(inputs: Inputs) -> Array:
+    tokens = inputs.shape[2]
+    matrix = last_attention(inputs, tokens)
+    return (matrix.sum(axis=3) / np.arange(tokens, 0, -1)).mean(axis=2)
+
+
+def lagkv(inputs: Inputs, sinks: int = 4, lag: int = 128) -> Array:
+    batch, heads, tokens, width = inputs.shape
+    scores = np.ones((batch, heads, tokens))
+    if tokens < sinks + 2 * lag:
+        scores[..., sinks:] = np.arange(tokens - sinks) / (tokens - sinks)
+        return scores
+    partitions = (tokens - sinks) // lag
+    halves = []
+    for states in (inputs.keys, inputs.values):
+        body = states[:, :, sinks : sinks + partitions * lag].astype(np.float64)
+        parts = body.reshape(batch, heads, partitions, lag, width)
+        low, high = (f(parts[:, :, 1:], axis=3, keepdims=True) for f in (np.min, np.max))
+        halves.append(softmax(((parts[:, :, :-1] - low) / (high - low)).std(-1, ddof=1)))
+    ranks = (halves[0] + halves[1]).argsort(-1).argsort(-1) / lag
+    scores[..., sinks : sinks + (partitions - 1) * lag] = ranks.reshape(batch, heads, -1)
+    return scores
 
 
 def expected_attention(
