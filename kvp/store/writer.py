@@ -135,8 +135,8 @@ class TraceWriter:
     def write_all(self, traces: Iterable[Trace], given: Callable[[Trace], None]) -> None:
         """`write` of many in a thread, while the next ones are made; `given` is told of each.
 
-        Few wait for the one that is written, so memory stays bounded. After an error nothing more is
-        written: what is committed stays, and a repeated run continues there.
+        Few wait for the one that is written, so memory stays bounded. After an error nothing more
+        is written: what is committed stays, and a repeated run continues there.
         """
         failed = False
 
