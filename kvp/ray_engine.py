@@ -1,6 +1,6 @@
 """`--engine ray`: pieces of a job are handed to actors of Ray, those of dead ones once more.
 
-An actor makes its worker once (a model is loaded) and does one piece at a time. A worker writes
+An actor makes its worker once (a model is loaded) and is given one piece at a time. A worker writes
 into the shared folder itself, as the processes of any other launcher do, so nothing but numbers
 travels through Ray. Imports Ray only when used.
 """
@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 import threading
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -39,11 +40,12 @@ class Work(Protocol):
 
 
 DEATHS = 3
-"""How often workers may die at the same piece."""
+"""How often workers may die at the same piece, or, each of them, before any piece is done."""
 OBJECT_STORE_BYTES = 100_000_000
 """Memory of Ray's own store where kvp starts Ray: it holds numbers and errors."""
 CLOSING_SECONDS = 10.0
 """Longest wait for workers to close at the end of the work."""
+_WHY = "Ray's logs are in /tmp/ray/session_latest/logs of its machine"
 _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_BACKEND_LOG_LEVEL": "fatal",
@@ -82,8 +84,6 @@ def do_pieces(
 ) -> None:
     """Have Ray's actors do pieces of a job; all of them are done when this returns.
 
-    Ray starts actors that die anew, and does their pieces once more.
-
     Args:
         make: called once in each actor, in the working folder of this process; it can be pickled.
         pieces: numbers of the pieces.
@@ -99,62 +99,115 @@ def do_pieces(
     with _session(pool) as ray:
         size = min(_pool_size(ray, pool), len(pieces))
         phase(f"starting {size} workers of Ray")
-        actor = ray.remote(
-            num_cpus=1, num_gpus=pool.gpus, max_restarts=-1, max_task_retries=DEATHS
-        )(_Actor)
+        kind = ray.remote(num_cpus=1, num_gpus=pool.gpus)(_Actor)
         environment = {
             name: value for name, value in os.environ.items()
             if _HANDED_ON.fullmatch(name) and not name.startswith(_OF_ONE_MACHINE)
         }  # fmt: skip
-        given = (os.getcwd(), sys.argv, environment, pickle.dumps(make))
-        actors = [actor.remote(*given) for _ in range(size)]
+        command = os.getcwd(), sys.argv, environment, pickle.dumps(make)
+        actors: list[Any] = []
+
+        def start() -> tuple[Any, Any]:
+            actors.append(kind.remote())
+            return actors[-1].load.remote(*command), actors[-1]
+
         try:
-            of_ray = ray.util.ActorPool(actors)
-            for piece in of_ray.map_unordered(lambda one, piece: one.do.remote(piece), pieces):
-                finished(piece)
-            ends = [one.close.remote() for one in actors]
-            ray.wait(ends, num_returns=len(ends), timeout=CLOSING_SECONDS)
+            _hand_out(ray, start, size, deque(pieces), finished)
         except ray.exceptions.RayTaskError as problem:
             raise _cause(problem) from None
-        except ray.exceptions.RayActorError:
-            raise UsageError(
-                f"--engine ray: workers died {DEATHS + 1} times at one piece of the work (out of "
-                "memory?); Ray's logs are in /tmp/ray/session_latest/logs of their machine"
-            ) from None
         except ray.exceptions.RayError as problem:  # machines or Ray itself, no worker's error
-            raise UsageError(f"--engine ray: {_first_line(problem)}") from None
+            raise UsageError(f"--engine ray: {_first_line(problem)}; {_WHY}") from None
         finally:
-            for one in actors:
+            for actor in actors:
                 with suppress(ray.exceptions.RayError):
-                    ray.kill(one)
+                    ray.kill(actor)
+
+
+def _hand_out(
+    ray: Any,  # noqa: ANN401
+    start: Callable[[], tuple[Any, Any]],
+    size: int,
+    left: deque[int],
+    finished: Callable[[int], None],
+) -> None:
+    """Give each of `size` actors one piece after the other, and those of dead ones to another.
+
+    `start` starts an actor: what it will answer when it has loaded, and the actor. Raises the first
+    error of a worker, and UsageError after too many deaths.
+    """
+    deaths, idle = Counter[int | None](), list[Any]()
+    busy: dict[Any, tuple[Any, int | None]] = {}  # by answer: an actor and its piece, if any
+    for _ in range(size):
+        answer, actor = start()
+        busy[answer] = actor, None
+    while left or any(piece is not None for _, piece in busy.values()):
+        (answer, *_), _ = ray.wait([*busy], num_returns=1)
+        actor, piece = busy.pop(answer)
+        if _survived(ray, answer):
+            idle.append(actor)
+            if piece is not None:
+                deaths[None] = 0
+                finished(piece)
+        else:
+            deaths[piece] += 1
+            _check_deaths(piece, deaths[piece], size)
+            if piece is not None:
+                say(f"note: a worker died at piece {piece}, which is done again")
+                left.appendleft(piece)
+            if not idle:
+                answer, actor = start()
+                busy[answer] = actor, None
+        while left and idle:
+            actor, piece = idle.pop(), left.popleft()
+            busy[actor.do.remote(piece)] = actor, piece
+    ends = [actor.close.remote() for actor in idle]
+    ray.wait(ends, num_returns=len(ends), timeout=CLOSING_SECONDS)
+
+
+def _survived(ray: Any, answer: Any) -> bool:  # noqa: ANN401
+    """Whether an actor answered; False where it died, and the error that it raised otherwise."""
+    problems = ray.exceptions
+    try:
+        ray.get(answer)
+    except (problems.RayActorError, problems.OutOfMemoryError, problems.NodeDiedError):
+        return False
+    return True
+
+
+def _check_deaths(piece: int | None, deaths: int, size: int) -> None:
+    """UsageError where workers died too often at a piece, or before they had done one."""
+    if piece is None and deaths >= DEATHS * size:
+        where = "before it had done a piece of the work"
+    elif piece is not None and deaths > DEATHS:
+        where = f"at piece {piece}, {deaths} times"
+    else:
+        return
+    raise UsageError(f"--engine ray: a worker died {where} (out of memory?); {_WHY}")
 
 
 class _Actor:
     """What Ray makes in each of its processes."""
 
-    def __init__(
+    _work: Work
+
+    def load(
         self, folder: str, arguments: list[str], environment: dict[str, str], make: bytes
     ) -> None:
-        """Take over working folder, command line and access to stores of the program."""
+        """Make the worker with what the program has: credentials are in its environment."""
         os.environ.update(environment)
-        os.chdir(folder)
         sys.argv = arguments  # manifests record it
-        self._make = make
-        self._work: Work | None = None
+        os.chdir(folder)
+        prefer_own_packages()
+        self._work = pickle.loads(make)()
 
-    def do(self, piece: int) -> int:
-        """Do a piece, the first time with a new worker; returns its number."""
-        if self._work is None:
-            prefer_own_packages()
-            self._work = pickle.loads(self._make)()
+    def do(self, piece: int) -> None:
+        """Do a piece."""
         self._work(piece)
-        return piece
 
     def close(self) -> None:
         """Close the worker."""
         with suppress(KvpError, OSError):
-            if self._work is not None:
-                self._work.close()
+            self._work.close()
 
 
 def _cause(problem: Any) -> Exception:  # noqa: ANN401 - Ray's own hides it in many lines
