@@ -19,10 +19,7 @@ from rich.filesize import decimal
 
 from eval.conclusion import conclusion
 from eval.config import EvalConfig
-from eval.cost_curves import (
-    measure_traces,
-    usable_records,
-)
+from eval.cost_curves import measure_traces, usable_records
 from eval.evaluate import Bench, RunNames, evaluate
 from eval.heatmap import write_heatmaps
 from eval.methods import Method, file_digests, hub_records, spec_of, with_objects

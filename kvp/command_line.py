@@ -127,8 +127,8 @@ def python_value(flag: Flag, value: object) -> object:
     """Value of a flag from a Python caller, who may also give paths, lists and bare numbers.
 
     A list of names becomes what the flag has, and a mapping `NAME=VALUE,...`; a list that holds
-    objects stays a list. Raises
-    UsageError as `parse_value`, and on an object where only a name can stand.
+    objects stays a list. Raises UsageError as `parse_value`, and on an object where only a name can
+    stand.
     """
     if isinstance(value, os.PathLike):
         value = os.fspath(value)

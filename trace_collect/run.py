@@ -34,7 +34,7 @@ from kvp.portable import recorded_name
 from kvp.progress import Progress, phase
 from kvp.ray_engine import Pool, check_in_sight, do_pieces
 from kvp.store import StorePlan, Trace, TraceWriter
-from kvp.store.sequence_records import committed
+from kvp.store.sequence_records import committed, uncommitted
 from kvp.store.store_manifest import load_metadata
 from trace_collect.collection import Collection, check_out, planned, store_request
 from trace_collect.config import CollectConfig
@@ -194,8 +194,7 @@ class RayWorker:
 
     def __call__(self, number: int) -> None:
         """Collect what is missing of a group; StoreError where the disk refuses."""
-        there = set(committed(self._writer.path))
-        missing = [index for index in self._groups[number] if index not in there]
+        missing = uncommitted(self._writer.path, self._groups[number])
         write_all(self._parts, self._writer, missing)
 
     def close(self) -> None:
@@ -206,14 +205,13 @@ class RayWorker:
 def _collect_with_ray(config: CollectConfig, total: int) -> None:
     """Have Ray's workers collect what is missing."""
     out = place(config.out)
-    there = set(committed(out))
-    missing = [index for index in range(total) if index not in there]
+    missing = uncommitted(out, range(total))
     pool = Pool.of(config, config.device)
     size = max(1, min(_LARGEST_GROUP, len(missing) // (_GROUPS_EACH * (pool.size or 1))))
     groups = [tuple(missing[first : first + size]) for first in range(0, len(missing), size)]
     make_folder(out)
     try:
-        with Progress("collecting", total, completed=len(there)) as progress:
+        with Progress("collecting", total, completed=total - len(missing)) as progress:
             do_pieces(
                 partial(RayWorker, config, groups),
                 range(len(groups)),

@@ -20,14 +20,13 @@ from kvp.costs import AT_WORK, how_measured, now, seconds_of, span
 from kvp.errors import UsageError
 from kvp.geometry import Geometry
 from kvp.progress import phase
-from kvp.store import SequenceRecord, planned_bytes
+from kvp.store import SequenceRecord, StoreKind, planned_bytes
 from policies.ranker import HeadRankers, bytes_per_token, parameters_per_head
-from policies.ranker_spec import RankerSpec
 from train.config import TrainConfig
 from train.data.compression_points import CompressionPoint, drawn_points
 from train.distributed import ALONE
 from train.fit import fit, new_training
-from train.job import Job, initial_rankers
+from train.job import Job, initial_rankers, ranker_spec
 from train.model.feature_statistics import spread
 from train.recipe import Recipe
 from train.summary import print_start
@@ -102,15 +101,7 @@ def training_bytes(recipe: Recipe, config: TrainConfig, geometry: Geometry, toke
     The contexts of this step and the next one in float32, those of this step once more in a row,
     and activations.
     """
-    spec = RankerSpec(
-        head_dim=geometry.head_dim,
-        architecture=recipe.architecture,
-        hidden=recipe.hidden,
-        max_positions=recipe.max_positions,
-        inputs=recipe.input_list,
-        blocks=recipe.blocks,
-        neighbours=recipe.neighbours,
-    )
+    spec = ranker_spec(recipe, geometry)
     heads = geometry.total_kv_heads
     vectors = heads * recipe.contexts * tokens * 2 * geometry.head_dim * 4
     activations = heads * recipe.contexts * tokens * bytes_per_token(spec)
@@ -234,12 +225,12 @@ def _made_and_read(job: Job, points: list[CompressionPoint]) -> tuple[float, flo
     return made, reads
 
 
-def _bytes_of(job: Job, records: Iterable[SequenceRecord], store: str) -> int:
+def _bytes_of(job: Job, records: Iterable[SequenceRecord], store: StoreKind) -> int:
     return planned_bytes(
         job.traces.geometry,
         dtype=job.traces.plan.dtype,
         tokens=sum(record.length for record in records),
-        store=store,  # type: ignore[arg-type]
+        store=store,
     )
 
 

@@ -11,6 +11,7 @@ import torch
 
 from kvp.artifacts.addresses import place
 from kvp.errors import UsageError
+from kvp.geometry import Geometry
 from kvp.ranking import Protection
 from policies.policy_files import Shard, load_shard
 from policies.ranker import HeadRankers, RankerSpec
@@ -96,14 +97,14 @@ def prepare(config: TrainConfig, workers: Workers, sources: Sources | None) -> J
     device = device_of_worker(device_of(config.device), workers)
     training_data = open_training_data(config, recipe, device, workers)
     recipe = recipe.for_traces(queries=training_data.traces.plan.store_queries)
-    key_frequencies(training_data.traces, recipe)  # raises before anything is written
+    frequencies = key_frequencies(training_data.traces, recipe)  # before anything is written
     heads = range(training_data.traces.geometry.total_kv_heads)
     if config.heads is not None:
         heads = parse_heads(config.heads)
     initial, record = None, {}
     identity = {**config.identity(), "traces": training_data.identity}
     if config.init_from is not None:
-        spec = _spec(recipe, training_data, reference_length=1)  # which may be any
+        spec = ranker_spec(recipe, training_data.traces.geometry, frequencies=frequencies)
         shard = load_shard(config.init_from)
         initial = _rankers_of(shard, recipe, spec, training_data.traces, heads)
         record = shard.source.record
@@ -133,7 +134,8 @@ def initial_rankers(job: Job) -> HeadRankers:
     recipe, geometry = job.recipe, job.traces.geometry
     first = spread(job.training_data.training)
     longest = max(record.length for record in first)
-    spec = _spec(recipe, job.training_data, reference_length=longest)
+    frequencies = key_frequencies(job.traces, recipe)
+    spec = ranker_spec(recipe, geometry, reference_length=longest, frequencies=frequencies)
     generator = torch.Generator().manual_seed(job.config.seed)
     rankers = HeadRankers(spec, geometry.total_kv_heads, generator)
     if not job.whole:
@@ -144,9 +146,16 @@ def initial_rankers(job: Job) -> HeadRankers:
     return rankers
 
 
-def _spec(recipe: Recipe, training_data: TrainingData, *, reference_length: int) -> RankerSpec:
+def ranker_spec(
+    recipe: Recipe,
+    geometry: Geometry,
+    *,
+    reference_length: int = 1,
+    frequencies: tuple[float, ...] = (),
+) -> RankerSpec:
+    """Rankers of a recipe; the size of their weights depends on recipe and geometry alone."""
     return RankerSpec(
-        head_dim=training_data.traces.geometry.head_dim,
+        head_dim=geometry.head_dim,
         architecture=recipe.architecture,
         hidden=recipe.hidden,
         max_positions=recipe.max_positions,
@@ -154,7 +163,7 @@ def _spec(recipe: Recipe, training_data: TrainingData, *, reference_length: int)
         inputs=recipe.input_list,
         blocks=recipe.blocks,
         neighbours=recipe.neighbours,
-        key_frequencies=key_frequencies(training_data.traces, recipe),
+        key_frequencies=frequencies,
     )
 
 

@@ -85,7 +85,7 @@ def collect_all(
         for (index, sample), prompt, reply, limit in zip(
             batch, prompts, replies, limits, strict=True
         ):
-            record = _record(sample, prompt, reply[:limit], index)
+            record = sequence_record(sample, prompt, reply[:limit], index)
             yield _traced(model, tokenizer, record, recorded)
 
 
@@ -189,7 +189,10 @@ def greedy(
     ]
 
 
-def _record(sample: Sample, encoded: Encoded, reply: tuple[int, ...], index: int) -> SequenceRecord:
+def sequence_record(
+    sample: Sample, encoded: Encoded, reply: tuple[int, ...], index: int
+) -> SequenceRecord:
+    """Record of an encoded prompt and the tokens that follow it."""
     start = encoded.prompt_length
     spans = encoded.reply_spans + (((start, start + len(reply)),) if reply else ())
     return SequenceRecord(

@@ -24,7 +24,7 @@ from kvp.hf.batch_size import default_batch_size
 from kvp.hf.identity import model_identity
 from kvp.hf.model_access import known_frequencies
 from kvp.hf.output_projection import known_output_gram
-from kvp.hf.trace import Recorded, check_reach, collect_all
+from kvp.hf.trace import Recorded, check_reach, collect_all, sequence_record
 from kvp.portable import recorded_name
 from kvp.progress import phase
 from kvp.store import SequenceRecord, StorePlan, planned_bytes
@@ -308,17 +308,7 @@ def kept_bytes(plan: StorePlan, recipe: Recipe, train: int, validation: int) -> 
 
 def long_enough(sample: Sample, tokenizer: PreTrainedTokenizerBase, recipe: Recipe) -> bool:
     """Whether a prompt is long enough to compress whatever its answer turns out to be."""
-    prompt = encode(sample, tokenizer)
-    record = SequenceRecord(
-        index=0,
-        id=sample.id,
-        task=sample.task,
-        split=sample.split,
-        length=prompt.prompt_length,
-        context_length=prompt.context_length,
-        prompt_length=prompt.prompt_length,
-        token_ids=prompt.ids,
-    )
+    record = sequence_record(sample, encode(sample, tokenizer), reply=(), index=0)
     return bool(points_by_kind(record, recipe))
 
 
