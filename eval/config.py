@@ -26,7 +26,7 @@ from kvp.config_groups import (
 from kvp.data.answer_metrics import METRIC_NAMES
 from kvp.errors import UsageError
 from kvp.known_names import check_allocators, check_methods
-from kvp.portable import portable, recorded_name
+from kvp.manifest import portable, recorded_name
 
 BUNDLED = "nano"
 """The model that comes with a policy of its own, of the same name."""

@@ -25,8 +25,8 @@ from kvp.errors import StoreError
 from kvp.geometry import Geometry
 from kvp.hf import Prefill, ScorerInputs, prefill
 from kvp.hf.scorer_inputs import needs_scorer_inputs
+from kvp.manifest import recorded_name
 from kvp.ops.future_attention import future_attention
-from kvp.portable import recorded_name
 from kvp.ranking import UNPROTECTED, Protection
 from kvp.scoring import Needs
 from kvp.store import SequenceRecord, Trace, TraceReader

@@ -53,15 +53,14 @@ from eval.token_ranks import token_ranks
 from eval.work_pieces import WorkPieces
 from kvp.artifacts.addresses import ObjectPath
 from kvp.artifacts.claim import OutputFolder
+from kvp.config_groups import Rank
 from kvp.errors import ResultsError, UsageError
 from kvp.hf import load_model
 from kvp.hf.identity import another_model, model_identity
 from kvp.hf.rank_device import device_of_rank
 from kvp.hf.scorer_inputs import check_inputs
-from kvp.manifest import write_sealed_json
-from kvp.portable import recorded_name
+from kvp.manifest import recorded_name, write_sealed_json
 from kvp.progress import Progress, phase, say
-from kvp.ranks import Rank
 from kvp.ray_engine import Pool, check_in_sight, do_pieces
 from policies.learned import LearnedScorer
 

@@ -82,7 +82,7 @@ def evaluate(
     nothing is kept on disk, and neither times nor token ranks are measured unless they are asked
     for. Raises KvpError on anything the caller can mend.
     """
-    from kvp.own_packages import import_own
+    from kvp.plugins import import_own
 
     ours = import_own("eval.from_python")
     loaded = None
@@ -101,7 +101,7 @@ def evaluate(
 
 
 def _run(config_module: str, config_class: str, run_module: str, settings: dict[str, Any]) -> Any:  # noqa: ANN401
-    from kvp.own_packages import import_own
+    from kvp.plugins import import_own
 
     return import_own(run_module).run(_config(config_module, config_class, settings))
 
@@ -109,7 +109,7 @@ def _run(config_module: str, config_class: str, run_module: str, settings: dict[
 def _config(config_module: str, config_class: str, settings: dict[str, Any]) -> Any:  # noqa: ANN401
     """The config of a program; UsageError, naming the setting, on what cannot work."""
     from kvp.command_line import flags_of, python_value, suggestion
-    from kvp.own_packages import import_own
+    from kvp.plugins import import_own
 
     if not isinstance(tasks := settings.get("tasks", ""), str):  # names and objects
         settings = {**settings, "tasks": import_own("kvp.data.tasks").named_tasks(tasks)}
@@ -128,7 +128,7 @@ def __getattr__(name: str) -> Any:  # noqa: ANN401
     """Import a public name when it is first used."""
     if name not in _MODULES:
         raise AttributeError(f"module 'kvp' has no attribute {name!r}")
-    from kvp.own_packages import import_own
+    from kvp.plugins import import_own
 
     module = _MODULES[name]
     inside = module.startswith("kvp.")

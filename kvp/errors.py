@@ -1,8 +1,22 @@
-"""Errors a user can cause. Each message is one line that names the flag or file and what to do.
+"""Errors a user can cause, and how a program ends: one line on stderr, and an exit code.
 
-Programs turn every `KvpError` into that line on stderr and exit code 2 (`kvp.exit_codes`). Bugs
-are not `KvpError`s: they keep their traceback.
+Each message names the flag or file and what to do, and is printed as it is: nothing in a path or a
+name is read as markup. Bugs are not `KvpError`s: they keep their traceback.
 """
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+USER_ERROR = 2
+INTERRUPTED = 130
+TERMINATED = 143
+BROKEN_PIPE = 141
 
 
 class KvpError(Exception):
@@ -35,3 +49,60 @@ class ResultsError(KvpError):
 
 class AddressError(KvpError):
     """An address of an object store that cannot be understood, reached, read or written."""
+
+
+class Terminated(BaseException):
+    """SIGTERM has arrived; not an Exception, so that nothing on the way swallows it."""
+
+
+def guarded(
+    program: Callable[[], object], prog: str, *, again: str = "the same command continues"
+) -> int:
+    """Call `program` and return the exit code.
+
+    0 on success; 2 on a `KvpError` and on an OSError (disk full, no permission), each one line on
+    stderr; 130 on Ctrl-C, 143 on SIGTERM. `again` says what an interrupted run left behind.
+    """
+    try:
+        with _sigterm_raises():
+            program()
+    except KvpError as error:
+        return _end(prog, f"error: {error}", USER_ERROR)
+    except KeyboardInterrupt:
+        return _end(prog, f"interrupted; {again}", INTERRUPTED)
+    except Terminated:
+        return _end(prog, f"terminated; {again}", TERMINATED)
+    except BrokenPipeError:
+        sys.stderr.close()  # the reader of the output has gone: say nothing
+        return BROKEN_PIPE
+    except OSError as error:
+        return _end(prog, f"error: {_of_system(error)}", USER_ERROR)
+    return 0
+
+
+@contextmanager
+def _sigterm_raises() -> Iterator[None]:
+    """Turn SIGTERM into `Terminated` in the main thread, where signals arrive."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise Terminated
+
+    earlier = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, earlier)
+
+
+def _of_system(error: OSError) -> str:
+    """The file and the system's error message."""
+    files = [str(name) for name in (error.filename, error.filename2) if name is not None]
+    return ": ".join([*(" -> ".join(files),) * bool(files), error.strerror or str(error)])
+
+
+def _end(prog: str, message: str, code: int) -> int:
+    print(f"{prog}: {' '.join(message.split())}", file=sys.stderr)
+    return code

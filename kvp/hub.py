@@ -14,8 +14,7 @@ from textwrap import shorten
 from typing import Self
 
 from kvp.errors import KvpError
-from kvp.progress import phase
-from kvp.quiet_logs import quiet_logs
+from kvp.progress import phase, quiet_logs
 
 _NAME = re.compile(r"(?P<repository>\w[\w.-]*/\w[\w.-]*)(?:@(?P<revision>[^\s@]+))?")
 

@@ -2,7 +2,7 @@
 
 Every artefact of kvp (trace store, policy directory, results folder) is described by such files. A
 *sealed* file carries the SHA-256 of its own content, so a damaged one is an error that names it.
-Imports no torch.
+What they record of names never tells where a file lay. Imports no torch.
 """
 
 from __future__ import annotations
@@ -10,21 +10,25 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
+import re
 import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import kvp
-from kvp.artifacts.addresses import ObjectPath, Place
+from kvp.artifacts.addresses import ObjectPath, Place, is_address
 from kvp.artifacts.files import atomic_write_text
-from kvp.errors import KvpError, StoreError
-from kvp.portable import portable
+from kvp.errors import KvpError, ModelError, StoreError
 
 SEAL = "sha256"
 """Key under which a sealed file keeps the digest of all its other keys."""
+
+GGUF = ".gguf"
+"""How names of GGUF files end."""
+_PATHS = re.compile(r"[^,=:]*/[^,=:]*")
+"""Parts of a setting that may be a path: `ruler:0.5,notes/chats.jsonl:0.5` has one."""
 
 _PACKAGES = ("torch", "transformers", "numpy", "zarr", "numcodecs", "safetensors", "lightning")
 
@@ -133,7 +137,52 @@ def run_manifest(config: Mapping[str, Any], *, seed: int, **facts: object) -> di
 
 
 def _version(package: str) -> str | None:
+    from importlib.metadata import PackageNotFoundError, version  # too slow for --help
+
     try:
         return version(package)
     except PackageNotFoundError:
         return None
+
+
+def gguf_file(name: str) -> Path | None:
+    """The GGUF file that a model's name means: itself, or the only one of a folder without config.
+
+    Raises ModelError where a folder holds several.
+    """
+    path = Path(name)
+    if name.endswith(GGUF):
+        return path if path.is_file() else None
+    if not path.is_dir() or (path / "config.json").is_file():
+        return None
+    files = sorted(path.glob(f"*{GGUF}"))
+    if len(files) > 1:
+        raise ModelError(f"--model {name}: this folder holds {len(files)} GGUF files, name one")
+    return files[0] if files else None
+
+
+def recorded_name(model: str) -> str:
+    """What artefacts call a model; digests tell models of one name apart.
+
+    `nano` and hub ids as they are, a folder's own name, a GGUF file's without its ending.
+    """
+    file = gguf_file(model)
+    return _last_part(model) if file is None else file.stem
+
+
+def portable(value: Any) -> Any:  # noqa: ANN401 - anything JSON can hold
+    """A JSON value in which local paths are their last parts; addresses and hub ids stay."""
+    if isinstance(value, Mapping):
+        return {portable(key): portable(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [portable(entry) for entry in value]
+    if not isinstance(value, str) or is_address(value) or "://" in value:
+        return value
+    return _PATHS.sub(lambda match: _last_part(match[0]), value)
+
+
+def _last_part(name: str) -> str:
+    """The last part of a path on this machine; anything else as it is."""
+    path = Path(name)
+    local = name.startswith(("/", "~", ".")) or ("/" in name and path.exists())
+    return (path.resolve().name or name) if local else name

@@ -1,8 +1,12 @@
-"""A user's own code by name: `package.module:Name` on a command line.
+"""Imports by name: a user's own code, `package.module:Name`, and kvp's sister packages.
 
 Nothing is imported before its name is used. Whatever goes wrong inside foreign code, an exit
 included, becomes one line that names it. A `Registry` is for components whose built-in ones are
 modules that are imported only when their name is used.
+
+`trace_collect`, `train`, `policies` and `eval` are names that other people use, too. Python looks
+for them in the working folder and on PYTHONPATH first; `import_own` and, in programs,
+`prefer_own_packages` find them next to `kvp`.
 """
 
 from __future__ import annotations
@@ -17,11 +21,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from kvp.errors import KvpError, UsageError
-from kvp.own_packages import NAMES
 
+ROOT = Path(__file__).parent.parent
+NAMES = ("trace_collect", "train", "policies", "eval")
 _OBJECT = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 
@@ -162,3 +170,37 @@ def _working_folder() -> Iterator[None]:
         yield
     finally:
         sys.path.remove(here)
+
+
+class _OwnPackages:
+    """Finder of the four packages in `ROOT`, whatever else has their names."""
+
+    @staticmethod
+    def find_spec(name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        return PathFinder.find_spec(name, [str(ROOT)]) if name in NAMES else None
+
+
+def prefer_own_packages() -> None:
+    """Find the four packages next to `kvp` for the rest of this process, as programs want it."""
+    if _OwnPackages not in sys.meta_path:
+        sys.meta_path.insert(0, _OwnPackages)
+
+
+def import_own(name: str) -> ModuleType:
+    """Import a module of one of the four packages.
+
+    Raises ImportError where a module of another origin has taken the package's name already.
+    """
+    package = name.partition(".")[0]
+    loaded = sys.modules.get(package)
+    origin = getattr(loaded, "__file__", None)
+    if loaded is not None and (origin is None or Path(origin).parent != ROOT / package):
+        raise ImportError(
+            f"{origin or package} is imported as {package!r}, which is also a package of kvp: "
+            f"rename yours, or use kvp before importing it"
+        )
+    sys.meta_path.insert(0, _OwnPackages)
+    try:
+        return importlib.import_module(name)
+    finally:
+        sys.meta_path.remove(_OwnPackages)

@@ -16,11 +16,10 @@ from functools import partial
 from typing import Any
 
 from kvp import __version__
-from kvp.cli import main as run_configured
+from kvp.command_line import main as run_configured
 from kvp.command_line import suggestion
-from kvp.errors import UsageError
-from kvp.exit_codes import guarded
-from kvp.own_packages import NAMES, import_own, prefer_own_packages
+from kvp.errors import UsageError, guarded
+from kvp.plugins import NAMES, import_own, prefer_own_packages
 
 prefer_own_packages()
 

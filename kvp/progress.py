@@ -3,13 +3,16 @@
 `say` prints a line; `phase` announces a step that takes a while. `Progress` counts: on a terminal
 it is a bar, in a log file or a pipe a line at the start, every 30 seconds and at the end, each
 flushed. Text is printed as it is: square brackets of paths and names are never read as markup.
+`quiet_logs` silences what other libraries try and fail at, where a program says it in one line.
 """
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Self, TextIO
 
@@ -24,6 +27,7 @@ from rich.progress import (
 from rich.progress import Progress as RichProgress
 
 SECONDS_BETWEEN_LINES = 30.0
+_LIBRARIES = ("huggingface_hub", "datasets")
 
 
 def say(text: str) -> None:
@@ -130,3 +134,17 @@ class Progress:
 
 def _duration(seconds: float) -> str:
     return str(timedelta(seconds=round(seconds)))
+
+
+@contextmanager
+def quiet_logs() -> Iterator[None]:
+    """Silence the hub client and `datasets`: retries and failures end in one error of ours."""
+    loggers = [logging.getLogger(name) for name in _LIBRARIES]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

@@ -25,7 +25,7 @@ from typing import Any, Protocol
 from kvp.artifacts.addresses import is_address
 from kvp.config_groups import WorkersConfig
 from kvp.errors import KvpError, UsageError
-from kvp.own_packages import prefer_own_packages
+from kvp.plugins import prefer_own_packages
 from kvp.progress import phase, say
 
 

@@ -17,8 +17,7 @@ from eval.lm_harness import cli as harness
 from eval.lm_harness.cli import split_local
 from eval.lm_harness.compression import compression
 from eval.lm_harness.model import load as load_harness_model
-from kvp.cli import parse
-from kvp.command_line import Arguments, flags_of, parse_value
+from kvp.command_line import Arguments, flags_of, parse, parse_value
 from kvp.errors import UsageError
 from kvp.programs import PROGRAMS, SCRIPTS, load, spelled
 

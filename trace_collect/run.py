@@ -29,8 +29,7 @@ from kvp.hf.model_access import known_frequencies
 from kvp.hf.output_projection import known_output_gram
 from kvp.hf.rank_device import device_of_rank
 from kvp.hf.trace import check_reach
-from kvp.manifest import run_manifest
-from kvp.portable import recorded_name
+from kvp.manifest import recorded_name, run_manifest
 from kvp.progress import Progress, phase
 from kvp.ray_engine import Pool, check_in_sight, do_pieces
 from kvp.store import StorePlan, Trace, TraceWriter

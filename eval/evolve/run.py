@@ -42,8 +42,7 @@ from kvp.hf.identity import model_identity
 from kvp.hf.limits import context_limit
 from kvp.hf.loading import check_quantization, torch_device
 from kvp.hf.scorer_inputs import check_inputs
-from kvp.manifest import digest_json, run_manifest, sha256_file
-from kvp.portable import recorded_name
+from kvp.manifest import digest_json, recorded_name, run_manifest, sha256_file
 from kvp.progress import phase, say
 from kvp.ranking import UNPROTECTED, Protection
 from kvp.scoring import Scorer

@@ -14,8 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from kvp.errors import UsageError
-from kvp.exit_codes import guarded
+from kvp.errors import UsageError, guarded
 
 DESCRIPTION = """usage: kvp lm-eval [run] [--local TASK=PATH ...] [ARGUMENTS OF lm-eval ...]
 

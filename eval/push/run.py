@@ -11,8 +11,7 @@ from rich.filesize import decimal
 from eval.push.card import model_card
 from eval.push.config import PushConfig
 from kvp.errors import PolicyError, UsageError
-from kvp.progress import phase
-from kvp.quiet_logs import quiet_logs
+from kvp.progress import phase, quiet_logs
 from policies.policy_files import load_shard
 from policies.sources import policy_files
 

@@ -19,12 +19,12 @@ from kvp.artifacts.claim import FolderKind, OutputFolder
 from kvp.errors import ResultsError
 from kvp.manifest import (
     digest_json,
+    portable,
     read_sealed_json,
     run_manifest,
     sha256_input,
     write_sealed_json,
 )
-from kvp.portable import portable
 
 FORMAT = "kvp-results"
 FORMAT_VERSION = 3

@@ -18,8 +18,7 @@ from kvp.data.sources import SOURCES, open_source, parts_of, takes_tasks
 from kvp.data.task import NoPromptError, TaskSettings
 from kvp.data.tasks import GROUPS, ROWS_ONLY, expand_tasks, find_task
 from kvp.errors import UsageError
-from kvp.manifest import digest_json, sha256_file, sha256_input
-from kvp.portable import portable
+from kvp.manifest import digest_json, portable, sha256_file, sha256_input
 
 _FILLED = 0.9
 """Share of the length that the smallest prompt of a task may take for the task to fit."""

@@ -11,8 +11,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from kvp.hf.model_access import on_meta
-from kvp.manifest import digest_json
-from kvp.portable import recorded_name
+from kvp.manifest import digest_json, recorded_name
 from kvp.scoring import Scorer
 
 NANO = "nano"

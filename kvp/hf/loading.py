@@ -38,9 +38,8 @@ from kvp.hf.attention import ATTENTIONS
 from kvp.hf.checks import check_config, check_model, check_weights
 from kvp.hf.identity import NANO
 from kvp.hf.model_geometry import geometry_of
-from kvp.portable import GGUF, gguf_file
-from kvp.progress import phase
-from kvp.quiet_logs import quiet_logs
+from kvp.manifest import GGUF, gguf_file
+from kvp.progress import phase, quiet_logs
 
 _Loaded = TypeVar("_Loaded")
 

@@ -8,7 +8,7 @@ from transformers.initialization import no_init_weights
 
 from kvp.errors import ModelError
 from kvp.hf.model_geometry import geometry_of
-from kvp.quiet_logs import quiet_logs
+from kvp.progress import quiet_logs
 from kvp.store import planned_bytes
 from kvp.store.schema import DTYPES
 

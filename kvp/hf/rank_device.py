@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from kvp.ranks import Rank, local_rank
+from kvp.config_groups import Rank, local_rank
 
 
 def device_of_rank(device: str, rank: Rank) -> str:

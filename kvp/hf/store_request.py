@@ -18,7 +18,7 @@ from kvp.config_groups import AnswerConfig, DataConfig, ModelConfig
 from kvp.data.collection_plan import CollectionPlan, data_identity, plan_collection
 from kvp.data.task import TaskSettings
 from kvp.hf.identity import tokenizer_digest
-from kvp.portable import recorded_name
+from kvp.manifest import recorded_name
 from kvp.store.sequence_records import has_no_sequence
 from kvp.store.store_manifest import STORE
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from eval.push.card import model_card
 from eval.results.load import load_results
-from kvp.portable import portable
+from kvp.manifest import portable
 from policies.policy_files import WEIGHTS, load_shard, save_policy
 from policies.sources import BUNDLED
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from kvp.budgets import parse_budgets
-from kvp.cli import main
+from kvp.command_line import main
 from kvp.config_groups import Group, split_list
 from kvp.errors import StoreError
 
@@ -70,7 +70,7 @@ def test_user_errors_are_one_line_and_bugs_keep_their_traceback(
 
 def test_vocabulary_of_the_command_line_imports_no_torch() -> None:
     code = (
-        "import sys, kvp.cli, kvp.errors, kvp.budgets, kvp.geometry, kvp.manifest; "
+        "import sys, kvp.command_line, kvp.errors, kvp.budgets, kvp.geometry, kvp.manifest; "
         "assert not {'torch', 'numpy', 'zarr', 'transformers'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -101,7 +101,7 @@ def test_lists_split_outside_parentheses_only() -> None:
 
 
 @dataclass(frozen=True)
-class _Positional:
+class _Positional(Group):
     """Report."""
 
     results: str

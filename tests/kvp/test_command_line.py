@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import pytest
 
 from kvp import __version__
-from kvp.cli import main, parse
+from kvp.command_line import main, parse
 from kvp.config_groups import Group, optional
 from kvp.errors import UsageError
 

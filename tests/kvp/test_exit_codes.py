@@ -9,8 +9,7 @@ import threading
 
 import pytest
 
-from kvp.errors import StoreError
-from kvp.exit_codes import guarded
+from kvp.errors import StoreError, guarded
 
 
 def _raise(error: BaseException) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from kvp.expected_cost import expected_cost
+from kvp.reward import expected_cost
 
 
 def test_expected_cost_is_the_mean_over_all_rankings() -> None:

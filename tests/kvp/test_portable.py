@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kvp.errors import ModelError
-from kvp.portable import portable, recorded_name
+from kvp.manifest import portable, recorded_name
 
 
 def test_local_paths_lose_all_but_their_last_part(

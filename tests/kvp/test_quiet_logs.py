@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from kvp.quiet_logs import quiet_logs
+from kvp.progress import quiet_logs
 
 
 def test_retries_of_the_hub_client_are_not_printed(caplog: pytest.LogCaptureFixture) -> None:

@@ -35,7 +35,7 @@ import sys
 from functools import partial
 
 from dying import Worker
-from kvp.exit_codes import guarded
+from kvp.errors import guarded
 from kvp.ray_engine import Pool, do_pieces
 
 pool, make = Pool(size=2, gpus=0), partial(Worker, sys.argv[1])

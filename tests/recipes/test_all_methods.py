@@ -16,7 +16,7 @@ from eval.tune.config import TuneConfig
 from eval.tune.settings_file import load_settings
 from eval.tune.subjects import subjects_of
 from kvp.artifacts.jsonl import JsonLines
-from kvp.cli import parse
+from kvp.command_line import parse
 from kvp.config_groups import split_list
 from kvp.manifest import digest_json, write_sealed_json
 from train.config import TrainConfig

@@ -13,7 +13,7 @@ import torch
 import yaml
 
 from eval.config import EvalConfig
-from kvp.cli import parse
+from kvp.command_line import parse
 from recipes.training import run, tables
 from recipes.training.arms import Training, climb
 from recipes.training.settings import Flags, Grid, load_settings

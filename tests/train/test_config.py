@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from kvp.cli import parse
+from kvp.command_line import parse
 from kvp.programs import train as main
 from train.config import TrainConfig
 from train.recipe import PRESETS, Recipe

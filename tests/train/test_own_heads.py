@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from kvp.config_groups import Rank
 from kvp.errors import StoreError, UsageError
 from kvp.programs import train as main
-from kvp.ranks import Rank
 from train.config import TrainConfig
 from train.own_heads import heads_of, own_heads
 

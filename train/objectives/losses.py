@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from kvp.errors import UsageError
-from kvp.expected_cost import expected_cost
 from kvp.plugins import own_errors
 from kvp.ranking import gumbel_sort, log_prob
 from kvp.reward import (
     RATIO_FLOOR,
+    expected_cost,
     ratio_of_cost,
     ratio_reward,
     rloo_advantages,
@@ -140,7 +140,7 @@ def exact_objective(batch: Batch, recipe: Recipe) -> tuple[Tensor, dict[str, flo
     """Minus the expected reward in closed form, which RLOO estimates from sampled rankings: [A].
 
     Under Plackett-Luce the mean all-budgets cost is sum_i w_i sum_{j != i} sigmoid(s_j - s_i)
-    (`kvp.expected_cost`): a pairwise logistic ranking loss, weighted by importance. Rewards are
+    (`kvp.reward`): a pairwise logistic ranking loss, weighted by importance. Rewards are
     linear in the cost, so this is minus the mean reward (`ratio` without its floor).
     """
     rewards = []

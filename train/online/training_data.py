@@ -25,7 +25,7 @@ from kvp.hf.identity import model_identity
 from kvp.hf.model_access import known_frequencies
 from kvp.hf.output_projection import known_output_gram
 from kvp.hf.trace import Recorded, check_reach, collect_all, sequence_record
-from kvp.portable import recorded_name
+from kvp.manifest import recorded_name
 from kvp.progress import phase
 from kvp.store import SequenceRecord, StorePlan, planned_bytes
 from train.calibration.fit import TARGET_LABELS

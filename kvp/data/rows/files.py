@@ -19,7 +19,7 @@ from typing import IO, Any, cast
 
 from kvp.errors import UsageError
 from kvp.plugins import is_object_name, module_exists
-from kvp.quiet_logs import quiet_logs
+from kvp.progress import quiet_logs
 
 TEXT_SUFFIXES = (".txt", ".md")
 """Files that are one running text."""

@@ -16,7 +16,7 @@ from eval.evolve.search_folder import Generation, Journal
 from eval.tasks import Prompt
 from kvp.artifacts.jsonl import JsonLines
 from kvp.budgets import parse_budget
-from kvp.cli import parse
+from kvp.command_line import parse
 from kvp.data.task import TaskSettings
 from kvp.errors import UsageError
 from kvp.hf import load_model, prefill_and_evict

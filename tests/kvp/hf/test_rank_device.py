@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from kvp.config_groups import Rank
 from kvp.hf.rank_device import device_of_rank
-from kvp.ranks import Rank
 
 
 @pytest.mark.parametrize(
