@@ -23,7 +23,7 @@ from kvp.config_groups import (
     WorkersConfig,
     split_list,
 )
-from kvp.data.answer_metrics import METRIC_NAMES
+from kvp.data.metrics import METRIC_NAMES
 from kvp.errors import UsageError
 from kvp.known_names import check_allocators, check_methods
 from kvp.manifest import portable, recorded_name

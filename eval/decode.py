@@ -18,8 +18,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from eval.tasks import Prompt
 from kvp.allocation import EMPTY_SLOT
-from kvp.data.answer_metrics import CHOICE, CHOICE_NORM
-from kvp.data.answer_metrics import chosen as choice_of
+from kvp.data.metrics import CHOICE, CHOICE_NORM
+from kvp.data.metrics import chosen as choice_of
 from kvp.hf import EvictingCache, Prefill, generation, prefill
 from kvp.scoring import Needs
 

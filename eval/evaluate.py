@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,7 +15,6 @@ from eval.results.records import Record
 from eval.settings import Setting
 from eval.tasks import Prompt
 from kvp.budget_scores import ViewsAt, score_budgets
-from kvp.data.evidence import evidence_fields
 from kvp.hf import Prefill, observe
 from kvp.ops.future_attention import future_attention
 from kvp.ranking import Protection
@@ -182,7 +182,7 @@ def _record(
         "prompt_tokens": prompt.encoded.prompt_length,
         "cached_tokens": tokens,
         "kept_tokens": int(kept.tokens) if kept.tokens.is_integer() else kept.tokens,
-        **evidence_fields(prompt.evidence, kept.indices, tokens),
+        **_evidence_fields(prompt.evidence, kept.indices, tokens),
         "cache_bytes": None,
         "prediction": None,
         "references": list(prompt.sample.references),
@@ -192,6 +192,23 @@ def _record(
         "nll": None,
         "reply_tokens": None,
         "seconds": None,
+    }
+
+
+def _evidence_fields(evidence: Sequence[int], kept: Tensor, cached: int) -> dict[str, Any]:
+    """Evidence among the first `cached` tokens, and how much of it each head keeps.
+
+    `kept` are the indices that are left. None without evidence: nothing to keep is
+    not the same as nothing kept.
+    """
+    tokens = torch.tensor([token for token in evidence if token < cached], dtype=torch.int64)
+    if not len(tokens):
+        return {"evidence_tokens": None, "evidence_kept": None, "evidence_lost": None}
+    indices = kept.cpu()
+    return {
+        "evidence_tokens": len(tokens),
+        "evidence_kept": torch.isin(indices, tokens).sum(-1).tolist(),
+        "evidence_lost": int((~torch.isin(tokens, indices)).sum()),
     }
 
 

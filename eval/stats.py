@@ -5,7 +5,7 @@ One bootstrap with two crossed levels (docs/decisions.md#intervals, with its cov
 - Prompts are reweighted within their task (Bayesian bootstrap, Rubin 1981), and every task weighs
   the same. Where the range of a value is known, half a prompt at each end of it is added (Jeffreys'
   prior), so that no interval has width 0 near 0 and 100 %; where it is not, Student's t is used.
-- Questions about one context (`kvp.data.sample.context_of`) are reweighted together; the mean still
+- Questions about one context (`kvp.data.task.context_of`) are reweighted together; the mean still
   weighs every question the same.
 - Policy seeds add Student's t of the means of the seeds. With one seed there is nothing to
   estimate their spread from: the interval is then about prompts alone.
@@ -27,7 +27,7 @@ from scipy import special
 from scipy.stats import quantile_test
 
 from eval.results.records import value_of
-from kvp.data.sample import context_of
+from kvp.data.task import context_of
 
 Floats = NDArray[np.float64]
 Unit = tuple[str, str]

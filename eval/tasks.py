@@ -11,11 +11,9 @@ from torch import Tensor
 from torch import tensor as as_tensor
 from transformers import PreTrainedTokenizerBase
 
-from kvp.data.answer_metrics import CHOICES
-from kvp.data.encode import Encoded, encode
-from kvp.data.evidence import evidence_tokens
-from kvp.data.sample import Sample
-from kvp.data.task import NoPromptError, TaskSettings
+from kvp.data.encode import Encoded, encode, evidence_tokens
+from kvp.data.metrics import CHOICES
+from kvp.data.task import NoPromptError, Sample, TaskSettings
 from kvp.data.tasks import RULER, build_samples, expand_tasks, find_task, ruler_share
 from kvp.data.tasks.text import TEXT
 from kvp.errors import UsageError
@@ -35,7 +33,7 @@ class Prompt:
     scored_by: Callable[[Sample, str], float]
     """The task's score of an answer."""
     evidence: tuple[int, ...] = ()
-    """Tokens of the prompt that spell its answers (`kvp.data.evidence`)."""
+    """Tokens of the prompt that spell its answers (`kvp.data.encode`)."""
 
     @property
     def forced(self) -> bool:

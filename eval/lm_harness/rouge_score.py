@@ -9,7 +9,7 @@ from kvp.data import answer_metrics
 
 
 def rouge_l(doc: Mapping[str, Any], results: Sequence[str], **_: object) -> dict[str, float]:
-    """ROUGE-L F1 of an answer with the best of `doc["answers"]` (`kvp.data.answer_metrics`).
+    """ROUGE-L F1 of an answer with the best of `doc["answers"]` (`kvp.data.metrics`).
 
     The harness's own number, except where a sentence is so long (about a thousand words) that the
     harness gives up and says 0.

@@ -1,7 +1,7 @@
 """Answers lost to eviction, and what the heads kept of the tokens that answers are read from.
 
 An answer is right where it contains all references. Lost: right with the full cache, not right with
-the compressed one; gained: the reverse. Evidence is defined in `kvp.data.evidence`.
+the compressed one; gained: the reverse. Evidence is defined in `kvp.data.encode`.
 """
 
 from __future__ import annotations

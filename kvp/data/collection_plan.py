@@ -13,9 +13,8 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from kvp.data.rows.files import files_of
-from kvp.data.sample import Sample, Source
 from kvp.data.sources import SOURCES, open_source, parts_of, takes_tasks
-from kvp.data.task import NoPromptError, TaskSettings
+from kvp.data.task import NoPromptError, Sample, Source, TaskSettings
 from kvp.data.tasks import GROUPS, ROWS_ONLY, expand_tasks, find_task
 from kvp.errors import UsageError
 from kvp.manifest import digest_json, portable, sha256_file, sha256_input

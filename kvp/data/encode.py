@@ -1,26 +1,33 @@
-"""From a sample to token ids with exact boundaries.
+"""From a sample to token ids with exact boundaries, its evidence, and how much of something fits.
 
 Every piece (template, context, question, answer prefix, reply, each turn of a chat) is tokenised on
 its own, so that a boundary is always a token boundary. Byte-level tokenizers give the same ids as
 for the whole text wherever a piece begins with a letter, a space or a template token; SentencePiece
 ones may begin a piece with one more word mark.
+
+Evidence are the tokens of a context that spell a reference answer wherever it stands there as a
+whole word: the values of RULER's needles, the names along its chains of variables, the answer in a
+document. Answers that occur by chance (`yes`, `A`) have evidence that means nothing.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from jinja2 import TemplateError
 
-from kvp.data.sample import Sample
+from kvp.data.task import NoPromptError, Sample
 from kvp.errors import ModelError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+T = TypeVar("T")
+_STEPS = 4
+"""Steps of `largest` whose size the last one's cost suggests, before they are doubled at least."""
 _MARK = re.compile("\ue000\\d+\ue001")
 _PLAIN_ROLES = {"user": "User:\n", "assistant": "Assistant:\n"}
 
@@ -264,3 +271,89 @@ def _ids(piece: _Piece, tokenizer: PreTrainedTokenizerBase) -> list[int]:
             verbose=False,
         )
     )
+
+
+def evidence_tokens(
+    sample: Sample, encoded: Encoded, tokenizer: PreTrainedTokenizerBase
+) -> tuple[int, ...]:
+    """Indices into `encoded.ids`, ascending.
+
+    Empty where no reference occurs, in chats and running text, and where the tokenizer does not say
+    which characters a token stands for.
+    """
+    words = "|".join(re.escape(answer.strip()) for answer in sample.references if answer.strip())
+    if not words or not sample.context or not getattr(tokenizer, "is_fast", False):
+        return ()
+    spans = [
+        found.span() for found in re.finditer(rf"(?i)(?<!\w)(?:{words})(?!\w)", sample.context)
+    ]
+    if not spans:
+        return ()
+    pieces = tokenizer(
+        sample.context,
+        add_special_tokens=False,
+        split_special_tokens=True,
+        return_offsets_mapping=True,
+        verbose=False,
+    )
+    ids, offsets = pieces["input_ids"], pieces["offset_mapping"]
+    start = encoded.context_length - len(ids)
+    if list(encoded.ids[max(start, 0) : encoded.context_length]) != list(ids):
+        return ()
+    return tuple(
+        start + token
+        for token, (low, high) in enumerate(offsets)
+        if any(low < stop and begin < high for begin, stop in spans)
+    )
+
+
+def largest(
+    make: Callable[[int], T],
+    tokens: Callable[[T], int],
+    *,
+    limit: int,
+    smallest: int,
+    what: str,
+    most: int | None = None,
+    probe: int = 8,
+    flag: str = "length",
+) -> T:
+    """What `make` makes of the largest amount that has at most `limit` tokens.
+
+    `make` is called with amounts from `smallest` to `most` and never costs less for more; without
+    `most` a unit is a token at least. The first step is of `probe` units. Each further one is of
+    the size that the last one's cost suggests, at least doubled after a few, until an amount is too
+    much; then interpolation and halving of the bracket in turn. So it ends after a few counts
+    whatever a unit costs, and counts hardly anything longer than `limit`.
+
+    Raises NoPromptError, naming `--flag`, where even the smallest amount of `what` is too much.
+    """
+    fits, made = smallest, make(smallest)
+    used = tokens(made)
+    if used > limit:
+        raise NoPromptError(
+            f"--{flag} {limit}: the smallest {what} prompt already has {used} tokens"
+        )
+    too_much = 1 + (smallest + limit - used if most is None else most)
+    used_too_much: int | None = None
+    step, turn = probe, 0
+    while too_much - fits > 1:
+        if used_too_much is None:
+            guess = fits + step
+        elif turn % 2:
+            guess = (fits + too_much) // 2
+        else:
+            share = (limit - used) / (used_too_much - used)
+            guess = fits + round(share * (too_much - fits))
+        guess = min(max(guess, fits + 1), too_much - 1)
+        candidate = make(guess)
+        cost = tokens(candidate)
+        if cost <= limit:
+            unit = max(1e-9, (cost - used) / (guess - fits))
+            suggested = int(min((limit - cost) / unit, too_much)) + 1
+            step = max(suggested, 2 * step if turn >= _STEPS else 1)
+            fits, used, made = guess, cost, candidate
+        else:
+            too_much, used_too_much = guess, cost
+        turn += 1
+    return made

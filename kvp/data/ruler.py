@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from kvp.data.fit_amount import largest
-from kvp.data.sample import Sample
+from kvp.data.encode import largest
 from kvp.data.synthetic.needles import generated_split
 from kvp.data.synthetic.niah import VARIANTS, niah
 from kvp.data.synthetic.prompt_builder import CountTokens, PromptMaker, RulerPrompt, SampleInputs
 from kvp.data.synthetic.variable_tracking import tracking
 from kvp.data.synthetic.word_frequency import common_words, frequent_words
+from kvp.data.task import Sample
 from kvp.errors import UsageError
 
 MAKERS: Mapping[str, Callable[[SampleInputs, CountTokens], PromptMaker]] = {

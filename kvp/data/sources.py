@@ -16,8 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from kvp.config_groups import split_list
 from kvp.data.rows.samples import name_of, row_samples
-from kvp.data.sample import Sample, Source
-from kvp.data.task import TaskSettings
+from kvp.data.task import Sample, Source, TaskSettings
 from kvp.data.tasks import RULER, TASKS, build_samples, listed_samples
 from kvp.data.tasks.rows import CHAT
 from kvp.errors import UsageError

@@ -17,7 +17,7 @@ from transformers import (
 )
 
 from kvp.data.encode import Encoded, encode
-from kvp.data.sample import Sample
+from kvp.data.task import Sample
 from kvp.errors import UsageError
 from kvp.hf.generation import end_tokens
 from kvp.hf.layer_kinds import other_layers

@@ -21,8 +21,7 @@ from eval.tasks import Prompt, load_prompts
 from kvp.budgets import parse_budget
 from kvp.config_groups import split_list
 from kvp.data.encode import encode
-from kvp.data.sample import Sample
-from kvp.data.task import TaskSettings, blank_sample
+from kvp.data.task import Sample, TaskSettings, blank_sample
 from kvp.data.tasks.rows import DATA
 from kvp.errors import UsageError
 from kvp.hf import load_model

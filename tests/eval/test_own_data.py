@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kvp.data.answer_metrics import METRICS, score_answer
+from kvp.data.metrics import METRICS, score_answer
 from kvp.manifest import read_sealed_json
 from kvp.programs import evaluate as main
 from kvp.programs import report, run_program

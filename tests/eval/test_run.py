@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kvp.data.answer_metrics import string_match_all
+from kvp.data.metrics import string_match_all
 from kvp.errors import ModelError
 from kvp.geometry import Geometry
 from kvp.programs import evaluate as main

@@ -15,8 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from kvp.data.collection_plan import data_identity, plan_collection
 from kvp.data.encode import encode
-from kvp.data.sample import Sample
-from kvp.data.task import TaskSettings
+from kvp.data.task import Sample, TaskSettings
 from kvp.errors import UsageError
 from kvp.geometry import Geometry
 from kvp.hf import geometry_of, load_config, load_model, load_tokenizer

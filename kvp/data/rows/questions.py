@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvp.data.answer_metrics import CHOICE, METRIC_NAMES, marked_number
+from kvp.data.metrics import CHOICE, METRIC_NAMES, marked_number
 from kvp.data.rows.cells import RowError, text_of
 
 ANSWER_COLUMNS = ("answer", "answers", "reference", "references")
@@ -38,7 +38,7 @@ class Question:
     task: str | None
     max_new_tokens: int | None
     metric: str
-    """What the row says (`kvp.data.answer_metrics`), or what rows of its form are measured by."""
+    """What the row says (`kvp.data.metrics`), or what rows of its form are measured by."""
     choices: tuple[str, ...] = ()
     """Texts to choose from; empty where an answer is written freely."""
     gold: int | None = None

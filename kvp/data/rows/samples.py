@@ -10,15 +10,22 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvp.data.answer_metrics import CHOICES, NONE, fault_of
 from kvp.data.chat import Turn, pack
 from kvp.data.encode import Encoded, content_ids, encode
+from kvp.data.metrics import CHOICES, NONE, fault_of
 from kvp.data.rows.documents import read_documents
 from kvp.data.rows.forms import Document
 from kvp.data.rows.questions import Question
 from kvp.data.rows.tally import RowChoice, Skipped, listed
-from kvp.data.sample import Sample, Source, context_name
-from kvp.data.task import ALL, REPLY_TOKENS, TaskSettings, blank_sample
+from kvp.data.task import (
+    ALL,
+    REPLY_TOKENS,
+    Sample,
+    Source,
+    TaskSettings,
+    blank_sample,
+    context_name,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -42,7 +49,7 @@ def row_samples(
     `settings.needs_reply`, so are those without an answer or a reply. `task` names the samples,
     otherwise the data do; with `dialogues` rows of other forms are left out. The split `all` has
     every row. Where several questions have one context, the ids of their samples end with its name
-    (`kvp.data.sample.context_of`).
+    (`kvp.data.task.context_of`).
     Raises UsageError naming `flag` where no row can be used.
     """
     documents = read_documents(data, flag, settings.columns, RowChoice.of(settings))

@@ -22,7 +22,7 @@ _SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
 
 @dataclass(frozen=True, kw_only=True)
 class RulerPrompt:
-    """A prompt with its answers, as `kvp.data.sample.Sample` has them."""
+    """A prompt with its answers, as `kvp.data.task.Sample` has them."""
 
     context: str
     question: str

@@ -13,9 +13,8 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from kvp.data.ruler import RULER_13, RULER_TASKS
-from kvp.data.sample import Sample, Source
 from kvp.data.synthetic.shared_contexts import CONTEXTS
-from kvp.data.task import Task, TaskSettings
+from kvp.data.task import Sample, Source, Task, TaskSettings
 from kvp.data.tasks.longbench import LongBenchTask, published, refused
 from kvp.data.tasks.longmemeval import LongMemEvalTask
 from kvp.data.tasks.niah_heatmap import NiahHeatmapTask, number_needle

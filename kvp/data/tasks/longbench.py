@@ -14,7 +14,6 @@ from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-from kvp.data.benchmark_metrics import first_line, score_sample
 from kvp.data.benchmark_rows import (
     Benchmark,
     answers_of,
@@ -23,9 +22,9 @@ from kvp.data.benchmark_rows import (
     cut_to_length,
     middle_cut,
 )
+from kvp.data.metrics import ScoredByMetric
 from kvp.data.rows.cells import RowError
-from kvp.data.sample import Sample, Source
-from kvp.data.task import TaskSettings, blank_sample
+from kvp.data.task import Sample, Source, TaskSettings, blank_sample
 from kvp.errors import UsageError
 
 if TYPE_CHECKING:
@@ -42,7 +41,7 @@ class Published:
     """Template with `{context}` and, as a rule, `{input}`."""
     new_tokens: int
     metric: str
-    """Name in `kvp.data.benchmark_metrics`."""
+    """Name in `kvp.data.metrics`."""
     few_shot: bool = False
     """Whether the context is worked examples: no chat template, the first line is the answer."""
     plain: bool = False
@@ -81,7 +80,7 @@ def _definition() -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class LongBenchTask:
+class LongBenchTask(ScoredByMetric):
     """One of LongBench's data sets."""
 
     dataset: str
@@ -130,9 +129,10 @@ class LongBenchTask:
         return benchmark_source(benchmark, settings)
 
     def score(self, sample: Sample, answer: str) -> float:
-        """The data set's published metric."""
-        few_shot = published()[self.dataset].few_shot
-        return score_sample(sample, first_line(answer) if few_shot else answer)
+        """The data set's published metric; of few-shot answers the first line that is not empty."""
+        if published()[self.dataset].few_shot:
+            answer = answer.lstrip("\n").partition("\n")[0]
+        return super().score(sample, answer)
 
 
 def parsed(row: Mapping[str, Any], of: Published) -> Asked:

@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from kvp.data.answer_metrics import METRICS, score_answer
 from kvp.data.benchmark_rows import (
     Benchmark,
     answers_of,
@@ -21,14 +20,13 @@ from kvp.data.benchmark_rows import (
     cut_to_length,
     decoded,
 )
-from kvp.data.encode import encode
-from kvp.data.fit_amount import largest
+from kvp.data.encode import encode, largest
+from kvp.data.metrics import METRICS, ScoredByMetric
 from kvp.data.rows.cells import RowError
-from kvp.data.sample import Sample, Source
 from kvp.data.synthetic.needles import generated_split
 from kvp.data.synthetic.prompt_builder import SampleInputs
 from kvp.data.synthetic.sessions import COUNT, SINGLE, UPDATE, History, Session, history_maker
-from kvp.data.task import TaskSettings, blank_sample
+from kvp.data.task import Sample, Source, TaskSettings, blank_sample
 from kvp.errors import UsageError
 
 if TYPE_CHECKING:
@@ -56,7 +54,7 @@ class Recorded:
 
 
 @dataclass(frozen=True)
-class LongMemEvalTask:
+class LongMemEvalTask(ScoredByMetric):
     """Rows of `--data` in the published form, otherwise generated histories."""
 
     name: str = "longmemeval"
@@ -82,10 +80,6 @@ class LongMemEvalTask:
             samples=lambda recorded: _of_row(recorded, blank, settings, tokenizer),
         )
         return benchmark_source(benchmark, settings)
-
-    def score(self, sample: Sample, answer: str) -> float:
-        """The sample's metric (`kvp.data.answer_metrics`)."""
-        return score_answer(answer, sample.metric, sample.references)
 
     def _generated(
         self, settings: TaskSettings, tokenizer: PreTrainedTokenizerBase, metric: str | None

@@ -15,16 +15,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from kvp.data.answer_metrics import score_answer
-from kvp.data.encode import encode
-from kvp.data.fit_amount import largest
-from kvp.data.sample import Sample, Source
+from kvp.data.encode import encode, largest
+from kvp.data.metrics import ScoredByMetric
 from kvp.data.synthetic import lexicon
 from kvp.data.synthetic.needles import Split, draw_key, draw_number, generated_split
 from kvp.data.synthetic.niah import NEEDLE, wording
 from kvp.data.synthetic.prompt_builder import SampleInputs
 from kvp.data.synthetic.prose import town
-from kvp.data.task import TaskSettings, blank_sample
+from kvp.data.task import Sample, Source, TaskSettings, blank_sample
 from kvp.data.text_files import read_text
 from kvp.errors import UsageError
 
@@ -94,7 +92,7 @@ def woven(words: list[str], needle: str, depth: float) -> str:
 
 
 @dataclass(frozen=True)
-class NiahHeatmapTask:
+class NiahHeatmapTask(ScoredByMetric):
     """Cells of depth and length in turn, all of them once before any of them twice."""
 
     name: str = "niah_heatmap"
@@ -141,10 +139,6 @@ class NiahHeatmapTask:
         for first in range(0, min(settings.count, len(cells)), len(_depths(settings))):
             make(first)  # a length too small shows now
         return Source(size=settings.count, make=make)
-
-    def score(self, sample: Sample, answer: str) -> float:
-        """Whether the answer contains the needle's, or how much of it by ROUGE-L."""
-        return score_answer(answer, sample.metric, sample.references)
 
 
 def _depths(settings: TaskSettings) -> tuple[float, ...]:

@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from kvp.data.answer_metrics import score_answer
 from kvp.data.chat import Turn, generated_chat
 from kvp.data.encode import encode
+from kvp.data.metrics import ScoredByMetric
 from kvp.data.rows.samples import row_samples
-from kvp.data.sample import Sample, Source
 from kvp.data.synthetic.needles import SPLITS
-from kvp.data.task import TaskSettings, blank_sample
+from kvp.data.task import Sample, Source, TaskSettings, blank_sample
 from kvp.errors import UsageError
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ DATA = "data"
 
 
 @dataclass(frozen=True)
-class RowsTask:
+class RowsTask(ScoredByMetric):
     """Rows of `--data`, scored by their metric; dialogues and texts without one by likelihood."""
 
     name: str = DATA
@@ -35,16 +34,12 @@ class RowsTask:
         measured = replace(settings, needs_reply=True)
         return row_samples(settings.data, measured, tokenizer, flag="data")
 
-    def score(self, sample: Sample, answer: str) -> float:
-        """The sample's metric (`kvp.data.answer_metrics`) of a generated answer."""
-        return score_answer(answer, sample.metric, sample.references)
-
 
 CHAT = "chat"
 
 
 @dataclass(frozen=True)
-class DialogueTask:
+class DialogueTask(ScoredByMetric):
     """Dialogues of `--chat`, packed into chats of the requested length, or generated ones."""
 
     name: str = CHAT
@@ -79,7 +74,3 @@ class DialogueTask:
             return replace(blank_sample(settings, CHAT, str(index)), messages=turns)
 
         return Source(size=settings.count, make=make)
-
-    def score(self, sample: Sample, answer: str) -> float:
-        """Refuse: nothing is generated."""
-        raise TypeError(f"{self.name} measures the likelihood of given replies")

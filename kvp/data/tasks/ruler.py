@@ -7,11 +7,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
-from kvp.data.answer_metrics import score_answer
 from kvp.data.encode import encode
+from kvp.data.metrics import ScoredByMetric
 from kvp.data.ruler import generate
-from kvp.data.sample import Sample, Source
-from kvp.data.task import NoPromptError, TaskSettings, blank_sample
+from kvp.data.task import NoPromptError, Sample, Source, TaskSettings, blank_sample
 from kvp.data.text_files import read_text
 
 if TYPE_CHECKING:
@@ -22,7 +21,7 @@ _ATTEMPTS = 64
 
 
 @dataclass(frozen=True)
-class RulerTask:
+class RulerTask(ScoredByMetric):
     """One of RULER's tasks; the metric is RULER's string match."""
 
     name: str
@@ -59,10 +58,6 @@ class RulerTask:
         if settings.count:
             make(0)  # a length too small shows now
         return Source(size=settings.count, make=make)
-
-    def score(self, sample: Sample, answer: str) -> float:
-        """Share of the references that the answer contains."""
-        return score_answer(answer, sample.metric, sample.references)
 
 
 @dataclass(frozen=True)

@@ -15,12 +15,11 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from kvp.data import ruler
-from kvp.data.answer_metrics import score_answer
 from kvp.data.encode import encode
+from kvp.data.metrics import ScoredByMetric
 from kvp.data.rows.question_sets import READERS, DocumentQuestion, QuestionSet
-from kvp.data.sample import Sample, Source
 from kvp.data.synthetic.prompt_builder import PromptMaker, RulerPrompt
-from kvp.data.task import NoPromptError, TaskSettings
+from kvp.data.task import NoPromptError, Sample, Source, TaskSettings
 from kvp.data.tasks.ruler import Fitting
 from kvp.errors import UsageError
 
@@ -36,7 +35,7 @@ INSTRUCTION = (
 
 
 @dataclass(frozen=True)
-class RulerQaTask:
+class RulerQaTask(ScoredByMetric):
     """One of RULER's two tasks with real documents; a right answer has any of the spellings."""
 
     name: str
@@ -78,10 +77,6 @@ class RulerQaTask:
             make=lambda index: maker.make(fitting[index], index),
             notes=tuple(f"--{self.flag} {data}: {note}" for note in notes if note),
         )
-
-    def score(self, sample: Sample, answer: str) -> float:
-        """Whether the answer contains any of the references."""
-        return score_answer(answer, sample.metric, sample.references)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from kvp.data.benchmark_metrics import rouge_scorer, score_sample
 from kvp.data.benchmark_rows import (
     Benchmark,
     answers_of,
@@ -24,13 +23,13 @@ from kvp.data.benchmark_rows import (
     middle_cut,
     most_tokens,
 )
-from kvp.data.fit_amount import largest
+from kvp.data.encode import largest
+from kvp.data.metrics import ScoredByMetric, rouge_scorer
 from kvp.data.rows.cells import RowError
-from kvp.data.sample import Sample, Source, context_name
 from kvp.data.synthetic.needles import generated_split
 from kvp.data.synthetic.prompt_builder import SampleInputs
 from kvp.data.synthetic.shared_contexts import CONTEXTS, TURNS, SharedContext, Turn
-from kvp.data.task import TaskSettings, blank_sample
+from kvp.data.task import Sample, Source, TaskSettings, blank_sample, context_name
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -45,7 +44,7 @@ class Published:
     """What SCBench publishes of a task besides its data."""
 
     metric: str
-    """Name in `kvp.data.benchmark_metrics`."""
+    """Name in `kvp.data.metrics`."""
     new_tokens: int
     header: str = ""
     """Text before the context."""
@@ -91,7 +90,7 @@ PUBLISHED: Mapping[str, Published] = {
 
 
 @dataclass(frozen=True)
-class ScbenchTask:
+class ScbenchTask(ScoredByMetric):
     """One of SCBench's tasks: rows of `--data`, otherwise generated contexts."""
 
     name: str
@@ -118,10 +117,6 @@ class ScbenchTask:
             ),
             settings,
         )
-
-    def score(self, sample: Sample, answer: str) -> float:
-        """The task's published metric."""
-        return score_sample(sample, answer)
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvp.data.encode import opening_ids
+from kvp.data.metrics import ScoredByMetric
 from kvp.data.rows.documents import read_documents
 from kvp.data.rows.files import reader_of
 from kvp.data.rows.tally import RowChoice
-from kvp.data.sample import Sample, Source
-from kvp.data.task import ALL, TaskSettings, blank_sample
+from kvp.data.task import ALL, Sample, Source, TaskSettings, blank_sample
 from kvp.data.text_files import read_text, share_of
 from kvp.errors import UsageError
 
@@ -29,7 +29,7 @@ TEXT = "text"
 
 
 @dataclass(frozen=True)
-class TextTask:
+class TextTask(ScoredByMetric):
     """Stretches of `--text` of exactly `--length` tokens, context and continuation together."""
 
     name: str = TEXT
@@ -61,10 +61,6 @@ class TextTask:
             for number, ids in enumerate(pieces)
         ]
         return Source(size=len(samples), make=samples.__getitem__, notes=notes)
-
-    def score(self, sample: Sample, answer: str) -> float:
-        """Refuse: nothing is generated."""
-        raise TypeError(f"{self.name} measures the likelihood of given text")
 
 
 def stretches(

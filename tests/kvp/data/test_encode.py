@@ -8,8 +8,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from kvp import nano
 from kvp.data.encode import encode
 from kvp.data.ruler import RULER_TASKS, generate
-from kvp.data.sample import Sample
-from kvp.data.task import TaskSettings, blank_sample
+from kvp.data.task import Sample, TaskSettings, blank_sample
 from kvp.errors import ModelError
 
 USER, ASSISTANT = "<|start|>user:", "<|start|>assistant:"

@@ -5,10 +5,8 @@ from __future__ import annotations
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from kvp.data.encode import encode
-from kvp.data.evidence import evidence_tokens
-from kvp.data.sample import Sample
-from kvp.data.task import TaskSettings
+from kvp.data.encode import encode, evidence_tokens
+from kvp.data.task import Sample, TaskSettings
 from kvp.data.tasks import build_samples
 from kvp.hf import load_tokenizer
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvp.data.fit_amount import largest
+from kvp.data.encode import largest
 from kvp.errors import UsageError
 
 

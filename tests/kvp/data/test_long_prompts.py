@@ -8,8 +8,8 @@ from collections import Counter
 import pytest
 
 from kvp.data.ruler import generate
-from kvp.data.sample import Sample
 from kvp.data.synthetic.needles import split_of
+from kvp.data.task import Sample
 
 LENGTH = 131_072
 

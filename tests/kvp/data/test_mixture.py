@@ -12,9 +12,8 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from kvp.data.collection_plan import data_identity, plan_collection
-from kvp.data.sample import Source
 from kvp.data.sources import open_source, parts_of, takes_tasks, turns
-from kvp.data.task import TaskSettings
+from kvp.data.task import Source, TaskSettings
 from kvp.errors import UsageError
 
 

@@ -9,9 +9,8 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from kvp.data.encode import encode
-from kvp.data.sample import Source
 from kvp.data.sources import open_source
-from kvp.data.task import TaskSettings
+from kvp.data.task import Source, TaskSettings
 from kvp.errors import UsageError
 
 SPLITS = ("train", "validation", "test")

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, GenerationConfig
 
-from kvp.data.sample import Sample
 from kvp.data.sources import open_source
-from kvp.data.task import TaskSettings
+from kvp.data.task import Sample, TaskSettings
 from kvp.errors import UsageError
 from kvp.hf import load_model
 from kvp.hf.trace import Recorded, collect_all, greedy

@@ -6,7 +6,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 from kvp import nano
-from kvp.data.answer_metrics import string_match_all
+from kvp.data.metrics import string_match_all
 from kvp.data.ruler import generate
 
 

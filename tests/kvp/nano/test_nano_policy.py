@@ -11,7 +11,7 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from kvp import evicting, load_model, load_policy, make_allocator
-from kvp.data.answer_metrics import string_match_all
+from kvp.data.metrics import string_match_all
 from kvp.data.ruler import generate
 from kvp.hf import geometry_of
 from kvp.hf.identity import model_identity

@@ -13,8 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from kvp.data.rows.cells import RowError, renamed_columns
 from kvp.data.rows.questions import questions_of
 from kvp.data.rows.samples import row_samples
-from kvp.data.sample import Source, context_of
-from kvp.data.task import TaskSettings
+from kvp.data.task import Source, TaskSettings, context_of
 
 LIST = ["red", "green", "blue"]
 

@@ -12,7 +12,7 @@ import pytest
 from kvp.data.rows.documents import read_documents
 from kvp.data.rows.forms import Question
 from kvp.data.ruler import OWN_TASKS, as_sample, generate
-from kvp.data.sample import Sample
+from kvp.data.task import Sample
 from kvp.data.tasks.ruler_qa import document_prompt
 
 

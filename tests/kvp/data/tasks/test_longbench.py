@@ -11,8 +11,7 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from kvp.data.encode import encode
-from kvp.data.sample import Source
-from kvp.data.task import TaskSettings
+from kvp.data.task import Source, TaskSettings
 from kvp.data.tasks import TASKS, expand_tasks
 from kvp.data.tasks.longbench import published, refused
 from kvp.errors import UsageError

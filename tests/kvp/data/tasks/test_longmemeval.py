@@ -11,9 +11,8 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from kvp.data.encode import encode
-from kvp.data.sample import Sample, Source
 from kvp.data.synthetic.needles import split_of
-from kvp.data.task import TaskSettings
+from kvp.data.task import Sample, Source, TaskSettings
 from kvp.data.tasks import TASKS
 from kvp.errors import UsageError
 

@@ -11,9 +11,8 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 import kvp.data.tasks as registry
-from kvp.data.sample import Sample
 from kvp.data.sources import open_source
-from kvp.data.task import TaskSettings, blank_sample
+from kvp.data.task import Sample, TaskSettings, blank_sample
 from kvp.data.tasks import (
     TASKS,
     build_samples,

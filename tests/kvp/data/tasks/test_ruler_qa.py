@@ -12,9 +12,8 @@ from transformers import PreTrainedTokenizerBase
 
 from kvp.data.collection_plan import data_identity, plan_collection
 from kvp.data.encode import encode
-from kvp.data.sample import Sample
 from kvp.data.synthetic.needles import SPLITS
-from kvp.data.task import TaskSettings
+from kvp.data.task import Sample, TaskSettings
 from kvp.data.tasks import build_samples, find_task
 from kvp.errors import UsageError
 

@@ -14,10 +14,9 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from kvp.data.encode import encode
-from kvp.data.sample import Sample, Source, context_of
 from kvp.data.synthetic.needles import split_of
 from kvp.data.synthetic.shared_contexts import CONTEXTS, HOPS, TURNS
-from kvp.data.task import TaskSettings
+from kvp.data.task import Sample, Source, TaskSettings, context_of
 from kvp.data.tasks import TASKS
 from kvp.errors import UsageError
 

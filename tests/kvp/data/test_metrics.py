@@ -7,7 +7,7 @@ from decimal import Decimal
 
 import pytest
 
-from kvp.data.answer_metrics import METRICS, chosen, fault_of, last_number, score_answer
+from kvp.data.metrics import METRICS, chosen, fault_of, last_number, score_answer
 
 
 @pytest.mark.parametrize(
@@ -48,6 +48,34 @@ from kvp.data.answer_metrics import METRICS, chosen, fault_of, last_number, scor
         ("code", "abcde", ["abcdefg"], 1 - 2 / 12),
         ("code", "# note\n\nx = 1\ny = 2", ["x = 1"], 1.0),
         ("code", "```\n// a\n", ["x = 1"], 0.0),
+        # LongBench and SCBench
+        ("contains", "it is Ab-1.", ["Ab-1"], 1),
+        ("contains", "it is ab-1.", ["Ab-1"], 0),
+        ("contains", "second", ["first", "second"], 1),
+        ("share_of_numbers", "Paragraph 7", ["Paragraph 7"], 1),
+        ("share_of_numbers", "7 or 8 or 17", ["Paragraph 7"], 1 / 3),
+        ("share_of_numbers", "段落12", ["段落12"], 1),
+        ("share_of_numbers", "none", ["5"], 0),
+        ("share_of_numbers", "5", ["five"], 0),
+        ("first_number", " 12.9, then 3", ["12"], 1),
+        ("first_number", "12.9", ["12.9"], 1),
+        ("first_number", "-3", ["4"], 0),
+        ("first_number", "none", ["4"], 0),
+        ("choice_letter", "B. because A", ["B"], 1),
+        ("choice_letter", "Because", ["B"], 1),
+        ("choice_letter", "the answer is: C", ["C"], 1),
+        ("choice_letter", "the answer is\nC", ["C"], 1),
+        ("choice_letter", "the answer is C", ["D"], 0),
+        ("choice_letter", "I say C, not D", ["C"], 1),
+        ("choice_letter", "the river", ["A", "the river"], 1),
+        ("choice_letter", "", ["A"], 0),
+        ("character_f1", "天 地。", ["天地"], 1),
+        ("character_f1", "天地人", ["天"], 0.5),
+        ("character_f1", "人", ["天"], 0),
+        ("character_f1", "!", ["天"], 0),
+        ("rouge_recall", "the cat sat", ["the cat sat down there"], 0.6),
+        ("rouge_l_sum", "a b c d", ["a b x d"], 0.75),
+        ("rouge_l_sum", "one two\nthree four", ["three four\none two"], 1),
     ],
 )  # fmt: skip
 def test_values(metric: str, prediction: str, references: list[str], score: float) -> None:
@@ -98,3 +126,17 @@ def test_what_a_metric_cannot_score() -> None:
     assert fault_of("choice", ["a"], ()) == "has no choices"
     assert "without a number" in str(fault_of("number", ["7", "seven"], ()))
     assert fault_of("f1", ["a"], ()) is None
+
+
+@pytest.mark.parametrize(
+    ("prediction", "score"),
+    [
+        ("Type: Other entity", 1),  # `entity` is part of its name
+        ("Date or Other entity", 0.5),
+        ("entity", 0),
+        ("", 0),
+    ],
+)
+def test_classes_are_counted(prediction: str, score: float) -> None:
+    classes = ["Date", "entity", "Other entity"]
+    assert score_answer(prediction, "classification", ["Other entity"], classes) == score

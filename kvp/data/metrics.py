@@ -1,8 +1,9 @@
 """Metrics of an answer: from a prediction and its references to a score from 0 to 1.
 
-`METRICS` holds those that compare texts, by the names that rows and `--metric` use. Others are
-measured without a generated answer: `choice` and `choice_norm` (`chosen`), and `none`, the
-likelihood of the reply. Averaging, percent and rounding are the caller's.
+`METRICS` holds those that rows and `--metric` name, `BENCHMARK_METRICS` those of LongBench and
+SCBench by their published definitions; of several references the best one counts, except in `all`.
+Others are measured without a generated answer: `choice` and `choice_norm` (`chosen`), and `none`,
+the likelihood of the reply. Averaging, percent and rounding are the caller's.
 """
 
 from __future__ import annotations
@@ -11,11 +12,15 @@ import re
 import string
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from kvp.errors import UsageError
+
+if TYPE_CHECKING:
+    from kvp.data.task import Sample
 
 Metric = Callable[[str, Sequence[str]], float]
 """From a prediction and one or more references to a score from 0 to 1."""
@@ -32,20 +37,28 @@ NONE = "none"
 _CONTROL = re.compile(r"[\x00-\x1f]")
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
-_NUMBER = re.compile(r"(?P<sign>(?<![\w)])[-\u2212])?\$?(?P<digits>\d[\d,]*(?:\.\d+)?|\.\d+)")
+_SIGNED = re.compile(r"(?P<sign>(?<![\w)])[-\u2212])?\$?(?P<digits>\d[\d,]*(?:\.\d+)?|\.\d+)")
 _MARKED = re.compile(r"#### ?(-?[0-9.,]+)")
 _COMMENT_MARKS = ("`", "#", "//")
 _RECURSION = 100_000
 """Depth that `rouge` may need: it walks back through two sentences word by word."""
-
-
-def postprocess(prediction: str) -> str:
-    """RULER's clean-up: strip, control characters to line breaks, strip."""
-    return _CONTROL.sub("\n", prediction.strip()).strip()
+_WHOLE = re.compile(r"\d+")
+_REAL = re.compile(r"\d+\.\d+|\d+")
+_LETTERS = "ABCD"
+_NO_CHINESE_PUNCTUATION = str.maketrans(
+    "",
+    "",
+    string.punctuation
+    + "！？｡。＂＃＄％＆＇（）＊＋，－／：；＜＝＞＠［＼］＾＿｀｛｜｝～｟｠｢｣､、〃》「」『』"
+    "【】〔〕〖〗〘〙〚〛〜〝〞〟〰〾〿–—‘’‛“”„‟…‧﹏.",
+)
+_CUES = ("answer is:", "answer:", "answer is", "option is")
+"""What stands before the letter of a choice."""
+_BREAKS = str.maketrans(dict.fromkeys("\n\"'.,?!{}", " "))
 
 
 def string_match_all(prediction: str, references: Sequence[str]) -> float:
-    """The fraction of `references` contained in `prediction`, ignoring case.
+    """The fraction of `references` contained in `prediction`, ignoring case (RULER).
 
     Raises ValueError when there is no reference.
     """
@@ -53,17 +66,14 @@ def string_match_all(prediction: str, references: Sequence[str]) -> float:
 
 
 def string_match_part(prediction: str, references: Sequence[str]) -> float:
-    """1 when any of `references` is contained in `prediction`, ignoring case, else 0.
-
-    Raises ValueError when there is no reference.
-    """
+    """1 when any of `references` is contained in `prediction`, ignoring case, else 0 (RULER)."""
     return float(any(_contained(prediction, references)))
 
 
 def _contained(prediction: str, references: Sequence[str]) -> list[bool]:
     if not references:
         raise ValueError("no reference to match the prediction with")
-    text = postprocess(prediction).lower()
+    text = _CONTROL.sub("\n", prediction.strip()).strip().lower()
     return [reference.lower() in text for reference in references]
 
 
@@ -101,7 +111,7 @@ def rouge_l(prediction: str, references: Sequence[str]) -> float:
     Sentences end at full stops, words are distinct ones. 0 without a sentence to compare. Google's
     `rouge_score` gives other numbers.
     """
-    return max(_rouge_l(prediction, reference) for reference in references)
+    return max(_rouge_l(prediction, reference, "f") for reference in references)
 
 
 def rouge_recall(prediction: str, references: Sequence[str]) -> float:
@@ -109,11 +119,15 @@ def rouge_recall(prediction: str, references: Sequence[str]) -> float:
     return max(_rouge_l(prediction, reference, "r") for reference in references)
 
 
-def _rouge_l(prediction: str, reference: str, part: str = "f") -> float:
+def _rouge_l(prediction: str, reference: str, part: str) -> float:
     if not prediction.replace(".", "") or not reference.replace(".", ""):
         return 0.0  # no sentence, which the library refuses
-    with _deep_recursion():
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(max(limit, _RECURSION))
+    try:
         (scores,) = _rouge().get_scores([prediction], [reference])
+    finally:
+        sys.setrecursionlimit(limit)
     return float(scores["rouge-l"][part])
 
 
@@ -122,16 +136,6 @@ def _rouge() -> Any:  # noqa: ANN401
     from rouge import Rouge
 
     return Rouge(metrics=["rouge-l"])
-
-
-@contextmanager
-def _deep_recursion() -> Iterator[None]:
-    limit = sys.getrecursionlimit()
-    sys.setrecursionlimit(max(limit, _RECURSION))
-    try:
-        yield
-    finally:
-        sys.setrecursionlimit(limit)
 
 
 def number_match(prediction: str, references: Sequence[str]) -> float:
@@ -149,23 +153,21 @@ def marked_number_match(prediction: str, references: Sequence[str]) -> float:
 
 
 def _is_number(found: Decimal | None, references: Sequence[str]) -> float:
-    return float(found is not None and found in map(number_of_reference, references))
+    return float(found is not None and found in map(_number_of_reference, references))
 
 
-def number_of_reference(reference: str) -> Decimal | None:
-    """The number behind `####`, otherwise the last one; None without any."""
+def _number_of_reference(reference: str) -> Decimal | None:
     marked = marked_number(reference)
     return last_number(reference) if marked is None else marked
 
 
 def last_number(text: str) -> Decimal | None:
     """The last number of a text, without commas and currency; None without any."""
-    every = list(_NUMBER.finditer(text))
+    every = list(_SIGNED.finditer(text))
     if not every:
         return None
-    found = every[-1]
-    value = Decimal(found["digits"].replace(",", ""))
-    return -value if found["sign"] else value
+    value = Decimal(every[-1]["digits"].replace(",", ""))
+    return -value if every[-1]["sign"] else value
 
 
 def marked_number(text: str) -> Decimal | None:
@@ -186,6 +188,105 @@ def code_similarity(prediction: str, references: Sequence[str]) -> float:
     lines = (line for line in prediction.split("\n") if line.strip())
     code = next((line for line in lines if not any(mark in line for mark in _COMMENT_MARKS)), "")
     return max(fuzz.ratio(code, reference) for reference in references) / 100
+
+
+def contains(prediction: str, references: Sequence[str]) -> float:
+    """1 when the prediction contains a reference, letter by letter (SCBench's retrieval)."""
+    return float(any(reference in prediction for reference in references))
+
+
+def share_of_numbers(prediction: str, references: Sequence[str]) -> float:
+    """Share of the whole numbers in the prediction that are the reference's first (LongBench).
+
+    A reference is a number, or text with one, such as `Paragraph 7`.
+    """
+    found = _WHOLE.findall(prediction)
+    wanted = [number[0] for one in references if (number := _WHOLE.search(one))]
+    return max((found.count(one) / len(found) for one in wanted), default=0.0) if found else 0.0
+
+
+def first_number(prediction: str, references: Sequence[str]) -> float:
+    """1 when the first number of the prediction has a reference's value (SCBench's math find).
+
+    A whole number is compared with the prediction's cut down to one.
+    """
+    found = _REAL.search(prediction)
+    if found is None:
+        return 0.0
+    value = float(found[0])
+    return float(
+        any(
+            int(value) == int(one) if one.isdecimal() else value == float(one) for one in references
+        )
+    )
+
+
+def choice_letter(prediction: str, references: Sequence[str]) -> float:
+    """1 when the prediction's letter, A to D, is a reference (SCBench's multiple choice).
+
+    The letter is the first character, or what follows `answer is`, `answer:` or `option is`, or the
+    first word that is a letter.
+    """
+    text = prediction.strip()
+    if text[:1] and text[0] in _LETTERS:
+        return float(text[0] in references)
+    if text in references:
+        return 1.0
+    words = " ".join(text.translate(_BREAKS).split())
+    for cue in _CUES:
+        _, found, after = words.partition(cue)
+        if found:
+            return float(any(after[1:].startswith(reference) for reference in references))
+    letters = (word for word in words.split() if word in _LETTERS)
+    return float(next(letters, None) in references)
+
+
+def character_f1(prediction: str, references: Sequence[str]) -> float:
+    """Largest F1 of the characters shared with a reference (SCBench's Chinese answers).
+
+    Case, white space and punctuation, Chinese and ASCII, do not count.
+    """
+    written, *wanted = (
+        list("".join(text.lower().translate(_NO_CHINESE_PUNCTUATION).split()))
+        for text in (prediction, *references)
+    )
+    return max(_f1(written, one) for one in wanted)
+
+
+def rouge_l_sum(prediction: str, references: Sequence[str]) -> float:
+    """Largest ROUGE-Lsum F1 of a reference (PyPI `rouge_score`, without stemming; SCBench)."""
+    scorer = rouge_scorer()
+    return max(
+        float(scorer.score(reference, prediction)["rougeLsum"].fmeasure) for reference in references
+    )
+
+
+@cache
+def rouge_scorer() -> Any:  # noqa: ANN401
+    """Google's ROUGE; UsageError where it is not installed."""
+    try:
+        from rouge_score.rouge_scorer import RougeScorer
+    except ImportError as error:
+        raise UsageError(
+            "--tasks scbench_summary needs rouge_score: pip install 'kvp-toolkit[benchmarks]'"
+        ) from error
+    return RougeScorer(["rougeLsum"])
+
+
+def classification(prediction: str, references: Sequence[str], classes: Sequence[str]) -> float:
+    """1 / number of classes that the prediction names, if a reference is among them (LongBench).
+
+    A class whose name is part of the reference's does not count as named.
+    """
+    scores = [0.0]
+    for reference in references:
+        named = [
+            one
+            for one in classes
+            if one in prediction and (one == reference or one not in reference)
+        ]
+        scores.append(1 / len(named) if reference in named else 0.0)
+    return max(scores)
 
 
 def chosen(losses: Sequence[float], choices: Sequence[str], metric: str) -> int:
@@ -214,21 +315,43 @@ METRICS: Mapping[str, Metric] = {
 }
 """Metrics of a generated answer by name."""
 
+BENCHMARK_METRICS: Mapping[str, Metric] = {
+    "contains": contains,
+    "share_of_numbers": share_of_numbers,
+    "first_number": first_number,
+    "choice_letter": choice_letter,
+    "character_f1": character_f1,
+    "rouge_l_sum": rouge_l_sum,
+}
+"""Those of benchmarks alone; `classification` also needs the classes of the sample."""
+
 METRIC_NAMES = (*METRICS, *CHOICES, NONE)
-"""Everything that `metric` may be."""
+"""Everything that `metric` of a row may be."""
 
 
-def score_answer(prediction: str, metric: str, references: Sequence[str]) -> float:
+def score_answer(
+    prediction: str, metric: str, references: Sequence[str], classes: Sequence[str] = ()
+) -> float:
     """Score of a generated answer by the name of a metric; ValueError without references."""
     if not references:
         raise ValueError("no reference to compare the prediction with")
-    return METRICS[metric](prediction, references)
+    if metric == "classification":
+        return classification(prediction, references, classes)
+    return {**METRICS, **BENCHMARK_METRICS}[metric](prediction, references)
+
+
+class ScoredByMetric:
+    """What a task inherits whose samples name the metric of their answers."""
+
+    def score(self, sample: Sample, answer: str) -> float:
+        """Score of a generated answer by the metric of its sample."""
+        return score_answer(answer, sample.metric, sample.references, sample.classes)
 
 
 def fault_of(metric: str, references: Sequence[str], choices: Sequence[str]) -> str | None:
     """Why a metric cannot score an answer, as the end of a sentence; None where it can."""
     if metric in CHOICES and not choices:
         return "has no choices"
-    if metric.startswith("number") and None in map(number_of_reference, references):
+    if metric.startswith("number") and None in map(_number_of_reference, references):
         return f"has an answer without a number, for metric {metric}"
     return None
