@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kvp.data import answer_metrics
+from kvp.data import metrics
 
 
 def rouge_l(doc: Mapping[str, Any], results: Sequence[str], **_: object) -> dict[str, float]:
@@ -14,5 +14,5 @@ def rouge_l(doc: Mapping[str, Any], results: Sequence[str], **_: object) -> dict
     The harness's own number, except where a sentence is so long (about a thousand words) that the
     harness gives up and says 0.
     """
-    score = answer_metrics.rouge_l(results[0].strip(), doc["answers"])
+    score = metrics.rouge_l(results[0].strip(), doc["answers"])
     return {"score": score, "rouge_score": score}
