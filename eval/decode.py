@@ -38,7 +38,7 @@ class Prefix:
     values: Sequence[Tensor]
     """Per layer [1, H, N, D]."""
     others: Mapping[int, Any] = field(default_factory=dict)
-    """Caches of the layers that nothing is evicted from, after N tokens (`kvp.hf.layer_kinds`)."""
+    """Caches of the layers that nothing is evicted from, after N tokens (`kvp.hf.model_config`)."""
 
     @classmethod
     def of(cls, prefill: Prefill) -> Prefix:

@@ -17,9 +17,7 @@ from eval.prepare import Loaded
 from eval.run import BYTES, run
 from kvp.errors import UsageError
 from kvp.hf.attention import kvp_attention_set
-from kvp.hf.checks import check_model
-from kvp.hf.identity import name_of
-from kvp.hf.wrappers import unwrapped
+from kvp.hf.model_access import check_model, name_of, unwrapped
 
 OF_THE_MODEL = ("dtype", "device", "attention", "revision", "quantization")
 """Settings that a loaded model has already."""

@@ -21,8 +21,8 @@ from kvp.data.task import TaskSettings
 from kvp.data.tasks import expand_tasks
 from kvp.geometry import Geometry
 from kvp.hf import geometry_of, load_config, load_tokenizer
-from kvp.hf.limits import context_limit
 from kvp.hf.loading import check_quantization, torch_device
+from kvp.hf.model_config import context_limit
 from kvp.ranking import Protection
 from kvp.store import TraceReader
 

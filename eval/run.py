@@ -56,8 +56,8 @@ from kvp.artifacts.claim import OutputFolder
 from kvp.config_groups import Rank
 from kvp.errors import ResultsError, UsageError
 from kvp.hf import load_model
-from kvp.hf.identity import another_model, model_identity
-from kvp.hf.rank_device import device_of_rank
+from kvp.hf.loading import device_of_rank
+from kvp.hf.model_access import another_model, model_identity
 from kvp.hf.scorer_inputs import check_inputs
 from kvp.manifest import recorded_name, write_sealed_json
 from kvp.progress import Progress, phase, say

@@ -11,7 +11,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from kvp.artifacts.addresses import place
 from kvp.data.collection_plan import CollectionPlan
 from kvp.errors import StoreError
-from kvp.hf.batch_size import default_batch_size
+from kvp.hf.model_size import default_batch_size
 from kvp.hf.store_request import StoreRequest
 from kvp.hf.trace import Recorded, collect_all
 from kvp.progress import phase

@@ -23,11 +23,8 @@ from kvp.costs import how_measured, seconds_of, span
 from kvp.data.collection_plan import CollectionPlan
 from kvp.errors import ModelError, StoreError, UsageError
 from kvp.hf import geometry_of, load_config, load_model, load_tokenizer
-from kvp.hf.identity import weights_digest
-from kvp.hf.loading import check_quantization, torch_device
-from kvp.hf.model_access import known_frequencies
-from kvp.hf.output_projection import known_output_gram
-from kvp.hf.rank_device import device_of_rank
+from kvp.hf.loading import check_quantization, device_of_rank, torch_device
+from kvp.hf.model_access import known_frequencies, known_output_gram, weights_digest
 from kvp.hf.trace import check_reach
 from kvp.manifest import recorded_name, run_manifest
 from kvp.progress import Progress, phase

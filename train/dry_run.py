@@ -14,9 +14,8 @@ from transformers import PreTrainedConfig
 from kvp.costs import COMPRESSED, how_measured, seconds_of, span
 from kvp.errors import ModelError, UsageError
 from kvp.hf import geometry_of, load_config, load_tokenizer
-from kvp.hf.batch_size import default_batch_size
 from kvp.hf.loading import torch_device
-from kvp.hf.model_size import running_bytes
+from kvp.hf.model_size import default_batch_size, running_bytes
 from kvp.hf.trace import check_reach
 from kvp.store import planned_bytes
 from train.config import TrainConfig

@@ -13,7 +13,7 @@ from kvp.config_groups import Rank, rank_of
 from kvp.errors import UsageError
 from kvp.geometry import Geometry
 from kvp.hf import geometry_of, load_config
-from kvp.hf.rank_device import device_of_rank
+from kvp.hf.loading import device_of_rank
 from kvp.store.store_manifest import load_metadata
 from train.config import TrainConfig
 from train.head_range import SHARD_FOLDER

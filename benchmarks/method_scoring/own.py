@@ -21,8 +21,8 @@ from kvp.budgets import parse_budget
 from kvp.hf import EvictingCache, Prefill, load_tokenizer
 from kvp.hf.attention import QueryRecorder
 from kvp.hf.evict import EvictionRule, kept_slots
-from kvp.hf.hidden import HiddenRecorder
 from kvp.hf.prefill import prefill
+from kvp.hf.scorer_inputs import HiddenRecorder
 from kvp.ranking import Protection
 from kvp.scoring import Needs, Scorer
 from policies.kvzap import KVzap

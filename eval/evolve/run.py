@@ -38,9 +38,9 @@ from kvp.data.task import TaskSettings
 from kvp.errors import UsageError
 from kvp.geometry import Geometry
 from kvp.hf import geometry_of, load_config, load_model, load_tokenizer
-from kvp.hf.identity import model_identity
-from kvp.hf.limits import context_limit
 from kvp.hf.loading import check_quantization, torch_device
+from kvp.hf.model_access import model_identity
+from kvp.hf.model_config import context_limit
 from kvp.hf.scorer_inputs import check_inputs
 from kvp.manifest import digest_json, recorded_name, run_manifest, sha256_file
 from kvp.progress import phase, say

@@ -28,9 +28,8 @@ from eval.methods import check_methods
 from kvp.errors import UsageError
 from kvp.hf import geometry_of, load_config, load_model, load_tokenizer
 from kvp.hf.attention import kvp_attention_set
-from kvp.hf.checks import check_model
-from kvp.hf.identity import warn_of_another_model, weights_digest
 from kvp.hf.loading import local_folder
+from kvp.hf.model_access import check_model, warn_of_another_model, weights_digest
 from kvp.hf.scorer_inputs import check_inputs
 from kvp.progress import say
 

@@ -131,10 +131,10 @@ def write_manifest(
 
     Fetches what is there, where the folder lies in an object store.
 
-    `model_digest` tells the model from another of the same name (`kvp.hf.identity`), `layers` which
-    layers of it are evicted from (`Geometry.layer_indices`), `hub` which repository and commit a
-    policy came from, by label. Raises ResultsError where the records that are there are of another
-    model.
+    `model_digest` tells the model from another of the same name (`kvp.hf.model_access`), `layers`
+    which layers of it are evicted from (`Geometry.layer_indices`), `hub` which repository and
+    commit a policy came from, by label. Raises ResultsError where the records that are there
+    are of another model.
     """
     folder.pull(*FILES)
     digest = {} if model_digest is None else {"model_digest": dict(model_digest)}

@@ -35,7 +35,7 @@ from eval.tune.settings_file import SETTINGS, Scored, Tuned, TunedSettings, save
 from eval.tune.subjects import Subject, subjects_of
 from kvp.artifacts.claim import OutputFolder
 from kvp.artifacts.files import atomic_write_text
-from kvp.hf.identity import model_identity
+from kvp.hf.model_access import model_identity
 from kvp.manifest import digest_json, recorded_name, run_manifest
 from kvp.progress import phase, say
 from kvp.ranking import Protection

@@ -5,29 +5,46 @@ the first new token still comes from full attention (as in the KVP paper). On re
 compresses while the model answers, and between the pieces of a long prompt. `prefill_and_evict`
 returns the compressed cache: the tokens that are fed next attend to the kept tokens only, also the
 last token of a prompt, which the method has seen before. New tokens are appended to it.
+
+Behind `evicting` are two module hooks, hidden from torch.compile: an `EvictingCache` before a
+forward pass, eviction after it. Tokens that come several at a time are a prompt, a piece of one or
+a further turn, and eviction follows them; single ones are an answer, and eviction follows every so
+many of them, or never. What a call needs between its two hooks belongs to the call, by thread:
+several threads may generate inside one block.
 """
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
-from dataclasses import replace
+import inspect
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, field, replace
+from threading import get_ident, local
+from types import TracebackType
 from typing import Any
+from weakref import ReferenceType, ref
 
+import torch
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
 from kvp.allocation import Allocator
 from kvp.budgets import Budget, parse_budget
 from kvp.errors import UsageError
-from kvp.hf.block import EvictingBlock
-from kvp.hf.cache import EvictingCache
-from kvp.hf.checks import check_model
-from kvp.hf.evict import EvictionRule, kept_slots
-from kvp.hf.evict_again import check_repeatable
-from kvp.hf.identity import warn_of_another_model
-from kvp.hf.prefill import prefill
-from kvp.hf.scorer_inputs import check_inputs
-from kvp.hf.wrappers import refuse_inside_block, unwrapped
+from kvp.hf.attention import QueryRecorder, kvp_attention_set
+from kvp.hf.cache import EvictingCache, Turn
+from kvp.hf.evict import EvictionRule, check_repeatable, evict, evict_again, kept_slots
+from kvp.hf.model_access import (
+    check_model,
+    continuous_batching_refused,
+    refuse_continuous_batching,
+    refuse_inside_block,
+    unwrapped,
+    warn_of_another_model,
+)
+from kvp.hf.model_config import rope_switch
+from kvp.hf.prefill import Observation, prefill, recorded_hidden
+from kvp.hf.scorer_inputs import HiddenRecorder, check_inputs
 from kvp.plugins import instance_of
 from kvp.ranking import Protection
 from kvp.scoring import Needs, Scorer
@@ -186,3 +203,319 @@ def _rule(
     if rule.budget.count is not None:  # refuse before any prefill
         kept_tokens(rule.budget, rule.budget.count + rule.protection.tokens, rule.protection)
     return rule
+
+
+_PER_TOKEN = ("input_ids", "inputs_embeds", "position_ids", "token_type_ids", "cache_position")
+"""Arguments of a forward pass with an entry for each token."""
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+@dataclass(kw_only=True)
+class _Call:
+    """A forward pass over several tokens, between its two hooks."""
+
+    cache: EvictingCache
+    padding: list[int] | None
+    """Columns of left padding of each entry, where the cache was empty before."""
+    hidden: HiddenRecorder | None = None
+    recording: ExitStack = field(default_factory=ExitStack)
+
+    def fail(self) -> None:
+        self.cache.recorder = None
+        self.recording.close()
+
+
+class _Thread(local):
+    """State of one thread inside a block."""
+
+    evicting = False
+    """True while scorers run: their own passes over the prompt are left alone."""
+    latest: ReferenceType[EvictingCache] | None = None
+    """The cache of the latest forward pass."""
+    lengths: Sequence[int] | None = None
+    """Tokens of the prompts whose pieces are being read."""
+
+
+class EvictingBlock(AbstractContextManager[None]):
+    """Swaps in an `EvictingCache` before a prefill and shrinks it afterwards, by module hooks."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        rule: EvictionRule,
+        tokenizer: PreTrainedTokenizerBase | None,
+        *,
+        every: int | None = None,
+        prefill_chunk: int | None = None,
+    ) -> None:
+        """Prepare the block; `__enter__` changes the model."""
+        self._model = model
+        self._rule = rule
+        self._tokenizer = tokenizer
+        self._every = every
+        self._prefill_chunk = prefill_chunk
+        self._names = list(inspect.signature(model.forward).parameters)
+        self._used = False
+        self._undo = ExitStack()
+        self._thread = _Thread()
+        self._calls: dict[int, _Call] = {}  # by thread
+
+    def __enter__(self) -> None:
+        refuse_inside_block(self._model)
+        if self._used:
+            raise UsageError("an evicting(...) block cannot be entered twice: call evicting again")
+        self._used = True
+        with ExitStack() as undo:
+            undo.enter_context(kvp_attention_set(self._model))
+            undo.enter_context(continuous_batching_refused(self._model))
+            before = self._model.register_forward_pre_hook(self._before, with_kwargs=True)
+            undo.callback(before.remove)
+            after = self._model.register_forward_hook(self._after, with_kwargs=True)
+            undo.callback(after.remove)
+            self._undo = undo.pop_all()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._undo.close()
+        failed = self._calls.pop(get_ident(), None)  # a prefill that failed
+        if failed is not None:
+            failed.fail()
+        if self._calls and error is None:
+            raise UsageError(
+                "a generate call of another thread was still in its prefill when the evicting(...) "
+                "block ended: wait for the threads before leaving the block"
+            )
+
+    @property
+    def evicting_here(self) -> bool:
+        """True while this thread's scorers run."""
+        return self._thread.evicting
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _before(
+        self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Arguments:
+        if self._thread.evicting:
+            return args, kwargs
+        kwargs = {**dict(zip(self._names, args, strict=False)), **kwargs}
+        if kwargs.get("output_attentions", getattr(model.config, "output_attentions", False)):
+            raise UsageError(
+                "inside evicting(...) no attention weights exist: pass output_attentions=False"
+            )
+        inputs = kwargs.get("input_ids")
+        batch, tokens = (kwargs["inputs_embeds"] if inputs is None else inputs).shape[:2]
+        cache = self._evicting_cache(kwargs, tokens)
+        kwargs = {**kwargs, "past_key_values": cache}
+        chunk = self._prefill_chunk
+        if chunk is not None and tokens > chunk:
+            kwargs = self._read_pieces(kwargs, tokens, chunk)
+        if cache.get_seq_length() == 0:
+            self._record(cache, _left_padding(kwargs.get("attention_mask"), batch))
+        elif tokens > 1:
+            self._record(cache, None)
+        elif self._every is not None:
+            self._take_over(cache)
+        self._thread.latest = ref(cache)
+        return (), kwargs
+
+    def _read_pieces(self, kwargs: dict[str, Any], tokens: int, chunk: int) -> dict[str, Any]:
+        """Feed all pieces of a prompt but the last, with eviction after each; what is left."""
+        check_repeatable(self._rule)
+        cache, mask = kwargs["past_key_values"], kwargs.get("attention_mask")
+        if cache.get_seq_length() == 0:
+            padding = [0] if mask is None else _left_padding(mask, len(mask))
+            if max(padding) >= chunk - 1:
+                raise UsageError(
+                    f"prefill_chunk={chunk} is shorter than the {max(padding)} columns of padding "
+                    "of the shortest prompt: sort prompts by length, or use longer chunks"
+                )
+            self._thread.lengths = [tokens - pad for pad in padding]
+        *first, last = pieces(tokens, chunk)
+        try:
+            for start, stop in first:
+                piece = _piece(kwargs, start, stop, tokens)
+                self._model(**{**piece, "logits_to_keep": 1, "return_dict": True})
+        finally:
+            self._thread.lengths = None
+        return _piece(kwargs, *last, tokens)
+
+    def _evicting_cache(self, kwargs: dict[str, Any], tokens: int) -> EvictingCache:
+        """The cache of a forward pass over `tokens` tokens, made anew where it may be."""
+        if kwargs.get("cache") is not None:  # paged, of requests begun before the block
+            refuse_continuous_batching()
+        cache = kwargs.get("past_key_values")
+        if cache is None:
+            latest = None if self._thread.latest is None else self._thread.latest()
+            switch = rope_switch(self._model.config)
+            if switch is not None and latest is not None and latest.get_seq_length() == tokens - 1:
+                raise UsageError(
+                    f"this model changes its RoPE after {switch} tokens and drops the cache when "
+                    "an answer crosses that: shorten prompt and answer, or use a longer prompt"
+                )
+            if kwargs.get("use_cache") is not True:
+                raise UsageError("evicting needs a cache: call model.generate with use_cache=True")
+            return EvictingCache.of(self._model.config)
+        if kwargs.get("use_cache") is False:
+            raise UsageError("evicting needs a cache: call model.generate with use_cache=True")
+        if isinstance(cache, EvictingCache):
+            return cache
+        kind = type(cache).__name__
+        if getattr(cache, "offloading", False):
+            kind = f"{kind} with offloading"
+        if type(cache) is not DynamicCache or kind != "DynamicCache":
+            raise UsageError(
+                f"evicting cannot shrink a {kind}: pass neither past_key_values nor "
+                "cache_implementation"
+            )
+        if cache.get_seq_length() > 0:
+            raise UsageError(
+                "past_key_values was filled outside of evicting(...): pass the whole prompt"
+            )
+        return EvictingCache.adopt(cache, self._model.config)
+
+    def _record(self, cache: EvictingCache, padding: list[int] | None) -> None:
+        """Watch what is read into `cache` for what the scorer needs."""
+        failed = self._calls.pop(get_ident(), None)
+        if failed is not None:
+            failed.fail()
+        needs = self._rule.scorer.needs
+        call = _Call(cache=cache, padding=padding)
+        if padding is None:
+            check_repeatable(self._rule)
+        else:
+            after = recorded_hidden([needs])
+            if after:
+                call.hidden = HiddenRecorder(after, padding=padding, every=needs.every_state)
+        if needs.queries and (padding is not None or cache.recorder is None):
+            cache.recorder = QueryRecorder(needs.queries)
+        if call.hidden is not None:
+            call.recording.enter_context(call.hidden.recording(self._model))
+        self._calls[get_ident()] = call
+
+    def _take_over(self, cache: EvictingCache) -> None:
+        """Go on with the answer of a cache that was forked, loaded or made outside of a block."""
+        needs = self._rule.scorer.needs
+        if needs.queries and cache.recorder is None:
+            cache.recorder = QueryRecorder(needs.queries)
+        if cache.turn is None:
+            cache.turn = self._turn(cache, cache.lengths)
+
+    def _turn(self, cache: EvictingCache, lengths: Sequence[int]) -> Turn:
+        """Budgets of prompts of `lengths` tokens; those of short ones too: answers may be long."""
+        budget, least = self._rule.budget, self._rule.protection.tokens
+        return Turn(
+            budgets=tuple(max(budget.tokens(length), least) for length in lengths),
+            prompts=tuple(cache.lengths),
+            shrunk_at=cache.get_seq_length(),
+        )
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _after(
+        self,
+        model: torch.nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        output: Any,  # noqa: ANN401 - a ModelOutput or a tuple, logits first
+    ) -> None:
+        if self._thread.evicting:
+            return
+        call = self._calls.pop(get_ident(), None)
+        cache = kwargs["past_key_values"]
+        if call is None and not self._is_due(cache):
+            return
+        self._thread.evicting = True
+        try:
+            if call is None:
+                self._again(cache)
+            else:
+                self._after_prompt(call, kwargs.get("input_ids"), output[0])
+        except BaseException:
+            cache.recorder = None
+            raise
+        finally:
+            self._thread.evicting = False
+
+    def _is_due(self, cache: EvictingCache) -> bool:
+        """Whether a cache to which single tokens are added is to be shrunk now."""
+        if self._every is None or cache.turn is None:
+            return False
+        return cache.get_seq_length() - cache.turn.shrunk_at >= self._every
+
+    def _after_prompt(self, call: _Call, input_ids: Tensor | None, logits: Tensor) -> None:
+        call.recording.close()
+        cache, rule = call.cache, self._rule
+        cache.turn = self._turn(cache, self._thread.lengths or cache.lengths)
+        budgets = cache.turn.budgets
+        if call.padding is None:
+            evict_again(cache, rule, budgets, [0] * len(budgets))
+        else:
+            seen = Observation(
+                keys=tuple(layer.keys for layer in cache.stored.values()),
+                values=tuple(layer.values for layer in cache.stored.values()),
+                queries=() if cache.recorder is None else cache.recorder.queries,
+                logits=logits,
+                cache=cache,
+                hidden=None if call.hidden is None else call.hidden.record,
+                others=cache.others,
+            )
+            evict(
+                self._model, seen, rule, padding=call.padding, input_ids=input_ids,
+                tokenizer=self._tokenizer, budgets=budgets,
+            )  # fmt: skip
+        self._keep_recording(cache)
+
+    def _again(self, cache: EvictingCache) -> None:
+        """Shrink the cache of an answer."""
+        assert cache.turn is not None
+        turn = replace(cache.turn, shrunk_at=cache.get_seq_length())
+        evict_again(cache, self._rule, turn.budgets, turn.prompts)
+        cache.turn = turn
+        self._keep_recording(cache)
+
+    def _keep_recording(self, cache: EvictingCache) -> None:
+        """Carry the window of recent queries along where single tokens will be followed by more."""
+        if self._every is None and self._thread.lengths is None:
+            cache.recorder = None
+        elif cache.recorder is not None:
+            cache.recorder.forget()
+
+
+def pieces(tokens: int, chunk: int) -> list[tuple[int, int]]:
+    """[start, stop) of pieces of at most `chunk` tokens, none of a single one (chunk >= 3)."""
+    stops = [*range(chunk, tokens, chunk), tokens]
+    if tokens % chunk == 1:
+        stops[-2] -= 1
+    return list(zip([0, *stops], stops, strict=False))
+
+
+def _piece(kwargs: dict[str, Any], start: int, stop: int, tokens: int) -> dict[str, Any]:
+    """Arguments of a forward pass over tokens [start, stop) of the `tokens` given.
+
+    Raises UsageError where labels are given: logits of the last piece alone come back.
+    """
+    if kwargs.get("labels") is not None:
+        raise UsageError("prefill_chunk returns logits of the last piece alone: pass no labels")
+    piece = dict(kwargs)
+    for name in _PER_TOKEN:
+        if kwargs.get(name) is not None:
+            axis = 1 if name == "inputs_embeds" else -1
+            piece[name] = kwargs[name].narrow(axis, start, stop - start)
+    mask = kwargs.get("attention_mask")
+    if mask is not None:
+        piece["attention_mask"] = mask[:, : mask.shape[1] - (tokens - stop)]
+    return piece
+
+
+def _left_padding(mask: Tensor | None, batch: int) -> list[int]:
+    """Padding columns of each of `batch` prompts; UsageError unless padding is on the left."""
+    if mask is None:
+        return [0] * batch
+    real = mask.bool()
+    if real.ndim != 2 or not bool(real[:, -1].all()) or bool((~real[:, 1:] & real[:, :-1]).any()):
+        raise UsageError("evicting needs left padding: tokenizer.padding_side = 'left'")
+    return (~real).sum(dim=1).tolist()

@@ -1,9 +1,11 @@
-"""Extra forward passes on top of a full cache, and the attention its tokens receive in them.
+"""Forward passes on top of a full cache, which is read layer by layer and never written.
 
-The cache is read, never written: a pass sees keys and values of the prompt and of itself, and those
-of itself are dropped after each layer. The attention is reduced layer by layer to one number per
-cached token. The tokens of a pass come from `kvp.hf.reconstruction`; the formula is
-`kvp.ops.reconstruction_attention`.
+`run_pass` reduces the attention that cached tokens receive to one number each, layer by layer (the
+formula is `kvp.ops.reconstruction_attention`, the tokens of a pass come from
+`kvp.hf.scorer_inputs`). `gated_logits` multiplies the weight of a cached token, before the softmax
+is normalised, by a gate in [0, 1]: with gates of 0 and 1 this is eviction, with anything between
+them eviction that gradients pass through. Layers that tokens are never evicted from go on from a
+copy of their own cache.
 """
 
 from __future__ import annotations
@@ -16,15 +18,75 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.cache_utils import Cache, DynamicLayer
 
 from kvp.errors import ModelError, UsageError
-from kvp.hf.attention import kvp_attention_set, plain_attention
-from kvp.hf.layer_kinds import OtherLayer
-from kvp.hf.lent import LentCache, LentLayer
-from kvp.hf.limits import rope_switch
-from kvp.hf.model_access import on_meta, rope_kept, states_watched
-from kvp.hf.output_projection import projected_norms
+from kvp.hf.attention import StoredKeys, grouped_attention, kvp_attention_set, plain_attention
+from kvp.hf.cache_layers import OtherLayer, arranged, copies
+from kvp.hf.model_access import on_meta, projected_norms, rope_kept, states_watched
+from kvp.hf.model_config import rope_switch
 from kvp.ops.reconstruction_attention import reconstruction_attention
+
+
+class LentCache(Cache):
+    """A full cache that a pass may read; its layers are `LentLayer`s that attend."""
+
+    def __init__(
+        self, lent: Sequence[LentLayer], others: Mapping[int, OtherLayer] | None = None
+    ) -> None:
+        """Lend layers that see every token; `others` are copied."""
+        super().__init__(layers=arranged(lent, copies(others or {})))
+
+    def update(  # type: ignore[override]
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: object, **__: object
+    ) -> tuple[Tensor, Tensor] | tuple[StoredKeys, StoredKeys]:
+        """Hand the pass's keys and values to their layer, and the layer to the attention."""
+        layer = self.layers[layer_idx]
+        if not isinstance(layer, LentLayer):
+            return super().update(key_states, value_states, layer_idx)
+        layer.update(key_states, value_states)
+        stored = StoredKeys(layer, layer_idx)
+        return stored, stored
+
+
+class LentLayer(DynamicLayer):
+    """One layer's keys and values, lent; holds those of the pass only between two calls."""
+
+    keys: Tensor
+    values: Tensor
+
+    def __init__(self, keys: Tensor, values: Tensor) -> None:
+        """Lend keys and values [B, H, N, D]."""
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.lazy_initialization(keys, values)
+        self.keys, self.values = keys, values
+        self._of_pass: tuple[Tensor, Tensor] | None = None
+
+    def attend(
+        self,
+        module: nn.Module,
+        query: Tensor,
+        mask: Tensor | None,
+        options: Mapping[str, Any],
+        *,
+        first: bool,
+    ) -> Tensor:
+        """Attention of the pass, as `kvp.hf.attention.AttendingLayer`."""
+        raise NotImplementedError
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
+        """Hold the pass's keys and values [B, H, T, D] until they are attended."""
+        self._of_pass = key_states, value_states
+        return key_states, value_states
+
+    def taken(self) -> tuple[Tensor, Tensor]:
+        """The pass's keys and values, which are held no longer."""
+        assert self._of_pass is not None
+        of_pass, self._of_pass = self._of_pass, None
+        return of_pass
+
 
 _WORKING_FLOATS = {"cpu": 2**21}
 """Attention probabilities held at a time, by kind of device: what its cache holds (8 MiB)."""
@@ -59,7 +121,7 @@ def run_pass(
 
     `keys` and `values` are per layer [B, H, N, D] of tokens at positions 0..N-1; the input is
     at N..N+T-1 and sees all of them; `others` are the caches of the model's other layers after the
-    N tokens (`kvp.hf.layer_kinds`), which are copied. `weighted` multiplies attention by the norm
+    N tokens (`kvp.hf.model_config`), which are copied. `weighted` multiplies attention by the norm
     of the value behind the output projection of the query head, over the norm of the state that
     entered the attention block (KVzip+).
 
@@ -171,4 +233,74 @@ def _refuse_rope_switch(model: PreTrainedModel, cached: int, tokens: int) -> Non
         raise UsageError(
             f"this model changes its RoPE after {switch} tokens, and the extra pass of {tokens} "
             f"after {cached} cached ones crosses that: set a smaller chunk or shorten the prompt"
+        )
+
+
+def gated_logits(
+    model: PreTrainedModel,
+    keys: Tensor,
+    values: Tensor,
+    input_ids: Tensor,
+    log_gates: Tensor | None = None,
+    others: Mapping[int, OtherLayer] | None = None,
+) -> Tensor:
+    """Logits of tokens that follow a gated cache: [T, V] in the model's dtype.
+
+    Args:
+        model: frozen; any that `evicting` accepts.
+        keys: [L, H, N, D] after RoPE, of tokens at positions 0..N-1, on the model's device.
+        values: the same shape.
+        input_ids: [T] int64, at positions N..N+T-1; each sees the cache and those before it.
+        log_gates: [L, H, N] float, at most 0; None keeps everything. Gradients reach it.
+        others: caches of the layers that nothing is evicted from, after N tokens, which are copied
+            (`Observation.others`).
+    """
+    layers = [
+        _GatedLayer(keys[layer], values[layer], None if log_gates is None else log_gates[layer])
+        for layer in range(keys.shape[0])
+    ]
+    with kvp_attention_set(model), rope_kept(model):
+        cached, tokens = keys.shape[2], input_ids.shape[0]
+        hidden = model.base_model(
+            input_ids=input_ids[None],
+            position_ids=torch.arange(cached, cached + tokens, device=input_ids.device)[None],
+            past_key_values=LentCache(layers, others),
+            use_cache=True,
+        ).last_hidden_state  # [1, T, W]
+    head: nn.Module = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    logits: Tensor = head(hidden)[0]  # [T, V]
+    return logits
+
+
+class _GatedLayer(LentLayer):  # type: ignore[no-untyped-call]
+    """A lent layer with a gate per token."""
+
+    def __init__(self, keys: Tensor, values: Tensor, log_gates: Tensor | None) -> None:
+        super().__init__(keys[None], values[None])  # [1, H, N, D]
+        self._log_gates = log_gates
+
+    def attend(
+        self,
+        module: nn.Module,
+        query: Tensor,
+        mask: Tensor | None,
+        options: Mapping[str, Any],
+        *,
+        first: bool,
+    ) -> Tensor:
+        """Attention of the tokens that follow, [1, T, Q, D]; `mask` is causal and not needed."""
+        new_keys, new_values = self.taken()
+        tokens = query.shape[2]
+        _, heads, cached, _ = self.keys.shape
+        causal = torch.full((tokens, tokens), -torch.inf, device=query.device).triu(1)  # [T, T]
+        gates = query.new_zeros(heads, cached) if self._log_gates is None else self._log_gates
+        bias = torch.cat(
+            [gates[:, None].expand(-1, tokens, -1), causal.expand(heads, -1, -1)], dim=-1
+        ).to(query.dtype)  # [H, T, N + T]
+        return grouped_attention(
+            query,
+            torch.cat([self.keys, new_keys], dim=2),
+            torch.cat([self.values, new_values], dim=2),
+            bias[None],
+            scaling=options.get("scaling"),
         )

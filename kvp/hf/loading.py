@@ -3,6 +3,8 @@
 Names are "nano" (the bundled model), a local folder, a GGUF file (or a folder that holds one), or
 a hub id. Local names never reach the network. Code that comes with a model (`trust_remote_code`) is
 never run.
+
+The device of one of several processes that share a machine's devices.
 """
 
 from __future__ import annotations
@@ -33,11 +35,11 @@ from transformers import (
 from transformers.models.auto.tokenization_auto import get_tokenizer_config
 from transformers.utils import logging
 
+from kvp.config_groups import Rank, local_rank
 from kvp.errors import ModelError, UsageError
 from kvp.hf.attention import ATTENTIONS
-from kvp.hf.checks import check_config, check_model, check_weights
-from kvp.hf.identity import NANO
-from kvp.hf.model_geometry import geometry_of
+from kvp.hf.model_access import NANO, check_model, check_weights
+from kvp.hf.model_config import check_config, geometry_of
 from kvp.manifest import GGUF, gguf_file
 from kvp.progress import phase, quiet_logs
 
@@ -295,3 +297,13 @@ def _load(
 def _first_line(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     return shorten(lines[0], width=120, placeholder=" ...") if lines else type(error).__name__
+
+
+def device_of_rank(device: str, rank: Rank) -> str:
+    """`cuda` as the one of this process, by its number on its machine; any other as it is.
+
+    Where a launcher shows each process its own device alone, there is only one to choose.
+    """
+    if device != "cuda" or not rank.shared or torch.cuda.device_count() < 2:
+        return device
+    return f"cuda:{local_rank() % torch.cuda.device_count()}"

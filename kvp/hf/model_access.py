@@ -1,30 +1,88 @@
-"""Access to a model's own modules: projections, output norms and RoPE; the file for a new family.
+"""The model itself: what it is called, whether kvp can evict from it, and its own modules.
 
-Works for decoders whose attention modules project queries with `q_proj` (optionally normalised by
-`q_norm`) or a fused `qkv_proj`, and rotate halves: Qwen2, Qwen3, Llama, Mistral, Phi-3.
+The file for a new family. Works for decoders whose attention modules project queries with `q_proj`
+(optionally normalised by `q_norm`) or a fused `qkv_proj`, and rotate halves: Qwen2, Qwen3, Llama,
+Mistral, Phi-3. Models that kvp would evict from wrongly are refused in one line, before any work.
 """
 
 from __future__ import annotations
 
+import hashlib
 import inspect
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from textwrap import shorten
 from threading import get_ident
-from typing import Any
+from typing import Any, NoReturn
 from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from kvp.errors import ModelError
-from kvp.hf.attention import QueryRecorder, kvp_attention_set, query_unit
+from kvp.errors import ModelError, UsageError
+from kvp.hf.attention import ForeignAttentionError, QueryRecorder, kvp_attention_set, query_unit
 from kvp.hf.cache import EvictingCache
-from kvp.hf.layer_kinds import evicted_layers, layer_kinds
-from kvp.hf.model_geometry import geometry_of
+from kvp.hf.model_config import check_config, evicted_layers, geometry_of, layer_kinds
+from kvp.manifest import digest_json, recorded_name
 from kvp.rope import Rope
+from kvp.scoring import Scorer
+
+
+def unwrapped(model: nn.Module) -> PreTrainedModel:
+    """The model itself, or the one that torch.compile, PEFT or a delegating wrapper holds.
+
+    Raises ModelError for a wrapper that does not show whose `generate` it calls.
+    """
+    inner: object = model
+    for _ in range(8):  # wrappers of wrappers; a cycle ends here
+        if isinstance(inner, PreTrainedModel):
+            return inner
+        base = getattr(inner, "get_base_model", None)
+        if hasattr(inner, "_orig_mod"):  # torch.compile
+            inner = inner._orig_mod
+        elif callable(base):  # PEFT
+            inner = base()
+        else:  # `__getattr__` of the wrapper hands out the method of the model
+            inner = getattr(getattr(inner, "generate", None), "__self__", None)
+    raise ModelError(
+        f"{type(model).__name__} is no transformers model and does not show the one it wraps: "
+        "pass that one to kvp"
+    )
+
+
+def refuse_continuous_batching() -> NoReturn:
+    """Raise UsageError: its paged cache shares blocks between requests and cannot be shrunk."""
+    raise UsageError(
+        "evicting cannot shrink the paged cache of continuous batching (generate_batch): call "
+        "model.generate"
+    )
+
+
+@contextmanager
+def continuous_batching_refused(model: PreTrainedModel) -> Iterator[None]:
+    """Make `generate_batch`, and whatever else starts continuous batching, raise UsageError."""
+
+    def refuse(*_: object, **__: object) -> NoReturn:
+        refuse_continuous_batching()
+
+    vars(model)["init_continuous_batching"] = refuse
+    try:
+        yield
+    finally:
+        vars(model).pop("init_continuous_batching")
+
+
+def refuse_inside_block(model: PreTrainedModel) -> None:
+    """Raise UsageError inside an `evicting` block of `model`, unless this thread's scorers run."""
+    for hook in list(model._forward_pre_hooks.values()):
+        block = getattr(hook, "__self__", None)
+        if getattr(block, "evicting_here", None) is False:
+            raise UsageError("this model is already inside an evicting(...) block: leave it first")
+
 
 _CHANGED_BY_LENGTH = ("inv_freq", "max_seq_len_cached", "attention_scaling")
 """How the attributes of a rotary embedding end that a long input changes."""
@@ -290,4 +348,253 @@ def _check_queries(model: PreTrainedModel) -> None:
                 f"the queries of layer {evicted_layers(model.config)[layer]} of this "
                 f"{type(model).__name__} are not its states "
                 "projected, normalised and rotated: use a method that moves no queries"
+            )
+
+
+@torch.no_grad()
+def output_gram(model: PreTrainedModel) -> Tensor:
+    """Gram matrices M of the output projection: [L, H, D, D] float32 on the CPU.
+
+    sqrt(v^T M v) is the norm of value v behind the projection, as a root mean square over the
+    query heads that share the KV head. Raises ModelError for a model whose attention modules are
+    not found.
+    """
+    geometry = geometry_of(model.config)
+    grams = [
+        projection_gram(attention, geometry.kv_heads, geometry.group, geometry.head_dim).mean(dim=1)
+        for attention in attention_modules(model)
+    ]
+    return torch.stack(grams).cpu()
+
+
+def known_output_gram(model: PreTrainedModel) -> Tensor | None:
+    """`output_gram`, or None where the model's attention modules are not found."""
+    try:
+        return output_gram(model)
+    except ModelError:
+        return None
+
+
+@torch.no_grad()
+def projection_gram(attention: nn.Module, heads: int, group: int, width: int) -> Tensor:
+    """Gram matrix of each query head's slice of `o_proj`: [H, G, D, D] float32.
+
+    Quantised or adapted projections are read as they act, through what they make of unit vectors.
+    """
+    projection = attention.o_proj
+    assert isinstance(projection, nn.Module)
+    size = heads * group * width
+    if type(projection) is nn.Linear:
+        columns = projection.weight.T  # [H * G * D, W]
+    else:
+        weight = next(projection.parameters())
+        dtype = weight.dtype if weight.is_floating_point() else torch.get_default_dtype()
+        zero = torch.zeros(1, size, device=weight.device, dtype=dtype)
+        units = torch.eye(size, device=weight.device, dtype=dtype)
+        columns = projection(units) - projection(zero)  # without the bias
+    slices = columns.float().reshape(heads, group, width, -1)
+    return torch.einsum("hgdw,hgew->hgde", slices, slices)
+
+
+@torch.no_grad()
+def projected_norms(attention: nn.Module, values: Tensor, group: int) -> Tensor:
+    """Norms ||W_o v|| of values [B, H, N, D] behind each query head's slice: [B, H, G, N] float32.
+
+    Through the Gram matrix of the slice, so that no projected vector of the model's width is held.
+    """
+    _, heads, _, width = values.shape
+    gram = projection_gram(attention, heads, group, width)
+    folded = torch.einsum("bhnd,hgde->bhgne", values.float(), gram)
+    return (folded * values.float()[:, :, None]).sum(dim=-1).clamp_min(0).sqrt()
+
+
+NANO = "nano"
+"""Name of the bundled model."""
+
+
+def model_identity(
+    name: str,
+    revision: str | None,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+) -> dict[str, Any]:
+    """Name, revision and digests of weights and tokenizer, JSON."""
+    return {
+        "id": recorded_name(name),
+        "revision": revision,
+        "weights": weights_digest(model),
+        "tokenizer": tokenizer_digest(tokenizer),
+    }
+
+
+def weights_digest(model: PreTrainedModel, dtype: torch.dtype = torch.float32) -> str:
+    """A digest of a few weights of every tensor: another checkpoint has another one.
+
+    `dtype` is what they are rounded to first: a model held in float32 has the digest of the same
+    model held in bfloat16 with `torch.bfloat16`.
+    """
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        few = tensor.flatten()[:: max(1, tensor.numel() // 64)][:64]
+        digest.update(name.encode())
+        digest.update(few.to("cpu", dtype).float().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
+    """A digest of the vocabulary and the chat template."""
+    return digest_json([tokenizer.get_vocab(), tokenizer.chat_template])
+
+
+def warn_of_another_model(model: PreTrainedModel, scorer: Scorer) -> None:
+    """Warn, naming both, when a learned policy was trained on another model than `model`."""
+    metadata = getattr(scorer, "metadata", None)
+    trained_on = metadata.get("model") if isinstance(metadata, Mapping) else None
+    if (name := another_model(model, trained_on)) is not None:
+        warnings.warn(
+            f"policy {getattr(scorer, 'label', scorer.name)} was trained on {name}: "
+            "its scores mean little here",
+            stacklevel=3,
+        )
+
+
+def another_model(model: PreTrainedModel, recorded: object) -> str | None:
+    """What `recorded`, a `model_identity`, and `model` are called where they are two models.
+
+    Two are those whose names and weights both differ: a copy under another path, or the same model
+    in another dtype, is not another. Every edition of the bundled model is called `nano`, so there
+    the weights decide. A record may name a `base_model`, of which its own is a quantised copy.
+    None without a record of weights, or where the model's are offloaded.
+    """
+    if not isinstance(recorded, Mapping) or not recorded.get("weights") or on_meta(model):
+        return None
+    name, theirs = name_of(model), recorded.get("id")
+    if name and name == recorded.get("base_model"):
+        return None
+    bundled = name == NANO and model.dtype != torch.float16  # which does not hold all its weights
+    if (theirs == name and not bundled) or recorded["weights"] in (
+        weights_digest(model), weights_digest(model, torch.bfloat16),
+    ):  # fmt: skip
+        return None
+    ours = f"{name or type(model).__name__}{' with other weights' if theirs == name else ''}"
+    return f"{theirs}, this model is {ours}"
+
+
+def name_of(model: PreTrainedModel) -> str:
+    """The name `load_model` knows a model by, as far as the config tells."""
+    from kvp import nano
+
+    name = str(model.config.name_or_path)
+    return NANO if name == str(nano.path()) else recorded_name(name)
+
+
+_NOISE = 0.1
+"""Relative difference of logits that is no rounding, in any dtype."""
+_CHECKED: WeakSet[PreTrainedModel] = WeakSet()
+"""Models that have run once with an evicting cache."""
+
+
+def check_model(model: PreTrainedModel) -> None:
+    """Raise ModelError unless kvp's attention can replace the model's own.
+
+    The first time, the model runs over one token with an evicting cache: whether its attention
+    passes positions and leaves the cache's handle alone shows in no attribute.
+    """
+    check_config(model.config)
+    name = type(model).__name__
+    known = model._supports_sdpa or _capped_or_with_sinks(model)
+    if not (known and model._can_set_attn_implementation()):
+        raise ModelError(f"{name} does not let kvp replace its attention: choose another model")
+    if model in _CHECKED or on_meta(model):  # weights on the meta device: accelerate moves them
+        return
+    embedding = model.get_input_embeddings().weight
+    assert isinstance(embedding, torch.Tensor)
+    token = torch.zeros(1, 1, dtype=torch.int64, device=embedding.device)
+    try:
+        with torch.no_grad(), kvp_attention_set(model), rope_kept(model):
+            cache = EvictingCache.of(model.config)
+            # Not through __call__: hooks of the caller, and compiled code, stay out of this.
+            model.forward(input_ids=token, past_key_values=cache, use_cache=True)
+            _check_stored(model.config, cache)
+            _check_continues(model)
+    except (UsageError, _UnfitError):
+        raise
+    except ForeignAttentionError as error:  # although kvp's attention is set
+        raise ModelError(
+            f"kvp cannot evict from {name}: its layers work on the cached keys themselves"
+        ) from error
+    except Exception as error:  # whatever the code of an unknown model raises
+        reason = shorten(str(error).split("\n")[0], width=120, placeholder=" ...")
+        raise ModelError(f"kvp cannot evict from {name}: {reason}") from error
+    _CHECKED.add(model)
+
+
+class _UnfitError(ModelError):
+    """A model that ran, and showed that it is none to evict from."""
+
+
+def _capped_or_with_sinks(model: PreTrainedModel) -> bool:
+    """Whether a model without sdpa differs from it only by what kvp's attention computes itself."""
+    capped = getattr(model.config.get_text_config(decoder=True), "attn_logit_softcapping", None)
+    return capped is not None or any(hasattr(module, "sinks") for module in model.modules())
+
+
+def _check_stored(config: PreTrainedConfig, cache: EvictingCache) -> None:
+    """Raise ModelError unless every layer to evict from holds one token of the heads expected."""
+    geometry = geometry_of(config)
+    expected = (1, geometry.kv_heads, 1, geometry.head_dim)
+    layers = cache.stored
+    found = {tuple(x.shape) for layer in layers.values() for x in (layer.keys, layer.values)}
+    if tuple(layers) != tuple(geometry.model_layers) or found != {expected}:
+        shapes = " and ".join(f"{heads} x {width}" for _, heads, _, width in sorted(found))
+        raise _UnfitError(
+            f"model type {config.model_type!r} caches keys and values of {shapes} numbers per "
+            f"token, where kvp expects {geometry.kv_heads} x {geometry.head_dim} for both: choose "
+            "another model"
+        )
+
+
+def _check_continues(model: PreTrainedModel) -> None:
+    """Raise ModelError where recurrent layers lose their state when several tokens are fed at once.
+
+    Some classes of transformers go on from a state by single tokens alone (Jamba), and kvp feeds
+    the rest of a prompt in one piece. Measured on the model without eviction.
+    """
+    if not {"linear_attention", "conv"} & set(layer_kinds(model.config)):
+        return
+    embedding = model.get_input_embeddings().weight
+    assert isinstance(embedding, torch.Tensor)
+    ids = torch.arange(8, device=embedding.device)[None] % embedding.shape[0]
+    cache = EvictingCache.of(model.config)
+    whole = model.forward(input_ids=ids, use_cache=False).logits[:, 5:].float()
+    model.forward(input_ids=ids[:, :5], past_key_values=cache, use_cache=True)
+    positions = torch.arange(5, 8, device=ids.device)[None]
+    parts = model.forward(
+        input_ids=ids[:, 5:], position_ids=positions, past_key_values=cache, use_cache=True
+    ).logits.float()
+    if float((parts - whole).norm()) > _NOISE * float(whole.norm()):
+        raise _UnfitError(
+            f"{type(model).__name__} does not continue its recurrent layers when several tokens "
+            "are fed at once, in this version of transformers: choose another model"
+        )
+
+
+def check_weights(model: PreTrainedModel, name: str, *, missing: Collection[str]) -> None:
+    """Raise ModelError naming a weight that the files of model `name` lack, or that is not finite.
+
+    transformers fills missing weights with random numbers.
+    """
+    if missing:
+        raise ModelError(
+            f"--model {name}: {len(missing)} weights are missing from its files, among them "
+            f"{min(missing)}: download or save the model again"
+        )
+    for key, weight in model.named_parameters():
+        if weight.is_meta or not weight.is_floating_point():
+            continue
+        # A sum keeps NaN and infinity, and holds no mask of the weight's size.
+        if not bool(weight.detach().sum(dtype=torch.float32).isfinite()):
+            raise ModelError(
+                f"--model {name}: weight {key} holds NaN or infinity: download or save the model "
+                "again"
             )

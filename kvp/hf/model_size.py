@@ -1,4 +1,4 @@
-"""The memory of a running model from its configuration, without its weights."""
+"""Memory of a running model, and how many answers fit into it, from its configuration."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig
 from transformers.initialization import no_init_weights
 
 from kvp.errors import ModelError
-from kvp.hf.model_geometry import geometry_of
+from kvp.hf.cache_layers import other_layers
+from kvp.hf.model_config import geometry_of
 from kvp.progress import quiet_logs
 from kvp.store import planned_bytes
 from kvp.store.schema import DTYPES
@@ -47,3 +48,21 @@ def running_bytes(
         planned_bytes(geometry, dtype=dtype, tokens=tokens, store=store) for store in ("kv", "qkv")
     )
     return round(weights) + activations + qkv + 2 * together * kv
+
+
+_IN_FLIGHT_BYTES = 4 * 2**30
+"""Queries, keys and values of the sequences that are decoded together."""
+_MOST_TOGETHER = 16
+"""Sequences that are decoded together if they are small."""
+
+
+def default_batch_size(config: PreTrainedConfig, *, dtype: str, max_tokens: int) -> int:
+    """Prompts whose answers are decoded together, of sequences of at most `max_tokens`.
+
+    1 for models with layers that nothing is evicted from: they answer one at a time
+    (`kvp.hf.trace`). Raises ModelError for a model without a known geometry.
+    """
+    if other_layers(config):
+        return 1
+    largest = planned_bytes(geometry_of(config), dtype=dtype, tokens=max_tokens)
+    return max(1, min(_MOST_TOGETHER, _IN_FLIGHT_BYTES // largest))

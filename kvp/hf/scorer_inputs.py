@@ -1,26 +1,28 @@
 """Everything a scorer may read beyond keys, values and queries, made once per prompt.
 
 A `ScorerInputs` belongs to one prefill. What it gives is computed at the first request and kept, so
-that many methods of one prompt share one set of extra passes. Nothing here changes the model or the
-cache. Left out: padding (one `ScorerInputs` per prompt, without its padding columns).
+that many methods of one prompt share one set of extra passes: a request to repeat the context,
+chunk by chunk (KVzip, arXiv 2505.23416, section 3), or random tokens (ContrastKV). Nothing here
+changes the model or the cache. Left out: padding (one `ScorerInputs` per prompt, without its
+padding columns).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from kvp.data.encode import template_frame
 from kvp.errors import ModelError, UsageError
+from kvp.hf.cache_layers import OtherLayer
 from kvp.hf.classifier import classify
 from kvp.hf.extra_passes import SoftmaxWindow, run_pass
-from kvp.hf.hidden import HiddenRecord
-from kvp.hf.layer_kinds import OtherLayer
-from kvp.hf.model_access import attention_modules, query_projection, rope_of
-from kvp.hf.reconstruction import noise_input, reconstruction_inputs
+from kvp.hf.model_access import attention_modules, query_projection, rope_of, states_watched
 from kvp.rope import Rope
 from kvp.scoring import HiddenStates, Needs, Noise, Reconstruction, Scorer
 
@@ -241,3 +243,179 @@ class ScorerInputs:
         if self._ids is None:
             raise UsageError(f"{purpose} needs token ids: pass input_ids, not inputs_embeds")
         return self._tokenizer, self._ids
+
+
+_FIRST = "\n\nRepeat the previous context exactly."
+# No space at the end: the tokens that follow bring their own (as in kvpress; KVzip's own code has
+# one, which most tokenizers make a lone token of).
+_LATER = "\n\nRepeat the part of the previous context exactly, starting with"
+_OVERLAP = 8  # last tokens of the previous chunk, to continue from
+
+
+def reconstruction_inputs(
+    context: Tensor, tokenizer: PreTrainedTokenizerBase, chunk: int
+) -> Iterator[tuple[slice, Tensor]]:
+    """Each chunk of the context, as a slice, and the input that makes the model repeat it.
+
+    `context` is [B, N] int64 without padding; chunks are of `chunk` tokens, the last one shorter.
+    Inputs are [B, T] int64: request, the end of the previous chunk, the end of the user's turn and
+    the start of the assistant's (nothing without a chat template), then the chunk. Raises
+    ModelError when the chat template refuses a message.
+    """
+    first, later, turn = (
+        torch.tensor(
+            tokenizer.encode(text, add_special_tokens=False),
+            dtype=context.dtype,
+            device=context.device,
+        ).expand(context.shape[0], -1)
+        for text in (_FIRST, _LATER, turn_change(tokenizer))
+    )
+    for start in range(0, context.shape[1], chunk):
+        part = slice(start, min(start + chunk, context.shape[1]))
+        request = [first] if start == 0 else [later, context[:, max(start - _OVERLAP, 0) : start]]
+        yield part, torch.cat([*request, turn, context[:, part]], dim=1)
+
+
+def turn_change(tokenizer: PreTrainedTokenizerBase) -> str:
+    """The chat template between a user's message and the assistant's answer; "" without one.
+
+    ModelError when the template refuses the message or drops it.
+    """
+    return template_frame(["user"], tokenizer)[1] if tokenizer.chat_template else ""
+
+
+def noise_input(
+    tokens: int, seed: int, *, vocabulary: int, tokenizer: PreTrainedTokenizerBase | None
+) -> Tensor:
+    """Token ids [tokens] int64, each drawn uniformly from the ordinary vocabulary.
+
+    Ordinary are ids below `vocabulary` that the tokenizer knows and has not
+    added or declared special; without a tokenizer, every id below `vocabulary`. The same draw for
+    the same seed on every machine.
+    """
+    ids = torch.arange(vocabulary)
+    if tokenizer is not None:
+        special = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
+        ordinary = set(tokenizer.get_vocab().values()) - special
+        ids = torch.tensor(sorted(i for i in ordinary if i < vocabulary))
+    generator = torch.Generator().manual_seed(seed)
+    return ids[torch.randint(len(ids), (tokens,), generator=generator)]
+
+
+_BLOCK = 4096  # tokens converted to float32 at a time
+
+
+@dataclass(frozen=True, kw_only=True)
+class HiddenRecord:
+    """Statistics of one prefill, for each number of first tokens that was left out."""
+
+    means: Mapping[int, tuple[Tensor, ...]]
+    """Tokens left out -> per layer [B, W] float32 mean."""
+    variances: Mapping[int, tuple[Tensor, ...]]
+    """Tokens left out -> per layer [B, W] float32 biased variance."""
+    states: tuple[Tensor, ...] = ()
+    """Per layer [B, T, W] of every token, in the model's dtype; empty where nobody reads them."""
+
+    def statistics(self, after: int, layer: int) -> tuple[Tensor, Tensor]:
+        """Mean and variance [B, W] of a layer; ValueError when `after` was not recorded."""
+        if after not in self.means:
+            raise ValueError(
+                f"hidden states after {after} tokens are needed, recorded were "
+                f"{sorted(self.means)}: pass hidden_after"
+            )
+        return self.means[after][layer], self.variances[after][layer]
+
+    def batch(self, part: slice, padding: int = 0) -> HiddenRecord:
+        """The same of a part of the batch, whose prompts have `padding` columns of left padding."""
+        return HiddenRecord(
+            means={after: tuple(t[part] for t in ts) for after, ts in self.means.items()},
+            variances={after: tuple(t[part] for t in ts) for after, ts in self.variances.items()},
+            states=tuple(states[part, padding:] for states in self.states),
+        )
+
+
+class _Moments:
+    """Running count, mean and sum of squared deviations of one layer, per prompt."""
+
+    def __init__(self) -> None:
+        self.counts: list[int] = []
+        self.means: list[Tensor] = []
+        self.squares: list[Tensor] = []
+
+    def add(self, prompt: int, states: Tensor) -> None:
+        """Add states [S, W] of a prompt; prompts come in order the first time."""
+        for start in range(0, states.shape[0], _BLOCK):
+            part = states[start : start + _BLOCK].detach().float()
+            mean = part.mean(dim=0)  # [W]
+            square = (part - mean).square().sum(dim=0)  # [W]
+            if prompt == len(self.counts):
+                self.counts.append(part.shape[0])
+                self.means.append(mean)
+                self.squares.append(square)
+                continue
+            before, total = self.counts[prompt], self.counts[prompt] + part.shape[0]
+            gap = mean - self.means[prompt]
+            self.squares[prompt] += square + gap.square() * (before * part.shape[0] / total)
+            self.means[prompt] = self.means[prompt] + gap * (part.shape[0] / total)
+            self.counts[prompt] = total
+
+    @property
+    def mean(self) -> Tensor:
+        return torch.stack(self.means)
+
+    @property
+    def variance(self) -> Tensor:
+        return torch.stack([s / n for s, n in zip(self.squares, self.counts, strict=True)])
+
+
+class HiddenRecorder:
+    """Watches one forward pass over a prompt and keeps the statistics of every layer."""
+
+    def __init__(
+        self, after: Sequence[int], *, padding: Sequence[int] | None = None, every: bool = False
+    ) -> None:
+        """Leave out the first `after` tokens of a prompt, for each number given.
+
+        `padding` are the columns of left padding per prompt, which never count. A prompt that is
+        not longer than `after` counts its last token alone. With `every` the states of all columns
+        are kept, too.
+        """
+        self._every: dict[int, list[Tensor]] | None = {} if every else None
+        self._padding = padding
+        self._moments: dict[int, dict[int, _Moments]] = {number: {} for number in after}
+
+    @contextmanager
+    def recording(self, model: PreTrainedModel) -> Iterator[None]:
+        """Record this thread's forward passes inside the block.
+
+        ModelError as `attention_modules`.
+        """
+        with states_watched(model, self._add):
+            yield
+
+    @property
+    def record(self) -> HiddenRecord:
+        """The statistics so far."""
+        layers = {
+            after: [moments[layer] for layer in sorted(moments)]
+            for after, moments in self._moments.items()
+        }
+        return HiddenRecord(
+            means={after: tuple(m.mean for m in every) for after, every in layers.items()},
+            variances={after: tuple(m.variance for m in every) for after, every in layers.items()},
+            states=tuple(
+                torch.cat(parts, dim=1) for _, parts in sorted((self._every or {}).items())
+            ),
+        )
+
+    def _add(self, layer: int, states: Tensor) -> None:
+        batch, tokens, _ = states.shape
+        if self._every is not None:
+            self._every.setdefault(layer, []).append(states.detach())
+        for after, moments_of in self._moments.items():
+            fresh = layer not in moments_of
+            moments = moments_of.setdefault(layer, _Moments())
+            for prompt in range(batch):
+                pad = self._padding[prompt] if self._padding and fresh else 0
+                skip = min(after, tokens - pad - 1) if fresh else 0
+                moments.add(prompt, states[prompt, pad + skip :])

@@ -17,7 +17,7 @@ from kvp.artifacts.claim import check_folder
 from kvp.config_groups import AnswerConfig, DataConfig, ModelConfig
 from kvp.data.collection_plan import CollectionPlan, data_identity, plan_collection
 from kvp.data.task import TaskSettings
-from kvp.hf.identity import tokenizer_digest
+from kvp.hf.model_access import tokenizer_digest
 from kvp.manifest import recorded_name
 from kvp.store.sequence_records import has_no_sequence
 from kvp.store.store_manifest import STORE
@@ -54,7 +54,7 @@ class StoreRequest:
     ) -> dict[str, Any]:
         """What decides the content of a store: a resumed run must repeat all of it.
 
-        `weights` is their digest (`kvp.hf.identity.weights_digest`). The device is left out: it
+        `weights` is their digest (`kvp.hf.model_access.weights_digest`). The device is left out: it
         changes rounding, which is not what a trace means.
         """
         return {

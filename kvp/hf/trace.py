@@ -19,10 +19,10 @@ from transformers import (
 from kvp.data.encode import Encoded, encode
 from kvp.data.task import Sample
 from kvp.errors import UsageError
+from kvp.hf.cache_layers import other_layers
 from kvp.hf.generation import end_tokens
-from kvp.hf.layer_kinds import other_layers
-from kvp.hf.limits import context_limit, rope_switch
-from kvp.hf.observe import observe
+from kvp.hf.model_config import context_limit, rope_switch
+from kvp.hf.prefill import observe
 from kvp.hf.scorer_inputs import ScorerInputs
 from kvp.scoring import ALL_QUERIES, Reconstruction
 from kvp.store import SequenceRecord, Trace

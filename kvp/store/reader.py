@@ -127,7 +127,7 @@ class TraceReader:
     def output_gram(self) -> Tensor | None:
         """Gram matrices of the model's output projection, [L, H, D, D] float32; None where unknown.
 
-        sqrt(v^T M v) is the norm of value v behind the projection (`kvp.hf.output_projection`).
+        sqrt(v^T M v) is the norm of value v behind the projection (`kvp.hf.model_access`).
         """
         if OUTPUT not in self._manifest["files"]:
             return None

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from kvp.hf import load_model, observe
-from kvp.hf.output_projection import output_gram
+from kvp.hf.model_access import output_gram
 from kvp.hf.scorer_inputs import ScorerInputs
 from kvp.hf.trace import Recorded, collect_all
 from kvp.scoring import Reconstruction

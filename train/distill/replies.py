@@ -12,8 +12,8 @@ from transformers import PreTrainedModel
 
 from kvp.geometry import Geometry
 from kvp.hf import observe
-from kvp.hf.gated import gated_logits
-from kvp.hf.layer_kinds import other_layers
+from kvp.hf.cache_layers import other_layers
+from kvp.hf.extra_passes import gated_logits
 from kvp.store import SequenceRecord
 from kvp.store.replies import reply_windows
 from train.data.compression_points import CompressionPoint

@@ -15,7 +15,7 @@ from lightning.pytorch.callbacks import Callback
 from kvp.artifacts.addresses import place
 from kvp.errors import ModelError, PolicyError, StoreError, UsageError
 from kvp.hf import load_model
-from kvp.hf.identity import another_model
+from kvp.hf.model_access import another_model
 from kvp.manifest import digest_json, run_manifest
 from kvp.progress import phase
 from kvp.store import TraceReader

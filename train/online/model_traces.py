@@ -30,7 +30,7 @@ class ModelTraces:
     manifest: dict[str, Any]
     """Names the model, as a trace store's does."""
     gram: Tensor | None
-    """[L, H, D, D] float32 (`kvp.hf.output_projection`) of the model; None where unknown."""
+    """[L, H, D, D] float32 (`kvp.hf.model_access`) of the model; None where unknown."""
     attention: Callable[[SequenceRecord], Iterable[Attention]]
     """Importance of a sequence that will be asked for."""
     device: torch.device

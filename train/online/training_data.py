@@ -19,10 +19,8 @@ from kvp.data.task import Sample, TaskSettings
 from kvp.errors import UsageError
 from kvp.geometry import Geometry
 from kvp.hf import geometry_of, load_config, load_model, load_tokenizer
-from kvp.hf.batch_size import default_batch_size
-from kvp.hf.identity import model_identity
-from kvp.hf.model_access import known_frequencies
-from kvp.hf.output_projection import known_output_gram
+from kvp.hf.model_access import known_frequencies, known_output_gram, model_identity
+from kvp.hf.model_size import default_batch_size
 from kvp.hf.trace import Recorded, check_reach, collect_all, sequence_record
 from kvp.manifest import recorded_name
 from kvp.progress import phase

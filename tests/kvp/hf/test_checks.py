@@ -19,7 +19,8 @@ from transformers import (
 
 from kvp.errors import ModelError
 from kvp.hf import load_model
-from kvp.hf.checks import check_config, check_model
+from kvp.hf.model_access import check_model
+from kvp.hf.model_config import check_config
 
 SIZES: dict[str, Any] = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,

@@ -15,9 +15,9 @@ from transformers import Gemma3ForCausalLM, Gemma3TextConfig, PreTrainedModel
 
 from kvp.errors import UsageError
 from kvp.hf import evicting, load_cache, prefill_and_evict, save_cache
-from kvp.hf.block import pieces
 from kvp.hf.cache import EvictingCache
-from kvp.hf.cache.base import EMPTY
+from kvp.hf.cache_layers import EMPTY
+from kvp.hf.eviction import pieces
 from kvp.ranking import Protection
 from kvp.scoring import Needs, View
 from policies.registry import METHODS, make_allocator, make_scorer

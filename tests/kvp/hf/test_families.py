@@ -19,10 +19,9 @@ from kvp.errors import ModelError, UsageError
 from kvp.geometry import Geometry
 from kvp.hf import EvictingCache, geometry_of, observe
 from kvp.hf.attention import QueryRecorder, kvp_attention_set
-from kvp.hf.checks import check_model
-from kvp.hf.layer_kinds import OtherState, layer_kinds, other_layers
-from kvp.hf.limits import attention_window
-from kvp.hf.model_access import attention_modules, rope_of
+from kvp.hf.cache_layers import OtherState, other_layers
+from kvp.hf.model_access import attention_modules, check_model, rope_of
+from kvp.hf.model_config import attention_window, layer_kinds
 from kvp.ranking import Protection
 from kvp.scoring import Needs, View
 

@@ -7,7 +7,7 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 
 from kvp.hf import load_model, observe
-from kvp.hf.gated import gated_logits
+from kvp.hf.extra_passes import gated_logits
 
 TOKENS, CACHED = 40, 30
 

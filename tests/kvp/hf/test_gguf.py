@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from kvp import load_model
 from kvp.errors import ModelError, UsageError
 from kvp.hf import loading
-from kvp.hf.identity import model_identity
+from kvp.hf.model_access import model_identity
 
 PARTS = {
     "self_attn.q_proj": "attn_q",

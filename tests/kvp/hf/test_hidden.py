@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from kvp.hf import observe
-from kvp.hf.hidden import HiddenRecorder
+from kvp.hf.scorer_inputs import HiddenRecorder
 
 Prompt = Callable[..., Tensor]
 AttentionInputs = Callable[[PreTrainedModel], AbstractContextManager[list[Tensor]]]
@@ -61,7 +61,7 @@ def test_long_prompts_are_reduced_in_parts(
     entering: Callable[..., list[Tensor]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("kvp.hf.hidden._BLOCK", 7)
+    monkeypatch.setattr("kvp.hf.scorer_inputs._BLOCK", 7)
     ids = prompt(40)
     record = observe(qwen, ids, hidden_after=(4,)).hidden
     assert record is not None

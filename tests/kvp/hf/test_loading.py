@@ -28,7 +28,7 @@ from transformers import (
 from kvp.errors import KvpError, ModelError, UsageError
 from kvp.geometry import Geometry
 from kvp.hf import geometry_of, load_model, loading
-from kvp.hf.checks import check_config
+from kvp.hf.model_config import check_config
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from kvp.hf import geometry_of
-from kvp.hf.output_projection import output_gram, projected_norms
+from kvp.hf.model_access import output_gram, projected_norms
 
 
 def test_norms_behind_the_projection_are_those_of_the_model(model: PreTrainedModel) -> None:

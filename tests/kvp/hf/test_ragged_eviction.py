@@ -13,9 +13,7 @@ from transformers import PreTrainedModel
 from kvp.allocation import Request
 from kvp.errors import UsageError
 from kvp.hf import EvictingCache, ScorerInputs, evicting, observe, prefill_and_evict
-from kvp.hf.cache.base import EMPTY
-from kvp.hf.cache.dense import EvictingLayer
-from kvp.hf.cache.ragged import RaggedLayer
+from kvp.hf.cache_layers import EMPTY, EvictingLayer, RaggedLayer
 from kvp.ranking import UNPROTECTED, Protection
 from kvp.scoring import Needs, Noise, Reconstruction, View
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kvp.config_groups import Rank
-from kvp.hf.rank_device import device_of_rank
+from kvp.hf.loading import device_of_rank
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from kvp.errors import ModelError
 from kvp.hf import load_model
-from kvp.hf.reconstruction import noise_input, reconstruction_inputs, turn_change
+from kvp.hf.scorer_inputs import noise_input, reconstruction_inputs, turn_change
 
 LetterTokenizer = Callable[..., PreTrainedTokenizerBase]
 REQUEST = "\n\nRepeat the previous context exactly."

@@ -16,8 +16,7 @@ from transformers import PreTrainedTokenizerBase as Tokenizer
 from kvp.errors import UsageError
 from kvp.hf import Observation, Prefill, ScorerInputs, observe
 from kvp.hf.model_access import rope_of
-from kvp.hf.reconstruction import noise_input, reconstruction_inputs
-from kvp.hf.scorer_inputs import LayerInputs
+from kvp.hf.scorer_inputs import LayerInputs, noise_input, reconstruction_inputs
 from kvp.scoring import Needs, Noise, Reconstruction, View
 
 Array = np.ndarray

@@ -14,7 +14,7 @@ from kvp import evicting, load_model, load_policy, make_allocator
 from kvp.data.metrics import string_match_all
 from kvp.data.ruler import generate
 from kvp.hf import geometry_of
-from kvp.hf.identity import model_identity
+from kvp.hf.model_access import model_identity
 from policies.policy_files import check_geometry
 from policies.sources import BUNDLED, SMOLLM2
 

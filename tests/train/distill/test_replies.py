@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kvp.hf import load_model
-from kvp.hf.gated import gated_logits
+from kvp.hf.extra_passes import gated_logits
 from kvp.programs import collect
 from kvp.store import TraceReader
 from train.data.compression_points import CompressionPoint

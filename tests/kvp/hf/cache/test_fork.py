@@ -13,8 +13,7 @@ from transformers import PreTrainedModel
 from kvp.errors import UsageError
 from kvp.hf import EvictingCache, evicting, observe, prefill_and_evict
 from kvp.hf.attention import QueryRecorder
-from kvp.hf.cache.dense import EvictingLayer
-from kvp.hf.cache.ragged import RaggedLayer
+from kvp.hf.cache_layers import EvictingLayer, RaggedLayer
 
 Prompt = Callable[..., Tensor]
 CONTEXT = 40

@@ -12,9 +12,7 @@ from transformers import PreTrainedModel
 
 from kvp.errors import UsageError
 from kvp.hf import EvictingCache, observe
-from kvp.hf.cache.base import EMPTY
-from kvp.hf.cache.dense import EvictingLayer
-from kvp.hf.cache.ragged import TAIL_GROWTH, RaggedLayer
+from kvp.hf.cache_layers import EMPTY, TAIL_GROWTH, EvictingLayer, RaggedLayer
 
 Prompt = Callable[..., Tensor]
 Sets = list[list[list[list[int]]]]

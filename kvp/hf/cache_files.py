@@ -25,15 +25,18 @@ from kvp.artifacts.tensors import (
 )
 from kvp.errors import CacheError, ModelError, UsageError
 from kvp.geometry import Geometry
-from kvp.hf.cache.base import LayerState, StoredLayer
-from kvp.hf.cache.dense import EvictingLayer
-from kvp.hf.cache.evicting import EvictingCache, Turn
-from kvp.hf.cache.ragged import RaggedLayer
-from kvp.hf.identity import name_of, weights_digest
-from kvp.hf.layer_kinds import OtherState, arranged, other_layers
-from kvp.hf.model_access import layer_devices, on_meta
-from kvp.hf.model_geometry import geometry_of
-from kvp.hf.wrappers import unwrapped
+from kvp.hf.cache import EvictingCache, Turn
+from kvp.hf.cache_layers import (
+    EvictingLayer,
+    LayerState,
+    OtherState,
+    RaggedLayer,
+    StoredLayer,
+    arranged,
+    other_layers,
+)
+from kvp.hf.model_access import layer_devices, name_of, on_meta, unwrapped, weights_digest
+from kvp.hf.model_config import geometry_of
 from kvp.manifest import SEAL, digest_json
 
 FORMAT = "kvp-cache"

@@ -1,7 +1,7 @@
 """A transformers cache whose layers drop entries physically and still report the true length.
 
 Only layers that see every token are kvp's; all others are what transformers puts there
-(`kvp.hf.layer_kinds`) and hold what they would hold without kvp. `get_seq_length` is the number of
+(`kvp.hf.model_config`) and hold what they would hold without kvp. `get_seq_length` is the number of
 tokens seen (padding columns included, as transformers counts), so positions stay true and
 `generate` feeds exactly the new tokens; `get_mask_sizes` is what is stored.
 """
@@ -19,16 +19,17 @@ from transformers.cache_utils import Cache
 
 from kvp.errors import UsageError
 from kvp.hf.attention import QueryRecorder, StoredKeys
-from kvp.hf.cache.base import StoredLayer
-from kvp.hf.cache.dense import EvictingLayer, selected_layer
-from kvp.hf.layer_kinds import (
+from kvp.hf.cache_layers import (
+    EvictingLayer,
     OtherLayer,
+    StoredLayer,
     arranged,
     copies,
-    evicted_layers,
     other_layers,
     other_nbytes,
+    selected_layer,
 )
+from kvp.hf.model_config import evicted_layers
 
 
 @dataclass(frozen=True, kw_only=True)

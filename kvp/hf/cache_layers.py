@@ -1,0 +1,855 @@
+"""Layers of the evicting cache, of equally many tokens per head or of each head's own number.
+
+A layer counts the tokens it has seen, refuses operations that would silently go wrong, and hands
+the true positions of new tokens to its attention. Every slot remembers the position of its token;
+slots that hold nothing carry `EMPTY`, which no query ever sees. Heads of different lengths lie
+flat, with a dense tail for the tokens fed after the eviction (`docs/decisions.md#ragged-heads`).
+The caches of layers that nothing is evicted from are transformers' own (`OtherLayer`). Left out:
+rollback (`crop`), offloading, gradients.
+"""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self, TypeVar
+
+import torch
+from torch import Tensor, nn
+from transformers import DynamicCache, PreTrainedConfig
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+
+from kvp.errors import ModelError, UsageError
+from kvp.hf.attention import grouped_attention, is_eager, plain_attention
+from kvp.hf.model_config import attention_window, evicted_layers, rope_switch
+from kvp.ops.ragged_attention import RaggedLayout, ragged_attention
+
+EMPTY = torch.iinfo(torch.int64).max
+"""Position of a slot that holds no token."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerState:
+    """All that a layer is; `docs/formats.md` describes its tensors."""
+
+    tensors: Mapping[str, Tensor]
+    """Keys, values, positions and so on, by name."""
+    seen: int
+    """Tokens fed, padding columns included."""
+    evicted: bool
+    """True once slots are no longer all columns seen, in order."""
+    gaps: bool
+    """True once some slot may hold no token."""
+
+
+class StoredLayer(DynamicLayer, ABC):
+    """One layer of an `EvictingCache`."""
+
+    keys: Tensor
+    values: Tensor
+    _key_storage: Tensor
+    _value_storage: Tensor
+    _position_storage: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.seen = 0
+        """Tokens fed so far, padding columns included."""
+        self.evicted = False
+        """True once slots are no longer all columns seen, in order."""
+        self._gaps = False  # True once some slot may be EMPTY
+        self._newest: Tensor | None = (
+            None  # [B] newest position fed; the first layer alone keeps it
+        )
+        self._shared = False  # True while other layers may read the storage, as after a fork
+
+    @property
+    @abstractmethod
+    def batch(self) -> int:
+        """Entries of the batch, B."""
+
+    @property
+    @abstractmethod
+    def positions(self) -> Tensor:
+        """[B, H, S] int64: true position of every slot's token, `EMPTY` where there is none."""
+
+    @property
+    @abstractmethod
+    def slots(self) -> tuple[Tensor, Tensor]:
+        """Keys and values [B, H, S, D] of all slots, as `positions` lists them.
+
+        Slots without a token hold zeros.
+        """
+
+    @property
+    @abstractmethod
+    def entry_nbytes(self) -> list[int]:
+        """Bytes of keys and values held for each batch entry, spare capacity included."""
+
+    @abstractmethod
+    def select(self, indices: Tensor) -> StoredLayer:
+        """Keep slots `indices` [B, H, S] (-1 = none) in a new layer, in that order."""
+
+    @abstractmethod
+    def _tensors(self) -> dict[str, Tensor]:
+        """All that is stored, by the names of docs/formats.md, without spare capacity."""
+
+    @abstractmethod
+    def _take_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Become what `_tensors` returned."""
+
+    @abstractmethod
+    def _append(self, keys: Tensor, values: Tensor) -> None:
+        """Store [B, H, T, D] keys and values; `_attend` brings their positions."""
+
+    def _write(self, stored: int, keys: Tensor, values: Tensor, *, growth: int) -> None:
+        """Write [B, H, T, D] keys and values after the first `stored` slots of the storage.
+
+        Storage without capacity for them grows by `growth` slots, or by T if that is more; shared
+        storage is left to the others.
+        """
+        tokens = keys.shape[2]
+        if self._shared or stored + tokens > self._key_storage.shape[2]:
+            capacity = stored + max(tokens, growth)
+            self._key_storage = grown(self._key_storage, stored, capacity)
+            self._value_storage = grown(self._value_storage, stored, capacity)
+            self._position_storage = grown(self._position_storage, stored, capacity)
+            self._position_storage[:, :, stored:] = EMPTY  # until `_attend` brings them
+            self._shared = False
+        self._key_storage = writable(self._key_storage)
+        self._value_storage = writable(self._value_storage)
+        self._position_storage = writable(self._position_storage)
+        self._key_storage[:, :, stored : stored + tokens] = keys
+        self._value_storage[:, :, stored : stored + tokens] = values
+
+    @abstractmethod
+    def _attend(
+        self,
+        module: nn.Module,
+        query: Tensor,
+        mask: Tensor | None,
+        options: Mapping[str, Any],
+        new_positions: Tensor,
+    ) -> Tensor:
+        """As `attend`, with the positions [B, T] of the new tokens, `EMPTY` for padding."""
+
+    @abstractmethod
+    def _take_entries(self, entries: Tensor) -> None:
+        """Make entries `entries` [R] int64 the batch."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the key and value tensors held, spare capacity included."""
+        return sum(self.entry_nbytes)
+
+    def fork(self, n: int) -> Self:
+        """A layer that goes on from here, every entry `n` times in a row.
+
+        It reads the same storage until one of the two is fed tokens, and copies then.
+        """
+        fork = copy.copy(self)
+        self._shared = fork._shared = True
+        if n > 1:
+            fork.batch_repeat_interleave(n)
+        return fork
+
+    @property
+    def state(self) -> LayerState:
+        """All that the layer is; shares its memory."""
+        newest = {} if self._newest is None else {"newest": self._newest}
+        return LayerState(
+            tensors={**self._tensors(), **newest},
+            seen=self.seen,
+            evicted=self.evicted,
+            gaps=self._gaps,
+        )
+
+    @classmethod
+    def of_state(cls, state: LayerState) -> Self:
+        """The layer that had this state; keeps its tensors and writes to them."""
+        layer = cls()
+        layer._take_tensors(state.tensors)
+        layer._newest = state.tensors.get("newest")
+        layer.seen, layer.evicted, layer._gaps = state.seen, state.evicted, state.gaps
+        return layer
+
+    def get_seq_length(self) -> int:
+        """Tokens seen."""
+        return self.seen
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Columns of the mask for `query_length` more tokens, and the first of them.
+
+        After eviction the mask covers the new tokens alone: of the stored ones, the layer knows.
+        """
+        return (query_length, self.seen) if self.evicted else (self.seen + query_length, 0)
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
+        """Append [B, H, T, D] keys and values; their positions follow when they are attended.
+
+        Raises UsageError when gradients would have to flow through the cache.
+        """
+        if torch.is_grad_enabled() and key_states.requires_grad:
+            raise UsageError(
+                "an EvictingCache holds no gradients: call the model in torch.no_grad()"
+            )
+        self._append(key_states, value_states)
+        self.seen += key_states.shape[2]
+        return self.keys, self.values
+
+    def attend(
+        self,
+        module: nn.Module,
+        query: Tensor,
+        mask: Tensor | None,
+        options: Mapping[str, Any],
+        *,
+        first: bool,
+    ) -> Tensor:
+        """Attention of the newest tokens over the stored slots: [B, Q, T, D] -> [B, T, Q, D].
+
+        `options` carries the true positions, `position_ids` [B or 1, T], next to scaling and
+        dropout; `mask` is a bool [B, 1, T, S] that shows padding among the new tokens, S as
+        in `get_mask_sizes`. Raises ModelError when the model passes no positions, UsageError on a
+        mask of another shape and on tokens the cache already holds.
+        """
+        if options.get("position_bias") is not None:
+            raise ModelError(f"{type(module).__name__} adds a position bias, which kvp cannot keep")
+        tokens = query.shape[2]
+        position_ids = options.get("position_ids")
+        if position_ids is None:  # Llama 4: columns, padding included, order tokens as well
+            columns = torch.arange(self.seen - tokens, self.seen, device=query.device)
+            options = {**options, "position_ids": columns[None]}
+            position_ids = options["position_ids"]
+        elif position_ids.ndim != 2:
+            raise ModelError(
+                f"{type(module).__name__} passes no plain token positions to its attention, "
+                "which eviction needs"
+            )
+        new_positions = position_ids.expand(query.shape[0], tokens)
+        if mask is not None:
+            if mask.dtype != torch.bool or mask.shape[-1] != (
+                tokens if self.evicted else self.seen
+            ):
+                raise UsageError(
+                    f"attention_mask must be 2-D, one column for each of {self.seen} tokens seen"
+                )
+            new_positions = new_positions.masked_fill(~mask[:, 0, -1, -tokens:], EMPTY)
+        if first:
+            self._refuse_repeated_tokens(new_positions)
+            self._refuse_other_attention(module, new_positions)
+        return self._attend(module, query, mask, options, new_positions)
+
+    def _refuse_repeated_tokens(self, new_positions: Tensor) -> None:
+        if self._newest is not None and bool((new_positions <= self._newest[:, None]).any()):
+            raise UsageError(
+                "the tokens fed are already in past_key_values: leave at least one prompt token "
+                f"out of the cache (it has seen {self.seen - new_positions.shape[1]}), and let an "
+                "attention_mask cover all tokens"
+            )
+        newest = new_positions.masked_fill(new_positions == EMPTY, -1).amax(dim=1)
+        self._newest = newest if self._newest is None else torch.maximum(newest, self._newest)
+
+    def _refuse_other_attention(self, module: nn.Module, new_positions: Tensor) -> None:
+        """Raise UsageError where the model's attention is not the one the cached keys were for."""
+        config = getattr(module, "config", None)
+        before = self.seen - new_positions.shape[1]
+        index = getattr(module, "layer_idx", 0)
+        if before == 0 and config is not None and index != evicted_layers(config)[0]:
+            raise UsageError(
+                "this model has layers that nothing is evicted from: make its cache by "
+                "EvictingCache.of(model.config)"
+            )
+        switch, window = rope_switch(config), attention_window(config)
+        if switch is None and window is None:
+            return
+        newest = int(new_positions.masked_fill(new_positions == EMPTY, -1).max())
+        if switch is not None and 0 < before <= switch <= newest:
+            raise UsageError(
+                f"this model changes its RoPE after {switch} tokens, which would make the {before} "
+                "cached keys wrong: shorten prompt and answer, or prefill past that length"
+            )
+        if window is not None and newest >= window:
+            raise UsageError(
+                f"this model attends through a sliding window of {window} tokens, and the prompt "
+                "and its answer are longer: shorten them or choose a model with full attention"
+            )
+
+    def _change_batch(self, entries: Tensor) -> None:
+        if self.is_initialized:
+            every = torch.arange(self.batch, device=self.keys.device)
+            entries = every[entries.to(self.keys.device)]  # a bool mask becomes indices
+            self._take_entries(entries)
+            self._newest = None if self._newest is None else self._newest[entries]
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Reorder the batch, for beam search."""
+        self._change_batch(beam_idx)
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Keep only entries `indices` of the batch."""
+        self._change_batch(indices)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Repeat every entry of the batch `repeats` times."""
+        if self.is_initialized:
+            self._change_batch(torch.arange(self.batch).repeat_interleave(repeats))
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self.__init__()  # type: ignore[misc]
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Refused: what was evicted cannot come back. Raises UsageError unless 0 tokens go."""
+        if tokens_to_remove != 0:
+            raise UsageError(
+                "an EvictingCache cannot be rolled back: assisted and speculative decoding, and "
+                "crop(), need a DynamicCache"
+            )
+
+
+def grown(storage: Tensor, stored: int, capacity: int) -> Tensor:
+    """The first `stored` slots of `storage` [B, H, S, ...] in a tensor of `capacity` slots."""
+    larger = storage.new_empty(*storage.shape[:2], capacity, *storage.shape[3:])
+    larger[:, :, :stored] = storage[:, :, :stored]
+    return larger
+
+
+def writable(tensor: Tensor) -> Tensor:
+    """`tensor`, or a copy where it was made in `torch.inference_mode` and is now used outside."""
+    return (
+        tensor.clone()
+        if tensor.is_inference() and not torch.is_inference_mode_enabled()
+        else tensor
+    )
+
+
+def source_entries(keys: Tensor, indices: Tensor) -> Tensor:
+    """The batch entry of keys [1 or R, H, N, D] that serves each of `indices` [R, H, S]: [R] int64.
+
+    Raises ValueError on shapes that do not fit.
+    """
+    batch, heads = keys.shape[:2]
+    if indices.ndim != 3 or indices.shape[1] != heads or batch not in (1, indices.shape[0]):
+        raise ValueError(
+            f"indices {tuple(indices.shape)} do not select from keys {tuple(keys.shape)}"
+        )
+    entries = torch.arange(indices.shape[0], device=keys.device)
+    return entries if batch > 1 else torch.zeros_like(entries)
+
+
+GROWTH = 8
+"""A full layer grows by 1/GROWTH of its slots, so that decoding does not copy it at every token."""
+
+
+class EvictingLayer(StoredLayer):  # type: ignore[no-untyped-call]
+    """One layer: keys, values [B, H, S, D] and the position of every slot."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._stored = 0
+        self._key_storage: Tensor
+        self._value_storage: Tensor
+        self._position_storage: Tensor  # [B, H, capacity], or [B, 1, capacity] while heads agree
+
+    @property
+    def batch(self) -> int:
+        """Entries of the batch, B."""
+        return self._key_storage.shape[0]
+
+    @property
+    def positions(self) -> Tensor:
+        """[B, H, S] int64: true position of every slot's token, `EMPTY` where there is none."""
+        positions = self._position_storage[:, :, : self._stored]
+        return positions.expand(-1, self._key_storage.shape[1], -1)
+
+    @property
+    def slots(self) -> tuple[Tensor, Tensor]:
+        """Keys and values [B, H, S, D] of all slots."""
+        return self.keys, self.values
+
+    @property
+    def entry_nbytes(self) -> list[int]:
+        """Bytes of keys and values held for each batch entry, spare capacity included."""
+        if not self.is_initialized:
+            return []
+        nbytes = self._key_storage.nbytes + self._value_storage.nbytes
+        return [nbytes // self.batch] * self.batch if self.batch else []
+
+    def _append(self, keys: Tensor, values: Tensor) -> None:
+        batch, _, tokens, _ = keys.shape
+        if not self.is_initialized:
+            self.lazy_initialization(keys, values)
+            self._key_storage = keys.clone(memory_format=torch.contiguous_format)
+            self._value_storage = values.clone(memory_format=torch.contiguous_format)
+            self._position_storage = torch.full(
+                (batch, 1, tokens), EMPTY, dtype=torch.int64, device=keys.device
+            )
+        else:
+            self._write(self._stored, keys, values, growth=self._stored // GROWTH)
+        self._stored += tokens
+        self._show()
+
+    def _show(self) -> None:
+        self.keys = self._key_storage[:, :, : self._stored]
+        self.values = self._value_storage[:, :, : self._stored]
+
+    def _attend(
+        self,
+        module: nn.Module,
+        query: Tensor,
+        mask: Tensor | None,
+        options: Mapping[str, Any],
+        new_positions: Tensor,
+    ) -> Tensor:
+        tokens = query.shape[2]
+        self._gaps |= mask is not None
+        self._position_storage[:, :, self._stored - tokens : self._stored] = new_positions[:, None]
+        if not self.evicted:
+            return plain_attention(module, query, self.keys, self.values, mask, **options)
+        visible = None  # one new token sees every slot, unless some are empty
+        if tokens > 1 or self._gaps:
+            slots = self._position_storage[:, :, None, : self._stored]  # [B, H or 1, 1, S]
+            visible = slots <= options["position_ids"][:, None, :, None]  # [B, H or 1, T, S]
+        return grouped_attention(
+            query,
+            self.keys,
+            self.values,
+            visible,
+            scaling=options.get("scaling"),
+            dropout=options.get("dropout", 0.0),
+            eager=is_eager(module),
+            softcap=options.get("softcap"),
+            sinks=options.get("s_aux"),
+        )
+
+    def select(self, indices: Tensor) -> EvictingLayer | RaggedLayer:
+        """Keep slots `indices` [B, H, S] (-1 = none) in a new layer, in that order."""
+        layer = selected_layer(self.keys, self.values, self.positions, indices, self.seen)
+        layer._newest = self._newest
+        return layer
+
+    def _tensors(self) -> dict[str, Tensor]:
+        positions = self._position_storage[:, :, : self._stored]
+        return {"keys": self.keys, "values": self.values, "positions": positions}
+
+    def _take_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        self._key_storage, self._value_storage = tensors["keys"], tensors["values"]
+        self.lazy_initialization(self._key_storage, self._value_storage)
+        self._position_storage = tensors["positions"]
+        self._stored = self._key_storage.shape[2]
+        self._show()
+
+    def _take_entries(self, entries: Tensor) -> None:
+        # Of one entry all are views, copied when they are written.
+        self._shared = self.batch == 1
+
+        def take(stored: Tensor) -> Tensor:
+            one = stored.shape[0] == 1
+            return stored.expand(len(entries), *stored.shape[1:]) if one else stored[entries]
+
+        self._key_storage = take(self._key_storage)
+        self._value_storage = take(self._value_storage)
+        self._position_storage = take(self._position_storage)
+        self._show()
+
+
+def selected_layer(
+    keys: Tensor,
+    values: Tensor,
+    positions: Tensor,
+    indices: Tensor,
+    seen: int,
+) -> EvictingLayer | RaggedLayer:
+    """Gather slots `indices` [R, H, S] (-1 = none) of keys and values [1 or R, H, N, D].
+
+    `positions` [1 or R, 1 or H, N] int64 are the slots' positions, `seen` the true length. The
+    layer is ragged as soon as one head has no token in one of the S slots. Raises ValueError on
+    shapes that do not fit.
+    """
+    batch, heads, tokens, _ = keys.shape
+    indices = indices.to(keys.device)
+    entry = source_entries(keys, indices)
+    if seen < tokens:
+        raise ValueError(f"{seen} tokens seen, but keys hold {tokens}")
+    slot = (  # indexes [R, H, S] of [batch, heads, tokens]
+        entry[:, None, None],
+        torch.arange(heads, device=keys.device)[None, :, None],
+        indices.clamp_min(0),
+    )
+    kept = positions.expand(batch, heads, tokens)[slot].masked_fill(indices < 0, EMPTY)  # [R, H, S]
+    layer: EvictingLayer | RaggedLayer
+    if bool((kept == EMPTY).any()):
+        layer = ragged_layer(keys, values, kept, slot)
+    else:
+        layer = EvictingLayer()
+        layer.lazy_initialization(keys, values)
+        layer._key_storage, layer._value_storage = keys[slot], values[slot]
+        layer._position_storage, layer._stored = kept, indices.shape[2]
+        layer._show()
+    layer.seen, layer.evicted = seen, True
+    layer._newest = torch.full((indices.shape[0],), seen - 1, device=keys.device)
+    return layer
+
+
+TAIL_GROWTH = 32
+"""A full tail grows by this many slots, so that decoding does not copy it at every token."""
+
+
+class RaggedLayer(StoredLayer):  # type: ignore[no-untyped-call]
+    """One layer: flat keys, values [M, D] with lengths [B, H], and a tail [B, H, T, D].
+
+    `keys` and `values` are the flat part: entry after entry, head after head, token after token.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.evicted = True
+        self._layout: RaggedLayout
+        self._flat_positions: Tensor  # [M] int32
+        self._tail = 0
+        self._key_storage: Tensor  # [B, H, capacity, D]
+        self._value_storage: Tensor
+        self._position_storage: Tensor  # [B, 1, capacity] int64
+
+    @property
+    def lengths(self) -> Tensor:
+        """[B, H] int64, tokens of each head in the flat part."""
+        return self._layout.lengths
+
+    @property
+    def batch(self) -> int:
+        """Entries of the batch, B."""
+        return self.lengths.shape[0]
+
+    @property
+    def tail_keys(self) -> Tensor:
+        """[B, H, T, D] keys of the tokens fed since the eviction."""
+        return self._key_storage[:, :, : self._tail]
+
+    @property
+    def tail_values(self) -> Tensor:
+        """[B, H, T, D] values of the tokens fed since the eviction."""
+        return self._value_storage[:, :, : self._tail]
+
+    @property
+    def positions(self) -> Tensor:
+        """[B, H, S] int64: true position of every slot's token, `EMPTY` where there is none.
+
+        Slots are those of the longest flat head, then the tail.
+        """
+        present = self._present()  # [B, H, longest]
+        flat = torch.full(present.shape, EMPTY, device=present.device)
+        flat[present] = self._flat_positions.long()
+        tail = self._position_storage[:, :, : self._tail].expand(-1, present.shape[1], -1)
+        return torch.cat([flat, tail], dim=-1)
+
+    @property
+    def slots(self) -> tuple[Tensor, Tensor]:
+        """Keys and values [B, H, S, D] of all slots, zeros where none is."""
+        present = self._present()
+        keys = torch.cat([self._padded(self.keys, present), self.tail_keys], dim=2)
+        values = torch.cat([self._padded(self.values, present), self.tail_values], dim=2)
+        return keys, values
+
+    @staticmethod
+    def _padded(flat: Tensor, present: Tensor) -> Tensor:
+        """Tokens [M, D] of the flat part at their slots: [B, H, longest, D]."""
+        padded = flat.new_zeros(*present.shape, flat.shape[1])
+        padded[present] = flat
+        return padded
+
+    @property
+    def entry_nbytes(self) -> list[int]:
+        """Bytes of keys and values held for each batch entry, spare capacity included."""
+        if not self.is_initialized:
+            return []
+        token = (self.keys.shape[1] + self.values.shape[1]) * self.keys.element_size()
+        tail = self._key_storage.shape[1] * self._key_storage.shape[2]
+        counts: list[int] = self.lengths.sum(dim=1).tolist()
+        return [(count + tail) * token for count in counts]
+
+    def _present(self) -> Tensor:
+        """[B, H, longest] bool: which slots of the padded flat part hold a token."""
+        longest = int(self.lengths.max()) if self.lengths.numel() else 0
+        return torch.arange(longest, device=self.lengths.device) < self.lengths[..., None]
+
+    def _append(self, keys: Tensor, values: Tensor) -> None:
+        batch, heads, tokens, _ = keys.shape
+        if not self.is_initialized:
+            empty = torch.empty(batch, heads, 0, dtype=torch.int64, device=keys.device)
+            none = keys.new_empty(0, keys.shape[3]), values.new_empty(0, values.shape[3])
+            self._fill(*none, empty)
+        self._write(self._tail, keys, values, growth=TAIL_GROWTH)
+        self._tail += tokens
+
+    def _attend(
+        self,
+        module: nn.Module,
+        query: Tensor,
+        mask: Tensor | None,
+        options: Mapping[str, Any],
+        new_positions: Tensor,
+    ) -> Tensor:
+        if options.get("dropout", 0.0):
+            raise UsageError("heads of different lengths have no dropout: call model.eval() first")
+        tokens = query.shape[2]
+        self._gaps |= mask is not None
+        self._position_storage[:, 0, self._tail - tokens : self._tail] = new_positions
+        visible = None  # one new token sees the whole tail, unless padding is among it
+        if tokens > 1 or self._gaps:
+            slots = self._position_storage[:, :, : self._tail]  # [B, 1, tail]
+            visible = slots <= options["position_ids"][..., None]  # [B or 1, T, tail]
+            visible = visible.expand(query.shape[0], -1, -1)
+        attended = ragged_attention(
+            query,
+            self.keys,
+            self.values,
+            self._layout,
+            self.tail_keys,
+            self.tail_values,
+            visible,
+            scaling=options.get("scaling"),
+            softcap=options.get("softcap"),
+            sinks=options.get("s_aux"),
+        )
+        return attended.transpose(1, 2).contiguous()
+
+    def select(self, indices: Tensor) -> RaggedLayer:
+        """Keep slots `indices` [B, H, S] (-1 = none) of `positions` in a new layer, in that order.
+
+        Raises ValueError on shapes that do not fit.
+        """
+        longest = self._present().shape[2]
+        if indices.ndim != 3 or indices.shape[:2] != self.lengths.shape:
+            raise ValueError(
+                f"indices {tuple(indices.shape)} do not select from lengths "
+                f"{tuple(self.lengths.shape)}"
+            )
+        indices = indices.to(self.lengths.device)
+        slots = indices.clamp_min(0)  # [B, H, S], as the three below
+        positions = self.positions.gather(2, slots).masked_fill(indices < 0, EMPTY)
+        in_tail = slots - longest
+        present = positions < EMPTY
+        flat, tail = (present & (in_tail < 0)), (present & (in_tail >= 0))
+        ends = self.lengths.flatten().cumsum(0).view_as(self.lengths)
+        start = (ends - self.lengths)[..., None]  # [B, H, 1], where a head's flat part begins
+        entry, head, _ = tail.nonzero(as_tuple=True)
+        layer = RaggedLayer()
+        keys, values = (
+            _merged(
+                stored, (start + slots)[flat], storage[entry, head, in_tail[tail]], flat, present
+            )
+            for stored, storage in (
+                (self.keys, self._key_storage),
+                (self.values, self._value_storage),
+            )
+        )
+        layer._fill(keys, values, positions)
+        layer.seen, layer._newest = self.seen, self._newest
+        return layer
+
+    def _tensors(self) -> dict[str, Tensor]:
+        return {
+            "keys": self.keys,
+            "values": self.values,
+            "positions": self._flat_positions,
+            "lengths": self.lengths,
+            "tail_keys": self.tail_keys,
+            "tail_values": self.tail_values,
+            "tail_positions": self._position_storage[:, :, : self._tail],
+        }
+
+    def _take_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        self.lazy_initialization(tensors["keys"], tensors["values"])
+        self.keys, self.values = tensors["keys"], tensors["values"]
+        self._flat_positions = tensors["positions"]
+        self._layout = RaggedLayout(tensors["lengths"])
+        self._key_storage, self._value_storage = tensors["tail_keys"], tensors["tail_values"]
+        self._position_storage = tensors["tail_positions"]
+        self._tail = self._key_storage.shape[2]
+
+    def _take_entries(self, entries: Tensor) -> None:
+        spans = self.lengths.sum(dim=1).tolist()  # tokens of each entry, one stretch of memory
+        taken = entries.tolist()
+
+        def take(flat: Tensor) -> Tensor:
+            parts = flat.split(spans)  # type: ignore[no-untyped-call]
+            return torch.cat([parts[entry] for entry in taken]) if taken else flat[:0]
+
+        self._shared = False
+        self.keys, self.values = take(self.keys), take(self.values)
+        self._flat_positions = take(self._flat_positions)
+        self._layout = RaggedLayout(self.lengths[entries])
+        self._key_storage, self._value_storage = (
+            self._key_storage[entries],
+            self._value_storage[entries],
+        )
+        self._position_storage = self._position_storage[entries]
+
+    def _fill(self, keys: Tensor, values: Tensor, positions: Tensor) -> None:
+        """Become keys and values [M, D], one for each of `positions` [B, H, S] not `EMPTY`."""
+        present = positions < EMPTY
+        self.lazy_initialization(keys, values)
+        self.keys, self.values = keys, values
+        self._layout = RaggedLayout(present.sum(dim=-1))
+        self._flat_positions = positions[present].int()
+        batch, heads, _ = positions.shape
+        self._key_storage = keys.new_empty(batch, heads, 0, keys.shape[1])
+        self._value_storage = values.new_empty(batch, heads, 0, values.shape[1])
+        self._position_storage = positions.new_empty(batch, 1, 0)
+
+
+def ragged_layer(
+    keys: Tensor,
+    values: Tensor,
+    positions: Tensor,
+    slots: tuple[Tensor, Tensor, Tensor],
+) -> RaggedLayer:
+    """The tokens of keys and values [R, H, N, D] that have a position.
+
+    `slots` are batch entry, head and token of each, together of shape [B, H, S]; `positions`
+    [B, H, S] int64 is `EMPTY` where there is no token.
+    """
+    present = positions < EMPTY
+    taken = tuple(part.expand(positions.shape)[present] for part in slots)
+    layer = RaggedLayer()
+    layer._fill(keys[taken], values[taken], positions)
+    return layer
+
+
+def _merged(
+    stored: Tensor, index: Tensor, others: Tensor, from_stored: Tensor, present: Tensor
+) -> Tensor:
+    """Tokens [M, D] of all `present` slots: those `from_stored` at `index`, then `others`."""
+    merged = stored.new_empty(int(present.sum()), stored.shape[1])
+    is_stored = from_stored[present]  # [M]
+    merged[is_stored] = stored[index]
+    merged[~is_stored] = others
+    return merged
+
+
+OtherLayer = Any
+"""A cache layer of transformers' own (its classes share no base class)."""
+
+
+LayerT = TypeVar("LayerT")
+
+
+def other_layers(config: PreTrainedConfig) -> dict[int, OtherLayer]:
+    """Empty caches of all other layers, as transformers makes them: index in the model -> cache."""
+    evicted = set(evicted_layers(config))
+    layers = DynamicCache(config=config).layers
+    return {index: layer for index, layer in enumerate(layers) if index not in evicted}
+
+
+def copies(
+    others: Mapping[int, OtherLayer], entries: Tensor | None = None
+) -> dict[int, OtherLayer]:
+    """Caches that can go on without changing `others`.
+
+    `entries` [R] int64 are the batch entries they hold, None for all as they are.
+    """
+    twins = {index: _copy(layer) for index, layer in others.items()}
+    if entries is not None:
+        for twin in twins.values():
+            twin.reorder_cache(entries)
+    return twins
+
+
+def without_padding(others: Mapping[int, OtherLayer], entry: int, padding: int) -> dict[int, Any]:
+    """Copies for one batch entry, without its `padding` columns on the left."""
+    alone = copies(others, torch.tensor([entry]))
+    for layer in alone.values():
+        if isinstance(layer, DynamicSlidingWindowLayer) and padding:
+            assert layer.keys is not None
+            assert layer.values is not None
+            layer.cumulative_length -= padding
+            held = min(layer.cumulative_length, layer.sliding_window - 1)
+            first = layer.keys.shape[2] - held
+            layer.keys, layer.values = layer.keys[:, :, first:], layer.values[:, :, first:]
+    return alone
+
+
+def arranged(own: Sequence[LayerT], others: Mapping[int, OtherLayer]) -> list[LayerT]:
+    """All layers of a model in order: `others` at their indices, `own` in the places between."""
+    places: Iterator[LayerT] = iter(own)
+    count = len(own) + len(others)
+    return [others[index] if index in others else next(places) for index in range(count)]
+
+
+def other_nbytes(others: Mapping[int, OtherLayer]) -> int:
+    """Bytes of all tensors that these caches hold."""
+    return sum(tensor.nbytes for layer in others.values() for tensor in _tensors(layer))
+
+
+@dataclass(frozen=True, kw_only=True)
+class OtherState:
+    """Everything a cache of another layer holds, in parts that can be written to a file."""
+
+    kind: str
+    """Name of its class in transformers."""
+    tensors: Mapping[str, Tensor]
+    """By attribute, or `ATTRIBUTE.KEY` for an entry of one that is a dictionary."""
+    numbers: Mapping[str, Any]
+    """All else, named likewise: numbers, truth values and None."""
+
+    @classmethod
+    def of(cls, layer: OtherLayer) -> OtherState:
+        """Read a cache; devices and dtypes are those of its tensors."""
+        tensors, numbers = {}, {}
+        for name, value in vars(layer).items():
+            inner = value.items() if isinstance(value, dict) else ((None, value),)
+            for key, item in inner:
+                place = name if key is None else f"{name}.{key}"
+                if isinstance(item, Tensor):
+                    tensors[place] = item
+                elif not isinstance(item, torch.device | torch.dtype):
+                    numbers[place] = item
+        return cls(kind=type(layer).__name__, tensors=tensors, numbers=numbers)
+
+    def restore(self, layer: OtherLayer, device: torch.device) -> None:
+        """Fill `layer`, empty and of the same model, with this content on `device`.
+
+        Raises ModelError where it is of another class, or has other attributes: one of another
+        version of transformers.
+        """
+        places = {place.partition(".")[0] for place in (*self.tensors, *self.numbers)}
+        if type(layer).__name__ != self.kind or not places <= vars(layer).keys():
+            raise ModelError(
+                f"a layer's cache is a {self.kind} of another transformers, here it is a "
+                f"{type(layer).__name__}"
+            )
+        on_device = {name: tensor.to(device, copy=True) for name, tensor in self.tensors.items()}
+        for place, value in {**self.numbers, **on_device}.items():
+            name, dot, key = place.partition(".")
+            if dot:
+                getattr(layer, name)[int(key)] = value
+            else:
+                setattr(layer, name, value)
+        states = [tensor for tensor in on_device.values() if tensor.ndim > 1]
+        if states:
+            layer.device, layer.dtype = states[0].device, states[0].dtype
+
+
+def _copy(layer: OtherLayer) -> OtherLayer:
+    # Not deepcopy: a window is a view, whose whole storage that would copy.
+    twin = copy.copy(layer)
+    for name, value in vars(layer).items():
+        if isinstance(value, Tensor):
+            setattr(twin, name, value.clone())
+        elif isinstance(value, dict):
+            cloned = {k: v.clone() if isinstance(v, Tensor) else v for k, v in value.items()}
+            setattr(twin, name, cloned)
+    return twin
+
+
+def _tensors(layer: OtherLayer) -> Iterator[Tensor]:
+    for value in vars(layer).values():
+        for item in value.values() if isinstance(value, dict) else (value,):
+            if isinstance(item, Tensor) and item.ndim > 1:
+                yield item
