@@ -160,7 +160,7 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-    from kvp.data.synthetic.prose import prose
+    from kvp.data.synthetic.text import prose
 
     folder = tmp_path_factory.mktemp("model")
     backend = Tokenizer(models.BPE())

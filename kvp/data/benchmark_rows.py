@@ -17,7 +17,7 @@ from kvp.data.encode import encode
 from kvp.data.rows.cells import RowError, text_of
 from kvp.data.rows.files import Row, Unreadable, files_of, read_rows, reader_of
 from kvp.data.rows.tally import RowChoice, Tally, listed
-from kvp.data.synthetic.needles import split_of
+from kvp.data.synthetic.text import split_of
 from kvp.data.task import ALL, NoPromptError, Sample, Source, TaskSettings, context_of
 from kvp.errors import UsageError
 

@@ -1,4 +1,4 @@
-"""RULER prompts of any length, from a seed: needles, variable tracking, word counting.
+"""RULER's generated tasks, of any length, from a seed: needles, variable tracking, word counting.
 
 The templates, answers and metric are RULER's, word for word. Three things differ on purpose: keys,
 values and haystack text belong to disjoint splits; every sample has its own haystack and its own
@@ -8,19 +8,339 @@ two tasks that need real documents are in `kvp.data.tasks.ruler_qa`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial
+import math
+import random
+import re
+import string
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache, partial
+from itertools import chain, pairwise, repeat
+from typing import TYPE_CHECKING, Any, Literal
 
-from kvp.data.encode import largest
-from kvp.data.synthetic.needles import generated_split
-from kvp.data.synthetic.niah import VARIANTS, niah
-from kvp.data.synthetic.prompt_builder import CountTokens, PromptMaker, RulerPrompt, SampleInputs
-from kvp.data.synthetic.variable_tracking import tracking
-from kvp.data.synthetic.word_frequency import common_words, frequent_words
-from kvp.data.task import Sample
+from kvp.data.encode import encode, largest
+from kvp.data.metrics import ScoredByMetric
+from kvp.data.rows.files import read_text
+from kvp.data.synthetic.text import (
+    SampleInputs,
+    Split,
+    distinct,
+    draw_key,
+    draw_name,
+    draw_number,
+    draw_uuid,
+    generated_split,
+    word_pool,
+)
+from kvp.data.task import NoPromptError, Sample, Source, TaskSettings, blank_sample
 from kvp.errors import UsageError
 
-MAKERS: Mapping[str, Callable[[SampleInputs, CountTokens], PromptMaker]] = {
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+CountTokens = Callable[[str], int]
+"""Tokens of a text."""
+Maker = tuple[Callable[[int], Sample], int]
+"""From an amount of haystack (lines, words or entries, as the task counts them) to the prompt with
+the same needles and answers, and the least amount."""
+Pair = tuple[str, str]
+
+NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
+"""One line of RULER's repeated haystack."""
+NEEDLE = "One of the special magic {kind} for {key} is: {value}."
+HEADER = (
+    "{some} special magic {kind} {are} hidden within the following text. Make sure to memorize "
+    "it. I will quiz you about the {kind} afterwards.\n"
+)
+DEPTHS = tuple(round(100 * step / 39) for step in range(40))
+"""Percentages of the sentences before a needle in an essay."""
+HOPS = 4
+EXAMPLE_LENGTH = 500
+"""Maximum tokens of the worked example of variable tracking."""
+COMMON = 10
+LONG = 4096
+"""Tokens from which RULER repeats the words of the list more often."""
+FWE_MAX_NEW_TOKENS = 50
+_PROBE = 32
+"""Units of haystack by which the cost of one is measured."""
+_ATTEMPTS = 64
+"""Needles that are drawn for a prompt before its length is refused."""
+_SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What tells one needle task from another."""
+
+    haystack: Literal["noise", "essay", "needle"]
+    key: Literal["word", "uuid"] = "word"
+    kind: Literal["numbers", "uuids"] = "numbers"
+    keys: int = 1
+    values: int = 1
+    queries: int = 1
+
+
+VARIANTS = {
+    "niah_single_1": Variant("noise"),
+    "niah_single_2": Variant("essay"),
+    "niah_single_3": Variant("essay", kind="uuids"),
+    "niah_multikey_1": Variant("essay", keys=4),
+    "niah_multikey_2": Variant("needle"),
+    "niah_multikey_3": Variant("needle", key="uuid", kind="uuids"),
+    "niah_multivalue": Variant("essay", values=4),
+    "niah_multiquery": Variant("essay", keys=4, queries=4),
+}
+
+
+def niah(variant: Variant, inputs: SampleInputs, _: CountTokens) -> Maker:
+    """One sample of a needle task, for any number of haystack lines (essay: words)."""
+    make_key = draw_uuid if variant.key == "uuid" else draw_key
+    make_value = draw_uuid if variant.kind == "uuids" else draw_number
+    rng = inputs.rng("needles")
+    keys = distinct(lambda: make_key(rng, inputs.split), variant.keys)
+    values = distinct(lambda: make_value(rng, inputs.split), variant.keys * variant.values)
+    pairs = [(key, values.pop()) for key in keys for _ in range(variant.values)]
+    rng.shuffle(pairs)
+    needles = [_needle(variant, pair) for pair in pairs]
+    queries = rng.sample(keys, variant.queries)
+    answers = [pair for query in queries for pair in pairs if pair[0] == query]
+    header, question, prefix = wording(variant.kind, queries, several=len(answers) > 1)
+    haystack = _haystack_maker(variant, inputs, needles, taken=frozenset(keys))
+
+    def make(amount: int) -> Sample:
+        return _sample(
+            inputs,
+            context=f"{header}{haystack(amount)}\n",
+            question=question,
+            answer_prefix=prefix,
+            references=tuple(value for _, value in answers),
+            reply=f" {', '.join(value for _, value in answers)}.",
+            max_new_tokens=128,
+        )
+
+    # Each needle needs a line of its own; an essay may be empty.
+    smallest = 0 if variant.haystack == "essay" else len(needles)
+    return make, smallest
+
+
+def wording(kind: str, queries: Sequence[str], *, several: bool) -> tuple[str, str, str]:
+    """Header, question and answer prefix; in the singular unless `several` values are asked for."""
+    some, are, are_all = ("Some", "are", "are all") if several else ("A", "is", "is")
+    kind = kind if several else kind[:-1]
+    query = ", ".join(queries[:-1]) + ", and " + queries[-1] if len(queries) > 1 else queries[0]
+    request = f"special magic {kind} for {query} mentioned in the provided text"
+    return (
+        HEADER.format(some=some, are=are, kind=kind),
+        f"What {are_all} the {request}?",
+        f" The {request} {are}",
+    )
+
+
+def _needle(variant: Variant, pair: Pair) -> str:
+    return NEEDLE.format(kind=variant.kind, key=pair[0], value=pair[1])
+
+
+def _haystack_maker(
+    variant: Variant, inputs: SampleInputs, needles: list[str], *, taken: frozenset[str]
+) -> Callable[[int], str]:
+    """From an amount to the haystack of that size with the needles in it."""
+    if variant.haystack == "essay":
+        words = inputs.essay()
+        depths = sorted(inputs.rng("depths").sample(DEPTHS, len(needles)))
+        return lambda amount: _in_essay(" ".join(words[:amount]), needles, depths)
+    if variant.haystack == "noise":
+        return lambda amount: _among_lines([NOISE] * amount, needles, inputs.rng("depths"))
+    make_key = draw_uuid if variant.key == "uuid" else draw_key
+    make_value = draw_uuid if variant.kind == "uuids" else draw_number
+    rng = inputs.rng("distractors")
+    distractors: list[str] = []
+
+    def haystack(amount: int) -> str:
+        while len(distractors) < amount:
+            pair = make_key(rng, inputs.split), make_value(rng, inputs.split)
+            if pair[0] not in taken:
+                distractors.append(_needle(variant, pair))
+        return _among_lines(distractors[:amount], needles, inputs.rng("depths"))
+
+    return haystack
+
+
+def _among_lines(lines: list[str], needles: list[str], rng: random.Random) -> str:
+    """The needles in order, each before a different line."""
+    lines = list(lines)
+    indices = sorted(rng.sample(range(len(lines)), len(needles)))
+    for index, needle in reversed(list(zip(indices, needles, strict=True))):
+        lines.insert(index, needle)
+    return "\n".join(lines)
+
+
+def _in_essay(text: str, needles: list[str], depths: list[int]) -> str:
+    """The needles in order, each between two sentences at its depth in percent."""
+    parts = sentences(text)
+    indices = [len(parts) * depth // 100 for depth in depths]
+    blocks = [" ".join(parts[start:stop]) for start, stop in pairwise([0, *indices, len(parts)])]
+    woven = [blocks[0]]
+    for needle, block in zip(needles, blocks[1:], strict=True):
+        woven += [needle, block]
+    return " ".join(piece for piece in woven if piece)
+
+
+def sentences(text: str) -> list[str]:
+    """`text` cut after each full stop, question mark or exclamation mark before a space."""
+    return _SENTENCE_END.split(text) if text else []
+
+
+def tracking(inputs: SampleInputs, count_tokens: CountTokens, *, example: bool) -> Maker:
+    """One chain of five variables; `example` puts a worked one before it.
+
+    The amount is the number of noise lines. The worked example has three-letter names and as many
+    noise lines as fit into `EXAMPLE_LENGTH` tokens or half the prompt.
+    """
+    shown = ""
+    if example:
+        limit = min(EXAMPLE_LENGTH, inputs.length // 2)
+        rng = inputs.rng("example")
+        chain = _chain(rng, inputs.split, letters=3)
+        lines = HOPS + 1
+        while count_tokens(_worked(chain, lines + 1, inputs)) <= limit:
+            lines += 1
+        shown = _worked(chain, lines, inputs) + "\n"
+    chain = _chain(inputs.rng("chain"), inputs.split, letters=5)
+
+    def make(amount: int) -> Sample:
+        return _assigned(inputs, chain, amount, "places", shown)
+
+    return make, HOPS + 1
+
+
+def _chain(rng: random.Random, split: Split, letters: int) -> tuple[str, list[str]]:
+    names = distinct(lambda: draw_name(rng, split, letters), HOPS + 1)
+    return draw_number(rng, split, digits=5), names
+
+
+def _worked(chain: tuple[str, list[str]], lines: int, inputs: SampleInputs) -> str:
+    prompt = _assigned(inputs, chain, lines, "example places", "")
+    return f"{prompt.text} {' '.join(chain[1])}\n"
+
+
+def _assigned(
+    inputs: SampleInputs, chain: tuple[str, list[str]], amount: int, places: str, shown: str
+) -> Sample:
+    value, names = chain
+    rng = inputs.rng(places)
+    statements = [f"VAR {names[0]} = {value}"]
+    statements += [f"VAR {new} = VAR {old} " for old, new in pairwise(names)]
+    lines = [NOISE] * amount
+    indices = sorted(rng.sample(range(amount), len(statements)))
+    for index, statement in reversed(list(zip(indices, statements, strict=True))):
+        lines.insert(index, statement)
+    return _sample(
+        inputs,
+        context=f"{shown}Memorize and track the chain(s) of variable assignment hidden in the "
+        "following text.\n\n" + "\n".join(lines).replace(". \n", ".\n") + "\n",
+        question=f"Question: Find all variables that are assigned the value {value} in the text "
+        "above.",
+        answer_prefix=" Answer: According to the chain(s) of variable assignment in the text "
+        f"above, {len(names)} variables are assigned the value {value}, they are: ",
+        references=tuple(names),
+        reply=" ".join(names),
+        max_new_tokens=30,
+    )
+
+
+def common_words(inputs: SampleInputs, _: CountTokens) -> Maker:
+    """Ten words that occur more often than the others; the amount is the number of the others.
+
+    From `LONG` tokens on the common words occur 30 times, the others 3 times, and the worked
+    example has 40 words; below it is 6, once and 20 words (3 times and once). Where the words of
+    the split end (RULER goes on with a larger list) compounds of them follow.
+    """
+    long = inputs.length >= LONG
+    times = (30, 3) if long else (6, 1)
+    shown_times, shown_others = ((10, 3), 30) if long else ((3, 1), 10)
+    rng = inputs.rng("words")
+    pool = list(word_pool(inputs.split))
+    rng.shuffle(pool)
+    shown = pool[: COMMON + shown_others]
+    pool = pool[COMMON + shown_others :]
+    example = _list_prompt(inputs, shown, shown_times, "example", "")
+    before = f"{example.text} {_numbered(shown[:COMMON])}\n"
+
+    more = _compounds(inputs.rng("compounds"), inputs.split, avoided=frozenset(pool[:COMMON]))
+
+    def make(amount: int) -> Sample:
+        while len(pool) < COMMON + amount:
+            pool.append(next(more))
+        words = pool[: COMMON + amount]
+        return _list_prompt(inputs, words, times, "order", before)
+
+    return make, 0
+
+
+def _compounds(rng: random.Random, split: Split, avoided: Collection[str]) -> Iterator[str]:
+    """Different `adjective-noun` words of a split, none with an avoided word in it."""
+    met: set[str] = set()
+    while True:
+        word = draw_key(rng, split)
+        if word not in met and not any(part in avoided for part in word.split("-")):
+            met.add(word)
+            yield word
+
+
+def _list_prompt(
+    inputs: SampleInputs, words: list[str], times: tuple[int, int], order: str, before: str
+) -> Sample:
+    entries = words[:COMMON] * times[0] + words[COMMON:] * times[1]
+    inputs.rng(order).shuffle(entries)
+    return _sample(
+        inputs,
+        context=f"{before}Below is a numbered list of words. In these words, some appear more "
+        "often than others. Memorize the ones that appear most often.\n"
+        f"{_numbered(entries)}\n",
+        question="Question: What are the 10 most common words in the above list?",
+        answer_prefix=" Answer: The top 10 words that appear most often in the list are:",
+        references=tuple(words[:COMMON]),
+        reply=f" {_numbered(sorted(words[:COMMON], key=entries.index))}",
+        max_new_tokens=120,
+    )
+
+
+def _numbered(words: list[str]) -> str:
+    return " ".join(f"{number}. {word}" for number, word in enumerate(words, start=1))
+
+
+def frequent_words(inputs: SampleInputs, _: CountTokens) -> Maker:
+    """Coded words whose frequency falls with the square of their rank, the first one dots.
+
+    The amount is the number of words counted before rounding down.
+    """
+    size = max(4, (inputs.length - FWE_MAX_NEW_TOKENS) // FWE_MAX_NEW_TOKENS)
+    rng = inputs.rng("words")
+    coded = distinct(lambda: draw_name(rng, inputs.split, 6, string.ascii_lowercase), size - 1)
+    vocabulary = ["...", *coded]
+
+    def make(amount: int) -> Sample:
+        counts = [math.floor(amount * 6 / (math.pi * rank) ** 2) for rank in range(1, size + 1)]
+        words = list(chain(*map(repeat, vocabulary, counts)))
+        inputs.rng("order").shuffle(words)
+        return _sample(
+            inputs,
+            context="Read the following coded text and track the frequency of each coded word. "
+            f"Find the three most frequently appeared coded words. {' '.join(words)}\n",
+            question="Question: Do not provide any explanation. Please ignore the dots '....'. "
+            "What are the three most frequently appeared words in the above coded text?",
+            answer_prefix=" Answer: According to the coded text above, the three most frequently "
+            "appeared words are:",
+            references=tuple(vocabulary[1:4]),
+            reply=f" {', '.join(vocabulary[1:4])}.",
+            max_new_tokens=FWE_MAX_NEW_TOKENS,
+        )
+
+    # Below 53 words the third and the fourth rank may tie at one occurrence each.
+    return make, 60
+
+
+MAKERS: Mapping[str, Callable[[SampleInputs, CountTokens], Maker]] = {
     **{name: partial(niah, variant) for name, variant in VARIANTS.items()},
     "vt": partial(tracking, example=True),
     "vt_0shot": partial(tracking, example=False),
@@ -31,8 +351,6 @@ MAKERS: Mapping[str, Callable[[SampleInputs, CountTokens], PromptMaker]] = {
 
 RULER_TASKS = tuple(MAKERS)
 """All tasks that are generated: those of RULER, and `vt_0shot`."""
-_PROBE = 32
-"""Units of haystack by which the cost of one is measured."""
 OWN_TASKS = tuple(name for name in RULER_TASKS if name != "vt_0shot")
 """RULER's own generated tasks: all but its qa_1 and qa_2, which need documents."""
 QA_TASKS = ("qa_1", "qa_2")
@@ -73,24 +391,109 @@ def generate(
         length=length,
         essays=essays,
     )
-    maker = MAKERS[task](inputs, count_tokens)
-    prompt = fit(maker, count_tokens, length if limit is None else limit, task)
-    return as_sample(prompt, task=task, split=split, name=name)
+    make, smallest = MAKERS[task](inputs, count_tokens)
+    sample = fit(make, count_tokens, length if limit is None else limit, smallest, task)
+    return replace(sample, id=name, task=task)
 
 
-def as_sample(prompt: RulerPrompt, *, task: str, split: str, name: str) -> Sample:
-    """A prompt as the sample of the id `name`."""
-    return Sample(id=name, task=task, split=split, messages=None, **vars(prompt))
+def _sample(inputs: SampleInputs, **parts: Any) -> Sample:  # noqa: ANN401
+    """A prompt of these parts, without the name of its task."""
+    return Sample(id=inputs.name, task="", split=inputs.split, messages=None, metric="all", **parts)
 
 
-def fit(maker: PromptMaker, count_tokens: CountTokens, length: int, task: str) -> RulerPrompt:
-    """The prompt with the largest amount of haystack that has at most `length` tokens.
+def fit(
+    make: Callable[[int], Sample],
+    count_tokens: CountTokens,
+    limit: int,
+    smallest: int,
+    task: str,
+    most: int | None = None,
+) -> Sample:
+    """The prompt with the largest amount of haystack that has at most `limit` tokens.
 
-    No haystack needs more than `length` units, since each unit is a token at least. Raises
-    NoPromptError when even the smallest prompt is too long.
+    No haystack needs more than `limit` units, since each unit is a token at least; `most` is how
+    much there is. Raises NoPromptError when even the smallest prompt is too long.
     """
     return largest(
-        maker.make, lambda prompt: count_tokens(prompt.text),
-        limit=length, smallest=maker.smallest, what=task, probe=_PROBE,
-        most=max(length, maker.smallest) if maker.largest is None else maker.largest,
+        make, lambda sample: count_tokens(sample.text),
+        limit=limit, smallest=smallest, what=task, probe=_PROBE,
+        most=max(limit, smallest) if most is None else most,
     )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class RulerTask(ScoredByMetric):
+    """One of RULER's tasks; the metric is RULER's string match."""
+
+    name: str
+
+    def build(self, settings: TaskSettings, tokenizer: PreTrainedTokenizerBase) -> Source:
+        """Samples with as much haystack as fits; other needles are drawn while these do not."""
+        essays = None if settings.essays is None else read_text(settings.essays, "essays")
+        fitting = Fitting(self.name, settings, tokenizer)
+
+        def drawn(index: int, attempt: int) -> Sample:
+            return fitting.fitted(
+                lambda limit: generate(
+                    self.name,
+                    count_tokens=fitting.count_tokens,
+                    length=settings.length,
+                    limit=limit,
+                    seed=settings.seed,
+                    index=index,
+                    split=settings.split,
+                    essays=essays,
+                    attempt=attempt,
+                )
+            )
+
+        @lru_cache(maxsize=1)
+        def make(index: int) -> Sample:
+            for attempt in range(_ATTEMPTS - 1):
+                try:
+                    return drawn(index, attempt)
+                except NoPromptError:
+                    continue
+            return drawn(index, _ATTEMPTS - 1)
+
+        if settings.count:
+            make(0)  # a length too small shows now
+        return Source(size=settings.count, make=make)
+
+
+@dataclass(frozen=True)
+class Fitting:
+    """Fits one task's prompts to the tokens that a chat template leaves of `--length`."""
+
+    task: str
+    settings: TaskSettings
+    tokenizer: PreTrainedTokenizerBase
+
+    def fitted(self, make: Callable[[int], Sample]) -> Sample:
+        """What `make` makes for the largest limit whose encoded prompt is within `--length`.
+
+        `make` takes the most tokens that `count_tokens` may return for the prompt, and raises
+        NoPromptError where it has no prompt so small.
+        """
+        limit = self.settings.length
+        while True:
+            sample = make(limit)
+            # Pieces tokenised apart may have a token more than the whole.
+            excess = encode(sample, self.tokenizer).prompt_length - self.settings.length
+            if excess <= 0:
+                return sample
+            limit -= excess
+
+    def count_tokens(self, text: str) -> int:
+        """Tokens of a prompt's text, chat template included."""
+        ids = self.tokenizer.encode(text, add_special_tokens=False, verbose=False)
+        return self._around + len(ids)
+
+    @cached_property
+    def _around(self) -> int:
+        """Tokens of the chat template."""
+        # The question is not empty: running text would get no chat template. Some tokenizers have
+        # no token for a space.
+        question = " " if self.tokenizer.encode(" ", add_special_tokens=False) else "a"
+        empty = replace(blank_sample(self.settings, self.task, ""), question=question)
+        return encode(empty, self.tokenizer).prompt_length - 1

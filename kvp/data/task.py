@@ -91,6 +91,11 @@ class Sample:
     """What else tells the prompts of a task apart, for records: `depth` and `prompt_length` of a
     needle, the `turn`, the `question_type`."""
 
+    @property
+    def text(self) -> str:
+        """Context, question and answer prefix, without a chat template."""
+        return self.context + self.question + self.answer_prefix
+
     @cached_property
     def digest(self) -> str:
         """16 hexadecimal digits of SHA-256: equal for samples of equal content, whatever they are

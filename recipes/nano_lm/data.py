@@ -37,7 +37,7 @@ from tokenizers import Tokenizer
 
 from kvp.data.ruler import RULER_TASKS
 from kvp.data.synthetic.dialogues import dialogue
-from kvp.data.synthetic.prose import prose
+from kvp.data.synthetic.text import prose
 
 Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """Token ids int64, loss weights float32 and positions int64, [sequences, length] each."""

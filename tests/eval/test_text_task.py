@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from eval.config import EvalConfig
 from eval.tasks import Prompt, load_all, protocols_of
-from kvp.data.synthetic.needles import split_of
+from kvp.data.synthetic.text import split_of
 from kvp.data.task import TaskSettings
 from kvp.data.tasks.text import stretches
 from kvp.errors import UsageError

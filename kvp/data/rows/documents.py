@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from kvp.data.rows.cells import RowError
-from kvp.data.rows.files import TEXT_SUFFIXES, files_of, read_rows
+from kvp.data.rows.files import TEXT_SUFFIXES, files_of, read_rows, read_text, share_of
 from kvp.data.rows.forms import ACCEPTED, Document, document_of
 from kvp.data.rows.ruler_rows import published_form
 from kvp.data.rows.tally import EVERY_ROW, RowChoice, Skipped, Tally, listed
@@ -26,8 +26,7 @@ from kvp.data.rows.trees import (
     threads,
     tree_names,
 )
-from kvp.data.synthetic.needles import SPLITS, split_of
-from kvp.data.text_files import read_text, share_of
+from kvp.data.synthetic.text import SPLITS, split_of
 from kvp.errors import UsageError
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from kvp.data.rows.cells import RowError, text_of
 from kvp.data.rows.questions import Question, asks, asks_in_short, questions_of, target_of
-from kvp.data.synthetic.needles import split_of
+from kvp.data.synthetic.text import split_of
 
 Turn = Mapping[str, str]
 

@@ -13,7 +13,7 @@ from typing import Any
 from kvp.data.rows.cells import RowError, text_of
 from kvp.data.rows.files import read_rows
 from kvp.data.rows.tally import Tally, listed
-from kvp.data.synthetic.needles import split_of
+from kvp.data.synthetic.text import split_of
 from kvp.data.task import ALL
 from kvp.errors import UsageError
 

@@ -11,9 +11,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-from kvp.data.synthetic import lexicon
-from kvp.data.synthetic.needles import Split, draw_number, generated_split, split_of
-from kvp.data.synthetic.prose import town
+from kvp.data.synthetic.lexicon import LISTS, people
+from kvp.data.synthetic.text import Split, draw_number, generated_split, split_of, town
 
 Turn = dict[str, str]
 
@@ -34,14 +33,14 @@ class _Talk:
         self.turns.append({"role": "user", "content": user})
         self.turns.append({"role": "assistant", "content": assistant})
 
-    def pick(self, text: str) -> str:
-        return self.rng.choice(lexicon.words(text))
+    def pick(self, kind: str) -> str:
+        return self.rng.choice(LISTS[kind])
 
     def one_of(self, *texts: str) -> str:
         return self.rng.choice(texts)
 
     def name(self) -> str:
-        return self.rng.choice(lexicon.people(self.split))
+        return self.rng.choice(people(self.split))
 
     def town(self) -> str:
         return town(self.rng, self.split)
@@ -140,7 +139,7 @@ def _journey(talk: _Talk) -> None:
 
 def _table(talk: _Talk) -> None:
     guest, time, people = talk.name(), talk.time(), talk.rng.randint(2, 9)
-    place = f"the {talk.pick(lexicon.COLOURS)} {talk.pick(lexicon.ANIMALS)}"
+    place = f"the {talk.pick('colour')} {talk.pick('animal')}"
     talk.facts |= {"my restaurant": place, "my table's time": time, "the host's name": guest}
     talk.say(
         talk.one_of(
@@ -159,8 +158,8 @@ def _table(talk: _Talk) -> None:
 
 
 def _recipe(talk: _Talk) -> None:
-    dish, minutes, grams = talk.pick(lexicon.FOODS), talk.number(2), talk.number(3)
-    first, second = talk.pick(lexicon.FOODS), talk.pick(lexicon.FOODS)
+    dish, minutes, grams = talk.pick("food"), talk.number(2), talk.number(3)
+    first, second = talk.pick("food"), talk.pick("food")
     talk.facts |= {"the amount of flour": f"{grams} grams", "the time in the oven": minutes}
     talk.facts["the time in the oven"] += " minutes"
     talk.say(
@@ -175,7 +174,7 @@ def _recipe(talk: _Talk) -> None:
 
 
 def _shopping(talk: _Talk) -> None:
-    item = talk.pick(lexicon.FOODS)
+    item = talk.pick("food")
     if item not in talk.items:
         talk.items.append(item)
     talk.facts["my shopping list"] = _listed(talk.items)
@@ -192,7 +191,7 @@ def _shopping(talk: _Talk) -> None:
 
 
 def _visit(talk: _Talk) -> None:
-    job, name, time = talk.pick(lexicon.JOBS), talk.name(), talk.time()
+    job, name, time = talk.pick("job"), talk.name(), talk.time()
     talk.facts |= {f"my {job}'s name": name, f"my visit to the {job}": time}
     talk.say(
         talk.one_of(
@@ -207,7 +206,7 @@ def _visit(talk: _Talk) -> None:
 
 
 def _parcel(talk: _Talk) -> None:
-    thing, code, friend = talk.pick(lexicon.TOOLS), talk.number(7), talk.name()
+    thing, code, friend = talk.pick("tool"), talk.number(7), talk.name()
     talk.facts |= {"my parcel's number": code, "the sender of my parcel": friend}
     talk.say(
         talk.one_of(
@@ -222,7 +221,7 @@ def _parcel(talk: _Talk) -> None:
 
 
 def _mood(talk: _Talk) -> None:
-    mood, weather = talk.pick(lexicon.MOODS), talk.pick(lexicon.WEATHERS)
+    mood, weather = talk.pick("mood"), talk.pick("weather")
     talk.say(
         talk.one_of(f"I felt {mood} today; {weather}.", f"When I woke up, {weather}."),
         talk.one_of(

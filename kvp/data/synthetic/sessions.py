@@ -12,11 +12,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from kvp.data.synthetic import lexicon
 from kvp.data.synthetic.dialogues import Turn, dialogue
-from kvp.data.synthetic.needles import Split, draw_number
-from kvp.data.synthetic.prompt_builder import SampleInputs
-from kvp.data.synthetic.prose import town
+from kvp.data.synthetic.lexicon import LISTS, people
+from kvp.data.synthetic.text import SampleInputs, Split, draw_number, town
 
 SINGLE, UPDATE, COUNT = "single-session-user", "knowledge-update", "multi-session"
 """LongMemEval's names of the kinds of question that are generated."""
@@ -100,7 +98,7 @@ def _dialogue(inputs: SampleInputs, part: str) -> list[Turn]:
 def _person(inputs: SampleInputs) -> tuple[str, str]:
     """Name and home town of the user of all chats."""
     rng = inputs.rng("person")
-    return rng.choice(lexicon.people(inputs.split)), town(rng, inputs.split)
+    return rng.choice(people(inputs.split)), town(rng, inputs.split)
 
 
 def _told(inputs: SampleInputs, number: int, said: str) -> list[Turn]:
@@ -140,7 +138,7 @@ def _update(rng: random.Random, split: Split) -> _Asked:
 def _count(rng: random.Random, split: Split) -> _Asked:
     places = {town(rng, split) for _ in range(_MOST)}
     visits = sorted(places)[: rng.randint(2, max(2, len(places)))]
-    thing = rng.choice(lexicon.words(lexicon.TOOLS))
+    thing = rng.choice(LISTS["tool"])
     said = tuple(f"I have just bought a {thing} for my collection in {place}." for place in visits)
     return _Asked(
         said=said,

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median_low
 
-from kvp.data.synthetic import lexicon
-from kvp.data.synthetic.needles import distinct, draw_name, draw_number, draw_uuid
-from kvp.data.synthetic.prompt_builder import NOISE, SampleInputs
+from kvp.data.ruler import NOISE
+from kvp.data.synthetic.lexicon import LISTS, people
+from kvp.data.synthetic.text import SampleInputs, distinct, draw_name, draw_number, draw_uuid
 
 TURNS = 5
 """Questions of one context."""
@@ -246,18 +246,18 @@ def many_shot(inputs: SampleInputs) -> ContextMaker:
     The letter of each class is drawn anew for every context, and no example has the word that a
     question is about, so it can only be learned from the examples what a letter means.
     """
-    topics = (lexicon.FOODS, lexicon.ANIMALS, lexicon.TOOLS, lexicon.JOBS)
+    topics = ("food", "animal", "tool", "job")
     rng = inputs.rng("classes")
     letters = rng.sample(_CLASSES, len(_CLASSES))
     words = []
     for topic in topics:
-        every = list(lexicon.words(topic))
+        every = list(LISTS[topic])
         rng.shuffle(every)
         words.append(every)
-    people = lexicon.people(inputs.split)
+    names = people(inputs.split)
 
     def sentence(rng: random.Random, word: str) -> str:
-        return f"Sentence: {rng.choice(people)} {rng.choice(_VERBS)} the {word}.\nClass:"
+        return f"Sentence: {rng.choice(names)} {rng.choice(_VERBS)} the {word}.\nClass:"
 
     def examples() -> Iterator[str]:
         rng = inputs.rng("examples")

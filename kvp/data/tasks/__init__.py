@@ -12,14 +12,13 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from kvp.data.ruler import RULER_13, RULER_TASKS
+from kvp.data.ruler import RULER_13, RULER_TASKS, RulerTask
 from kvp.data.synthetic.shared_contexts import CONTEXTS
 from kvp.data.task import Sample, Source, Task, TaskSettings
 from kvp.data.tasks.longbench import LongBenchTask, published, refused
 from kvp.data.tasks.longmemeval import LongMemEvalTask
 from kvp.data.tasks.niah_heatmap import NiahHeatmapTask, number_needle
 from kvp.data.tasks.rows import CHAT, DATA, DialogueTask, RowsTask
-from kvp.data.tasks.ruler import RulerTask
 from kvp.data.tasks.ruler_qa import FLAGS, RulerQaTask
 from kvp.data.tasks.scbench import PUBLISHED, ScbenchTask
 from kvp.data.tasks.text import TEXT, TextTask

@@ -23,9 +23,8 @@ from kvp.data.benchmark_rows import (
 from kvp.data.encode import encode, largest
 from kvp.data.metrics import METRICS, ScoredByMetric
 from kvp.data.rows.cells import RowError
-from kvp.data.synthetic.needles import generated_split
-from kvp.data.synthetic.prompt_builder import SampleInputs
 from kvp.data.synthetic.sessions import COUNT, SINGLE, UPDATE, History, Session, history_maker
+from kvp.data.synthetic.text import SampleInputs, generated_split
 from kvp.data.task import Sample, Source, TaskSettings, blank_sample
 from kvp.errors import UsageError
 

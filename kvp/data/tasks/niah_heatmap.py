@@ -17,13 +17,18 @@ from typing import TYPE_CHECKING
 
 from kvp.data.encode import encode, largest
 from kvp.data.metrics import ScoredByMetric
-from kvp.data.synthetic import lexicon
-from kvp.data.synthetic.needles import Split, draw_key, draw_number, generated_split
-from kvp.data.synthetic.niah import NEEDLE, wording
-from kvp.data.synthetic.prompt_builder import SampleInputs
-from kvp.data.synthetic.prose import town
+from kvp.data.rows.files import read_text
+from kvp.data.ruler import NEEDLE, wording
+from kvp.data.synthetic.lexicon import LISTS
+from kvp.data.synthetic.text import (
+    SampleInputs,
+    Split,
+    draw_key,
+    draw_number,
+    generated_split,
+    town,
+)
 from kvp.data.task import Sample, Source, TaskSettings, blank_sample
-from kvp.data.text_files import read_text
 from kvp.errors import UsageError
 
 if TYPE_CHECKING:
@@ -55,8 +60,7 @@ def activity_needle(rng: random.Random, split: Split) -> Needle:
     """What is best done in a town of the split, in the words of the original."""
     place = town(rng, split)
     food, spot, tool, colour = (
-        rng.choice(lexicon.words(every))
-        for every in (lexicon.FOODS, lexicon.SPOTS, lexicon.TOOLS, lexicon.COLOURS)
+        rng.choice(LISTS[kind]) for kind in ("food", "spot", "tool", "colour")
     )
     answer = f"eat {food} and sit near the {spot} with a {colour} {tool}"
     return Needle(

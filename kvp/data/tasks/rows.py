@@ -11,7 +11,7 @@ from kvp.data.chat import Turn, generated_chat
 from kvp.data.encode import encode
 from kvp.data.metrics import ScoredByMetric
 from kvp.data.rows.samples import row_samples
-from kvp.data.synthetic.needles import SPLITS
+from kvp.data.synthetic.text import SPLITS
 from kvp.data.task import Sample, Source, TaskSettings, blank_sample
 from kvp.errors import UsageError
 

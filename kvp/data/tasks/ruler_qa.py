@@ -14,13 +14,11 @@ from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from kvp.data import ruler
 from kvp.data.encode import encode
 from kvp.data.metrics import ScoredByMetric
 from kvp.data.rows.question_sets import READERS, DocumentQuestion, QuestionSet
-from kvp.data.synthetic.prompt_builder import PromptMaker, RulerPrompt
+from kvp.data.ruler import Fitting, fit
 from kvp.data.task import NoPromptError, Sample, Source, TaskSettings
-from kvp.data.tasks.ruler import Fitting
 from kvp.errors import UsageError
 
 if TYPE_CHECKING:
@@ -93,10 +91,11 @@ class _Maker:
         length = self.fitting.settings.length
         around = self.fitting.count_tokens("")
         for question in asked:
-            sample = self._smallest(question)
-            text = sample.context + sample.question + sample.answer_prefix
+            sample = document_prompt(
+                "smallest", self.fitting.settings.split, question, self._own(question)
+            )
             # A token is a byte at least, so a short text need not be tokenised.
-            if around + len(text.encode()) > length:
+            if around + len(sample.text.encode()) > length:
                 tokens = encode(sample, self.fitting.tokenizer).prompt_length
                 if tokens > length:
                     too_long.append(tokens)
@@ -109,29 +108,20 @@ class _Maker:
         name = f"{task}/{settings.split}/{settings.seed}/{index}"
         own, filling = self._own(question), self._filling(question, name)
 
-        def prompt(amount: int) -> RulerPrompt:
+        def prompt(amount: int) -> Sample:
             missing = amount - len(own)
             rounds = -(-missing // len(filling)) if filling else 0
             shown = [*own, *(filling * rounds)[:missing]]
-            return document_prompt(name, question.text, question.answers, shown)
-
-        largest = None if filling else len(own)
-        maker = PromptMaker(make=prompt, smallest=len(own), largest=largest)
+            return document_prompt(name, settings.split, question, shown)
 
         def make(limit: int) -> Sample:
+            most = None if filling else len(own)
             try:
-                fitted = ruler.fit(maker, self.fitting.count_tokens, limit, task)
+                return fit(prompt, self.fitting.count_tokens, limit, len(own), task, most)
             except NoPromptError:  # the limit of pieces tokenised apart; the smallest prompt fits
-                fitted = prompt(len(own))
-            return ruler.as_sample(fitted, task=task, split=settings.split, name=name)
+                return prompt(len(own))
 
         return self.fitting.fitted(make)
-
-    def _smallest(self, question: DocumentQuestion) -> Sample:
-        settings, task = self.fitting.settings, self.fitting.task
-        own = self._own(question)
-        prompt = document_prompt("smallest", question.text, question.answers, own)
-        return ruler.as_sample(prompt, task=task, split=settings.split, name="smallest")
 
     def _own(self, question: DocumentQuestion) -> list[str]:
         """Documents that are always shown."""
@@ -161,20 +151,24 @@ class _Maker:
 
 
 def document_prompt(
-    name: str, question: str, answers: Sequence[str], documents: Sequence[str]
-) -> RulerPrompt:
-    """A question about documents, whose order `name` and their number draw."""
+    name: str, split: str, question: DocumentQuestion, documents: Sequence[str]
+) -> Sample:
+    """A question about documents, whose order its `name` and their number draw."""
     shown = list(documents)
     random.Random(f"{name}/order").shuffle(shown)
     texts = (f"Document {number}:\n{text}" for number, text in enumerate(shown, start=1))
-    return RulerPrompt(
+    return Sample(
+        id=name,
+        task=name.partition("/")[0],
+        split=split,
+        messages=None,
         context=f"{INSTRUCTION}The following are given documents.\n\n"
         + "\n\n".join(texts)
         + "\n\n",
-        question=f"{INSTRUCTION}Question: {question}",
+        question=f"{INSTRUCTION}Question: {question.text}",
         answer_prefix=" Answer:",
-        references=tuple(answers),
-        reply=f" {answers[0]}",
+        references=question.answers,
+        reply=f" {question.answers[0]}",
         max_new_tokens=32,
         metric="part",
     )

@@ -26,9 +26,8 @@ from kvp.data.benchmark_rows import (
 from kvp.data.encode import largest
 from kvp.data.metrics import ScoredByMetric, rouge_scorer
 from kvp.data.rows.cells import RowError
-from kvp.data.synthetic.needles import generated_split
-from kvp.data.synthetic.prompt_builder import SampleInputs
 from kvp.data.synthetic.shared_contexts import CONTEXTS, TURNS, SharedContext, Turn
+from kvp.data.synthetic.text import SampleInputs, generated_split
 from kvp.data.task import Sample, Source, TaskSettings, blank_sample, context_name
 
 if TYPE_CHECKING:

@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING
 from kvp.data.encode import opening_ids
 from kvp.data.metrics import ScoredByMetric
 from kvp.data.rows.documents import read_documents
-from kvp.data.rows.files import reader_of
+from kvp.data.rows.files import read_text, reader_of, share_of
 from kvp.data.rows.tally import RowChoice
 from kvp.data.task import ALL, Sample, Source, TaskSettings, blank_sample
-from kvp.data.text_files import read_text, share_of
 from kvp.errors import UsageError
 
 if TYPE_CHECKING:

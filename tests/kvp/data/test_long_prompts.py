@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from kvp.data.ruler import generate
-from kvp.data.synthetic.needles import split_of
+from kvp.data.synthetic.text import split_of
 from kvp.data.task import Sample
 
 LENGTH = 131_072

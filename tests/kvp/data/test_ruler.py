@@ -4,7 +4,7 @@ from collections import Counter
 import pytest
 
 from kvp.data.ruler import RULER_TASKS, generate
-from kvp.data.synthetic.needles import SPLITS, split_of
+from kvp.data.synthetic.text import SPLITS, split_of
 from kvp.data.task import Sample
 from kvp.errors import UsageError
 

@@ -12,7 +12,7 @@ import torch
 from rich.filesize import decimal
 from safetensors.torch import load_file
 
-from kvp.data.synthetic.prose import prose
+from kvp.data.synthetic.text import prose
 from kvp.errors import KvpError
 from kvp.hf.trace import collect_all
 from kvp.programs import collect as collect_main

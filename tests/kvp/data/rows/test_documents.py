@@ -9,7 +9,7 @@ import pytest
 
 from kvp.data.rows.documents import read_documents
 from kvp.data.rows.forms import Document
-from kvp.data.synthetic.needles import split_of
+from kvp.data.synthetic.text import split_of
 from kvp.errors import UsageError
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kvp.data.rows.question_sets import QuestionSet, read_hotpotqa, read_squad
-from kvp.data.synthetic.needles import SPLITS
+from kvp.data.synthetic.text import SPLITS
 from kvp.errors import UsageError
 
 

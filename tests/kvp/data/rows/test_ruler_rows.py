@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ import pytest
 
 from kvp.data.rows.documents import read_documents
 from kvp.data.rows.forms import Question
-from kvp.data.ruler import OWN_TASKS, as_sample, generate
+from kvp.data.rows.question_sets import DocumentQuestion
+from kvp.data.ruler import OWN_TASKS, generate
 from kvp.data.task import Sample
 from kvp.data.tasks.ruler_qa import document_prompt
 
@@ -23,8 +25,10 @@ def count(text: str) -> int:
 def sample_of(task: str) -> Sample:
     if task in OWN_TASKS:
         return generate(task, count_tokens=count, length=1500, seed=0, index=0, split="test")
-    prompt = document_prompt("n", "Who?", ("A", "B"), ("d1", "d2"))
-    return as_sample(prompt, task=task, split="test", name="n")
+    asked = DocumentQuestion(
+        text="Who?", answers=("A", "B"), documents=("d1", "d2"), answering=("d1",)
+    )
+    return replace(document_prompt("n", "test", asked, ("d1", "d2")), task=task)
 
 
 def row_of(sample: Sample, *, prefix: bool) -> dict[str, Any]:

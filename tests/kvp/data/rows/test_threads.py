@@ -17,7 +17,7 @@ from kvp.data.rows.forms import Turn
 from kvp.data.rows.samples import ChatTokens, row_samples
 from kvp.data.rows.tally import RowChoice
 from kvp.data.rows.trees import threads
-from kvp.data.synthetic.needles import SPLITS
+from kvp.data.synthetic.text import SPLITS
 from kvp.data.task import Source, TaskSettings, blank_sample
 from kvp.errors import UsageError
 

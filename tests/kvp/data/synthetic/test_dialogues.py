@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvp.data.synthetic.dialogues import dialogue
-from kvp.data.synthetic.needles import split_of
+from kvp.data.synthetic.text import split_of
 
 SPLITS = st.sampled_from(["train", "validation", "test"])
 

@@ -4,10 +4,10 @@ import re
 
 import pytest
 
+from kvp.data.ruler import sentences
 from kvp.data.synthetic import lexicon
-from kvp.data.synthetic.plots import ASIDES, OPENINGS, PLOTS
-from kvp.data.synthetic.prompt_builder import sentences
-from kvp.data.synthetic.prose import prose
+from kvp.data.synthetic.lexicon import ASIDES, OPENINGS, PLOTS
+from kvp.data.synthetic.text import prose
 
 SPLITS = ("train", "validation", "test")
 

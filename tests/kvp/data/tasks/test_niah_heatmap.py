@@ -8,7 +8,7 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from kvp.data.encode import encode
-from kvp.data.synthetic.needles import split_of
+from kvp.data.synthetic.text import split_of
 from kvp.data.task import Sample, Source, TaskSettings
 from kvp.data.tasks import TASKS
 from kvp.data.tasks.niah_heatmap import NiahHeatmapTask, woven

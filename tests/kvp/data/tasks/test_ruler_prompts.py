@@ -6,8 +6,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from kvp.data.encode import encode
+from kvp.data.ruler import RulerTask
 from kvp.data.task import TaskSettings
-from kvp.data.tasks.ruler import RulerTask
 
 
 def test_prompts_for_a_tokenizer_that_drops_white_space() -> None:

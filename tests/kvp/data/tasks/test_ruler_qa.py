@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from kvp.data.collection_plan import data_identity, plan_collection
 from kvp.data.encode import encode
-from kvp.data.synthetic.needles import SPLITS
+from kvp.data.synthetic.text import SPLITS
 from kvp.data.task import Sample, TaskSettings
 from kvp.data.tasks import build_samples, find_task
 from kvp.errors import UsageError

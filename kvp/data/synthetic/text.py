@@ -1,0 +1,246 @@
+"""Text from a seed: keys, numbers, names and prose, each owned by one split.
+
+A string belongs to exactly one split by a stable hash of its own characters, so a key or value of
+the test split can never occur in training, whoever generates it and in whatever order.
+
+Prose is little stories of people, towns and lost things, written by templates over word lists of
+our own (`kvp.data.synthetic.lexicon`). Plain enough for a small model to learn, varied enough that
+it cannot be memorised. No digits and no hyphens, so it never collides with RULER's needles. It has
+no meaning beyond a story: real text is a flag away (`--essays`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import re
+import string
+import uuid
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from importlib.resources import files
+from typing import Literal, TypeVar
+
+from kvp.data.rows.files import SHARES
+from kvp.data.synthetic import lexicon
+from kvp.data.synthetic.lexicon import ASIDES, LISTS, OPENINGS, PLOTS, Step
+from kvp.errors import UsageError
+
+T = TypeVar("T")
+_SLOT = re.compile(r"\{([a-z0-9 ]+)\}")
+_NAMED = frozenset({"hero", "pal", "town", "town2"})
+_PROSE_SHARES = {"train": (0, 6), "validation": (6, 8), "test": (8, 10)}
+_ASIDE = 0.45
+"""Chance of a sentence off the story after each of its steps."""
+Split = Literal["train", "validation", "test"]
+SPLITS: tuple[Split, ...] = ("train", "validation", "test")
+
+
+def split_of(text: str) -> Split:
+    """The split that owns `text`: train 80 %, validation 10 %, test 10 %, by a BLAKE2 hash."""
+    bucket = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "big") % 10
+    return "test" if bucket == 0 else "validation" if bucket == 1 else "train"
+
+
+def generated_split(split: str) -> Split:
+    """The split of generated prompts; UsageError for one that they cannot be of, such as `all`."""
+    for known in SPLITS:
+        if known == split:
+            return known
+    raise UsageError(f"--split {split}: generated prompts belong to one of {', '.join(SPLITS)}")
+
+
+@cache
+def words(kind: Literal["noun", "adjective", "verb"]) -> tuple[str, ...]:
+    """The sorted word list of wonderwords for `kind`."""
+    lines = (files("wonderwords") / "assets" / f"{kind}list.txt").read_text(encoding="utf-8")
+    return tuple(sorted({line.strip() for line in lines.splitlines() if line.strip()}))
+
+
+@cache
+def word_pool(split: Split) -> tuple[str, ...]:
+    """All single words (noun, adjective or verb) owned by `split`, sorted."""
+    every = {word for kind in ("noun", "adjective", "verb") for word in words(kind)}
+    return tuple(sorted(word for word in every if split_of(word) == split))
+
+
+def distinct(draw: Callable[[], str], count: int) -> list[str]:
+    """The first so many different strings that are drawn."""
+    drawn: dict[str, None] = {}
+    while len(drawn) < count:
+        drawn[draw()] = None
+    return list(drawn)
+
+
+def draw_key(rng: random.Random, split: Split) -> str:
+    """An `adjective-noun` key owned by `split`."""
+    while True:
+        key = f"{rng.choice(words('adjective'))}-{rng.choice(words('noun'))}"
+        if split_of(key) == split:
+            return key
+
+
+def draw_number(rng: random.Random, split: Split, digits: int = 7) -> str:
+    """A number of exactly `digits` digits owned by `split`."""
+    while True:
+        number = str(rng.randint(10 ** (digits - 1), 10**digits - 1))
+        if split_of(number) == split:
+            return number
+
+
+def draw_uuid(rng: random.Random, split: Split) -> str:
+    """A version-4 uuid owned by `split`."""
+    while True:
+        value = str(uuid.UUID(int=rng.getrandbits(128), version=4))
+        if split_of(value) == split:
+            return value
+
+
+def draw_name(
+    rng: random.Random, split: Split, letters: int, alphabet: str = string.ascii_uppercase
+) -> str:
+    """A name of `letters` letters of `alphabet` owned by `split`."""
+    while True:
+        name = "".join(rng.choices(alphabet, k=letters))
+        if split_of(name) == split:
+            return name
+
+
+def prose(seed: int, words: int, split: str) -> str:
+    """Paragraphs of prose with at least `words` words, ending with a sentence.
+
+    A pure function of its arguments; a longer text of the same seed begins with the shorter one,
+    up to the paragraph break. No sentence occurs in two splits: those with a name of a person or
+    town have names of their split, the others belong to the split their CRC-32 says.
+    """
+    rng = random.Random(f"prose/{split}/{seed}")
+    text: list[str] = []
+    count = 0
+    while count < words:
+        paragraph: list[str] = []
+        for sentence in _story(rng, split):
+            paragraph.append(sentence)
+            count += sentence.count(" ") + 1
+            if count >= words:
+                break
+        text.append(" ".join(paragraph))
+    return "\n\n".join(text)
+
+
+def _story(rng: random.Random, split: str) -> Iterator[str]:
+    fixed = _cast(rng, split)
+    yield _sentence(OPENINGS, rng, fixed, split)
+    for step in _pick(rng, PLOTS):
+        yield _sentence(step, rng, fixed, split)
+        if rng.random() < _ASIDE:
+            yield _sentence(ASIDES, rng, fixed, split)
+
+
+def _cast(rng: random.Random, split: str) -> dict[str, str]:
+    """The people, the places and the things of one story, by slot."""
+    women, men = lexicon.WOMEN[split].split(), lexicon.MEN[split].split()
+    female = rng.random() < 0.5
+    hero = _pick(rng, women if female else men)
+    pal = hero
+    while pal == hero:
+        pal = _pick(rng, women + men)
+    pronouns = ("she", "her", "her") if female else ("he", "him", "his")
+    fixed = dict(zip(("he", "him", "his"), pronouns, strict=True))
+    fixed |= {"hero": hero, "pal": pal, "town": town(rng, split), "town2": town(rng, split)}
+    lists = _lists()
+    for slot in ("tool", "beast", "spot", "job", "job2", "visitor", "build", "material", "colour"):
+        word = _pick(rng, lists[slot.rstrip("2")])
+        fixed[slot], fixed[f"a {slot}"] = word, _with_article(word)
+    return fixed
+
+
+def town(rng: random.Random, split: str) -> str:
+    """The name of a made-up town of `split`."""
+    return _pick(rng, lexicon.TOWN_HEADS[split].split()) + _pick(rng, _lists()["tail"])
+
+
+def _sentence(step: Step, rng: random.Random, fixed: dict[str, str], split: str) -> str:
+    """Fill one of the templates; draw again while the sentence belongs to another split.
+
+    This ends because every step has a template with a name in it.
+    """
+    low, high = _PROSE_SHARES[split]
+    lists = _lists()
+    while True:
+        literals, slots, named = _compile(_pick(rng, step))
+        parts = [literals[0]]
+        for slot, literal in zip(slots, literals[1:], strict=True):
+            parts.append(fixed.get(slot) or _pick(rng, lists[slot.rstrip("23")]))
+            parts.append(literal)
+        sentence = "".join(parts)
+        first = 1 if sentence[0] == '"' else 0
+        sentence = sentence[:first] + sentence[first].upper() + sentence[first + 1 :]
+        if named or low <= zlib.crc32(sentence.encode()) % 10 < high:
+            return sentence
+
+
+@cache
+def _compile(template: str) -> tuple[tuple[str, ...], tuple[str, ...], bool]:
+    parts = _SLOT.split(template)
+    slots = tuple(parts[1::2])
+    return tuple(parts[::2]), slots, not _NAMED.isdisjoint(slots)
+
+
+@cache
+def _lists() -> dict[str, tuple[str, ...]]:
+    """Word list of every slot, with and without article."""
+    lists = {**LISTS, "noun": LISTS["tool"] + LISTS["furniture"], "beast": LISTS["animal"]}
+    return lists | {f"a {slot}": tuple(map(_with_article, lists[slot])) for slot in lists}
+
+
+def _with_article(word: str) -> str:
+    return f"an {word}" if word[0] in "aeiou" else f"a {word}"
+
+
+def _pick(rng: random.Random, items: Sequence[T]) -> T:
+    return items[int(rng.random() * len(items))]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleInputs:
+    """The randomness and the text one sample is made from."""
+
+    name: str
+    """Identifies the sample: task, split, seed, index."""
+    split: Split
+    """Whose keys, values and text to use."""
+    length: int
+    """Tokens the prompt may have: an upper bound of the words ever needed."""
+    essays: str | None
+    """Real running text, or None for the generated prose."""
+
+    def rng(self, part: str) -> random.Random:
+        """A fresh generator for one part of the sample, independent of the other parts."""
+        return random.Random(f"{self.name}/{part}")
+
+    def essay(self) -> list[str]:
+        """Running text of this split as words, at least `length` of them.
+
+        Given essays are shared out by position (the first 80 % of the words train, then 10 % and
+        10 %) and read from a random word on, round their share's end.
+        """
+        if self.essays is None:
+            return prose(self.rng("essay").getrandbits(32), self.length, self.split).split()
+        words = _share(self.essays, self.split)
+        if not words:
+            raise UsageError(f"--essays: no words left for the {self.split} split")
+        start = self.rng("essay").randrange(len(words))
+        drawn = words[start : start + self.length]
+        while len(drawn) < self.length:
+            drawn += words[: self.length - len(drawn)]
+        return drawn
+
+
+@lru_cache(maxsize=4)
+def _share(essays: str, split: Split) -> list[str]:
+    """The words of `essays` that belong to `split`."""
+    words = essays.split()
+    low, high = (round(share * len(words)) for share in SHARES[split])
+    return words[low:high]
