@@ -6,9 +6,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from eval.methods import ALL_NULLS
 from kvp.config_groups import NoSettings
-from policies.base import BaseAllocator, Heuristic, option_names
-from policies.method_spec import PLAIN, needs_in_words
-from policies.registry import ALLOCATORS, METHODS, attention_free
+from policies.registry import (
+    ALLOCATORS,
+    METHODS,
+    PLAIN,
+    BaseAllocator,
+    Heuristic,
+    attention_free,
+    needs_in_words,
+    option_names,
+)
 
 HEAD = """\
 A method is SCORER or SCORER+ALLOCATOR, such as snapkv, snapkv:kvpress+ada, kvp+global.

@@ -23,12 +23,11 @@ from kvp.scoring import Scorer, SelfSizing
 from policies import load_policy, make_allocator, make_scorer, sizes_itself, split_method
 from policies.allocators.evolved import Evolved
 from policies.budget_files import budget_path
+from policies.controls import Random
 from policies.kvzap import KVzap
 from policies.learned import LearnedScorer
-from policies.method_spec import parse
 from policies.policy_files import check_geometry
-from policies.random import Random
-from policies.registry import NULLS
+from policies.registry import NULLS, parse
 from policies.sources import INDEX, PolicySource, find_policy
 
 ALL_NULLS = "nulls"

@@ -12,10 +12,10 @@ from kvp.errors import UsageError
 from kvp.plugins import is_object_name, module_exists
 
 SCORERS = {
-    "random": "policies.random:Random",
-    "random_pinned": "policies.random_pinned:RandomPinned",
-    "random_per_layer": "policies.random_per_layer:RandomPerLayer",
-    "ring": "policies.ring:Ring",
+    "random": "policies.controls:Random",
+    "random_pinned": "policies.controls:RandomPinned",
+    "random_per_layer": "policies.controls:RandomPerLayer",
+    "ring": "policies.controls:Ring",
     "streaming_llm": "policies.streaming_llm:StreamingLLM",
     "knorm": "policies.knorm:KNorm",
     "keydiff": "policies.keydiff:KeyDiff",
@@ -28,9 +28,9 @@ SCORERS = {
     "expected_attention": "policies.expected_attention:ExpectedAttention",
     "gvote": "policies.gvote:GVote",
     "windowkv": "policies.windowkv:WindowKV",
-    "oracle": "policies.oracle:Oracle",
+    "oracle": "policies.controls:Oracle",
 }
-"""Built-in scorers: name -> class, a `policies.base.Heuristic`."""
+"""Built-in scorers: name -> class, a `policies.registry.Heuristic`."""
 ALLOCATORS = {
     "uniform": "policies.allocators.uniform:Uniform",
     "pyramid": "policies.allocators.pyramid:Pyramid",
@@ -40,7 +40,7 @@ ALLOCATORS = {
     "self_sized": "policies.allocators.self_sized:SelfSized",
     "evolved": "policies.allocators.evolved:Evolved",
 }
-"""Built-in allocators: name -> class, a `policies.base.BaseAllocator`."""
+"""Built-in allocators: name -> class, a `policies.registry.BaseAllocator`."""
 OTHER_METHODS = ("kvpress", "kvzap", "kvp", "full", "nulls", "tuned")
 """Names before a colon or alone that mean no scorer of `SCORERS`."""
 

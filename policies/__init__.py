@@ -4,9 +4,8 @@ Imports torch, never transformers.
 """
 
 from kvp.known_names import split_method
-from policies.method_spec import sizes_itself
 from policies.policy_files import convert_policy, load_policy
-from policies.registry import make_allocator, make_method, make_scorer
+from policies.registry import make_allocator, make_method, make_scorer, sizes_itself
 
 __all__ = [
     "convert_policy", "load_policy", "make_allocator", "make_method", "make_scorer",

@@ -28,8 +28,7 @@ import torch
 from torch import Tensor
 
 from kvp.scoring import Needs, Noise, Reconstruction, View
-from policies.base import Heuristic, Presets, check_choice, check_integer, check_number
-from policies.grids import Choices, Grid, Numbers
+from policies.registry import Choices, Grid, Heuristic, Limits, Numbers, Presets
 
 _MINIMUM_TOKENS = 20
 _CONTEXT_SHARE = 0.1  # appendix A.1
@@ -63,6 +62,14 @@ class ContrastKV(Heuristic):
         "one more forward pass over the context, in chunks, and one of random tokens"
     )
     presets: ClassVar[Presets] = {"paper": {"denominator": "full"}}
+    limits: ClassVar[Limits] = {
+        "beta": (0, 0.5),
+        "chunk": 1,
+        "noise": 1,
+        "denominator": ("chunk", "full"),
+        "scope": ("layer", "head"),
+        "contrast": ("random", "context"),
+    }
     grid: ClassVar[Grid] = {
         "beta": Numbers(values=(0.0, 0.02, 0.05, 0.1, 0.2, 0.5), maximum=0.5),
         "gamma": Numbers(values=(0.0, 0.06, 0.12, 0.25, 0.5), maximum=1000),
@@ -70,17 +77,6 @@ class ContrastKV(Heuristic):
         "scope": Choices(("layer", "head")),
         "noise": Numbers(values=(16, 32, 64, 128), minimum=1),
     }
-
-    def __post_init__(self) -> None:
-        """Raise UsageError on an option outside its range."""
-        check_number(self.method, "beta", self.beta, maximum=0.5)
-        check_number(self.method, "gamma", self.gamma)
-        check_integer(self.method, "chunk", self.chunk, minimum=1)
-        check_integer(self.method, "noise", self.noise, minimum=1)
-        check_integer(self.method, "seed", self.seed, minimum=0)
-        check_choice(self.method, "denominator", self.denominator, ("chunk", "full"))
-        check_choice(self.method, "scope", self.scope, ("layer", "head"))
-        check_choice(self.method, "contrast", self.contrast, ("random", "context"))
 
     @property
     def needs(self) -> Needs:

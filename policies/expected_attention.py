@@ -26,9 +26,8 @@ import torch
 from torch import Tensor
 
 from kvp.scoring import ALL_QUERIES, Needs, View
-from policies.base import Heuristic, Presets, check_choice, check_integer, check_number
-from policies.future_queries import mean_future_rotation, query_moments, view_rope
-from policies.grids import Choices, Grid, Numbers
+from policies.queries import mean_future_rotation, query_moments, view_rope
+from policies.registry import Choices, Grid, Heuristic, Limits, Numbers, Presets
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +49,7 @@ class ExpectedAttention(Heuristic):
     line: ClassVar[str] = "what queries like the past ones would attend to"
     cost: ClassVar[str] = "moments of the queries, one pass over the keys, O(G N D D)"
     presets: ClassVar[Presets] = {"kvpress": {"epsilon": 0.0}}
+    limits: ClassVar[Limits] = {"future": 1}
     grid: ClassVar[Grid] = {
         "epsilon": Numbers(values=(0.0, 0.001, 0.01, 0.1, 1.0), maximum=1000),
         "values": Choices((True, False)),
@@ -57,14 +57,6 @@ class ExpectedAttention(Heuristic):
         "future": Numbers(values=(64, 128, 256, 512, 1024), minimum=1, maximum=65_536),
         "sinks": Numbers(values=(0, 1, 4, 16)),
     }
-
-    def __post_init__(self) -> None:
-        """Raise UsageError on an option outside its range."""
-        check_integer(self.method, "future", self.future, minimum=1)
-        check_integer(self.method, "sinks", self.sinks, minimum=0)
-        check_choice(self.method, "covariance", self.covariance, (True, False))
-        check_choice(self.method, "values", self.values, (True, False))
-        check_number(self.method, "epsilon", self.epsilon, minimum=0)
 
     @property
     def needs(self) -> Needs:
@@ -77,10 +69,10 @@ class ExpectedAttention(Heuristic):
         scores = torch.ones(view.keys.shape[:3], device=view.keys.device)
         if view.keys.shape[2] <= self.sinks:
             return scores
-        moments = query_moments(view, rope, self.sinks)
+        mean, covariance = query_moments(view, rope, self.sinks)
         cosine, sine = mean_future_rotation(view, rope, self.future)
-        mean = rope.rotate(moments.mean[:, :, None], cosine, sine)[:, :, 0]  # [B, Q, D]
-        half = rope.rotate(moments.covariance, cosine, sine).transpose(-1, -2)
+        mean = rope.rotate(mean[:, :, None], cosine, sine)[:, :, 0]  # [B, Q, D]
+        half = rope.rotate(covariance, cosine, sine).transpose(-1, -2)
         spread = rope.rotate(half, cosine, sine)  # [B, Q, D, D], R S R^T
         expected = self._expected(view.keys[:, :, self.sinks :].float(), mean, spread)
         if self.values:

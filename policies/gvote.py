@@ -40,10 +40,8 @@ from kvp.ops.group_products import group_products
 from kvp.ranking import rank_tokens
 from kvp.rope import Rope
 from kvp.scoring import ALL_QUERIES, Needs, View
-from policies.base import Heuristic, Presets, check_choice, check_integer, check_number
-from policies.future_queries import mean_future_rotation, query_moments, view_rope
-from policies.grids import Choices, Grid, Numbers
-from policies.recent_attention import recent_attention
+from policies.queries import mean_future_rotation, query_moments, recent_attention, view_rope
+from policies.registry import Choices, Grid, Heuristic, Limits, Numbers, Presets
 
 _LARGEST_FRACTION = 1 - 2**-10
 
@@ -73,6 +71,13 @@ class GVote(Heuristic):
     line: ClassVar[str] = "what guessed future queries vote for; sizes the cache itself"
     cost: ClassVar[str] = "the attention of the guesses, O(G samples N D)"
     presets: ClassVar[Presets] = {"paper": {"include_current": False}}
+    limits: ClassVar[Limits] = {
+        "p_nuc": (0, 1),
+        "samples": 1,
+        "future": 1,
+        "min_keep": 1,
+        "space": ("hidden", "query"),
+    }
     grid: ClassVar[Grid] = {
         "p_nuc": Numbers(values=(0.5, 0.8, 0.9, 0.95, 0.99, 1.0), maximum=1),
         # A bound of cost: 4,096 draws take 4 s of a core for 1,024 tokens of a small model.
@@ -80,17 +85,6 @@ class GVote(Heuristic):
         "include_current": Choices((True, False)),
         "space": Choices(("hidden", "query")),
     }
-
-    def __post_init__(self) -> None:
-        """Raise UsageError on an option outside its range."""
-        check_number(self.method, "p_nuc", self.p_nuc, minimum=0, maximum=1)
-        check_integer(self.method, "samples", self.samples, minimum=1)
-        check_integer(self.method, "n_skip", self.n_skip, minimum=0)
-        check_integer(self.method, "future", self.future, minimum=1)
-        check_choice(self.method, "include_current", self.include_current, (True, False))
-        check_integer(self.method, "min_keep", self.min_keep, minimum=1)
-        check_choice(self.method, "space", self.space, ("hidden", "query"))
-        check_integer(self.method, "seed", self.seed, minimum=0)
 
     @property
     def needs(self) -> Needs:
@@ -151,12 +145,11 @@ class GVote(Heuristic):
             yield hidden.project((mean + deviation * noise)[:, None])[:, :, 0].float()
 
     def _in_query_space(self, view: View, rope: Rope) -> Iterator[Tensor]:
-        moments = query_moments(view, rope, self.n_skip)
-        root = _square_root(moments.covariance)
-        shape = moments.mean.shape[1:]
+        mean, covariance = query_moments(view, rope, self.n_skip)
+        root, shape = _square_root(covariance), mean.shape[1:]
         for sample in range(self.samples):
             noise = self._noise(view.layer, sample, shape.numel()).to(root.device).view(shape)
-            yield moments.mean + (root @ noise[..., None]).squeeze(-1)
+            yield mean + (root @ noise[..., None]).squeeze(-1)
 
     def _noise(self, layer: int, sample: int, count: int) -> Tensor:
         digest = hashlib.sha256(f"gvote/{self.seed}/{layer}/{sample}".encode()).digest()

@@ -29,9 +29,8 @@ from kvp.errors import UsageError
 from kvp.ops.streaming_softmax import column_sums
 from kvp.ranking import rank_tokens
 from kvp.scoring import ALL_QUERIES, Needs, View
-from policies.base import Heuristic, Presets, check_choice, check_integer
-from policies.grids import Choices, Grid, Numbers
-from policies.recent_attention import recent_attention
+from policies.queries import recent_attention
+from policies.registry import Choices, Grid, Heuristic, Limits, Numbers, Presets
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +51,7 @@ class H2O(Heuristic):
         "kvpress": {"normalize": "visible", "recents": False},
         "kvcache_factory": {"recents": False, "window": 32},
     }
+    limits: ClassVar[Limits] = {"normalize": ("none", "visible")}
     grid: ClassVar[Grid] = {
         "recents": Choices((True, False)),
         "normalize": Choices(("none", "visible")),
@@ -59,10 +59,8 @@ class H2O(Heuristic):
     }
 
     def __post_init__(self) -> None:
-        """Raise UsageError on an unknown normalisation, or a window together with `recents`."""
-        check_choice(self.method, "normalize", self.normalize, ("none", "visible"))
-        check_choice(self.method, "recents", self.recents, (True, False))
-        check_integer(self.method, "window", self.window, minimum=0)
+        """Raise UsageError on a window together with `recents`, and as all methods."""
+        super().__post_init__()
         if self.window and self.recents:
             raise UsageError(f"{self.method}: window={self.window} needs recents=false")
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from kvp.errors import UsageError
 from kvp.plugins import reason_of
 from kvp.scoring import Needs, View
-from policies.base import Value
+from policies.registry import Value
 
 NAME = "kvpress"
 """Name of these methods before the colon."""

@@ -28,7 +28,7 @@ from kvp.errors import PolicyError, UsageError
 from kvp.hub import HubName, download
 from kvp.manifest import read_json
 from kvp.scoring import Needs, View
-from policies.base import Value
+from policies.registry import Value
 
 NAME = "kvzap"
 """Name of the method before the colon."""

@@ -21,8 +21,7 @@ import torch
 from torch import Tensor
 
 from kvp.scoring import Needs, Reconstruction, View
-from policies.base import Heuristic, Presets, check_choice, check_integer
-from policies.grids import Choices, Grid, Numbers
+from policies.registry import Choices, Grid, Heuristic, Limits, Numbers, Presets
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +43,7 @@ class KVzip(Heuristic):
     line: ClassVar[str] = "what repeating the context attends to"
     cost: ClassVar[str] = "one more forward pass over the context, in chunks"
     presets: ClassVar[Presets] = {"kvpress": {"forced": 4}, "paper": {"chunk": 2000}}
+    limits: ClassVar[Limits] = {"chunk": 1}
     grid: ClassVar[Grid] = {
         "plus": Choices((False, True)),
         "full": Choices((False, True)),
@@ -51,14 +51,6 @@ class KVzip(Heuristic):
         "sinks": Numbers(values=(0, 1, 4, 16)),
         "chunk": Numbers(values=(128, 256, 512, 2048), minimum=1),
     }
-
-    def __post_init__(self) -> None:
-        """Raise UsageError on an empty chunk or negative counts."""
-        check_integer(self.method, "chunk", self.chunk, minimum=1)
-        check_integer(self.method, "sinks", self.sinks, minimum=0)
-        check_integer(self.method, "forced", self.forced, minimum=0)
-        check_choice(self.method, "plus", self.plus, (False, True))
-        check_choice(self.method, "full", self.full, (False, True))
 
     @property
     def needs(self) -> Needs:

@@ -25,8 +25,7 @@ import torch
 from torch import Tensor
 
 from kvp.scoring import View
-from policies.base import AUTO, Heuristic, Presets, check_integer
-from policies.grids import Grid, Numbers
+from policies.registry import AUTO, Grid, Heuristic, Limits, Numbers, Presets
 
 _SMALLEST_RANGE = 1e-6
 
@@ -47,15 +46,11 @@ class LagKV(Heuristic):
         "kvpress": {"n_sink": 4, "lag": 128},
         "official": {"n_sink": 16, "lag": 1024},
     }
+    limits: ClassVar[Limits] = {"lag": 2}  # one token has no range
     grid: ClassVar[Grid] = {
         "lag": Numbers(values=(4, 8, 16, 32, 64, 128), minimum=2, auto=True),
         "n_sink": Numbers(values=(0, 1, 4, 16)),
     }
-
-    def __post_init__(self) -> None:
-        """Raise UsageError on negative sinks or a lag below 2 (one token has no range)."""
-        check_integer(self.method, "n_sink", self.n_sink, minimum=0)
-        check_integer(self.method, "lag", self.lag, minimum=2, auto=True)
 
     def lag_for(self, budget: int) -> int:
         """Tokens per partition at a budget (tokens per KV head)."""

@@ -1,11 +1,11 @@
 """KVP: rank cached tokens with the trained ranker of each KV head (paper, section 3).
 
 Score = the ranker's output for (key after RoPE, value, true position), greedy: no Gumbel noise; in
-a calibrated policy the logarithm of the importance of such tokens (`policies.calibration`).
-The weights are the averaged (EMA) ones, which is what training exports. Cost per layer: H small
-networks over N tokens, about 0.5 MFLOP per token and head at hidden 256 (next to a prefill:
-docs/results/speed.md), in bfloat16 where the policy's weights are. No query and no attention is
-read, unless the policy was trained with the input `recent`: the last 32 queries then.
+a calibrated policy the logarithm of the importance of such tokens (`Calibration`). The weights are
+the averaged (EMA) ones, which is what training exports. Cost per layer: H small networks over N
+tokens, about 0.5 MFLOP per token and head at hidden 256 (next to a prefill: docs/results/speed.md),
+in bfloat16 where the policy's weights are. No query and no attention is read, unless the policy was
+trained with the input `recent`: the last 32 queries then.
 Differences to the released code: none in scoring; protection of sinks and recents is `kvp.ranking`.
 Files are `policies.policy_files`.
 """
@@ -23,15 +23,78 @@ from torch import Tensor
 from kvp.errors import PolicyError
 from kvp.geometry import Geometry
 from kvp.scoring import Needs, View
-from policies.calibration import Calibration
-from policies.ranker import HeadRankers
-from policies.recent_features import RECENT_QUERIES, recent_features
+from policies.ranker import RECENT_QUERIES, HeadRankers, recent_features
 from policies.sources import PolicySource
 
 BLOCK = 8192
 """Tokens scored at once; bounds the memory of long contexts."""
 CPU_BLOCK = 1024
 """The same on a CPU, where the activations of a block should fit in a core's cache."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Calibration:
+    """Per KV head a monotone map from ranker scores to a scale that all heads share.
+
+    Scores of different heads are not comparable: a ranking does not change when all scores of a
+    head shift. The map gives the logarithm of the importance of tokens with that score on held-out
+    traces (`train.calibration.fit` fits it), so that one threshold can serve all heads. It is
+    piecewise linear between the K >= 2 knots of each of A heads, goes on beyond them with its end
+    slopes, and never changes a head's ranking (but for scores that float32 cannot separate).
+    """
+
+    target: str
+    """What the map's values are logarithms of the expectation of (`train.calibration.fit`), or
+    `distilled`: scales and offsets that `kvp distill` has learned."""
+    scores: Tensor
+    """[A, K] float32 scores at the knots, strictly increasing along K."""
+    values: Tensor
+    """[A, K] float32 values at the knots, strictly increasing along K."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError, naming the head, where a map is none or does not increase."""
+        shape = self.scores.shape
+        if len(shape) != 2 or shape[1] < 2 or self.values.shape != shape:
+            raise ValueError(
+                f"calibration knots are {tuple(shape)} and {tuple(self.values.shape)}, "
+                "not twice [heads, 2 or more]"
+            )
+        for name, knots in (("scores", self.scores), ("values", self.values)):
+            rising = (knots.diff(dim=-1) > 0).all(-1) & knots.isfinite().all(-1)
+            if not bool(rising.all()):
+                head = int((~rising).nonzero()[0])
+                raise ValueError(f"calibration {name} of head {head} do not increase")
+
+    def apply(self, scores: Tensor, heads: slice = slice(None)) -> Tensor:
+        """Calibrated scores: [a, N] float32 of the a heads in `heads` -> [a, N] float32."""
+        knots = self.scores[heads].to(scores.device)
+        values = self.values[heads].to(scores.device)
+        right = torch.searchsorted(knots, scores.contiguous()).clamp(1, knots.shape[1] - 1)
+        low, high = knots.gather(1, right - 1), knots.gather(1, right)
+        base, top = values.gather(1, right - 1), values.gather(1, right)
+        slope = (top - base).double() / (high - low).double()
+        largest = torch.finfo(torch.float32).max
+        mapped = (base + (scores - low) * slope).clamp(-largest, largest).float()
+        # Rounding may carry a score across its knot's value, where the next piece begins.
+        mapped = torch.where(scores <= high, mapped.minimum(top), mapped)
+        return torch.where(scores >= low, mapped.maximum(base), mapped)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain dictionary for JSON; float32 values survive it bit for bit."""
+        return {
+            "target": self.target,
+            "scores": self.scores.tolist(),
+            "values": self.values.tolist(),
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Calibration:
+        """Inverse of `to_dict`; KeyError, TypeError or ValueError on foreign content."""
+        return cls(
+            target=data["target"],
+            scores=torch.tensor(data["scores"], dtype=torch.float32),
+            values=torch.tensor(data["values"], dtype=torch.float32),
+        )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

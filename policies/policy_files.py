@@ -22,8 +22,7 @@ from kvp.artifacts.tensors import read_safetensors, write_safetensors
 from kvp.errors import PolicyError
 from kvp.geometry import Geometry
 from kvp.manifest import read_sealed_json, sha256_file, write_sealed_json
-from policies.calibration import Calibration
-from policies.learned import LearnedScorer
+from policies.learned import Calibration, LearnedScorer
 from policies.ranker import STATISTICS, HeadRankers, RankerSpec, head_shapes
 from policies.sources import INDEX, PolicySource, find_policy, own_folder
 

@@ -1,19 +1,29 @@
 """The learned rankers: one small network per KV head, all of them in one module.
 
 A ranker maps a cached token (key after RoPE, value, position) to a score; it sees no query and no
-attention (KVP paper, section 3), unless it has the input `recent` (`policies.recent_features`).
-Weights of all heads are stacked, `[A, in, out]`, so that they train as one job on a GPU; on a CPU
-the same arithmetic runs head by head, which is faster there (better cache locality). What is left
-out: sampling and losses (`train`) and files (`policy_files`).
+attention (KVP paper, section 3), unless it has the input `recent`. Inputs may be left out to
+measure what they contribute: a ranker without an input has neither its columns nor its parameters.
+What is left out: sampling and losses (`train`) and files (`policy_files`).
 
-Architecture (`policies.ranker_spec`, arithmetic in `policies.network`): key and value each Linear
-D -> hidden + LayerNorm; position features -> LayerNorm; concatenate; two blocks of Linear ->
-hidden, LayerNorm, SiLU; Linear -> 1. With `neighbours` R a further Linear -> 2 R + 1 gives what the
-token adds to the scores of those at distances -R to R: a value is needed because of the key before
-it. With hidden = 256, D = 128 and a position table of 12,000 rows
-of 32 this is the paper's "two layers of 256, about 650K parameters"; the network without a table
-has 273,729. `paper` looks positions up in such a table (rows beyond the trained length are never
-trained); `fourier` replaces it by features that extrapolate.
+Architecture: key and value each Linear D -> hidden + LayerNorm; position features -> LayerNorm;
+concatenate; two blocks of Linear -> hidden, LayerNorm, SiLU; Linear -> 1. With `neighbours` R a
+further Linear -> 2 R + 1 gives what the token adds to the scores of those at distances -R to R: a
+value is needed because of the key before it. With hidden = 256, D = 128 and a position table of
+12,000 rows of 32 this is the paper's "two layers of 256, about 650K parameters"; the network
+without a table has 273,729. `paper` looks positions up in such a table (rows beyond the trained
+length are never trained); `fourier` replaces it by features that extrapolate.
+
+Arithmetic: every weight has the head as its first axis, `[A, in, out]`, so that all heads train as
+one job on a GPU; on a CPU the same runs head by head, which is faster there (better cache
+locality). Where weights are bfloat16, so are the products with keys and values, of the blocks and
+for neighbours; inputs are standardised, positions and `recent` projected, and scores computed and
+added up in float32.
+
+`recent` says what the last queries attend to. For the last 1, 4, 16 and 32 queries: mean attention
+over queries and the heads of the group, of the token and as the largest of the 7, 31 and 63 tokens
+around it (SnapKV's pooling over positions); for 32 the largest attention, too. All are logarithms
+of multiples of the uniform share 1 / N, so that lengths compare, and at least -7. Last comes
+whether the token is one of the 32.
 """
 
 from __future__ import annotations
@@ -21,27 +31,226 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from policies.network import score_tokens
-from policies.ranker_spec import RankerSpec, position_features
+from kvp.rope import Rope
+from policies.queries import recent_attention
 
-__all__ = [
-    "STATISTICS",
-    "HeadRankers",
-    "RankerSpec",
-    "bytes_per_token",
-    "head_shapes",
-    "parameters_per_head",
-    "position_features",
-    "products_per_token",
-]
-
+ARCHITECTURES = ("fourier", "paper")
+INPUTS = ("key", "value", "position", "distance", "recent")
+"""Everything a ranker can read of a token, in the order in which its network takes them; `recent`
+is what the last queries attend to."""
+TOKEN_INPUTS = ("key", "value", "position", "distance")
+"""Inputs that need no query, the default."""
+PAPER_INPUTS = ("key", "value", "position")
+"""Inputs of the paper's ranker: its position table knows nothing of the end of the cache."""
+MAX_BLOCKS = 2
+MAX_NEIGHBOURS = 1024
+_SHORTEST_WAVELENGTH = 4.0
+RECENT_QUERIES = 32
+"""Queries that are read; fewer where fewer tokens have been seen."""
+_WINDOWS = (1, 4, 16, RECENT_QUERIES)
+_KERNELS = (7, 31, 63)
+_FLOOR = 1e-3
+RECENT_FEATURES = (
+    *(f"log mean attention of {w} queries{p}" for w in _WINDOWS
+      for p in ("", *(f", largest of {k} tokens" for k in _KERNELS))),
+    f"log largest attention of {RECENT_QUERIES} queries",
+    f"one of the last {RECENT_QUERIES} tokens",
+)  # fmt: skip
+"""The columns, in order."""
 STATISTICS = frozenset(f"{name}_{part}" for name in ("key", "value") for part in ("mean", "std"))
 """Names of the statistics that inputs are standardised with: float32, whatever the weights are."""
 _EPSILON = 1e-6
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankerSpec:
+    """Architecture of one ranker, the same for every head of a policy."""
+
+    head_dim: int
+    """D, channels of a key and of a value."""
+    architecture: str = "fourier"
+    """`fourier` (positions as features that extrapolate) or `paper` (learned position table)."""
+    hidden: int = 256
+    """Width of the key and value projections and of the blocks."""
+    position_width: int = 32
+    """Channels of the embeddings of the position and of `recent`."""
+    max_positions: int = 12288
+    """Rows of the position table (`paper` only); later positions use the last row."""
+    frequencies: int = 16
+    """Sine and cosine pairs, wavelengths log-spaced from 4 to `reference_length` tokens."""
+    reference_length: int = 4096
+    """Tokens by which positions are scaled (`fourier` only); about the trained length."""
+    inputs: tuple[str, ...] = TOKEN_INPUTS
+    """Some of `INPUTS`, kept in that order. `paper` always has `PAPER_INPUTS`; there
+    `TOKEN_INPUTS` mean all that it has."""
+    blocks: int = 2
+    """Hidden layers after the inputs' projections, 1 or 2."""
+    neighbours: int = 0
+    """Tokens on either side that add to a token's score; 0: tokens are scored independently."""
+    key_frequencies: tuple[float, ...] = ()
+    """Radians per position of the model's rotary embedding: keys are turned with them so that the
+    end of the cache is position 0. Empty: keys as the model rotated them; `paper` has none."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError on unknown architecture or inputs, or on sizes out of range."""
+        if self.architecture not in ARCHITECTURES:
+            raise ValueError(
+                f"unknown architecture {self.architecture!r}: choose {' or '.join(ARCHITECTURES)}"
+            )
+        object.__setattr__(self, "inputs", self._checked_inputs())
+        object.__setattr__(self, "key_frequencies", self._checked_frequencies())
+        no_sizes = ("architecture", "inputs", "neighbours", "key_frequencies")
+        sizes = {k: v for k, v in self.to_dict().items() if k not in no_sizes}
+        for name, size in sizes.items():
+            if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+                raise ValueError(f"{name} of a ranker must be a positive integer, got {size!r}")
+        if self.blocks > MAX_BLOCKS:
+            raise ValueError(f"blocks of a ranker must be 1 or {MAX_BLOCKS}, got {self.blocks}")
+        reach = self.neighbours
+        if type(reach) is not int or not 0 <= reach <= MAX_NEIGHBOURS:
+            raise ValueError(
+                f"neighbours of a ranker must be an integer in 0..{MAX_NEIGHBOURS}, got {reach!r}"
+            )
+        if reach and self.architecture == "paper":
+            raise ValueError("neighbours of a ranker need the fourier architecture")
+
+    def _checked_inputs(self) -> tuple[str, ...]:
+        given = tuple(self.inputs)
+        unknown = [name for name in given if name not in INPUTS]
+        if unknown:
+            raise ValueError(
+                f"unknown input {unknown[0]!r} of a ranker: choose {', '.join(INPUTS)}"
+            )
+        inputs = tuple(name for name in INPUTS if name in given)
+        if len(inputs) < len(given):
+            raise ValueError(f"inputs of a ranker are named once each, got {', '.join(given)}")
+        if not inputs:
+            raise ValueError(f"inputs of a ranker cannot be empty: choose from {', '.join(INPUTS)}")
+        if self.architecture == "paper":
+            if inputs not in (TOKEN_INPUTS, PAPER_INPUTS):
+                raise ValueError(
+                    f"inputs of the paper architecture are always {', '.join(PAPER_INPUTS)}, "
+                    f"got {', '.join(inputs)}: leave inputs out with fourier"
+                )
+            return PAPER_INPUTS
+        return inputs
+
+    def _checked_frequencies(self) -> tuple[float, ...]:
+        given = tuple(self.key_frequencies)
+        if given and (self.architecture == "paper" or "key" not in self.inputs):
+            raise ValueError("key_frequencies of a ranker need the fourier architecture and keys")
+        if 2 * len(given) > self.head_dim or not all(
+            isinstance(value, float) and math.isfinite(value) for value in given
+        ):
+            raise ValueError(
+                f"key_frequencies of a ranker must be at most head_dim / 2 numbers, got {given!r}"
+            )
+        return given
+
+    @property
+    def projected(self) -> tuple[str, ...]:
+        """Inputs as the network projects and normalises them: position and distance are one."""
+        vectors = tuple(name for name in ("key", "value") if name in self.inputs)
+        placed = "position" in self.inputs or "distance" in self.inputs
+        recent = ("recent",) if self.reads_queries else ()
+        return (*vectors, *(("position",) if placed else ()), *recent)
+
+    @property
+    def block_names(self) -> tuple[str, ...]:
+        """Names of the hidden layers, in order."""
+        return ("first", "second")[: self.blocks]
+
+    @property
+    def reads_queries(self) -> bool:
+        """Whether scores need the last queries."""
+        return "recent" in self.inputs
+
+    def width_of(self, name: str) -> int:
+        """Channels of one of `projected` once projected."""
+        return self.hidden if name in ("key", "value") else self.position_width
+
+    def features_of(self, name: str) -> int:
+        """Channels of one of `projected` before its projection."""
+        sizes = {"position": self.position_features, "recent": len(RECENT_FEATURES)}
+        return sizes.get(name, self.head_dim)
+
+    @property
+    def position_features(self) -> int:
+        """Width of the `fourier` features of a token's position before their projection."""
+        width = 2 + 2 * self.frequencies if "position" in self.inputs else 0
+        return width + ("distance" in self.inputs)
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """Features of a token, in input order (recorded in policy files)."""
+        if self.architecture == "paper":
+            return ("key", "value", "position_table[min(position, max_positions - 1)]")
+        key = "key turned by -length" if self.key_frequencies else "key"
+        texts = (
+            ("key", f"({key} - key_mean) / key_std"),
+            ("value", "(value - value_mean) / value_std"),
+            ("position", "position / reference_length"),
+            ("position", "log1p(position) / log1p(reference_length)"),
+            ("distance", "log1p(length - 1 - position) / log1p(reference_length)"),
+            ("position", "sin(2 pi position / wavelength)"),
+            ("position", "cos(2 pi position / wavelength)"),
+            *(("recent", text) for text in RECENT_FEATURES),
+        )
+        return tuple(text for name, text in texts if name in self.inputs)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain dictionary for JSON."""
+        frequencies = list(self.key_frequencies)
+        return {**asdict(self), "inputs": list(self.inputs), "key_frequencies": frequencies}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> RankerSpec:
+        """Inverse of `to_dict`; TypeError on unknown keys, ValueError on values out of range."""
+        return cls(**data)
+
+
+def keys_seen_from_the_end(spec: RankerSpec, keys: Tensor, length: int | Tensor) -> Tensor:
+    """Keys [..., N, D] after RoPE, turned by minus `length` positions: float32.
+
+    A query that follows the cache at distance d from its end then sees in a key what a query at
+    position d would see in it, whatever the length. `length` as for `position_features`.
+    """
+    rope = Rope(frequencies=torch.tensor(spec.key_frequencies, device=keys.device))
+    return rope.unrotate(keys, torch.as_tensor(length, device=keys.device))
+
+
+def wavelengths(spec: RankerSpec, device: torch.device) -> Tensor:
+    """Tokens per turn of the sines and cosines of `fourier` positions: float32 [frequencies]."""
+    exponents = torch.linspace(0, 1, spec.frequencies, device=device)
+    ratio = max(spec.reference_length / _SHORTEST_WAVELENGTH, 1.0)
+    return _SHORTEST_WAVELENGTH * ratio**exponents
+
+
+def position_features(spec: RankerSpec, positions: Tensor, length: int | Tensor) -> Tensor:
+    """Features of `fourier` for positions [..., N]: float32 [..., N, position_features].
+
+    `length` is the number of tokens seen when the cache is compressed (last position + 1), as one
+    number or one per token; distance to the end is legal information at eviction time.
+    """
+    position = positions.float()
+    scale = math.log1p(spec.reference_length)
+    trends, waves = [], []
+    if "position" in spec.inputs:
+        lengths = wavelengths(spec, positions.device)
+        angle = 2 * math.pi * (position[..., None] % lengths) / lengths
+        trends += [position / spec.reference_length, position.log1p() / scale]
+        waves = [angle.sin(), angle.cos()]
+    if "distance" in spec.inputs:
+        remaining = (length - 1 - positions).float().clamp_min(0)
+        trends.append(remaining.log1p() / scale)
+    return torch.cat([torch.stack(trends, dim=-1), *waves], dim=-1)
 
 
 class HeadRankers(nn.Module):
@@ -75,17 +284,10 @@ class HeadRankers(nn.Module):
             ones, zeros = torch.ones(heads, size), torch.zeros(heads, size)
             self.register_parameter(f"{name}_norm_weight", nn.Parameter(ones))
             self.register_parameter(f"{name}_norm_bias", nn.Parameter(zeros))
-        self._add_statistics()
-
-    def _add_statistics(self) -> None:
-        """Feature statistics of every head, which change nothing until `standardise`."""
-        if self.spec.architecture == "paper":
-            return
-        for name in self.spec.projected:
-            if name in ("key", "value"):
-                shape = (self.total_kv_heads, self.spec.head_dim)
-                self.register_buffer(f"{name}_mean", torch.zeros(shape))
-                self.register_buffer(f"{name}_std", torch.ones(shape))
+        if spec.architecture == "fourier":  # statistics change nothing until `standardise`
+            for name in [name for name in ("key", "value") if name in sizes]:
+                self.register_buffer(f"{name}_mean", torch.zeros(heads, spec.head_dim))
+                self.register_buffer(f"{name}_std", torch.ones(heads, spec.head_dim))
 
     def _add_linear(
         self, name: str, inputs: int, outputs: int, generator: torch.Generator | None
@@ -112,7 +314,7 @@ class HeadRankers(nn.Module):
     ) -> Tensor:
         """Score tokens: keys and values [a, N, D] of the a heads in `heads` -> float32 [a, N].
 
-        `recent` is [a, N, features] (`policies.recent_features`), for rankers with that input.
+        `recent` is [a, N, features], for rankers with that input.
 
         `positions` is int64 [N], or [a, N] where heads see different contexts; `length` is tokens
         seen at compression (last position + 1), one number or shaped as `positions`. Several
@@ -122,20 +324,43 @@ class HeadRankers(nn.Module):
         (default on accelerators, and of bfloat16 weights) or a loop over heads (float32 on a CPU).
         """
         heads = heads or slice(None)
-        count = len(range(self.total_kv_heads)[heads])
+        spec, count = self.spec, len(range(self.total_kv_heads)[heads])
         if keys.shape != values.shape or keys.shape[0] != count:
             raise ValueError(
                 f"keys {tuple(keys.shape)} and values {tuple(values.shape)} must both be "
-                f"[{count}, tokens, {self.spec.head_dim}]"
+                f"[{count}, tokens, {spec.head_dim}]"
             )
-        if self.spec.reads_queries and (recent is None or recent.shape[:2] != keys.shape[:2]):
+        if spec.reads_queries and (recent is None or recent.shape[:2] != keys.shape[:2]):
             raise ValueError("rankers with the input recent need its features of every token")
+        places = positions.expand(count, -1) if gaps else None  # [a, N]
+        if spec.key_frequencies:  # [a, N, D] either way
+            keys = keys_seen_from_the_end(spec, keys, length)
+        given = {"key": keys, "value": values}
+        if spec.architecture == "paper":
+            indices = positions.clamp(0, spec.max_positions - 1)  # [N] or [a, N]
+            given["position"] = indices.expand(count, keys.shape[1])  # [a, N]
+        elif "position" in spec.projected:
+            features = position_features(spec, positions, length)  # [..., N, features]
+            given["position"] = features.expand(count, *features.shape[-2:])  # [a, N, features]
+        if recent is not None:
+            given["recent"] = recent
+        inputs = {name: given[name] for name in spec.projected}
+        weights = self.weights(heads)
         if stacked is None:  # what is faster, docs/results/speed.md
             stacked = keys.device.type != "cpu" or self.dtype == torch.bfloat16
-        return score_tokens(
-            self.spec, self.weights(heads), keys, values, positions, length, recent,
-            stacked=stacked, contexts=contexts, gaps=gaps,
-        )  # fmt: skip
+        if stacked:
+            return _network(spec, weights, inputs, contexts, places)
+        scores = [
+            _network(
+                spec,
+                {name: tensor[head : head + 1] for name, tensor in weights.items()},
+                {name: tensor[head : head + 1] for name, tensor in inputs.items()},
+                contexts,
+                None if places is None else places[head : head + 1],
+            )
+            for head in range(count)
+        ]
+        return torch.cat(scores)  # [a, N]
 
     def weights(self, heads: slice) -> dict[str, Tensor]:
         """Parameters and statistics of the a heads in `heads`, name -> [a, ...].
@@ -186,7 +411,7 @@ class HeadRankers(nn.Module):
     def with_dtype(self, dtype: torch.dtype) -> HeadRankers:
         """A copy with weights of `dtype`; statistics of the inputs stay float32.
 
-        bfloat16 halves them; scores are float32 all the same (`policies.network`).
+        bfloat16 halves them; scores are float32 all the same.
         """
         rankers = copy.deepcopy(self)
         for parameter in rankers.parameters():
@@ -220,15 +445,6 @@ def parameters_per_head(spec: RankerSpec) -> int:
         return HeadRankers(spec, 1).parameter_count
 
 
-def products_per_token(spec: RankerSpec) -> int:
-    """Weights that a token is multiplied with in one head's ranker."""
-    return sum(
-        shape[0] * shape[1]
-        for name, shape in head_shapes(spec).items()
-        if name.endswith("_weight") and len(shape) == 2 and shape[1] > 1
-    )
-
-
 def bytes_per_token(spec: RankerSpec) -> int:
     """Bytes one head needs per token for activations and the temporaries of their backward pass.
 
@@ -237,3 +453,106 @@ def bytes_per_token(spec: RankerSpec) -> int:
     """
     taps = 2 * spec.neighbours + 1 if spec.neighbours else 0
     return 4 * (13 * spec.hidden + 2 * spec.head_dim + 2 * taps)
+
+
+def _network(
+    spec: RankerSpec,
+    weights: Mapping[str, Tensor],
+    inputs: Mapping[str, Tensor],
+    contexts: Sequence[int] | None,
+    places: Tensor | None,
+) -> Tensor:
+    """The network: `inputs` name -> [a, N, channels], for a table int64 [a, N] -> [a, N] scores.
+
+    `places` [a, N] are positions with gaps, None without gaps.
+    """
+    parts = [_norm(weights, name, _projected(weights, name, inputs[name])) for name in inputs]
+    dtype = weights["first_weight"].dtype
+    hidden = torch.cat([part.to(dtype) for part in parts], dim=-1)  # [a, N, sum of input widths]
+    for block in spec.block_names:
+        hidden = F.silu(_norm(weights, block, _linear(weights, block, hidden)))  # [a, N, hidden]
+    scores = _linear(weights, "score", hidden.float()).squeeze(-1)  # [a, N]; bfloat16 would tie
+    if not spec.neighbours:
+        return scores
+    weight = weights["neighbours_weight"].mT  # [a or 1, 2 R + 1, hidden]
+    if places is not None:
+        return scores + from_near_positions((weight @ hidden.mT).float(), places)
+    of_context = torch.split(hidden, list(contexts), dim=1) if contexts else (hidden,)
+    parts = [from_neighbours((weight @ part.mT).float()) for part in of_context]
+    return scores + torch.cat(parts, dim=1)
+
+
+def from_neighbours(added: Tensor) -> Tensor:
+    """What the tokens of one context add to each other's scores: float32 [a, N].
+
+    `added` [a, 2 R + 1, N] is, for the token at i, `hidden[i] @ weight[:, r]`: what it adds to the
+    score of the one at i + R - r. The same as a convolution over the tokens with 2 R + 1 taps,
+    several times faster on a CPU.
+    """
+    taps, tokens = added.shape[1:]
+    padded = F.pad(added, (taps // 2, taps // 2))  # [a, 2 R + 1, N + 2 R]
+    heads, rows, _ = padded.stride()
+    return padded.as_strided((len(padded), taps, tokens), (heads, rows + 1, 1)).sum(1)
+
+
+def from_near_positions(added: Tensor, positions: Tensor) -> Tensor:
+    """As `from_neighbours`, for tokens at ascending `positions` [a, N] with gaps."""
+    heads, taps, tokens = added.shape
+    distances = torch.arange(taps, device=positions.device) - taps // 2
+    wanted = (positions[:, None] + distances[:, None]).flatten(1)  # [a, (2 R + 1) N]
+    found = torch.searchsorted(positions.contiguous(), wanted).clamp_max(tokens - 1)
+    there = positions.gather(1, found) == wanted
+    from_there = added.gather(2, found.view(heads, taps, tokens))
+    return from_there.masked_fill(~there.view(heads, taps, tokens), 0.0).sum(1)
+
+
+def _projected(weights: Mapping[str, Tensor], name: str, inputs: Tensor) -> Tensor:
+    if f"{name}_table" not in weights:
+        inputs = _standard(weights, name, inputs)
+        if name in ("key", "value"):
+            inputs = inputs.to(weights[f"{name}_weight"].dtype)
+        return _linear(weights, name, inputs)
+    table = weights[f"{name}_table"]
+    return table.gather(1, inputs[..., None].expand(-1, -1, table.shape[-1]))
+
+
+def _standard(weights: Mapping[str, Tensor], name: str, inputs: Tensor) -> Tensor:
+    inputs = inputs.float()
+    if f"{name}_mean" not in weights:
+        return inputs
+    mean, scale = weights[f"{name}_mean"][:, None], 1 / weights[f"{name}_std"][:, None]
+    return torch.addcmul(-mean * scale, inputs, scale)  # one pass over the tokens
+
+
+def _linear(weights: Mapping[str, Tensor], name: str, inputs: Tensor) -> Tensor:
+    weight, bias = (weights[f"{name}_{part}"].to(inputs.dtype) for part in ("weight", "bias"))
+    bias = bias[:, None]
+    return torch.baddbmm(bias, inputs, weight)
+
+
+def _norm(weights: Mapping[str, Tensor], name: str, inputs: Tensor) -> Tensor:
+    names = (f"{name}_norm_weight", f"{name}_norm_bias")
+    scale, shift = (weights[part].to(inputs.dtype) for part in names)
+    if scale.shape[0] == 1:
+        return F.layer_norm(inputs, inputs.shape[-1:], scale[0], shift[0])
+    return F.layer_norm(inputs, inputs.shape[-1:]) * scale[:, None] + shift[:, None]
+
+
+def recent_features(queries: Tensor, keys: Tensor) -> Tensor:
+    """Features of every token: float32 [B, H, N, len(RECENT_FEATURES)].
+
+    `queries` [B, Q, W, D] are those of the last W tokens (more than `RECENT_QUERIES` are not read),
+    `keys` [B, H, N, D] of all of them; both after RoPE.
+    """
+    tokens = keys.shape[2]
+    window = min(RECENT_QUERIES, queries.shape[2], tokens)
+    attention = recent_attention(queries, keys, window)  # [B, H, G, window, N]
+    of_queries = attention.mean(dim=2)  # [B, H, window, N]
+    shares = []
+    for size in _WINDOWS:
+        mean = of_queries[..., -min(size, window) :, :].mean(dim=2)  # [B, H, N]
+        shares += [mean, *(F.max_pool1d(mean, k, stride=1, padding=k // 2) for k in _KERNELS)]
+    shares.append(attention.amax(dim=(2, 3)))
+    logs = (torch.stack(shares, dim=-1) * tokens).clamp_min(_FLOOR).log()
+    newest = torch.arange(tokens, device=keys.device) >= tokens - window  # [N]
+    return torch.cat([logs, newest.expand(logs.shape[:3])[..., None].float()], dim=-1)

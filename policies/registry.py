@@ -1,48 +1,352 @@
-"""Scorers and allocators from what a user names; `policies.method_spec` says how they are written.
+"""Scorers and allocators: what they have in common, how a user names them, and which there are.
 
-Learned policies are not named here: they are directories (`policies.policy_files`). Names that
-`kvp.known_names` does not list are written `package.module:Name`: `my_module:Newest(step=16)` needs
-no more than `name`, `needs` and `score` (or `name` and `allocate`).
+Both are frozen dataclasses whose fields are their options. As a user writes them:
+
+    snapkv                              the method's defaults
+    snapkv:kvpress                      a published preset
+    snapkv(window=16,pool=avg)          options; they may follow a preset, too
+    evolved:runs/evolve                 a file, for what is made from one
+    package.module:Name(step=3)         a class or an object of your own
+    snapkv:kvpress+ada(safeguard=0.3)   a scorer and an allocator
+
+Files may have any name without comma, plus sign and parentheses. `kvp.known_names` lists the names.
+Objects of others need no base class, only `name`, `needs` and `score` (or `name` and `allocate`).
+Learned policies are not named here: they are directories (`policies.policy_files`).
 """
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Self
+
+from torch import Tensor
 
 from kvp import known_names
-from kvp.allocation import Allocator
+from kvp.allocation import Allocator, Request
 from kvp.errors import UsageError
 from kvp.known_names import split_method, unknown_name
 from kvp.plugins import import_object, instance_of, is_object_name, module_exists
-from kvp.scoring import Needs, Scorer, SelfSizing
-from policies.base import BaseAllocator, Heuristic, Value
-from policies.kvpress_scorers import NAME as PRESSES
-from policies.kvpress_scorers import press_scorer
-from policies.kvzap import NAME as KVZAP
-from policies.kvzap import kvzap_scorer
-from policies.method_spec import PLAIN, Specification, needs_in_words, parse, sizes_itself
+from kvp.scoring import ALL_QUERIES, Needs, Scorer, SelfSizing, View
 
-METHODS: Mapping[str, type[Heuristic]] = {
-    name: import_object(path, "method") for name, path in known_names.SCORERS.items()
-}
-"""Built-in scorers: method name -> class."""
+AUTO = "auto"
+"""Value of an option that follows the budget, or the model."""
 
-NULLS = tuple(name for name, kind in METHODS.items() if kind.null)
-"""Scorers that score nothing: a method that does not beat them has learned nothing of a prompt."""
+Value = int | float | str | bool
+"""Types of an option in a specification."""
 
-ALLOCATORS: Mapping[str, type[BaseAllocator]] = {
-    name: import_object(path, "allocator") for name, path in known_names.ALLOCATORS.items()
-}
-"""Built-in allocators: name -> class."""
+Presets = Mapping[str, Mapping[str, Any]]
+"""Published settings: preset name -> options."""
 
-FROM_OUTSIDE: Mapping[str, Callable[[str | None, Mapping[str, Value]], Scorer]] = {
-    PRESSES: press_scorer,
-    KVZAP: kvzap_scorer,
-}
-"""Methods whose weights or code do not come with kvp, written `NAME:WHAT`, by name: from what
-stands behind the colon and the options to the scorer."""
+Limits = Mapping[str, Any]
+"""What options may be: an integer its least value (0 where it has none here), a number its least
+and its largest (0 and infinity), text its choices."""
+
+
+@dataclass(frozen=True)
+class Choices:
+    """Values without an order that `kvp tune` tries, all of them."""
+
+    values: tuple[object, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Numbers:
+    """Ascending values of a number where `kvp tune` begins.
+
+    It goes on below and above them, by halves and doubles, until the best value lies between
+    others, or at the option's own bound.
+    """
+
+    values: tuple[float, ...]
+    minimum: float = 0
+    """Smallest value that the option takes."""
+    maximum: float | None = None
+    """Largest value that makes a difference; None: the tokens of the longest prompt."""
+    odd: bool = False
+    """Whether the option takes odd numbers only."""
+    auto: bool = False
+    """Whether the option also takes `auto`, which is tried, too."""
+
+    @property
+    def whole(self) -> bool:
+        """Whether the option takes integers."""
+        return all(isinstance(value, int) for value in self.values)
+
+    def below(self, value: float, known: Collection[float] = ()) -> float | None:
+        """Next smaller value: the nearest known one, else half; None at the minimum."""
+        if smaller := [other for other in known if other < value]:
+            return max(smaller)
+        return self._within(value // 2 if self.whole else value / 2, value, self.minimum)
+
+    def above(self, value: float, tokens: int, known: Collection[float] = ()) -> float | None:
+        """Next greater value: the nearest known one, else twice; None at the maximum."""
+        if greater := [other for other in known if other > value]:
+            return min(greater)
+        bound = tokens if self.maximum is None else self.maximum
+        step = max(2 * value, 1) if self.whole else 2 * value
+        return self._within(step, value, bound)
+
+    def between(self, low: float, high: float) -> float | None:
+        """A value in the middle of two, None where they differ by less than a quarter."""
+        if high - low < 0.25 * high:
+            return None
+        middle: float = float(f"{(low + high) / 2:.2g}")
+        if self.whole:
+            middle = (int(low) + int(high)) // 2
+            middle = int(middle) | 1 if self.odd else middle
+        return middle if low < middle < high else None
+
+    def _within(self, step: float, value: float, bound: float) -> float | None:
+        """A step from `value`, at most to the bound; None where that is no step."""
+        reached = max(step, bound) if step < value else min(step, bound)
+        if self.odd:
+            reached = int(reached) | 1
+            reached -= 2 if step > value and reached > bound else 0
+        return reached if (step < value) == (reached < value) and reached != value else None
+
+
+Grid = Mapping[str, Choices | Numbers]
+"""Option -> its values."""
+
+SHARES = Numbers(values=(0.0, 0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 1.0), maximum=1)
+"""Shares of a budget."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Base of scorers and allocators: a name that follows from the options."""
+
+    method: ClassVar[str]
+    """Name in `kvp.known_names`."""
+    line: ClassVar[str]
+    """One line on what it keeps."""
+    cost: ClassVar[str] = "nothing"
+    """Its cost in addition to the prefill, in words."""
+    presets: ClassVar[Presets] = {}
+    """Published settings."""
+    limits: ClassVar[Limits] = {}
+    """What each option may be."""
+    grid: ClassVar[Grid] = {}
+    """Values that `kvp tune` tries, by option; the most important option first."""
+    file_option: ClassVar[str | None] = None
+    """Option given after the colon where others have their preset: a file."""
+
+    def __post_init__(self) -> None:
+        """Raise UsageError on an option outside its `limits`."""
+        for option in fields(self):
+            value = getattr(self, option.name)
+            wanted = _wanted(value, option.default, self.limits.get(option.name))
+            if wanted:
+                raise UsageError(f"{self.method}: {option.name} must be {wanted}, got {value!r}")
+
+    @property
+    def name(self) -> str:
+        """Specification that the registry turns into an equal object.
+
+        The bare method for its defaults, `method:preset` for a preset, else the options that differ
+        from the defaults: `snapkv(window=16,pool=avg)`.
+        """
+        defaults = {item.name: item.default for item in fields(self)}
+        options = {name: getattr(self, name) for name in defaults}
+        if options == defaults:
+            return self.method
+        for preset, settings in self.presets.items():
+            if options == {**defaults, **settings}:
+                return f"{self.method}:{preset}"
+        changed = [
+            f"{name}={_text(value)}" for name, value in options.items() if value != defaults[name]
+        ]
+        return f"{self.method}({','.join(changed)})"
+
+    @classmethod
+    def build(cls, argument: str | None, options: Mapping[str, Value]) -> Self:
+        """Make one from what follows the name; UsageError on an unknown preset or option."""
+        settings: dict[str, Any] = {}
+        if cls.file_option is not None:
+            settings = {cls.file_option: argument} if argument else {}
+        elif argument is not None and argument not in cls.presets:
+            known = ", ".join(cls.presets) or "none"
+            raise UsageError(f"{cls.method} has no preset {argument!r}: its presets are {known}")
+        elif argument is not None:
+            settings |= cls.presets[argument]
+        settings |= options
+        names = option_names(cls)
+        for option in settings:
+            if option not in names:
+                known = ", ".join(names) or "none"
+                raise UsageError(f"{cls.method} has no option {option!r}: its options are {known}")
+        if cls.file_option is not None:
+            if not settings.get(cls.file_option):
+                raise UsageError(f"{cls.method} needs a file: write {cls.method}:FILE")
+            settings[cls.file_option] = str(settings[cls.file_option])
+        return cls(**settings)
+
+
+def option_names(kind: type[Options]) -> tuple[str, ...]:
+    """Names of the options of a scorer or allocator."""
+    return tuple(item.name for item in fields(kind))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Heuristic(Options):
+    """A method that scores tokens; it adds its options and `score`."""
+
+    null: ClassVar[bool] = False
+    """Whether it scores nothing: what every other method is compared with."""
+
+    @property
+    def needs(self) -> Needs:
+        """Nothing but keys, values and positions."""
+        return Needs()
+
+    def score(self, view: View) -> Tensor:
+        """Score every token of one layer (`kvp.scoring.Scorer`): [B, H, N] float32."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class BaseAllocator(Options):
+    """An allocator; it adds its options and `allocate`."""
+
+    reads: ClassVar[str] = "nothing"
+    """What it takes of a scorer, in words."""
+    sized_by_scorer: ClassVar[bool] = False
+    """True if it ignores the budget and takes the sizes that the scorer gives."""
+
+    @property
+    def meets_budget(self) -> bool:
+        """Whether its counts add up to the budget; not where sizes or a rounding are others'."""
+        return not self.sized_by_scorer
+
+    def allocate(self, request: Request) -> Tensor:
+        """Tokens per layer and KV head (`kvp.allocation.Allocator`): [L, H] int64."""
+        raise NotImplementedError
+
+
+def _text(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        short = f"{value:g}"
+        return short if float(short) == value else repr(value)
+    return str(value)
+
+
+def _wanted(value: Any, default: object, limit: Any) -> str | None:  # noqa: ANN401
+    """What an option with this default must be where `value` is not; None where it may be it."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if isinstance(default, float):
+        least, largest = limit or (0, math.inf)
+        fits = number and least <= value <= largest and value != math.inf
+        bounds = f">= {least:g}" if largest == math.inf else f"from {least:g} to {largest:g}"
+        wanted = f"a number {bounds}"
+    elif isinstance(default, bool) or isinstance(limit, tuple):
+        choices = limit or (False, True)
+        fits = any(value == choice and type(value) is type(choice) for choice in choices)
+        wanted = f"one of {', '.join(map(_text, choices))}"
+    elif isinstance(default, int) or default == AUTO:
+        least = limit or 0
+        fits = default == AUTO == value or (type(value) is int and value >= least)
+        wanted = f"an integer >= {least}" + (" or auto" if default == AUTO else "")
+    else:
+        return None
+    return None if fits else wanted
+
+
+PLAIN = "keys, values, positions"
+"""Inputs that every method may read."""
+
+
+def needs_in_words(needs: Needs) -> str:
+    """Inputs of a scorer, in words: `last 32 queries`, `hidden states, rotary embedding`."""
+    words = []
+    if needs.future:
+        words.append("future attention")
+    if needs.queries == ALL_QUERIES:
+        words.append("every query")
+    elif needs.queries:
+        words.append("last query" if needs.queries == 1 else f"last {needs.queries} queries")
+    others = (
+        (needs.hidden_after is not None and not needs.every_state, "hidden states"),
+        (needs.every_state, "every hidden state"),
+        (needs.rope, "rotary embedding"),
+        (needs.reconstruction is not None, "extra passes that repeat the context"),
+        (needs.noise is not None, "an extra pass of random tokens"),
+        (needs.question, "where the question begins"),
+        (needs.text > 0, "the prompt's text"),
+        (needs.classifier is not None, "a text classifier"),
+    )
+    words += [word for needed, word in others if needed]
+    return ", ".join(words) or PLAIN
+
+
+def sizes_itself(allocator: object) -> bool:
+    """Whether an allocator ignores the budget and takes the sizes that the scorer gives."""
+    return bool(getattr(allocator, "sized_by_scorer", False))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Specification:
+    """A scorer or an allocator as written on a command line."""
+
+    name: str
+    argument: str | None
+    """Part after the colon: a preset or a file; None without a colon."""
+    options: Mapping[str, Value]
+
+
+_NAME = re.compile(r"[\w.-]+")
+_PUNCTUATION = frozenset("(),+")
+_SHOWN = 80  # characters of a specification in a message
+_INTEGER = re.compile(r"[+-]?\d+")
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+
+
+def parse(text: str, kind: str) -> Specification:
+    """Take a specification without plus sign apart; UsageError, naming the kind, where it cannot.
+
+    `kind` is what messages call it: `method` or `allocator`.
+    """
+    front, inside = text.strip(), ""
+    if front.endswith(")"):
+        front, _, inside = front[:-1].partition("(")
+    name, colon, argument = (part.strip() for part in front.partition(":"))
+    if (
+        _NAME.fullmatch(name) is None
+        or bool(colon) != bool(argument)
+        or not _PUNCTUATION.isdisjoint(argument)
+        or not {"(", ")"}.isdisjoint(inside)
+        or (text.strip().endswith(")") and "(" not in text)
+    ):
+        shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+        raise UsageError(
+            f"{kind} {shown!r} is not of the form name, name:preset or name(option=value)"
+        )
+    options = _parse_options(name, inside)
+    return Specification(name=name, argument=argument or None, options=options)
+
+
+def _parse_options(name: str, text: str) -> dict[str, Value]:
+    options: dict[str, Value] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        option, equals, value = (piece.strip() for piece in part.partition("="))
+        if not equals or not option or not value:
+            raise UsageError(f"{name}: {part!r} is not of the form option=value")
+        if option in options:
+            raise UsageError(f"{name}: option {option!r} is given twice")
+        options[option] = _parse_value(value)
+    return options
+
+
+def _parse_value(text: str) -> Value:
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    if _INTEGER.fullmatch(text):
+        return int(text)
+    return float(text) if _NUMBER.fullmatch(text) else text
 
 
 def attention_free(method: str) -> bool:
@@ -148,3 +452,25 @@ def _checked_allocator(thing: object, options: Mapping[str, Value], label: str) 
 
 def _label(thing: object) -> str:
     return thing.__name__ if isinstance(thing, type) else type(thing).__name__
+
+
+# The files of methods and allocators import the classes above from here.
+METHODS: Mapping[str, type[Heuristic]] = {
+    name: import_object(path, "method") for name, path in known_names.SCORERS.items()
+}
+"""Built-in scorers: method name -> class."""
+
+NULLS = tuple(name for name, kind in METHODS.items() if kind.null)
+"""Scorers that score nothing: a method that does not beat them has learned nothing of a prompt."""
+
+ALLOCATORS: Mapping[str, type[BaseAllocator]] = {
+    name: import_object(path, "allocator") for name, path in known_names.ALLOCATORS.items()
+}
+"""Built-in allocators: name -> class."""
+
+FROM_OUTSIDE: Mapping[str, Callable[[str | None, Mapping[str, Value]], Scorer]] = {
+    "kvpress": import_object("policies.kvpress_scorers:press_scorer", "method"),
+    "kvzap": import_object("policies.kvzap:kvzap_scorer", "method"),
+}
+"""Methods whose weights or code do not come with kvp, written `NAME:WHAT`, by name: from what
+stands behind the colon and the options to the scorer."""

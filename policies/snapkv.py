@@ -26,9 +26,8 @@ from torch import Tensor
 
 from kvp.errors import UsageError
 from kvp.scoring import Needs, View
-from policies.base import AUTO, Heuristic, Presets, check_choice, check_integer
-from policies.grids import Choices, Grid, Numbers
-from policies.recent_attention import FORCED, recent_attention
+from policies.queries import FORCED, recent_attention
+from policies.registry import AUTO, Choices, Grid, Heuristic, Limits, Numbers, Presets
 
 _LARGEST_AUTO_WINDOW = 32
 
@@ -52,6 +51,7 @@ class SnapKV(Heuristic):
         "paper": {"window": 32, "kernel": 7, "pool": "max"},
         "official": {"window": 32, "kernel": 5, "pool": "avg"},
     }
+    limits: ClassVar[Limits] = {"window": 1, "kernel": 1, "pool": ("max", "avg")}
     grid: ClassVar[Grid] = {
         "kernel": Numbers(values=(3, 7, 15, 31, 63), minimum=1, odd=True),
         "window": Numbers(values=(4, 8, 16, 32, 64), minimum=1, auto=True),
@@ -59,10 +59,8 @@ class SnapKV(Heuristic):
     }
 
     def __post_init__(self) -> None:
-        """Raise UsageError on an empty window, an even kernel or an unknown pooling."""
-        check_integer(self.method, "window", self.window, minimum=1, auto=True)
-        check_integer(self.method, "kernel", self.kernel, minimum=1)
-        check_choice(self.method, "pool", self.pool, ("max", "avg"))
+        """Raise UsageError on an even kernel, and as all methods."""
+        super().__post_init__()
         if self.kernel % 2 == 0:
             raise UsageError(f"{self.method}: kernel must be odd, got {self.kernel}")
 

@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from kvp.scoring import View
-from policies.base import Heuristic, Presets, check_choice, check_integer
-from policies.grids import Choices, Grid, Numbers
+from policies.registry import Choices, Grid, Heuristic, Numbers, Presets
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,18 +32,12 @@ class StreamingLLM(Heuristic):
 
     method: ClassVar[str] = "streaming_llm"
     line: ClassVar[str] = "first tokens and the most recent ones"
-    cost: ClassVar[str] = "nothing"
     null: ClassVar[bool] = True
     presets: ClassVar[Presets] = {"kvpress": {"keep_recents": False}}
     grid: ClassVar[Grid] = {
         "n_sink": Numbers(values=(0, 1, 2, 4, 8, 16, 32)),
         "keep_recents": Choices((True, False)),
     }
-
-    def __post_init__(self) -> None:
-        """Raise UsageError on a negative number of sinks."""
-        check_integer(self.method, "n_sink", self.n_sink, minimum=0)
-        check_choice(self.method, "keep_recents", self.keep_recents, (True, False))
 
     def score(self, view: View) -> Tensor:
         """Token index, sinks above all: [B, H, N] float32."""

@@ -16,9 +16,8 @@ from typing import ClassVar
 from torch import Tensor
 
 from kvp.scoring import Needs, View
-from policies.base import Heuristic, Presets, check_choice
-from policies.grids import Choices, Grid
-from policies.recent_attention import FORCED, recent_attention
+from policies.queries import FORCED, recent_attention
+from policies.registry import Choices, Grid, Heuristic, Presets
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,11 +37,6 @@ class TOVA(Heuristic):
         "per_kv_head": Choices((False, True)),
         "force_last": Choices((False, True)),
     }
-
-    def __post_init__(self) -> None:
-        """Raise UsageError on options that are not true or false."""
-        check_choice(self.method, "per_kv_head", self.per_kv_head, (True, False))
-        check_choice(self.method, "force_last", self.force_last, (True, False))
 
     @property
     def needs(self) -> Needs:

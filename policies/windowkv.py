@@ -35,9 +35,8 @@ from torch import Tensor
 
 from kvp.ranking import rank_tokens
 from kvp.scoring import AUTO_GROUP, Needs, View
-from policies.base import AUTO, Heuristic, Presets, check_choice, check_integer
-from policies.grids import Choices, Grid, Numbers
-from policies.recent_attention import recent_attention
+from policies.queries import recent_attention
+from policies.registry import AUTO, Choices, Grid, Heuristic, Limits, Numbers, Presets
 from policies.task_type import AGGREGATION, QA, WHOLE_PROMPT, check_task, task_type_of
 
 
@@ -81,6 +80,13 @@ class WindowKV(Heuristic):
     line: ClassVar[str] = "windows the last tokens attend to, per group of layers"
     cost: ClassVar[str] = "one window's attention per group of layers, O(Q window N D)"
     presets: ClassVar[Presets] = {"llama": {"setting": "llama"}}
+    limits: ClassVar[Limits] = {
+        "setting": tuple(SETTINGS),
+        "observed": 1,
+        "window": 1,
+        "top": 1,
+        "group": 1,
+    }
     grid: ClassVar[Grid] = {
         "window": Numbers(values=(4, 8, 16, 32, 64), minimum=1, auto=True),
         "observed": Numbers(values=(2, 4, 8, 16, 32), minimum=1, auto=True),
@@ -90,12 +96,9 @@ class WindowKV(Heuristic):
     }
 
     def __post_init__(self) -> None:
-        """Raise UsageError on an option outside its range or a task without its classifier."""
+        """Raise UsageError on a task without its classifier, and as all methods."""
+        super().__post_init__()
         check_task(self.method, self.task, self.classifier)
-        check_choice(self.method, "setting", self.setting, tuple(SETTINGS))
-        for option in ("observed", "window", "top", "group"):
-            check_integer(self.method, option, getattr(self, option), minimum=1, auto=True)
-        check_choice(self.method, "per_head", self.per_head, (False, True))
 
     @property
     def needs(self) -> Needs:

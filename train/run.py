@@ -7,7 +7,7 @@ from typing import Any
 
 from kvp.manifest import run_manifest
 from kvp.progress import phase
-from policies.calibration import Calibration
+from policies.learned import Calibration
 from policies.policy_files import PolicyMeta, save_policy
 from train.calibration.fit import TARGET_LABELS, calibrate
 from train.callbacks import Bar, Checkpoints, Log, Validation, skill_note

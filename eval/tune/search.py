@@ -25,7 +25,7 @@ from typing import Any
 from kvp.allocation import Allocator
 from kvp.errors import UsageError
 from kvp.scoring import Scorer
-from policies.grids import Choices, Grid, Numbers
+from policies.registry import Choices, Grid, Numbers
 
 ALLOCATOR, PROTECTED = "allocator", "protected"
 """Dimensions of every method besides the options of its scorer."""

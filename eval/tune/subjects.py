@@ -16,10 +16,7 @@ from kvp.allocation import Allocator
 from kvp.errors import UsageError
 from kvp.scoring import Scorer
 from policies import make_allocator, make_scorer, sizes_itself, split_method
-from policies.base import Options
-from policies.grids import Grid
-from policies.method_spec import parse
-from policies.registry import NULLS
+from policies.registry import NULLS, Grid, Options, parse
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,8 +25,7 @@ from torch import Tensor
 
 from kvp.allocation import Request
 from policies.allocators.competition import winners
-from policies.base import BaseAllocator, Presets, check_choice, check_number
-from policies.grids import SHARES, Grid
+from policies.registry import SHARES, BaseAllocator, Grid, Limits, Presets
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,12 +42,8 @@ class Ada(BaseAllocator):
     cost: ClassVar[str] = "a selection per layer, O(H N)"
     reads: ClassVar[str] = "scores that compare within a layer"
     presets: ClassVar[Presets] = {"kvpress": {}, "paper": {"safeguard": 0.5, "rule": "paper"}}
+    limits: ClassVar[Limits] = {"safeguard": (0, 1), "rule": ("kvpress", "paper")}
     grid: ClassVar[Grid] = {"safeguard": SHARES}
-
-    def __post_init__(self) -> None:
-        """Raise UsageError on a share outside 0..1 or an unknown rule."""
-        check_number(self.method, "safeguard", self.safeguard, minimum=0, maximum=1)
-        check_choice(self.method, "rule", self.rule, ("kvpress", "paper"))
 
     @property
     def meets_budget(self) -> bool:

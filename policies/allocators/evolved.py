@@ -16,8 +16,8 @@ from torch import Tensor
 
 from kvp.allocation import Request, apportion
 from policies.allocators.per_layer import ROUNDINGS
-from policies.base import BaseAllocator, check_choice
 from policies.budget_files import BudgetFile, check_budget_geometry, load_budgets
+from policies.registry import BaseAllocator, Limits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +28,7 @@ class Evolved(BaseAllocator):
     line: ClassVar[str] = "what a search chose (kvp evolve)"
     cost: ClassVar[str] = "nothing per prompt; the search before it"
     reads: ClassVar[str] = "a budget file"
+    limits: ClassVar[Limits] = {"rounding": ROUNDINGS}
     file_option: ClassVar[str] = "file"
 
     file: str
@@ -36,8 +37,8 @@ class Evolved(BaseAllocator):
     """`exact` meets the budget, `faithful` rounds up as published."""
 
     def __post_init__(self) -> None:
-        """Raise UsageError on an unknown rounding, PolicyError unless the file can be read."""
-        check_choice(self.method, "rounding", self.rounding, ROUNDINGS)
+        """Raise PolicyError unless the file can be read, and as all allocators."""
+        super().__post_init__()
         assert self.budgets
 
     @cached_property

@@ -21,8 +21,7 @@ from torch import Tensor
 
 from kvp.allocation import Request
 from policies.allocators.competition import winners
-from policies.base import BaseAllocator, Presets, check_number
-from policies.grids import SHARES, Grid
+from policies.registry import SHARES, BaseAllocator, Grid, Limits, Presets
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,11 +36,8 @@ class Global(BaseAllocator):
     cost: ClassVar[str] = "one selection, O(L H N)"
     reads: ClassVar[str] = "scores that compare across layers"
     presets: ClassVar[Presets] = {"kvzip": {"safeguard": 0.0}}
+    limits: ClassVar[Limits] = {"safeguard": (0, 1)}
     grid: ClassVar[Grid] = {"safeguard": SHARES}
-
-    def __post_init__(self) -> None:
-        """Raise UsageError on a share outside 0..1."""
-        check_number(self.method, "safeguard", self.safeguard, minimum=0, maximum=1)
 
     def allocate(self, request: Request) -> Tensor:
         """Tokens of each head: [L, H] int64, sum `request.total`."""

@@ -18,20 +18,15 @@ than 64. Cost: nothing per token.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from kvp.allocation import Request
-from policies.allocators.per_layer import (
-    ROUNDINGS,
-    exact_counts,
-    line,
-    published_counts,
-)
-from policies.base import BaseAllocator, Presets, check_choice, check_integer, check_number
-from policies.grids import Grid, Numbers
+from policies.allocators.per_layer import ROUNDINGS, exact_counts, line, published_counts
+from policies.registry import BaseAllocator, Grid, Limits, Numbers, Presets
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,16 +43,11 @@ class Pyramid(BaseAllocator):
     method: ClassVar[str] = "pyramid"
     line: ClassVar[str] = "layers on a falling line, the lowest has most"
     presets: ClassVar[Presets] = {"kvpress": {"window": 64, "rounding": "kvpress"}}
+    limits: ClassVar[Limits] = {"beta": (1, inf), "rounding": (*ROUNDINGS, "kvpress")}
     grid: ClassVar[Grid] = {
         "beta": Numbers(values=(1.0, 2.0, 5.0, 10.0, 20.0, 40.0), minimum=1),
         "window": Numbers(values=(0, 4, 8, 16, 32)),
     }
-
-    def __post_init__(self) -> None:
-        """Raise UsageError on a pyramid upside down, a negative window or an unknown rounding."""
-        check_number(self.method, "beta", self.beta, minimum=1)
-        check_integer(self.method, "window", self.window, minimum=0)
-        check_choice(self.method, "rounding", self.rounding, (*ROUNDINGS, "kvpress"))
 
     @property
     def meets_budget(self) -> bool:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kvp.allocation import Request
 from kvp.errors import UsageError
-from policies.base import BaseAllocator
+from policies.registry import BaseAllocator
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kvp.allocation import Request
-from policies.base import BaseAllocator
+from policies.registry import BaseAllocator
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,6 +17,7 @@ adds its observation window to these numbers; here it counts inside. Cost: nothi
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 from typing import ClassVar
 
 import torch
@@ -25,8 +26,7 @@ from torch import Tensor
 from kvp.allocation import Request
 from kvp.scoring import AUTO_GROUP, layers_per_group
 from policies.allocators.per_layer import ROUNDINGS, exact_counts, line, published_counts
-from policies.base import AUTO, BaseAllocator, check_choice, check_integer, check_number
-from policies.grids import Grid, Numbers
+from policies.registry import AUTO, BaseAllocator, Grid, Limits, Numbers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,14 +44,10 @@ class WindowKVAllocator(BaseAllocator):
 
     method: ClassVar[str] = "windowkv"
     line: ClassVar[str] = "groups of layers on a falling line, the lowest has most"
+    limits: ClassVar[Limits] = {
+        "rule": ("code", "paper"), "divisor": (1, inf), "group": 1, "rounding": ROUNDINGS,
+    }  # fmt: skip
     grid: ClassVar[Grid] = {"divisor": Numbers(values=(1.0, 3.0, 7.0, 14.0, 28.0), minimum=1)}
-
-    def __post_init__(self) -> None:
-        """Raise UsageError on an empty group, a divisor below 1 or an unknown rule or rounding."""
-        check_choice(self.method, "rule", self.rule, ("code", "paper"))
-        check_number(self.method, "divisor", self.divisor, minimum=1)
-        check_integer(self.method, "group", self.group, minimum=1, auto=True)
-        check_choice(self.method, "rounding", self.rounding, ROUNDINGS)
 
     @property
     def meets_budget(self) -> bool:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 
-from policies.calibration import Calibration
+from policies.learned import Calibration
 
 TWO = Calibration(
     target="share",

@@ -5,9 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvp.errors import UsageError
-from policies.base import Options
-from policies.grids import SHARES, Choices, Numbers
-from policies.registry import ALLOCATORS, METHODS
+from policies.registry import ALLOCATORS, METHODS, SHARES, Choices, Numbers, Options
 
 KERNEL = Numbers(values=(3, 7, 15), minimum=1, odd=True)
 WINDOW = Numbers(values=(4, 8), minimum=1)

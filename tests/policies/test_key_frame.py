@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from kvp.rope import Rope
-from policies.ranker import HeadRankers, RankerSpec
-from policies.ranker_spec import keys_seen_from_the_end
+from policies.ranker import HeadRankers, RankerSpec, keys_seen_from_the_end
 
 FREQUENCIES = (1.0, 0.25, 0.0625)
 HEADS, TOKENS, WIDTH = 2, 9, 8

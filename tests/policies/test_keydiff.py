@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import torch
 
@@ -11,15 +10,6 @@ from kvp.scoring import View
 from policies.keydiff import KeyDiff
 
 MakeView = Callable[..., View]
-
-
-def test_by_hand(make_view: MakeView) -> None:
-    """Directions (1,0), (1,0), (0,1): anchor (2,1)/3, cosines 2, 2, 1 over sqrt(5)."""
-    view = make_view(tokens=3, batch=1, heads=1, width=2)
-    keys = torch.tensor([[[[1.0, 0.0], [7.0, 0.0], [0.0, 0.5]]]])
-    scores = KeyDiff().score(replace(view, keys=keys))
-    expected = -torch.tensor([2.0, 2.0, 1.0]) / 5**0.5
-    torch.testing.assert_close(scores[0, 0], expected)
 
 
 def test_zero_and_opposite_keys_stay_finite(make_view: MakeView) -> None:

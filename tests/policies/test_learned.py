@@ -12,8 +12,7 @@ import policies.learned
 from kvp.errors import PolicyError
 from kvp.geometry import Geometry
 from kvp.scoring import View
-from policies.calibration import Calibration
-from policies.learned import LearnedScorer
+from policies.learned import Calibration, LearnedScorer
 from policies.ranker import HeadRankers, RankerSpec
 
 MakeView = Callable[..., View]

@@ -19,7 +19,7 @@ from kvp.geometry import Geometry
 from kvp.manifest import read_sealed_json, write_sealed_json
 from kvp.scoring import View
 from policies import convert_policy, load_policy
-from policies.calibration import Calibration
+from policies.learned import Calibration
 from policies.policy_files import (
     POLICY,
     PolicyMeta,

@@ -9,14 +9,12 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import FlopCounterMode
 
 from policies.ranker import (
     HeadRankers,
     RankerSpec,
     head_shapes,
     parameters_per_head,
-    products_per_token,
 )
 
 Array = np.ndarray
@@ -286,6 +284,10 @@ def test_standardise_centres_constant_channels_only_and_checks() -> None:
         rankers.standardise(key_mean=mean, key_std=std[0], value_mean=mean, value_std=std)
     with pytest.raises(ValueError, match="raw keys and values"):
         _rankers(PAPER).standardise(key_mean=mean, key_std=std, value_mean=mean, value_std=std)
+    absent = _rankers(replace(FOURIER, inputs=("value", "distance")))
+    absent.standardise(key_mean=mean + 1, key_std=std, value_mean=mean, value_std=std)
+    assert set(dict(absent.named_buffers())) == {"value_mean", "value_std"}
+    assert torch.equal(absent.state_dict()["value_mean"], mean)
 
 
 @both
@@ -296,16 +298,6 @@ def test_low_precision_tokens_are_scored_in_float32(spec: RankerSpec) -> None:
     exact = rankers(keys.bfloat16().float(), values.bfloat16().float(), positions, 50)
     assert low.dtype == torch.float32
     assert torch.equal(low, exact)
-
-
-def test_statistics_of_absent_inputs_are_not_used() -> None:
-    rankers = _rankers(replace(FOURIER, inputs=("value", "distance")))
-    mean, std = torch.randn(4, 8), torch.rand(4, 8) + 0.5
-    rankers.standardise(key_mean=mean + 1, key_std=std, value_mean=mean, value_std=std)
-    assert set(dict(rankers.named_buffers())) == {"value_mean", "value_std"}
-    assert torch.equal(rankers.state_dict()["value_mean"], mean)
-    with pytest.raises(ValueError, match="key_mean must be"):
-        rankers.standardise(key_mean=mean[0], key_std=std, value_mean=mean, value_std=std)
 
 
 def test_neighbours_are_a_convolution_over_each_context() -> None:
@@ -365,13 +357,6 @@ def test_neighbours_are_a_convolution_over_each_context() -> None:
         torch.testing.assert_close(scores, some, rtol=1e-4, atol=1e-4)
 
 
-def test_the_paper_scores_every_token_by_itself() -> None:
-    with pytest.raises(ValueError, match="need the fourier architecture"):
-        replace(PAPER, neighbours=3)
-    with pytest.raises(ValueError, match=r"neighbours of a ranker must be an integer in 0\.\.1024"):
-        replace(FOURIER, neighbours=-1)
-
-
 @pytest.mark.parametrize("stacked", [False, True])
 @pytest.mark.parametrize(
     "spec", [FOURIER, PAPER, replace(FOURIER, neighbours=3)], ids=["fourier", "paper", "neighbours"]
@@ -402,13 +387,3 @@ def test_inputs_are_standardised_in_float32_whatever_the_weights() -> None:
     exact = rankers(keys + 300, values, positions, 50)
     scores = rankers.with_dtype(torch.bfloat16)(keys + 300, values, positions, 50)
     assert float((scores - exact).detach().std() / exact.detach().std()) < 0.05
-
-
-def test_products_are_those_of_the_network() -> None:
-    spec = RankerSpec(head_dim=16, hidden=32, neighbours=3)
-    rankers, tokens = HeadRankers(spec, 2), 50
-    keys = torch.randn(2, tokens, 16)
-    with FlopCounterMode(display=False) as counter:
-        rankers(keys, keys, torch.arange(tokens), tokens)
-    forward = counter.get_total_flops()  # less the last layer
-    assert forward == pytest.approx(2 * 2 * tokens * products_per_token(spec), rel=0.05)

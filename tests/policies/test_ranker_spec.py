@@ -45,6 +45,8 @@ def test_fourier_features_by_hand() -> None:
         ({"inputs": ("key", "query")}, "unknown input 'query' of a ranker: choose key, value"),
         ({"inputs": ("key", "key")}, "inputs of a ranker are named once each, got key, key"),
         ({"architecture": "paper", "inputs": ("key",)}, "always key, value, position, got key"),
+        ({"architecture": "paper", "neighbours": 3}, "need the fourier architecture"),
+        ({"neighbours": -1}, r"neighbours of a ranker must be an integer in 0\.\.1024"),
     ],
 )
 def test_bad_specs_are_value_errors(bad: dict[str, object], message: str) -> None:

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from policies.recent_features import RECENT_FEATURES, RECENT_QUERIES, recent_features
+from policies.ranker import RECENT_FEATURES, RECENT_QUERIES, recent_features
 
 
 def tensors(tokens: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:

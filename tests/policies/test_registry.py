@@ -10,10 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvp.errors import UsageError
 from kvp.scoring import Scorer, View
-from policies.method_spec import needs_in_words
-from policies.registry import METHODS, attention_free, make_scorer
+from policies.registry import METHODS, attention_free, make_scorer, needs_in_words
 
 MakeView = Callable[..., View]
 
@@ -152,38 +150,3 @@ def test_attention_free_methods_and_needs_in_words() -> None:
     assert words["random_pinned"] == "where the question begins"
     assert words["knorm"] == "keys, values, positions"
     assert all(entry.line and entry.cost for entry in METHODS.values())
-
-
-def test_options_override_presets_and_text() -> None:
-    scorer = make_scorer(" snapkv:paper( window = 16 , kernel=3 ) ", kernel=9)
-    assert scorer.name == "snapkv(window=16,kernel=9)"
-    assert make_scorer("snapkv(window=auto)") == make_scorer("snapkv", kernel=5, pool="max")
-    assert make_scorer("random(seed=3)").name == "random(seed=3)"
-    assert make_scorer("h2o(recents=False)").name == "h2o(recents=false)"
-
-
-@pytest.mark.parametrize(
-    ("spec", "message"),
-    [
-        ("magic", "unknown method 'magic': choose from random, random_pinned, random_per_layer, "
-                  "ring, streaming_llm, knorm, keydiff, lagkv, snapkv, tova, h2o, "),
-        ("", "method '' is not of the form name, name:preset or name(option=value)"),
-        ("snapkv(window=16", "is not of the form"),
-        ("snapkv:nobody", "snapkv has no preset 'nobody': its presets are kvpress, paper, off"),
-        ("oracle:kvpress", "oracle has no preset 'kvpress': its presets are none"),
-        ("snapkv(windw=3)", "snapkv has no option 'windw': its options are window, kernel, pool"),
-        ("knorm(a=1)", "knorm has no option 'a': its options are none"),
-        ("snapkv(window)", "snapkv: 'window' is not of the form option=value"),
-        ("snapkv(window=)", "snapkv: 'window=' is not of the form option=value"),
-        ("snapkv(window=1,window=2)", "snapkv: option 'window' is given twice"),
-        ("snapkv(window=__import__)", "snapkv: window must be an integer >= 1 or auto"),
-        ("snapkv(window=true)", "snapkv: window must be an integer >= 1 or auto, got True"),
-        ("snapkv(kernel=3.5)", "snapkv: kernel must be an integer >= 1, got 3.5"),
-        ("random(seed=-2)", "random: seed must be an integer >= 0, got -2"),
-    ],
-)  # fmt: skip
-def test_mistakes_are_one_line(spec: str, message: str) -> None:
-    with pytest.raises(UsageError) as error:
-        make_scorer(spec)
-    assert message in str(error.value)
-    assert "\n" not in str(error.value)

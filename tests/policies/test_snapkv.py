@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -35,16 +34,6 @@ def test_auto_window_follows_the_budget(make_view: MakeView, budget: int, window
     assert SnapKV().window_for(budget) == window
     view = make_view(tokens=50, budget=budget)
     assert torch.equal(SnapKV().score(view), SnapKV(window=window).score(view))
-
-
-def test_only_the_window_of_the_queries_is_read(make_view: MakeView) -> None:
-    """More queries than the window, or exactly the declared ones, give the same scores."""
-    view = make_view(tokens=50)
-    assert view.queries is not None
-    scorer = SnapKV(window=8)
-    assert scorer.needs.queries == 8
-    recent = replace(view, queries=view.queries[:, :, -8:])
-    assert torch.equal(scorer.score(view), scorer.score(recent))
 
 
 def test_ties_of_identical_keys_go_to_the_newer_token(make_view: MakeView) -> None:

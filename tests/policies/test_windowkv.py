@@ -83,14 +83,6 @@ def test_needs() -> None:
     assert WindowKV(observed=9).needs.queries == 9
 
 
-def test_the_declared_queries_are_enough(make_view: MakeView) -> None:
-    view = make_view(tokens=50)
-    assert view.queries is not None
-    scorer = WindowKV(task="heuristic", window=8)
-    recent = replace(view, queries=view.queries[:, :, -16:])
-    assert torch.equal(scorer.score(view), scorer.score(recent))
-
-
 @pytest.mark.parametrize(("group", "leaders"), [(1, [0, 1, 2, 3, 4]), (2, [0, 0, 2, 2, 4])])
 def test_layers_take_over_the_choice_of_the_first(
     make_view: MakeView, group: int, leaders: list[int]

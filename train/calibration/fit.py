@@ -3,7 +3,7 @@
 For every head, the unprotected tokens of held-out contexts are sorted by score and put into bins
 that grow from the top downwards: eviction is decided among the best tokens, and they are few.
 Isotonic regression of the bins' means gives the increasing function closest to them; each of its
-steps becomes one knot, and logarithms are interpolated between knots (`policies.calibration`).
+steps becomes one knot, and logarithms are interpolated between knots (`policies.learned`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from scipy.optimize import isotonic_regression
 from torch import Tensor
 
 from kvp.ranking import Protection
-from policies.calibration import Calibration
+from policies.learned import Calibration
 from policies.ranker import HeadRankers
 from train.data.compression_points import CompressionPoint
 from train.data.contexts import Context, ContextSource, scores_of

@@ -21,8 +21,7 @@ from torch import Tensor
 
 from kvp.errors import StoreError
 from kvp.ranking import Protection
-from policies.ranker import HeadRankers
-from policies.recent_features import RECENT_QUERIES, recent_features
+from policies.ranker import RECENT_QUERIES, HeadRankers, recent_features
 from train.data.compression_points import CompressionPoint
 from train.data.traces import Traces
 from train.labels import EVALUATED
@@ -44,7 +43,7 @@ class Context:
     importance: Tensor
     """[A, N] float32 importance of the tokens, by the label of the source."""
     recent: Tensor | None = None
-    """[A, N, features] float32 (`policies.recent_features`), where rankers read them."""
+    """[A, N, features] float32 (`policies.ranker`), where rankers read them."""
 
     def without(self, protection: Protection) -> Context:
         """The tokens that are not protected; at least two must remain."""

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from kvp.budgets import parse_budget_range, parse_budgets
 from kvp.errors import UsageError
 from kvp.store import SequenceRecord
-from policies.calibration import Calibration
+from policies.learned import Calibration
 from policies.ranker import HeadRankers
 from train.data.compression_points import CompressionPoint, drawn_points
 from train.data.contexts import Context, ContextSource, scores_of

@@ -18,7 +18,7 @@ import torch
 from kvp.artifacts.claim import OutputFolder
 from kvp.errors import PolicyError
 from kvp.manifest import differences
-from policies.calibration import Calibration
+from policies.learned import Calibration
 from policies.policy_files import POLICY, PolicyMeta, Shard, load_shard, save_policy
 from policies.ranker import HeadRankers
 from policies.sources import INDEX

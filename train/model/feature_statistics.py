@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kvp.errors import StoreError
 from kvp.store import SequenceRecord
-from policies.ranker_spec import RankerSpec, keys_seen_from_the_end
+from policies.ranker import RankerSpec, keys_seen_from_the_end
 from train.data.traces import Traces
 from train.recipe import Recipe
 

@@ -12,8 +12,7 @@ from kvp.ranking import UNPROTECTED, Protection
 from kvp.scoring import score_layers
 from kvp.store import TraceReader
 from policies.learned import LearnedScorer
-from policies.ranker import HeadRankers
-from policies.ranker_spec import INPUTS, RankerSpec
+from policies.ranker import INPUTS, HeadRankers, RankerSpec
 from train.data.compression_points import CompressionPoint
 from train.data.contexts import Context, ContextSource, scores_of
 from train.model.feature_statistics import feature_statistics, spread

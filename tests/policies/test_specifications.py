@@ -1,4 +1,4 @@
-"""Scorer and allocator in one specification."""
+"""How scorers and allocators are written, and which options cannot be."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kvp.ranking import UNPROTECTED
 from kvp.scoring import AUTO_GROUP, Needs, Noise, Reconstruction
 from policies import make_allocator, make_method, make_scorer, split_method
 from policies.budget_files import BudgetFile, save_budgets
-from policies.method_spec import needs_in_words
+from policies.registry import METHODS, needs_in_words
 
 
 @pytest.mark.parametrize(
@@ -76,6 +76,14 @@ def test_a_plus_outside_parentheses_parts_them(spec: str, parts: tuple[str, str 
     assert split_method(spec) == parts
 
 
+def test_options_override_presets_and_text() -> None:
+    scorer = make_scorer(" snapkv:paper( window = 16 , kernel=3 ) ", kernel=9)
+    assert scorer.name == "snapkv(window=16,kernel=9)"
+    assert make_scorer("snapkv(window=auto)") == make_scorer("snapkv", kernel=5, pool="max")
+    assert make_scorer("random(seed=3)").name == "random(seed=3)"
+    assert make_scorer("h2o(recents=False)").name == "h2o(recents=false)"
+
+
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
@@ -85,14 +93,26 @@ def test_a_plus_outside_parentheses_parts_them(spec: str, parts: tuple[str, str 
         ("snapkv+snapkv", "unknown allocator 'snapkv': choose from uniform, pyramid, ada"),
         ("ada", "unknown method 'ada': choose from random, "),
         ("snapkv:+ada", "method 'snapkv:' is not of the form"),
-        (
-            "snapkv+self_sized",
-            "snapkv+self_sized: snapkv does not say how many tokens it needs; choose an allo",
-        ),
+        ("snapkv+self_sized", "snapkv+self_sized: snapkv does not say how many tokens it needs; c"),
         ("snapkv+evolved", "evolved needs a file: write evolved:FILE"),
         ("snapkv(window=1e+2)", "snapkv: window must be an integer >= 1 or auto, got 100.0"),
+        ("magic", "unknown method 'magic': choose from random, random_pinned, random_per_layer, "
+                  "ring, streaming_llm, knorm, keydiff, lagkv, snapkv, tova, h2o, "),
+        ("", "method '' is not of the form name, name:preset or name(option=value)"),
+        ("snapkv(window=16", "is not of the form"),
+        ("snapkv:nobody", "snapkv has no preset 'nobody': its presets are kvpress, paper, off"),
+        ("oracle:kvpress", "oracle has no preset 'kvpress': its presets are none"),
+        ("snapkv(windw=3)", "snapkv has no option 'windw': its options are window, kernel, pool"),
+        ("knorm(a=1)", "knorm has no option 'a': its options are none"),
+        ("snapkv(window)", "snapkv: 'window' is not of the form option=value"),
+        ("snapkv(window=)", "snapkv: 'window=' is not of the form option=value"),
+        ("snapkv(window=1,window=2)", "snapkv: option 'window' is given twice"),
+        ("snapkv(window=__import__)", "snapkv: window must be an integer >= 1 or auto"),
+        ("snapkv(window=true)", "snapkv: window must be an integer >= 1 or auto, got True"),
+        ("snapkv(kernel=3.5)", "snapkv: kernel must be an integer >= 1, got 3.5"),
+        ("random(seed=-2)", "random: seed must be an integer >= 0, got -2"),
     ],
-)
+)  # fmt: skip
 def test_mistakes_are_one_line(spec: str, message: str) -> None:
     with pytest.raises(UsageError) as error:
         make_method(spec)
@@ -115,3 +135,37 @@ def test_mistakes_are_one_line(spec: str, message: str) -> None:
 )  # fmt: skip
 def test_needs_are_put_in_words(needs: Needs, words: str) -> None:
     assert needs_in_words(needs) == words
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "message"),
+    [
+        ("contrastkv", {"beta": 0.6}, "beta must be a number from 0 to 0.5, got 0.6"),
+        ("contrastkv", {"gamma": -1}, "gamma must be a number >= 0, got -1"),
+        ("contrastkv", {"gamma": "x"}, "gamma must be"),
+        ("contrastkv", {"gamma": float("nan")}, "gamma must be"),
+        ("contrastkv", {"gamma": float("inf")}, "gamma must be"),
+        ("contrastkv", {"noise": 0}, "noise must be an integer >= 1"),
+        ("contrastkv", {"contrast": "text"}, "contrast must be one of random, context"),
+        ("expected_attention", {"future": 0}, "future must be an integer >= 1, got 0"),
+        ("expected_attention", {"covariance": 1}, "covariance must be one of false, true, got 1"),
+        ("gvote", {"p_nuc": 1.5}, "p_nuc must be a number from 0 to 1, got 1.5"),
+        ("gvote", {"space": "value"}, "space must be one of hidden, query"),
+        ("h2o", {"window": -1, "recents": False}, "window must be an integer >= 0, got -1"),
+        ("h2o", {"window": 8}, "window=8 needs recents=false"),
+        ("kvzip", {"chunk": 0}, "chunk must be an integer >= 1, got 0"),
+        ("lagkv", {"lag": 1}, "lag must be an integer >= 2 or auto, got 1"),
+        ("lagkv", {"lag": 2.0}, "lag must be an integer"),
+        ("random", {"seed": True}, "seed must be an integer >= 0"),
+        ("snapkv", {"window": "wide"}, "window must be"),
+        ("snapkv", {"kernel": 4}, "kernel must be odd, got 4"),
+        ("snapkv", {"pool": "min"}, "pool must be one of max, avg, got 'min'"),
+        ("windowkv", {"task": "poetry"}, "task must be one of qa, aggregation, heuristic, bert"),
+        ("windowkv", {"task": "bert"}, "task=bert and classifier=FOLDER go together, got task=b"),
+        ("windowkv", {"classifier": "x"}, "task=bert and classifier=FOLDER go together, got tas"),
+        ("windowkv", {"setting": "gemma"}, "setting must be one of qwen, llama"),
+    ],
+)
+def test_bad_options(method: str, options: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError, match=f"^{method}: {message}"):
+        METHODS[method](**options)

@@ -1,0 +1,142 @@
+"""Controls: what methods have to clear, and what bounds them.
+
+`random`: score_i ~ U(0, 1), independent per KV head. The generator is keyed by (seed, layer, head,
+N), so a result depends on nothing else: not on the order of calls, the batch, the device or the
+process. In a cache that has been shrunk before the newest position is part of the key, so that
+every eviction draws anew. Public code draws from the global generator, or (with a seed) gives every
+layer the same draw. Default seed 0.
+
+`random_per_layer`: one draw per layer, that of `random` for head 0. A token that one head loses is
+lost to the whole layer, where `random` leaves copies in other heads; Random Attention (arXiv
+2609.03430, section 5) has this shared draw as its control.
+
+`random_pinned`: 2 for tokens of the question, else `random`. After Random Attention (equation 3),
+which pins the whole prompt and evicts from what the model generates: so does this while the model
+answers. Before that the prompt is what is evicted from, and its question is pinned: everything
+after the context, chat template and answer prefix included. Where a question has more tokens than
+the budget, its last ones stay. Compressed before the question is read, or outside kvp-eval, nothing
+is pinned.
+
+`ring`: score_i = i, so the latest `budget` tokens stay and no sinks. Token t of a stream goes to
+slot t mod budget of a ring buffer; after N tokens the buffer holds exactly these. This is the
+window attention that StreamingLLM (arXiv 2309.17453, section 1) is set against, and one of the null
+baselines that audits of eviction compare scores with. `streaming_llm(n_sink=0)` keeps the same
+tokens; with protected tokens on, so does `streaming_llm`.
+
+`oracle`: score_i = w_i, the attention that future queries really paid (KVP paper, section 3.1.1),
+for a future that the view supplies. For additive costs this ranking is optimal at every budget
+(proposition 1); it bounds what any policy can reach and cannot be run on a real request.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from kvp.scoring import Needs, View
+from policies.registry import Heuristic
+
+PINNED = 2.0
+"""Score of a pinned token: above every draw."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Random(Heuristic):
+    """Keep random tokens."""
+
+    seed: int = 0
+    """Key of the draw."""
+
+    method: ClassVar[str] = "random"
+    line: ClassVar[str] = "random tokens, seeded"
+    cost: ClassVar[str] = "one random number per token"
+    null: ClassVar[bool] = True
+
+    def score(self, view: View) -> Tensor:
+        """Uniform numbers, [B, H, N] float32; the same for every sequence of a batch."""
+        batch, heads, tokens, _ = view.keys.shape
+        again = f"/{int(view.positions.max())}" if view.positions.ndim == 3 else ""
+        first = view.heads.start or 0
+        by_head = [
+            self._draw(f"{view.layer}/{first + head}/{tokens}{again}", tokens)
+            for head in range(heads)
+        ]
+        return torch.stack(by_head).to(view.keys.device).expand(batch, -1, -1).contiguous()
+
+    def _draw(self, key: str, tokens: int) -> Tensor:
+        digest = hashlib.sha256(f"{self.seed}/{key}".encode()).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
+        return torch.rand(tokens, generator=generator)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RandomPerLayer(Random):
+    """Keep random tokens, the same in all heads of a layer."""
+
+    method: ClassVar[str] = "random_per_layer"
+    line: ClassVar[str] = "random tokens, the same in all heads of a layer"
+
+    def score(self, view: View) -> Tensor:
+        """Uniform numbers, the same in every row and head: [B, H, N] float32."""
+        return super().score(view)[:, :1].expand(view.keys.shape[:3]).contiguous()
+
+
+@dataclass(frozen=True, kw_only=True)
+class RandomPinned(Random):
+    """Keep the question and random tokens of the context."""
+
+    method: ClassVar[str] = "random_pinned"
+    line: ClassVar[str] = "the question, and random tokens"
+
+    @property
+    def needs(self) -> Needs:
+        """Where the question begins."""
+        return Needs(question=True)
+
+    def score(self, view: View) -> Tensor:
+        """Uniform numbers, the question above all: [B, H, N] float32."""
+        scores = super().score(view)
+        tokens = scores.shape[-1]
+        scores[..., tokens - min(view.question, tokens) :] = PINNED
+        if view.prompt:
+            positions = view.positions if view.positions.ndim == 3 else view.positions[:, None]
+            scores = scores.masked_fill(positions < view.prompt, PINNED)
+        return scores
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ring(Heuristic):
+    """Keep the most recent tokens."""
+
+    method: ClassVar[str] = "ring"
+    line: ClassVar[str] = "the most recent tokens"
+    null: ClassVar[bool] = True
+
+    def score(self, view: View) -> Tensor:
+        """Token index: [B, H, N] float32."""
+        batch, heads, tokens, _ = view.keys.shape
+        order = torch.arange(tokens, dtype=torch.float32, device=view.keys.device)
+        return order.expand(batch, heads, -1).contiguous()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Oracle(Heuristic):
+    """Keep what the future will attend to."""
+
+    method: ClassVar[str] = "oracle"
+    line: ClassVar[str] = "what the future will attend to (hindsight, an upper bound)"
+    cost: ClassVar[str] = "the future itself"
+
+    @property
+    def needs(self) -> Needs:
+        """The future attention of every token."""
+        return Needs(future=True)
+
+    def score(self, view: View) -> Tensor:
+        """Future attention: [B, H, N] float32."""
+        assert view.future is not None
+        return view.future.float()

@@ -1,0 +1,78 @@
+"""What methods read off queries: the attention of recent ones, the distribution of those to come.
+
+Methods that guess the future from the past (Expected Attention, GVote) bring queries back to where
+they stood before RoPE, which needs no hidden states: it works on stored traces, too. Then the
+rotation is averaged over the positions to come. Column sums over all queries are
+`kvp.ops.streaming_softmax.column_sums`; attention of the future is `kvp.ops.future_attention`.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kvp.errors import UsageError
+from kvp.ops.group_products import group_products
+from kvp.rope import Rope
+from kvp.scoring import View
+
+FORCED = 2.0
+"""Score above every attention probability: tokens a method always keeps, newest first."""
+
+
+def recent_attention(queries: Tensor, keys: Tensor, window: int) -> Tensor:
+    """Causal softmax attention, in float32, of the last `window` queries over all N keys.
+
+    Args:
+        queries: [B, Q, W, D] after RoPE of the last W tokens.
+        keys: [B, H, N, D] after RoPE, N >= W.
+        window: queries to use; W where there are fewer.
+
+    Returns:
+        [B, H, G, window, N] probabilities, scale 1/sqrt(D); query heads grouped by KV head.
+    """
+    batch, heads, tokens, width = keys.shape
+    window = min(window, queries.shape[2])
+    recent = queries[:, :, queries.shape[2] - window :].float() * width**-0.5
+    grouped = recent.reshape(batch, heads, -1, window, width)  # [B, H, G, window, D]
+    logits = group_products(grouped, keys.float())  # [B, H, G, window, N]
+    newest = torch.arange(window, device=keys.device)
+    unseen = newest > newest[:, None]  # of the last `window` keys: every query sees those before
+    logits[..., tokens - window :].masked_fill_(unseen, -torch.inf)
+    return logits.softmax(dim=-1)
+
+
+def view_rope(view: View, method: str) -> Rope:
+    """The view's rotary embedding; UsageError where the view has none."""
+    if view.rope is None:
+        raise UsageError(
+            f"{method}: this view carries no rotary embedding, which the method needs: use a model "
+            "with RoPE, or traces that store it"
+        )
+    return view.rope
+
+
+def query_moments(view: View, rope: Rope, skip: int) -> tuple[Tensor, Tensor]:
+    """Mean [B, Q, D] and biased covariance [B, Q, D, D] of all queries of a view before RoPE.
+
+    The first `skip` tokens are left out.
+
+    Needs every query (`ALL_QUERIES`) and more than `skip` tokens. One query head at a time, so
+    memory stays at [B, N, D] float32.
+    """
+    assert view.queries is not None
+    cosine, sine = rope.inverse(view.positions[:, skip:])
+    means, covariances = [], []
+    for head in range(view.queries.shape[1]):
+        plain = rope.rotate(view.queries[:, head, skip:].float(), cosine, sine)
+        mean = plain.mean(dim=1)
+        centred = plain - mean[:, None]
+        means.append(mean)
+        covariances.append(centred.transpose(1, 2) @ centred / plain.shape[1])
+    return torch.stack(means, dim=1), torch.stack(covariances, dim=1)
+
+
+def mean_future_rotation(view: View, rope: Rope, future: int) -> tuple[Tensor, Tensor]:
+    """Cosine and sine [B, 1, 1, R / 2], averaged over the `future` positions after the cache."""
+    cosine, sine = rope.mean_rotation(view.positions[:, -1] + 1, future)
+    return cosine[:, None, None], sine[:, None, None]

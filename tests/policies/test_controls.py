@@ -1,0 +1,94 @@
+"""The controls: what draws depend on, what is pinned, the ring's buffer, the oracle's future."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+
+from kvp.ranking import Protection, keep_tokens, rank_tokens
+from kvp.scoring import View
+from policies.controls import Oracle, Random, RandomPerLayer, RandomPinned, Ring
+from policies.streaming_llm import StreamingLLM
+
+MakeView = Callable[..., View]
+
+
+def test_call_order_batch_content_and_generators_do_not_matter(make_view: MakeView) -> None:
+    first, second = make_view(tokens=30, layer=0), make_view(tokens=30, layer=1)
+    torch.manual_seed(1)
+    forward, state = [Random().score(first), Random().score(second)], torch.get_rng_state()
+    torch.manual_seed(2)
+    backward = [Random().score(second), Random().score(first)][::-1]
+    assert all(torch.equal(a, b) for a, b in zip(forward, backward, strict=True))
+    torch.manual_seed(1)
+    assert torch.equal(state, torch.get_rng_state())
+    other = make_view(tokens=30, layer=0, seed=9, batch=1)
+    assert torch.equal(Random().score(other), forward[0][:1])
+
+
+def test_seed_layer_head_and_length_change_the_draw(make_view: MakeView) -> None:
+    view = make_view(tokens=30)
+    base = Random().score(view)
+    assert not torch.equal(base, Random(seed=1).score(view))
+    assert not torch.equal(base, Random().score(replace(view, layer=2)))
+    assert not torch.equal(base[:, 0], base[:, 1])
+    assert not torch.equal(base[..., :29], Random().score(make_view(tokens=29)))
+
+
+def test_draws_look_uniform(make_view: MakeView) -> None:
+    scores = Random().score(make_view(tokens=4000, batch=1, width=1))
+    quartiles = torch.quantile(scores[0, 0], torch.tensor([0.25, 0.5, 0.75]))
+    assert torch.allclose(quartiles, torch.tensor([0.25, 0.5, 0.75]), atol=0.03)
+    assert abs(float(torch.corrcoef(scores[0])[0, 1])) < 0.06
+
+
+def test_one_draw_per_layer(make_view: MakeView) -> None:
+    view = make_view(tokens=30, heads=3, layer=0)
+    scores = RandomPerLayer().score(view)
+    assert bool((scores == scores[0, 0]).all())
+    assert torch.equal(scores[:, 0], Random().score(view)[:, 0])
+    assert not torch.equal(scores, RandomPerLayer().score(replace(view, layer=1)))
+
+
+def test_the_question_comes_first_and_the_rest_is_random(make_view: MakeView) -> None:
+    view = replace(make_view(tokens=30), question=5)
+    ranking, plain = rank_tokens(RandomPinned().score(view)), rank_tokens(Random().score(view))
+    assert ranking[0, 0, :5].tolist() == [29, 28, 27, 26, 25]
+    for head in range(2):
+        context = [token for token in plain[0, head].tolist() if token < 25]
+        assert ranking[0, head, 5:].tolist() == context
+    longer = RandomPinned().score(replace(view, question=20))  # its last tokens stay
+    assert keep_tokens(longer, 4)[1, 0].tolist() == [26, 27, 28, 29]
+
+
+@pytest.mark.parametrize("question", [0, 30, 99])
+def test_nothing_or_everything_is_the_question(make_view: MakeView, question: int) -> None:
+    view = replace(make_view(tokens=30), question=question)
+    expected = Random(seed=2).score(view) if question == 0 else torch.full((2, 2, 30), 2.0)
+    assert torch.equal(RandomPinned(seed=2).score(view), expected)
+
+
+@pytest.mark.parametrize("tokens", [1, 7, 8, 9, 40])
+def test_the_newest_token_overwrites_the_oldest(make_view: MakeView, tokens: int) -> None:
+    buffer = [-1] * 8
+    for token in range(tokens):
+        buffer[token % 8] = token
+    ranking = rank_tokens(Ring().score(make_view(tokens=tokens)))
+    assert {*ranking[1, 1, :8].tolist()} == {token for token in buffer if token >= 0}
+
+
+def test_protected_the_ring_keeps_what_streaming_llm_keeps(make_view: MakeView) -> None:
+    view, protection = make_view(tokens=60, budget=30), Protection(sinks=4, recents=16)
+    ring, streaming = (
+        keep_tokens(scorer.score(view), 30, protection) for scorer in (Ring(), StreamingLLM())
+    )
+    assert torch.equal(ring, streaming)
+
+
+def test_the_oracle_ranks_by_the_future(make_view: MakeView) -> None:
+    view = make_view(tokens=9)
+    assert Oracle().needs.future
+    assert torch.equal(Oracle().score(view), view.future)
