@@ -25,6 +25,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 from benchmarks.measuring import Seconds, in_process, medians, timed, write_report
 
@@ -116,12 +117,11 @@ def _token(model: PreTrainedModel, cache: Cache, label: str, device: str) -> Sec
     """Time of one token."""
     import torch
 
-    from kvp.ops.ragged_attention import ragged_backend
-
     model.set_attn_implementation("sdpa" if label == "full" else "kvp")
     chosen = label.partition(":")[2]
     token = torch.ones(1, 1, dtype=torch.int64, device=device)
-    backend: Any = ragged_backend(chosen) if chosen else nullcontext()  # type: ignore[arg-type]
+    triton = "kvp.ops.ragged_attention.has_triton"
+    backend: Any = patch(triton, lambda: False) if chosen == "torch" else nullcontext()
     with torch.no_grad(), backend:
         return timed(lambda: model(token, past_key_values=cache, use_cache=True), device)[1]
 

@@ -183,7 +183,7 @@ def _forms() -> dict[str, Callable[[Tensor, Tensor, int], Tensor]]:
     """Every form as (queries [G, T, D], keys [T, D], tokens cached N) -> [N] float32."""
     import torch
 
-    from kvp.ops.future_attention import blocked, kernel
+    from kvp.ops import future_attention, future_attention_kernel
 
     def naive(queries: Tensor, keys: Tensor, cached: int) -> Tensor:
         logits: Tensor = queries[:, cached:] @ keys.T / WIDTH**0.5
@@ -192,10 +192,10 @@ def _forms() -> dict[str, Callable[[Tensor, Tensor, int], Tensor]]:
         return attention.amax(dim=0)[:, :cached].sum(dim=0)
 
     def tiles(queries: Tensor, keys: Tensor, cached: int) -> Tensor:
-        return blocked.received_attention(queries, keys, cached, len(keys), cached)
+        return future_attention.received_attention(queries, keys, cached, len(keys), cached)
 
     def triton(queries: Tensor, keys: Tensor, cached: int) -> Tensor:
-        return kernel.received_attention(queries, keys, cached, len(keys), cached)
+        return future_attention_kernel.received_attention(queries, keys, cached, len(keys), cached)
 
     return {"naive": naive, "blocked": tiles, "triton": triton, "flex": _flex}
 

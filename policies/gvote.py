@@ -36,7 +36,7 @@ import torch
 from torch import Tensor
 
 from kvp.errors import UsageError
-from kvp.ops.group_products import group_products
+from kvp.ops.attention import group_products
 from kvp.ranking import rank_tokens
 from kvp.rope import Rope
 from kvp.scoring import ALL_QUERIES, Needs, View

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from kvp.errors import UsageError
-from kvp.ops.streaming_softmax import column_sums
+from kvp.ops.attention import column_sums
 from kvp.ranking import rank_tokens
 from kvp.scoring import ALL_QUERIES, Needs, View
 from policies.queries import recent_attention

@@ -3,7 +3,7 @@
 Methods that guess the future from the past (Expected Attention, GVote) bring queries back to where
 they stood before RoPE, which needs no hidden states: it works on stored traces, too. Then the
 rotation is averaged over the positions to come. Column sums over all queries are
-`kvp.ops.streaming_softmax.column_sums`; attention of the future is `kvp.ops.future_attention`.
+`kvp.ops.attention.column_sums`; attention of the future is `kvp.ops.future_attention`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from kvp.errors import UsageError
-from kvp.ops.group_products import group_products
+from kvp.ops.attention import group_products
 from kvp.rope import Rope
 from kvp.scoring import View
 

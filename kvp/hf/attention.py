@@ -24,7 +24,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from kvp.errors import ModelError
-from kvp.ops.ragged_attention.reference import capped
+from kvp.ops.ragged_attention import capped
 from kvp.scoring import ALL_QUERIES
 
 ATTENTION = "kvp"

@@ -1,7 +1,7 @@
 """Forward passes on top of a full cache, which is read layer by layer and never written.
 
 `run_pass` reduces the attention that cached tokens receive to one number each, layer by layer (the
-formula is `kvp.ops.reconstruction_attention`, the tokens of a pass come from
+formula is `kvp.ops.attention`, the tokens of a pass come from
 `kvp.hf.scorer_inputs`). `gated_logits` multiplies the weight of a cached token, before the softmax
 is normalised, by a gate in [0, 1]: with gates of 0 and 1 this is eviction, with anything between
 them eviction that gradients pass through. Layers that tokens are never evicted from go on from a
@@ -25,7 +25,7 @@ from kvp.hf.attention import StoredKeys, grouped_attention, kvp_attention_set, p
 from kvp.hf.cache_layers import OtherLayer, arranged, copies
 from kvp.hf.model_access import on_meta, projected_norms, rope_kept, states_watched
 from kvp.hf.model_config import rope_switch
-from kvp.ops.reconstruction_attention import reconstruction_attention
+from kvp.ops.attention import reconstruction_attention
 
 
 class LentCache(Cache):

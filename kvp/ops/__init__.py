@@ -1,1 +1,1 @@
-"""Operators: `reference.py` of a folder is the definition; a faster form joins it when measured."""
+"""Operators in plain PyTorch, which is their definition, and the Triton kernels of two of them."""

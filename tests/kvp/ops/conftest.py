@@ -10,6 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from kvp.ops.ragged_attention import RaggedLayout
+
 FullAttention = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
@@ -61,7 +63,7 @@ def _ragged_case(
     stored = int(counts.sum())
     visible = torch.rand(batch, tokens, tail, generator=generator) < 0.5
     return {
-        "query": 3 * draw(batch, heads * group, tokens, width), "lengths": counts,
+        "query": 3 * draw(batch, heads * group, tokens, width), "layout": RaggedLayout(counts),
         "keys": surrounded(stored), "values": surrounded(stored),
         "tail_keys": with_spare(batch, heads), "tail_values": with_spare(batch, heads),
         "tail_visible": visible if masked else None,

@@ -1,4 +1,4 @@
-"""The definition of future attention, and its blocked form, against the full matrix in float64."""
+"""Future attention against the full matrix in float64."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-import kvp.ops.future_attention.blocked as blocked_module
-from kvp.ops.future_attention import future_attention, max_future_attention
-from kvp.ops.future_attention import reference as definition
-from kvp.ops.future_attention.blocked import received_attention
+import kvp.ops.future_attention as module
+from kvp.ops.future_attention import future_attention, max_future_attention, received_attention
 
 FullAttention = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
@@ -42,7 +40,6 @@ def test_one_compression_point(
     paid = paid * of_query[prefix:stop, None] if weighted else paid
     q, k = _single(queries), _single(keys)
     for result in (
-        definition.future_attention(q, k, prefix, stop, block, weights),
         received_attention(q, k, prefix, stop, prefix, block=block, weights=weights),
         future_attention(q, k, prefix, stop, weights),
     ):
@@ -50,7 +47,6 @@ def test_one_compression_point(
         np.testing.assert_allclose(result, paid.sum(axis=0), rtol=2e-5, atol=2e-6)
     largest = paid.max(axis=0, initial=0.0)
     for result in (
-        definition.max_future_attention(q, k, prefix, stop, block, weights),
         received_attention(q, k, prefix, stop, prefix, "max", block, weights),
         max_future_attention(q, k, prefix, stop, weights),
     ):
@@ -79,27 +75,24 @@ def test_the_maximum_over_query_heads_is_taken_per_query() -> None:
 
 @pytest.mark.parametrize("tile", [1, 2 * 11 * 5, 2 * 19 * 64 * 4, 2**23])
 def test_leading_axes_are_independent(monkeypatch: pytest.MonkeyPatch, tile: int) -> None:
-    monkeypatch.setattr(blocked_module, "TILE", tile)
-    monkeypatch.setattr(blocked_module, "SMALL_TILE", tile)
+    monkeypatch.setattr(module, "TILE", tile)
+    monkeypatch.setattr(module, "SMALL_TILE", tile)
     queries, keys = torch.randn(2, 3, 2, 19, 8), torch.randn(2, 3, 19, 8)
     future = future_attention(queries, keys, 11)
     assert future.shape == (2, 3, 11)
     for layer in range(2):
         for head in range(3):
             q, k = queries[layer, head], keys[layer, head]
-            torch.testing.assert_close(future[layer, head], definition.future_attention(q, k, 11))
+            torch.testing.assert_close(future[layer, head], received_attention(q, k, 11, 19, 11))
     assert future_attention(queries[:0], keys[:0], 11).shape == (0, 3, 11)
 
 
-@pytest.mark.parametrize(
-    "attention", [future_attention, definition.future_attention], ids=["chosen", "definition"]
-)
-def test_padding_and_past_queries_are_never_read(attention: Callable[..., Tensor]) -> None:
+def test_padding_and_past_queries_are_never_read() -> None:
     queries, keys = torch.randn(2, 24, 8), torch.randn(24, 8)
-    expected = attention(queries[:, :17], keys[:17], 9)
+    expected = future_attention(queries[:, :17], keys[:17], 9)
     queries[:, 17:], keys[17:] = torch.nan, torch.nan
     queries[:, :9] = torch.nan
-    torch.testing.assert_close(attention(queries, keys, 9, 17), expected)
+    torch.testing.assert_close(future_attention(queries, keys, 9, 17), expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
@@ -114,16 +107,12 @@ def test_every_precision_is_computed_in_float32(
 
 
 @pytest.mark.parametrize("scale", [1.0, 30.0])
-def test_blocks_are_no_worse_than_the_definition(
-    full_attention: FullAttention, scale: float
-) -> None:
+def test_errors_are_those_of_float32(full_attention: FullAttention, scale: float) -> None:
     queries, keys = (x.astype(np.float32) for x in _case(3, 301, scale))
     exact = full_attention(queries.astype(np.float64), keys.astype(np.float64))
     exact = exact[:, 100:, :100].max(0).sum(0)
-    q, k = _single(queries), _single(keys)
-    allowed = np.abs(definition.future_attention(q, k, 100).numpy() - exact).max()
-    error = np.abs(future_attention(q, k, 100).numpy() - exact).max()
-    assert error <= 2 * allowed + 1e-6 * exact.max()
+    error = np.abs(future_attention(_single(queries), _single(keys), 100).numpy() - exact).max()
+    assert error <= 3e-5 * exact.max()
 
 
 def test_huge_logits_do_not_overflow() -> None:
@@ -133,7 +122,7 @@ def test_huge_logits_do_not_overflow() -> None:
 
 def test_wrong_shapes_and_ranges_are_refused() -> None:
     queries, keys = torch.randn(2, 10, 4), torch.randn(10, 4)
-    for attention in (future_attention, max_future_attention, definition.future_attention):
+    for attention in (future_attention, max_future_attention):
         with pytest.raises(ValueError, match="disagree"):
             attention(queries, torch.randn(9, 4), 3)
         with pytest.raises(ValueError, match="disagree"):

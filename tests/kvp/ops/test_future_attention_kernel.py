@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from kvp.ops.future_attention import future_attention
-from kvp.ops.future_attention import reference as definition
+from kvp.ops.future_attention import received_attention as defined
 
 pytest.importorskip("triton", reason="triton, the extra `gpu`, is not installed")
 
-from kvp.ops.future_attention.kernel import received_attention
+from kvp.ops.future_attention_kernel import received_attention
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")
@@ -96,9 +96,8 @@ def test_weights_of_queries(
     queries, keys = (x.to(DEVICE, dtype) for x in _case(group, tokens, width, 3.0, heads=2))
     weights = torch.rand(tokens, generator=torch.Generator().manual_seed(tokens)).to(DEVICE)
     weights[::5] = 0.0
-    form = definition.future_attention if reduction == "sum" else definition.max_future_attention
     start, stop = window
-    expected = form(queries, keys, start, stop, weights=weights)
+    expected = defined(queries, keys, start, stop, start, reduction, weights=weights)
     weights[:start], weights[stop:] = torch.nan, torch.nan
     result = received_attention(queries, keys, start, stop, start, reduction, 16, weights)
     assert result.dtype == torch.float32
@@ -109,13 +108,13 @@ def test_leading_axes_and_the_default_block() -> None:
     queries, keys = (x.to(DEVICE).unflatten(0, (2, 2)) for x in _case(2, 70, 8, heads=4))
     result = received_attention(queries, keys, 5, 66, 5)
     assert result.shape == (2, 2, 5)
-    torch.testing.assert_close(result, definition.future_attention(queries, keys, 5, 66))
+    torch.testing.assert_close(result, defined(queries, keys, 5, 66, 5))
     assert received_attention(queries[:0], keys[:0], 5, 40, 40).shape == (0, 2, 40)
 
 
 def test_transposed_inputs_and_other_precisions() -> None:
     queries, keys = (x.to(DEVICE) for x in _case(2, 33, 16))
-    expected = definition.future_attention(queries, keys, 17)
+    expected = defined(queries, keys, 17, 33, 17)
     views = queries.mT.contiguous().mT, keys.mT.contiguous().mT
     for q, k in (views, (queries.double(), keys), (queries, keys.double())):
         result = received_attention(q, k, 17, 33, 17, block=16)
@@ -124,7 +123,7 @@ def test_transposed_inputs_and_other_precisions() -> None:
 
 def test_neither_unset_memory_nor_padding_is_read() -> None:
     queries, keys = (x.to(DEVICE) for x in _case(2, 40, 8))
-    expected = definition.future_attention(queries, keys, 9, 33)
+    expected = defined(queries, keys, 9, 33, 9)
     queries[..., 33:, :], keys[..., 33:, :], queries[..., :9, :] = torch.nan, torch.nan, torch.nan
     torch.use_deterministic_algorithms(True)
     try:
@@ -139,7 +138,7 @@ def test_neither_unset_memory_nor_padding_is_read() -> None:
 @pytest.mark.skipif(not ON_GPU, reason="needs a CUDA device")
 def test_long_sequences_on_a_gpu_are_labelled_by_the_kernel() -> None:
     queries, keys = (x.to(DEVICE, torch.bfloat16) for x in _case(7, 2500, 128, 3.0, heads=2))
-    expected = definition.future_attention(queries, keys, 700, 2300)
+    expected = defined(queries, keys, 700, 2300, 700)
     result = future_attention(queries, keys, 700, 2300)
     torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-5)
 
@@ -148,7 +147,7 @@ COMPILE = """
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from kvp.ops.future_attention import kernel
+import kvp.ops.future_attention_kernel as kernel
 
 pointers = dict.fromkeys(("largest", "log_sum", "weights", "result"), "*fp32")
 pointers |= {"queries": "*bf16", "keys": "*bf16", "scale": "fp32"}

@@ -14,14 +14,14 @@ from torch import Tensor
 
 from kvp.ops.ragged_attention import (
     RaggedLayout,
+    attend_by_size,
     ragged_attention,
     ragged_attention_reference,
-    ragged_backend,
 )
 
 pytest.importorskip("triton", reason="triton, the extra `gpu`, is not installed")
 
-from kvp.ops.ragged_attention.kernel import attend_by_kernel
+from kvp.ops.ragged_attention_kernel import attend_by_kernel
 
 Case = Callable[..., dict[str, Any]]
 
@@ -31,23 +31,18 @@ DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * ON_GPU
 needs_gpu = pytest.mark.skipif(not ON_GPU, reason="needs a CUDA device")
 
 
-def _on_device(arguments: dict[str, Any]) -> dict[str, Any]:
-    return {name: None if t is None else t.to(DEVICE) for name, t in arguments.items()}
+def _on_device(arguments: dict[str, Any], piece: int | None = None) -> dict[str, Any]:
+    moved = {name: t.to(DEVICE) if isinstance(t, Tensor) else t for name, t in arguments.items()}
+    return {**moved, "layout": RaggedLayout(arguments["layout"].lengths.to(DEVICE), piece)}
 
 
 def _exact(arguments: dict[str, Any], scaling: float | None = None) -> Tensor:
     """The definition in float64."""
     in_double = {
-        name: tensor.double() if tensor is not None and tensor.is_floating_point() else tensor
-        for name, tensor in arguments.items()
+        name: x.double() if isinstance(x, Tensor) and x.is_floating_point() else x
+        for name, x in arguments.items()
     }
     return ragged_attention_reference(**in_double, scaling=scaling)
-
-
-def _by_kernel(arguments: dict[str, Any], scaling: float, piece: int | None = None) -> Tensor:
-    others = {name: tensor for name, tensor in arguments.items() if name != "lengths"}
-    layout = RaggedLayout(arguments["lengths"])
-    return attend_by_kernel(**others, layout=layout, scaling=scaling, piece=piece)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -67,11 +62,11 @@ def test_the_error_is_that_of_rounding_the_result(
     ragged_case: Case, dtype: torch.dtype, lengths: list[list[int]], shape: dict[str, Any]
 ) -> None:
     """Peaked logits, pieces of 16 tokens; the storage lies between NaN."""
-    arguments = _on_device(ragged_case(lengths, dtype=dtype, **shape))
+    arguments = _on_device(ragged_case(lengths, dtype=dtype, **shape), piece=16)
     scaling = shape["width"] ** -0.5
     expected = _exact(arguments, scaling)
     rounding = (expected.to(dtype).double() - expected).abs()
-    result = _by_kernel(arguments, scaling, piece=16)
+    result = attend_by_kernel(**arguments, scaling=scaling)
     assert result.dtype == dtype
     assert ((result.double() - expected).abs() <= 1.01 * rounding + 1e-5).all()
 
@@ -80,41 +75,40 @@ def test_the_error_is_that_of_rounding_the_result(
 def test_pieces_of_any_size_give_the_same(ragged_case: Case, piece: int | None) -> None:
     """Heads that end at a piece's edge, before it and after it."""
     lengths = [[64, 63, 65], [1, 128, 0]]
-    arguments = _on_device(ragged_case(lengths, tail=33, dtype=torch.float32))
+    arguments = _on_device(ragged_case(lengths, tail=33, dtype=torch.float32), piece)
     expected = _exact(arguments, scaling=0.3)
-    assert (_by_kernel(arguments, 0.3, piece).double() - expected).abs().max() <= 2e-6
+    assert (attend_by_kernel(**arguments, scaling=0.3).double() - expected).abs().max() <= 2e-6
 
 
 def test_a_query_that_sees_nothing_gets_zeros(ragged_case: Case) -> None:
     arguments = _on_device(ragged_case([[0, 3]], tail=2, dtype=torch.float32))
     arguments["tail_visible"] = torch.zeros(1, 1, 2, dtype=torch.bool, device=DEVICE)
-    result = _by_kernel(arguments, 1.0)
+    result = attend_by_kernel(**arguments, scaling=1.0)
     assert not result[:, :2].any()
     assert result[:, 2:].all()
     nothing = _on_device(ragged_case([[0, 0]], tail=0, dtype=torch.float32, masked=False))
-    assert not _by_kernel(nothing, 1.0).any()
+    assert not attend_by_kernel(**nothing, scaling=1.0).any()
 
 
 def test_a_layout_serves_every_token_after_an_eviction(ragged_case: Case) -> None:
     """The tail grows, the layout and its pieces stay."""
-    layout = RaggedLayout(torch.tensor([[40, 7]], device=DEVICE))
+    layout = RaggedLayout(torch.tensor([[40, 7]], device=DEVICE), 16)
     for tail in (0, 1, 17):
         arguments = _on_device(ragged_case([[40, 7]], tail=tail, dtype=torch.float32, seed=tail))
         expected = _exact(arguments)
-        del arguments["lengths"]
-        result = attend_by_kernel(**arguments, layout=layout, scaling=8**-0.5, piece=16)
+        result = attend_by_kernel(**{**arguments, "layout": layout}, scaling=8**-0.5)
         assert (result.double() - expected).abs().max() <= 2e-6
-        assert layout.pieces(16) is layout.pieces(16)
+        assert layout.pieces is layout.pieces
 
 
 def test_long_heads_are_cut_into_at_most_32_pieces() -> None:
     for longest in (0, 1, 4096, 4097, 100_000):
         layout = RaggedLayout(torch.tensor([[longest, 5]]))
-        pieces = layout.pieces(layout.piece)
-        counts = pieces.first.diff().tolist()
+        head, first = layout.pieces
+        counts = first.diff().tolist()
         assert counts == [-(-longest // layout.piece), 1]
         assert max(counts) <= 32
-        assert pieces.head.tolist() == [0] * counts[0] + [1]
+        assert head.tolist() == [0] * counts[0] + [1]
         assert layout.piece & (layout.piece - 1) == 0
 
 
@@ -130,12 +124,11 @@ def test_decoding_on_a_gpu_is_the_kernels(
     drawn = ragged_case(lengths, group=group, width=width, tail=37, dtype=dtype)
     arguments = _on_device(drawn)
     result = ragged_attention(**arguments, scaling=width**-0.5)
-    assert torch.equal(result, _by_kernel(arguments, width**-0.5))
+    assert torch.equal(result, attend_by_kernel(**arguments, scaling=width**-0.5))
     expected = _exact(arguments)
     rounding = (expected.to(dtype).double() - expected).abs()
     assert ((result.double() - expected).abs() <= 1.01 * rounding + 1e-5).all()
-    with ragged_backend("torch"):
-        plain = ragged_attention(**arguments)
+    plain = attend_by_size(**arguments, scaling=width**-0.5)
     assert ((plain.double() - expected).abs() <= 1.01 * rounding + 1e-5).all()
 
 
@@ -151,7 +144,7 @@ COMPILE = """
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from kvp.ops.ragged_attention import kernel
+import kvp.ops.ragged_attention_kernel as kernel
 
 pointers = dict.fromkeys(("parts", "sums"), "*fp32") | {"visible": "*u8"}
 pointers |= {"starts": "*i64", "first_piece": "*i64", "piece_head": "*i32"}

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kvp.ops.ragged_attention.layout import RaggedLayout
+from kvp.ops.ragged_attention import RaggedLayout
 
 LOG2_E = 1.4426950408889634
 WIDEST = 256
@@ -33,22 +33,19 @@ def attend_by_kernel(
     tail_values: Tensor,
     tail_visible: Tensor | None,
     scaling: float,
-    *,
-    piece: int | None = None,
 ) -> Tensor:
     """`ragged_attention_reference` for query [B, H * G, 1, D], D up to `WIDEST`, in `DTYPES`.
 
-    All tensors have the dtype of `query`. `piece` tokens make a piece, None for
-    `RaggedLayout.piece`. Working memory: G * (D + 1) floats per piece.
+    All tensors have the dtype of `query`. Working memory: G * (D + 1) floats per piece.
     """
     batch, heads, tail, width = tail_keys.shape
     group = query.shape[1] // heads
     result = torch.empty_like(query, memory_format=torch.contiguous_format)
     if not result.numel():
         return result
-    pieces = layout.pieces(piece or layout.piece)
-    tail_pieces = triton.cdiv(tail, pieces.piece)
-    flat_count = pieces.head.shape[0]
+    piece_head, first_piece = layout.pieces
+    tail_pieces = triton.cdiv(tail, layout.piece)
+    flat_count = piece_head.shape[0]
     count = flat_count + batch * heads * tail_pieces
     parts = query.new_empty(count, group, width, dtype=torch.float32)
     sums = query.new_empty(count, group, dtype=torch.float32)
@@ -57,21 +54,21 @@ def attend_by_kernel(
         for late in (tail_keys, tail_values)
     )
     rows, columns = (max(16, triton.next_power_of_2(size)) for size in (group, width))
-    block = tokens_per_tile(columns, keys.element_size(), pieces.piece)
+    block = tokens_per_tile(columns, keys.element_size(), layout.piece)
     sizes = {"group": group, "width": width, "rows": rows, "columns": columns, "num_warps": 4}
     shown = None if tail_visible is None else tail_visible.contiguous().view(torch.uint8)
     with torch.cuda.device(keys.get_device()):  # Triton launches on the current device
         if count:
             _attend_pieces[(count,)](
                 query.contiguous(), keys.contiguous(), values.contiguous(), layout.starts,
-                pieces.head, pieces.first, late_keys, late_values,
+                piece_head, first_piece, late_keys, late_values,
                 keys if shown is None else shown,
                 parts, sums, scaling * LOG2_E, flat_count, tail_pieces, tail, heads,
                 *late_keys.stride()[:2], *late_values.stride()[:2],
-                piece=pieces.piece, block=block, is_masked=shown is not None, num_stages=2, **sizes,
+                piece=layout.piece, block=block, is_masked=shown is not None, num_stages=2, **sizes,
             )  # fmt: skip
         _merge_pieces[(batch * heads,)](
-            parts, sums, pieces.first, result, flat_count, tail_pieces, **sizes
+            parts, sums, first_piece, result, flat_count, tail_pieces, **sizes
         )
     return result
 

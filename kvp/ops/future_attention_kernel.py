@@ -16,8 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kvp.ops.future_attention.reference import check_weights
-from kvp.ops.streaming_softmax import check_queries
+from kvp.ops.attention import check_queries
 
 LOG2_E = 1.4426950408889634
 
@@ -33,7 +32,7 @@ def received_attention(
     block: int | None = None,
     weights: Tensor | None = None,
 ) -> Tensor:
-    """`blocked.received_attention`, arguments, result and errors included.
+    """`kvp.ops.future_attention.received_attention`, arguments, result and errors included.
 
     `block` queries and `block` keys make a tile (a power of two, at least 16); None takes 64, or 32
     for float32, so that a tile of 256 channels fits the shared memory of every device since 2018.
@@ -43,8 +42,7 @@ def received_attention(
         queries, keys = queries.float(), keys.float()
     if block is None:
         block = 32 if keys.dtype == torch.float32 else 64
-    check_queries(queries, keys, start, stop, block)
-    check_weights(weights, keys)
+    check_queries(queries, keys, start, stop, block, weights)
     group, length, width = queries.shape[-3:]
     flat_queries = queries.reshape(-1, group, length, width).contiguous()
     flat_keys = keys.reshape(-1, length, width).contiguous()

@@ -1,27 +1,93 @@
-"""Future attention in one pass over tiles that are reused in place: for CPUs.
+"""Future attention: how much attention every cached token will receive (KVP paper, section 3.1.1).
 
-Exact like the definition, but the T x T matrix costs a tile of at most `TILE` numbers: for a block
-of queries the logits of all keys they may see are computed, turned into probabilities where they
-lie, and reduced while they are in the caches. A second pass (log-sum-exp first, column sums second)
-would bound the tile by the keys too, at twice the multiplications, which are most of the time.
+Plain PyTorch here is the definition; on CUDA devices where triton is installed,
+`kvp.ops.future_attention_kernel` gives the same numbers. The T x T matrix costs a tile of at most
+`TILE` numbers, which is reused in place: for a block of queries the logits of all keys they may see
+are computed, turned into probabilities where they lie, and reduced while they are in the caches.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib.util import find_spec
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from kvp.ops.future_attention.reference import check_weights
-from kvp.ops.streaming_softmax import check_queries
+from kvp.ops.attention import check_queries
 
 TILE = 2**23
 """Largest tile, float32 numbers (32 MiB), unless one query alone needs more."""
 
 SMALL_TILE = 2**20
 """Heads share a tile up to this many numbers (4 MiB): short sequences cost fewer calls."""
+
+
+def future_attention(
+    queries: Tensor,
+    keys: Tensor,
+    prefix_length: int,
+    stop: int | None = None,
+    weights: Tensor | None = None,
+) -> Tensor:
+    """Importance w_i = sum over future queries j in [N, stop) of max_g softmax_i(q_gj . k_i).
+
+    The softmax of query j runs over all keys 0..j (those after the prefix included), scaled by
+    1/sqrt(D); the maximum over the G query heads that share the KV head is taken per query (section
+    3.1.1, above equation 6). So sum_i w_i <= G * (stop - N). O(G (stop - N) T D).
+
+    Args:
+        queries: [..., G, T, D] float after RoPE. Only queries N..stop-1 are read.
+        keys: [..., T, D] float after RoPE. Only keys 0..stop-1 are read.
+        prefix_length: N, tokens in the cache when it is compressed.
+        stop: end of the future (exclusive); None = T.
+        weights: [T] float, >= 0: what the attention of each query counts; None = 1 for all. The
+            future's sum (here) or maximum (below) is of the weighted attention.
+
+    Returns:
+        [..., N] float32 importance. Zeros when there are no future queries.
+
+    Raises:
+        ValueError: shapes disagree, or not 0 <= prefix_length <= stop <= T.
+    """
+    return _of_the_future(queries, keys, prefix_length, stop, "sum", weights)
+
+
+def max_future_attention(
+    queries: Tensor,
+    keys: Tensor,
+    prefix_length: int,
+    stop: int | None = None,
+    weights: Tensor | None = None,
+) -> Tensor:
+    """The largest attention that any future query pays: max_j weight_j max_g softmax_i(q_gj . k_i).
+
+    Not the paper's: a token that one query needs counts as much as one that all of them read a
+    little. Arguments, shapes and errors as `future_attention`; values lie in [0, 1], times the
+    weights.
+    """
+    return _of_the_future(queries, keys, prefix_length, stop, "max", weights)
+
+
+def _of_the_future(
+    queries: Tensor,
+    keys: Tensor,
+    prefix_length: int,
+    stop: int | None,
+    reduction: Literal["sum", "max"],
+    weights: Tensor | None,
+) -> Tensor:
+    last = keys.shape[-2] if stop is None else stop
+    window = (prefix_length, last, prefix_length)
+    if keys.is_cuda and find_spec("triton") is not None:
+        # Imported here because triton is an extra, and nobody without a GPU should wait for it.
+        from kvp.ops import future_attention_kernel
+
+        return future_attention_kernel.received_attention(
+            queries, keys, *window, reduction, weights=weights
+        )
+    return received_attention(queries, keys, *window, reduction, weights=weights)
 
 
 @torch.no_grad()
@@ -54,8 +120,7 @@ def received_attention(
     Raises:
         ValueError: shapes disagree, or the queries leave the sequence.
     """
-    check_queries(queries, keys, start, stop, block)
-    check_weights(weights, keys)
+    check_queries(queries, keys, start, stop, block, weights)
     of_query = None if weights is None else weights.to(keys.device, torch.float32)
     group, length, width = queries.shape[-3:]
     every_query = queries.reshape(-1, group, length, width)

@@ -1,0 +1,156 @@
+"""Softmax attention of grouped queries, a block of queries at a time, and what is summed of it.
+
+The T x T matrix never exists. Not differentiable: importance is a label, never a loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+
+def group_products(queries: Tensor, keys: Tensor) -> Tensor:
+    """Compute q_gr . k_i for the R queries of each of the G query heads of a KV head.
+
+    The group is folded into the count of one product per KV head: broadcasting `queries @ keys.mT`
+    would copy the keys G times (900 MiB at 65,536 tokens, and 2 to 16 times slower).
+
+    Args:
+        queries: [..., G, R, D].
+        keys: [..., N, D], the dtype of the queries.
+
+    Returns:
+        [..., G, R, N] in the same dtype.
+    """
+    group, count, _ = queries.shape[-3:]
+    folded = queries.flatten(-3, -2)  # [..., G R, D]
+    return torch.unflatten(folded @ keys.mT, -2, (group, count))
+
+
+@torch.no_grad()
+def attention_blocks(
+    queries: Tensor, keys: Tensor, start: int, stop: int, block: int
+) -> Iterator[Tensor]:
+    """Yield softmax_i(q_j . k_i / sqrt(D)) over i <= j, for the queries j in [start, stop).
+
+    Reads nothing outside queries[start:stop] and keys[:stop], so padding may hold anything.
+
+    Args:
+        queries: [..., G, T, D] float after RoPE, G query heads of one KV head.
+        keys: [..., T, D] float after RoPE.
+        start: first query.
+        stop: one past the last query.
+        block: queries per yielded tensor.
+
+    Yields:
+        [..., G, count, end] float32 probabilities of the queries end - count .. end - 1 over the
+        keys 0 .. end - 1, computed in float32; those of one query sum to 1.
+
+    Raises:
+        ValueError: shapes disagree, or the range is not inside the sequence.
+    """
+    check_queries(queries, keys, start, stop, block)
+    width = keys.shape[-1]
+    for first in range(start, stop, block):
+        end = min(first + block, stop)
+        scaled = queries[..., first:end, :].float() * width**-0.5  # [..., G, count, D]
+        logits = group_products(scaled, keys[..., :end, :].float())  # [..., G, count, end]
+        key, query = torch.arange(end, device=keys.device), torch.arange(first, end)
+        hidden = key > query.to(keys.device)[:, None]  # [count, end]
+        yield logits.masked_fill_(hidden, -torch.inf).softmax(dim=-1)
+
+
+@torch.no_grad()
+def column_sums(queries: Tensor, keys: Tensor, block: int = 256) -> Tensor:
+    """Accumulated attention sum_{j=0}^{N-1} softmax_i(q_gj . k_i / sqrt(D)), causal.
+
+    Reductions over the query heads of a group differ between methods and are left to them.
+
+    Args:
+        queries: [..., G, N, D] float after RoPE.
+        keys: [..., N, D] float after RoPE.
+        block: queries handled at a time; bounds memory at [..., G, block, N] float32.
+
+    Returns:
+        [..., G, N] float32; sums to N over the tokens.
+
+    Raises ValueError where shapes disagree.
+    """
+    tokens = keys.shape[-2]
+    sums = torch.zeros(*queries.shape[:-1], dtype=torch.float32, device=keys.device)
+    for attention in attention_blocks(queries, keys, 0, tokens, block):
+        sums[..., : attention.shape[-1]] += attention.sum(dim=-2)  # [..., G, end]
+    return sums
+
+
+def check_queries(
+    queries: Tensor, keys: Tensor, start: int, stop: int, block: int, weights: Tensor | None = None
+) -> None:
+    """Raise ValueError unless the queries start <= j < stop lie in the sequence.
+
+    Queries are [..., G, T, D], keys [..., T, D], weights [T], `block` is at least 1.
+    """
+    tokens = keys.shape[-2] if keys.ndim > 1 else 0
+    if queries.ndim != keys.ndim + 1 or queries.shape[:-3] + queries.shape[-2:] != keys.shape:
+        raise ValueError(
+            f"queries [..., G, T, D] and keys [..., T, D] disagree: "
+            f"{tuple(queries.shape)} and {tuple(keys.shape)}"
+        )
+    if not 0 <= start <= stop <= tokens or block < 1:
+        raise ValueError(f"no queries [{start}, {stop}) in blocks of {block} among {tokens}")
+    if weights is not None and weights.shape != (tokens,):
+        raise ValueError(
+            f"weights of queries must be [T], here {tokens}, got {tuple(weights.shape)}"
+        )
+
+
+@torch.no_grad()
+def reconstruction_attention(
+    queries: Tensor,
+    keys: Tensor,
+    pass_keys: Tensor,
+    *,
+    scaling: float,
+    key_weights: Tensor | None = None,
+    query_weights: Tensor | None = None,
+    block: int = 256,
+) -> Tensor:
+    """Signal s_i = max over g, j of u_j * w_gi * softmax_i(scaling * q_gj . k_i).
+
+    The softmax of query j of the pass runs over every given cached key and over the pass's own keys
+    0..j (KVzip, arXiv 2505.23416, section 3). Weights are those of KVzip+; without them the signal
+    lies in [0, 1]. O(G T (S + T) D).
+
+    Args:
+        queries: [..., G, T, D] float after RoPE, the queries of the pass.
+        keys: [..., S, D] float after RoPE, the cached keys that take part.
+        pass_keys: [..., T, D] float after RoPE, the keys of the pass itself.
+        scaling: factor on the dot products, 1/sqrt(D) in most models.
+        key_weights: [..., G, S] float w, or None for 1.
+        query_weights: [..., T] float u, or None for 1.
+        block: queries handled at a time; bounds memory at [..., G, block, S + T] float32.
+
+    Returns:
+        [..., S] float32.
+    """
+    tokens = pass_keys.shape[-2]
+    signal = torch.zeros(keys.shape[:-1], dtype=torch.float32, device=keys.device)
+    cached_keys, pass_keys = keys.float(), pass_keys.float()
+    index = torch.arange(tokens, device=pass_keys.device)
+    for start in range(0, tokens, block):
+        stop = min(start + block, tokens)
+        scaled = scaling * queries[..., start:stop, :].float()
+        to_cached = group_products(scaled, cached_keys)  # [..., G, block, S]
+        to_pass = group_products(scaled, pass_keys[..., :stop, :])  # [..., G, block, stop]
+        to_pass.masked_fill_(index[:stop] > index[start:stop, None], -torch.inf)
+        total = torch.logaddexp(to_cached.logsumexp(dim=-1), to_pass.logsumexp(dim=-1))
+        if query_weights is not None:
+            total = total - query_weights.float()[..., None, start:stop].log()
+        # The maximum is taken of logarithms: one exponential per key instead of one per query.
+        largest = to_cached.sub_(total[..., None]).amax(dim=-2).exp()  # [..., G, S]
+        if key_weights is not None:
+            largest = largest * key_weights.float()
+        signal = torch.maximum(signal, largest.amax(dim=-2))
+    return signal

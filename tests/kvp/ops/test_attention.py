@@ -1,0 +1,187 @@
+"""Operators of grouped queries against loops and full matrices in float64 NumPy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from kvp.ops.attention import (
+    attention_blocks,
+    column_sums,
+    group_products,
+    reconstruction_attention,
+)
+from kvp.rope import Rope
+from kvp.scoring import HiddenStates, View
+from policies.registry import make_scorer
+
+FullAttention = Callable[[np.ndarray, np.ndarray], np.ndarray]
+
+
+@pytest.mark.parametrize("group", [1, 2, 7])
+@pytest.mark.parametrize("block", [1, 5, 37, 256])
+def test_column_sums(full_attention: FullAttention, group: int, block: int) -> None:
+    rng = np.random.default_rng(group)
+    queries, keys = 3 * rng.normal(size=(group, 37, 8)), rng.normal(size=(37, 8))
+    result = column_sums(torch.tensor(queries).float(), torch.tensor(keys).float(), block)
+    assert result.shape == (group, 37)
+    np.testing.assert_allclose(result, full_attention(queries, keys).sum(1), rtol=2e-5, atol=2e-6)
+    np.testing.assert_allclose(result.sum(-1), 37, rtol=1e-5)
+
+
+def test_blocks_cover_the_range_once() -> None:
+    queries, keys = torch.randn(1, 10, 4), torch.randn(10, 4)
+    shapes = [tuple(block.shape) for block in attention_blocks(queries, keys, 2, 9, 3)]
+    assert shapes == [(1, 3, 5), (1, 3, 8), (1, 1, 9)]
+
+
+def test_wrong_shapes_and_ranges_are_refused() -> None:
+    queries, keys = torch.randn(2, 10, 4), torch.randn(10, 4)
+    with pytest.raises(ValueError, match="disagree"):
+        column_sums(torch.randn(10, 4), keys)
+    for start, stop, block in ((5, 4, 2), (3, 11, 2), (-1, 4, 2), (0, 4, 0)):
+        with pytest.raises(ValueError, match="no queries"):
+            list(attention_blocks(queries, keys, start, stop, block))
+
+
+Array = np.ndarray
+
+
+def _loops(
+    queries: Array, keys: Array, pass_keys: Array, w: Array, u: Array, scaling: float
+) -> Array:
+    group, tokens, _ = queries.shape
+    result = np.zeros(len(keys))
+    for g in range(group):
+        for j in range(tokens):
+            seen = np.concatenate([keys, pass_keys[: j + 1]])
+            weights = np.exp(scaling * (seen @ queries[g, j]))
+            attention = weights[: len(keys)] / weights.sum()
+            result = np.maximum(result, u[j] * w[g] * attention)
+    return result
+
+
+def _case(group: int, cached: int, tokens: int, width: int = 4) -> tuple[Array, ...]:
+    rng = np.random.default_rng(100 * cached + tokens)
+    return (
+        2 * rng.normal(size=(group, tokens, width)), rng.normal(size=(cached, width)),
+        rng.normal(size=(tokens, width)), rng.random((group, cached)), rng.random(tokens),
+    )  # fmt: skip
+
+
+def _float32(*arrays: Array) -> tuple[torch.Tensor, ...]:
+    return tuple(torch.tensor(array, dtype=torch.float32) for array in arrays)
+
+
+@pytest.mark.parametrize("group", [1, 7])
+@pytest.mark.parametrize(("cached", "tokens"), [(1, 1), (1, 9), (13, 1), (20, 11)])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("block", [1, 4, 256])
+def test_against_loops(group: int, cached: int, tokens: int, weighted: bool, block: int) -> None:
+    queries, keys, pass_keys, w, u = _case(group, cached, tokens)
+    options: dict[str, Any] = {"scaling": 0.7, "block": block}
+    if weighted:
+        options["key_weights"], options["query_weights"] = _float32(w, u)
+    else:
+        w, u = np.ones_like(w), np.ones_like(u)
+    result = reconstruction_attention(*_float32(queries, keys, pass_keys), **options)
+    assert result.dtype == torch.float32
+    expected = _loops(queries, keys, pass_keys, w, u, 0.7)
+    np.testing.assert_allclose(result, expected, rtol=2e-5, atol=1e-7)
+
+
+def test_leading_axes_are_independent() -> None:
+    queries, keys = torch.randn(2, 3, 2, 5, 4), torch.randn(2, 3, 8, 4)
+    pass_keys = torch.randn(2, 3, 5, 4)
+    result = reconstruction_attention(queries, keys, pass_keys, scaling=0.5)
+    for entry in range(2):
+        for head in range(3):
+            of_head = (t[entry, head] for t in (queries, keys, pass_keys))
+            alone = reconstruction_attention(*of_head, scaling=0.5)
+            torch.testing.assert_close(result[entry, head], alone)
+
+
+def test_half_precision_and_huge_logits() -> None:
+    queries, keys, pass_keys, w, u = _case(2, 9, 6)
+    half = [tensor.bfloat16() for tensor in _float32(queries, keys, pass_keys)]
+    expected = _loops(*(t.double().numpy() for t in half), np.ones_like(w), np.ones_like(u), 0.5)
+    signal = reconstruction_attention(*half, scaling=0.5)
+    np.testing.assert_allclose(signal, expected, rtol=1e-4, atol=1e-6)
+    assert reconstruction_attention(*(1e4 * t for t in half), scaling=0.5).isfinite().all()
+
+
+BATCH, HEADS, GROUP, TOKENS, WIDTH = 2, 2, 8, 64, 512
+
+
+class LargestResult(TorchDispatchMode):
+    """Remembers the number of elements of the largest tensor that any operation returned."""
+
+    elements = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:  # fmt: skip
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, Tensor):
+            self.elements = max(self.elements, result.numel())
+        return result
+
+
+def drawn(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(0))
+
+
+def largest_result(compute: Callable[[], object]) -> int:
+    with LargestResult() as mode:
+        compute()
+    return mode.elements
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 3), (2, 3, 7), (2, 4, 1)])
+def test_equals_the_broadcast_product(shape: tuple[int, int, int]) -> None:
+    heads, group, count = shape
+    queries, keys = drawn(5, heads, group, count, 6).double(), drawn(5, heads, 11, 6).double()
+    broadcast = queries @ keys[:, :, None].mT
+    torch.testing.assert_close(group_products(queries, keys), broadcast, rtol=1e-12, atol=1e-12)
+
+
+def test_operators_hold_no_keys_per_group() -> None:
+    keys = drawn(BATCH, HEADS, TOKENS, WIDTH)
+    queries = drawn(BATCH, HEADS, GROUP, TOKENS, WIDTH)
+    few = queries[..., :2, :]
+    blocks = attention_blocks(queries, keys, TOKENS - 2, TOKENS, 2)
+    assert largest_result(lambda: list(blocks)) <= keys.numel()
+
+    def replayed() -> Tensor:
+        return reconstruction_attention(few, keys, keys[..., :2, :], scaling=1.0)
+
+    assert largest_result(replayed) <= keys.numel()
+
+
+@pytest.mark.parametrize(
+    "spec", ["tova", "snapkv(window=2)", "windowkv(observed=2)", "gvote(future=9)"]
+)
+def test_scorers_hold_no_keys_per_group(spec: str) -> None:
+    scorer = make_scorer(spec)
+    keys = drawn(BATCH, HEADS, TOKENS, WIDTH)
+    queries = drawn(BATCH, HEADS * GROUP, TOKENS, WIDTH)
+    view = View(
+        layer=0, keys=keys, values=keys, budget=8,
+        positions=torch.arange(TOKENS).expand(BATCH, TOKENS),
+        queries=queries[:, :, TOKENS - scorer.needs.queries :],
+    )  # fmt: skip
+    if scorer.needs.rope:
+        states = HiddenStates(
+            mean=drawn(BATCH, 3), variance=drawn(BATCH, 3).abs(),
+            project=lambda hidden: queries[:, :, : hidden.shape[1]],
+        )  # fmt: skip
+        rope = Rope(frequencies=100.0 ** (-torch.arange(WIDTH // 2) / (WIDTH // 2)))
+        view = replace(view, rope=rope, hidden=states)
+    assert largest_result(lambda: scorer.score(view)) <= keys.numel()
