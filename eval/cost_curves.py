@@ -20,7 +20,6 @@ from eval.methods import Method, method_fields, rankings
 from eval.results.records import Record
 from eval.settings import PROTECTIONS
 from kvp import metrics
-from kvp.budget_scores import BudgetScores, score_budgets
 from kvp.errors import StoreError
 from kvp.geometry import Geometry
 from kvp.hf import Prefill, ScorerInputs, prefill
@@ -28,7 +27,7 @@ from kvp.hf.scorer_inputs import needs_scorer_inputs
 from kvp.manifest import recorded_name
 from kvp.ops.future_attention import future_attention
 from kvp.ranking import UNPROTECTED, Protection
-from kvp.scoring import Needs
+from kvp.scoring import BudgetScores, Needs, score_budgets
 from kvp.store import SequenceRecord, Trace, TraceReader
 
 GRID_STEPS = 64

@@ -17,10 +17,10 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from eval.tasks import Prompt
-from kvp.allocation import EMPTY_SLOT
 from kvp.data.metrics import CHOICE, CHOICE_NORM
 from kvp.data.metrics import chosen as choice_of
 from kvp.hf import EvictingCache, Prefill, generation, prefill
+from kvp.ranking import EMPTY_SLOT
 from kvp.scoring import Needs
 
 ResultT = TypeVar("ResultT")

@@ -14,12 +14,10 @@ from eval.methods import Method, method_fields
 from eval.results.records import Record
 from eval.settings import Setting
 from eval.tasks import Prompt
-from kvp.budget_scores import ViewsAt, score_budgets
 from kvp.hf import Prefill, observe
 from kvp.ops.future_attention import future_attention
-from kvp.ranking import Protection
-from kvp.scoring import ALL_QUERIES, Needs
-from kvp.selection import Selection
+from kvp.ranking import Protection, Selection
+from kvp.scoring import ALL_QUERIES, Needs, ViewsAt, score_budgets
 
 
 @dataclass(frozen=True, kw_only=True)

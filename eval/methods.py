@@ -15,10 +15,10 @@ from typing import Any
 
 from eval.results.records import FULL, LEARNED, UNIFORM, method_label, without_seed
 from eval.tune.settings_file import TUNED, Tuned, load_settings, tuned_files
-from kvp.allocation import Allocator
 from kvp.errors import PolicyError, UsageError
 from kvp.geometry import Geometry
 from kvp.manifest import sha256_file
+from kvp.ranking import Allocator
 from kvp.scoring import Scorer, SelfSizing
 from policies import load_policy, make_allocator, make_scorer, sizes_itself, split_method
 from policies.allocators.evolved import Evolved

@@ -12,8 +12,7 @@ from eval.methods import Method, method_fields
 from eval.results.records import SELF_SIZED
 from kvp.budgets import Budget
 from kvp.errors import UsageError
-from kvp.ranking import UNPROTECTED, Protection
-from kvp.selection import kept_tokens
+from kvp.ranking import UNPROTECTED, Protection, kept_tokens
 
 PROTECTIONS = {"both": (True, False), "on": (True,), "off": (False,)}
 """Values of `--protection`: whether first and last tokens are always kept."""

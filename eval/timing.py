@@ -24,11 +24,10 @@ from eval.methods import method_fields
 from eval.results.records import Record
 from eval.settings import Setting
 from eval.tasks import Prompt
-from kvp.budget_scores import score_budgets
 from kvp.hf import EvictingCache, Prefill
 from kvp.hf.generation import next_logits
-from kvp.scoring import Needs
-from kvp.selection import Selection
+from kvp.ranking import Selection
+from kvp.scoring import Needs, score_budgets
 
 DECODED_TOKENS = 8
 """Decode steps timed per record; their median is reported."""

@@ -14,10 +14,10 @@ import torch
 from eval.evaluate import Bench, hindsight, run_prefix
 from eval.methods import Method, rankings
 from eval.tasks import Prompt
-from kvp.budget_scores import score_budgets
 from kvp.budgets import Budget
 from kvp.hf import geometry_of
 from kvp.ranking import UNPROTECTED, rank_tokens
+from kvp.scoring import score_budgets
 
 
 def token_ranks(

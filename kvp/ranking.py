@@ -1,20 +1,33 @@
-"""From scores to rankings and kept tokens: protection and ties are decided here alone; and the
-Plackett-Luce policy that draws rankings (KVP paper, section 3.1, equations 2 and 3).
+"""From scores to the tokens that stay: rankings, allocators, and the one path that eviction,
+evaluation and search share. Protection and ties are decided here alone.
+
+Scores are ranked under a protection; an allocator turns them into counts per layer and KV head; the
+best `count` tokens of every head stay. Without an allocator every head keeps the budget.
 
 Rankings list token indices, most important first. Ties go to the newer token. Protected tokens
 (attention sinks and the most recent ones) count inside the budget and come before all others; among
 themselves they alternate newest, sink 0, next newest, sink 1, ... (no paper defines this order).
-
-The policy draws rankings of the N tokens of one context: the first token with probability
-proportional to exp(score), the second among the rest, and so on.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
+
+from kvp.budgets import Budget
+from kvp.errors import UsageError
+from kvp.plugins import own_errors
+
+EMPTY_SLOT = -1
+"""Index that means no token where heads keep different numbers."""
+
+Sizes = Callable[[Tensor], Tensor]
+"""Scores [L, H, N], protected tokens at +inf -> the scorer's own sizes [L, H] int64."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,21 +57,11 @@ class Protection:
 UNPROTECTED = Protection(sinks=0, recents=0)
 
 
-def protected_order(tokens: int, protection: Protection) -> list[int]:
-    """Indices of the protected tokens of a cache of `tokens`, in their fixed order."""
-    recents = list(range(tokens - 1, max(tokens - protection.recents, 0) - 1, -1))
-    sinks = list(range(min(protection.sinks, tokens)))
-    order: list[int] = []
-    for step in range(max(len(recents), len(sinks))):
-        order += recents[step : step + 1] + sinks[step : step + 1]
-    return list(dict.fromkeys(order))
-
-
 def rank_tokens(scores: Tensor, protection: Protection = UNPROTECTED) -> Tensor:
     """Rank tokens by descending score: [..., N] floats -> [..., N] int64 token indices."""
     tokens = scores.shape[-1]
     adjusted = scores.float().clamp(max=torch.finfo(torch.float32).max)  # inf is for protection
-    order = protected_order(tokens, protection)
+    order = _protected_order(tokens, protection)
     if order:
         index = torch.tensor(order, device=scores.device)
         adjusted[..., index] = torch.inf
@@ -69,95 +72,238 @@ def rank_tokens(scores: Tensor, protection: Protection = UNPROTECTED) -> Tensor:
     return ranking
 
 
-def keep_tokens(scores: Tensor, budget: int, protection: Protection = UNPROTECTED) -> Tensor:
-    """Keep the best `budget` tokens: [..., N] floats -> [..., min(budget, N)] ascending indices."""
-    return rank_tokens(scores, protection)[..., :budget].sort(dim=-1).values
+def _protected_order(tokens: int, protection: Protection) -> list[int]:
+    """Indices of the protected tokens of a cache of `tokens`, in their fixed order."""
+    recents = list(range(tokens - 1, max(tokens - protection.recents, 0) - 1, -1))
+    sinks = list(range(min(protection.sinks, tokens)))
+    order: list[int] = []
+    for step in range(max(len(recents), len(sinks))):
+        order += recents[step : step + 1] + sinks[step : step + 1]
+    return list(dict.fromkeys(order))
 
 
-def log_prob(scores: Tensor, ranking: Tensor) -> Tensor:
-    """Log-probability of rankings: sum_i [s_{σ_i} - logsumexp_{j>=i} s_{σ_j}] (equation 2), O(N).
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """One prompt whose cache is to be shrunk."""
+
+    scores: Tensor
+    """[L, H, N] float32, higher = keep; protected tokens are +inf."""
+    budget: int
+    """Tokens per KV head on average, protected ones included, 1 <= budget <= N."""
+    floor: int
+    """Minimum tokens of a head: the protected ones, at least 1."""
+    sizes: Tensor | None = None
+    """[L, H] int64, the scorer's sizes (`kvp.scoring.SelfSizing`), None if it has none."""
+
+    @property
+    def total(self) -> int:
+        """Tokens to keep over all layers and KV heads."""
+        layers, heads, _ = self.scores.shape
+        return layers * heads * self.budget
+
+
+@runtime_checkable
+class Allocator(Protocol):
+    """A rule that splits a budget over layers and KV heads."""
+
+    @property
+    def name(self) -> str:
+        """Registered name with its options, e.g. `ada(safeguard=0.5)`."""
+        ...
+
+    def allocate(self, request: Request) -> Tensor:
+        """Tokens per layer and KV head: [L, H] int64, floor <= count <= N, sum `request.total`.
+
+        A rule that misses the sum on purpose (it sizes the cache itself, or reproduces a published
+        rounding) has the attribute `meets_budget = False`.
+        """
+        ...
+
+
+def allocated_counts(allocator: Allocator, request: Request) -> Tensor:
+    """Ask `allocator` and check its answer: [L, H] int64.
+
+    Raises UsageError when the counts have another shape or type, lie outside floor..N or miss the
+    total without saying so (`Allocator.allocate`), and when a user's own allocator fails.
+    """
+    layers, heads, tokens = request.scores.shape
+    with own_errors(allocator, f"allocator {allocator.name}"):
+        counts = allocator.allocate(request)
+    if not isinstance(counts, Tensor):
+        raise UsageError(f"allocator {allocator.name} returned {type(counts).__name__}, no tensor")
+    if counts.shape != (layers, heads) or counts.dtype != torch.int64:
+        raise UsageError(
+            f"allocator {allocator.name} returned {tuple(counts.shape)} {counts.dtype}, expected "
+            f"one int64 count for each of {layers} layers and {heads} KV heads"
+        )
+    low, high = int(counts.min()), int(counts.max())
+    if low < request.floor or high > tokens:
+        raise UsageError(
+            f"allocator {allocator.name} gave heads {low} to {high} tokens, allowed are "
+            f"{request.floor} (protected tokens, at least 1) to {tokens} (all)"
+        )
+    total = int(counts.sum())
+    if total != request.total and getattr(allocator, "meets_budget", True):
+        raise UsageError(
+            f"allocator {allocator.name} gave all heads together {total} tokens, the budget is "
+            f"{request.total} (Request.total): change its counts (kvp.ranking.apportion meets a "
+            "total), or give it meets_budget = False"
+        )
+    return counts
+
+
+def apportion(shares: Tensor, total: int, *, minimum: int, maximum: int) -> Tensor:
+    """Integers in proportion to `shares` with an exact sum: largest remainders, ties to the first.
 
     Args:
-        scores: [..., N] float; half precision is computed in float32. Differentiable.
-        ranking: [..., N] int64 token indices, most important first; extra leading axes (samples)
-            broadcast over the scores.
+        shares: [n] non-negative float64, not all 0.
+        total: sum to reach, n * minimum <= total <= n * maximum.
+        minimum: smallest allowed count.
+        maximum: largest allowed count.
 
     Returns:
-        [...] natural-log probabilities, one per ranking.
-
-    Raises:
-        TypeError: a dtype is wrong.
-        ValueError: the token axes differ.
+        [n] int64. Raises ValueError when the bounds leave no solution.
     """
-    _check_scores(scores)
-    if ranking.dtype != torch.int64:
-        raise TypeError(f"a ranking holds int64 token indices, got {ranking.dtype}")
-    if ranking.shape[-1] != scores.shape[-1]:
-        raise ValueError(f"{ranking.shape[-1]} ranked tokens for {scores.shape[-1]} scores")
-    ranked = _single(scores).expand(ranking.shape).gather(-1, ranking)
-    log_rest = ranked.flip(-1).logcumsumexp(-1).flip(-1)
-    return (ranked - log_rest).sum(-1)
+    count = shares.shape[0]
+    if not count * minimum <= total <= count * maximum:
+        raise ValueError(f"{count} counts in {minimum}..{maximum} cannot sum to {total}")
+    shares = shares.double()
+    shares = shares.clamp_min(1e-9 * float(shares.max()))
+    low, high = 0.0, 2.0 * maximum / float(shares.min())
+    for _ in range(200):  # the scale at which the clamped shares sum to the total
+        scale = (low + high) / 2
+        if float((shares * scale).clamp(minimum, maximum).sum()) < total:
+            low = scale
+        else:
+            high = scale
+    wanted = (shares * low).clamp(minimum, maximum)
+    counts = (wanted + 1e-9).floor().long()
+    missing = total - int(counts.sum())
+    remainder = torch.where(counts < maximum, wanted - counts, -torch.inf)
+    order = remainder.argsort(descending=True, stable=True)
+    counts[order[:missing]] += 1
+    return counts
 
 
-@torch.no_grad()
-def gumbel_sort(
-    scores: Tensor,
-    samples: int,
-    generator: torch.Generator | None = None,
-    *,
-    shard: slice | None = None,
-    of: int | None = None,
-) -> Tensor:
-    """Draw rankings: sort s_i + g_i in descending order, g_i ~ Gumbel(0, 1) (equation 3).
+def winners(scores: Tensor, total: int, *, guaranteed: int) -> Tensor:
+    """Tokens of every head among the best `total` tokens of all heads that compete.
 
-    With `shard` and `of` the scores are those of the heads `shard` among `of` heads: the noise of
-    all heads is drawn, so that a shard gets the rankings that the whole model would give it.
+    Ties go to the newer token, then to the lower layer, then to the lower head.
 
     Args:
-        scores: [..., N] float; half precision is computed in float32.
-        samples: K >= 1, rankings per context.
-        generator: source of the noise; the noise is drawn on the generator's device.
-        shard: indices on the first axis of the scores [A, N] among the heads of the model.
-        of: heads of the model.
+        scores: [C, U, N] higher = keep, without NaN: C separate competitions of U heads each.
+        total: tokens to keep per competition, U * guaranteed <= total <= U * N.
+        guaranteed: tokens of every head that are kept before heads compete.
 
     Returns:
-        [K, ..., N] int64 token indices, most important first, independent over K.
-
-    Raises:
-        TypeError: the dtype is wrong.
-        ValueError: K < 1, the scores have no token axis, or they are not those of the shard.
+        [C, U] int64, guaranteed <= count <= N, sum `total` over U. Time and memory O(C U N).
     """
-    _check_scores(scores)
-    if samples < 1:
-        raise ValueError(f"cannot draw {samples} rankings")
-    shape = scores.shape if of is None else (of, *scores.shape[1:])
-    noise = gumbel_noise((samples, *shape), scores.device, generator)  # [K, ..., N]
-    noise = noise if shard is None else noise[:, shard]
-    if noise.shape[1:] != scores.shape:
-        raise ValueError(f"scores {tuple(scores.shape)} are not those of {shard} of {of} heads")
-    return (_single(scores) + noise).argsort(dim=-1, descending=True)
+    competitions, heads, tokens = scores.shape
+    newest_first = scores.flip(-1)
+    safe = _best(newest_first, guaranteed)
+    open_to_all = newest_first.masked_fill(safe, -torch.inf).mT.reshape(
+        competitions, tokens * heads
+    )
+    # A safe token must not be counted twice, so it also loses every tie at -inf.
+    taken = _best(
+        open_to_all, total - heads * guaranteed, allowed=~safe.mT.reshape(competitions, -1)
+    )
+    return guaranteed + taken.view(competitions, tokens, heads).sum(dim=1)
 
 
-def gumbel_noise(
-    shape: tuple[int, ...], device: torch.device, generator: torch.Generator | None = None
-) -> Tensor:
-    """Draw float32 Gumbel(0, 1) noise, on the generator's device, and move it to `device`.
+def _best(scores: Tensor, count: int, *, allowed: Tensor | None = None) -> Tensor:
+    """Mark the `count` largest along the last axis, ties to the first: [..., M] -> [..., M] bool.
 
-    It is minus the log of a unit exponential, which keeps its upper tail in float32 (-log(-log u)
-    of a float32 uniform cannot exceed 16).
+    Entries that are not `allowed` ([..., M] bool) must be -inf and are never marked.
     """
-    source = device if generator is None else generator.device
-    unit = torch.empty(shape, device=source).exponential_(generator=generator)
-    return -unit.clamp_min(torch.finfo(unit.dtype).tiny).log().to(device)
+    if count == 0:
+        return torch.zeros_like(scores, dtype=torch.bool)
+    limit = scores.kthvalue(scores.shape[-1] - count + 1, dim=-1, keepdim=True).values
+    above, ties = scores > limit, scores == limit
+    if allowed is not None:
+        ties &= allowed
+    missing = count - above.sum(dim=-1, keepdim=True)
+    return above | (ties & (ties.cumsum(dim=-1) <= missing))
 
 
-def _check_scores(scores: Tensor) -> None:
-    if not scores.is_floating_point():
-        raise TypeError(f"scores must be floating point, got {scores.dtype}")
-    if scores.ndim < 1:
-        raise ValueError("scores need a token axis")
+def protected_scores(scores: Tensor, protection: Protection) -> Tensor:
+    """Scores [..., N] with protected tokens raised to +inf, everything else below."""
+    tokens = scores.shape[-1]
+    raised = scores.float().clamp(max=torch.finfo(torch.float32).max)
+    raised[..., : min(protection.sinks, tokens)] = torch.inf
+    raised[..., max(tokens - protection.recents, 0) :] = torch.inf
+    return raised
 
 
-def _single(scores: Tensor) -> Tensor:
-    """At least float32: half-precision scores would tie."""
-    return scores if scores.dtype == torch.float64 else scores.float()
+def kept_tokens(budget: Budget, cached: int, protection: Protection) -> int:
+    """Tokens per KV head that `budget` keeps of `cached` ones; at most all of them.
+
+    A percentage never keeps fewer than the protected tokens, so that a short prompt among long ones
+    stops nothing. Raises UsageError for a token count below them.
+    """
+    if budget.count is not None and budget.count < min(protection.tokens, cached):
+        raise UsageError(
+            f"budget {budget} keeps {budget} tokens, fewer than the {protection.tokens} protected "
+            "ones: raise the budget or turn protection off"
+        )
+    return min(max(budget.tokens(cached), protection.tokens), cached)
+
+
+class Selection:
+    """One prompt's tokens, ranked under one protection; serves every allocator and budget."""
+
+    def __init__(self, scores: Tensor, protection: Protection, sizes: Sizes | None = None) -> None:
+        """Rank the tokens of every head.
+
+        Args:
+            scores: [L, H, N] floats, higher = keep; further leading axes where there is no
+                allocator.
+            protection: tokens that come before all others.
+            sizes: the scorer's own sizes, where it has them (`kvp.scoring.SelfSizing`).
+        """
+        self.ranking = rank_tokens(scores, protection)
+        """[L, H, N] int64 token indices, most important first."""
+        self._scores, self._protection, self._sizes = scores, protection, sizes
+
+    @cached_property
+    def _raised(self) -> Tensor:
+        return protected_scores(self._scores, self._protection)
+
+    def counts(self, budget: int, allocator: Allocator | None = None) -> Tensor:
+        """Tokens per layer and KV head at a budget (tokens per KV head): [L, H] int64.
+
+        Raises UsageError on counts of an allocator that cannot be kept.
+        """
+        tokens = self.ranking.shape[-1]
+        if allocator is None:
+            return torch.full(
+                self.ranking.shape[:-1], min(budget, tokens), device=self.ranking.device
+            )
+        request = Request(
+            scores=self._raised,
+            budget=min(budget, tokens),
+            floor=max(1, min(self._protection.tokens, tokens)),
+            sizes=None if self._sizes is None else self._sizes(self._raised),
+        )
+        return allocated_counts(allocator, request)
+
+    def tokens(self, budget: int, allocator: Allocator | None = None) -> Tensor:
+        """Tokens that stay: [L, H, S] int64 ascending, S the largest count, -1 after a head's last.
+
+        Raises UsageError as `counts`.
+        """
+        return self.tokens_of(self.counts(budget, allocator))
+
+    def tokens_of(self, counts: Tensor) -> Tensor:
+        """The first `counts` [L, H] tokens of every head, as `tokens`."""
+        counts = counts.to(self.ranking.device)
+        width, tokens = int(counts.max()), self.ranking.shape[-1]
+        beyond = torch.arange(width, device=counts.device) >= counts[..., None]
+        best = self.ranking[..., :width].masked_fill(beyond, tokens)  # [L, H, width]
+        ordered = best.sort(dim=-1).values
+        return ordered.masked_fill(ordered == tokens, EMPTY_SLOT)
+
+
+def select(scores: Tensor, budget: int, protection: Protection = UNPROTECTED) -> Tensor:
+    """Tokens that stay of scores [..., N], equally many per head: as `Selection.tokens`."""
+    return Selection(scores, protection).tokens(budget)

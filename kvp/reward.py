@@ -1,10 +1,14 @@
-"""Rewards of rankings: the attention a ranking loses over *all* budgets (KVP paper, section 3.1.1).
+"""The Plackett-Luce policy and the rewards of rankings (KVP paper, section 3.1).
 
-Importance w is the future attention of every token (`kvp.ops.future_attention`). A cache of budget
-b keeps the first b tokens of a ranking σ and loses E_b = sum_{r>b} w_{σ_r} (equation 5). The token
-at rank r is evicted by exactly the budgets 1..r-1, so the sum over all budgets (equation 4) needs
-no loop: sum_{b=1}^{N-1} E_b = sum_r (r-1) w_{σ_r}. Costs are positive, lower is better; rewards are
-higher = better (the paper's quotient of two negative rewards would have to be minimised).
+The policy draws rankings of the N tokens of one context: the first token with probability
+proportional to exp(score), the second among the rest, and so on (equations 2 and 3).
+
+Rewards are about the attention a ranking loses over *all* budgets. Importance w is the future
+attention of every token (`kvp.ops.future_attention`), float32 or float64. A cache of budget b keeps
+the first b tokens of a ranking σ and loses E_b = sum_{r>b} w_{σ_r} (equation 5). The token at rank
+r is evicted by exactly the budgets 1..r-1, so the sum over all budgets (equation 4) needs no loop:
+sum_{b=1}^{N-1} E_b = sum_r (r-1) w_{σ_r}. Costs are positive, lower is better; rewards are higher =
+better (the paper's quotient of two negative rewards would have to be minimised).
 
 Tokens are the last axis; leading axes of `ranking` (samples, heads) broadcast over `importance`.
 Left out: which tokens take part (callers drop protected ones) and the optimiser.
@@ -21,6 +25,62 @@ RATIO_FLOOR = -200.0
 """Smallest `ratio_reward`."""
 
 
+def log_prob(scores: Tensor, ranking: Tensor) -> Tensor:
+    """Log-probability of rankings: sum_i [s_{σ_i} - logsumexp_{j>=i} s_{σ_j}] (equation 2), O(N).
+
+    Args:
+        scores: [..., N] float; half precision is computed in float32. Differentiable.
+        ranking: [..., N] int64 token indices, most important first; extra leading axes (samples)
+            broadcast over the scores.
+
+    Returns:
+        [...] natural-log probabilities, one per ranking.
+    """
+    ranked = _single(scores).expand(ranking.shape).gather(-1, ranking)
+    log_rest = ranked.flip(-1).logcumsumexp(-1).flip(-1)
+    return (ranked - log_rest).sum(-1)
+
+
+@torch.no_grad()
+def gumbel_sort(
+    scores: Tensor,
+    samples: int,
+    generator: torch.Generator | None = None,
+    *,
+    shard: slice | None = None,
+    of: int | None = None,
+) -> Tensor:
+    """Draw rankings: sort s_i + g_i in descending order, g_i ~ Gumbel(0, 1) (equation 3).
+
+    With `shard` and `of` the scores are those of the heads `shard` among `of` heads: the noise of
+    all heads is drawn, so that a shard gets the rankings that the whole model would give it.
+
+    Noise is minus the log of a unit exponential, which keeps its upper tail in float32
+    (-log(-log u) of a float32 uniform cannot exceed 16).
+
+    Args:
+        scores: [..., N] float; half precision is computed in float32.
+        samples: K >= 1, rankings per context.
+        generator: source of the noise; the noise is drawn on the generator's device.
+        shard: indices on the first axis of the scores [A, N] among the heads of the model.
+        of: heads of the model.
+
+    Returns:
+        [K, ..., N] int64 token indices, most important first, independent over K.
+    """
+    shape = scores.shape if of is None else (of, *scores.shape[1:])
+    source = scores.device if generator is None else generator.device
+    unit = torch.empty((samples, *shape), device=source).exponential_(generator=generator)
+    noise = -unit.clamp_min(torch.finfo(unit.dtype).tiny).log().to(scores.device)  # [K, ..., N]
+    noise = noise if shard is None else noise[:, shard]
+    return (_single(scores) + noise).argsort(dim=-1, descending=True)
+
+
+def _single(scores: Tensor) -> Tensor:
+    """At least float32: half-precision scores would tie."""
+    return scores if scores.dtype == torch.float64 else scores.float()
+
+
 def all_budgets_cost(importance: Tensor, ranking: Tensor) -> Tensor:
     """Importance lost, summed over the budgets 1..N-1: sum_r (r-1) w_{σ_r}  (equation 4).
 
@@ -30,10 +90,6 @@ def all_budgets_cost(importance: Tensor, ranking: Tensor) -> Tensor:
 
     Returns:
         [...] costs in the importance's dtype.
-
-    Raises:
-        TypeError: a dtype is wrong.
-        ValueError: the token axes differ.
     """
     ranked = _ranked(importance, ranking)
     # Not a matrix product, which would round a row by the number of other rows.
@@ -42,14 +98,12 @@ def all_budgets_cost(importance: Tensor, ranking: Tensor) -> Tensor:
 
 def ideal_cost(importance: Tensor) -> Tensor:
     """Cost of the best ranking σ*, by descending importance: [..., N] -> [...]."""
-    _check(importance)
     ranked = importance.sort(dim=-1, descending=True).values
     return (ranked * _coefficients(ranked)).sum(-1)
 
 
 def random_cost(importance: Tensor) -> Tensor:
     """Mean cost of a uniformly random ranking, W (N-1) / 2: [..., N] -> [...]."""
-    _check(importance)
     return importance.sum(-1) * _coefficients(importance).mean()
 
 
@@ -57,7 +111,7 @@ def skill_reward(importance: Tensor, ranking: Tensor) -> Tensor:
     """(random - cost) / (random - ideal): 1 is perfect, 0 as good as chance; ours, bounded above.
 
     Where all tokens are equally important there is nothing to learn, and every ranking gets 0.
-    Shapes and errors as `all_budgets_cost`.
+    Shapes as `all_budgets_cost`.
     """
     return skill_of_cost(importance, all_budgets_cost(importance, ranking))
 
@@ -75,7 +129,7 @@ def ratio_reward(importance: Tensor, ranking: Tensor) -> Tensor:
 
     The coefficients are r instead of r-1, that is, budget 0 counts too: both costs grow by W, which
     keeps the quotient bounded where one token holds all the attention.
-    Shapes and errors as `all_budgets_cost`.
+    Shapes as `all_budgets_cost`.
     """
     cost = all_budgets_cost(importance, ranking)
     return ratio_of_cost(importance, cost).clamp(min=RATIO_FLOOR)
@@ -95,40 +149,21 @@ def rloo_advantages(rewards: Tensor) -> Tensor:
 
     Returns:
         [K, ...] advantages; they sum to zero over K.
-
-    Raises:
-        TypeError: the rewards are not floating point.
-        ValueError: K < 2, so there are no others.
     """
-    _check(rewards)
     samples = rewards.shape[0]
-    if samples < 2:
-        raise ValueError(f"leave-one-out needs at least 2 rankings per context, got {samples}")
     return (rewards - rewards.mean(0)) * (samples / (samples - 1))
 
 
 def cost_curve(importance: Tensor, ranking: Tensor) -> Tensor:
     """Importance lost at every budget, E_b for b = 0..N (equation 5): -> [..., N + 1].
 
-    E_0 = W and E_N = 0. Arguments and errors as `all_budgets_cost`.
+    E_0 = W and E_N = 0. Arguments as `all_budgets_cost`.
     """
     lost = _ranked(importance, ranking).flip(-1).cumsum(-1).flip(-1)
     return torch.nn.functional.pad(lost, (0, 1))
 
 
-def _check(values: Tensor) -> None:
-    if values.dtype not in (torch.float32, torch.float64):
-        raise TypeError(f"expected float32 or float64, got {values.dtype}")
-    if values.ndim < 1:
-        raise ValueError("expected at least one axis")
-
-
 def _ranked(importance: Tensor, ranking: Tensor) -> Tensor:
-    _check(importance)
-    if ranking.dtype != torch.int64:
-        raise TypeError(f"a ranking holds int64 token indices, got {ranking.dtype}")
-    if ranking.shape[-1] != importance.shape[-1]:
-        raise ValueError(f"{ranking.shape[-1]} ranked tokens for {importance.shape[-1]}")
     return importance.expand(ranking.shape).gather(-1, ranking)
 
 
@@ -154,15 +189,7 @@ def expected_cost(importance: Tensor, scores: Tensor, block: int = 256) -> Tenso
 
     Returns:
         [...] mean costs.
-
-    Raises:
-        TypeError: a dtype is wrong.
-        ValueError: the shapes differ.
     """
-    if importance.dtype not in (torch.float32, torch.float64):
-        raise TypeError(f"expected float32 or float64, got {importance.dtype}")
-    if scores.shape != importance.shape or scores.dtype != importance.dtype:
-        raise ValueError("scores and importance must agree in shape and dtype")
     cost: Tensor = _ExpectedCost.apply(importance, scores, block)  # type: ignore[no-untyped-call]
     return cost
 

@@ -25,10 +25,10 @@ from typing import Any, ClassVar, Self
 from torch import Tensor
 
 from kvp import known_names
-from kvp.allocation import Allocator, Request
 from kvp.errors import UsageError
 from kvp.known_names import split_method, unknown_name
 from kvp.plugins import import_object, instance_of, is_object_name, module_exists
+from kvp.ranking import Allocator, Request
 from kvp.scoring import ALL_QUERIES, Needs, Scorer, SelfSizing, View
 
 AUTO = "auto"
@@ -222,7 +222,7 @@ class BaseAllocator(Options):
         return not self.sized_by_scorer
 
     def allocate(self, request: Request) -> Tensor:
-        """Tokens per layer and KV head (`kvp.allocation.Allocator`): [L, H] int64."""
+        """Tokens per layer and KV head (`kvp.ranking.Allocator`): [L, H] int64."""
         raise NotImplementedError
 
 

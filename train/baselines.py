@@ -15,11 +15,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from kvp.budget_scores import score_budgets
 from kvp.geometry import Geometry
 from kvp.metrics import area, grid_budgets, lost_importance, skill
 from kvp.ranking import Protection
-from kvp.scoring import Scorer, View
+from kvp.scoring import Scorer, View, score_budgets
 from policies.registry import METHODS, attention_free
 from train.data.contexts import Context
 

@@ -17,11 +17,9 @@ from torch import Tensor
 from eval.decode import Decoder, Kept, Prefix, outcomes
 from eval.evolve.search import Scheme, reply_score
 from eval.tasks import Prompt
-from kvp.allocation import apportion
 from kvp.budgets import Budget
-from kvp.ranking import Protection
+from kvp.ranking import Protection, Selection, apportion
 from kvp.scoring import Scorer, score_layers
-from kvp.selection import Selection
 
 Floats = NDArray[np.float64]
 

@@ -22,7 +22,7 @@ from cmaes import CMA
 from numpy.typing import NDArray
 
 from eval.evolve.search_folder import Generation, Journal
-from kvp.allocation import apportion
+from kvp.ranking import apportion
 
 Floats = NDArray[np.float64]
 Scheme = tuple[int, ...]

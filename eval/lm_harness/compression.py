@@ -12,8 +12,7 @@ from eval.settings import Setting
 from kvp.budgets import Budget, parse_budget
 from kvp.config_groups import split_list
 from kvp.errors import UsageError
-from kvp.ranking import UNPROTECTED, Protection
-from kvp.selection import kept_tokens
+from kvp.ranking import UNPROTECTED, Protection, kept_tokens
 
 QUESTIONS = {
     "inside": "query_aware", "outside": "query_agnostic", "few_shot": "query_agnostic",

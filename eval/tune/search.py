@@ -22,8 +22,8 @@ from functools import cached_property
 from itertools import chain, islice, product
 from typing import Any
 
-from kvp.allocation import Allocator
 from kvp.errors import UsageError
+from kvp.ranking import Allocator
 from kvp.scoring import Scorer
 from policies.registry import Choices, Grid, Numbers
 

@@ -12,8 +12,8 @@ from eval.settings import PROTECTIONS
 from eval.tune.config import TuneConfig
 from eval.tune.search import Candidate, Space, rule_name
 from eval.tune.settings_file import TUNED
-from kvp.allocation import Allocator
 from kvp.errors import UsageError
+from kvp.ranking import Allocator
 from kvp.scoring import Scorer
 from policies import make_allocator, make_scorer, sizes_itself, split_method
 from policies.registry import NULLS, Grid, Options, parse

@@ -21,15 +21,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from kvp.allocation import EMPTY_SLOT, Allocator
 from kvp.budgets import Budget
 from kvp.errors import UsageError
 from kvp.hf.cache import EvictingCache
 from kvp.hf.cache_layers import EMPTY
 from kvp.hf.prefill import Observation, Prefill, unpadded
-from kvp.ranking import Protection
+from kvp.ranking import EMPTY_SLOT, Allocator, Protection, Selection, kept_tokens, select
 from kvp.scoring import ALL_QUERIES, Needs, Scorer, SelfSizing, View, score_layers
-from kvp.selection import Selection, kept_tokens, select
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,7 +171,7 @@ def evict_again(
 
     `prompts` are the tokens of each entry's prompt (`View.prompt`). Queries are those that
     `cache.recorder` holds, of the latest tokens. `rule` has passed `check_repeatable`. Raises
-    UsageError as `kvp.selection.Selection.tokens`.
+    UsageError as `kvp.ranking.Selection.tokens`.
     """
     queries = () if cache.recorder is None else cache.recorder.queries
     stored = [(index, *layer.slots, layer.positions) for index, layer in cache.stored.items()]

@@ -28,7 +28,6 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
-from kvp.allocation import Allocator
 from kvp.budgets import Budget, parse_budget
 from kvp.errors import UsageError
 from kvp.hf.attention import QueryRecorder, kvp_attention_set
@@ -46,9 +45,8 @@ from kvp.hf.model_config import rope_switch
 from kvp.hf.prefill import Observation, prefill, recorded_hidden
 from kvp.hf.scorer_inputs import HiddenRecorder, check_inputs
 from kvp.plugins import instance_of
-from kvp.ranking import Protection
+from kvp.ranking import Allocator, Protection, kept_tokens
 from kvp.scoring import Needs, Scorer
-from kvp.selection import kept_tokens
 
 
 def prefill_and_evict(

@@ -14,7 +14,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from kvp.allocation import Request, apportion
+from kvp.ranking import Request, apportion
 from policies.allocators.per_layer import ROUNDINGS
 from policies.budget_files import BudgetFile, check_budget_geometry, load_budgets
 from policies.registry import BaseAllocator, Limits

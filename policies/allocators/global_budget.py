@@ -19,8 +19,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from kvp.allocation import Request
-from policies.allocators.competition import winners
+from kvp.ranking import Request, winners
 from policies.registry import SHARES, BaseAllocator, Grid, Limits, Presets
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kvp.allocation import Request, apportion
+from kvp.ranking import Request, apportion
 
 ROUNDINGS = ("exact", "faithful")
 """`exact` meets the budget, `faithful` gives the published integers."""

@@ -24,7 +24,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from kvp.allocation import Request
+from kvp.ranking import Request
 from policies.allocators.per_layer import ROUNDINGS, exact_counts, line, published_counts
 from policies.registry import BaseAllocator, Grid, Limits, Numbers, Presets
 

@@ -7,8 +7,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from kvp.allocation import Request
 from kvp.errors import UsageError
+from kvp.ranking import Request
 from policies.registry import BaseAllocator
 
 

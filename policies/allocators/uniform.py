@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from kvp.allocation import Request
+from kvp.ranking import Request
 from policies.registry import BaseAllocator
 
 

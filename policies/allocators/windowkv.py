@@ -23,7 +23,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from kvp.allocation import Request
+from kvp.ranking import Request
 from kvp.scoring import AUTO_GROUP, layers_per_group
 from policies.allocators.per_layer import ROUNDINGS, exact_counts, line, published_counts
 from policies.registry import AUTO, BaseAllocator, Grid, Limits, Numbers

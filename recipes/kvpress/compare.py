@@ -107,9 +107,8 @@ def presses() -> None:
     from kvp.errors import UsageError
     from kvp.hf import evicting, load_model
     from kvp.hf.prefill import prefill
-    from kvp.ranking import UNPROTECTED
+    from kvp.ranking import UNPROTECTED, Selection
     from kvp.scoring import score_layers
-    from kvp.selection import Selection
     from policies import make_scorer
 
     model, _ = load_model("nano")

@@ -14,9 +14,9 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 import kvp
-from kvp.allocation import Request
 from kvp.errors import UsageError
 from kvp.hf import load_model
+from kvp.ranking import Request
 from kvp.scoring import Needs, View
 from policies import load_policy, make_allocator, make_method
 

@@ -13,8 +13,7 @@ from reference import allocation, kvpress
 from reference.inputs import draw
 from reference.ranking import kept
 
-from kvp.allocation import EMPTY_SLOT, Request, allocated_tokens, protected_scores
-from kvp.ranking import UNPROTECTED, Protection
+from kvp.ranking import EMPTY_SLOT, UNPROTECTED, Protection, Request, Selection, protected_scores
 from policies.budget_files import BudgetFile, save_budgets
 from policies.registry import ALLOCATORS, make_allocator, make_scorer
 
@@ -155,7 +154,7 @@ def test_self_sized_takes_the_scorers_sizes() -> None:
 def test_counts_become_the_best_tokens_of_each_head() -> None:
     scores = scores_of(3, 2, 40, levels=3)
     counts = np.array([[1, 40], [7, 20], [0, 39]])
-    chosen = allocated_tokens(torch.from_numpy(scores), torch.from_numpy(counts), UNPROTECTED)
+    chosen = Selection(torch.from_numpy(scores), UNPROTECTED).tokens_of(torch.from_numpy(counts))
     for layer, head in np.ndindex(3, 2):
         slots = chosen[layer, head].tolist()
         real = slots[: counts[layer, head]]
@@ -176,7 +175,7 @@ def test_ada_keeps_the_sets_of_kvpress(scorer: str, ratio: float) -> None:
     for entry in range(2):
         case = Request(scores=scores[entry][None], budget=budget, floor=1)
         counts = make_allocator("ada:kvpress").allocate(case)
-        chosen = allocated_tokens(scores[entry][None], counts, UNPROTECTED)[0]
+        chosen = Selection(scores[entry][None], UNPROTECTED).tokens_of(counts)[0]
         for head in range(2):
             result = {i for i in chosen[head].tolist() if i != EMPTY_SLOT}
             assert result == set(np.flatnonzero(truth[entry, head]).tolist())

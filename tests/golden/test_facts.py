@@ -7,8 +7,7 @@ import pytest
 import torch
 from reference.inputs import draw
 
-from kvp.allocation import Request
-from kvp.ranking import rank_tokens
+from kvp.ranking import Request, rank_tokens
 from policies.allocators.evolved import completed
 from policies.registry import make_allocator, make_scorer
 

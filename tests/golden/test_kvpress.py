@@ -19,7 +19,7 @@ from reference.inputs import SHAPES, Inputs, draw
 from reference.ranking import kept, undecided
 from reference.scorers import lagkv_spread
 
-from kvp.ranking import keep_tokens
+from kvp.ranking import select
 from policies.registry import make_scorer
 
 RATIOS = [0.1, 0.25, 0.5, 0.6, 0.75, 0.9]
@@ -39,7 +39,7 @@ SAME_SETS: dict[str, tuple[Scores, int]] = {
 def chosen(spec: str, inputs: Inputs, budget: int) -> np.ndarray:
     """Mask [B, H, T] of what the product keeps, nothing protected."""
     scorer = make_scorer(spec)
-    indices = keep_tokens(scorer.score(inputs.view(scorer.needs, budget)), budget)
+    indices = select(scorer.score(inputs.view(scorer.needs, budget)), budget)
     mask = torch.zeros(inputs.shape[:3], dtype=torch.bool)
     return mask.scatter_(-1, indices, True).numpy()
 

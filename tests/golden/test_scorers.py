@@ -15,7 +15,7 @@ from reference.inputs import SHAPES, Inputs, constant, draw
 from reference.methods import GOLDEN, NOT_COMPUTED, Golden
 from reference.ranking import FORCED, kept, order, protected, tied, undecided
 
-from kvp.ranking import UNPROTECTED, Protection, keep_tokens, rank_tokens
+from kvp.ranking import UNPROTECTED, Protection, rank_tokens, select
 from policies.registry import METHODS, make_scorer
 
 DEFAULT = Protection(sinks=4, recents=16)
@@ -54,7 +54,7 @@ def compare(golden: Golden, inputs: Inputs, *, ties: bool = True) -> tuple[int, 
             decided = ~undecided(expected, budget, golden.rtol, golden.atol)
             if not ties:
                 decided &= ~tied(expected, budget)
-            kept_mask = mask_of(keep_tokens(scores, budget, protection), tokens)
+            kept_mask = mask_of(select(scores, budget, protection), tokens)
             same = (kept_mask == kept(expected, budget)).all(axis=-1)
             assert same[decided].all(), (golden.spec, tokens, budget, protection)
             compared, total = compared + int(decided.sum()), total + decided.size

@@ -1,11 +1,24 @@
+"""Rankings, and from scores to the tokens that stay."""
+
 from __future__ import annotations
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
-from kvp.ranking import UNPROTECTED, Protection, keep_tokens, protected_order, rank_tokens
+from kvp.budgets import parse_budget
+from kvp.errors import UsageError
+from kvp.ranking import (
+    UNPROTECTED,
+    Protection,
+    Request,
+    Selection,
+    kept_tokens,
+    rank_tokens,
+    select,
+)
 
 
 def test_higher_scores_first_and_ties_go_to_the_newer_token() -> None:
@@ -14,27 +27,10 @@ def test_higher_scores_first_and_ties_go_to_the_newer_token() -> None:
     assert rank_tokens(torch.zeros(5)).tolist() == [4, 3, 2, 1, 0]
 
 
-def test_protected_tokens_alternate_newest_and_sinks() -> None:
-    assert protected_order(10, Protection(sinks=2, recents=3)) == [9, 0, 8, 1, 7]
-    assert protected_order(10, Protection(sinks=3, recents=1)) == [9, 0, 1, 2]
-    assert protected_order(10, UNPROTECTED) == []
-
-
 def test_protected_tier_precedes_everything_even_infinite_scores() -> None:
     scores = torch.tensor([0.0, 9.0, torch.inf, 5.0, 0.0, -torch.inf])
     ranking = rank_tokens(scores, Protection(sinks=1, recents=2))
     assert ranking.tolist() == [5, 0, 4, 2, 1, 3]
-
-
-def test_kept_tokens_are_ascending_prefixes_of_the_ranking() -> None:
-    scores = torch.tensor([[0.0, 2.0, 1.0, 3.0], [3.0, 1.0, 2.0, 0.0]])
-    assert keep_tokens(scores, 2).tolist() == [[1, 3], [0, 2]]
-    assert keep_tokens(scores, 1, Protection(sinks=0, recents=1)).tolist() == [[3], [3]]
-
-
-@pytest.mark.parametrize("budget", [4, 5, 1000])
-def test_a_budget_of_the_whole_cache_keeps_everything(budget: int) -> None:
-    assert keep_tokens(torch.randn(2, 4), budget, Protection()).tolist() == [[0, 1, 2, 3]] * 2
 
 
 @given(
@@ -57,7 +53,75 @@ def test_ranking_equals_a_plain_sort(scores: list[int], sinks: int, recents: int
     assert rank_tokens(torch.tensor(scores).float(), protection).tolist() == expected
 
 
-def test_negative_protection_is_refused() -> None:
-    with pytest.raises(ValueError, match="negative"):
-        Protection(sinks=-1)
-    assert Protection().tokens == 20
+SCORES = torch.tensor([[[0.0, 5.0, 1.0, 4.0, 3.0, 2.0]]])
+
+
+def _selection(scores: Tensor, protection: Protection, sizes: Tensor | None = None) -> Selection:
+    return Selection(scores, protection, None if sizes is None else lambda raised: sizes)
+
+
+def test_kept_tokens_are_the_best_ones_in_order() -> None:
+    selection = _selection(SCORES, UNPROTECTED)
+    assert selection.tokens(3).tolist() == [[[1, 3, 4]]]
+    assert selection.tokens(9).tolist() == [[[0, 1, 2, 3, 4, 5]]]
+    protected = _selection(SCORES, Protection(sinks=1, recents=1))
+    assert protected.tokens(3).tolist() == [[[0, 1, 5]]]
+
+
+class _Fixed:
+    """An allocator that remembers its request and gives what it was made with."""
+
+    name = "fixed"
+
+    def __init__(self, counts: list[list[int]]) -> None:
+        self.counts = torch.tensor(counts)
+        self.requests: list[Request] = []
+
+    def allocate(self, request: Request) -> Tensor:
+        self.requests.append(request)
+        return self.counts
+
+
+def test_allocated_heads_keep_their_own_numbers_of_tokens() -> None:
+    scores = torch.stack([SCORES[0, 0], -SCORES[0, 0]])[None]
+    rule = _Fixed([[1, 3]])
+    sizes = torch.tensor([[5, 6]])
+    selection = _selection(scores, Protection(sinks=1, recents=0), sizes)
+    assert selection.tokens(2, rule).tolist() == [[[0, -1, -1], [0, 2, 5]]]
+    (request,) = rule.requests
+    assert (request.budget, request.floor, request.total) == (2, 1, 4)
+    assert request.scores[..., 0].isinf().all()
+    assert request.scores[..., 1:].isfinite().all()
+    assert request.sizes is sizes
+
+
+def test_counts_that_cannot_be_kept_are_refused() -> None:
+    selection = _selection(SCORES, Protection(sinks=1, recents=1))
+    for counts in ([[1]], [[7]], [[3, 3]]):
+        with pytest.raises(UsageError, match="allocator fixed"):
+            selection.tokens(3, _Fixed(counts))
+
+
+def test_one_call_selects_for_many_prompts_where_there_is_no_allocator() -> None:
+    scores = torch.rand(3, 2, 4, 9, generator=torch.Generator().manual_seed(0))
+    protection = Protection(sinks=1, recents=2)
+    together = select(scores, 5, protection)
+    assert together.shape == (3, 2, 4, 5)
+    assert torch.equal(together[:, 1], select(scores[:, 1], 5, protection))
+
+
+@pytest.mark.parametrize(
+    ("budget", "cached", "kept"),
+    [("25%", 160, 40), ("25%", 40, 20), ("12.5%", 10, 10), ("64", 500, 64), ("64", 30, 30)],
+)
+def test_percentages_keep_the_protected_tokens_of_short_prompts(
+    budget: str, cached: int, kept: int
+) -> None:
+    assert kept_tokens(parse_budget(budget), cached, Protection()) == kept
+
+
+def test_token_counts_below_the_protected_tokens_are_refused() -> None:
+    with pytest.raises(UsageError, match="16 tokens, fewer than the 20 protected ones"):
+        kept_tokens(parse_budget("16"), 500, Protection())
+    assert kept_tokens(parse_budget("16"), 12, Protection()) == 12
+    assert kept_tokens(parse_budget("16"), 500, UNPROTECTED) == 16

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from kvp.ranking import gumbel_sort
 from kvp.reward import (
     all_budgets_cost,
     cost_curve,
+    expected_cost,
+    gumbel_sort,
     ideal_cost,
     random_cost,
     ratio_of_cost,
@@ -114,13 +115,30 @@ def test_importance_broadcasts_over_samples() -> None:
         assert reward(importance, rankings).shape == (5, 3, 4)
 
 
-def test_wrong_arguments_are_refused() -> None:
-    weights = torch.ones(3)
-    with pytest.raises(TypeError, match="bfloat16"):
-        ideal_cost(weights.bfloat16())
-    with pytest.raises(TypeError, match="int64"):
-        cost_curve(weights, torch.zeros(3))
-    with pytest.raises(ValueError, match="2 ranked tokens for 3"):
-        all_budgets_cost(weights, torch.arange(2))
-    with pytest.raises(ValueError, match="at least 2 rankings"):
-        rloo_advantages(torch.ones(1, 4))
+def test_expected_cost_is_the_mean_over_all_rankings() -> None:
+    scores = np.array([0.7, -0.4, 1.5, 0.0, -2.0])
+    importance = np.array([0.1, 2.0, 0.0, 1.0, 0.5])
+    mean = 0.0
+    for ranking in itertools.permutations(range(5)):
+        rest, probability = list(range(5)), 1.0
+        for token in ranking:
+            probability *= np.exp(scores[token]) / np.exp(scores[rest]).sum()
+            rest.remove(token)
+        mean += probability * sum(rank * importance[token] for rank, token in enumerate(ranking))
+    for block in (1, 2, 256):
+        result = expected_cost(torch.tensor(importance), torch.tensor(scores), block).item()
+        assert result == pytest.approx(mean, rel=1e-12)
+
+
+def test_expected_ranks_sum_to_a_constant() -> None:
+    ones = torch.ones(31, dtype=torch.float64)  # cost of all ones = sum of (rank - 1)
+    scores = torch.randn(31, dtype=torch.float64)
+    assert expected_cost(ones, scores).item() == pytest.approx(31 * 30 / 2)
+
+
+def test_gradient_agrees_with_finite_differences_whatever_the_tiles() -> None:
+    random = torch.Generator().manual_seed(0)
+    scores = torch.randn(2, 3, 11, generator=random, dtype=torch.float64, requires_grad=True)
+    importance = torch.rand(2, 3, 11, generator=random, dtype=torch.float64)
+    for block in (1, 4, 11, 64):
+        assert torch.autograd.gradcheck(lambda s, b=block: expected_cost(importance, s, b), scores)

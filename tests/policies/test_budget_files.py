@@ -11,9 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvp.allocation import Request
 from kvp.errors import PolicyError, UsageError
-from kvp.ranking import Protection
+from kvp.ranking import Protection, Request
 from policies.allocators.evolved import Evolved
 from policies.budget_files import (
     BudgetFile,

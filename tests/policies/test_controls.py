@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kvp.ranking import Protection, keep_tokens, rank_tokens
+from kvp.ranking import Protection, rank_tokens, select
 from kvp.scoring import View
 from policies.controls import Oracle, Random, RandomPerLayer, RandomPinned, Ring
 from policies.streaming_llm import StreamingLLM
@@ -61,7 +61,7 @@ def test_the_question_comes_first_and_the_rest_is_random(make_view: MakeView) ->
         context = [token for token in plain[0, head].tolist() if token < 25]
         assert ranking[0, head, 5:].tolist() == context
     longer = RandomPinned().score(replace(view, question=20))  # its last tokens stay
-    assert keep_tokens(longer, 4)[1, 0].tolist() == [26, 27, 28, 29]
+    assert select(longer, 4)[1, 0].tolist() == [26, 27, 28, 29]
 
 
 @pytest.mark.parametrize("question", [0, 30, 99])
@@ -83,7 +83,7 @@ def test_the_newest_token_overwrites_the_oldest(make_view: MakeView, tokens: int
 def test_protected_the_ring_keeps_what_streaming_llm_keeps(make_view: MakeView) -> None:
     view, protection = make_view(tokens=60, budget=30), Protection(sinks=4, recents=16)
     ring, streaming = (
-        keep_tokens(scorer.score(view), 30, protection) for scorer in (Ring(), StreamingLLM())
+        select(scorer.score(view), 30, protection) for scorer in (Ring(), StreamingLLM())
     )
     assert torch.equal(ring, streaming)
 

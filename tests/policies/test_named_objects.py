@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvp.allocation import Request, allocated_counts
 from kvp.errors import UsageError
+from kvp.ranking import Request, allocated_counts
 from kvp.scoring import Needs, View, score_layers
 from policies import make_allocator, make_method, make_scorer
 from policies.allocators.ada import Ada

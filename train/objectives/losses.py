@@ -15,10 +15,11 @@ from torch import Tensor
 
 from kvp.errors import UsageError
 from kvp.plugins import own_errors
-from kvp.ranking import gumbel_sort, log_prob
 from kvp.reward import (
     RATIO_FLOOR,
     expected_cost,
+    gumbel_sort,
+    log_prob,
     ratio_of_cost,
     ratio_reward,
     rloo_advantages,

@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from kvp.allocation import Request
 from kvp.errors import UsageError
 from kvp.hf import EvictingCache, ScorerInputs, evicting, observe, prefill_and_evict
 from kvp.hf.cache_layers import EMPTY, EvictingLayer, RaggedLayer
-from kvp.ranking import UNPROTECTED, Protection
+from kvp.ranking import UNPROTECTED, Protection, Request
 from kvp.scoring import Needs, Noise, Reconstruction, View
 
 Prompt = Callable[..., Tensor]

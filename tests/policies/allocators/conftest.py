@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from kvp.allocation import Request, protected_scores
-from kvp.ranking import Protection
+from kvp.ranking import Protection, Request, protected_scores
 
 
 @pytest.fixture

@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from kvp.allocation import Request
-from kvp.ranking import Protection
+from kvp.ranking import Protection, Request
 from policies.allocators.ada import Ada
 from policies.registry import make_allocator
 

@@ -14,9 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kvp.allocation import Allocator, Request, allocated_counts, protected_scores
 from kvp.errors import KvpError, UsageError
-from kvp.ranking import Protection
+from kvp.ranking import Allocator, Protection, Request, allocated_counts, protected_scores
 from policies.registry import make_allocator
 
 EXACT = [

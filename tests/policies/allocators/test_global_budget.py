@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from kvp.allocation import Request
+from kvp.ranking import Request
 from policies.allocators.global_budget import Global
 from policies.registry import make_allocator
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from kvp.allocation import Request
+from kvp.ranking import Request
 from policies.registry import make_allocator
 
 LayersOf = Callable[..., Request]

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from kvp.ranking import log_prob
+from kvp.reward import log_prob
 from train.objectives.losses import (
     Batch,
     floor_share,

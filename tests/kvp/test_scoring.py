@@ -6,8 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from kvp.budget_scores import score_budgets
-from kvp.scoring import Needs, View
+from kvp.scoring import Needs, View, score_budgets
 
 
 class _ByNorm:
