@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 import kvp
-from eval.work_pieces import WorkPieces
+from eval.run import WorkPieces
 from kvp import evicting, load_model, load_policy, make_allocator
 from train.model.ranker_training import RankerTraining
 

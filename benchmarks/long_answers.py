@@ -26,9 +26,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from benchmarks.measuring import write_report
-from eval.evaluate import Bench
+from eval.evaluate import Bench, Prompt
+from eval.prepare import load_all
 from eval.stats import bootstrap_mean
-from eval.tasks import Prompt, load_all
 from kvp.config_groups import split_list
 from kvp.data.task import TaskSettings
 from kvp.errors import UsageError

@@ -17,8 +17,7 @@ import torch
 
 from benchmarks.long_answers import FULL, bench_of, by_tasks
 from benchmarks.measuring import write_report
-from eval.evaluate import Bench
-from eval.tasks import Prompt
+from eval.evaluate import Bench, Prompt
 from kvp.config_groups import split_list
 from kvp.hf import evicting
 from kvp.ranking import Protection

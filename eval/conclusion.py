@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from eval.records import FULL, LEARNED, ORACLE, SELF_SIZED
 from eval.report.choose_settings import choose
-from eval.results.records import FULL, LEARNED, ORACLE, SELF_SIZED
 from eval.stats import holm, paired_difference, prompts_of
 from eval.summary import (
     ENOUGH,

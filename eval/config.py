@@ -1,4 +1,4 @@
-"""Settings of kvp-eval and the checks that need no model.
+"""Settings of kvp-eval and of the programs beside it, and the checks that need no model.
 
 Lists are comma-separated strings, on the command line and in YAML. What a name means (task,
 method, budget) is decided where it is used; this module imports no torch.
@@ -7,16 +7,17 @@ method, budget) is decided where it is used; this module imports no torch.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, ClassVar, Literal
 
-from kvp.budgets import Budget, parse_budgets
+from kvp.budgets import Budget, parse_budget, parse_budgets
 from kvp.config_groups import (
     MAX_BOOTSTRAP,
     DataConfig,
     DryRunConfig,
     Group,
+    MemoryConfig,
     ModelConfig,
     ProtectionConfig,
     RunConfig,
@@ -25,6 +26,7 @@ from kvp.config_groups import (
 )
 from kvp.data.metrics import METRIC_NAMES
 from kvp.errors import UsageError
+from kvp.hub import HubName
 from kvp.known_names import check_allocators, check_methods
 from kvp.manifest import portable, recorded_name
 
@@ -34,6 +36,9 @@ _LEARNED = re.compile(r"kvp(?=$|[+:(])")
 
 PROTOCOLS = ("query_aware", "query_agnostic")
 """Question seen at compression, or only afterwards; never mixed in one table."""
+
+TUNED = "tuned"
+"""What precedes the colon where `--methods` names a settings file of kvp tune."""
 
 IDENTITY_FIELDS = (
     "model",
@@ -66,6 +71,12 @@ IDENTITY_FIELDS = (
 )
 """Settings that decide what a record means: a results folder keeps them for life. All others may
 change between runs that extend one folder (`docs/formats.md`, Results folder)."""
+
+
+def tuned_files(methods: Iterable[object]) -> list[str]:
+    """Paths of the settings files that `--methods` names as `tuned:PATH`."""
+    found = [each.partition(":") for each in methods if isinstance(each, str)]
+    return [path.strip() for name, colon, path in found if name.strip() == TUNED and colon]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -290,3 +301,220 @@ class EvalConfig(
         values = asdict(self)
         values |= {"model": recorded_name(self.model)}
         return {name: portable(values[name]) for name in IDENTITY_FIELDS}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareConfig(Group):
+    """Compare."""
+
+    first: str = field(kw_only=False)
+    """Results folder written by kvp-eval."""
+    second: str = field(kw_only=False)
+    """Results folder whose numbers are compared with those of the first."""
+    out: str | None = None
+    """What is written. A CSV file with every number of the tables (default: none)."""
+    bootstrap: int = 2000
+    """Resamples behind each interval."""
+    seed: int = 0
+    """Seed of everything that is drawn or generated: the resamples."""
+
+    ADDRESSES: ClassVar[tuple[str, ...]] = ("first", "second")
+    MINIMUMS: ClassVar[Mapping[str, float]] = {"bootstrap": 1}
+    MAXIMUMS: ClassVar[Mapping[str, float]] = {"bootstrap": MAX_BOOTSTRAP}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PushConfig(DryRunConfig):
+    """Policy and repository."""
+
+    policy: str = field(kw_only=False)
+    """Policy directory written by kvp-train or kvp distill."""
+    repository: str = field(kw_only=False)
+    """Repository of the hub, org/name. It is created where it does not exist."""
+    private: bool = False
+    """Create the repository as a private one; one that exists stays as it is."""
+    license: str | None = None
+    """Licence that the card states, as the hub names it (apache-2.0). Without it, none."""
+    results: str | None = None
+    """Results folder written by kvp-eval. Its numbers of this policy, next to those of the methods
+    it was run with, go into the card."""
+    bootstrap: int = 2000
+    """Resamples behind each interval."""
+
+    MINIMUMS: ClassVar[Mapping[str, float]] = {"bootstrap": 1}
+    MAXIMUMS: ClassVar[Mapping[str, float]] = {"bootstrap": MAX_BOOTSTRAP}
+
+    def __post_init__(self) -> None:
+        """Raise ValueError where the repository has no name that the hub can have."""
+        super().__post_init__()
+        name = HubName.parse(self.repository)
+        if name is None or name.revision is not None:
+            raise ValueError(f"REPOSITORY must be org/name, got {self.repository!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportConfig(Group):
+    """Report."""
+
+    results: str | Sequence[str] = field(kw_only=False)
+    """Results folder written by kvp-eval. Several are possible: folders of the same settings are
+    shown as one run, runs of other models, lengths or seeds side by side."""
+    out: str | None = None
+    """What is written. An HTML file (default: report.html in the first results folder)."""
+    png: str | None = None
+    """Folder for the figures as PNG files; without it, they are in the HTML file alone."""
+    settings: str | None = None
+    """Settings file of kvp tune, or its folder: the setting of each method. Results of
+    `kvp-eval --methods tuned:FILE` have it already. With neither, methods are shown in their
+    defaults."""
+    bootstrap: int = 2000
+    """Resamples behind each interval."""
+
+    ADDRESSES: ClassVar[tuple[str, ...]] = ("results",)
+    MINIMUMS: ClassVar[Mapping[str, float]] = {"bootstrap": 1}
+    MAXIMUMS: ClassVar[Mapping[str, float]] = {"bootstrap": MAX_BOOTSTRAP}
+
+    @property
+    def folders(self) -> tuple[str, ...]:
+        """Results folders, at least one."""
+        return (self.results,) if isinstance(self.results, str) else tuple(self.results)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneConfig(
+    PromptConfig, MeasureConfig, ModelConfig, ProtectionConfig, RunConfig, DryRunConfig
+):
+    """Tuning."""
+
+    out: str
+    """What is written. A results folder with settings.json and settings.csv: new, empty, or one of
+    the same configuration to resume or extend."""
+    methods: str = "random,streaming_llm,knorm,keydiff,lagkv,snapkv,tova,h2o"
+    """Methods, comma separated. What is written with a name is fixed
+    (`snapkv(kernel=7)+ada`), everything else is searched."""
+    allocators: str = "uniform,pyramid,ada,global"
+    """Allocators, comma separated, for every method that names none."""
+    settings_per_method: int = 48
+    """Settings that are tried for each method and protocol, published presets among them. A search
+    whose best number is then at an end of what was tried goes on beyond it."""
+    budgets: str = "6%,12.5%,25%,50%"
+    """Tokens kept per KV head on average, comma separated, protected ones included; `%` is of the
+    tokens in the cache."""
+    protocols: str = "query_aware,query_agnostic"
+    """Whether compression sees the question."""
+    prompts: int = 20
+    """Prompts per task."""
+    split: Literal["validation", "train"] = "validation"
+    """Which split of keys, values and haystack text (or rows) prompts come from."""
+
+    VISIBLE: ClassVar[tuple[str, ...]] = (
+        "out", "methods", "policies", "allocators", "settings_per_method", "budgets",
+        "protocols", "protection", "model", "dtype", "device", "tasks", "length", "data",
+        "metric", "max_new_tokens", "prompts", "split", "seed", "dry_run",
+    )  # fmt: skip
+    MINIMUMS: ClassVar[Mapping[str, float]] = {"settings_per_method": 2, "prompts": 1}
+    MAXIMUMS: ClassVar[Mapping[str, float]] = {"prompts": 1_000_000}
+
+    def __post_init__(self) -> None:
+        """Raise ValueError or UsageError, naming the flag, on settings that cannot work."""
+        super().__post_init__()
+        assert self.evaluation
+
+    def check_names(self) -> None:
+        """Raise UsageError on an unknown task, method or allocator."""
+        super().check_names()
+        check_methods(self.evaluation.method_list, "methods")
+        check_allocators(self.evaluation.allocator_list)
+
+    @property
+    def evaluation(self) -> EvalConfig:
+        """The settings of the measurement, as kvp-eval takes them."""
+        shared = {item.name for item in fields(EvalConfig)} & {item.name for item in fields(self)}
+        values: dict[str, Any] = {name: getattr(self, name) for name in shared}
+        return EvalConfig(**values, timing_prompts=0, tokens=False)
+
+
+RUN_ONLY = (
+    "out", "device", "decode_batch", "memory_gb", "bootstrap",
+)  # fmt: skip
+"""Settings that do not decide what a search finds, or that it does not read."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvolveConfig(
+    PromptConfig, MeasureConfig, ModelConfig, ProtectionConfig, MemoryConfig, RunConfig
+):
+    """Search."""
+
+    out: str
+    """What is written. A folder for budgets.json: new, empty, or one of the same search to
+    resume."""
+    scorer: str = "snapkv"
+    """Method that ranks the tokens: `name`, `name:preset`, `name(option=value)`, or `kvp` with
+    --policies."""
+    budget: str = "12.5%"
+    """Tokens kept per KV head on average, protected ones included; `%` is of the tokens in the
+    cache."""
+    protocol: Literal["query_aware", "query_agnostic"] = "query_aware"
+    """Whether compression sees the question."""
+    protection: Literal["on", "off"] = "on"
+    split: Literal["validation", "train"] = "validation"
+    """Which split of keys, values and haystack text (or rows) prompts come from."""
+    memory_gb: float = 8.0
+    search_prompts: int = 30
+    """Prompts of the search, spread evenly over the tasks; the same ones for every candidate."""
+    holdout: int = 60
+    """Further prompts on which the result is compared with uniform budgets (0: no comparison)."""
+    group: int = 8
+    """Consecutive layers searched together, bottom to top; the last group may be smaller."""
+    generations: int = 10
+    """CMA-ES generations per group."""
+    sigma: float = 0.3
+    """Initial step size in the unit cube of the search."""
+    constraint: Literal["project", "soft"] = "project"
+    """Rescale every candidate to the budget, or only reward staying below it (as published)."""
+    lambda_: float = 0.3
+    """Weight of the cache score in the fitness (also spelled --lambda)."""
+    gamma: float = 0.2
+    """Slope of the cache score below the target; 0: smaller budgets score like the target."""
+
+    VISIBLE: ClassVar[tuple[str, ...]] = (
+        "out", "scorer", "policies", "budget", "protocol", "protection", "tasks", "length",
+        "data", "model", "dtype", "device", "split", "search_prompts", "holdout", "group",
+        "generations", "seed",
+    )  # fmt: skip
+    MINIMUMS: ClassVar[Mapping[str, float]] = {
+        "search_prompts": 1,
+        "holdout": 0,
+        "group": 1,
+        "generations": 1,
+        "lambda_": 0,
+        "gamma": 0,
+    }
+    MAXIMUMS: ClassVar[Mapping[str, float]] = {"search_prompts": 1_000_000, "holdout": 1_000_000}
+
+    def __post_init__(self) -> None:
+        """Raise ValueError or UsageError, naming the flag, on settings that cannot work."""
+        super().__post_init__()
+        if not self.sigma > 0:
+            raise ValueError(f"--sigma must be positive, got {self.sigma}")
+        if not split_list(self.scorer):
+            raise ValueError("--scorer is empty")
+        try:
+            parse_budget(self.budget)
+        except UsageError as error:
+            raise UsageError(f"--budget: {error}") from None
+
+    def check_names(self) -> None:
+        """Raise UsageError on an unknown task or scorer."""
+        super().check_names()
+        check_methods([self.scorer], "scorer")
+
+    @property
+    def target(self) -> Budget:
+        """Budget of the search."""
+        return parse_budget(self.budget)
+
+    def identity(self) -> dict[str, Any]:
+        """The settings every run of one search must share."""
+        return {name: value for name, value in asdict(self).items() if name not in RUN_ONLY}

@@ -16,9 +16,8 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from eval.config import EvalConfig
-from eval.methods import Method, method_fields, rankings
-from eval.results.records import Record
-from eval.settings import PROTECTIONS
+from eval.methods import PROTECTIONS, Method, method_fields, rankings
+from eval.records import Record
 from kvp import metrics
 from kvp.errors import StoreError
 from kvp.geometry import Geometry
@@ -55,7 +54,7 @@ def held_out(reader: TraceReader) -> tuple[SequenceRecord, ...]:
 
 
 def boundary(record: SequenceRecord, protocol: str) -> int:
-    """Cached tokens at compression, as in `eval.tasks.Prompt.boundary`."""
+    """Cached tokens at compression, as in `eval.prepare.Prompt.boundary`."""
     if protocol == "query_aware":
         return record.prompt_length - 1
     return min(record.context_length, record.prompt_length - 1)

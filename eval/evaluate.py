@@ -1,23 +1,346 @@
-"""Evaluate a prompt under one protocol: prefill once, select tokens per setting, decode batches."""
+"""One prompt under one protocol: prefill once, select tokens per setting, decode as one batch.
+
+Each compressed cache holds the same prompt with other tokens evicted; its heads may keep different
+numbers of them. `EvictingCache.select` gathers all from one prefill. Caches leave the batch when
+their answer ends, and equal ones run once. Greedy decoding only (`kvp.hf.generation`); one by one
+the tokens are those of `model.generate(do_sample=False)` on the same cache.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from numbers import Real
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
+from torch import tensor as as_tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from eval.decode import Decoder, Kept, Prefix, all_kept, outcomes
-from eval.methods import Method, method_fields
-from eval.results.records import Record
-from eval.settings import Setting
-from eval.tasks import Prompt
-from kvp.hf import Prefill, observe
+from eval.methods import Method, Setting, method_fields
+from eval.records import Record
+from kvp.data.encode import Encoded
+from kvp.data.metrics import CHOICE, CHOICE_NORM
+from kvp.data.metrics import chosen as choice_of
+from kvp.data.task import Sample
+from kvp.errors import UsageError
+from kvp.hf import EvictingCache, Prefill, generation, observe, prefill
 from kvp.ops.future_attention import future_attention
-from kvp.ranking import Protection, Selection
+from kvp.plugins import own_errors
+from kvp.ranking import EMPTY_SLOT, Protection, Selection
 from kvp.scoring import ALL_QUERIES, Needs, ViewsAt, score_budgets
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prompt:
+    """One sample, encoded."""
+
+    task: str
+    """Name in the records."""
+    requested_as: str
+    """The task as `--tasks` names it."""
+    sample: Sample
+    encoded: Encoded
+    scored_by: Callable[[Sample, str], float]
+    """The task's score of an answer."""
+    evidence: tuple[int, ...] = ()
+    """Tokens of the prompt that spell its answers (`kvp.data.encode`)."""
+
+    @property
+    def forced(self) -> bool:
+        """Whether the reply is given (perplexity) rather than generated."""
+        return self.sample.metric == "none"
+
+    def boundary(self, protocol: str) -> int:
+        """N, the tokens in the cache when it is compressed.
+
+        query_aware: all but the last prompt token; query_agnostic: the context, not the question.
+        """
+        if protocol == "query_aware":
+            return self.encoded.prompt_length - 1
+        return self.encoded.context_length
+
+    def fed_again(self, protocol: str) -> int:
+        """Tokens after the boundary that scorers see: 1 where it is all that is left, else 0.
+
+        A method that has read the whole prompt has the query of its last token; so it is prefilled,
+        and fed once more after the eviction, as the first token whose attention feels it.
+        """
+        return int(self.boundary(protocol) == self.encoded.prompt_length - 1)
+
+    def question_tokens(self, protocol: str) -> int:
+        """Cached tokens after the context when it is compressed: 0 if query_agnostic."""
+        return max(0, self.boundary(protocol) - self.encoded.context_length)
+
+    @property
+    def ids(self) -> Tensor:
+        """[prompt tokens] int64."""
+        return as_tensor(self.encoded.ids[: self.encoded.prompt_length])
+
+    @property
+    def reply(self) -> Tensor:
+        """[reply tokens] int64."""
+        return as_tensor(self.encoded.reply_ids)
+
+    def score(self, prediction: str) -> float:
+        """The task's score of a prediction, 0 to 1; UsageError where a user's own task fails."""
+        what = f"--tasks {self.requested_as}: its score"
+        with own_errors(self.scored_by, what):
+            score = self.scored_by(self.sample, prediction)
+        if not isinstance(score, Real):
+            raise UsageError(f"{what} must be a number from 0 to 1, got {score!r:.60}")
+        return float(score)
+
+
+ResultT = TypeVar("ResultT")
+
+MAXIMUM_LOGITS = 2**26
+"""Logits of one teacher-forced batch (256 MiB in float32)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prefix:
+    """Keys and values of a prefill: what compressed caches are gathered from."""
+
+    keys: Sequence[Tensor]
+    """Per layer [1, H, N, D], after RoPE."""
+    values: Sequence[Tensor]
+    """Per layer [1, H, N, D]."""
+    others: Mapping[int, Any] = field(default_factory=dict)
+    """Caches of the layers that nothing is evicted from, after N tokens (`kvp.hf.model_config`)."""
+
+    @classmethod
+    def of(cls, prefill: Prefill) -> Prefix:
+        """What a cache may keep of a prefill: not the tokens that are fed again."""
+        tokens = prefill.tokens
+        return cls(
+            keys=[keys[:, :, :tokens] for keys in prefill.keys],
+            values=[values[:, :, :tokens] for values in prefill.values],
+            others={} if prefill.observation is None else prefill.observation.others_kept,
+        )
+
+    @property
+    def tokens(self) -> int:
+        """N, tokens in the cache before eviction."""
+        return self.keys[0].shape[2]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kept:
+    """The tokens one compressed cache keeps."""
+
+    indices: Tensor
+    """[L, H, S] int64, ascending per head, -1 after a head's last one."""
+
+    @property
+    def width(self) -> int:
+        """S, tokens of the largest head."""
+        return self.indices.shape[-1]
+
+    @property
+    def counts(self) -> Tensor:
+        """Tokens kept: [L, H] int64."""
+        return (self.indices != EMPTY_SLOT).sum(-1)
+
+    @property
+    def tokens(self) -> float:
+        """Tokens kept per head, the mean over all heads of the model."""
+        return float(self.counts.double().mean())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome(Generic[ResultT]):
+    """Result of one compressed cache."""
+
+    result: ResultT
+    nbytes: int
+    """Bytes of its keys and values right after the eviction."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decoder:
+    """A model, and how it answers prompts from compressed caches."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    decode_batch: int
+    """Maximum number of compressed caches decoded as one batch."""
+    max_new_tokens: int | None = None
+    """Maximum number of generated tokens; None for the number of each task."""
+
+    def prefill(
+        self, prompt: Prompt, protocol: str, needs: Needs | Iterable[Needs] = ()
+    ) -> Prefill:
+        """Run a prompt up to the boundary of a protocol, with the token that is fed again."""
+        again = prompt.fed_again(protocol)
+        ids = prompt.ids[None, : prompt.boundary(protocol) + again].to(self.model.device)
+        seen = prefill(self.model, ids, needs, tokenizer=self.tokenizer, fed_again=again)
+        return replace(seen, question=prompt.question_tokens(protocol))
+
+    @torch.inference_mode()
+    def answers(
+        self, prompt: Prompt, prefix: Prefix, compressed: Sequence[Kept]
+    ) -> list[Outcome[list[int]]]:
+        """Greedy answer from every cache, as token ids, the ending token included."""
+        feed = prompt.ids[prefix.tokens :]
+        ends = generation.end_tokens(self.model, self.tokenizer)
+        new = self.max_new_tokens or prompt.sample.max_new_tokens
+
+        def run(cache: EvictingCache, batch: int) -> list[list[int]]:
+            fed = feed.expand(batch, -1)
+            return generation.greedy(
+                self.model, cache, fed, prefix.tokens, max_new_tokens=new, ends=ends
+            )
+
+        return _in_batches(prefix, compressed, run, self.decode_batch)
+
+    @torch.inference_mode()
+    def losses(
+        self, prompt: Prompt, prefix: Prefix, compressed: Sequence[Kept]
+    ) -> list[Outcome[float]]:
+        """Negative log-likelihood of the prompt's reply from every cache, summed, in nats."""
+        feed = prompt.ids[prefix.tokens :]
+
+        def run(cache: EvictingCache, batch: int) -> list[float]:
+            return self._losses(cache, feed, prompt.reply, prefix.tokens, batch)
+
+        return _in_batches(prefix, compressed, run, self._rows_of_logits(len(prompt.reply)))
+
+    @torch.inference_mode()
+    def choice_losses(
+        self, prompt: Prompt, prefix: Prefix, compressed: Sequence[Kept]
+    ) -> list[Outcome[list[float]]]:
+        """Negative log-likelihood of each of the prompt's choices from every cache, in nats.
+
+        All choices go on from the same cache after the prompt.
+        """
+        feed = prompt.ids[prefix.tokens :]
+        choices = [torch.tensor(ids) for ids in prompt.encoded.choice_ids]
+
+        def run(cache: EvictingCache, batch: int) -> list[list[float]]:
+            if len(feed) > 1:
+                before = feed[:-1].to(self.model.device).expand(batch, -1)
+                generation.next_logits(self.model, before, cache, prefix.tokens, keep=1)
+            position = prefix.tokens + len(feed) - 1
+            by_choice = [
+                self._losses(cache.fork(), feed[-1:], choice, position, batch) for choice in choices
+            ]
+            return [list(losses) for losses in zip(*by_choice, strict=True)]
+
+        return _in_batches(prefix, compressed, run, self._rows_of_logits(max(map(len, choices))))
+
+    def _rows_of_logits(self, tokens: int) -> int:
+        """Caches whose logits of `tokens` tokens are computed at once."""
+        vocabulary = int(self.model.config.get_text_config().vocab_size)
+        return max(1, min(self.decode_batch, MAXIMUM_LOGITS // (tokens * vocabulary)))
+
+    def _losses(
+        self, cache: EvictingCache, feed: Tensor, reply: Tensor, position: int, batch: int
+    ) -> list[float]:
+        """Negative log-likelihood of `reply` [R] after `feed` [F], which begins at `position`."""
+        target = reply.to(self.model.device)
+        fed = torch.cat([feed.to(self.model.device), target[:-1]]).expand(batch, -1)
+        logits = generation.next_logits(self.model, fed, cache, position, keep=len(reply))
+        log_probs = logits.float().log_softmax(-1)
+        of_targets = log_probs.gather(-1, target.expand(batch, -1)[..., None])[..., 0]
+        totals: list[float] = (-of_targets.double().sum(-1)).tolist()
+        return totals
+
+    def text(self, ids: list[int]) -> str:
+        """The text of an answer."""
+        return str(self.tokenizer.decode(ids, skip_special_tokens=True))
+
+
+def all_kept(prefix: Prefix) -> Kept:
+    """The cache that keeps everything."""
+    heads = prefix.keys[0].shape[1]
+    indices = torch.arange(prefix.tokens).expand(len(prefix.keys), heads, -1)
+    return Kept(indices=indices)
+
+
+def gather(prefix: Prefix, batch: Sequence[Kept]) -> EvictingCache:
+    """One batch with an entry per `Kept`; heads with fewer tokens are filled with empty slots."""
+    width = max(kept.width for kept in batch)
+    layers, heads, _ = batch[0].indices.shape
+    slots = torch.full((len(batch), layers, heads, width), EMPTY_SLOT)
+    for index, kept in enumerate(batch):
+        slots[index, :, :, : kept.width] = kept.indices
+    widest = torch.stack([kept.counts for kept in batch]).amax(dim=(0, 2)).tolist()
+    slots = slots.to(prefix.keys[0].device)
+    indices = [slots[:, layer, :, : widest[layer]] for layer in range(layers)]
+    return EvictingCache.select(
+        prefix.keys, prefix.values, indices, seen=prefix.tokens, others=prefix.others
+    )
+
+
+def _in_batches(
+    prefix: Prefix,
+    compressed: Sequence[Kept],
+    run: Callable[[EvictingCache, int], list[ResultT]],
+    limit: int,
+) -> list[Outcome[ResultT]]:
+    """Run distinct caches in batches; outcomes in the order of `compressed`."""
+    numbers: dict[bytes, int] = {}
+    distinct: list[Kept] = []
+    number_of: list[int] = []
+    for kept in compressed:
+        content = kept.indices.cpu().numpy().tobytes()
+        if content not in numbers:
+            numbers[content] = len(distinct)
+            distinct.append(kept)
+        number_of.append(numbers[content])
+    found: dict[int, Outcome[ResultT]] = {}
+    order = sorted(range(len(distinct)), key=lambda number: distinct[number].tokens)
+    for start in range(0, len(order), limit):  # small caches first
+        batch = order[start : start + limit]
+        cache = gather(prefix, [distinct[number] for number in batch])
+        sizes = cache.entry_nbytes
+        for number, nbytes, result in zip(batch, sizes, run(cache, len(batch)), strict=True):
+            found[number] = Outcome(result=result, nbytes=nbytes)
+    return [found[number] for number in number_of]
+
+
+Fields = dict[str, Any]
+"""Fields of a record that say what came out."""
+
+
+def outcomes(
+    decoder: Decoder, prompt: Prompt, prefix: Prefix, compressed: Sequence[Kept]
+) -> list[Outcome[Fields]]:
+    """Outcome of every cache, as the prompt's metric asks: `score` or, of a given reply, `nll`."""
+    if prompt.forced:
+        tokens = len(prompt.reply)
+        return [
+            Outcome(nbytes=loss.nbytes, result={"nll": loss.result, "reply_tokens": tokens})
+            for loss in decoder.losses(prompt, prefix, compressed)
+        ]
+    if prompt.encoded.choice_ids:
+        return [
+            Outcome(nbytes=losses.nbytes, result=_chosen(prompt, losses.result))
+            for losses in decoder.choice_losses(prompt, prefix, compressed)
+        ]
+    written = [
+        (answer.nbytes, decoder.text(answer.result))
+        for answer in decoder.answers(prompt, prefix, compressed)
+    ]
+    return [
+        Outcome(nbytes=nbytes, result={"prediction": text, "score": prompt.score(text)})
+        for nbytes, text in written
+    ]
+
+
+def _chosen(prompt: Prompt, losses: Sequence[float]) -> Fields:
+    """The choice that the metric picks; `losses` in nats, one per choice."""
+    sample = prompt.sample
+    choice, by_character = (choice_of(losses, sample.choices, one) for one in (CHOICE, CHOICE_NORM))
+    picked = by_character if sample.metric == CHOICE_NORM else choice
+    return {
+        "prediction": sample.choices[picked],
+        "score": float(picked == sample.gold),
+        "score_norm": float(by_character == sample.gold),
+        "choice_nll": list(losses),
+    }
 
 
 @dataclass(frozen=True, kw_only=True)

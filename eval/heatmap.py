@@ -8,7 +8,7 @@ from io import StringIO
 from pathlib import Path
 from statistics import fmean
 
-from eval.results.records import Record, method_label
+from eval.records import Record, method_label
 from kvp.artifacts.files import atomic_write_text
 
 MAP_FIELDS = ("task", "protocol", "method", "policy", "protected", "budget_spec")

@@ -1,8 +1,8 @@
-"""Methods of a run: scorers, each with an allocator, and the full cache.
+"""Methods of a run: scorers, each with an allocator, and the full cache; and their settings.
 
-A `Method` is one line of a results table before protection and budget are chosen (`eval.settings`).
-Scorers are registered ones, learned policies or objects; an allocator splits the budget over the
-heads.
+A `Method` is one line of a results table: a scorer (registered, a learned policy, or an object)
+with an allocator that splits the budget over the heads. A `Setting` is a method with or without
+protection, at one budget; it gives one record per prompt and protocol.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from eval.results.records import FULL, LEARNED, UNIFORM, method_label, without_seed
-from eval.tune.settings_file import TUNED, Tuned, load_settings, tuned_files
+from eval.config import TUNED, tuned_files
+from eval.records import FULL, LEARNED, SELF_SIZED, UNIFORM, method_label, without_seed
+from eval.tune.settings_file import Tuned, load_settings
+from kvp.budgets import Budget
 from kvp.errors import PolicyError, UsageError
 from kvp.geometry import Geometry
 from kvp.manifest import sha256_file
-from kvp.ranking import Allocator
+from kvp.ranking import UNPROTECTED, Allocator, Protection, kept_tokens
 from kvp.scoring import Scorer, SelfSizing
 from policies import load_policy, make_allocator, make_scorer, sizes_itself, split_method
 from policies.allocators.evolved import Evolved
@@ -351,3 +353,103 @@ def method_fields(method: Method) -> dict[str, Any]:
         "policy_seed": method.policy_seed,
         **({"policy_commit": method.policy_commit} if method.policy_commit else {}),
     }
+
+
+PROTECTIONS = {"both": (True, False), "on": (True,), "off": (False,)}
+"""Values of `--protection`: whether first and last tokens are always kept."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """A method with or without protection, at one budget."""
+
+    method: Method
+    budget: Budget | None
+    """None for the full cache, and where the method sizes the cache itself."""
+    protected: bool = False
+    """Whether first and last tokens are always kept."""
+    protection: Protection = UNPROTECTED
+    """The tokens that are always kept."""
+
+    @property
+    def spec(self) -> str | None:
+        """`budget_spec` of its records."""
+        if self.budget is not None:
+            return str(self.budget)
+        return SELF_SIZED if self.method.self_sized else None
+
+    def tokens(self, cached: int) -> int:
+        """Tokens per KV head that it may keep of `cached` ones, all of them without a budget."""
+        return cached if self.budget is None else kept_tokens(self.budget, cached, self.protection)
+
+
+def plan(
+    methods: Sequence[Method],
+    budgets: Sequence[Budget],
+    lengths: Sequence[int],
+    *,
+    protection: str,
+    protected: Protection,
+) -> tuple[list[Setting], list[str]]:
+    """Settings for prompts that compress `lengths` tokens, and notes on budgets too small.
+
+    A percentage keeps the protected tokens of a short prompt at least. Where a budget is below them
+    for every prompt, or is a token count below them, it is run without protection only (`both`) or
+    refused (`on`, UsageError; a percentage then keeps the protected tokens).
+    """
+    small, notes = _small(budgets, lengths, protection=protection, protected=protected)
+    settings: list[Setting] = []
+    for method in methods:
+        if method.scorer is None:
+            settings.append(Setting(method=method, budget=None))
+            continue
+        for budget in (None,) if method.self_sized else budgets:
+            chosen = PROTECTIONS[protection] if method.protected is None else (method.protected,)
+            for flag in chosen:
+                if not (flag and budget in small):
+                    settings.append(
+                        Setting(
+                            method=method,
+                            budget=budget,
+                            protected=flag,
+                            protection=protected if flag else UNPROTECTED,
+                        )
+                    )
+    return settings, notes
+
+
+def without_repeats(settings: Sequence[Setting]) -> list[Setting]:
+    """Settings whose records would have different keys: a tuned setting may also be a default."""
+    by_key = {
+        (*method_fields(each.method).values(), each.protected, each.spec): each
+        for each in reversed(settings)
+    }
+    return list(reversed(by_key.values()))
+
+
+def _small(
+    budgets: Sequence[Budget], lengths: Sequence[int], *, protection: str, protected: Protection
+) -> tuple[set[Budget], list[str]]:
+    """Budgets without protected settings, and a note on each that is below the protected tokens."""
+    left_out: set[Budget] = set()
+    notes: list[str] = []
+    if protection == "off":
+        return left_out, notes
+    for budget in budgets:
+        short = [
+            tokens for tokens in lengths
+            if budget.tokens(tokens) < min(protected.tokens, tokens)
+        ]  # fmt: skip
+        if not short:
+            continue
+        what = f"--budgets {budget} is below the {protected.tokens} protected tokens"
+        if protection == "on" and budget.percent is None:
+            raise UsageError(f"{what}; raise it, or use --protection off, or fewer --recents")
+        if protection == "both" and (budget.percent is None or len(short) == len(lengths)):
+            left_out.add(budget)
+            notes.append(f"{what}: run without protection only")
+        else:
+            notes.append(
+                f"{what} for {len(short)} of {len(lengths)} prompts: these keep the protected ones"
+            )
+    return left_out, notes

@@ -1,24 +1,37 @@
 """Everything of a run that needs no weights: what can be refused is refused here.
 
 Methods, policies, tokenizer, prompts and traces are loaded and checked against the model's
-configuration; the settings of every task and protocol are planned.
+configuration; prompts are encoded once; the settings of every task and protocol are planned.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from eval.config import EvalConfig
+from eval.config import TUNED, EvalConfig, tuned_files
 from eval.cost_curves import open_traces
-from eval.methods import Method, build_methods, check_methods, for_any_protocol
-from eval.settings import Setting, plan, without_repeats
-from eval.tasks import Prompt, load_all, protocols_of
-from eval.tune.settings_file import check_settings
-from kvp.data.task import TaskSettings
-from kvp.data.tasks import expand_tasks
+from eval.evaluate import Prompt
+from eval.methods import (
+    Method,
+    Setting,
+    build_methods,
+    check_methods,
+    for_any_protocol,
+    plan,
+    without_repeats,
+)
+from eval.tune.settings_file import load_settings
+from kvp.data.encode import Encoded, encode, evidence_tokens
+from kvp.data.metrics import CHOICES
+from kvp.data.task import NoPromptError, Sample, TaskSettings
+from kvp.data.tasks import RULER, build_samples, expand_tasks, find_task, ruler_share
+from kvp.data.tasks.text import TEXT
+from kvp.errors import UsageError
 from kvp.geometry import Geometry
 from kvp.hf import geometry_of, load_config, load_tokenizer
 from kvp.hf.loading import check_quantization, torch_device
@@ -26,6 +39,132 @@ from kvp.hf.model_config import context_limit
 from kvp.ranking import Protection
 from kvp.store import TraceReader
 
+
+def protocols_of(protocols: Sequence[str], task: str) -> tuple[str, ...]:
+    """Protocols a task runs under; for running text both are the same and one of them is run."""
+    return ("query_agnostic",) if task == TEXT else tuple(protocols)
+
+
+def load_all(
+    settings: TaskSettings, tokenizer: PreTrainedTokenizerBase, positions: int | None = None
+) -> tuple[list[Prompt], list[str]]:
+    """Prompts of all tasks, and notes on what is missing: tasks of a group that do not fit into
+    `--length` or have no file, rows that were skipped, fewer prompts than requested.
+
+    `positions` is how many tokens the model can hold. Raises UsageError where `--length` is more,
+    where a task that was named does not fit, or none does.
+    """
+    if positions is not None and settings.length > positions:
+        raise UsageError(
+            f"--length {settings.length}: the model has {positions} positions; lower it"
+        )
+    names = expand_tasks(settings.tasks)
+    _check_flags(settings, names)
+    prompts: list[Prompt] = []
+    notes: list[str] = []
+    left_out: dict[str, list[str]] = {}
+    for name in names:
+        try:
+            made, told = load_prompts(name, settings, tokenizer)
+        except NoPromptError as error:
+            if name in settings.tasks:
+                raise
+            left_out.setdefault(error.reason, []).append(name)
+            continue
+        prompts += made
+        notes += told
+    for reason, tasks in left_out.items():
+        notes.append(f"{', '.join(tasks)} {'is' if len(tasks) == 1 else 'are'} left out: {reason}")
+    if TEXT in names:
+        notes.append(
+            "text: there is no question, so both protocols are the same; run as query_agnostic"
+        )
+    if not prompts:
+        raise UsageError("; ".join(notes))
+    if RULER in settings.tasks:
+        notes.append(f"a mean over tasks is over {ruler_share(prompt.task for prompt in prompts)}")
+    return prompts, list(dict.fromkeys(notes))
+
+
+TASKS_OF_FLAG = {
+    "text": re.compile("text"),
+    "data": re.compile("data|longbench_.*|scbench_.*|longmemeval"),
+    "columns": re.compile("data"),
+    "metric": re.compile("data|niah_heatmap.*|longmemeval"),
+    "answer_prefix": re.compile("data"),
+    "depths": re.compile("niah_heatmap|niah_heatmap_numbers"),
+    "lengths": re.compile("niah_heatmap|niah_heatmap_numbers"),
+    "scbench_mode": re.compile("scbench|scbench_.*"),
+    "squad": re.compile("qa_1"),
+    "hotpotqa": re.compile("qa_2"),
+}
+"""Flags that some tasks read, one of which must be among those requested; the first is named."""
+
+
+def _fault(sample: Sample, encoded: Encoded) -> str | None:
+    """Why a sample cannot be measured by its metric; None where it can."""
+    if sample.metric == "none" and not encoded.reply_ids:
+        return "has no reply to measure"
+    if sample.metric not in CHOICES:
+        return None
+    if len(encoded.choice_ids) < 2 or not all(encoded.choice_ids):
+        return "has no choices of one token or more"
+    known = sample.gold is not None and 0 <= sample.gold < len(sample.choices)
+    return None if known else "has no right choice"
+
+
+def _check_flags(settings: TaskSettings, names: Sequence[str]) -> None:
+    """Raise UsageError on a flag that nothing would read."""
+    for flag, readers in TASKS_OF_FLAG.items():
+        if getattr(settings, flag) is not None and not any(map(readers.fullmatch, names)):
+            task = readers.pattern.partition("|")[0]
+            raise UsageError(f"--{flag} is what the task {task} reads: give --tasks {task}, too")
+    if settings.chose_rows and (settings.chat or settings.text or settings.data) is None:
+        raise UsageError(
+            f"{settings.chose_rows} chooses from rows: give --data, --chat or --text, too"
+        )
+
+
+def load_prompts(
+    name: str, settings: TaskSettings, tokenizer: PreTrainedTokenizerBase
+) -> tuple[list[Prompt], list[str]]:
+    """The first `settings.count` samples of a task, encoded, and notes on them.
+
+    With the measure `perplexity` all are measured by their replies. A longer run begins with the
+    same prompts. Raises UsageError where a task has none, or a sample that is measured by its reply
+    has no reply.
+    """
+    samples = build_samples(name, settings, tokenizer)
+    task = find_task(name)
+    prompts = []
+    for sample in samples:
+        if settings.measure == "perplexity":
+            sample = replace(sample, metric="none")
+        encoded = encode(sample, tokenizer)
+        if (fault := _fault(sample, encoded)) is not None:
+            raise UsageError(f"--tasks {name}: sample {sample.id} {fault}")
+        prompts.append(
+            Prompt(
+                task=sample.task,
+                requested_as=name,
+                sample=sample,
+                encoded=encoded,
+                scored_by=task.score,
+                evidence=evidence_tokens(sample, encoded, tokenizer),
+            )
+        )
+    notes = list(getattr(samples, "notes", ()))
+    if not prompts:
+        raise UsageError(
+            "; ".join([f"--tasks {name}: it has nothing for the {settings.split} split", *notes])
+        )
+    if len(prompts) < settings.count:
+        notes.insert(0, f"{name}: only {len(prompts)} of the {settings.count} requested prompts")
+    return prompts, notes
+
+
+COMPARED = ("model", "revision", "length", "sinks", "recents")
+"""Settings of an evaluation that should be those of the tuning."""
 Planned = Mapping[tuple[str, str], Sequence[Setting]]
 """Settings of each (task, protocol)."""
 
@@ -122,6 +261,34 @@ def prepare(
         traces=traces,
         notes=tuple(notes),
     )
+
+
+def check_settings(config: EvalConfig) -> list[str]:
+    """Notes on what differs from the tuning of every `tuned:FILE`.
+
+    Raises UsageError where settings were chosen on the prompts to be evaluated (the same split, or
+    all rows), and where nothing was chosen for a protocol.
+    """
+    notes = []
+    for path in tuned_files(config.method_list):
+        settings = load_settings(Path(path))
+        label = f"--methods {TUNED}:{path}"
+        if config.split in (settings.split, "all"):
+            raise UsageError(
+                f"{label}: its settings were chosen on the {settings.split} split; choose another "
+                f"than --split {config.split}"
+            )
+        known = list(dict.fromkeys(entry.protocol for entry in settings.methods))
+        if missing := [each for each in config.protocol_list if each not in known]:
+            raise UsageError(
+                f"{label}: nothing was chosen for {missing[0]}; tune it, too, or use "
+                f"--protocols {','.join(known)}"
+            )
+        for name in COMPARED:
+            theirs, ours = settings.data.get(name), getattr(config, name)
+            if theirs != ours:
+                notes.append(f"{label}: chosen with --{name} {theirs}, this run has {ours}")
+    return notes
 
 
 def cache_bytes(

@@ -1,63 +1,69 @@
-"""The program: settings in, results folder out.
+"""The program, from its command line and from Python: settings in, results folder out.
 
 Order of work: everything that can be refused is refused first (`eval.prepare`); then the manifest;
 then one batched evaluation per prompt and protocol, appended to rows.jsonl as it is done; then the
 timing pass, the cost curves and the token ranks; then the closing table.
+
+Work is done in pieces: prompts that share a prefill, together or not at all. Questions about one
+context that the compression does not see share a prefill: it is run and compressed once. Every
+question is then fed to caches of its own, so none sees another one, and records are those of each
+prompt alone.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import pandas as pd
 import torch
 from rich.console import Console
 from rich.filesize import decimal
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from eval.conclusion import conclusion
 from eval.config import EvalConfig
 from eval.cost_curves import measure_traces, usable_records
-from eval.evaluate import Bench, RunNames, evaluate
+from eval.evaluate import Bench, Prompt, RunNames, evaluate, evaluate_together, identify
 from eval.heatmap import write_heatmaps
-from eval.methods import Method, file_digests, hub_records, spec_of, with_objects
+from eval.methods import Method, Setting, file_digests, hub_records, spec_of, with_objects
 from eval.prepare import Loaded, Prepared, cache_bytes, methods_of, prepare
-from eval.results.folder import (
+from eval.records import (
+    CURVE_KEY,
     CURVES,
     FILES,
     HEATMAP,
     MANIFEST,
+    PARTS,
     ROWS,
     TIMING,
-    TOKENS,
-    open_folder,
-    read_manifest,
-    tuned_of,
-    write_manifest,
-)
-from eval.results.parts import PARTS, RecordParts
-from eval.results.records import (
-    CURVE_KEY,
     TIMING_KEY,
+    TOKENS,
     Record,
     RecordFile,
+    RecordParts,
+    key_of,
     merge_records,
     read_records,
 )
-from eval.settings import Setting
+from eval.results import open_folder, read_manifest, tuned_of, write_manifest
 from eval.summary import headlines, print_headlines
 from eval.timing import timing_records
 from eval.token_ranks import token_ranks
-from eval.work_pieces import WorkPieces
 from kvp.artifacts.addresses import ObjectPath
 from kvp.artifacts.claim import OutputFolder
 from kvp.config_groups import Rank
+from kvp.costs import span
 from kvp.errors import ResultsError, UsageError
 from kvp.hf import load_model
+from kvp.hf.attention import kvp_attention_set
 from kvp.hf.loading import device_of_rank
-from kvp.hf.model_access import another_model, model_identity
+from kvp.hf.model_access import another_model, check_model, model_identity, name_of, unwrapped
 from kvp.hf.scorer_inputs import check_inputs
 from kvp.manifest import recorded_name, write_sealed_json
 from kvp.progress import Progress, phase, say
@@ -304,17 +310,10 @@ def estimate(bench: Bench, prepared: Prepared) -> list[Record]:
     seconds = time.perf_counter() - started
     count = len(prepared.work)
     say(
-        f"dry run: {seconds:.1f} s for one prompt, so about {duration(seconds * count)} for all "
+        f"dry run: {seconds:.1f} s for one prompt, so about {span(seconds * count)} for all "
         f"{count} evaluations; timing, curves and token ranks come on top. Nothing was written."
     )
     return records
-
-
-def duration(seconds: float) -> str:
-    """Seconds in words: `40 s`, `12 min`, `3.5 h`."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def evaluate_all(bench: Bench, prepared: Prepared, file: RecordFile, rank: Rank = ALONE) -> None:
@@ -364,3 +363,134 @@ def _timed(settings: Sequence[Setting]) -> list[Setting]:
         setting for setting in settings
         if setting.protected or (setting.method, setting.budget) not in protected
     ]  # fmt: skip
+
+
+Work = tuple[Prompt, str, Sequence[Setting]]
+"""A prompt, a protocol, and the settings to evaluate."""
+
+
+def by_prefill(work: Iterable[Work]) -> list[list[Work]]:
+    """Groups of equal prefill, protocol, task and settings, in the order of their first members."""
+    groups: dict[object, list[Work]] = {}
+    for prompt, protocol, settings in work:
+        again = prompt.fed_again(protocol)
+        key = (
+            prompt.task,
+            protocol,
+            prompt.encoded.ids[: prompt.boundary(protocol) + again],
+            again,
+            prompt.question_tokens(protocol),
+            tuple(map(id, settings)),
+        )
+        groups.setdefault(key, []).append((prompt, protocol, settings))
+    return list(groups.values())
+
+
+class WorkPieces:
+    """The pieces of a run, numbered alike in all its processes, and which of them are done."""
+
+    def __init__(self, run: RunNames, prepared: Prepared, file: RecordFile) -> None:
+        """Append to `file`.
+
+        Raises ResultsError where the file holds answers to other prompts of the same names.
+        """
+        for prompt in prepared.prompts:
+            digest = file.digests.get((prompt.task, prompt.sample.id))
+            if digest is not None and digest != prompt.sample.digest:
+                raise ResultsError(
+                    f"{file.path} holds answers to another prompt called {prompt.sample.id}: the "
+                    "data or its task has changed since; choose another --out"
+                )
+        self._run = run
+        self._file = file
+        self._groups = by_prefill(
+            (prompt, protocol, prepared.settings(prompt, protocol))
+            for prompt, protocol in prepared.work
+        )
+
+    def __len__(self) -> int:
+        """Number of pieces."""
+        return len(self._groups)
+
+    def prompts(self, numbers: Iterable[int]) -> int:
+        """Prompts, per protocol, in some pieces."""
+        return sum(len(self._groups[number]) for number in numbers)
+
+    def missing(self, number: int) -> list[Work]:
+        """The prompts of a piece with the settings that have no record yet."""
+        left: list[Work] = []
+        for prompt, protocol, planned in self._groups[number]:
+            settings = [
+                setting for setting in planned
+                if key_of(identify(self._run, prompt, protocol, setting)) not in self._file.keys
+            ]  # fmt: skip
+            if settings:
+                left.append((prompt, protocol, settings))
+        return left
+
+    def undone(self, numbers: Iterable[int]) -> list[int]:
+        """Those of some pieces that lack records."""
+        return [number for number in numbers if self.missing(number)]
+
+    def do(self, bench: Bench, number: int, advance: Callable[[str], None]) -> None:
+        """Evaluate what is missing of a piece; `advance` is called with the name of each prompt."""
+        for group in by_prefill(self.missing(number)):
+            _, protocol, shared = group[0]
+            prompts = [prompt for prompt, _, _ in group]
+            together = evaluate_together(bench, prompts, protocol, shared)
+            for prompt, records in zip(prompts, together, strict=True):
+                self._file.append(records)
+                advance(f"{prompt.task} {protocol}")
+
+
+OF_THE_MODEL = ("dtype", "device", "attention", "revision", "quantization")
+"""Settings that a loaded model has already."""
+
+
+def run_from_python(
+    config: EvalConfig, loaded: Loaded | None = None, *, temporary: bool = False
+) -> pd.DataFrame:
+    """`run`, also of a model that is loaded; a row per record."""
+    if loaded is None:
+        return pd.DataFrame(run(config, temporary=temporary))
+    with ready(loaded.model):
+        return pd.DataFrame(run(described(config, loaded.model), loaded, temporary=temporary))
+
+
+def loaded_model(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, settings: Mapping[str, Any]
+) -> Loaded:
+    """A caller's model and tokenizer; UsageError where one is missing or settings contradict it."""
+    if tokenizer is None:
+        raise UsageError("model= is a model object: give its tokenizer=, too")
+    if given := [name for name in OF_THE_MODEL if name in settings]:
+        raise UsageError(f"{given[0]}= is the model's own: leave it out, or name the model")
+    model = unwrapped(model)
+    check_model(model)
+    return Loaded(model=model, tokenizer=tokenizer)
+
+
+def described(config: EvalConfig, model: PreTrainedModel) -> EvalConfig:
+    """The settings with what a loaded model is; UsageError for a dtype that kvp-eval has not."""
+    dtype: Any = str(model.dtype).removeprefix("torch.")
+    if dtype not in BYTES:
+        raise UsageError(f"model= computes in {dtype}: load it in one of {', '.join(BYTES)}")
+    kind = str(model.config._attn_implementation)
+    return replace(
+        config,
+        model=name_of(model) or type(model).__name__,
+        dtype=dtype,
+        device=str(model.device),
+        attention="eager" if "eager" in kind else "sdpa",
+    )
+
+
+@contextmanager
+def ready(model: PreTrainedModel) -> Iterator[None]:
+    """A model as `load_model` gives it, and afterwards as it was."""
+    training = model.training
+    try:
+        with kvp_attention_set(model), torch.no_grad():
+            yield model.train(False)
+    finally:
+        model.train(training)

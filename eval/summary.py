@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 
+from eval.records import FULL, SELF_SIZED, Record, method_label, policy_groups
 from eval.report.aggregates import ReportedMethod, method_of
-from eval.results.records import FULL, SELF_SIZED, Record, method_label, policy_groups
 from eval.stats import (
     Bounds,
     Interval,

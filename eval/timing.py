@@ -18,12 +18,9 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from eval.decode import Kept, Prefix, all_kept, gather
-from eval.evaluate import Bench, hindsight, run_prefix
-from eval.methods import method_fields
-from eval.results.records import Record
-from eval.settings import Setting
-from eval.tasks import Prompt
+from eval.evaluate import Bench, Kept, Prefix, Prompt, all_kept, gather, hindsight, run_prefix
+from eval.methods import Setting, method_fields
+from eval.records import Record
 from kvp.hf import EvictingCache, Prefill
 from kvp.hf.generation import next_logits
 from kvp.ranking import Selection

@@ -11,9 +11,8 @@ from typing import Any
 
 import torch
 
-from eval.evaluate import Bench, hindsight, run_prefix
+from eval.evaluate import Bench, Prompt, hindsight, run_prefix
 from eval.methods import Method, rankings
-from eval.tasks import Prompt
 from kvp.budgets import Budget
 from kvp.hf import geometry_of
 from kvp.ranking import UNPROTECTED, rank_tokens

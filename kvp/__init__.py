@@ -82,9 +82,11 @@ def evaluate(
     nothing is kept on disk, and neither times nor token ranks are measured unless they are asked
     for. Raises KvpError on anything the caller can mend.
     """
+    from tempfile import TemporaryDirectory
+
     from kvp.plugins import import_own
 
-    ours = import_own("eval.from_python")
+    ours = import_own("eval.run")
     loaded = None
     if model is not None and not isinstance(model, str | os.PathLike):
         loaded = ours.loaded_model(model, tokenizer, settings)
@@ -93,11 +95,11 @@ def evaluate(
     elif model is not None:
         settings = {"model": model, **settings}
     if settings.get("out") is not None:
-        return ours.evaluate(_config("eval.config", "EvalConfig", settings), loaded)
-    with ours.temporary_folder() as out:
-        settings = {"timing_prompts": 0, "tokens": False, **settings, "out": out}
+        return ours.run_from_python(_config("eval.config", "EvalConfig", settings), loaded)
+    with TemporaryDirectory(prefix="kvp-results-") as folder:
+        settings = {"timing_prompts": 0, "tokens": False, **settings, "out": f"{folder}/results"}
         config = _config("eval.config", "EvalConfig", settings)
-        return ours.evaluate(config, loaded, temporary=True)
+        return ours.run_from_python(config, loaded, temporary=True)
 
 
 def _run(config_module: str, config_class: str, run_module: str, settings: dict[str, Any]) -> Any:  # noqa: ANN401

@@ -85,7 +85,7 @@ PROGRAMS = {
         ),
     ),
     "report": Program(
-        "eval.report.config:ReportConfig",
+        "eval.config:ReportConfig",
         "eval.report.run:run",
         "Turn results folders of kvp-eval into one HTML page. It opens without a network; figures "
         "are written as PNG, too.",
@@ -97,8 +97,8 @@ PROGRAMS = {
         ),
     ),
     "compare": Program(
-        "eval.compare.config:CompareConfig",
-        "eval.compare.run:run",
+        "eval.config:CompareConfig",
+        "eval.compare:run",
         "Compare two results folders of kvp-eval. Every method with itself at every budget, paired "
         "by prompt, second minus first.",
         ("kvp compare runs/before runs/after",),
@@ -110,7 +110,7 @@ PROGRAMS = {
         ("kvp list",),
     ),
     "tune": Program(
-        "eval.tune.config:TuneConfig",
+        "eval.config:TuneConfig",
         "eval.tune.run:run",
         "Choose options, allocator and protection of every method on validation prompts. Each "
         "method has the same number of settings, in every protocol. A grid whose best number is at "
@@ -137,7 +137,7 @@ PROGRAMS = {
         ),
     ),
     "evolve": Program(
-        "eval.evolve.config:EvolveConfig",
+        "eval.config:EvolveConfig",
         "eval.evolve.run:run_search",
         "Choose budgets per layer by evolution (EvolKV). Writes budgets.json, which any method "
         "uses as allocator `evolved:FILE`. Interrupted searches resume.",
@@ -181,8 +181,8 @@ PROGRAMS = {
         ("kvp store verify runs/traces",),
     ),
     "push": Program(
-        "eval.push.config:PushConfig",
-        "eval.push.run:run",
+        "eval.config:PushConfig",
+        "eval.push:run",
         "Upload a policy to the Hugging Face hub. Its own files and a model card made from its "
         "record, in one commit. You must be logged in (hf auth login, or HF_TOKEN).",
         (

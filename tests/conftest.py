@@ -402,9 +402,8 @@ def assert_same_results(
     """
 
     def compare(out: Place, whole: Path, *, but: tuple[str, ...] = ("out",)) -> None:
-        from eval.results.folder import read_manifest
-        from eval.results.parts import results_folder
-        from eval.results.records import KEY_FIELDS, read_records
+        from eval.records import KEY_FIELDS, read_records, results_folder
+        from eval.results import read_manifest
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from eval.results.load import load_results
+from eval.results import load_results
 from kvp.programs import run_program
 
 PAGE = (Path(__file__).parents[1] / "docs" / "extending.md").read_text(encoding="utf-8")

@@ -131,7 +131,7 @@ def _repeated(trial: str, name: str, flags: str, read: Reader, out: Path, truth:
 
 def _answers(folder: Path) -> str:
     """Digest of the answers in a results folder, in any order, times left out."""
-    from eval.results.load import load_results
+    from eval.results import load_results
 
     records = [
         {name: value for name, value in record.items() if name not in ("seconds", "sha256")}

@@ -169,7 +169,7 @@ def read_budgets(folder: Path) -> str:
 
 def read_results(folder: Path) -> str:
     """Digest of everything a report reads of a results folder."""
-    from eval.results.load import load_results
+    from eval.results import load_results
     from kvp.errors import ResultsError
 
     results = vars(load_results(folder))

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from eval.methods import Method, build_methods, file_digests
-from eval.settings import Setting
+from eval.methods import Method, Setting, build_methods, file_digests
 from kvp.budgets import Budget, parse_budget
 from kvp.config_groups import split_list
 from kvp.errors import UsageError

@@ -1,6 +1,6 @@
 """Log-likelihoods and caches of one request: prefill once, compress once, feed the rest.
 
-The same pieces as kvp-eval's: `eval.evaluate.keep` selects, `eval.decode.gather` builds the cache.
+The same pieces as kvp-eval's (`eval.evaluate`): `keep` selects, `gather` builds the cache.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from eval.decode import MAXIMUM_LOGITS, Prefix, gather
-from eval.evaluate import Prefilled, keep
+from eval.evaluate import MAXIMUM_LOGITS, Prefilled, Prefix, gather, keep
 from eval.lm_harness.compression import Compression
 from kvp.hf import EvictingCache, evicting, prefill
 from kvp.hf.attention import kvp_attention_set

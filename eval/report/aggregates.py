@@ -14,7 +14,7 @@ from typing import Literal
 
 import numpy as np
 
-from eval.results.records import FULL, SELF_SIZED, UNIFORM, Record
+from eval.records import FULL, SELF_SIZED, UNIFORM, Record
 from eval.stats import Interval, Scores, bootstrap_mean, perplexity, prompt_values
 
 Kind = Literal["accuracy", "perplexity"]

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from eval.records import FULL, LEARNED, UNIFORM
 from eval.report.aggregates import ReportedMethod
-from eval.results.records import FULL, LEARNED, UNIFORM
 from eval.tune.settings_file import Tuned
 
 RECOMMENDED = "global"

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from eval.conclusion import Best, best_lines, curve_sentences, difference_sentences, main_sentence
+from eval.records import FULL, LEARNED, ORACLE, PROTOCOL_NAMES, Record, policy_groups
 from eval.report.aggregates import (
     FIELDS,
     Budgets,
@@ -25,8 +26,7 @@ from eval.report.aggregates import (
     estimates,
 )
 from eval.report.choose_settings import Choice, choose
-from eval.results.load import Results
-from eval.results.records import FULL, LEARNED, ORACLE, PROTOCOL_NAMES, Record, policy_groups
+from eval.results import Results
 from eval.stats import Bounds
 from eval.summary import FULL_COLUMN, Line
 from policies.registry import NULLS

@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from eval.records import FULL, PROTOCOL_NAMES, Record, policy_groups
 from eval.report.aggregates import ReportedMethod, by_method
 from eval.report.comparison import Comparison, select
 from eval.report.tables import NOTHING, Field, Line, Table, budget_names
-from eval.results.load import Results
-from eval.results.records import FULL, PROTOCOL_NAMES, Record, policy_groups
+from eval.results import Results
 from eval.stats import Unit, bootstrap_mean, by_policy
 
 Cells = Mapping[ReportedMethod, Mapping[str | None, Sequence[Record]]]

@@ -16,10 +16,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter, NullLocator, ScalarFormatter
 
+from eval.records import FULL, LEARNED, ORACLE
 from eval.report.aggregates import Estimate, Grid, ReportedMethod
 from eval.report.comparison import Comparison
 from eval.report.costs import Cost, Timing
-from eval.results.records import FULL, LEARNED, ORACLE
 from policies.registry import attention_free
 
 WRITER = "kvp-report"

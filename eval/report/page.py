@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 import pandas
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from eval.records import LEARNED, PROTOCOL_NAMES, Record, policy_groups
 from eval.report import figures, tables
 from eval.report.aggregates import Kind, ReportedMethod, method_of
 from eval.report.comparison import (
@@ -32,8 +33,7 @@ from eval.report.failures import cells_of, evidence_table, failure_table
 from eval.report.figures import Picture
 from eval.report.tables import Table
 from eval.report.tokens import TokenMap, rank_styles, token_map
-from eval.results.load import Results, labels, model_name
-from eval.results.records import LEARNED, PROTOCOL_NAMES, Record, policy_groups
+from eval.results import Results, labels, model_name
 
 GENERATOR = '<meta name="generator" content="kvp-report">'
 """Mark by which a page is recognised as a report."""

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from eval.report.config import ReportConfig
+from eval.config import ReportConfig
+from eval.records import FILES, results_folder
 from eval.report.page import GENERATOR, blocks_of, make_runs, pictures, render
-from eval.results.folder import FILES
-from eval.results.load import join, load_results
-from eval.results.parts import results_folder
+from eval.results import join, load_results
 from eval.tune.settings_file import load_settings
 from kvp.artifacts.addresses import is_address
 from kvp.artifacts.files import atomic_write_bytes

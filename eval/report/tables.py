@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, TypeVar
 
+from eval.records import FULL, LEARNED, ORACLE, PROTOCOL_NAMES, SELF_SIZED, UNIFORM
 from eval.report.aggregates import Budgets, Estimate, ReportedMethod
 from eval.report.comparison import Comparison, in_order
 from eval.report.costs import Cost, Timing
-from eval.results.records import FULL, LEARNED, ORACLE, PROTOCOL_NAMES, SELF_SIZED, UNIFORM
 from eval.stats import Interval, holm, paired_difference, prompts_of
 from eval.summary import over_null
 from policies.registry import NULLS

@@ -10,9 +10,9 @@ import matplotlib
 import numpy as np
 from matplotlib.colors import to_hex
 
+from eval.records import PROTOCOL_NAMES
 from eval.report.comparison import in_order
-from eval.results.load import Results
-from eval.results.records import PROTOCOL_NAMES
+from eval.results import Results
 
 COLORS = 16
 """Shades of tokens and of skill: white is evicted first, the darkest is kept longest."""

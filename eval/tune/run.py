@@ -1,8 +1,12 @@
 """The program: settings in; a results folder with settings.json and settings.csv out, and a table.
 
 All methods and protocols are searched side by side. In each round every search says what it wants
-to know next, and one pass over the prompts measures all of it. The searches depend on scores alone,
-so a run that is started again finds what was measured in rows.jsonl and goes on from there.
+to know next, and one pass over the prompts measures all of it, with the machinery of kvp-eval. The
+searches depend on scores alone, so a run that is started again finds what was measured in
+rows.jsonl and goes on from there.
+
+The score of a candidate is the mean over the budgets of the mean over the tasks of the mean over
+their prompts: of the answers' scores, or of minus the nats per token where replies are given.
 """
 
 from __future__ import annotations
@@ -10,35 +14,329 @@ from __future__ import annotations
 import csv
 import io
 import time
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from eval.config import TUNED, TuneConfig
 from eval.evaluate import Bench, evaluate
-from eval.methods import file_digests, hub_records
+from eval.methods import (
+    ALL_NULLS,
+    PROTECTIONS,
+    Method,
+    Setting,
+    allocated,
+    file_digests,
+    hub_records,
+    learned_methods,
+    method_of,
+    plan,
+    registered_method,
+)
 from eval.prepare import Prepared, prepare
-from eval.results.folder import ROWS, open_folder, write_manifest
-from eval.run import duration, load_bench
-from eval.tune.config import TuneConfig
-from eval.tune.measure import MeasuredRecords, Measurement, Request
+from eval.records import (
+    FULL,
+    LEARNED,
+    ROWS,
+    Record,
+    RecordFile,
+    policy_groups,
+    read_records,
+    value_of,
+)
+from eval.results import open_folder, write_manifest
+from eval.run import evaluate_all, load_bench
+from eval.stats import Interval, Unit, bootstrap_mean
 from eval.tune.search import (
     Candidate,
     Space,
     best_of,
     next_batch,
     open_ends,
+    rule_name,
 )
 from eval.tune.settings_file import SETTINGS, Scored, Tuned, TunedSettings, save_settings
-from eval.tune.subjects import Subject, subjects_of
 from kvp.artifacts.claim import OutputFolder
 from kvp.artifacts.files import atomic_write_text
+from kvp.budgets import Budget
+from kvp.costs import span
+from kvp.errors import UsageError
 from kvp.hf.model_access import model_identity
 from kvp.manifest import digest_json, recorded_name, run_manifest
 from kvp.progress import phase, say
-from kvp.ranking import Protection
+from kvp.ranking import Allocator, Protection
+from kvp.scoring import Scorer
+from policies import make_allocator, make_scorer, sizes_itself, split_method
+from policies.registry import NULLS, Grid, Options, parse
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """One method to tune, policy seeds together."""
+
+    requested: str
+    """The method as `--methods` names it."""
+    group: str
+    """Policies that differ only in seed, where there are several groups."""
+    runs: tuple[Method, ...]
+    """The method with its defaults; one per policy seed."""
+    start: tuple[Scorer | None, ...]
+    """Scorers of the default and the presets; None alone for policies."""
+    options: Grid
+    """Grids of the options that are not fixed."""
+    allocators: tuple[Allocator, ...]
+    fixed_allocator: bool
+    """Whether the method names its allocator."""
+
+    @property
+    def label(self) -> str:
+        """The method as it is requested, with its policy group."""
+        return f"{self.requested}/{self.group}" if self.group else self.requested
+
+    def space(self, protection: str, tokens: int) -> Space:
+        """What is searched, for prompts of at most `tokens` cached tokens."""
+        return Space(
+            start=tuple(
+                Candidate(scorer=scorer, allocator=self.allocators[0], protected=protected)
+                for scorer in self.start
+                for protected in PROTECTIONS[protection]
+            ),
+            options=self.options,
+            allocators=self.allocators,
+            allocator_options=not self.fixed_allocator,
+            tokens=tokens,
+        )
+
+    def every_rule(self) -> list[Method]:
+        """The defaults with every allocator, to check and to digest the files they come from."""
+        return [allocated(method, rule.name) for method in self.runs for rule in self.allocators]
+
+    def methods(self, candidate: Candidate) -> list[Method]:
+        """The candidate as kvp-eval runs it, one method per policy seed."""
+        methods: Sequence[Method] = self.runs
+        if candidate.scorer is not None and candidate.scorer != self.start[0]:
+            methods = [method_of(candidate.scorer)]
+        return [allocated(method, candidate.allocator.name) for method in methods]
+
+    def spec(self, candidate: Candidate) -> str:
+        """Specification of the candidate's scorer, for `--methods`."""
+        if candidate.scorer is None:
+            return LEARNED
+        front = split_method(self.requested)[0]
+        if candidate.scorer == self.start[0]:
+            return front
+        written = parse(front, "method")
+        method = self.runs[0].name
+        if written.name == method:
+            return candidate.scorer.name
+        options = candidate.scorer.name.removeprefix(method)  # of package.module:Name
+        return f"{written.name}:{written.argument}{options}"
+
+
+def subjects_of(config: TuneConfig) -> list[Subject]:
+    """Methods of `--methods`; raises UsageError on what cannot be tuned, and as `build_methods`."""
+    shared = tuple(make_allocator(spec) for spec in config.evaluation.allocator_list)
+    names = [rule_name(allocator) for allocator in shared]
+    if len(set(names)) < len(names) or any(sizes_itself(allocator) for allocator in shared):
+        raise UsageError(
+            f"--allocators {config.allocators}: name each allocator once, and none that ignores "
+            "the budget"
+        )
+    found: list[Subject] = []
+    for text in config.evaluation.method_list:
+        spec, rule = split_method(text)
+        if spec == FULL or spec.startswith(f"{TUNED}:"):
+            raise UsageError(f"--methods {text}: nothing is chosen for it; leave it out")
+        allocators = shared if rule is None else (make_allocator(rule),)
+        if sizes_itself(allocators[0]):
+            raise UsageError(f"--methods {text}: it ignores the budget, so leave it out")
+        common: dict[str, Any] = {
+            "requested": text,
+            "allocators": allocators,
+            "fixed_allocator": rule is not None,
+        }
+        if spec == LEARNED:
+            found += _learned(config, common)
+            continue
+        for name in NULLS if spec == ALL_NULLS else (spec,):
+            requested = name if rule is None else f"{name}+{rule}"
+            found.append(_registered(name, config.seed, {**common, "requested": requested}))
+    return found
+
+
+def _learned(config: TuneConfig, common: Mapping[str, Any]) -> list[Subject]:
+    """One subject per group of policies that differ only in seed."""
+    policies = learned_methods(config.evaluation.policy_list)
+    groups = group_of(policies)
+    return [
+        Subject(
+            group=group,
+            runs=tuple(method for method in policies if groups[method.policy] == group),
+            start=(None,),
+            options={},
+            **common,
+        )
+        for group in dict.fromkeys(groups[method.policy] for method in policies)
+    ]
+
+
+def group_of(policies: Sequence[Method]) -> dict[str | None, str]:
+    """Group of every policy label, as reports name it."""
+    return policy_groups(
+        {"policy": method.policy, "policy_seed": method.policy_seed} for method in policies
+    )
+
+
+def _registered(spec: str, seed: int, common: Mapping[str, Any]) -> Subject:
+    method = registered_method(spec, seed)
+    scorer = method.scorer
+    assert scorer is not None, "a registered method has a scorer"
+    written = parse(spec, "method")
+    presets: list[Scorer] = []
+    fixed = set(written.options)
+    if isinstance(scorer, Options):
+        plain = not written.options and written.argument is None
+        if plain:
+            presets = [make_scorer(f"{spec}:{preset}") for preset in scorer.presets]
+        fixed |= set(scorer.presets.get(written.argument or "", {}))
+    return Subject(
+        group="",
+        runs=(method,),
+        start=tuple(dict.fromkeys([scorer, *presets])),
+        options={
+            name: grid for name, grid in getattr(scorer, "grid", {}).items() if name not in fixed
+        },
+        **common,
+    )
+
+
+Request = tuple[Subject, str, Sequence[Candidate]]
+"""A method, a protocol, and what to measure."""
+Key = tuple[object, ...]
+
+
+class MeasuredRecords(RecordFile):
+    """rows.jsonl with the values of its records in memory."""
+
+    def __init__(self, path: Path) -> None:
+        """Open or create, as `RecordFile`."""
+        super().__init__(path)
+        self.values: dict[Key, dict[Unit, float]] = defaultdict(dict)
+        """(method, variant, allocator, protected, policy, protocol, budget) -> prompt -> value."""
+        self._add(read_records(path) if path.exists() else ())
+
+    def append(self, records: Iterable[Record]) -> None:
+        """Append records, as `RecordFile`."""
+        records = list(records)
+        super().append(records)
+        self._add(records)
+
+    def _add(self, records: Iterable[Record]) -> None:
+        for record in records:
+            key = tuple(record[name] for name in _KEY)
+            self.values[key][record["task"], record["example"]] = value_of(record)
+
+
+_KEY = ("method", "variant", "allocator", "protected", "policy", "protocol", "budget_spec")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """What all measurements of a run share."""
+
+    prepared: Prepared
+    """Prompts, and the protocols of each."""
+    budgets: tuple[Budget, ...]
+    protected: Protection
+    """Tokens that protection keeps."""
+
+    def check(self, protection: str) -> None:
+        """Raise UsageError on prompts or budgets whose scores would not be comparable."""
+        if len({prompt.forced for prompt in self.prepared.prompts}) > 1:
+            raise UsageError(
+                "--tasks: some have answers, others given replies (chat, text); tune on one kind"
+            )
+        small = [
+            budget for budget in self.budgets
+            if any(
+                budget.tokens(length) < min(self.protected.tokens, length)
+                for protocol in self.protocols for length in self.lengths(protocol)
+            )
+        ]  # fmt: skip
+        if protection != "off" and small:
+            raise UsageError(
+                f"--budgets {small[0]} is below the {self.protected.tokens} protected tokens for "
+                "some prompts; raise it, or use --protection off, or fewer --recents"
+            )
+
+    @property
+    def protocols(self) -> tuple[str, ...]:
+        """Protocols that have prompts."""
+        return tuple(dict.fromkeys(protocol for _, protocol in self.prepared.work))
+
+    def lengths(self, protocol: str) -> list[int]:
+        """Cached tokens of every prompt under a protocol."""
+        return [prompt.boundary(name) for prompt, name in self.prepared.work if name == protocol]
+
+    def planned(self, requests: Sequence[Request]) -> Prepared:
+        """The work of measuring candidates, as kvp-eval takes it."""
+        settings: dict[str, list[Setting]] = {protocol: [] for protocol in self.protocols}
+        for subject, protocol, candidates in requests:
+            for candidate in candidates:
+                settings[protocol] += self._settings(subject, candidate)
+        planned = {
+            (prompt.task, protocol): settings[protocol] for prompt, protocol in self.prepared.work
+        }
+        work = tuple(pair for pair in self.prepared.work if settings[pair[1]])
+        return replace(self.prepared, planned=planned, work=work)
+
+    def _settings(self, subject: Subject, candidate: Candidate) -> list[Setting]:
+        settings, _ = plan(
+            subject.methods(candidate), self.budgets, (),
+            protection="on" if candidate.protected else "off", protected=self.protected,
+        )  # fmt: skip
+        return settings
+
+    def measure(self, bench: Bench, file: MeasuredRecords, requests: Sequence[Request]) -> None:
+        """Evaluate what is not in the file yet; all candidates share the prefill of a prompt."""
+        evaluate_all(bench, self.planned(requests), file)
+
+    def score(
+        self, file: MeasuredRecords, subject: Subject, protocol: str, candidate: Candidate,
+        *, resamples: int,
+    ) -> Interval:  # fmt: skip
+        """Score of a measured candidate on the prompts and budgets of this run."""
+        units = [
+            (prompt.task, prompt.sample.id)
+            for prompt, name in self.prepared.work if name == protocol
+        ]  # fmt: skip
+        scores: dict[Hashable, dict[Unit, float]] = {}
+        for method in subject.methods(candidate):
+            keys = [_key(method, candidate, protocol, str(budget)) for budget in self.budgets]
+            scores[method.policy] = {
+                unit: sum(file.values[key][unit] for key in keys) / len(keys) for unit in units
+            }
+        bounds = None if self.prepared.prompts[0].forced else (0, 1)
+        return bootstrap_mean(scores, bounds=bounds, resamples=resamples)
+
+    def scores(
+        self, file: MeasuredRecords, subject: Subject, protocol: str, batch: Sequence[Candidate]
+    ) -> Mapping[Candidate, float]:
+        """Scores of measured candidates, without intervals."""
+        return {each: self.score(file, subject, protocol, each, resamples=1).mean for each in batch}
+
+
+def _key(method: Method, candidate: Candidate, protocol: str, budget: str) -> Key:
+    return (
+        method.name, method.variant, method.allocator, candidate.protected, method.policy,
+        protocol, budget,
+    )  # fmt: skip
+
 
 TABLE = "settings.csv"
 """Every setting that was tried, in the order of trying."""
@@ -137,7 +435,7 @@ def _estimate(config: TuneConfig, measurement: Measurement, subjects: Sequence[S
     answers = len(evaluate(bench, prompt, protocol, first.settings(prompt, protocol)))
     seconds = (time.perf_counter() - started) * each / answers
     say(
-        f"dry run: about {duration(seconds * len(first.work))} from one prompt and {answers} "
+        f"dry run: about {span(seconds * len(first.work))} from one prompt and {answers} "
         "answers. Nothing was written."
     )
 

@@ -6,24 +6,19 @@ of its results, from which kvp-report takes them. `docs/formats.md` describes th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
 from pydantic import TypeAdapter, ValidationError
 
-from eval.config import EvalConfig
-from kvp.errors import ResultsError, UsageError
+from kvp.errors import ResultsError
 from kvp.manifest import read_sealed_json, write_sealed_json
 
 FORMAT = "kvp-settings"
 FORMAT_VERSION = 1
 SETTINGS = "settings.json"
-TUNED = "tuned"
-"""What precedes the colon where `--methods` names such a file."""
-COMPARED = ("model", "revision", "length", "sinks", "recents")
-"""Settings of an evaluation that should be those of the tuning."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,37 +101,3 @@ def load_settings(path: Path) -> TunedSettings:
     if content.get("format") != FORMAT or content.get("format_version") != FORMAT_VERSION:
         raise ResultsError(f"{path} holds no settings of this kvp tune (version {FORMAT_VERSION})")
     return TunedSettings.from_json(content, str(path))
-
-
-def tuned_files(methods: Iterable[object]) -> list[str]:
-    """Paths of the settings files that `--methods` names as `tuned:PATH`."""
-    found = [each.partition(":") for each in methods if isinstance(each, str)]
-    return [path.strip() for name, colon, path in found if name.strip() == TUNED and colon]
-
-
-def check_settings(config: EvalConfig) -> list[str]:
-    """Notes on what differs from the tuning of every `tuned:FILE`.
-
-    Raises UsageError where settings were chosen on the prompts to be evaluated (the same split, or
-    all rows), and where nothing was chosen for a protocol.
-    """
-    notes = []
-    for path in tuned_files(config.method_list):
-        settings = load_settings(Path(path))
-        label = f"--methods {TUNED}:{path}"
-        if config.split in (settings.split, "all"):
-            raise UsageError(
-                f"{label}: its settings were chosen on the {settings.split} split; choose another "
-                f"than --split {config.split}"
-            )
-        known = list(dict.fromkeys(entry.protocol for entry in settings.methods))
-        if missing := [each for each in config.protocol_list if each not in known]:
-            raise UsageError(
-                f"{label}: nothing was chosen for {missing[0]}; tune it, too, or use "
-                f"--protocols {','.join(known)}"
-            )
-        for name in COMPARED:
-            theirs, ours = settings.data.get(name), getattr(config, name)
-            if theirs != ours:
-                notes.append(f"{label}: chosen with --{name} {theirs}, this run has {ours}")
-    return notes

@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from eval.push.card import model_card
-from eval.results.load import load_results
+from eval.push import model_card
+from eval.results import load_results
 from kvp.manifest import portable
 from policies.policy_files import WEIGHTS, load_shard, save_policy
 from policies.sources import BUNDLED

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from eval.records import FULL, LEARNED, ORACLE
 from eval.report import tables
 from eval.report.comparison import Comparison
 from eval.report.tables import Table
-from eval.results.records import FULL, LEARNED, ORACLE
 from eval.stats import Interval, paired_difference
 from policies.registry import NULLS
 

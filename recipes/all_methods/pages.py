@@ -20,12 +20,12 @@ from pathlib import Path
 import method_tables
 from blocks import fill_file
 
+from eval.records import PROTOCOL_NAMES
 from eval.report import tables
 from eval.report.aggregates import Kind
 from eval.report.comparison import Comparison, compare
 from eval.report.tables import markdown
-from eval.results.load import Results, load_results
-from eval.results.records import PROTOCOL_NAMES
+from eval.results import Results, load_results
 
 PROTOCOLS = ("query_aware", "query_agnostic")
 KINDS: tuple[Kind, ...] = ("accuracy", "perplexity")

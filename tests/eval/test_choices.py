@@ -13,11 +13,9 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from eval.decode import all_kept
-from eval.evaluate import Bench, evaluate, hindsight, keep, run_prefix
-from eval.methods import build_methods
-from eval.settings import Setting
-from eval.tasks import Prompt, load_prompts
+from eval.evaluate import Bench, Prompt, all_kept, evaluate, hindsight, keep, run_prefix
+from eval.methods import Setting, build_methods
+from eval.prepare import load_prompts
 from kvp.budgets import parse_budget
 from kvp.config_groups import split_list
 from kvp.data.encode import encode
@@ -170,7 +168,7 @@ def test_samples_without_a_right_choice_are_refused(
         ({"choices": ("a", "")}, "has no choices of one token or more"),
     ):
         sample = asked(**changes)
-        monkeypatch.setattr("eval.tasks.build_samples", lambda *_, made=sample: [made])
+        monkeypatch.setattr("eval.prepare.build_samples", lambda *_, made=sample: [made])
         with pytest.raises(UsageError, match=reason):
             load_prompts(DATA, SETTINGS, bench.tokenizer)
 

@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from eval.config import EvalConfig
+from eval.config import EvalConfig, TuneConfig
 from eval.methods import build_methods
-from eval.tune.config import TuneConfig
 from kvp.programs import run_program
 from policies import split_method
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from eval.results.records import read_records
+from eval.records import read_records
 from kvp.artifacts.jsonl import JsonLines
 from kvp.programs import evaluate, run_program
 

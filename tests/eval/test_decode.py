@@ -1,14 +1,26 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 from transformers import PreTrainedModel
 
-from eval.decode import Kept, Prefix, all_kept, forced, gather, greedy
+from eval.evaluate import Decoder, Kept, Prefix, all_kept, gather
 from kvp.hf import EvictingCache, observe
 
 PROMPT = 24
 BOUNDARY = 20
+
+
+def _decoder(model: PreTrainedModel, decode_batch: int, new: int = 12) -> Decoder:
+    tokenizer: Any = SimpleNamespace(eos_token_id=0)
+    return Decoder(model=model, tokenizer=tokenizer, decode_batch=decode_batch, max_new_tokens=new)
+
+
+def _prompt(ids: torch.Tensor, reply: torch.Tensor | None = None) -> Any:
+    return SimpleNamespace(ids=ids, reply=reply)
 
 
 def _prefix(model: PreTrainedModel, ids: torch.Tensor) -> Prefix:
@@ -51,15 +63,7 @@ def test_every_cache_decodes_as_generate_does_alone(
         ids = torch.randint(1, 40, (PROMPT,), generator=torch.Generator().manual_seed(seed))
         prefix = _prefix(tiny_model, ids)
         caches = [*_random_caches(prefix, [3, 18, 5, 8, 5, 12], seed), all_kept(prefix)]
-        answers = greedy(
-            tiny_model,
-            prefix,
-            caches,
-            ids[BOUNDARY:],
-            max_new_tokens=12,
-            decode_batch=decode_batch,
-            ends=[0],
-        )
+        answers = _decoder(tiny_model, decode_batch).answers(_prompt(ids), prefix, caches)
         assert [answer.result for answer in answers] == [
             _generate(tiny_model, prefix, kept, ids, 12) for kept in caches
         ]
@@ -83,10 +87,8 @@ def test_equal_caches_run_once(
         return tiny_model_forward(*args, **kwargs)
 
     monkeypatch.setattr(tiny_model, "forward", counted)
-    answers = greedy(
-        tiny_model, prefix, [first, second, first, first], ids[BOUNDARY:], max_new_tokens=2,
-        decode_batch=8, ends=[0],
-    )  # fmt: skip
+    caches = [first, second, first, first]
+    answers = _decoder(tiny_model, 8, new=2).answers(_prompt(ids), prefix, caches)
     assert max(widths) == 2
     assert answers[0] == answers[2] == answers[3]
 
@@ -98,11 +100,9 @@ def test_forced_reply_of_evicted_caches_does_not_depend_on_the_batch(
     reply = torch.tensor([7, 7, 30])
     prefix = _prefix(tiny_model, ids)
     caches = _random_caches(prefix, [4, 7, 12, 7], 1)
-    together = forced(tiny_model, prefix, caches, ids[BOUNDARY:], reply, decode_batch=8)
-    alone = [
-        forced(tiny_model, prefix, [kept], ids[BOUNDARY:], reply, decode_batch=1)[0]
-        for kept in caches
-    ]
+    prompt = _prompt(ids, reply)
+    together = _decoder(tiny_model, 8).losses(prompt, prefix, caches)
+    alone = [_decoder(tiny_model, 1).losses(prompt, prefix, [kept])[0] for kept in caches]
     losses = [loss.result for loss in together]
     assert losses == pytest.approx([loss.result for loss in alone], abs=1e-4)
     assert len({round(loss, 3) for loss in losses}) == 4

@@ -10,10 +10,9 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from eval.config import EvalConfig
-from eval.evaluate import Bench, evaluate, hindsight, keep, run_prefix
-from eval.methods import build_methods
-from eval.settings import Setting
-from eval.tasks import Prompt, load_all
+from eval.evaluate import Bench, Prompt, evaluate, hindsight, keep, run_prefix
+from eval.methods import Setting, build_methods
+from eval.prepare import load_all
 from kvp.budgets import parse_budget
 from kvp.config_groups import split_list
 from kvp.data.task import TaskSettings

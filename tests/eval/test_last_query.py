@@ -10,12 +10,10 @@ import torch
 from torch import Tensor
 
 from eval.config import EvalConfig
-from eval.decode import Kept
-from eval.evaluate import Bench, evaluate, keep, run_prefix
-from eval.evolve.candidates import PromptSet, target_of
-from eval.methods import Method, build_methods
-from eval.settings import Setting
-from eval.tasks import Prompt, load_all
+from eval.evaluate import Bench, Kept, Prompt, evaluate, keep, run_prefix
+from eval.evolve.run import PromptSet, target_of
+from eval.methods import Method, Setting, build_methods
+from eval.prepare import load_all
 from eval.timing import timing_records
 from kvp.budgets import parse_budget
 from kvp.config_groups import split_list

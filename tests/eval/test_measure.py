@@ -12,8 +12,9 @@ import torch
 from rich.console import Console
 
 from eval.config import EvalConfig
+from eval.evaluate import Prompt
+from eval.prepare import load_all
 from eval.summary import headlines, print_headlines
-from eval.tasks import Prompt, load_all
 from kvp.data.ruler import RULER_13
 from kvp.data.task import TaskSettings
 from kvp.errors import UsageError

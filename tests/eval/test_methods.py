@@ -6,9 +6,8 @@ import pytest
 
 from eval.config import EvalConfig
 from eval.method_listing import run as print_methods
-from eval.methods import Method, policy_sources
+from eval.methods import Method, plan, policy_sources
 from eval.prepare import methods_of
-from eval.settings import plan
 from kvp.budgets import parse_budgets
 from kvp.config_groups import NoSettings
 from kvp.errors import PolicyError, UsageError

@@ -9,15 +9,13 @@ from typing import Any
 
 import pytest
 
-import eval.work_pieces
+import eval.run
 from eval.config import EvalConfig
 from eval.evaluate import Bench, evaluate, evaluate_together
-from eval.methods import build_methods
+from eval.methods import Setting, build_methods
 from eval.prepare import methods_of, prepare
-from eval.results.records import RecordFile, key_of
-from eval.run import evaluate_all
-from eval.settings import Setting
-from eval.work_pieces import by_prefill
+from eval.records import RecordFile, key_of
+from eval.run import by_prefill, evaluate_all
 from kvp.config_groups import split_list
 from kvp.programs import evaluate as main
 
@@ -136,10 +134,10 @@ def test_a_killed_run_goes_on_where_it_was(
     rest = tmp_path / "cut" / "rows.jsonl"
     kept = rest.read_text()
     rest.write_text(kept + '{"model": "torn')
-    together = eval.work_pieces.evaluate_together
+    together = eval.run.evaluate_together
     asked: list[int] = []
     monkeypatch.setattr(
-        eval.work_pieces, "evaluate_together",
+        eval.run, "evaluate_together",
         lambda bench, prompts, *rest: asked.append(len(prompts)) or together(bench, prompts, *rest),
     )  # fmt: skip
     assert run(cut) == 0

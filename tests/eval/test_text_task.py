@@ -12,7 +12,8 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from eval.config import EvalConfig
-from eval.tasks import Prompt, load_all, protocols_of
+from eval.evaluate import Prompt
+from eval.prepare import load_all, protocols_of
 from kvp.data.synthetic.text import split_of
 from kvp.data.task import TaskSettings
 from kvp.data.tasks.text import stretches

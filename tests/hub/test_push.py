@@ -12,8 +12,8 @@ import pytest
 import yaml
 from huggingface_hub import constants
 
-from eval.push.config import PushConfig
-from eval.push.run import run
+from eval.config import PushConfig
+from eval.push import run
 from kvp.manifest import digest_json, read_sealed_json, sha256_file, write_sealed_json
 from kvp.programs import run_program
 from policies import load_policy
@@ -135,7 +135,7 @@ def test_a_base_model_is_one_of_the_hub(cache: Path, policy_folder: Path, tmp_pa
 
 
 def _card(folder: Path) -> str:
-    from eval.push.card import model_card
+    from eval.push import model_card
 
     return model_card(load_shard(folder), "org/gates", license=None)
 

@@ -100,7 +100,7 @@ def test_evaluate_takes_names_and_scorer_objects_in_one_list(
         given.append(config)
         return []
 
-    monkeypatch.setattr("eval.from_python.run", run)
+    monkeypatch.setattr("eval.run.run", run)
     assert kvp.evaluate(methods=["full", mine], budgets=["25%", "50%"], out="results").empty
     (config,) = given
     assert config.method_list == ("full", mine)

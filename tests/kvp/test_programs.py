@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
+from eval.config import TUNED
 from eval.methods import ALL_NULLS
-from eval.results.records import FULL, LEARNED
-from eval.tune.settings_file import TUNED
+from eval.records import FULL, LEARNED
 from kvp import __version__
 from kvp.command_line import flags_of, visible_flags
 from kvp.known_names import ALLOCATORS, OTHER_METHODS, SCORERS

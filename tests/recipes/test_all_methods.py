@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from eval.tune.config import TuneConfig
+from eval.config import TuneConfig
+from eval.tune.run import subjects_of
 from eval.tune.settings_file import load_settings
-from eval.tune.subjects import subjects_of
 from kvp.artifacts.jsonl import JsonLines
 from kvp.command_line import parse
 from kvp.config_groups import split_list

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import eval.evolve.run
-from eval.evolve.candidates import Target
-from eval.evolve.config import EvolveConfig
-from eval.evolve.search_folder import Generation, Journal
-from eval.tasks import Prompt
+from eval.config import EvolveConfig
+from eval.evaluate import Prompt
+from eval.evolve.run import Target
+from eval.evolve.search import Generation, Journal
 from kvp.artifacts.jsonl import JsonLines
 from kvp.budgets import parse_budget
 from kvp.command_line import parse

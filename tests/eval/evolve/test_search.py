@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eval.evolve.search import (
+    Journal,
     Scheme,
     SearchPlan,
     cache_score,
@@ -21,7 +22,6 @@ from eval.evolve.search import (
     reply_score,
     search,
 )
-from eval.evolve.search_folder import Journal
 from kvp.artifacts.jsonl import JsonLines
 from kvp.errors import ResultsError
 

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from lm_eval.tasks import TaskManager
 
-from eval.lm_harness.local_files import hub_row, write_tasks
-from eval.lm_harness.rouge_score import rouge_l
+from eval.lm_harness.local_files import hub_row, rouge_l, write_tasks
 from kvp.errors import UsageError
 
 BOOLQ = {"passage": "Ice is cold.", "question": "is ice cold", "label": 1}

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from eval.report.page import blocks_of, commands, make_runs, render
-from eval.results.load import join, labels, load_results, model_name
+from eval.results import join, labels, load_results, model_name
 from kvp.errors import ResultsError
 from kvp.manifest import read_sealed_json, write_sealed_json
 from kvp.metrics import METRICS_VERSION

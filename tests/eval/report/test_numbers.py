@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from eval.records import policy_groups
 from eval.report import tables
 from eval.report.aggregates import Grid, ReportedMethod, budget_axis, by_method, estimates
 from eval.report.choose_settings import choose
@@ -18,8 +19,7 @@ from eval.report.failures import evidence_table, failure_table
 from eval.report.figures import line_styles
 from eval.report.tables import Field, Table
 from eval.report.tokens import token_map
-from eval.results.load import load_results
-from eval.results.records import policy_groups
+from eval.results import load_results
 from eval.tune.settings_file import Scored, Tuned
 
 Record = dict[str, Any]

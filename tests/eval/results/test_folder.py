@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from eval.config import EvalConfig
-from eval.results.folder import (
+from eval.results import (
     open_folder,
     write_manifest,
 )

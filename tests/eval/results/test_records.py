@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from eval.results.parts import RecordParts
-from eval.results.records import (
+from eval.records import (
     KEY_FIELDS,
     RecordFile,
+    RecordParts,
     key_of,
     merge_records,
     method_label,

@@ -11,7 +11,7 @@ from statistics import mean
 
 import pytest
 
-from eval.results.records import read_records
+from eval.records import read_records
 from eval.tune.settings_file import load_settings
 from kvp.programs import evaluate, report, run_program
 

@@ -18,11 +18,10 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from eval.compare.config import CompareConfig
+from eval.config import CompareConfig
+from eval.records import FULL, Record, policy_groups, results_folder
 from eval.report.aggregates import ReportedMethod, method_of
-from eval.results.load import Results, load_results
-from eval.results.parts import results_folder
-from eval.results.records import FULL, Record, policy_groups
+from eval.results import Results, load_results
 from eval.stats import (
     Interval,
     Scores,

@@ -1,1 +1,0 @@
-"""kvp push: upload a policy to the hub, with a card made of its own numbers."""
