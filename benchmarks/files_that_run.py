@@ -22,7 +22,7 @@ import torch
 import kvp
 from eval.run import WorkPieces
 from kvp import evicting, load_model, load_policy, make_allocator
-from train.model.ranker_training import RankerTraining
+from train.ranker_training import RankerTraining
 
 ROOT = Path(kvp.__file__).parents[1]
 PRODUCT = tuple(f"{ROOT}/{name}/" for name in ("kvp", "trace_collect", "train", "policies", "eval"))

@@ -5,7 +5,7 @@
 
 The default shapes are those of the KVP paper: Qwen2.5-7B (28 layers of 4 KV heads, D = 128), caches
 of 4,500 tokens, 16 contexts per step. Keys, values and importance are random: time does not depend
-on them. The step is that of `train.model.ranker_training`, without Lightning, reading and
+on them. The step is that of `train.ranker_training`, without Lightning, reading and
 validation. Variants take turns, so that other work of the machine slows all of them equally.
 `seconds` is the wall time of a step (median over steps and rounds), `processor_seconds` what its
 threads computed: the number to compare on a busy CPU.
@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.measuring import in_process, peak_bytes, write_report
 
 if TYPE_CHECKING:  # the parent stays small: memory is that of the processes it starts
-    from train.data.contexts import Context
-    from train.model.ranker_training import RankerTraining
+    from train.contexts import Context
+    from train.ranker_training import RankerTraining
 
 PARTS = ("forward", "loss", "backward", "clipping", "optimizer", "averaging")
 
@@ -102,7 +102,7 @@ def _measure(
 
 
 def _step(module: RankerTraining, optimizer: Any, clock: _Clock, step: int) -> None:  # noqa: ANN401
-    """One step, as Lightning makes `train.model.ranker_training` take it."""
+    """One step, as Lightning makes `train.ranker_training` take it."""
     from train.optim import update_average
 
     with clock.step():
@@ -179,8 +179,8 @@ def _training(
 
     from kvp.store import SequenceRecord
     from policies.ranker import HeadRankers, RankerSpec
-    from train.data.contexts import ContextSource
-    from train.model.ranker_training import RankerTraining
+    from train.contexts import ContextSource
+    from train.ranker_training import RankerTraining
     from train.recipe import PRESETS
 
     sizes: dict[str, Any] = {"hidden": args.hidden, "contexts": args.contexts, "min_prefix": 1}
@@ -224,7 +224,7 @@ class _RandomContexts:
     def __init__(self, heads: int, args: argparse.Namespace) -> None:
         import torch
 
-        from train.data.contexts import Context
+        from train.contexts import Context
 
         self.device = torch.device(args.device)
         random = torch.Generator(self.device).manual_seed(0)

@@ -125,8 +125,8 @@ PROGRAMS = {
         ),
     ),
     "distill": Program(
-        "train.distill.config:DistillConfig",
-        "train.distill.run:run",
+        "train.config:DistillConfig",
+        "train.distill:run",
         "Fine-tune a trained policy end to end. The model runs over the replies of traces behind a "
         "softly evicted cache, and the policy learns what makes these replies likely, or what "
         "changes the model's predictions least. Heads that compete for one budget gain most.",
@@ -147,8 +147,8 @@ PROGRAMS = {
         ),
     ),
     "calibrate": Program(
-        "train.calibration.config:CalibrateConfig",
-        "train.calibration.run:run",
+        "train.config:CalibrateConfig",
+        "train.calibration:run",
         "Make the scores of a policy's heads comparable, in place. Fitted on the validation "
         "sequences of a trace store; weights and each head's ranking stay.",
         (
@@ -158,8 +158,8 @@ PROGRAMS = {
         ),
     ),
     "merge": Program(
-        "train.merge.config:MergeConfig",
-        "train.merge.run:run",
+        "train.config:MergeConfig",
+        "train.head_shards:run",
         "Join policies of some KV heads each, written by kvp-train --heads. The result is the "
         "policy that one run of all heads would have written.",
         (

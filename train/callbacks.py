@@ -18,10 +18,10 @@ from torch.utils.tensorboard import SummaryWriter
 from kvp.geometry import Geometry
 from kvp.progress import Progress
 from kvp.ranking import Protection
-from train.data.compression_points import CompressionPoint
-from train.data.contexts import ContextSource
+from train.compression_points import CompressionPoint
+from train.contexts import ContextSource
 from train.distributed import ALONE, Workers
-from train.model.ranker_training import RankerTraining
+from train.ranker_training import RankerTraining
 from train.run_folder import RunFolder
 from train.summary import head_names
 from train.validation import evaluate

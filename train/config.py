@@ -1,4 +1,4 @@
-"""Settings of `kvp-train`; no torch here, so that `--help` answers at once.
+"""Settings of `kvp-train`, `kvp calibrate`, `kvp merge` and `kvp distill`; no torch here.
 
 The settings of the recipe (`train.recipe`) are None until a preset gives them; a config has done so
 when it is made.
@@ -6,26 +6,31 @@ when it is made.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from kvp.budgets import parse_budget_range
 from kvp.config_groups import (
     AnswerConfig,
     DataConfig,
+    DeviceConfig,
     DryRunConfig,
+    DtypeName,
     Group,
     MemoryConfig,
     ModelConfig,
     RunConfig,
     optional,
+    split_list,
 )
-from train.calibration.config import CalibrationConfig, calibration_target
-from train.head_range import AUTO, parse_heads
-from train.objectives import READ_BY
-from train.online.settings import OnlineConfig, OnlineSettings
+from kvp.errors import KvpError, UsageError
+from kvp.geometry import Geometry
 from train.recipe import (
     PRESETS,
+    READ_BY,
+    CalibrationName,
     ContextSettings,
     ObjectiveSettings,
     OptimizerSettings,
@@ -34,6 +39,8 @@ from train.recipe import (
     Recipe,
 )
 
+AUTO_HEADS = "auto"
+"""`--heads` that every process of a job finds out for itself (`train.head_shards`)."""
 _RECIPE_GROUPS = (RankerSettings, ObjectiveSettings, OptimizerSettings, ContextSettings)
 
 if TYPE_CHECKING:  # what a config holds once it is made
@@ -77,6 +84,42 @@ class ValidationConfig(Group):
         "validation_contexts": 1,
         "checkpoint_every": 1,
     }
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalibrationConfig(Group):
+    """Calibration."""
+
+    calibration: CalibrationName = "auto"
+    """What scores are calibrated to on validation contexts (docs/method.md), so that heads can
+    compete; auto is reply_contribution for rankers trained on max_reply_attention, else
+    contribution. kvp calibrate changes it later, and removes it where this is none."""
+    calibration_contexts: int = 48
+    """Held-out contexts the calibration is fitted on."""
+
+    MINIMUMS: ClassVar[Mapping[str, float]] = {"calibration_contexts": 1}
+
+
+def calibration_target(calibration: CalibrationName, label: str) -> CalibrationName:
+    """What rankers trained on `label` are calibrated to: `calibration`, where it is not auto."""
+    if calibration != "auto":
+        return calibration
+    return "reply_contribution" if label == "max_reply_attention" else "contribution"
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnlineConfig(Group):
+    """Online collection."""
+
+    validation_sequences: int = 40
+    """Sequences of the validation split. Those of the training split are --sequences, 100 where it
+    names no number; each runs through the model once, and all stay in RAM."""
+
+    MINIMUMS: ClassVar[Mapping[str, float]] = {"validation_sequences": 1}
+
+
+_ONLINE_GROUPS = (ModelConfig, DataConfig, AnswerConfig, OnlineConfig)
+"""Settings that a trace store does not need."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,17 +195,21 @@ class TrainConfig(
                 f"--devices must lie in 1..{recipe.contexts}, the --contexts that they share, "
                 f"got {self.devices}"
             )
-        if self.heads is not None:
-            if self.heads != AUTO:
-                parse_heads(self.heads)
-            elif self.devices > 1:
+        if self.heads == AUTO_HEADS:
+            if self.devices > 1:
                 raise ValueError("--heads auto needs --devices 1: its processes do not talk")
+        elif self.heads is not None:
+            start, colon, stop = self.heads.partition(":")
+            if not (colon and start.isdecimal() and stop.isdecimal() and int(start) < int(stop)):
+                raise ValueError(f"--heads must be START:STOP, as in 0:56, got {self.heads}")
 
     def _check_source(self) -> None:
         if self.only_costs and self.source == "traces":
             return  # no source is chosen yet
         if self.source == "traces":
-            self._check_online_unused()
+            for one in (one for group in _ONLINE_GROUPS for one in fields(group)):
+                if getattr(self, one.name) != one.default:
+                    raise ValueError(f"--{one.name} needs --source model")
             if self.traces is None:
                 raise ValueError("--traces is missing: name a trace store, or use --source model")
             return
@@ -171,23 +218,26 @@ class TrainConfig(
         if self.allow_incomplete:
             raise ValueError("--allow_incomplete needs --source traces")
 
-    def _check_online_unused(self) -> None:
-        """Raise ValueError for settings of a model that a store does not need."""
-        defaults = OnlineSettings()
-        for name in [one.name for one in reversed(fields(OnlineSettings))]:
-            if getattr(self, name) != getattr(defaults, name):
-                raise ValueError(f"--{name} needs --source model")
-
     @property
     def only_costs(self) -> bool:
         """Whether a dry run compares the ways to a policy, without traces at hand."""
         return self.dry_run and self.traces is None
 
-    def online(self) -> OnlineSettings:
-        """Settings of --source model."""
-        return OnlineSettings(
-            **{one.name: getattr(self, one.name) for one in fields(OnlineSettings)}
-        )
+    @property
+    def max_tokens(self) -> int:
+        """Longest sequence of --source model, tokens."""
+        return self.length + self.max_new_tokens
+
+    def heads_of(self, geometry: Geometry) -> range:
+        """KV heads that are trained, by default all; UsageError where the model has fewer."""
+        if self.heads is None:
+            return range(geometry.total_kv_heads)
+        heads = range(*map(int, self.heads.split(":")))
+        if heads.stop > geometry.total_kv_heads:
+            raise UsageError(
+                f"--heads {self.heads}: the model has {geometry.total_kv_heads} KV heads"
+            )
+        return heads
 
     def recipe(self) -> Recipe:
         """The preset with every setting that was given."""
@@ -213,3 +263,147 @@ class TrainConfig(
             "validation_contexts": self.validation_contexts,
             **self.recipe().to_dict(),
         }
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalibrateConfig(CalibrationConfig, MemoryConfig, DeviceConfig):
+    """Policy and traces."""
+
+    policy: str
+    """Policy directory written by kvp-train or kvp distill."""
+    traces: str
+    """Trace store written by kvp-collect. Of the policy's model, with validation sequences, and
+    with queries."""
+    allow_incomplete: bool = False
+    """Use a store whose collection has not finished."""
+
+    ADDRESSES: ClassVar[tuple[str, ...]] = ("traces",)
+
+    def __post_init__(self) -> None:
+        """Raise ValueError naming the flag that cannot work."""
+        super().__post_init__()
+        if not self.memory_gb > 0:
+            raise ValueError(f"--memory_gb must be positive, got {self.memory_gb}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MergeConfig(Group):
+    """Shards."""
+
+    shards: str
+    """Policy directories written by kvp-train --heads, comma separated, in any order, or the folder
+    that --heads auto has written them into."""
+    out: str
+    """What is written. A policy directory."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError naming the flag that cannot work."""
+        super().__post_init__()
+        if not self.folders:
+            raise ValueError("--shards names no directories")
+
+    @property
+    def folders(self) -> tuple[str, ...]:
+        """The directories, one by one."""
+        return split_list(self.shards)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistillationSettings(Group):
+    """Distillation."""
+
+    steps: int = 300
+    """Optimiser steps."""
+    contexts: int = 4
+    """Contexts (sequence, compression point) per step."""
+    lr: float = 1e-3
+    """Highest learning rate, reached after the warm-up. That of each head's scale and offset is
+    twenty times as high."""
+    budget_range: str = "3%:75%"
+    """Budgets that are trained for, LOW:HIGH, mean per KV head; drawn evenly on a log scale."""
+    compress_prompt: float = 0.5
+    """Weight of compression points one token before the end of the prompt (query_aware)."""
+    compress_context: float = 0.5
+    """Weight of compression points at the end of the context (query_agnostic)."""
+    compress_uniform: float = 0.0
+    """Weight of compression points anywhere in the sequence."""
+    future_tokens: int = 256
+    """Tokens after a compression point that the model is run on; 0 = all."""
+    hard_targets: float = 1.0
+    """Weight of the replies' own tokens in the loss, 0 to 1; the rest is the divergence from what
+    the full cache predicts. With 1, given replies may become likelier than with the full cache."""
+
+    MINIMUMS: ClassVar[Mapping[str, float]] = {
+        "steps": 1,
+        "contexts": 1,
+        "compress_prompt": 0,
+        "compress_context": 0,
+        "compress_uniform": 0,
+        "future_tokens": 0,
+        "hard_targets": 0,
+    }
+    MAXIMUMS: ClassVar[Mapping[str, float]] = {
+        "steps": 10_000_000,
+        "contexts": 65_536,
+        "hard_targets": 1,
+    }
+
+    def __post_init__(self) -> None:
+        """Raise ValueError naming the flag that cannot work."""
+        super().__post_init__()
+        if not (self.lr > 0 and math.isfinite(self.lr)):
+            raise ValueError(f"--lr must be a positive number, got {self.lr}")
+        try:
+            parse_budget_range(self.budget_range)
+        except KvpError as error:
+            raise ValueError(f"--budget_range: {error}") from None
+        if self.compress_prompt + self.compress_context + self.compress_uniform <= 0:
+            raise ValueError(
+                "--compress_prompt, --compress_context and --compress_uniform cannot all be 0"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistillConfig(RunConfig, MemoryConfig, DistillationSettings):
+    """Policy, traces and model."""
+
+    policy: str
+    """Policy directory written by kvp-train or kvp distill. It must be calibrated, and stays as it
+    is; `nano` (bundled) or `org/name[@revision]` on the hub, too."""
+    traces: str
+    """Trace store written by kvp-collect. Of the policy's model, with queries."""
+    out: str
+    """What is written. A policy directory; an unfinished run of the same settings is continued."""
+    model: str | None = None
+    """`nano` (bundled), a local folder, a GGUF file or a hub id. Without it, the model that
+    the traces name, which cannot be a local one."""
+    revision: str | None = None
+    """Hub revision of the model."""
+    dtype: DtypeName = "float32"
+    """Dtype of the model, and of traces that are taken from it."""
+    allow_incomplete: bool = False
+    """Use a store whose collection has not finished."""
+    validate_every: int = 50
+    """Steps between validations. The best weights are exported."""
+    validation_contexts: int = 32
+    """Held-out contexts per validation."""
+    checkpoint_every: int = 50
+    """Steps between checkpoints, the most a killed run loses."""
+
+    VISIBLE: ClassVar[tuple[str, ...]] = (
+        "policy", "traces", "out", "model", "dtype", "device", "steps", "contexts", "lr",
+        "budget_range", "compress_prompt", "compress_context", "compress_uniform",
+        "future_tokens", "hard_targets", "validate_every", "seed",
+    )  # fmt: skip
+    ADDRESSES: ClassVar[tuple[str, ...]] = ("policy", "traces", "out")
+    MINIMUMS: ClassVar[Mapping[str, float]] = {
+        "validate_every": 1,
+        "validation_contexts": 1,
+        "checkpoint_every": 1,
+    }
+
+    def identity(self) -> dict[str, Any]:
+        """Settings that decide the weights, next to policy and traces."""
+        names = {field.name for field in fields(DistillationSettings)}
+        decisive = {*names, "seed", "dtype", "validate_every", "validation_contexts"}
+        return {name: value for name, value in asdict(self).items() if name in decisive}

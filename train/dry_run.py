@@ -1,32 +1,70 @@
-"""`kvp-train --dry-run` without traces: what each way to get them takes, and the training.
+"""`kvp-train --dry-run`: what a training takes, by a few of its own steps and evaluations.
 
-Bytes are counted from the model's configuration; seconds are those of a few sequences that run
-through the model, and of a training on them.
+Without traces, what each way to get them takes, too: bytes are counted from the model's
+configuration, seconds are those of a few sequences that run through the model. What is left out:
+start-up, and the speed-up by several processes.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from rich.filesize import decimal
 from transformers import PreTrainedConfig
 
-from kvp.costs import COMPRESSED, how_measured, seconds_of, span
+from kvp.costs import AT_WORK, COMPRESSED, how_measured, now, seconds_of, span
 from kvp.errors import ModelError, UsageError
+from kvp.geometry import Geometry
 from kvp.hf import geometry_of, load_config, load_tokenizer
 from kvp.hf.loading import torch_device
 from kvp.hf.model_size import default_batch_size, running_bytes
 from kvp.hf.trace import check_reach
+from kvp.progress import phase
 from kvp.store import planned_bytes
+from policies.ranker import bytes_per_token, parameters_per_head
+from train.compression_points import drawn_points
 from train.config import TrainConfig
-from train.costs import training_bytes, training_seconds
 from train.distributed import ALONE
-from train.job import prepare
-from train.online.settings import SEQUENCES
-from train.online.training_data import Prompts, kept_bytes, memory_gb_for, plan_of
+from train.fit import fit
+from train.initial_rankers import ranker_spec
+from train.job import Job, prepare
+from train.model_traces import SEQUENCES, Prompts, kept_bytes, memory_gb_for, plan_of
+from train.recipe import Recipe
+from train.summary import print_start
+from train.validation import Heuristics, evaluate
 
+_STEPS = 5
+"""Steps that are measured, after one that warms up."""
+_CONTEXTS = 4
+"""Contexts that are made, and held-out ones that are evaluated."""
 _VALIDATION = 2
 """Validation sequences that are traced."""
+_COPIES = 6
+"""Tensors as large as a ranker's weights: weight, gradient, two moments, average, best."""
+
+
+def print_costs_of_job(job: Job) -> None:
+    """Measure a training on a store and print what it takes; nothing is written.
+
+    Of processes that train together the first one does, alone.
+    """
+    if not job.workers.first:
+        return
+    devices, job = job.workers.count, replace(job, workers=ALONE)
+    print_start(job, job.initial_rankers())
+    phase("measuring a few steps, contexts and evaluations")
+    seconds, parts = _training_time(job, job.recipe.steps, len(job.held_out(10**9)))
+    longest = max(record.length for record in job.training_data.training)
+    needed = training_bytes(job.recipe, job.config, job.traces.geometry, longest)
+    print(
+        f"memory: {decimal(needed)} of rankers and steps, and up to --memory_gb "
+        f"{job.config.memory_gb:g} of traces"
+    )
+    print(f"{parts}: about {span(seconds)} ({how_measured(job.device)})")
+    if devices > 1:
+        print(f"note: by one process; --devices {devices} share the contexts of a step")
+    print("dry run: nothing was written")
 
 
 def print_costs(config: TrainConfig) -> None:
@@ -36,17 +74,16 @@ def print_costs(config: TrainConfig) -> None:
     """
     model_config = load_config(config.model, revision=config.revision)
     check_reach(model_config, config.model, config.length, config.max_new_tokens)
-    sequences, prompts, absent = config.recipe().sequences or SEQUENCES, None, ""
+    recipe, absent = config.recipe(), ""
+    sequences = recipe.sequences or SEQUENCES
     try:
         tokenizer = load_tokenizer(config.model, revision=config.revision)
+        sequences = Prompts.of(config, recipe, tokenizer).training
     except ModelError as error:
         absent = str(error)
-    else:
-        prompts = Prompts.of(config, config.recipe(), tokenizer)
-        sequences = len(prompts.training)
     for line in ways(config, model_config, sequences):
         print(line)
-    if prompts is not None:
+    if not absent:
         try:
             torch_device(config.device)
             print(_times(config, model_config, sequences))
@@ -67,8 +104,8 @@ def ways(config: TrainConfig, model_config: PreTrainedConfig, sequences: int) ->
 
     Rankers read recent queries (`recent`, with `--inputs auto`) where full traces hold them alone.
     """
-    geometry, recipe, settings = geometry_of(model_config), config.recipe(), config.online()
-    validation, tokens = settings.validation_sequences, settings.max_tokens
+    geometry, recipe = geometry_of(model_config), config.recipe()
+    validation, tokens = config.validation_sequences, config.max_tokens
     together = default_batch_size(model_config, dtype=config.dtype, max_tokens=tokens)
     running = running_bytes(
         model_config,
@@ -81,7 +118,7 @@ def ways(config: TrainConfig, model_config: PreTrainedConfig, sequences: int) ->
     def step(queries: bool) -> int:
         return training_bytes(recipe.for_traces(queries=queries), config, geometry, tokens)
 
-    plan = plan_of(geometry, settings, recipe, sequences, validation)
+    plan = plan_of(geometry, config, recipe, sequences, validation)
     kept = kept_bytes(plan, recipe, sequences, validation)
     raw = planned_bytes(geometry, dtype=config.dtype, tokens=(sequences + validation) * tokens)
     return [
@@ -97,33 +134,94 @@ def ways(config: TrainConfig, model_config: PreTrainedConfig, sequences: int) ->
     ]
 
 
+def training_bytes(recipe: Recipe, config: TrainConfig, geometry: Geometry, tokens: int) -> int:
+    """Peak bytes of rankers, optimiser and a step with contexts of at most so many tokens.
+
+    The contexts of this step and the next one in float32, those of this step once more in a row,
+    and activations.
+    """
+    spec = ranker_spec(recipe, geometry)
+    heads = geometry.total_kv_heads
+    vectors = heads * recipe.contexts * tokens * 2 * geometry.head_dim * 4
+    activations = heads * recipe.contexts * tokens * bytes_per_token(spec)
+    weights = _COPIES * 4 * heads * parameters_per_head(spec)
+    return round(weights + 3 * vectors + min(activations, config.activation_gb * 1e9) + AT_WORK)
+
+
 def _times(config: TrainConfig, model_config: PreTrainedConfig, sequences: int) -> str:
     """Train on a few sequences, as often drawn as in the whole training, and add up."""
-    recipe, settings = config.recipe(), config.online()
-    few = default_batch_size(model_config, dtype=config.dtype, max_tokens=settings.max_tokens)
+    recipe = config.recipe()
+    few = default_batch_size(model_config, dtype=config.dtype, max_tokens=config.max_tokens)
     few = min(few, sequences)
-    job = prepare(
-        replace(
-            config,
-            source="model",
-            sequences=few,
-            validation_sequences=min(_VALIDATION, settings.validation_sequences),
-            steps=max(1, recipe.steps * few // sequences),
-            devices=1,
-        ),
-        ALONE,
-        None,
+    part = replace(
+        config,
+        source="model",
+        sequences=few,
+        validation_sequences=min(_VALIDATION, config.validation_sequences),
+        steps=max(1, recipe.steps * few // sequences),
+        devices=1,
     )
+    job = prepare(part, ALONE, None)
     _ = job.training_data.validation  # the first sequences warm up
     traced = seconds_of(lambda: job.training_data.training, job.device) / few
-    total = (sequences + settings.validation_sequences) * traced
-    seconds = training_seconds(job)
-    steps = recipe.steps * seconds.step
-    each = (recipe.compress_prompt > 0) + (recipe.compress_context > 0) or 1
-    rest = seconds.held_out(config, each * settings.validation_sequences) + seconds.start
+    total = (sequences + config.validation_sequences) * traced
+    # At most two held-out points of a sequence: the ends of its prompt and of its context.
+    seconds, parts = _training_time(job, recipe.steps, 2 * config.validation_sequences)
     return (
-        f"{sequences + settings.validation_sequences} sequences of {traced:.3g} s through the "
-        f"model: {span(total)}; {recipe.steps:,} steps of {seconds.step:.3g} s: {span(steps)}; "
-        f"{span(rest)} of statistics, validations and calibration; {span(total + steps + rest)} in "
-        f"all without a store ({how_measured(job.device)})"
+        f"{sequences + config.validation_sequences} sequences of {traced:.3g} s through the "
+        f"model: {span(total)}; {parts}; {span(total + seconds)} in all without a store "
+        f"({how_measured(job.device)})"
     )
+
+
+def _training_time(job: Job, steps: int, held_out: int) -> tuple[float, str]:
+    """Seconds of a training of so many steps with so many held-out contexts; its parts in words.
+
+    Contexts count once, as where `--memory_gb` holds them.
+    """
+    config, recipe, device = job.config, job.recipe, job.device
+    source, records = job.source(recipe.label), job.training_data.training
+    begun = now(device)
+    rankers = job.initial_rankers()
+    start = now(device) - begun
+
+    points = [
+        point
+        for step in range(recipe.steps)
+        for point in drawn_points(records, recipe, seed=config.seed, step=step)
+    ]
+    few = list(dict.fromkeys(points))[:_CONTEXTS]
+    source.forget()
+    each = seconds_of(lambda: [source.context(point) for point in few], device) / len(few)
+    validated = min(config.validation_contexts, held_out)
+    labels = (len(set(points)) * steps / recipe.steps + 2 * validated) * each
+
+    measured = min(_STEPS + 1, recipe.steps)
+    for point in points[: (measured + 1) * recipe.contexts]:  # made a step ahead
+        source.context(point)
+    first, all_steps = (
+        seconds_of(lambda n=n: fit(job.module(rankers), [], device=device, steps=n), device)  # type: ignore[misc]
+        for n in (1, measured)
+    )
+    step = (all_steps - first) / (measured - 1) if measured > 1 else first
+
+    contexts = [source.context(point) for point in job.held_out(_CONTEXTS)]
+    heuristics = Heuristics(job.traces.geometry, job.heads)
+    rankers.to(device)
+    evaluated, compared = (
+        seconds_of(
+            lambda h=h: evaluate(rankers, contexts, reward_protection=job.protection, heuristics=h),  # type: ignore[misc]
+            device,
+        )
+        / len(contexts)
+        for h in (None, heuristics)
+    )
+    evaluations = math.ceil(steps / config.validate_every) * validated
+    if config.calibration != "none":
+        evaluations += min(config.calibration_contexts, held_out)
+    rest = start + evaluations * evaluated + validated * compared
+    parts = (
+        f"{steps:,} steps of {step:.3g} s, {span(labels)} of reading and labels, {span(rest)} of "
+        "statistics, validations and calibration"
+    )
+    return steps * step + labels + rest, parts

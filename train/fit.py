@@ -1,4 +1,4 @@
-"""Build the module of a job, and let Lightning run its steps."""
+"""Let Lightning run the steps of a training."""
 
 from __future__ import annotations
 
@@ -18,31 +18,12 @@ from lightning.pytorch.strategies import DDPStrategy
 from torch import nn
 
 from kvp.errors import UsageError
-from policies.ranker import HeadRankers
 from train.distributed import ALONE, Workers
-from train.job import Job
-from train.model.ranker_training import RankerTraining
 
 _TERMINATED = 128 + signal.SIGTERM
 """Exit code of a program that SIGTERM ended."""
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 """Parameters of mallopt (malloc.h)."""
-
-
-def new_training(job: Job, rankers: HeadRankers) -> RankerTraining:
-    """The module that trains `rankers` on the job's training data."""
-    config = job.config
-    return RankerTraining(
-        rankers,
-        job.recipe,
-        job.source(job.recipe.label),
-        job.training_data.training,
-        seed=config.seed,
-        activation_bytes=config.activation_gb * 1e9,
-        heads=job.heads,
-        model_heads=job.traces.geometry.total_kv_heads,
-        workers=job.workers,
-    )
 
 
 def fit(

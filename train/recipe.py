@@ -31,8 +31,45 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from kvp.config_groups import split_list
-from train.labels import LABELS
-from train.objectives import OBJECTIVES
+from kvp.plugins import Registry
+
+LABELS = Registry(
+    flag="--label",
+    builtin={
+        "future_attention": "train.labels:FUTURE_ATTENTION",
+        "max_future_attention": "train.labels:MAX_FUTURE_ATTENTION",
+        "max_reply_attention": "train.labels:MAX_REPLY_ATTENTION",
+        "kvzip": "train.labels:KVZIP",
+        "kvzip_plus": "train.labels:KVZIP_PLUS",
+    },
+)
+"""Definitions of importance, the number that rankers learn to order tokens by. A new one is a
+`train.labels.Label` and a line here; a user's own is `package.module:NAME`."""
+OBJECTIVES = Registry(
+    flag="--objective",
+    builtin={
+        "rloo": "train.losses:rloo_objective",
+        "rloo_batch": "train.losses:rloo_batch_objective",
+        "exact": "train.losses:exact_objective",
+        "listwise": "train.losses:listwise_objective",
+        "regress": "train.losses:regress_objective",
+        "soft_rank": "train.differentiable_sorts:soft_rank_objective",
+        "soft_sort": "train.differentiable_sorts:soft_sort_objective",
+        "neural_sort": "train.differentiable_sorts:neural_sort_objective",
+    },
+)
+"""Losses of rankers, of the type `train.losses.Objective`. A new one is a function, a line here and
+a row in docs/method.md; a user's own is `package.module:function`."""
+_SAMPLED = ("rloo", "rloo_batch")
+_SORTS = ("soft_rank", "soft_sort", "neural_sort")
+
+READ_BY: dict[str, tuple[str, ...]] = {
+    "permutations": _SAMPLED,
+    "reward": (*_SAMPLED, "exact"),
+    "sort_loss": _SORTS,
+    "temperature": _SORTS,
+}
+"""Settings of a recipe -> the built-in objectives that read them; all others ignore them."""
 
 Architecture = Literal["fourier", "paper"]
 RewardName = Literal["skill", "ratio"]
@@ -51,8 +88,7 @@ AUTO = "auto"
 
 _MINIMUMS = {
     1: (
-        "hidden", "max_positions", "steps", "contexts", "min_prefix", "points_per_sequence",
-        "permutations",
+        "hidden", "max_positions", "steps", "contexts", "min_prefix", "permutations",
     ),
     0: (
         "uniform_points", "future_max", "sequences", "compress_prompt", "compress_context",
@@ -130,8 +166,6 @@ class ContextSettings:
 
     contexts: int = 4
     """Contexts (sequence, compression point) per step."""
-    points_per_sequence: int = 1
-    """Compression points of one sequence when its turn comes; more of them read the store less."""
     sequences: int = 0
     """Training sequences used, the first of the store; 0 = all."""
     compress_prompt: float = 0.4

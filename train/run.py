@@ -9,19 +9,17 @@ from kvp.manifest import run_manifest
 from kvp.progress import phase
 from policies.learned import Calibration
 from policies.policy_files import PolicyMeta, save_policy
-from train.calibration.fit import TARGET_LABELS, calibrate
+from train.calibration import TARGET_LABELS, calibrate
 from train.callbacks import Bar, Checkpoints, Log, Validation, skill_note
-from train.config import TrainConfig
-from train.costs import print_costs_of_job
-from train.data.traces import recorded_model, recorded_text
+from train.config import AUTO_HEADS, TrainConfig
 from train.distributed import ALONE, Workers, launch, launched, this_worker, together
-from train.fit import check_finite, fit, new_training
-from train.head_range import AUTO
-from train.job import Job, Sources, initial_rankers, prepare
+from train.fit import check_finite, fit
+from train.job import Job, Sources, prepare
 from train.labels import EVALUATED
-from train.model.ranker_training import RankerTraining
+from train.ranker_training import RankerTraining
 from train.summary import print_end, print_start, print_summary
-from train.validation import HeldOut, evaluate_with_baselines
+from train.training_data import recorded_model, recorded_text
+from train.validation import HeldOut, Heuristics, evaluate
 
 LOG_EVERY = 10
 """Steps between scalars in TensorBoard."""
@@ -43,8 +41,8 @@ def run(config: TrainConfig, sources: Sources | None = None) -> None:
 
         if this_worker(config.devices).first:
             print_costs(config)
-    elif config.heads == AUTO:
-        from train.own_heads import own_heads  # brings transformers
+    elif config.heads == AUTO_HEADS:
+        from train.head_shards import own_heads  # brings transformers
 
         train(own_heads(config), ALONE, sources)
     elif config.devices > 1 and not launched():
@@ -57,6 +55,8 @@ def train(config: TrainConfig, workers: Workers, sources: Sources | None = None)
     """Train as one of the processes that train together; the first one writes. Raises as `run`."""
     job = prepare(config, workers, sources)
     if config.dry_run:
+        from train.dry_run import print_costs_of_job  # brings transformers
+
         print_costs_of_job(job)
         return
     if job.target.finished():
@@ -65,13 +65,14 @@ def train(config: TrainConfig, workers: Workers, sources: Sources | None = None)
             job.target.finish()
             print(f"{config.out} already holds the finished policy of exactly these settings.")
         return
+    start = job.initial.source.record if job.initial else {}
     manifest = run_manifest(
         asdict(config),
         seed=config.seed,
         recipe=job.recipe.to_dict(),
         traces=job.training_data.identity,
         text=recorded_text(job.traces.manifest),
-        **({"init_from": dict(job.initial_record)} if job.initial_record else {}),
+        **({"init_from": start} if start else {}),
     )
     if workers.first:
         if unread := config.unread():
@@ -93,10 +94,10 @@ def _trained(job: Job) -> RankerTraining:
     config, source = job.config, job.source(job.recipe.label)
     if job.workers.first:
         phase("reading training sequences")
-    rankers = initial_rankers(job)
+    rankers = job.initial_rankers()
     if job.workers.first:
         print_start(job, rankers)
-    module = new_training(job, rankers)
+    module = job.module(rankers)
     validation = Validation(
         source,
         job.held_out(config.validation_contexts) if job.workers.first else [],
@@ -134,12 +135,11 @@ def _export(job: Job, module: RankerTraining, manifest: dict[str, Any]) -> None:
     def evaluated() -> HeldOut:
         phase("evaluating the policy and the attention-free heuristics")
         source = job.source(EVALUATED)  # every policy is evaluated on the same label
-        return evaluate_with_baselines(
+        return evaluate(
             best,
             map(source.context, job.held_out(job.config.validation_contexts)),
-            job.traces.geometry,
             reward_protection=job.protection,
-            heads=job.heads,
+            heuristics=Heuristics(job.traces.geometry, job.heads),
         )
 
     def calibrated() -> Calibration | None:

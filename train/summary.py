@@ -11,10 +11,11 @@ from torch import Tensor
 
 from kvp.geometry import Geometry
 from policies.ranker import HeadRankers
-from train.head_range import SHARD_FOLDER
 from train.job import Job
 from train.validation import HeldOut
 
+SHARD_FOLDER = "heads-{start}-{stop}"
+"""Folder in `--out` of a process that trains some heads (`train.head_shards`)."""
 SHOWN_BUDGETS = ("12.5%", "25%", "50%")
 """Budgets that fit into 80 columns; the policy's file has all of them."""
 
@@ -25,8 +26,7 @@ def print_summary(
     """Print the metrics of every head, and where its policy loses to a heuristic.
 
     Args:
-        result: held-out metrics of the exported weights, heuristics included
-            (`train.validation.evaluate_with_baselines`).
+        result: held-out metrics of the exported weights, heuristics included.
         best_step: [A] int64 step the exported weights of every head come from.
         geometry: layers and heads, for the labels.
         heads: which heads of the model the result is about, None for all.
@@ -47,7 +47,7 @@ def print_summary(
     for column in ("best heuristic", "params", "step"):
         table.add_column(column, justify="right", no_wrap=True)
     columns = [result.skill, result.excess, *(result.lost[budget] for budget in SHOWN_BUDGETS)]
-    best = result.best_baselines()
+    best = result.best_heuristics()
     for index, name in enumerate(names):
         numbers = [f"{float(column[index]):.3f}" for column in columns]
         baseline = best[index]
@@ -61,7 +61,7 @@ def print_summary(
     table.add_row("all", *means, mean, "", "")
     console = Console()
     console.print(table)
-    if result.baselines is not None:
+    if result.heuristics:
         console.print(verdict(result, names), highlight=False, markup=False)
 
 
@@ -74,7 +74,7 @@ def head_names(geometry: Geometry, heads: range | None = None) -> list[str]:
 
 def verdict(result: HeldOut, names: list[str]) -> str:
     """Which heads the policy loses to the best heuristic on, in one sentence; names are [A]."""
-    best, losing = result.best_baselines(), result.losing_heads()
+    best, losing = result.best_heuristics(), result.losing_heads()
     compared = sum(baseline is not None for baseline in best)
     if not compared:
         return "No head saw tokens that differ: nothing to compare with heuristics."

@@ -25,12 +25,12 @@ from kvp.store import TraceReader
 from policies.policy_files import load_shard
 from policies.ranker import parameters_per_head
 from recipes.training.settings import SPLITS, Arm, Flags, Grid, Settings
+from train.compression_points import held_out_points
 from train.config import TrainConfig
-from train.data.compression_points import held_out_points
-from train.data.contexts import Context, ContextSource, scores_of
-from train.data.store_checks import usable
+from train.contexts import Context, ContextSource, scores_of
 from train.recipe import PRESETS
 from train.run import Sources, run
+from train.training_data import usable
 from train.validation import evaluate
 
 RESULT = "result.json"

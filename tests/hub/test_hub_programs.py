@@ -18,7 +18,7 @@ from kvp.programs import evaluate, run_program
 from policies import load_policy
 from policies.policy_files import PolicyMeta, save_policy
 from policies.ranker import HeadRankers, RankerSpec
-from train.data.traces import recorded_model, recorded_text
+from train.training_data import recorded_model, recorded_text
 
 calibrate = partial(run_program, "calibrate")
 

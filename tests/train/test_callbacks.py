@@ -14,10 +14,10 @@ from policies.policy_files import load_policy
 from policies.ranker import HeadRankers, RankerSpec
 from train import callbacks
 from train.callbacks import Validation
+from train.compression_points import held_out_points
 from train.config import TrainConfig
-from train.data.compression_points import held_out_points
-from train.data.contexts import ContextSource
-from train.model.ranker_training import RankerTraining
+from train.contexts import ContextSource
+from train.ranker_training import RankerTraining
 from train.recipe import FOURIER, Recipe
 from train.run import run
 from train.validation import HeldOut, evaluate

@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from kvp.artifacts.claim import FolderLock
 from kvp.errors import UsageError
 from kvp.programs import train as main
-from train.model.ranker_training import RankerTraining
+from train.ranker_training import RankerTraining
 
 TINY = {
     "contexts": 2, "hidden": 16, "permutations": 4, "min_prefix": 40, "lr": 0.01, "validate_every":
@@ -78,7 +78,7 @@ class Killed(BaseException):
     "kind",
     [
         {"objective": "rloo_batch", "reward": "ratio"},
-        {"objective": "soft_rank", "points_per_sequence": 2},
+        {"objective": "soft_rank"},
         {"objective": "regress", "heads": "1:3"},
         {"objective": "listwise", "preset": "paper", "max_positions": 128},
     ],

@@ -15,12 +15,12 @@ from kvp.programs import train as main
 from kvp.scoring import View
 from kvp.store import TraceReader
 from policies.policy_files import load_policy
+from train.compression_points import CompressionPoint
 from train.config import TrainConfig
-from train.data.compression_points import CompressionPoint
-from train.data.contexts import Context, ContextSource
-from train.data.traces import Traces
+from train.contexts import Context, ContextSource
 from train.job import Sources
 from train.run import run
+from train.training_data import Traces
 
 MakeStore = Callable[..., Path]
 

@@ -1,0 +1,258 @@
+"""Calibration: known maps come back, odd data still gives a map, and `kvp calibrate`."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from kvp.geometry import Geometry
+from kvp.programs import run_program, train
+from kvp.ranking import Protection
+from kvp.scoring import View
+from policies.policy_files import PolicyMeta, load_policy, save_policy
+from policies.ranker import HeadRankers, RankerSpec
+from train.calibration import (
+    FLOOR,
+    GROWTH,
+    SMALLEST_BIN,
+    TARGET_LABELS,
+    bin_starts,
+    fit_calibration,
+    fit_head,
+    lengthened,
+    output_norms,
+)
+from train.contexts import Context
+from train.recipe import PresetName
+
+
+def test_a_known_map_is_recovered() -> None:
+    random = np.random.default_rng(0)
+    scores = random.normal(size=60_000)
+    expected = np.exp(1.5 * scores - 6)
+    noise = random.gamma(0.5, 2.0, size=len(scores))  # mean 1, most of it near 0
+    points, values = fit_head(scores, expected * noise)
+    assert (np.diff(points) > 0).all()
+    assert (np.diff(values) > 0).all()
+    grid = np.linspace(-1, 2.5, 8)
+    np.testing.assert_allclose(np.interp(grid, points, values), 1.5 * grid - 6, atol=0.25)
+
+
+def test_a_score_that_says_nothing_gives_an_almost_flat_map() -> None:
+    random = np.random.default_rng(1)
+    points, values = fit_head(random.normal(size=20_000), random.gamma(1.0, size=20_000))
+    middle = np.interp([-1, 0, 1], points, values)
+    np.testing.assert_allclose(middle, 0, atol=0.1)
+
+
+@pytest.mark.parametrize(
+    ("scores", "importance"),
+    [
+        (np.zeros(50), np.ones(50)),
+        (np.arange(50.0), np.zeros(50)),
+        (np.arange(50.0), np.arange(50.0)[::-1].copy()),  # the wrong way round
+        (np.arange(3.0), np.ones(3)),
+        (np.full(400, 1e6), np.arange(400.0)),
+        (np.linspace(1, 1 + 1e-7, 400), np.arange(400.0)),
+    ],
+)
+def test_odd_heads_still_get_an_increasing_map(scores: np.ndarray, importance: np.ndarray) -> None:
+    points, values = fit_head(scores, importance)
+    assert len(points) >= 2
+    for knots in (points.astype(np.float32), values.astype(np.float32)):
+        assert np.isfinite(knots).all()
+        assert (np.diff(knots) > 0).all()
+    assert values[0] >= np.log(FLOOR) - 1e-9
+
+
+def test_bins_grow_from_the_top_and_cover_everything() -> None:
+    starts = bin_starts(1000)
+    sizes = np.diff([*starts, 1000])
+    assert starts[0] == 0
+    assert sizes[-1] == SMALLEST_BIN
+    assert sizes.sum() == 1000
+    whole = sizes[1:]  # the lowest bin takes what is left
+    assert (np.diff(whole) <= 0).all()
+    assert whole[0] < GROWTH * whole[1] + 2
+    assert bin_starts(3).tolist() == [0]
+
+
+def test_added_knots_do_not_change_the_map() -> None:
+    points, values = lengthened(np.array([0.0, 2.0]), np.array([1.0, 2.0]), knots=4)
+    assert points.tolist() == [0.0, 2.0, 3.0, 4.0]
+    assert values.tolist() == [1.0, 2.0, 2.5, 3.0]
+
+
+def context(seed: int, tokens: int = 200) -> Context:
+    random = torch.Generator().manual_seed(seed)
+    return Context(
+        keys=torch.randn(2, tokens, 4, generator=random),
+        values=torch.randn(2, tokens, 4, generator=random),
+        positions=torch.arange(tokens),
+        length=tokens,
+        importance=torch.rand(2, tokens, generator=random) ** 8,
+    )
+
+
+def test_norms_after_the_output_projection_by_hand() -> None:
+    sample = Context(
+        keys=torch.zeros(1, 2, 2),
+        values=torch.tensor([[[3.0, 4.0], [0.0, 1.0]]]),
+        positions=torch.arange(2),
+        length=2,
+        importance=torch.tensor([[6.0, 2.0]]),
+    )
+    gram = torch.tensor([[[4.0, 0.0], [0.0, 1.0]]])  # norms sqrt(36 + 16) and 1
+    torch.testing.assert_close(output_norms(sample, gram), torch.tensor([[52**0.5, 1.0]]))
+    assert output_norms(sample, None).tolist() == [[5.0, 1.0]]
+
+
+def test_heads_are_calibrated_on_their_own_and_without_protected_tokens() -> None:
+    target = "contribution"
+    rankers = HeadRankers(RankerSpec(head_dim=4, hidden=8), 2, torch.Generator().manual_seed(0))
+    protection = Protection(sinks=4, recents=16)
+    fitted = fit_calibration(
+        rankers, [context(0), context(1)], target=target, protection=protection
+    )
+    assert fitted.target == target
+    sample = [context(0), context(1)]
+    for part in sample:
+        part.importance[1] *= 2  # another head, and tokens that are protected anyway
+        part.importance[0, :4] = part.importance[0, -16:] = 99.0
+    again = fit_calibration(rankers, sample, target=target, protection=protection)
+    assert torch.equal(again.scores[0], fitted.scores[0])
+    assert torch.equal(again.values[0], fitted.values[0])
+    torch.testing.assert_close(again.values[1], fitted.values[1] + np.log(2))
+
+
+def test_calibrating_on_nothing_is_refused() -> None:
+    rankers = HeadRankers(RankerSpec(head_dim=4, hidden=8), 2)
+    with pytest.raises(ValueError, match="no contexts"):
+        fit_calibration(rankers, [], target="contribution", protection=Protection())
+
+
+main = partial(run_program, "calibrate")
+
+MakeStore = Callable[..., Path]
+GEOMETRY = Geometry(layers=2, query_heads=4, kv_heads=2, head_dim=8)
+
+
+@pytest.fixture(scope="module")
+def trained(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("trained") / "policy"
+    small = ["--contexts", "2", "--hidden", "16", "--permutations", "4", "--min_prefix", "40"]
+    small += ["--inputs", "key,value,position,distance"]
+    assert train(["--traces", str(store), "--out", str(out), "--steps", "6", *small]) == 0
+    return out
+
+
+@pytest.fixture
+def policy(trained: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(trained, tmp_path / "policy"))
+
+
+def calibrate(policy: Path, store: Path, *more: str) -> int:
+    return main(["--policy", str(policy), "--traces", str(store), *more])
+
+
+def scores(policy: Path) -> torch.Tensor:
+    random = torch.Generator().manual_seed(3)
+    view = View(
+        layer=1,
+        keys=torch.randn(1, 2, 60, 8, generator=random),
+        values=torch.randn(1, 2, 60, 8, generator=random),
+        positions=torch.arange(60)[None],
+        budget=9,
+    )
+    return load_policy(policy).score(view)
+
+
+def test_training_and_calibrating_agree(policy: Path, store: Path) -> None:
+    before = (policy / "policy.json").read_bytes()
+    assert calibrate(policy, store, "--calibration", "none") == 0
+    assert json.loads((policy / "policy.json").read_text())["calibration"] is None
+    assert calibrate(policy, store) == 0
+    assert (policy / "policy.json").read_bytes() == before
+
+
+def test_calibration_changes_scores_but_no_ranking(policy: Path, store: Path) -> None:
+    assert calibrate(policy, store, "--calibration", "none") == 0
+    raw = scores(policy)
+    for target in ("contribution", "reply_contribution"):
+        assert calibrate(policy, store, "--calibration", target) == 0
+        calibrated = scores(policy)
+        assert not torch.allclose(calibrated, raw)
+        assert (calibrated.gather(-1, raw.argsort(-1)).diff(dim=-1) >= 0).all()
+
+
+def test_policies_without_calibration_can_get_one(store: Path, tmp_path: Path) -> None:
+    rankers = HeadRankers(RankerSpec(head_dim=8, hidden=8), 4, torch.Generator().manual_seed(0))
+    meta = PolicyMeta(geometry=GEOMETRY, model={"id": "synthetic", "revision": None})
+    save_policy(tmp_path / "plain", rankers, meta)
+    assert load_policy(tmp_path / "plain").calibration is None
+    assert calibrate(tmp_path / "plain", store, "--calibration_contexts", "1") == 0
+    assert load_policy(tmp_path / "plain").calibration is not None
+
+
+def test_what_cannot_be_calibrated_is_left_as_it_was(
+    policy: Path,
+    store: Path,
+    make_store: MakeStore,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    before = (policy / "policy.json").read_bytes()
+    other = make_store(geometry=Geometry(layers=1, query_heads=4, kv_heads=2, head_dim=8))
+    for flags, message in [
+        ((policy, other), "was trained for 2 layers x 2 KV heads"),
+        ((policy, make_store(queries=False)), "collected without queries"),
+        ((policy, make_store(validation=0)), "no validation sequences"),
+        ((policy, make_store(write=3)), "lacks 5 of 8 sequences"),
+        ((tmp_path / "none", store), "has no policy.json"),
+        (
+            (policy, store, "--calibration_contexts", "0"),
+            "--calibration_contexts must be at least 1",
+        ),
+        ((policy, store, "--memory_gb", "0"), "--memory_gb must be positive"),
+        ((policy, store, "--device", "banana"), "--device must be"),
+    ]:
+        capsys.readouterr()
+        assert calibrate(*flags) == 2  # type: ignore[arg-type]
+        error = capsys.readouterr().err
+        assert message in error
+        assert error.count("\n") == 1
+    assert (policy / "policy.json").read_bytes() == before
+
+
+TINY = "--contexts=2 --hidden=16 --permutations=4 --min_prefix=40 --lr=0.01 --steps=12"
+REPLIES = ((20, 33), (66, 73), (80, 92))
+"""Tokens of the assistant: a reply within the context and one across its end, and the answer."""
+
+
+@pytest.mark.parametrize(
+    ("preset", "target"), [("fourier", "reply_contribution"), ("paper", "contribution")]
+)
+def test_a_policy_calibrates_to_every_target(
+    make_store: Callable[..., Path],
+    tmp_path: Path,
+    preset: PresetName,
+    target: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    store = make_store(replies=REPLIES)
+    flags = [f"--traces={store}", f"--out={tmp_path / 'p'}", f"--preset={preset}"]
+    assert train([*flags, *TINY.split(), "--max_positions=128"]) == 0
+    policy = json.loads((tmp_path / "p" / "policy.json").read_text())
+    assert policy["calibration"]["target"] == target
+    capsys.readouterr()
+    for other in TARGET_LABELS:
+        given = [f"--policy={tmp_path / 'p'}", f"--traces={store}", f"--calibration={other}"]
+        assert main(given) == 0
+        assert f"calibrated to {other}" in capsys.readouterr().out

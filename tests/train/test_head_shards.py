@@ -1,0 +1,225 @@
+"""Parts of a policy by heads: `--heads auto`, and shards that become the policy of one run."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from kvp.artifacts.claim import OutputFolder
+from kvp.config_groups import Rank
+from kvp.errors import PolicyError, StoreError, UsageError
+from kvp.programs import run_program, train
+from policies.policy_files import POLICY, load_policy, load_shard
+from train.config import TrainConfig
+from train.head_shards import heads_of, own_heads, spans
+
+merge = partial(run_program, "merge")
+
+TINY = {
+    "contexts": 2, "hidden": 16, "permutations": 4, "min_prefix": 40, "lr": 0.01, "validate_every":
+    5, "steps": 10, "calibration_contexts": 4,
+}  # fmt: skip
+
+
+def train_on(store: Path, out: Path, **settings: Any) -> Path:
+    chosen = {"traces": store, "out": out, **TINY, **settings}
+    assert (
+        train([part for name, value in chosen.items() for part in (f"--{name}", str(value))]) == 0
+    )
+    return out
+
+
+def index(policy: Path) -> Any:
+    return json.loads((policy / "policy.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def shards(store: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """A shard of one head, and one of the other three, in two layers."""
+    folder = tmp_path_factory.mktemp("shards")
+    return [
+        train_on(store, folder / heads.replace(":", "-"), heads=heads) for heads in ("0:1", "1:4")
+    ]
+
+
+def assert_same_policy(merged: Path, whole: Path) -> None:
+    ours, theirs = index(merged), index(whole)
+    assert set(ours["files"]) == set(theirs["files"])
+    for name in theirs["files"]:
+        for key, tensor in load_file(whole / name).items():
+            if key != "score_bias":  # moves by rounding alone: it changes no ranking
+                other = load_file(merged / name)[key]
+                torch.testing.assert_close(other, tensor, rtol=1e-4, atol=1e-5)
+    for name in ("architecture", "hyperparameters", "geometry", "heads", "model"):
+        assert ours[name] == theirs[name], name
+    for mine, one in zip(ours["held_out"], theirs["held_out"], strict=True):
+        assert mine == pytest.approx(one, abs=1e-5)
+    for name in ("best_step", "recipe", "seed", "traces"):
+        assert ours["training"][name] == theirs["training"][name], name
+    assert ours["calibration"]["target"] == theirs["calibration"]["target"]
+    for name in ("scores", "values"):
+        knots = [torch.tensor(one["calibration"][name]) for one in (ours, theirs)]
+        if name == "scores":  # from the first one on, since they move with the bias
+            knots = [one - one[:, :1] for one in knots]
+        torch.testing.assert_close(*knots, rtol=1e-4, atol=1e-4)
+
+
+def test_merged_shards_are_the_policy_of_one_run(
+    store: Path, shards: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = train_on(store, tmp_path / "whole")
+    merged = tmp_path / "merged"
+    assert merge(["--shards", f"{shards[1]}, {shards[0]}", "--out", str(merged)]) == 0
+    assert_same_policy(merged, whole)
+    assert merge(["--shards", str(merged), "--out", str(tmp_path / "again")]) == 2
+    assert f"--shards {merged} is a whole policy already" in capsys.readouterr().err
+    assert not (tmp_path / "again").exists()
+    assert load_policy(merged).rankers.total_kv_heads == 4
+    training = index(merged)["training"]
+    assert [shard["heads"] for shard in training["shards"]] == [[0, 1], [1, 4]]
+    assert training["config"]["heads"] is None
+
+
+def test_one_merge_writes_a_folder(
+    shards: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    merged = tmp_path / "merged"
+    arguments = ["--shards", f"{shards[0]},{shards[1]}", "--out", str(merged)]
+    with OutputFolder.claim(merged, POLICY, {}):
+        assert merge(arguments) == 2
+    assert f"{merged} is being written by process" in capsys.readouterr().err
+    assert not merged.exists()
+    assert merge([*arguments[:3], str(shards[0])]) == 2
+    assert f"--out {shards[0]} already holds a policy" in capsys.readouterr().err
+
+
+def test_a_shard_is_no_policy(shards: list[Path]) -> None:
+    with pytest.raises(PolicyError, match=r"is a shard, KV heads 1:4 of 4: .* kvp merge"):
+        load_policy(shards[1])
+    shard = load_shard(shards[1])
+    assert shard.meta.head_range == range(1, 4)
+    assert shard.rankers.total_kv_heads == 3
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ([0], "no shard has heads 1:4"),
+        ([1], "no shard has heads 0:1"),
+        ([0, 1, 2], "more than one has heads 0:1"),
+        ([0, 3], "training.*(seed: 0 there, 7 here)"),
+    ],
+)
+def test_shards_that_make_no_policy_are_one_line(
+    given: list[int],
+    message: str,
+    shards: list[Path],
+    store: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    others: list[Callable[[], Path]] = [
+        lambda: shutil.copytree(shards[0], tmp_path / "copy"),
+        lambda: train_on(store, tmp_path / "other", heads="1:4", seed=7, steps=10),
+    ]
+    named = [shards[number] if number < 2 else others[number - 2]() for number in given]
+    capsys.readouterr()
+    out = tmp_path / "merged"
+    assert merge(["--shards", ",".join(map(str, named)), "--out", str(out)]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert message.rpartition(".*")[2] in error
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"heads": "0:9"}, "--heads 0:9: the model has 4 KV heads"),
+        ({"heads": "3"}, "--heads must be START:STOP"),
+        ({"heads": "3:3"}, "--heads must be START:STOP"),
+    ],
+)
+def test_heads_that_cannot_be_trained_alone(
+    settings: dict[str, str],
+    message: str,
+    store: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    chosen = {"traces": store, "out": tmp_path / "policy", **TINY, **settings}
+    assert (
+        train([part for name, value in chosen.items() for part in (f"--{name}", str(value))]) == 2
+    )
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "policy").exists()
+
+
+def test_spans() -> None:
+    assert spans([0, 1, 2, 5]) == "0:3, 5:6"
+    assert spans([]) == ""
+
+
+@pytest.mark.parametrize(("count", "total"), [(1, 4), (2, 4), (3, 20), (7, 112), (112, 112)])
+def test_every_head_has_one_process(count: int, total: int) -> None:
+    shares = [heads_of(Rank(index=index, count=count), total) for index in range(count)]
+    assert [head for share in shares for head in share] == list(range(total))
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+    assert min(map(len, shares)) >= 1
+
+
+def test_more_processes_than_heads_are_refused() -> None:
+    with pytest.raises(UsageError, match="--heads auto: 5 processes, but only 4 KV heads"):
+        heads_of(Rank(index=0, count=5), 4)
+
+
+@pytest.fixture
+def second_of_three(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torchrun and srun start the second of three processes."""
+    for name in ("SLURM_ARRAY_TASK_ID", "SLURM_PROCID", "SLURM_NTASKS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"RANK": "1", "WORLD_SIZE": "3", "TORCHELASTIC_RUN_ID": "none"}.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.mark.usefixtures("second_of_three")
+def test_the_settings_of_one_process(store: Path, tmp_path: Path) -> None:
+    config = TrainConfig(heads="auto", out=str(tmp_path / "out"), traces=str(store))
+    own = own_heads(config)
+    assert (own.heads, own.out) == ("1:2", str(tmp_path / "out" / "heads-1-2"))
+    model = own_heads(TrainConfig(heads="auto", out="o", source="model", model="nano"))
+    assert model.heads == "6:13"
+    with pytest.raises(StoreError, match="is not a trace store"):
+        own_heads(TrainConfig(heads="auto", out="o", traces=str(tmp_path)))
+
+
+def test_alone_it_trains_all(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE", "SLURM_ARRAY_TASK_ID", "SLURM_PROCID"):
+        monkeypatch.delenv(name, raising=False)
+    config = TrainConfig(heads="auto", out="out", traces=str(store))
+    assert own_heads(config) == TrainConfig(out="out", traces=str(store))
+
+
+@pytest.mark.usefixtures("second_of_three")
+def test_a_process_of_several_writes_its_shard(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Lightning sees the same variables, and must not take this for a rank that writes nothing."""
+    out = tmp_path / "out"
+    flags = ["--steps=4", "--hidden=16", "--min_prefix=40", "--contexts=2", "--heads=auto"]
+    assert train([f"--traces={store}", f"--out={out}", *flags]) == 0
+    assert {path.name for path in (out / "heads-1-2").glob("*.safetensors")} == {
+        "layer_00_head_01.safetensors"
+    }
+    said = capsys.readouterr().out
+    assert f"next: kvp merge --shards {out} --out POLICY, when all heads are trained" in said

@@ -1,1 +1,0 @@
-"""`kvp calibrate`: policy directory + trace store -> the same policy with comparable heads."""

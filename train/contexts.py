@@ -1,0 +1,274 @@
+"""Contexts a ranker learns from, read from a trace store and cached within a bound of RAM.
+
+A context is a sequence at a compression point: keys and values of the cached tokens of every head,
+and their importance (`train.labels`), computed from the stored queries, kept in their place
+(`train.model_traces`), or stored as it is. Labels depend on sequence and point
+only, so they are cached while they fit and recomputed afterwards, with the same result. Traces stay
+in their stored dtype and become float32 when a context is made.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kvp.errors import StoreError
+from kvp.ranking import Protection
+from policies.ranker import RECENT_QUERIES, HeadRankers, recent_features
+from train.compression_points import CompressionPoint
+from train.labels import EVALUATED, label_of
+from train.training_data import Traces
+
+
+@dataclass(frozen=True, kw_only=True)
+class Context:
+    """Cached tokens that compete with each other, for all A heads."""
+
+    keys: Tensor
+    """[A, N, D] float32 keys after RoPE."""
+    values: Tensor
+    """[A, N, D] float32 values."""
+    positions: Tensor
+    """[N] int64 true positions."""
+    length: int
+    """Tokens in the cache; more than N where protected tokens were left out."""
+    importance: Tensor
+    """[A, N] float32 importance of the tokens, by the label of the source."""
+    recent: Tensor | None = None
+    """[A, N, features] float32 (`policies.ranker`), where rankers read them."""
+
+    def without(self, protection: Protection) -> Context:
+        """The tokens that are not protected; at least two must remain."""
+        kept = protection.competing(self.length)
+        return Context(
+            keys=self.keys[:, kept],
+            values=self.values[:, kept],
+            positions=self.positions[kept],
+            length=self.length,
+            importance=self.importance[:, kept],
+            recent=None if self.recent is None else self.recent[:, kept],
+        )
+
+
+def scores_of(rankers: HeadRankers, context: Context) -> Tensor:
+    """Scores [A, N] of the tokens of one context."""
+    scores: Tensor = rankers(
+        context.keys, context.values, context.positions, context.length, context.recent
+    )
+    return scores
+
+
+class ContextSource:
+    """Contexts of one store, by compression point; safe to share between threads."""
+
+    def __init__(
+        self,
+        reader: Traces,
+        *,
+        memory_bytes: int,
+        device: torch.device | None = None,
+        label: str | None = EVALUATED,
+        recent: bool = False,
+    ) -> None:
+        """Make contexts of `reader` with their `label`, and with `recent` where asked for.
+
+        Without a label (None) every importance is 0, and nothing is computed for it.
+
+        Use at most `memory_bytes` of RAM: three quarters for traces, a quarter for labels. Queries
+        and keys of one sequence come on top, so that all points of a sequence read it once. Traces
+        that lie in RAM anyway are not cached again.
+        """
+        self.traces = reader
+        self._label_name = label
+        self._label = None if label is None else label_of(label)
+        self._with_recent = recent
+        self.device = device or torch.device("cpu")
+        self._turn = threading.Lock()
+        self._trace_memory = _Memory(0 if reader.in_memory else memory_bytes * 3 // 4)
+        """Keys and values by ("kv", sequence), queries, which new labels alone need, by
+        ("queries", sequence)."""
+        self._label_memory = _Memory(memory_bytes // 4)
+        self._latest: tuple[int, tuple[Tensor, Tensor]] | None = None
+
+    def context(self, point: CompressionPoint) -> Context:
+        """All cached tokens of a point, on the source's device.
+
+        Raises StoreError when the sequence is damaged.
+        """
+        with self._turn:
+            importance, *recent = self._importance(point)
+            keys, values = self._keys_and_values(point.sequence)
+        return Context(
+            keys=self._tokens(keys, point.prefix_length),
+            values=self._tokens(values, point.prefix_length),
+            positions=torch.arange(point.prefix_length, device=self.device),
+            length=point.prefix_length,
+            importance=importance.to(self.device),
+            recent=recent[0].to(self.device) if recent else None,
+        )
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of the traces and labels that are remembered."""
+        with self._turn:
+            return self._trace_memory.used + self._label_memory.used
+
+    def forget(self) -> None:
+        """Empty the memory; later contexts are read and computed again."""
+        with self._turn:
+            self._trace_memory.clear()
+            self._label_memory.clear()
+            self._latest = None
+
+    def _tokens(self, tensor: Tensor, tokens: int) -> Tensor:
+        return tensor[..., :tokens, :].flatten(0, 1).to(self.device).float()
+
+    def _keys_and_values(self, sequence: int) -> tuple[Tensor, Tensor]:
+        cached = self._trace_memory.get(("kv", sequence))
+        if cached is None:
+            cached = self.traces.kv(sequence)
+            _check_finite(sequence, *cached)
+            self._trace_memory.put(("kv", sequence), cached)
+        keys, values = cached
+        return keys, values
+
+    def _queries_and_keys(self, sequence: int) -> tuple[Tensor, Tensor]:
+        """On the device; those of the latest sequence stay for the other points of its turn."""
+        if self._latest is None or self._latest[0] != sequence:
+            self._latest = None  # before the next one is read
+            cached = self._trace_memory.get(("queries", sequence))
+            if cached is None:
+                trace = self.traces.trace(sequence)
+                assert trace.queries is not None, "checked before training"
+                _check_finite(sequence, trace.keys, trace.values)
+                cached, keys = (trace.queries,), trace.keys
+                self._trace_memory.put(("queries", sequence), cached)
+                self._trace_memory.put(("kv", sequence), (trace.keys, trace.values))
+            else:
+                keys, _ = self._keys_and_values(sequence)
+            self._latest = sequence, (cached[0].to(self.device), keys.to(self.device))
+        return self._latest[1]
+
+    def _importance(self, point: CompressionPoint) -> tuple[Tensor, ...]:
+        """[A, N] float32 label of a point; where asked for, the features `recent`, too."""
+        cached = self._label_memory.get(point)
+        if cached is None:
+            cached = (self._label_of(point).flatten(0, 1),)
+            if self._with_recent:
+                cached = (*cached, self._recent_of(point))
+            _check_finite(point.sequence, *cached)
+            self._label_memory.put(point, cached)
+        return cached
+
+    def _recent_of(self, point: CompressionPoint) -> Tensor:
+        """[A, N, features] on the CPU, of the queries that a scorer sees at the point."""
+        queries, keys = self._queries_and_keys(point.sequence)  # [L, H, G, T, D], [L, H, T, D]
+        record = self.traces.record(point.sequence)
+        seen = point.prefix_length + record.fed_again(point.prefix_length)
+        last = slice(max(0, seen - RECENT_QUERIES), seen)
+        features = recent_features(queries[..., last, :].flatten(1, 2), keys[..., :seen, :])
+        return features[..., : point.prefix_length, :].flatten(0, 1).cpu()
+
+    def _label_of(self, point: CompressionPoint) -> Tensor:
+        """[L, H, N] float32 on the CPU, read or computed."""
+        traces, label = self.traces, self._label
+        if label is None or self._label_name is None:
+            keys, _ = self._keys_and_values(point.sequence)
+            return torch.zeros(*keys.shape[:2], point.prefix_length)
+        if label.from_queries is None:
+            assert label.stored is not None, "a label is computed or stored"
+            return traces.label(label.stored, point.sequence)[..., : point.prefix_length]
+        kept = traces.importance(self._label_name, point.sequence, point.prefix_length, point.stop)
+        if kept is not None:
+            return kept
+        queries, keys = self._queries_and_keys(point.sequence)
+        replies = traces.record(point.sequence).reply_spans
+        return label.computed(queries, keys, point.prefix_length, point.stop, replies).cpu()
+
+
+class _Memory:
+    """Tensors up to a bound; those that were used longest ago are forgotten first."""
+
+    def __init__(self, bound_bytes: int) -> None:
+        self._bound = bound_bytes
+        self.used = 0
+        """Bytes of all that is remembered."""
+        self._items: OrderedDict[Hashable, tuple[Tensor, ...]] = OrderedDict()
+
+    def clear(self) -> None:
+        self._items.clear()
+        self.used = 0
+
+    def get(self, key: Hashable) -> tuple[Tensor, ...] | None:
+        if key in self._items:
+            self._items.move_to_end(key)
+        return self._items.get(key)
+
+    def put(self, key: Hashable, item: tuple[Tensor, ...]) -> None:
+        if key in self._items or not self._bound:
+            return
+        self._items[key] = item
+        self.used += _size(item)
+        while self.used > self._bound and len(self._items) > 1:
+            _, forgotten = self._items.popitem(last=False)
+            self.used -= _size(forgotten)
+
+
+def _check_finite(sequence: int, *tensors: Tensor) -> None:
+    """Raise StoreError where a model's NaN or infinite numbers would train rankers on nothing."""
+    if not all(bool(tensor.isfinite().all()) for tensor in tensors):
+        raise StoreError(
+            f"sequence {sequence} of the traces holds NaN or infinite numbers: the model that was "
+            "traced is broken, or its --dtype too narrow; collect again"
+        )
+
+
+def _size(item: tuple[Tensor, ...]) -> int:
+    return sum(tensor.nbytes for tensor in item)
+
+
+class StepContexts:
+    """Contexts by step; only ever one step ahead, and never beyond the last."""
+
+    def __init__(
+        self,
+        source: ContextSource,
+        points: Callable[[int], Iterable[CompressionPoint]],
+        *,
+        steps: int,
+    ) -> None:
+        """Make the contexts of the points `points(step)` for steps below `steps`.
+
+        `points` must give the same for a step at every call, and `source` be safe to use from two
+        threads.
+        """
+        self._source = source
+        self._points = points
+        self._steps = steps
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="contexts")
+        self._next: dict[int, Future[list[Context]]] = {}
+
+    def contexts(self, step: int) -> list[Context]:
+        """Contexts of a step, in the order of its points; steps may come in any order.
+
+        Raises what `source` raises, StoreError for a damaged sequence, in the step that needs it.
+        """
+        future = self._next.get(step)
+        contexts = self._made(step) if future is None else future.result()
+        self._next = {}
+        if step + 1 < self._steps:
+            self._next[step + 1] = self._thread.submit(self._made, step + 1)
+        return contexts
+
+    def _made(self, step: int) -> list[Context]:
+        device = self._source.device
+        on_device = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+        with on_device:  # the current device is set per thread
+            return [self._source.context(point) for point in self._points(step)]

@@ -1,1 +1,0 @@
-"""Training data: traces, compression points, contexts."""

@@ -1,0 +1,217 @@
+"""Fine-tune a policy on the predictions of its model, evaluate the best weights, export them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.callbacks import Callback
+
+from kvp.artifacts.addresses import place
+from kvp.errors import ModelError, PolicyError, StoreError, UsageError
+from kvp.hf import load_model
+from kvp.hf.model_access import another_model
+from kvp.manifest import digest_json, run_manifest
+from kvp.progress import phase
+from kvp.store import TraceReader
+from policies.policy_files import PolicyMeta, Shard, load_shard, save_policy
+from train.calibration import recipe_of
+from train.callbacks import Bar, Checkpoints, Metrics, due
+from train.compression_points import CompressionPoint, held_out_points, protection_of
+from train.config import DistillConfig
+from train.contexts import ContextSource
+from train.distillation import Distillation, Policy, Replies
+from train.fit import check_finite, fit
+from train.initial_rankers import rankers_digest
+from train.labels import EVALUATED
+from train.recipe import Recipe
+from train.run_folder import RunFolder
+from train.summary import print_summary
+from train.training_data import check_store, device_of, recorded_model, usable
+from train.validation import Heuristics, evaluate
+
+
+def run(config: DistillConfig) -> None:
+    """Fine-tune `config.policy` and write the policy directory `config.out`.
+
+    Raises:
+        PolicyError: the policy is damaged, not calibrated, or of another model than the traces.
+        StoreError: the store is damaged, incomplete or has no training or validation sequences.
+        ModelError: the model cannot be used.
+        UsageError: `--out` or another flag cannot work, or the loss is not finite.
+    """
+    device = device_of(config.device)
+    policy = load_shard(config.policy)
+    _check_policy(config, policy)
+    recipe = _recipe(config, policy)
+    reader = TraceReader(config.traces)
+    check_store(reader, recipe, allow_incomplete=config.allow_incomplete)
+    if policy.meta.geometry != reader.geometry:
+        raise PolicyError(
+            f"--policy {config.policy} is of a model with {policy.meta.geometry}, the traces of "
+            f"one with {reader.geometry}"
+        )
+    training, validation = (usable(reader, split, recipe) for split in ("train", "validation"))
+    made_on = replace(policy.meta, model=recorded_model(reader.manifest))
+    policy = replace(policy, rankers=policy.rankers.with_dtype(torch.float32), meta=made_on)
+    identity = _identity(config, policy, reader)
+    target = RunFolder(place(config.out), identity)
+    if target.finished():
+        print(f"{config.out} already holds the finished policy of exactly these settings.")
+        return
+    replies = Replies(
+        model=_model(config, reader, device),
+        geometry=reader.geometry,
+        hard_targets=config.hard_targets,
+    )
+    manifest = run_manifest(asdict(config), seed=config.seed)
+    target.prepare(manifest)
+    try:
+        sources = partial(
+            ContextSource, reader, memory_bytes=int(config.memory_gb * 1e9), device=device,
+            recent=recipe.reads_queries,
+        )  # fmt: skip
+        source = sources(label=None)
+        assert policy.calibration is not None, "checked above"
+        module = Distillation(
+            Policy(policy.rankers, policy.calibration), replies, source, training, config, recipe,
+            seed=config.seed,
+        )  # fmt: skip
+        points = held_out_points(validation, recipe, limit=config.validation_contexts)
+        callbacks = [
+            HeldOutLoss(points, every_steps=config.validate_every),
+            Bar("distilling", _note),
+            Checkpoints(target, every_steps=config.checkpoint_every),
+        ]
+        fit(module, callbacks, device=device, steps=config.steps, checkpoint=target.start)
+        source.forget()
+        evaluated = sources(label=EVALUATED)
+        _export(config, policy, module, evaluated, points, manifest, target.folder)
+        target.finish()
+    finally:
+        target.release()
+
+
+def _check_policy(config: DistillConfig, policy: Shard) -> None:
+    if policy.meta.heads is not None:
+        raise PolicyError(f"--policy {config.policy} is a shard: join its parts with kvp merge")
+    if policy.calibration is None:
+        raise PolicyError(
+            f"--policy {config.policy} is not calibrated, so its heads cannot compete: run "
+            f"kvp calibrate --policy {config.policy} --traces {config.traces} first"
+        )
+
+
+def _recipe(config: DistillConfig, policy: Shard) -> Recipe:
+    """The policy's recipe, with the compression points of this run."""
+    return replace(
+        recipe_of(policy.meta.training),
+        contexts=config.contexts,
+        steps=config.steps,
+        compress_prompt=config.compress_prompt,
+        compress_context=config.compress_context,
+        compress_uniform=config.compress_uniform,
+        future_max=config.future_tokens,
+    )
+
+
+def _identity(config: DistillConfig, policy: Shard, reader: TraceReader) -> dict[str, Any]:
+    calibration = policy.calibration.to_dict() if policy.calibration else None
+    return {
+        **config.identity(),
+        "distilled_from": digest_json([rankers_digest(policy.rankers), calibration]),
+        "traces": digest_json([reader.manifest["identity"], reader.plan.to_dict()]),
+    }
+
+
+def _model(config: DistillConfig, reader: TraceReader, device: torch.device) -> Any:  # noqa: ANN401
+    traced = reader.manifest["model"]
+    name = config.model or traced["id"]
+    phase(f"loading {name}")
+    revision = config.revision or (traced["revision"] if config.model is None else None)
+    try:
+        model, _ = load_model(name, device=str(device), dtype=config.dtype, revision=revision)
+    except ModelError as error:
+        if config.model is not None:
+            raise
+        raise UsageError(f"--model is missing: name {name}, the traces' model ({error})") from None
+    recorded: Mapping[str, Any] = reader.manifest["identity"]
+    if (other := another_model(model, recorded.get("model"))) is not None:
+        raise StoreError(f"--traces {config.traces} are of {other}: collect from this model")
+    return model
+
+
+def _export(
+    config: DistillConfig,
+    policy: Shard,
+    module: Distillation,
+    source: ContextSource,
+    points: Sequence[CompressionPoint],
+    manifest: Mapping[str, Any],
+    folder: Path,
+) -> None:
+    """Evaluate the best weights as kvp-train does, and write them to a folder."""
+    best = module.best
+    check_finite(best, steps=config.steps, lr=config.lr)
+    phase("evaluating the policy and the attention-free heuristics")
+    recipe = recipe_of(policy.meta.training)
+    result = evaluate(
+        best.rankers,
+        map(source.context, points),
+        reward_protection=protection_of(recipe),
+        heuristics=Heuristics(policy.meta.geometry),
+    )
+    heads = policy.meta.geometry.total_kv_heads
+    step = int(module.best_step)
+    distillation = {**manifest, "best_step": step, "held_out_loss": float(module.best_loss)}
+    if policy.source.record:
+        distillation["distilled_from"] = policy.source.record
+    meta = PolicyMeta(
+        geometry=policy.meta.geometry,
+        model=policy.meta.model,
+        training={**policy.meta.training, "distillation": distillation},
+        held_out=result.per_head(),
+    )
+    save_policy(folder, best.rankers, meta, calibration=best.calibration())
+    print_summary(result, torch.full((heads,), step), policy.meta.geometry)
+    print(
+        f"held-out loss, nats per reply token, 0 for the full cache: "
+        f"{float(module.first_loss):.4f} before, {float(module.best_loss):.4f} after step {step}"
+    )
+    print(f"policy: {config.out}")
+
+
+class HeldOutLoss(Callback):
+    """Measure the policy before the first step, every few steps and at the last; keep the best."""
+
+    def __init__(self, points: Sequence[CompressionPoint], *, every_steps: int) -> None:
+        """Measure at fixed points."""
+        self._points = points
+        self._every = every_steps
+
+    def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        """Measure what the run starts from, so that it never ends with worse."""
+        assert isinstance(module, Distillation)
+        if trainer.global_step == 0:
+            phase("measuring the policy before the first step")
+            loss = module.held_out_loss(self._points)
+            module.first_loss.copy_(loss)
+            module.keep_best(loss)
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, module: pl.LightningModule, *args: object
+    ) -> None:
+        """Measure when due."""
+        assert isinstance(module, Distillation)
+        if due(trainer, self._every):
+            module.keep_best(module.held_out_loss(self._points))
+
+
+def _note(module: pl.LightningModule, metrics: Metrics) -> str:
+    assert isinstance(module, Distillation)
+    return f"loss {metrics['train/loss']:.4f}, held out {module.best_loss:.4f}"

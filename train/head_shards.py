@@ -1,0 +1,184 @@
+"""Parts of a training by KV heads: `--heads auto`, and `kvp merge`, which joins them.
+
+Every process of a Slurm array, of srun or of torchrun trains its own heads and writes a shard, in a
+folder of `--out`. Heads train independently of each other, from weights and noise that are drawn
+for the whole model, so the merged policy is the one that a single run would have written.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from kvp.artifacts.addresses import place
+from kvp.artifacts.claim import OutputFolder
+from kvp.config_groups import Rank, rank_of
+from kvp.errors import PolicyError, UsageError
+from kvp.hf import geometry_of, load_config
+from kvp.hf.loading import device_of_rank
+from kvp.manifest import differences
+from kvp.store.store_manifest import load_metadata
+from policies.learned import Calibration
+from policies.policy_files import POLICY, PolicyMeta, Shard, load_shard, save_policy
+from policies.ranker import HeadRankers
+from policies.sources import INDEX
+from train.calibration import lengthened
+from train.config import MergeConfig, TrainConfig
+from train.summary import SHARD_FOLDER
+
+_ONE_RUN = ("validate_every", "validation_contexts", "calibration", "calibration_contexts")
+"""Settings next to those of the recipe that decide the content of a shard."""
+
+
+def own_heads(config: TrainConfig) -> TrainConfig:
+    """The settings with the heads, the folder and the device of this process.
+
+    A process that is alone trains all heads, in `--out` itself. Raises UsageError where there are
+    more processes than heads, and what the store or the model's configuration raise.
+    """
+    rank = rank_of(None, None)
+    if not rank.shared:
+        return replace(config, heads=None)
+    if config.traces is not None:
+        geometry = load_metadata(place(config.traces))[1].geometry
+    else:
+        geometry = geometry_of(load_config(config.model, revision=config.revision))
+    heads = heads_of(rank, geometry.total_kv_heads)
+    return replace(
+        config,
+        heads=f"{heads.start}:{heads.stop}",
+        out=str(place(config.out) / SHARD_FOLDER.format(start=heads.start, stop=heads.stop)),
+        device=device_of_rank(config.device, rank),
+    )
+
+
+def heads_of(rank: Rank, total: int) -> range:
+    """Consecutive heads of a process, as many as every other's or one more; UsageError for none."""
+    if rank.count > total:
+        raise UsageError(f"--heads auto: {rank.count} processes, but only {total} KV heads")
+    return range(rank.index * total // rank.count, (rank.index + 1) * total // rank.count)
+
+
+def run(config: MergeConfig) -> None:
+    """Write `config.out` from `config.shards`.
+
+    Raises PolicyError where a shard is damaged or a whole policy, where shards do not belong
+    together or do not cover every head exactly once, or where `config.out` holds other files.
+    """
+    named = {folder: load_shard(folder) for one in config.folders for folder in shards_in(one)}
+    for folder, shard in named.items():
+        if shard.meta.heads is None:
+            raise PolicyError(f"--shards {folder} is a whole policy already, not a shard of one")
+    check_same_run(named)
+    shards = in_order(list(named.values()))
+    with OutputFolder.claim(Path(config.out), POLICY, {}) as target:
+        if target.existing_marker is not None:
+            raise PolicyError(f"--out {config.out} already holds a policy; name a new folder")
+        save_policy(
+            config.out,
+            joined_rankers(shards),
+            joined_meta(shards),
+            calibration=joined_calibration(shards),
+        )
+    print(
+        f"{config.out}: {shards[0].meta.geometry.total_kv_heads} KV heads from {len(shards)} shards"
+    )
+
+
+def shards_in(folder: str) -> list[str]:
+    """A shard, or those that `kvp-train --heads auto` has written into a folder."""
+    inside = sorted(Path(folder).glob(SHARD_FOLDER.format(start="*", stop="*")))
+    return [folder] if (Path(folder) / INDEX).exists() or not inside else list(map(str, inside))
+
+
+def check_same_run(named: dict[str, Shard]) -> None:
+    """Raise PolicyError, naming two shards and what differs, unless all are of one run."""
+    (first, reference), *others = [(name, made_by(shard)) for name, shard in named.items()]
+    for name, settings in others:
+        if different := differences(reference, settings):
+            raise PolicyError(
+                f"{name} is no shard of the policy that {first} is one of "
+                f"({'; '.join(different[:3])})"
+            )
+
+
+def made_by(shard: Shard) -> dict[str, Any]:
+    """Settings that all shards of a policy must share; JSON."""
+    training = shard.meta.training
+    return {
+        "geometry": shard.meta.geometry.to_dict(),
+        "ranker": shard.rankers.spec.to_dict(),
+        "weights": str(shard.rankers.dtype),
+        "model": dict(shard.meta.model),
+        **{name: training.get(name) for name in ("seed", "traces")},
+        "recipe": training.get("recipe", {}),
+        "settings": {name: training.get("config", {}).get(name) for name in _ONE_RUN},
+    }
+
+
+def in_order(shards: Sequence[Shard]) -> list[Shard]:
+    """Shards by their first head; PolicyError unless they hold every head exactly once."""
+    shards_with = Counter(head for shard in shards for head in shard.meta.head_range)
+    total = shards[0].meta.geometry.total_kv_heads
+    wrong = {
+        "no shard has heads": [head for head in range(total) if not shards_with[head]],
+        "more than one has heads": [head for head in range(total) if shards_with[head] > 1],
+    }
+    if problems := [f"{what} {spans(heads)}" for what, heads in wrong.items() if heads]:
+        raise PolicyError(f"--shards make no policy of {total} heads: {'; '.join(problems)}")
+    return sorted(shards, key=lambda shard: shard.meta.head_range.start)
+
+
+def spans(numbers: Sequence[int]) -> str:
+    """Ascending integers as START:STOP: [0, 1, 2, 5] -> "0:3, 5:6"."""
+    starts = [number for number in numbers if number - 1 not in numbers]
+    ends = [number + 1 for number in numbers if number + 1 not in numbers]
+    return ", ".join(f"{start}:{end}" for start, end in zip(starts, ends, strict=True))
+
+
+def joined_rankers(shards: Sequence[Shard]) -> HeadRankers:
+    """Rankers of all shards, one after the other."""
+    states = [state for shard in shards for state in shard.rankers.head_states()]
+    return HeadRankers.from_head_states(shards[0].rankers.spec, states)
+
+
+def joined_calibration(shards: Sequence[Shard]) -> Calibration | None:
+    """Calibration of all heads: the same maps, with knots added where another shard has more."""
+    maps = [shard.calibration for shard in shards if shard.calibration is not None]
+    if len(maps) < len(shards):
+        return None
+    knots_per_head = max(one.scores.shape[1] for one in maps)
+    knots = np.array(
+        [
+            lengthened(knot_scores, values, knots=knots_per_head)
+            for one in maps
+            for knot_scores, values in zip(
+                one.scores.double().numpy(), one.values.double().numpy(), strict=True
+            )
+        ]
+    )
+    scores, values = torch.from_numpy(knots).float().unbind(1)
+    return Calibration(target=maps[0].target, scores=scores, values=values)
+
+
+def joined_meta(shards: Sequence[Shard]) -> PolicyMeta:
+    """Metadata as of a single run; `shards` records how the parts were made."""
+    first = shards[0].meta
+    training = dict(first.training)
+    training["config"] = {**training.get("config", {}), "heads": None}
+    training["best_step"] = [step for one in shards for step in one.meta.training["best_step"]]
+    training["shards"] = [
+        {
+            "heads": [one.meta.head_range.start, one.meta.head_range.stop],
+            **{name: one.meta.training.get(name) for name in ("command", "created")},
+        }
+        for one in shards
+    ]
+    held_out = [metrics for one in shards for metrics in one.meta.held_out]
+    return replace(first, training=training, held_out=held_out, heads=None)

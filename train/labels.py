@@ -1,0 +1,124 @@
+"""Labels: how the importance of a token is computed, or which stores hold it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from kvp.errors import UsageError
+from kvp.ops.future_attention import future_attention, max_future_attention
+from kvp.plugins import own_errors
+from kvp.store import StorePlan
+from kvp.store.replies import READING, reply_windows
+from train.recipe import LABELS
+
+EVALUATED = "future_attention"
+"""Label that every policy is evaluated on, whatever it was trained on."""
+
+FromQueries = Callable[..., Tensor]
+"""(queries [L, H, G, T, D], keys [L, H, T, D], prefix_length N, stop) -> importance [L, H, N]
+float32, >= 0, of the first N tokens for the queries at N <= j < stop; both after RoPE. That of a
+label with `reading` below 1 takes a fifth argument: [T] float32, what each query counts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Label:
+    """Importance of cached tokens at a compression point.
+
+    Either computed from a trace's queries (`from_queries`) or stored next to it for every prompt
+    token (`stored`); exactly one of the two.
+    """
+
+    from_queries: FromQueries | None = None
+    """Computes the label from the queries of a trace."""
+    stored: str | None = None
+    """Name under which `kvp-collect --labels` stores it."""
+    reading: float = 1.0
+    """Weight of queries that write none of the assistant's replies (`kvp.store.replies`); those
+    that write them have 1."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError unless there is exactly one way to get the label."""
+        if (self.from_queries is None) == (self.stored is None):
+            raise ValueError("a label is either computed from queries or stored")
+
+    def computed(
+        self,
+        queries: Tensor,
+        keys: Tensor,
+        prefix_length: int,
+        stop: int,
+        replies: Sequence[tuple[int, int]] = (),
+    ) -> Tensor:
+        """The label from the queries of a trace, shapes as `FromQueries`.
+
+        `replies` are the [start, stop) token ranges that the assistant wrote.
+
+        Raises UsageError where a user's own label fails or returns what is no importance.
+        """
+        assert self.from_queries is not None, "stored labels come with the trace"
+        given = [queries, keys, prefix_length, stop]
+        if self.reading < 1:
+            weights = torch.full(keys.shape[-2:-1], self.reading, device=keys.device)
+            for first, last in reply_windows(replies, prefix_length, stop):
+                weights[first:last] = 1.0
+            given.append(weights)
+        what = f"label {getattr(self.from_queries, '__name__', self.from_queries)}"
+        with own_errors(self.from_queries, what):
+            importance = self.from_queries(*given)
+        if (shape := (*keys.shape[:2], prefix_length)) != tuple(importance.shape):
+            raise UsageError(f"{what} returned {tuple(importance.shape)}, expected {shape}")
+        if not _finite(importance) and _finite(queries) and _finite(keys):  # else: broken traces
+            raise UsageError(f"{what} returned NaN or infinity")
+        if bool((importance < 0).any()):
+            raise UsageError(f"{what} returned negative importance")
+        return importance
+
+    def missing(self, plan: StorePlan) -> str | None:
+        """Error message if a store of this plan lacks the label, with the remedy; else None."""
+        if self.stored is not None:
+            if self.stored in plan.labels:
+                return None
+            return f"holds no such label; collect it with kvp-collect --labels {self.stored}"
+        if plan.store_queries:
+            return None
+        return "was collected without queries; collect with kvp-collect --store qkv"
+
+
+def _finite(tensor: Tensor) -> bool:
+    return bool(tensor.isfinite().all())
+
+
+@cache
+def label_of(name: str) -> Label:
+    """The label of a name in `LABELS`; UsageError where there is none that can be used."""
+    label = LABELS.load(name)
+    if not isinstance(label, Label):
+        raise UsageError(f"--label {name} is not a train.labels.Label")
+    return label
+
+
+FUTURE_ATTENTION = Label(from_queries=future_attention)
+"""Attention to a token, summed over future queries (KVP paper, section 3.1.1). Of the query heads
+that share a KV head the largest counts."""
+
+MAX_FUTURE_ATTENTION = Label(from_queries=max_future_attention)
+"""The most that any single future query pays to a token: one that a query depends on is more
+important than one that many attend to a little (docs/decisions.md#default-label)."""
+
+MAX_REPLY_ATTENTION = Label(from_queries=max_future_attention, reading=READING)
+"""Largest attention of the queries that write a reply, and a fifth of that of all others.
+
+Queries of the question and of an answer's prefix are read, not written: asked for the value of a
+key, a model attends to the key while it reads the question, and needs the value alone to answer.
+They still count a little, since what they find may be passed on to the reply."""
+
+KVZIP, KVZIP_PLUS = Label(stored="kvzip"), Label(stored="kvzip_plus")
+"""KVzip's scores: the attention a token gets while the model repeats its prompt.
+
+They need passes of the model, so `kvp-collect --labels` computes and stores them
+(`kvp.hf.trace.LABEL_PASSES`); the answer's tokens have none."""

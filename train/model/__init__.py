@@ -1,1 +1,0 @@
-"""The Lightning module that trains all rankers, and its parts."""

@@ -1,0 +1,374 @@
+"""Training data from a model that runs before the first step: its traces stay in RAM.
+
+In place of a sequence's queries lies the importance at the compression points that training,
+validation and calibration will ask for, where that takes less.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+import torch
+from rich.filesize import decimal
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from kvp.data.collection_plan import data_identity, plan_collection
+from kvp.data.encode import encode
+from kvp.data.task import Sample, TaskSettings
+from kvp.errors import UsageError
+from kvp.geometry import Geometry
+from kvp.hf import geometry_of, load_config, load_model, load_tokenizer
+from kvp.hf.model_access import known_frequencies, known_output_gram, model_identity
+from kvp.hf.model_size import default_batch_size
+from kvp.hf.trace import Recorded, check_reach, collect_all, sequence_record
+from kvp.manifest import recorded_name
+from kvp.progress import phase
+from kvp.store import SequenceRecord, StorePlan, Trace, planned_bytes
+from train.calibration import TARGET_LABELS
+from train.compression_points import (
+    draw_point,
+    held_out_points,
+    points_by_kind,
+    sequence_order,
+    shortest_prefix,
+)
+from train.config import TrainConfig
+from train.distributed import Workers
+from train.labels import EVALUATED, label_of
+from train.recipe import Recipe
+from train.training_data import TrainingData
+
+SEQUENCES = 100
+"""Training sequences where `--sequences` names no number: learning curves are flat from twenty on
+(docs/results/training.md)."""
+_HELD_OUT_ATTENTION = 6
+"""Attentions kept of a validation sequence at most: three labels at two points."""
+
+Attention = tuple[str, int, int]
+"""Label, prefix length and stop of one importance."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelTraces:
+    """Traces by number, as `train.training_data.Traces`."""
+
+    in_memory: ClassVar[bool] = True
+    plan: StorePlan
+    manifest: dict[str, Any]
+    """Names the model, as a trace store's does."""
+    gram: Tensor | None
+    """[L, H, D, D] float32 (`kvp.hf.model_access`) of the model; None where unknown."""
+    attention: Callable[[SequenceRecord], Iterable[Attention]]
+    """Importance of a sequence that will be asked for."""
+    device: torch.device
+    """Where importance is computed."""
+    heads: range
+    """KV heads that are kept, counted layer by layer."""
+    _kept: dict[int, tuple[Trace, dict[Attention, Tensor]]] = field(default_factory=dict)
+
+    @property
+    def geometry(self) -> Geometry:
+        """Head geometry of the model."""
+        return self.plan.geometry
+
+    def keep(self, trace: Trace) -> SequenceRecord:
+        """Keep what the plan says of a sequence with its queries; returns its record."""
+        assert trace.queries is not None, "a model's traces have queries"
+        trace = replace(
+            trace,
+            queries=self._trained_heads(trace.queries),
+            keys=self._trained_heads(trace.keys),
+            values=self._trained_heads(trace.values),
+            labels={name: self._trained_heads(label) for name, label in trace.labels.items()},
+        )
+        computed: dict[Attention, Tensor] = {}
+        if not self.plan.store_queries:
+            assert trace.queries is not None
+            queries, keys = trace.queries.to(self.device), trace.keys.to(self.device)
+            for name, prefix_length, stop in dict.fromkeys(self.attention(trace.record)):
+                computed[name, prefix_length, stop] = (
+                    label_of(name)
+                    .computed(queries, keys, prefix_length, stop, trace.record.reply_spans)
+                    .cpu()
+                )
+            trace = replace(trace, queries=None)
+        self._kept[trace.record.index] = trace, computed
+        return trace.record
+
+    def record(self, index: int) -> SequenceRecord:
+        """Record of one sequence."""
+        return self.trace(index).record
+
+    def kv(self, index: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of one sequence, [L, H, T, D] each."""
+        trace = self.trace(index)
+        return trace.keys, trace.values
+
+    def trace(self, index: int) -> Trace:
+        """One sequence, with queries where the plan keeps them."""
+        return self._kept[index][0]
+
+    def label(self, name: str, index: int) -> Tensor:
+        """A label of the prompt of one sequence that the plan names, [L, H, P] float32."""
+        return self.trace(index).labels[name]
+
+    def output_gram(self) -> Tensor | None:
+        """Gram matrices of the model's output projection, [L, H, D, D] float32; None if unknown."""
+        return None if self.gram is None else self._trained_heads(self.gram)
+
+    def importance(
+        self, label: str, index: int, prefix_length: int, stop: int | None = None
+    ) -> Tensor | None:
+        """A label of the first N = `prefix_length` tokens, of the queries before `stop` (all).
+
+        [L, H, N] float32, None where queries are kept. KeyError where `attention` did not name it.
+        """
+        if self.plan.store_queries:
+            return None
+        trace, computed = self._kept[index]
+        return computed[label, prefix_length, trace.record.length if stop is None else stop]
+
+    def _trained_heads(self, tensor: Tensor) -> Tensor:
+        """[L, H, ...] -> [1, trained heads, ...], a copy; all heads as they are."""
+        if len(self.heads) == self.geometry.total_kv_heads:
+            return tensor
+        return tensor.flatten(0, 1)[self.heads.start : self.heads.stop][None].clone()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prompts:
+    """What runs through the model.
+
+    A training prompt that is too short to compress, whatever its answer, is left out.
+    """
+
+    samples: list[Sample]
+    """By number: first those of training, then those of validation."""
+    training: int
+    """How many are of training."""
+    identity: dict[str, Any]
+    notes: tuple[str, ...]
+    """Notes on the data for the user, one line each."""
+
+    @classmethod
+    def of(cls, config: TrainConfig, recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> Prompts:
+        """Make the prompts of a training; UsageError for data that cannot work."""
+        counts = {
+            "train": recipe.sequences or SEQUENCES,
+            "validation": config.validation_sequences,
+        }
+        request = TaskSettings.of(config, needs_reply=config.answers == "reference")
+        jobs = plan_collection(request, counts, tokenizer)
+        train, validation = jobs.sources
+        if len(train) < recipe.sequences:
+            raise UsageError(
+                f"--sequences {recipe.sequences}: --data {config.data} has only {len(train)} for "
+                "training"
+            )
+        training = [sample for sample in train if long_enough(sample, tokenizer, recipe)]
+        if not training:
+            raise UsageError(f"--data {config.data}: no prompt {too_short(recipe, config.length)}")
+        return cls(
+            samples=[*training, *validation],
+            training=len(training),
+            identity=data_identity(request, jobs.tasks),
+            notes=jobs.notes,
+        )
+
+    @property
+    def validation(self) -> int:
+        """How many are of validation."""
+        return len(self.samples) - self.training
+
+
+def open_model(
+    config: TrainConfig, recipe: Recipe, device: torch.device, workers: Workers
+) -> TrainingData:
+    """Load the model and plan what runs through it; nothing runs yet. Prints the RAM it will take.
+
+    Each of several `workers` loads the model and runs it over all training sequences; the first one
+    alone validates.
+
+    Raises:
+        ModelError: the model or its tokenizer cannot be used.
+        UsageError: data, tasks, lengths or sizes that cannot work.
+    """
+    if recipe.min_prefix >= config.length:
+        raise UsageError(f"--data {config.data}: no prompt {too_short(recipe, config.length)}")
+    model_config = load_config(config.model, revision=config.revision)
+    check_reach(model_config, config.model, config.length, config.max_new_tokens)
+    tokenizer = load_tokenizer(config.model, revision=config.revision)
+    prompts = Prompts.of(config, recipe, tokenizer)
+    if workers.first:
+        phase(f"loading {config.model}")
+    model, tokenizer = load_model(
+        config.model,
+        device=str(device),
+        dtype=config.dtype,
+        revision=config.revision,
+        quantization=config.quantization,
+    )
+    counts = prompts.training, prompts.validation
+    plan = plan_of(geometry_of(model_config), config, recipe, *counts)
+    heads = config.heads_of(plan.geometry)
+    most_bytes = kept_bytes(plan, recipe, *counts) * len(heads) // plan.geometry.total_kv_heads
+    bound = int(config.memory_gb * 1e9) * 3 // 4
+    if most_bytes > bound:
+        raise UsageError(
+            f"--sequences {counts[0]} and --validation_sequences {counts[1]} may take "
+            f"{decimal(most_bytes)}, three quarters of --memory_gb {config.memory_gb:g} are "
+            f"{decimal(bound)}; use fewer, or --memory_gb {memory_gb_for(most_bytes):g}"
+        )
+    each = "" if workers.count == 1 else f" in each of {workers.count} processes"
+    if workers.first and not config.dry_run:
+        for note in prompts.notes:
+            print(f"note: {note}")
+        kept = "queries" if plan.store_queries else "their attention"
+        print(
+            f"{counts[0]} sequences and {counts[1]} for validation, of at most {plan.max_tokens} "
+            f"tokens, will run through {config.model}; they take at most {decimal(most_bytes)} of "
+            f"RAM{each} (keys, values and {kept}, {plan.dtype})"
+        )
+    identity = {
+        "model": model_identity(config.model, config.revision, model, tokenizer),
+        "data": prompts.identity,
+        "continuation": config.answers,
+        "max_new_tokens": config.max_new_tokens,
+        "dtype": config.dtype,
+        "train": counts[0],
+        "validation": counts[1],
+    }
+    traces = ModelTraces(
+        plan=plan,
+        manifest={
+            "model": {"id": recorded_name(config.model), "revision": config.revision},
+            "rope_frequencies": known_frequencies(model, config.max_tokens),
+            "identity": identity,
+        },
+        gram=known_output_gram(model),
+        attention=lambda record: attention_of(record, config, recipe, prompts.training),
+        device=device,
+        heads=heads,
+    )
+    recorded = Recorded(
+        continuation=config.answers, max_new_tokens=config.max_new_tokens, labels=plan.labels
+    )
+    rows = default_batch_size(model_config, dtype=config.dtype, max_tokens=config.max_tokens)
+
+    def traced(split: str) -> list[SequenceRecord]:
+        """Run the model over the prompts of a split and keep their traces."""
+        started = time.monotonic()
+        numbered = list(enumerate(prompts.samples))
+        samples = numbered[: counts[0]] if split == "train" else numbered[counts[0] :]
+        records = [
+            traces.keep(trace)
+            for trace in collect_all(model, tokenizer, samples, recorded, rows=rows)
+        ]
+        if split == "train":
+            if workers.first:
+                speed = sum(record.length for record in records) / (time.monotonic() - started)
+                print(f"{len(records)} sequences through the model at {speed:.0f} tokens/s{each}")
+            return records
+        found = [record for record in records if points_by_kind(record, recipe)]
+        if not found:
+            rule = too_short(recipe, config.length)
+            raise UsageError(f"--validation_sequences {len(records)}: none of them {rule}")
+        return found
+
+    return TrainingData(traces=traces, identity=identity, sequences_of=traced)
+
+
+def attention_of(
+    record: SequenceRecord, config: TrainConfig, recipe: Recipe, training: int
+) -> list[Attention]:
+    """Importance of a sequence that training, validation or calibration will ask for.
+
+    The first `training` sequences are trained on.
+    """
+    if record.index < training:
+        draws = draws_of(record.index, training, recipe, seed=config.seed)
+        points = [draw_point(record, recipe, seed=config.seed, draw=draw) for draw in draws]
+        labels = [recipe.label]
+    else:
+        possible = bool(points_by_kind(record, recipe))
+        points = held_out_points([record], recipe, limit=2) if possible else []
+        labels = [recipe.label, EVALUATED]
+        if config.calibration != "none":
+            labels.append(TARGET_LABELS[config.calibration])
+    computed = [label for label in labels if label_of(label).from_queries is not None]
+    return [(label, point.prefix_length, point.stop) for point in points for label in computed]
+
+
+def draws_of(number: int, sequences: int, recipe: Recipe, *, seed: int) -> list[int]:
+    """Draws (contexts counted from the first step on) that one of `sequences` sequences serves.
+
+    What `train.compression_points.drawn_points` will draw, computed ahead.
+    """
+    draws = recipe.steps * recipe.contexts
+    orders = (
+        sequence_order(sequences, seed=seed, passes=passes).tolist()
+        for passes in range(-(-draws // sequences))
+    )
+    served = (passes * sequences + order.index(number) for passes, order in enumerate(orders))
+    return [draw for draw in served if draw < draws]
+
+
+def plan_of(
+    geometry: Geometry, config: TrainConfig, recipe: Recipe, train: int, validation: int
+) -> StorePlan:
+    """What is kept of every sequence: importance at the points of its draws, or its queries.
+
+    Whichever takes less, where rankers do not read queries.
+    """
+    stored = label_of(recipe.label).stored
+    plan = StorePlan(
+        geometry=geometry,
+        dtype=config.dtype,
+        max_tokens=config.max_tokens,
+        sequences=train + validation,
+        store="kv",
+        labels=() if stored is None else (stored,),
+    )
+    with_queries = replace(plan, store="qkv")
+    least = min(plan, with_queries, key=lambda one: kept_bytes(one, recipe, train, 0))
+    return with_queries if recipe.needs_queries else least
+
+
+def kept_bytes(plan: StorePlan, recipe: Recipe, train: int, validation: int) -> int:
+    """Maximum bytes of so many sequences in RAM."""
+    total = planned_bytes(
+        plan.geometry,
+        dtype=plan.dtype,
+        tokens=(train + validation) * plan.max_tokens,
+        store=plan.store,
+        labels=len(plan.labels),
+    )
+    if plan.store_queries:
+        return total
+    points = -(-recipe.steps * recipe.contexts // train)
+    if recipe.uniform_points:
+        points = min(points, recipe.uniform_points + len(("prompt", "context")))
+    importances = train * points + validation * _HELD_OUT_ATTENTION
+    return total + importances * 4 * plan.max_tokens * plan.geometry.total_kv_heads
+
+
+def long_enough(sample: Sample, tokenizer: PreTrainedTokenizerBase, recipe: Recipe) -> bool:
+    """Whether a prompt is long enough to compress whatever its answer turns out to be."""
+    record = sequence_record(sample, encode(sample, tokenizer), reply=(), index=0)
+    return bool(points_by_kind(record, recipe))
+
+
+def too_short(recipe: Recipe, length: int) -> str:
+    """End of a message about prompts of at most `length` tokens that are too short to compress."""
+    limit = f"--min_prefix {shortest_prefix(recipe)}"
+    return f"is longer than {limit}; lower it or raise --length {length}"
+
+
+def memory_gb_for(kept: int) -> float:
+    """The `--memory_gb` that so many bytes of traces ask for."""
+    return math.ceil(kept / 0.75e8) / 10

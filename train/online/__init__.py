@@ -1,1 +1,0 @@
-"""Training from a running model: its traces stay in RAM, and none lies on a disk."""

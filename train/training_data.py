@@ -1,0 +1,187 @@
+"""Training data: traces and their sequences, from a store or from a model that runs first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from kvp.artifacts.addresses import place
+from kvp.errors import StoreError, UsageError
+from kvp.geometry import Geometry
+from kvp.manifest import digest_json
+from kvp.store import SequenceRecord, StorePlan, Trace, TraceReader
+from train.compression_points import points_by_kind, shortest_prefix
+from train.config import TrainConfig
+from train.distributed import Workers
+from train.labels import label_of
+from train.recipe import Recipe
+
+
+class Traces(Protocol):
+    """Traces by sequence; `kvp.store.TraceReader` documents shapes and errors."""
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether all tensors lie in RAM anyway, so that nobody else needs to remember any."""
+
+    @property
+    def geometry(self) -> Geometry:
+        """Head geometry of the model."""
+
+    @property
+    def plan(self) -> StorePlan:
+        """Tensors kept per sequence: queries, or attention in their place."""
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        """Where the traces come from; the entry "model" names the model."""
+
+    def record(self, index: int) -> SequenceRecord:
+        """Lengths, boundaries and tokens of one sequence."""
+
+    def kv(self, index: int) -> tuple[Tensor, Tensor]:
+        """Keys and values."""
+
+    def trace(self, index: int) -> Trace:
+        """All of one sequence, with queries where the plan keeps them."""
+
+    def label(self, name: str, index: int) -> Tensor:
+        """A label of the prompt that was stored with the trace."""
+
+    def importance(
+        self, label: str, index: int, prefix_length: int, stop: int | None = None
+    ) -> Tensor | None:
+        """Importance kept in place of queries: a label at a compression point, [L, H, N].
+
+        None where queries are kept, and in stores.
+        """
+
+    def output_gram(self) -> Tensor | None:
+        """Gram matrices of the model's output projection."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingData:
+    """Traces of the heads that are trained, with the sequences to train and to validate on."""
+
+    traces: Traces
+    identity: dict[str, Any]
+    """Identity of the training data, independent of where it is stored; JSON."""
+    sequences_of: Callable[[str], list[SequenceRecord]]
+    """Sequences of the split `train` or `validation`; a model runs over them when it is called."""
+
+    @cached_property
+    def training(self) -> list[SequenceRecord]:
+        """Sequences to draw contexts from."""
+        return self.sequences_of("train")
+
+    @cached_property
+    def validation(self) -> list[SequenceRecord]:
+        """Sequences to validate on."""
+        return self.sequences_of("validation")
+
+
+def open_training_data(
+    config: TrainConfig, recipe: Recipe, device: torch.device, workers: Workers
+) -> TrainingData:
+    """Open the store or load the model of a run, for the heads that it trains.
+
+    Raises:
+        StoreError: the store is damaged, incomplete or holds nothing to train or validate on.
+        ModelError: the model or its tokenizer cannot be used.
+        UsageError: settings that cannot work.
+    """
+    if config.source == "model":
+        # brings transformers, which stores do not need
+        from train.model_traces import open_model
+
+        return open_model(config, recipe, device, workers)
+    assert config.traces is not None, "checked by the configuration"
+    path = place(config.traces)
+    reader = TraceReader(path)
+    heads = config.heads_of(reader.geometry)
+    if config.heads is not None:
+        reader = TraceReader(path, heads=slice(heads.start, heads.stop))
+    check_store(reader, recipe, allow_incomplete=config.allow_incomplete)
+    if missing := label_of(recipe.label).missing(reader.plan):
+        raise StoreError(f"--label {recipe.label}: --traces {path} {missing}")
+    records = {split: usable(reader, split, recipe) for split in ("train", "validation")}
+    if recipe.sequences > len(records["train"]):
+        raise UsageError(
+            f"--sequences {recipe.sequences}: the store has {len(records['train'])} training "
+            "sequences that are long enough"
+        )
+    records["train"] = records["train"][: recipe.sequences or None]
+    used = [record.to_dict() for split in records.values() for record in split]
+    identity = {
+        "geometry": reader.geometry.to_dict(),
+        "store": digest_json([reader.manifest["identity"], reader.plan.to_dict()]),
+        "sequences": digest_json(used),
+        **{split: len(found) for split, found in records.items()},
+    }
+    return TrainingData(traces=reader, identity=identity, sequences_of=records.__getitem__)
+
+
+def check_store(reader: TraceReader, recipe: Recipe, *, allow_incomplete: bool) -> None:
+    """Raise StoreError unless a store is complete and holds what rankers and their labels need."""
+    planned, committed = reader.plan.sequences, len(reader.records())
+    if committed < planned and not allow_incomplete:
+        raise StoreError(
+            f"--traces {reader.path} lacks {planned - committed} of {planned} sequences; "
+            "let kvp-collect finish, or pass --allow_incomplete"
+        )
+    if reader.plan.store == "kv":
+        raise StoreError(
+            f"--traces {reader.path} was collected without queries; future attention needs them: "
+            "kvp-collect --store qkv"
+        )
+    if "model" not in reader.manifest:
+        raise StoreError(f"--traces {reader.path}: its manifest does not name the model")
+
+
+def usable(reader: TraceReader, split: str, recipe: Recipe) -> list[SequenceRecord]:
+    """Records of a split that are long enough to compress; StoreError if there are none."""
+    records = reader.records(split)
+    long_enough = [record for record in records if points_by_kind(record, recipe)]
+    if not long_enough:
+        limit = f"--min_prefix {shortest_prefix(recipe)}"
+        reason = f"none of its {len(records)} sequences is longer than {limit}"
+        raise StoreError(
+            f"--traces {reader.path} has no {split} sequences long enough to compress: "
+            + (reason if records else f"collect some with the split {split}")
+        )
+    return long_enough
+
+
+def device_of(name: str) -> torch.device:
+    """The device of a flag; UsageError where it does not exist."""
+    device = torch.device(name)
+    if device.type == "cuda" and (device.index or 0) < torch.cuda.device_count():
+        return device
+    if device.type != "cpu":
+        raise UsageError(f"--device {name} does not exist here; use cpu, cuda or cuda:INDEX")
+    return device
+
+
+def recorded_text(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """What traces were taken of: `data` (names, length, sequences), `answers` and `command`."""
+    identity = manifest.get("identity", {})
+    found = {
+        "data": identity.get("data"),
+        "answers": identity.get("continuation"),
+        "command": manifest.get("command"),
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def recorded_model(manifest: Mapping[str, Any]) -> dict[str, str | None]:
+    """Name, revision and digests of the model that traces come from, as far as they are recorded.
+
+    Policies carry it, so that a user is warned where another model of the same heads is meant.
+    """
+    return {**manifest["model"], **manifest.get("identity", {}).get("model", {})}
