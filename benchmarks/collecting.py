@@ -33,7 +33,7 @@ from transformers import (
 )
 
 from benchmarks.measuring import write_report
-from kvp.data.collection_plan import CollectionPlan
+from kvp.data.sources import CollectionPlan
 from kvp.data.task import Sample, Source
 from kvp.hf import geometry_of, load_model
 from kvp.store import StorePlan, TraceWriter

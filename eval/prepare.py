@@ -30,7 +30,7 @@ from kvp.data.encode import Encoded, encode, evidence_tokens
 from kvp.data.metrics import CHOICES
 from kvp.data.task import NoPromptError, Sample, TaskSettings
 from kvp.data.tasks import RULER, build_samples, expand_tasks, find_task, ruler_share
-from kvp.data.tasks.text import TEXT
+from kvp.data.tasks.rows import TEXT
 from kvp.errors import UsageError
 from kvp.geometry import Geometry
 from kvp.hf import geometry_of, load_config, load_tokenizer

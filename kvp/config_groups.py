@@ -16,7 +16,6 @@ from typing import Any, ClassVar, Literal, TypeVar, get_type_hints
 
 from kvp.artifacts.addresses import is_address
 from kvp.artifacts.objects import read_only
-from kvp.data.rows.cells import renamed_columns
 from kvp.errors import UsageError
 
 DtypeName = Literal["float32", "bfloat16", "float16"]
@@ -316,6 +315,22 @@ class DryRunConfig(Group):
 
     dry_run: bool = False
     """Print what the run would do and cost, and stop; nothing is written."""
+
+
+def renamed_columns(text: str) -> dict[str, str]:
+    """`NEW=OLD,...` as a mapping from the new name to the file's.
+
+    Raises ValueError, naming the flag, where it is not of this form.
+    """
+    names: dict[str, str] = {}
+    for part in text.split(","):
+        new, equals, old = (piece.strip() for piece in part.partition("="))
+        if not (new and equals and old):
+            raise ValueError(f"--columns: {part!r} is not NEW=OLD, such as question=query")
+        if new in names:
+            raise ValueError(f"--columns: {new!r} is named twice")
+        names[new] = old
+    return names
 
 
 def split_list(text: str) -> tuple[str, ...]:

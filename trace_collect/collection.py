@@ -9,7 +9,7 @@ from rich.console import Console
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from kvp.artifacts.addresses import place
-from kvp.data.collection_plan import CollectionPlan
+from kvp.data.sources import CollectionPlan
 from kvp.errors import StoreError
 from kvp.hf.model_size import default_batch_size
 from kvp.hf.store_request import StoreRequest

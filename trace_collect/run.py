@@ -20,7 +20,7 @@ from transformers import PreTrainedConfig
 
 from kvp.artifacts.addresses import files_below, make_folder, place
 from kvp.costs import how_measured, seconds_of, span
-from kvp.data.collection_plan import CollectionPlan
+from kvp.data.sources import CollectionPlan
 from kvp.errors import ModelError, StoreError, UsageError
 from kvp.hf import geometry_of, load_config, load_model, load_tokenizer
 from kvp.hf.loading import check_quantization, device_of_rank, torch_device

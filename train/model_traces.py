@@ -17,8 +17,8 @@ from rich.filesize import decimal
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from kvp.data.collection_plan import data_identity, plan_collection
 from kvp.data.encode import encode
+from kvp.data.sources import data_identity, plan_collection
 from kvp.data.task import Sample, TaskSettings
 from kvp.errors import UsageError
 from kvp.geometry import Geometry

@@ -16,7 +16,7 @@ from typing import Any
 from datasets import Dataset
 
 from kvp.data import metrics
-from kvp.data.rows.files import Unreadable, read_rows, reader_of
+from kvp.data.rows.files import RowError, read_rows, reader_of
 from kvp.errors import UsageError
 from kvp.progress import say
 
@@ -168,8 +168,8 @@ def documents(kvp_task: str, kvp_files: Files, **_: object) -> dict[str, Dataset
 def _dataset(task: str, file: str) -> Dataset:
     rows = []
     for location, row in read_rows(file, "local"):
-        if isinstance(row, Unreadable):
-            raise UsageError(f"--local {task}: {file}, {location} {row.reason}")
+        if isinstance(row, RowError):
+            raise UsageError(f"--local {task}: {file}, {location} {row}")
         try:
             rows.append(hub_row(task, row))
         except (KeyError, ValueError, IndexError, TypeError) as error:

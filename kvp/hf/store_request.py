@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from kvp.artifacts.addresses import Place
 from kvp.artifacts.claim import check_folder
 from kvp.config_groups import AnswerConfig, DataConfig, ModelConfig
-from kvp.data.collection_plan import CollectionPlan, data_identity, plan_collection
+from kvp.data.sources import CollectionPlan, data_identity, plan_collection
 from kvp.data.task import TaskSettings
 from kvp.hf.model_access import tokenizer_digest
 from kvp.manifest import recorded_name

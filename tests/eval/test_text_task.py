@@ -16,7 +16,7 @@ from eval.evaluate import Prompt
 from eval.prepare import load_all, protocols_of
 from kvp.data.synthetic.text import split_of
 from kvp.data.task import TaskSettings
-from kvp.data.tasks.text import stretches
+from kvp.data.tasks.rows import stretches
 from kvp.errors import UsageError
 from kvp.hf import load_model
 from kvp.programs import evaluate as main

@@ -1,119 +1,114 @@
 """Everything in a file, a folder or a hub data set as documents, and what had to be skipped.
 
-Rows belong to splits by a hash of their content, so equal rows never meet in two splits; trees by
-a hash of their id, all threads of one together; a running text by position.
+Rows belong to splits by a hash of their content, so equal rows never meet in two splits; message
+trees (OpenAssistant's exports: one message per row, or one tree per row) by a hash of their id, all
+threads of one together; a running text by position.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kvp.data.rows.cells import RowError
-from kvp.data.rows.files import TEXT_SUFFIXES, files_of, read_rows, read_text, share_of
-from kvp.data.rows.forms import ACCEPTED, Document, document_of
-from kvp.data.rows.ruler_rows import published_form
-from kvp.data.rows.tally import EVERY_ROW, RowChoice, Skipped, Tally, listed
-from kvp.data.rows.trees import (
-    Message,
-    check_message,
-    is_message,
-    is_tree,
-    nested_messages,
-    threads,
-    tree_names,
+from kvp.data.rows.files import (
+    TEXT_SUFFIXES,
+    RowError,
+    Tally,
+    files_of,
+    is_saved,
+    listed,
+    read_rows,
+    read_text,
+    share_of,
+)
+from kvp.data.rows.forms import (
+    ACCEPTED,
+    Document,
+    Turn,
+    alternating,
+    document_of,
+    published_form,
+    role_of,
 )
 from kvp.data.synthetic.text import SPLITS, split_of
+from kvp.data.task import TaskSettings
 from kvp.errors import UsageError
 
-
-@dataclass(frozen=True)
-class Documents:
-    """Documents of some data, and a count of the rows that are none."""
-
-    usable: tuple[Document, ...]
-    tally: Tally
-
-    @property
-    def skipped(self) -> tuple[Skipped, ...]:
-        """Rows that cannot be used."""
-        return tuple(self.tally.skipped)
-
-    def note(self) -> str | None:
-        """One line on the rows that were skipped or not chosen, None without any."""
-        return self.tally.note()
+Message = Mapping[str, Any]
 
 
 def read_documents(
-    data: str,
-    flag: str = "data",
-    columns: Mapping[str, str] | None = None,
-    choice: RowChoice = EVERY_ROW,
-) -> Documents:
-    """Everything in `data` that is chosen, in its order; message trees follow the other rows.
+    data: str, flag: str, settings: TaskSettings
+) -> tuple[tuple[Document, ...], Tally]:
+    """Everything in `data` that is chosen, in its order, and a count of the rows that are not used.
 
-    `columns` renames columns of every row first: new name -> the file's. Raises UsageError naming
-    `flag`: no such data, nothing in it, or no row that can be used.
+    Message trees follow the other rows. `settings` choose rows (`where`) and threads
+    (`tree_paths`) and rename columns. Raises UsageError naming `flag`: no such data, nothing in it,
+    or no row that can be used.
     """
     path = Path(data)
     if path.suffix.lower() in TEXT_SUFFIXES or _only_texts(path):
-        return _texts(data, flag)
-    tally = Tally(choice=choice, columns=columns)
+        return _texts(data, flag), Tally(rows=1)
+    tally = Tally(where=settings.where, columns=settings.columns)
+    all_threads = settings.tree_paths == "all"
     messages: list[tuple[str, Message]] = []
     usable: list[Document] = []
 
     def documents(location: str, row: Mapping[str, Any]) -> list[Document]:
-        if not is_message(row):
-            return _of_row(row, location, path, choice)
-        check_message(row)
-        messages.append((location, row))
-        return []
+        if "message_id" in row and "text" in row and "messages" not in row:
+            _check_message(row)
+            messages.append((location, row))
+            return []
+        prompt = row.get("prompt")
+        if isinstance(prompt, Mapping) and "text" in prompt:
+            name = row.get("message_tree_id")
+            return _of_tree(list(_nested(prompt)), str(name or ""), location, all_threads)
+        form = published_form(row, f"{data}/{location}")
+        return [replace(document_of(form), location=location)]
 
     for _, made in tally.parsed(read_rows(data, flag), documents):
         usable += made
-    _add_trees(messages, usable, tally.skipped, choice)
+    trees: dict[str, list[tuple[str, Message]]] = {}
+    for name, member in zip(_tree_names([one for _, one in messages]), messages, strict=True):
+        trees.setdefault(name, []).append(member)
+    for name, members in trees.items():
+        try:
+            tree = [message for _, message in members]
+            usable += _of_tree(tree, name, members[0][0], all_threads)
+        except (RowError, RecursionError) as error:  # ids in a circle
+            tally.skipped += [(location, str(error)) for location, _ in members]
     tally.check(f"--{flag} {data}")
     if not usable:
         raise UsageError(
             f"--{flag} {data}: none of its {tally.rows} rows can be used: "
             f"{listed(tally.skipped[:1])}; accepted columns are {ACCEPTED} (docs/data.md)"
         )
-    return Documents(tuple(usable), tally)
+    return tuple(usable), tally
 
 
-def _of_row(row: Mapping[str, Any], location: str, data: Path, choice: RowChoice) -> list[Document]:
-    """The documents of a row that stands for itself."""
-    if is_tree(row):
-        return _threads(list(nested_messages(row["prompt"])), _tree_name(row), location, choice)
-    form = published_form(row, f"{data}/{location}")
-    return [replace(document_of(form), location=location)]
+def _only_texts(path: Path) -> bool:
+    return path.is_dir() and any(path.glob("*.txt")) and not files_of(path) and not is_saved(path)
 
 
-def _add_trees(
-    messages: Sequence[tuple[str, Message]],
-    usable: list[Document],
-    skipped: list[Skipped],
-    choice: RowChoice,
-) -> None:
-    trees: dict[str, list[tuple[str, Message]]] = {}
-    for name, member in zip(tree_names([one for _, one in messages]), messages, strict=True):
-        trees.setdefault(name, []).append(member)
-    for name, members in trees.items():
-        location = members[0][0]
-        try:
-            usable += _threads([message for _, message in members], name, location, choice)
-        except (RowError, RecursionError) as error:  # ids in a circle
-            skipped += [(location, str(error)) for location, _ in members]
+def _texts(data: str, flag: str) -> tuple[Document, ...]:
+    """A running text as one document per split, shared out by position."""
+    whole = read_text(data, flag)
+    return tuple(
+        Document(split=split, text=part, long=True, location=Path(data).name)
+        for split in SPLITS
+        if (part := share_of(whole, split))
+    )
 
 
-def _threads(
-    messages: Sequence[Message], name: str | None, location: str, choice: RowChoice
+def _of_tree(
+    messages: Sequence[Message], name: str, location: str, all_threads: bool
 ) -> list[Document]:
-    """The first threads of one message tree, all of one split."""
-    found = list(threads(messages))[: None if choice.all_threads else 1]
+    """The best thread of a message tree, or all, of one split."""
+    found = list(threads(messages))[: None if all_threads else 1]
     if not found:
         raise RowError("is of a message tree without a reply")
     name = name or json.dumps(found[0])
@@ -121,27 +116,86 @@ def _threads(
     return [Document(split=split, turns=turns, location=location, tree=name) for turns in found]
 
 
-def _tree_name(row: Mapping[str, object]) -> str | None:
-    name = row.get("message_tree_id")
-    return str(name) if name else None
+def _check_message(row: Message) -> None:
+    """Raise RowError unless a message has an id that others can name, and a parent or none."""
+    for column in ("message_id", "parent_id"):
+        value = row.get(column)
+        if value is None and column == "parent_id":
+            continue
+        if not isinstance(value, str | int) or value == "":
+            raise RowError(f"has no usable {column}")
 
 
-def _only_texts(path: Path) -> bool:
-    return (
-        path.is_dir()
-        and any(path.glob("*.txt"))
-        and not files_of(path)
-        and not (path / "state.json").is_file()
-        and not (path / "dataset_dict.json").is_file()
-    )
+def _nested(message: Message, name: str = "0", parent: str | None = None) -> Iterator[Message]:
+    """A message of a nested tree and all below it, each with an id and that of its parent."""
+    yield {**message, "message_id": name, "parent_id": parent}
+    for number, reply in enumerate(message.get("replies") or []):
+        yield from _nested(reply, f"{name}.{number}", name)
 
 
-def _texts(data: str, flag: str) -> Documents:
-    """A running text as one document per split, shared out by position."""
-    whole = read_text(data, flag)
-    usable = [
-        Document(split=split, text=part, long=True, location=Path(data).name)
-        for split in SPLITS
-        if (part := share_of(whole, split))
-    ]
-    return Documents(tuple(usable), Tally(rows=1))
+def _tree_names(messages: Sequence[Message]) -> list[str]:
+    """Name of the tree of each message: `message_tree_id`, or the id at the end of its parents."""
+    parents = {message["message_id"]: message.get("parent_id") for message in messages}
+
+    def root(name: object) -> object:
+        for _ in parents:  # no more steps than there are messages
+            if parents.get(name) is None:
+                break
+            name = parents[name]
+        return name
+
+    return [str(one.get("message_tree_id") or root(one["message_id"])) for one in messages]
+
+
+def threads(messages: Iterable[Message]) -> Iterator[tuple[Turn, ...]]:
+    """Threads of a message tree from the root to a last reply, the best-ranked first.
+
+    Messages have `message_id`, `parent_id`, `role`, `text` and optionally `rank` (0 is best) and
+    `deleted`. User and assistant take turns; a message of the user that nobody answers ends no
+    thread. Then follow the threads that leave the best reply once, at the root first, then those
+    that do so twice, or take a worse one, and so on. A thread with a message without text is left
+    out; RowError where it is the only one.
+    """
+    replies: dict[object, list[Message]] = {}
+    for message in messages:
+        if not message.get("deleted"):
+            replies.setdefault(message.get("parent_id"), []).append(message)
+    refusal: RowError | None = None
+    usable = 0
+    found = list(enumerate(_threads(replies, (), 0)))  # the best first, then those next to them
+    for _, (_, thread) in sorted(found, key=lambda one: (one[1][0], -one[0])):
+        turns = [{"role": one.get("role"), "content": one.get("text")} for one in thread]
+        try:
+            yield alternating(turns)
+            usable += 1
+        except RowError as error:
+            refusal = refusal or error
+    if refusal and not usable:
+        raise refusal
+
+
+def _threads(
+    replies: Mapping[object, Sequence[Message]], thread: tuple[Message, ...], lost: int
+) -> Iterator[tuple[int, tuple[Message, ...]]]:
+    """The threads that begin with these messages: better-ranked siblings passed by, messages."""
+    role = ("user", "assistant")[len(thread) % 2]
+    below = replies.get(thread[-1]["message_id"] if thread else None, ())
+    fitting = [one for one in below if role_of(one.get("role")) == role]
+    if role == "user":
+        fitting = [one for one in fitting if _answered(one, replies)]
+        if thread and not fitting:
+            yield lost, thread
+    for place, one in enumerate(sorted(fitting, key=_rank)):
+        yield from _threads(replies, (*thread, one), lost + place)
+
+
+def _answered(message: Message, replies: Mapping[object, Sequence[Message]]) -> bool:
+    below = replies.get(message["message_id"], ())
+    return any(role_of(one.get("role")) == "assistant" for one in below)
+
+
+def _rank(message: Message) -> float:
+    try:
+        return float(message["rank"])
+    except (KeyError, TypeError, ValueError):
+        return math.inf

@@ -1,9 +1,10 @@
-"""Read rows of JSONL, JSON, CSV, parquet, `save_to_disk` folders, folders of files, the hub.
+"""Read rows of JSONL, JSON, CSV, parquet, `save_to_disk` folders, folders of files, the hub; texts.
 
 `datasets` reads parquet, saved folders and the hub. It does not read the others: it gives all rows
 of a file one schema, so rows of different forms and trees of different depth fail, and dates and
-numbers in texts change. Every reader yields rows with their location in the file. A row that cannot
-be read is yielded as an `Unreadable`, so that one bad line does not cost the file.
+numbers in texts change. Every reader yields rows with their location in the file; one that cannot
+be read is yielded as a `RowError`, so that one bad line does not cost the file. A `Tally` counts
+what is not used.
 """
 
 from __future__ import annotations
@@ -12,28 +13,41 @@ import csv
 import glob
 import gzip
 import json
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import IO, Any, cast
+from textwrap import shorten
+from typing import IO, Any, TypeVar, cast
 
+from kvp.config_groups import split_list
+from kvp.data.task import NoPromptError
 from kvp.errors import UsageError
 from kvp.plugins import is_object_name, module_exists
 from kvp.progress import quiet_logs
 
+T = TypeVar("T")
 TEXT_SUFFIXES = (".txt", ".md")
 """Files that are one running text."""
+SHARES = {
+    "train": (0.0, 0.8),
+    "validation": (0.8, 0.9),
+    "test": (0.9, 1.0),
+    "all": (0.0, 1.0),
+}
+"""Which part of a text each split owns, as fractions of its length."""
+_MAX_NAMED = 3
+"""Skipped rows that a message names at most."""
 
 
-@dataclass(frozen=True)
-class Unreadable:
-    """A row that is no row, and why, as the end of a sentence ("is not JSON")."""
-
-    reason: str
+class RowError(Exception):
+    """A row that cannot be used; the message is the end of a sentence ("has no text")."""
 
 
-Row = tuple[str, Mapping[str, Any] | Unreadable]
+Row = tuple[str, Mapping[str, Any] | RowError]
 """Location of a row in its data ("line 7") and its columns."""
+Skipped = tuple[str, str]
+"""Location of a row and why it cannot be used ("line 7", "has no text")."""
 
 
 def read_rows(data: str, flag: str) -> Iterator[Row]:
@@ -45,19 +59,21 @@ def read_rows(data: str, flag: str) -> Iterator[Row]:
     path = Path(data)
     if not data.strip():
         raise UsageError(f"--{flag} is empty")
-    if path.is_dir():
-        yield from _folder(path, flag)
-    elif not path.exists() and _is_local(data):
-        raise UsageError(f"--{flag} {data}: no such file or folder")
-    elif (reader := reader_of(path)) is not None:
-        try:
+    try:
+        if path.is_dir():
+            yield from _folder(path, flag)
+        elif not path.exists() and _is_local(data):
+            raise UsageError(f"--{flag} {data}: no such file or folder")
+        elif (reader := reader_of(path)) is not None:
             yield from reader(path)
-        except (OSError, UnicodeDecodeError, csv.Error, RecursionError) as error:
-            raise UsageError(f"--{flag} {data}: cannot be read ({error})") from error
-    elif path.is_file():
-        raise UsageError(f"--{flag} {data}: unknown kind of file; use one of {', '.join(KINDS)}")
-    else:
-        yield from _hub(data, flag)
+        elif path.is_file():
+            raise UsageError(
+                f"--{flag} {data}: unknown kind of file; use one of {', '.join(KINDS)}"
+            )
+        else:
+            yield from _hub(data, flag)
+    except (OSError, UnicodeDecodeError, csv.Error, RecursionError) as error:
+        raise UsageError(f"--{flag} {data}: cannot be read ({error})") from error
 
 
 def reader_of(path: Path) -> Callable[[Path], Iterator[Row]] | None:
@@ -77,6 +93,11 @@ def files_of(folder: Path) -> list[Path]:
     ]
 
 
+def is_saved(folder: Path) -> bool:
+    """Whether `save_to_disk` wrote a folder."""
+    return any((folder / name).is_file() for name in ("dataset_dict.json", "state.json"))
+
+
 def _open(path: Path) -> IO[str]:
     opener = gzip.open if path.suffix == ".gz" else open
     return cast("IO[str]", opener(path, "rt", encoding="utf-8-sig", newline=""))
@@ -86,15 +107,15 @@ def _json_lines(path: Path) -> Iterator[Row]:
     with _open(path) as lines:
         for number, line in enumerate(lines, start=1):
             if line.strip():
-                yield f"line {number}", _object(line)
+                try:
+                    row = json.loads(line)
+                except (ValueError, RecursionError) as error:
+                    row = RowError(f"is not JSON ({error})")
+                yield f"line {number}", _object(row)
 
 
-def _object(line: str) -> Mapping[str, Any] | Unreadable:
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        return Unreadable(f"is not JSON ({error})")
-    return row if isinstance(row, dict) else Unreadable("is not a JSON object")
+def _object(row: object) -> Mapping[str, Any] | RowError:
+    return row if isinstance(row, dict | RowError) else RowError("is not a JSON object")
 
 
 def _json(path: Path) -> Iterator[Row]:
@@ -109,40 +130,34 @@ def _json(path: Path) -> Iterator[Row]:
         return
     if isinstance(content, dict):
         lists = [value for value in content.values() if isinstance(value, list)]
-        if len(content) == len(lists) == 1:
-            content = lists[0]
+        content = lists[0] if len(content) == len(lists) == 1 else [content]
     for number, row in enumerate(content if isinstance(content, list) else [content], start=1):
-        whole = isinstance(row, dict)
-        yield f"row {number}", row if whole else Unreadable("is not a JSON object")
+        yield f"row {number}", _object(row)
 
 
 def _csv(path: Path) -> Iterator[Row]:
-    delimiter = "\t" if ".tsv" in path.suffixes else ","
     csv.field_size_limit(2**31 - 1)  # a cell may hold a book
     with _open(path) as file:
-        reader = csv.DictReader(file, delimiter=delimiter)
+        reader = csv.DictReader(file, delimiter="\t" if ".tsv" in path.suffixes else ",")
         for row in reader:
             extra = None in row
             location = f"line {reader.line_num}"
-            yield location, Unreadable("has more cells than the header") if extra else row
+            yield location, RowError("has more cells than the header") if extra else row
 
 
 def _parquet(path: Path) -> Iterator[Row]:
     from datasets import load_dataset
 
     files = glob.escape(str(path))
-    try:
-        with quiet_logs():
-            rows = load_dataset("parquet", data_files=files, split="train", streaming=True)
-            yield from _parts(rows)
-    except Exception as error:  # whatever pyarrow makes of a damaged file
-        raise OSError(_first_line(error)) from error
+    return _parts(lambda: load_dataset("parquet", data_files=files, split="train", streaming=True))
 
 
 def _folder(folder: Path, flag: str) -> Iterator[Row]:
-    saved = [path for path in (folder, *sorted(folder.iterdir())) if _is_saved(path)]
+    from datasets import load_from_disk
+
+    saved = [path for path in (folder, *sorted(folder.iterdir())) if is_saved(path)]
     for path in saved:  # this folder, or one for each configuration of a data set
-        for location, row in _saved(path, flag):
+        for location, row in _parts(partial(load_from_disk, str(path))):
             yield location if path == folder else f"{path.name} {location}", row
         if path == folder:
             return
@@ -153,23 +168,8 @@ def _folder(folder: Path, flag: str) -> Iterator[Row]:
             f"{', '.join(KINDS)} or what save_to_disk writes"
         )
     for file in files:
-        name = file.relative_to(folder)
         for location, row in read_rows(str(file), flag):
-            yield f"{name} {location}", row
-
-
-def _is_saved(folder: Path) -> bool:
-    """Whether `save_to_disk` wrote a folder."""
-    return any((folder / name).is_file() for name in ("dataset_dict.json", "state.json"))
-
-
-def _saved(folder: Path, flag: str) -> Iterator[Row]:
-    from datasets import load_from_disk
-
-    try:
-        yield from _parts(load_from_disk(str(folder)))
-    except Exception as error:  # whatever a foreign or damaged folder can raise
-        raise UsageError(f"--{flag} {folder}: cannot be read ({_first_line(error)})") from error
+            yield f"{file.relative_to(folder)} {location}", row
 
 
 def _is_local(data: str) -> bool:
@@ -189,25 +189,25 @@ def _hub(name: str, flag: str) -> Iterator[Row]:
         )
     base, _, configuration = name.partition(":")
     try:
-        with quiet_logs():
-            loaded = load_dataset(base, configuration or None)
-        yield from _parts(loaded)
-    except Exception as error:  # whatever a hub, a cache or a foreign file format can raise
+        yield from _parts(lambda: load_dataset(base, configuration or None))
+    except OSError as error:
         raise UsageError(
             f"--{flag} {name}: not a file ({', '.join(KINDS)}), a folder of such files, a folder "
-            f"of save_to_disk or a data set that loads ({_first_line(error)})"
+            f"of save_to_disk or a data set that loads ({error})"
         ) from error
 
 
-def _parts(loaded: Any) -> Iterator[Row]:  # noqa: ANN401
-    """Rows of all parts of a data set, or of its only one."""
-    for part, rows in loaded.items() if isinstance(loaded, dict) else [("", loaded)]:
-        for number, row in enumerate(rows, start=1):
-            yield f"{part} row {number}".strip(), row
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().partition("\n")[0] or type(error).__name__
+def _parts(load: Callable[[], Any]) -> Iterator[Row]:
+    """Rows of all parts of what `datasets` loads; OSError, of one line, where it cannot."""
+    try:
+        with quiet_logs():
+            loaded = load()
+            for part, rows in loaded.items() if isinstance(loaded, dict) else [("", loaded)]:
+                for number, row in enumerate(rows, start=1):
+                    yield f"{part} row {number}".strip(), row
+    except Exception as error:  # whatever a hub, a cache or a damaged file can raise
+        reason = str(error).strip().partition("\n")[0]
+        raise OSError(reason or type(error).__name__) from error
 
 
 READERS: Mapping[str, Callable[[Path], Iterator[Row]]] = {
@@ -222,14 +222,6 @@ READERS: Mapping[str, Callable[[Path], Iterator[Row]]] = {
 
 KINDS = (*READERS, *TEXT_SUFFIXES)
 """Suffixes of files that can be read."""
-
-SHARES = {
-    "train": (0.0, 0.8),
-    "validation": (0.8, 0.9),
-    "test": (0.9, 1.0),
-    "all": (0.0, 1.0),
-}
-"""Which part of a text each split owns, as fractions of its length."""
 
 
 def read_text(path: str, flag: str) -> str:
@@ -259,3 +251,111 @@ def share_of(text: str, split: str) -> str:
     if high < len(text) and not text[high].isspace():
         part = part.rpartition(" ")[0]
     return part.strip()
+
+
+def text_of(content: object, where: str = "") -> str:
+    """The text of a message's content: a string, or a list of text parts joined.
+
+    Raises RowError for None, anything empty and parts that are not text.
+    """
+    if isinstance(content, Mapping):
+        content = [content]
+    if isinstance(content, Sequence) and not isinstance(content, str):
+        parts = [part.get("text") if isinstance(part, Mapping) else part for part in content]
+        if not all(isinstance(part, str) for part in parts):
+            raise RowError(f"has a part that is not text{where}")
+        content = "".join(map(str, parts))
+    if content is None or (isinstance(content, str) and not content.strip()):
+        raise RowError(f"has no text{where}")
+    if not isinstance(content, str):
+        raise RowError(f"has a value that is not text{where}")
+    return content
+
+
+@dataclass
+class Tally:
+    """Reads rows and counts those that are not used."""
+
+    where: str | None = None
+    """What `--where` says: rows to use."""
+    columns: Mapping[str, str] | None = None
+    """Columns that are called otherwise: new name -> the file's."""
+    rows: int = 0
+    """Rows read, good and bad."""
+    not_chosen: int = 0
+    """Rows that `where` leaves out."""
+    skipped: list[Skipped] = field(default_factory=list)
+
+    def parsed(
+        self, rows: Iterable[Row], parse: Callable[[str, Mapping[str, Any]], T]
+    ) -> Iterator[tuple[str, T]]:
+        """Location of every row that is chosen, and what `parse` makes of location and row.
+
+        A row for which it raises RowError is skipped, and one whose cells hold other types than it
+        reads.
+        """
+        for location, row in rows:
+            self.rows += 1
+            try:
+                if isinstance(row, RowError):
+                    raise row
+                row = self._renamed(row)
+                if self._takes(row):
+                    yield location, parse(location, row)
+                else:
+                    self.not_chosen += 1
+            except RowError as error:
+                self.skipped.append((location, str(error)))
+            except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+                reason = f"has cells of another form ({type(error).__name__}: {error})"
+                self.skipped.append((location, reason))
+
+    def _renamed(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
+        columns = self.columns or {}
+        for old in columns.values():
+            if old not in row:
+                raise RowError(f"has no column {old!r}, which --columns names")
+        kept = {name: cell for name, cell in row.items() if name not in columns.values()}
+        return {**kept, **{new: row[old] for new, old in columns.items()}}
+
+    def _takes(self, row: Mapping[str, Any]) -> bool:
+        """Whether a row has a wanted value in every column that `where` asks about.
+
+        A whole message tree also has the columns of its first message.
+        """
+        prompt = row.get("prompt")
+        columns = {**prompt, **row} if isinstance(prompt, Mapping) else row
+        wanted: dict[str, set[str]] = {}
+        for part in split_list(self.where or ""):
+            column, _, value = (each.strip() for each in part.partition("="))
+            wanted.setdefault(column, set()).add(value.lower())
+        return all(
+            column in columns and str(columns[column]).strip().lower() in values
+            for column, values in wanted.items()
+        )
+
+    def check(self, what: str) -> None:
+        """Raise UsageError, which begins with `what`, where there is no row or none is chosen."""
+        if not self.rows:
+            raise UsageError(f"{what}: there is nothing in it")
+        if self.rows == self.not_chosen:
+            raise NoPromptError(f"{what}: --where {self.where} takes none of its {self.rows} rows")
+
+    def note(self) -> str | None:
+        """One line on the rows that were skipped or not chosen, None without any."""
+        parts = []
+        if self.not_chosen:
+            taken = self.rows - self.not_chosen
+            parts.append(f"--where {self.where} takes {taken} of {self.rows} rows")
+        if self.skipped:
+            parts.append(f"skipped {len(self.skipped)} of {self.rows} rows: {listed(self.skipped)}")
+        return "; ".join(parts) or None
+
+
+def listed(skipped: Sequence[Skipped]) -> str:
+    """The first few locations with their reasons, in short, and how many more there are."""
+    texts = [f"{location} {reason}" for location, reason in skipped[:_MAX_NAMED]]
+    printable = ("".join(c if c.isprintable() else " " for c in text) for text in texts)
+    named = ", ".join(shorten(text, width=200, placeholder=" ...") for text in printable)
+    more = len(skipped) - _MAX_NAMED
+    return f"{named} and {more} more" if more > 0 else named

@@ -6,12 +6,15 @@ A row of no known form, or without its text, raises RowError; the caller skips a
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import PurePath
 from typing import Any
 
-from kvp.data.rows.cells import RowError, text_of
-from kvp.data.rows.questions import Question, asks, asks_in_short, questions_of, target_of
+from kvp.data.metrics import CHOICE, METRIC_NAMES, marked_number
+from kvp.data.rows.files import RowError, text_of
+from kvp.data.ruler import RULER_13
 from kvp.data.synthetic.text import split_of
 
 Turn = Mapping[str, str]
@@ -27,6 +30,36 @@ _ROLES = {
     "user": "user", "prompter": "user", "human": "user",
     "assistant": "assistant", "gpt": "assistant", "chatgpt": "assistant", "model": "assistant",
 }  # fmt: skip
+_TURN_KEYS = (("role", "from"), ("content", "value"))
+_ANSWERS = ("answer", "answers", "reference", "references")
+"""Columns with the texts of right answers; the first one that is there counts."""
+_GOLD = ("gold", "label", "answerKey", "answer")
+"""Columns that name the right one of several choices; the first one that is there counts."""
+_CHOICE_LISTS = ("choices", "endings")
+_NUMBERED = re.compile(r"choice(\d+)")
+_LISTS = ("questions", "multi_turns")
+_PER_QUESTION = (*_ANSWERS, *_CHOICE_LISTS, "gold", "label", "answerKey")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """A question, and what its answer is compared with."""
+
+    context: str = ""
+    """Text before the question; empty where the row has none."""
+    question: str = ""
+    """Empty where the context is all of the prompt."""
+    answers: tuple[str, ...]
+    """References; empty when unknown."""
+    answer_prefix: str
+    task: str | None
+    max_new_tokens: int | None
+    metric: str
+    """What the row says (`kvp.data.metrics`), or what rows of its form are measured by."""
+    choices: tuple[str, ...] = ()
+    """Texts to choose from; empty where an answer is written freely."""
+    gold: int | None = None
+    """Index of the right choice; None when unknown."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,14 +91,17 @@ def document_of(row: Mapping[str, Any]) -> Document:
     for column in ("messages", "conversations"):
         if isinstance(row.get(column), Sequence) and not isinstance(row[column], str):
             return _measured(_dialogue(alternating(row[column])), row)
-    if asks(row):
+    question, context = row.get("question") is not None, row.get("context") is not None
+    several = any(isinstance(row.get(name), list) for name in _LISTS)
+    if context and (question or several):
         return _questions(row)
     if row.get("prompt") is not None:
         return _prompt(row)
     if "text" in row:
-        text = _text(row["text"])
+        text = text_of(row["text"])
         return Document(split=split_of(text), text=text)
-    if asks_in_short(row):
+    answered = any(row.get(name) is not None for name in _ANSWERS)
+    if question or (context and (answered or _choices(row)[0])):
         return _questions(row)
     columns = ", ".join(sorted(map(str, row))) or "none"
     raise RowError(f"has none of the accepted columns (it has: {columns})")
@@ -98,15 +134,6 @@ def alternating(turns: Sequence[object]) -> tuple[Turn, ...]:
     return tuple(kept[: len(kept) // 2 * 2])
 
 
-_TURN_KEYS = (("role", "from"), ("content", "value"))
-
-
-def _questions(row: Mapping[str, Any]) -> Document:
-    questions = questions_of(row)
-    shared = questions[0].context or questions[0].question
-    return Document(split=split_of(shared), questions=questions)
-
-
 def _dialogue(turns: tuple[Turn, ...]) -> Document:
     if not turns:
         raise RowError("has no exchange that begins with the user and ends with the assistant")
@@ -117,7 +144,7 @@ def _measured(document: Document, row: Mapping[str, Any]) -> Document:
     """A dialogue with a metric of its own: a prompt that is answered, its reply the reference."""
     if row.get("metric") in (None, "", "none"):
         return document
-    target = target_of({**row, "answer": document.turns[-1]["content"]})
+    target = _target({**row, "answer": document.turns[-1]["content"]})
     return replace(document, alone=True, questions=(target,))
 
 
@@ -133,13 +160,193 @@ def _prompt(row: Mapping[str, Any]) -> Document:
         return _measured(_dialogue(alternating([*prompt, *completion])), row)
     turns = alternating([*prompt, {"role": "assistant", "content": "-"}])
     document = _dialogue(turns)
-    target = target_of(row)
+    target = _target(row)
     questions = (target,) if target.answers or target.choices else ()
     reply = {**turns[-1], "content": ", ".join(target.answers)}
     return replace(document, turns=(*turns[:-1], reply), alone=True, questions=questions)
 
 
-def _text(content: object) -> str:
-    if content is not None and not isinstance(content, str):
-        raise RowError("has a value that is not text")
-    return text_of(content)
+def _questions(row: Mapping[str, Any]) -> Document:
+    questions = questions_of(row)
+    shared = questions[0].context or questions[0].question
+    return Document(split=split_of(shared), questions=questions)
+
+
+def questions_of(row: Mapping[str, Any]) -> tuple[Question, ...]:
+    """The questions of a row, at least one; raises RowError with the reason where it has none."""
+    name = next((name for name in _LISTS if isinstance(row.get(name), list)), None)
+    if name is None:
+        return (_question(row),)
+    asked: list[Any] = row[name]
+    listed = [column for column in _PER_QUESTION if row.get(column) is not None]
+    shared = {key: value for key, value in row.items() if key not in (name, *listed)}
+    if not asked:
+        raise RowError("has an empty list of questions")
+    for column in listed:
+        if not isinstance(row[column], list) or len(row[column]) != len(asked):
+            raise RowError(f"has {len(asked)} questions but not as many {column}")
+    found = []
+    for index, one in enumerate(asked):
+        own = dict(one) if isinstance(one, Mapping) else {"question": one}
+        if "question" not in own and "input" in own:  # SCBench
+            own["question"] = own.pop("input")
+        for column in listed:
+            own.setdefault("answer" if column == "answers" else column, row[column][index])
+        try:
+            text_of(own.get("question"), " in question")
+            found.append(_question({**shared, **own}))
+        except RowError as error:
+            raise RowError(f"{error} (its question {index + 1})") from None
+    return tuple(found)
+
+
+def _question(row: Mapping[str, Any]) -> Question:
+    question, target = row.get("question"), _target(row)
+    context = "" if row.get("context") is None else text_of(row["context"], " in context")
+    blank = question is None or (isinstance(question, str) and not question.strip())
+    if context and blank and (target.answers or target.choices):
+        return replace(target, context=context)
+    return replace(target, context=context, question=text_of(question, " in question"))
+
+
+def _target(row: Mapping[str, Any]) -> Question:
+    """What an answer is compared with: a question without texts."""
+    choices, labels = _choices(row)
+    gold = _gold(row, choices, labels) if choices else None
+    answers, default = ((), CHOICE) if choices else _answers(row)
+    if not choices and isinstance(row.get("answer"), bool):  # BoolQ
+        choices, gold, default = ("no", "yes"), int(row["answer"]), CHOICE
+    if gold is not None:
+        answers = (choices[gold],)
+    task = row.get("task")
+    if default == "all" and str(task).startswith("qa"):
+        default = "part"
+    metric = row.get("metric") or default
+    if metric not in METRIC_NAMES:
+        raise RowError(f"has metric {metric!r}, which is not one of {', '.join(METRIC_NAMES)}")
+    return Question(
+        answers=answers,
+        answer_prefix=str(row.get("answer_prefix") or ""),
+        task=str(task) if task else None,
+        max_new_tokens=int(row.get("max_new_tokens") or 0) or None,
+        metric=str(metric),
+        choices=choices,
+        gold=gold,
+    )
+
+
+def _answers(row: Mapping[str, Any]) -> tuple[tuple[str, ...], str]:
+    """References, and the metric of their form."""
+    given = next((row[name] for name in _ANSWERS if row.get(name) is not None), None)
+    default = "all"
+    if isinstance(given, Mapping):
+        given, default = given.get("text"), "part"  # SQuAD's: any of several spellings
+    if given in (None, ""):
+        given = ()
+    listed = [given] if isinstance(given, str | int | float) else given
+    if not isinstance(listed, Sequence) or not all(
+        isinstance(one, str | int | float) for one in listed
+    ):
+        raise RowError("has an answer that is neither text nor a list of texts")
+    answers = tuple(dict.fromkeys(text_of(str(one), " in answer") for one in listed))
+    if answers and all(marked_number(answer) is not None for answer in answers):
+        default = "number"  # GSM8K
+    return answers, default
+
+
+def _choices(row: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[str, ...] | None]:
+    """Texts to choose from, and their labels where the row has some; both empty without choices.
+
+    Labels of columns `choice0`, `choice1` and so on are their numbers.
+    """
+    given: Any = next((row[name] for name in _CHOICE_LISTS if row.get(name) is not None), None)
+    labels: Any = None
+    columns = sorted((int(found[1]), key) for key in row if (found := _NUMBERED.fullmatch(key)))
+    if given is None and any(row[key] is not None for _, key in columns):
+        given = [row[key] for _, key in columns]
+        labels = [str(number) for number, _ in columns]
+    if given is None:
+        return (), None
+    if isinstance(given, Mapping):
+        given, labels = given.get("text"), given.get("label")
+    if not isinstance(given, list) or len(given) < 2:
+        raise RowError("has choices that are not a list of at least two")
+    plain = [str(one) if isinstance(one, int | float) else one for one in given]
+    texts = tuple(text_of(one, " in a choice") for one in plain)
+    if labels is not None and (not isinstance(labels, list) or len(labels) != len(texts)):
+        raise RowError(f"has {len(texts)} choices but not as many labels")
+    return texts, None if labels is None else tuple(map(str, labels))
+
+
+def _gold(
+    row: Mapping[str, Any], choices: tuple[str, ...], labels: tuple[str, ...] | None
+) -> int | None:
+    """Index of the right choice: a label, an index from 0, a text or a letter; None without one."""
+    column = next((name for name in _GOLD if row.get(name) not in (None, "")), None)
+    if column is None:
+        return None
+    value = row[column]
+    if isinstance(value, list) and len(value) == 1:
+        (value,) = value
+    text = str(value).strip()
+    if labels is not None and labels.count(text) == 1:
+        return labels.index(text)
+    meant = {int(text)} if text.isdecimal() and int(text) < len(choices) else set()
+    if not isinstance(value, int):
+        meant |= {index for index, choice in enumerate(choices) if choice.strip() == text}
+        if not meant and re.fullmatch("[A-Za-z]", text):
+            meant = {ord(text.upper()) - ord("A")} & set(range(len(choices)))
+    if len(meant) != 1:
+        many = "more than one" if meant else "none"
+        raise RowError(f"has {column} {value!r:.40}, which names {many} of its choices")
+    return meant.pop()
+
+
+_ENDS = (
+    ("niah", r"What (?:is|are all) the special magic", "The special magic", 128),
+    ("vt", "Question: Find all variables that are assigned the value", "Answer:", 30),
+    ("cwe", r"Question: What are the 10 most common words in the above list\?", "Answer:", 120),
+    ("fwe", r"Question: Do not provide any explanation\.", "Answer:", 50),
+    ("qa", r"Answer the question based on the given documents\.", "Answer:", 32),
+)
+"""How prompts of RULER's tasks end: what the names of the tasks begin with, where the question
+begins, what the answer prefix begins with where it is no column of its own, tokens to generate."""
+
+
+def published_form(row: Mapping[str, Any], place: str) -> Mapping[str, Any]:
+    """A row of RULER's own scripts (`input`, `outputs`) in the form of the published sets: context,
+    question, answer_prefix, answer and task. Any other row is returned as it is.
+
+    Context and question are told apart where simonjegou/ruler does: at the last place where the
+    question of the task begins. Without a column `task` a folder or file of `place`, its file, that
+    is called like one of RULER's tasks names it. Raises RowError where `input` has none of RULER's
+    questions.
+    """
+    if "input" not in row or "outputs" not in row:
+        return row
+    prompt = text_of(row["input"], " in input")
+    names = (part.partition(".")[0] for part in reversed(PurePath(place).parts))
+    task = row.get("task") or next((name for name in names if name in RULER_13), None)
+    known = [end for end in _ENDS if str(task or "").startswith(end[0])]
+    found = [
+        (matches[-1].start(), end)
+        for end in known or _ENDS
+        if (matches := list(re.finditer(end[1], prompt)))
+    ]
+    if not found:
+        raise RowError("has an input without a question of RULER's")
+    start, (kind, _, beginning, max_new_tokens) = max(found)
+    question, prefix = prompt[start:], row.get("answer_prefix")
+    if prefix is None:
+        end = question.rfind(beginning)
+        end = len(question[:end].rstrip(" ")) if end > 0 else len(question)
+        question, prefix = question[:end], question[end:]
+    return {
+        "context": prompt[:start],
+        "question": question,
+        "answer_prefix": prefix,
+        "answer": row["outputs"],
+        "task": task,
+        "max_new_tokens": row.get("max_new_tokens") or max_new_tokens,
+        "metric": "part" if kind == "qa" else "all",
+    }

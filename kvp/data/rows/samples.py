@@ -1,22 +1,27 @@
-"""Samples of documents: dialogues packed into chats, questions, running text cut to a length."""
+"""Samples of documents: dialogues packed into chats, questions, running text cut to a length.
+
+Single dialogues are too short to put a cache under pressure, so several of them become consecutive
+turns of one chat, cut at the end of an exchange. A chat ends with a reply of the assistant, which
+is what evaluation measures; everything before it is the prompt, and the context ends before the
+final message of the user. One dialogue never serves two chats, and no chat has two threads of one
+message tree, which begin alike.
+"""
 
 from __future__ import annotations
 
 import random
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvp.data.chat import Turn, pack
-from kvp.data.encode import Encoded, content_ids, encode
+from kvp.data.encode import content_ids, encode
 from kvp.data.metrics import CHOICES, NONE, fault_of
 from kvp.data.rows.documents import read_documents
-from kvp.data.rows.forms import Document
-from kvp.data.rows.questions import Question
-from kvp.data.rows.tally import RowChoice, Skipped, listed
+from kvp.data.rows.files import Skipped, listed
+from kvp.data.rows.forms import Document, Question, Turn
 from kvp.data.task import (
     ALL,
     REPLY_TOKENS,
@@ -30,6 +35,8 @@ from kvp.data.task import (
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+PromptTokens = Callable[[Sequence[Turn]], int]
+"""Tokens of a chat without its final reply, chat template included."""
 _CHARACTERS = 40
 """More characters than a token of text has on average."""
 
@@ -49,11 +56,10 @@ def row_samples(
     `settings.needs_reply`, so are those without an answer or a reply. `task` names the samples,
     otherwise the data do; with `dialogues` rows of other forms are left out. The split `all` has
     every row. Where several questions have one context, the ids of their samples end with its name
-    (`kvp.data.task.context_of`).
-    Raises UsageError naming `flag` where no row can be used.
+    (`kvp.data.task.context_of`). Raises UsageError naming `flag` where no row can be used.
     """
-    documents = read_documents(data, flag, settings.columns, RowChoice.of(settings))
-    of_split = [one for one in documents.usable if settings.split in (one.split, ALL)]
+    documents, tally = read_documents(data, flag, settings)
+    of_split = [one for one in documents if settings.split in (one.split, ALL)]
     random.Random(f"order/{settings.split}/{settings.seed}").shuffle(of_split)
     name = name_of(data)
     maker = _Maker(settings, tokenizer, task or name, dialogues)
@@ -73,7 +79,7 @@ def row_samples(
     trees = any(document.tree for document in of_split)
     if trees and len(samples) < settings.count and settings.tree_paths == "best":
         more = "one thread of each message tree is used; --tree_paths all takes every one"
-    notes = [f"--{flag} {data}: {note}" for note in (documents.note(), maker.note(), more) if note]
+    notes = [f"--{flag} {data}: {note}" for note in (tally.note(), maker.note(), more) if note]
     return Source(size=len(samples), make=samples.__getitem__, notes=tuple(notes))
 
 
@@ -81,22 +87,6 @@ def name_of(data: str) -> str:
     """What samples of `data` are called: the file's name without its suffix."""
     path = Path(data)
     return path.name.partition(".")[0] or path.name if path.exists() else data.rsplit("/", 1)[-1]
-
-
-def _reply(question: Question, metric: str) -> str:
-    """The reference answer: all that must be found, or the first of several spellings."""
-    answers = question.answers if metric == "all" else question.answers[:1]
-    space = "" if not answers or question.answer_prefix[-1:].isspace() else " "
-    return space + ", ".join(answers)
-
-
-def _counted(things: Sequence[object], noun: str) -> str:
-    return f"{len(things)} {noun}{'' if len(things) == 1 else 's'}"
-
-
-def _tokens(lengths: Sequence[int]) -> str:
-    named = ", ".join(map(str, lengths[:3])) + (", ..." if len(lengths) > 3 else "")
-    return f"{named} tokens"
 
 
 @dataclass
@@ -108,20 +98,21 @@ class _Maker:
     name: str
     dialogues: bool
     skipped: list[Skipped] = field(default_factory=list)
-    short_chats: list[int] = field(default_factory=list)
+    short_chats: int = 0
 
     def note(self) -> str | None:
         """One line on rows left out of this split, None without any."""
-        split = self.settings.split
         parts = []
         if self.skipped:
-            parts.append(f"left out {_counted(self.skipped, 'row')}: {listed(self.skipped)}")
+            rows = "row" if len(self.skipped) == 1 else "rows"
+            parts.append(f"left out {len(self.skipped)} {rows}: {listed(self.skipped)}")
         if self.short_chats:
+            chats = "chat" if self.short_chats == 1 else "chats"
             parts.append(
-                f"left out {_counted(self.short_chats, 'chat')} shorter than half of --length "
-                f"{self.settings.length} ({_tokens(self.short_chats)}): a smaller one keeps them"
+                f"left out {self.short_chats} {chats} shorter than half of --length "
+                f"{self.settings.length}: a smaller one keeps them"
             )
-        return f"{split} split: {'; '.join(parts)}" if parts else None
+        return f"{self.settings.split} split: {'; '.join(parts)}" if parts else None
 
     def samples(self, documents: Sequence[Document]) -> Iterator[Sample]:
         """Chats first, then single rows; data have one of the forms, as a rule."""
@@ -133,14 +124,13 @@ class _Maker:
                 yield from self._stretches(document)
             elif document.alone or document.questions:
                 for sample in self._asked(document):
-                    if self._usable(sample, document):
+                    if fault := self._fault(sample):
+                        self.skipped.append((document.location, fault))
+                    else:
                         yield sample
 
     def _blank(self) -> Sample:
         return blank_sample(self.settings, self.name, "")
-
-    def _encode(self, sample: Sample) -> Encoded:
-        return encode(sample, self.tokenizer)
 
     def _chats(self, dialogues: Sequence[Document]) -> Iterator[Sample]:
         metric = self.settings.metric or NONE
@@ -148,18 +138,20 @@ class _Maker:
             self.skipped += [(one.location, "has no choices") for one in dialogues]
             return
         dialogues = in_rounds(dialogues)
-        prompt_tokens = ChatTokens(self._blank(), self.tokenizer)
 
         def too_long(index: int, tokens: int) -> None:
             self.skipped.append((dialogues[index].location, self._excess(tokens)))
 
+        def too_short() -> None:
+            self.short_chats += 1
+
         for turns in pack(
             [document.turns for document in dialogues],
-            prompt_tokens,
+            ChatTokens(self._blank(), self.tokenizer),
             self.settings.length,
             trees=[document.tree or number for number, document in enumerate(dialogues)],
             too_long=too_long,
-            too_short=self.short_chats.append,
+            too_short=too_short,
         ):
             references = () if metric == NONE else (turns[-1]["content"],)
             yield replace(self._blank(), messages=turns, metric=metric, references=references)
@@ -178,6 +170,9 @@ class _Maker:
 
     def _question(self, question: Question) -> Sample:
         metric = self.settings.metric or question.metric
+        # The reference answer: all that must be found, or the first of several spellings.
+        answers = question.answers if metric == "all" else question.answers[:1]
+        space = "" if not answers or question.answer_prefix[-1:].isspace() else " "
         return replace(
             self._blank(),
             task=question.task or self.name,
@@ -187,22 +182,19 @@ class _Maker:
             references=question.answers,
             max_new_tokens=question.max_new_tokens or REPLY_TOKENS,
             metric=metric,
-            reply=_reply(question, metric),
+            reply=space + ", ".join(answers),
             choices=question.choices if metric in CHOICES else (),
             gold=question.gold if metric in CHOICES else None,
         )
 
-    def _usable(self, sample: Sample, document: Document) -> bool:
-        tokens = self._encode(sample).prompt_length
+    def _fault(self, sample: Sample) -> str | None:
+        """Why a sample is left out; None where it can be used."""
+        tokens = encode(sample, self.tokenizer).prompt_length
         if tokens > self.settings.length:
-            self.skipped.append((document.location, self._excess(tokens)))
-        elif self.settings.needs_reply and not sample.references:
-            self.skipped.append((document.location, "has no answer to measure"))
-        elif fault := fault_of(sample.metric, sample.references, sample.choices):
-            self.skipped.append((document.location, fault))
-        else:
-            return True
-        return False
+            return self._excess(tokens)
+        if self.settings.needs_reply and not sample.references:
+            return "has no answer to measure"
+        return fault_of(sample.metric, sample.references, sample.choices)
 
     def _excess(self, tokens: int) -> str:
         return f"has {tokens} prompt tokens, more than --length {self.settings.length}"
@@ -227,19 +219,69 @@ class _Maker:
 
     def _shortened(self, text: str) -> str:
         """The longest start of a text, cut before a word, that has at most `length` tokens."""
-        length = self.settings.length
-
-        def fits(characters: int) -> bool:
-            start = replace(self._blank(), context=text[:characters])
-            return self._encode(start).prompt_length <= length
-
-        low, high = 1, min(len(text), length * _CHARACTERS) + 1
+        low, high = 1, min(len(text), self.settings.length * _CHARACTERS) + 1
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (middle, high) if fits(middle) else (low, middle)
+            start = replace(self._blank(), context=text[:middle])
+            fits = encode(start, self.tokenizer).prompt_length <= self.settings.length
+            low, high = (middle, high) if fits else (low, middle)
         if low == len(text):
             return text
         return text[:low].rsplit(maxsplit=1)[0] if len(text[:low].split()) > 1 else text[:low]
+
+
+def pack(
+    dialogues: Sequence[Sequence[Turn]],
+    prompt_tokens: PromptTokens,
+    length: int,
+    *,
+    trees: Sequence[object],
+    too_long: Callable[[int, int], None],
+    too_short: Callable[[], None],
+) -> Iterator[tuple[Turn, ...]]:
+    """Chats of at most `length` prompt tokens, filled with one exchange after the other.
+
+    A dialogue that does not fit to its end is cut there and its rest dropped; the next one goes on
+    in the same chat where that is below half of `length`, else opens a new one. One whose first
+    exchange is too long for a chat of its own is left out: `too_long` gets its index and tokens.
+    So is a chat of less than half of `length`, such as a last one (`too_short`). Dialogues that
+    share an entry of `trees` have a beginning in common and never share a chat: the next one of
+    another tree comes first, and where there is none the chat ends.
+    """
+
+    def with_exchanges(chat: list[Turn], turns: Sequence[Turn]) -> list[Turn]:
+        """The chat with as many exchanges of a dialogue as fit."""
+        for start in range(0, len(turns), 2):
+            longer = [*chat, *turns[start : start + 2]]
+            if prompt_tokens(longer) > length:
+                break
+            chat = longer
+        return chat
+
+    chat: list[Turn] = []
+    inside: set[object] = set()
+    waiting = OrderedDict(enumerate(dialogues))  # a dict is slow to lose its first entries
+    while waiting or chat:
+        index = next((number for number in waiting if trees[number] not in inside), None)
+        turns = () if index is None else waiting.pop(index)
+        if index is not None and (tokens := prompt_tokens(turns[:2])) > length:
+            too_long(index, tokens)
+            continue
+        longer = with_exchanges(chat, turns)
+        added = len(longer) - len(chat)
+        if index is not None and (
+            added == len(turns) or (added and 2 * prompt_tokens(longer) < length)
+        ):
+            chat = longer
+            inside.add(trees[index])
+            continue
+        if 2 * prompt_tokens(longer) >= length:
+            yield tuple(longer)
+        else:
+            too_short()
+        # A dialogue that has not begun in the chat just filled opens the next one.
+        chat = [] if added else with_exchanges([], turns)
+        inside = set() if added or index is None else {trees[index]}
 
 
 @dataclass

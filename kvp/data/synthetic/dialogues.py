@@ -9,6 +9,7 @@ of the world and no fine talk: real dialogues are a file away.
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from kvp.data.synthetic.lexicon import LISTS, people
@@ -86,6 +87,26 @@ def dialogue(
             topic(talk)
     _recall(talk)
     return talk.turns
+
+
+def generated_chat(
+    *, seed: int, split: str, prompt_tokens: Callable[[Sequence[Turn]], int], length: int
+) -> tuple[Turn, ...]:
+    """One generated dialogue with as many exchanges as fit into `length` prompt tokens.
+
+    It ends with a question about something said before, so evicting the wrong token costs
+    likelihood. At least one exchange, even when that is too long.
+    """
+    fits, too_many = 1, 2
+    while prompt_tokens(dialogue(seed=seed, split=split, turns=too_many)) <= length:
+        fits, too_many = too_many, 2 * too_many
+    while too_many - fits > 1:
+        middle = (fits + too_many) // 2
+        if prompt_tokens(dialogue(seed=seed, split=split, turns=middle)) <= length:
+            fits = middle
+        else:
+            too_many = middle
+    return tuple(dialogue(seed=seed, split=split, turns=fits))
 
 
 def _introduce(talk: _Talk, name: str, home: str) -> None:

@@ -18,10 +18,9 @@ from kvp.data.task import Sample, Source, Task, TaskSettings
 from kvp.data.tasks.longbench import LongBenchTask, published, refused
 from kvp.data.tasks.longmemeval import LongMemEvalTask
 from kvp.data.tasks.niah_heatmap import NiahHeatmapTask, number_needle
-from kvp.data.tasks.rows import CHAT, DATA, DialogueTask, RowsTask
+from kvp.data.tasks.rows import CHAT, DATA, TEXT, DialogueTask, RowsTask, TextTask
 from kvp.data.tasks.ruler_qa import FLAGS, RulerQaTask
 from kvp.data.tasks.scbench import PUBLISHED, ScbenchTask
-from kvp.data.tasks.text import TEXT, TextTask
 from kvp.errors import UsageError
 from kvp.plugins import import_object, instance_of, is_object_name, name_meant, own_errors
 

@@ -14,7 +14,8 @@ from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-from kvp.data.benchmark_rows import (
+from kvp.data.metrics import ScoredByMetric
+from kvp.data.rows.benchmarks import (
     Benchmark,
     answers_of,
     benchmark_source,
@@ -22,8 +23,7 @@ from kvp.data.benchmark_rows import (
     cut_to_length,
     middle_cut,
 )
-from kvp.data.metrics import ScoredByMetric
-from kvp.data.rows.cells import RowError
+from kvp.data.rows.files import RowError
 from kvp.data.task import Sample, Source, TaskSettings, blank_sample
 from kvp.errors import UsageError
 

@@ -12,7 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from kvp.data.benchmark_rows import (
+from kvp.data.encode import encode, largest
+from kvp.data.metrics import METRICS, ScoredByMetric
+from kvp.data.rows.benchmarks import (
     Benchmark,
     answers_of,
     benchmark_source,
@@ -20,9 +22,7 @@ from kvp.data.benchmark_rows import (
     cut_to_length,
     decoded,
 )
-from kvp.data.encode import encode, largest
-from kvp.data.metrics import METRICS, ScoredByMetric
-from kvp.data.rows.cells import RowError
+from kvp.data.rows.files import RowError
 from kvp.data.synthetic.sessions import COUNT, SINGLE, UPDATE, History, Session, history_maker
 from kvp.data.synthetic.text import SampleInputs, generated_split
 from kvp.data.task import Sample, Source, TaskSettings, blank_sample

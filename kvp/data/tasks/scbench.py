@@ -14,7 +14,9 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from kvp.data.benchmark_rows import (
+from kvp.data.encode import largest
+from kvp.data.metrics import ScoredByMetric, rouge_scorer
+from kvp.data.rows.benchmarks import (
     Benchmark,
     answers_of,
     benchmark_source,
@@ -23,9 +25,7 @@ from kvp.data.benchmark_rows import (
     middle_cut,
     most_tokens,
 )
-from kvp.data.encode import largest
-from kvp.data.metrics import ScoredByMetric, rouge_scorer
-from kvp.data.rows.cells import RowError
+from kvp.data.rows.files import RowError
 from kvp.data.synthetic.shared_contexts import CONTEXTS, TURNS, SharedContext, Turn
 from kvp.data.synthetic.text import SampleInputs, generated_split
 from kvp.data.task import Sample, Source, TaskSettings, blank_sample, context_name

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from kvp.data.collection_plan import fitting_tasks, plan_collection
+from kvp.data.sources import fitting_tasks, plan_collection
 from kvp.data.task import TaskSettings
 from kvp.errors import UsageError
 

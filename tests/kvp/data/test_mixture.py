@@ -11,8 +11,14 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from kvp.data.collection_plan import data_identity, plan_collection
-from kvp.data.sources import open_source, parts_of, takes_tasks, turns
+from kvp.data.sources import (
+    data_identity,
+    open_source,
+    parts_of,
+    plan_collection,
+    takes_tasks,
+    turns,
+)
 from kvp.data.task import Source, TaskSettings
 from kvp.errors import UsageError
 

@@ -8,13 +8,19 @@ from typing import Any
 import pytest
 
 from kvp.data.rows.documents import read_documents
+from kvp.data.rows.files import Tally
 from kvp.data.rows.forms import Document
 from kvp.data.synthetic.text import split_of
+from kvp.data.task import TaskSettings
 from kvp.errors import UsageError
 
 
-def documents(data: str) -> tuple[Document, ...]:
-    return read_documents(data).usable
+def read(data: object, flag: str = "data") -> tuple[tuple[Document, ...], Tally]:
+    return read_documents(str(data), flag, TaskSettings(length=99))
+
+
+def documents(data: object) -> tuple[Document, ...]:
+    return read(data)[0]
 
 
 def jsonl(path: Path, *rows: object) -> str:
@@ -72,15 +78,15 @@ def test_one_bad_row_is_skipped_and_a_file_of_them_refused(
 ) -> None:
     path = tmp_path / "d.jsonl"
     path.write_text(GOOD + "\n" + line + "\n" + GOOD)
-    read = read_documents(str(path))
-    assert [document.text for document in read.usable] == ["good", "good"]
-    note = read.note()
+    usable, tally = read(path)
+    assert [document.text for document in usable] == ["good", "good"]
+    note = tally.note()
     assert note is not None
     assert note.startswith("skipped 1 of 3 rows: line 3 ")
     assert message in note
     path.write_text(line + "\n" + line + "\n")
     with pytest.raises(UsageError) as error:
-        read_documents(str(path), "chat")
+        read(path, "chat")
     assert f"--chat {path}: none of its 2 rows can be used: line 1 " in str(error.value)
     assert "conversations; prompt, with or without completion" in str(error.value)
     assert "\n" not in str(error.value)
@@ -88,10 +94,10 @@ def test_one_bad_row_is_skipped_and_a_file_of_them_refused(
 
 def test_only_the_first_bad_rows_are_named(tmp_path: Path) -> None:
     data = jsonl(tmp_path / "d.jsonl", *[{"text": ""}] * 6, {"text": "a"})
-    assert read_documents(data).note() == (
+    assert read(data)[1].note() == (
         "skipped 6 of 7 rows: line 1 has no text, line 2 has no text, line 3 has no text and 3 more"
     )
-    assert read_documents(jsonl(tmp_path / "e.jsonl", {"text": "a"})).note() is None
+    assert read(jsonl(tmp_path / "e.jsonl", {"text": "a"}))[1].note() is None
 
 
 @pytest.mark.parametrize(
@@ -197,9 +203,9 @@ def test_a_folder_of_files_and_one_of_save_to_disk(
     jsonl(folder / "train.jsonl", {"text": "one"}, {"text": ""})
     jsonl(folder / ".cache" / "x.jsonl", {"text": "hidden"})
     (folder / "sub" / "b.csv").write_text("text\ntwo\n")
-    read = read_documents(str(folder))
-    assert [document.text for document in read.usable] == ["two", "one"]
-    assert read.skipped == (("train.jsonl line 2", "has no text"),)
+    usable, tally = read(folder)
+    assert [document.text for document in usable] == ["two", "one"]
+    assert tally.skipped == [("train.jsonl line 2", "has no text")]
     Dataset.from_list(ROWS).save_to_disk(str(tmp_path / "plain"))
     DatasetDict({"a": Dataset.from_list(ROWS[:1]), "b": Dataset.from_list(ROWS[1:])}).save_to_disk(
         str(tmp_path / "parts")
@@ -211,8 +217,7 @@ def test_a_folder_of_files_and_one_of_save_to_disk(
     for number, name in enumerate(("16384", "4096")):
         part = DatasetDict({"test": Dataset.from_list(ROWS[number : number + 1])})
         part.save_to_disk(str(sets / name))
-    read = read_documents(str(sets))
-    assert [(one.text, one.location) for one in read.usable] == [
+    assert [(one.text, one.location) for one in documents(sets)] == [
         (ROWS[0]["text"], "16384 test row 1"), (ROWS[1]["text"], "4096 test row 1"),
     ]  # fmt: skip
     (tmp_path / "nothing").mkdir()
@@ -225,9 +230,7 @@ def test_a_damaged_file_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"--data .*a\.parquet: cannot be read"):
         documents(str(tmp_path / "a.parquet"))
     (tmp_path / "a.csv").write_text("text\none\ntwo,three\n")
-    assert read_documents(str(tmp_path / "a.csv")).skipped == (
-        ("line 3", "has more cells than the header"),
-    )
+    assert read(tmp_path / "a.csv")[1].skipped == [("line 3", "has more cells than the header")]
 
 
 @pytest.mark.parametrize("named", [True, False])
@@ -237,12 +240,12 @@ def test_trees_of_a_file(tmp_path: Path, named: bool) -> None:
     if not named:
         for row in rows:
             del row["message_tree_id"]
-    read = read_documents(jsonl(tmp_path / "d.jsonl", *rows))
-    assert [document.turns[1]["content"] for document in read.usable] == ["text aa", "text bb"]
-    assert [document.split for document in read.usable] == [split_of("a"), split_of("b")]
-    assert read.skipped == (("line 5", "is of a message tree without a reply"),)
+    usable, tally = read(jsonl(tmp_path / "d.jsonl", *rows))
+    assert [document.turns[1]["content"] for document in usable] == ["text aa", "text bb"]
+    assert [document.split for document in usable] == [split_of("a"), split_of("b")]
+    assert tally.skipped == [("line 5", "is of a message tree without a reply")]
 
 
 def test_an_unknown_data_set_is_one_line() -> None:
     with pytest.raises(UsageError, match=r"--chat no/such: not a file \(.*data set that loads"):
-        read_documents("no/such", "chat")
+        read("no/such", "chat")

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from kvp.data.rows.documents import read_documents
+from kvp.data.task import TaskSettings
 from kvp.errors import UsageError
 
+SETTINGS = TaskSettings(length=99)
 LENGTHS = ("4096", "8192")
 
 
@@ -55,12 +57,12 @@ def test_by_name_and_configuration(cache: Path) -> None:
     for length in LENGTHS:
         cached(cache, "somebody/ruler", length)
     for length in LENGTHS:
-        read = read_documents(f"somebody/ruler:{length}")
-        assert [one.questions[0].context for one in read.usable if one.questions] == [
+        usable, _ = read_documents(f"somebody/ruler:{length}", "data", SETTINGS)
+        assert [one.questions[0].context for one in usable if one.questions] == [
             row["context"] for row in rows(length)
         ]
-        first = read.usable[0].questions[0]
+        first = usable[0].questions[0]
         assert first is not None
         assert (first.answers, first.task, first.metric) == (("1", "2"), "qa_1", "part")
     with pytest.raises(UsageError, match=r"multiple .* configurations in the cache: (8192|4096)"):
-        read_documents("somebody/ruler")
+        read_documents("somebody/ruler", "data", SETTINGS)

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from kvp.data.rows.question_sets import QuestionSet, read_hotpotqa, read_squad
 from kvp.data.synthetic.text import SPLITS
+from kvp.data.tasks.ruler_qa import QuestionSet, read_questions
 from kvp.errors import UsageError
 
 
@@ -43,7 +43,7 @@ ARTICLE = {
 
 @pytest.mark.parametrize("content", [{"version": "v2.0", "data": [ARTICLE]}, {"data": [ARTICLE]}])
 def test_squads_own_file(tmp_path: Path, content: object) -> None:
-    read = read_squad(written(tmp_path / "dev.json", content))
+    read = read_questions(written(tmp_path / "dev.json", content), "squad")
     (question,) = read.questions
     assert (question.text, question.answers) == ("What is long?", ("Aare", "The Aare"))
     assert question.documents == question.answering == ("The Aare is long.",)
@@ -60,12 +60,12 @@ def test_rows_of_the_hub_and_plain_ones(tmp_path: Path) -> None:
         {"context": "c3", "question": "q3", "answer": "a"},
         {"context": "c4", "question": "q4", "answers": ["a", "a"]},
     ]
-    read = read_squad(jsonl(tmp_path / "s.jsonl", *rows))
+    read = read_questions(jsonl(tmp_path / "s.jsonl", *rows), "squad")
     assert [(one.text, one.answers) for one in read.questions] == [
         ("q1", ("a", "b")), ("q3", ("a",)), ("q4", ("a",)),
     ]  # fmt: skip
     assert list(read.documents) == ["c1", "c2", "c3", "c4"]
-    assert read.note() is None
+    assert read.tally.note() is None
 
 
 OFFICIAL = {
@@ -82,12 +82,12 @@ OF_THE_HUB = {
 
 @pytest.mark.parametrize("row", [OFFICIAL, OF_THE_HUB])
 def test_hotpotqas_forms(tmp_path: Path, row: dict[str, Any]) -> None:
-    (question,) = read_hotpotqa(written(tmp_path / "h.json", [row])).questions
+    (question,) = read_questions(written(tmp_path / "h.json", [row]), "hotpotqa").questions
     assert question.documents == ("A\nAda was born.", "B\nBe.", "C\nSea.")
     assert question.answering == ("A\nAda was born.", "B\nBe.")
     assert question.answers == ("Ada",)
     without = {name: value for name, value in row.items() if name != "supporting_facts"}
-    (question,) = read_hotpotqa(written(tmp_path / "w.json", [without])).questions
+    (question,) = read_questions(written(tmp_path / "w.json", [without]), "hotpotqa").questions
     assert question.answering == question.documents
 
 
@@ -101,11 +101,11 @@ def test_hotpotqas_forms(tmp_path: Path, row: dict[str, Any]) -> None:
 )
 def test_bad_rows_of_squad_are_counted(tmp_path: Path, row: object, reason: str) -> None:
     good = {"context": "c", "question": "q", "answer": "a"}
-    read = read_squad(jsonl(tmp_path / "s.jsonl", good, row, good))
+    read = read_questions(jsonl(tmp_path / "s.jsonl", good, row, good), "squad")
     assert len(read.questions) == 2
-    assert str(read.note()).startswith(f"skipped 1 of 3 rows: line 2 {reason}")
+    assert str(read.tally.note()).startswith(f"skipped 1 of 3 rows: line 2 {reason}")
     with pytest.raises(UsageError) as error:
-        read_squad(jsonl(tmp_path / "t.jsonl", row))
+        read_questions(jsonl(tmp_path / "t.jsonl", row), "squad")
     assert "none of its 1 rows has a question with an answer: line 1 has" in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -123,7 +123,7 @@ def test_no_answering_document_is_in_two_splits(tmp_path: Path) -> None:
                 "context": [[title, [f"about {title}"]] for title in titles],
             }
         )  # fmt: skip
-    read: QuestionSet = read_hotpotqa(jsonl(tmp_path / "h.jsonl", *rows))
+    read: QuestionSet = read_questions(jsonl(tmp_path / "h.jsonl", *rows), "hotpotqa")
     of_split = {split: read.of_split(split) for split in SPLITS}
     assert sum(map(len, of_split.values())) == len(read.of_split("all")) == 120
     assert all(of_split.values())

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from kvp.data.rows.cells import RowError, renamed_columns
-from kvp.data.rows.questions import questions_of
+from kvp.config_groups import renamed_columns
+from kvp.data.rows.files import RowError
+from kvp.data.rows.forms import questions_of
 from kvp.data.rows.samples import row_samples
 from kvp.data.task import Source, TaskSettings, context_of
 

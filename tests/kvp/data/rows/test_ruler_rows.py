@@ -12,10 +12,9 @@ import pytest
 
 from kvp.data.rows.documents import read_documents
 from kvp.data.rows.forms import Question
-from kvp.data.rows.question_sets import DocumentQuestion
 from kvp.data.ruler import OWN_TASKS, generate
-from kvp.data.task import Sample
-from kvp.data.tasks.ruler_qa import document_prompt
+from kvp.data.task import Sample, TaskSettings
+from kvp.data.tasks.ruler_qa import DocumentQuestion, document_prompt
 
 
 def count(text: str) -> int:
@@ -42,7 +41,7 @@ def row_of(sample: Sample, *, prefix: bool) -> dict[str, Any]:
 
 
 def question_of(data: Path) -> Question:
-    (document,) = read_documents(str(data)).usable
+    ((document,), _) = read_documents(str(data), "data", TaskSettings(length=99))
     (question,) = document.questions
     return question
 
@@ -81,7 +80,7 @@ def test_another_input_is_a_bad_row(tmp_path: Path) -> None:
     rows = [row_of(sample_of("vt"), prefix=True), {"input": "Hello?", "outputs": ["x"]}]
     rows.append({"input": None, "outputs": ["x"]})
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert read_documents(str(path)).skipped == (
+    assert read_documents(str(path), "data", TaskSettings(length=99))[1].skipped == [
         ("line 2", "has an input without a question of RULER's"),
         ("line 3", "has no text in input"),
-    )
+    ]

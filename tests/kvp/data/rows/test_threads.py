@@ -11,12 +11,10 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from kvp.data.encode import encode
-from kvp.data.rows.cells import RowError
-from kvp.data.rows.documents import read_documents
+from kvp.data.rows.documents import read_documents, threads
+from kvp.data.rows.files import RowError
 from kvp.data.rows.forms import Turn
 from kvp.data.rows.samples import ChatTokens, row_samples
-from kvp.data.rows.tally import RowChoice
-from kvp.data.rows.trees import threads
 from kvp.data.synthetic.text import SPLITS
 from kvp.data.task import Source, TaskSettings, blank_sample
 from kvp.errors import UsageError
@@ -109,13 +107,13 @@ def test_as_many_threads_as_asked_for(tmp_path: Path, form: str, paths: str, exp
     rows: list[Any] = []
     for number in range(4):
         rows += [nested(number)] if form == "nested" else flat(number, named=form == "flat")
-    choice = RowChoice.of(settings(tree_paths=paths))
-    read = read_documents(written(tmp_path / "t.jsonl", rows), "data", choice=choice)
-    assert len(read.usable) == 4 * expected
-    trees = [one.tree for one in read.usable]
+    data = written(tmp_path / "t.jsonl", rows)
+    usable, _ = read_documents(data, "data", settings(tree_paths=paths))
+    assert len(usable) == 4 * expected
+    trees = [one.tree for one in usable]
     assert [trees.count(tree) for tree in dict.fromkeys(trees)] == [expected] * 4
     for tree in set(trees):
-        assert len({one.split for one in read.usable if one.tree == tree}) == 1
+        assert len({one.split for one in usable if one.tree == tree}) == 1
 
 
 @pytest.mark.parametrize("form", ["nested", "flat", "unnamed"])
@@ -169,19 +167,14 @@ def test_rows_are_chosen_by_their_columns(tmp_path: Path, form: str) -> None:
     for number in range(8):
         rows += [nested(number)] if form == "nested" else flat(number)
     data = written(tmp_path / "t.jsonl", rows)
-    english = RowChoice.of(settings(where="lang=EN"))
-    read = read_documents(data, "data", choice=english)
+    usable, tally = read_documents(data, "data", settings(where="lang=EN"))
     if form == "nested":
-        assert (len(read.usable), read.note()) == (8, None)
+        assert (len(usable), tally.note()) == (8, None)
     else:
-        assert len(read.usable) == 2
-        assert read.note() == "--where lang=en takes 8 of 32 rows"
-        both = RowChoice.of(settings(where="lang=en, lang=de"))
-        assert len(read_documents(data, "data", choice=both).usable) == 8
-    with pytest.raises(UsageError, match=r"--where lang=fr takes none of its (8|32) rows"):
-        read_documents(data, "data", choice=RowChoice.of(settings(where="lang=fr")))
-    with pytest.raises(
-        UsageError,
-        match=r"--where nothing=en takes none of its .*; no row has nothing .there are: .*lang",
-    ):
-        read_documents(data, "data", choice=RowChoice.of(settings(where="nothing=en")))
+        assert len(usable) == 2
+        assert tally.note() == "--where lang=EN takes 8 of 32 rows"
+        both = settings(where="lang=en, lang=de")
+        assert len(read_documents(data, "data", both)[0]) == 8
+    for where in ("lang=fr", "nothing=en"):
+        with pytest.raises(UsageError, match=rf"--where {where} takes none of its (8|32) rows"):
+            read_documents(data, "data", settings(where=where))

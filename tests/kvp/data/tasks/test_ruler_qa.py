@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from kvp.data.collection_plan import data_identity, plan_collection
 from kvp.data.encode import encode
+from kvp.data.sources import data_identity, plan_collection
 from kvp.data.synthetic.text import SPLITS
 from kvp.data.task import Sample, TaskSettings
 from kvp.data.tasks import build_samples, find_task

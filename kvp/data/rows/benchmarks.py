@@ -14,9 +14,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from kvp.data.encode import encode
-from kvp.data.rows.cells import RowError, text_of
-from kvp.data.rows.files import Row, Unreadable, files_of, read_rows, reader_of
-from kvp.data.rows.tally import RowChoice, Tally, listed
+from kvp.data.rows.files import (
+    Row,
+    RowError,
+    Tally,
+    files_of,
+    is_saved,
+    listed,
+    read_rows,
+    reader_of,
+    text_of,
+)
 from kvp.data.synthetic.text import split_of
 from kvp.data.task import ALL, NoPromptError, Sample, Source, TaskSettings, context_of
 from kvp.errors import UsageError
@@ -53,7 +61,7 @@ def benchmark_source(benchmark: Benchmark[P], settings: TaskSettings) -> Source:
         raise UsageError(
             f"--tasks {benchmark.task} needs --data FILE, FOLDER or a hub data set (docs/data.md)"
         )
-    tally = Tally(choice=RowChoice.of(settings))
+    tally = Tally(where=settings.where)
     of_split = [
         (location, parsed) for location, parsed in _read(benchmark, settings.data, tally)
         if settings.split in (ALL, split_of(benchmark.content(parsed)))
@@ -110,7 +118,7 @@ def rows_of(data: str, names: Sequence[str]) -> Iterator[Row]:
         yield from read_rows(data, "data")
         return
     path = Path(data)
-    if path.is_dir() and not any((path / one).is_file() for one in _SAVED):
+    if path.is_dir() and not is_saved(path):
         files = [file for file in files_of(path) if _stem(file) in names]
         for file in files:
             yield from _own(read_rows(str(file), "data"), _stem(file), names)
@@ -121,12 +129,9 @@ def rows_of(data: str, names: Sequence[str]) -> Iterator[Row]:
     yield from _own(read_rows(data, "data"), called, names)
 
 
-_SAVED = ("dataset_dict.json", "state.json")
-
-
 def _own(rows: Iterable[Row], called: str, names: Sequence[str]) -> Iterator[Row]:
     for location, row in rows:
-        if (called if isinstance(row, Unreadable) else row.get("dataset", called)) in names:
+        if (called if isinstance(row, RowError) else row.get("dataset", called)) in names:
             yield location, row
 
 

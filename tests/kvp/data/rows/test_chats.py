@@ -1,0 +1,69 @@
+"""Dialogues packed into chats, by a tokenizer stand-in that counts words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from kvp.data.rows.forms import Turn
+from kvp.data.rows.samples import pack
+
+
+def words(turns: Sequence[Turn]) -> int:
+    """Words of everything before the reply."""
+    return sum(len(turn["content"].split()) for turn in turns[:-1])
+
+
+def thread(name: str, exchanges: int, size: int = 5) -> list[Turn]:
+    turns = []
+    for number in range(exchanges):
+        turns.append({"role": "user", "content": f"{name}{number} " * size})
+        turns.append({"role": "assistant", "content": f"{name}{number}! " * size})
+    return turns
+
+
+def packed(threads: Sequence[list[Turn]], length: int) -> tuple[list[tuple[Turn, ...]], list[int]]:
+    """Chats, and the tokens of what is left out: threads that are too long, 0 for short chats."""
+    left_out: list[int] = []
+    chats = pack(
+        threads, words, length, trees=range(len(threads)),
+        too_long=lambda _, tokens: left_out.append(tokens), too_short=lambda: left_out.append(0),
+    )  # fmt: skip
+    return list(chats), left_out
+
+
+@pytest.mark.parametrize(
+    ("threads", "length", "names", "left_out"),
+    [
+        # Prompt words: 10 per exchange, less the 5 of the last reply.
+        ([thread("a", 2), thread("b", 3), thread("c", 1)], 35, ["a0 a1 b0 b1"], [0]),
+        # a last chat below half of the length is left out
+        ([thread("a", 3), thread("c", 1)], 25, ["a0 a1 a2"], [0]),
+        ([thread("c", 1)], 10, ["c0"], []),
+        ([thread("c", 1)], 11, [], [0]),
+        # a thread that does not begin in a full chat opens the next
+        ([thread("a", 2), thread("b", 2)], 15, ["a0 a1", "b0 b1"], []),
+        # a first exchange too long for any chat
+        ([thread("a", 1, 50), thread("b", 1), thread("c", 1, 50), thread("d", 1)], 20, ["b0 d0"],
+         [50, 50]),
+        # a thread cut below half of the length is followed by the next
+        ([[*thread(name, 1), *thread(f"{name}long", 1, size=20)] for name in "abcd"], 25,
+         ["a0 b0", "c0 d0"], []),
+    ],
+)  # fmt: skip
+def test_threads_become_chats(
+    threads: list[list[Turn]], length: int, names: list[str], left_out: list[int]
+) -> None:
+    chats, missing = packed(threads, length)
+    assert [" ".join(turn["content"].split()[0] for turn in chat[::2]) for chat in chats] == names
+    assert missing == left_out
+
+
+def test_no_dialogue_serves_two_chats_and_all_end_with_the_assistant() -> None:
+    chats, _ = packed([thread(f"t{n}x", 1 + n % 4) for n in range(40)], 60)
+    owners = [{turn["content"].split("x")[0] for turn in chat[::2]} for chat in chats]
+    assert sum(map(len, owners)) == len(set().union(*owners))
+    for chat in chats:
+        assert [turn["role"] for turn in chat] == ["user", "assistant"] * (len(chat) // 2)
+        assert words(chat) <= 60
