@@ -23,8 +23,7 @@ from kvp.manifest import sha256_file
 from kvp.ranking import UNPROTECTED, Allocator, Protection, kept_tokens
 from kvp.scoring import Scorer, SelfSizing
 from policies import load_policy, make_allocator, make_scorer, sizes_itself, split_method
-from policies.allocators.evolved import Evolved
-from policies.budget_files import budget_path
+from policies.allocators.evolved import Evolved, budget_path
 from policies.controls import Random
 from policies.kvzap import KVzap
 from policies.learned import LearnedScorer

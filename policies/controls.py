@@ -40,9 +40,6 @@ from torch import Tensor
 from kvp.scoring import Needs, View
 from policies.registry import Heuristic
 
-PINNED = 2.0
-"""Score of a pinned token: above every draw."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Random(Heuristic):
@@ -92,19 +89,16 @@ class RandomPinned(Random):
     method: ClassVar[str] = "random_pinned"
     line: ClassVar[str] = "the question, and random tokens"
 
-    @property
-    def needs(self) -> Needs:
-        """Where the question begins."""
-        return Needs(question=True)
+    needs = Needs(question=True)
 
     def score(self, view: View) -> Tensor:
         """Uniform numbers, the question above all: [B, H, N] float32."""
         scores = super().score(view)
         tokens = scores.shape[-1]
-        scores[..., tokens - min(view.question, tokens) :] = PINNED
+        scores[..., tokens - min(view.question, tokens) :] = 2.0  # above every draw
         if view.prompt:
             positions = view.positions if view.positions.ndim == 3 else view.positions[:, None]
-            scores = scores.masked_fill(positions < view.prompt, PINNED)
+            scores = scores.masked_fill(positions < view.prompt, 2.0)
         return scores
 
 
@@ -131,10 +125,7 @@ class Oracle(Heuristic):
     line: ClassVar[str] = "what the future will attend to (hindsight, an upper bound)"
     cost: ClassVar[str] = "the future itself"
 
-    @property
-    def needs(self) -> Needs:
-        """The future attention of every token."""
-        return Needs(future=True)
+    needs = Needs(future=True)
 
     def score(self, view: View) -> Tensor:
         """Future attention: [B, H, N] float32."""

@@ -58,10 +58,7 @@ class ExpectedAttention(Heuristic):
         "sinks": Numbers(values=(0, 1, 4, 16)),
     }
 
-    @property
-    def needs(self) -> Needs:
-        """Every query of the prompt, and the rotary embedding."""
-        return Needs(queries=ALL_QUERIES, rope=True)
+    needs = Needs(queries=ALL_QUERIES, rope=True)
 
     def score(self, view: View) -> Tensor:
         """Expected attention times value norm, sinks above all: [B, H, N] float32."""

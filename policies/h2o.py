@@ -64,10 +64,7 @@ class H2O(Heuristic):
         if self.window and self.recents:
             raise UsageError(f"{self.method}: window={self.window} needs recents=false")
 
-    @property
-    def needs(self) -> Needs:
-        """Every query of the prompt."""
-        return Needs(queries=ALL_QUERIES)
+    needs = Needs(queries=ALL_QUERIES)
 
     def score(self, view: View) -> Tensor:
         """Minus the rank (or the accumulated attention, with recents=false): [B, H, N] float32."""

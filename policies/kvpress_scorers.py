@@ -118,18 +118,13 @@ class _Absent:
 
     def __init__(self, method: str, what: str, **given: int) -> None:
         """Only `given` can be read."""
-        self._method, self._what = method, what
-        vars(self).update(given)
+        vars(self).update(given, _refusal=f"method {method} reads {what}")
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401
-        raise self._refusal()
-
-    def __getitem__(self, key: object) -> Any:  # noqa: ANN401
-        raise self._refusal()
-
-    def _refusal(self) -> UsageError:
-        method, what = vars(self)["_method"], vars(self)["_what"]
-        return UsageError(
-            f"method {method} reads {what}: kvp hands keys and values to a press and no more; "
+        raise UsageError(
+            f"{vars(self)['_refusal']}: kvp hands keys and values to a press and no more; "
             "kvp list shows kvp's own methods"
         )
+
+    def __getitem__(self, key: object) -> Any:  # noqa: ANN401
+        return self.__getattr__(str(key))

@@ -103,8 +103,6 @@ def kvzap_scorer(source: str | None, options: Mapping[str, Value]) -> KVzap:
         folder = found.folder
         record = {"repository": hub_name.repository, "commit": found.commit}
     config = read_json(folder / CONFIG, PolicyError)
-    if not (folder / WEIGHTS).is_file():
-        raise PolicyError(f"{folder / WEIGHTS} is missing")
     tensors = read_safetensors(folder / WEIGHTS, PolicyError)
     layers = _layers(folder, config, tensors)
     return KVzap(source, layers, tensors_digest(tensors), record)
@@ -117,23 +115,14 @@ def _layers(
         raise PolicyError(f"{folder / CONFIG} is not of KVzap: its model_type is another")
     width, heads, count = (config.get(name) for name in ("input_dim", "output_dim", "n_modules"))
     hidden = config.get("hidden_dim")
-    sizes = [width, heads, count] if hidden is None else [width, heads, count, hidden]
-    if not all(isinstance(size, int) and size > 0 for size in sizes):
+    if not all(type(size) is int and size > 0 for size in (width, heads, count, hidden or 1)):
         raise PolicyError(f"{folder / CONFIG} is damaged: sizes are no positive whole numbers")
-    maps: dict[str, tuple[Any, ...]] = {"": (heads, width)}
-    if hidden is not None:
-        maps = {"0.": (hidden, width), "2.": (heads, hidden)}
-    shapes = {}
-    for layer in range(count or 0):
-        for part, shape in maps.items():
-            shapes[f"layers.{layer}.{part}weight"] = shape
-            shapes[f"layers.{layer}.{part}bias"] = shape[:1]
+    maps = {"0.": (hidden, width), "2.": (heads, hidden)} if hidden else {"": (heads, width)}
+    names = [[f"layers.{layer}.{part}" for part in maps] for layer in range(count or 0)]
+    shapes: dict[str, tuple[Any, ...]] = {}
+    for of_layer in names:
+        for name, shape in zip(of_layer, maps.values(), strict=True):
+            shapes |= {f"{name}weight": shape, f"{name}bias": shape[:1]}
     if {name: tuple(tensor.shape) for name, tensor in tensors.items()} != shapes:
         raise PolicyError(f"{folder / WEIGHTS} does not hold the tensors that {CONFIG} describes")
-    return [
-        [
-            (tensors[f"layers.{layer}.{part}weight"], tensors[f"layers.{layer}.{part}bias"])
-            for part in maps
-        ]
-        for layer in range(count or 0)
-    ]
+    return [[(tensors[f"{n}weight"], tensors[f"{n}bias"]) for n in of_layer] for of_layer in names]

@@ -160,7 +160,11 @@ class LearnedScorer:
         positions = of_heads[..., :tokens].transpose(0, 1).reshape(-1, batch * tokens)
         cached = of_heads[..., -1:] + 1 - view.fed_again  # the length rankers are trained with
         length = cached.expand(-1, -1, tokens).transpose(0, 1).reshape(-1, batch * tokens)
-        recent = self._recent(view)
+        recent = None  # [H, B * N, features] of the last queries' attention, where they are read
+        if self.rankers.spec.reads_queries:
+            assert view.queries is not None
+            features = recent_features(view.queries, view.keys)[:, :, :tokens]
+            recent = features.transpose(0, 1).flatten(1, 2)
         parts = [
             self.rankers(
                 keys[:, b], values[:, b], positions[:, b], length[:, b],
@@ -186,12 +190,3 @@ class LearnedScorer:
                 stop = min(start + block, first + tokens)
                 outer = slice(max(start - reach, first), min(stop + reach, first + tokens))
                 yield outer, slice(start - outer.start, stop - outer.start)
-
-    def _recent(self, view: View) -> Tensor | None:
-        """Features of the last queries' attention, [H, B * N, features], where they are read."""
-        if not self.rankers.spec.reads_queries:
-            return None
-        assert view.queries is not None
-        features = recent_features(view.queries, view.keys)  # [B, H, N, features]
-        cached = view.keys.shape[2] - view.fed_again
-        return features[:, :, :cached].transpose(0, 1).flatten(1, 2)

@@ -114,8 +114,10 @@ def save_policy(
         raise ValueError(
             f"{rankers.total_kv_heads} rankers of head_dim {spec.head_dim} for {geometry}"
         )
-    weights = _weights_name(rankers)
-    record = _calibration_record(calibration, len(heads))
+    weights = {dtype: name for name, dtype in WEIGHTS.items()}.get(rankers.dtype)
+    if weights is None:
+        raise ValueError(f"weights of a policy are {' or '.join(WEIGHTS)}, not {rankers.dtype}")
+    calibration = _covering(calibration, len(heads))
     target = Path(directory)
     if target.exists() and not target.is_dir():
         raise PolicyError(f"{target} is a file: name a directory for the policy")
@@ -145,7 +147,7 @@ def save_policy(
         "features": list(spec.features),
         "weights": weights,
         "files": files,
-        "calibration": record,
+        "calibration": None if calibration is None else calibration.to_dict(),
         "training": dict(meta.training),
         "held_out": [dict(metrics) for metrics in meta.held_out],
     }
@@ -212,13 +214,14 @@ def load_shard(name: str | Path | PolicySource) -> Shard:
             heads=None if heads is None else range(*heads),
             **{key: content[key] for key in ("model", "training", "held_out")},
         )
-        calibration = _calibration_of(content["calibration"], len(meta.head_range))
+        record = content["calibration"]
+        calibration = None if record is None else Calibration.from_dict(record)
+        _covering(calibration, len(meta.head_range))
         records = content["files"]
         sizes = (len(meta.head_range), spec.head_dim)  # first: a foreign file may claim any number
-        if sizes != (len(records), geometry.head_dim) or not records:
-            raise ValueError(f"its files do not cover {geometry}")
-        names = _head_files(geometry, meta.head_range)
-        if set(records) != set(names) or not 0 <= meta.head_range.start < meta.head_range.stop:
+        fits = sizes == (len(records), geometry.head_dim) and meta.head_range.start >= 0
+        names = _head_files(geometry, meta.head_range) if fits and records else []
+        if not names or set(records) != set(names):
             raise ValueError(f"its files do not cover {geometry}")
         dtype = WEIGHTS[content["weights"]]
     except (KeyError, IndexError, TypeError, ValueError) as error:
@@ -239,33 +242,16 @@ def recalibrate(directory: str | Path, calibration: Calibration | None) -> str |
     _read_index(target)
     with OutputFolder.claim(target, POLICY, {}):
         content = _read_index(target)
-        record = _calibration_record(calibration, len(content["files"]))
+        new = _covering(calibration, len(content["files"]))
+        record = None if new is None else new.to_dict()
         write_sealed_json(target / INDEX, {**content, "calibration": record})
     return (content.get("calibration") or {}).get("target")
 
 
-def _weights_name(rankers: HeadRankers) -> str:
-    for name, dtype in WEIGHTS.items():
-        if rankers.dtype == dtype:
-            return name
-    raise ValueError(f"weights of a policy are {' or '.join(WEIGHTS)}, not {rankers.dtype}")
-
-
-def _calibration_record(calibration: Calibration | None, heads: int) -> dict[str, Any] | None:
-    if calibration is None:
-        return None
-    if calibration.scores.shape[0] != heads:
-        raise ValueError(f"calibration of {calibration.scores.shape[0]} heads for {heads}")
-    return calibration.to_dict()
-
-
-def _calibration_of(record: Mapping[str, Any] | None, heads: int) -> Calibration | None:
-    """The calibration that a policy.json holds; None for none."""
-    if record is None:
-        return None
-    calibration = Calibration.from_dict(record)
-    if calibration.scores.shape[0] != heads:
-        raise ValueError(f"its calibration does not cover {heads} heads")
+def _covering(calibration: Calibration | None, heads: int) -> Calibration | None:
+    """The calibration; ValueError where it is not one of so many heads."""
+    if calibration is not None and calibration.scores.shape[0] != heads:
+        raise ValueError(f"a calibration of {calibration.scores.shape[0]} heads is not of {heads}")
     return calibration
 
 

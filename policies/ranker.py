@@ -31,7 +31,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import torch
@@ -100,59 +100,43 @@ class RankerSpec:
 
     def __post_init__(self) -> None:
         """Raise ValueError on unknown architecture or inputs, or on sizes out of range."""
+        paper, given = self.architecture == "paper", tuple(self.inputs)
         if self.architecture not in ARCHITECTURES:
             raise ValueError(
                 f"unknown architecture {self.architecture!r}: choose {' or '.join(ARCHITECTURES)}"
             )
-        object.__setattr__(self, "inputs", self._checked_inputs())
-        object.__setattr__(self, "key_frequencies", self._checked_frequencies())
-        no_sizes = ("architecture", "inputs", "neighbours", "key_frequencies")
-        sizes = {k: v for k, v in self.to_dict().items() if k not in no_sizes}
-        for name, size in sizes.items():
-            if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-                raise ValueError(f"{name} of a ranker must be a positive integer, got {size!r}")
-        if self.blocks > MAX_BLOCKS:
-            raise ValueError(f"blocks of a ranker must be 1 or {MAX_BLOCKS}, got {self.blocks}")
-        reach = self.neighbours
-        if type(reach) is not int or not 0 <= reach <= MAX_NEIGHBOURS:
-            raise ValueError(
-                f"neighbours of a ranker must be an integer in 0..{MAX_NEIGHBOURS}, got {reach!r}"
-            )
-        if reach and self.architecture == "paper":
-            raise ValueError("neighbours of a ranker need the fourier architecture")
-
-    def _checked_inputs(self) -> tuple[str, ...]:
-        given = tuple(self.inputs)
-        unknown = [name for name in given if name not in INPUTS]
-        if unknown:
-            raise ValueError(
-                f"unknown input {unknown[0]!r} of a ranker: choose {', '.join(INPUTS)}"
-            )
         inputs = tuple(name for name in INPUTS if name in given)
-        if len(inputs) < len(given):
-            raise ValueError(f"inputs of a ranker are named once each, got {', '.join(given)}")
-        if not inputs:
-            raise ValueError(f"inputs of a ranker cannot be empty: choose from {', '.join(INPUTS)}")
-        if self.architecture == "paper":
-            if inputs not in (TOKEN_INPUTS, PAPER_INPUTS):
-                raise ValueError(
-                    f"inputs of the paper architecture are always {', '.join(PAPER_INPUTS)}, "
-                    f"got {', '.join(inputs)}: leave inputs out with fourier"
-                )
-            return PAPER_INPUTS
-        return inputs
-
-    def _checked_frequencies(self) -> tuple[float, ...]:
-        given = tuple(self.key_frequencies)
-        if given and (self.architecture == "paper" or "key" not in self.inputs):
-            raise ValueError("key_frequencies of a ranker need the fourier architecture and keys")
-        if 2 * len(given) > self.head_dim or not all(
-            isinstance(value, float) and math.isfinite(value) for value in given
+        if not given or len(inputs) < len(given):  # unknown ones or twice the same
+            raise ValueError(
+                f"inputs of a ranker are some of {', '.join(INPUTS)}, once each, got {given!r}"
+            )
+        if paper and inputs not in (TOKEN_INPUTS, PAPER_INPUTS):
+            raise ValueError(
+                f"inputs of the paper architecture are always {', '.join(PAPER_INPUTS)}, "
+                f"got {', '.join(inputs)}: leave inputs out with fourier"
+            )
+        object.__setattr__(self, "inputs", PAPER_INPUTS if paper else inputs)
+        turned = tuple(self.key_frequencies)
+        object.__setattr__(self, "key_frequencies", turned)
+        if (turned or self.neighbours) and paper:
+            raise ValueError("key_frequencies and neighbours of a ranker need the fourier network")
+        if 2 * len(turned) > (self.head_dim if "key" in inputs else 0) or not all(
+            isinstance(value, float) and math.isfinite(value) for value in turned
         ):
             raise ValueError(
-                f"key_frequencies of a ranker must be at most head_dim / 2 numbers, got {given!r}"
+                f"key_frequencies of a ranker must be at most head_dim / 2 numbers, got {turned!r}"
             )
-        return given
+        bounds = {"blocks": (1, MAX_BLOCKS), "neighbours": (0, MAX_NEIGHBOURS)}
+        for option in fields(self):
+            if option.type == "int":
+                size = getattr(self, option.name)
+                least, largest = bounds.get(option.name, (1, math.inf))
+                if type(size) is not int or not least <= size <= largest:
+                    up_to = "" if largest == math.inf else f" to {largest}"
+                    raise ValueError(
+                        f"{option.name} of a ranker must be an integer from {least}{up_to}, "
+                        f"got {size!r}"
+                    )
 
     @property
     def projected(self) -> tuple[str, ...]:
@@ -226,13 +210,6 @@ def keys_seen_from_the_end(spec: RankerSpec, keys: Tensor, length: int | Tensor)
     return rope.unrotate(keys, torch.as_tensor(length, device=keys.device))
 
 
-def wavelengths(spec: RankerSpec, device: torch.device) -> Tensor:
-    """Tokens per turn of the sines and cosines of `fourier` positions: float32 [frequencies]."""
-    exponents = torch.linspace(0, 1, spec.frequencies, device=device)
-    ratio = max(spec.reference_length / _SHORTEST_WAVELENGTH, 1.0)
-    return _SHORTEST_WAVELENGTH * ratio**exponents
-
-
 def position_features(spec: RankerSpec, positions: Tensor, length: int | Tensor) -> Tensor:
     """Features of `fourier` for positions [..., N]: float32 [..., N, position_features].
 
@@ -243,7 +220,9 @@ def position_features(spec: RankerSpec, positions: Tensor, length: int | Tensor)
     scale = math.log1p(spec.reference_length)
     trends, waves = [], []
     if "position" in spec.inputs:
-        lengths = wavelengths(spec, positions.device)
+        ratio = max(spec.reference_length / _SHORTEST_WAVELENGTH, 1.0)
+        steps = torch.linspace(0, 1, spec.frequencies, device=positions.device)
+        lengths = _SHORTEST_WAVELENGTH * ratio**steps  # tokens per turn
         angle = 2 * math.pi * (position[..., None] % lengths) / lengths
         trends += [position / spec.reference_length, position.log1p() / scale]
         waves = [angle.sin(), angle.cos()]
@@ -375,11 +354,6 @@ class HeadRankers(nn.Module):
         """Of the weights; statistics of the inputs and scores are always float32."""
         return next(self.parameters()).dtype
 
-    @property
-    def parameter_count(self) -> int:
-        """Number of trained values of all heads together."""
-        return sum(parameter.numel() for parameter in self.parameters())
-
     def standardise(
         self, *, key_mean: Tensor, key_std: Tensor, value_mean: Tensor, value_std: Tensor
     ) -> None:
@@ -442,7 +416,7 @@ def head_shapes(spec: RankerSpec) -> dict[str, tuple[int, ...]]:
 def parameters_per_head(spec: RankerSpec) -> int:
     """Number of trained values of one head's ranker, however it was trained."""
     with torch.device("meta"):
-        return HeadRankers(spec, 1).parameter_count
+        return sum(parameter.numel() for parameter in HeadRankers(spec, 1).parameters())
 
 
 def bytes_per_token(spec: RankerSpec) -> int:

@@ -300,7 +300,6 @@ class Specification:
 
 _NAME = re.compile(r"[\w.-]+")
 _PUNCTUATION = frozenset("(),+")
-_SHOWN = 80  # characters of a specification in a message
 _INTEGER = re.compile(r"[+-]?\d+")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 
@@ -321,9 +320,8 @@ def parse(text: str, kind: str) -> Specification:
         or not {"(", ")"}.isdisjoint(inside)
         or (text.strip().endswith(")") and "(" not in text)
     ):
-        shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
         raise UsageError(
-            f"{kind} {shown!r} is not of the form name, name:preset or name(option=value)"
+            f"{kind} {text!r} is not of the form name, name:preset or name(option=value)"
         )
     options = _parse_options(name, inside)
     return Specification(name=name, argument=argument or None, options=options)

@@ -117,18 +117,12 @@ def policy_files(folder: Path) -> list[Path]:
 def own_folder(name: str | Path, does: str) -> Path:
     """The folder of a policy that is to be changed in place; `does` is the program that changes it.
 
-    Raises PolicyError where it is a bundled policy or one of the hub.
+    Raises PolicyError where it is a bundled policy, or one of the hub or an object store.
     """
-    if is_address(str(name)):
+    elsewhere = name in BUNDLED or (isinstance(name, str) and HubName.parse(name) is not None)
+    if is_address(str(name)) or (elsewhere and not Path(name).exists()):
         raise PolicyError(
-            f"policy {name} is no folder here, and {does} changes a policy in place: copy it to a "
-            "disk first"
+            f"policy {name} is no folder here, and {does} changes a policy in place: make a folder "
+            "of it first (hf download ORG/NAME --local-dir DIR, or a copy)"
         )
-    hub_name = isinstance(name, str) and not Path(name).exists() and HubName.parse(name)
-    if not hub_name and (name not in BUNDLED or Path(name).exists()):
-        return Path(name)
-    how = f"hf download {hub_name.repository} --local-dir DIR" if hub_name else "a copy"
-    raise PolicyError(
-        f"policy {name} is no folder here, and {does} changes a policy in place: make a folder of "
-        f"it first ({how})"
-    )
+    return Path(name)

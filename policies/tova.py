@@ -38,10 +38,7 @@ class TOVA(Heuristic):
         "force_last": Choices((False, True)),
     }
 
-    @property
-    def needs(self) -> Needs:
-        """The last query."""
-        return Needs(queries=1)
+    needs = Needs(queries=1)
 
     def score(self, view: View) -> Tensor:
         """Attention of the last token, the same for every KV head: [B, H, N] float32."""

@@ -161,7 +161,7 @@ def read_policy(folder: Path) -> str:
 
 def read_budgets(folder: Path) -> str:
     """Digest of what a budget file decides (a resumed search took other seconds)."""
-    from policies.budget_files import load_budgets
+    from policies.allocators.evolved import load_budgets
 
     budgets = load_budgets(folder)
     return digest(str((budgets.counts, budgets.scorer, budgets.protection)))

@@ -58,7 +58,7 @@ from kvp.progress import phase, say
 from kvp.ranking import UNPROTECTED, Protection, Selection, apportion
 from kvp.scoring import Scorer, score_layers
 from policies import load_policy
-from policies.budget_files import BUDGET_FILE, BudgetFile, load_budgets, save_budgets
+from policies.allocators.evolved import BUDGET_FILE, BudgetFile, load_budgets, save_budgets
 from policies.policy_files import check_geometry
 from policies.sources import INDEX, find_policy
 

@@ -1,23 +1,106 @@
-"""EvolKV's budgets applied: counts from a budget file, rescaled to any budget (paper, section 3).
+"""EvolKV's budgets: tokens per layer, chosen once, for any later budget (paper, section 3).
 
 Counts k_i become b_i = k_i T / A with A = sum of k, T = budget times layers, the paper's
 completion. Costs nothing. Differences to the paper: it rounds every b_i up and so overshoots T by
 up to L - 1 tokens (`rounding=faithful`); by default the sum is exact, by largest remainders.
+
+`kvp evolve` chooses the counts and writes them as a sealed budget file (docs/formats.md). A file
+names the model it was made for but is refused only for another number of layers or KV heads:
+fine-tuned models may use it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from typing import ClassVar
+from pathlib import Path
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from kvp.ranking import Request, apportion
-from policies.allocators.per_layer import ROUNDINGS
-from policies.budget_files import BudgetFile, check_budget_geometry, load_budgets
+from kvp.errors import PolicyError
+from kvp.manifest import read_sealed_json, write_sealed_json
+from kvp.ranking import Protection, Request
+from policies.allocators.per_layer import ROUNDINGS, exact_counts, published_counts
 from policies.registry import BaseAllocator, Limits
+
+FORMAT = "kvp-budgets"
+FORMAT_VERSION = 1
+BUDGET_FILE = "budgets.json"
+"""Name of the file in a folder; the folder may be named in its stead."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BudgetFile:
+    """Everything a budget file holds; all but geometry and counts are records."""
+
+    model: Mapping[str, str | None]
+    """`id` and `revision` of the model."""
+    layers: int
+    kv_heads: int
+    scorer: str
+    """Scorer that ranked the tokens: a method specification, or `kvp/LABEL`."""
+    protocol: str
+    """`query_aware` or `query_agnostic`."""
+    protection: Protection
+    """Tokens always kept while the counts were chosen."""
+    budget: int
+    """Tokens per KV head on average that the counts were chosen for."""
+    cached_tokens: int
+    """Tokens in the cache before eviction that the counts were chosen for."""
+    counts: tuple[int, ...]
+    """Tokens of every KV head of a layer, [L]."""
+    seed: int
+    made_by: Mapping[str, Any] = field(default_factory=dict)
+    """How the counts were chosen: settings and summary of the search."""
+    held_out: Mapping[str, Any] | None = None
+    """The counts compared with uniform ones on other prompts, None where nothing was run."""
+    data: Mapping[str, Any] = field(default_factory=dict)
+    """Which prompts the counts were chosen on."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError on counts that do not fit the geometry."""
+        if min(self.layers, self.kv_heads) < 1 or len(self.counts) != self.layers:
+            raise ValueError(f"{len(self.counts)} counts for {self.layers} layers")
+        if not all(type(count) is int for count in self.counts) or sum(self.counts) < 1:
+            raise ValueError("counts must be integers, one of them positive")
+        if min(self.counts) < 0 or max(self.counts) > self.cached_tokens:
+            raise ValueError(f"a count is not within 0 and {self.cached_tokens}")
+
+
+def budget_path(file: str | Path) -> Path:
+    """The file itself, for a file or for the folder that holds one."""
+    path = Path(file)
+    return path / BUDGET_FILE if path.is_dir() else path
+
+
+def save_budgets(path: Path, budgets: BudgetFile, run: Mapping[str, Any]) -> None:
+    """Write a budget file atomically; `run` is the manifest of what made it."""
+    content = asdict(budgets)
+    geometry = {name: content.pop(name) for name in ("layers", "kv_heads")}
+    written = {"format": FORMAT, "format_version": FORMAT_VERSION, "run": dict(run)}
+    write_sealed_json(path, {**written, "geometry": geometry, **content})
+
+
+def load_budgets(file: str | Path) -> BudgetFile:
+    """Read a budget file, or the one in a folder; PolicyError names what is wrong with it."""
+    path = budget_path(file)
+    if not path.is_file():
+        raise PolicyError(f"{path} is no budget file: name one that kvp evolve wrote")
+    content = read_sealed_json(path, PolicyError)
+    if content.pop("format", None) != FORMAT:
+        raise PolicyError(f"{path} is not a budget file")
+    if (version := content.pop("format_version", None)) != FORMAT_VERSION:
+        raise PolicyError(f"{path} has format version {version}, this kvp reads {FORMAT_VERSION}")
+    try:
+        del content["run"]
+        protection, counts = Protection(**content["protection"]), tuple(content["counts"])
+        given = {**content.pop("geometry"), **content, "protection": protection, "counts": counts}
+        return BudgetFile(**given)
+    except (KeyError, TypeError, ValueError) as error:
+        raise PolicyError(f"{path} is not a valid budget file: {error}") from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,25 +142,19 @@ class Evolved(BaseAllocator):
 
     def check(self, *, layers: int, kv_heads: int) -> None:
         """Raise PolicyError, in one line, if the file was made for another geometry."""
-        check_budget_geometry(self.budgets, layers=layers, kv_heads=kv_heads, label=self.file)
+        theirs = self.budgets
+        if (theirs.layers, theirs.kv_heads) != (layers, kv_heads):
+            raise PolicyError(
+                f"{self.file} holds budgets for {theirs.layers} layers x {theirs.kv_heads} KV "
+                f"heads, the model has {layers} x {kv_heads}"
+            )
 
     def allocate(self, request: Request) -> Tensor:
         """Counts [L, H] int64; sum `request.total`, up to L - 1 more per KV head if faithful."""
-        layers, heads, tokens = request.scores.shape
+        layers, heads, _ = request.scores.shape
         self.check(layers=layers, kv_heads=heads)
         chosen = torch.tensor(self.budgets.counts, dtype=torch.float64)
-        total = request.budget * layers
-        if self.rounding == "faithful":
-            counts = completed(chosen, total).clamp(request.floor, tokens)
-        else:
-            counts = apportion(chosen, total, minimum=request.floor, maximum=tokens)
-        return counts[:, None].expand(layers, heads).contiguous()
-
-
-def completed(counts: Tensor, total: int) -> Tensor:
-    """The paper's budget completion: counts scaled to `total` and rounded up, [L] int64.
-
-    The sum is `total` to `total` + L - 1.
-    """
-    scaled = counts.double() * total / counts.sum()
-    return (scaled - 1e-9 * scaled.clamp_min(1)).ceil().long()
+        if self.rounding == "exact":
+            return exact_counts(chosen, request)
+        scaled = chosen * (request.budget * layers) / chosen.sum()
+        return published_counts((scaled - 1e-9 * scaled.clamp_min(1)).ceil().long(), request)

@@ -1,4 +1,4 @@
-"""Counts per layer, the same in all KV heads of a layer: what `pyramid` and `windowkv` share."""
+"""Counts per layer, the same in all its KV heads: what `pyramid`, `windowkv`, `evolved` share."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ def exact_counts(shares: Tensor, request: Request) -> Tensor:
     What does not fit between `request.floor` and N goes to the other layers, in proportion.
     """
     layers, _, tokens = request.scores.shape
-    total = layers * request.budget
-    return every_head(apportion(shares, total, minimum=request.floor, maximum=tokens), request)
+    counts = apportion(shares, layers * request.budget, minimum=request.floor, maximum=tokens)
+    return _every_head(counts, request)
 
 
 def published_counts(counts: Tensor, request: Request) -> Tensor:
     """Integers of published code ([L] int64) within `request.floor` and N: [L, H] int64."""
-    return every_head(counts.clamp(request.floor, request.scores.shape[-1]), request)
+    return _every_head(counts.clamp(request.floor, request.scores.shape[-1]), request)
 
 
-def every_head(counts: Tensor, request: Request) -> Tensor:
+def _every_head(counts: Tensor, request: Request) -> Tensor:
     """The count of a layer in each of its heads: [L] int64 -> [L, H] int64."""
     return counts[:, None].expand(request.scores.shape[:2]).contiguous()
 

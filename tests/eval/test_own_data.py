@@ -13,7 +13,7 @@ from kvp.data.metrics import METRICS, score_answer
 from kvp.manifest import read_sealed_json
 from kvp.programs import evaluate as main
 from kvp.programs import report, run_program
-from policies.budget_files import load_budgets
+from policies.allocators.evolved import load_budgets
 
 evolve = partial(run_program, "evolve")
 

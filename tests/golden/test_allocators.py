@@ -14,7 +14,7 @@ from reference.inputs import draw
 from reference.ranking import kept
 
 from kvp.ranking import EMPTY_SLOT, UNPROTECTED, Protection, Request, Selection, protected_scores
-from policies.budget_files import BudgetFile, save_budgets
+from policies.allocators.evolved import BudgetFile, save_budgets
 from policies.registry import ALLOCATORS, make_allocator, make_scorer
 
 Array = np.ndarray

@@ -256,7 +256,10 @@ def test_calibrations_round_trip_and_can_be_replaced(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"values": [[2.0, 1.0]] * 4}, "values of head 0 do not increase"),
-        ({"scores": [[0.0, 1.0]] * 3, "values": [[0.0, 1.0]] * 3}, "does not cover 4 heads"),
+        (
+            {"scores": [[0.0, 1.0]] * 3, "values": [[0.0, 1.0]] * 3},
+            "a calibration of 3 heads is not of 4",
+        ),
         ({"scores": [[0.0, 1.0], [0.0]]}, "not a valid policy"),
         ({"scores": None}, "not a valid policy"),
     ],

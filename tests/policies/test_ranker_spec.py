@@ -1,21 +1,21 @@
-"""What rankers are made of: features by hand, every bad value named, files of earlier versions."""
+"""What rankers are made of: features by hand, every bad value named, keys seen from the end."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from kvp.geometry import Geometry
-from policies.ranker import RankerSpec, position_features
+from kvp.rope import Rope
+from policies.ranker import HeadRankers, RankerSpec, keys_seen_from_the_end, position_features
 
 FOURIER = RankerSpec(head_dim=8, hidden=12, position_width=6, frequencies=5, reference_length=64)
 PAPER = RankerSpec(head_dim=8, hidden=12, position_width=6, max_positions=40, architecture="paper")
 SMALLER = replace(FOURIER, inputs=("key", "distance"), blocks=1)
-GEOMETRY = Geometry(layers=2, query_heads=4, kv_heads=2, head_dim=8)
 every = pytest.mark.parametrize(
     "spec", [FOURIER, PAPER, SMALLER], ids=["fourier", "paper", "smaller"]
 )
@@ -36,17 +36,21 @@ def test_fourier_features_by_hand() -> None:
     ("bad", "message"),
     [
         ({"architecture": "tree"}, "unknown architecture 'tree'"),
-        ({"hidden": 0}, "hidden of a ranker must be a positive integer, got 0"),
-        ({"hidden": 2.5}, "hidden of a ranker must be a positive integer, got 2.5"),
-        ({"frequencies": True}, "frequencies of a ranker must be a positive integer, got True"),
-        ({"blocks": 3}, "blocks of a ranker must be 1 or 2, got 3"),
-        ({"blocks": 0}, "blocks of a ranker must be a positive integer, got 0"),
-        ({"inputs": ()}, "inputs of a ranker cannot be empty: choose from key, value, position"),
-        ({"inputs": ("key", "query")}, "unknown input 'query' of a ranker: choose key, value"),
-        ({"inputs": ("key", "key")}, "inputs of a ranker are named once each, got key, key"),
+        ({"hidden": 0}, "hidden of a ranker must be an integer from 1, got 0"),
+        ({"hidden": 2.5}, "hidden of a ranker must be an integer from 1, got 2.5"),
+        ({"frequencies": True}, "frequencies of a ranker must be an integer from 1, got True"),
+        ({"blocks": 3}, "blocks of a ranker must be an integer from 1 to 2, got 3"),
+        ({"neighbours": -1}, "neighbours of a ranker must be an integer from 0 to 1024, got -1"),
+        ({"inputs": ()}, "inputs of a ranker are some of key, value, position"),
+        ({"inputs": ("key", "query")}, "once each, got .'key', 'query'"),
+        ({"inputs": ("key", "key")}, "once each, got .'key', 'key'"),
         ({"architecture": "paper", "inputs": ("key",)}, "always key, value, position, got key"),
-        ({"architecture": "paper", "neighbours": 3}, "need the fourier architecture"),
-        ({"neighbours": -1}, r"neighbours of a ranker must be an integer in 0\.\.1024"),
+        ({"architecture": "paper", "neighbours": 3}, "need the fourier network"),
+        ({"architecture": "paper", "key_frequencies": (1.0,)}, "need the fourier network"),
+        ({"inputs": ("value",), "key_frequencies": (1.0,)}, "at most head_dim / 2 numbers"),
+        ({"key_frequencies": (1.0,) * 5}, "at most head_dim / 2 numbers"),
+        ({"key_frequencies": ("1.0",)}, "at most head_dim / 2 numbers"),
+        ({"key_frequencies": (float("nan"),)}, "at most head_dim / 2 numbers"),
     ],
 )
 def test_bad_specs_are_value_errors(bad: dict[str, object], message: str) -> None:
@@ -68,3 +72,43 @@ def test_inputs_have_one_order() -> None:
     spec = replace(FOURIER, inputs=("distance", "key"))
     assert spec == replace(FOURIER, inputs=("key", "distance"))
     assert spec.inputs == ("key", "distance")
+
+
+FREQUENCIES = (1.0, 0.25, 0.0625)
+HEADS, TOKENS, WIDTH = 2, 9, 8
+
+
+def spec_of(**settings: Any) -> RankerSpec:
+    given = {"inputs": ("key", "value", "distance"), "key_frequencies": FREQUENCIES, **settings}
+    return RankerSpec(head_dim=WIDTH, hidden=6, **given)
+
+
+def rotated(keys: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    rope = Rope(frequencies=torch.tensor(FREQUENCIES))
+    return rope.rotate(keys, *rope.rotation(positions))
+
+
+@pytest.mark.parametrize("shift", [1, 17, 100_000])
+def test_scores_do_not_depend_on_the_position_of_the_text(shift: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    keys, values = (torch.randn(HEADS, TOKENS, WIDTH, generator=generator) for _ in range(2))
+    rankers = HeadRankers(spec_of(), HEADS, generator)
+    positions = torch.arange(TOKENS)
+    scores = rankers(rotated(keys, positions), values, positions, TOKENS)
+    moved = rankers(rotated(keys, positions + shift), values, positions + shift, TOKENS + shift)
+    torch.testing.assert_close(moved, scores, atol=2e-3 if shift > 1_000 else 1e-5, rtol=0)
+    as_stored = HeadRankers(spec_of(key_frequencies=()), HEADS, torch.Generator().manual_seed(0))
+    one = as_stored(rotated(keys, positions), values, positions, TOKENS)
+    other = as_stored(rotated(keys, positions + shift), values, positions + shift, TOKENS + shift)
+    assert (one - other).abs().max() > 0.01
+
+
+def test_a_query_after_the_end_sees_the_turned_key_at_its_distance() -> None:
+    generator = torch.Generator().manual_seed(1)
+    query, key = torch.randn(2, 1, WIDTH, generator=generator)
+    length, ahead, position = 40, 5, 12
+    logit = (
+        rotated(query, torch.tensor([length + ahead])) @ rotated(key, torch.tensor([position])).T
+    )
+    turned = keys_seen_from_the_end(spec_of(), rotated(key, torch.tensor([position])), length)
+    torch.testing.assert_close(rotated(query, torch.tensor([ahead])) @ turned.T, logit)

@@ -10,7 +10,7 @@ from kvp.errors import UsageError
 from kvp.ranking import UNPROTECTED
 from kvp.scoring import AUTO_GROUP, Needs, Noise, Reconstruction
 from policies import make_allocator, make_method, make_scorer, split_method
-from policies.budget_files import BudgetFile, save_budgets
+from policies.allocators.evolved import BudgetFile, save_budgets
 from policies.registry import METHODS, needs_in_words
 
 

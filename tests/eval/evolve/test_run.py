@@ -23,7 +23,7 @@ from kvp.hf import load_model, prefill_and_evict
 from kvp.programs import run_program
 from kvp.ranking import Protection
 from kvp.scoring import Scorer
-from policies.budget_files import load_budgets
+from policies.allocators.evolved import load_budgets
 from policies.registry import make_method
 
 main = partial(run_program, "evolve")

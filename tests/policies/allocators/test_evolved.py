@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 
 from kvp.errors import PolicyError, UsageError
 from kvp.ranking import Protection, Request
-from policies.allocators.evolved import Evolved
-from policies.budget_files import (
+from policies.allocators.evolved import (
     BudgetFile,
-    check_budget_geometry,
+    Evolved,
     load_budgets,
     save_budgets,
 )
@@ -68,8 +67,6 @@ def test_another_geometry_is_refused_in_one_line(saved: Path) -> None:
     message = "holds budgets for 3 layers x 2 KV heads, the model has 4 x 2"
     with pytest.raises(PolicyError, match=message):
         Evolved(file=str(saved)).allocate(_request(20, layers=4))
-    with pytest.raises(PolicyError, match=message):
-        check_budget_geometry(load_budgets(saved), layers=4, kv_heads=2)
     with pytest.raises(UsageError, match="rounding must be one of exact, faithful"):
         Evolved(file=str(saved), rounding="up")
 
@@ -105,7 +102,7 @@ def test_every_budget_is_met_exactly(
 
 
 def test_unknown_versions_are_refused(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("policies.budget_files.FORMAT_VERSION", 2)
+    monkeypatch.setattr("policies.allocators.evolved.FORMAT_VERSION", 2)
     save_budgets(saved, replace(_file(1, 2, 3), seed=5), {})
     monkeypatch.undo()
     with pytest.raises(PolicyError, match="format version 2, this kvp reads 1"):
