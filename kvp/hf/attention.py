@@ -48,40 +48,28 @@ class QueryRecorder:
         """Keep the last `window` queries of each layer, or every one with `ALL_QUERIES`."""
         self._window = window
         self._queries: dict[int, list[Tensor]] = {}
-        self._held: dict[int, int] = {}  # tokens of them
 
     def record(self, layer: int, query: Tensor) -> None:
         """Append the queries [B, Q, T, D] (after RoPE) of one forward pass of layer `layer`."""
+        query = query.detach()
+        held = self._queries.setdefault(layer, [])
         if self._window != ALL_QUERIES:
-            query = query[:, :, max(query.shape[2] - self._window, 0) :]
+            joined = torch.cat([*held, query[:, :, -self._window :]], dim=2)
+            query = joined[:, :, -self._window :]
+            held.clear()
         # A copy: the projection that a slice points into may be far larger.
-        query = query.detach().clone(memory_format=torch.contiguous_format)
-        self._queries.setdefault(layer, []).append(query)
-        self._held[layer] = self._held.get(layer, 0) + query.shape[2]
-        if self._window != ALL_QUERIES and self._held[layer] > 2 * self._window:
-            self._keep(layer, self._cut(layer).clone())
-
-    def _keep(self, layer: int, queries: Tensor) -> None:
-        self._queries[layer], self._held[layer] = [queries], queries.shape[2]
-
-    def _cut(self, layer: int) -> Tensor:
-        held = self._queries[layer]
-        queries = held[0] if len(held) == 1 else torch.cat(held, dim=2)
-        if self._window == ALL_QUERIES:
-            return queries
-        return queries[:, :, max(queries.shape[2] - self._window, 0) :]
+        held.append(query.clone(memory_format=torch.contiguous_format))
 
     @property
     def queries(self) -> tuple[Tensor, ...]:
         """One [B, Q, W, D] tensor per layer, in layer order."""
-        return tuple(self._cut(layer) for layer in sorted(self._queries))
+        every = [held for _, held in sorted(self._queries.items())]
+        return tuple(held[0] if len(held) == 1 else torch.cat(held, dim=2) for held in every)
 
     def forget(self) -> None:
         """Drop all queries but those of a window."""
         if self._window == ALL_QUERIES:
-            self._queries, self._held = {}, {}
-        for layer in self._queries:
-            self._keep(layer, self._cut(layer).clone())
+            self._queries = {}
 
     def take(self, entries: Tensor) -> None:
         """Make entries `entries` [R] int64 of the batch the batch."""
@@ -93,19 +81,12 @@ class AttendingLayer(Protocol):
     """A cache layer that computes attention over what it stores."""
 
     def attend(
-        self,
-        module: nn.Module,
-        query: Tensor,
-        mask: Tensor | None,
-        options: Mapping[str, Any],
-        *,
-        first: bool,
+        self, module: nn.Module, query: Tensor, mask: Tensor | None, options: Mapping[str, Any]
     ) -> Tensor:
         """Attention of `query` [B, Q, T, D] over the stored slots: [B, T, Q, D].
 
         `mask` is what transformers' mask function made, `options` what else the model passes to its
-        attention (`position_ids`, `scaling`, `dropout`, `softcap`, `s_aux`), `first` marks the
-        first layer of the cache that attends by itself.
+        attention (`position_ids`, `scaling`, `dropout`, `softcap`, `s_aux`).
         """
         ...
 
@@ -121,20 +102,12 @@ class StoredKeys:
     silently attending to slots that hold nothing.
     """
 
-    __slots__ = ("first", "index", "layer", "recorder")
-
     def __init__(
-        self,
-        layer: AttendingLayer,
-        index: int,
-        recorder: QueryRecorder | None = None,
-        *,
-        first: bool = False,
+        self, layer: AttendingLayer, index: int, recorder: QueryRecorder | None = None
     ) -> None:
         self.layer = layer
         self.index = index
         self.recorder = recorder
-        self.first = first
 
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):  # Python and torch.compile look for protocols
@@ -157,11 +130,11 @@ def kvp_attention(
     """Attention as transformers calls it: query [B, Q, T, D] -> ([B, T, Q, D], no weights)."""
     if not isinstance(key, StoredKeys):
         assert isinstance(value, Tensor)
-        return plain_attention(module, query, key, value, attention_mask, **options), None
+        return plain_attention(module, query, key, value, attention_mask, options), None
     if key.recorder is not None:
         unit = query_unit(query.shape[-1], options.get("scaling"))
         key.recorder.record(key.index, query if unit == 1.0 else query * unit)
-    return key.layer.attend(module, query, attention_mask, options, first=key.first), None
+    return key.layer.attend(module, query, attention_mask, options), None
 
 
 for _name in ATTENTIONS.values():
@@ -178,10 +151,11 @@ def query_unit(width: int, scaling: float | None) -> float:
     return 1.0 if math.isclose(unit, 1.0, rel_tol=1e-6) else unit
 
 
-def is_eager(module: nn.Module) -> bool:
-    """Whether a layer of the model computes its products one after the other."""
+def _fused(module: nn.Module, options: Mapping[str, Any]) -> bool:
+    """Whether torch's kernels compute the products: neither loaded as eager, nor capped or sunk."""
     config = getattr(module, "config", None)
-    return getattr(config, "_attn_implementation", None) == ATTENTIONS["eager"]
+    eager = getattr(config, "_attn_implementation", None) == ATTENTIONS["eager"]
+    return not eager and options.get("softcap") is None and options.get("s_aux") is None
 
 
 def plain_attention(
@@ -190,115 +164,41 @@ def plain_attention(
     keys: Tensor,
     values: Tensor,
     mask: Tensor | None,
-    **options: Any,  # noqa: ANN401
+    options: Mapping[str, Any],
 ) -> Tensor:
     """Attention over keys and values [B, H, S, D] as transformers computes it: [B, T, Q, D].
 
-    `mask` is a bool [B, 1, T, S], or None for causal attention of S tokens (of one: to all).
+    `mask` is a bool [B, 1, T, S], or None for causal attention of S tokens (of one: to all);
+    `options` as `AttendingLayer.attend`.
     """
-    softcap, sinks = options.get("softcap"), options.get("s_aux")
-    if not is_eager(module) and softcap is None and sinks is None:
+    if _fused(module, options):
         attended, _ = sdpa_attention_forward(module, query, keys, values, mask, **options)
         return attended
     tokens = query.shape[2]
     if mask is None and tokens > 1:
         mask = torch.ones(tokens, tokens, dtype=torch.bool, device=query.device).tril()[None, None]
-    scaling, dropout = options.get("scaling"), options.get("dropout", 0.0)
-    attended = eager_attention(
-        query, keys, values, mask, scaling=scaling, dropout=dropout, softcap=softcap, sinks=sinks
-    )
-    return attended.transpose(1, 2).contiguous()
-
-
-def eager_attention(
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    visible: Tensor | None,
-    *,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
-) -> Tensor:
-    """Logits and sums in the dtype of `query`, softmax in float32: [B, Q, T, D], shape of `query`.
-
-    Keys and values [B, H, S, D], visible [B, H or 1, T or 1, S] bool, or floats that are added to
-    the logits (None: all). `softcap` bounds logits x before that, to softcap * tanh(x / softcap);
-    `sinks` [Q] floats are the logits of one slot more per query head, whose value is zero. A query
-    that sees no slot gets zeros.
-    """
-    group = query.shape[1] // keys.shape[1]
-    keys, values = keys.repeat_interleave(group, dim=1), values.repeat_interleave(group, dim=1)
-    if visible is not None and visible.shape[1] > 1:
-        visible = visible.repeat_interleave(group, dim=1)
-    tokens = query.shape[2]
-    block = max(1, _WORKING_LOGITS // max(1, query.shape[0] * query.shape[1] * keys.shape[2]))
-    parts = []
-    for start in range(0, tokens, block):
-        part = slice(start, start + block)
-        seen = visible if visible is None or visible.shape[2] == 1 else visible[:, :, part]
-        parts.append(
-            _eager_block(query[:, :, part], keys, values, seen, scaling, dropout, softcap, sinks)
-        )
-    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
-
-
-def _eager_block(
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    visible: Tensor | None,
-    scaling: float | None,
-    dropout: float,
-    softcap: float | None,
-    sinks: Tensor | None,
-) -> Tensor:
-    """`eager_attention` of tensors that all have Q heads."""
-    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-    logits = query @ keys.transpose(2, 3) * scaling
-    logits = capped(logits, softcap)
-    if visible is not None:
-        if visible.dtype != torch.bool:
-            logits, visible = logits + visible, visible > -torch.inf
-        logits = logits.masked_fill(~visible, torch.finfo(logits.dtype).min)
-    if sinks is not None:
-        sink = sinks.to(logits).view(1, -1, 1, 1).expand(*logits.shape[:3], 1)
-        logits = torch.cat([logits, sink], dim=-1)
-    weights = logits.softmax(dim=-1, dtype=torch.float32).to(query.dtype)
-    weights = weights[..., : keys.shape[2]]  # without the sink
-    if visible is not None:
-        weights = weights.masked_fill(~visible, 0.0)
-    return nn.functional.dropout(weights, p=dropout, training=dropout > 0) @ values
+    return _eager_attention(query, keys, values, mask, options)
 
 
 def grouped_attention(
+    module: nn.Module,
     query: Tensor,
     keys: Tensor,
     values: Tensor,
     visible: Tensor | None,
-    *,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    eager: bool = False,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
+    options: Mapping[str, Any],
 ) -> Tensor:
     """Attention with one mask per KV head, without copying keys once per query head.
 
     The G query heads of a group become G * T queries of one KV head. Shapes: query [B, Q, T, D],
     keys and values [B, H, S, D], visible [B, H or 1, T or 1, S] bool, or floats that are added to
-    the logits (None: all) -> [B, T, Q, D]. A query that sees no slot gets zeros. `softcap` and
-    `sinks` as `eager_attention`, which then computes it.
+    the logits (None: all) -> [B, T, Q, D]. A query that sees no slot gets zeros. `options` as
+    `AttendingLayer.attend`.
     """
+    if not _fused(module, options):
+        return _eager_attention(query, keys, values, visible, options)
     batch, query_heads, tokens, head_dim = query.shape
     kv_heads, slots = keys.shape[1], keys.shape[2]
-    if eager or softcap is not None or sinks is not None:
-        attended = eager_attention(
-            query, keys, values, visible,
-            scaling=scaling, dropout=dropout, softcap=softcap, sinks=sinks,
-        )  # fmt: skip
-        return attended.transpose(1, 2).contiguous()
     group = query_heads // kv_heads
     packed = query.reshape(batch, kv_heads, group * tokens, head_dim)  # [B, H, G * T, D]
     mask = None
@@ -310,10 +210,52 @@ def grouped_attention(
         keys,
         values,
         attn_mask=mask,
-        dropout_p=dropout,
-        scale=scaling,
+        dropout_p=options.get("dropout", 0.0),
+        scale=options.get("scaling"),
     )
     return attended.reshape(batch, query_heads, tokens, -1).transpose(1, 2).contiguous()
+
+
+def _eager_attention(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    visible: Tensor | None,
+    options: Mapping[str, Any],
+) -> Tensor:
+    """Logits and sums in the dtype of `query`, softmax in float32: [B, T, Q, D].
+
+    Keys and values [B, H, S, D], visible [B, H or 1, T or 1, S] bool, or floats that are added to
+    the logits (None: all). `softcap` bounds logits x before that, to softcap * tanh(x / softcap);
+    `s_aux` [Q] floats are the logits of one slot more per query head, whose value is zero. A query
+    that sees no slot gets zeros.
+    """
+    group = query.shape[1] // keys.shape[1]
+    keys, values = keys.repeat_interleave(group, dim=1), values.repeat_interleave(group, dim=1)
+    if visible is not None and visible.shape[1] > 1:
+        visible = visible.repeat_interleave(group, dim=1)
+    scaling, dropout = options.get("scaling"), options.get("dropout", 0.0)
+    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    sinks = options.get("s_aux")
+    block = max(1, _WORKING_LOGITS // max(1, query.shape[0] * query.shape[1] * keys.shape[2]))
+    parts = []
+    for start in range(0, query.shape[2], block):
+        part = slice(start, start + block)
+        logits = capped(query[:, :, part] @ keys.transpose(2, 3) * scaling, options.get("softcap"))
+        seen = visible if visible is None or visible.shape[2] == 1 else visible[:, :, part]
+        if seen is not None:
+            if seen.dtype != torch.bool:
+                logits, seen = logits + seen, seen > -torch.inf
+            logits = logits.masked_fill(~seen, torch.finfo(logits.dtype).min)
+        if sinks is not None:
+            sink = sinks.to(logits).view(1, -1, 1, 1).expand(*logits.shape[:3], 1)
+            logits = torch.cat([logits, sink], dim=-1)
+        weights = logits.softmax(dim=-1, dtype=torch.float32).to(query.dtype)
+        weights = weights[..., : keys.shape[2]]  # without the sink
+        if seen is not None:
+            weights = weights.masked_fill(~seen, 0.0)
+        parts.append(nn.functional.dropout(weights, p=dropout, training=dropout > 0) @ values)
+    return torch.cat(parts, dim=2).transpose(1, 2).contiguous()
 
 
 _LOCK = Lock()

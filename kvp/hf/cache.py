@@ -146,8 +146,8 @@ class EvictingCache(Cache):
         if not isinstance(layer, StoredLayer):
             return super().update(key_states, value_states, layer_idx)
         layer.update(key_states, value_states)
-        first = not any(isinstance(below, StoredLayer) for below in self.layers[:layer_idx])
-        stored = StoredKeys(layer, layer_idx, self.recorder, first=first)
+        layer.is_first = layer is next(iter(self.stored.values()))
+        stored = StoredKeys(layer, layer_idx, self.recorder)
         return stored, stored
 
     @property

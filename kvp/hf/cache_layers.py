@@ -22,12 +22,16 @@ from transformers import DynamicCache, PreTrainedConfig
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from kvp.errors import ModelError, UsageError
-from kvp.hf.attention import grouped_attention, is_eager, plain_attention
+from kvp.hf.attention import grouped_attention, plain_attention
 from kvp.hf.model_config import attention_window, evicted_layers, rope_switch
 from kvp.ops.ragged_attention import RaggedLayout, ragged_attention
 
 EMPTY = torch.iinfo(torch.int64).max
 """Position of a slot that holds no token."""
+GROWTH = 8
+"""A full dense layer grows by 1/GROWTH of its slots: decoding does not copy it at every token."""
+TAIL_GROWTH = 32
+"""The full tail of a ragged layer grows by this many slots, for the same reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,13 +49,16 @@ class LayerState:
 
 
 class StoredLayer(DynamicLayer, ABC):
-    """One layer of an `EvictingCache`."""
+    """One layer of an `EvictingCache`.
+
+    Tokens are written to a storage [B, H, capacity, D] whose first slots are used; it grows.
+    """
 
     keys: Tensor
     values: Tensor
     _key_storage: Tensor
     _value_storage: Tensor
-    _position_storage: Tensor
+    _position_storage: Tensor  # [B, H, capacity], or [B, 1, capacity] while heads agree
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -59,16 +66,17 @@ class StoredLayer(DynamicLayer, ABC):
         """Tokens fed so far, padding columns included."""
         self.evicted = False
         """True once slots are no longer all columns seen, in order."""
+        self.is_first = False
+        """True for the first layer of its cache, which alone keeps `_newest`."""
+        self._stored = 0  # slots of the storage that are used
         self._gaps = False  # True once some slot may be EMPTY
-        self._newest: Tensor | None = (
-            None  # [B] newest position fed; the first layer alone keeps it
-        )
+        self._newest: Tensor | None = None  # [B] newest position fed
         self._shared = False  # True while other layers may read the storage, as after a fork
 
     @property
-    @abstractmethod
     def batch(self) -> int:
         """Entries of the batch, B."""
+        return self._key_storage.shape[0]
 
     @property
     @abstractmethod
@@ -88,9 +96,10 @@ class StoredLayer(DynamicLayer, ABC):
     def entry_nbytes(self) -> list[int]:
         """Bytes of keys and values held for each batch entry, spare capacity included."""
 
+    @property
     @abstractmethod
-    def select(self, indices: Tensor) -> StoredLayer:
-        """Keep slots `indices` [B, H, S] (-1 = none) in a new layer, in that order."""
+    def _growth(self) -> int:
+        """Slots by which a full storage grows."""
 
     @abstractmethod
     def _tensors(self) -> dict[str, Tensor]:
@@ -101,39 +110,10 @@ class StoredLayer(DynamicLayer, ABC):
         """Become what `_tensors` returned."""
 
     @abstractmethod
-    def _append(self, keys: Tensor, values: Tensor) -> None:
-        """Store [B, H, T, D] keys and values; `_attend` brings their positions."""
-
-    def _write(self, stored: int, keys: Tensor, values: Tensor, *, growth: int) -> None:
-        """Write [B, H, T, D] keys and values after the first `stored` slots of the storage.
-
-        Storage without capacity for them grows by `growth` slots, or by T if that is more; shared
-        storage is left to the others.
-        """
-        tokens = keys.shape[2]
-        if self._shared or stored + tokens > self._key_storage.shape[2]:
-            capacity = stored + max(tokens, growth)
-            self._key_storage = grown(self._key_storage, stored, capacity)
-            self._value_storage = grown(self._value_storage, stored, capacity)
-            self._position_storage = grown(self._position_storage, stored, capacity)
-            self._position_storage[:, :, stored:] = EMPTY  # until `_attend` brings them
-            self._shared = False
-        self._key_storage = writable(self._key_storage)
-        self._value_storage = writable(self._value_storage)
-        self._position_storage = writable(self._position_storage)
-        self._key_storage[:, :, stored : stored + tokens] = keys
-        self._value_storage[:, :, stored : stored + tokens] = values
-
-    @abstractmethod
     def _attend(
-        self,
-        module: nn.Module,
-        query: Tensor,
-        mask: Tensor | None,
-        options: Mapping[str, Any],
-        new_positions: Tensor,
+        self, module: nn.Module, query: Tensor, mask: Tensor | None, options: Mapping[str, Any]
     ) -> Tensor:
-        """As `attend`, with the positions [B, T] of the new tokens, `EMPTY` for padding."""
+        """As `attend`; the positions of the new tokens are stored, `EMPTY` for padding."""
 
     @abstractmethod
     def _take_entries(self, entries: Tensor) -> None:
@@ -143,6 +123,16 @@ class StoredLayer(DynamicLayer, ABC):
     def nbytes(self) -> int:
         """Bytes of the key and value tensors held, spare capacity included."""
         return sum(self.entry_nbytes)
+
+    def select(self, indices: Tensor, fed_again: int = 0) -> EvictingLayer | RaggedLayer:
+        """Keep slots `indices` [B, H, S] (-1 = none) of `positions` in a new layer, in that order.
+
+        The last `fed_again` tokens seen, which are none of them, count as not seen.
+        """
+        layer = selected_layer(*self.slots, self.positions, indices, self.seen)
+        layer.seen -= fed_again
+        layer._newest = None if self._newest is None else self._newest - fed_again
+        return layer
 
     def fork(self, n: int) -> Self:
         """A layer that goes on from here, every entry `n` times in a row.
@@ -170,7 +160,9 @@ class StoredLayer(DynamicLayer, ABC):
     def of_state(cls, state: LayerState) -> Self:
         """The layer that had this state; keeps its tensors and writes to them."""
         layer = cls()
+        layer.lazy_initialization(state.tensors["keys"], state.tensors["values"])
         layer._take_tensors(state.tensors)
+        layer._stored = layer._key_storage.shape[2]
         layer._newest = state.tensors.get("newest")
         layer.seen, layer.evicted, layer._gaps = state.seen, state.evicted, state.gaps
         return layer
@@ -197,18 +189,29 @@ class StoredLayer(DynamicLayer, ABC):
             raise UsageError(
                 "an EvictingCache holds no gradients: call the model in torch.no_grad()"
             )
-        self._append(key_states, value_states)
-        self.seen += key_states.shape[2]
+        batch, _, tokens, _ = key_states.shape
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+            self._key_storage, self._value_storage = key_states[:, :, :0], value_states[:, :, :0]
+            self._position_storage = torch.empty(
+                batch, 1, 0, dtype=torch.int64, device=key_states.device
+            )
+        storages = [self._key_storage, self._value_storage, self._position_storage]
+        stored, stop = self._stored, self._stored + tokens
+        if self._shared or stop > self._key_storage.shape[2]:
+            capacity = stored + max(tokens, self._growth)
+            storages = [_grown(storage, stored, capacity) for storage in storages]
+            storages[2][:, :, stored:] = EMPTY  # until `attend` brings them
+            self._shared = False
+        keys, values, positions = (_writable(storage) for storage in storages)
+        keys[:, :, stored:stop], values[:, :, stored:stop] = key_states, value_states
+        self._key_storage, self._value_storage, self._position_storage = keys, values, positions
+        self._stored = stop
+        self.seen += tokens
         return self.keys, self.values
 
     def attend(
-        self,
-        module: nn.Module,
-        query: Tensor,
-        mask: Tensor | None,
-        options: Mapping[str, Any],
-        *,
-        first: bool,
+        self, module: nn.Module, query: Tensor, mask: Tensor | None, options: Mapping[str, Any]
     ) -> Tensor:
         """Attention of the newest tokens over the stored slots: [B, Q, T, D] -> [B, T, Q, D].
 
@@ -232,17 +235,29 @@ class StoredLayer(DynamicLayer, ABC):
             )
         new_positions = position_ids.expand(query.shape[0], tokens)
         if mask is not None:
-            if mask.dtype != torch.bool or mask.shape[-1] != (
-                tokens if self.evicted else self.seen
-            ):
+            wide = tokens if self.evicted else self.seen
+            if mask.dtype != torch.bool or mask.shape[-1] != wide:
                 raise UsageError(
                     f"attention_mask must be 2-D, one column for each of {self.seen} tokens seen"
                 )
             new_positions = new_positions.masked_fill(~mask[:, 0, -1, -tokens:], EMPTY)
-        if first:
+        if self.is_first:
             self._refuse_repeated_tokens(new_positions)
             self._refuse_other_attention(module, new_positions)
-        return self._attend(module, query, mask, options, new_positions)
+        self._gaps |= mask is not None
+        self._position_storage[:, :, self._stored - tokens : self._stored] = new_positions[:, None]
+        return self._attend(module, query, mask, options)
+
+    def _visible(self, tokens: int, options: Mapping[str, Any]) -> Tensor | None:
+        """[B, H or 1, T, S] bool: used slots of the storage that each of the new tokens sees.
+
+        None for all of them: one new token sees every slot, unless some are empty.
+        """
+        if tokens == 1 and not self._gaps:
+            return None
+        positions = self._position_storage[:, :, None, : self._stored]
+        visible: Tensor = positions <= options["position_ids"][:, None, :, None]
+        return visible
 
     def _refuse_repeated_tokens(self, new_positions: Tensor) -> None:
         if self._newest is not None and bool((new_positions <= self._newest[:, None]).any()):
@@ -299,10 +314,6 @@ class StoredLayer(DynamicLayer, ABC):
         if self.is_initialized:
             self._change_batch(torch.arange(self.batch).repeat_interleave(repeats))
 
-    def reset(self) -> None:
-        """Forget everything."""
-        self.__init__()  # type: ignore[misc]
-
     def crop(self, tokens_to_remove: int) -> None:
         """Refused: what was evicted cannot come back. Raises UsageError unless 0 tokens go."""
         if tokens_to_remove != 0:
@@ -312,54 +323,21 @@ class StoredLayer(DynamicLayer, ABC):
             )
 
 
-def grown(storage: Tensor, stored: int, capacity: int) -> Tensor:
+def _grown(storage: Tensor, stored: int, capacity: int) -> Tensor:
     """The first `stored` slots of `storage` [B, H, S, ...] in a tensor of `capacity` slots."""
     larger = storage.new_empty(*storage.shape[:2], capacity, *storage.shape[3:])
     larger[:, :, :stored] = storage[:, :, :stored]
     return larger
 
 
-def writable(tensor: Tensor) -> Tensor:
+def _writable(tensor: Tensor) -> Tensor:
     """`tensor`, or a copy where it was made in `torch.inference_mode` and is now used outside."""
-    return (
-        tensor.clone()
-        if tensor.is_inference() and not torch.is_inference_mode_enabled()
-        else tensor
-    )
-
-
-def source_entries(keys: Tensor, indices: Tensor) -> Tensor:
-    """The batch entry of keys [1 or R, H, N, D] that serves each of `indices` [R, H, S]: [R] int64.
-
-    Raises ValueError on shapes that do not fit.
-    """
-    batch, heads = keys.shape[:2]
-    if indices.ndim != 3 or indices.shape[1] != heads or batch not in (1, indices.shape[0]):
-        raise ValueError(
-            f"indices {tuple(indices.shape)} do not select from keys {tuple(keys.shape)}"
-        )
-    entries = torch.arange(indices.shape[0], device=keys.device)
-    return entries if batch > 1 else torch.zeros_like(entries)
-
-
-GROWTH = 8
-"""A full layer grows by 1/GROWTH of its slots, so that decoding does not copy it at every token."""
+    inside = torch.is_inference_mode_enabled()
+    return tensor.clone() if tensor.is_inference() and not inside else tensor
 
 
 class EvictingLayer(StoredLayer):  # type: ignore[no-untyped-call]
-    """One layer: keys, values [B, H, S, D] and the position of every slot."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._stored = 0
-        self._key_storage: Tensor
-        self._value_storage: Tensor
-        self._position_storage: Tensor  # [B, H, capacity], or [B, 1, capacity] while heads agree
-
-    @property
-    def batch(self) -> int:
-        """Entries of the batch, B."""
-        return self._key_storage.shape[0]
+    """A layer whose heads store equally many tokens: keys, values [B, H, S, D]."""
 
     @property
     def positions(self) -> Tensor:
@@ -380,69 +358,38 @@ class EvictingLayer(StoredLayer):  # type: ignore[no-untyped-call]
         nbytes = self._key_storage.nbytes + self._value_storage.nbytes
         return [nbytes // self.batch] * self.batch if self.batch else []
 
-    def _append(self, keys: Tensor, values: Tensor) -> None:
-        batch, _, tokens, _ = keys.shape
-        if not self.is_initialized:
-            self.lazy_initialization(keys, values)
-            self._key_storage = keys.clone(memory_format=torch.contiguous_format)
-            self._value_storage = values.clone(memory_format=torch.contiguous_format)
-            self._position_storage = torch.full(
-                (batch, 1, tokens), EMPTY, dtype=torch.int64, device=keys.device
-            )
-        else:
-            self._write(self._stored, keys, values, growth=self._stored // GROWTH)
-        self._stored += tokens
+    @property
+    def _growth(self) -> int:
+        return self._stored // GROWTH
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
+        """Append [B, H, T, D] keys and values; all keys and values."""
+        super().update(key_states, value_states)
         self._show()
+        return self.keys, self.values
 
     def _show(self) -> None:
         self.keys = self._key_storage[:, :, : self._stored]
         self.values = self._value_storage[:, :, : self._stored]
 
     def _attend(
-        self,
-        module: nn.Module,
-        query: Tensor,
-        mask: Tensor | None,
-        options: Mapping[str, Any],
-        new_positions: Tensor,
+        self, module: nn.Module, query: Tensor, mask: Tensor | None, options: Mapping[str, Any]
     ) -> Tensor:
-        tokens = query.shape[2]
-        self._gaps |= mask is not None
-        self._position_storage[:, :, self._stored - tokens : self._stored] = new_positions[:, None]
         if not self.evicted:
-            return plain_attention(module, query, self.keys, self.values, mask, **options)
-        visible = None  # one new token sees every slot, unless some are empty
-        if tokens > 1 or self._gaps:
-            slots = self._position_storage[:, :, None, : self._stored]  # [B, H or 1, 1, S]
-            visible = slots <= options["position_ids"][:, None, :, None]  # [B, H or 1, T, S]
-        return grouped_attention(
-            query,
-            self.keys,
-            self.values,
-            visible,
-            scaling=options.get("scaling"),
-            dropout=options.get("dropout", 0.0),
-            eager=is_eager(module),
-            softcap=options.get("softcap"),
-            sinks=options.get("s_aux"),
-        )
-
-    def select(self, indices: Tensor) -> EvictingLayer | RaggedLayer:
-        """Keep slots `indices` [B, H, S] (-1 = none) in a new layer, in that order."""
-        layer = selected_layer(self.keys, self.values, self.positions, indices, self.seen)
-        layer._newest = self._newest
-        return layer
+            return plain_attention(module, query, self.keys, self.values, mask, options)
+        visible = self._visible(query.shape[2], options)
+        return grouped_attention(module, query, self.keys, self.values, visible, options)
 
     def _tensors(self) -> dict[str, Tensor]:
         positions = self._position_storage[:, :, : self._stored]
         return {"keys": self.keys, "values": self.values, "positions": positions}
 
     def _take_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        self._key_storage, self._value_storage = tensors["keys"], tensors["values"]
-        self.lazy_initialization(self._key_storage, self._value_storage)
+        self.keys, self.values = tensors["keys"], tensors["values"]
+        self._key_storage, self._value_storage = self.keys, self.values
         self._position_storage = tensors["positions"]
-        self._stored = self._key_storage.shape[2]
-        self._show()
 
     def _take_entries(self, entries: Tensor) -> None:
         # Of one entry all are views, copied when they are written.
@@ -458,63 +405,20 @@ class EvictingLayer(StoredLayer):  # type: ignore[no-untyped-call]
         self._show()
 
 
-def selected_layer(
-    keys: Tensor,
-    values: Tensor,
-    positions: Tensor,
-    indices: Tensor,
-    seen: int,
-) -> EvictingLayer | RaggedLayer:
-    """Gather slots `indices` [R, H, S] (-1 = none) of keys and values [1 or R, H, N, D].
-
-    `positions` [1 or R, 1 or H, N] int64 are the slots' positions, `seen` the true length. The
-    layer is ragged as soon as one head has no token in one of the S slots. Raises ValueError on
-    shapes that do not fit.
-    """
-    batch, heads, tokens, _ = keys.shape
-    indices = indices.to(keys.device)
-    entry = source_entries(keys, indices)
-    if seen < tokens:
-        raise ValueError(f"{seen} tokens seen, but keys hold {tokens}")
-    slot = (  # indexes [R, H, S] of [batch, heads, tokens]
-        entry[:, None, None],
-        torch.arange(heads, device=keys.device)[None, :, None],
-        indices.clamp_min(0),
-    )
-    kept = positions.expand(batch, heads, tokens)[slot].masked_fill(indices < 0, EMPTY)  # [R, H, S]
-    layer: EvictingLayer | RaggedLayer
-    if bool((kept == EMPTY).any()):
-        layer = ragged_layer(keys, values, kept, slot)
-    else:
-        layer = EvictingLayer()
-        layer.lazy_initialization(keys, values)
-        layer._key_storage, layer._value_storage = keys[slot], values[slot]
-        layer._position_storage, layer._stored = kept, indices.shape[2]
-        layer._show()
-    layer.seen, layer.evicted = seen, True
-    layer._newest = torch.full((indices.shape[0],), seen - 1, device=keys.device)
-    return layer
-
-
-TAIL_GROWTH = 32
-"""A full tail grows by this many slots, so that decoding does not copy it at every token."""
-
-
 class RaggedLayer(StoredLayer):  # type: ignore[no-untyped-call]
-    """One layer: flat keys, values [M, D] with lengths [B, H], and a tail [B, H, T, D].
+    """A layer whose heads store different numbers of tokens: flat, with a tail [B, H, T, D].
 
-    `keys` and `values` are the flat part: entry after entry, head after head, token after token.
+    `keys` and `values` [M, D] are the flat part, what an eviction kept: entry after entry, head
+    after head, token after token, with lengths [B, H]; absent tokens take no memory. Tokens fed
+    afterwards are as many in every head and lie in the dense tail, which is the storage.
+
+    Bytes of keys and values are those of the tokens stored plus at most `TAIL_GROWTH` - 1 empty
+    slots per batch entry and head, once tokens have been fed. Positions add 4 bytes per token kept
+    and 8 bytes per batch entry and tail slot.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.evicted = True
-        self._layout: RaggedLayout
-        self._flat_positions: Tensor  # [M] int32
-        self._tail = 0
-        self._key_storage: Tensor  # [B, H, capacity, D]
-        self._value_storage: Tensor
-        self._position_storage: Tensor  # [B, 1, capacity] int64
+    _layout: RaggedLayout
+    _flat_positions: Tensor  # [M] int32
 
     @property
     def lengths(self) -> Tensor:
@@ -522,19 +426,14 @@ class RaggedLayer(StoredLayer):  # type: ignore[no-untyped-call]
         return self._layout.lengths
 
     @property
-    def batch(self) -> int:
-        """Entries of the batch, B."""
-        return self.lengths.shape[0]
-
-    @property
     def tail_keys(self) -> Tensor:
         """[B, H, T, D] keys of the tokens fed since the eviction."""
-        return self._key_storage[:, :, : self._tail]
+        return self._key_storage[:, :, : self._stored]
 
     @property
     def tail_values(self) -> Tensor:
         """[B, H, T, D] values of the tokens fed since the eviction."""
-        return self._value_storage[:, :, : self._tail]
+        return self._value_storage[:, :, : self._stored]
 
     @property
     def positions(self) -> Tensor:
@@ -545,29 +444,24 @@ class RaggedLayer(StoredLayer):  # type: ignore[no-untyped-call]
         present = self._present()  # [B, H, longest]
         flat = torch.full(present.shape, EMPTY, device=present.device)
         flat[present] = self._flat_positions.long()
-        tail = self._position_storage[:, :, : self._tail].expand(-1, present.shape[1], -1)
+        tail = self._position_storage[:, :, : self._stored].expand(-1, present.shape[1], -1)
         return torch.cat([flat, tail], dim=-1)
 
     @property
     def slots(self) -> tuple[Tensor, Tensor]:
         """Keys and values [B, H, S, D] of all slots, zeros where none is."""
         present = self._present()
-        keys = torch.cat([self._padded(self.keys, present), self.tail_keys], dim=2)
-        values = torch.cat([self._padded(self.values, present), self.tail_values], dim=2)
-        return keys, values
 
-    @staticmethod
-    def _padded(flat: Tensor, present: Tensor) -> Tensor:
-        """Tokens [M, D] of the flat part at their slots: [B, H, longest, D]."""
-        padded = flat.new_zeros(*present.shape, flat.shape[1])
-        padded[present] = flat
-        return padded
+        def padded(flat: Tensor, tail: Tensor) -> Tensor:
+            slots = flat.new_zeros(*present.shape, flat.shape[1])
+            slots[present] = flat
+            return torch.cat([slots, tail], dim=2)
+
+        return padded(self.keys, self.tail_keys), padded(self.values, self.tail_values)
 
     @property
     def entry_nbytes(self) -> list[int]:
         """Bytes of keys and values held for each batch entry, spare capacity included."""
-        if not self.is_initialized:
-            return []
         token = (self.keys.shape[1] + self.values.shape[1]) * self.keys.element_size()
         tail = self._key_storage.shape[1] * self._key_storage.shape[2]
         counts: list[int] = self.lengths.sum(dim=1).tolist()
@@ -578,33 +472,16 @@ class RaggedLayer(StoredLayer):  # type: ignore[no-untyped-call]
         longest = int(self.lengths.max()) if self.lengths.numel() else 0
         return torch.arange(longest, device=self.lengths.device) < self.lengths[..., None]
 
-    def _append(self, keys: Tensor, values: Tensor) -> None:
-        batch, heads, tokens, _ = keys.shape
-        if not self.is_initialized:
-            empty = torch.empty(batch, heads, 0, dtype=torch.int64, device=keys.device)
-            none = keys.new_empty(0, keys.shape[3]), values.new_empty(0, values.shape[3])
-            self._fill(*none, empty)
-        self._write(self._tail, keys, values, growth=TAIL_GROWTH)
-        self._tail += tokens
+    @property
+    def _growth(self) -> int:
+        return TAIL_GROWTH
 
     def _attend(
-        self,
-        module: nn.Module,
-        query: Tensor,
-        mask: Tensor | None,
-        options: Mapping[str, Any],
-        new_positions: Tensor,
+        self, module: nn.Module, query: Tensor, mask: Tensor | None, options: Mapping[str, Any]
     ) -> Tensor:
         if options.get("dropout", 0.0):
             raise UsageError("heads of different lengths have no dropout: call model.eval() first")
-        tokens = query.shape[2]
-        self._gaps |= mask is not None
-        self._position_storage[:, 0, self._tail - tokens : self._tail] = new_positions
-        visible = None  # one new token sees the whole tail, unless padding is among it
-        if tokens > 1 or self._gaps:
-            slots = self._position_storage[:, :, : self._tail]  # [B, 1, tail]
-            visible = slots <= options["position_ids"][..., None]  # [B or 1, T, tail]
-            visible = visible.expand(query.shape[0], -1, -1)
+        visible = self._visible(query.shape[2], options)  # [B, 1, T, tail]
         attended = ragged_attention(
             query,
             self.keys,
@@ -612,46 +489,12 @@ class RaggedLayer(StoredLayer):  # type: ignore[no-untyped-call]
             self._layout,
             self.tail_keys,
             self.tail_values,
-            visible,
+            None if visible is None else visible[:, 0],
             scaling=options.get("scaling"),
             softcap=options.get("softcap"),
             sinks=options.get("s_aux"),
         )
         return attended.transpose(1, 2).contiguous()
-
-    def select(self, indices: Tensor) -> RaggedLayer:
-        """Keep slots `indices` [B, H, S] (-1 = none) of `positions` in a new layer, in that order.
-
-        Raises ValueError on shapes that do not fit.
-        """
-        longest = self._present().shape[2]
-        if indices.ndim != 3 or indices.shape[:2] != self.lengths.shape:
-            raise ValueError(
-                f"indices {tuple(indices.shape)} do not select from lengths "
-                f"{tuple(self.lengths.shape)}"
-            )
-        indices = indices.to(self.lengths.device)
-        slots = indices.clamp_min(0)  # [B, H, S], as the three below
-        positions = self.positions.gather(2, slots).masked_fill(indices < 0, EMPTY)
-        in_tail = slots - longest
-        present = positions < EMPTY
-        flat, tail = (present & (in_tail < 0)), (present & (in_tail >= 0))
-        ends = self.lengths.flatten().cumsum(0).view_as(self.lengths)
-        start = (ends - self.lengths)[..., None]  # [B, H, 1], where a head's flat part begins
-        entry, head, _ = tail.nonzero(as_tuple=True)
-        layer = RaggedLayer()
-        keys, values = (
-            _merged(
-                stored, (start + slots)[flat], storage[entry, head, in_tail[tail]], flat, present
-            )
-            for stored, storage in (
-                (self.keys, self._key_storage),
-                (self.values, self._value_storage),
-            )
-        )
-        layer._fill(keys, values, positions)
-        layer.seen, layer._newest = self.seen, self._newest
-        return layer
 
     def _tensors(self) -> dict[str, Tensor]:
         return {
@@ -661,17 +504,15 @@ class RaggedLayer(StoredLayer):  # type: ignore[no-untyped-call]
             "lengths": self.lengths,
             "tail_keys": self.tail_keys,
             "tail_values": self.tail_values,
-            "tail_positions": self._position_storage[:, :, : self._tail],
+            "tail_positions": self._position_storage[:, :, : self._stored],
         }
 
     def _take_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        self.lazy_initialization(tensors["keys"], tensors["values"])
         self.keys, self.values = tensors["keys"], tensors["values"]
         self._flat_positions = tensors["positions"]
         self._layout = RaggedLayout(tensors["lengths"])
         self._key_storage, self._value_storage = tensors["tail_keys"], tensors["tail_values"]
         self._position_storage = tensors["tail_positions"]
-        self._tail = self._key_storage.shape[2]
 
     def _take_entries(self, entries: Tensor) -> None:
         spans = self.lengths.sum(dim=1).tolist()  # tokens of each entry, one stretch of memory
@@ -685,58 +526,55 @@ class RaggedLayer(StoredLayer):  # type: ignore[no-untyped-call]
         self.keys, self.values = take(self.keys), take(self.values)
         self._flat_positions = take(self._flat_positions)
         self._layout = RaggedLayout(self.lengths[entries])
-        self._key_storage, self._value_storage = (
-            self._key_storage[entries],
-            self._value_storage[entries],
-        )
+        self._key_storage = self._key_storage[entries]
+        self._value_storage = self._value_storage[entries]
         self._position_storage = self._position_storage[entries]
 
-    def _fill(self, keys: Tensor, values: Tensor, positions: Tensor) -> None:
-        """Become keys and values [M, D], one for each of `positions` [B, H, S] not `EMPTY`."""
-        present = positions < EMPTY
-        self.lazy_initialization(keys, values)
-        self.keys, self.values = keys, values
-        self._layout = RaggedLayout(present.sum(dim=-1))
-        self._flat_positions = positions[present].int()
-        batch, heads, _ = positions.shape
-        self._key_storage = keys.new_empty(batch, heads, 0, keys.shape[1])
-        self._value_storage = values.new_empty(batch, heads, 0, values.shape[1])
-        self._position_storage = positions.new_empty(batch, 1, 0)
 
+def selected_layer(
+    keys: Tensor, values: Tensor, positions: Tensor, indices: Tensor, seen: int
+) -> EvictingLayer | RaggedLayer:
+    """Gather slots `indices` [R, H, S] (-1 = none) of keys and values [1 or R, H, N, D].
 
-def ragged_layer(
-    keys: Tensor,
-    values: Tensor,
-    positions: Tensor,
-    slots: tuple[Tensor, Tensor, Tensor],
-) -> RaggedLayer:
-    """The tokens of keys and values [R, H, N, D] that have a position.
-
-    `slots` are batch entry, head and token of each, together of shape [B, H, S]; `positions`
-    [B, H, S] int64 is `EMPTY` where there is no token.
+    `positions` [1 or R, 1 or H, N] int64 are the slots' positions, `seen` the true length. The
+    layer is ragged as soon as one head has no token in one of the S slots. Raises ValueError on
+    shapes that do not fit.
     """
-    present = positions < EMPTY
-    taken = tuple(part.expand(positions.shape)[present] for part in slots)
-    layer = RaggedLayer()
-    layer._fill(keys[taken], values[taken], positions)
-    return layer
-
-
-def _merged(
-    stored: Tensor, index: Tensor, others: Tensor, from_stored: Tensor, present: Tensor
-) -> Tensor:
-    """Tokens [M, D] of all `present` slots: those `from_stored` at `index`, then `others`."""
-    merged = stored.new_empty(int(present.sum()), stored.shape[1])
-    is_stored = from_stored[present]  # [M]
-    merged[is_stored] = stored[index]
-    merged[~is_stored] = others
-    return merged
+    batch, heads, tokens, width = keys.shape
+    if indices.ndim != 3 or indices.shape[1] != heads or batch not in (1, len(indices)):
+        raise ValueError(
+            f"indices {tuple(indices.shape)} do not select from keys {tuple(keys.shape)}"
+        )
+    if seen < tokens:
+        raise ValueError(f"{seen} tokens seen, but keys hold {tokens}")
+    indices = indices.to(keys.device)
+    rows = torch.arange(len(indices), device=keys.device)
+    slot: tuple[Tensor, ...] = (  # indexes [R, H, S] of [batch, heads, tokens]
+        (rows if batch > 1 else torch.zeros_like(rows))[:, None, None],
+        torch.arange(heads, device=keys.device)[None, :, None],
+        indices.clamp_min(0),
+    )
+    kept = positions.expand(batch, heads, tokens)[slot].masked_fill(indices < 0, EMPTY)  # [R, H, S]
+    present = kept < EMPTY
+    kind: type[EvictingLayer | RaggedLayer] = EvictingLayer
+    more = {"positions": kept}
+    if not bool(present.all()):
+        kind = RaggedLayer
+        slot = tuple(part.expand(kept.shape)[present] for part in slot)
+        more = {
+            "positions": kept[present].int(),
+            "lengths": present.sum(dim=-1),
+            "tail_keys": keys.new_empty(len(indices), heads, 0, width),
+            "tail_values": values.new_empty(len(indices), heads, 0, values.shape[-1]),
+            "tail_positions": kept.new_empty(len(indices), 1, 0),
+        }
+    tensors = {"keys": keys[slot], "values": values[slot], **more}
+    tensors["newest"] = torch.full((len(indices),), seen - 1, device=keys.device)
+    return kind.of_state(LayerState(tensors=tensors, seen=seen, evicted=True, gaps=False))
 
 
 OtherLayer = Any
 """A cache layer of transformers' own (its classes share no base class)."""
-
-
 LayerT = TypeVar("LayerT")
 
 

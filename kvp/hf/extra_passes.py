@@ -63,13 +63,7 @@ class LentLayer(DynamicLayer):
         self._of_pass: tuple[Tensor, Tensor] | None = None
 
     def attend(
-        self,
-        module: nn.Module,
-        query: Tensor,
-        mask: Tensor | None,
-        options: Mapping[str, Any],
-        *,
-        first: bool,
+        self, module: nn.Module, query: Tensor, mask: Tensor | None, options: Mapping[str, Any]
     ) -> Tensor:
         """Attention of the pass, as `kvp.hf.attention.AttendingLayer`."""
         raise NotImplementedError
@@ -177,13 +171,7 @@ class _MeasuredLayer(LentLayer):  # type: ignore[no-untyped-call]
         self._window, self._index, self._norms = window, index, norms
 
     def attend(
-        self,
-        module: nn.Module,
-        query: Tensor,
-        mask: Tensor | None,
-        options: Mapping[str, Any],
-        *,
-        first: bool,
+        self, module: nn.Module, query: Tensor, mask: Tensor | None, options: Mapping[str, Any]
     ) -> Tensor:
         """Attention of the pass as the plain model computes it; leaves the signal behind."""
         pass_keys, pass_values = self.taken()
@@ -191,14 +179,9 @@ class _MeasuredLayer(LentLayer):  # type: ignore[no-untyped-call]
         self._measure(
             module, query, pass_keys, query.shape[-1] ** -0.5 if scaling is None else scaling
         )
-        return plain_attention(
-            module,
-            query,
-            torch.cat([self.keys, pass_keys], dim=2),
-            torch.cat([self.values, pass_values], dim=2),
-            mask,
-            **options,
-        )
+        keys = torch.cat([self.keys, pass_keys], dim=2)
+        values = torch.cat([self.values, pass_values], dim=2)
+        return plain_attention(module, query, keys, values, mask, options)
 
     def _measure(self, module: nn.Module, query: Tensor, pass_keys: Tensor, scaling: float) -> None:
         batch, query_heads, tokens, width = query.shape
@@ -280,13 +263,7 @@ class _GatedLayer(LentLayer):  # type: ignore[no-untyped-call]
         self._log_gates = log_gates
 
     def attend(
-        self,
-        module: nn.Module,
-        query: Tensor,
-        mask: Tensor | None,
-        options: Mapping[str, Any],
-        *,
-        first: bool,
+        self, module: nn.Module, query: Tensor, mask: Tensor | None, options: Mapping[str, Any]
     ) -> Tensor:
         """Attention of the tokens that follow, [1, T, Q, D]; `mask` is causal and not needed."""
         new_keys, new_values = self.taken()
@@ -297,10 +274,6 @@ class _GatedLayer(LentLayer):  # type: ignore[no-untyped-call]
         bias = torch.cat(
             [gates[:, None].expand(-1, tokens, -1), causal.expand(heads, -1, -1)], dim=-1
         ).to(query.dtype)  # [H, T, N + T]
-        return grouped_attention(
-            query,
-            torch.cat([self.keys, new_keys], dim=2),
-            torch.cat([self.values, new_values], dim=2),
-            bias[None],
-            scaling=options.get("scaling"),
-        )
+        keys = torch.cat([self.keys, new_keys], dim=2)
+        values = torch.cat([self.values, new_values], dim=2)
+        return grouped_attention(module, query, keys, values, bias[None], options)

@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor
-from transformers import AttentionInterface, DynamicCache, PreTrainedModel
+from torch import Tensor, nn
+from transformers import AttentionInterface, DynamicCache, PreTrainedConfig, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from kvp.errors import ModelError
@@ -66,6 +66,14 @@ def test_eager_keeps_padding_out(model: PreTrainedModel, prompt: Prompt) -> None
     torch.testing.assert_close(own[1], stock[1], rtol=0, atol=1e-5)
 
 
+class Attending(nn.Module):
+    """An attention module that computes its products in one way."""
+
+    def __init__(self, attention: str) -> None:
+        super().__init__()
+        self.config = PreTrainedConfig(attn_implementation=attention)
+
+
 @pytest.mark.parametrize("mask_heads", [1, 2])
 def test_eager_products_are_the_fused_ones(mask_heads: int) -> None:
     generator = torch.Generator().manual_seed(4)
@@ -75,8 +83,8 @@ def test_eager_products_are_the_fused_ones(mask_heads: int) -> None:
     visible[0, 0, 0] = False  # a query that sees nothing
     for mask in (visible, None):
         fused, products = (
-            grouped_attention(query, keys, values, mask, scaling=0.3, eager=eager)
-            for eager in (False, True)
+            grouped_attention(Attending(kind), query, keys, values, mask, {"scaling": 0.3})
+            for kind in ATTENTIONS.values()
         )
         torch.testing.assert_close(products, fused, rtol=0, atol=1e-6)
 
@@ -98,7 +106,7 @@ def test_grouped_attention_against_a_loop() -> None:
     visible = torch.rand(2, 2, 3, 5, generator=generator) > 0.4
     visible[:, :, :, 2] = True
     visible[1, 0, 1] = False  # a query that sees nothing
-    result = grouped_attention(query, keys, values, visible, scaling=0.7)
+    result = grouped_attention(Attending("kvp"), query, keys, values, visible, {"scaling": 0.7})
     assert result.shape == (2, 3, 6, 4)
     for entry in range(2):
         for head in range(6):

@@ -275,7 +275,7 @@ def test_what_cannot_work_is_refused(qwen: PreTrainedModel, prompt: Prompt) -> N
         qwen(ids[:, -1:], position_ids=torch.tensor([[19]]), past_key_values=cache)
     layer = cache.layers[0]
     with pytest.raises(ValueError, match="do not select"):
-        layer.select(torch.zeros(2, 2, 3, dtype=torch.int64))
+        layer.select(torch.zeros(1, 3, 3, dtype=torch.int64))
     qwen.train()
     for block in qwen.model.layers:
         block.self_attn.attention_dropout = 0.5
