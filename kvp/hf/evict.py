@@ -39,8 +39,6 @@ class EvictionRule:
     protection: Protection
     allocator: Allocator | None = None
     """None: the same number of tokens in every head."""
-    fed_again: int = 0
-    """Last tokens of a prompt that scorers see and no cache keeps: they are fed once more."""
 
 
 def evict(
@@ -52,54 +50,29 @@ def evict(
     input_ids: Tensor | None,
     tokenizer: PreTrainedTokenizerBase | None = None,
     budgets: Sequence[int] | None = None,
+    fed_again: int = 0,
 ) -> None:
     """Shrink `observation.cache` in place; a cache of which everything stays is left as it is.
 
-    Arguments and errors are those of `kept_slots`; nothing of `rule` is fed again.
-    """
-    kept = kept_slots(
-        model, observation, rule, padding=padding, input_ids=input_ids, tokenizer=tokenizer,
-        budgets=budgets,
-    )  # fmt: skip
-    if kept is None:
-        return
-    cache = observation.cache
-    for (index, layer), indices in zip(cache.stored.items(), kept, strict=True):
-        cache.layers[index] = layer.select(indices)
-
-
-def kept_slots(
-    model: PreTrainedModel,
-    observation: Observation,
-    rule: EvictionRule,
-    *,
-    padding: Sequence[int],
-    input_ids: Tensor | None,
-    tokenizer: PreTrainedTokenizerBase | None = None,
-    budgets: Sequence[int] | None = None,
-) -> list[Tensor] | None:
-    """Columns of an observed cache that stay; None where all T do.
-
-    Per layer [B, H, S] int64, `EMPTY_SLOT` after a head's last one.
-
     `padding` are the columns of left padding of each prompt; `input_ids` [B, T] int64 include them
     (None when the prompts were given as embeddings). `budgets` are tokens per KV head of each
-    prompt, those of `rule` for its length where they are not given. Raises UsageError when an
-    absolute budget is below the protected tokens, or when an allocator returns counts that cannot
-    be kept; and as `ScorerInputs.for_needs`.
+    prompt, those of `rule` for its length where they are not given. The last `fed_again` tokens
+    are seen by scorers and not kept. Raises UsageError when an absolute budget is below the
+    protected tokens, or when an allocator returns counts that cannot be kept; and as
+    `ScorerInputs.for_needs`.
     """
-    scorer = rule.scorer
-    seen = observation.cache.get_seq_length()
-    lengths = [seen - rule.fed_again - pad for pad in padding]
+    cache, scorer = observation.cache, rule.scorer
+    seen = cache.get_seq_length()
+    lengths = [seen - fed_again - pad for pad in padding]
     if budgets is None:
         budgets = [kept_tokens(rule.budget, length, rule.protection) for length in lengths]
     budgets = [min(budget, length) for budget, length in zip(budgets, lengths, strict=True)]
     if rule.allocator is None and budgets == [seen - pad for pad in padding]:
-        return None
+        return
     reads_text = scorer.needs.text > 0 or scorer.needs.classifier is not None
     parts = unpadded(
         observation, padding, model, input_ids, tokenizer,
-        one_by_one=reads_text, fed_again=rule.fed_again,
+        one_by_one=reads_text, fed_again=fed_again,
     )  # fmt: skip
     kept: list[Tensor] = []  # per prompt [L, H, S], counted with padding
     for batch, part in parts:
@@ -107,9 +80,12 @@ def kept_slots(
         for tokens in _tokens_kept(part, budgets[batch.start], rule):
             kept.append(torch.where(tokens == EMPTY_SLOT, tokens, tokens + pad))
     if all(tokens.shape[-1] == seen and bool((tokens != EMPTY_SLOT).all()) for tokens in kept):
-        return None
-    layers = range(len(observation.keys))
-    return [stacked([tokens[index] for tokens in kept]) for index in layers]
+        return
+    for number, (index, layer) in enumerate(cache.stored.items()):
+        indices = _stacked([tokens[number] for tokens in kept])
+        cache.layers[index] = layer.select(indices, fed_again)
+    for index, other in observation.others_kept.items():
+        cache.layers[index] = other
 
 
 def _tokens_kept(prefill: Prefill, budget: int, rule: EvictionRule) -> list[Tensor]:
@@ -130,7 +106,7 @@ def _tokens_kept(prefill: Prefill, budget: int, rule: EvictionRule) -> list[Tens
     ]
 
 
-def stacked(prompts: Sequence[Tensor]) -> Tensor:
+def _stacked(prompts: Sequence[Tensor]) -> Tensor:
     """Indices [H, S] of each prompt as [B, H, widest], `EMPTY_SLOT` after a head's last one."""
     prompts = [kept[:, : int((kept != EMPTY_SLOT).sum(dim=-1).max())] for kept in prompts]
     width = max(kept.shape[-1] for kept in prompts)
@@ -184,7 +160,7 @@ def evict_again(
         ]
         kept.append(_slots_kept(layers, rule, budget, prompt))
     for number, (index, layer) in enumerate(cache.stored.items()):
-        indices = stacked([slots[number] for slots in kept])
+        indices = _stacked([slots[number] for slots in kept])
         if indices.shape[2] < layer.positions.shape[2] or bool((indices == EMPTY_SLOT).any()):
             cache.layers[index] = layer.select(indices)
 
@@ -208,8 +184,11 @@ class _Layer:
         """The slots of every head that hold a token, in order."""
         return [present.nonzero()[:, 0] for present in self.positions < EMPTY]
 
-    def views(self, needs: Needs, budget: int, prompt: int) -> Iterator[_Part]:
-        """One view of all heads where they hold equally many tokens, else one of each head."""
+    def views(self, needs: Needs, budget: int, prompt: int) -> Iterator[tuple[slice, Tensor, View]]:
+        """One view of all heads where they hold equally many tokens, else one of each head.
+
+        With it the heads that it shows, and the slots [h, N] int64 where its scores belong.
+        """
         slots = self.slots
         together = len({len(of_head) for of_head in slots}) == 1
         size = len(slots) if together else 1
@@ -234,17 +213,7 @@ class _Layer:
                 queries=queries,
                 prompt=prompt,
             )
-            yield _Part(heads=heads, slots=taken, view=view)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Part:
-    """A view, and where its scores belong."""
-
-    heads: slice
-    slots: Tensor
-    """[h, N] int64."""
-    view: View
+            yield heads, taken, view
 
 
 def _latest(positions: Tensor, wanted: int) -> int:
@@ -286,16 +255,17 @@ def _slots_kept(
 
 def _scores(layers: Sequence[_Layer], scorer: Scorer, budget: int, prompt: int) -> list[Tensor]:
     """Scores of the slots of one batch entry: per layer [H, S] float32, -inf where none is."""
-    scores = [torch.full(layer.positions.shape, -torch.inf) for layer in layers]
-    scores = [of.to(layer.keys.device) for of, layer in zip(scores, layers, strict=True)]
+    scores = [
+        torch.full(layer.positions.shape, -torch.inf, device=layer.keys.device) for layer in layers
+    ]
     parts = [
-        (of_layer, part)
+        (of_layer, *part)
         for layer, of_layer in zip(layers, scores, strict=True)
         for part in layer.views(scorer.needs, budget, prompt)
     ]
-    scored = score_layers(scorer, [part.view for _, part in parts])
-    for (of_layer, part), of_part in zip(parts, scored, strict=True):
-        of_layer[part.heads] = of_layer[part.heads].scatter(1, part.slots, of_part[0])
+    scored = score_layers(scorer, [view for *_, view in parts])
+    for (of_layer, heads, slots, _), of_part in zip(parts, scored, strict=True):
+        of_layer[heads] = of_layer[heads].scatter(1, slots, of_part[0])
     return scores
 
 

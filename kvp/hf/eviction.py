@@ -21,7 +21,7 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
 from threading import get_ident, local
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 from weakref import ReferenceType, ref
 
 import torch
@@ -32,11 +32,9 @@ from kvp.budgets import Budget, parse_budget
 from kvp.errors import UsageError
 from kvp.hf.attention import QueryRecorder, kvp_attention_set
 from kvp.hf.cache import EvictingCache, Turn
-from kvp.hf.evict import EvictionRule, check_repeatable, evict, evict_again, kept_slots
+from kvp.hf.evict import EvictionRule, check_repeatable, evict, evict_again
 from kvp.hf.model_access import (
     check_model,
-    continuous_batching_refused,
-    refuse_continuous_batching,
     refuse_inside_block,
     unwrapped,
     warn_of_another_model,
@@ -77,11 +75,7 @@ def prefill_and_evict(
     for models kvp cannot evict from, or that lack what the scorer reads. Warns when a learned
     policy was trained on another model.
     """
-    model = unwrapped(model)
-    refuse_inside_block(model)
-    rule = replace(_rule(scorer, budget, protection, allocator), fed_again=fed_again)
-    check_model(model)
-    check_inputs(model, [rule.scorer])
+    model, rule = _prepared(model, scorer, budget, protection, allocator)
     warn_of_another_model(model, rule.scorer)
     batch, tokens = input_ids.shape
     if not 0 <= fed_again < tokens:
@@ -91,18 +85,11 @@ def prefill_and_evict(
     needs = rule.scorer.needs if rule.allocator is not None or kept < cached else Needs()
     seen = prefill(model, input_ids, needs, tokenizer=tokenizer, fed_again=fed_again).observation
     assert seen is not None
-    slots = kept_slots(
-        model, seen, rule, padding=[0] * batch, input_ids=input_ids, tokenizer=tokenizer
-    )
-    if slots is None:
-        return seen.cache
-    return EvictingCache.select(
-        [keys[:, :, :cached] for keys in seen.keys],
-        [values[:, :, :cached] for values in seen.values],
-        slots,
-        seen=cached,
-        others=seen.others_kept,
-    )
+    evict(
+        model, seen, rule,
+        padding=[0] * batch, input_ids=input_ids, tokenizer=tokenizer, fed_again=fed_again,
+    )  # fmt: skip
+    return seen.cache
 
 
 def evicting(
@@ -154,38 +141,31 @@ def evicting(
     and on exit while a prefill runs in another thread; ModelError for models kvp cannot evict from,
     or that lack what the scorer reads. Warns when a learned policy was trained on another model.
     """
-    model = unwrapped(model)
-    refuse_inside_block(model)
-    rule = _rule(scorer, budget, protection, allocator)
-    _check_repeats(rule, every, prefill_chunk)
-    check_model(model)
-    check_inputs(model, [rule.scorer])
+    model, rule = _prepared(model, scorer, budget, protection, allocator)
     warn_of_another_model(model, rule.scorer)
-    return EvictingBlock(model, rule, tokenizer, every=every, prefill_chunk=prefill_chunk)
-
-
-def _check_repeats(rule: EvictionRule, every: int | None, prefill_chunk: int | None) -> None:
     if every is not None:
         if every < 1:
             raise UsageError(f"every must be at least 1 token, got {every}")
         check_repeatable(rule)
     if prefill_chunk is not None and prefill_chunk < 3:
         raise UsageError(f"prefill_chunk must be at least 3 tokens, got {prefill_chunk}")
+    return EvictingBlock(model, rule, tokenizer, every=every, prefill_chunk=prefill_chunk)
 
 
-def _made(thing: Any, kind: str) -> Any:  # noqa: ANN401 - a class or an object of it
-    """An object, with its defaults where the class was given."""
-    return instance_of(thing, f"{kind} {getattr(thing, '__name__', kind)}")
-
-
-def _rule(
+def _prepared(
+    model: PreTrainedModel,
     scorer: Scorer | type[Scorer],
     budget: int | str | Budget,
     protection: Protection | None,
     allocator: Allocator | type[Allocator] | None,
-) -> EvictionRule:
-    ranks = _made(scorer, "scorer")
-    splits = None if allocator is None else _made(allocator, "allocator")
+) -> tuple[PreTrainedModel, EvictionRule]:
+    """The model inside its wrappers, and the rule, when both fit together."""
+    model = unwrapped(model)
+    refuse_inside_block(model)
+    ranks: Any = instance_of(scorer, f"scorer {getattr(scorer, '__name__', 'scorer')}")
+    splits: Any = None
+    if allocator is not None:
+        splits = instance_of(allocator, f"allocator {getattr(allocator, '__name__', 'allocator')}")
     if not hasattr(ranks, "score"):
         raise UsageError(f"{scorer!r} is no scorer: pass make_scorer(...) or load_policy(...)")
     if splits is not None and not hasattr(splits, "allocate"):
@@ -200,7 +180,9 @@ def _rule(
     )
     if rule.budget.count is not None:  # refuse before any prefill
         kept_tokens(rule.budget, rule.budget.count + rule.protection.tokens, rule.protection)
-    return rule
+    check_model(model)
+    check_inputs(model, [ranks])
+    return model, rule
 
 
 _PER_TOKEN = ("input_ids", "inputs_embeds", "position_ids", "token_type_ids", "cache_position")
@@ -218,10 +200,6 @@ class _Call:
     """Columns of left padding of each entry, where the cache was empty before."""
     hidden: HiddenRecorder | None = None
     recording: ExitStack = field(default_factory=ExitStack)
-
-    def fail(self) -> None:
-        self.cache.recorder = None
-        self.recording.close()
 
 
 class _Thread(local):
@@ -266,7 +244,8 @@ class EvictingBlock(AbstractContextManager[None]):
         self._used = True
         with ExitStack() as undo:
             undo.enter_context(kvp_attention_set(self._model))
-            undo.enter_context(continuous_batching_refused(self._model))
+            vars(self._model)["init_continuous_batching"] = _refuse_continuous_batching
+            undo.callback(vars(self._model).pop, "init_continuous_batching")
             before = self._model.register_forward_pre_hook(self._before, with_kwargs=True)
             undo.callback(before.remove)
             after = self._model.register_forward_hook(self._after, with_kwargs=True)
@@ -280,14 +259,19 @@ class EvictingBlock(AbstractContextManager[None]):
         trace: TracebackType | None,
     ) -> None:
         self._undo.close()
-        failed = self._calls.pop(get_ident(), None)  # a prefill that failed
-        if failed is not None:
-            failed.fail()
+        self._drop_failed()
         if self._calls and error is None:
             raise UsageError(
                 "a generate call of another thread was still in its prefill when the evicting(...) "
                 "block ended: wait for the threads before leaving the block"
             )
+
+    def _drop_failed(self) -> None:
+        """Forget a prefill of this thread that failed."""
+        failed = self._calls.pop(get_ident(), None)
+        if failed is not None:
+            failed.cache.recorder = None
+            failed.recording.close()
 
     @property
     def evicting_here(self) -> bool:
@@ -345,7 +329,7 @@ class EvictingBlock(AbstractContextManager[None]):
     def _evicting_cache(self, kwargs: dict[str, Any], tokens: int) -> EvictingCache:
         """The cache of a forward pass over `tokens` tokens, made anew where it may be."""
         if kwargs.get("cache") is not None:  # paged, of requests begun before the block
-            refuse_continuous_batching()
+            _refuse_continuous_batching()
         cache = kwargs.get("past_key_values")
         if cache is None:
             latest = None if self._thread.latest is None else self._thread.latest()
@@ -378,9 +362,7 @@ class EvictingBlock(AbstractContextManager[None]):
 
     def _record(self, cache: EvictingCache, padding: list[int] | None) -> None:
         """Watch what is read into `cache` for what the scorer needs."""
-        failed = self._calls.pop(get_ident(), None)
-        if failed is not None:
-            failed.fail()
+        self._drop_failed()
         needs = self._rule.scorer.needs
         call = _Call(cache=cache, padding=padding)
         if padding is None:
@@ -481,6 +463,14 @@ class EvictingBlock(AbstractContextManager[None]):
             cache.recorder = None
         elif cache.recorder is not None:
             cache.recorder.forget()
+
+
+def _refuse_continuous_batching(*_: object, **__: object) -> NoReturn:
+    """Raise UsageError: its paged cache shares blocks between requests and cannot be shrunk."""
+    raise UsageError(
+        "evicting cannot shrink the paged cache of continuous batching (generate_batch): call "
+        "model.generate"
+    )
 
 
 def pieces(tokens: int, chunk: int) -> list[tuple[int, int]]:

@@ -11,7 +11,7 @@ copy of their own cache.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,13 +28,10 @@ from kvp.hf.model_config import rope_switch
 from kvp.ops.attention import reconstruction_attention
 
 
-class LentCache(Cache):
-    """A full cache that a pass may read; its layers are `LentLayer`s that attend."""
+class _LentCache(Cache):
+    """A full cache that a pass may read; `others` are copied."""
 
-    def __init__(
-        self, lent: Sequence[LentLayer], others: Mapping[int, OtherLayer] | None = None
-    ) -> None:
-        """Lend layers that see every token; `others` are copied."""
+    def __init__(self, lent: Sequence[_LentLayer], others: Mapping[int, OtherLayer] | None) -> None:
         super().__init__(layers=arranged(lent, copies(others or {})))
 
     def update(  # type: ignore[override]
@@ -42,25 +39,24 @@ class LentCache(Cache):
     ) -> tuple[Tensor, Tensor] | tuple[StoredKeys, StoredKeys]:
         """Hand the pass's keys and values to their layer, and the layer to the attention."""
         layer = self.layers[layer_idx]
-        if not isinstance(layer, LentLayer):
+        if not isinstance(layer, _LentLayer):
             return super().update(key_states, value_states, layer_idx)
-        layer.update(key_states, value_states)
+        layer.of_pass = key_states, value_states
         stored = StoredKeys(layer, layer_idx)
         return stored, stored
 
 
-class LentLayer(DynamicLayer):
-    """One layer's keys and values, lent; holds those of the pass only between two calls."""
+class _LentLayer(DynamicLayer):
+    """Keys and values [B, H, N, D], lent; holds those of the pass only until they are attended."""
 
     keys: Tensor
     values: Tensor
+    of_pass: tuple[Tensor, Tensor] | None = None
 
     def __init__(self, keys: Tensor, values: Tensor) -> None:
-        """Lend keys and values [B, H, N, D]."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.lazy_initialization(keys, values)
         self.keys, self.values = keys, values
-        self._of_pass: tuple[Tensor, Tensor] | None = None
 
     def attend(
         self, module: nn.Module, query: Tensor, mask: Tensor | None, options: Mapping[str, Any]
@@ -68,18 +64,31 @@ class LentLayer(DynamicLayer):
         """Attention of the pass, as `kvp.hf.attention.AttendingLayer`."""
         raise NotImplementedError
 
-    def update(
-        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
-    ) -> tuple[Tensor, Tensor]:
-        """Hold the pass's keys and values [B, H, T, D] until they are attended."""
-        self._of_pass = key_states, value_states
-        return key_states, value_states
+    def with_pass(self) -> tuple[Tensor, Tensor]:
+        """Keys and values [B, H, N + T, D], those of the pass last; these are held no longer."""
+        assert self.of_pass is not None
+        (keys, values), self.of_pass = self.of_pass, None
+        return torch.cat([self.keys, keys], dim=2), torch.cat([self.values, values], dim=2)
 
-    def taken(self) -> tuple[Tensor, Tensor]:
-        """The pass's keys and values, which are held no longer."""
-        assert self._of_pass is not None
-        of_pass, self._of_pass = self._of_pass, None
-        return of_pass
+
+def _fed(
+    model: PreTrainedModel,
+    lent: Sequence[_LentLayer],
+    input_ids: Tensor,
+    others: Mapping[int, OtherLayer] | None,
+) -> Tensor:
+    """Hidden states [B, T, W] of `input_ids` [B, T] after the tokens of the lent cache."""
+    cached, tokens = lent[0].keys.shape[2], input_ids.shape[1]
+    with kvp_attention_set(model), rope_kept(model):
+        # Not the whole model: not all logits are read, and hooks on it (`evicting`) stay out.
+        output = model.base_model(
+            input_ids=input_ids,
+            position_ids=torch.arange(cached, cached + tokens, device=input_ids.device)[None],
+            past_key_values=_LentCache(lent, others),
+            use_cache=True,
+        )
+    hidden: Tensor = output.last_hidden_state
+    return hidden
 
 
 _WORKING_FLOATS = {"cpu": 2**21}
@@ -127,63 +136,44 @@ def run_pass(
             f"weights of this {type(model).__name__} are offloaded (accelerate), and extra passes "
             "over the prompt need them: load the whole model, or choose another method"
         )
-    _refuse_rope_switch(model, keys[0].shape[2], input_ids.shape[1])
-    with ExitStack() as undo:
-        undo.enter_context(kvp_attention_set(model))
-        undo.enter_context(rope_kept(model))
-        norms: dict[int, Tensor] = {}
-        if weighted:
-
-            def measure(layer: int, states: Tensor) -> None:
-                # [B, T] norm of the state that enters the attention of each token
-                norms[layer] = states.float().norm(dim=-1).clamp_min(torch.finfo().tiny)
-
-            undo.enter_context(states_watched(model, measure))
-        layers = [
-            _MeasuredLayer(layer_keys, layer_values, window, index, norms if weighted else None)
-            for index, (layer_keys, layer_values) in enumerate(zip(keys, values, strict=True))
-        ]
-        # Not the whole model: no logits are read, and hooks on it (`evicting`) stay out of this.
-        cached, tokens = keys[0].shape[2], input_ids.shape[1]
-        model.base_model(
-            input_ids=input_ids,
-            position_ids=torch.arange(cached, cached + tokens, device=input_ids.device)[None],
-            past_key_values=LentCache(layers, others),
-            use_cache=True,
+    cached, tokens, switch = keys[0].shape[2], input_ids.shape[1], rope_switch(model.config)
+    if switch is not None and cached <= switch < cached + tokens:
+        raise UsageError(
+            f"this model changes its RoPE after {switch} tokens, and the extra pass of {tokens} "
+            f"after {cached} cached ones crosses that: set a smaller chunk or shorten the prompt"
         )
+    layers = [_MeasuredLayer(*pair, window) for pair in zip(keys, values, strict=True)]
+
+    def measure(layer: int, states: Tensor) -> None:
+        layers[layer].norms = states.float().norm(dim=-1).clamp_min(torch.finfo().tiny)
+
+    with states_watched(model, measure) if weighted else nullcontext():
+        _fed(model, layers, input_ids, others)
     return [layer.signal for layer in layers]
 
 
-class _MeasuredLayer(LentLayer):  # type: ignore[no-untyped-call]
+class _MeasuredLayer(_LentLayer):  # type: ignore[no-untyped-call]
     """A lent layer that leaves behind what its tokens received."""
 
     signal: Tensor
+    norms: Tensor | None = None
+    """[B, T] of the states that enter the attention of each token, where they weigh."""
 
-    def __init__(
-        self,
-        keys: Tensor,
-        values: Tensor,
-        window: SoftmaxWindow,
-        index: int,
-        norms: Mapping[int, Tensor] | None,
-    ) -> None:
+    def __init__(self, keys: Tensor, values: Tensor, window: SoftmaxWindow) -> None:
         super().__init__(keys, values)
-        self._window, self._index, self._norms = window, index, norms
+        self._window = window
 
     def attend(
         self, module: nn.Module, query: Tensor, mask: Tensor | None, options: Mapping[str, Any]
     ) -> Tensor:
         """Attention of the pass as the plain model computes it; leaves the signal behind."""
-        pass_keys, pass_values = self.taken()
-        scaling = options.get("scaling")
-        self._measure(
-            module, query, pass_keys, query.shape[-1] ** -0.5 if scaling is None else scaling
-        )
-        keys = torch.cat([self.keys, pass_keys], dim=2)
-        values = torch.cat([self.values, pass_values], dim=2)
-        return plain_attention(module, query, keys, values, mask, options)
+        assert self.of_pass is not None
+        self._measure(module, query, self.of_pass[0], options.get("scaling"))
+        return plain_attention(module, query, *self.with_pass(), mask, options)
 
-    def _measure(self, module: nn.Module, query: Tensor, pass_keys: Tensor, scaling: float) -> None:
+    def _measure(
+        self, module: nn.Module, query: Tensor, pass_keys: Tensor, scaling: float | None
+    ) -> None:
         batch, query_heads, tokens, width = query.shape
         heads = pass_keys.shape[1]
         window = self._window
@@ -192,31 +182,22 @@ class _MeasuredLayer(LentLayer):  # type: ignore[no-untyped-call]
         if sinks:
             keys = torch.cat([self.keys[:, :, :sinks], keys], dim=2)
         key_weights = query_weights = None
-        if self._norms is not None:
+        if self.norms is not None:
             values = self.values[:, :, window.start : window.stop]
             key_weights = projected_norms(module, values, query_heads // heads)  # [B, H, G, N]
             key_weights = nn.functional.pad(key_weights, (sinks, 0), value=1.0)
-            query_weights = 1.0 / self._norms[self._index][:, None].expand(-1, heads, -1)
+            query_weights = 1.0 / self.norms[:, None].expand(-1, heads, -1)
         working = _WORKING_FLOATS.get(keys.device.type, _MANY_FLOATS)
         signal = reconstruction_attention(
             query.reshape(batch, heads, -1, tokens, width),  # [B, H, G, T, D]
             keys,
             pass_keys,
-            scaling=scaling,
+            scaling=width**-0.5 if scaling is None else scaling,
             key_weights=key_weights,
             query_weights=query_weights,
             block=max(1, working // (batch * query_heads * (keys.shape[2] + tokens))),
         )
         self.signal = signal[..., sinks:]
-
-
-def _refuse_rope_switch(model: PreTrainedModel, cached: int, tokens: int) -> None:
-    switch = rope_switch(model.config)
-    if switch is not None and cached <= switch < cached + tokens:
-        raise UsageError(
-            f"this model changes its RoPE after {switch} tokens, and the extra pass of {tokens} "
-            f"after {cached} cached ones crosses that: set a smaller chunk or shorten the prompt"
-        )
 
 
 def gated_logits(
@@ -242,20 +223,13 @@ def gated_logits(
         _GatedLayer(keys[layer], values[layer], None if log_gates is None else log_gates[layer])
         for layer in range(keys.shape[0])
     ]
-    with kvp_attention_set(model), rope_kept(model):
-        cached, tokens = keys.shape[2], input_ids.shape[0]
-        hidden = model.base_model(
-            input_ids=input_ids[None],
-            position_ids=torch.arange(cached, cached + tokens, device=input_ids.device)[None],
-            past_key_values=LentCache(layers, others),
-            use_cache=True,
-        ).last_hidden_state  # [1, T, W]
+    hidden = _fed(model, layers, input_ids[None], others)  # [1, T, W]
     head: nn.Module = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     logits: Tensor = head(hidden)[0]  # [T, V]
     return logits
 
 
-class _GatedLayer(LentLayer):  # type: ignore[no-untyped-call]
+class _GatedLayer(_LentLayer):  # type: ignore[no-untyped-call]
     """A lent layer with a gate per token."""
 
     def __init__(self, keys: Tensor, values: Tensor, log_gates: Tensor | None) -> None:
@@ -266,7 +240,6 @@ class _GatedLayer(LentLayer):  # type: ignore[no-untyped-call]
         self, module: nn.Module, query: Tensor, mask: Tensor | None, options: Mapping[str, Any]
     ) -> Tensor:
         """Attention of the tokens that follow, [1, T, Q, D]; `mask` is causal and not needed."""
-        new_keys, new_values = self.taken()
         tokens = query.shape[2]
         _, heads, cached, _ = self.keys.shape
         causal = torch.full((tokens, tokens), -torch.inf, device=query.device).triu(1)  # [T, T]
@@ -274,6 +247,4 @@ class _GatedLayer(LentLayer):  # type: ignore[no-untyped-call]
         bias = torch.cat(
             [gates[:, None].expand(-1, tokens, -1), causal.expand(heads, -1, -1)], dim=-1
         ).to(query.dtype)  # [H, T, N + T]
-        keys = torch.cat([self.keys, new_keys], dim=2)
-        values = torch.cat([self.values, new_values], dim=2)
-        return grouped_attention(module, query, keys, values, bias[None], options)
+        return grouped_attention(module, query, *self.with_pass(), bias[None], options)

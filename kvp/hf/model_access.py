@@ -8,7 +8,6 @@ Mistral, Phi-3. Models that kvp would evict from wrongly are refused in one line
 from __future__ import annotations
 
 import hashlib
-import inspect
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -16,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from textwrap import shorten
 from threading import get_ident
-from typing import Any, NoReturn
+from typing import Any
 from weakref import WeakSet
 
 import torch
@@ -52,28 +51,6 @@ def unwrapped(model: nn.Module) -> PreTrainedModel:
         f"{type(model).__name__} is no transformers model and does not show the one it wraps: "
         "pass that one to kvp"
     )
-
-
-def refuse_continuous_batching() -> NoReturn:
-    """Raise UsageError: its paged cache shares blocks between requests and cannot be shrunk."""
-    raise UsageError(
-        "evicting cannot shrink the paged cache of continuous batching (generate_batch): call "
-        "model.generate"
-    )
-
-
-@contextmanager
-def continuous_batching_refused(model: PreTrainedModel) -> Iterator[None]:
-    """Make `generate_batch`, and whatever else starts continuous batching, raise UsageError."""
-
-    def refuse(*_: object, **__: object) -> NoReturn:
-        refuse_continuous_batching()
-
-    vars(model)["init_continuous_batching"] = refuse
-    try:
-        yield
-    finally:
-        vars(model).pop("init_continuous_batching")
 
 
 def refuse_inside_block(model: PreTrainedModel) -> None:
@@ -208,12 +185,10 @@ def rope_of(model: PreTrainedModel, tokens: int) -> Rope:
             f"{type(model).__name__} has no rotary embedding: use a method that moves no queries"
         )
     attention_modules(model)  # refuse before reading weights that are elsewhere
-    weight = next(model.parameters())
-    last = torch.tensor([[0, max(tokens - 1, 0)]], device=weight.device)
+    last = torch.tensor([[0, max(tokens - 1, 0)]], device=next(model.parameters()).device)
     with rope_kept(model):
-        cosine, sine = rotary.cosine_and_sine(weight.new_zeros(1, dtype=torch.float32), last)
+        rotary.cosine_and_sine(last)
         rope = Rope(frequencies=rotary.frequencies.float().clone(), scaling=rotary.scaling)
-    _check_halves(model, rope, cosine, sine)
     if model not in _ROTATES_QUERIES:
         _check_queries(model)
         _ROTATES_QUERIES.add(model)
@@ -269,8 +244,9 @@ class _Rotary:
         """Factor on cosine and sine."""
         return float(getattr(self.module, self._name("attention_scaling"), 1.0))
 
-    def cosine_and_sine(self, like: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def cosine_and_sine(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Both for positions [B, T]; ModelError where the module makes something else (Llama 4)."""
+        like = torch.zeros(1, device=positions.device)
         made = self.module(like, positions, *([] if self.kind is None else [self.kind]))
         if not (isinstance(made, tuple) and len(made) == 2):
             raise ModelError(
@@ -293,29 +269,6 @@ def _rotary(model: PreTrainedModel) -> _Rotary | None:
     return None
 
 
-def _check_halves(model: PreTrainedModel, rope: Rope, cosine: Tensor, sine: Tensor) -> None:
-    """Compare with the rotation in the model's source file, where that is a function."""
-    source = inspect.getmodule(type(attention_modules(model)[0]))
-    apply = getattr(source, "apply_rotary_pos_emb", None)
-    if apply is None or [*inspect.signature(apply).parameters][:2] != ["q", "k"]:
-        return  # `_check_queries` compares what the model does
-    half = rope.frequencies.shape[0]
-    expected = None
-    for width in (geometry_of(model.config).head_dim, 2 * half):  # some pass the rotated part alone
-        probe = torch.linspace(-1, 1, 2 * width, device=cosine.device).view(1, 1, 2, width)
-        try:
-            expected, _ = apply(probe, probe, cosine.float(), sine.float())
-            break
-        except RuntimeError:  # shapes that do not fit
-            continue
-    rotated = rope.rotate(probe, cosine[..., :half].float(), sine[..., :half].float())
-    if expected is None or not torch.allclose(expected, rotated, atol=1e-4):
-        raise ModelError(
-            f"{type(model).__name__} pairs the channels of its rotary embedding otherwise than "
-            "Llama: use a method that moves no queries"
-        )
-
-
 def _check_queries(model: PreTrainedModel) -> None:
     """Compare projected and rotated states with the queries that the attention really used.
 
@@ -336,8 +289,7 @@ def _check_queries(model: PreTrainedModel) -> None:
         rotary = _rotary(model)
         assert rotary is not None
         positions = torch.arange(8, device=ids.device)
-        like = states[0].new_zeros(1, dtype=torch.float32)
-        cosine, sine = rotary.cosine_and_sine(like, positions[None])
+        cosine, sine = rotary.cosine_and_sine(positions[None])
         rope = Rope(frequencies=rotary.frequencies)
     half = rope.frequencies.shape[0]
     for layer, used in enumerate(recorder.queries):
@@ -510,27 +462,21 @@ def check_model(model: PreTrainedModel) -> None:
     embedding = model.get_input_embeddings().weight
     assert isinstance(embedding, torch.Tensor)
     token = torch.zeros(1, 1, dtype=torch.int64, device=embedding.device)
-    try:
-        with torch.no_grad(), kvp_attention_set(model), rope_kept(model):
-            cache = EvictingCache.of(model.config)
+    cache = EvictingCache.of(model.config)
+    with torch.no_grad(), kvp_attention_set(model), rope_kept(model):
+        try:
             # Not through __call__: hooks of the caller, and compiled code, stay out of this.
             model.forward(input_ids=token, past_key_values=cache, use_cache=True)
-            _check_stored(model.config, cache)
-            _check_continues(model)
-    except (UsageError, _UnfitError):
-        raise
-    except ForeignAttentionError as error:  # although kvp's attention is set
-        raise ModelError(
-            f"kvp cannot evict from {name}: its layers work on the cached keys themselves"
-        ) from error
-    except Exception as error:  # whatever the code of an unknown model raises
-        reason = shorten(str(error).split("\n")[0], width=120, placeholder=" ...")
-        raise ModelError(f"kvp cannot evict from {name}: {reason}") from error
+        except ForeignAttentionError as error:  # although kvp's attention is set
+            raise ModelError(
+                f"kvp cannot evict from {name}: its layers work on the cached keys themselves"
+            ) from error
+        except Exception as error:  # whatever the code of an unknown model raises
+            reason = shorten(str(error).split("\n")[0], width=120, placeholder=" ...")
+            raise ModelError(f"kvp cannot evict from {name}: {reason}") from error
+        _check_stored(model.config, cache)
+        _check_continues(model)
     _CHECKED.add(model)
-
-
-class _UnfitError(ModelError):
-    """A model that ran, and showed that it is none to evict from."""
 
 
 def _capped_or_with_sinks(model: PreTrainedModel) -> bool:
@@ -547,7 +493,7 @@ def _check_stored(config: PreTrainedConfig, cache: EvictingCache) -> None:
     found = {tuple(x.shape) for layer in layers.values() for x in (layer.keys, layer.values)}
     if tuple(layers) != tuple(geometry.model_layers) or found != {expected}:
         shapes = " and ".join(f"{heads} x {width}" for _, heads, _, width in sorted(found))
-        raise _UnfitError(
+        raise ModelError(
             f"model type {config.model_type!r} caches keys and values of {shapes} numbers per "
             f"token, where kvp expects {geometry.kv_heads} x {geometry.head_dim} for both: choose "
             "another model"
@@ -573,7 +519,7 @@ def _check_continues(model: PreTrainedModel) -> None:
         input_ids=ids[:, 5:], position_ids=positions, past_key_values=cache, use_cache=True
     ).logits.float()
     if float((parts - whole).norm()) > _NOISE * float(whole.norm()):
-        raise _UnfitError(
+        raise ModelError(
             f"{type(model).__name__} does not continue its recurrent layers when several tokens "
             "are fed at once, in this version of transformers: choose another model"
         )
