@@ -18,9 +18,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from eval.comparison import ReportedMethod, budget_order, method_of
 from eval.config import CompareConfig
 from eval.records import FULL, Record, policy_groups, results_folder
-from eval.report.aggregates import ReportedMethod, method_of
 from eval.results import Results, load_results
 from eval.stats import (
     Interval,
@@ -31,7 +31,6 @@ from eval.stats import (
     prompt_values,
     prompts_of,
 )
-from eval.summary import budget_order
 from kvp.artifacts.files import atomic_write_text
 from kvp.errors import ResultsError
 

@@ -6,7 +6,8 @@ The card is made from what the policy's own files record: nothing in it is typed
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from shlex import join
 from statistics import fmean
@@ -15,10 +16,11 @@ from typing import Any
 
 from rich.filesize import decimal
 
+from eval.comparison import compare_all
 from eval.config import PushConfig
 from eval.records import UNIFORM
+from eval.report import tables
 from eval.results import load_results
-from eval.summary import Line, budget_order, headlines
 from kvp.errors import PolicyError, UsageError
 from kvp.hub import HubName
 from kvp.manifest import sha256_file
@@ -101,8 +103,7 @@ best heuristic is the best one of each head that reads no attention
 
 ## Measured
 
-{{ results.setup }}. In brackets 95 % intervals over prompts; `+p`: first and last tokens
-are always kept; one training seed, so what another seed would change is not in them.
+{{ results.setup }}.
 
 {{ results.tables | join("\n\n") }}
 
@@ -192,7 +193,7 @@ def _measured(folder: Path, policy: Shard, resamples: int) -> dict[str, Any]:
             f"--results {folder} holds no results of {policy.source.name} as it is: evaluate this "
             "policy with kvp-eval, or name another folder"
         )
-    shown = headlines(records, resamples=resamples, seed=int(manifest.get("seed") or 0))
+    shown = compare_all(replace(results, records=tuple(records)), resamples=resamples)
     prompts = {(record["task"], record["example"]) for record in records}
     weights = identity.get("model_digest", {}).get("weights", "")[:12]
     runs: list[Mapping[str, Any]] = [*manifest.get("earlier_runs", []), manifest]
@@ -203,27 +204,8 @@ def _measured(folder: Path, policy: Shard, resamples: int) -> dict[str, Any]:
         f"{', '.join(sorted({task for task, _ in prompts}))}, at most {identity['length']} tokens, "
         f"on `{identity['model']}`{f' (weights {weights})' if weights else ''} in "
         f"{identity['dtype']}",
-        "tables": [
-            *_tables(shown.scores, "mean score, %", 100, 1),
-            *_tables(shown.losses, "perplexity of given replies", 1, 2),
-        ],
+        "tables": [tables.markdown(tables.every_setting(comparison)) for comparison in shown],
     }
-
-
-def _tables(lines: Sequence[Line], what: str, scale: int, digits: int) -> Iterator[str]:
-    for protocol in dict.fromkeys(line.protocol for line in lines):
-        chosen = [line for line in lines if line.protocol == protocol]
-        budgets = sorted({budget for line in chosen for budget in line.cells}, key=budget_order)
-        rows = [["method", *budgets], ["---", *["--:"] * len(budgets)]]
-        for line in chosen:
-            cells = [line.cells.get(budget) for budget in budgets]
-            rows.append([line.label])
-            for cell in cells:
-                numbers = (cell.mean, cell.low, cell.high) if cell else ()
-                texts = [f"{number * scale:.{digits}f}" for number in numbers]
-                rows[-1].append(f"{texts[0]} ({texts[1]} to {texts[2]})" if texts else "")
-        table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
-        yield f"**{protocol}: {what}**\n\n{table}"
 
 
 CARD = "README.md"

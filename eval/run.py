@@ -26,11 +26,10 @@ from rich.console import Console
 from rich.filesize import decimal
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from eval.conclusion import conclusion
+from eval.comparison import compare_all
 from eval.config import EvalConfig
 from eval.cost_curves import measure_traces, usable_records
 from eval.evaluate import Bench, Prompt, RunNames, evaluate, evaluate_together, identify
-from eval.heatmap import write_heatmaps
 from eval.methods import Method, Setting, file_digests, hub_records, spec_of, with_objects
 from eval.prepare import Loaded, Prepared, cache_bytes, methods_of, prepare
 from eval.records import (
@@ -38,7 +37,6 @@ from eval.records import (
     CURVES,
     FILES,
     HEATMAP,
-    MANIFEST,
     PARTS,
     ROWS,
     TIMING,
@@ -49,10 +47,9 @@ from eval.records import (
     RecordParts,
     key_of,
     merge_records,
-    read_records,
 )
-from eval.results import open_folder, read_manifest, tuned_of, write_manifest
-from eval.summary import headlines, print_headlines
+from eval.results import load_results, open_folder, write_manifest
+from eval.summary import print_summary, write_heatmaps
 from eval.timing import timing_records
 from eval.token_ranks import token_ranks
 from kvp.artifacts.addresses import ObjectPath
@@ -153,10 +150,10 @@ def _run(
             )
             return []
         rows.join(output.local / ROWS)
-    _close(config, prepared, bench, output)
+    records = _close(config, prepared, bench, output)
     if isinstance(rows, RecordParts):
         rows.delete()
-    return list(read_records(output.local / ROWS))
+    return records
 
 
 def _begin(
@@ -225,8 +222,10 @@ def _record_file(output: OutputFolder) -> RecordFile:
     return RecordFile(path / ROWS)
 
 
-def _close(config: EvalConfig, prepared: Prepared, bench: Bench, output: OutputFolder) -> None:
-    """What is measured once per run, and the closing table."""
+def _close(
+    config: EvalConfig, prepared: Prepared, bench: Bench, output: OutputFolder
+) -> list[Record]:
+    """What is measured once per run, and the closing table; returns the records."""
     folder = output.local
     if config.timing_prompts:
         measure_times(bench, prepared, config.timing_prompts, folder / TIMING)
@@ -237,13 +236,12 @@ def _close(config: EvalConfig, prepared: Prepared, bench: Bench, output: OutputF
         prompt, protocol = prepared.first_answered
         content = token_ranks(bench, prompt, protocol, prepared.methods, config.budget_list)
         write_sealed_json(folder / TOKENS, content)
-    records = list(read_records(folder / ROWS))
-    write_heatmaps(folder / HEATMAP, records)
+    results = load_results(folder)
+    write_heatmaps(folder / HEATMAP, results.records)
     output.push(*FILES)
-    shown = headlines(records, resamples=config.bootstrap, seed=config.seed)
-    print_headlines(Console(markup=False), shown)
-    tuned = tuned_of(folder / MANIFEST, read_manifest(folder / MANIFEST))
-    print(conclusion(shown, tuned))
+    shown = compare_all(results, resamples=config.bootstrap)
+    print_summary(Console(markup=False, highlight=False), shown)
+    return list(results.records)
 
 
 def load_bench(

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from eval.comparison import ReportedMethod, method_of
 from eval.records import FULL, ORACLE, Record
-from eval.report.aggregates import ReportedMethod, method_of
 from eval.stats import Interval, median_interval
 
 Head = tuple[int, int]

@@ -10,21 +10,18 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from eval.records import FULL, PROTOCOL_NAMES, Record, policy_groups
-from eval.report.aggregates import ReportedMethod, by_method
-from eval.report.comparison import Comparison, select
+from eval.comparison import Comparison, ReportedMethod, by_method
+from eval.records import FULL, PROTOCOL_NAMES, Record
 from eval.report.tables import NOTHING, Field, Line, Table, budget_names
-from eval.results import Results
 from eval.stats import Unit, bootstrap_mean, by_policy
 
 Cells = Mapping[ReportedMethod, Mapping[str | None, Sequence[Record]]]
 """Records by method and budget spec."""
 
 
-def cells_of(results: Results, protocol: str) -> Cells:
+def cells_of(comparison: Comparison) -> Cells:
     """Generated answers of a protocol by method and budget."""
-    groups = policy_groups(results.records)
-    return by_method(select(results, "accuracy", protocol), groups)
+    return by_method(comparison.records, comparison.groups)
 
 
 def failure_table(cells: Cells, comparison: Comparison, lines: Sequence[Line]) -> Table | None:

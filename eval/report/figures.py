@@ -16,9 +16,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter, NullLocator, ScalarFormatter
 
+from eval.comparison import Comparison, Estimate, Grid, ReportedMethod, best_of
 from eval.records import FULL, LEARNED, ORACLE
-from eval.report.aggregates import Estimate, Grid, ReportedMethod
-from eval.report.comparison import Comparison
 from eval.report.costs import Cost, Timing
 from policies.registry import attention_free
 
@@ -108,6 +107,32 @@ Points = Mapping[ReportedMethod, Mapping[str | None, tuple[float, Estimate]]]
 Styles = Mapping[str, Mapping[str, Any]]
 Panel = tuple[str, Comparison, Grid, Mapping[ReportedMethod, bool]]
 """Title, comparison, its estimates that are drawn, and the settings: whether in front."""
+
+
+def drawn_settings(comparison: Comparison, maximum: int = 12) -> dict[ReportedMethod, bool]:
+    """At most `maximum` settings for a figure, and whether it draws them in front.
+
+    In front: the full cache, the oracle, and `best_of`. Behind: the others of the best
+    means over the budgets that all of them have.
+    """
+    best = best_of(comparison)
+    settings = [choice.setting for choice in comparison.choices.values()
+                if choice.setting in comparison.grid]  # fmt: skip
+    front = [setting for setting in settings if setting.method in (FULL, ORACLE, LEARNED)]
+    front += best.settings if best else settings
+    others = [setting for setting in settings if setting not in front]
+    if others:
+        shared = set.intersection(*(set(comparison.grid[setting]) for setting in others))
+
+        def mean(setting: ReportedMethod) -> float:
+            estimates = comparison.grid[setting]
+            values = [estimates[spec].interval.mean for spec in shared or estimates]
+            return float(np.mean(values))
+
+        others.sort(key=mean, reverse=comparison.higher_is_better)
+    front = list(dict.fromkeys(front))
+    behind = others[: max(0, maximum - len(front))]
+    return {**dict.fromkeys(front, True), **dict.fromkeys(behind, False)}
 
 
 def against_budget(panels: Sequence[Panel], styles: Styles, *, short: bool = False) -> Figure:

@@ -17,27 +17,26 @@ from typing import Any, ClassVar
 import pandas
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from eval.comparison import (
+    Comparison,
+    ReportedMethod,
+    best_of,
+    compare_all,
+    in_order,
+    method_of,
+    sentences,
+)
 from eval.records import LEARNED, PROTOCOL_NAMES, Record, policy_groups
 from eval.report import figures, tables
-from eval.report.aggregates import Kind, ReportedMethod, method_of
-from eval.report.comparison import (
-    Comparison,
-    best_of,
-    compare,
-    drawn_settings,
-    in_order,
-    summary,
-)
 from eval.report.costs import Cost, costs, shown_costs, timings
 from eval.report.failures import cells_of, evidence_table, failure_table
-from eval.report.figures import Picture
+from eval.report.figures import Picture, drawn_settings
 from eval.report.tables import Table
 from eval.report.tokens import TokenMap, rank_styles, token_map
 from eval.results import Results, labels, model_name
 
 GENERATOR = '<meta name="generator" content="kvp-report">'
 """Mark by which a page is recognised as a report."""
-KINDS: tuple[Kind, ...] = ("accuracy", "perplexity")
 _SEEN = {"query_aware": "question seen", "query_agnostic": "question not seen"}
 _LACKING = {
     "accuracy": "No generated answers in this folder: run kvp-eval --tasks ruler.",
@@ -87,13 +86,8 @@ class Run:
         self.families = in_order(
             list(dict.fromkeys(method_of(record, groups).family for record in records))
         )
-        protocols = dict.fromkeys(each["protocol"] for each in results.records)
-        compared = (
-            compare(results, kind, protocol, resamples=resamples)
-            for kind in KINDS
-            for protocol in protocols
-        )
-        self.comparisons = [each for each in compared if each is not None]
+        compared = compare_all(results, resamples=resamples)
+        self.comparisons = [one for one in compared if any(r["budget_spec"] for r in one.records)]
         self.timings = timings(results.timing, groups)
         self.costs: dict[str, dict[ReportedMethod, Cost]] = {
             protocol: costs([r for r in results.curves if r["protocol"] == protocol], groups)
@@ -253,7 +247,7 @@ def _compared(run: Run, comparison: Comparison, prefix: str, styles: figures.Sty
     """All that a comparison says: sentences, figures and tables."""
     kind, protocol = comparison.kind, comparison.protocol
     measure, name = tables.MEASURES[kind], f"{prefix}{kind}-{protocol}"
-    found, shown = summary(comparison), drawn_settings(comparison)
+    best, found, shown = best_of(comparison), sentences(comparison), drawn_settings(comparison)
     lines = tables.lines_shown(comparison)
     blocks: list[Block | None] = []
 
@@ -262,8 +256,8 @@ def _compared(run: Run, comparison: Comparison, prefix: str, styles: figures.Sty
             blocks.append(Section(ident=f"{name}-{part}", title=title, blocks=inner))
 
     if comparison.grid:
-        if found is not None:
-            first, *others = found[1]
+        if found:
+            first, *others = found
             blocks += [Text(text=first, style="summary"), Text(text=" ".join(others))]
         families = {setting.family for setting in shown}
         left_out = ", ".join(each for each in comparison.choices if each not in families)
@@ -305,12 +299,12 @@ def _compared(run: Run, comparison: Comparison, prefix: str, styles: figures.Sty
             caption=f"{measure} task by task; bars: {comparison.interval}; "
             f"{PROTOCOL_NAMES[protocol]}.",
         )
-        budget = found[0].budget if found else (*comparison.budgets.specs, "")[-1]
+        budget = best.budget if best else (*comparison.budgets.specs, "")[-1]
         fold("tasks", "Task by task", picture, tables.by_task(comparison, budget))
     if kind == "accuracy":
-        cells = cells_of(run.results, protocol)
+        cells = cells_of(comparison)
         layers = run.results.manifest.get("layers", ())
-        spec = found[0].budget if found else ""
+        spec = best.budget if best else ""
         kept = evidence_table(cells, comparison, spec, lines, layers)
         title = "Answers lost, and evidence kept in each head"
         fold("lost", title, failure_table(cells, comparison, lines), kept)

@@ -6,12 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, TypeVar
 
-from eval.records import FULL, LEARNED, ORACLE, PROTOCOL_NAMES, SELF_SIZED, UNIFORM
-from eval.report.aggregates import Budgets, Estimate, ReportedMethod
-from eval.report.comparison import Comparison, in_order
+from eval.comparison import Budgets, Comparison, Estimate, ReportedMethod, in_order, resolved
+from eval.records import FULL, LEARNED, ORACLE, PROTOCOL_NAMES, SELF_SIZED
 from eval.report.costs import Cost, Timing
-from eval.stats import Interval, holm, paired_difference, prompts_of
-from eval.summary import over_null
+from eval.stats import Interval
 from policies.registry import NULLS
 
 Key = TypeVar("Key")
@@ -59,23 +57,12 @@ def markdown(table: Table) -> str:
 
 def lines_shown(comparison: Comparison) -> list[Line]:
     """Name, note and setting of each method, in the setting that was chosen for it."""
-    return [(choice.name, choice.note, choice.setting) for choice in comparison.choices.values()]
+    return [(one.setting.name, one.note, one.setting) for one in comparison.choices.values()]
 
 
 def lines_of_all(comparison: Comparison) -> list[Line]:
     """Name, details and setting: all presets and allocators, with and without protection."""
-    ordered = in_order(list(dict.fromkeys(setting.family for setting in comparison.grid)))
-    settings = sorted(
-        comparison.grid,
-        key=lambda item: (
-            ordered.index(item.family), item.variant != "auto", item.variant,
-            item.allocator != UNIFORM, item.allocator, not item.protected,
-        ),
-    )  # fmt: skip
-    return [
-        (setting.family if setting.details else "full cache", setting.details, setting)
-        for setting in settings
-    ]
+    return [(each.name, each.details, each) for each in comparison.settings]
 
 
 def every_setting(comparison: Comparison) -> Table:
@@ -93,9 +80,9 @@ def some_settings(comparison: Comparison, lines: Sequence[Line], which: str = ""
         (setting, spec): gap
         for _, _, setting in lines
         for spec in comparison.budgets.specs
-        if (gap := _over_null(comparison, setting, spec)) is not None
+        if (gap := comparison.over_null(setting, spec)) is not None
     }
-    differs = _resolved(over)
+    differs = resolved(over)
     rows: list[Sequence[Field | str]] = []
     for name, note, setting in lines:
         if not grid.get(setting):
@@ -119,10 +106,11 @@ def some_settings(comparison: Comparison, lines: Sequence[Line], which: str = ""
         nulls += f" after Holm's correction for the {len(over)} differences of the table"
     elif not any(each.method in NULLS for each in grid):
         nulls = "; no null was run (add nulls to --methods of kvp-eval)"
-    tasks = f", mean over {len(comparison.tasks)} tasks" if comparison.kind == "accuracy" else ""
+    several = comparison.kind == "accuracy" and len(comparison.tasks) > 1
+    tasks = f", mean over {len(comparison.tasks)} tasks" if several else ""
     return Table(
         caption=f"{MEASURES[comparison.kind]}{tasks}{which} ({comparison.interval}){nulls}; "
-        f"{comparison.conditions}.",
+        f"{comparison.conditions}{comparison.left_out}.",
         header=_header(comparison),
         rows=rows,
     )
@@ -153,7 +141,7 @@ def minus_full(comparison: Comparison) -> Table | None:
         return None
     full = comparison.choices[FULL].setting
     pairs = {
-        choice.name: (choice.setting, full)
+        choice.setting.name: (choice.setting, full)
         for choice in comparison.choices.values() if choice.setting != full
     }  # fmt: skip
     return differences(comparison, pairs, "Each method minus the full cache")
@@ -165,7 +153,7 @@ def against(comparison: Comparison, family: str) -> Table | None:
         return None
     ours = comparison.choices[family].setting
     pairs = {
-        choice.name: (ours, choice.setting)
+        choice.setting.name: (ours, choice.setting)
         for choice in comparison.choices.values()
         if choice.setting.method not in (FULL, ORACLE)
         and choice.setting != ours and not choice.setting.self_sized
@@ -189,13 +177,8 @@ def differences(
             ours, theirs = (_at(comparison.grid.get(each, {}), each, spec) for each in sides)
             if ours is None or theirs is None:
                 continue
-            if not prompts_of(ours.scores).isdisjoint(prompts_of(theirs.scores)):
-                gaps[name, spec] = paired_difference(
-                    ours.scores,
-                    theirs.scores,
-                    bounds=comparison.bounds,
-                    resamples=comparison.resamples,
-                )
+            if (gap := comparison.minus(ours, theirs)) is not None:
+                gaps[name, spec] = gap
     return _gaps(comparison, gaps, what)
 
 
@@ -205,7 +188,7 @@ def _gaps(
     """A table of differences by name of the line and budget."""
     if not gaps:
         return None
-    differs = _resolved(gaps)
+    differs = resolved(gaps)
     points = comparison.kind == "accuracy"
     scale, digits = (100, 1) if points else (1, 3)
     rows: list[Sequence[Field | str]] = []
@@ -259,7 +242,13 @@ def settings(comparisons: Sequence[Comparison]) -> Table:
         for choice in comparison.choices.values():
             chosen = f"kvp tune, on {choice.chosen_on}" if choice.chosen_on else "default"
             ends = ", ".join(choice.open_ends) or ("none" if choice.chosen_on else "–")
-            row = (choice.name, choice.setting.details, chosen, str(choice.candidates), ends)
+            row = (
+                choice.setting.name,
+                choice.setting.details,
+                chosen,
+                str(choice.candidates),
+                ends,
+            )
             where.setdefault(row, []).append(f"{comparison.kind}, {comparison.protocol}")
     rows = [
         [Field(text=text, mark="text") for text in (*row, "; ".join(shown))]
@@ -348,7 +337,7 @@ def costs_of_requests(timings: Sequence[Timing]) -> Table:
 
     rows: list[Sequence[Field | str]] = [
         [
-            _heading(each.setting.family, each.setting.details, each.setting),
+            _heading(each.setting.name, each.setting.details, each.setting),
             "all" if each.setting.method == FULL else f"{each.budget:.0f}",
             f"{each.cache_bytes:,.0f}",
             "–" if each.bytes_to_full is None else f"{each.bytes_to_full:.3f}",
@@ -431,34 +420,8 @@ def _at(
     return of.get(None if setting.method == FULL and spec != SELF_SIZED else spec)
 
 
-def _over_null(comparison: Comparison, setting: ReportedMethod, spec: str) -> Interval | None:
-    """What a setting has over the best null with its protection, paired by prompt.
-
-    None for nulls and the full cache, and where no null answered one of the prompts.
-    """
-    grid = comparison.grid
-    nulls = [
-        budgets[spec]
-        for null, budgets in grid.items()
-        if null.method in NULLS and null.protected == setting.protected and spec in budgets
-    ]
-    ours = grid.get(setting, {}).get(spec)
-    if setting.method in (FULL, *NULLS) or not nulls or ours is None:
-        return None
-    best = (max if comparison.higher_is_better else min)(nulls, key=lambda one: one.interval.mean)
-    return over_null(
-        ours.scores, best.scores, bounds=comparison.bounds, resamples=comparison.resamples, seed=0
-    )
-
-
-def _resolved(gaps: Mapping[Key, Interval]) -> set[Key]:
-    """Keys of the differences of one table that are not 0 (Holm)."""
-    return {key for key, differs in zip(gaps, holm(list(gaps.values())), strict=True) if differs}
-
-
 def _heading(name: str, note: str, setting: ReportedMethod) -> Field:
-    return Field(text=name if setting.method != FULL else "full cache", small=note,
-                 mark=_mark(setting))  # fmt: skip
+    return Field(text=name, small=note, mark=_mark(setting))
 
 
 def _number(comparison: Comparison, estimate: Estimate | None, mark: str = "") -> Field:

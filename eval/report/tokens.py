@@ -10,8 +10,8 @@ import matplotlib
 import numpy as np
 from matplotlib.colors import to_hex
 
+from eval.comparison import in_order
 from eval.records import PROTOCOL_NAMES
-from eval.report.comparison import in_order
 from eval.results import Results
 
 COLORS = 16

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from eval.comparison import Comparison
 from eval.records import FULL, LEARNED, ORACLE
 from eval.report import tables
-from eval.report.comparison import Comparison
 from eval.report.tables import Table
-from eval.stats import Interval, paired_difference
+from eval.stats import Interval
 from policies.registry import NULLS
 
 RESAMPLES = 2000
@@ -26,7 +26,7 @@ SEEN = {"query_aware": "question seen", "query_agnostic": "question not seen"}
 def scores(comparison: Comparison) -> Table:
     """Every method in its chosen setting, marked where it differs from the best null."""
     lines = [
-        (choice.name, choice.setting.details, choice.setting)
+        (choice.setting.name, choice.setting.details, choice.setting)
         for choice in comparison.choices.values()
     ]
     table = tables.some_settings(comparison, lines)
@@ -88,9 +88,8 @@ def _gap(comparison: Comparison, ours: str, theirs: str, spec: str) -> str:
     assert sides[0] is not None, "the best method has an estimate"
     assert sides[1] is not None, "the best method has an estimate"
     answers = comparison.kind == "accuracy"
-    gap = paired_difference(
-        sides[0].scores, sides[1].scores, bounds=(-1, 1) if answers else None, resamples=RESAMPLES
-    )
+    gap = comparison.minus(sides[0], sides[1])
+    assert gap is not None, "both answered the same prompts"
     if answers:
         return _text(gap, "+.1f", 100, " points")
     return _text(gap, "+.3f", 1, " nats per token")

@@ -20,10 +20,9 @@ from pathlib import Path
 import method_tables
 from blocks import fill_file
 
+from eval.comparison import Comparison, Kind, compare
 from eval.records import PROTOCOL_NAMES
 from eval.report import tables
-from eval.report.aggregates import Kind
-from eval.report.comparison import Comparison, compare
 from eval.report.tables import markdown
 from eval.results import Results, load_results
 

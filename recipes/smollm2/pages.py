@@ -21,10 +21,10 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import TABLEAU_COLORS
 from matplotlib.figure import Figure
 
+from eval.comparison import budget_order
 from eval.records import FULL, Record
 from eval.results import load_results
 from eval.stats import Interval, bootstrap_mean, by_policy, holm, paired_difference, perplexity
-from eval.summary import budget_order
 from recipes.all_methods.blocks import fill_file
 
 PAGE = Path("docs/results/smollm2.md")

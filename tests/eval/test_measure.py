@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from rich.console import Console
 
 from eval.config import EvalConfig
 from eval.evaluate import Prompt
 from eval.prepare import load_all
-from eval.summary import headlines, print_headlines
 from kvp.data.ruler import RULER_13
 from kvp.data.task import TaskSettings
 from kvp.errors import UsageError
@@ -150,35 +147,3 @@ def test_flags_that_cannot_work_are_refused(
 ) -> None:
     with pytest.raises(UsageError, match=message):
         prompts_of(tiny_folder, length=900, **changes)
-
-
-def _record(task: str, score: float | None, number: int = 0) -> dict[str, Any]:
-    return {
-        "model": "m", "method": "full", "variant": "auto", "allocator": "uniform",
-        "protected": False, "policy": None, "policy_seed": None, "protocol": "query_aware",
-        "task": task, "budget_spec": None, "example": f"{task}/{number}", "score": score,
-        "nll": 2.0 if score is None else None, "reply_tokens": 2 if score is None else None,
-        "kept_tokens": 1, "cached_tokens": 1,
-    }  # fmt: skip
-
-
-def printed(found: list[dict[str, Any]]) -> str:
-    console = Console(width=100, markup=False)
-    with console.capture() as captured:
-        print_headlines(console, headlines(found, resamples=20))
-    return captured.get()
-
-
-def test_the_closing_table_names_the_tasks_of_its_mean() -> None:
-    whole = [_record(task, 1.0) for task in RULER_13]
-    assert "mean score: over exactly RULER's 13 tasks\n" in printed(whole)
-    assert "mean score: over 11 of RULER's 13 tasks, without qa_1, qa_2\n" in printed(whole[:-2])
-    assert "RULER" not in printed([_record("vt", 1.0), _record("mine", 1.0)])
-    mixed = [*whole, _record("vt_0shot", 0.0)]
-    text = printed(mixed)
-    assert "mean score: over RULER's 13 tasks and 1 more (vt_0shot)" in text
-    shown = headlines(mixed, resamples=20)
-    assert shown.scores[0].cells["full"].mean == pytest.approx(13 / 14)
-    given = [_record(task, None) for task in RULER_13]
-    assert "perplexity: over exactly RULER's 13 tasks\n" in printed(given)
-    assert headlines(given, resamples=20).losses[0].cells["full"].mean == pytest.approx(math.e)

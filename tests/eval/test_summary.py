@@ -1,82 +1,100 @@
+"""What a run shows at its end, from records made by hand."""
+
 from __future__ import annotations
 
+import csv
 import io
+import re
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from eval.summary import (
-    ONE_SEED,
-    SEVERAL_SEEDS,
-    curve_budgets,
-    enough,
-    headlines,
-    over_null,
-    print_headlines,
-)
+from eval.comparison import Comparison, compare_all, curve_budgets, enough, sentences
+from eval.results import Results
+from eval.summary import ONE_SEED, SEVERAL_SEEDS, print_summary, write_heatmaps
+from eval.tune.settings_file import Scored, Tuned, TunedSettings
+from kvp.data.ruler import RULER_13
 
 BUDGETS = ["6%", "9%", "12.5%", "19%", "25%", "37.5%", "50%"]
+LEARNED = {"policy": "seed0", "policy_seed": 0}
+Records = Sequence[dict[str, Any]]
 
 
-def _record(method: str, budget: str | None, example: str, **fields: Any) -> dict[str, Any]:
+def _record(method: str, budget: str | None, example: str = "a", **fields: Any) -> dict[str, Any]:
     return {
-        "method": method, "variant": "auto", "allocator": "uniform",
-        "protected": False, "policy": None,
-        "protocol": "query_aware", "task": "niah_single_1", "budget_spec": budget,
-        "example": example, "score": None, "nll": None, "reply_tokens": None, **fields,
+        "method": method, "variant": "auto", "allocator": "uniform", "protected": False,
+        "policy": None, "protocol": "query_aware", "task": "niah_single_1", "budget_spec": budget,
+        "example": example, "score": None, "nll": None, "reply_tokens": None, "budget": 10,
+        "kept_tokens": 10, "cached_tokens": 100, **fields,
     }  # fmt: skip
+
+
+def _compared(
+    records: Records, resamples: int = 10, tuned: tuple[TunedSettings, ...] = ()
+) -> list[Comparison]:
+    results = Results(
+        folder=Path(), manifest={}, records=tuple(records), timing=(), curves=(), tokens=None,
+        tuned=tuned, notes=(),
+    )  # fmt: skip
+    return compare_all(results, resamples=resamples)
+
+
+def _text(records: Records, resamples: int = 10) -> str:
+    stream = io.StringIO()
+    print_summary(Console(file=stream, width=100), _compared(records, resamples))
+    return stream.getvalue()
+
+
+def _rows(text: str) -> dict[str, list[str]]:
+    """Lines of tables by their labels."""
+    found = (re.split(r"\s{2,}", line.strip()) for line in text.splitlines())
+    return {first: rest for first, *rest in found if rest}
 
 
 def test_seeds_of_a_policy_form_one_line_and_protection_makes_two() -> None:
     records = [
-        _record("kvp", "6%", "a", policy="seed0", policy_seed=0, score=1.0),
-        _record("kvp", "6%", "a", policy="seed1", policy_seed=1, score=0.0),
-        _record("kvp", "6%", "a", policy="seed0", policy_seed=0, protected=True, score=1.0),
-        _record("full", None, "a", score=1.0),
+        _record("kvp", "6%", **LEARNED, score=1.0),
+        _record("kvp", "6%", policy="seed1", policy_seed=1, score=0.0),
+        _record("kvp", "6%", **LEARNED, protected=True, score=1.0),
+        _record("full", None, score=1.0),
         _record("full", None, "b", nll=3.0, reply_tokens=3),
     ]
-    lines = {line.label: line.cells for line in headlines(records, resamples=10).scores}
-    assert list(lines) == ["kvp", "kvp +p", "full"]
-    assert lines["kvp"]["6%"].mean == 0.5
-    assert lines["full"]["full"].prompts == 1
-    (loss,) = headlines(records, resamples=10).losses
-    assert round(loss.cells["full"].mean, 4) == 2.7183
+    answers, replies = _compared(records)
+    cells = {setting.label: answers.grid[setting] for setting in answers.settings}
+    assert list(cells) == ["full", "kvp +p", "kvp"]
+    assert cells["kvp"]["6%"].interval.mean == 0.5
+    assert cells["full"][None].interval.prompts == 1
+    (full,) = replies.grid.values()
+    assert round(full[None].interval.mean, 4) == 2.7183
 
 
 def test_the_table_says_what_its_intervals_are_over() -> None:
-    def text(records: list[dict[str, Any]]) -> str:
-        stream = io.StringIO()
-        print_headlines(Console(file=stream, width=100), headlines(records, resamples=10))
-        return stream.getvalue()
-
-    one = _record("kvp", "6%", "a", policy="seed0", policy_seed=0, score=1.0)
+    one = _record("kvp", "6%", **LEARNED, score=1.0)
     two = {**one, "policy": "seed1", "policy_seed": 1, "score": 0.0}
     full = _record("full", None, "b", nll=3.0, reply_tokens=3)
-    assert ONE_SEED in text([one])
-    assert SEVERAL_SEEDS not in text([one])
-    assert SEVERAL_SEEDS in text([one, two])
-    assert "kvp" not in text([full])
-    assert "2.72\n" in text([full])  # and no interval of a single text
+    assert ONE_SEED in _text([one])
+    assert SEVERAL_SEEDS not in _text([one])
+    assert SEVERAL_SEEDS in _text([one, two])
+    assert "kvp" not in _text([full])
+    assert "2.72\n" in _text([full])  # and no interval of a single text
 
 
 def test_allocators_have_their_lines_and_chosen_sizes_their_column() -> None:
-    size = {"kept_tokens": 18.4, "cached_tokens": 100, "score": 1.0}
     records = [
-        _record("snapkv", "6%", "a", score=1.0),
-        _record("snapkv", "6%", "a", score=0.0, allocator="ada(safeguard=0.5)"),
-        _record("gvote", "own", "a", allocator="own", **size),
-        _record("full", None, "a", score=1.0),
+        _record("snapkv", "6%", score=1.0),
+        _record("snapkv", "6%", score=0.0, allocator="ada(safeguard=0.5)"),
+        _record("gvote", "own", allocator="own", score=1.0, kept_tokens=18.4),
+        _record("full", None, score=1.0),
     ]
-    lines = {line.label: line for line in headlines(records, resamples=10).scores}
-    assert list(lines) == ["snapkv", "snapkv+ada(safeguard=0.5)", "gvote+own", "full"]
-    assert lines["gvote+own"].self_sized_share == 0.184
-    stream = io.StringIO()
-    print_headlines(Console(file=stream, width=100), headlines(records, resamples=10))
-    header = next(line for line in stream.getvalue().splitlines() if line.startswith("method"))
+    text = _text(records)
+    header = next(line for line in text.splitlines() if line.startswith("method"))
     assert header.split() == ["method", "6%", "own", "full"]
+    assert list(_rows(text))[1:] == ["full", "snapkv", "snapkv+ada(safeguard=0.5)", "gvote+own"]
     # one prompt, answered: Beta(1.5, 0.5), stretched, from 0.04 or so to 1
-    assert "100 ±48 @18%" in stream.getvalue()
+    assert "100 ±48 @18%" in text
 
 
 def test_table_fits_a_hundred_columns() -> None:
@@ -84,14 +102,13 @@ def test_table_fits_a_hundred_columns() -> None:
         _record("snapkv", budget, str(number), variant="kvpress", protected=True, score=number / 9)
         for budget in BUDGETS
         for number in range(10)
-    ] + [_record("full", None, "0", score=1.0)]
-    stream = io.StringIO()
-    print_headlines(Console(file=stream, width=100), headlines(records, resamples=100))
-    lines = stream.getvalue().splitlines()
-    table = next(line for line in lines if line.startswith("snapkv:kvpress +p"))
+    ] + [_record("full", None, str(number), score=1.0) for number in range(10)]
+    text = _text(records, resamples=100)
+    table = next(line for line in text.splitlines() if line.startswith("snapkv:kvpress +p"))
     assert table.count("50 ±") == 7  # every budget is there, uncut
-    assert "…" not in stream.getvalue()
-    assert max(map(len, lines)) <= 100
+    assert "…" not in text
+    lines = text.splitlines()
+    assert max(map(len, lines[: lines.index(table)])) <= 100
 
 
 def test_means_that_do_not_beat_the_best_null_of_their_protection_are_marked() -> None:
@@ -103,26 +120,10 @@ def test_means_that_do_not_beat_the_best_null_of_their_protection_are_marked() -
         )
         for number in range(60)
     ] + [_record("full", None, "0", score=1.0)]  # fmt: skip
-    lines = {line.label: line for line in headlines(rows, resamples=200).scores}
-    assert [label for label, line in lines.items() if line.over_null] == [
-        "keydiff", "keydiff +p", "snapkv",
-    ]  # fmt: skip
-    stream = io.StringIO()
-    print_headlines(Console(file=stream, width=100), headlines(rows, resamples=200))
-    text = stream.getvalue()
+    text = _text(rows, resamples=200)
     marked = [line.split()[:2] for line in text.splitlines() if "°" in line]
     assert marked == [["keydiff", "+p"], ["snapkv", "40"], ["°:", "not"]]
-    assert "the best null (ring, random) with the same protection" in " ".join(text.split())
-
-
-def test_differences_to_a_null_are_paired_and_need_a_shared_prompt() -> None:
-    null = {("a", str(number)): number / 99 for number in range(100)}
-    mine = {unit: value + 0.1 for unit, value in null.items()}
-    gap = over_null({None: mine}, {None: null}, bounds=(-1, 1), resamples=500, seed=0)
-    assert gap is not None
-    assert 0.07 < gap.low < 0.1 < gap.high < 0.13
-    other = {None: {("b", "0"): 1.0}}
-    assert over_null(other, {None: null}, bounds=None, resamples=5, seed=0) is None
+    assert "the best null (random, ring) with the same protection" in " ".join(text.split())
 
 
 def test_the_best_null_is_that_of_the_highest_mean_over_tasks() -> None:
@@ -132,8 +133,9 @@ def test_the_best_null_is_that_of_the_highest_mean_over_tasks() -> None:
         for task, score, count in (("a", scores[0], 9), ("b", scores[1], 1))
         for number in range(count)
     ]
-    lines = {line.label: line for line in headlines(rows, resamples=10).scores}
-    gap = lines["keydiff"].over_null["25%"]
+    (comparison,) = _compared(rows)
+    keydiff = next(setting for setting in comparison.grid if setting.method == "keydiff")
+    gap = comparison.over_null(keydiff, "25%")
     assert gap is not None
     assert gap.mean == pytest.approx(0.4)  # random: 0.6; by prompts ring would be the best
 
@@ -144,14 +146,13 @@ def test_perplexities_are_compared_by_likelihood_per_token() -> None:
         for method, nll in (("ring", 3.0), ("keydiff", 2.0), ("snapkv", 4.0))
         for number in range(4)
     ]
-    lines = {line.label: line for line in headlines(rows, resamples=10).losses}
+    (comparison,) = _compared(rows)
     for label, nats in (("keydiff", 1.0), ("snapkv", -1.0)):
-        gap = lines[label].over_null["25%"]
+        setting = next(each for each in comparison.grid if each.label == label)
+        gap = comparison.over_null(setting, "25%")
         assert gap is not None
         assert (gap.mean, gap.low, gap.high) == pytest.approx((nats, nats, nats))
-    stream = io.StringIO()
-    print_headlines(Console(file=stream, width=100), headlines(rows, resamples=10))
-    marked = [line.split()[0] for line in stream.getvalue().splitlines() if "°" in line]
+    marked = [line.split()[0] for line in _text(rows).splitlines() if "°" in line]
     assert marked == ["snapkv", "°:"]
 
 
@@ -159,17 +160,24 @@ def test_what_beats_a_null_is_corrected_for_the_size_of_the_table() -> None:
     # 34 prompts against 16: p is near 0.01, so that it survives alone and not among ten
     rows = [_record("ring", "25%", str(n), score=float(n % 60 < 22)) for n in range(60)]
     rows += [_record("knorm", "25%", str(n), score=float(16 <= n < 56)) for n in range(60)]
-    alone = io.StringIO()
-    print_headlines(Console(file=alone, width=100), headlines(rows, resamples=500))
-    assert "°" not in alone.getvalue().splitlines()[3]
+    assert "°" not in _rows(_text(rows, 500))["knorm"][0]
     rows += [
         _record("keydiff", "25%", str(n), variant=f"p{k}", score=float((n + k) % 60 < 22))
         for n in range(60) for k in range(9)
     ]  # fmt: skip
-    among = io.StringIO()
-    print_headlines(Console(file=among, width=100), headlines(rows, resamples=500))
-    (line,) = (line for line in among.getvalue().splitlines() if line.startswith("knorm"))
-    assert "°" in line
+    assert "°" in _rows(_text(rows, 500))["knorm"][0]
+
+
+def test_the_table_names_the_tasks_of_its_mean() -> None:
+    whole = [_record("full", None, task=task, score=1.0) for task in RULER_13]
+    assert "mean score: over exactly RULER's 13 tasks\n" in _text(whole)
+    assert "mean score: over 11 of RULER's 13 tasks, without qa_1, qa_2\n" in _text(whole[:-2])
+    other = _record("full", None, task="vt_0shot", score=0.0)
+    assert "RULER" not in _text([whole[0], other])
+    mixed = [*whole, other]
+    assert "mean score: over RULER's 13 tasks and 1 more (vt_0shot)" in _text(mixed)
+    ((_, cells),) = _compared(mixed)[0].grid.items()
+    assert cells[None].interval.mean == pytest.approx(13 / 14)
 
 
 def test_enough_is_the_smallest_budget_from_which_on_all_suffice() -> None:
@@ -179,3 +187,145 @@ def test_enough_is_the_smallest_budget_from_which_on_all_suffice() -> None:
     assert enough(means, full=0.9) == "6%"
     assert enough(means, full=2.0) is None
     assert enough({"6%": 0.0}, full=0.0) is None
+
+
+def _said(records: Records, tuned: tuple[TunedSettings, ...] = ()) -> str:
+    return "\n".join(sentences(_compared(records, 2000, tuned)[0]))
+
+
+def test_learned_and_best_methods_are_compared_with_the_full_cache() -> None:
+    records = [
+        _record("full", None, score=0.8),
+        _record("oracle", "12.5%", score=0.9),
+        _record("kvp", "12.5%", score=0.4, **LEARNED),
+        _record("kvp", "12.5%", score=0.72, allocator="global", **LEARNED),
+        _record("kvp", "50%", score=0.1, **LEARNED),
+        _record("keydiff", "12.5%", score=0.2),
+        _record("knorm", "12.5%", score=0.1),
+        _record("kvzip", "12.5%", score=0.6),
+        _record("kvzip", "12.5%", score=0.0, protocol="query_agnostic"),
+    ]
+    assert _said(records) == (
+        "At 12.5% of the cache (the question seen before compression) kvp+global answers 90% of "
+        "what the full cache answers; the best method without training, kvzip, 75%.\n"
+        "Paired by prompt, in points (95 % interval): kvp+global minus kvzip +12.0 "
+        "(-100.0 to +100.0).\n"
+        "None of these differences can be told from 0 with these prompts."
+    )
+
+
+def test_the_budget_that_is_enough_is_told_where_there_are_several_budgets() -> None:
+    records = [_record("full", None, score=0.8)]
+    for budget, ours, theirs in (("6%", 0.7, 0.1), ("12.5%", 0.77, 0.5), ("25%", 0.8, 0.6)):
+        records.append(_record("kvp", budget, score=ours, **LEARNED))
+        records.append(_record("snapkv", budget, score=theirs))
+    (sentence,) = (line for line in _said(records).splitlines() if "95%" in line)
+    assert sentence == (
+        "95% of the full cache's answers take 12.5% with kvp, more than was measured with snapkv."
+    )
+
+
+def test_a_difference_is_marked_where_it_survives_the_correction() -> None:
+    records = [_record("full", None, score=1.0)]
+    for number in range(60):
+        records += [
+            _record("kvp", "12.5%", str(number), score=float(number < 45), **LEARNED),
+            _record("random", "12.5%", str(number), score=float(number < 15)),
+            # five prompts answered by one of the two alone, one the other way: p is near 0.1
+            _record("kvzip", "12.5%", str(number), score=float(4 < number < 46)),
+        ]
+    text = _said(records)
+    first, second = re.findall(r"minus (.*?\)(?: \*)?)[,.]", text)
+    assert re.fullmatch(r"kvzip \+6\.7 \(-\d\.\d to \+1\d\.\d\)", first)
+    assert re.fullmatch(r"random \+50\.0 \(\+3\d\.\d to \+6\d\.\d\) \*", second)
+    assert "* differs from 0 at 5 %, corrected for the number of differences (Holm)." in text
+
+
+def test_nulls_are_named_apart_and_settings_not_chosen_on_the_prompts_shown() -> None:
+    records = [
+        _record("full", None, score=1.0),
+        _record("ring", "25%", score=0.5),
+        _record("random", "25%", score=0.6),
+        _record("keydiff", "25%", score=0.9),
+        _record("keydiff", "25%", score=0.8, allocator="global", protected=True),
+        _record("keydiff", "25%", score=0.4, protected=True),
+        _record("snapkv", "25%", score=0.2),  # below 20 tokens, say: run without protection only
+    ]
+    assert (
+        "the best method without training, keydiff +p, answers 40% of what the full cache answers; "
+        "the best null, random, 60%.\nPaired by prompt, in points (95 % interval): keydiff +p "
+        "minus random -20.0 (-100.0 to +100.0).\n"
+    ) in _said(records)
+
+
+def test_methods_count_in_the_setting_that_was_tuned() -> None:
+    records = [
+        _record("full", None, score=1.0),
+        _record("kvp", "25%", score=0.9, **LEARNED),
+        _record("kvp", "25%", score=0.4, allocator="global", **LEARNED),
+        _record("kvp", "25%", score=0.5, protected=True, **LEARNED),
+        _record("snapkv", "25%", score=0.2),
+        _record("snapkv", "25%", score=0.7, protected=True),
+    ]
+    methods = tuple(
+        Tuned(
+            method=method, group="", requested=method, protocol="query_aware",
+            chosen=Scored(scorer=method, variant="auto", allocator=allocator, protected=False,
+                          score=0.5, interval=(0.4, 0.6)),
+            published=(), tried=4, exhausted=True, open_ends=(),
+        )
+        for method, allocator in (("kvp", "global"), ("snapkv", "uniform"))
+    )  # fmt: skip
+    text = _said(records, (TunedSettings(split="validation", data={}, methods=methods),))
+    assert "kvp+global answers 40% of what the full cache answers" in text
+    assert "the best method without training, snapkv, 20%" in text
+    assert "minus snapkv +20.0" in text
+
+
+def test_without_answers_the_sentence_is_about_perplexity_and_else_there_is_none() -> None:
+    records = [
+        _record("full", None, nll=0.0, reply_tokens=2),
+        _record("knorm", "25%", nll=1.3862943611198906, reply_tokens=2),
+    ]
+    assert _said(records) == (
+        "At 25% of the cache (the question seen before compression) the best method without "
+        "training, knorm, has 2.00 times the perplexity of the full cache."
+    )
+    assert _said([_record("full", None, score=0.8)]) == ""
+    assert _text([]) == ""
+
+
+def _cell(depth: float, length: int, score: float | None, **changes: object) -> dict[str, Any]:
+    return {
+        "task": "niah_heatmap", "protocol": "query_aware", "method": "snapkv", "variant": "auto",
+        "allocator": "ada", "policy": None, "protected": True, "budget_spec": "50%",
+        "score": score, "labels": {"depth": depth, "prompt_length": length}, **changes,
+    }  # fmt: skip
+
+
+def test_heat_maps_are_means_by_cell(tmp_path: Path) -> None:
+    records = [
+        _cell(50.0, 800, 1.0),
+        _cell(0.0, 800, 1.0),
+        _cell(50.0, 800, 0.0),
+        _cell(50.0, 400, 0.5),
+        _cell(50.0, 400, 0.25, budget_spec="25%"),
+        _cell(50.0, 400, None),
+        _cell(50.0, 400, 1.0, labels={"turn": 1}),
+    ]
+    path = tmp_path / "heatmap.csv"
+    assert not write_heatmaps(path, records[-2:])
+    assert not path.exists()
+    assert write_heatmaps(path, records)
+    first, *rows = csv.reader(path.read_text().splitlines())
+    assert first == [
+        "task", "protocol", "method", "policy", "protected", "budget_spec", "depth",
+        "prompt_length", "score", "prompts",
+    ]  # fmt: skip
+    of = ["niah_heatmap", "query_aware", "snapkv+ada", "", "True"]
+    assert rows == [
+        [*of, "50%", "0.0", "800", "1", "1"],
+        [*of, "50%", "50.0", "400", "0.5", "1"],
+        [*of, "50%", "50.0", "800", "0.5", "2"],
+        [*of, "25%", "50.0", "400", "0.25", "1"],
+    ]

@@ -120,9 +120,9 @@ def test_a_dry_run_prints_card_and_files_and_asks_nobody(
         "kvp-eval --policies mine,other --out results",
     ):
         assert line in printed
-    (row,) = [line for line in printed.splitlines() if line.startswith("| kvp |")]
-    assert row.startswith("| kvp | 90.0 (")
-    assert "100.0" not in row.partition("(")[0]
+    (row,) = [line for line in printed.splitlines() if line.startswith("| kvp (")]
+    assert row.startswith("| kvp (unprotected) | 90.0 (")
+    assert "100.0" not in row.partition(" | ")[2].partition("(")[0]
 
 
 def test_a_base_model_is_one_of_the_hub(cache: Path, policy_folder: Path, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from eval.report.comparison import Comparison, compare
+from eval.comparison import Comparison, compare
 from eval.results import load_results
 from kvp.artifacts.jsonl import JsonLines
 from kvp.manifest import digest_json, write_sealed_json

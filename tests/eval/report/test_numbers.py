@@ -9,14 +9,21 @@ from typing import Any
 import numpy as np
 import pytest
 
+from eval.comparison import (
+    Comparison,
+    Grid,
+    ReportedMethod,
+    budget_axis,
+    by_method,
+    choose,
+    estimates,
+    sentences,
+)
 from eval.records import policy_groups
 from eval.report import tables
-from eval.report.aggregates import Grid, ReportedMethod, budget_axis, by_method, estimates
-from eval.report.choose_settings import choose
-from eval.report.comparison import Comparison, drawn_settings, summary
 from eval.report.costs import costs, shown_costs, timings
 from eval.report.failures import evidence_table, failure_table
-from eval.report.figures import line_styles
+from eval.report.figures import drawn_settings, line_styles
 from eval.report.tables import Field, Table
 from eval.report.tokens import token_map
 from eval.results import load_results
@@ -195,7 +202,7 @@ def test_methods_without_answers_to_a_task_are_compared_on_the_others_only(
     ]  # fmt: skip
     comparison = make_comparison(records=fewer)
     assert comparison.estimate("knorm", "25%") is None
-    assert "without knorm, which answered only some of the tasks" in comparison.conditions
+    assert "without knorm, which answered only some of the tasks" in comparison.left_out
     knorm = comparison.choices["knorm"].setting
     assert comparison.tasks["one"][knorm]["25%"].interval.mean == 0.5
     # the settings of a method that are over all tasks come before those that are not
@@ -206,17 +213,14 @@ def test_methods_without_answers_to_a_task_are_compared_on_the_others_only(
 
 def test_the_summary_names_what_the_figure_draws_in_front(make_comparison: MakeComparison) -> None:
     comparison = make_comparison()
-    found = summary(comparison)
-    assert found is not None
-    best, (first, *others) = found
-    assert best.budget == "50%"
+    first, *others = sentences(comparison)
     assert first == (
-        "At 50% of the cache (the question seen before compression) kvp answers 100% of what the "
-        "full cache answers; the best method without training, knorm, 100%; the best null, random, "
-        "25%."
+        "At 50% of the cache (the question seen before compression) kvp +p answers 100% of what "
+        "the full cache answers; the best method without training, knorm +p, 100%; the best null, "
+        "random +p, 25%."
     )
-    assert others[0].startswith("95% of the full cache's answers take 50% with kvp")
-    assert others[1].startswith("Paired by prompt, in points (95 % interval): kvp minus knorm +0.0")
+    assert others[0].startswith("95% of the full cache's answers take 50% with kvp +p")
+    assert others[1].startswith("Paired by prompt, in points (95 % interval): kvp +p minus knorm")
     shown = {setting.family: front for setting, front in drawn_settings(comparison).items()}
     assert shown == {"full": True, "oracle": True, "kvp": True, "knorm": True, "random": True,
                      "snapkv": False}  # fmt: skip

@@ -1,0 +1,667 @@
+"""What methods score under one protocol: every number, the settings shown, and sentences on them.
+
+The closing table of kvp-eval, reports and model cards show these numbers. A method is reported as
+it was run: preset, allocator, protection, and for `kvp` the group of policies that differ only in
+their training seed. Where one setting of a method is shown, it is the same at every budget, and the
+prompts shown never choose it: it is the one that kvp tune chose on others, else the method's
+default among those that were run. Intervals are over prompts and policy seeds (`eval.stats`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from functools import cached_property
+from typing import Literal, TypeVar
+
+import numpy as np
+
+from eval.records import (
+    FULL,
+    LEARNED,
+    ORACLE,
+    PROTOCOL_NAMES,
+    SELF_SIZED,
+    UNIFORM,
+    Record,
+    method_label,
+    policy_groups,
+)
+from eval.results import Results
+from eval.stats import (
+    Bounds,
+    Interval,
+    Scores,
+    bootstrap_mean,
+    holm,
+    paired_difference,
+    perplexity,
+    prompt_values,
+    prompts_of,
+)
+from eval.tune.settings_file import Tuned
+from kvp.budgets import parse_budget
+from policies.registry import NULLS
+
+Key = TypeVar("Key")
+Kind = Literal["accuracy", "perplexity"]
+"""Scores of answers, perplexity of given replies."""
+FIELDS: Mapping[Kind, str] = {"accuracy": "score", "perplexity": "nll"}
+"""Field of a record that holds the number."""
+PROTECTED = " +p"
+"""What a label ends with where first and last tokens are always kept."""
+RECOMMENDED = "global"
+"""Allocator that policies are trained for."""
+USUAL_BUDGET = "12.5%"
+"""The budget sentences are about where it was run; else the middle one of the run."""
+ENOUGH = 0.95
+"""Of the full cache's answers, that is enough."""
+
+
+@dataclass(frozen=True, kw_only=True, order=True)
+class ReportedMethod:
+    """A method as it was run, policy seeds together."""
+
+    method: str
+    """Name in the registry, `kvp` or `full`."""
+    group: str
+    """Policies that differ only in seed; empty where there is one group."""
+    variant: str
+    """Preset; `auto` is the method's default for the budget."""
+    protected: bool
+    """Whether first and last tokens are always kept."""
+    allocator: str = UNIFORM
+    """Rule that splits the budget over the heads."""
+    self_sized: bool = False
+    """Whether the method sized the cache itself, whatever the budget."""
+
+    @property
+    def family(self) -> str:
+        """Name of a line in a figure: the method, with its policy group.
+
+        A method that sizes the cache itself is a separate family: it has no budgets to compare
+        at.
+        """
+        name = f"{self.method}/{self.group}" if self.group else self.method
+        return f"{name}+{self.allocator}" if self.self_sized else name
+
+    @property
+    def name(self) -> str:
+        """The family in words."""
+        return "full cache" if self.method == FULL else self.family
+
+    @property
+    def label(self) -> str:
+        """Method, preset and allocator as `--methods` has them, `+p` where it is protected."""
+        name = f"{self.method}/{self.group}" if self.group else self.method
+        label = method_label(name, self.variant, self.allocator)
+        return f"{label}{PROTECTED * self.protected}"
+
+    @property
+    def details(self) -> str:
+        """Preset, allocator and protection in words, empty for the full cache."""
+        if self.method == FULL:
+            return ""
+        words = [] if self.variant == "auto" else [self.variant]
+        if self.allocator != UNIFORM and not self.self_sized:
+            words.append(f"+{self.allocator}")
+        return ", ".join([*words, "protected" if self.protected else "unprotected"])
+
+
+def method_of(record: Record, groups: Mapping[str | None, str]) -> ReportedMethod:
+    """Method that a record of any results file belongs to."""
+    return ReportedMethod(
+        method=record["method"],
+        variant=record["variant"],
+        group=groups[record["policy"]],
+        protected=record["protected"],
+        allocator=record["allocator"],
+        self_sized=record.get("budget_spec") == SELF_SIZED,
+    )
+
+
+def by_method(
+    records: Iterable[Record], groups: Mapping[str | None, str]
+) -> dict[ReportedMethod, dict[str | None, list[Record]]]:
+    """Records by method and budget spec; raises ValueError on records of two protocols."""
+    parts: dict[ReportedMethod, dict[str | None, list[Record]]] = {}
+    protocols = set()
+    for record in records:
+        protocols.add(record["protocol"])
+        budgets = parts.setdefault(method_of(record, groups), {})
+        budgets.setdefault(record["budget_spec"], []).append(record)
+    if len(protocols) > 1:
+        raise ValueError(f"records of {len(protocols)} protocols are never one table")
+    return parts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """One number of a table."""
+
+    interval: Interval
+    policies: int
+    """Policies averaged, 0 for methods without."""
+    scores: Scores
+    """Score per policy and prompt, or log-likelihood per token (`eval.stats`)."""
+    tasks: frozenset[str]
+    """Tasks it is over."""
+    kept_tokens: float
+    """Tokens kept per KV head, mean over heads and prompts."""
+    share: float
+    """The same as a share of the tokens cached before."""
+    nbytes: float | None
+    """Bytes of keys and values after the eviction, mean over prompts; None where unmeasured."""
+
+
+Grid = Mapping[ReportedMethod, Mapping[str | None, Estimate]]
+"""Method -> budget spec (None for the full cache) -> number."""
+
+
+def estimates(
+    kind: Kind, records: Sequence[Record], groups: Mapping[str | None, str], *, resamples: int
+) -> Grid:
+    """Numbers of one protocol by method and budget; `groups` are those of the policies.
+
+    Scores, 0 to 1: the mean over tasks of the mean over prompts. Perplexity: exp(sum of nll / sum
+    of reply tokens).
+    """
+    found = (record for record in records if record[FIELDS[kind]] is not None)
+    return {
+        method: {spec: _estimate(kind, part, resamples) for spec, part in budgets.items()}
+        for method, budgets in by_method(found, groups).items()
+    }
+
+
+def _estimate(kind: Kind, records: list[Record], resamples: int) -> Estimate:
+    scores = prompt_values(records)
+    if kind == "accuracy":
+        interval = bootstrap_mean(scores, resamples=resamples)
+    else:
+        interval = perplexity(records, resamples=resamples)
+    nbytes = [each["cache_bytes"] for each in records if each.get("cache_bytes") is not None]
+    shares = [each["kept_tokens"] / each["cached_tokens"] for each in records]
+    return Estimate(
+        interval=interval,
+        policies=len({record["policy"] for record in records} - {None}),
+        scores=scores,
+        tasks=frozenset(record["task"] for record in records),
+        kept_tokens=float(np.mean([record["kept_tokens"] for record in records])),
+        share=float(np.mean(shares)),
+        nbytes=float(np.mean(nbytes)) if len(nbytes) == len(records) else None,
+    )
+
+
+def complete(grid: Grid) -> Grid:
+    """The estimates that are over all tasks of a grid; the others cannot be compared with them.
+
+    A folder that was extended by a task has methods without answers to it.
+    """
+    tasks = frozenset().union(*(one.tasks for budgets in grid.values() for one in budgets.values()))
+    whole = {
+        method: {spec: one for spec, one in budgets.items() if one.tasks == tasks}
+        for method, budgets in grid.items()
+    }
+    return {method: budgets for method, budgets in whole.items() if budgets}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budgets:
+    """The budget axis of one set of records, smallest first."""
+
+    specs: tuple[str, ...]
+    """Budgets as they were written."""
+    tokens: tuple[float, ...]
+    """Mean tokens per KV head of each."""
+    relative: bool
+    """Whether all were written as a share of the cache."""
+
+    @property
+    def positions(self) -> tuple[float, ...]:
+        """Where they lie on an axis: percent of the cache, or tokens per KV head."""
+        if self.relative:
+            return tuple(float(spec.rstrip("%")) for spec in self.specs)
+        return self.tokens
+
+    @property
+    def label(self) -> str:
+        """Title of the axis."""
+        unit = "% of the cached tokens" if self.relative else "tokens"
+        return f"cache budget, {unit} per KV head"
+
+
+def budget_axis(records: Iterable[Record]) -> Budgets:
+    """Budgets of records; none where only the full cache and self-sized methods occur."""
+    sizes: dict[str, list[float]] = defaultdict(list)
+    for record in records:
+        spec = record["budget_spec"]
+        if spec is not None and spec != SELF_SIZED:
+            sizes[spec].append(record["budget"])
+    means = {spec: float(np.mean(values)) for spec, values in sizes.items()}
+    specs = sorted(means, key=lambda spec: means[spec])
+    return Budgets(
+        specs=tuple(specs),
+        tokens=tuple(means[spec] for spec in specs),
+        relative=all(spec.endswith("%") for spec in specs),
+    )
+
+
+def budget_order(spec: str) -> tuple[bool, bool, Decimal]:
+    """Order of budgets: shares, then token counts, each ascending; self-sized and full last."""
+    if spec in (SELF_SIZED, FULL):
+        return True, True, Decimal(spec == FULL)
+    budget = parse_budget(spec)
+    return False, budget.percent is None, budget.percent or Decimal(budget.count or 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """The setting chosen for a method."""
+
+    setting: ReportedMethod
+    candidates: int
+    """Settings it was chosen from."""
+    chosen_on: str | None
+    """Split that chose it; None for the default."""
+    open_ends: tuple[str, ...] = ()
+    """Options whose chosen number is at an end of what kvp tune tried."""
+
+    @property
+    def note(self) -> str:
+        """The setting, and how it was chosen."""
+        if self.candidates == 1:
+            return self.setting.details
+        if self.chosen_on is None:
+            return f"{self.setting.details}, the default of {self.candidates}"
+        return f"{self.setting.details}, chosen on {self.chosen_on} ({self.candidates} settings)"
+
+    @property
+    def legend(self) -> str:
+        """Name in legends: method, preset and allocator, without the protection."""
+        full = self.setting.method == FULL
+        return "full cache" if full else self.setting.label.removesuffix(PROTECTED)
+
+
+def choose(
+    settings: Iterable[ReportedMethod], tuned: Sequence[tuple[Tuned, str]] = ()
+) -> dict[str, Choice]:
+    """One setting of every method, by family; `tuned` are results of kvp tune with their split.
+
+    Of several that were tuned, such as seeds of a policy, the one with the best score.
+    """
+    families: dict[str, list[ReportedMethod]] = {}
+    for setting in settings:
+        families.setdefault(setting.family, []).append(setting)
+    choices = {}
+    for family, of_family in families.items():
+        found = [(one, *entry) for entry in tuned for one in of_family if _is_chosen(one, entry[0])]
+        if found:
+            best, entry, split = max(found, key=lambda each: each[1].chosen.score)
+            choices[family] = Choice(
+                setting=best,
+                candidates=entry.tried,
+                chosen_on=split,
+                open_ends=entry.open_ends,
+            )
+        else:
+            best = min(of_family, key=_distance_from_default)
+            choices[family] = Choice(setting=best, candidates=len(of_family), chosen_on=None)
+    return choices
+
+
+def _is_chosen(setting: ReportedMethod, entry: Tuned) -> bool:
+    """Whether a setting is the chosen one; groups have no name where there is only one."""
+    chosen = entry.chosen
+    theirs = (entry.method, chosen.variant, chosen.allocator, chosen.protected)
+    ours = (setting.method, setting.variant, setting.allocator, setting.protected)
+    return ours == theirs and (not entry.group or setting.group in ("", entry.group))
+
+
+def _distance_from_default(setting: ReportedMethod) -> tuple[bool, bool, bool]:
+    """Least for a method without preset or options, uniform budgets, protected.
+
+    For a policy, least for the recommended setting: heads compete for one budget, unprotected.
+    """
+    if setting.method == LEARNED:
+        return setting.variant != "auto", setting.allocator != RECOMMENDED, setting.protected
+    return setting.variant != "auto", setting.allocator != UNIFORM, not setting.protected
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """All methods by one metric under one protocol."""
+
+    kind: Kind
+    protocol: str
+    records: Sequence[Record]
+    groups: Mapping[str | None, str]
+    """Group of every policy (`policy_groups`)."""
+    grid: Grid
+    """Over all tasks; settings without answers to some of them are left out."""
+    choices: Mapping[str, Choice]
+    """The chosen setting of each method, by family, in display order."""
+    conditions: str
+    """n, split, seeds, protection and protocol, for captions."""
+    resamples: int
+    """Resamples behind each interval."""
+
+    @cached_property
+    def budgets(self) -> Budgets:
+        """The budget axis."""
+        return budget_axis(self.records)
+
+    @cached_property
+    def tasks(self) -> Mapping[str, Grid]:
+        """Numbers by task."""
+        parts: dict[str, list[Record]] = {}
+        for record in self.records:
+            parts.setdefault(record["task"], []).append(record)
+        return {
+            name: estimates(self.kind, part, self.groups, resamples=self.resamples)
+            for name, part in parts.items()
+        }
+
+    @property
+    def higher_is_better(self) -> bool:
+        """False for perplexity."""
+        return self.kind != "perplexity"
+
+    @property
+    def bounds(self) -> Bounds | None:
+        """Least and largest difference of two prompts' values (`eval.stats`)."""
+        return (-1, 1) if self.kind == "accuracy" else None
+
+    def estimate(self, family: str, spec: str | None) -> Estimate | None:
+        """Estimate of a method in its chosen setting; None where there is none."""
+        if family not in self.choices:
+            return None
+        return self.grid.get(self.choices[family].setting, {}).get(spec)
+
+    @property
+    def interval(self) -> str:
+        """What the intervals are over, for captions."""
+        seeds = {
+            estimate.policies
+            for setting, estimates in self.grid.items() if setting.method == LEARNED
+            for estimate in estimates.values()
+        }  # fmt: skip
+        policies = " and policy seeds" if max(seeds, default=0) > 1 else ""
+        alone = "; of one policy seed: what another would change is not in it" if 1 in seeds else ""
+        return f"95 % bootstrap interval over prompts{policies}{alone}"
+
+    @property
+    def left_out(self) -> str:
+        """Methods without numbers over all tasks, for captions; empty if there are none."""
+        partial = [name for name, each in self.choices.items() if each.setting not in self.grid]
+        names = ", ".join(partial)
+        return f"; without {names}, which answered only some of the tasks" if partial else ""
+
+    @property
+    def settings(self) -> list[ReportedMethod]:
+        """All settings: presets and allocators, with and without protection, method by method."""
+        families = in_order(list(dict.fromkeys(setting.family for setting in self.grid)))
+        return sorted(
+            self.grid,
+            key=lambda item: (
+                families.index(item.family), item.variant != "auto", item.variant,
+                item.allocator != UNIFORM, item.allocator, not item.protected,
+            ),
+        )  # fmt: skip
+
+    def minus(self, ours: Estimate, theirs: Estimate) -> Interval | None:
+        """The difference, paired by prompt; None where they share no prompt."""
+        if prompts_of(ours.scores).isdisjoint(prompts_of(theirs.scores)):
+            return None
+        return paired_difference(
+            ours.scores, theirs.scores, bounds=self.bounds, resamples=self.resamples
+        )
+
+    def over_null(self, setting: ReportedMethod, spec: str | None) -> Interval | None:
+        """What a setting has over the best null of its protection, paired by prompt.
+
+        Nulls score nothing (`policies.registry`), so every method has to beat the best one. It is
+        the best on these very prompts, which favours the nulls. None for nulls and the full cache,
+        and where no null was run.
+        """
+        nulls = [
+            budgets[spec]
+            for null, budgets in self.grid.items()
+            if null.method in NULLS and null.protected == setting.protected and spec in budgets
+        ]
+        ours = self.grid.get(setting, {}).get(spec)
+        if setting.method in (FULL, *NULLS) or not nulls or ours is None:
+            return None
+        best = (max if self.higher_is_better else min)(nulls, key=lambda one: one.interval.mean)
+        return self.minus(ours, best)
+
+
+def compare(results: Results, kind: Kind, protocol: str, *, resamples: int) -> Comparison | None:
+    """Compare all methods of a results folder; None without records of this kind."""
+    records = [
+        each
+        for each in results.records
+        if each["protocol"] == protocol and each[FIELDS[kind]] is not None
+    ]
+    if not records:
+        return None
+    groups = policy_groups(results.records)
+    all_methods = estimates(kind, records, groups, resamples=resamples)
+    grid = complete(all_methods)
+    tuned = [
+        (entry, settings.split) for settings in results.tuned for entry in settings.methods
+        if entry.protocol == protocol
+    ]  # fmt: skip
+    # A setting without answers to all tasks is shown only where its method has no other.
+    choices = {**choose(all_methods, tuned), **choose(grid, tuned)}
+    return Comparison(
+        kind=kind,
+        protocol=protocol,
+        records=records,
+        groups=groups,
+        grid=grid,
+        choices={family: choices[family] for family in in_order(list(choices))},
+        conditions=_conditions(results, records, protocol),
+        resamples=resamples,
+    )
+
+
+def compare_all(results: Results, *, resamples: int) -> list[Comparison]:
+    """All comparisons of a results folder: answers, then given replies, protocol by protocol."""
+    found = (
+        compare(results, kind, protocol, resamples=resamples)
+        for kind in FIELDS
+        for protocol in results.protocols
+    )
+    return [each for each in found if each is not None]
+
+
+def _conditions(results: Results, records: Sequence[Record], protocol: str) -> str:
+    prompts = {(record["task"], record["example"]) for record in records}
+    sizes = sorted(Counter(task for task, _ in prompts).values())
+    per_task = f"{sizes[0]}" if sizes[0] == sizes[-1] else f"{sizes[0]} to {sizes[-1]}"
+    policies = dict.fromkeys(record["policy"] for record in records if record["policy"])
+    named = f"; policies {', '.join(policies)}" if policies else ""
+    return (
+        f"n = {len(prompts)} prompts ({per_task} per task), split {results.setting('split')}, "
+        f"prompt seed {results.setting('seed')}"
+        f"{named}; {PROTOCOL_NAMES[protocol]}; "
+        f"protected = first {results.setting('sinks')} and last {results.setting('recents')} "
+        "tokens always kept"
+    )
+
+
+def in_order(families: Sequence[str]) -> list[str]:
+    """Full cache, oracle, learned policies, then the others in the given order."""
+    first = (FULL, ORACLE, LEARNED)
+
+    def index(family: str) -> int:
+        method = family.partition("/")[0]
+        return first.index(method) if method in first else len(first)
+
+    return sorted(families, key=index)
+
+
+def resolved(gaps: Mapping[Key, Interval]) -> set[Key]:
+    """Keys of the differences of one table that are not 0 (Holm)."""
+    return {key for key, differs in zip(gaps, holm(list(gaps.values())), strict=True) if differs}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Best:
+    """The methods that sentences name, at one budget."""
+
+    budget: str
+    learned: ReportedMethod | None
+    """The first policy, or group of policies."""
+    other: ReportedMethod | None
+    """The best method without training."""
+    null: ReportedMethod | None
+    """The best null in any of its settings."""
+
+    @property
+    def settings(self) -> list[ReportedMethod]:
+        """Those that there are, the learned one first."""
+        return [each for each in (self.learned, self.other, self.null) if each]
+
+
+def best_of(comparison: Comparison) -> Best | None:
+    """The methods that sentences name; None where nothing was run at a budget.
+
+    Each method counts in the setting that is shown, nulls in every one. "Best" is by the prompts
+    shown, which favours them.
+    """
+    grid = comparison.grid
+    shown = [
+        setting for setting in comparison.settings
+        if setting.method in NULLS or comparison.choices[setting.family].setting == setting
+    ]  # fmt: skip
+    compared = [each for each in shown if each.method not in (FULL, ORACLE, *NULLS)]
+    budgets = {spec for each in compared for spec in grid[each] if spec} - {SELF_SIZED}
+    if not budgets:
+        return None
+    ordered = sorted(budgets, key=budget_order)
+    budget = USUAL_BUDGET if USUAL_BUDGET in budgets else ordered[len(ordered) // 2]
+    compared = [each for each in compared if budget in grid[each]]
+    choice = max if comparison.higher_is_better else min
+
+    def best(some: Sequence[ReportedMethod]) -> ReportedMethod | None:
+        return choice(some, key=lambda each: grid[each][budget].interval.mean, default=None)
+
+    return Best(
+        budget=budget,
+        learned=next((each for each in compared if each.method == LEARNED), None),
+        other=best([each for each in compared if each.method != LEARNED]),
+        null=best([each for each in shown if each.method in NULLS and budget in grid[each]]),
+    )
+
+
+def sentences(comparison: Comparison) -> list[str]:
+    """What the methods of `best_of` score, what budget is enough, and their differences.
+
+    The first is the main one; none where there is nothing to compare.
+    """
+    best = best_of(comparison)
+    if best is None:
+        return []
+    full = comparison.estimate(FULL, None)
+    found = [_main_sentence(comparison, best, full)]
+    if comparison.kind == "accuracy":
+        found += _curve_sentences(comparison, best, full)
+        found += _difference_sentences(comparison, best)
+    return found
+
+
+def _main_sentence(comparison: Comparison, best: Best, full: Estimate | None) -> str:
+    """The named methods at the budget, relative to the full cache where that was run."""
+    whole = full.interval.mean if full else 0.0
+    losses, budget = comparison.kind == "perplexity", best.budget
+    shares = [comparison.grid[each][budget].interval.mean / (whole or 1) for each in best.settings]
+    numbers = [f"{share:.2f}" if losses else f"{share:.0%}" for share in shares]
+    if losses:
+        verb, unit = "has", " times the perplexity of the full cache" if whole else (
+            " as its perplexity"
+        )  # fmt: skip
+    else:
+        verb, unit = ("answers", " of what the full cache answers") if whole else ("scores", "")
+    named = {
+        best.learned: "{}",
+        best.other: "the best method without training, {},",
+        best.null: "the best null, {},",
+    }
+    first, *others = (named[each].format(each.label) for each in best.settings)
+    text = f"{first} {verb} {numbers[0]}{unit}"
+    for name, number in zip(others, numbers[1:], strict=True):
+        text += f"; {name} {number}"
+    place = f"At {budget} of the cache" if budget.endswith("%") else f"At {budget} tokens per head"
+    seen = "the question seen" if comparison.protocol == "query_aware" else "the question not seen"
+    return f"{place} ({seen} before compression) {text}."
+
+
+def curve_budgets(specs: Iterable[str | None]) -> tuple[str, ...]:
+    """The budgets that a curve can be drawn through, smallest first.
+
+    Of shares and token numbers, those that there are more of; not the full cache, nor one that a
+    method sized itself.
+    """
+    written = [spec for spec in specs if spec not in (None, FULL, SELF_SIZED)]
+    shares = [spec for spec in written if spec and spec.endswith("%")]
+    tokens = [spec for spec in written if spec and not spec.endswith("%")]
+    return tuple(sorted(shares if len(shares) >= len(tokens) else tokens, key=budget_order))
+
+
+def enough(means: Mapping[str, float], full: float) -> str | None:
+    """The smallest budget from which on means are `ENOUGH` of the full cache's; None for none.
+
+    None, too, where the full cache answers nothing.
+    """
+    least = None
+    if full <= 0:
+        return None
+    for spec in reversed(curve_budgets(means)):
+        if means[spec] < ENOUGH * full:
+            break
+        least = spec
+    return least
+
+
+def _curve_sentences(comparison: Comparison, best: Best, full: Estimate | None) -> list[str]:
+    """The budget that is enough for each named method.
+
+    Nothing where fewer than two budgets were run, or the full cache was not.
+    """
+    curves = [comparison.grid[each] for each in best.settings]
+    if not full or not full.interval.mean or any(len(curve_budgets(one)) < 2 for one in curves):
+        return []
+    needed = []
+    for setting, curve in zip(best.settings, curves, strict=True):
+        means = {spec: estimate.interval.mean for spec, estimate in curve.items() if spec}
+        least = enough(means, full.interval.mean)
+        unit = "" if least is None or least.endswith("%") else " tokens"
+        needed.append(f"{least or 'more than was measured'}{unit} with {setting.label}")
+    return [f"{ENOUGH:.0%} of the full cache's answers take {', '.join(needed)}."]
+
+
+def _difference_sentences(comparison: Comparison, best: Best) -> list[str]:
+    """The first of the methods minus the others; nothing where they share no prompts."""
+    first, *others = best.settings
+    ours = comparison.grid[first][best.budget]
+    found = {
+        each.label: comparison.minus(ours, comparison.grid[each][best.budget]) for each in others
+    }
+    gaps = {label: gap for label, gap in found.items() if gap is not None}
+    if not gaps:
+        return []
+    stars = resolved(gaps)
+    parts = [
+        f"minus {label} {100 * gap.mean:+.1f} ({100 * gap.low:+.1f} to {100 * gap.high:+.1f})"
+        f"{' *' if label in stars else ''}"
+        for label, gap in gaps.items()
+    ]
+    return [
+        f"Paired by prompt, in points (95 % interval): {first.label} {', '.join(parts)}.",
+        "* differs from 0 at 5 %, corrected for the number of differences (Holm)."
+        if stars
+        else "None of these differences can be told from 0 with these prompts.",
+    ]
