@@ -42,7 +42,7 @@ def print_summary(console: Console, comparisons: Sequence[Comparison]) -> None:
     for comparison in comparisons:
         _print(console, comparison)
     for line in _legend(comparisons):
-        console.print(line, soft_wrap=True)
+        console.print(line)
     for sentence in sentences(comparisons[0]) if comparisons else ():
         console.print(sentence, soft_wrap=True)
 
