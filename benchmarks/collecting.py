@@ -68,7 +68,6 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--width", type=int, default=768)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--store", choices=("qkv", "kv"), default="qkv")
     parser.add_argument("--out", type=Path, required=True)
     return parser.parse_args(argv)
 
@@ -175,7 +174,7 @@ def _collected(
     jobs = CollectionPlan((Source(size=len(samples), make=samples.__getitem__),), ())
     config = CollectConfig(
         out="", length=args.longest, max_new_tokens=args.max_new_tokens, train=len(jobs),
-        validation=0, store=args.store, batch_size=batch_size,
+        validation=0, batch_size=batch_size,
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as folder, _new_store(Path(folder), model, config) as writer:
         write_all(Collection(config, model, tokenizer, jobs), writer, range(len(jobs)))
@@ -184,7 +183,7 @@ def _collected(
 def _new_store(folder: Path, model: PreTrainedModel, config: CollectConfig) -> TraceWriter:
     plan = StorePlan(
         geometry=geometry_of(model.config), dtype="float32", max_tokens=config.max_tokens,
-        sequences=config.sequences, store=config.store,
+        sequences=config.sequences,
     )  # fmt: skip
     return TraceWriter.create_or_resume(folder / "store", plan, {"identity": {}})
 

@@ -1,31 +1,66 @@
-"""The store that a configuration asks for, its prompts, and the model that runs over them."""
+"""What a collection is asked for, and what every sequence of it is collected with."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
-from rich.console import Console
+from rich.filesize import decimal
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from kvp.artifacts.addresses import place
-from kvp.data.sources import CollectionPlan
+from kvp.artifacts.addresses import ObjectPath, Place, place
+from kvp.artifacts.claim import check_folder
+from kvp.costs import AT_WORK, COMPRESSED
+from kvp.data.sources import CollectionPlan, data_identity, plan_collection
+from kvp.data.task import TaskSettings
 from kvp.errors import StoreError
-from kvp.hf.model_size import default_batch_size
-from kvp.hf.store_request import StoreRequest
+from kvp.hf import geometry_of
+from kvp.hf.model_access import tokenizer_digest
+from kvp.hf.model_size import default_batch_size, running_bytes
 from kvp.hf.trace import Recorded, collect_all
-from kvp.progress import phase
-from kvp.store import Trace
-from kvp.store.sequence_records import committed
+from kvp.manifest import recorded_name
+from kvp.store import Trace, planned_bytes
+from kvp.store.sequence_records import committed, has_no_sequence
 from kvp.store.store_manifest import STORE
 from trace_collect.config import CollectConfig
 
 
-def store_request(config: CollectConfig) -> StoreRequest:
-    """The store that a configuration asks for."""
-    return StoreRequest(
-        model=config, data=config, answers=config, seed=config.seed, counts=config.counts
-    )
+def prompts_of(config: CollectConfig) -> TaskSettings:
+    """Settings of the prompts."""
+    return TaskSettings.of(config, needs_reply=config.answers == "reference")
+
+
+def planned(config: CollectConfig, tokenizer: PreTrainedTokenizerBase) -> CollectionPlan:
+    """The prompts by index; UsageError for data that does not exist or fit."""
+    return plan_collection(prompts_of(config), config.counts, tokenizer)
+
+
+def identity_of(
+    config: CollectConfig,
+    jobs: CollectionPlan,
+    tokenizer: PreTrainedTokenizerBase,
+    weights: str | None,
+) -> dict[str, Any]:
+    """What decides the content of a store: a resumed run must repeat all of it.
+
+    `weights` is their digest (`kvp.hf.model_access.weights_digest`). The device is left out: it
+    changes rounding, which is not what a trace means.
+    """
+    data = data_identity(prompts_of(config), jobs.tasks)
+    return {
+        "model": {
+            "id": recorded_name(config.model),
+            "revision": config.revision,
+            "weights": weights,
+            "tokenizer": tokenizer_digest(tokenizer),
+        },
+        "data": {**data, "sequences": config.counts},
+        "continuation": config.answers,
+        "max_new_tokens": config.max_new_tokens,
+        "seed": config.seed,
+    }
 
 
 def check_out(
@@ -36,29 +71,13 @@ def check_out(
     Needs no weights: whether they are the same is checked when they are loaded.
     """
     out = place(config.out)
-    if refusal := store_request(config).refusal(out, jobs, tokenizer):
+    marker = STORE.read_marker(out) if out.is_dir() else None
+    model = marker["identity"].get("model") if marker else None
+    weights = model.get("weights") if isinstance(model, dict) else None
+    identity = identity_of(config, jobs, tokenizer, weights)
+    if refusal := check_folder(out, STORE, identity, replaceable=has_no_sequence):
         raise StoreError(refusal)
-    return len(committed(out)) if out.is_dir() and STORE.read_marker(out) else 0
-
-
-def planned(
-    config: CollectConfig, tokenizer: PreTrainedTokenizerBase, console: Console
-) -> CollectionPlan:
-    """The prompts; their warnings are printed."""
-    phase("making the prompts")
-    jobs = store_request(config).planned(tokenizer)
-    if jobs.tasks:
-        console.print(f"tasks: {', '.join(jobs.tasks)}")
-    for note in jobs.notes:
-        console.print(f"note: {note}")
-    return jobs
-
-
-def batch_size_of(config: CollectConfig, model_config: PreTrainedConfig) -> int:
-    """Prompts whose answers are decoded together."""
-    if config.batch_size is not None:
-        return config.batch_size
-    return default_batch_size(model_config, dtype=config.dtype, max_tokens=config.max_tokens)
+    return len(committed(out)) if marker else 0
 
 
 @dataclass(frozen=True)
@@ -72,21 +91,74 @@ class Collection:
 
     def traces(self, indices: Iterable[int]) -> Iterator[Trace]:
         """Run the model over the prompts of many indices, `batch_size` of them at a time."""
-        samples = ((index, self.jobs[index]) for index in indices)
-        return collect_all(
-            self.model, self.tokenizer, samples, self._recorded, rows=self.batch_size
+        recorded = Recorded(
+            continuation=self.config.answers,
+            max_new_tokens=self.config.max_new_tokens,
+            labels=self.config.label_list,
         )
+        samples = ((index, self.jobs[index]) for index in indices)
+        return collect_all(self.model, self.tokenizer, samples, recorded, rows=self.batch_size)
 
     @property
     def batch_size(self) -> int:
         """Prompts whose answers are decoded together."""
         return batch_size_of(self.config, self.model.config)
 
-    @property
-    def _recorded(self) -> Recorded:
-        return Recorded(
-            continuation=self.config.answers,
-            max_new_tokens=self.config.max_new_tokens,
-            queries=self.config.store == "qkv",
-            labels=self.config.label_list,
+
+def batch_size_of(config: CollectConfig, model: PreTrainedConfig) -> int:
+    """Prompts whose answers are decoded together."""
+    if config.batch_size is not None:
+        return config.batch_size
+    return default_batch_size(model, dtype=config.dtype, max_tokens=config.max_tokens)
+
+
+def raw_bytes(config: CollectConfig, model: PreTrainedConfig, sequences: int) -> int:
+    """Bytes of sequences that are as long as allowed, before compression."""
+    return planned_bytes(
+        geometry_of(model),
+        dtype=config.dtype,
+        tokens=sequences * config.max_tokens,
+        labels=len(config.label_list),
+    )
+
+
+def announce(config: CollectConfig, model: PreTrainedConfig, sequences: int) -> int:
+    """Print what a store of so many sequences takes; its bytes on disk, about."""
+    raw = raw_bytes(config, model, sequences)
+    on_disk = round(raw * COMPRESSED[config.dtype])
+    print(
+        f"{sequences} sequences, at most {sequences * config.max_tokens} tokens; "
+        f"{geometry_of(model)}, {config.dtype}"
+    )
+    print(f"at most {decimal(raw)}, about {decimal(on_disk)} on disk after lossless compression")
+    return on_disk
+
+
+def memory_line(config: CollectConfig, model: PreTrainedConfig) -> str:
+    """Peak bytes where the model runs, and of RAM beside it, where four sequences wait."""
+    running = running_bytes(
+        model,
+        dtype=config.dtype,
+        quantization=config.quantization,
+        tokens=config.max_tokens,
+        together=batch_size_of(config, model) if config.answers == "model" else 0,
+    )
+    beside = 4 * raw_bytes(config, model, 1) + AT_WORK
+    return f"memory: {decimal(running)} where the model runs and {decimal(beside)} of RAM beside it"
+
+
+def check_disk(path: Place, needed: int) -> None:
+    """Raise StoreError when the disk that `path` will be on has fewer than `needed` bytes left.
+
+    An object store has no such limit.
+    """
+    if isinstance(path, ObjectPath):
+        return
+    folder = path.absolute()
+    while not folder.exists():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise StoreError(
+            f"--out {path}: about {decimal(needed)} to write, {decimal(free)} free on that disk"
         )

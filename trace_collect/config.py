@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from kvp.config_groups import (
     AnswerConfig,
@@ -36,9 +36,6 @@ class CollectConfig(DataConfig, AnswerConfig, ModelConfig, RunConfig, WorkersCon
     """Sequences of the validation split, which training is validated on."""
     test: int = 0
     """Sequences of the test split."""
-    store: Literal["qkv", "kv"] = "qkv"
-    """What to keep: queries, keys and values (qkv), or keys and values (kv), for labels of --labels
-    alone."""
     labels: str = ""
     """What else to store for every prompt token, for `kvp-train --label`, comma separated: kvzip,
     kvzip_plus (each an extra pass over the prompt)."""
@@ -48,8 +45,8 @@ class CollectConfig(DataConfig, AnswerConfig, ModelConfig, RunConfig, WorkersCon
 
     VISIBLE: ClassVar[tuple[str, ...]] = (
         "out", "model", "dtype", "quantization", "device", "data", "where", "tasks",
-        "length", "answers", "max_new_tokens", "train", "validation", "test", "store",
-        "labels", "batch_size", "engine", "workers", "seed", "dry_run",
+        "length", "answers", "max_new_tokens", "train", "validation", "test", "labels",
+        "batch_size", "engine", "workers", "seed", "dry_run",
     )  # fmt: skip
     ADDRESSES: ClassVar[tuple[str, ...]] = ("out",)
     MINIMUMS: ClassVar[Mapping[str, float]] = {

@@ -14,9 +14,8 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from rich.console import Console
 from rich.filesize import decimal
-from transformers import PreTrainedConfig
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from kvp.artifacts.addresses import files_below, make_folder, place
 from kvp.costs import how_measured, seconds_of, span
@@ -32,9 +31,16 @@ from kvp.ray_engine import Pool, check_in_sight, do_pieces
 from kvp.store import StorePlan, Trace, TraceWriter
 from kvp.store.sequence_records import committed, uncommitted
 from kvp.store.store_manifest import load_metadata
-from trace_collect.collection import Collection, check_out, planned, store_request
+from trace_collect.collection import (
+    Collection,
+    announce,
+    check_disk,
+    check_out,
+    identity_of,
+    memory_line,
+    planned,
+)
 from trace_collect.config import CollectConfig
-from trace_collect.estimate import check_disk, collecting_bytes, estimate
 
 _LARGEST_GROUP, _GROUPS_EACH = 32, 4
 """Sequences that Ray gives a worker at a time at most, and how often at least."""
@@ -48,35 +54,42 @@ def run(config: CollectConfig) -> None:
         UsageError: data, tasks or lengths that cannot work.
         StoreError: the target holds something else, or the disk is too small.
     """
-    console = plain_console()
     model_config = load_config(config.model, revision=config.revision)
     check_reach(model_config, config.model, config.length, config.max_new_tokens)
     if config.dry_run:
-        _dry_run(config, model_config, console)
+        _dry_run(config, model_config)
         return
     if config.engine == "local":  # Ray's workers have devices of their own
         check_quantization(config.quantization, torch_device(config.device))
     tokenizer = load_tokenizer(config.model, revision=config.revision)
-    jobs = planned(config, tokenizer, console)
+    jobs = _planned(config, tokenizer)
     missing = len(jobs) - check_out(config, jobs, tokenizer)
     if missing:
-        expected = estimate(config, model_config, missing)
-        for line in expected.lines():
-            console.print(line)
-        check_disk(place(config.out), expected.disk_bytes)
+        check_disk(place(config.out), announce(config, model_config, missing))
     if config.engine == "ray" and missing:
         _collect_with_ray(config, len(jobs))
     else:
-        _collect(_loaded(config, jobs), console)
+        _collect(_loaded(config, jobs))
     out = place(config.out)
     if (there := len(committed(out))) < len(jobs):
-        console.print(f"{out}: {there} of {len(jobs)} sequences; the others are for other ranks")
+        print(f"{out}: {there} of {len(jobs)} sequences; the others are for other ranks")
         return
-    console.print(f"{out}: {there} sequences, {decimal(sum(size for _, size in files_below(out)))}")
-    console.print(f"next: kvp-train --traces {shlex.quote(str(out))} --out POLICY_FOLDER")
+    print(f"{out}: {there} sequences, {decimal(sum(size for _, size in files_below(out)))}")
+    print(f"next: kvp-train --traces {shlex.quote(str(out))} --out POLICY_FOLDER")
 
 
-def _dry_run(config: CollectConfig, model_config: PreTrainedConfig, console: Console) -> None:
+def _planned(config: CollectConfig, tokenizer: PreTrainedTokenizerBase) -> CollectionPlan:
+    """The prompts; what is to be known of them is printed."""
+    phase("making the prompts")
+    jobs = planned(config, tokenizer)
+    if jobs.tasks:
+        print(f"tasks: {', '.join(jobs.tasks)}")
+    for note in jobs.notes:
+        print(f"note: {note}")
+    return jobs
+
+
+def _dry_run(config: CollectConfig, model_config: PreTrainedConfig) -> None:
     """Print bytes and memory, and where model and device are there the seconds of a few sequences.
 
     Raises as the collection itself would where it can be known.
@@ -87,24 +100,22 @@ def _dry_run(config: CollectConfig, model_config: PreTrainedConfig, console: Con
     except ModelError as error:
         absent = str(error)
     else:
-        jobs = planned(config, tokenizer, console)
+        jobs = _planned(config, tokenizer)
         check_out(config, jobs, tokenizer)
         count = len(jobs)
-    for line in estimate(config, model_config, count).lines():
-        console.print(line)
-    running, beside = (decimal(part) for part in collecting_bytes(config, model_config))
-    console.print(f"memory: {running} where the model runs and {beside} of RAM beside it")
+    announce(config, model_config, count)
+    print(memory_line(config, model_config))
     if jobs is not None:
         try:
             check_quantization(config.quantization, torch_device(config.device))
             with tempfile.TemporaryDirectory() as folder:
                 there = replace(config, out=folder)
-                console.print(_measured(_loaded(there, jobs)))
+                print(_measured(_loaded(there, jobs)))
         except (ModelError, UsageError) as error:
             absent = str(error)
     if absent:
-        console.print(f"no times, which are measured on the model itself: {absent}")
-    console.print("dry run: nothing was written")
+        print(f"no times, which are measured on the model itself: {absent}")
+    print("dry run: nothing was written")
 
 
 def _measured(parts: Collection) -> str:
@@ -122,11 +133,6 @@ def _measured(parts: Collection) -> str:
         f"{total} sequences of {each:.3g} s: {span(total * each)} "
         f"({how_measured(parts.model.device)})"
     )
-
-
-def plain_console() -> Console:
-    """A console that prints text as it is: brackets in a path are no markup."""
-    return Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
 
 
 def _loaded(config: CollectConfig, jobs: CollectionPlan) -> Collection:
@@ -150,7 +156,6 @@ def _open(parts: Collection) -> TraceWriter:
         dtype=config.dtype,
         max_tokens=config.max_tokens,
         sequences=len(jobs),
-        store=config.store,
         labels=config.label_list,
     )
     manifest = run_manifest(
@@ -158,20 +163,20 @@ def _open(parts: Collection) -> TraceWriter:
         seed=config.seed,
         model={"id": recorded_name(config.model), "revision": config.revision},
         rope_frequencies=known_frequencies(model, config.max_tokens),
-        identity=store_request(config).identity(jobs, parts.tokenizer, weights_digest(model)),
+        identity=identity_of(config, jobs, parts.tokenizer, weights_digest(model)),
     )
     return TraceWriter.create_or_resume(
         config.out, plan, manifest, known_output_gram(model), shared=config.worker.shared
     )
 
 
-def _collect(parts: Collection, console: Console) -> None:
+def _collect(parts: Collection) -> None:
     """Collect in this process, alone or as one of several."""
     total = len(parts.jobs)
     with _open(parts) as writer:
         missing = writer.missing()
         if len(missing) < total:
-            console.print(f"{writer.path}: {total - len(missing)} of {total} sequences are there")
+            print(f"{writer.path}: {total - len(missing)} of {total} sequences are there")
         write_all(parts, writer, parts.config.worker.share(missing))
 
 
@@ -183,8 +188,7 @@ class RayWorker:
         check_in_sight(config.out)
         check_quantization(config.quantization, torch_device(config.device))
         tokenizer = load_tokenizer(config.model, revision=config.revision)
-        jobs = store_request(config).planned(tokenizer)
-        self._parts = _loaded(config, jobs)
+        self._parts = _loaded(config, planned(config, tokenizer))
         self._writer = _open(self._parts)
         self._groups = groups
 

@@ -63,7 +63,7 @@ def run(config: CalibrateConfig) -> None:
     recipe = recipe_of(policy.metadata["training"])
     reader = TraceReader(config.traces)
     check_geometry(policy, reader.geometry)
-    check_store(reader, recipe, allow_incomplete=config.allow_incomplete)
+    check_store(reader, allow_incomplete=config.allow_incomplete)
     if config.calibration == "none":
         before = recalibrate(config.policy, None)
         print(f"{config.policy}: calibration to {before} removed")
@@ -145,11 +145,17 @@ def fit_calibration(
     if not scores:
         raise ValueError("no contexts to calibrate on: none is longer than the protected tokens")
     heads = zip(torch.cat(scores, dim=1), torch.cat(targets, dim=1), strict=True)
-    knots = [fit_head(score.double().numpy(), value.double().numpy()) for score, value in heads]
-    knots_per_head = max(len(scores) for scores, _ in knots)
-    padded = np.array([lengthened(*pair, knots=knots_per_head) for pair in knots])  # [A, 2, P]
-    knot_scores, values = torch.from_numpy(padded).float().unbind(1)  # [A, P] each
-    return Calibration(target=target, scores=knot_scores, values=values)
+    return calibration_of(
+        target, [fit_head(score.double().numpy(), value.double().numpy()) for score, value in heads]
+    )
+
+
+def calibration_of(target: str, knots: Sequence[tuple[Array, Array]]) -> Calibration:
+    """The calibration of heads with these knots, of which some may have more than others."""
+    most = max(len(scores) for scores, _ in knots)
+    padded = np.array([lengthened(*pair, knots=most) for pair in knots])  # [A, 2, P]
+    scores, values = torch.from_numpy(padded).float().unbind(1)  # [A, P] each
+    return Calibration(target=target, scores=scores, values=values)
 
 
 def fit_head(scores: Array, targets: Array) -> tuple[Array, Array]:

@@ -29,7 +29,6 @@ from kvp.errors import KvpError, UsageError
 from kvp.geometry import Geometry
 from train.recipe import (
     PRESETS,
-    READ_BY,
     CalibrationName,
     ContextSettings,
     ObjectiveSettings,
@@ -244,15 +243,6 @@ class TrainConfig(
         names = self.PRESETS[self.preset]
         return replace(PRESETS[self.preset], **{name: getattr(self, name) for name in names})
 
-    def unread(self) -> list[str]:
-        """Settings that differ from the preset's and that the objective does not read."""
-        preset = self.PRESETS[self.preset]
-        return [
-            name
-            for name, readers in READ_BY.items()
-            if getattr(self, name) != preset[name] and self.objective not in readers
-        ]
-
     def identity(self) -> dict[str, Any]:
         """Settings that decide the weights: two runs may share --out only if these agree."""
         return {
@@ -261,6 +251,8 @@ class TrainConfig(
             "heads": self.heads,
             "validate_every": self.validate_every,
             "validation_contexts": self.validation_contexts,
+            "calibration": self.calibration,
+            "calibration_contexts": self.calibration_contexts,
             **self.recipe().to_dict(),
         }
 
@@ -272,8 +264,7 @@ class CalibrateConfig(CalibrationConfig, MemoryConfig, DeviceConfig):
     policy: str
     """Policy directory written by kvp-train or kvp distill."""
     traces: str
-    """Trace store written by kvp-collect. Of the policy's model, with validation sequences, and
-    with queries."""
+    """Trace store written by kvp-collect. Of the policy's model, with validation sequences."""
     allow_incomplete: bool = False
     """Use a store whose collection has not finished."""
 

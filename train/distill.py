@@ -50,7 +50,7 @@ def run(config: DistillConfig) -> None:
     _check_policy(config, policy)
     recipe = _recipe(config, policy)
     reader = TraceReader(config.traces)
-    check_store(reader, recipe, allow_incomplete=config.allow_incomplete)
+    check_store(reader, allow_incomplete=config.allow_incomplete)
     if policy.meta.geometry != reader.geometry:
         raise PolicyError(
             f"--policy {config.policy} is of a model with {policy.meta.geometry}, the traces of "

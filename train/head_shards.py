@@ -7,14 +7,10 @@ for the whole model, so the merged policy is the one that a single run would hav
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-import numpy as np
-import torch
 
 from kvp.artifacts.addresses import place
 from kvp.artifacts.claim import OutputFolder
@@ -28,10 +24,11 @@ from policies.learned import Calibration
 from policies.policy_files import POLICY, PolicyMeta, Shard, load_shard, save_policy
 from policies.ranker import HeadRankers
 from policies.sources import INDEX
-from train.calibration import lengthened
+from train.calibration import calibration_of
 from train.config import MergeConfig, TrainConfig
-from train.summary import SHARD_FOLDER
 
+SHARD_FOLDER = "heads-{start}-{stop}"
+"""Folder in `--out` of a process that trains some heads."""
 _ONE_RUN = ("validate_every", "validation_contexts", "calibration", "calibration_contexts")
 """Settings next to those of the recipe that decide the content of a shard."""
 
@@ -80,15 +77,11 @@ def run(config: MergeConfig) -> None:
     with OutputFolder.claim(Path(config.out), POLICY, {}) as target:
         if target.existing_marker is not None:
             raise PolicyError(f"--out {config.out} already holds a policy; name a new folder")
-        save_policy(
-            config.out,
-            joined_rankers(shards),
-            joined_meta(shards),
-            calibration=joined_calibration(shards),
-        )
-    print(
-        f"{config.out}: {shards[0].meta.geometry.total_kv_heads} KV heads from {len(shards)} shards"
-    )
+        states = [state for shard in shards for state in shard.rankers.head_states()]
+        rankers = HeadRankers.from_head_states(shards[0].rankers.spec, states)
+        calibration = joined_calibration(shards)
+        save_policy(config.out, rankers, joined_meta(shards), calibration=calibration)
+    print(f"{config.out}: {len(states)} KV heads from {len(shards)} shards")
 
 
 def shards_in(folder: str) -> list[str]:
@@ -99,7 +92,7 @@ def shards_in(folder: str) -> list[str]:
 
 def check_same_run(named: dict[str, Shard]) -> None:
     """Raise PolicyError, naming two shards and what differs, unless all are of one run."""
-    (first, reference), *others = [(name, made_by(shard)) for name, shard in named.items()]
+    (first, reference), *others = [(name, _made_by(shard)) for name, shard in named.items()]
     for name, settings in others:
         if different := differences(reference, settings):
             raise PolicyError(
@@ -108,63 +101,46 @@ def check_same_run(named: dict[str, Shard]) -> None:
             )
 
 
-def made_by(shard: Shard) -> dict[str, Any]:
+def _made_by(shard: Shard) -> dict[str, Any]:
     """Settings that all shards of a policy must share; JSON."""
     training = shard.meta.training
     return {
-        "geometry": shard.meta.geometry.to_dict(),
         "ranker": shard.rankers.spec.to_dict(),
-        "weights": str(shard.rankers.dtype),
         "model": dict(shard.meta.model),
-        **{name: training.get(name) for name in ("seed", "traces")},
-        "recipe": training.get("recipe", {}),
+        **{name: training.get(name) for name in ("seed", "traces", "recipe")},
         "settings": {name: training.get("config", {}).get(name) for name in _ONE_RUN},
     }
 
 
 def in_order(shards: Sequence[Shard]) -> list[Shard]:
     """Shards by their first head; PolicyError unless they hold every head exactly once."""
-    shards_with = Counter(head for shard in shards for head in shard.meta.head_range)
+    ordered = sorted(shards, key=lambda shard: shard.meta.head_range.start)
     total = shards[0].meta.geometry.total_kv_heads
-    wrong = {
-        "no shard has heads": [head for head in range(total) if not shards_with[head]],
-        "more than one has heads": [head for head in range(total) if shards_with[head] > 1],
-    }
-    if problems := [f"{what} {spans(heads)}" for what, heads in wrong.items() if heads]:
-        raise PolicyError(f"--shards make no policy of {total} heads: {'; '.join(problems)}")
-    return sorted(shards, key=lambda shard: shard.meta.head_range.start)
-
-
-def spans(numbers: Sequence[int]) -> str:
-    """Ascending integers as START:STOP: [0, 1, 2, 5] -> "0:3, 5:6"."""
-    starts = [number for number in numbers if number - 1 not in numbers]
-    ends = [number + 1 for number in numbers if number + 1 not in numbers]
-    return ", ".join(f"{start}:{end}" for start, end in zip(starts, ends, strict=True))
-
-
-def joined_rankers(shards: Sequence[Shard]) -> HeadRankers:
-    """Rankers of all shards, one after the other."""
-    states = [state for shard in shards for state in shard.rankers.head_states()]
-    return HeadRankers.from_head_states(shards[0].rankers.spec, states)
+    ends = [0, *(shard.meta.head_range.stop for shard in ordered)]
+    for shard, end in zip([*ordered, None], ends, strict=True):
+        start = total if shard is None else shard.meta.head_range.start
+        if start != end:
+            what = "no shard has" if start > end else "more than one has"
+            raise PolicyError(
+                f"--shards make no policy of {total} heads: {what} heads "
+                f"{min(start, end)}:{max(start, end)}"
+            )
+    return ordered
 
 
 def joined_calibration(shards: Sequence[Shard]) -> Calibration | None:
-    """Calibration of all heads: the same maps, with knots added where another shard has more."""
+    """Calibration of all heads: the same maps."""
     maps = [shard.calibration for shard in shards if shard.calibration is not None]
     if len(maps) < len(shards):
         return None
-    knots_per_head = max(one.scores.shape[1] for one in maps)
-    knots = np.array(
+    return calibration_of(
+        maps[0].target,
         [
-            lengthened(knot_scores, values, knots=knots_per_head)
+            (scores.double().numpy(), values.double().numpy())
             for one in maps
-            for knot_scores, values in zip(
-                one.scores.double().numpy(), one.values.double().numpy(), strict=True
-            )
-        ]
+            for scores, values in zip(one.scores, one.values, strict=True)
+        ],
     )
-    scores, values = torch.from_numpy(knots).float().unbind(1)
-    return Calibration(target=maps[0].target, scores=scores, values=values)
 
 
 def joined_meta(shards: Sequence[Shard]) -> PolicyMeta:

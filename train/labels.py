@@ -12,7 +12,6 @@ from torch import Tensor
 from kvp.errors import UsageError
 from kvp.ops.future_attention import future_attention, max_future_attention
 from kvp.plugins import own_errors
-from kvp.store import StorePlan
 from kvp.store.replies import READING, reply_windows
 from train.recipe import LABELS
 
@@ -77,16 +76,6 @@ class Label:
         if bool((importance < 0).any()):
             raise UsageError(f"{what} returned negative importance")
         return importance
-
-    def missing(self, plan: StorePlan) -> str | None:
-        """Error message if a store of this plan lacks the label, with the remedy; else None."""
-        if self.stored is not None:
-            if self.stored in plan.labels:
-                return None
-            return f"holds no such label; collect it with kvp-collect --labels {self.stored}"
-        if plan.store_queries:
-            return None
-        return "was collected without queries; collect with kvp-collect --store qkv"
 
 
 def _finite(tensor: Tensor) -> bool:

@@ -26,11 +26,11 @@ No torch here: `kvp-train --help` reads these defaults.
 
 from __future__ import annotations
 
-import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
-from kvp.config_groups import split_list
+from kvp.config_groups import Group, split_list
 from kvp.plugins import Registry
 
 LABELS = Registry(
@@ -60,16 +60,6 @@ OBJECTIVES = Registry(
 )
 """Losses of rankers, of the type `train.losses.Objective`. A new one is a function, a line here and
 a row in docs/method.md; a user's own is `package.module:function`."""
-_SAMPLED = ("rloo", "rloo_batch")
-_SORTS = ("soft_rank", "soft_sort", "neural_sort")
-
-READ_BY: dict[str, tuple[str, ...]] = {
-    "permutations": _SAMPLED,
-    "reward": (*_SAMPLED, "exact"),
-    "sort_loss": _SORTS,
-    "temperature": _SORTS,
-}
-"""Settings of a recipe -> the built-in objectives that read them; all others ignore them."""
 
 Architecture = Literal["fourier", "paper"]
 RewardName = Literal["skill", "ratio"]
@@ -86,21 +76,9 @@ INPUTS = (*TOKEN_INPUTS, "recent")
 AUTO = "auto"
 """All of `INPUTS`, without recent where the traces hold no queries."""
 
-_MINIMUMS = {
-    1: (
-        "hidden", "max_positions", "steps", "contexts", "min_prefix", "permutations",
-    ),
-    0: (
-        "uniform_points", "future_max", "sequences", "compress_prompt", "compress_context",
-        "compress_uniform", "neighbours",
-    ),
-}  # fmt: skip
-"""Smallest value -> settings."""
-_MOST_NEIGHBOURS = 1024
-
 
 @dataclass(frozen=True, kw_only=True)
-class RankerSettings:
+class RankerSettings(Group):
     """Ranker."""
 
     hidden: int = 64
@@ -119,9 +97,14 @@ class RankerSettings:
     max_positions: int = 12_288
     """Rows of the position table (paper architecture), tokens."""
 
+    MINIMUMS: ClassVar[Mapping[str, float]] = {
+        "hidden": 1, "blocks": 1, "neighbours": 0, "max_positions": 1,
+    }  # fmt: skip
+    MAXIMUMS: ClassVar[Mapping[str, float]] = {"blocks": 2, "neighbours": 1024}
+
 
 @dataclass(frozen=True, kw_only=True)
-class ObjectiveSettings:
+class ObjectiveSettings(Group):
     """Objective."""
 
     objective: str = "listwise"
@@ -147,9 +130,11 @@ class ObjectiveSettings:
     """Leave the protected tokens (first 4, last 16) out of the ranking and the reward. A policy
     that never ranked them needs --protection on."""
 
+    MINIMUMS: ClassVar[Mapping[str, float]] = {"permutations": 1}
+
 
 @dataclass(frozen=True, kw_only=True)
-class OptimizerSettings:
+class OptimizerSettings(Group):
     """Optimizer."""
 
     steps: int = 600
@@ -159,9 +144,11 @@ class OptimizerSettings:
     lr: float = 1e-2
     """Highest learning rate, reached after the warm-up."""
 
+    MINIMUMS: ClassVar[Mapping[str, float]] = {"steps": 1}
+
 
 @dataclass(frozen=True, kw_only=True)
-class ContextSettings:
+class ContextSettings(Group):
     """Contexts."""
 
     contexts: int = 4
@@ -180,6 +167,11 @@ class ContextSettings:
     """Evenly spaced compression points per sequence for compress_uniform; 0 = every position."""
     future_max: int = 512
     """Future tokens whose attention counts; 0 = all."""
+
+    MINIMUMS: ClassVar[Mapping[str, float]] = {
+        "contexts": 1, "sequences": 0, "compress_prompt": 0, "compress_context": 0,
+        "compress_uniform": 0, "min_prefix": 1, "uniform_points": 0, "future_max": 0,
+    }  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,44 +196,33 @@ class Recipe(RankerSettings, ObjectiveSettings, OptimizerSettings, ContextSettin
 
     def __post_init__(self) -> None:
         """Raise ValueError naming the flag that cannot work."""
+        super().__post_init__()
         OBJECTIVES.check(self.objective)
         LABELS.check(self.label)
-        for name, value in asdict(self).items():
-            if isinstance(value, float):
-                _require(math.isfinite(value), name, "must be a finite number", self)
-        for minimum, names in _MINIMUMS.items():
-            for name in names:
-                _require(getattr(self, name) >= minimum, name, f"must be at least {minimum}", self)
         for name in ("lr", "temperature"):
-            _require(getattr(self, name) > 0, name, "must be positive", self)
-        _require(self.blocks in (1, 2), "blocks", "must be 1 or 2", self)
-        most = f"must be at most {_MOST_NEIGHBOURS}"
-        _require(self.neighbours <= _MOST_NEIGHBOURS, "neighbours", most, self)
-        self._check_permutations()
-        self._check_inputs()
-        if self.compress_prompt + self.compress_context + self.compress_uniform <= 0:
-            raise ValueError(
-                "--compress_prompt, --compress_context and --compress_uniform cannot all be 0"
-            )
-
-    def _check_permutations(self) -> None:
-        if self.objective == "rloo":
-            rule = "must be at least 2 (leave-one-out)"
-            _require(self.permutations >= 2, "permutations", rule, self)
+            if not getattr(self, name) > 0:
+                raise ValueError(f"--{name} must be positive, got {getattr(self, name)}")
+        if self.objective == "rloo" and self.permutations < 2:
+            raise ValueError("--permutations must be at least 2 (leave-one-out)")
         if self.objective == "rloo_batch" and self.contexts * self.permutations < 2:
             raise ValueError("--contexts times --permutations must be at least 2 (leave-one-out)")
-
-    def _check_inputs(self) -> None:
         inputs = self.input_list
         if not inputs or set(inputs) - set(INPUTS):
             raise ValueError(
                 f"--inputs must be auto or some of {','.join(INPUTS)}, got {self.inputs!r}"
             )
-        if self.architecture == "paper" and (inputs != TOKEN_INPUTS or self.key_frame != "stored"):
-            name = "inputs" if inputs != TOKEN_INPUTS else "key_frame"
-            raise ValueError(f"--{name} cannot be chosen for the paper's architecture")
-        if self.architecture == "paper" and self.neighbours:
-            raise ValueError("--neighbours cannot be chosen for the paper's architecture")
+        if self.architecture == "paper":
+            chosen = {
+                "inputs": inputs != TOKEN_INPUTS,
+                "key_frame": self.key_frame != "stored",
+                "neighbours": self.neighbours > 0,
+            }
+            if wrong := [name for name, differs in chosen.items() if differs]:
+                raise ValueError(f"--{wrong[0]} cannot be chosen for the paper's architecture")
+        if self.compress_prompt + self.compress_context + self.compress_uniform <= 0:
+            raise ValueError(
+                "--compress_prompt, --compress_context and --compress_uniform cannot all be 0"
+            )
 
     @property
     def input_list(self) -> tuple[str, ...]:
@@ -276,11 +257,6 @@ class Recipe(RankerSettings, ObjectiveSettings, OptimizerSettings, ContextSettin
     def to_dict(self) -> dict[str, Any]:
         """Plain dictionary for JSON."""
         return asdict(self)
-
-
-def _require(holds: bool, name: str, rule: str, recipe: Recipe) -> None:
-    if not holds:
-        raise ValueError(f"--{name} {rule}, got {getattr(recipe, name)}")
 
 
 FOURIER = Recipe()

@@ -60,7 +60,6 @@ def train(config: TrainConfig, workers: Workers, sources: Sources | None = None)
         print_costs_of_job(job)
         return
     if job.target.finished():
-        job.target.check_calibration(config.calibration, config.calibration_contexts)
         if workers.first:
             job.target.finish()
             print(f"{config.out} already holds the finished policy of exactly these settings.")
@@ -75,8 +74,6 @@ def train(config: TrainConfig, workers: Workers, sources: Sources | None = None)
         **({"init_from": start} if start else {}),
     )
     if workers.first:
-        if unread := config.unread():
-            print(f"note: --objective {job.recipe.objective} does not use --{', --'.join(unread)}")
         job.target.prepare(manifest)
     try:
         with together(workers, job.device):

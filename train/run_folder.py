@@ -22,7 +22,7 @@ from kvp.artifacts.claim import LOCK, FolderKind, OutputFolder
 from kvp.artifacts.copies import fetch, send, staging_folder
 from kvp.artifacts.files import is_partial, replacing
 from kvp.errors import UsageError
-from kvp.manifest import read_sealed_json, write_sealed_json
+from kvp.manifest import write_sealed_json
 from policies.sources import INDEX, policy_files
 
 RUN_FILE = "run.json"
@@ -62,17 +62,6 @@ class RunFolder:
         """Whether the folder holds the finished policy of exactly this run."""
         previous = RUN.read_marker(self.place) if (self.place / INDEX).exists() else None
         return previous is not None and not RUN.differences(previous, self._identity)
-
-    def check_calibration(self, target: str, contexts: int) -> None:
-        """UsageError unless the finished run was calibrated like this: weights do not tell."""
-        made = read_sealed_json(self.place / INDEX, UsageError)["training"]["config"]
-        theirs, on = made["calibration"], made["calibration_contexts"]
-        if (theirs, on) == (target, contexts) or theirs == target == "none":
-            return
-        how = "not calibrated" if theirs == "none" else f"calibrated to {theirs} on {on} contexts"
-        raise UsageError(
-            f"--out {self.place} is finished, and was {how} then; kvp calibrate changes it"
-        )
 
     def prepare(self, manifest: Mapping[str, Any]) -> None:
         """Claim the folder for this process, until `release`.

@@ -107,9 +107,13 @@ def open_training_data(
     heads = config.heads_of(reader.geometry)
     if config.heads is not None:
         reader = TraceReader(path, heads=slice(heads.start, heads.stop))
-    check_store(reader, recipe, allow_incomplete=config.allow_incomplete)
-    if missing := label_of(recipe.label).missing(reader.plan):
-        raise StoreError(f"--label {recipe.label}: --traces {path} {missing}")
+    check_store(reader, allow_incomplete=config.allow_incomplete)
+    stored = label_of(recipe.label).stored
+    if stored is not None and stored not in reader.plan.labels:
+        raise StoreError(
+            f"--label {recipe.label}: --traces {path} holds no such label; collect it with "
+            f"kvp-collect --labels {stored}"
+        )
     records = {split: usable(reader, split, recipe) for split in ("train", "validation")}
     if recipe.sequences > len(records["train"]):
         raise UsageError(
@@ -127,21 +131,14 @@ def open_training_data(
     return TrainingData(traces=reader, identity=identity, sequences_of=records.__getitem__)
 
 
-def check_store(reader: TraceReader, recipe: Recipe, *, allow_incomplete: bool) -> None:
-    """Raise StoreError unless a store is complete and holds what rankers and their labels need."""
+def check_store(reader: TraceReader, *, allow_incomplete: bool) -> None:
+    """Raise StoreError unless a store is complete."""
     planned, committed = reader.plan.sequences, len(reader.records())
     if committed < planned and not allow_incomplete:
         raise StoreError(
             f"--traces {reader.path} lacks {planned - committed} of {planned} sequences; "
             "let kvp-collect finish, or pass --allow_incomplete"
         )
-    if reader.plan.store == "kv":
-        raise StoreError(
-            f"--traces {reader.path} was collected without queries; future attention needs them: "
-            "kvp-collect --store qkv"
-        )
-    if "model" not in reader.manifest:
-        raise StoreError(f"--traces {reader.path}: its manifest does not name the model")
 
 
 def usable(reader: TraceReader, split: str, recipe: Recipe) -> list[SequenceRecord]:

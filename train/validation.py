@@ -93,10 +93,10 @@ class HeldOut:
             for skill, index in zip(skills.tolist(), indices.tolist(), strict=True)
         ]
 
-    def losing_heads(self) -> list[int]:
-        """Heads on which the best heuristic has more skill than the policy."""
+    def losing_heads(self) -> int:
+        """Number of heads on which the best heuristic has more skill than the policy."""
         skills = zip(self.skill.tolist(), self.best_heuristics(), strict=True)
-        return [head for head, (skill, best) in enumerate(skills) if best and best[1] > skill]
+        return sum(best is not None and best[1] > skill for skill, best in skills)
 
 
 @torch.no_grad()

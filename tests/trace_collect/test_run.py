@@ -17,7 +17,7 @@ from kvp.hf.scorer_inputs import ScorerInputs
 from kvp.hf.trace import Recorded, collect_all
 from kvp.scoring import Reconstruction
 from kvp.store import STORED_LABELS, TraceReader
-from trace_collect.collection import store_request
+from trace_collect.collection import planned
 from trace_collect.config import STORED_LABELS as CONFIG_LABELS
 from trace_collect.config import CollectConfig
 
@@ -43,7 +43,7 @@ def test_a_store_holds_exactly_the_requested_samples(
     config = CollectConfig(
         out="", tasks="niah_single_1,niah_single_2", length=300, train=3, validation=2
     )
-    jobs = store_request(config).planned(tokenizer)
+    jobs = planned(config, tokenizer)
     recorded = Recorded(continuation="model", max_new_tokens=4)
     samples = [(index, jobs[index]) for index in (0, 4)]
     alone = list(collect_all(model, tokenizer, samples, recorded, rows=1))
@@ -88,10 +88,9 @@ def test_chat_and_files(run: Collect, tmp_path: Path) -> None:
     (record,) = TraceReader(tmp_path / "out").records()
     assert record.task == "chat"
     assert len(record.reply_spans) > 1
-    flags = ("--data", str(texts), "--train=2", "--validation=0", "--store=kv")
+    flags = ("--data", str(texts), "--train=2", "--validation=0")
     assert run(*flags, "--out", str(tmp_path / "texts")) == 0
     reader = TraceReader(tmp_path / "texts")
-    assert reader.plan.store == "kv"
     for record in reader.records():
         assert record.context_length == record.prompt_length - 1
 

@@ -86,7 +86,6 @@ def make_store(tmp_path_factory: pytest.TempPathFactory) -> MakeStore:
         geometry: Geometry = GEOMETRY,
         tokens: int = TOKENS,
         noise: int = 0,
-        queries: bool = True,
         labels: tuple[str, ...] = (),
         replies: tuple[tuple[int, int], ...] = (),
         frequencies: Sequence[float] | None = (0.0,),
@@ -98,7 +97,6 @@ def make_store(tmp_path_factory: pytest.TempPathFactory) -> MakeStore:
             dtype="float32",
             max_tokens=tokens,
             sequences=len(splits),
-            store="qkv" if queries else "kv",
             labels=labels,
         )
         manifest = {
@@ -111,9 +109,7 @@ def make_store(tmp_path_factory: pytest.TempPathFactory) -> MakeStore:
                 trace = synthetic_trace(index, split, geometry=geometry, tokens=tokens, noise=noise)
                 kept = {name: synthetic_label(trace) for name in labels}
                 trace = replace(trace, record=replace(trace.record, reply_spans=replies))
-                writer.write(
-                    replace(trace, queries=trace.queries if queries else None, labels=kept)
-                )
+                writer.write(replace(trace, labels=kept))
         return path
 
     return make

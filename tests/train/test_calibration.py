@@ -212,7 +212,6 @@ def test_what_cannot_be_calibrated_is_left_as_it_was(
     other = make_store(geometry=Geometry(layers=1, query_heads=4, kv_heads=2, head_dim=8))
     for flags, message in [
         ((policy, other), "was trained for 2 layers x 2 KV heads"),
-        ((policy, make_store(queries=False)), "collected without queries"),
         ((policy, make_store(validation=0)), "no validation sequences"),
         ((policy, make_store(write=3)), "lacks 5 of 8 sequences"),
         ((tmp_path / "none", store), "has no policy.json"),

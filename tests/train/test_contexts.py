@@ -58,34 +58,6 @@ def test_protected_tokens_can_be_left_out(store: Path) -> None:
     assert torch.equal(context.without(UNPROTECTED).values, context.values)
 
 
-@pytest.mark.parametrize("memory_bytes", [1, 40_000, 10**8])
-def test_what_is_forgotten_comes_back_the_same(store: Path, memory_bytes: int) -> None:
-    reader = TraceReader(store)
-    source = ContextSource(reader, memory_bytes=memory_bytes)
-    points = [
-        CompressionPoint(sequence=i % 6, prefix_length=30 + i % 4, stop=96) for i in range(24)
-    ]
-    for point in points:
-        fresh = ContextSource(reader, memory_bytes=10**8).context(point)
-        context = source.context(point)
-        assert torch.equal(context.keys, fresh.keys)
-        assert torch.equal(context.importance, fresh.importance)
-
-
-def test_a_damaged_sequence_is_an_error_that_names_the_file(
-    make_store: Callable[..., Path],
-) -> None:
-    from kvp.errors import StoreError
-
-    path = make_store()
-    reader = TraceReader(path)
-    reader.records()
-    shard = next(path.glob("k/c.1.*"))
-    shard.write_bytes(shard.read_bytes()[:-100])
-    with pytest.raises(StoreError, match=shard.name):
-        ContextSource(reader, memory_bytes=10**8).context(POINT)
-
-
 @pytest.mark.parametrize("memory_bytes", [1, 10**8])
 def test_points_of_one_turn_read_their_sequence_once(
     store: Path, memory_bytes: int, monkeypatch: pytest.MonkeyPatch
@@ -241,17 +213,3 @@ def test_a_damaged_sequence_is_an_error_of_the_step_that_needs_it(
     ahead.contexts(0)
     with pytest.raises(StoreError, match=shard.name):
         ahead.contexts(1)
-
-
-def test_validation_may_read_the_source_while_a_step_is_made(store: Path) -> None:
-    source = ContextSource(TraceReader(store), memory_bytes=1)
-    ahead = StepContexts(source, points_of, steps=STEPS)
-    held_out = [
-        CompressionPoint(sequence=6 + i % 2, prefix_length=50 + i, stop=90) for i in range(8)
-    ]
-    expected = [
-        ContextSource(TraceReader(store), memory_bytes=1).context(point) for point in held_out
-    ]
-    for step in range(STEPS):
-        ahead.contexts(step)
-        assert equal([source.context(point) for point in held_out], expected)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from pathlib import Path
 
 import pytest
@@ -77,22 +76,6 @@ def test_more_tokens_contexts_and_weights_take_more_memory() -> None:
     assert taken(1000, hidden=512) > base
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (("--length=40000",), "exceeds the context of"),
-        (("--model=/no/such",), "--model /no/such: no such folder"),
-    ],
-)
-def test_what_cannot_work_is_one_line(
-    flags: tuple[str, ...], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["--dry-run", "--model", str(QWEN), "--out", str(tmp_path / "p"), *flags]) == 2
-    error = capsys.readouterr().err.splitlines()[-1]
-    assert error.startswith("kvp-train: error: ")
-    assert message in error
-
-
 def test_a_device_that_is_not_there_has_no_times(
     model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -101,18 +84,6 @@ def test_a_device_that_is_not_there_has_no_times(
     assert "no times, which are measured on the model itself: --device cuda:7 is not" in (
         capsys.readouterr().out
     )
-
-
-def test_without_a_tokenizer_there_are_bytes(
-    model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    shutil.copy(model_folder / "config.json", tmp_path)
-    assert (
-        main(["--dry-run", f"--model={tmp_path}", f"--out={tmp_path / 'p'}", "--length=300"]) == 0
-    )
-    printed = capsys.readouterr().out
-    assert "MB on disk" in printed
-    assert "no times" in printed
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(61, "61 s"), (600, "10 min"), (9000, "2.5 h")])

@@ -19,7 +19,7 @@ from kvp.errors import PolicyError, StoreError, UsageError
 from kvp.programs import run_program, train
 from policies.policy_files import POLICY, load_policy, load_shard
 from train.config import TrainConfig
-from train.head_shards import heads_of, own_heads, spans
+from train.head_shards import heads_of, own_heads
 
 merge = partial(run_program, "merge")
 
@@ -165,11 +165,6 @@ def test_heads_that_cannot_be_trained_alone(
     assert not (tmp_path / "policy").exists()
 
 
-def test_spans() -> None:
-    assert spans([0, 1, 2, 5]) == "0:3, 5:6"
-    assert spans([]) == ""
-
-
 @pytest.mark.parametrize(("count", "total"), [(1, 4), (2, 4), (3, 20), (7, 112), (112, 112)])
 def test_every_head_has_one_process(count: int, total: int) -> None:
     shares = [heads_of(Rank(index=index, count=count), total) for index in range(count)]
@@ -221,5 +216,3 @@ def test_a_process_of_several_writes_its_shard(
     assert {path.name for path in (out / "heads-1-2").glob("*.safetensors")} == {
         "layer_00_head_01.safetensors"
     }
-    said = capsys.readouterr().out
-    assert f"next: kvp merge --shards {out} --out POLICY, when all heads are trained" in said

@@ -14,7 +14,7 @@ from kvp.geometry import Geometry
 from kvp.programs import train as main
 from kvp.store import TraceReader
 from train.ranker_training import RankerTraining
-from train.summary import head_names, print_summary, verdict
+from train.summary import head_names, print_summary
 from train.validation import HeldOut
 
 TINY = {"contexts": 1, "hidden": 8, "min_prefix": 40, "steps": 4, "calibration": "none"}
@@ -39,14 +39,12 @@ def test_start_and_end_say_what_and_where(
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("training 4 of 4 KV heads, ")
     assert "on 6 sequences (2 for validation): label max_reply_attention" in lines[0]
-    assert lines[1].endswith("give 4 held-out contexts, fewer than --validation_contexts 32")
     assert lines[-2] == f"policy: {tmp_path / 'p'}"
     assert lines[-1].startswith("next: kvp-eval --model synthetic --policies ")
     assert train(store, tmp_path / "part", heads="0:2", validation_contexts=4) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("training 2 of 4 KV heads, ")
-    assert not any(line.startswith("note: ") for line in lines)
-    assert lines[-1].startswith("next: kvp merge --shards ")
+    assert lines[-1].startswith("next, when all heads are trained: kvp merge --shards ")
 
 
 def test_a_dry_run_writes_nothing(
@@ -149,21 +147,6 @@ def test_heads_are_named_by_layer_and_head() -> None:
     assert head_names(GEOMETRY, range(6, 9)) == ["1.2", "1.3", "2.0"]
 
 
-def test_lost_heads_are_named_with_both_skills() -> None:
-    message = verdict(result([0.95, 0.79, torch.nan], SOME), ["1.2", "1.3", "2.0"])
-    assert message == (
-        "The policy loses to the best attention-free heuristic on 1 of 2 heads: "
-        "1.3 (keydiff 0.812 > 0.790)."
-    )
-
-
-def test_a_policy_without_losses_is_said_to_win_on_the_heads_that_have_signal() -> None:
-    message = verdict(result([0.95, 0.85, torch.nan], SOME), ["1.2", "1.3", "2.0"])
-    assert message == "The policy beats the best attention-free heuristic on all 2 heads."
-    flat = verdict(result([torch.nan], SOME[:, 2:]), ["1.2"])
-    assert flat == "No head saw tokens that differ: nothing to compare with heuristics."
-
-
 def test_the_table_fits_eighty_columns(capsys: pytest.CaptureFixture[str]) -> None:
     steps = torch.tensor([4000, 300, 4000])
     print_summary(result([-0.95, 0.79, torch.nan], SOME), steps, GEOMETRY, range(109, 112))
@@ -177,7 +160,7 @@ def test_the_table_fits_eighty_columns(capsys: pytest.CaptureFixture[str]) -> No
     assert rows["27.2"] == ["0.790", "0.200", *lost, "keydiff", "0.812", "650,913", "300"]
     assert rows["27.3"] == ["nan", "0.200", *lost, "650,913", "4000"]
     assert rows["all"] == ["-0.080", "0.200", *lost, "0.856"]
-    assert " ".join(lines).count("The policy loses") == 1
+    assert "has more skill on 1 of 2 heads." in " ".join(lines)
 
 
 def test_without_baselines_the_table_compares_with_nothing(
@@ -186,4 +169,4 @@ def test_without_baselines_the_table_compares_with_nothing(
     print_summary(result([0.5] * 112, None), torch.zeros(112, dtype=torch.int64), GEOMETRY)
     printed = capsys.readouterr().out
     assert "27.3" in printed
-    assert "The policy" not in printed
+    assert "heuristic has" not in printed

@@ -255,17 +255,6 @@ def test_a_store_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     )
 
 
-def test_other_settings_do_not_continue_a_run(
-    base: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out, short = tmp_path / "policy", {**TRAIN, "steps": 2}
-    assert main(flags(out=out, **ONLINE, **short, **base)) == 0
-    assert main(flags(out=out, **ONLINE, **short, **base)) == 0
-    assert "already holds the finished policy" in capsys.readouterr().out
-    assert main(flags(out=out, **{**ONLINE, "sequences": 3}, **short, **base)) == 2
-    assert "traces.train: 4 there, 3 here" in capsys.readouterr().err
-
-
 GEOMETRY = Geometry(layers=2, query_heads=4, kv_heads=2, head_dim=8)
 ASKED: list[Attention] = [("future_attention", 20, 48), ("max_future_attention", 30, 40)]
 GRAM = torch.arange(2.0 * 2 * 8 * 8).view(2, 2, 8, 8)

@@ -98,8 +98,8 @@ def test_evaluation_names_the_head_that_recency_ranks_better(rankers: HeadRanker
     alone = evaluate(rankers, [one], reward_protection=Protection())
     assert torch.equal(result.skill, alone.skill)
     assert not alone.heuristics
-    assert alone.losing_heads() == []
-    assert 1 in result.losing_heads()
+    assert alone.losing_heads() == 0
+    assert result.losing_heads() >= 1
     head = result.per_head()[1]
     assert head["best_heuristic"] == "streaming_llm"
     assert head["best_heuristic_skill"] == pytest.approx(1.0, abs=1e-4)
@@ -113,7 +113,7 @@ def test_flat_heads_have_no_best_heuristic(rankers: HeadRankers) -> None:
     result = evaluate(
         rankers, [flat], reward_protection=UNPROTECTED, heuristics=Heuristics(geometry)
     )
-    assert result.losing_heads() == []
+    assert result.losing_heads() == 0
     head = json.loads(json.dumps(result.per_head(), allow_nan=False))[0]
     assert (head["skill"], head["best_heuristic"], head["best_heuristic_skill"]) == (None,) * 3
 
