@@ -160,7 +160,7 @@ def test_the_table_fits_eighty_columns(capsys: pytest.CaptureFixture[str]) -> No
     assert rows["27.2"] == ["0.790", "0.200", *lost, "keydiff", "0.812", "650,913", "300"]
     assert rows["27.3"] == ["nan", "0.200", *lost, "650,913", "4000"]
     assert rows["all"] == ["-0.080", "0.200", *lost, "0.856"]
-    assert "has more skill on 1 of 2 heads." in " ".join(lines)
+    assert "has more skill on 2 of 2 heads." in " ".join(lines)
 
 
 def test_without_baselines_the_table_compares_with_nothing(
