@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from kvp.artifacts.addresses import Place, files_below, make_folder, place
-from kvp.artifacts.copies import cache_folder, fetch, staging_folder
-from kvp.artifacts.files import is_partial
+from kvp.artifacts.files import cache_folder, fetch, is_partial, staging_folder
 from kvp.artifacts.jsonl import JsonLines
 from kvp.errors import AddressError, ResultsError
 from kvp.manifest import digest_json

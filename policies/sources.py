@@ -10,7 +10,7 @@ from pathlib import Path
 
 from kvp import nano
 from kvp.artifacts.addresses import ObjectPath, Place, is_address, place
-from kvp.artifacts.copies import cache_folder, fetch
+from kvp.artifacts.files import cache_folder, fetch
 from kvp.errors import PolicyError
 from kvp.hub import HubName, download
 from kvp.manifest import digest_json, read_sealed_json

@@ -19,8 +19,7 @@ from zipfile import BadZipFile, ZipFile
 
 from kvp.artifacts.addresses import ObjectPath, Place, files_below
 from kvp.artifacts.claim import LOCK, FolderKind, OutputFolder
-from kvp.artifacts.copies import fetch, send, staging_folder
-from kvp.artifacts.files import is_partial, replacing
+from kvp.artifacts.files import fetch, is_partial, replacing, send, staging_folder
 from kvp.errors import UsageError
 from kvp.manifest import write_sealed_json
 from policies.sources import INDEX, policy_files

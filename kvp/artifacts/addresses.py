@@ -3,25 +3,28 @@
 The one place that knows what an address is: `s3://bucket/prefix`, `gs://bucket/prefix`, and, to be
 read only, `hf://datasets/org/name/folder` and `hf://buckets/org/name/folder` of the Hugging Face
 hub. `ObjectPath` has the methods of `pathlib.Path` that whole files need, so code that reads and
-writes whole files is the same for both; `pathlib.Path("s3://a/b")` would lose a slash. How objects
-are fetched is `kvp.artifacts.objects`. Imports no torch.
+writes whole files is the same for both; `pathlib.Path("s3://a/b")` would lose a slash. The
+libraries that fetch objects are opened in `kvp.artifacts.objects`. Imports no torch.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from kvp.artifacts.objects import Bucket, HubFiles, opened
+from kvp.artifacts.objects import Patience, opened, read_only, told
 from kvp.errors import AddressError
 
 if TYPE_CHECKING:
     from zarr.abc.store import Store
+
+T = TypeVar("T")
 
 SCHEMES = ("s3", "gs", "hf")
 """Kinds of addresses."""
@@ -31,6 +34,9 @@ _ROOT_PARTS = {"s3": 1, "gs": 1, "hf": 2}
 """Parts of an address that name the bucket or the repository."""
 _HUB_KINDS = ("datasets", "buckets", "spaces")
 """First parts of addresses on the hub that stand before `org/name`."""
+
+_ANSWERED = set[str]()
+"""Buckets that have answered, so that they exist."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +70,8 @@ class ObjectPath:
                 "hf://datasets/org/name/folder" if scheme == "hf" else f"{scheme}://bucket/folder"
             )
             raise AddressError(f"{address} is no address: write {example}")
-        return cls(f"{scheme}://{'/'.join(parts[:count])}", "/".join(parts[count:]))
+        kind = HubPath if scheme == "hf" else ObjectPath
+        return kind(f"{scheme}://{'/'.join(parts[:count])}", "/".join(parts[count:]))
 
     def __str__(self) -> str:
         """The address."""
@@ -72,7 +79,7 @@ class ObjectPath:
 
     def __truediv__(self, name: str) -> ObjectPath:
         """A path below it."""
-        return ObjectPath(self.root, f"{self.key}/{name}" if self.key else name)
+        return type(self)(self.root, f"{self.key}/{name}" if self.key else name)
 
     @property
     def name(self) -> str:
@@ -82,28 +89,55 @@ class ObjectPath:
     @property
     def parent(self) -> ObjectPath:
         """The folder it lies in; the bucket itself lies in itself."""
-        return ObjectPath(self.root, self.key.rpartition("/")[0])
+        return type(self)(self.root, self.key.rpartition("/")[0])
 
     def absolute(self) -> ObjectPath:
         """Itself."""
         return self
 
-    @property
-    def objects(self) -> Bucket | HubFiles:
-        """The bucket that it lies in, opened once per process."""
-        return opened(self.root, os.getpid())
-
     def exists(self) -> bool:
         """Whether there is an object of this name."""
-        return size_of(self) is not None
+        return self.size() is not None
 
     def is_dir(self) -> bool:
         """Whether there is an object below it."""
-        return any(True for _ in self.objects.listed(self.key))
+        return any(True for _ in self.below())
+
+    def size(self) -> int | None:
+        """Bytes of the object, None where there is none."""
+        try:
+            found: int | None = (
+                self._ask(lambda api, store: api.head(store, self.key)["size"])
+                if self.key else None
+            )  # fmt: skip
+        except FileNotFoundError:
+            if self.root not in _ANSWERED:  # it has no text: the bucket itself may be missing
+                next(self.below(), None)
+            return None
+        _ANSWERED.add(self.root)
+        return found
+
+    def below(self) -> Iterator[tuple[str, int]]:
+        """Paths, relative to this one, and bytes of all objects below it."""
+        patience, prefix, last = Patience(), f"{self.key}/" if self.key else "", None
+        with told(str(self)):
+            import obstore
+
+            while True:
+                try:
+                    store = opened(self.root, os.getpid())
+                    for batch in obstore.list(store, prefix=prefix or None, offset=last):
+                        for entry in batch:
+                            last = entry["path"]
+                            yield last[len(prefix) :], entry["size"]
+                    break
+                except obstore.exceptions.BaseError as problem:
+                    time.sleep(patience.pause(problem))
+        _ANSWERED.add(self.root)
 
     def read_bytes(self) -> bytes:
         """The whole object; raises FileNotFoundError where there is none."""
-        return self.objects.read(self.key)
+        return self._ask(lambda api, store: bytes(api.get(store, self.key).bytes()))
 
     def read_text(self, encoding: str = "utf-8", errors: str = "strict") -> str:
         """`read_bytes` as text."""
@@ -111,15 +145,79 @@ class ObjectPath:
 
     def write_bytes(self, content: bytes) -> None:
         """Replace the object as a whole: readers see the old or the new one, never a part."""
-        self.objects.write(self.key, content)
+        self._ask(lambda api, store: api.put(store, self.key, content))
 
     def unlink(self, missing_ok: bool = False) -> None:
         """Delete the object; one that is not there is no error."""
-        self.objects.delete(self.key)
+        with suppress(FileNotFoundError):
+            self._ask(lambda api, store: api.delete(store, self.key))
 
     def zarr_store(self) -> Store:
         """The folder as a read-only store of zarr."""
-        return self.objects.zarr_store(self.key)
+        from zarr.storage import ObjectStore
+
+        with told(str(self)):
+            return ObjectStore(opened(str(self), os.getpid()), read_only=True)
+
+    def _ask(self, request: Callable[[Any, Any], T]) -> T:
+        """The answer of obstore and a store of it to a request that may be made twice."""
+        patience = Patience()
+        with told(str(self)):
+            import obstore
+
+            while True:
+                try:
+                    return request(obstore, opened(self.root, os.getpid()))
+                except obstore.exceptions.BaseError as problem:
+                    time.sleep(patience.pause(problem))
+
+
+class HubPath(ObjectPath):
+    """A file or folder of a repository or bucket of the Hugging Face hub, which is only read."""
+
+    @property
+    def _files(self) -> Any:  # noqa: ANN401 - the hub's file system
+        return opened(self.root, os.getpid())
+
+    def size(self) -> int | None:
+        """As `ObjectPath`."""
+        try:
+            with told(str(self)):
+                found = self._files.info(str(self))
+        except FileNotFoundError:
+            return None
+        return int(found["size"]) if found["type"] == "file" else None
+
+    def below(self) -> Iterator[tuple[str, int]]:
+        """As `ObjectPath`."""
+        try:
+            with told(str(self)):
+                found = self._files.find(str(self), detail=True)
+        except FileNotFoundError:
+            return
+        start = len(str(self).removeprefix("hf://")) + 1
+        yield from ((path[start:], int(entry["size"])) for path, entry in found.items())
+
+    def read_bytes(self) -> bytes:
+        """As `ObjectPath`."""
+        with told(str(self)):
+            content: bytes = self._files.cat_file(str(self))
+            return content
+
+    def write_bytes(self, content: bytes) -> None:
+        """Refused."""
+        raise AddressError(str(read_only(str(self))))
+
+    def unlink(self, missing_ok: bool = False) -> None:
+        """Refused."""
+        raise AddressError(str(read_only(str(self))))
+
+    def zarr_store(self) -> Store:
+        """As `ObjectPath`."""
+        from zarr.storage import FsspecStore
+
+        mapper = self._files.get_mapper(str(self).removeprefix("hf://"))
+        return FsspecStore.from_mapper(mapper, read_only=True)
 
 
 Place = Path | ObjectPath
@@ -154,7 +252,7 @@ def make_folder(folder: Place) -> None:
 def size_of(path: Place) -> int | None:
     """Bytes of a file; None where there is no file of that name."""
     if isinstance(path, ObjectPath):
-        return path.objects.size(path.key) if path.key else None
+        return path.size()
     return path.stat().st_size if path.is_file() else None
 
 
@@ -164,8 +262,7 @@ def files_below(folder: Place) -> Iterator[tuple[str, int]]:
     One request per thousand objects in an object store.
     """
     if isinstance(folder, ObjectPath):
-        start = len(folder.key) + 1 if folder.key else 0
-        yield from ((key[start:], size) for key, size in folder.objects.listed(folder.key))
+        yield from folder.below()
         return
     for parent, _, names in os.walk(folder):
         for path in (Path(parent, name) for name in names):

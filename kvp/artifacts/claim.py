@@ -26,8 +26,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from kvp.artifacts.addresses import ObjectPath, Place, files_below
-from kvp.artifacts.copies import fetch, send, staging_folder
-from kvp.artifacts.files import is_partial
+from kvp.artifacts.files import fetch, is_partial, send, staging_folder
 from kvp.errors import KvpError
 from kvp.manifest import differences, read_json, read_sealed_json
 
@@ -35,56 +34,6 @@ LOCK = "writer.lock"
 """Held alone by a single writer, shared by workers."""
 _SWEEP_SECONDS = 10.0
 """For how long a worker waits where the last one of earlier workers may be deleting leftovers."""
-
-
-class FolderLock:
-    """The lock of a folder, held until `release` or the end of the process."""
-
-    def __init__(self, folder: Place, error: type[KvpError], *, shared: bool = False) -> None:
-        """Take it, with `shared` beside other workers.
-
-        Raises `error`, naming the holder, where another process has it, and where a local folder
-        cannot be locked.
-        """
-        here = folder / LOCK if isinstance(folder, Path) else staging_folder(folder)
-        self._path = here.with_suffix(".lock")
-        mode = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
-        deadline = time.monotonic() + (_SWEEP_SECONDS if shared else 0)
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            while True:
-                handle = self._handle = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
-                self._close = weakref.finalize(self, os.close, handle)
-                taken = _locked(handle, mode)
-                if taken and os.fstat(handle).st_nlink:  # its last holder may have deleted it
-                    break
-                holder = os.pread(handle, 200, 0).decode(errors="replace").strip()
-                self._close()
-                if not taken and time.monotonic() >= deadline:
-                    holder = holder or "another process"
-                    raise error(f"{folder} is being written by {holder}; wait for it to end")
-                time.sleep(0.0 if taken else 0.1)
-            os.ftruncate(handle, 0)
-            os.pwrite(handle, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
-        except OSError as problem:
-            raise error(f"{folder} cannot be locked: {problem.strerror}") from None
-
-    def release(self, last: Callable[[], None]) -> None:
-        """Let others in; who leaves last calls `last` before. Safe to call twice."""
-        if self._close.alive:
-            if _locked(self._handle, fcntl.LOCK_EX):
-                last()
-                self._path.unlink(missing_ok=True)
-            self._close()
-
-
-def _locked(handle: int, mode: int) -> bool:
-    """Lock an open file or change its lock; False where others hold it."""
-    try:
-        fcntl.flock(handle, mode | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,15 +76,11 @@ class FolderKind:
         return differences(theirs, ours)
 
 
-def _never(_: Place) -> bool:
-    return False
-
-
 class OutputFolder:
     """A folder that this process writes, until `release` (or the end of a `with` block)."""
 
-    def __init__(self, path: Place, kind: FolderKind, *, shared: bool) -> None:
-        """Made by `claim`: lock the folder; raises the kind's error."""
+    def __init__(self, path: Place, kind: FolderKind, *, shared: bool = False) -> None:
+        """Make and lock the folder (`claim` checks whose it is); raises the kind's error."""
         self.path = path
         self.shared = shared
         """Whether this process is one of several workers, which may write it, too."""
@@ -145,13 +90,39 @@ class OutputFolder:
         self._kind = kind
         self._copy: TemporaryDirectory[str] | None = None
         self._made: list[Path] = []
-        if isinstance(path, Path):
-            self._made = [folder for folder in (path, *path.parents) if not folder.exists()]
-            try:
-                path.mkdir(parents=True, exist_ok=True)
-            except OSError as problem:
-                raise kind.error(f"cannot write --out {path}: {problem.strerror}") from None
-        self._lock = FolderLock(path, kind.error, shared=shared)
+        here = path / LOCK if isinstance(path, Path) else staging_folder(path)
+        self._lock = here.with_suffix(".lock")
+        try:
+            if isinstance(path, Path):
+                self._made = [folder for folder in (path, *path.parents) if not folder.exists()]
+            self._lock.parent.mkdir(parents=True, exist_ok=True)
+            self._take()
+        except OSError as problem:
+            raise kind.error(f"cannot write --out {path}: {problem.strerror}") from None
+
+    def _take(self) -> None:
+        """Take the lock; raises the kind's error, naming the holder, where another process has it.
+
+        Workers share it, and wait where the last one of earlier workers may be deleting leftovers.
+        """
+        mode = fcntl.LOCK_SH if self.shared else fcntl.LOCK_EX
+        deadline = time.monotonic() + (_SWEEP_SECONDS if self.shared else 0)
+        while True:
+            handle = self._handle = os.open(self._lock, os.O_RDWR | os.O_CREAT, 0o666)
+            self._close = weakref.finalize(self, os.close, handle)
+            taken = _locked(handle, mode)
+            if taken and os.fstat(handle).st_nlink:  # its last holder may have deleted it
+                break
+            holder = os.pread(handle, 200, 0).decode(errors="replace").strip()
+            self._close()
+            if not taken and time.monotonic() >= deadline:
+                holder = holder or "another process"
+                raise self._kind.error(
+                    f"{self.path} is being written by {holder}; wait for it to end"
+                )
+            time.sleep(0.0 if taken else 0.1)
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
 
     @classmethod
     def claim(
@@ -160,7 +131,7 @@ class OutputFolder:
         kind: FolderKind,
         identity: Mapping[str, Any],
         *,
-        replaceable: Callable[[Place], bool] = _never,
+        replaceable: Callable[[Place], bool] | None = None,
         shared: bool = False,
     ) -> OutputFolder:
         """Make or take over a folder for this process.
@@ -177,8 +148,7 @@ class OutputFolder:
             KvpError: the kind's error, in one line: a file, another kind or identity, being
                 written by another process, or it cannot be made.
         """
-        if shared:
-            replaceable = _never
+        replaceable = None if shared else replaceable
         if refusal := check_folder(path, kind, identity, replaceable=replaceable):
             raise kind.error(refusal)
         folder = cls(path, kind, shared=shared)
@@ -234,15 +204,16 @@ class OutputFolder:
         if self._copy is not None:
             self._copy.cleanup()
             self._copy = None
-        self._lock.release(self._sweep)
+        if self._close.alive:
+            if _locked(self._handle, fcntl.LOCK_EX):
+                if isinstance(self.path, Path):
+                    for name in [name for name, _ in files_below(self.path) if is_partial(name)]:
+                        (self.path / name).unlink(missing_ok=True)
+                self._lock.unlink(missing_ok=True)
+            self._close()
         for empty in self._made:
             with suppress(OSError):  # something is in it
                 empty.rmdir()
-
-    def _sweep(self) -> None:
-        if isinstance(self.path, Path):
-            for name in [name for name, _ in files_below(self.path) if is_partial(name)]:
-                (self.path / name).unlink(missing_ok=True)
 
     def __enter__(self) -> OutputFolder:
         """Return itself."""
@@ -253,12 +224,21 @@ class OutputFolder:
         self.release()
 
 
+def _locked(handle: int, mode: int) -> bool:
+    """Lock an open file or change its lock; False where others hold it."""
+    try:
+        fcntl.flock(handle, mode | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
 def check_folder(
     path: Place,
     kind: FolderKind,
     identity: Mapping[str, Any],
     *,
-    replaceable: Callable[[Place], bool] = _never,
+    replaceable: Callable[[Place], bool] | None = None,
 ) -> str | None:
     """Say in one line why `OutputFolder.claim` would refuse a folder; None if it would not.
 
@@ -268,23 +248,18 @@ def check_folder(
     if (path.exists() and not path.is_dir()) or (isinstance(path, ObjectPath) and path.exists()):
         return f"--out {path} is a file; name a folder"
     marker = kind.read_marker(path)
-    if marker is None and (foreign := _foreign(path, kind)) is not None:
+    if marker is None:
+        names = (name for name, _ in files_below(path) if name != LOCK and not is_partial(name))
+        foreign = next((name for name in names if not re.fullmatch(kind.begun, name)), None)
+        if foreign is None:
+            return None
         marker = kind.read_marker(path)  # another worker may have begun the folder meanwhile
         if marker is None:
             return f"--out {path} is not empty and not a {kind.noun} ({foreign}); name another"
-    if marker is None:
+    different = kind.differences(marker, identity)
+    if not different or (replaceable is not None and replaceable(path)):
         return None
-    if (different := kind.differences(marker, identity)) and not replaceable(path):
-        return _others(path, different)
-    return None
-
-
-def _foreign(path: Place, kind: FolderKind) -> str | None:
-    """A file that no interrupted writer of this kind left, None if there is none."""
-    for name, _ in files_below(path):
-        if not (name == LOCK or is_partial(name) or re.fullmatch(kind.begun, name)):
-            return name
-    return None
+    return _others(path, different)
 
 
 def _others(path: Place, different: list[str]) -> str:

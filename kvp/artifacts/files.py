@@ -1,9 +1,14 @@
-"""Atomic writing of a file: after any crash it has its old or its whole new content.
+"""Files written atomically, and copied between this disk and an object store.
+
+After any crash a file has its old or its whole new content.
 
 Written aside under a name of its own, flushed to the disk, renamed, and the folder flushed as well:
 of two writers of one path the later one wins. Files are made as `open` makes them, so the user's
-umask decides who may read them. In an object store one request writes a file, as a whole. Imports
-no torch.
+umask decides who may read them. In an object store one request writes a file, as a whole.
+
+Artefacts of many small files (policies, checkpoints, results) are made in a folder on this disk and
+sent when they are whole, and fetched before they are read; trace stores are read and written where
+they lie. Imports no torch.
 """
 
 from __future__ import annotations
@@ -11,18 +16,14 @@ from __future__ import annotations
 import os
 import re
 import secrets
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from hashlib import sha256
 from pathlib import Path
 
-from kvp.artifacts.addresses import ObjectPath, Place
+from kvp.artifacts.addresses import ObjectPath, Place, files_below
 
 _PARTIAL = re.compile(r".+\.[0-9a-f]{8}\.partial", re.DOTALL)
-
-
-def partial_of(path: Path) -> Path:
-    """Where to write new content of a file: beside it, under another name each time."""
-    return path.with_name(f"{path.name}.{secrets.token_hex(4)}.partial")
 
 
 def is_partial(name: str) -> bool:
@@ -36,7 +37,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
     When the block fails, the old file stays and what was written is deleted.
     """
-    partial = partial_of(path)
+    partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}.partial")
     with naming(path):
         try:
             yield partial
@@ -81,3 +82,38 @@ def sync_path(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def fetch(source: Place, folder: Path, names: Iterable[str] | None = None) -> None:
+    """Fetch files, by their POSIX path in `source`: these or all.
+
+    Those that are not there are left out.
+    """
+    for name in [name for name, _ in files_below(source)] if names is None else names:
+        with suppress(FileNotFoundError):
+            content = (source / name).read_bytes()
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            atomic_write_bytes(folder / name, content)
+
+
+def send(folder: Path, target: ObjectPath, names: Iterable[str]) -> None:
+    """Write files to an object store in this order, each whole; a folder stands for all in it.
+
+    Those that are not there are left out.
+    """
+    for name in names:
+        if (folder / name).is_dir():
+            inner = (f"{name}/{one}" for one, _ in files_below(folder / name))
+            send(folder, target, sorted(one for one in inner if not is_partial(one)))
+        elif (folder / name).exists():
+            atomic_write_bytes(target / name, (folder / name).read_bytes())
+
+
+def staging_folder(address: Place) -> Path:
+    """Where all processes of this user on this machine make what goes to an address."""
+    return cache_folder() / "staging" / sha256(str(address.absolute()).encode()).hexdigest()[:16]
+
+
+def cache_folder() -> Path:
+    """Where fetched artefacts are kept: `$XDG_CACHE_HOME/kvp`, by default in `~/.cache`."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kvp"

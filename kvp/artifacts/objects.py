@@ -1,4 +1,4 @@
-"""Requests to object stores: buckets by obstore, repositories of the hub by huggingface_hub.
+"""The libraries of object stores: obstore for buckets, huggingface_hub for repositories.
 
 Credentials and endpoints come from the environment, as these libraries read it (docs/scaling.md).
 What fails for a while (5xx, cut connections, no answer) is asked again with growing pauses, for
@@ -11,19 +11,14 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import lru_cache
 from textwrap import shorten
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
 from kvp.errors import AddressError
-
-if TYPE_CHECKING:
-    from zarr.abc.store import Store
-
-T = TypeVar("T")
 
 RETRY_VARIABLE = "KVP_RETRY_SECONDS"
 _RETRY_SECONDS = 180.0
@@ -48,169 +43,33 @@ def read_only(address: str) -> str | None:
 
 
 @lru_cache(maxsize=64)
-def opened(root: str, process: int) -> Bucket | HubFiles:
-    """The bucket of an address without a path (`s3://bucket`), opened once per process.
+def opened(address: str, process: int) -> Any:  # noqa: ANN401 - a store of obstore, or the hub's
+    """What the library of a bucket or repository calls it, or of a folder in it; once per process.
 
     Connections do not survive a fork. `opened.cache_clear()` has the environment read again.
     """
     del process
-    return HubFiles(root) if root.startswith("hf://") else Bucket(root)
-
-
-class Bucket:
-    """A bucket of S3 or of a server that speaks its protocol, or of Google Cloud Storage.
-
-    Keys are paths in it. All methods raise AddressError when it cannot be asked.
-    """
-
-    def __init__(self, root: str) -> None:
-        """Ask nothing yet; AddressError where obstore is not installed or the address is none."""
-        try:
-            import obstore
-        except ImportError:
-            raise AddressError(
-                f"{root} needs the package obstore: pip install 'kvp-toolkit[object-stores]'"
-            ) from None
-        self._root = root
-        self._api = obstore
-        self._store = self._opened(root)
-        self._answered = False
-        """Whether the bucket has answered: it exists then."""
-
-    def _opened(self, address: str) -> Any:  # noqa: ANN401 - one class per kind of store
-        from obstore.store import from_url
-
-        plain, yes = os.environ.get("AWS_ENDPOINT_URL", "").startswith("http://"), ("1", "true")
-        with told(address):
-            return from_url(
-                address,
-                client_options={
-                    "timeout": "10m",
-                    "read_timeout": "30s",
-                    "connect_timeout": "10s",
-                    "allow_http": plain or os.environ.get("AWS_ALLOW_HTTP", "").lower() in yes,
-                },
-                retry_config={
-                    "max_retries": 30,
-                    "retry_timeout": timedelta(seconds=retry_seconds()),
-                    "backoff": {"max_backoff": timedelta(seconds=15)},
-                },
-            )
-
-    def size(self, key: str) -> int | None:
-        """Bytes of an object, None where there is none."""
-        try:
-            found: int = self._ask(key, lambda: self._api.head(self._store, key)["size"])
-        except FileNotFoundError:
-            if not self._answered:  # this answer has no text: it may be the bucket that is missing
-                next(self.listed(key), None)
-            return None
-        self._answered = True
-        return found
-
-    def listed(self, folder: str) -> Iterator[tuple[str, int]]:
-        """Keys and bytes of all objects below a folder."""
-        patience, prefix, last = Patience(), f"{folder}/" if folder else None, None
-        with told(self._address(folder)):
-            while True:
-                try:
-                    for batch in self._api.list(self._store, prefix=prefix, offset=last):
-                        for entry in batch:
-                            last = entry["path"]
-                            yield last, entry["size"]
-                    break
-                except self._api.exceptions.BaseError as problem:
-                    time.sleep(patience.pause(problem))
-        self._answered = True
-
-    def read(self, key: str) -> bytes:
-        """A whole object; FileNotFoundError where there is none."""
-        return self._ask(key, lambda: bytes(self._api.get(self._store, key).bytes()))
-
-    def write(self, key: str, content: bytes) -> None:
-        """Write a whole object."""
-        self._ask(key, lambda: self._api.put(self._store, key, content))
-
-    def delete(self, key: str) -> None:
-        """Delete an object, if it is there."""
-        with suppress(FileNotFoundError):
-            self._ask(key, lambda: self._api.delete(self._store, key))
-
-    def zarr_store(self, folder: str) -> Store:
-        """A folder as a read-only store of zarr."""
-        from zarr.storage import ObjectStore
-
-        return ObjectStore(self._opened(self._address(folder)), read_only=True)
-
-    def _ask(self, key: str, request: Callable[[], T]) -> T:
-        """The answer to a request that may be made twice."""
-        patience = Patience()
-        with told(self._address(key)):
-            while True:
-                try:
-                    return request()
-                except self._api.exceptions.BaseError as problem:
-                    time.sleep(patience.pause(problem))
-
-    def _address(self, key: str) -> str:
-        return f"{self._root}/{key}" if key else self._root
-
-
-class HubFiles:
-    """A repository or a bucket of the Hugging Face hub, read through its file system; read-only.
-
-    Methods are those of `Bucket`.
-    """
-
-    def __init__(self, root: str) -> None:
-        """Ask nothing yet."""
+    if address.startswith("hf://"):
         from huggingface_hub import HfFileSystem
 
-        self._root = root
-        self._files: Any = HfFileSystem(expand_info=False)
+        return HfFileSystem(expand_info=False)
+    from obstore.store import from_url
 
-    def size(self, key: str) -> int | None:
-        """As `Bucket`."""
-        try:
-            with told(self._address(key)):
-                found = self._files.info(self._address(key))
-        except FileNotFoundError:
-            return None
-        return int(found["size"]) if found["type"] == "file" else None
-
-    def listed(self, folder: str) -> Iterator[tuple[str, int]]:
-        """As `Bucket`."""
-        try:
-            with told(self._address(folder)):
-                found = self._files.find(self._address(folder), detail=True)
-        except FileNotFoundError:
-            return
-        start = len(self._root.removeprefix("hf://")) + 1
-        yield from ((path[start:], int(entry["size"])) for path, entry in found.items())
-
-    def read(self, key: str) -> bytes:
-        """As `Bucket`."""
-        with told(self._address(key)):
-            content: bytes = self._files.cat_file(self._address(key))
-            return content
-
-    def write(self, key: str, content: bytes) -> None:
-        """Refused."""
-        raise AddressError(str(read_only(self._address(key))))
-
-    def delete(self, key: str) -> None:
-        """Refused."""
-        raise AddressError(str(read_only(self._address(key))))
-
-    def zarr_store(self, folder: str) -> Store:
-        """As `Bucket`."""
-        from zarr.storage import FsspecStore
-
-        address = self._address(folder).removeprefix("hf://")
-        return FsspecStore.from_mapper(self._files.get_mapper(address), read_only=True)
-
-    def _address(self, key: str) -> str:
-        return f"{self._root}/{key}" if key else self._root
+    plain, yes = os.environ.get("AWS_ENDPOINT_URL", "").startswith("http://"), ("1", "true")
+    return from_url(
+        address,
+        client_options={
+            "timeout": "10m",
+            "read_timeout": "30s",
+            "connect_timeout": "10s",
+            "allow_http": plain or os.environ.get("AWS_ALLOW_HTTP", "").lower() in yes,
+        },
+        retry_config={
+            "max_retries": 30,
+            "retry_timeout": timedelta(seconds=retry_seconds()),
+            "backoff": {"max_backoff": timedelta(seconds=15)},
+        },
+    )
 
 
 class Patience:
@@ -250,6 +109,11 @@ def told(address: str) -> Iterator[None]:
         yield
     except (AddressError, GeneratorExit):
         raise
+    except ImportError:
+        root = "/".join(address.split("/")[:3])
+        raise AddressError(
+            f"{root} needs the package obstore: pip install 'kvp-toolkit[object-stores]'"
+        ) from None
     except Exception as problem:
         text = str(problem)
         if isinstance(problem, FileNotFoundError) and not _missing_root(text):

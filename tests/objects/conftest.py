@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from kvp.artifacts.addresses import ObjectPath, files_below
-from kvp.artifacts.copies import send
+from kvp.artifacts.files import send
 
 
 @pytest.fixture

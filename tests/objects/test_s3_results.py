@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from kvp.artifacts.addresses import ObjectPath
-from kvp.artifacts.copies import send
+from kvp.artifacts.files import send
 from kvp.programs import report
 
 KILLS = 6

@@ -17,10 +17,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from kvp.artifacts.claim import FolderLock
-from kvp.errors import UsageError
+from kvp.artifacts.claim import OutputFolder
 from kvp.programs import train as main
 from train.ranker_training import RankerTraining
+from train.run_folder import RUN
 
 TINY = {
     "contexts": 2, "hidden": 16, "permutations": 4, "min_prefix": 40, "lr": 0.01, "validate_every":
@@ -144,12 +144,12 @@ def test_one_training_writes_a_folder(
     """A second one would leave its weights next to the settings of the first."""
     out = tmp_path / "policy"
     unfinished(store, out)
-    lock = FolderLock(out, UsageError)
+    lock = OutputFolder(out, RUN)
     assert main(flags(store, out, steps=8)) == 2
     assert f"{out} is being written by process " in capsys.readouterr().err
     assert main(flags(store, out, steps=8, seed=1)) == 2
     capsys.readouterr()
-    lock.release(lambda: None)
+    lock.release()
     assert main(flags(store, out, steps=8)) == 0
     assert not (out / "writer.lock").exists()
 
