@@ -22,8 +22,7 @@ from kvp.hf.model_size import default_batch_size, running_bytes
 from kvp.hf.trace import Recorded, collect_all
 from kvp.manifest import recorded_name
 from kvp.store import Trace, planned_bytes
-from kvp.store.sequence_records import committed, has_no_sequence
-from kvp.store.store_manifest import STORE
+from kvp.store.metadata import STORE, committed, has_no_sequence
 from trace_collect.config import CollectConfig
 
 

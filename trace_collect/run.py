@@ -29,8 +29,7 @@ from kvp.manifest import recorded_name, run_manifest
 from kvp.progress import Progress, phase
 from kvp.ray_engine import Pool, check_in_sight, do_pieces
 from kvp.store import StorePlan, Trace, TraceWriter
-from kvp.store.sequence_records import committed, uncommitted
-from kvp.store.store_manifest import load_metadata
+from kvp.store.metadata import committed, load_metadata, uncommitted
 from trace_collect.collection import (
     Collection,
     announce,

@@ -17,9 +17,9 @@ from kvp.artifacts.addresses import Place, files_below, place, size_of
 from kvp.errors import StoreError
 from kvp.progress import Progress
 from kvp.store import SequenceRecord, TraceReader
-from kvp.store.paths import SEQUENCES, shard_path
+from kvp.store.metadata import SEQUENCES, committed
 from kvp.store.schema import DTYPES
-from kvp.store.sequence_records import committed
+from kvp.store.shards import shard_path
 from trace_collect.config import SPLITS, InspectConfig, VerifyConfig
 
 

@@ -29,7 +29,7 @@ from kvp.hf import observe
 from kvp.hf.cache_layers import other_layers
 from kvp.hf.extra_passes import gated_logits
 from kvp.store import SequenceRecord
-from kvp.store.replies import reply_windows
+from kvp.store.schema import reply_windows
 from policies.learned import Calibration
 from policies.ranker import HeadRankers
 from train.compression_points import CompressionPoint, drawn_points, protection_of

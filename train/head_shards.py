@@ -19,7 +19,7 @@ from kvp.errors import PolicyError, UsageError
 from kvp.hf import geometry_of, load_config
 from kvp.hf.loading import device_of_rank
 from kvp.manifest import differences
-from kvp.store.store_manifest import load_metadata
+from kvp.store.metadata import load_metadata
 from policies.learned import Calibration
 from policies.policy_files import POLICY, PolicyMeta, Shard, load_shard, save_policy
 from policies.ranker import HeadRankers

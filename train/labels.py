@@ -12,7 +12,7 @@ from torch import Tensor
 from kvp.errors import UsageError
 from kvp.ops.future_attention import future_attention, max_future_attention
 from kvp.plugins import own_errors
-from kvp.store.replies import READING, reply_windows
+from kvp.store.schema import READING, reply_windows
 from train.recipe import LABELS
 
 EVALUATED = "future_attention"
@@ -37,7 +37,7 @@ class Label:
     stored: str | None = None
     """Name under which `kvp-collect --labels` stores it."""
     reading: float = 1.0
-    """Weight of queries that write none of the assistant's replies (`kvp.store.replies`); those
+    """Weight of queries that write none of the assistant's replies (`kvp.store.schema`); those
     that write them have 1."""
 
     def __post_init__(self) -> None:

@@ -139,10 +139,6 @@ class ObjectPath:
         """The whole object; raises FileNotFoundError where there is none."""
         return self._ask(lambda api, store: bytes(api.get(store, self.key).bytes()))
 
-    def read_text(self, encoding: str = "utf-8", errors: str = "strict") -> str:
-        """`read_bytes` as text."""
-        return self.read_bytes().decode(encoding, errors)
-
     def write_bytes(self, content: bytes) -> None:
         """Replace the object as a whole: readers see the old or the new one, never a part."""
         self._ask(lambda api, store: api.put(store, self.key, content))

@@ -1,17 +1,17 @@
 """The trace store: queries, keys and values of collected sequences (`docs/formats.md`)."""
 
 from kvp.store.reader import TraceReader
-from kvp.store.schema import STORED_LABELS, SequenceRecord, Trace
-from kvp.store.store_plan import StoreKind, StorePlan, planned_bytes
+from kvp.store.schema import (
+    STORED_LABELS,
+    SequenceRecord,
+    StoreKind,
+    StorePlan,
+    Trace,
+    planned_bytes,
+)
 from kvp.store.writer import TraceWriter
 
 __all__ = [
-    "STORED_LABELS",
-    "SequenceRecord",
-    "StoreKind",
-    "StorePlan",
-    "Trace",
-    "TraceReader",
-    "TraceWriter",
-    "planned_bytes",
-]
+    "STORED_LABELS", "SequenceRecord", "StoreKind", "StorePlan", "Trace", "TraceReader",
+    "TraceWriter", "planned_bytes",
+]  # fmt: skip

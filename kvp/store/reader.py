@@ -17,12 +17,9 @@ from kvp.artifacts.addresses import Place, place
 from kvp.artifacts.tensors import read_safetensors
 from kvp.errors import StoreError
 from kvp.geometry import Geometry
-from kvp.store.paths import OUTPUT, record_path, shard_path
+from kvp.store.metadata import OUTPUT, committed, load_metadata, load_records, record_path
 from kvp.store.schema import SequenceRecord, Trace, label_array
-from kvp.store.sequence_records import committed, load_record, load_records
-from kvp.store.shards import open_array
-from kvp.store.store_manifest import load_metadata
-from kvp.store.store_plan import StorePlan
+from kvp.store.shards import open_array, shard_path
 
 
 class TraceReader:
@@ -38,34 +35,25 @@ class TraceReader:
     def __init__(self, path: str | Place, *, heads: slice | None = None) -> None:
         self.path = place(path)
         self._heads = heads
-        self._manifest, self._plan = load_metadata(self.path)
+        self.manifest, self.plan = load_metadata(self.path)
+        """Everything in manifest.json, and the plan: geometry, dtype, sizes, what is kept."""
         self._arrays: dict[str, zarr.Array[Any]] = {}
         self._records: dict[int, SequenceRecord] = {}
 
     def __repr__(self) -> str:
         """Where it is, of what, and how much is there."""
-        count = f"{len(committed(self.path))} of {self._plan.sequences} sequences"
+        count = f"{len(committed(self.path))} of {self.plan.sequences} sequences"
         return f"TraceReader({str(self.path)!r}: {count}, {self.geometry})"
-
-    @property
-    def manifest(self) -> dict[str, Any]:
-        """Everything in manifest.json."""
-        return self._manifest
-
-    @property
-    def plan(self) -> StorePlan:
-        """Geometry, dtype, longest sequence, planned sequences, what is kept."""
-        return self._plan
 
     @property
     def geometry(self) -> Geometry:
         """Head geometry of the model that was traced."""
-        return self._plan.geometry
+        return self.plan.geometry
 
     @property
     def complete(self) -> bool:
         """Whether every planned sequence is committed."""
-        return len(committed(self.path)) == self._plan.sequences
+        return len(committed(self.path)) == self.plan.sequences
 
     def records(self, split: str | None = None) -> tuple[SequenceRecord, ...]:
         """Committed sequences, by index; of one split if given.
@@ -75,16 +63,14 @@ class TraceReader:
         """
         there = committed(self.path)
         unknown = [index for index in there if index not in self._records]
-        self._records.update(
-            zip(unknown, load_records(self.path, self._plan, unknown), strict=True)
-        )
+        self._records.update(zip(unknown, load_records(self.path, self.plan, unknown), strict=True))
         records = [self._records[index] for index in there]
         return tuple(record for record in records if split in (None, record.split))
 
     def record(self, index: int) -> SequenceRecord:
         """Record of one committed sequence, checked on first use; raises StoreError."""
         if index not in self._records:
-            self._records[index] = load_record(self.path, self._plan, index)
+            (self._records[index],) = load_records(self.path, self.plan, [index])
         return self._records[index]
 
     def head(self, index: int, layer: int, head: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -98,7 +84,7 @@ class TraceReader:
                 keeps no queries.
             IndexError: no such layer or head.
         """
-        if not self._plan.store_queries:
+        if not self.plan.store_queries:
             raise StoreError(f"{self.path} was collected without queries")
         queries, keys, values = (
             self._read(array, index, (layer, head)) for array in ("q", "k", "v")
@@ -114,8 +100,8 @@ class TraceReader:
 
         Raises StoreError as `head`, or when the store does not hold that label.
         """
-        if name not in self._plan.labels:
-            stored = ", ".join(self._plan.labels) or "no labels"
+        if name not in self.plan.labels:
+            stored = ", ".join(self.plan.labels) or "no labels"
             raise StoreError(f"{self.path} holds no label {name!r} (it holds {stored})")
         return self._read(label_array(name), index)
 
@@ -129,7 +115,7 @@ class TraceReader:
 
         sqrt(v^T M v) is the norm of value v behind the projection (`kvp.hf.model_access`).
         """
-        if OUTPUT not in self._manifest["files"]:
+        if OUTPUT not in self.manifest["files"]:
             return None
         gram = read_safetensors(self.path / OUTPUT, StoreError)["output_gram"]
         return gram if self._heads is None else gram.flatten(0, 1)[self._heads][None]
@@ -137,8 +123,8 @@ class TraceReader:
     def trace(self, index: int) -> Trace:
         """All of one sequence; None for what is not kept. Raises StoreError as `head`."""
         keys, values = self.kv(index)
-        queries = self._read("q", index) if self._plan.store_queries else None
-        labels = {name: self.label(name, index) for name in self._plan.labels}
+        queries = self._read("q", index) if self.plan.store_queries else None
+        labels = {name: self.label(name, index) for name in self.plan.labels}
         return Trace(
             record=self.record(index),
             queries=queries,
@@ -156,7 +142,7 @@ class TraceReader:
         """Unpadded."""
         if self._heads is not None and not where:
             return torch.cat([self._read(array, index, some) for some in self._slices()])[None]
-        kept = [slice(size) for size in self._plan.shape(array, self.record(index))]
+        kept = [slice(size) for size in self.plan.shape(array, self.record(index))]
         selection: tuple[int | slice, ...] = (index, *where, *kept[len(where) :])
         shard = shard_path(self.path, array, index)
         if array not in self._arrays:
@@ -171,7 +157,7 @@ class TraceReader:
                 f"{record_path(self.path, index)} to collect this sequence again"
             ) from None
         tensor = torch.from_numpy(np.asarray(stored))
-        return tensor.view(torch.bfloat16) if self._plan.dtype_of(array) == "bfloat16" else tensor
+        return tensor.view(torch.bfloat16) if self.plan.dtype_of(array) == "bfloat16" else tensor
 
     def _slices(self) -> list[tuple[int, slice]]:
         """Layers and their heads that are read."""

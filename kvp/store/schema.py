@@ -1,17 +1,15 @@
-"""Schema of a trace store: a record and tensors per sequence.
-
-Left out: the plan (`store_plan`), paths and codecs (`paths`), reading and writing (`reader`,
-`writer`).
-"""
+"""Schema of a trace store: its plan, and a record and tensors per sequence."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
+
+from kvp.geometry import Geometry
 
 FORMAT = "kvp-traces"
 FORMAT_VERSION = 3
@@ -25,12 +23,13 @@ ARRAYS = (*TENSORS, *(f"label_{name}" for name in STORED_LABELS))
 DTYPES: dict[str, tuple[torch.dtype, str]] = {
     "float32": (torch.float32, "float32"),
     "float16": (torch.float16, "float16"),
-    "bfloat16": (
-        torch.bfloat16,
-        "uint16",
-    ),  # zarr has no bfloat16; its 16 bits are kept as they are
+    "bfloat16": (torch.bfloat16, "uint16"),  # zarr has none: its 16 bits are kept as they are
 }
 """Name of a trace dtype -> (torch dtype, stored zarr dtype)."""
+READING = 0.2
+"""Weight of queries that write no reply in `max_reply_attention`; those that do have 1."""
+StoreKind = Literal["qkv", "kv"]
+"""Tensors kept: queries, keys and values, or keys and values alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,3 +119,90 @@ def label_array(name: str) -> str:
 def is_label(array: str) -> bool:
     """Whether an array holds a label."""
     return array.startswith("label_")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StorePlan:
+    """Properties of a store that are fixed when it is created."""
+
+    geometry: Geometry
+    dtype: str
+    """A key of `DTYPES`."""
+    max_tokens: int
+    """Longest sequence the store can hold, tokens."""
+    sequences: int
+    """Planned sequences."""
+    store: StoreKind = "qkv"
+    """Tensors kept; labels are computed from queries, which are most of the bytes."""
+    labels: tuple[str, ...] = ()
+    """Labels kept for every sequence, some of `STORED_LABELS`."""
+
+    @property
+    def store_queries(self) -> bool:
+        """Whether queries are kept."""
+        return self.store == "qkv"
+
+    @property
+    def arrays(self) -> tuple[str, ...]:
+        """Names of the zarr arrays."""
+        tensors = TENSORS if self.store_queries else TENSORS[1:]
+        return (*tensors, *(label_array(name) for name in self.labels))
+
+    def shape(self, array: str, record: SequenceRecord | None = None) -> tuple[int, ...]:
+        """One sequence of an array, as long as a record says or padded.
+
+        [L, H, Tmax, D], q [L, H, G, Tmax, D], labels [L, H, Tmax].
+        """
+        size = self.geometry
+        heads = (size.layers, size.kv_heads)
+        if is_label(array):
+            return (*heads, record.prompt_length if record else self.max_tokens)
+        tokens = record.length if record else self.max_tokens
+        group = (size.group,) if array == "q" else ()
+        return (*heads, *group, tokens, size.head_dim)
+
+    def dtype_of(self, array: str) -> str:
+        """Name of the dtype of an array: labels are float32, tensors the store's."""
+        return "float32" if is_label(array) else self.dtype
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain dictionary for JSON; labels only where there are any."""
+        data = {**asdict(self), "geometry": self.geometry.to_dict(), "labels": list(self.labels)}
+        if not self.labels:
+            del data["labels"]
+        return data
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> StorePlan:
+        """Inverse of `to_dict`."""
+        labels = tuple(data.get("labels", ()))
+        return cls(**{**data, "geometry": Geometry.from_dict(data["geometry"]), "labels": labels})
+
+
+def planned_bytes(
+    geometry: Geometry,
+    *,
+    dtype: str,
+    tokens: int,
+    store: StoreKind = "qkv",
+    labels: int = 0,
+) -> int:
+    """Raw bytes of the tensors of `tokens` tokens (summed over sequences), before compression.
+
+    Padding compresses to nothing, so count true lengths; lossless compression then saves about a
+    third of bfloat16 and little of float32.
+    """
+    vectors = 2 + (geometry.group if store == "qkv" else 0)
+    per_head = geometry.head_dim * vectors * DTYPES[dtype][0].itemsize + 4 * labels
+    return tokens * geometry.total_kv_heads * per_head
+
+
+def reply_windows(spans: Sequence[tuple[int, int]], first: int, stop: int) -> list[tuple[int, int]]:
+    """Queries at `first` <= j < `stop` that write replies, as [first, last) windows.
+
+    A reply of the tokens [a, b) is written by the queries of the token before it and of its own.
+    Where none of them writes a reply all count: in running text every token is what the model is to
+    write.
+    """
+    windows = [(max(a - 1, first), min(b, stop)) for a, b in spans]
+    return [(a, b) for a, b in windows if a < b] or [(first, stop)]

@@ -19,9 +19,18 @@ from zarr.storage import LocalStore, MemoryStore, WrapperStore
 
 from kvp.artifacts.addresses import ObjectPath, Place
 from kvp.artifacts.objects import Patience, told
-from kvp.store.paths import shard_name
-from kvp.store.schema import DTYPES, is_label
-from kvp.store.store_plan import StorePlan
+from kvp.store.schema import DTYPES, StorePlan, is_label
+
+
+def shard_name(array: str, index: int) -> str:
+    """Name of the file that holds one sequence of an array."""
+    axes = {"q": 6}.get(array, 4 if is_label(array) else 5)
+    return ".".join(["c", str(index), *["0"] * (axes - 1)])
+
+
+def shard_path(store: Place, array: str, index: int) -> Place:
+    """File that holds one sequence of an array."""
+    return store / array / shard_name(array, index)
 
 
 def array_settings(plan: StorePlan, array: str) -> dict[str, Any]:

@@ -8,7 +8,6 @@ collect (`trace_collect`).
 from __future__ import annotations
 
 import json
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -22,15 +21,9 @@ from kvp.artifacts.claim import OutputFolder
 from kvp.artifacts.files import atomic_write_bytes
 from kvp.errors import StoreError
 from kvp.manifest import differences
-from kvp.store.paths import record_path, shard_path
-from kvp.store.schema import DTYPES, SequenceRecord, Trace, label_array
-from kvp.store.sequence_records import commit_record, committed, has_no_sequence, load_records
-from kvp.store.shards import encoded_shard
-from kvp.store.store_manifest import STORE, create_metadata, load_metadata, remove_metadata
-from kvp.store.store_plan import StorePlan
-
-WAITING = 2
-"""Sequences that wait for the one being written."""
+from kvp.store import metadata
+from kvp.store.schema import DTYPES, StorePlan, Trace, label_array
+from kvp.store.shards import encoded_shard, shard_path
 
 
 class TraceWriter:
@@ -73,24 +66,24 @@ class TraceWriter:
             StoreError: the directory is in use, holds something else, is damaged or cannot be
                 written, or the store was begun with other settings, which the message names.
         """
+        identity = json.loads(json.dumps(manifest["identity"]))
+        unused = metadata.has_no_sequence
         folder = OutputFolder.claim(
-            place(path), STORE, _identity(manifest), replaceable=has_no_sequence, shared=shared
+            place(path), metadata.STORE, identity, replaceable=unused, shared=shared
         )
         try:
-            if folder.existing_marker is None or (not shared and has_no_sequence(folder.path)):
+            if folder.existing_marker is None or (not shared and unused(folder.path)):
                 if not shared:
-                    remove_metadata(folder.path)
-                create_metadata(folder.path, plan, manifest, output_gram)
-            folder.refresh(_identity(manifest))  # another worker may have begun it meanwhile
-            writer = cls(folder, load_metadata(folder.path)[1])
-        except OSError as problem:
+                    metadata.remove_metadata(folder.path)
+                metadata.create_metadata(folder.path, plan, manifest, output_gram)
+            folder.refresh(identity)  # another worker may have begun it meanwhile
+            writer = cls(folder, metadata.load_metadata(folder.path)[1])
+        except (OSError, StoreError) as problem:
             folder.release()
-            raise StoreError(
-                f"cannot create {folder.path}: {problem.strerror or problem}"
-            ) from None
-        except StoreError:
-            folder.release()
-            raise
+            if isinstance(problem, StoreError):
+                raise
+            reason = problem.strerror or problem
+            raise StoreError(f"cannot create {folder.path}: {reason}") from None
         if different := differences(writer.plan.to_dict(), plan.to_dict()):
             writer.close()
             raise StoreError(
@@ -104,8 +97,8 @@ class TraceWriter:
         Raises:
             StoreError: a record is damaged; the message names the file.
         """
-        present = set(committed(self.path))
-        load_records(self.path, self.plan, sorted(present))
+        present = set(metadata.committed(self.path))
+        metadata.load_records(self.path, self.plan, sorted(present))
         return [index for index in range(self.plan.sequences) if index not in present]
 
     def write(self, trace: Trace) -> None:
@@ -120,46 +113,33 @@ class TraceWriter:
         """
         tensors = self._checked(trace)
         index = trace.record.index
-        if record_path(self.path, index).exists():
+        if metadata.record_path(self.path, index).exists():
             return
         try:
             for array, tensor in tensors.items():
                 content = encoded_shard(self.plan, array, index, _padded(tensor, self.plan, array))
                 atomic_write_bytes(shard_path(self.path, array, index), content)
-            commit_record(self.path, trace.record)
+            metadata.commit_record(self.path, trace.record)
         except OSError as problem:
             raise StoreError(
                 f"cannot write to {self.path}: {problem.strerror or problem}"
             ) from None
 
     def write_all(self, traces: Iterable[Trace], given: Callable[[Trace], None]) -> None:
-        """`write` of many in a thread, while the next ones are made; `given` is told of each.
+        """`write` of many in a thread, while the next one is made; `given` is told of each.
 
-        Few wait for the one that is written, so memory stays bounded. After an error nothing more
-        is written: what is committed stays, and a repeated run continues there.
+        After an error nothing more is written: what is committed stays, and a repeated run
+        continues there.
         """
-        failed = False
-
-        def write(trace: Trace) -> None:
-            nonlocal failed
-            if not failed:
-                failed = True
-                self.write(trace)
-                failed = False
-
         with ThreadPoolExecutor(1, thread_name_prefix="kvp store") as thread:
-            waiting: deque[Future[None]] = deque()
-            try:
-                for trace in traces:
-                    if len(waiting) > WAITING:
-                        waiting.popleft().result()
-                    waiting.append(thread.submit(write, trace))
-                    given(trace)
-                for each in waiting:
-                    each.result()
-            except BaseException:
-                thread.shutdown(cancel_futures=True)
-                raise
+            writing: Future[None] | None = None
+            for trace in traces:
+                if writing is not None:
+                    writing.result()
+                writing = thread.submit(self.write, trace)
+                given(trace)
+            if writing is not None:
+                writing.result()
 
     def close(self) -> None:
         """Let other writers in; safe to call twice."""
@@ -192,8 +172,13 @@ class TraceWriter:
                     f"{array} of sequence {record.index} is {tensor.dtype} {list(tensor.shape)}, "
                     f"the store takes {dtype} {shape}"
                 )
-            if not bool(tensor.isfinite().all()):
-                raise StoreError(_not_finite(record, array, tensor))
+            finite = tensor.isfinite().flatten(1).all(dim=1)  # [L]
+            if not bool(finite.all()):
+                raise StoreError(
+                    f"{array} of sequence {record.index} ({record.id}) is not finite in layer "
+                    f"{int((~finite).nonzero()[0])}: the model's weights are damaged, or --dtype "
+                    "cannot hold its numbers (try float32 or bfloat16)"
+                )
         return tensors
 
 
@@ -206,18 +191,3 @@ def _padded(tensor: Tensor, plan: StorePlan, array: str) -> np.ndarray[Any, Any]
     full = np.zeros(plan.shape(array), dtype=numpy_dtype)
     full[tuple(slice(size) for size in tensor.shape)] = bits.numpy()
     return full
-
-
-def _not_finite(record: SequenceRecord, array: str, tensor: Tensor) -> str:
-    """The message for a tensor [L, ...] that holds NaN or infinity."""
-    finite = tensor.isfinite().flatten(1).all(dim=1)
-    layer = int((~finite).nonzero()[0])
-    return (
-        f"{array} of sequence {record.index} ({record.id}) is not finite in layer {layer}: the "
-        "model's weights are damaged, or --dtype cannot hold its numbers (try float32 or bfloat16)"
-    )
-
-
-def _identity(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    identity: dict[str, Any] = json.loads(json.dumps(manifest["identity"]))
-    return identity

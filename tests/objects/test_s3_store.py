@@ -13,7 +13,8 @@ from kvp.artifacts.addresses import ObjectPath, files_below
 from kvp.errors import StoreError
 from kvp.geometry import Geometry
 from kvp.store import SequenceRecord, StorePlan, Trace, TraceReader, TraceWriter
-from kvp.store.paths import record_path, shard_path
+from kvp.store.metadata import record_path
+from kvp.store.shards import shard_path
 
 PLAN = StorePlan(
     geometry=Geometry(layers=3, query_heads=4, kv_heads=2, head_dim=16),

@@ -15,7 +15,7 @@ from kvp.errors import StoreError
 from kvp.ranking import UNPROTECTED, Protection
 from kvp.scoring import score_layers
 from kvp.store import TraceReader
-from kvp.store.paths import shard_path
+from kvp.store.shards import shard_path
 from policies.learned import LearnedScorer
 from policies.ranker import INPUTS, HeadRankers, RankerSpec
 from train.compression_points import CompressionPoint

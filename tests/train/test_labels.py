@@ -11,7 +11,7 @@ import torch
 from kvp.errors import UsageError
 from kvp.ops.future_attention import future_attention, max_future_attention
 from kvp.store import TraceReader
-from kvp.store.replies import reply_windows
+from kvp.store.schema import reply_windows
 from train.compression_points import CompressionPoint, draw_point
 from train.contexts import ContextSource
 from train.labels import LABELS, Label, label_of
