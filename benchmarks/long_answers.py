@@ -34,7 +34,7 @@ from kvp.data.task import TaskSettings
 from kvp.errors import UsageError
 from kvp.hf import evicting, load_model
 from kvp.hf.cache import EvictingCache
-from kvp.hf.generation import end_tokens, greedy
+from kvp.hf.prefill import end_tokens, greedy
 from kvp.ranking import Protection
 from kvp.scoring import Scorer
 from policies import load_policy, make_scorer

@@ -2,7 +2,7 @@
 
 Each compressed cache holds the same prompt with other tokens evicted; its heads may keep different
 numbers of them. `EvictingCache.select` gathers all from one prefill. Caches leave the batch when
-their answer ends, and equal ones run once. Greedy decoding only (`kvp.hf.generation`); one by one
+their answer ends, and equal ones run once. Greedy decoding only (`kvp.hf.prefill`); one by one
 the tokens are those of `model.generate(do_sample=False)` on the same cache.
 """
 
@@ -25,7 +25,8 @@ from kvp.data.metrics import CHOICE, CHOICE_NORM
 from kvp.data.metrics import chosen as choice_of
 from kvp.data.task import Sample
 from kvp.errors import UsageError
-from kvp.hf import EvictingCache, Prefill, generation, observe, prefill
+from kvp.hf import EvictingCache, Prefill, observe, prefill
+from kvp.hf.prefill import end_tokens, greedy, next_logits
 from kvp.ops.future_attention import future_attention
 from kvp.plugins import own_errors
 from kvp.ranking import EMPTY_SLOT, Protection, Selection
@@ -184,14 +185,12 @@ class Decoder:
     ) -> list[Outcome[list[int]]]:
         """Greedy answer from every cache, as token ids, the ending token included."""
         feed = prompt.ids[prefix.tokens :]
-        ends = generation.end_tokens(self.model, self.tokenizer)
+        ends = end_tokens(self.model, self.tokenizer)
         new = self.max_new_tokens or prompt.sample.max_new_tokens
 
         def run(cache: EvictingCache, batch: int) -> list[list[int]]:
             fed = feed.expand(batch, -1)
-            return generation.greedy(
-                self.model, cache, fed, prefix.tokens, max_new_tokens=new, ends=ends
-            )
+            return greedy(self.model, cache, fed, prefix.tokens, max_new_tokens=new, ends=ends)
 
         return _in_batches(prefix, compressed, run, self.decode_batch)
 
@@ -221,7 +220,7 @@ class Decoder:
         def run(cache: EvictingCache, batch: int) -> list[list[float]]:
             if len(feed) > 1:
                 before = feed[:-1].to(self.model.device).expand(batch, -1)
-                generation.next_logits(self.model, before, cache, prefix.tokens, keep=1)
+                next_logits(self.model, before, cache, prefix.tokens, keep=1)
             position = prefix.tokens + len(feed) - 1
             by_choice = [
                 self._losses(cache.fork(), feed[-1:], choice, position, batch) for choice in choices
@@ -241,7 +240,7 @@ class Decoder:
         """Negative log-likelihood of `reply` [R] after `feed` [F], which begins at `position`."""
         target = reply.to(self.model.device)
         fed = torch.cat([feed.to(self.model.device), target[:-1]]).expand(batch, -1)
-        logits = generation.next_logits(self.model, fed, cache, position, keep=len(reply))
+        logits = next_logits(self.model, fed, cache, position, keep=len(reply))
         log_probs = logits.float().log_softmax(-1)
         of_targets = log_probs.gather(-1, target.expand(batch, -1)[..., None])[..., 0]
         totals: list[float] = (-of_targets.double().sum(-1)).tolist()

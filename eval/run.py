@@ -60,7 +60,8 @@ from kvp.errors import ResultsError, UsageError
 from kvp.hf import load_model
 from kvp.hf.attention import kvp_attention_set
 from kvp.hf.loading import device_of_rank
-from kvp.hf.model_access import another_model, check_model, model_identity, name_of, unwrapped
+from kvp.hf.model_access import another_model, check_model, model_identity, name_of
+from kvp.hf.prefill import unwrapped
 from kvp.hf.scorer_inputs import check_inputs
 from kvp.manifest import recorded_name, write_sealed_json
 from kvp.progress import Progress, phase, say

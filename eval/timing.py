@@ -22,7 +22,7 @@ from eval.evaluate import Bench, Kept, Prefix, Prompt, all_kept, gather, hindsig
 from eval.methods import Setting, method_fields
 from eval.records import Record
 from kvp.hf import EvictingCache, Prefill
-from kvp.hf.generation import next_logits
+from kvp.hf.prefill import next_logits
 from kvp.ranking import Selection
 from kvp.scoring import Needs, score_budgets
 

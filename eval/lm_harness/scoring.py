@@ -17,7 +17,7 @@ from eval.lm_harness.compression import Compression
 from kvp.hf import EvictingCache, evicting, prefill
 from kvp.hf.attention import kvp_attention_set
 from kvp.hf.eviction import pieces
-from kvp.hf.generation import next_logits
+from kvp.hf.prefill import next_logits
 from kvp.scoring import Needs
 
 LogLikelihood = tuple[float, bool]

@@ -26,7 +26,6 @@ from kvp.hf.cache_layers import (
     arranged,
     copies,
     other_layers,
-    other_nbytes,
     selected_layer,
 )
 from kvp.hf.model_config import evicted_layers
@@ -165,12 +164,7 @@ class EvictingCache(Cache):
     @property
     def nbytes(self) -> int:
         """Bytes of keys and values that may be evicted, spare capacity included."""
-        return sum(layer.nbytes for layer in self.stored.values())
-
-    @property
-    def other_nbytes(self) -> int:
-        """Bytes that the model's other layers hold."""
-        return other_nbytes(self.others)
+        return sum(self.entry_nbytes)
 
     @property
     def entry_nbytes(self) -> list[int]:

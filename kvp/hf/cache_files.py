@@ -35,8 +35,9 @@ from kvp.hf.cache_layers import (
     arranged,
     other_layers,
 )
-from kvp.hf.model_access import layer_devices, name_of, on_meta, unwrapped, weights_digest
+from kvp.hf.model_access import layer_devices, name_of, on_meta, weights_digest
 from kvp.hf.model_config import geometry_of
+from kvp.hf.prefill import unwrapped
 from kvp.manifest import SEAL, digest_json
 
 FORMAT = "kvp-cache"
@@ -61,19 +62,10 @@ def save_cache(cache: EvictingCache, path: str | Path, model: nn.Module) -> None
     names = {kind: name for name, kind in _KINDS.items()}
     layers, tensors = [], {}
     for index, layer in cache.stored.items():
-        if type(layer) not in names:
-            raise UsageError(f"save_cache cannot write a {type(layer).__name__}")
         state = layer.state
         tensors.update({f"{index}.{name}": tensor for name, tensor in state.tensors.items()})
-        layers.append(
-            {
-                "layer": index,
-                "kind": names[type(layer)],
-                "seen": state.seen,
-                "evicted": state.evicted,
-                "gaps": state.gaps,
-            }
-        )
+        facts = {"seen": state.seen, "evicted": state.evicted, "gaps": state.gaps}
+        layers.append({"layer": index, "kind": names[type(layer)], **facts})
     others = {str(index): OtherState.of(layer) for index, layer in cache.others.items()}
     for place, other in others.items():
         tensors.update({f"{place}.{name}": tensor for name, tensor in other.tensors.items()})
@@ -115,15 +107,12 @@ def load_cache(path: str | Path, model: nn.Module) -> EvictingCache:
         states[int(layer)][what] = tensor
     devices = layer_devices(inner)
     own: list[StoredLayer] = []
-    for place, facts in enumerate(header["layers"]):
-        index = facts.get("layer", place)
+    for facts in header["layers"]:
+        index, kind = facts.pop("layer"), facts.pop("kind")
         held = {
             name: tensor.to(devices[index], copy=True) for name, tensor in states[index].items()
         }
-        state = LayerState(
-            tensors=held, seen=facts["seen"], evicted=facts["evicted"], gaps=facts["gaps"]
-        )
-        own.append(_KINDS[facts["kind"]].of_state(state))
+        own.append(_KINDS[kind].of_state(LayerState(tensors=held, **facts)))
     others = other_layers(inner.config)
     for index, layer in others.items():
         facts = header["others"][str(index)]

@@ -119,11 +119,6 @@ class StoredLayer(DynamicLayer, ABC):
     def _take_entries(self, entries: Tensor) -> None:
         """Make entries `entries` [R] int64 the batch."""
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the key and value tensors held, spare capacity included."""
-        return sum(self.entry_nbytes)
-
     def select(self, indices: Tensor, fed_again: int = 0) -> EvictingLayer | RaggedLayer:
         """Keep slots `indices` [B, H, S] (-1 = none) of `positions` in a new layer, in that order.
 
@@ -141,8 +136,8 @@ class StoredLayer(DynamicLayer, ABC):
         """
         fork = copy.copy(self)
         self._shared = fork._shared = True
-        if n > 1:
-            fork.batch_repeat_interleave(n)
+        if n > 1 and self.is_initialized:
+            fork.reorder_cache(torch.arange(self.batch).repeat_interleave(n))
         return fork
 
     @property
@@ -294,25 +289,13 @@ class StoredLayer(DynamicLayer, ABC):
                 "and its answer are longer: shorten them or choose a model with full attention"
             )
 
-    def _change_batch(self, entries: Tensor) -> None:
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Make entries `beam_idx` [R], int64 or a bool for every entry, the batch."""
         if self.is_initialized:
             every = torch.arange(self.batch, device=self.keys.device)
-            entries = every[entries.to(self.keys.device)]  # a bool mask becomes indices
+            entries = every[beam_idx.to(self.keys.device)]
             self._take_entries(entries)
             self._newest = None if self._newest is None else self._newest[entries]
-
-    def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Reorder the batch, for beam search."""
-        self._change_batch(beam_idx)
-
-    def batch_select_indices(self, indices: Tensor) -> None:
-        """Keep only entries `indices` of the batch."""
-        self._change_batch(indices)
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        """Repeat every entry of the batch `repeats` times."""
-        if self.is_initialized:
-            self._change_batch(torch.arange(self.batch).repeat_interleave(repeats))
 
     def crop(self, tokens_to_remove: int) -> None:
         """Refused: what was evicted cannot come back. Raises UsageError unless 0 tokens go."""
@@ -620,11 +603,6 @@ def arranged(own: Sequence[LayerT], others: Mapping[int, OtherLayer]) -> list[La
     return [others[index] if index in others else next(places) for index in range(count)]
 
 
-def other_nbytes(others: Mapping[int, OtherLayer]) -> int:
-    """Bytes of all tensors that these caches hold."""
-    return sum(tensor.nbytes for layer in others.values() for tensor in _tensors(layer))
-
-
 @dataclass(frozen=True, kw_only=True)
 class OtherState:
     """Everything a cache of another layer holds, in parts that can be written to a file."""
@@ -684,10 +662,3 @@ def _copy(layer: OtherLayer) -> OtherLayer:
             cloned = {k: v.clone() if isinstance(v, Tensor) else v for k, v in value.items()}
             setattr(twin, name, cloned)
     return twin
-
-
-def _tensors(layer: OtherLayer) -> Iterator[Tensor]:
-    for value in vars(layer).values():
-        for item in value.values() if isinstance(value, dict) else (value,):
-            if isinstance(item, Tensor) and item.ndim > 1:
-                yield item

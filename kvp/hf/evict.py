@@ -238,7 +238,17 @@ def _slots_kept(
     orders = [_arranged(of_layer, width, rule.protection) for of_layer in slots]  # [H, width]
     if rule.allocator is None and width <= budget:
         return [_in_front(order) for order in orders]
-    scores = _scores(layers, rule.scorer, budget, prompt)
+    scores = [
+        torch.full(layer.positions.shape, -torch.inf, device=layer.keys.device) for layer in layers
+    ]
+    parts = [
+        (of_layer, *part)
+        for layer, of_layer in zip(layers, scores, strict=True)
+        for part in layer.views(rule.scorer.needs, budget, prompt)
+    ]
+    scored = score_layers(rule.scorer, [view for *_, view in parts])
+    for (of_layer, heads, places, _), of_part in zip(parts, scored, strict=True):
+        of_layer[heads] = of_layer[heads].scatter(1, places, of_part[0])
     device = scores[0].device  # layers may lie on several devices
     arranged = [
         _taken(layer, order, -torch.inf).to(device)
@@ -251,22 +261,6 @@ def _slots_kept(
         _in_front(_taken(order, chosen.to(order.device), EMPTY_SLOT))
         for order, chosen in zip(orders, tokens, strict=True)
     ]
-
-
-def _scores(layers: Sequence[_Layer], scorer: Scorer, budget: int, prompt: int) -> list[Tensor]:
-    """Scores of the slots of one batch entry: per layer [H, S] float32, -inf where none is."""
-    scores = [
-        torch.full(layer.positions.shape, -torch.inf, device=layer.keys.device) for layer in layers
-    ]
-    parts = [
-        (of_layer, *part)
-        for layer, of_layer in zip(layers, scores, strict=True)
-        for part in layer.views(scorer.needs, budget, prompt)
-    ]
-    scored = score_layers(scorer, [view for *_, view in parts])
-    for (of_layer, heads, slots, _), of_part in zip(parts, scored, strict=True):
-        of_layer[heads] = of_layer[heads].scatter(1, slots, of_part[0])
-    return scores
 
 
 def _arranged(slots: Sequence[Tensor], width: int, protection: Protection) -> Tensor:

@@ -33,14 +33,9 @@ from kvp.errors import UsageError
 from kvp.hf.attention import QueryRecorder, kvp_attention_set
 from kvp.hf.cache import EvictingCache, Turn
 from kvp.hf.evict import EvictionRule, check_repeatable, evict, evict_again
-from kvp.hf.model_access import (
-    check_model,
-    refuse_inside_block,
-    unwrapped,
-    warn_of_another_model,
-)
+from kvp.hf.model_access import check_model, warn_of_another_model
 from kvp.hf.model_config import rope_switch
-from kvp.hf.prefill import Observation, prefill, recorded_hidden
+from kvp.hf.prefill import Observation, prefill, recorded_hidden, refuse_inside_block, unwrapped
 from kvp.hf.scorer_inputs import HiddenRecorder, check_inputs
 from kvp.plugins import instance_of
 from kvp.ranking import Allocator, Protection, kept_tokens
@@ -188,8 +183,6 @@ def _prepared(
 _PER_TOKEN = ("input_ids", "inputs_embeds", "position_ids", "token_type_ids", "cache_position")
 """Arguments of a forward pass with an entry for each token."""
 
-Arguments = tuple[tuple[Any, ...], dict[str, Any]]
-
 
 @dataclass(kw_only=True)
 class _Call:
@@ -281,7 +274,7 @@ class EvictingBlock(AbstractContextManager[None]):
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _before(
         self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Arguments:
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         if self._thread.evicting:
             return args, kwargs
         kwargs = {**dict(zip(self._names, args, strict=False)), **kwargs}

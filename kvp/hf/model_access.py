@@ -22,44 +22,13 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from kvp.errors import ModelError, UsageError
+from kvp.errors import ModelError
 from kvp.hf.attention import ForeignAttentionError, QueryRecorder, kvp_attention_set, query_unit
 from kvp.hf.cache import EvictingCache
 from kvp.hf.model_config import check_config, evicted_layers, geometry_of, layer_kinds
 from kvp.manifest import digest_json, recorded_name
 from kvp.rope import Rope
 from kvp.scoring import Scorer
-
-
-def unwrapped(model: nn.Module) -> PreTrainedModel:
-    """The model itself, or the one that torch.compile, PEFT or a delegating wrapper holds.
-
-    Raises ModelError for a wrapper that does not show whose `generate` it calls.
-    """
-    inner: object = model
-    for _ in range(8):  # wrappers of wrappers; a cycle ends here
-        if isinstance(inner, PreTrainedModel):
-            return inner
-        base = getattr(inner, "get_base_model", None)
-        if hasattr(inner, "_orig_mod"):  # torch.compile
-            inner = inner._orig_mod
-        elif callable(base):  # PEFT
-            inner = base()
-        else:  # `__getattr__` of the wrapper hands out the method of the model
-            inner = getattr(getattr(inner, "generate", None), "__self__", None)
-    raise ModelError(
-        f"{type(model).__name__} is no transformers model and does not show the one it wraps: "
-        "pass that one to kvp"
-    )
-
-
-def refuse_inside_block(model: PreTrainedModel) -> None:
-    """Raise UsageError inside an `evicting` block of `model`, unless this thread's scorers run."""
-    for hook in list(model._forward_pre_hooks.values()):
-        block = getattr(hook, "__self__", None)
-        if getattr(block, "evicting_here", None) is False:
-            raise UsageError("this model is already inside an evicting(...) block: leave it first")
-
 
 _CHANGED_BY_LENGTH = ("inv_freq", "max_seq_len_cached", "attention_scaling")
 """How the attributes of a rotary embedding end that a long input changes."""
@@ -188,7 +157,7 @@ def rope_of(model: PreTrainedModel, tokens: int) -> Rope:
     last = torch.tensor([[0, max(tokens - 1, 0)]], device=next(model.parameters()).device)
     with rope_kept(model):
         rotary.cosine_and_sine(last)
-        rope = Rope(frequencies=rotary.frequencies.float().clone(), scaling=rotary.scaling)
+        rope = rotary.now()
     if model not in _ROTATES_QUERIES:
         _check_queries(model)
         _ROTATES_QUERIES.add(model)
@@ -233,16 +202,12 @@ class _Rotary:
     kind: str | None
     """Kind of those layers, where it has frequencies for each kind (Gemma 3); else None."""
 
-    @property
-    def frequencies(self) -> Tensor:
-        """[R / 2] as they are now."""
-        found: Tensor = getattr(self.module, self._name("inv_freq"))
-        return found.detach()
-
-    @property
-    def scaling(self) -> float:
-        """Factor on cosine and sine."""
-        return float(getattr(self.module, self._name("attention_scaling"), 1.0))
+    def now(self) -> Rope:
+        """Frequencies [R / 2] and the factor on cosine and sine as they are now."""
+        prefix = "" if self.kind is None else f"{self.kind}_"
+        frequencies: Tensor = getattr(self.module, f"{prefix}inv_freq")
+        scaling = float(getattr(self.module, f"{prefix}attention_scaling", 1.0))
+        return Rope(frequencies=frequencies.detach().float().clone(), scaling=scaling)
 
     def cosine_and_sine(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Both for positions [B, T]; ModelError where the module makes something else (Llama 4)."""
@@ -254,9 +219,6 @@ class _Rotary:
                 "no queries"
             )
         return made
-
-    def _name(self, attribute: str) -> str:
-        return attribute if self.kind is None else f"{self.kind}_{attribute}"
 
 
 def _rotary(model: PreTrainedModel) -> _Rotary | None:
@@ -290,7 +252,7 @@ def _check_queries(model: PreTrainedModel) -> None:
         assert rotary is not None
         positions = torch.arange(8, device=ids.device)
         cosine, sine = rotary.cosine_and_sine(positions[None])
-        rope = Rope(frequencies=rotary.frequencies)
+        rope = rotary.now()
     half = rope.frequencies.shape[0]
     for layer, used in enumerate(recorder.queries):
         projected = query_projection(model, layer)(states[layer])  # [1, Q, 8, D]

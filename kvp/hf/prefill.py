@@ -1,4 +1,4 @@
-"""Run a model once and record what scorers read; the views that they read of it.
+"""Run a model: what one forward pass records, the views that scorers read of it, and answers.
 
 The one path from a model to scores: collection, eviction, evaluation and calibration observe a
 prompt, build a `Prefill` and iterate over `Prefill.views`. A `Prefill` holds no padding; `unpadded`
@@ -18,14 +18,13 @@ from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from kvp.errors import UsageError
+from kvp.errors import ModelError, UsageError
 from kvp.hf.attention import QueryRecorder, kvp_attention_set
 from kvp.hf.cache import EvictingCache
 from kvp.hf.cache_layers import OtherLayer, copies, without_padding
-from kvp.hf.model_access import refuse_inside_block, unwrapped
 from kvp.hf.scorer_inputs import (
     HiddenRecord,
     HiddenRecorder,
@@ -34,6 +33,36 @@ from kvp.hf.scorer_inputs import (
     needs_scorer_inputs,
 )
 from kvp.scoring import ALL_QUERIES, Needs, View
+
+
+def unwrapped(model: nn.Module) -> PreTrainedModel:
+    """The model itself, or the one that torch.compile, PEFT or a delegating wrapper holds.
+
+    Raises ModelError for a wrapper that does not show whose `generate` it calls.
+    """
+    inner: object = model
+    for _ in range(8):  # wrappers of wrappers; a cycle ends here
+        if isinstance(inner, PreTrainedModel):
+            return inner
+        base = getattr(inner, "get_base_model", None)
+        if hasattr(inner, "_orig_mod"):  # torch.compile
+            inner = inner._orig_mod
+        elif callable(base):  # PEFT
+            inner = base()
+        else:  # `__getattr__` of the wrapper hands out the method of the model
+            inner = getattr(getattr(inner, "generate", None), "__self__", None)
+    raise ModelError(
+        f"{type(model).__name__} is no transformers model and does not show the one it wraps: "
+        "pass that one to kvp"
+    )
+
+
+def refuse_inside_block(model: PreTrainedModel) -> None:
+    """Raise UsageError inside an `evicting` block of `model`, unless this thread's scorers run."""
+    for hook in list(model._forward_pre_hooks.values()):
+        block = getattr(hook, "__self__", None)
+        if getattr(block, "evicting_here", None) is False:
+            raise UsageError("this model is already inside an evicting(...) block: leave it first")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +132,9 @@ def observe(
             logits = []
             for part in (input_ids[:, :split], input_ids[:, split:]) if split else (input_ids,):
                 kept = copies(cache.others)
-                logits.append(_fed(model, part, cache, last_logits=last_logits))
+                position = cache.get_seq_length()
+                keep = 1 if last_logits else 0
+                logits.append(next_logits(model, part, cache, position, keep=keep))
             others = copies(cache.others)
     finally:
         cache.recorder = None
@@ -117,24 +148,6 @@ def observe(
         others=others,
         others_kept=kept if split else others,
     )
-
-
-def _fed(
-    model: PreTrainedModel, input_ids: Tensor, cache: EvictingCache, *, last_logits: bool
-) -> Tensor:
-    """Logits [B, T, V], or of the last token alone."""
-    seen, tokens = cache.get_seq_length(), input_ids.shape[1]
-    # Some models count positions from 0 in every call unless they are told.
-    positions = torch.arange(seen, seen + tokens, device=input_ids.device)[None] if seen else None
-    output = model(
-        input_ids=input_ids,
-        position_ids=positions,
-        past_key_values=cache,
-        use_cache=True,
-        logits_to_keep=1 if last_logits else 0,
-    )
-    logits: Tensor = output.logits
-    return logits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,6 +223,10 @@ class Prefill:
                 raise ValueError("this scorer reads more than keys, values and queries: set inputs")
             extras = self.inputs.for_needs(needs)
         layers = range(len(self.keys)) if self.layers is None else self.layers
+        asked = needs.question and self.question
+        future = future if needs.future else None
+        if future is not None and self.fed_again:
+            future = [F.pad(of_layer, (0, self.fed_again)) for of_layer in future]
         for index, (keys, values) in enumerate(zip(self.keys, self.values, strict=True)):
             batch, _, tokens, _ = keys.shape
             yield View(
@@ -219,19 +236,11 @@ class Prefill:
                 positions=torch.arange(tokens, device=keys.device).expand(batch, tokens),
                 budget=budget,
                 fed_again=self.fed_again,
-                question=self._question(needs),
+                question=self.question + self.fed_again if asked else 0,
                 queries=self._recent_queries(index, needs),
-                future=self._future(future[index]) if needs.future and future is not None else None,
+                future=None if future is None else future[index],
                 **vars(extras[index]),
             )
-
-    def _question(self, needs: Needs) -> int:
-        """The last tokens of a view that are the question, those that are fed again included."""
-        return self.question + self.fed_again if needs.question and self.question else 0
-
-    def _future(self, future: Tensor) -> Tensor:
-        """Future attention [B, H, N] of a layer, 0 for tokens that are fed again: [B, H, T]."""
-        return F.pad(future, (0, self.fed_again)) if self.fed_again else future
 
     def _recent_queries(self, layer: int, needs: Needs) -> Tensor | None:
         """[B, Q, W, D]: the last queries of a layer that a scorer with `needs` reads."""
@@ -319,3 +328,73 @@ def unpadded(
         prefilled = Prefill.of(part, model, ids, tokenizer, fed_again=fed_again)
         parts.append((batch, prefilled))
     return parts
+
+
+def end_tokens(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None
+) -> tuple[int, ...]:
+    """Token ids that end an answer, for collection and evaluation.
+
+    Those of the model's generation config; where it names none, the tokenizer's end token. Empty
+    when there is neither: answers then run to their maximum length.
+    """
+    ends = model.generation_config.eos_token_id if model.generation_config else None
+    if ends is None and tokenizer is not None:
+        ends = tokenizer.eos_token_id
+    if ends is None:
+        return ()
+    return tuple(int(end) for end in ends) if isinstance(ends, list | tuple) else (int(ends),)
+
+
+@torch.inference_mode()
+def greedy(
+    model: PreTrainedModel,
+    cache: EvictingCache,
+    feed: Tensor,
+    position: int,
+    *,
+    max_new_tokens: int,
+    ends: Sequence[int],
+) -> list[list[int]]:
+    """Continue every entry of a batch by its most likely tokens; one list of ids per entry.
+
+    `feed` [B, F] int64 are the tokens after the cached ones, F >= 1, the first at `position`. An
+    answer includes its end token; entries leave the batch, and `cache`, when they end. Penalties of
+    the model's generation config are not applied.
+    """
+    stop = torch.tensor(ends, device=model.device, dtype=torch.long)
+    answers: list[list[int]] = [[] for _ in feed]
+    unfinished = list(range(len(feed)))
+    tokens = feed.to(model.device)
+    for _ in range(max_new_tokens):
+        logits = next_logits(model, tokens, cache, position, keep=1)  # [B, 1, V]
+        position += tokens.shape[1]
+        tokens = logits[:, -1:].argmax(-1)  # [B, 1]
+        for entry, token in zip(unfinished, tokens[:, 0].tolist(), strict=True):
+            answers[entry].append(token)
+        going = ~torch.isin(tokens[:, 0], stop)  # [B]
+        if not bool(going.all()):
+            unfinished = [
+                entry for entry, goes in zip(unfinished, going.tolist(), strict=True) if goes
+            ]
+            if not unfinished:
+                break
+            tokens = tokens[going]
+            cache.batch_select_indices(going.nonzero()[:, 0])
+    return answers
+
+
+def next_logits(
+    model: PreTrainedModel, tokens: Tensor, cache: EvictingCache, position: int, *, keep: int
+) -> Tensor:
+    """Logits [B, keep, V] of the last `keep` of tokens [B, F], whose first is at `position`."""
+    positions = torch.arange(position, position + tokens.shape[1], device=tokens.device)
+    output = model(
+        input_ids=tokens,
+        position_ids=positions.expand(tokens.shape[0], -1),
+        past_key_values=cache,
+        use_cache=True,
+        logits_to_keep=keep,
+    )
+    logits: Tensor = output.logits
+    return logits

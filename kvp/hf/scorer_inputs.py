@@ -12,15 +12,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from kvp.data.encode import template_frame
 from kvp.errors import ModelError, UsageError
 from kvp.hf.cache_layers import OtherLayer
-from kvp.hf.classifier import classify
 from kvp.hf.extra_passes import SoftmaxWindow, run_pass
 from kvp.hf.model_access import attention_modules, query_projection, rope_of, states_watched
 from kvp.rope import Rope
@@ -334,38 +341,20 @@ class HiddenRecord:
         )
 
 
-class _Moments:
-    """Running count, mean and sum of squared deviations of one layer, per prompt."""
+_Moments = tuple[int, Tensor, Tensor]
+"""Tokens, mean [W] and sum of squared deviations [W] of a prompt's states in one layer."""
 
-    def __init__(self) -> None:
-        self.counts: list[int] = []
-        self.means: list[Tensor] = []
-        self.squares: list[Tensor] = []
 
-    def add(self, prompt: int, states: Tensor) -> None:
-        """Add states [S, W] of a prompt; prompts come in order the first time."""
-        for start in range(0, states.shape[0], _BLOCK):
-            part = states[start : start + _BLOCK].detach().float()
-            mean = part.mean(dim=0)  # [W]
-            square = (part - mean).square().sum(dim=0)  # [W]
-            if prompt == len(self.counts):
-                self.counts.append(part.shape[0])
-                self.means.append(mean)
-                self.squares.append(square)
-                continue
-            before, total = self.counts[prompt], self.counts[prompt] + part.shape[0]
-            gap = mean - self.means[prompt]
-            self.squares[prompt] += square + gap.square() * (before * part.shape[0] / total)
-            self.means[prompt] = self.means[prompt] + gap * (part.shape[0] / total)
-            self.counts[prompt] = total
-
-    @property
-    def mean(self) -> Tensor:
-        return torch.stack(self.means)
-
-    @property
-    def variance(self) -> Tensor:
-        return torch.stack([s / n for s, n in zip(self.squares, self.counts, strict=True)])
+def _joined(moments: _Moments | None, states: Tensor) -> _Moments:
+    """Moments of the tokens before and of `states` [S, W] float32."""
+    count, mean = states.shape[0], states.mean(dim=0)
+    square = (states - mean).square().sum(dim=0)
+    if moments is None:
+        return count, mean, square
+    before, old, squares = moments
+    gap, total = mean - old, before + count
+    square = square + gap.square() * (before * count / total)
+    return total, old + gap * (count / total), squares + square
 
 
 class HiddenRecorder:
@@ -382,7 +371,7 @@ class HiddenRecorder:
         """
         self._every: dict[int, list[Tensor]] | None = {} if every else None
         self._padding = padding
-        self._moments: dict[int, dict[int, _Moments]] = {number: {} for number in after}
+        self._moments: dict[int, dict[int, list[_Moments]]] = {number: {} for number in after}
 
     @contextmanager
     def recording(self, model: PreTrainedModel) -> Iterator[None]:
@@ -401,8 +390,14 @@ class HiddenRecorder:
             for after, moments in self._moments.items()
         }
         return HiddenRecord(
-            means={after: tuple(m.mean for m in every) for after, every in layers.items()},
-            variances={after: tuple(m.variance for m in every) for after, every in layers.items()},
+            means={
+                after: tuple(torch.stack([mean for _, mean, _ in m]) for m in every)
+                for after, every in layers.items()
+            },
+            variances={
+                after: tuple(torch.stack([square / n for n, _, square in m]) for m in every)
+                for after, every in layers.items()
+            },
             states=tuple(
                 torch.cat(parts, dim=1) for _, parts in sorted((self._every or {}).items())
             ),
@@ -413,9 +408,58 @@ class HiddenRecorder:
         if self._every is not None:
             self._every.setdefault(layer, []).append(states.detach())
         for after, moments_of in self._moments.items():
-            fresh = layer not in moments_of
-            moments = moments_of.setdefault(layer, _Moments())
+            before = moments_of.get(layer)
+            now: list[_Moments] = []
             for prompt in range(batch):
-                pad = self._padding[prompt] if self._padding and fresh else 0
-                skip = min(after, tokens - pad - 1) if fresh else 0
-                moments.add(prompt, states[prompt, pad + skip :])
+                moments, start = None if before is None else before[prompt], 0
+                if moments is None:
+                    pad = self._padding[prompt] if self._padding else 0
+                    start = pad + min(after, tokens - pad - 1)
+                for part in states[prompt, start:].split(_BLOCK):  # type: ignore[no-untyped-call]
+                    moments = _joined(moments, part.detach().float())
+                assert moments is not None
+                now.append(moments)
+            moments_of[layer] = now
+
+
+_MAX_PIECES = 512
+
+
+def classify(text: str, source: str) -> str:
+    """Label that the classifier `source` (folder or hub name) gives a text (WindowKV).
+
+    It runs on the CPU, in float32. Raises ModelError when there is no such classifier.
+    """
+    model, tokenizer = load_classifier(source)
+    limit = min(_MAX_PIECES, getattr(model.config, "max_position_embeddings", _MAX_PIECES))
+    ids = torch.tensor([both_ends(tokenizer, text, limit)])
+    with torch.no_grad():
+        logits: Tensor = model(input_ids=ids).logits
+    if getattr(model.config, "relu_logits", False):  # the paper's section on the classifier
+        logits = logits.relu()
+    best = int(logits.argmax(dim=-1))
+    names: dict[int, str] = model.config.id2label or {}  # type: ignore[assignment]
+    return names.get(best, str(best))
+
+
+def both_ends(tokenizer: PreTrainedTokenizerBase, text: str, limit: int) -> list[int]:
+    """Token ids of a text, special tokens included: of too long a text the first and last halves.
+
+    The WindowKV paper feeds 256 + 256 word pieces to its classifier (`limit` 512).
+    """
+    ids: list[int] = tokenizer(text, truncation=False, verbose=False)["input_ids"]
+    half = limit // 2
+    return ids if len(ids) <= limit else ids[:half] + ids[-half:]
+
+
+@lru_cache(maxsize=2)
+def load_classifier(source: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Model, in evaluation mode, and tokenizer of a classifier; ModelError as `classify`."""
+    options: dict[str, Any] = {"local_files_only": Path(source).exists()}
+    try:
+        model = AutoModelForSequenceClassification.from_pretrained(source, **options)
+        tokenizer = AutoTokenizer.from_pretrained(source, **options)
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ModelError(f"classifier={source}: no text classifier there ({reason})") from error
+    return model.float().eval(), tokenizer

@@ -20,9 +20,8 @@ from kvp.data.encode import Encoded, encode
 from kvp.data.task import Sample
 from kvp.errors import UsageError
 from kvp.hf.cache_layers import other_layers
-from kvp.hf.generation import end_tokens
 from kvp.hf.model_config import context_limit, rope_switch
-from kvp.hf.prefill import observe
+from kvp.hf.prefill import end_tokens, observe
 from kvp.hf.scorer_inputs import ScorerInputs
 from kvp.scoring import ALL_QUERIES, Reconstruction
 from kvp.store import SequenceRecord, Trace
@@ -79,20 +78,21 @@ def collect_all(
         prompts = [encode(sample, tokenizer) for _, sample in batch]
         limits = [min(recorded.max_new_tokens, sample.max_new_tokens) for _, sample in batch]
         if recorded.continuation == "reference":
-            replies = [_reference(*pair) for pair in zip(batch, prompts, strict=True)]
+            replies = [prompt.reply_ids for prompt in prompts]
+            for (_, sample), reply in zip(batch, replies, strict=True):
+                if not reply:
+                    raise UsageError(
+                        f"--answers reference: {sample.id} has no reference; use --answers model"
+                    )
         else:
-            replies = greedy(model, tokenizer, [prompt.ids for prompt in prompts], max(limits))
+            replies = continuations(
+                model, tokenizer, [prompt.ids for prompt in prompts], max(limits)
+            )
         for (index, sample), prompt, reply, limit in zip(
             batch, prompts, replies, limits, strict=True
         ):
             record = sequence_record(sample, prompt, reply[:limit], index)
             yield _traced(model, tokenizer, record, recorded)
-
-
-def _reference(job: tuple[int, Sample], prompt: Encoded) -> tuple[int, ...]:
-    if not prompt.reply_ids:
-        raise UsageError(f"--answers reference: {job[1].id} has no reference; use --answers model")
-    return prompt.reply_ids
 
 
 @torch.no_grad()
@@ -111,8 +111,14 @@ def _traced(
         queries = _on_cpu(seen.queries)  # [L, Q, T, D]
         queries = queries.view(len(queries), heads, -1, *queries.shape[2:])
     labels: dict[str, Tensor] = {}
-    if recorded.labels:
-        labels = _labels(model, tokenizer, ids[:, : record.prompt_length], recorded.labels)
+    if recorded.labels:  # from passes over the prompt's cache in which the model repeats it
+        prompt = ids[:, : record.prompt_length]
+        alone = observe(model, prompt, queries=0, last_logits=True)
+        inputs = ScorerInputs(
+            model, prompt, alone.keys, alone.values, others=alone.others, tokenizer=tokenizer
+        )
+        for name in recorded.labels:
+            labels[name] = _on_cpu(inputs.reconstruction(LABEL_PASSES[name])).float()
     return Trace(
         record=record,
         queries=queries,
@@ -127,28 +133,8 @@ def _on_cpu(layers: Sequence[Tensor]) -> Tensor:
     return torch.cat([layer.cpu() for layer in layers])
 
 
-def _labels(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    prompt: Tensor,
-    names: Sequence[str],
-) -> dict[str, Tensor]:
-    """Labels of a prompt [1, P]: name -> [L, H, P] float32 on the CPU.
-
-    From passes over the cache of the prompt in which the model repeats it. Raises ModelError for a
-    model these passes do not know.
-    """
-    seen = observe(model, prompt, queries=0, last_logits=True)
-    inputs = ScorerInputs(
-        model, prompt, seen.keys, seen.values, others=seen.others, tokenizer=tokenizer
-    )
-    return {
-        name: torch.cat(inputs.reconstruction(LABEL_PASSES[name])).float().cpu() for name in names
-    }
-
-
 @torch.inference_mode()
-def greedy(
+def continuations(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     prompts: Sequence[Sequence[int]],

@@ -16,7 +16,8 @@ from transformers import DynamicCache, PreTrainedModel
 from kvp import nano
 from kvp.errors import ModelError, UsageError
 from kvp.hf import EvictingCache, evicting, observe, prefill_and_evict
-from kvp.hf.model_access import another_model, unwrapped, weights_digest
+from kvp.hf.model_access import another_model, weights_digest
+from kvp.hf.prefill import unwrapped
 from kvp.ranking import UNPROTECTED
 from kvp.scoring import Needs
 

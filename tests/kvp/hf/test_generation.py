@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from kvp.hf import EvictingCache
-from kvp.hf.generation import end_tokens, greedy
+from kvp.hf.prefill import end_tokens, greedy
 
 
 def test_the_generation_config_ends_an_answer_and_the_tokenizer_where_it_is_silent(

@@ -15,7 +15,7 @@ from kvp.data.sources import open_source
 from kvp.data.task import Sample, TaskSettings
 from kvp.errors import UsageError
 from kvp.hf import load_model
-from kvp.hf.trace import Recorded, collect_all, greedy
+from kvp.hf.trace import Recorded, collect_all, continuations
 from kvp.store import Trace
 
 Loaded = tuple[Any, Any]
@@ -104,14 +104,14 @@ def test_the_models_own_penalties_are_off_and_the_end_token_is_not_kept(
 ) -> None:
     model, tokenizer = loaded
     prompt = tuple(range(10, 40))
-    plain = greedy(model, tokenizer, [prompt], 8)[0]
+    plain = continuations(model, tokenizer, [prompt], 8)[0]
     assert len(plain) == 8
     monkeypatch.setattr(model.generation_config, "repetition_penalty", 5.0)
     monkeypatch.setattr(model.generation_config, "do_sample", True)
-    assert greedy(model, tokenizer, [prompt], 8)[0] == plain
+    assert continuations(model, tokenizer, [prompt], 8)[0] == plain
     stop = plain[3]
     monkeypatch.setattr(model, "generation_config", GenerationConfig(eos_token_id=[stop, 2]))
-    assert greedy(model, tokenizer, [prompt], 8)[0] == plain[: plain.index(stop)]
+    assert continuations(model, tokenizer, [prompt], 8)[0] == plain[: plain.index(stop)]
 
 
 def test_boundaries_and_spans_of_a_question(loaded: Loaded) -> None:
