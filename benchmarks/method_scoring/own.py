@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from unittest.mock import patch
 
@@ -20,11 +21,10 @@ from kvp import __version__
 from kvp.budgets import parse_budget
 from kvp.hf import EvictingCache, Prefill, load_tokenizer
 from kvp.hf.attention import QueryRecorder
-from kvp.hf.evict import EvictionRule, kept_slots
 from kvp.hf.prefill import prefill
 from kvp.hf.scorer_inputs import HiddenRecorder
-from kvp.ranking import Protection
-from kvp.scoring import Needs, Scorer
+from kvp.ranking import Protection, select
+from kvp.scoring import Needs, Scorer, score_layers
 from policies.kvzap import KVzap
 from policies.registry import METHODS, make_scorer
 
@@ -99,12 +99,8 @@ def _round(
         with _recorders(device) as recording:
             seen, whole = timed(partial(prefill, model, ids, needs, tokenizer=tokenizer), device)
         for name in names:
-            rule = EvictionRule(
-                scorer=scorers[name],
-                budget=parse_budget(f"{setting.KEPT:.0%}"),
-                protection=Protection(),
-            )
-            evicted = timed(partial(_evict, model, seen, rule, ids, tokenizer), device)[1]
+            work = partial(_evict, model, seen, scorers[name], ids, tokenizer)
+            evicted = timed(work, device)[1]
             found[name] = recording.total + evicted, bare, whole + evicted
     return found
 
@@ -134,14 +130,14 @@ def _recorders(device: str) -> Iterator[Stopwatch]:
 def _evict(
     model: PreTrainedModel,
     seen: Prefill,
-    rule: EvictionRule,
+    scorer: Scorer,
     ids: Tensor,
     tokenizer: PreTrainedTokenizerBase,
 ) -> EvictingCache:
     """Extra passes, scores, choice and gathering, as `kvp.hf.prefill_and_evict` does them."""
     assert seen.observation is not None
-    slots = kept_slots(
-        model, seen.observation, rule, padding=[0], input_ids=ids, tokenizer=tokenizer
-    )
-    assert slots is not None
+    fresh = replace(seen, inputs=Prefill.of(seen.observation, model, ids, tokenizer).inputs)
+    budget = parse_budget(f"{setting.KEPT:.0%}").tokens(ids.shape[1])
+    scores = torch.stack(score_layers(scorer, fresh.views(scorer.needs, budget)), dim=1)
+    slots = select(scores, budget, Protection()).unbind(dim=1)
     return EvictingCache.select(list(seen.keys), list(seen.values), slots, seen=ids.shape[1])

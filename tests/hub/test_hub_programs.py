@@ -76,7 +76,7 @@ def test_nobody_elses_policy_is_calibrated(
     of_nano: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert calibrate(["--policy", of_nano, "--traces", "traces"]) == 2
-    assert "hf download org/small --local-dir DIR" in capsys.readouterr().err
+    assert "hf download ORG/NAME --local-dir DIR" in capsys.readouterr().err
 
 
 def test_policies_remember_model_and_text_of_their_traces() -> None:
