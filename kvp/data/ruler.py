@@ -30,10 +30,10 @@ from kvp.data.synthetic.text import (
     draw_number,
     draw_uuid,
     generated_split,
+    kept,
     word_pool,
 )
 from kvp.data.task import NoPromptError, Sample, Source, TaskSettings, blank_sample
-from kvp.errors import UsageError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -152,17 +152,16 @@ def _haystack_maker(
         return lambda amount: _among_lines([NOISE] * amount, needles, inputs.rng("depths"))
     make_key = draw_uuid if variant.key == "uuid" else draw_key
     make_value = draw_uuid if variant.kind == "uuids" else draw_number
-    rng = inputs.rng("distractors")
-    distractors: list[str] = []
 
-    def haystack(amount: int) -> str:
-        while len(distractors) < amount:
+    def distractors() -> Iterator[str]:
+        rng = inputs.rng("distractors")
+        while True:
             pair = make_key(rng, inputs.split), make_value(rng, inputs.split)
             if pair[0] not in taken:
-                distractors.append(_needle(variant, pair))
-        return _among_lines(distractors[:amount], needles, inputs.rng("depths"))
+                yield _needle(variant, pair)
 
-    return haystack
+    first = kept(distractors())
+    return lambda amount: _among_lines(first(amount), needles, inputs.rng("depths"))
 
 
 def _among_lines(lines: list[str], needles: list[str], rng: random.Random) -> str:
@@ -227,17 +226,13 @@ def _assigned(
     inputs: SampleInputs, chain: tuple[str, list[str]], amount: int, places: str, shown: str
 ) -> Sample:
     value, names = chain
-    rng = inputs.rng(places)
     statements = [f"VAR {names[0]} = {value}"]
     statements += [f"VAR {new} = VAR {old} " for old, new in pairwise(names)]
-    lines = [NOISE] * amount
-    indices = sorted(rng.sample(range(amount), len(statements)))
-    for index, statement in reversed(list(zip(indices, statements, strict=True))):
-        lines.insert(index, statement)
+    text = _among_lines([NOISE] * amount, statements, inputs.rng(places))
     return _sample(
         inputs,
         context=f"{shown}Memorize and track the chain(s) of variable assignment hidden in the "
-        "following text.\n\n" + "\n".join(lines).replace(". \n", ".\n") + "\n",
+        "following text.\n\n" + text.replace(". \n", ".\n") + "\n",
         question=f"Question: Find all variables that are assigned the value {value} in the text "
         "above.",
         answer_prefix=" Answer: According to the chain(s) of variable assignment in the text "
@@ -267,12 +262,10 @@ def common_words(inputs: SampleInputs, _: CountTokens) -> Maker:
     before = f"{example.text} {_numbered(shown[:COMMON])}\n"
 
     more = _compounds(inputs.rng("compounds"), inputs.split, avoided=frozenset(pool[:COMMON]))
+    words = kept(chain(pool, more))
 
     def make(amount: int) -> Sample:
-        while len(pool) < COMMON + amount:
-            pool.append(next(more))
-        words = pool[: COMMON + amount]
-        return _list_prompt(inputs, words, times, "order", before)
+        return _list_prompt(inputs, words(COMMON + amount), times, "order", before)
 
     return make, 0
 
@@ -379,11 +372,8 @@ def generate(
     fits. `essays` is the running text of the essay haystacks, `None` for the generated prose.
     Another `attempt` draws other needles for the same index.
 
-    Raises UsageError for an unknown task or split, NoPromptError when the smallest prompt does not
-    fit.
+    Raises UsageError for an unknown split, NoPromptError when the smallest prompt does not fit.
     """
-    if task not in MAKERS:
-        raise UsageError(f"--tasks: unknown task {task!r}; known are {', '.join(RULER_TASKS)}")
     name = f"{task}/{split}/{seed}/{index}"
     inputs = SampleInputs(
         name=f"{name}/{attempt}" if attempt else name,

@@ -19,7 +19,6 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from kvp.config_groups import split_list
-from kvp.data.rows.files import files_of
 from kvp.data.rows.samples import name_of, row_samples
 from kvp.data.task import NoPromptError, Sample, Source, TaskSettings
 from kvp.data.tasks import (
@@ -34,32 +33,33 @@ from kvp.data.tasks import (
 )
 from kvp.data.tasks.rows import CHAT
 from kvp.errors import UsageError
-from kvp.manifest import digest_json, portable, sha256_file, sha256_input
+from kvp.manifest import digest_json, portable, sha256_input
 from kvp.plugins import import_object, is_object_name, module_exists, own_errors
 
 
-@dataclass(frozen=True, kw_only=True)
-class Part:
-    """One kind of data of a mixture."""
+def parts_of(data: str) -> dict[str, float]:
+    """The parts of a mixture, each what `--data` takes alone, and their relative shares.
 
-    data: str
-    """What `--data` takes alone."""
-    weight: float
-    """Its share, relative to those of the others."""
-
-
-def parts_of(data: str) -> tuple[Part, ...]:
-    """The parts of a mixture; data without a comma, or that exist under their name, are one part.
-
-    Raises UsageError where a part of several has no weight above 0, or is named twice.
+    Data without a comma, or that exist under their name, are one part. Raises UsageError where a
+    part of several has no weight above 0, or is named twice.
     """
     names = split_list(data)
     if "," not in data or not names or Path(data).exists():
-        return (Part(data=data, weight=1.0),)
-    parts = tuple(map(_part, names))
-    twice = [part.data for part in parts if [each.data for each in parts].count(part.data) > 1]
-    if twice:
-        raise UsageError(f"--data: {twice[0]} is named twice; add its weights")
+        return {data: 1.0}
+    parts: dict[str, float] = {}
+    for text in names:
+        name, _, share = text.rpartition(":")
+        try:
+            weight = float(share)
+        except ValueError:
+            weight = math.nan
+        if not name or not 0 < weight < math.inf:
+            raise UsageError(
+                f"--data: {text} has no weight; a mixture is named as ruler:0.5,chat:0.3,FILE:0.2"
+            )
+        if name in parts:
+            raise UsageError(f"--data: {name} is named twice; add its weights")
+        parts[name] = weight
     return parts
 
 
@@ -77,19 +77,6 @@ def turns(weights: Sequence[float]) -> Iterator[int]:
         part = behind.index(max(behind))
         given[part] += 1
         yield part
-
-
-def _part(text: str) -> Part:
-    name, _, share = text.rpartition(":")
-    try:
-        weight = float(share)
-    except ValueError:
-        weight = math.nan
-    if not name or not 0 < weight < math.inf:
-        raise UsageError(
-            f"--data: {text} has no weight; a mixture is named as ruler:0.5,chat:0.3,FILE:0.2"
-        )
-    return Part(data=name, weight=weight)
 
 
 _FILLED = 0.9
@@ -124,7 +111,7 @@ SOURCES: Mapping[str, SourceMaker] = {RULER: tasks_in_turn, CHAT: _dialogues}
 
 def takes_tasks(data: str) -> bool:
     """Whether `data`, or a part of it, is made of the tasks that `--tasks` names."""
-    return any(SOURCES.get(part.data) is tasks_in_turn for part in parts_of(data))
+    return any(SOURCES.get(part) is tasks_in_turn for part in parts_of(data))
 
 
 def open_source(settings: TaskSettings, tokenizer: PreTrainedTokenizerBase) -> Source:
@@ -136,7 +123,7 @@ def open_source(settings: TaskSettings, tokenizer: PreTrainedTokenizerBase) -> S
     data = str(settings.data)
     parts = parts_of(data)
     flag = settings.of_rows
-    if flag and not any(_maker(part.data) is None for part in parts):
+    if flag and not any(_maker(part) is None for part in parts):
         raise UsageError(f"{flag} is about rows of files, and --data {data} names none")
     if len(parts) == 1:
         return _of_one_kind(data, settings, tokenizer)
@@ -144,15 +131,15 @@ def open_source(settings: TaskSettings, tokenizer: PreTrainedTokenizerBase) -> S
 
 
 def _mixture(
-    parts: Sequence[Part], settings: TaskSettings, tokenizer: PreTrainedTokenizerBase
+    parts: Mapping[str, float], settings: TaskSettings, tokenizer: PreTrainedTokenizerBase
 ) -> Source:
-    names = [part.data if part.data in SOURCES else name_of(part.data) for part in parts]
+    names = [part if part in SOURCES else name_of(part) for part in parts]
     if len(set(names)) < len(names):  # ids of samples begin with them
         alike = next(name for name in names if names.count(name) > 1)
         raise UsageError(f"--data: two parts are called {alike}; rename one of the files")
-    order = list(islice(turns([part.weight for part in parts]), settings.count))
+    order = list(islice(turns(list(parts.values())), settings.count))
     sources = [
-        _of_one_kind(part.data, replace(settings, count=order.count(number)), tokenizer)
+        _of_one_kind(part, replace(settings, count=order.count(number)), tokenizer)
         for number, part in enumerate(parts)
     ]
     mixed = _interleaved(sources, order)
@@ -160,7 +147,7 @@ def _mixture(
         return mixed
     ended = order[len(mixed)]
     note = (
-        f"--data {parts[ended].data}: only {len(sources[ended])} of the {order.count(ended)} "
+        f"--data {list(parts)[ended]}: only {len(sources[ended])} of the {order.count(ended)} "
         "samples that its weight asks for; the mixture ends there"
     )
     return replace(mixed, notes=(*mixed.notes, note))
@@ -247,8 +234,17 @@ def plan_collection(
             continue
         source = open_source(replace(settings, tasks=tasks, split=split, count=count), tokenizer)
         notes += source.notes
+        if not source and tasks:
+            given = ",".join(settings.tasks)
+            raise UsageError(f"--tasks {given}: a task makes nothing for the {split} split")
         if not source:
-            raise UsageError(_nothing(settings, split, count, notes))
+            refusal = (
+                f"--data {data}: nothing in it belongs to the {split} split, of which {count} "
+                "sequences are requested: give it more rows (about 8 of 10 are train), or request "
+                "none"
+            )
+            skipped = (note.removeprefix(f"--data {data}: ") for note in notes)
+            raise UsageError("; ".join(dict.fromkeys([refusal, *skipped])))
         if len(source) < count:
             fewer.append(f"{len(source)} of the {count} {split} sequences requested")
         kinds = (len(tasks) or 1) * len(parts_of(data))
@@ -258,17 +254,6 @@ def plan_collection(
     if fewer:
         notes.insert(0, f"--data {data}: only {', '.join(fewer)}")
     return CollectionPlan(tuple(sources), tasks, tuple(dict.fromkeys(notes)))
-
-
-def _nothing(settings: TaskSettings, split: str, count: int, notes: Sequence[str]) -> str:
-    if takes_tasks(str(settings.data)):
-        return f"--tasks {','.join(settings.tasks)}: a task makes nothing for the {split} split"
-    refusal = (
-        f"--data {settings.data}: nothing in it belongs to the {split} split, of which {count} "
-        "sequences are requested: give it more rows (about 8 of 10 are train), or request none"
-    )
-    skipped = (note.removeprefix(f"--data {settings.data}: ") for note in notes)
-    return "; ".join(dict.fromkeys([refusal, *skipped]))
 
 
 def fitting_tasks(settings: TaskSettings, tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
@@ -306,14 +291,11 @@ def _fits(task: str, settings: TaskSettings, tokenizer: PreTrainedTokenizerBase)
 def data_identity(settings: TaskSettings, tasks: Sequence[str]) -> dict[str, Any]:
     """What decides the prompts besides the seed, as JSON; `tasks` as resolved."""
     data = str(settings.data)
-    digests = {
-        flag: None if path is None else path_digest(path)
-        for flag, path in (
-            ("squad", settings.squad), ("hotpotqa", settings.hotpotqa), ("essays", settings.essays)
-        )
-    }  # fmt: skip
+    paths = [Path(part) for part in parts_of(data) if part not in SOURCES]
+    files = [sha256_input(path) for path in paths if path.exists()]
     chosen = {
-        **digests,
+        "squad": settings.squad and sha256_input(Path(settings.squad)),
+        "hotpotqa": settings.hotpotqa and sha256_input(Path(settings.hotpotqa)),
         "where": settings.where,
         "tree_paths": None if settings.tree_paths == "best" else settings.tree_paths,
         "columns": dict(settings.columns) if settings.columns else None,
@@ -322,24 +304,8 @@ def data_identity(settings: TaskSettings, tasks: Sequence[str]) -> dict[str, Any
     return {
         **{name: value for name, value in chosen.items() if value is not None},
         "name": portable(data),
-        "digest": _digest(data),
+        "digest": digest_json(files) if len(files) > 1 else next(iter(files), None),
         "tasks": list(tasks),
         "length": settings.length,
-        "essays": digests["essays"],
+        "essays": settings.essays and sha256_input(Path(settings.essays)),
     }
-
-
-def path_digest(path: str) -> str:
-    """SHA-256 of a file or of the files of a folder; of a folder of texts, of these alone."""
-    source = Path(path)
-    texts = sorted(source.glob("*.txt")) if source.is_dir() else []
-    if texts and not files_of(source):
-        return digest_json([sha256_file(file) for file in texts])
-    return sha256_input(source)
-
-
-def _digest(data: str) -> str | None:
-    """Digest of the files that data are read from, None where nothing is read."""
-    paths = [part.data for part in parts_of(data)]
-    found = [path_digest(path) for path in paths if path not in SOURCES and Path(path).exists()]
-    return digest_json(found) if len(found) > 1 else next(iter(found), None)

@@ -8,10 +8,10 @@ used is skipped and counted, as everywhere (`kvp.data.rows`).
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from kvp.data.encode import encode
 from kvp.data.rows.files import (
@@ -32,79 +32,61 @@ from kvp.errors import UsageError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-P = TypeVar("P")
+Parsed = tuple[str, Callable[[], Sequence[Sample]]]
+"""Of a row: the text that decides its split, and what makes its samples of at most `--length`
+tokens, whose ids are set later; RowError where none fits."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Benchmark(Generic[P]):
-    """How rows become samples."""
-
-    task: str
-    names: tuple[str, ...]
-    """What files, configurations and the column `dataset` call the data set; the first one is its
-    hub configuration. Without any, all rows are the task's."""
-    parse: Callable[[Mapping[str, Any]], P]
-    """From a row to what is asked; RowError where it lacks something."""
-    content: Callable[[P], str]
-    """Text that decides the split."""
-    samples: Callable[[P], Sequence[Sample]]
-    """Samples of at most `--length` tokens, whose ids are set here; RowError where none fits."""
-
-
-def benchmark_source(benchmark: Benchmark[P], settings: TaskSettings) -> Source:
+def benchmark_source(
+    task: str,
+    names: tuple[str, ...],
+    parse: Callable[[Mapping[str, Any]], Parsed],
+    settings: TaskSettings,
+) -> Source:
     """The first `settings.count` samples of a split, in a seeded order, and notes on skipped rows.
 
-    Raises NoPromptError where `--data` has nothing for the task, UsageError where it is missing or
-    none of its rows can be used.
+    `names` are what files, configurations and the column `dataset` call the data set (`rows_of`).
+    `parse` raises RowError where a row lacks something. Raises NoPromptError where `--data` has
+    nothing for the task, UsageError where it is missing or none of its rows can be used.
     """
-    if settings.data is None:
+    data = settings.data
+    if data is None:
         raise UsageError(
-            f"--tasks {benchmark.task} needs --data FILE, FOLDER or a hub data set (docs/data.md)"
+            f"--tasks {task} needs --data FILE, FOLDER or a hub data set (docs/data.md)"
         )
     tally = Tally(where=settings.where)
-    of_split = [
-        (location, parsed) for location, parsed in _read(benchmark, settings.data, tally)
-        if settings.split in (ALL, split_of(benchmark.content(parsed)))
-    ]  # fmt: skip
+    usable = list(tally.parsed(rows_of(data, names), lambda _, row: parse(row)))
+    if not tally.rows:
+        called = f": neither a file called {names[0]} nor rows with this in the column 'dataset'"
+        raise NoPromptError(
+            f"--data {data}: it has nothing for {task}{called if names else ''}",
+            reason=f"--data {data} has nothing for them",
+        )
+    tally.check(f"--data {data}: {task}")
+    if not usable:
+        raise UsageError(
+            f"--data {data}: none of its {tally.rows} rows can be used for {task}: "
+            f"{listed(tally.skipped[:1])} (docs/data.md)"
+        )
+    of_split = [row for row in usable if settings.split in (ALL, split_of(row[1][0]))]
     random.Random(f"order/{settings.split}/{settings.seed}").shuffle(of_split)
     samples: list[Sample] = []
-    for location, parsed in of_split:
+    for location, (_, make) in of_split:
         if len(samples) >= settings.count:
             break
         try:
-            samples += benchmark.samples(parsed)
+            samples += make()
         except RowError as error:
             tally.skipped.append((location, str(error)))
-    prefix = f"{benchmark.task}/{settings.split}/{settings.seed}"
-    samples = [
-        replace(sample, id=f"{prefix}/{number}{_context_end(sample.id)}")
-        for number, sample in enumerate(samples[: settings.count])
-    ]
+    named = []
+    for number, sample in enumerate(samples[: settings.count]):
+        shared = context_of(sample.id)  # the whole id where its context is its own
+        end = "" if shared == sample.id else shared
+        name = f"{task}/{settings.split}/{settings.seed}/{number}{end}"
+        named.append(replace(sample, id=name))
     note = tally.note()
-    notes = () if note is None else (f"--data {settings.data}: {benchmark.task}: {note}",)
-    return Source(size=len(samples), make=samples.__getitem__, notes=notes)
-
-
-def _read(benchmark: Benchmark[P], data: str, tally: Tally) -> list[tuple[str, P]]:
-    """Locations and parsed rows of a benchmark's data."""
-    rows = rows_of(data, benchmark.names)
-    usable = list(tally.parsed(rows, lambda _, row: benchmark.parse(row)))
-    if not tally.rows:
-        raise NoPromptError(
-            f"--data {data}: it has nothing for {benchmark.task}"
-            + "".join(
-                f": neither a file called {name} nor rows with this in the column 'dataset'"
-                for name in benchmark.names[:1]
-            ),
-            reason=f"--data {data} has nothing for them",
-        )
-    tally.check(f"--data {data}: {benchmark.task}")
-    if not usable:
-        raise UsageError(
-            f"--data {data}: none of its {tally.rows} rows can be used for {benchmark.task}: "
-            f"{listed(tally.skipped[:1])} (docs/data.md)"
-        )
-    return usable
+    notes = () if note is None else (f"--data {data}: {task}: {note}",)
+    return Source(size=len(named), make=named.__getitem__, notes=notes)
 
 
 def rows_of(data: str, names: Sequence[str]) -> Iterator[Row]:
@@ -114,35 +96,20 @@ def rows_of(data: str, names: Sequence[str]) -> Iterator[Row]:
     configuration of the first name. A row belongs to what its column `dataset` says, without it to
     what the file or the configuration is called.
     """
-    if not names:
-        yield from read_rows(data, "data")
-        return
     path = Path(data)
-    if path.is_dir() and not is_saved(path):
-        files = [file for file in files_of(path) if _stem(file) in names]
-        for file in files:
-            yield from _own(read_rows(str(file), "data"), _stem(file), names)
+    if names and path.is_dir() and not is_saved(path):
+        for file in files_of(path):
+            if file.name.partition(".")[0] in names:
+                yield from rows_of(str(file), names)
         return
-    if not path.exists() and data.count("/") == 1 and reader_of(path) is None and ":" not in data:
+    of_hub = not path.exists() and data.count("/") == 1 and reader_of(path) is None
+    if names and of_hub and ":" not in data:
         data = f"{data}:{names[0]}"
-    called = _stem(path) if path.exists() else data.rpartition(":")[2]
-    yield from _own(read_rows(data, "data"), called, names)
-
-
-def _own(rows: Iterable[Row], called: str, names: Sequence[str]) -> Iterator[Row]:
-    for location, row in rows:
-        if (called if isinstance(row, RowError) else row.get("dataset", called)) in names:
+    called = path.name.partition(".")[0] if path.exists() else data.rpartition(":")[2]
+    for location, row in read_rows(data, "data"):
+        own = called if isinstance(row, RowError) else row.get("dataset", called)
+        if not names or own in names:
             yield location, row
-
-
-def _stem(file: Path) -> str:
-    return file.name.partition(".")[0]
-
-
-def _context_end(name: str) -> str:
-    """End of an id that names a shared context; empty where there is none."""
-    end = context_of(name)
-    return "" if end == name else end
 
 
 def column(row: Mapping[str, Any], name: str) -> str:

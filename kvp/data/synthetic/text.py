@@ -74,6 +74,18 @@ def distinct(draw: Callable[[], str], count: int) -> list[str]:
     return list(drawn)
 
 
+def kept(series: Iterator[str]) -> Callable[[int], list[str]]:
+    """The first so many of an endless series, which are kept for the next, larger request."""
+    drawn: list[str] = []
+
+    def first(count: int) -> list[str]:
+        while len(drawn) < count:
+            drawn.append(next(series))
+        return drawn[:count]
+
+    return first
+
+
 def draw_key(rng: random.Random, split: Split) -> str:
     """An `adjective-noun` key owned by `split`."""
     while True:

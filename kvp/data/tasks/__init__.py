@@ -13,14 +13,13 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from kvp.data.ruler import RULER_13, RULER_TASKS, RulerTask
-from kvp.data.synthetic.shared_contexts import CONTEXTS
 from kvp.data.task import Sample, Source, Task, TaskSettings
 from kvp.data.tasks.longbench import LongBenchTask, published, refused
 from kvp.data.tasks.longmemeval import LongMemEvalTask
 from kvp.data.tasks.niah_heatmap import NiahHeatmapTask, number_needle
 from kvp.data.tasks.rows import CHAT, DATA, TEXT, DialogueTask, RowsTask, TextTask
 from kvp.data.tasks.ruler_qa import FLAGS, RulerQaTask
-from kvp.data.tasks.scbench import PUBLISHED, ScbenchTask
+from kvp.data.tasks.scbench import CONTEXTS, PUBLISHED, ScbenchTask
 from kvp.errors import UsageError
 from kvp.plugins import import_object, instance_of, is_object_name, name_meant, own_errors
 

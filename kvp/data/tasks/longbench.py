@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvp.data.metrics import ScoredByMetric
 from kvp.data.rows.benchmarks import (
-    Benchmark,
+    Parsed,
     answers_of,
     benchmark_source,
     column,
@@ -48,25 +48,11 @@ class Published:
     """Whether there is no chat template for another reason."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Asked:
-    """A row in its prompt."""
-
-    context: str
-    """The prompt up to the end of the context."""
-    question: str
-    """The rest of it."""
-    answers: tuple[str, ...]
-    classes: tuple[str, ...]
-
-
-@cache
 def published() -> dict[str, Published]:
     """By the name of the data set."""
     return {name: Published(**fields) for name, fields in _definition()["datasets"].items()}
 
 
-@cache
 def refused() -> dict[str, str]:
     """Data sets that cannot be scored here, and why."""
     return dict(_definition()["refused"])
@@ -94,58 +80,46 @@ class LongBenchTask(ScoredByMetric):
         """Samples of the rows of the data set in `--data`, one per row."""
         if self.dataset in refused():
             raise UsageError(f"--tasks {self.name}: {refused()[self.dataset]}, which kvp lacks")
-        of = published()[self.dataset]
 
-        def samples(asked: Asked) -> Sequence[Sample]:
-            whole = asked.context + asked.question
-            blank = replace(
-                blank_sample(settings, self.name, ""),
-                references=asked.answers,
-                classes=asked.classes,
-                metric=of.metric,
-                max_new_tokens=of.new_tokens,
-                reply=f" {asked.answers[0]}",
-                chat_template=not (of.few_shot or of.plain),
-            )
+        def parse(row: Mapping[str, Any]) -> Parsed:
+            whole = self._whole(row, settings)
 
             def make(keep: int) -> Sequence[Sample]:
-                text = middle_cut(whole, keep, tokenizer)
-                if not text.endswith(asked.question):
+                text = middle_cut(whole.text, keep, tokenizer)
+                if not text.endswith(whole.question):
                     raise RowError(
                         f"has a question that half of --length {settings.length} is too short for"
                     )
-                context = text.removesuffix(asked.question)
-                return [replace(blank, context=context, question=asked.question)]
+                return [replace(whole, context=text.removesuffix(whole.question))]
 
-            return cut_to_length(make, settings.length, tokenizer)
+            return whole.context, lambda: cut_to_length(make, settings.length, tokenizer)
 
-        benchmark = Benchmark(
-            task=self.name,
-            names=(self.dataset,),
-            parse=lambda row: parsed(row, of),
-            content=lambda asked: asked.context,
-            samples=samples,
+        return benchmark_source(self.name, (self.dataset,), parse, settings)
+
+    def _whole(self, row: Mapping[str, Any], settings: TaskSettings) -> Sample:
+        """A row in its prompt of any length; RowError where a column is missing or empty."""
+        of = published()[self.dataset]
+        before, _, after = of.prompt.partition("{context}")
+        if "{input}" in after:
+            after = after.replace("{input}", column(row, "input"))
+        classes = row.get("all_classes") or []
+        if of.metric == "classification" and not classes:
+            raise RowError("has no all_classes")
+        context, answers = before + column(row, "context"), answers_of(row, "answers")
+        return replace(
+            blank_sample(settings, self.name, ""),
+            context=context,
+            question=after,
+            references=answers,
+            classes=tuple(map(str, classes)),
+            metric=of.metric,
+            max_new_tokens=of.new_tokens,
+            reply=f" {answers[0]}",
+            chat_template=not (of.few_shot or of.plain),
         )
-        return benchmark_source(benchmark, settings)
 
     def score(self, sample: Sample, answer: str) -> float:
-        """The data set's published metric; of few-shot answers the first line that is not empty."""
+        """The data set's published metric; of few-shot answers of the first line with text."""
         if published()[self.dataset].few_shot:
             answer = answer.lstrip("\n").partition("\n")[0]
         return super().score(sample, answer)
-
-
-def parsed(row: Mapping[str, Any], of: Published) -> Asked:
-    """A row in its prompt; RowError where a column is missing or empty."""
-    before, _, after = of.prompt.partition("{context}")
-    if "{input}" in after:
-        after = after.replace("{input}", column(row, "input"))
-    classes = row.get("all_classes") or []
-    if of.metric == "classification" and not classes:
-        raise RowError("has no all_classes")
-    return Asked(
-        context=before + column(row, "context"),
-        question=after,
-        answers=answers_of(row, "answers"),
-        classes=tuple(map(str, classes)),
-    )

@@ -2,22 +2,28 @@
 
 `scdq` asks each question alone of one compressed context, `multi_turn` each behind the earlier
 ones and their right answers. Prompts, metrics and numbers of new tokens are those of the published
-code (microsoft/MInference, scbench; MIT). Without `--data` six tasks are generated
-(`kvp.data.synthetic.shared_contexts`).
+code (microsoft/MInference, scbench; MIT). Without `--data` six tasks are generated: the wording of
+`kv` and `mf` is SCBench's (InfiniteBench's), that of `vt` RULER's; the others' is our own, since
+SCBench publishes those as data alone. Keys, values, names and numbers belong to one split.
 """
 
 from __future__ import annotations
 
+import json
+import random
 import re
-from collections.abc import Mapping, Sequence
+import string
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import pairwise
+from statistics import median_low
 from typing import TYPE_CHECKING, Any
 
 from kvp.data.encode import largest
 from kvp.data.metrics import ScoredByMetric, rouge_scorer
 from kvp.data.rows.benchmarks import (
-    Benchmark,
+    Parsed,
     answers_of,
     benchmark_source,
     column,
@@ -26,16 +32,42 @@ from kvp.data.rows.benchmarks import (
     most_tokens,
 )
 from kvp.data.rows.files import RowError
-from kvp.data.synthetic.shared_contexts import CONTEXTS, TURNS, SharedContext, Turn
-from kvp.data.synthetic.text import SampleInputs, generated_split
+from kvp.data.ruler import NOISE
+from kvp.data.synthetic.lexicon import LISTS, people
+from kvp.data.synthetic.text import (
+    SampleInputs,
+    distinct,
+    draw_name,
+    draw_number,
+    draw_uuid,
+    generated_split,
+    kept,
+)
 from kvp.data.task import Sample, Source, TaskSettings, blank_sample, context_name
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 MULTI_TURN = "multi_turn"
+TURNS = 5
+"""Questions of one generated context."""
+HOPS = 3
+"""Assignments between the first and the last hash of a chain."""
+VARIABLES = 5
+"""Variables of a chain in variable tracking."""
 _READ = "Read the book and answer the question."
 _EXTREME = re.compile(r"[Tt]he (.+) is")
+_MIXED = string.ascii_letters + string.digits
+_CLASSES = "ABCD"
+_VERBS = ("thinks of", "looks for", "remembers", "talks about", "paints", "waits for", "describes")
+
+Turn = tuple[str, tuple[str, ...]]
+"""A question and its answers."""
+SharedContext = tuple[str, Sequence[Turn]]
+"""A context with the questions that are asked about it."""
+ContextMaker = Callable[[int], SharedContext]
+"""Makes one context with any amount, from 0 on, of what surrounds the answers, which are drawn
+first, so that questions and answers are the same for every amount."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,105 +132,79 @@ class ScbenchTask(ScoredByMetric):
         Contexts of rows that are too long lose their middle. Raises UsageError for a length too
         small, and without `--data` for a task that is not generated.
         """
-        published = PUBLISHED[self.name]
-        asker = _Asker(self.name, published, settings, tokenizer)
-        if published.metric == "rouge_l_sum":
+        if PUBLISHED[self.name].metric == "rouge_l_sum":
             rouge_scorer()  # says now where it is not installed
         if settings.data is None and self.name in CONTEXTS:
-            return _generated(self.name, asker, settings)
-        return benchmark_source(
-            Benchmark(
-                task=self.name,
-                names=(self.name,),
-                parse=lambda row: _parsed(row, published),
-                content=lambda shared: shared.context,
-                samples=asker.of_row,
-            ),
-            settings,
-        )
+            return self._generated(settings, tokenizer)
 
+        def parse(row: Mapping[str, Any]) -> Parsed:
+            context, turns = _parsed(row, PUBLISHED[self.name])
 
-@dataclass(frozen=True)
-class _Asker:
-    """Makes the samples of a context."""
+            def make(keep: int) -> Sequence[Sample]:
+                return self._samples((middle_cut(context, keep, tokenizer), turns), settings)
 
-    task: str
-    published: Published
-    settings: TaskSettings
-    tokenizer: PreTrainedTokenizerBase
+            return context, lambda: cut_to_length(make, settings.length, tokenizer)
 
-    def of_row(self, shared: SharedContext) -> Sequence[Sample]:
-        """The samples of a row, its context cut in the middle where it is too long."""
+        return benchmark_source(self.name, (self.name,), parse, settings)
 
-        def make(keep: int) -> Sequence[Sample]:
-            text = middle_cut(shared.context, keep, self.tokenizer)
-            return self.samples(replace(shared, context=text))
+    def _generated(self, settings: TaskSettings, tokenizer: PreTrainedTokenizerBase) -> Source:
+        """Sample i is question i modulo `TURNS` of context i divided by it."""
+        split = generated_split(settings.split)
+        prefix = f"{self.name}/{split}/{settings.seed}"
 
-        return cut_to_length(make, self.settings.length, self.tokenizer)
+        @lru_cache(maxsize=1)
+        def context(index: int) -> Sequence[Sample]:
+            maker = CONTEXTS[self.name](
+                SampleInputs(
+                    name=f"{prefix}/{index}", split=split, length=settings.length, essays=None
+                )
+            )
+            return largest(
+                lambda amount: self._samples(maker(amount), settings),
+                lambda samples: most_tokens(samples, tokenizer),
+                limit=settings.length, smallest=0, what=self.name,
+            )  # fmt: skip
 
-    def samples(self, shared: SharedContext) -> Sequence[Sample]:
+        def make(index: int) -> Sample:
+            sample = context(index // TURNS)[index % TURNS]
+            return replace(sample, id=f"{prefix}/{index}{context_name(sample.context)}")
+
+        if settings.count:
+            make(0)  # a length too small shows now
+        return Source(size=settings.count, make=make)
+
+    def _samples(self, shared: SharedContext, settings: TaskSettings) -> Sequence[Sample]:
         """One sample per question."""
-        header, questions = self._wording(shared)
-        context = f"{header}{shared.context}\n\n"
-        blank = blank_sample(self.settings, self.task, f"0{context_name(context)}")
-        answers = [", ".join(turn.answers) for turn in shared.turns]
-        earlier = tuple(zip(questions, answers, strict=True))
-        continued = self.settings.scbench_mode == MULTI_TURN
+        text, turns = shared
+        of = PUBLISHED[self.name]
+        header, questions = of.header, [question for question, _ in turns]
+        if self.name == "scbench_mf":
+            # Asks before the list what it is about, and before each question again.
+            names = [name[1] for one in questions if (name := _EXTREME.search(one))]
+            if len(names) < len(questions):
+                raise RowError("has a question that is not 'The ... is'")
+            header = f"What is the {names[0]}?\n\n"
+            pairs = zip(names, questions, strict=True)
+            questions = [f"What is the {name}?\n\n{question}" for name, question in pairs]
+        context = f"{header}{text}\n\n"
+        blank = blank_sample(settings, self.name, f"0{context_name(context)}")
+        replies = [", ".join(answers) for _, answers in turns]
+        earlier = tuple(zip(questions, replies, strict=True))
+        continued = settings.scbench_mode == MULTI_TURN
         return [
             replace(
                 blank,
                 context=context,
                 question=question,
-                references=turn.answers,
-                max_new_tokens=self.published.new_tokens,
-                metric=self.published.metric,
-                reply=f" {answer}",
+                references=turns[number][1],
+                max_new_tokens=of.new_tokens,
+                metric=of.metric,
+                reply=f" {reply}",
                 earlier=earlier[:number] if continued else (),
                 labels={"turn": number + 1},
             )
-            for number, (turn, question, answer) in enumerate(
-                zip(shared.turns, questions, answers, strict=True)
-            )
+            for number, (question, reply) in enumerate(earlier)
         ]
-
-    def _wording(self, shared: SharedContext) -> tuple[str, list[str]]:
-        """Text before the context, and the questions as they are asked.
-
-        Math find asks before the list what it is about, and before each question again.
-        """
-        questions = [turn.question for turn in shared.turns]
-        if self.task != "scbench_mf":
-            return self.published.header, questions
-        asked = [f"What is the {found[1]}?" for one in questions if (found := _EXTREME.search(one))]
-        if len(asked) < len(questions):
-            raise RowError("has a question that is not 'The ... is'")
-        pairs = zip(asked, questions, strict=True)
-        return f"{asked[0]}\n\n", [f"{what}\n\n{question}" for what, question in pairs]
-
-
-def _generated(task: str, asker: _Asker, settings: TaskSettings) -> Source:
-    """Sample i is question i modulo `TURNS` of context i divided by it."""
-    split = generated_split(settings.split)
-
-    @lru_cache(maxsize=1)
-    def context(index: int) -> Sequence[Sample]:
-        name = f"{task}/{split}/{settings.seed}/{index}"
-        inputs = SampleInputs(name=name, split=split, length=settings.length, essays=None)
-        maker = CONTEXTS[task](inputs)
-        return largest(
-            lambda amount: asker.samples(maker(amount)),
-            lambda samples: most_tokens(samples, asker.tokenizer),
-            limit=settings.length, smallest=0, what=task,
-        )  # fmt: skip
-
-    def make(index: int) -> Sample:
-        sample = context(index // TURNS)[index % TURNS]
-        prefix = f"{task}/{split}/{settings.seed}/{index}"
-        return replace(sample, id=f"{prefix}{context_name(sample.context)}")
-
-    if settings.count:
-        make(0)  # a length too small shows now
-    return Source(size=settings.count, make=make)
 
 
 def _parsed(row: Mapping[str, Any], published: Published) -> SharedContext:
@@ -213,7 +219,7 @@ def _parsed(row: Mapping[str, Any], published: Published) -> SharedContext:
             parsed.append(_turn(turn, published))
         except RowError as error:
             raise RowError(f"{error} (its turn {number})") from None
-    return SharedContext(context=context, turns=tuple(parsed))
+    return context, parsed
 
 
 def _turn(turn: Mapping[str, Any], published: Published) -> Turn:
@@ -221,15 +227,12 @@ def _turn(turn: Mapping[str, Any], published: Published) -> Turn:
     if published.metric == "first_number" and not all(map(_is_number, answers)):
         raise RowError(f"has the answer {answers[0]!r:.40}, which is no number")
     if not published.options:
-        return Turn(question=published.question.replace("{}", text), answers=answers)
+        return published.question.replace("{}", text), answers
     options = turn.get("options")
     if not isinstance(options, list) or len(options) != 4:
         raise RowError("has no list of four options")
     named = [letter for letter, one in zip("ABCD", options, strict=True) if str(one) in answers]
-    return Turn(
-        question=published.question.format(text, *options),
-        answers=tuple(dict.fromkeys([*named, *answers])),
-    )
+    return published.question.format(text, *options), tuple(dict.fromkeys([*named, *answers]))
 
 
 def _is_number(text: str) -> bool:
@@ -238,3 +241,210 @@ def _is_number(text: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def _shuffled(
+    inputs: SampleInputs,
+    asked: Sequence[str],
+    others: Iterator[str],
+    turns: Sequence[Turn],
+    frame: tuple[str, str, str],
+) -> ContextMaker:
+    """Lines in a random order, those asked for and an amount of `others`.
+
+    `frame` is the text before, between and after lines.
+    """
+    drawn = kept(others)
+    before, between, after = frame
+
+    def make(amount: int) -> SharedContext:
+        lines = [line for part in [*asked, *drawn(amount)] for line in part.splitlines()]
+        inputs.rng("order").shuffle(lines)
+        return before + between.join(lines) + after, turns
+
+    return make
+
+
+def key_value(inputs: SampleInputs) -> ContextMaker:
+    """A JSON object of uuids, and the values of some keys; the amount is the other keys."""
+
+    def pairs(part: str) -> Iterator[str]:
+        rng = inputs.rng(part)
+        while True:
+            key, value = draw_uuid(rng, inputs.split), draw_uuid(rng, inputs.split)
+            yield f"{json.dumps(key)}: {json.dumps(value)}"
+
+    asked = kept(pairs("asked"))(TURNS)
+    turns: list[Turn] = []
+    for pair in asked:
+        key, value = pair.split(": ")
+        question = f"Key: {key}\nThe value associated with the specified key is: "
+        turns.append((question, (json.loads(value),)))
+    return _shuffled(inputs, asked, pairs("others"), turns, ("JSON data:\n{", ",\n", "}"))
+
+
+def prefix_suffix(inputs: SampleInputs) -> ContextMaker:
+    """A list of random strings, some asked for by prefix and suffix; the amount is the others.
+
+    Each string that is asked for has a neighbour of the same prefix and one of the same suffix.
+    """
+    size, ends = 24, 6
+    rng = inputs.rng("asked")
+    asked, near, turns = [], [], []
+    for _ in range(TURNS):
+        word = draw_name(rng, inputs.split, size, _MIXED)
+        first, second = (draw_name(rng, inputs.split, size - ends, _MIXED) for _ in range(2))
+        begin, end = word[:ends], word[-ends:]
+        asked.append(word)
+        near += [begin + first, second + end]
+        question = f"Which string of the list begins with {begin} and ends with {end}? "
+        turns.append((f"{question}Write the whole string.", (word,)))
+
+    def others() -> Iterator[str]:
+        rng = inputs.rng("others")
+        while True:
+            yield draw_name(rng, inputs.split, size, _MIXED)
+
+    header = "Here is a list of strings, one per line.\n\n"
+    return _shuffled(inputs, [*asked, *near], others(), turns, (header, "\n", ""))
+
+
+def variable_tracking(inputs: SampleInputs) -> ContextMaker:
+    """Chains of variable assignments in RULER's noise; the amount is the lines of noise."""
+    rng = inputs.rng("chains")
+    names = distinct(lambda: draw_name(rng, inputs.split, 5), TURNS * VARIABLES)
+    statements, turns = [], []
+    for value in distinct(lambda: draw_number(rng, inputs.split, digits=5), TURNS):
+        chain, names = names[:VARIABLES], names[VARIABLES:]
+        steps = [f"VAR {new} = VAR {old}" for old, new in pairwise(chain)]
+        statements.append([f"VAR {chain[0]} = {value}", *steps])
+        question = (
+            f"Question: Find all variables that are assigned the value {value} in the "
+            f"text above.\nAnswer: {VARIABLES} variables are assigned the value {value}, they are:"
+        )
+        turns.append((question, tuple(chain)))
+
+    def make(amount: int) -> SharedContext:
+        rng = inputs.rng("places")
+        lines: list[tuple[float, str]] = [(place, NOISE) for place in range(amount)]
+        for chain in statements:  # in their order, each among others
+            places = sorted(rng.uniform(0, amount) for _ in chain)
+            lines += zip(places, chain, strict=True)
+        text = "\n".join(line for _, line in sorted(lines, key=lambda placed: placed[0]))
+        header = (
+            "Memorize and track the chain(s) of variable assignment hidden in the following text."
+        )
+        return f"{header}\n\n{text}", turns
+
+    return make
+
+
+def hash_hop(inputs: SampleInputs) -> ContextMaker:
+    """Assignments of hashes to hashes in any order; the amount is the chains not asked for."""
+
+    def chains(part: str) -> Iterator[str]:
+        rng = inputs.rng(part)
+        while True:
+            hashes = [
+                draw_name(rng, inputs.split, 8, string.ascii_letters) for _ in range(HOPS + 1)
+            ]
+            yield "\n".join(f"{one} = {other}" for one, other in pairwise(hashes))
+
+    asked = kept(chains("asked"))(TURNS)
+    turns: list[Turn] = []
+    for chain in asked:
+        first, *_, last = chain.split()
+        question = f"Start at {first} and follow {HOPS} assignments. Which hash do you arrive at?"
+        turns.append((question, (last,)))
+    header = "Each line assigns one hash to another one.\n\n"
+    return _shuffled(inputs, asked, chains("others"), turns, (header, "\n", ""))
+
+
+_EXTREMES = {
+    "largest number": -1,
+    "second largest number": -2,
+    "third largest number": -3,
+    "smallest number": 0,
+    "second smallest number": 1,
+    "third smallest number": 2,
+}
+"""What is asked of a list: its place among the distinct numbers in ascending order."""
+
+
+def math_find(inputs: SampleInputs) -> ContextMaker:
+    """A list of numbers and which of them is largest, smallest or the median.
+
+    The amount is the numbers above seven, an odd count of them in all. A number may occur twice:
+    only the median counts it twice.
+    """
+    rng = inputs.rng("range")
+    low = rng.randrange(1000, 5000)
+    high = low + rng.randrange(1000, 4900)
+    kinds = rng.sample([*_EXTREMES, "median"], TURNS)
+
+    def numbers() -> Iterator[str]:
+        rng = inputs.rng("numbers")
+        while True:
+            number = draw_number(rng, inputs.split, digits=4)
+            if low <= int(number) < high:
+                yield number
+
+    drawn = kept(numbers())
+
+    def make(amount: int) -> SharedContext:
+        values = [int(number) for number in drawn((amount + 7) // 2 * 2 + 1)]
+        ranked = sorted(set(values))
+        found = {kind: ranked[place] for kind, place in _EXTREMES.items()}
+        found["median"] = median_low(values)
+        turns = [(f"The {kind} of the list is: ", (str(found[kind]),)) for kind in kinds]
+        return str(values), turns
+
+    return make
+
+
+def many_shot(inputs: SampleInputs) -> ContextMaker:
+    """Sentences that are classified by what they are about; the amount is the examples above four.
+
+    The letter of each class is drawn anew for every context, and no example has the word that a
+    question is about, so it can only be learned from the examples what a letter means.
+    """
+    topics = ("food", "animal", "tool", "job")
+    rng = inputs.rng("classes")
+    letters = rng.sample(_CLASSES, len(_CLASSES))
+    words = [list(LISTS[topic]) for topic in topics]
+    for every in words:
+        rng.shuffle(every)
+    names = people(inputs.split)
+
+    def sentence(rng: random.Random, word: str) -> str:
+        return f"Sentence: {rng.choice(names)} {rng.choice(_VERBS)} the {word}.\nClass:"
+
+    def examples() -> Iterator[str]:
+        rng = inputs.rng("examples")
+        while True:
+            for kind in rng.sample(range(len(topics)), len(topics)):
+                text = sentence(rng, rng.choice(words[kind][TURNS:]))
+                yield f"{text} ({letters[kind]})"
+
+    drawn = kept(examples())
+    turns: list[Turn] = []
+    for turn in range(TURNS):
+        kind = rng.randrange(len(topics))
+        turns.append((sentence(rng, words[kind][turn]), (f"({letters[kind]})",)))
+
+    def make(amount: int) -> SharedContext:
+        header = "Each sentence belongs to one of the classes (A), (B), (C) and (D)."
+        return "\n\n".join([header, *drawn(len(topics) + amount)]), turns
+
+    return make
+
+
+CONTEXTS: Mapping[str, Callable[[SampleInputs], ContextMaker]] = {
+    "scbench_kv": key_value,
+    "scbench_prefix_suffix": prefix_suffix,
+    "scbench_vt": variable_tracking,
+    "scbench_hashhop": hash_hop,
+    "scbench_mf": math_find,
+    "scbench_many_shot": many_shot,
+}
+"""The maker of each task that is generated."""

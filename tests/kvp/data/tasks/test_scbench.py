@@ -14,10 +14,10 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from kvp.data.encode import encode
-from kvp.data.synthetic.shared_contexts import CONTEXTS, HOPS, TURNS
 from kvp.data.synthetic.text import split_of
 from kvp.data.task import Sample, Source, TaskSettings, context_of
 from kvp.data.tasks import TASKS
+from kvp.data.tasks.scbench import CONTEXTS, HOPS, TURNS
 from kvp.errors import UsageError
 
 SETTINGS = TaskSettings(split="test", count=10, seed=0, length=2000)
