@@ -98,7 +98,7 @@ class _Maker:
     name: str
     dialogues: bool
     skipped: list[Skipped] = field(default_factory=list)
-    short_chats: int = 0
+    short_chats: list[int] = field(default_factory=list)
 
     def note(self) -> str | None:
         """One line on rows left out of this split, None without any."""
@@ -107,10 +107,11 @@ class _Maker:
             rows = "row" if len(self.skipped) == 1 else "rows"
             parts.append(f"left out {len(self.skipped)} {rows}: {listed(self.skipped)}")
         if self.short_chats:
-            chats = "chat" if self.short_chats == 1 else "chats"
+            chats = "chat" if len(self.short_chats) == 1 else "chats"
             parts.append(
-                f"left out {self.short_chats} {chats} shorter than half of --length "
-                f"{self.settings.length}: a smaller one keeps them"
+                f"left out {len(self.short_chats)} {chats} shorter than half of --length "
+                f"{self.settings.length} (at most {max(self.short_chats)} tokens): a smaller one "
+                "keeps them"
             )
         return f"{self.settings.split} split: {'; '.join(parts)}" if parts else None
 
@@ -142,16 +143,13 @@ class _Maker:
         def too_long(index: int, tokens: int) -> None:
             self.skipped.append((dialogues[index].location, self._excess(tokens)))
 
-        def too_short() -> None:
-            self.short_chats += 1
-
         for turns in pack(
             [document.turns for document in dialogues],
             ChatTokens(self._blank(), self.tokenizer),
             self.settings.length,
             trees=[document.tree or number for number, document in enumerate(dialogues)],
             too_long=too_long,
-            too_short=too_short,
+            too_short=self.short_chats.append,
         ):
             references = () if metric == NONE else (turns[-1]["content"],)
             yield replace(self._blank(), messages=turns, metric=metric, references=references)
@@ -237,14 +235,14 @@ def pack(
     *,
     trees: Sequence[object],
     too_long: Callable[[int, int], None],
-    too_short: Callable[[], None],
+    too_short: Callable[[int], None],
 ) -> Iterator[tuple[Turn, ...]]:
     """Chats of at most `length` prompt tokens, filled with one exchange after the other.
 
     A dialogue that does not fit to its end is cut there and its rest dropped; the next one goes on
     in the same chat where that is below half of `length`, else opens a new one. One whose first
     exchange is too long for a chat of its own is left out: `too_long` gets its index and tokens.
-    So is a chat of less than half of `length`, such as a last one (`too_short`). Dialogues that
+    So is a chat of less than half of `length`, such as a last one (`too_short` gets its tokens). Dialogues that
     share an entry of `trees` have a beginning in common and never share a chat: the next one of
     another tree comes first, and where there is none the chat ends.
     """
@@ -275,10 +273,10 @@ def pack(
             chat = longer
             inside.add(trees[index])
             continue
-        if 2 * prompt_tokens(longer) >= length:
+        if 2 * (tokens := prompt_tokens(longer)) >= length:
             yield tuple(longer)
         else:
-            too_short()
+            too_short(tokens)
         # A dialogue that has not begun in the chat just filled opens the next one.
         chat = [] if added else with_exchanges([], turns)
         inside = set() if added or index is None else {trees[index]}

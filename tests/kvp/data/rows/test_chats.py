@@ -24,11 +24,11 @@ def thread(name: str, exchanges: int, size: int = 5) -> list[Turn]:
 
 
 def packed(threads: Sequence[list[Turn]], length: int) -> tuple[list[tuple[Turn, ...]], list[int]]:
-    """Chats, and the tokens of what is left out: threads that are too long, 0 for short chats."""
+    """Chats, and the tokens of what is left out: threads that are too long, negative for short chats."""
     left_out: list[int] = []
     chats = pack(
         threads, words, length, trees=range(len(threads)),
-        too_long=lambda _, tokens: left_out.append(tokens), too_short=lambda: left_out.append(0),
+        too_long=lambda _, tokens: left_out.append(tokens), too_short=lambda tokens: left_out.append(-tokens),
     )  # fmt: skip
     return list(chats), left_out
 
@@ -37,11 +37,11 @@ def packed(threads: Sequence[list[Turn]], length: int) -> tuple[list[tuple[Turn,
     ("threads", "length", "names", "left_out"),
     [
         # Prompt words: 10 per exchange, less the 5 of the last reply.
-        ([thread("a", 2), thread("b", 3), thread("c", 1)], 35, ["a0 a1 b0 b1"], [0]),
+        ([thread("a", 2), thread("b", 3), thread("c", 1)], 35, ["a0 a1 b0 b1"], [-5]),
         # a last chat below half of the length is left out
-        ([thread("a", 3), thread("c", 1)], 25, ["a0 a1 a2"], [0]),
+        ([thread("a", 3), thread("c", 1)], 25, ["a0 a1 a2"], [-5]),
         ([thread("c", 1)], 10, ["c0"], []),
-        ([thread("c", 1)], 11, [], [0]),
+        ([thread("c", 1)], 11, [], [-5]),
         # a thread that does not begin in a full chat opens the next
         ([thread("a", 2), thread("b", 2)], 15, ["a0 a1", "b0 b1"], []),
         # a first exchange too long for any chat
