@@ -6,23 +6,21 @@ their type its annotation. Misspelt names are corrected before anything of the p
 
 from __future__ import annotations
 
-import argparse
 import ast
 import difflib
 import functools
 import inspect
+import itertools
 import math
 import os
 import textwrap
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from types import NoneType, UnionType
 from typing import (
     TYPE_CHECKING,
     Any,
     Literal,
-    NoReturn,
-    Self,
     TypeVar,
     Union,
     get_args,
@@ -40,12 +38,12 @@ if TYPE_CHECKING:
 
 ConfigT = TypeVar("ConfigT", bound="Group")
 
-_PARSER_FLAGS = ("config", "print_config", "help", "help_all", "version")
+_SWITCHES = ("print_config", "help", "help_all", "version")
 _YES = ("true", "yes", "on")
 _NO = ("false", "no", "off")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Flag:
     """One setting as the command line shows it."""
 
@@ -85,30 +83,26 @@ def flags_of(config_class: type[Any], preset: str | None = None) -> list[Flag]:
     presets: Mapping[str, Mapping[str, Any]] = getattr(config_class, "PRESETS", {})
     chosen = presets.get(preset or "", next(iter(presets.values()), {}))
     hints = get_type_hints(config_class)
+    declared = {one.name: one for one in fields(config_class)}
     result = []
     for owner, name in _declared(config_class):
-        one = next(field for field in fields(config_class) if field.name == name)
-        default = chosen.get(name, one.default)
-        required = default is MISSING
-        kind, choices, none = _kind_of(hints[name])
-        text = _documentation(owner)[name]  # type: ignore[arg-type]  # a class is hashable
+        kind, choices, optional = _kind_of(hints[name])
+        default = chosen.get(name, declared[name].default)
         values = {label: given[name] for label, given in presets.items() if name in given}
-        shown = _default(default, required=required, values=values)
-        several = any(get_origin(part) is Sequence for part in get_args(hints[name]))
-        result.append(
-            Flag(
-                name,
-                kind,
-                choices,
-                none,
-                several,
-                required,
-                not one.kw_only,
-                default,
-                _title(owner),
-                f"{text}{shown}",
-            )
+        text = _documentation(owner)[name]  # type: ignore[arg-type]  # a class is hashable
+        flag = Flag(
+            name=name,
+            kind=kind,
+            choices=choices,
+            optional=optional,
+            several=any(get_origin(part) is Sequence for part in get_args(hints[name])),
+            required=default is MISSING,
+            positional=not declared[name].kw_only,
+            default=default,
+            section=_title(owner),
+            help=f"{text}{_default(default, values)}",
         )
+        result.append(flag)
     return result
 
 
@@ -132,9 +126,13 @@ def parse_value(flag: Flag, value: object) -> object:
         if text in flag.choices:
             return text
         hint = suggestion(text, flag.choices)
-        raise UsageError(f"--{flag.name} must be {_any_of(flag.choices)}, got {value!r}{hint}")
+        *others, last = flag.choices
+        allowed = f"{', '.join(others)} or {last}" if others else last
+        raise UsageError(f"--{flag.name} must be {allowed}, got {value!r}{hint}")
     if flag.kind is bool:
-        return _boolean(flag, value)
+        if (text := str(value).lower()) not in (*_YES, *_NO):
+            raise UsageError(f"--{flag.name} must be true or false, got {value!r}")
+        return text in _YES
     if flag.kind in (int, float):
         return _number(flag, value)
     if not isinstance(value, str):
@@ -166,47 +164,39 @@ def python_value(flag: Flag, value: object) -> object:
     return parse_value(flag, value)
 
 
-@dataclass(frozen=True)
-class Arguments:
-    """Arguments in the parser's spelling, checked for names that it does not know."""
+def flags_given(argv: Sequence[str], config_class: type[Any]) -> list[tuple[str, str]]:
+    """Flags of a command line with their values; the name of an argument without a flag is empty.
 
-    spelled: tuple[str, ...]
-    """Flags with underscores; a yes-or-no flag without a value as `--flag=true`."""
-    yaml: Mapping[str, Any]
-    """Settings of the YAML files, the last file's first; `preset` is that of the flags, if any."""
-    help_all: bool
-    """Whether all flags are asked for, instead of those that --help shows."""
-
-    @classmethod
-    def read(cls, argv: Sequence[str], config_class: type[Any]) -> Self:
-        """Read `argv`; UsageError on unknown flags and on YAML that cannot be used."""
-        known = [field.name for field in fields(config_class)]
-        hints = get_type_hints(config_class)
-        settings: dict[str, Any] = {}
-        preset: dict[str, str] = {}
-        help_all = False
-        spelled = []
-        for position, argument in enumerate(argv):
-            following = next(iter(argv[position + 1 : position + 2]), "")
-            if not argument.startswith("--"):
-                spelled.append(argument)
-                continue
-            name, equals, value = argument[2:].partition("=")
-            name = name.replace("-", "_")
-            name += "_" * (f"{name}_" in known)  # `lambda` is a keyword of Python
-            if name not in (*known, *_PARSER_FLAGS):
-                hint = suggestion(name, [*known, *_PARSER_FLAGS], "--")
-                raise UsageError(f"unknown flag --{name}{hint} (--help_all lists all)")
-            help_all |= name == "help_all"
-            given = value if equals else following
-            if name == "config":
-                settings |= _yaml(given, known)
-            elif name == "preset":
-                preset["preset"] = given
-            if hints.get(name) is bool and not equals and following.lower() not in (*_YES, *_NO):
-                equals, value = "=", "true"
-            spelled.append(f"--{name}{equals}{value}")
-        return cls(tuple(spelled), settings | preset, help_all)
+    Dashes in names are underscores, and a yes-or-no flag without a value is `true`. Raises
+    UsageError on an unknown flag and on one without a value.
+    """
+    known = [field.name for field in fields(config_class)]
+    hints = get_type_hints(config_class)
+    given = []
+    words = [*reversed(argv)]
+    while words:
+        word = "--help" if words[-1] == "-h" else words[-1]
+        words.pop()
+        if not word.startswith("--"):
+            given.append(("", word))
+            continue
+        name, equals, value = word[2:].partition("=")
+        name = name.replace("-", "_")
+        name += "_" * (f"{name}_" in known)  # `lambda` is a keyword of Python
+        if name not in (*known, *_SWITCHES, "config"):
+            hint = suggestion(name, [*known, *_SWITCHES, "config"], "--")
+            raise UsageError(f"unknown flag --{name}{hint} (--help_all lists all)")
+        if not equals:
+            following = words[-1] if words else "--"
+            switch = hints.get(name) is bool and following.lower() not in (*_YES, *_NO)
+            if switch or name in _SWITCHES:
+                value = "true"
+            elif following.startswith("--"):
+                raise UsageError(f"--{name} needs a value")
+            else:
+                value = words.pop()
+        given.append((name, value))
+    return given
 
 
 def suggestion(name: str, known: Sequence[str], prefix: str = "") -> str:
@@ -292,9 +282,9 @@ def _kind_of(hint: object) -> tuple[type, tuple[str, ...], bool]:
     return hint, (), False
 
 
-def _default(default: object, *, required: bool, values: Mapping[str, Any]) -> str:
+def _default(default: object, values: Mapping[str, Any]) -> str:
     """The default for --help, and what other presets have."""
-    if required:
+    if default is MISSING:
         return " (required)"
     if default is None or default == "":
         return ""
@@ -304,17 +294,6 @@ def _default(default: object, *, required: bool, values: Mapping[str, Any]) -> s
 
 def _shown(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _any_of(choices: Sequence[str]) -> str:
-    return choices[0] if len(choices) == 1 else f"{', '.join(choices[:-1])} or {choices[-1]}"
-
-
-def _boolean(flag: Flag, value: object) -> bool:
-    text = str(value).lower()
-    if text not in (*_YES, *_NO):
-        raise UsageError(f"--{flag.name} must be true or false, got {value!r}")
-    return text in _YES
 
 
 def _number(flag: Flag, value: object) -> int | float:
@@ -366,23 +345,24 @@ def parse(
 
     Raises UsageError, in one line that names the flag or the file, on anything that cannot work.
     """
-    arguments = Arguments.read(argv, config_class)
-    flags = {flag.name: flag for flag in flags_of(config_class, arguments.yaml.get("preset"))}
-    shown = set(flags) if arguments.help_all else set(visible_flags(config_class))
-    parser = _parser(flags.values(), shown, prog=prog, description=description, examples=examples)
-    if arguments.help_all:
-        parser.print_help()
+    given = flags_given(argv, config_class)
+    known = [field.name for field in fields(config_class)]
+    from_files: dict[str, Any] = {}
+    for name, value in given:
+        if name == "config":
+            from_files |= _yaml(value, known)
+    named = {name: value for name, value in given if name}
+    preset = named.get("preset", from_files.get("preset"))
+    flags = {flag.name: flag for flag in flags_of(config_class, preset)}
+    if "version" in named:
+        print(f"{prog} {__version__}")
         raise SystemExit(0)
-    given = vars(parser.parse_args(arguments.spelled))
-    given.pop("config", None)  # read already
-    print_config = given.pop("print_config", False)
-    settings = {flag.name: flag.default for flag in flags.values() if not flag.required}
-    for name, value in arguments.yaml.items():
-        several = flags[name].several and isinstance(value, list)
-        values = [parse_value(flags[name], one) for one in (value if several else [value])]
-        settings[name] = values if several else values[0]
-    settings |= given
-    if print_config:
+    if "help" in named or "help_all" in named:
+        shown = set(flags) if "help_all" in named else set(visible_flags(config_class))
+        print(_help(list(flags.values()), shown, prog, description, examples))
+        raise SystemExit(0)
+    settings = _values(flags, from_files, given)
+    if "print_config" in named:
         print(yaml.safe_dump(settings, sort_keys=False), end="")
         raise SystemExit(0)
     missing = [_spelled(flag) for flag in flags.values() if flag.name not in settings]
@@ -394,78 +374,66 @@ def parse(
         raise UsageError(str(error)) from None
 
 
+def _values(
+    flags: Mapping[str, Flag], from_files: Mapping[str, Any], given: Sequence[tuple[str, str]]
+) -> dict[str, Any]:
+    """Settings by name: defaults, under those of files, under arguments and flags."""
+    settings = {flag.name: flag.default for flag in flags.values() if not flag.required}
+    for name, value in from_files.items():
+        several = flags[name].several and isinstance(value, list)
+        values = [parse_value(flags[name], one) for one in (value if several else [value])]
+        settings[name] = values if several else values[0]
+    for name, value in given:
+        if name in flags:
+            settings[name] = parse_value(flags[name], value)
+    arguments = [value for name, value in given if not name]
+    for flag in flags.values():
+        if flag.positional and arguments:
+            count = len(arguments) if flag.several else 1
+            values = [parse_value(flag, one) for one in arguments[:count]]
+            settings[flag.name] = values if flag.several else values[0]
+            del arguments[:count]
+    if arguments:
+        raise UsageError(f"unknown argument {arguments[0]!r}")
+    return settings
+
+
 def _spelled(flag: Flag) -> str:
     return flag.name.upper() if flag.positional else f"--{flag.name}"
 
 
-class _Parser(argparse.ArgumentParser):
-    """A parser whose errors are `UsageError`."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(message.removeprefix("argument "))
-
-
-def _parser(
-    flags: Collection[Flag],
-    shown: set[str],
-    *,
-    prog: str,
-    description: str,
-    examples: Sequence[str],
-) -> _Parser:
-    """Parser of what is given, without defaults; --help leaves out what is not in `shown`."""
+def _help(
+    flags: Sequence[Flag], shown: set[str], prog: str, description: str, examples: Sequence[str]
+) -> str:
+    """What --help prints: flags in a column, those of a group together; `shown` ones only."""
     needed = "".join(
         f"{_spelled(flag)} " + ("" if flag.positional else f"{flag.metavar} ")
         for flag in flags
         if flag.required
     )
-    end = ["examples:", *(f"  {line}" for line in examples)] if examples else []
-    if hidden := len({flag.name for flag in flags} - shown):
-        end += ["", f"{hidden} more settings, as flags or in YAML: {prog} --help_all"]
-    parser = _Parser(
-        prog=prog,
-        usage=f"{prog} {needed}[--config FILE] [--FLAG VALUE ...]",
-        description=description,
-        epilog="\n".join(end),
-        allow_abbrev=False,
-        argument_default=argparse.SUPPRESS,
-        formatter_class=_Help,
-    )
-    parser.add_argument("--config", metavar="FILE", help="YAML file with any of these settings.")
-    parser.add_argument(
-        "--print_config", action="store_true", help="Print all settings as YAML and exit."
-    )
-    parser.add_argument("--version", action="version", version=f"{prog} {__version__}")
-    sections: dict[str, Any] = {}
-    for flag in flags:
-        if flag.section not in sections:
-            sections[flag.section] = parser.add_argument_group(flag.section)
-        _add(sections[flag.section], flag, shown=flag.name in shown)
-    return parser
+    lines = [f"usage: {prog} {needed}[--config FILE] [--FLAG VALUE ...]", ""]
+    lines += [*textwrap.wrap(description, 98), "", "options:"]
+    lines += _row("-h, --help", "Print this and exit.")
+    lines += _row("--config FILE", "YAML file with any of these settings.")
+    lines += _row("--print_config", "Print all settings as YAML and exit.")
+    lines += _row("--version", "Print the version and exit.")
+    visible = [flag for flag in flags if flag.name in shown]
+    for section, group in itertools.groupby(visible, key=lambda flag: flag.section):
+        lines += ["", f"{section}:"]
+        for flag in group:
+            name = _spelled(flag) if flag.positional else f"{_spelled(flag)} {flag.metavar}"
+            lines += _row(name, flag.help)
+    if examples:
+        lines += ["", "examples:", *(f"  {line}" for line in examples)]
+    if hidden := len(flags) - len(visible):
+        lines += ["", f"{hidden} more settings, as flags or in YAML: {prog} --help_all"]
+    return "\n".join(lines)
 
 
-def _add(section: Any, flag: Flag, *, shown: bool) -> None:  # noqa: ANN401  # has no public type
-    def convert(value: object) -> object:
-        return parse_value(flag, value)
-
-    convert.__name__ = flag.name
-    settings: dict[str, Any] = {
-        "type": convert,
-        "help": flag.help.replace("%", "%%") if shown else argparse.SUPPRESS,
-        "metavar": flag.name.upper() if flag.positional else flag.metavar,
-    }
-    if flag.positional:
-        settings["nargs"] = "*" if flag.several else "?"  # a YAML file may have them
-    section.add_argument(flag.name if flag.positional else f"--{flag.name}", **settings)
-
-
-class _Help(argparse.HelpFormatter):
-    """Flags in a column, paragraphs filled, what stands after them as it is written."""
-
-    def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=26, width=100)
-
-    def _fill_text(self, text: str, width: int, indent: str) -> str:
-        if text.startswith("examples:"):
-            return text
-        return super()._fill_text(text, width, indent)
+def _row(name: str, text: str) -> list[str]:
+    """A flag and its help, beside each other or, where the name is long, below."""
+    lines = textwrap.wrap(text, 72)
+    if len(name) <= 22:
+        lines[0] = f"  {name:<24}{lines[0]}"
+        return [lines[0], *(" " * 26 + line for line in lines[1:])]
+    return [f"  {name}", *(" " * 26 + line for line in lines)]

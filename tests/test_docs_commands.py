@@ -17,7 +17,7 @@ from eval.lm_harness import cli as harness
 from eval.lm_harness.cli import split_local
 from eval.lm_harness.compression import compression
 from eval.lm_harness.model import load as load_harness_model
-from kvp.command_line import Arguments, flags_of, parse, parse_value
+from kvp.command_line import flags_given, flags_of, parse, parse_value
 from kvp.errors import UsageError
 from kvp.programs import PROGRAMS, SCRIPTS, load, spelled
 
@@ -96,19 +96,17 @@ def _accept(program: str, words: list[str]) -> None:
         placeholders = ["out" if word.isupper() else word for word in words]
         parse(config, placeholders)
         return
-    unread = [
-        at for at, word in enumerate(words[:-1]) if word == "--config" and "$" in words[at + 1]
-    ]
-    for at in unread:  # a file that the shell names
-        words = words[:at] + words[at + 2 :]
     flags = {flag.name: flag for flag in flags_of(config)}
-    read = Arguments.read(words, config).spelled
-    for word, after in zip(read, (*read[1:], ""), strict=True):
-        name, equals, value = word[2:].partition("=")
-        given = value if equals else after
-        placeholder = not given or "$" in given or "{" in given or given.isupper()
-        if word.startswith("--") and name in flags and not placeholder:
-            parse_value(flags[name], given)
+    try:
+        given = flags_given(words, config)
+    except UsageError as error:
+        if str(error).endswith("needs a value"):  # a flag that a sentence names
+            return
+        raise
+    for name, value in given:
+        placeholder = not value or "$" in value or "{" in value or value.isupper()
+        if name in flags and not placeholder:
+            parse_value(flags[name], value)
 
 
 @pytest.fixture(autouse=True)

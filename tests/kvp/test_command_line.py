@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -11,8 +13,8 @@ import pytest
 
 from kvp import __version__
 from kvp.command_line import main, parse
-from kvp.config_groups import Group, optional
-from kvp.errors import UsageError
+from kvp.config_groups import Group, optional, split_list
+from kvp.errors import StoreError, UsageError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +47,8 @@ class Files(Group):
     """Count."""
     protection: Literal["on", "off"] = "on"
     """Protection."""
+    dry_run: bool = False
+    """Only say what would happen."""
 
     MINIMUMS: ClassVar[Mapping[str, float]] = {"count": 1}
 
@@ -138,9 +142,9 @@ def test_flags_go_before_yaml_before_the_preset(tmp_path: Path) -> None:
         (["--out", "o", "--rate=-inf"], "--rate must be a number, got '-inf'"),
         (["--out", "o", "--count", "x"], "--count must be a whole number, got 'x'"),
         (["--out", "o", "--count", "0"], "--count must be at least 1, got 0"),
-        (["--out"], "--out: expected one argument"),
+        (["--out"], "--out needs a value"),
         (["--config", "no-such.yaml"], "--config no-such.yaml: No such file or directory"),
-        (["--out", "o", "stray"], "unrecognized arguments: stray"),
+        (["--out", "o", "stray"], "unknown argument 'stray'"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_one_line_that_says_what_to_do(argv: list[str], message: str) -> None:
@@ -174,3 +178,57 @@ def test_on_and_off_in_yaml_are_words(tmp_path: Path) -> None:
     config = _parse("--config", str(tmp_path / "c.yaml"), "--out", "o")
     assert (config.protection, config.count) == ("off", None)
     assert _parse("--out", "o", "--count", "null").count is None
+
+
+@pytest.mark.parametrize(
+    ("argv", "dry"),
+    [
+        (["--dry-run"], True),
+        (["--dry_run", "--steps=3"], True),
+        (["--dry-run=true"], True),
+        (["--dry-run", "True"], True),
+        (["--dry_run", "false"], False),
+        (["--out", "dry-run"], False),
+    ],
+)
+def test_dashes_in_flags_and_switches_without_a_value(argv: list[str], dry: bool) -> None:
+    assert _parse("--out", "o", *argv).dry_run is dry
+
+
+@dataclass(frozen=True, kw_only=True)
+class Folders(Group):
+    """Report."""
+
+    results: str | Sequence[str] = field(kw_only=False)
+    """Folders of results."""
+    out: str = "r.html"
+    """What is written."""
+
+
+def test_arguments_without_a_flag() -> None:
+    assert parse(Folders, ["a", "--out", "b", "c"], prog="prog") == Folders(["a", "c"], out="b")
+    with pytest.raises(UsageError, match=r"^RESULTS is missing$"):
+        parse(Folders, [], prog="prog")
+
+
+def test_a_program_s_errors_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    def run(config: Config) -> None:
+        raise StoreError(f"{config.out} is damaged;\n delete it")
+
+    assert main(Config, run, argv=["--out", "traces"], prog="prog") == 2
+    assert capsys.readouterr().err == "prog: error: traces is damaged; delete it\n"
+
+
+def test_vocabulary_of_the_command_line_imports_no_torch() -> None:
+    code = (
+        "import sys, kvp.command_line, kvp.errors, kvp.budgets, kvp.geometry, kvp.manifest; "
+        "assert not {'torch', 'numpy', 'zarr', 'transformers'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_lists_split_outside_parentheses_only() -> None:
+    assert split_list("snapkv(window=16,pool=avg), tova,,h2o:kvpress ") == (
+        "snapkv(window=16,pool=avg)", "tova", "h2o:kvpress",
+    )  # fmt: skip
+    assert split_list("") == ()
