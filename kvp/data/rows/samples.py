@@ -242,9 +242,9 @@ def pack(
     A dialogue that does not fit to its end is cut there and its rest dropped; the next one goes on
     in the same chat where that is below half of `length`, else opens a new one. One whose first
     exchange is too long for a chat of its own is left out: `too_long` gets its index and tokens.
-    So is a chat of less than half of `length`, such as a last one (`too_short` gets its tokens). Dialogues that
-    share an entry of `trees` have a beginning in common and never share a chat: the next one of
-    another tree comes first, and where there is none the chat ends.
+    So is a chat of less than half of `length`, such as a last one: `too_short` gets its tokens.
+    Dialogues that share an entry of `trees` have a beginning in common and never share a chat: the
+    next one of another tree comes first, and where there is none the chat ends.
     """
 
     def with_exchanges(chat: list[Turn], turns: Sequence[Turn]) -> list[Turn]:

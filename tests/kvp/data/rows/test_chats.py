@@ -24,11 +24,12 @@ def thread(name: str, exchanges: int, size: int = 5) -> list[Turn]:
 
 
 def packed(threads: Sequence[list[Turn]], length: int) -> tuple[list[tuple[Turn, ...]], list[int]]:
-    """Chats, and the tokens of what is left out: threads that are too long, negative for short chats."""
+    """Chats, and the tokens of what is left out, negative for chats that are too short."""
     left_out: list[int] = []
     chats = pack(
         threads, words, length, trees=range(len(threads)),
-        too_long=lambda _, tokens: left_out.append(tokens), too_short=lambda tokens: left_out.append(-tokens),
+        too_long=lambda _, tokens: left_out.append(tokens),
+        too_short=lambda tokens: left_out.append(-tokens),
     )  # fmt: skip
     return list(chats), left_out
 
