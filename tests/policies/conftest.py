@@ -1,18 +1,15 @@
-"""Views of random tokens, and attention written out loop by loop in float64 NumPy."""
+"""Views of random tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 
 from kvp.rope import Rope
 from kvp.scoring import HiddenStates, View
-
-Array = np.ndarray
 
 
 @pytest.fixture
@@ -61,24 +58,3 @@ def make_view() -> Callable[..., View]:
         )
 
     return make
-
-
-@pytest.fixture
-def causal_attention() -> Callable[[View], Array]:
-    """Whole attention matrices of a view: [B, Q, N, N] float64, zero where the future is."""
-
-    def attention(view: View) -> Array:
-        queries = np.asarray(view.queries, dtype=np.float64)
-        keys = np.asarray(view.keys, dtype=np.float64)
-        batch, query_heads, tokens, width = queries.shape
-        group = query_heads // keys.shape[1]
-        result = np.zeros((batch, query_heads, tokens, tokens))
-        for b in range(batch):
-            for q in range(query_heads):
-                for j in range(tokens):
-                    logits = keys[b, q // group, : j + 1] @ queries[b, q, j] / np.sqrt(width)
-                    weights = np.exp(logits - logits.max())
-                    result[b, q, j, : j + 1] = weights / weights.sum()
-        return result
-
-    return attention

@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kvp.ranking import rank_tokens
@@ -18,91 +18,44 @@ from policies.contrastkv import ContrastKV, ordered_scores
 from policies.kvzip import KVzip
 
 MakeView = Callable[..., View]
-Array = np.ndarray
 
 
 @pytest.fixture
 def make(make_view: MakeView) -> Callable[..., View]:
-    """Views with both signals: attention-like, or on a coarse grid so that ties abound."""
+    """Views with both signals."""
 
-    def build(tokens: int, *, grid: int = 0, batch: int = 1, seed: int = 0) -> View:
-        generator = torch.Generator().manual_seed(seed)
+    def build(tokens: int, batch: int = 1) -> View:
+        signals = torch.rand(2, batch, 3, tokens, generator=torch.Generator().manual_seed(0)) ** 6
         view = make_view(tokens=tokens, batch=batch, heads=3)
-        signals = torch.rand(2, batch, 3, tokens, generator=generator)
-        signals = (signals * grid).round() / grid if grid else signals**6
         return replace(view, reconstruction=signals[0], noise=0.01 * signals[1])
 
     return build
 
 
-def _fused(
-    positive: Array, negative: Array, beta: float, gamma: float, scope: str = "layer"
-) -> Array:
-    """Steps 1 and 2 for one layer [H, N], token by token. float32 where equality decides."""
-    heads, tokens = positive.shape
-    fused = np.zeros_like(positive)
-    for h in range(heads):
-        pos, neg = positive[h], negative[h]
-        scope_heads = slice(None) if scope == "layer" else slice(h, h + 1)
-        low_neg, high_neg = negative[scope_heads].min(), negative[scope_heads].max()
-        cap = positive[scope_heads].max()
-        high_p, low_p = np.quantile(pos, [1 - beta, beta])
-        high_n, low_n = np.quantile(neg, [1 - beta, beta])
-        for i in range(tokens):
-            if beta and tokens >= 20 and pos[i] >= high_p and neg[i] >= high_n:
-                fused[h, i] = 1.0
-            elif beta and tokens >= 20 and pos[i] <= low_p and neg[i] <= low_n:
-                fused[h, i] = 0.0
-            else:
-                boost = (neg[i] - low_neg) / (high_neg - low_neg) if high_neg > low_neg else 0.0
-                fused[h, i] = min(pos[i] + np.float32(gamma) * boost, cap)
-    return fused
-
-
-def _arrays(view: View) -> tuple[Array, Array]:
-    assert view.reconstruction is not None
-    assert view.noise is not None
-    return view.reconstruction[0].numpy(), view.noise[0].numpy()
-
-
 @given(
     tokens=st.one_of(st.integers(1, 40), st.just(300)),
     grid=st.sampled_from([0, 3, 40]),
-    betas=st.sampled_from([(0.1, 0.12), (0.1, 0.0), (0.0, 0.12), (0.3, 2.0)]),
-    scope=st.sampled_from(["layer", "head"]),
     seed=st.integers(0, 99),
 )
-@example(tokens=19, grid=3, betas=(0.1, 0.12), scope="layer", seed=0)
-@example(tokens=20, grid=3, betas=(0.1, 0.12), scope="layer", seed=0)
-@example(tokens=31, grid=40, betas=(0.3, 2.0), scope="head", seed=0)
-@example(tokens=300, grid=0, betas=(0.1, 0.12), scope="layer", seed=0)
-@settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-def test_the_order_is_lexicographic(
-    make: Callable[..., View],
-    tokens: int, grid: int, betas: tuple[float, float], scope: str, seed: int,
-) -> None:  # fmt: skip
+@example(tokens=31, grid=40, seed=0)
+@settings(max_examples=25, deadline=None)
+def test_the_order_is_lexicographic(tokens: int, grid: int, seed: int) -> None:
     """(fused, S+, position) within every head, and (fused, S+) over the heads of the layer."""
-    beta, gamma = betas
-    view = make(tokens, grid=grid, seed=seed)
-    positive, negative = _arrays(view)
-    fused = _fused(positive, negative, beta, gamma, scope)
-    scores = ContrastKV(beta=beta, gamma=gamma, scope=scope).score(view)
+    drawn = torch.rand(2, 1, 3, tokens, generator=torch.Generator().manual_seed(seed))
+    fused, positive = (drawn * grid).round() / grid if grid else drawn**6
+    fused = (1.2 * fused - 0.1).clamp(0, 1)  # some decided
+    scores = ordered_scores(fused, positive)
     assert scores.dtype == torch.float32
     assert scores.isfinite().all()
     ranking = rank_tokens(scores)[0].tolist()
+    pairs = torch.stack([fused[0], positive[0]], dim=-1).tolist()
     for head in range(3):
-        keys = [(fused[head, i], positive[head, i], i) for i in range(tokens)]
-        assert ranking[head] == sorted(range(tokens), key=lambda i, k=keys: k[i], reverse=True)
-    pairs = list(zip(fused.ravel().tolist(), positive.ravel().tolist(), strict=True))
-    order = sorted(range(len(pairs)), key=pairs.__getitem__)
-    flat = scores.flatten().tolist()
-    for before, after in pairwise(order):
-        if pairs[before] == pairs[after]:
-            assert flat[before] == flat[after]
-        else:
-            assert flat[before] < flat[after]
+        keys = [(*pair, i) for i, pair in enumerate(pairs[head])]
+        assert ranking[head] == sorted(range(tokens), key=keys.__getitem__, reverse=True)
+    both = [tuple(pair) for head in pairs for pair in head]
+    flat = sorted(zip(both, scores.flatten().tolist(), strict=True))
+    for (before, low), (after, high) in pairwise(flat):
+        assert (low == high) if before == after else (low < high)
 
 
 def test_scores_compare_across_layers() -> None:
@@ -148,11 +101,8 @@ def test_short_prompts_skip_the_quantiles(make: Callable[..., View]) -> None:
         assert torch.equal(scores, KVzip().score(view)) == same
 
 
-def test_needs_and_names() -> None:
+def test_needs() -> None:
     scorer = ContrastKV(chunk=9, denominator="full", noise=16, seed=3)
     assert scorer.needs.reconstruction == Reconstruction(chunk=9, full=True)
     assert scorer.needs.noise == Noise(tokens=16, seed=3)
     assert ContrastKV(contrast="context").needs.noise == Noise(beginning=0.1)
-    assert ContrastKV().name == "contrastkv"
-    assert ContrastKV(denominator="full").name == "contrastkv:paper"
-    assert ContrastKV(beta=0.05).name == "contrastkv(beta=0.05)"

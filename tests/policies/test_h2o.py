@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-import pytest
 import torch
 
 from kvp.ranking import rank_tokens
@@ -25,10 +24,9 @@ def _kept(weights: Array, budget: int) -> set[int]:
     return recent | set(others[: budget - budget // 2])
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_ties_are_ranked_by_the_same_rule(make_view: MakeView, seed: int) -> None:
+def test_ties_are_ranked_by_the_same_rule(make_view: MakeView) -> None:
     """Attention that only looks at itself: all column sums are 1, so everything ties."""
-    view = make_view(tokens=11, batch=1, heads=1, group=1, width=11, seed=seed)
+    view = make_view(tokens=11, batch=1, heads=1, group=1, width=11)
     view.keys[0, 0] = 1000 * torch.eye(11)
     assert view.queries is not None
     view.queries[0, 0] = torch.eye(11)

@@ -39,25 +39,7 @@ def test_kvpress_forces_the_first_four(view: View) -> None:
     assert torch.equal(view.reconstruction, signal)
 
 
-def test_more_forced_than_tokens(make_view: MakeView) -> None:
-    view = replace(make_view(tokens=3), reconstruction=torch.rand(2, 2, 3))
-    assert rank_tokens(KVzip(forced=9).score(view))[0, 0].tolist() == [2, 1, 0]
-
-
-@pytest.mark.parametrize(
-    ("options", "spec"),
-    [
-        ({}, Reconstruction(chunk=2048, sinks=4, weighted=False, full=False)),
-        (KVzip.presets["kvpress"], Reconstruction(chunk=2048, sinks=4)),
-        (KVzip.presets["paper"], Reconstruction(chunk=2000, sinks=4)),
-        (
-            {"plus": True, "full": True, "chunk": 7, "sinks": 0},
-            Reconstruction(chunk=7, sinks=0, weighted=True, full=True),
-        ),
-    ],
-)
-def test_needs(options: dict[str, int], spec: Reconstruction) -> None:
-    needs = KVzip(**options).needs
-    assert needs.reconstruction == spec
-    assert needs.noise is None
-    assert needs.queries == 0
+def test_needs_follow_the_options() -> None:
+    assert KVzip().needs.reconstruction == Reconstruction(chunk=2048, sinks=4)
+    spec = Reconstruction(chunk=7, sinks=0, weighted=True, full=True)
+    assert KVzip(plus=True, full=True, chunk=7, sinks=0).needs.reconstruction == spec

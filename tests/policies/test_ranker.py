@@ -83,34 +83,17 @@ def _reference(state: dict[str, Array], parts: dict[str, Array], blocks: int = 2
     return _linear(hidden, state, "score")[:, 0]
 
 
-@both
 @pytest.mark.parametrize("stacked", [False, True])
-def test_scores_match_numpy(spec: RankerSpec, stacked: bool) -> None:
-    rankers = _rankers(spec)
+def test_scores_of_the_paper_match_numpy(stacked: bool) -> None:
+    rankers = _rankers(PAPER)
     keys, values, positions = _tokens()
-    if spec is FOURIER:
-        rankers.standardise(
-            key_mean=torch.randn(4, 8), key_std=torch.rand(4, 8) + 0.5,
-            value_mean=torch.randn(4, 8), value_std=torch.rand(4, 8) + 0.5,
-        )  # fmt: skip
     scores = rankers(keys, values, positions, 50, stacked=stacked)
     for head, tensors in enumerate(rankers.head_states()):
         state = {name: tensor.double().numpy() for name, tensor in tensors.items()}
-        k, v = keys[head].double().numpy(), values[head].double().numpy()
-        if spec is FOURIER:
-            k = (k - state["key_mean"]) / state["key_std"]
-            v = (v - state["value_mean"]) / state["value_std"]
-            p, wavelengths = np.arange(50.0), 4 * 16 ** (np.arange(5) / 4)
-            trends = [p / 64, np.log(1 + p) / np.log(65), np.log(50 - p) / np.log(65)]
-            angles = 2 * np.pi * p[:, None] / wavelengths
-            features = np.column_stack([*trends, np.sin(angles), np.cos(angles)])
-            position = _linear(features, state, "position")
-        else:
-            position = state["position_table"][np.minimum(np.arange(50), 39)]
-        parts = {"key": _linear(k, state, "key"), "value": _linear(v, state, "value")}
-        expected = _reference(state, {**parts, "position": position})
-        result = scores[head].detach().numpy()
-        np.testing.assert_allclose(result, expected, rtol=0, atol=2e-5 * np.abs(expected).max())
+        tokens = {"key": keys[head], "value": values[head]}
+        parts = {name: _linear(part.double().numpy(), state, name) for name, part in tokens.items()}
+        parts["position"] = state["position_table"][np.minimum(np.arange(50), 39)]
+        _agree(scores[head], _reference(state, parts))
 
 
 @subsets
@@ -120,6 +103,10 @@ def test_scores_of_every_subset_match_numpy(
     inputs: tuple[str, ...], blocks: int, stacked: bool
 ) -> None:
     rankers = _rankers(replace(FOURIER, inputs=inputs, blocks=blocks), heads=2)
+    rankers.standardise(
+        key_mean=torch.randn(2, 8), key_std=torch.rand(2, 8) + 0.5,
+        value_mean=torch.randn(2, 8), value_std=torch.rand(2, 8) + 0.5,
+    )  # fmt: skip
     keys, values, positions = _tokens(heads=2)
     scores = rankers(keys, values, positions, 50, stacked=stacked)
     p, wavelengths = np.arange(50.0), 4 * 16 ** (np.arange(5) / 4)
@@ -133,13 +120,19 @@ def test_scores_of_every_subset_match_numpy(
     features = [column for name in columns if name in used for column in columns[name]]
     for head, tensors in enumerate(rankers.head_states()):
         state = {name: tensor.double().numpy() for name, tensor in tensors.items()}
-        tokens = {"key": keys[head], "value": values[head]}
-        parts = {n: _linear(tokens[n].double().numpy(), state, n) for n in tokens if n in inputs}
+        parts = {}
+        for name, part in (("key", keys[head]), ("value", values[head])):
+            if name in inputs:
+                standard = (part.double().numpy() - state[f"{name}_mean"]) / state[f"{name}_std"]
+                parts[name] = _linear(standard, state, name)
         if features:
             parts["position"] = _linear(np.column_stack(features), state, "position")
-        expected = _reference(state, parts, blocks)
-        result = scores[head].detach().numpy()
-        np.testing.assert_allclose(result, expected, rtol=0, atol=2e-5 * np.abs(expected).max())
+        _agree(scores[head], _reference(state, parts, blocks))
+
+
+def _agree(scores: Tensor, expected: Array) -> None:
+    tolerance = 2e-5 * np.abs(expected).max()
+    np.testing.assert_allclose(scores.detach().numpy(), expected, rtol=0, atol=tolerance)
 
 
 @subsets

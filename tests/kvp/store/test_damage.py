@@ -84,6 +84,8 @@ def test_truncated_and_deleted_files(store: Path, name: str) -> None:
 
 def test_a_shard_deleted_under_an_open_reader_is_not_zeros(store: Path) -> None:
     reader = TraceReader(store)
+    with pytest.raises(StoreError, match="no sequence 1"):
+        reader.trace(1)
     reader.trace(2)
     (store / "k/c.2.0.0.0.0").unlink()
     with pytest.raises(

@@ -1,7 +1,8 @@
-"""Labels: float32 arrays next to the tensors, one number per prompt token and KV head."""
+"""Labels, one number per prompt token and KV head; readers of some heads."""
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -77,3 +78,22 @@ def test_traces_and_plans_that_do_not_fit_are_refused(
         ]:
             with pytest.raises((ValueError, StoreError), match=message):
                 writer.write(replace(trace, labels=labels))
+
+
+@pytest.mark.parametrize("heads", [slice(0, 1), slice(1, 3), slice(2, 4), slice(0, 4)])
+def test_tensors_are_those_of_the_heads(heads: slice, store: Path) -> None:
+    whole, part = TraceReader(store), TraceReader(store, heads=heads)
+    part = pickle.loads(pickle.dumps(part))
+    assert part.geometry == whole.geometry
+    for ours, theirs in zip(part.kv(2), whole.kv(2), strict=True):
+        assert torch.equal(ours, theirs.flatten(0, 1)[heads][None])
+    queries, everything = part.trace(0).queries, whole.trace(0).queries
+    assert queries is not None
+    assert everything is not None
+    assert torch.equal(queries, everything.flatten(0, 1)[heads][None])
+    assert torch.equal(part.head(0, 1, 1)[1], whole.head(0, 1, 1)[1])
+
+
+def test_labels_are_those_of_the_heads(label_store: Path) -> None:
+    whole, part = TraceReader(label_store), TraceReader(label_store, heads=slice(1, 3))
+    assert torch.equal(part.label("kvzip", 0), whole.label("kvzip", 0).flatten(0, 1)[1:3][None])

@@ -76,15 +76,7 @@ def test_a_reader_pickles(store: Path) -> None:
     [
         ("bfloat16", np.arange(2**16).astype(np.uint16)),
         ("float16", np.arange(2**16).astype(np.uint16)),
-        (
-            "float32",
-            np.concatenate(
-                [
-                    np.random.default_rng(0).integers(0, 2**32, 2**16 - 2, dtype=np.uint32),
-                    np.array([0x80000000, 1], dtype=np.uint32),  # -0.0, the smallest subnormal
-                ]
-            ),
-        ),
+        ("float32", np.random.default_rng(0).integers(0, 2**32, 2**16, dtype=np.uint32)),
     ],
 )
 def test_bits_survive(
@@ -127,16 +119,6 @@ def test_plain_zarr_reads_it(store: Path, plan: StorePlan, make_trace: MakeTrace
     assert expected is not None
     stored = np.asarray(queries[2, 1, 0, 1, :21])
     np.testing.assert_array_equal(stored, expected[1, 0, 1].view(torch.uint16).numpy())
-
-
-def test_unknown_sequences_and_heads(store: Path) -> None:
-    reader = TraceReader(store)
-    with pytest.raises(StoreError, match="no sequence 1"):
-        reader.trace(1)
-    with pytest.raises(StoreError, match="no sequence -1"):
-        reader.head(-1, 0, 0)
-    with pytest.raises(IndexError):
-        reader.head(0, 2, 0)
 
 
 def test_size_announcement_counts_the_paper_model() -> None:
