@@ -7,13 +7,13 @@ without the training seed; where each folder has one policy, these two are compa
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 
+import pandas
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -25,6 +25,7 @@ from eval.results import Results, load_results
 from eval.stats import (
     Interval,
     Scores,
+    Unit,
     bootstrap_mean,
     holm,
     paired_difference,
@@ -76,7 +77,10 @@ def run(config: CompareConfig) -> list[Row]:
         )
     for table in _tables(rows):
         Console(markup=False).print(table)
-    print(_legend(config))
+    print(
+        f"first: {config.first}; second: {config.second}. Paired by prompt. * differs from 0 at "
+        "5 %, corrected for all rows of its table (Holm)."
+    )
     if config.out is not None:
         atomic_write_text(Path(config.out), _csv(rows))
         print(f"written: {config.out}")
@@ -85,7 +89,10 @@ def run(config: CompareConfig) -> list[Row]:
 
 def check_prompts(first: Results, second: Results) -> None:
     """Raise ResultsError unless both answered some of the same prompts, and none differs."""
-    prompts = [_prompts(each.records) for each in (first, second)]
+    prompts = [
+        {(record["task"], record["example"]): record for record in each.records}
+        for each in (first, second)
+    ]
     shared = prompts[0].keys() & prompts[1].keys()
     if not shared:
         raise ResultsError(
@@ -93,26 +100,14 @@ def check_prompts(first: Results, second: Results) -> None:
             "--tasks, --split, --seed and data (prompts of files are called after the file)"
         )
     for task, example in sorted(shared):
-        ours, theirs = prompts[0][task, example], prompts[1][task, example]
-        for what, mine, other in zip(_SAME, ours, theirs, strict=True):
-            if mine != other:
-                why = "scored otherwise" if what == "metric" else "answers to different prompts"
+        for field in ("length", "metric", "prompt_digest"):
+            ours, theirs = (each[task, example][field] for each in prompts)
+            if ours != theirs:
+                why = "scored otherwise" if field == "metric" else "answers to different prompts"
                 raise ResultsError(
-                    f"prompt {example} of {task} has another {what} in {second.folder} ({other}) "
-                    f"than in {first.folder} ({mine}): these are {why}"
+                    f"prompt {example} of {task} has another {field} in {second.folder} ({theirs}) "
+                    f"than in {first.folder} ({ours}): these are {why}"
                 )
-
-
-_SAME = ("length", "metric", "digest")
-"""What the records of a prompt must agree in."""
-
-
-def _prompts(records: Iterable[Record]) -> dict[tuple[str, str], tuple[object, ...]]:
-    fields = ("length", "metric", "prompt_digest")
-    return {
-        (record["task"], record["example"]): tuple(record[name] for name in fields)
-        for record in records
-    }
 
 
 def curves_of(results: Results) -> Curves:
@@ -130,56 +125,36 @@ def curves_of(results: Results) -> Curves:
 
 
 def differences(first: Curves, second: Curves, *, resamples: int, seed: int) -> list[Row]:
-    """Rows of all that both have, methods and protocols in the order of the first."""
+    """Rows of all that both have on shared prompts, methods and protocols in the first's order."""
     rows = []
-    for key, ours in first.items():
-        theirs = second.get(key, {})
-        shared = [budget for budget in ours if budget in theirs]
-        sides = [{budget: side[budget] for budget in shared} for side in (ours, theirs)]
-        budgets = sorted((each for each in shared if each != FULL), key=budget_order)
-        for budget in ([FULL] if FULL in shared else []) + budgets:
-            pair = [side[budget] for side in sides]
-            rows += _row(key, budget, pair, resamples=resamples, seed=seed)
-    return _marked(rows)
-
-
-def _row(
-    key: tuple[str, str, ReportedMethod],
-    budget: str,
-    pair: Sequence[Scores],
-    *,
-    resamples: int,
-    seed: int,
-) -> list[Row]:
-    """One row over the prompts that both answered; none without any."""
-    shared = prompts_of(pair[0]) & prompts_of(pair[1])
-    if not shared:
-        return []
-    kind, protocol, method = key
-    first, second = (
-        {
-            policy: {unit: value for unit, value in values.items() if unit in shared}
-            for policy, values in side.items()
-        }
-        for side in pair
-    )
-    answers = kind == ANSWERS
-    means = [
-        bootstrap_mean(side, bounds=(0, 1) if answers else None, resamples=resamples, seed=seed)
-        for side in (first, second)
-    ]
-    gap = paired_difference(
-        second, first, bounds=(-1, 1) if answers else None, resamples=resamples, seed=seed
-    )
-    return [
-        Row(
-            kind=kind, protocol=protocol, method=_name(method), budget=budget,
-            first=means[0], second=means[1], difference=gap,
+    for (kind, protocol, method), ours in first.items():
+        bounds = (0, 1) if kind == ANSWERS else None
+        mean = partial(bootstrap_mean, bounds=bounds, resamples=resamples, seed=seed)
+        theirs = second.get((kind, protocol, method), {})
+        budgets = sorted(
+            ours.keys() & theirs.keys(), key=lambda each: (each != FULL, budget_order(each))
         )
-    ]  # fmt: skip
-
-
-def _marked(rows: Sequence[Row]) -> list[Row]:
+        for budget in budgets:
+            shared = prompts_of(ours[budget]) & prompts_of(theirs[budget])
+            sides = [_among(side[budget], shared) for side in (ours, theirs)]
+            if shared:
+                rows.append(
+                    Row(
+                        kind=kind,
+                        protocol=protocol,
+                        method=f"{method.family} ({method.details})" if method.details else FULL,
+                        budget=budget,
+                        first=mean(sides[0]),
+                        second=mean(sides[1]),
+                        difference=paired_difference(
+                            sides[1],
+                            sides[0],
+                            bounds=bounds and (-1, 1),
+                            resamples=resamples,
+                            seed=seed,
+                        ),
+                    )
+                )
     marked: list[Row] = []
     for kind in dict.fromkeys(row.kind for row in rows):
         same = [row for row in rows if row.kind == kind]
@@ -188,8 +163,11 @@ def _marked(rows: Sequence[Row]) -> list[Row]:
     return marked
 
 
-def _name(method: ReportedMethod) -> str:
-    return f"{method.family} ({method.details})" if method.details else method.family
+def _among(scores: Scores, prompts: set[Unit]) -> Scores:
+    return {
+        policy: {unit: value for unit, value in values.items() if unit in prompts}
+        for policy, values in scores.items()
+    }
 
 
 def _tables(rows: Sequence[Row]) -> list[Table]:
@@ -216,28 +194,19 @@ def _tables(rows: Sequence[Row]) -> list[Table]:
     return tables
 
 
-def _legend(config: CompareConfig) -> str:
-    return (
-        f"first: {config.first}; second: {config.second}. Paired by prompt. * differs from 0 at "
-        "5 %, corrected for all rows of its table (Holm)."
-    )
-
-
 def _csv(rows: Sequence[Row]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    sides = ("first", "second", "difference")
-    columns = [f"{side}{part}" for side in sides for part in ("", "_low", "_high")]
-    writer.writerow(["kind", "protocol", "method", "budget", "prompts", *columns, "p", "resolved"])
-    for row in rows:
-        numbers = [
-            f"{number:.6g}"
-            for side in (row.first, row.second, row.difference)
-            for number in (side.mean, side.low, side.high)
-        ]
-        p = "" if row.difference.p is None else f"{row.difference.p:.3g}"
-        writer.writerow(
-            [row.kind, row.protocol, row.method, row.budget, row.difference.prompts, *numbers, p,
-             int(row.resolved)]
-        )  # fmt: skip
-    return text.getvalue()
+    lines = [
+        {
+            "kind": row.kind, "protocol": row.protocol, "method": row.method,
+            "budget": row.budget, "prompts": row.difference.prompts,
+            **{
+                f"{side}{part}": number
+                for side in ("first", "second", "difference")
+                for one in (getattr(row, side),)
+                for part, number in (("", one.mean), ("_low", one.low), ("_high", one.high))
+            },
+            "p": row.difference.p, "resolved": int(row.resolved),
+        }
+        for row in rows
+    ]  # fmt: skip
+    return str(pandas.DataFrame(lines).to_csv(index=False, float_format="%.6g"))

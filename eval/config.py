@@ -41,34 +41,11 @@ TUNED = "tuned"
 """What precedes the colon where `--methods` names a settings file of kvp tune."""
 
 IDENTITY_FIELDS = (
-    "model",
-    "revision",
-    "length",
-    "split",
-    "essays",
-    "squad",
-    "hotpotqa",
-    "chat",
-    "text",
-    "data",
-    "columns",
-    "metric",
-    "answer_prefix",
-    "where",
-    "tree_paths",
-    "measure",
-    "depths",
-    "lengths",
-    "scbench_mode",
-    "continuation_tokens",
-    "seed",
-    "dtype",
-    "attention",
-    "quantization",
-    "sinks",
-    "recents",
-    "max_new_tokens",
-)
+    "model", "revision", "length", "split", "essays", "squad", "hotpotqa", "chat", "text",
+    "data", "columns", "metric", "answer_prefix", "where", "tree_paths", "measure", "depths",
+    "lengths", "scbench_mode", "continuation_tokens", "seed", "dtype", "attention",
+    "quantization", "sinks", "recents", "max_new_tokens",
+)  # fmt: skip
 """Settings that decide what a record means: a results folder keeps them for life. All others may
 change between runs that extend one folder (`docs/formats.md`, Results folder)."""
 
@@ -380,6 +357,13 @@ class ReportConfig(Group):
         return (self.results,) if isinstance(self.results, str) else tuple(self.results)
 
 
+def _evaluation(config: TuneConfig | EvolveConfig, **settings: Any) -> EvalConfig:  # noqa: ANN401
+    """Settings of kvp-eval: those that the two share, and others."""
+    shared = {item.name for item in fields(EvalConfig)} & {item.name for item in fields(config)}
+    values = {name: getattr(config, name) for name in shared}
+    return EvalConfig(**values, timing_prompts=0, tokens=False, **settings)
+
+
 @dataclass(frozen=True, kw_only=True)
 class TuneConfig(
     PromptConfig, MeasureConfig, ModelConfig, ProtectionConfig, RunConfig, DryRunConfig
@@ -429,9 +413,7 @@ class TuneConfig(
     @property
     def evaluation(self) -> EvalConfig:
         """The settings of the measurement, as kvp-eval takes them."""
-        shared = {item.name for item in fields(EvalConfig)} & {item.name for item in fields(self)}
-        values: dict[str, Any] = {name: getattr(self, name) for name in shared}
-        return EvalConfig(**values, timing_prompts=0, tokens=False)
+        return _evaluation(self)
 
 
 RUN_ONLY = (
@@ -514,6 +496,11 @@ class EvolveConfig(
     def target(self) -> Budget:
         """Budget of the search."""
         return parse_budget(self.budget)
+
+    @property
+    def evaluation(self) -> EvalConfig:
+        """The settings of model and scorer, as kvp-eval takes them."""
+        return _evaluation(self, methods=self.scorer)
 
     def identity(self) -> dict[str, Any]:
         """The settings every run of one search must share."""

@@ -30,17 +30,9 @@ Record = dict[str, Any]
 Key = tuple[Any, ...]
 
 KEY_FIELDS = (
-    "model",
-    "method",
-    "variant",
-    "allocator",
-    "protected",
-    "policy",
-    "protocol",
-    "task",
-    "budget_spec",
-    "example",
-)
+    "model", "method", "variant", "allocator", "protected", "policy", "protocol", "task",
+    "budget_spec", "example",
+)  # fmt: skip
 """Fields that together identify a record."""
 
 _METHOD_KEY = ("model", "method", "variant", "allocator", "protected", "policy", "protocol")

@@ -23,7 +23,7 @@ from rich.table import Table
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from eval.config import EvolveConfig
+from eval.config import EvalConfig, EvolveConfig
 from eval.evaluate import Decoder, Kept, Prefix, Prompt, outcomes
 from eval.evolve.search import (
     JOURNAL,
@@ -38,29 +38,25 @@ from eval.evolve.search import (
     reply_score,
     search,
 )
-from eval.methods import registered_method
-from eval.prepare import load_all
-from eval.records import LEARNED
+from eval.methods import Method, check_methods, file_digests
+from eval.prepare import load_all, methods_of
+from eval.records import UNIFORM
 from eval.results import input_digests
+from eval.run import load_bench
 from eval.stats import paired_difference
 from kvp.artifacts.claim import OutputFolder
 from kvp.budgets import Budget
 from kvp.data.task import TaskSettings
 from kvp.errors import UsageError
-from kvp.geometry import Geometry
-from kvp.hf import geometry_of, load_config, load_model, load_tokenizer
+from kvp.hf import geometry_of, load_config, load_tokenizer
 from kvp.hf.loading import check_quantization, torch_device
 from kvp.hf.model_access import model_identity
 from kvp.hf.model_config import context_limit
-from kvp.hf.scorer_inputs import check_inputs
-from kvp.manifest import digest_json, recorded_name, run_manifest, sha256_file
+from kvp.manifest import digest_json, recorded_name, run_manifest
 from kvp.progress import phase, say
 from kvp.ranking import UNPROTECTED, Protection, Selection, apportion
-from kvp.scoring import Scorer, score_layers
-from policies import load_policy
+from kvp.scoring import score_layers
 from policies.allocators.evolved import BUDGET_FILE, BudgetFile, load_budgets, save_budgets
-from policies.policy_files import check_geometry
-from policies.sources import INDEX, find_policy
 
 Floats = NDArray[np.float64]
 
@@ -105,7 +101,7 @@ class PromptSet:
     def __init__(
         self,
         decoder: Decoder,
-        scorer: Scorer,
+        method: Method,
         target: Target,
         prompts: Sequence[Prompt],
         *,
@@ -113,7 +109,9 @@ class PromptSet:
         keep_bytes: int,
     ) -> None:
         """Hold on to the prompts; nothing is run yet. Prefixes are kept up to `keep_bytes`."""
-        self._decoder, self._scorer, self._target = decoder, scorer, target
+        assert method.scorer is not None, "only the full cache has none"
+        self._decoder, self._method, self._target = decoder, method, target
+        self._scorer = method.scorer
         self._protocol = protocol
         self.prompts = tuple(prompts)
         self._scored: dict[int, ScoredPrompt] = {}
@@ -122,7 +120,7 @@ class PromptSet:
     def of(self, prompts: Sequence[Prompt]) -> PromptSet:
         """Other prompts of the same comparison, to be run once: no prefix is kept."""
         return PromptSet(
-            self._decoder, self._scorer, self._target, prompts,
+            self._decoder, self._method, self._target, prompts,
             protocol=self._protocol, keep_bytes=0,
         )  # fmt: skip
 
@@ -189,8 +187,8 @@ def target_of(budget: Budget, protection: Protection, cached: Sequence[int]) -> 
 def run_search(config: EvolveConfig) -> None:
     """Run kvp evolve; raises KvpError on anything the user can mend."""
     identity = {**config.identity(), "input_files": input_digests(config)}
-    if config.scorer == LEARNED and config.policies:
-        identity["policy"] = _policy_digest(config.policies)
+    if config.policies:
+        identity["policies"] = file_digests(config.evaluation.policy_list, ())
     with OutputFolder.claim(Path(config.out), SEARCH, identity) as folder:
         if (folder.local / BUDGET_FILE).exists():
             say(f"{folder.path} is finished; nothing to do")
@@ -207,7 +205,8 @@ def _search(config: EvolveConfig, output: OutputFolder, identity: dict[str, Any]
     check_quantization(config.quantization, torch_device(config.device))
     model_config = load_config(config.model, revision=config.revision)
     geometry = geometry_of(model_config)
-    scorer = _scorer(config.scorer, config.policies, config.seed, geometry)
+    method = _method(config.evaluation)
+    check_methods([method], geometry)
     phase("preparing prompts")
     tokenizer = load_tokenizer(config.model, revision=config.revision)
     positions = context_limit(model_config)
@@ -224,8 +223,7 @@ def _search(config: EvolveConfig, output: OutputFolder, identity: dict[str, Any]
     cached = [prompt.boundary(config.protocol) for prompt in (*search_prompts, *held_out)]
     target, reference = target_of(config.target, protection, cached[: len(search_prompts)])
     plan = _plan(config, geometry.layers, target, reference=reference, longest=max(cached))
-    decoder = _load_decoder(config)
-    check_inputs(decoder.model, [scorer])
+    decoder = load_bench(config.evaluation, [method])
     phase(f"searching on {len(search_prompts)} prompts, {len(held_out)} held out")
     identity["model_digest"] = model_identity(
         config.model, config.revision, decoder.model, decoder.tokenizer
@@ -236,7 +234,7 @@ def _search(config: EvolveConfig, output: OutputFolder, identity: dict[str, Any]
     journal = Journal(folder / JOURNAL, on_append=lambda entry: say(_line(plan, entry)))
     keep_bytes = int(config.memory_gb * 1e9)
     searched = PromptSet(
-        decoder, scorer, target, search_prompts, protocol=config.protocol, keep_bytes=keep_bytes
+        decoder, method, target, search_prompts, protocol=config.protocol, keep_bytes=keep_bytes
     )
     elite = search(plan, searched.scores, journal)
     others = searched.of(held_out)
@@ -256,24 +254,6 @@ def _search(config: EvolveConfig, output: OutputFolder, identity: dict[str, Any]
         data=_data(search_prompts, split=config.split, length=config.length),
     )
     save_budgets(folder / BUDGET_FILE, budgets, manifest)
-
-
-def _load_decoder(config: EvolveConfig) -> Decoder:
-    """Load the model."""
-    phase("loading the model")
-    model, tokenizer = load_model(
-        config.model,
-        device=config.device,
-        dtype=config.dtype,
-        revision=config.revision,
-        quantization=config.quantization,
-    )
-    return Decoder(
-        model=model,
-        tokenizer=tokenizer,
-        decode_batch=config.decode_batch,
-        max_new_tokens=config.max_new_tokens,
-    )
 
 
 def load_prompts(
@@ -313,29 +293,14 @@ def _shares(count: int, tasks: int) -> list[int]:
     return [count // tasks + (index < count % tasks) for index in range(tasks)]
 
 
-def _scorer(spec: str, policies: str, seed: int, geometry: Geometry) -> Scorer:
-    if spec == LEARNED:
-        if not policies:
-            raise UsageError("--scorer kvp needs --policies DIR (made by kvp-train)")
-        policy = load_policy(policies)
-        check_geometry(policy, geometry)
-        return policy
-    try:
-        scorer = registered_method(spec, seed).scorer
-    except UsageError as error:
-        more = f", {LEARNED}" if str(error).startswith("unknown method") else ""
-        raise UsageError(f"--scorer: {error}{more}") from None
-    assert scorer is not None, "only the full cache has none"
-    if scorer.needs.future:
-        raise UsageError(f"--scorer {spec} needs the future: search with another method")
-    return scorer
-
-
-def _policy_digest(policies: str) -> str:
-    index = find_policy(policies).folder / INDEX
-    if not index.is_file():
-        raise UsageError(f"--policies: {policies} holds no {INDEX}; name one policy folder")
-    return sha256_file(index)
+def _method(config: EvalConfig) -> Method:
+    """The one method that ranks the tokens; UsageError where it cannot be searched with."""
+    method, *others = methods_of(config)
+    if others or method.scorer is None or method.allocator != UNIFORM:
+        raise UsageError(f"--scorer {config.methods}: name one scorer, without allocator")
+    if method.scorer.needs.future:
+        raise UsageError(f"--scorer {config.methods} needs the future: search with another method")
+    return method
 
 
 def _plan(

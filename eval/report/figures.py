@@ -1,6 +1,7 @@
 """Figures of the report, drawn by matplotlib: SVG in the page, PNG files for papers.
 
 Uses figures without pyplot, so no global state and no display; texts are never read as formulas.
+Ranks of one prompt's tokens are its coloured text, method by method (KVP, figures 1, 7, 8).
 """
 
 from __future__ import annotations
@@ -10,15 +11,18 @@ from dataclasses import dataclass, field, replace
 from io import BytesIO
 from typing import Any, ClassVar
 
+import matplotlib
 import numpy as np
 from matplotlib import rc_context
 from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter, NullLocator, ScalarFormatter
 
-from eval.comparison import Comparison, Estimate, Grid, ReportedMethod, best_of
-from eval.records import FULL, LEARNED, ORACLE
+from eval.comparison import Comparison, Estimate, Grid, ReportedMethod, best_of, in_order
+from eval.records import FULL, LEARNED, ORACLE, PROTOCOL_NAMES
 from eval.report.costs import Cost, Timing
+from eval.results import Results
 from policies.registry import attention_free
 
 WRITER = "kvp-report"
@@ -316,3 +320,60 @@ def _plain(text: str) -> str:
     shown = "".join(letter if letter.isprintable() else "·" for letter in text)
     shown = shown.lstrip("_")  # matplotlib leaves such labels out
     return shown if len(shown) <= 48 else shown[:47] + "…"
+
+
+COLORS = 16
+"""Shades of tokens and of skill: white is evicted first, the darkest is kept longest."""
+
+
+def rank_styles() -> str:
+    """CSS of the classes `r0` to `r15`."""
+    shades = [
+        to_hex(matplotlib.colormaps["Blues"](level / (COLORS - 1))) for level in range(COLORS)
+    ]
+    return "\n".join(
+        f".r{level}{{background:{shade};color:{'#111111' if level < 11 else '#ffffff'}}}"
+        for level, shade in enumerate(shades)
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenMap:
+    """A prompt as the page shows it."""
+
+    kind: ClassVar[str] = "tokens"
+
+    tokens: tuple[str, ...]
+    protected: frozenset[int]
+    """Numbers of the tokens that protection keeps."""
+    shades: Mapping[str, tuple[int, ...]]
+    """Method, as in tokens.json -> shade of every token by its mean rank over heads."""
+    caption: str
+
+
+def token_map(results: Results) -> TokenMap | None:
+    """The prompt of tokens.json; None without that file."""
+    content = results.tokens
+    if content is None:
+        return None
+    family = {label: label.partition("/")[0].partition(":")[0] for label in content["methods"]}
+    order = in_order(list(family.values()))
+    tokens = len(content["tokens"])
+    sinks, recents = (results.setting(name) or 0 for name in ("sinks", "recents"))
+    protocol = PROTOCOL_NAMES.get(str(content.get("protocol")), "protocol not recorded")
+    shades = {}
+    for label in sorted(family, key=lambda label: order.index(family[label])):
+        means = np.mean(content["methods"][label], axis=0)  # [tokens], over heads
+        levels = COLORS * (1 - means / max(tokens - 1, 1))
+        shades[label] = tuple(np.minimum(levels, COLORS - 1).astype(int).tolist())
+    return TokenMap(
+        tokens=tuple(content["tokens"]),
+        protected=frozenset(
+            place for place in range(tokens) if place < sinks or place >= tokens - recents
+        ),
+        shades=shades,
+        caption=f"Ranks without protection, mean over heads: the darkest tokens are kept longest; "
+        f"n = 1 prompt ({content.get('task')}, {tokens} tokens), "
+        f"split {results.setting('split')}, seed {results.setting('seed')}, {protocol}; "
+        f"outlined: the first {sinks} and last {recents} tokens, which protection keeps.",
+    )

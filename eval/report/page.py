@@ -29,10 +29,8 @@ from eval.comparison import (
 from eval.records import LEARNED, PROTOCOL_NAMES, Record, policy_groups
 from eval.report import figures, tables
 from eval.report.costs import Cost, costs, shown_costs, timings
-from eval.report.failures import cells_of, evidence_table, failure_table
-from eval.report.figures import Picture, drawn_settings
+from eval.report.figures import Picture, TokenMap, drawn_settings, rank_styles, token_map
 from eval.report.tables import Table
-from eval.report.tokens import TokenMap, rank_styles, token_map
 from eval.results import Results, labels, model_name
 
 GENERATOR = '<meta name="generator" content="kvp-report">'
@@ -302,12 +300,9 @@ def _compared(run: Run, comparison: Comparison, prefix: str, styles: figures.Sty
         budget = best.budget if best else (*comparison.budgets.specs, "")[-1]
         fold("tasks", "Task by task", picture, tables.by_task(comparison, budget))
     if kind == "accuracy":
-        cells = cells_of(comparison)
         layers = run.results.manifest.get("layers", ())
-        spec = best.budget if best else ""
-        kept = evidence_table(cells, comparison, spec, lines, layers)
-        title = "Answers lost, and evidence kept in each head"
-        fold("lost", title, failure_table(cells, comparison, lines), kept)
+        kept = tables.evidence_table(comparison, best.budget if best else "", layers)
+        fold("evidence", "Evidence kept in each head", kept)
     if len(comparison.grid) > len(comparison.choices):
         fold("every", "Every setting of every method", tables.every_setting(comparison))
     title = f"{measure.removesuffix(', %')}, {_SEEN[protocol]}"

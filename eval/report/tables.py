@@ -4,15 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, TypeVar
+from typing import ClassVar
 
-from eval.comparison import Budgets, Comparison, Estimate, ReportedMethod, in_order, resolved
+import numpy as np
+
+from eval.comparison import (
+    Budgets,
+    Comparison,
+    Estimate,
+    ReportedMethod,
+    by_method,
+    in_order,
+    resolved,
+)
 from eval.records import FULL, LEARNED, ORACLE, PROTOCOL_NAMES, SELF_SIZED
 from eval.report.costs import Cost, Timing
 from eval.stats import Interval
 from policies.registry import NULLS
 
-Key = TypeVar("Key")
 Line = tuple[str, str, ReportedMethod]
 """A line of a table: name, note and setting."""
 
@@ -325,6 +334,43 @@ def skill_map(shown: Mapping[ReportedMethod, Cost], protocol: str) -> Table:
         caption=f"Skill of {ours.family} in every head (1: the best ranking there is, 0: chance), "
         f"and below it the best of the other methods, oracle apart; {PROTOCOL_NAMES[protocol]}.",
         header=("layer", *(f"head {head}" for head in columns)),
+        rows=rows,
+    )
+
+
+def evidence_table(
+    comparison: Comparison, spec: str, model_layers: Sequence[int] = ()
+) -> Table | None:
+    """Evidence (`kvp.data.encode`) kept in each head at one budget; None without evidence.
+
+    `model_layers` are the model's indices of the layers evicted from; empty: counted from 0.
+    """
+    rows: list[Sequence[Field | str]] = []
+    layers = 0
+    cells = by_method(comparison.records, comparison.groups)
+    for name, note, setting in lines_shown(comparison):
+        shares = [
+            np.array(record["evidence_kept"]) / record["evidence_tokens"]
+            for record in cells.get(setting, {}).get(spec, ())
+            if record["evidence_tokens"] is not None
+        ]
+        if not shares:
+            continue
+        percent = 100 * np.mean(shares, axis=0)  # [layers, KV heads]
+        layers = len(percent)
+        fields = [
+            Field(text=f"{heads.mean():.0f}", small=" ".join(f"{one:.0f}" for one in heads))
+            for heads in percent
+        ]
+        rows.append([Field(text=name, small=note), f"{percent.mean():.0f}", *fields])
+    if not rows:
+        return None
+    names = model_layers if len(model_layers) == layers else range(layers)
+    return Table(
+        caption=f"Evidence kept at {spec}, %: tokens of the context that spell the answer, mean "
+        "over prompts; per layer the mean over its KV heads, and below it each head; "
+        f"{PROTOCOL_NAMES[comparison.protocol]}.",
+        header=("method", "all heads", *(f"layer {layer}" for layer in names)),
         rows=rows,
     )
 

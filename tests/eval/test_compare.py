@@ -85,7 +85,7 @@ def test_other_prompts_of_the_same_name_are_refused(
 ) -> None:
     other = _changed(results, tmp_path / "other", prompt_digest="0" * 16)
     assert compare([str(results), str(other)]) == 2
-    assert "has another digest" in capsys.readouterr().err
+    assert "has another prompt_digest" in capsys.readouterr().err
     longer = _changed(results, tmp_path / "longer", length=320)
     assert compare([str(results), str(longer)]) == 2
     (line,) = capsys.readouterr().err.splitlines()

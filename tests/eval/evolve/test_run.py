@@ -22,7 +22,6 @@ from kvp.errors import UsageError
 from kvp.hf import load_model, prefill_and_evict
 from kvp.programs import run_program
 from kvp.ranking import Protection
-from kvp.scoring import Scorer
 from policies.allocators.evolved import load_budgets
 from policies.registry import make_method
 
@@ -87,7 +86,7 @@ def test_a_finished_run_is_left_alone(
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     before = {path: path.read_bytes() for path in finished.iterdir()}
-    monkeypatch.setattr(eval.evolve.run, "load_model", lambda *_, **__: pytest.fail("ran a model"))
+    monkeypatch.setattr(eval.evolve.run, "load_bench", lambda *_, **__: pytest.fail("ran a model"))
     assert main(_arguments(tiny_folder, finished)) == 0
     assert {path: path.read_bytes() for path in finished.iterdir()} == before
     output = capsys.readouterr()
@@ -131,7 +130,7 @@ def test_prompts_that_do_not_fit_the_memory_change_nothing(
     ("changes", "words"),
     [
         ({"scorer": "snapvk"}, "--scorer: unknown method 'snapvk'"),
-        ({"scorer": "kvp"}, "--scorer kvp needs --policies"),
+        ({"scorer": "kvp"}, "kvp needs --policies"),
         ({"scorer": "kvp", "policies": "./nowhere"}, "there is no folder './nowhere'"),
         ({"scorer": "oracle"}, "--scorer oracle needs the future"),
         ({"tasks": "niah_single_9"}, "niah_single_9"),
@@ -160,8 +159,8 @@ def test_every_random_method_draws_from_the_seed(
 ) -> None:
     names: list[str] = []
 
-    def caught(decoder: object, scorer: Scorer, *_: object, **__: object) -> None:
-        names.append(scorer.name)
+    def caught(decoder: object, method: Any, *_: object, **__: object) -> None:
+        names.append(method.scorer.name)
         raise UsageError("seen enough")
 
     monkeypatch.setattr(eval.evolve.run, "PromptSet", caught)

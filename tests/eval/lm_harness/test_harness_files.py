@@ -124,17 +124,8 @@ def test_rouge_takes_the_best_reference() -> None:
     ("task", "row", "expected"),
     [
         ("boolq", {**BOOLQ, "label": 0, "question": "is ice cold?"}, {**BOOLQ, "label": 0}),
-        (
-            "boolq",
-            {"query": "Passage: Ice is cold.\nQuestion: is ice cold?", "choices": ["no", "yes"],
-             "gold": 1},
-            BOOLQ,
-        ),
-        (
-            "arc_challenge",
-            {"query": "Question: What is ice?", "choices": ["water", "fire"], "gold": 0},
-            ARC,
-        ),
+        ("boolq", {"passage": "Ice is cold.", "question": "is ice cold", "answer": True}, BOOLQ),
+        ("arc_challenge", {**ARC, "id": "1"}, ARC),
         ("hellaswag", {**HELLASWAG, "label": 0, "ind": 4}, HELLASWAG),
         (
             "mmlu_virology",
@@ -147,15 +138,6 @@ def test_rouge_takes_the_best_reference() -> None:
 )  # fmt: skip
 def test_forms_of_a_row(task: str, row: Any, expected: Any) -> None:
     assert hub_row(task, row) == expected
-
-
-def test_a_finished_query_of_hellaswag_stays_as_it_is(tmp_path: Path) -> None:
-    row = {"query": "Skiing: A man skis. He", "choices": ["falls.", "flies."], "gold": 1}
-    write_tasks({"hellaswag": _write(tmp_path / "rows.jsonl", [row])}, tmp_path)
-    task = _task(tmp_path, "hellaswag")
-    assert [each.args for each in task.instances] == [
-        ("Skiing: A man skis. He", " falls."), ("Skiing: A man skis. He", " flies."),
-    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -184,8 +166,8 @@ def test_wrong_files_are_one_line(
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ([BOOLQ, {"passage": "p", "question": "q"}], "line 2: 'label' is missing"),
-        ([{**BOOLQ, "query": "no question", "choices": ["no"], "gold": 0}], "line 1"),
+        ([BOOLQ, {"passage": "p", "question": "q"}], "line 2: 'answer' is missing"),
+        ([{**BOOLQ, "label": "perhaps"}], "line 1"),
         ([], "holds no row"),
         (["text"], "line 1 is not a JSON object"),
     ],

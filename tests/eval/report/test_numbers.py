@@ -14,7 +14,6 @@ from eval.comparison import (
     Grid,
     ReportedMethod,
     budget_axis,
-    by_method,
     choose,
     estimates,
     sentences,
@@ -22,10 +21,8 @@ from eval.comparison import (
 from eval.records import policy_groups
 from eval.report import tables
 from eval.report.costs import costs, shown_costs, timings
-from eval.report.failures import evidence_table, failure_table
-from eval.report.figures import drawn_settings, line_styles
+from eval.report.figures import drawn_settings, line_styles, token_map
 from eval.report.tables import Field, Table
-from eval.report.tokens import token_map
 from eval.results import load_results
 from eval.tune.settings_file import Scored, Tuned
 
@@ -285,38 +282,20 @@ def _evidence(tokens: int, kept: list[list[int]], lost: int) -> Record:
     return {"evidence_tokens": tokens, "evidence_kept": kept, "evidence_lost": lost}
 
 
-def test_lost_answers_and_kept_evidence_are_counted(
-    make_record: MakeRecord, make_comparison: MakeComparison
-) -> None:
-    right = {("one", "e1"): True, ("one", "e2"): True, ("two", "e3"): False}
-    full = [
-        make_record("full", protected=False, budget_spec=None, task=task, example=example,
-                    score=float(score), **_evidence(2, [[2, 2], [2, 2]], 0))
-        for (task, example), score in right.items()
-    ]  # fmt: skip
+def test_kept_evidence_is_counted(make_record: MakeRecord, make_comparison: MakeComparison) -> None:
     records = [
         make_record(example="e1", score=1.0, **_evidence(4, [[4, 0], [2, 2]], 0)),
         make_record(example="e2", score=0.5, **_evidence(2, [[0, 0], [1, 0]], 1)),
         make_record(task="two", example="e3", score=1.0),
     ]
-    comparison = make_comparison(records=[*full, *records])
-    lines = tables.lines_shown(comparison)
-    cells = by_method([*full, *records], {None: ""})
-    lost = failure_table(cells, comparison, lines)
-    assert lost is not None
-    ((_, cell),) = lost.rows
-    assert isinstance(cell, Field)
-    assert cell.text == "50.0"
-    assert cell.small.split("\n")[1:] == ["1 of 2, 1 gained", "1 with a token gone"]
-    kept = evidence_table(cells, comparison, "25%", lines, [4, 7])
+    kept = tables.evidence_table(make_comparison(records=records), "25%", [4, 7])
     assert kept is not None
     assert kept.header == ("method", "all heads", "layer 4", "layer 7")
     ((_, mean, *layers),) = kept.rows
     assert mean == "31"
     assert layers == [Field(text="25", small="50 0"), Field(text="38", small="50 25")]
-    assert failure_table(by_method(records, {None: ""}), comparison, lines) is None
     bare = [{**record, **dict.fromkeys(_evidence(0, [], 0))} for record in records]
-    assert evidence_table(by_method(bare, {None: ""}), comparison, "25%", lines) is None
+    assert tables.evidence_table(make_comparison(records=bare), "25%") is None
 
 
 def test_styles_tell_methods_apart_without_colour() -> None:
