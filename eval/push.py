@@ -71,18 +71,10 @@ with evicting(model, policy, budget="12.5%"\
 - Text: `{{ data.name }}`{% if data.tasks %} ({{ data.tasks | join(", ") }}){% endif %}, at most \
 {{ data.length }} tokens; answers: {{ training.text.answers }}
 {% endif %}
-{%- if training.traces -%}
-- Sequences: {{ training.traces.train }} train, {{ training.traces.validation }} validation
-{% endif %}
 {%- if training.recipe -%}
 - Recipe: objective `{{ training.recipe.objective }}`, label `{{ training.recipe.label }}`, \
-{{ training.recipe.steps }} steps
+{{ training.recipe.steps }} steps, seed {{ training.seed }}
 {% endif -%}
-- Seed: {{ training.seed }}
-{%- if training.distillation and training.distillation.held_out_loss is defined %}
-- Distilled: held-out loss {{ "%.4f" | format(training.distillation.held_out_loss) }} nats per \
-reply token above the full cache
-{%- endif %}
 {%- if trained_by %}
 
 ```
@@ -92,8 +84,7 @@ reply token above the full cache
 {%- if skills %}
 
 Skill on held-out traces (0: chance, 1: the ideal ranking of future attention), over KV heads; the \
-best heuristic is the best one of each head that reads no attention
-{%- if training.distillation %}; distillation trains for answers, not for skill{% endif %}:
+best heuristic is the best one of each head that reads no attention:
 
 | | mean | lowest | highest |
 |---|--:|--:|--:|

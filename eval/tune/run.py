@@ -15,7 +15,7 @@ import csv
 import io
 import time
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,6 @@ from eval.records import (
     Record,
     RecordFile,
     policy_groups,
-    read_records,
     value_of,
 )
 from eval.results import open_folder, write_manifest
@@ -61,9 +60,7 @@ from eval.tune.search import (
     rule_name,
 )
 from eval.tune.settings_file import SETTINGS, Scored, Tuned, TunedSettings, save_settings
-from kvp.artifacts.claim import OutputFolder
 from kvp.artifacts.files import atomic_write_text
-from kvp.budgets import Budget
 from kvp.costs import span
 from kvp.errors import UsageError
 from kvp.hf.model_access import model_identity
@@ -92,11 +89,6 @@ class Subject:
     allocators: tuple[Allocator, ...]
     fixed_allocator: bool
     """Whether the method names its allocator."""
-
-    @property
-    def label(self) -> str:
-        """The method as it is requested, with its policy group."""
-        return f"{self.requested}/{self.group}" if self.group else self.requested
 
     def space(self, protection: str, tokens: int) -> Space:
         """What is searched, for prompts of at most `tokens` cached tokens."""
@@ -172,7 +164,9 @@ def subjects_of(config: TuneConfig) -> list[Subject]:
 def _learned(config: TuneConfig, common: Mapping[str, Any]) -> list[Subject]:
     """One subject per group of policies that differ only in seed."""
     policies = learned_methods(config.evaluation.policy_list)
-    groups = group_of(policies)
+    groups = policy_groups(
+        {"policy": method.policy, "policy_seed": method.policy_seed} for method in policies
+    )
     return [
         Subject(
             group=group,
@@ -183,13 +177,6 @@ def _learned(config: TuneConfig, common: Mapping[str, Any]) -> list[Subject]:
         )
         for group in dict.fromkeys(groups[method.policy] for method in policies)
     ]
-
-
-def group_of(policies: Sequence[Method]) -> dict[str | None, str]:
-    """Group of every policy label, as reports name it."""
-    return policy_groups(
-        {"policy": method.policy, "policy_seed": method.policy_seed} for method in policies
-    )
 
 
 def _registered(spec: str, seed: int, common: Mapping[str, Any]) -> Subject:
@@ -215,129 +202,6 @@ def _registered(spec: str, seed: int, common: Mapping[str, Any]) -> Subject:
     )
 
 
-Request = tuple[Subject, str, Sequence[Candidate]]
-"""A method, a protocol, and what to measure."""
-Key = tuple[object, ...]
-
-
-class MeasuredRecords(RecordFile):
-    """rows.jsonl with the values of its records in memory."""
-
-    def __init__(self, path: Path) -> None:
-        """Open or create, as `RecordFile`."""
-        super().__init__(path)
-        self.values: dict[Key, dict[Unit, float]] = defaultdict(dict)
-        """(method, variant, allocator, protected, policy, protocol, budget) -> prompt -> value."""
-        self._add(read_records(path) if path.exists() else ())
-
-    def append(self, records: Iterable[Record]) -> None:
-        """Append records, as `RecordFile`."""
-        records = list(records)
-        super().append(records)
-        self._add(records)
-
-    def _add(self, records: Iterable[Record]) -> None:
-        for record in records:
-            key = tuple(record[name] for name in _KEY)
-            self.values[key][record["task"], record["example"]] = value_of(record)
-
-
-_KEY = ("method", "variant", "allocator", "protected", "policy", "protocol", "budget_spec")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Measurement:
-    """What all measurements of a run share."""
-
-    prepared: Prepared
-    """Prompts, and the protocols of each."""
-    budgets: tuple[Budget, ...]
-    protected: Protection
-    """Tokens that protection keeps."""
-
-    def check(self, protection: str) -> None:
-        """Raise UsageError on prompts or budgets whose scores would not be comparable."""
-        if len({prompt.forced for prompt in self.prepared.prompts}) > 1:
-            raise UsageError(
-                "--tasks: some have answers, others given replies (chat, text); tune on one kind"
-            )
-        small = [
-            budget for budget in self.budgets
-            if any(
-                budget.tokens(length) < min(self.protected.tokens, length)
-                for protocol in self.protocols for length in self.lengths(protocol)
-            )
-        ]  # fmt: skip
-        if protection != "off" and small:
-            raise UsageError(
-                f"--budgets {small[0]} is below the {self.protected.tokens} protected tokens for "
-                "some prompts; raise it, or use --protection off, or fewer --recents"
-            )
-
-    @property
-    def protocols(self) -> tuple[str, ...]:
-        """Protocols that have prompts."""
-        return tuple(dict.fromkeys(protocol for _, protocol in self.prepared.work))
-
-    def lengths(self, protocol: str) -> list[int]:
-        """Cached tokens of every prompt under a protocol."""
-        return [prompt.boundary(name) for prompt, name in self.prepared.work if name == protocol]
-
-    def planned(self, requests: Sequence[Request]) -> Prepared:
-        """The work of measuring candidates, as kvp-eval takes it."""
-        settings: dict[str, list[Setting]] = {protocol: [] for protocol in self.protocols}
-        for subject, protocol, candidates in requests:
-            for candidate in candidates:
-                settings[protocol] += self._settings(subject, candidate)
-        planned = {
-            (prompt.task, protocol): settings[protocol] for prompt, protocol in self.prepared.work
-        }
-        work = tuple(pair for pair in self.prepared.work if settings[pair[1]])
-        return replace(self.prepared, planned=planned, work=work)
-
-    def _settings(self, subject: Subject, candidate: Candidate) -> list[Setting]:
-        settings, _ = plan(
-            subject.methods(candidate), self.budgets, (),
-            protection="on" if candidate.protected else "off", protected=self.protected,
-        )  # fmt: skip
-        return settings
-
-    def measure(self, bench: Bench, file: MeasuredRecords, requests: Sequence[Request]) -> None:
-        """Evaluate what is not in the file yet; all candidates share the prefill of a prompt."""
-        evaluate_all(bench, self.planned(requests), file)
-
-    def score(
-        self, file: MeasuredRecords, subject: Subject, protocol: str, candidate: Candidate,
-        *, resamples: int,
-    ) -> Interval:  # fmt: skip
-        """Score of a measured candidate on the prompts and budgets of this run."""
-        units = [
-            (prompt.task, prompt.sample.id)
-            for prompt, name in self.prepared.work if name == protocol
-        ]  # fmt: skip
-        scores: dict[Hashable, dict[Unit, float]] = {}
-        for method in subject.methods(candidate):
-            keys = [_key(method, candidate, protocol, str(budget)) for budget in self.budgets]
-            scores[method.policy] = {
-                unit: sum(file.values[key][unit] for key in keys) / len(keys) for unit in units
-            }
-        bounds = None if self.prepared.prompts[0].forced else (0, 1)
-        return bootstrap_mean(scores, bounds=bounds, resamples=resamples)
-
-    def scores(
-        self, file: MeasuredRecords, subject: Subject, protocol: str, batch: Sequence[Candidate]
-    ) -> Mapping[Candidate, float]:
-        """Scores of measured candidates, without intervals."""
-        return {each: self.score(file, subject, protocol, each, resamples=1).mean for each in batch}
-
-
-def _key(method: Method, candidate: Candidate, protocol: str, budget: str) -> Key:
-    return (
-        method.name, method.variant, method.allocator, candidate.protected, method.policy,
-        protocol, budget,
-    )  # fmt: skip
-
-
 TABLE = "settings.csv"
 """Every setting that was tried, in the order of trying."""
 COLUMNS = (
@@ -356,6 +220,204 @@ class Search:
     scores: dict[Candidate, float] = field(default_factory=dict)
 
 
+Values = dict[tuple[object, ...], dict[Unit, float]]
+"""(method, variant, allocator, protected, policy, protocol, budget) -> prompt -> value."""
+_KEY = ("method", "variant", "allocator", "protected", "policy", "protocol", "budget_spec")
+
+
+class MeasuredRecords(RecordFile):
+    """rows.jsonl with the values of its records in memory."""
+
+    def __init__(self, path: Path) -> None:
+        """Open or create, as `RecordFile`."""
+        self.values: Values = defaultdict(dict)
+        super().__init__(path)
+
+    def _remember(self, record: Record) -> None:
+        super()._remember(record)
+        key = tuple(record[name] for name in _KEY)
+        self.values[key][record["task"], record["example"]] = value_of(record)
+
+
+class Tuning:
+    """What all measurements of a run share."""
+
+    def __init__(self, config: TuneConfig, prepared: Prepared, subjects: Sequence[Subject]) -> None:
+        """UsageError on prompts or budgets whose scores would not be comparable."""
+        self.config, self.prepared = config, prepared
+        self.budgets = config.evaluation.budget_list
+        self.protected = Protection(sinks=config.sinks, recents=config.recents)
+        self.protocols = tuple(dict.fromkeys(protocol for _, protocol in prepared.work))
+        for note in prepared.notes:
+            say(f"note: {note}")
+        self._check()
+        self.searches = [
+            Search(
+                subject=subject,
+                protocol=protocol,
+                space=subject.space(config.protection, max(self._lengths(protocol))),
+            )
+            for protocol in self.protocols
+            for subject in subjects
+        ]
+        count = config.settings_per_method
+        runs = sum(len(subject.runs) for subject in subjects)
+        policies = f" ({runs} with all policy seeds)" if runs > len(subjects) else ""
+        self.each = count * runs * len(self.budgets)
+        """Answers (or replies) per prompt."""
+        say(
+            f"{len(subjects)} methods{policies} x {count} settings x {len(self.budgets)} budgets"
+            f" x {len(prepared.work)} prompts of {' and '.join(self.protocols)}: about "
+            f"{self.each * len(prepared.work):,} answers"
+        )
+
+    def _check(self) -> None:
+        if len({prompt.forced for prompt in self.prepared.prompts}) > 1:
+            raise UsageError(
+                "--tasks: some have answers, others given replies (chat, text); tune on one kind"
+            )
+        small = [
+            budget for budget in self.budgets
+            if any(
+                budget.tokens(length) < min(self.protected.tokens, length)
+                for protocol in self.protocols for length in self._lengths(protocol)
+            )
+        ]  # fmt: skip
+        if self.config.protection != "off" and small:
+            raise UsageError(
+                f"--budgets {small[0]} is below the {self.protected.tokens} protected tokens for "
+                "some prompts; raise it, or use --protection off, or fewer --recents"
+            )
+
+    def _lengths(self, protocol: str) -> list[int]:
+        """Cached tokens of every prompt under a protocol."""
+        return [prompt.boundary(name) for prompt, name in self.prepared.work if name == protocol]
+
+    def wanted(self) -> list[tuple[Search, list[Candidate]]]:
+        """What each search that goes on wants to know next."""
+        count = self.config.settings_per_method
+        batches = [(one, next_batch(one.space, one.scores, count)) for one in self.searches]
+        return [(search, batch) for search, batch in batches if batch]
+
+    def planned(self, wanted: Sequence[tuple[Search, Sequence[Candidate]]]) -> Prepared:
+        """The work of measuring candidates, as kvp-eval takes it."""
+        settings: dict[str, list[Setting]] = {protocol: [] for protocol in self.protocols}
+        for search, candidates in wanted:
+            for candidate in candidates:
+                found, _ = plan(
+                    search.subject.methods(candidate), self.budgets, (),
+                    protection="on" if candidate.protected else "off", protected=self.protected,
+                )  # fmt: skip
+                settings[search.protocol] += found
+        planned = {
+            (prompt.task, protocol): settings[protocol] for prompt, protocol in self.prepared.work
+        }
+        work = tuple(pair for pair in self.prepared.work if settings[pair[1]])
+        return replace(self.prepared, planned=planned, work=work)
+
+    def estimate(self) -> None:
+        """Measure the first settings of all methods on one prompt, and estimate the whole."""
+        first = self.planned(self.wanted())
+        bench = load_bench(self.config.evaluation, self.prepared.methods)
+        prompt, protocol = first.work[0]
+        started = time.perf_counter()
+        answers = len(evaluate(bench, prompt, protocol, first.settings(prompt, protocol)))
+        seconds = (time.perf_counter() - started) * self.each / answers
+        say(
+            f"dry run: about {span(seconds * len(first.work))} from one prompt and {answers} "
+            "answers. Nothing was written."
+        )
+
+    def search(self, bench: Bench, file: MeasuredRecords) -> None:
+        """Search for all methods; all candidates of a round share the prefill of a prompt."""
+        round_number = 1
+        while wanted := self.wanted():
+            tried = min(len(search.scores) for search, _ in wanted)
+            phase(
+                f"round {round_number}: {tried} or more of {self.config.settings_per_method} "
+                "settings of each method known"
+            )
+            evaluate_all(bench, self.planned(wanted), file)
+            for search, batch in wanted:
+                for candidate in batch:
+                    score = self.score(file.values, search, candidate, resamples=1)
+                    search.scores[candidate] = score.mean
+            round_number += 1
+
+    def score(
+        self, values: Values, search: Search, candidate: Candidate, *, resamples: int
+    ) -> Interval:
+        """Score of a measured candidate on the prompts and budgets of this run."""
+        units = [
+            (prompt.task, prompt.sample.id)
+            for prompt, name in self.prepared.work if name == search.protocol
+        ]  # fmt: skip
+        scores: dict[Hashable, dict[Unit, float]] = {}
+        for method in search.subject.methods(candidate):
+            keys = [
+                (method.name, method.variant, method.allocator, candidate.protected,
+                 method.policy, search.protocol, str(budget))
+                for budget in self.budgets
+            ]  # fmt: skip
+            scores[method.policy] = {
+                unit: sum(values[key][unit] for key in keys) / len(keys) for unit in units
+            }
+        bounds = None if self.prepared.prompts[0].forced else (0, 1)
+        return bootstrap_mean(scores, bounds=bounds, resamples=resamples)
+
+    def found(self, values: Values) -> tuple[TunedSettings, list[list[Scored]]]:
+        """What was chosen, and all that each search tried."""
+        entries, everything = [], []
+        for search in self.searches:
+            scored = {each: self._scored(values, search, each) for each in search.scores}
+            everything.append(list(scored.values()))
+            entries.append(
+                Tuned(
+                    method=search.subject.runs[0].name,
+                    group=search.subject.group,
+                    requested=search.subject.requested,
+                    protocol=search.protocol,
+                    chosen=scored[best_of(search.scores)],
+                    published=tuple(scored[each] for each in search.space.start if each in scored),
+                    tried=len(scored),
+                    exhausted=len(scored) < self.config.settings_per_method,
+                    open_ends=tuple(open_ends(search.space, search.scores)),
+                )
+            )
+        split = self.config.split
+        return TunedSettings(split=split, data=self._data(), methods=tuple(entries)), everything
+
+    def _scored(self, values: Values, search: Search, candidate: Candidate) -> Scored:
+        interval = self.score(values, search, candidate, resamples=self.config.bootstrap)
+        method = search.subject.methods(candidate)[0]
+        return Scored(
+            scorer=search.subject.spec(candidate),
+            variant=method.variant,
+            allocator=method.allocator,
+            protected=candidate.protected,
+            score=interval.mean,
+            interval=(interval.low, interval.high),
+        )
+
+    def _data(self) -> dict[str, Any]:
+        """What the settings were chosen on."""
+        config, prompts = self.config, self.prepared.prompts
+        return {
+            "model": recorded_name(config.model),
+            "revision": config.revision,
+            "tasks": list(dict.fromkeys(prompt.task for prompt in prompts)),
+            "length": config.length,
+            "seed": config.seed,
+            "prompts": len(prompts),
+            "sha256": digest_json([prompt.ids.tolist() for prompt in prompts]),
+            "budgets": [str(budget) for budget in self.budgets],
+            "sinks": config.sinks,
+            "recents": config.recents,
+            "settings_per_method": config.settings_per_method,
+            "metric": "nats per token" if prompts[0].forced else "score",
+        }
+
+
 def run(config: TuneConfig) -> TunedSettings | None:
     """Run kvp tune; None after a dry run. Raises KvpError on anything the user can mend."""
     subjects = subjects_of(config)
@@ -363,130 +425,24 @@ def run(config: TuneConfig) -> TunedSettings | None:
     evaluation = replace(config.evaluation, dry_run=False)
     phase("preparing prompts")
     if config.dry_run:
-        _estimate(config, _measurement(config, prepare(evaluation, methods)), subjects)
+        Tuning(config, prepare(evaluation, methods), subjects).estimate()
         return None
     digests = file_digests(evaluation.policy_list, methods)
     with open_folder(evaluation, digests) as output:
-        measurement = _measurement(config, prepare(evaluation, methods))
-        announce(config, measurement, subjects)
+        tuning = Tuning(config, prepare(evaluation, methods), subjects)
         bench = load_bench(evaluation, methods)
         model = model_identity(config.model, config.revision, bench.model, bench.tokenizer)
         write_manifest(
-            output, evaluation, digests, measurement.prepared.notes, model, hub=hub_records(methods)
+            output, evaluation, digests, tuning.prepared.notes, model, hub=hub_records(methods)
         )
         file = MeasuredRecords(output.local / ROWS)
-        searches = _searches(config, measurement, subjects)
-        _search_all(config, measurement, bench, file, searches)
-        return _finish(config, output, measurement, file, searches)
-
-
-def _measurement(config: TuneConfig, prepared: Prepared) -> Measurement:
-    for note in prepared.notes:
-        say(f"note: {note}")
-    measurement = Measurement(
-        prepared=prepared,
-        budgets=config.evaluation.budget_list,
-        protected=Protection(sinks=config.sinks, recents=config.recents),
-    )
-    measurement.check(config.protection)
-    return measurement
-
-
-def _searches(
-    config: TuneConfig, measurement: Measurement, subjects: Sequence[Subject]
-) -> list[Search]:
-    return [
-        Search(
-            subject=subject,
-            protocol=protocol,
-            space=subject.space(config.protection, max(measurement.lengths(protocol))),
-        )
-        for protocol in measurement.protocols
-        for subject in subjects
-    ]
-
-
-def announce(config: TuneConfig, measurement: Measurement, subjects: Sequence[Subject]) -> int:
-    """Print how much there is to measure; returns the answers (or replies) per prompt."""
-    count = config.settings_per_method
-    runs = sum(len(subject.runs) for subject in subjects)
-    policies = f" ({runs} with all policy seeds)" if runs > len(subjects) else ""
-    each = count * runs * len(measurement.budgets)
-    work = measurement.prepared.work
-    say(
-        f"{len(subjects)} methods{policies} x {count} settings x {len(measurement.budgets)} budgets"
-        f" x {len(work)} prompts of {' and '.join(measurement.protocols)}: about "
-        f"{each * len(work):,} answers"
-    )
-    return each
-
-
-def _estimate(config: TuneConfig, measurement: Measurement, subjects: Sequence[Subject]) -> None:
-    """Measure the first settings of all methods on one prompt, and estimate the whole."""
-    each = announce(config, measurement, subjects)
-    requests: list[Request] = [
-        (search.subject, search.protocol, next_batch(search.space, {}, config.settings_per_method))
-        for search in _searches(config, measurement, subjects)
-    ]
-    first = measurement.planned(requests)
-    bench = load_bench(config.evaluation, measurement.prepared.methods)
-    prompt, protocol = first.work[0]
-    started = time.perf_counter()
-    answers = len(evaluate(bench, prompt, protocol, first.settings(prompt, protocol)))
-    seconds = (time.perf_counter() - started) * each / answers
-    say(
-        f"dry run: about {span(seconds * len(first.work))} from one prompt and {answers} "
-        "answers. Nothing was written."
-    )
-
-
-def _search_all(
-    config: TuneConfig,
-    measurement: Measurement,
-    bench: Bench,
-    file: MeasuredRecords,
-    searches: Sequence[Search],
-) -> None:
-    count = config.settings_per_method
-    round_number = 1
-    while wanted := [
-        (search, batch)
-        for search in searches
-        if (batch := next_batch(search.space, search.scores, count))
-    ]:
-        tried = min(len(search.scores) for search, _ in wanted)
-        phase(f"round {round_number}: {tried} or more of {count} settings of each method known")
-        requests = [(search.subject, search.protocol, batch) for search, batch in wanted]
-        measurement.measure(bench, file, requests)
-        for search, batch in wanted:
-            search.scores.update(measurement.scores(file, search.subject, search.protocol, batch))
-        round_number += 1
-
-
-def _finish(
-    config: TuneConfig,
-    output: OutputFolder,
-    measurement: Measurement,
-    file: MeasuredRecords,
-    searches: Sequence[Search],
-) -> TunedSettings:
-    """Write the settings and the table, and print what was chosen."""
-    found, everything = [], []
-    for search in searches:
-        scored = {
-            candidate: _scored(config, measurement, file, search, candidate)
-            for candidate in search.scores
-        }
-        found.append(_tuned(config, search, scored))
-        everything.append(tuple(scored.values()))
-    settings = TunedSettings(
-        split=config.split, data=_data(config, measurement), methods=tuple(found)
-    )
-    atomic_write_text(output.local / TABLE, csv_text(settings, everything))
-    manifest = run_manifest(dict(vars(config)), seed=config.seed)
-    save_settings(output.local / SETTINGS, settings, manifest)
+        tuning.search(bench, file)
+        settings, tried = tuning.found(file.values)
+        atomic_write_text(output.local / TABLE, csv_text(settings, tried))
+        manifest = run_manifest(dict(vars(config)), seed=config.seed)
+        save_settings(output.local / SETTINGS, settings, manifest)
     print_settings(Console(markup=False), settings)
-    for entry in found:
+    for entry in settings.methods:
         if entry.open_ends:
             say(
                 f"note: {entry.protocol}, {entry.requested}: {', '.join(entry.open_ends)} is best "
@@ -497,61 +453,6 @@ def _finish(
         f"kvp-eval --methods full,tuned:{output.path}"
     )
     return settings
-
-
-def _data(config: TuneConfig, measurement: Measurement) -> dict[str, Any]:
-    """What the settings were chosen on."""
-    prompts = measurement.prepared.prompts
-    return {
-        "model": recorded_name(config.model),
-        "revision": config.revision,
-        "tasks": list(dict.fromkeys(prompt.task for prompt in prompts)),
-        "length": config.length,
-        "seed": config.seed,
-        "prompts": len(prompts),
-        "sha256": digest_json([prompt.ids.tolist() for prompt in prompts]),
-        "budgets": [str(budget) for budget in measurement.budgets],
-        "sinks": config.sinks,
-        "recents": config.recents,
-        "settings_per_method": config.settings_per_method,
-        "metric": "nats per token" if prompts[0].forced else "score",
-    }
-
-
-def _scored(
-    config: TuneConfig,
-    measurement: Measurement,
-    file: MeasuredRecords,
-    search: Search,
-    candidate: Candidate,
-) -> Scored:
-    interval = measurement.score(
-        file, search.subject, search.protocol, candidate, resamples=config.bootstrap
-    )
-    method = search.subject.methods(candidate)[0]
-    return Scored(
-        scorer=search.subject.spec(candidate),
-        variant=method.variant,
-        allocator=method.allocator,
-        protected=candidate.protected,
-        score=interval.mean,
-        interval=(interval.low, interval.high),
-    )
-
-
-def _tuned(config: TuneConfig, search: Search, scored: dict[Candidate, Scored]) -> Tuned:
-    chosen = best_of(search.scores)
-    return Tuned(
-        method=search.subject.runs[0].name,
-        group=search.subject.group,
-        requested=search.subject.requested,
-        protocol=search.protocol,
-        chosen=scored[chosen],
-        published=tuple(scored[each] for each in search.space.start if each in scored),
-        tried=len(scored),
-        exhausted=len(scored) < config.settings_per_method,
-        open_ends=tuple(open_ends(search.space, search.scores)),
-    )
 
 
 def csv_text(settings: TunedSettings, tried: Sequence[Sequence[Scored]]) -> str:
@@ -591,26 +492,21 @@ def print_settings(console: Console, settings: TunedSettings) -> None:
 
 
 def _table(entries: Sequence[Tuned], *, percent: bool) -> Table:
+    def text(value: float) -> str:
+        return f"{100 * value:.0f}" if percent else f"{value:.3f}"
+
     table = Table(box=None, pad_edge=False)
     table.add_column("method", no_wrap=True)
     for name in ("tried", "score (95 %)", "published"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("chosen", overflow="fold")  # the longest one, so the last one
     for entry in entries:
-        table.add_row(*_row(entry, percent=percent))
+        low, high = entry.chosen.interval
+        table.add_row(
+            f"{entry.requested}{f'/{entry.group}' * bool(entry.group)}",
+            f"{entry.tried}{' (all)' * entry.exhausted}",
+            f"{text(entry.chosen.score)} ({text(low)} to {text(high)})",
+            text(max(each.score for each in entry.published)),
+            entry.chosen.label,
+        )
     return table
-
-
-def _row(entry: Tuned, *, percent: bool) -> list[str]:
-    def text(value: float) -> str:
-        return f"{100 * value:.0f}" if percent else f"{value:.3f}"
-
-    group = f"/{entry.group}" if entry.group else ""
-    low, high = entry.chosen.interval
-    return [
-        f"{entry.requested}{group}",
-        f"{entry.tried}{' (all)' if entry.exhausted else ''}",
-        f"{text(entry.chosen.score)} ({text(low)} to {text(high)})",
-        text(max(each.score for each in entry.published)),
-        entry.chosen.label,
-    ]

@@ -16,7 +16,7 @@ again. But for those, a search of more settings begins with those of a shorter o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass, replace
 from functools import cached_property
 from itertools import chain, islice, product
@@ -135,19 +135,6 @@ class Space:
 def best_of(scores: Scores) -> Candidate:
     """The best setting; of equal ones the first that was tried."""
     return max(scores, key=lambda candidate: scores[candidate])
-
-
-def run_search(
-    space: Space, measure: Callable[[Sequence[Candidate]], Mapping[Candidate, float]], count: int
-) -> dict[Candidate, float]:
-    """Scores of `count` settings, fewer only where there are no more, and of those beyond an end.
-
-    `measure` takes batches.
-    """
-    scores: dict[Candidate, float] = {}
-    while batch := next_batch(space, scores, count):
-        scores |= measure(batch)
-    return scores
 
 
 def next_batch(space: Space, scores: Scores, count: int) -> list[Candidate]:

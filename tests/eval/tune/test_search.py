@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import pytest
 
@@ -13,7 +13,6 @@ from eval.tune.search import (
     best_of,
     next_batch,
     open_ends,
-    run_search,
 )
 from policies.registry import METHODS, make_allocator, make_scorer
 
@@ -39,7 +38,11 @@ def _space(name: str, tokens: int = 512) -> Space:
 
 
 def _search(space: Space, score: Score, count: int = 48) -> dict[Candidate, float]:
-    return run_search(space, lambda batch: {each: score(each) for each in batch}, count)
+    scores: dict[Candidate, float] = {}
+    while batch := next_batch(space, scores, count):
+        assert scores.keys().isdisjoint(batch)  # known scores are not asked for again
+        scores |= {each: score(each) for each in batch}
+    return scores
 
 
 def _peak(**at: float) -> Score:
@@ -113,19 +116,6 @@ def test_a_longer_search_begins_with_a_shorter_one() -> None:
     space = _space("lagkv")
     short, long = (list(_search(space, _peak(lag=24), count)) for count in (20, 40))
     assert long[:20] == short
-
-
-def test_known_scores_are_not_asked_for_again() -> None:
-    space = _space("tova")
-    asked: list[Candidate] = []
-
-    def measure(batch: Sequence[Candidate]) -> dict[Candidate, float]:
-        asked.extend(batch)
-        return dict.fromkeys(batch, 0.0)
-
-    scores = run_search(space, measure, 40)
-    assert len(asked) == len(set(asked)) == len(scores) == 40
-    assert next_batch(space, scores, 40) == []
 
 
 def test_a_fixed_allocator_and_no_options_leave_the_protection_alone() -> None:
