@@ -24,7 +24,6 @@ AnswersName = Literal["model", "reference"]
 
 GroupT = TypeVar("GroupT")
 _DEVICE = re.compile(r"(cpu|mps|(cuda|xpu)(:\d+)?)")
-_MAX_SEED = 2**63 - 1
 _LOCAL = ("LOCAL_RANK", "SLURM_LOCALID")
 MAX_BOOTSTRAP = 100_000
 """Largest number of resamples behind an interval."""
@@ -101,12 +100,7 @@ class RunConfig(DeviceConfig):
     """Seed of everything that is drawn or generated."""
 
     MINIMUMS: ClassVar[Mapping[str, float]] = {"seed": 0}
-
-    def __post_init__(self) -> None:
-        """Raise ValueError on a seed that no generator takes."""
-        super().__post_init__()
-        if self.seed > _MAX_SEED:
-            raise ValueError(f"--seed must be below 2^63, got {self.seed}")
+    MAXIMUMS: ClassVar[Mapping[str, float]] = {"seed": 2**63 - 1}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,11 +225,7 @@ class MemoryConfig(Group):
     memory_gb: float = 4.0
     """RAM for what is kept instead of being read or computed again, GB in each process."""
 
-    def __post_init__(self) -> None:
-        """Raise ValueError on a size below zero or without an end."""
-        super().__post_init__()
-        if not 0 <= self.memory_gb < float("inf"):
-            raise ValueError(f"--memory_gb must be a size in GB, got {self.memory_gb}")
+    MINIMUMS: ClassVar[Mapping[str, float]] = {"memory_gb": 0}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -356,7 +346,7 @@ def rank_of(
 ) -> Rank:
     """The rank that flags give, or else the environment: torchrun's, a Slurm array's, srun's.
 
-    Raises UsageError where only one flag is given, they do not fit, or a variable is no number.
+    Raises UsageError where only one flag is given or they do not fit, and for arrays with gaps.
     """
     if rank is not None or world_size is not None:
         if rank is None or world_size is None:
@@ -368,48 +358,30 @@ def rank_of(
         return Rank(index=rank, count=world_size)
     given = os.environ if environment is None else environment
     if "RANK" in given and "WORLD_SIZE" in given:
-        return _launched(given, "RANK", "WORLD_SIZE")
+        return Rank(index=int(given["RANK"]), count=int(given["WORLD_SIZE"]))
     if "SLURM_ARRAY_TASK_ID" in given and "SLURM_ARRAY_TASK_COUNT" in given:
         return _array_task(given)
     if "SLURM_PROCID" in given and "SLURM_NTASKS" in given:
-        return _launched(given, "SLURM_PROCID", "SLURM_NTASKS")
+        return Rank(index=int(given["SLURM_PROCID"]), count=int(given["SLURM_NTASKS"]))
     return Rank()
 
 
 def local_rank(environment: Mapping[str, str] | None = None) -> int:
     """Which process of its machine this is, as torchrun or srun say; 0 without them."""
     given = os.environ if environment is None else environment
-    return next((_number(given, name) for name in _LOCAL if name in given), 0)
-
-
-def _launched(given: Mapping[str, str], index: str, count: str) -> Rank:
-    rank = Rank(index=_number(given, index), count=_number(given, count))
-    if rank.index >= rank.count:
-        raise UsageError(
-            f"{index}={rank.index} and {count}={rank.count} in the environment do not fit; "
-            "give --rank and --world_size"
-        )
-    return rank
+    return next((int(given[name]) for name in _LOCAL if name in given), 0)
 
 
 def _array_task(given: Mapping[str, str]) -> Rank:
     """The rank in an array from MIN on, in steps; UsageError for a list with gaps (1,5,6)."""
-    step = _number(given, "SLURM_ARRAY_TASK_STEP") if "SLURM_ARRAY_TASK_STEP" in given else 1
-    least = _number(given, "SLURM_ARRAY_TASK_MIN") if "SLURM_ARRAY_TASK_MIN" in given else 0
-    task, count = (_number(given, f"SLURM_ARRAY_TASK_{name}") for name in ("ID", "COUNT"))
-    most = _number(given, "SLURM_ARRAY_TASK_MAX") if "SLURM_ARRAY_TASK_MAX" in given else task
-    index, rest = divmod(task - least, max(1, step))
-    if rest or (most - least) // max(1, step) >= count:
+    task, count = (int(given[f"SLURM_ARRAY_TASK_{name}"]) for name in ("ID", "COUNT"))
+    step = max(1, int(given.get("SLURM_ARRAY_TASK_STEP", 1)))
+    least = int(given.get("SLURM_ARRAY_TASK_MIN", 0))
+    most = int(given.get("SLURM_ARRAY_TASK_MAX", task))
+    index, rest = divmod(task - least, step)
+    if rest or (most - least) // step >= count:
         raise UsageError(
             f"array task {task} is one of {count} from {least} to {most}: with gaps the shares of "
             f"the work are unknown; use -a 0-{count - 1} (what is there is not done again)"
         )
     return Rank(index=index, count=count)
-
-
-def _number(given: Mapping[str, str], name: str) -> int:
-    if not given[name].isdecimal():
-        raise UsageError(
-            f"{name}={given[name]!r} in the environment is no number; give --rank and --world_size"
-        )
-    return int(given[name])

@@ -14,36 +14,30 @@ AT_WORK = 100_000_000
 (measured on models of 6 and 29 million weights); its imports, about 1 GB, are not in it."""
 
 
-def now(device: torch.device) -> float:
-    """A clock, s: processor time of this process on a CPU, wall time on a GPU.
+def seconds_of(call: Callable[[], object], device: torch.device) -> float:
+    """Seconds of a call: processor time of this process on a CPU, wall time on a GPU.
 
     Other programs make processor time longer by a little; wall time grows with what they do.
     """
+    start = _now(device)
+    call()
+    return _now(device) - start
+
+
+def _now(device: torch.device) -> float:
     if device.type == "cpu":
         return time.process_time()
     torch.cuda.synchronize(device)
     return time.perf_counter()
 
 
-def seconds_of(call: Callable[[], object], device: torch.device) -> float:
-    """Seconds of a call."""
-    start = now(device)
-    call()
-    return now(device) - start
+def told(seconds: float, device: torch.device) -> str:
+    """Seconds that `seconds_of` has measured, for people: `12 min (processor time)`."""
+    return f"{span(seconds)} ({'processor' if device.type == 'cpu' else 'wall'} time)"
 
 
 def span(seconds: float) -> str:
     """A time span for people: `40 s`, `12 min`, `3.5 h`."""
     if seconds < 120:
         return f"{seconds:.0f} s"
-    if seconds < 2 * 3600:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h"
-
-
-def how_measured(device: torch.device) -> str:
-    """Which time `now` tells, for people."""
-    if device.type != "cpu":
-        return f"wall time on {device}"
-    threads = torch.get_num_threads()
-    return f"processor time of {'one thread' if threads == 1 else f'{threads} threads together'}"
+    return f"{seconds / 60:.0f} min" if seconds < 2 * 3600 else f"{seconds / 3600:.1f} h"

@@ -80,32 +80,29 @@ def download(
 
 def _reason(name: HubName, problem: BaseException) -> str:
     """Why a download failed, and what to do, in one line."""
-    from huggingface_hub.errors import (
-        GatedRepoError,
-        HfHubHTTPError,
-        HFValidationError,
-        OfflineModeIsEnabled,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
+    from huggingface_hub import errors
 
-    causes = _causes(problem)
-    statuses = {cause.response.status_code for cause in causes if isinstance(cause, HfHubHTTPError)}
-    if isinstance(problem, HFValidationError):
+    causes = [problem]
+    while (cause := causes[-1].__cause__) is not None:
+        causes.append(cause)
+    statuses = {
+        cause.response.status_code for cause in causes if isinstance(cause, errors.HfHubHTTPError)
+    }
+    if isinstance(problem, errors.HFValidationError):
         return "neither a folder here nor a name that a repository of the hub can have"
-    if isinstance(problem, GatedRepoError) or 403 in statuses:
+    if isinstance(problem, errors.GatedRepoError) or 403 in statuses:
         return (
             f"the repository {name.repository} is restricted: ask for access on its page, then log "
             "in with `hf auth login` or set HF_TOKEN"
         )
-    if isinstance(problem, RevisionNotFoundError):
+    if isinstance(problem, errors.RevisionNotFoundError):
         return f"the repository {name.repository} has no revision {name.revision}"
-    if isinstance(problem, RepositoryNotFoundError) or statuses & {401, 404}:
+    if isinstance(problem, errors.RepositoryNotFoundError) or statuses & {401, 404}:
         return (
             "neither a folder here nor a repository of the hub that you may read (for a private "
             "one log in with `hf auth login` or set HF_TOKEN)"
         )
-    if any(isinstance(cause, OfflineModeIsEnabled) for cause in causes):
+    if any(isinstance(cause, errors.OfflineModeIsEnabled) for cause in causes):
         return (
             "no folder here, and not or not wholly in the cache of the hub, which is not asked "
             "while HF_HUB_OFFLINE is set"
@@ -115,11 +112,3 @@ def _reason(name: HubName, problem: BaseException) -> str:
         "no folder here, and the hub could not give it "
         f"({shorten(last[0], width=120, placeholder=' ...')}); try again, or name a folder"
     )
-
-
-def _causes(problem: BaseException) -> list[BaseException]:
-    """A problem and what it was raised from, the first cause last."""
-    chain = [problem]
-    while (cause := chain[-1].__cause__) is not None:
-        chain.append(cause)
-    return chain

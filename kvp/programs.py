@@ -51,8 +51,6 @@ PROGRAMS = {
             "kvp-collect --out runs/traces",
             "kvp-collect --model Qwen/Qwen2.5-7B-Instruct --length 4096 --out traces/qwen "
             "--dry-run",
-            "kvp-collect --model FOLDER --data my_prompts.jsonl --answers reference "
-            "--out traces/mine",
         ),
     ),
     "train": Program(
@@ -64,7 +62,6 @@ PROGRAMS = {
         "--preset; --print_config prints all of them.",
         (
             "kvp-train --traces runs/traces --out runs/policies",
-            "kvp-train --config configs/train_quick.yaml --traces runs/traces --out runs/policies",
             "kvp-train --source model --model Qwen/Qwen2.5-7B-Instruct --length 4096 "
             "--dtype bfloat16 --device cuda --out policies/qwen",
         ),
@@ -78,8 +75,6 @@ PROGRAMS = {
         "B` the differences of two results folders.",
         (
             "kvp-eval --policies runs/policies --prompts 10 --out runs/results",
-            "kvp-eval --methods full,snapkv,snapkv+ada --tasks niah_single_1 --budgets 25% "
-            "--out runs/one",
             "kvp-eval --methods full,snapkv --tasks data --data my.jsonl --metric f1 "
             "--out runs/mine",
         ),
@@ -91,9 +86,7 @@ PROGRAMS = {
         "are written as PNG, too.",
         (
             "kvp-report runs/results",
-            "kvp-report runs/results --out report.html --png figures",
             "kvp-report runs/seed0 runs/seed1 --out both.html",
-            "kvp-report runs/test --settings runs/tuned/settings.json",
         ),
     ),
     "compare": Program(
@@ -120,7 +113,6 @@ PROGRAMS = {
         (
             "kvp tune --methods snapkv,tova,h2o --tasks niah_single_1,niah_multikey_1 "
             "--out runs/tuned",
-            "kvp tune --methods kvp,keydiff --policies runs/policies --dry_run --out runs/tuned",
             "kvp-eval --methods full,tuned:runs/tuned --out runs/test",
         ),
     ),
@@ -130,11 +122,7 @@ PROGRAMS = {
         "Fine-tune a trained policy end to end. The model runs over the replies of traces behind a "
         "softly evicted cache, and the policy learns what makes these replies likely, or what "
         "changes the model's predictions least. Heads that compete for one budget gain most.",
-        (
-            "kvp distill --policy runs/policies --traces runs/traces --out runs/distilled",
-            "kvp distill --policy runs/policies --traces runs/traces --out runs/distilled "
-            "--dtype bfloat16 --device cuda",
-        ),
+        ("kvp distill --policy runs/policies --traces runs/traces --out runs/distilled",),
     ),
     "evolve": Program(
         "eval.config:EvolveConfig",
@@ -154,7 +142,6 @@ PROGRAMS = {
         (
             "kvp calibrate --policy runs/policies --traces runs/traces",
             "kvp calibrate --policy runs/policies --traces runs/traces --calibration contribution",
-            "kvp calibrate --policy runs/policies --traces runs/traces --calibration none",
         ),
     ),
     "merge": Program(
@@ -164,7 +151,6 @@ PROGRAMS = {
         "policy that one run of all heads would have written.",
         (
             "kvp-train --traces runs/traces --heads 0:8 --out runs/first",
-            "kvp-train --traces runs/traces --heads 8:16 --out runs/second",
             "kvp merge --shards runs/first,runs/second --out runs/policies",
         ),
     ),

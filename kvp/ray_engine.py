@@ -150,7 +150,11 @@ def _hand_out(
                 finished(piece)
         else:
             deaths[piece] += 1
-            _check_deaths(piece, deaths[piece], size)
+            if deaths[piece] > (DEATHS * size - 1 if piece is None else DEATHS):
+                where = "before it had done a piece of the work"
+                if piece is not None:
+                    where = f"at piece {piece}, {deaths[piece]} times"
+                raise UsageError(f"--engine ray: a worker died {where} (out of memory?); {_WHY}")
             if piece is not None:
                 say(f"note: a worker died at piece {piece}, which is done again")
                 left.appendleft(piece)
@@ -172,17 +176,6 @@ def _survived(ray: Any, answer: Any) -> bool:  # noqa: ANN401
     except (problems.RayActorError, problems.OutOfMemoryError, problems.NodeDiedError):
         return False
     return True
-
-
-def _check_deaths(piece: int | None, deaths: int, size: int) -> None:
-    """UsageError where workers died too often at a piece, or before they had done one."""
-    if piece is None and deaths >= DEATHS * size:
-        where = "before it had done a piece of the work"
-    elif piece is not None and deaths > DEATHS:
-        where = f"at piece {piece}, {deaths} times"
-    else:
-        return
-    raise UsageError(f"--engine ray: a worker died {where} (out of memory?); {_WHY}")
 
 
 class _Actor:
@@ -258,12 +251,11 @@ def _start(ray: Any, pool: Pool) -> None:  # noqa: ANN401
     }
     handler = signal.getsignal(signal.SIGTERM)
     try:
-        with _silent_stderr():  # Ray's core says that it will be silent
-            ray.init(
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-                **({} if os.environ.get("RAY_ADDRESS") else own),
-            )
+        ray.init(
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            **({} if os.environ.get("RAY_ADDRESS") else own),
+        )
     except (OSError, RuntimeError, ValueError) as problem:
         raise UsageError(f"--engine ray: Ray does not start: {_first_line(problem)}") from None
     except SystemExit:  # Ray's own handler of SIGTERM
@@ -273,20 +265,6 @@ def _start(ray: Any, pool: Pool) -> None:  # noqa: ANN401
     finally:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, handler)
-
-
-@contextmanager
-def _silent_stderr() -> Iterator[None]:
-    """Drop what libraries write to file descriptor 2, below Python's own streams."""
-    sys.stderr.flush()
-    kept, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nothing, 2)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(nothing)
 
 
 def _pool_size(ray: Any, pool: Pool) -> int:  # noqa: ANN401

@@ -18,7 +18,7 @@ from rich.filesize import decimal
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from kvp.artifacts.addresses import files_below, make_folder, place
-from kvp.costs import how_measured, seconds_of, span
+from kvp.costs import seconds_of, told
 from kvp.data.sources import CollectionPlan
 from kvp.errors import ModelError, StoreError, UsageError
 from kvp.hf import geometry_of, load_config, load_model, load_tokenizer
@@ -128,10 +128,7 @@ def _measured(parts: Collection) -> str:
             numbers = numbers[1:]
         seconds = seconds_of(lambda: write_all(parts, writer, numbers), parts.model.device)
     each = seconds / len(numbers)
-    return (
-        f"{total} sequences of {each:.3g} s: {span(total * each)} "
-        f"({how_measured(parts.model.device)})"
-    )
+    return f"{total} sequences of {each:.3g} s: {told(total * each, parts.model.device)}"
 
 
 def _loaded(config: CollectConfig, jobs: CollectionPlan) -> Collection:

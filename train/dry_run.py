@@ -13,7 +13,7 @@ from dataclasses import replace
 from rich.filesize import decimal
 from transformers import PreTrainedConfig
 
-from kvp.costs import AT_WORK, COMPRESSED, how_measured, now, seconds_of, span
+from kvp.costs import AT_WORK, COMPRESSED, seconds_of, span, told
 from kvp.errors import ModelError, UsageError
 from kvp.geometry import Geometry
 from kvp.hf import geometry_of, load_config, load_tokenizer
@@ -61,7 +61,7 @@ def print_costs_of_job(job: Job) -> None:
         f"memory: {decimal(needed)} of rankers and steps, and up to --memory_gb "
         f"{job.config.memory_gb:g} of traces"
     )
-    print(f"{parts}: about {span(seconds)} ({how_measured(job.device)})")
+    print(f"{parts}: about {told(seconds, job.device)}")
     if devices > 1:
         print(f"note: by one process; --devices {devices} share the contexts of a step")
     print("dry run: nothing was written")
@@ -169,8 +169,7 @@ def _times(config: TrainConfig, model_config: PreTrainedConfig, sequences: int) 
     seconds, parts = _training_time(job, recipe.steps, 2 * config.validation_sequences)
     return (
         f"{sequences + config.validation_sequences} sequences of {traced:.3g} s through the "
-        f"model: {span(total)}; {parts}; {span(total + seconds)} in all without a store "
-        f"({how_measured(job.device)})"
+        f"model: {span(total)}; {parts}; in all without a store {told(total + seconds, job.device)}"
     )
 
 
@@ -181,10 +180,8 @@ def _training_time(job: Job, steps: int, held_out: int) -> tuple[float, str]:
     """
     config, recipe, device = job.config, job.recipe, job.device
     source, records = job.source(recipe.label), job.training_data.training
-    begun = now(device)
+    start = seconds_of(job.initial_rankers, device)
     rankers = job.initial_rankers()
-    start = now(device) - begun
-
     points = [
         point
         for step in range(recipe.steps)

@@ -41,7 +41,11 @@ def test_the_memory_it_names_is_enough(
     flags = [f"--model={model_folder}", *SHORT, *sizes, f"--out={tmp_path / 'p'}", "--source=model"]
     assert main(["--dry-run", *flags]) == 0
     printed = capsys.readouterr().out
-    assert re.search(r"^6 sequences of [\d.e-]+ s through the model: .* in all", printed, re.M)
+    assert re.search(
+        r"^6 sequences of [\d.e-]+ s through the model: .* in all without a store .*time.$",
+        printed,
+        re.M,
+    )
     assert not (tmp_path / "p").exists()
     assert main([*flags, "--memory_gb=0.0001"]) == 2
     (memory,) = re.findall(r"use fewer, or --memory_gb ([\d.]+)", capsys.readouterr().err)
