@@ -1,15 +1,21 @@
+"""Token ids with exact boundaries, evidence tokens, and the largest amount that fits."""
+
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import accumulate
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from kvp import nano
-from kvp.data.encode import encode
+from kvp.data.encode import encode, evidence_tokens, largest
 from kvp.data.ruler import RULER_TASKS, generate
 from kvp.data.task import Sample, TaskSettings, blank_sample
-from kvp.errors import ModelError
+from kvp.data.tasks import build_samples
+from kvp.errors import ModelError, UsageError
 
 USER, ASSISTANT = "<|start|>user:", "<|start|>assistant:"
 
@@ -160,3 +166,83 @@ def test_turns_without_a_chat_template(plain_tokenizer: PreTrainedTokenizerBase)
 def test_a_prompt_that_wants_no_template_gets_none(tokenizer: PreTrainedTokenizerBase) -> None:
     encoded = encode(replace(_sample(), chat_template=False, earlier=()), tokenizer)
     assert tokenizer.decode(encoded.ids) == "C.q3p"
+
+
+CONTEXT = "Ann met Bob. BOB knew Annika, a bobcat and bob; 12 of 123.\n"
+ASKED = make(context=CONTEXT, question="Who?", answer_prefix=" It is")
+
+
+@pytest.mark.parametrize(
+    ("references", "spelled"),
+    [
+        (("Bob",), ["Bob", "BOB", "bob"]),
+        ((" 12 ", "Ann"), ["Ann", "12"]),
+        (("knew Annika", "Annika"), ["knew Annika"]),
+        (("Ann met Bob.",), ["Ann met Bob."]),
+        (("Carol",), []),
+        ((), []),
+        (("",), []),
+    ],
+)
+def test_whole_words_of_any_case(
+    tokenizer: PreTrainedTokenizerBase, references: tuple[str, ...], spelled: list[str]
+) -> None:
+    sample = replace(ASKED, references=references)
+    encoded = encode(sample, tokenizer)
+    tokens = evidence_tokens(sample, encoded, tokenizer)
+    assert list(tokens) == sorted(set(tokens))
+    assert tokenizer.decode([encoded.ids[token] for token in tokens]) == "".join(spelled)
+    assert all(token < encoded.context_length for token in tokens)
+
+
+def test_samples_without_a_context_have_none(tokenizer: PreTrainedTokenizerBase) -> None:
+    sample = replace(ASKED, references=("Bob",), context="")
+    assert evidence_tokens(sample, encode(sample, tokenizer), tokenizer) == ()
+
+
+@pytest.mark.parametrize("task", ["niah_single_3", "niah_multikey_2", "niah_multivalue"])
+def test_the_values_of_the_needles_asked_for(
+    task: str, nano_tokenizer: PreTrainedTokenizerBase
+) -> None:
+    tokenizer = nano_tokenizer
+    settings = TaskSettings(split="test", count=3, seed=5, length=512)
+    for sample in build_samples(task, settings, tokenizer):
+        encoded = encode(sample, tokenizer)
+        tokens = evidence_tokens(sample, encoded, tokenizer)
+        text = tokenizer.decode([encoded.ids[token] for token in tokens])
+        assert sorted(text.replace(" ", "")) == sorted("".join(sample.references))
+        for reference in sample.references:
+            assert reference in text
+
+
+@given(
+    costs=st.lists(st.integers(1, 40), min_size=60, max_size=60),
+    smallest=st.integers(0, 5),
+    before=st.integers(0, 30),
+    limit=st.integers(0, 60),
+)
+def test_one_more_would_not_fit(costs: list[int], smallest: int, before: int, limit: int) -> None:
+    totals = [before, *(before + cost for cost in accumulate(costs))]
+    limit += totals[smallest]
+    amount = largest(
+        lambda units: units, totals.__getitem__, limit=min(limit, totals[59]), smallest=smallest,
+        what="t",
+    )  # fmt: skip
+    assert totals[amount] <= min(limit, totals[59]) < totals[amount + 1]
+
+
+def test_few_texts_are_tried() -> None:
+    tried: list[int] = []
+
+    def make(amount: int) -> int:
+        tried.append(amount)
+        return amount
+
+    assert largest(make, lambda units: 50 + 7 * units, limit=131_072, smallest=0, what="t") == 18717
+    assert len(tried) < 20
+    assert max(tried) < 19_000
+
+
+def test_a_length_below_the_smallest_is_refused() -> None:
+    with pytest.raises(UsageError, match="--length 9: the smallest kv prompt already has 10"):
+        largest(lambda units: units, lambda units: 10 + units, limit=9, smallest=0, what="kv")

@@ -1,11 +1,18 @@
+"""RULER's generated tasks: wording, needles, splits, lengths."""
+
+from __future__ import annotations
+
 import re
 from collections import Counter
 
 import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
-from kvp.data.ruler import RULER_TASKS, generate
+from kvp.data.encode import encode
+from kvp.data.ruler import RULER_TASKS, RulerTask, generate
 from kvp.data.synthetic.text import SPLITS, split_of
-from kvp.data.task import Sample
+from kvp.data.task import Sample, TaskSettings
 from kvp.errors import UsageError
 
 ESSAYS = " ".join(
@@ -167,3 +174,60 @@ def test_essays_are_shared_out_between_the_splits() -> None:
     assert min(len(numbers) for numbers in seen.values()) > 30
     assert not seen["test"] & seen["train"]
     assert not seen["test"] & seen["validation"]
+
+
+LENGTH = 131_072
+
+
+def made(task: str) -> tuple[Sample, list[int]]:
+    """A sample with one token per word or mark, and the tokens of every text that was counted."""
+    counts: list[int] = []
+
+    def count(text: str) -> int:
+        counts.append(len(re.findall(r"\w+|[^\w\s]", text)))
+        return counts[-1]
+
+    sample = generate(task, count_tokens=count, length=LENGTH, seed=0, index=0, split="test")
+    return sample, counts
+
+
+@pytest.mark.parametrize(
+    "task", ["niah_single_1", "niah_multikey_1", "niah_multikey_3", "vt", "cwe", "fwe"]
+)
+def test_little_more_is_counted_than_the_prompt(task: str) -> None:
+    sample, counts = made(task)
+    text = sample.context + sample.question + sample.answer_prefix
+    used = len(re.findall(r"\w+|[^\w\s]", text))
+    assert LENGTH - 90 < used <= LENGTH
+    assert max(counts) < 2 * LENGTH
+    assert sum(counts) < 12 * LENGTH
+    for reference in sample.references:
+        assert reference in text
+
+
+def test_words_beyond_the_lists_are_compounds() -> None:
+    sample, _ = made("cwe")
+    listed = sample.context.rpartition("most often.\n")[2].strip()
+    counts = Counter(re.split(r" ?\d+\. ", listed)[1:])
+    assert {word for word, times in counts.items() if times == 30} == set(sample.references)
+    others = {word: times for word, times in counts.items() if word not in sample.references}
+    assert set(others.values()) == {3}
+    assert {split_of(word) for word in others} == {"test"}
+    compounds = [word for word in others if "-" in word]
+    assert len(compounds) > 5_000  # the split has about 800 words
+    for word in compounds:
+        assert not set(word.split("-")) & set(sample.references)
+
+
+def test_prompts_for_a_tokenizer_that_drops_white_space() -> None:
+    """Without chat template and opening token, as WordPiece models have it."""
+    backend = Tokenizer(models.WordLevel({"<unk>": 0}, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend)
+    settings = TaskSettings(split="test", count=2, seed=0, length=200)
+    lengths = [
+        encode(sample, tokenizer).prompt_length
+        for sample in RulerTask("niah_single_1").build(settings, tokenizer)
+    ]
+    assert len(lengths) == 2
+    assert all(150 <= length <= 200 for length in lengths)

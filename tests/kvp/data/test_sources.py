@@ -1,7 +1,12 @@
+"""Sources of `--data`: tasks, generated chats, files, mixtures, one's own; and their plans."""
+
 from __future__ import annotations
 
 import json
 import re
+import sys
+from collections import Counter
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -9,19 +14,31 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from kvp.data.encode import encode
-from kvp.data.sources import open_source
+from kvp.data.rows.files import read_rows
+from kvp.data.sources import (
+    data_identity,
+    fitting_tasks,
+    open_source,
+    parts_of,
+    plan_collection,
+    takes_tasks,
+    turns,
+)
 from kvp.data.task import Source, TaskSettings
 from kvp.errors import UsageError
 
 SPLITS = ("train", "validation", "test")
 
 
-def opened(tokenizer: PreTrainedTokenizerBase, data: str = "ruler", **changes: Any) -> Source:
-    settings: dict[str, Any] = {
-        "tasks": ("niah_single_2", "niah_multikey_2"), "split": "train", "count": 6, "seed": 1,
-        "length": 1600,
+def asked(data: str = "ruler", **changes: Any) -> TaskSettings:
+    given: dict[str, Any] = {
+        "tasks": ("niah_single_2", "niah_multikey_2"), "count": 6, "seed": 1, "length": 1600,
     }  # fmt: skip
-    return open_source(TaskSettings(data=data, **(settings | changes)), tokenizer)
+    return TaskSettings(data=data, **(given | changes))
+
+
+def opened(tokenizer: PreTrainedTokenizerBase, data: str = "ruler", **changes: Any) -> Source:
+    return open_source(asked(data, **changes), tokenizer)
 
 
 def jsonl(path: Path, *rows: object) -> str:
@@ -43,11 +60,12 @@ def conversation(number: int) -> dict[str, Any]:
 def test_a_sample_depends_on_its_index_alone(data: str, tokenizer: PreTrainedTokenizerBase) -> None:
     few, many = opened(tokenizer, data, count=2), opened(tokenizer, data, count=6)
     assert list(few) == [many[0], many[1]]
-    assert len({sample.id for sample in many}) == 6
-    assert len(many) == 6
+    assert len({sample.id for sample in many}) == len(many) == 6
     with pytest.raises(IndexError):
         many[6]
     assert opened(tokenizer, data, seed=2)[0] != many[0]
+    for sample in few:  # one more line or exchange would not fit
+        assert 1350 < encode(sample, tokenizer).prompt_length <= 1600
 
 
 def test_tasks_take_turns_and_a_task_alone_gives_the_same_samples(
@@ -56,16 +74,6 @@ def test_tasks_take_turns_and_a_task_alone_gives_the_same_samples(
     both = list(opened(tokenizer, count=4))
     assert [sample.task for sample in both] == ["niah_single_2", "niah_multikey_2"] * 2
     assert list(opened(tokenizer, tasks=("niah_multikey_2",), count=2)) == both[1::2]
-
-
-@pytest.mark.parametrize("length", [1601])
-@pytest.mark.parametrize("data", ["ruler", "chat"])
-def test_prompts_fill_the_length_and_never_exceed_it(
-    data: str, length: int, tokenizer: PreTrainedTokenizerBase
-) -> None:
-    for sample in opened(tokenizer, data, length=length, count=3):
-        tokens = encode(sample, tokenizer).prompt_length
-        assert length - 250 < tokens <= length  # one more line or exchange would not fit
 
 
 def test_chats_of_a_file_keep_a_dialogue_in_one_split_and_one_chat(
@@ -89,11 +97,9 @@ def test_running_text_is_cut_before_a_word(
 ) -> None:
     data = jsonl(tmp_path / "t.jsonl", *({"text": f"text{n} of several words"} for n in range(30)))
     pieces = list(opened(tokenizer, data, length=16, count=99))
-    assert all(
-        re.fullmatch(r"text\d+ of", sample.context) for sample in pieces
-    )  # "several" ends at 16+
-    # What follows is the reference.
-    assert {sample.reply for sample in pieces} == {" several words"}
+    for sample in pieces:
+        assert re.fullmatch(r"text\d+ of", sample.context)  # "several" ends at 16+
+        assert sample.reply == " several words"
     whole = list(opened(tokenizer, data, length=50, count=99))
     assert all(sample.context.endswith("words") for sample in whole)
     assert {(sample.metric, sample.reply, sample.messages) for sample in whole} == {
@@ -113,9 +119,7 @@ def test_rows_too_long_are_left_out_and_counted(
     assert re.search(r"train split: left out \d+ rows: line \d+ has \d+ prompt tokens, more", note)
 
 
-def test_needles_that_do_not_fit_are_drawn_again(
-    tokenizer: PreTrainedTokenizerBase,
-) -> None:
+def test_needles_that_do_not_fit_are_drawn_again(tokenizer: PreTrainedTokenizerBase) -> None:
     """The smallest prompts differ by the length of their key: some draws are too long."""
     roomy = opened(tokenizer, tasks=("niah_single_1",), count=60, length=2000)
     for length in range(440, 800, 4):
@@ -131,6 +135,58 @@ def test_needles_that_do_not_fit_are_drawn_again(
     assert 10 < drawn_again < 60
 
 
+@pytest.fixture
+def prose(tmp_path: Path) -> str:
+    """A file with rows of running text."""
+    rows = ({"text": f"Line {number} of a story. " * 12} for number in range(20))
+    return jsonl(tmp_path / "prose.jsonl", *rows)
+
+
+@pytest.mark.parametrize("weights", [(1, 1), (0.5, 0.3, 0.2), (7, 1), (1, 1e-6), (2, 3, 5, 1)])
+def test_every_part_has_its_share_of_every_beginning(weights: tuple[float, ...]) -> None:
+    order = list(islice(turns(weights), 200))
+    for number in range(1, len(order) + 1):
+        given = Counter(order[:number])
+        for part, weight in enumerate(weights):
+            assert abs(given[part] - number * weight / sum(weights)) < len(weights)
+    assert order[0] == weights.index(max(weights))
+
+
+def test_a_mixture_takes_samples_of_its_parts_by_weight(
+    tokenizer: PreTrainedTokenizerBase, prose: str
+) -> None:
+    data = f"ruler:0.5,chat:0.3,{prose}:0.2"
+    mixed = list(opened(tokenizer, data, count=10))
+    tasks = Counter(sample.task for sample in mixed)
+    assert tasks == {"niah_single_2": 3, "niah_multikey_2": 2, "chat": 3, "prose": 2}
+    assert len({sample.id for sample in mixed}) == 10
+    assert list(opened(tokenizer, data, count=4)) == mixed[:4]
+    alone = list(opened(tokenizer, "chat", count=3))
+    assert [sample for sample in mixed if sample.task == "chat"] == alone
+    assert takes_tasks(data)
+    ended = opened(tokenizer, f"chat:0.1,{prose}:0.9", count=100, length=200)
+    assert 10 < len(ended) < 30
+    (note,) = [note for note in ended.notes if "the mixture ends there" in note]
+    assert note.startswith(f"--data {prose}: only ")
+
+
+def test_the_plan_of_a_mixture_and_its_identity(
+    tokenizer: PreTrainedTokenizerBase, prose: str
+) -> None:
+    mixed = asked(f"ruler:1,{prose}:1", tasks=("niah_single_1",), length=900)
+    digest = data_identity(mixed, ())["digest"]
+    assert digest == data_identity(asked(prose), ())["digest"] is not None
+    assert data_identity(asked("ruler:1,chat:1"), ())["digest"] is None
+    plan = plan_collection(mixed, {"train": 4, "validation": 2}, tokenizer)
+    assert plan.tasks == ("niah_single_1",)
+    assert [sample.task for sample in plan] == ["niah_single_1", "prose"] * 3
+
+
+def test_a_file_whose_name_has_a_comma_is_one_part(tmp_path: Path) -> None:
+    (tmp_path / "a,b:1").touch()
+    assert list(parts_of(str(tmp_path / "a,b:1"))) == [str(tmp_path / "a,b:1")]
+
+
 @pytest.mark.parametrize(
     ("data", "changes", "message"),
     [
@@ -140,10 +196,107 @@ def test_needles_that_do_not_fit_are_drawn_again(
         ("ruler", {"length": 100}, "--length"),
         ("chat", {"length": 10}, "--length 10: the smallest chat already has"),
         ("none.jsonl", {}, "--data none.jsonl: no such file or folder"),
+        ("ruler,chat:0.3", {}, "--data: ruler has no weight"),
+        ("ruler:nan,chat:1", {}, "--data: ruler:nan has no weight"),
+        ("chat:1,chat:2", {}, "--data: chat is named twice"),
+        ("a/x.jsonl:1,b/x.jsonl:1", {}, "--data: two parts are called x.jsonl; rename"),
+        ("chat:1,none.jsonl:2", {}, "--data none.jsonl: no such file"),
     ],
 )
 def test_requests_that_cannot_work(
     data: str, changes: dict[str, Any], message: str, tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    with pytest.raises(UsageError, match=re.escape(message)):
+    with pytest.raises(UsageError) as caught:
         opened(tokenizer, data, **changes)[0]
+    assert str(caught.value).startswith(message)
+
+
+def test_generated_benchmarks_are_collected(tokenizer: PreTrainedTokenizerBase) -> None:
+    request = asked(tasks=("scbench", "longmemeval"), length=1200)
+    plan = plan_collection(request, {"train": 14, "test": 2}, tokenizer)
+    names = [sample.task for sample in plan]
+    assert names[:7] == names[7:14] == list(plan.tasks)
+    assert names[6] == "longmemeval"
+    assert len(plan) == 16
+
+
+def test_of_a_group_those_that_do_not_fit_are_left_out(
+    tokenizer: PreTrainedTokenizerBase,
+) -> None:
+    fitting = fitting_tasks(asked(tasks=("scbench",), length=500), tokenizer)
+    assert "scbench_mf" in fitting
+    assert "scbench_kv" not in fitting
+    with pytest.raises(UsageError, match="--length 30: no task of scbench fits"):
+        fitting_tasks(asked(tasks=("scbench",), length=30), tokenizer)
+    for task in ("longbench", "longbench_trec", "scbench_qa_eng", "data"):
+        with pytest.raises(UsageError, match=f"--tasks {task} is a task of kvp-eval"):
+            fitting_tasks(asked(tasks=(task,)), tokenizer)
+
+
+MODULE = """
+from dataclasses import replace
+from kvp.data.task import blank_sample
+
+def yields(tasks, settings, tokenizer):
+    for n in range(100):
+        yield replace(blank_sample(settings, "own", str(n)), context="One. ", question="Two?")
+
+def fails(tasks, settings, tokenizer):
+    raise KeyError("oops")
+
+def leaves(tasks, settings, tokenizer):
+    raise SystemExit(0)
+
+def nothing(tasks, settings, tokenizer):
+    return None
+
+def texts(tasks, settings, tokenizer):
+    return ["one", "two"]
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A module in the working folder."""
+    (tmp_path / "kvp_test_own_source.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "kvp_test_own_source", raising=False)
+    return "kvp_test_own_source"
+
+
+def test_a_source_of_ones_own_may_yield(own: str, tokenizer: PreTrainedTokenizerBase) -> None:
+    names = [sample.id for sample in opened(tokenizer, f"{own}:yields", count=3)]
+    assert names == [f"own/train/1/{n}" for n in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("fails", "failed (KeyError: 'oops'; kvp_test_own_source.py line 10)"),
+        ("leaves", "failed (SystemExit: 0; kvp_test_own_source.py line 13)"),
+        ("nothing", "failed (TypeError: 'NoneType' object is not iterable"),
+        ("texts", " made 'one', not a kvp.data Sample"),
+    ],
+)
+def test_mistakes_name_the_source(
+    name: str, message: str, own: str, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    with pytest.raises(UsageError) as error:
+        opened(tokenizer, f"{own}:{name}")
+    assert str(error.value).startswith(f"--data {own}:{name}")
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (" ", "--data is empty"),
+        ("nope.jsonl", "--data nope.jsonl: no such file or folder"),
+        ("./nope", "--data ./nope: no such file or folder"),
+        ("kvp_test_own_source:fails", "write a task and give it by --tasks"),
+    ],
+)
+def test_names_of_no_data_do_not_reach_the_hub(data: str, message: str, own: str) -> None:
+    with pytest.raises(UsageError) as error:
+        list(read_rows(data, "data"))
+    assert message in str(error.value)

@@ -15,6 +15,7 @@ from kvp.data.sources import data_identity, plan_collection
 from kvp.data.synthetic.text import SPLITS
 from kvp.data.task import Sample, TaskSettings
 from kvp.data.tasks import build_samples, find_task
+from kvp.data.tasks.ruler_qa import read_questions
 from kvp.errors import UsageError
 
 INSTRUCTION = (
@@ -185,3 +186,100 @@ def test_collecting_takes_them_into_ruler(
         "qa_1", "qa_2",
     }  # fmt: skip
     assert set(data_identity(without, ())) == {"name", "digest", "tasks", "length", "essays"}
+
+
+def written(path: Path, content: object) -> str:
+    path.write_text(json.dumps(content), encoding="utf-8")
+    return str(path)
+
+
+def jsonl(path: Path, *rows: object) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return str(path)
+
+
+def asked(text: str, *answers: str, impossible: bool = False) -> dict[str, Any]:
+    return {
+        "question": text, "id": text, "is_impossible": impossible,
+        "answers": [{"text": answer, "answer_start": 0} for answer in answers],
+    }  # fmt: skip
+
+
+ARTICLE = {
+    "title": "Rivers",
+    "paragraphs": [
+        {"context": "The Aare is long.",
+         "qas": [asked("What is long? ", "Aare", "The Aare", "Aare"),
+                 asked("Why?", impossible=True)]},
+        {"context": "Nothing is asked here.", "qas": []},
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("content", [{"version": "v2.0", "data": [ARTICLE]}, {"data": [ARTICLE]}])
+def test_squads_own_file(tmp_path: Path, content: object) -> None:
+    read = read_questions(written(tmp_path / "dev.json", content), "squad")
+    (question,) = read.questions
+    assert (question.text, question.answers) == ("What is long?", ("Aare", "The Aare"))
+    assert question.documents == question.answering == ("The Aare is long.",)
+    assert question.article == "Rivers"
+    assert list(read.documents) == ["Nothing is asked here.", "The Aare is long."]
+    assert set(read.documents.values()) == {"Rivers"}
+    assert list(read.owners) == ["The Aare is long."]
+
+
+def test_rows_of_the_hub_and_plain_ones(tmp_path: Path) -> None:
+    rows = [
+        {"context": "c1", "question": "q1", "title": "t", "answers": {"text": ["a", "b"]}},
+        {"context": "c2", "question": "q2", "answers": {"text": []}},
+        {"context": "c3", "question": "q3", "answer": "a"},
+        {"context": "c4", "question": "q4", "answers": ["a", "a"]},
+    ]
+    read = read_questions(jsonl(tmp_path / "s.jsonl", *rows), "squad")
+    assert [(one.text, one.answers) for one in read.questions] == [
+        ("q1", ("a", "b")), ("q3", ("a",)), ("q4", ("a",)),
+    ]  # fmt: skip
+    assert list(read.documents) == ["c1", "c2", "c3", "c4"]
+    assert read.tally.note() is None
+
+
+OFFICIAL = {
+    "_id": "1", "question": "Who?", "answer": "Ada",
+    "supporting_facts": [["A", 0], ["B", 1]],
+    "context": [["A", ["Ada was", " born."]], ["B", ["Be."]], ["C", ["Sea."]]],
+}  # fmt: skip
+OF_THE_HUB = {
+    "id": "1", "question": "Who?", "answer": "Ada",
+    "supporting_facts": {"title": ["A", "B"], "sent_id": [0, 1]},
+    "context": {"title": ["A", "B", "C"], "sentences": [["Ada was", " born."], ["Be."], ["Sea."]]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("row", [OFFICIAL, OF_THE_HUB])
+def test_hotpotqas_forms(tmp_path: Path, row: dict[str, Any]) -> None:
+    (question,) = read_questions(written(tmp_path / "h.json", [row]), "hotpotqa").questions
+    assert question.documents == ("A\nAda was born.", "B\nBe.", "C\nSea.")
+    assert question.answering == ("A\nAda was born.", "B\nBe.")
+    assert question.answers == ("Ada",)
+    without = {name: value for name, value in row.items() if name != "supporting_facts"}
+    (question,) = read_questions(written(tmp_path / "w.json", [without]), "hotpotqa").questions
+    assert question.answering == question.documents
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({"context": "c"}, "has neither 'paragraphs' nor 'context' and 'question'"),
+        ({"context": "c", "question": "", "answer": "a"}, "has no text in question"),
+        ({"paragraphs": [3]}, "has cells of another form (AttributeError"),
+    ],
+)
+def test_bad_rows_of_squad_are_counted(tmp_path: Path, row: object, reason: str) -> None:
+    good = {"context": "c", "question": "q", "answer": "a"}
+    read = read_questions(jsonl(tmp_path / "s.jsonl", good, row, good), "squad")
+    assert len(read.questions) == 2
+    assert str(read.tally.note()).startswith(f"skipped 1 of 3 rows: line 2 {reason}")
+    with pytest.raises(UsageError) as error:
+        read_questions(jsonl(tmp_path / "t.jsonl", row), "squad")
+    assert "none of its 1 rows has a question with an answer: line 1 has" in str(error.value)
+    assert "\n" not in str(error.value)

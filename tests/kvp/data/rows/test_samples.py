@@ -1,22 +1,25 @@
-"""Several threads of one message tree: their order, their split, their chats, and which rows."""
+"""Samples of rows: threads of message trees, questions of a context, metrics, chosen rows."""
 
 from __future__ import annotations
 
+import csv
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from transformers import PreTrainedTokenizerBase
 
+from kvp.config_groups import renamed_columns
 from kvp.data.encode import encode
 from kvp.data.rows.documents import read_documents, threads
 from kvp.data.rows.files import RowError
 from kvp.data.rows.forms import Turn
 from kvp.data.rows.samples import ChatTokens, row_samples
-from kvp.data.synthetic.text import SPLITS
-from kvp.data.task import Source, TaskSettings, blank_sample
+from kvp.data.synthetic.text import SPLITS, split_of
+from kvp.data.task import Source, TaskSettings, blank_sample, context_of
 from kvp.errors import UsageError
 
 
@@ -113,7 +116,14 @@ def test_as_many_threads_as_asked_for(tmp_path: Path, form: str, paths: str, exp
     trees = [one.tree for one in usable]
     assert [trees.count(tree) for tree in dict.fromkeys(trees)] == [expected] * 4
     for tree in set(trees):
-        assert len({one.split for one in usable if one.tree == tree}) == 1
+        assert {one.split for one in usable if one.tree == tree} == {split_of(tree)}
+
+
+def test_a_tree_without_a_reply_is_skipped(tmp_path: Path) -> None:
+    data = written(tmp_path / "t.jsonl", [message("a"), message("aa"), message("c")])
+    usable, tally = read_documents(data, "data", settings())
+    assert [document.turns[1]["content"] for document in usable] == ["text aa"]
+    assert tally.skipped == [("line 3", "is of a message tree without a reply")]
 
 
 @pytest.mark.parametrize("form", ["nested", "flat", "unnamed"])
@@ -149,15 +159,13 @@ def test_tokens_of_a_chat_are_those_of_its_encoding(
     system_tokenizer: PreTrainedTokenizerBase,
 ) -> None:  # fmt: skip
     blank = blank_sample(settings(), "data", "")
-    turns: list[Turn] = []
     for kind in (tokenizer, plain_tokenizer, system_tokenizer):
         counted = ChatTokens(blank, kind)
-        turns = []
+        turns: list[Turn] = []
         for number in range(4):
             turns += [{"role": "user", "content": f"é {number} <|end|>"},
                       {"role": "assistant", "content": "yes " * number}]  # fmt: skip
-            sample = blank_sample(settings(), "data", "")
-            chat = type(sample)(**{**vars(sample), "messages": tuple(turns)})
+            chat = replace(blank, messages=tuple(turns))
             assert counted(turns) == encode(chat, kind).prompt_length
 
 
@@ -178,3 +186,83 @@ def test_rows_are_chosen_by_their_columns(tmp_path: Path, form: str) -> None:
     for where in ("lang=fr", "nothing=en"):
         with pytest.raises(UsageError, match=rf"--where {where} takes none of its (8|32) rows"):
             read_documents(data, "data", settings(where=where))
+
+
+def measured(data: str, tokenizer: PreTrainedTokenizerBase, **changes: Any) -> Source:
+    return chats(data, tokenizer, **{"length": 300, "needs_reply": True, **changes})
+
+
+def test_questions_of_one_context_share_its_name(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    rows = [
+        {"context": "first", "questions": ["q1", "q2"], "answers": ["a", "b"]},
+        {"context": "second", "question": "q", "answer": "a"},
+        {"context": "third", "question": "q1", "answer": "a"},
+        {"context": "third", "question": "q2", "answer": "a"},
+    ]
+    source = measured(written(tmp_path / "my.jsonl", rows), tokenizer)
+    names: dict[str, set[str]] = {}
+    for number, sample in enumerate(source):
+        assert sample.id.startswith(f"my/all/0/{number}")
+        names.setdefault(sample.context, set()).add(context_of(sample.id))
+    assert {context: len(found) for context, found in names.items()} == {
+        "first": 1, "second": 1, "third": 1,
+    }  # fmt: skip
+    assert len(set.union(*names.values())) == 3
+    (alone,) = names["second"]
+    assert "@" not in alone
+    fewer = measured(str(tmp_path / "my.jsonl"), tokenizer, count=2)
+    assert [sample.id for sample in fewer] == [sample.id for sample in source][:2]
+
+
+def test_the_metric_of_all_rows(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    talk = [{"role": "user", "content": "Hi" * 90}, {"role": "assistant", "content": "Hello"}]
+    rows = [
+        {"context": "c", "question": "q", "answer": "7", "metric": "f1"},
+        {"context": "c", "question": "r", "answer": "seven"},
+        {"prompt": "p", "answers": ["8", "9"]},
+        {"messages": talk},
+        {"text": "words " * 99},
+        {"question": "q", "answer": None},
+    ]
+    data = written(tmp_path / "my.jsonl", rows)
+    own = {sample.references: sample.metric for sample in measured(data, tokenizer)}
+    assert own == {(): "none", ("7",): "f1", ("seven",): "all", ("8", "9"): "all"}
+    source = measured(data, tokenizer, metric="rouge_l", answer_prefix="So")
+    assert {sample.references: sample.metric for sample in source} == dict.fromkeys(
+        [("7",), ("seven",), ("8", "9"), ("Hello",)], "rouge_l"
+    )
+    assert {sample.answer_prefix for sample in source if sample.context} == {"So"}
+    assert "line 5 is running text, not for metric rouge_l" in source.notes[0]
+    assert "line 6 has no answer to measure" in source.notes[0]
+    source = measured(data, tokenizer, metric="number")
+    assert "line 2 has an answer without a number, for metric number" in source.notes[0]
+    source = measured(data, tokenizer, metric="choice")
+    assert not source
+    assert "has no choices" in source.notes[0]
+
+
+def test_columns_of_other_names(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    with (tmp_path / "my.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([["query", "A", "B", "right"], ["Which?", "x", "y", "1"]])
+    names = renamed_columns("question=query, choice0=A,choice1=B,gold=right")
+    (sample,) = measured(str(tmp_path / "my.csv"), tokenizer, columns=names)
+    assert (sample.question, sample.choices, sample.gold) == ("Which?", ("x", "y"), 1)
+    written(tmp_path / "other.jsonl", [{"query": "q", "answer": "a"}, {"question": "q"}])
+    source = measured(str(tmp_path / "other.jsonl"), tokenizer, columns={"question": "query"})
+    assert len(source) == 1
+    assert "line 2 has no column 'query', which --columns names" in source.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("question", "--columns: 'question' is not NEW=OLD"),
+        ("", "is not NEW=OLD"),
+        ("answer=a,answer=b", "'answer' is named twice"),
+    ],
+)
+def test_columns_that_are_refused(text: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        renamed_columns(text)

@@ -1,24 +1,75 @@
+"""Generated prose and dialogues."""
+
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvp.data.ruler import sentences
+from kvp.data.synthetic import lexicon
 from kvp.data.synthetic.dialogues import Turn, dialogue, generated_chat
-from kvp.data.synthetic.text import split_of
+from kvp.data.synthetic.lexicon import ASIDES, OPENINGS, PLOTS
+from kvp.data.synthetic.text import prose, split_of
 
-SPLITS = st.sampled_from(["train", "validation", "test"])
+SPLITS = ("train", "validation", "test")
+ONE_OF = st.sampled_from(SPLITS)
 
 
-@given(seed=st.integers(0, 10**9), split=SPLITS, turns=st.integers(1, 24))
+@pytest.fixture(scope="module")
+def texts() -> dict[str, str]:
+    return {split: prose(5, 40_000, split) for split in SPLITS}
+
+
+def _sentences(text: str) -> set[str]:
+    return {sentence for part in text.split("\n\n") for sentence in sentences(part)}
+
+
+def test_no_sentence_occurs_in_two_splits(texts: dict[str, str]) -> None:
+    parts = {split: _sentences(text) for split, text in texts.items()}
+    assert all(len(some) > 2000 for some in parts.values())
+    for one, other in (("train", "validation"), ("train", "test"), ("validation", "test")):
+        assert not parts[one] & parts[other]
+
+
+def test_names_and_towns_belong_to_one_split() -> None:
+    for lists in (lexicon.WOMEN, lexicon.MEN, lexicon.TOWN_HEADS):
+        entries = [entry for split in SPLITS for entry in lists[split].split()]
+        assert len(entries) == len(set(entries))
+    people = " ".join([*lexicon.WOMEN.values(), *lexicon.MEN.values()]).split()
+    assert len(people) == len(set(people))
+
+
+def test_prose_cannot_be_taken_for_a_needle(texts: dict[str, str]) -> None:
+    for text in texts.values():
+        assert not re.search(r"[\d{}\-]", text)
+        assert "magic" not in text
+
+
+def test_every_step_can_be_written_in_every_split() -> None:
+    """A step ends its search for a sentence of its split through a template with a name."""
+    named = re.compile(r"\{(hero|pal|town|town2)\}")
+    for step in (OPENINGS, ASIDES, *(step for plot in PLOTS for step in plot)):
+        assert any(named.search(template) for template in step)
+
+
+@pytest.mark.parametrize("words", [1, 17, 500])
+def test_length_and_continuation(words: int) -> None:
+    text = prose(9, words, "validation")
+    assert words <= len(text.split()) < words + 40
+    assert prose(9, 1000, "validation").startswith(text)
+
+
+@given(seed=st.integers(0, 10**9), split=ONE_OF, turns=st.integers(1, 24))
 def test_roles_alternate_and_the_assistant_is_last(seed: int, split: str, turns: int) -> None:
     roles = [turn["role"] for turn in dialogue(seed=seed, split=split, turns=turns)]
     assert roles == ["user", "assistant"] * turns
 
 
-@given(seed=st.integers(0, 10**9), split=SPLITS, turns=st.integers(2, 24))
+@given(seed=st.integers(0, 10**9), split=ONE_OF, turns=st.integers(2, 24))
 def test_the_last_reply_repeats_something_said_before(seed: int, split: str, turns: int) -> None:
     *before, question, reply = dialogue(seed=seed, split=split, turns=turns)
     earlier = " ".join(turn["content"] for turn in before)
@@ -28,7 +79,7 @@ def test_the_last_reply_repeats_something_said_before(seed: int, split: str, tur
     assert value not in question["content"]
 
 
-@given(seed=st.integers(0, 10**9), split=SPLITS)
+@given(seed=st.integers(0, 10**9), split=ONE_OF)
 def test_numbers_belong_to_the_split(seed: int, split: str) -> None:
     text = " ".join(turn["content"] for turn in dialogue(seed=seed, split=split, turns=20))
     for number in re.findall(r"\d+:\d+|\d\d+", text):

@@ -1,0 +1,164 @@
+"""Files, folders and data sets of the hub that rows are read from."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvp.data.rows.documents import read_documents
+from kvp.data.rows.files import Tally
+from kvp.data.rows.forms import Document
+from kvp.data.task import TaskSettings
+from kvp.errors import UsageError
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "cache"
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", folder)
+    return folder
+
+
+def read(data: object, flag: str = "data") -> tuple[tuple[Document, ...], Tally]:
+    return read_documents(str(data), flag, TaskSettings(length=99))
+
+
+def documents(data: object) -> tuple[Document, ...]:
+    return read(data)[0]
+
+
+ROWS = [{"text": "one"}, {"text": 'two, and "more"\nhere'}]
+
+
+def write_csv(path: Path) -> None:
+    path.write_text('text,n\none,1\n"two, and ""more""\nhere",2\n')
+
+
+def write_parquet(path: Path) -> None:
+    from datasets import Dataset
+
+    Dataset.from_list(ROWS).to_parquet(str(path))
+
+
+@pytest.mark.parametrize(
+    ("name", "write"),
+    [
+        ("a.csv", write_csv),
+        ("a.json", lambda path: path.write_text(json.dumps(ROWS))),
+        ("b.json", lambda path: path.write_text(json.dumps({"data": ROWS}))),
+        ("c.json", lambda path: path.write_text("".join(json.dumps(r) + "\n" for r in ROWS))),
+        ("a.jsonl.gz", lambda path: path.write_bytes(
+            gzip.compress("".join(json.dumps(r) + "\n" for r in ROWS).encode()))),
+        ("[a].parquet", write_parquet),
+    ],
+)  # fmt: skip
+def test_kinds_of_files(tmp_path: Path, name: str, write: Any) -> None:
+    write(tmp_path / name)
+    result = [document.text for document in documents(str(tmp_path / name))]
+    assert result == [row["text"] for row in ROWS]
+
+
+def test_a_folder_of_files_and_one_of_save_to_disk(tmp_path: Path) -> None:
+    from datasets import Dataset, DatasetDict
+
+    folder = tmp_path / "set"
+    (folder / "sub").mkdir(parents=True)
+    (folder / ".cache").mkdir()
+    (folder / "train.jsonl").write_text('{"text": "one"}\n{"text": ""}\n')
+    (folder / ".cache" / "x.jsonl").write_text('{"text": "hidden"}\n')
+    (folder / "sub" / "b.csv").write_text("text\ntwo\n")
+    usable, tally = read(folder)
+    assert [document.text for document in usable] == ["two", "one"]
+    assert tally.skipped == [("train.jsonl line 2", "has no text")]
+    Dataset.from_list(ROWS).save_to_disk(str(tmp_path / "plain"))
+    DatasetDict({"a": Dataset.from_list(ROWS[:1]), "b": Dataset.from_list(ROWS[1:])}).save_to_disk(
+        str(tmp_path / "parts")
+    )
+    for name in ("plain", "parts"):
+        result = [document.text for document in documents(str(tmp_path / name))]
+        assert result == [row["text"] for row in ROWS]
+    sets = tmp_path / "configurations"
+    for number, name in enumerate(("16384", "4096")):
+        part = DatasetDict({"test": Dataset.from_list(ROWS[number : number + 1])})
+        part.save_to_disk(str(sets / name))
+    assert [(one.text, one.location) for one in documents(sets)] == [
+        (ROWS[0]["text"], "16384 test row 1"), (ROWS[1]["text"], "4096 test row 1"),
+    ]  # fmt: skip
+    (tmp_path / "nothing").mkdir()
+    with pytest.raises(UsageError, match="no data in this folder"):
+        documents(str(tmp_path / "nothing"))
+
+
+def test_a_line_with_too_many_cells_is_skipped(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("text\none\ntwo,three\n")
+    assert read(tmp_path / "a.csv")[1].skipped == [("line 3", "has more cells than the header")]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("none.jsonl", None, "no such file or folder"),
+        ("empty.jsonl", "\n", "there is nothing in it"),
+        ("a.bin", "x", r"unknown kind of file; use one of .jsonl, .*, .txt"),
+        ("a.parquet", "no parquet", r"--data .*a\.parquet: cannot be read"),
+    ],
+)
+def test_files_that_are_refused(
+    tmp_path: Path, name: str, content: str | None, message: str
+) -> None:
+    if content:
+        (tmp_path / name).write_text(content)
+    with pytest.raises(UsageError, match=message):
+        read(tmp_path / name)
+
+
+def rows(length: str) -> list[dict[str, Any]]:
+    return [
+        {
+            "context": f"Context {number} of {length}. ", "question": "What?",
+            "answer_prefix": " Answer:", "answer": ["1", "2"], "task": "qa_1",
+            "max_new_tokens": 32,
+        }
+        for number in range(3)
+    ]  # fmt: skip
+
+
+def cached(cache: Path, name: str, length: str) -> None:
+    """What `load_dataset(name, length)` leaves in its cache."""
+    from datasets import Dataset, DatasetInfo
+    from datasets.arrow_writer import ArrowWriter
+
+    owner, _, short = name.partition("/")
+    folder = cache / f"{owner}___{short}" / length / "0.0.0" / ("0123456789" * 4)
+    folder.mkdir(parents=True)
+    features = Dataset.from_list(rows(length)).features
+    with ArrowWriter(path=str(folder / f"{short}-test.arrow"), features=features) as writer:
+        for row in rows(length):
+            writer.write(row)
+        examples, size = writer.finalize()
+    part = {"name": "test", "num_bytes": size, "num_examples": examples, "dataset_name": short}
+    DatasetInfo(
+        features=features, builder_name="parquet", dataset_name=short, config_name=length,
+        version="0.0.0", splits={"test": part},
+    ).write_to_directory(str(folder))  # fmt: skip
+
+
+def test_by_name_and_configuration(cache: Path) -> None:
+    for length in ("4096", "8192"):
+        cached(cache, "somebody/ruler", length)
+    for length in ("4096", "8192"):
+        usable, _ = read(f"somebody/ruler:{length}")
+        assert [one.questions[0].context for one in usable if one.questions] == [
+            row["context"] for row in rows(length)
+        ]
+        first = usable[0].questions[0]
+        assert first is not None
+        assert (first.answers, first.task, first.metric) == (("1", "2"), "qa_1", "part")
+    with pytest.raises(UsageError, match=r"multiple .* configurations in the cache: (8192|4096)"):
+        read("somebody/ruler")
+    with pytest.raises(UsageError, match=r"--chat no/such: not a file \(.*data set that loads"):
+        read("no/such", "chat")

@@ -1,0 +1,271 @@
+"""Forms of a row: running text, dialogues, questions, choices, RULER's own; and what is no row."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvp.data.rows.documents import read_documents
+from kvp.data.rows.files import RowError, Tally
+from kvp.data.rows.forms import Document, Question, document_of, questions_of
+from kvp.data.ruler import OWN_TASKS, generate
+from kvp.data.synthetic.text import split_of
+from kvp.data.task import Sample, TaskSettings
+from kvp.data.tasks.ruler_qa import DocumentQuestion, document_prompt
+from kvp.errors import UsageError
+
+
+def read(data: object, flag: str = "data") -> tuple[tuple[Document, ...], Tally]:
+    return read_documents(str(data), flag, TaskSettings(length=99))
+
+
+def jsonl(path: Path, *rows: object) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return str(path)
+
+
+def turns(*contents: str) -> list[dict[str, str]]:
+    roles = ("user", "assistant")
+    return [{"role": roles[n % 2], "content": text} for n, text in enumerate(contents)]
+
+
+def test_text_and_messages() -> None:
+    text = document_of({"text": "One."})
+    assert (text.text, text.turns, text.split) == ("One.", (), split_of("One."))
+    assert document_of({"messages": turns("a", "b", "c")}).turns == tuple(turns("a", "b"))
+    prompt = document_of({"prompt": "a"})
+    assert prompt.alone
+    assert [turn["content"] for turn in prompt.turns] == ["a", ""]
+
+
+GOOD = '{"text": "good"}\n'
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"answer": "b", "query": "c"}', "has none of the accepted columns (it has: answer,"),
+        ('{"text": 3}', "has a value that is not text"),
+        ('{"text": null}', "has no text"),
+        ('{"text": " "}', "has no text"),
+        ('{"text": "a"', "is not JSON"),
+        ("[1]", "is not a JSON object"),
+        ('{"messages": [{"user": "x"}]}', "has a message without 'role' and 'content'"),
+        ('{"messages": ["x"]}', "has a message that is not an object"),
+        ('{"messages": []}', "has no exchange"),
+        ('{"messages": [{"role": "user", "content": null}]}', "has no text in a message"),
+        (
+            '{"messages": [{"role": "user", "content": [{"type": "image"}]}]}',
+            "has a part that is not text in a message",
+        ),
+        ('{"context": "c", "question": "q", "max_new_tokens": "x"}', "has cells of another"),
+        ('{"context": "c", "question": "q", "answer": [null]}', "has an answer that is neither"),
+        ('{"message_id": null, "parent_id": null, "text": "x"}', "has no usable message_id"),
+    ],
+)
+def test_one_bad_row_is_skipped_and_a_file_of_them_refused(
+    tmp_path: Path, line: str, message: str
+) -> None:
+    path = tmp_path / "d.jsonl"
+    path.write_text(GOOD + "\n" + line + "\n" + GOOD)
+    usable, tally = read(path)
+    assert [document.text for document in usable] == ["good", "good"]
+    note = tally.note()
+    assert note is not None
+    assert note.startswith("skipped 1 of 3 rows: line 3 ")
+    assert message in note
+    path.write_text(line + "\n" + line + "\n")
+    with pytest.raises(UsageError) as error:
+        read(path, "chat")
+    assert f"--chat {path}: none of its 2 rows can be used: line 1 " in str(error.value)
+    assert "conversations; prompt, with or without completion" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_only_the_first_bad_rows_are_named(tmp_path: Path) -> None:
+    data = jsonl(tmp_path / "d.jsonl", *[{"text": ""}] * 6, {"text": "a"})
+    assert read(data)[1].note() == (
+        "skipped 6 of 7 rows: line 1 has no text, line 2 has no text, line 3 has no text and 3 more"
+    )
+    assert read(jsonl(tmp_path / "e.jsonl", {"text": "a"}))[1].note() is None
+
+
+@pytest.mark.parametrize(
+    ("row", "contents"),
+    [
+        ({"messages": turns("a", "b")}, ["a", "b"]),
+        ({"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}, None),
+        ({"prompt": "a", "completion": "b"}, None),
+        ({"prompt": turns("a"), "completion": [{"role": "assistant", "content": "b"}]}, None),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, "!"]},
+                       {"role": "assistant", "content": "b"}]}, ["a!", "b"]),
+        ({"messages": [{"role": "system", "content": None}, *turns("a", "b")]}, None),
+        ({"messages": [*turns("a", "b"), {"role": "tool", "content": None}]}, None),
+        ({"prompt": {"text": "a", "role": "prompter", "replies": [
+            {"text": "c", "role": "assistant", "rank": 1},
+            {"text": "b", "role": "assistant", "rank": 0}]}}, None),
+    ],
+)  # fmt: skip
+def test_forms_of_a_dialogue(
+    tmp_path: Path, row: dict[str, Any], contents: list[str] | None
+) -> None:
+    ((document,), _) = read(jsonl(tmp_path / "d.jsonl", row))
+    assert [turn["content"] for turn in document.turns] == (contents or ["a", "b"])
+    assert [turn["role"] for turn in document.turns] == ["user", "assistant"]
+    assert not document.alone
+
+
+@pytest.mark.parametrize(
+    ("columns", "answers", "metric"),
+    [
+        ({"answer": ["1", "2"]}, ("1", "2"), "all"),
+        ({"answer": 7, "task": "qa_1"}, ("7",), "part"),
+        ({"answers": {"text": ["x", "x", "y"], "answer_start": [0, 0, 1]}}, ("x", "y"), "part"),
+        ({"answers": ["x"], "metric": "part"}, ("x",), "part"),
+        ({"answer": "9 * 2 = 18\n#### 18"}, ("9 * 2 = 18\n#### 18",), "number"),
+        ({}, (), "all"),
+    ],
+)
+def test_questions_and_their_answers(
+    columns: dict[str, Any], answers: tuple[str, ...], metric: str
+) -> None:
+    row = {"context": "c", "question": "q", "answer_prefix": "p", "max_new_tokens": 5, **columns}
+    (found,) = document_of(row).questions
+    assert (found.context, found.question, found.answers) == ("c", "q", answers)
+    assert (found.metric, found.answer_prefix, found.max_new_tokens) == (metric, "p", 5)
+
+
+LIST = ["red", "green", "blue"]
+
+
+@pytest.mark.parametrize(
+    ("columns", "gold"),
+    [
+        ({"choices": LIST, "gold": 2}, 2),
+        ({"choices": LIST, "label": "1"}, 1),
+        ({"choices": LIST, "answer": "green"}, 1),
+        ({"choices": LIST, "answer": "C"}, 2),
+        ({"choices": {"text": LIST, "label": ["A", "B", "C"]}, "answerKey": "C"}, 2),
+        ({"endings": LIST, "label": "0"}, 0),
+        ({"choice0": "4", "choice1": "0", "choice2": "2", "answer": "2"}, 2),
+        ({"choice1": "a", "choice2": "b", "answer": "2"}, 1),
+        ({"choices": LIST}, None),
+        ({"context": "c", "answer": True}, 1),
+    ],
+)
+def test_the_right_choice(columns: dict[str, Any], gold: int | None) -> None:
+    (found,) = questions_of({"question": "Which?", **columns})
+    assert found.metric == "choice"
+    assert found.gold == gold
+    assert found.answers == (() if gold is None else (found.choices[gold],))
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"questions": ["q1", "q2"], "answers": ["a1", ["a2", "b2"]]},
+        {"questions": [{"question": "q1", "answer": "a1"},
+                       {"question": "q2", "answers": ["a2", "b2"]}]},
+        {"multi_turns": [{"input": "q1", "answer": "a1"},
+                         {"input": "q2", "answer": ["a2", "b2"]}]},
+    ],
+)  # fmt: skip
+def test_several_questions_of_a_row(row: dict[str, Any]) -> None:
+    first, second = questions_of({"context": "c", "metric": "f1", "task": "t", **row})
+    assert (first.context, first.question, first.answers) == ("c", "q1", ("a1",))
+    assert (second.context, second.question, second.answers) == ("c", "q2", ("a2", "b2"))
+    assert {(one.metric, one.task) for one in (first, second)} == {("f1", "t")}
+
+
+@pytest.mark.parametrize(
+    ("columns", "reason"),
+    [
+        ({"choices": ["1", "2", "3"], "answer": "2"}, "names more than one of its choices"),
+        ({"choices": LIST, "gold": 3}, "has gold 3, which names none of its choices"),
+        ({"choices": LIST, "answer": "yellow"}, "has answer 'yellow', which names none"),
+        ({"choices": {"text": LIST, "label": ["A"]}, "answerKey": "A"}, "not as many labels"),
+        ({"answer": "x", "metric": "bleu"}, "has metric 'bleu', which is not one of all, part,"),
+        ({"context": "c", "questions": ["q"], "answers": ["a", "b"]},
+         "has 1 questions but not as many answers"),
+        ({"context": "c", "questions": ["q", ""], "answers": ["a", "b"]},
+         r"has no text in question \(its .* 2\)"),
+        ({"context": "c", "questions": []}, "has an empty list of questions"),
+    ],
+)  # fmt: skip
+def test_rows_that_are_refused(columns: dict[str, Any], reason: str) -> None:
+    with pytest.raises(RowError, match=reason):
+        questions_of({"question": "Which?", **columns})
+
+
+def count(text: str) -> int:
+    return len(re.findall(r"\w+|[^\w\s]", text))
+
+
+def sample_of(task: str) -> Sample:
+    if task in OWN_TASKS:
+        return generate(task, count_tokens=count, length=1500, seed=0, index=0, split="test")
+    asked = DocumentQuestion(
+        text="Who?", answers=("A", "B"), documents=("d1", "d2"), answering=("d1",)
+    )
+    return replace(document_prompt("n", "test", asked, ("d1", "d2")), task=task)
+
+
+def row_of(sample: Sample, *, prefix: bool) -> dict[str, Any]:
+    row = {"index": 0, "outputs": list(sample.references), "length": 1400}
+    if prefix:
+        return {
+            **row, "input": sample.context + sample.question, "answer_prefix": sample.answer_prefix,
+            "length_w_model_temp": 1410,
+        }  # fmt: skip
+    return {**row, "input": sample.context + sample.question + sample.answer_prefix}
+
+
+def question_of(data: Path) -> Question:
+    ((document,), _) = read(data)
+    (question,) = document.questions
+    return question
+
+
+@pytest.mark.parametrize("prefix", [True, False])
+@pytest.mark.parametrize("task", [*OWN_TASKS, "qa_1", "qa_2"])
+def test_a_row_is_parted_as_the_published_one(tmp_path: Path, task: str, prefix: bool) -> None:
+    sample = sample_of(task)
+    name = f"{task}/validation.jsonl" if prefix else f"{task}.jsonl"
+    path = tmp_path / "set" / name
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(row_of(sample, prefix=prefix)) + "\n")
+    for data in (path, tmp_path / "set"):
+        question = question_of(data)
+        assert question.context == sample.context
+        assert question.question == sample.question
+        assert question.answer_prefix == sample.answer_prefix
+        assert question.answers == sample.references
+        assert (question.task, question.max_new_tokens) == (task, sample.max_new_tokens)
+        assert question.metric == sample.metric
+
+
+def test_without_a_name_the_prompt_says_what_it_is(tmp_path: Path) -> None:
+    for task, tokens in (("niah_multivalue", 128), ("vt", 30), ("fwe", 50), ("qa_1", 32)):
+        path = tmp_path / "rows.jsonl"
+        path.write_text(json.dumps(row_of(sample_of(task), prefix=True)) + "\n")
+        question = question_of(path)
+        assert question.task is None
+        assert question.max_new_tokens == tokens
+        path.write_text(json.dumps({**row_of(sample_of(task), prefix=True), "task": task}) + "\n")
+        assert question_of(path).task == task
+
+
+def test_another_input_is_a_bad_row(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    rows = [row_of(sample_of("vt"), prefix=True), {"input": "Hello?", "outputs": ["x"]}]
+    rows.append({"input": None, "outputs": ["x"]})
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert read(path)[1].skipped == [
+        ("line 2", "has an input without a question of RULER's"),
+        ("line 3", "has no text in input"),
+    ]
