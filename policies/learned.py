@@ -81,20 +81,14 @@ class Calibration:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain dictionary for JSON; float32 values survive it bit for bit."""
-        return {
-            "target": self.target,
-            "scores": self.scores.tolist(),
-            "values": self.values.tolist(),
-        }
+        knots = {"scores": self.scores.tolist(), "values": self.values.tolist()}
+        return {"target": self.target, **knots}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Calibration:
         """Inverse of `to_dict`; KeyError, TypeError or ValueError on foreign content."""
-        return cls(
-            target=data["target"],
-            scores=torch.tensor(data["scores"], dtype=torch.float32),
-            values=torch.tensor(data["values"], dtype=torch.float32),
-        )
+        scores, values = (torch.tensor(data[n], dtype=torch.float32) for n in ("scores", "values"))
+        return cls(target=data["target"], scores=scores, values=values)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -415,8 +415,8 @@ def head_shapes(spec: RankerSpec) -> dict[str, tuple[int, ...]]:
 
 def parameters_per_head(spec: RankerSpec) -> int:
     """Number of trained values of one head's ranker, however it was trained."""
-    with torch.device("meta"):
-        return sum(parameter.numel() for parameter in HeadRankers(spec, 1).parameters())
+    shapes = head_shapes(spec).items()
+    return sum(math.prod(shape) for name, shape in shapes if name not in STATISTICS)
 
 
 def bytes_per_token(spec: RankerSpec) -> int:

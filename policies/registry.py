@@ -298,8 +298,6 @@ class Specification:
     options: Mapping[str, Value]
 
 
-_NAME = re.compile(r"[\w.-]+")
-_PUNCTUATION = frozenset("(),+")
 _INTEGER = re.compile(r"[+-]?\d+")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 
@@ -314,9 +312,9 @@ def parse(text: str, kind: str) -> Specification:
         front, _, inside = front[:-1].partition("(")
     name, colon, argument = (part.strip() for part in front.partition(":"))
     if (
-        _NAME.fullmatch(name) is None
+        re.fullmatch(r"[\w.-]+", name) is None
         or bool(colon) != bool(argument)
-        or not _PUNCTUATION.isdisjoint(argument)
+        or not set("(),+").isdisjoint(argument)
         or not {"(", ")"}.isdisjoint(inside)
         or (text.strip().endswith(")") and "(" not in text)
     ):

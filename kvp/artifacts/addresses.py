@@ -28,7 +28,6 @@ T = TypeVar("T")
 
 SCHEMES = ("s3", "gs", "hf")
 """Kinds of addresses."""
-_FOREIGN = ("az", "abfs", "abfss", "adl", "gcs", "s3a", "r2", "http", "https", "ftp")
 _ADDRESS = re.compile(r"(?P<scheme>[a-z][a-z0-9]+):/(?P<rest>/.*)", re.DOTALL)
 _ROOT_PARTS = {"s3": 1, "gs": 1, "hf": 2}
 """Parts of an address that name the bucket or the repository."""
@@ -225,8 +224,7 @@ def is_address(text: str) -> bool:
 
     Those of kinds that kvp does not know are, too, so that they are not taken for paths.
     """
-    match = _ADDRESS.fullmatch(text)
-    return match is not None and match["scheme"] in (*SCHEMES, *_FOREIGN)
+    return _ADDRESS.fullmatch(text) is not None
 
 
 def place(name: str | Place) -> Place:

@@ -32,14 +32,10 @@ def read_only(address: str) -> str | None:
     """Why nothing can be written to an address, and what to do; None where it can be."""
     if not address.startswith("hf://"):
         return None
-    kind, *parts = address.removeprefix("hf://").split("/")
-    name = "/".join(parts[:2])
-    how = (
-        f"hf upload {name} FOLDER --repo-type dataset"
-        if kind == "datasets"
-        else f"hf buckets sync FOLDER hf://{kind}/{name}"
+    return (
+        f"{address}: kvp only reads from the hub; write to a local folder, then hf upload ORG/NAME "
+        "FOLDER --repo-type dataset, or hf buckets sync FOLDER hf://buckets/ORG/NAME"
     )
-    return f"{address}: kvp only reads from the hub; write to a local folder, then {how}"
 
 
 @lru_cache(maxsize=64)

@@ -155,10 +155,6 @@ class TraceWriter:
 
     def _checked(self, trace: Trace) -> dict[str, Tensor]:
         record, plan = trace.record, self.plan
-        if not 0 <= record.index < plan.sequences or record.length > plan.max_tokens:
-            raise ValueError(
-                f"sequence {record.index} of {record.length} tokens does not fit {plan}"
-            )
         labels = {label_array(name): label for name, label in trace.labels.items()}
         given = {"q": trace.queries, "k": trace.keys, "v": trace.values, **labels}
         tensors = {array: tensor for array, tensor in given.items() if tensor is not None}

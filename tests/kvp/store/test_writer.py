@@ -87,13 +87,10 @@ def test_traces_that_do_not_fit_are_refused(
     store: Path, plan: StorePlan, manifest: dict[str, Any], make_trace: MakeTrace
 ) -> None:
     trace = make_trace(plan, 1)
-    longer = make_trace(replace(plan, max_tokens=40), 1)
     bad = {
         r"k of sequence 1 is torch\.float32": replace(trace, keys=trace.keys.float()),
         r"the store takes bfloat16 \[2, 2, 22, 4\]": replace(trace, values=trace.values[:1]),
         "carries what its store keeps": replace(trace, queries=None),
-        "sequence 1 of 38 tokens does not fit": longer,
-        "sequence 3 of": replace(trace, record=replace(trace.record, index=3)),
     }
     with TraceWriter.create_or_resume(store, plan, manifest) as writer:
         for complaint, misfit in bad.items():
