@@ -255,7 +255,7 @@ class ByContent:
         self.views.append(view)
         assert view.queries is not None
         batch, heads, _, head_dim = view.keys.shape
-        grouped = view.queries.float().view(batch, heads, -1, view.queries.shape[2], head_dim)
+        grouped = view.queries.float().reshape(batch, heads, -1, view.queries.shape[2], head_dim)
         attention = torch.einsum("bhgwd,bhnd->bhgwn", grouped, view.keys.float())
         return attention.amax(dim=(2, 3)) - view.values.float().norm(dim=-1)
 
@@ -299,3 +299,17 @@ def by_content() -> type[ByContent]:
 def fixed() -> type[Fixed]:
     """A scorer whose choice a test can recompute."""
     return Fixed
+
+
+@pytest.fixture
+def longrope() -> PreTrainedModel:
+    """Phi-3 with other RoPE frequencies past 48 tokens."""
+    torch.manual_seed(7)
+    rope = {
+        "rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0] * 4,
+        "long_factor": [3.0] * 4, "original_max_position_embeddings": 48, "factor": 4.0,
+    }  # fmt: skip
+    config = Phi3Config(**SIZES, original_max_position_embeddings=48, rope_parameters=rope)
+    model = Phi3ForCausalLM(config).train(False).requires_grad_(False)
+    model.set_attn_implementation("kvp")
+    return model

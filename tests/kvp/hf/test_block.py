@@ -1,4 +1,4 @@
-"""An evicting block around wrapped models, in threads and inference mode, with foreign caches."""
+"""An evicting block in other people's programs, in threads, and what it refuses."""
 
 from __future__ import annotations
 
@@ -6,20 +6,33 @@ import copy
 import threading
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import DynamicCache, PreTrainedModel
+from transformers import (
+    Cache,
+    DynamicCache,
+    GenerationConfig,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
+    PreTrainedModel,
+    QuantizedCache,
+    TextIteratorStreamer,
+    TextStreamer,
+    pipeline,
+)
+from transformers.cache_utils import DynamicLayer
 
 from kvp import nano
 from kvp.errors import ModelError, UsageError
 from kvp.hf import EvictingCache, evicting, observe, prefill_and_evict
 from kvp.hf.model_access import another_model, weights_digest
-from kvp.hf.prefill import unwrapped
 from kvp.ranking import UNPROTECTED
 from kvp.scoring import Needs
+from policies import make_scorer
 
 Prompt = Callable[..., Tensor]
 
@@ -91,13 +104,6 @@ def test_wrapped_models_are_evicted_from(
     assert cache.layers[0].keys.shape[2] == 22
     assert observe(wrapper, ids).cache.get_seq_length() == 40
     assert not qwen._forward_pre_hooks
-
-
-def test_a_wrapper_that_hides_its_model_is_refused(qwen: PreTrainedModel, fixed: Any) -> None:
-    with pytest.raises(ModelError, match="Opaque is no transformers model") as caught:
-        evicting(Opaque(qwen), fixed(40), 22)  # type: ignore[arg-type]
-    assert "\n" not in str(caught.value)
-    assert unwrapped(qwen) is qwen
 
 
 def test_a_compiled_forward_gives_the_same_tokens(
@@ -190,30 +196,6 @@ def test_leaving_during_a_prefill_of_another_thread_is_an_error(
     assert len(errors) == 1  # not a full cache that nobody notices
 
 
-def test_an_observation_in_another_thread_gives_no_attention_back_too_early(
-    qwen: PreTrainedModel, prompt: Prompt
-) -> None:
-    qwen.set_attn_implementation("sdpa")
-    inside, done = threading.Event(), threading.Event()
-
-    def wait(module: Any, args: Any) -> None:
-        if threading.current_thread() is thread:
-            inside.set()
-            done.wait(60)
-
-    handle = qwen.model.layers[1].register_forward_pre_hook(wait)
-    results: list[Any] = []
-    thread = threading.Thread(target=lambda: results.append(observe(qwen, prompt(12))))
-    thread.start()
-    inside.wait(60)
-    observe(qwen, prompt(12))
-    done.set()
-    thread.join(60)
-    handle.remove()
-    assert len(results) == 1
-    assert qwen.config._attn_implementation == "sdpa"
-
-
 def test_the_callers_own_empty_cache_is_filled(
     qwen: PreTrainedModel, prompt: Prompt, by_content: Any, generate: Any
 ) -> None:
@@ -230,36 +212,12 @@ def test_the_callers_own_empty_cache_is_filled(
     assert (cache.get_seq_length(), stored(second)) == (50, 24)
 
 
-def test_attention_weights_are_refused(
-    qwen: PreTrainedModel, prompt: Prompt, fixed: Any, generate: Any
-) -> None:
-    qwen.set_attn_implementation("eager")
-    with evicting(qwen, fixed(40), 22), pytest.raises(UsageError, match="output_attentions=False"):
-        generate(qwen, prompt(40), 3, output_attentions=True)
-
-
 def test_arguments_may_be_positional(qwen: PreTrainedModel, prompt: Prompt, fixed: Any) -> None:
     cache = DynamicCache()
     with evicting(qwen, fixed(40), 22), torch.no_grad():
         qwen(prompt(40), past_key_values=cache)
         qwen(prompt(40), None, None, DynamicCache())
     assert cache.layers[0].keys.shape[2] == 22
-
-
-def test_a_forward_pass_without_a_cache_is_refused(
-    qwen: PreTrainedModel, prompt: Prompt, fixed: Any
-) -> None:
-    with evicting(qwen, fixed(40), 22), pytest.raises(UsageError, match="needs a cache"):
-        qwen(prompt(40))
-
-
-def test_kvp_inside_a_block_is_refused(qwen: PreTrainedModel, prompt: Prompt, fixed: Any) -> None:
-    for attempt in (
-        lambda: observe(qwen, prompt(40)),
-        lambda: prefill_and_evict(qwen, prompt(40), fixed(40), 30),
-    ):
-        with evicting(qwen, fixed(40), 22), pytest.raises(UsageError, match="already inside"):
-            attempt()
 
 
 def test_a_scorer_may_run_the_model(qwen: PreTrainedModel, prompt: Prompt, generate: Any) -> None:
@@ -274,17 +232,6 @@ def test_a_scorer_may_run_the_model(qwen: PreTrainedModel, prompt: Prompt, gener
 
     with evicting(qwen, SecondLook(), 22):
         assert stored(generate(qwen, ids, 3)) == 22 + 2
-
-
-def test_the_length_of_another_prompt_says_nothing(
-    qwen: PreTrainedModel, prompt: Prompt, by_content: Any, generate: Any
-) -> None:
-    """Conversation A has seen 42 tokens; B's prompt is 42 long; A goes on."""
-    with evicting(qwen, by_content(), 22):
-        first = generate(qwen, prompt(40), 3)
-        generate(qwen, prompt(42), 3)
-        turn = torch.cat([first.sequences, prompt(5)], dim=1)
-        assert stored(generate(qwen, turn, 2, past_key_values=first.past_key_values)) == 23
 
 
 @pytest.mark.parametrize("ragged", [False, True])
@@ -334,3 +281,276 @@ def test_other_weights_of_the_bundled_model_are_another_model(qwen: PreTrainedMo
     assert another_model(qwen, {**recorded, "weights": weights_digest(qwen)}) is None
     assert another_model(copy.deepcopy(qwen).half(), recorded) is None
     assert another_model(qwen, {"id": "nano"}) is None
+
+
+TEXT = "the cat sat on the mat and then the dog ran away"
+"""One token per letter."""
+
+
+@pytest.mark.parametrize("wrap", [lambda model: model, Delegating])
+def test_a_pipeline_is_evicted_from(qwen: PreTrainedModel, letters: Any, wrap: Any) -> None:
+    tokenizer = letters()
+    ids = tokenizer(TEXT, return_tensors="pt")["input_ids"]
+    seen: list[int] = []
+
+    def note(module: Any, args: Any, output: Any) -> None:
+        seen.append(stored(output))
+
+    with evicting(qwen, make_scorer("keydiff"), 22):
+        alone = qwen.generate(ids, max_new_tokens=4, do_sample=False)
+    run = pipeline("text-generation", model=wrap(qwen), tokenizer=tokenizer)
+    handle = qwen.register_forward_hook(note)
+    with evicting(wrap(qwen), make_scorer("keydiff"), 22), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        text = run(TEXT, max_new_tokens=4, do_sample=False, return_full_text=False)
+    handle.remove()
+    assert seen[1:] == [23, 24, 25]  # the first hook runs before the eviction
+    assert text[0]["generated_text"] == tokenizer.decode(alone[0, ids.shape[1] :])
+
+
+def test_streams_print_what_generate_returns(
+    qwen: PreTrainedModel, letters: Any, generate: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tokenizer = letters()
+    ids = tokenizer(TEXT, return_tensors="pt")["input_ids"]
+    with evicting(qwen, make_scorer("keydiff"), 22):
+        alone = generate(qwen, ids, 6)
+        text = tokenizer.decode(alone.sequences[0, ids.shape[1] :])
+        generate(qwen, ids, 6, streamer=TextStreamer(tokenizer, skip_prompt=True))
+        assert capsys.readouterr().out == f"{text}\n"
+        stream = TextIteratorStreamer(tokenizer, skip_prompt=True, timeout=60)
+        results: list[Any] = []
+        thread = threading.Thread(
+            target=lambda: results.append(generate(qwen, ids, 6, streamer=stream))
+        )
+        thread.start()
+        assert "".join(stream) == text
+        thread.join(60)
+    assert stored(results[0]) == 22 + 5
+    assert torch.equal(results[0].sequences, alone.sequences)
+
+
+def test_continuous_batching_is_refused(qwen: PreTrainedModel, prompt: Prompt, fixed: Any) -> None:
+    options = GenerationConfig(max_new_tokens=3, do_sample=False, eos_token_id=-1, pad_token_id=0)
+    qwen.set_attn_implementation("sdpa")
+    inputs = prompt(40).tolist()
+    with evicting(qwen, fixed(40), 22):
+        for wrapper in (qwen, Delegating(qwen)):
+            for attempt in (
+                lambda model=wrapper: model.generate_batch(inputs, generation_config=options),
+                lambda model=wrapper: model.init_continuous_batching(generation_config=options),
+            ):
+                with pytest.raises(
+                    UsageError, match="paged cache of continuous batching"
+                ) as caught:
+                    attempt()
+                assert "\n" not in str(caught.value)
+        with pytest.raises(UsageError, match="paged cache of continuous batching"):
+            qwen(prompt(40), cache=object(), use_cache=False)  # of a manager begun before
+    assert "init_continuous_batching" not in vars(qwen)
+    assert callable(qwen.init_continuous_batching)
+
+
+class Quantised(QuantizedCache):
+    """A quantised cache without the libraries that quantise."""
+
+    def __init__(self) -> None:
+        Cache.__init__(self, layer_class_to_replicate=DynamicLayer)
+
+
+@pytest.mark.parametrize(
+    ("loaded", "inside"),
+    [
+        ("eager", "kvp_eager"),
+        ("sdpa", "kvp"),
+        ("flex_attention", "kvp"),
+        ("kvp_eager", "kvp_eager"),
+    ],
+)
+def test_inside_a_block_attention_is_eager_or_sdpa(
+    qwen: PreTrainedModel, prompt: Prompt, fixed: Any, loaded: str, inside: str, generate: Any
+) -> None:
+    qwen.set_attn_implementation(inside)
+    with evicting(qwen, fixed(40), 22):
+        expected = generate(qwen, prompt(40), 4, output_logits=True)
+    qwen.set_attn_implementation(loaded)
+    with evicting(qwen, fixed(40), 22):
+        assert qwen.config._attn_implementation == inside
+        output = generate(qwen, prompt(40), 4, output_logits=True)
+    assert qwen.config._attn_implementation == loaded
+    assert stored(output) == 22 + 3
+    for ours, theirs in zip(output.logits, expected.logits, strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_a_prompt_that_is_wholly_cached_is_refused(
+    qwen: PreTrainedModel, prompt: Prompt, fixed: Any, generate: Any
+) -> None:
+    ids = prompt(30)
+    for budget in (22, 30):
+        cache = prefill_and_evict(qwen, ids, fixed(30), budget)
+        with pytest.raises(UsageError, match="at least one prompt token"):
+            generate(qwen, ids, 4, past_key_values=cache)
+
+
+@pytest.mark.parametrize("method", ["expected_attention", "gvote", "gvote(space=query)"])
+def test_a_method_whose_inputs_the_model_lacks_is_named(prompt: Prompt, method: str) -> None:
+    config = GPTNeoXConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+        num_attention_heads=4,
+    )  # fmt: skip
+    model = GPTNeoXForCausalLM(config).eval().requires_grad_(False)
+    for apply in (evicting, partial(prefill_and_evict, input_ids=prompt(30))):
+        with pytest.raises(ModelError) as caught:
+            apply(model, scorer=make_scorer(method), budget=22)
+        assert str(caught.value).startswith(f"method {method}: GPTNeoXForCausalLM has no attention")
+    assert prefill_and_evict(model, prompt(30), make_scorer("keydiff"), 22).get_seq_length() == 30
+
+
+def test_longrope_on_one_side_of_its_switch(
+    longrope: PreTrainedModel, prompt: Prompt, fixed: Any, generate: Any, watched: Any
+) -> None:
+    """A shrunk cache must not make generate start over: only new tokens are fed."""
+    for tokens in (40, 60):
+        ids = prompt(tokens)
+        cache = prefill_and_evict(longrope, ids[:, :-1], fixed(tokens - 1), 22)
+        with watched(longrope) as calls:
+            generate(longrope, ids, 6, past_key_values=cache)
+        assert calls == [(1, [[index]]) for index in range(tokens - 1, tokens + 5)]
+
+
+def test_longrope_prompts_beyond_the_switch(
+    longrope: PreTrainedModel, prompt: Prompt, fixed: Any, generate: Any
+) -> None:
+    """generate drops its empty cache there; the answer must come from a shrunk one all the same."""
+    ids = prompt(60)
+    with evicting(longrope, fixed(60), 22):
+        output = generate(longrope, ids, 6)
+    assert output.past_key_values.layers[0].keys.shape[2] == 22 + 5
+    cache = prefill_and_evict(longrope, ids, fixed(60), 22)
+    expected = [int(generate(longrope, ids, 1).sequences[0, -1])]
+    with torch.no_grad():
+        for _ in range(5):
+            logits = longrope(torch.tensor([expected[-1:]]), past_key_values=cache).logits
+            expected.append(int(logits[0, -1].argmax()))
+    assert output.sequences[0, 60:].tolist() == expected
+
+
+def test_longrope_across_its_switch_is_refused(
+    longrope: PreTrainedModel, prompt: Prompt, fixed: Any, generate: Any
+) -> None:
+    ids = prompt(44)
+    with evicting(longrope, fixed(44), 22), pytest.raises(UsageError, match="RoPE"):
+        generate(longrope, ids, 10)
+    cache = prefill_and_evict(longrope, ids, fixed(44), 22)
+    with pytest.raises(UsageError, match="changes its RoPE after 48 tokens"):
+        longrope(prompt(6), past_key_values=cache)
+
+
+def test_tokens_beyond_a_window_as_long_as_the_model_are_refused(
+    build: Any, prompt: Prompt, fixed: Any, generate: Any
+) -> None:
+    model = build("mistral")
+    model.config.sliding_window = model.config.max_position_embeddings = 48
+    with evicting(model, fixed(40), 22):
+        generate(model, prompt(40), 9)
+        with pytest.raises(UsageError, match="sliding window of 48 tokens, and the prompt"):
+            generate(model, prompt(40), 10)
+    with pytest.raises(UsageError, match="sliding window of 48 tokens, and the prompt"):
+        prefill_and_evict(model, prompt(60), fixed(60), 22)
+
+
+def filled(model: PreTrainedModel, ids: Tensor) -> DynamicCache:
+    cache = DynamicCache(config=model.config)
+    model(ids[:, :20], past_key_values=cache)
+    return cache
+
+
+NEITHER = "pass neither past_key_values nor"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"use_cache": False}, "use_cache=True"),
+        ({"prompt_lookup_num_tokens": 2}, "rolled back"),
+        ({"attention_mask": torch.tensor([[1] * 29 + [0]])}, "padding_side"),
+        ({"attention_mask": torch.tensor([[1] * 9 + [0] + [1] * 20])}, "padding_side"),
+        ({"output_attentions": True}, "output_attentions=False"),
+        ({"past_key_values": filled}, "filled outside"),
+        ({"past_key_values": lambda *_: Quantised()}, f"shrink a Quantised: {NEITHER}"),
+        ({"cache_implementation": "offloaded"}, f"a DynamicCache with offloading: {NEITHER}"),
+        ({"past_key_values": lambda *_: DynamicCache(offloading=True)}, "DynamicCache with offl"),
+        ({"cache_implementation": "static"}, f"a StaticCache: {NEITHER}"),
+        ({"cache_implementation": "offloaded_static"}, f"StaticCache with offloading: {NEITHER}"),
+    ],
+)
+def test_ways_of_generating_that_cannot_work(
+    qwen: PreTrainedModel, prompt: Prompt, by_content: Any, options: dict[str, Any], message: str,
+    generate: Any,
+) -> None:  # fmt: skip
+    options = {name: v(qwen, prompt(30)) if callable(v) else v for name, v in options.items()}
+    if "output_attentions" in options:
+        qwen.set_attn_implementation("eager")
+    with evicting(qwen, by_content(), 22), pytest.raises(UsageError, match=message) as caught:
+        generate(qwen, prompt(30), 4, **options)
+    assert "\n" not in str(caught.value)
+
+
+class Oracle:
+    name, needs = "oracle", Needs(future=True)
+
+    def score(self, view: Any) -> Tensor:
+        raise NotImplementedError
+
+
+class Broken:
+    name, needs = "broken", Needs()
+
+    def score(self, view: Any) -> Tensor:
+        return torch.full(view.keys.shape[:3], torch.nan)
+
+
+BELOW = "keeps {} tokens, fewer than the 20"
+
+
+@pytest.mark.parametrize(
+    ("attempt", "message"),
+    [
+        (lambda m, ids, f: evicting(m, "snapkv", 22), "make_scorer"),
+        (lambda m, ids, f: evicting(m, f, 22, allocator="global"), "make_allocator"),
+        (lambda m, ids, f: evicting(m, f, 19), "budget 19 " + BELOW.format(19)),
+        (lambda m, ids, f: prefill_and_evict(m, ids, f, 15), "budget 15 " + BELOW.format(15)),
+        (lambda m, ids, f: prefill_and_evict(m, ids, f, "many"), "many"),
+        (lambda m, ids, f: evicting(m, Oracle(), 22), "oracle"),
+        (lambda m, ids, f: prefill_and_evict(m, ids, Oracle(), 22), "needs the future"),
+        (lambda m, ids, f: prefill_and_evict(m, ids, Broken(), 22), "without NaN"),
+        (lambda m, ids, f: evicting(m, f, 24, every=0), "every must be at least 1 token, got 0"),
+        (lambda m, ids, f: evicting(m, f, 24, prefill_chunk=2), "must be at least 3 tokens, got 2"),
+        (lambda m, ids, f: evicting(Opaque(m), f, 22), "Opaque is no transformers model"),
+    ],
+)
+def test_arguments_that_cannot_work(
+    qwen: PreTrainedModel, prompt: Prompt, fixed: Any, attempt: Any, message: str
+) -> None:
+    with pytest.raises((UsageError, ModelError), match=message) as caught:
+        attempt(qwen, prompt(30), fixed(30))
+    assert "\n" not in str(caught.value)
+    assert not qwen._forward_pre_hooks
+
+
+def test_what_is_refused_inside_a_block(qwen: PreTrainedModel, prompt: Prompt, fixed: Any) -> None:
+    block = evicting(qwen, fixed(40), 22)
+    with block:
+        for attempt in (
+            lambda: evicting(qwen, fixed(40), 24),
+            lambda: observe(qwen, prompt(40)),
+            lambda: prefill_and_evict(qwen, prompt(40), fixed(40), 30),
+        ):
+            with pytest.raises(UsageError, match="already inside"):
+                attempt()
+        with pytest.raises(UsageError, match="needs a cache"):
+            qwen(prompt(40))
+    assert not qwen._forward_pre_hooks
+    with pytest.raises(UsageError, match="entered twice"):
+        block.__enter__()

@@ -139,10 +139,10 @@ READ_WHOLE = {"contrastkv", "expected_attention", "gvote", "kvzip", "oracle"}
 
 @pytest.mark.parametrize("allocator", ALLOCATORS)
 def test_decoding_equals_a_mask_and_never_holds_more(
-    model: PreTrainedModel, prompt: Prompt, generate: Any, allocator: str | None
+    model: PreTrainedModel, prompt: Prompt, by_content: Any, generate: Any, allocator: str | None
 ) -> None:
     split = None if allocator is None else make_allocator(allocator)
-    block = evicting(model, ByContent(), 12, PROTECTION, allocator=split, every=5)
+    block = evicting(model, by_content(), 12, PROTECTION, allocator=split, every=5)
     with block, watched(model) as passes:
         generate(model, prompt(40), 33)
     assert [fed.shape[1] for fed in passes.fed] == [40, *[1] * 32]
@@ -155,29 +155,20 @@ def test_decoding_equals_a_mask_and_never_holds_more(
         assert all(head[:2] == [0, 1] for heads in held for head in heads)
 
 
-class ByContent:
-    """Scores from keys, values and queries, whatever part of a layer a view shows."""
-
-    needs = Needs(queries=3)
-    name = "by_content"
-
-    def score(self, view: View) -> Tensor:
-        assert view.queries is not None
-        batch, heads, _, width = view.keys.shape
-        grouped = view.queries.float().reshape(batch, heads, -1, view.queries.shape[2], width)
-        attention = torch.einsum("bhgwd,bhnd->bhgwn", grouped, view.keys.float())
-        return attention.amax(dim=(2, 3)) - view.values.float().norm(dim=-1)
-
-
 @pytest.mark.parametrize("allocator", ALLOCATORS)
 @pytest.mark.parametrize("own", [True, False], ids=["prefill_chunk", "transformers"])
 def test_pieces_equal_a_mask_and_never_hold_more(
-    model: PreTrainedModel, prompt: Prompt, generate: Any, allocator: str | None, own: bool
+    model: PreTrainedModel,
+    prompt: Prompt,
+    by_content: Any,
+    generate: Any,
+    allocator: str | None,
+    own: bool,
 ) -> None:
     split = None if allocator is None else make_allocator(allocator)
     options: dict[str, Any] = {} if own else {"prefill_chunk_size": 16}
     chunk = 16 if own else None
-    block = evicting(model, ByContent(), 12, PROTECTION, allocator=split, prefill_chunk=chunk)
+    block = evicting(model, by_content(), 12, PROTECTION, allocator=split, prefill_chunk=chunk)
     with block, watched(model) as passes:
         generate(model, prompt(49), 4, **options)
     fed = [16, 16, 15, 2] if own else [16, 16, 16, 1]
@@ -190,7 +181,7 @@ def test_pieces_equal_a_mask_and_never_hold_more(
 
 @pytest.mark.parametrize("allocator", ALLOCATORS)
 def test_hybrid_models_decode_in_pieces_and_turns(
-    prompt: Prompt, generate: Any, allocator: str | None
+    prompt: Prompt, by_content: Any, generate: Any, allocator: str | None
 ) -> None:
     """Gemma 3: layers with a window are theirs, the two that see everything are shrunk."""
     torch.manual_seed(7)
@@ -203,7 +194,9 @@ def test_hybrid_models_decode_in_pieces_and_turns(
     model = Gemma3ForCausalLM(config).train(False).requires_grad_(False)
     model.set_attn_implementation("kvp")
     split = None if allocator is None else make_allocator(allocator)
-    block = evicting(model, ByContent(), 12, PROTECTION, allocator=split, every=5, prefill_chunk=16)
+    block = evicting(
+        model, by_content(), 12, PROTECTION, allocator=split, every=5, prefill_chunk=16
+    )
     with block, watched(model) as passes:
         first = generate(model, prompt(40), 22)
         turn = torch.cat([first.sequences, prompt(9, seed=2)], dim=1)
@@ -214,12 +207,12 @@ def test_hybrid_models_decode_in_pieces_and_turns(
 
 
 def test_memory_does_not_grow_with_the_prompt(
-    qwen: PreTrainedModel, prompt: Prompt, generate: Any
+    qwen: PreTrainedModel, prompt: Prompt, by_content: Any, generate: Any
 ) -> None:
     """Sixteen pieces hold no more than one: the budget, and the piece that is read."""
     nbytes = []
     for tokens in (15, 240):
-        block = evicting(qwen, ByContent(), 12, PROTECTION, prefill_chunk=15)
+        block = evicting(qwen, by_content(), 12, PROTECTION, prefill_chunk=15)
         with block, watched(qwen) as passes:
             output = generate(qwen, prompt(tokens), 1)
         for held, fed in zip(passes.held, passes.fed, strict=True):
@@ -232,11 +225,11 @@ def test_memory_does_not_grow_with_the_prompt(
 
 @pytest.mark.parametrize("allocator", ALLOCATORS)
 def test_a_further_turn_is_evicted_from_with_all_before(
-    model: PreTrainedModel, prompt: Prompt, generate: Any, allocator: str | None
+    model: PreTrainedModel, prompt: Prompt, by_content: Any, generate: Any, allocator: str | None
 ) -> None:
     split = None if allocator is None else make_allocator(allocator)
     ids = prompt(40)
-    with evicting(model, ByContent(), 14, PROTECTION, allocator=split), watched(model) as passes:
+    with evicting(model, by_content(), 14, PROTECTION, allocator=split), watched(model) as passes:
         first = generate(model, ids, 6)
         longer = torch.cat([first.sequences, prompt(30, seed=2)], dim=1)
         generate(model, longer, 4, past_key_values=first.past_key_values)
@@ -301,14 +294,19 @@ def test_the_best_of_what_is_stored_stay(
 @pytest.mark.parametrize("allocator", ALLOCATORS)
 @pytest.mark.parametrize("chunk", [None, 20])
 def test_a_padded_batch_equals_each_prompt_alone(
-    qwen: PreTrainedModel, prompt: Prompt, generate: Any, allocator: str | None, chunk: int | None
+    qwen: PreTrainedModel,
+    prompt: Prompt,
+    by_content: Any,
+    generate: Any,
+    allocator: str | None,
+    chunk: int | None,
 ) -> None:
     split = None if allocator is None else make_allocator(allocator)
     prompts = [prompt(40, seed=4), prompt(31, seed=5)]
 
     def block() -> Any:
         return evicting(
-            qwen, ByContent(), "30%", PROTECTION, allocator=split, every=4, prefill_chunk=chunk
+            qwen, by_content(), "30%", PROTECTION, allocator=split, every=4, prefill_chunk=chunk
         )
 
     with block():
@@ -327,17 +325,17 @@ def test_a_padded_batch_equals_each_prompt_alone(
 
 
 def test_beams_keep_budgets_and_recent_queries_of_their_own(
-    qwen: PreTrainedModel, prompt: Prompt, generate: Any
+    qwen: PreTrainedModel, prompt: Prompt, by_content: Any, generate: Any
 ) -> None:
     ids = prompt(30, batch=2)
-    with evicting(qwen, ByContent(), 10, PROTECTION, every=3):
+    with evicting(qwen, by_content(), 10, PROTECTION, every=3):
         several = generate(qwen, ids, 20, num_beams=3, num_return_sequences=3, output_scores=True)
     assert several.past_key_values.turn.budgets == (10,) * 6
     assert several.past_key_values.layers[0].positions.shape[2] <= 13
     # What a beam of its own gives: each of its sequences, fed token by token.
     for row in (0, 3):
         sequence = several.sequences[row : row + 1]
-        with evicting(qwen, ByContent(), 10, PROTECTION, every=3), torch.no_grad():
+        with evicting(qwen, by_content(), 10, PROTECTION, every=3), torch.no_grad():
             cache = EvictingCache()
             logits = qwen(ids[row // 3][None], past_key_values=cache, use_cache=True).logits[:, -1]
             total = 0.0
@@ -350,12 +348,17 @@ def test_beams_keep_budgets_and_recent_queries_of_their_own(
 
 @pytest.mark.parametrize("origin", ["fork", "file", "prefill"])
 def test_caches_made_elsewhere_are_shrunk_in_an_answer(
-    qwen: PreTrainedModel, prompt: Prompt, generate: Any, origin: str, tmp_path: Path
+    qwen: PreTrainedModel,
+    prompt: Prompt,
+    by_content: Any,
+    generate: Any,
+    origin: str,
+    tmp_path: Path,
 ) -> None:
     if origin == "prefill":
-        cache = prefill_and_evict(qwen, prompt(40), ByContent(), 12, PROTECTION, fed_again=1)
+        cache = prefill_and_evict(qwen, prompt(40), by_content(), 12, PROTECTION, fed_again=1)
     else:
-        with evicting(qwen, ByContent(), 12, PROTECTION, every=5):
+        with evicting(qwen, by_content(), 12, PROTECTION, every=5):
             cache = generate(qwen, prompt(40), 1).past_key_values
         if origin == "file":
             save_cache(cache, tmp_path / "cache.safetensors", qwen)
@@ -363,7 +366,7 @@ def test_caches_made_elsewhere_are_shrunk_in_an_answer(
         else:
             cache = cache.fork(2)
     rows = cache.layers[0].batch
-    with evicting(qwen, ByContent(), 12, PROTECTION, every=5), torch.no_grad():
+    with evicting(qwen, by_content(), 12, PROTECTION, every=5), torch.no_grad():
         for step in range(30):
             qwen(torch.tensor([[step + 1]] * rows), past_key_values=cache, use_cache=True)
             assert cache.layers[0].positions.shape[2] <= 16
@@ -390,7 +393,7 @@ def test_every_method_decodes_or_says_that_it_cannot(
     assert_masked(qwen, passes)
 
 
-def test_methods_that_need_the_whole_prompt_are_refused(
+def test_what_cannot_be_repeated_or_read_in_pieces_is_refused(
     qwen: PreTrainedModel, prompt: Prompt, generate: Any, letters: Any
 ) -> None:
     kvzip, options = make_scorer("kvzip"), {"tokenizer": letters()}
@@ -403,41 +406,14 @@ def test_methods_that_need_the_whole_prompt_are_refused(
         longer = torch.cat([first.sequences, prompt(5)], dim=1)
         with pytest.raises(UsageError, match="in further turns"):
             generate(qwen, longer, 2, past_key_values=first.past_key_values)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"every": 0}, "every must be at least 1 token, got 0"),
-        ({"prefill_chunk": 2}, "prefill_chunk must be at least 3 tokens, got 2"),
-    ],
-)
-def test_numbers_that_cannot_work(
-    qwen: PreTrainedModel, options: dict[str, int], message: str
-) -> None:
-    with pytest.raises(UsageError, match=message):
-        evicting(qwen, ByPosition(), 24, **options)
-
-
-def test_pieces_shorter_than_the_padding_are_refused(
-    qwen: PreTrainedModel, prompt: Prompt, generate: Any
-) -> None:
     ids = prompt(30, batch=2)
     mask = torch.ones_like(ids)
     mask[1, :12] = 0
-    block = evicting(qwen, ByPosition(), 10, PROTECTION, prefill_chunk=12)
-    with block, pytest.raises(UsageError, match="prefill_chunk=12 is shorter than the 12 columns"):
-        generate(qwen, ids, 2, attention_mask=mask)
-
-
-def test_labels_in_pieces_are_refused(qwen: PreTrainedModel, prompt: Prompt) -> None:
-    ids = prompt(30)
-    with (
-        evicting(qwen, ByPosition(), 10, PROTECTION, prefill_chunk=12),
-        torch.no_grad(),
-        pytest.raises(UsageError, match="logits of the last piece alone"),
-    ):
-        qwen(input_ids=ids, labels=ids, use_cache=True)
+    with evicting(qwen, ByPosition(), 10, PROTECTION, prefill_chunk=12), torch.no_grad():
+        with pytest.raises(UsageError, match="prefill_chunk=12 is shorter than the 12 columns"):
+            generate(qwen, ids, 2, attention_mask=mask)
+        with pytest.raises(UsageError, match="logits of the last piece alone"):
+            qwen(input_ids=ids, labels=ids, use_cache=True)
 
 
 def test_pieces_have_no_single_token() -> None:

@@ -1,3 +1,5 @@
+"""Eviction after a prefill, with equal and with uneven budgets."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -9,62 +11,166 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from kvp.errors import UsageError
-from kvp.hf import EvictingCache, evicting, prefill_and_evict
-from kvp.ranking import UNPROTECTED, Protection
-from kvp.scoring import Needs
+from kvp.hf import EvictingCache, ScorerInputs, evicting, observe, prefill_and_evict
+from kvp.hf.cache_layers import EMPTY, EvictingLayer, RaggedLayer
+from kvp.ranking import UNPROTECTED, Protection, Request
+from kvp.scoring import Needs, Noise, Reconstruction, View
 from policies import make_allocator
 
 Prompt = Callable[..., Tensor]
+PROTECTION = Protection(sinks=2, recents=3)
 
 
+class Drawn:
+    """Counts drawn for a budget: floor + shares, the same for every prompt."""
+
+    name = "drawn"
+
+    def __init__(self, seed: int = 2) -> None:
+        self.seed = seed
+        self.requests: list[Request] = []
+
+    def allocate(self, request: Request) -> Tensor:
+        self.requests.append(request)
+        layers, heads, tokens = request.scores.shape
+        generator = torch.Generator().manual_seed(self.seed)
+        counts = torch.full((layers, heads), request.floor)
+        while int(counts.sum()) < request.total:
+            layer, head = (int(torch.randint(n, (), generator=generator)) for n in (layers, heads))
+            missing = min(tokens - int(counts[layer, head]), request.total - int(counts.sum()))
+            counts[layer, head] += int(torch.randint(missing + 1, (), generator=generator))
+        return counts
+
+
+class Best:
+    """The best tokens of all heads together."""
+
+    name = "best"
+
+    def allocate(self, request: Request) -> Tensor:
+        layers, heads, tokens = request.scores.shape
+        scores = request.scores.clone()
+        if request.floor == 1:
+            scores[..., -1] = torch.inf
+        top = scores.flatten().topk(request.total).indices // tokens
+        return torch.bincount(top, minlength=layers * heads).view(layers, heads)
+
+
+class Given:
+    """The same counts for every request."""
+
+    name = "given"
+    meets_budget = False
+
+    def __init__(self, counts: Any) -> None:
+        self.counts = counts
+
+    def allocate(self, request: Request) -> Tensor:
+        return torch.as_tensor(self.counts)
+
+
+def kept_by(scorer: Any, counts: Tensor, protection: Protection = PROTECTION) -> list[Any]:
+    """[layer][head] tokens, by sorting in plain Python."""
+    return [
+        [
+            scorer.kept(count, protection.sinks, protection.recents)[layer][head]
+            for head, count in enumerate(heads)
+        ]
+        for layer, heads in enumerate(counts.tolist())
+    ]
+
+
+def positions(layer: Any, entry: int = 0) -> list[list[int]]:
+    return [[p for p in head if p < EMPTY] for head in layer.positions[entry].tolist()]
+
+
+@pytest.mark.parametrize("allocator", [None, Drawn()], ids=["even", "drawn"])
+@pytest.mark.parametrize("fed_again", [0, 1])
 def test_prefill_and_evict_then_generate(
-    model: PreTrainedModel,
-    prompt: Prompt,
-    fixed: Any,
-    masked_greedy: Any,
-    generate: Any,
-    watched: Any,
-) -> None:
-    """Boundary before the last prompt token: the first answer token already feels the eviction."""
-    ids = prompt(40)
-    scorer = fixed(39)
-    cache = prefill_and_evict(model, ids[:, :-1], scorer, 22)
-    assert scorer.calls == 3
-    kept = scorer.kept(22)
-    assert [layer.positions[0].tolist() for layer in cache.layers] == kept
-    assert cache.nbytes == sum(2 * 22 * layer.keys.shape[-1] * 4 * 2 for layer in cache.layers)
-    with watched(model) as calls:
-        answer = generate(model, ids, 9, past_key_values=cache).sequences[0, 40:].tolist()
-    assert calls == [(1, [[position]]) for position in range(39, 48)]
-    assert answer == masked_greedy(model, ids, 39, kept, 9)
+    model: PreTrainedModel, prompt: Prompt, fixed: Any, masked_greedy: Any, generate: Any,
+    watched: Any, allocator: Drawn | None, fed_again: int,
+) -> None:  # fmt: skip
+    """The first answer token feels the eviction: 39 tokens are ranked, the last one is fed.
 
-
-@pytest.mark.parametrize("allocated", [False, True])
-def test_the_last_token_is_scored_and_fed_again(
-    model: PreTrainedModel,
-    prompt: Prompt,
-    fixed: Any,
-    masked_greedy: Any,
-    generate: Any,
-    watched: Any,
-    *,
-    allocated: bool,
-) -> None:
-    """All 40 tokens are scored, 39 are ranked, and the last one is fed at its own position."""
+    Where it is fed again it is scored, too, is the best of all, and yet not kept.
+    """
     ids = prompt(40)
-    scorer, ranked = fixed(40), fixed(39)
-    scorer.scores[..., 39] = 2.0  # the best of all, and yet not kept
+    scorer, ranked = fixed(39 + fed_again), fixed(39)
+    scorer.scores[..., 39:] = 2.0
     ranked.scores = scorer.scores[..., :39]
-    allocator = make_allocator("uniform") if allocated else None
-    cache = prefill_and_evict(model, ids, scorer, 22, allocator=allocator, fed_again=1)
-    kept = ranked.kept(22)
-    assert [layer.positions[0].tolist() for layer in cache.layers] == kept
+    fed = ids[:, : 39 + fed_again]
+    cache = prefill_and_evict(
+        model, fed, scorer, 12, PROTECTION, allocator=allocator, fed_again=fed_again
+    )
+    assert scorer.calls == 3
+    kept = ranked.kept(12, PROTECTION.sinks, PROTECTION.recents)
+    if allocator is not None:
+        request = allocator.requests[-1]
+        assert (request.budget, request.floor, request.sizes) == (12, 5, None)
+        assert torch.equal(request.scores.isinf().sum(-1), torch.full((3, 2), 5))
+        assert torch.equal(request.scores[..., 2:36], ranked.scores[..., 2:36])
+        kept = kept_by(ranked, allocator.allocate(request))
+        assert len({len(head) for layer in kept for head in layer}) > 3
+    assert [positions(layer) for layer in cache.layers] == kept
     assert cache.get_seq_length() == 39
-    assert cache.nbytes == sum(2 * 22 * layer.keys.shape[-1] * 4 * 2 for layer in cache.layers)
+    width = model.config.head_dim if model.config.model_type == "qwen3" else 8
+    assert cache.nbytes == 3 * 2 * 12 * 2 * width * 4
     with watched(model) as calls:
         answer = generate(model, ids, 9, past_key_values=cache).sequences[0, 40:].tolist()
     assert calls == [(1, [[position]]) for position in range(39, 48)]
     assert answer == masked_greedy(model, ids, 39, kept, 9)
+
+
+@pytest.mark.parametrize("allocator", [None, Drawn()], ids=["even", "drawn"])
+def test_evicting_around_generate(
+    model: PreTrainedModel, prompt: Prompt, fixed: Any, masked_greedy: Any, generate: Any,
+    watched: Any, allocator: Drawn | None,
+) -> None:  # fmt: skip
+    """Boundary after the prompt: the first answer token still comes from full attention."""
+    ids = prompt(40)
+    scorer = fixed(40)
+    with (
+        watched(model) as calls,
+        evicting(model, scorer, "30%", PROTECTION, allocator=allocator),
+    ):
+        output = generate(model, ids, 9)
+    assert calls == [(40, [list(range(40))])] + [(1, [[index]]) for index in range(40, 48)]
+    kept = scorer.kept(12, PROTECTION.sinks, PROTECTION.recents)
+    if allocator is not None:
+        kept = kept_by(scorer, allocator.allocate(allocator.requests[-1]))
+    cache = output.past_key_values
+    assert isinstance(cache, EvictingCache)
+    new = list(range(40, 48))
+    assert [positions(layer) for layer in cache.layers] == [
+        [head + new for head in heads] for heads in kept
+    ]
+    assert output.sequences[0, 40] == generate(model, ids, 1).sequences[0, 40]
+    assert output.sequences[0, 40:].tolist() == masked_greedy(model, ids, 40, kept, 9)
+
+
+@pytest.mark.parametrize("allocator", [None, Drawn(), Best()], ids=["even", "drawn", "best"])
+@pytest.mark.parametrize("budget", [8, "60%", 30])
+def test_a_padded_batch_equals_each_prompt_alone(
+    qwen: PreTrainedModel, prompt: Prompt, by_content: Any, budget: int | str, allocator: Any,
+    generate: Any,
+) -> None:  # fmt: skip
+    """Lengths 40, 26 and 9, each prompt's budget split by itself; some keep everything."""
+    lengths = (40, 26, 9)
+    sequences = [prompt(length, seed=length) for length in lengths]
+    ids = torch.cat(
+        [torch.nn.functional.pad(sequence, (40 - sequence.shape[1], 0)) for sequence in sequences]
+    )
+    mask = torch.cat([(torch.arange(40) >= 40 - length).long()[None] for length in lengths])
+    with evicting(qwen, by_content(), budget, PROTECTION, allocator=allocator):
+        together = generate(qwen, ids, 8, attention_mask=mask, output_logits=True)
+        alone = [generate(qwen, sequence, 8, output_logits=True) for sequence in sequences]
+    for index, single in enumerate(alone):
+        difference = torch.stack(together.logits)[:, index] - torch.stack(single.logits)[:, 0]
+        assert difference.abs().max() <= 1e-4
+        for mine, its in zip(
+            together.past_key_values.layers, single.past_key_values.layers, strict=True
+        ):
+            assert positions(mine, index) == positions(its)
 
 
 @pytest.mark.parametrize("allocated", [False, True])
@@ -90,13 +196,9 @@ def test_feeding_everything_again_is_refused(
 
 
 def test_several_tokens_after_the_boundary(
-    qwen: PreTrainedModel,
-    prompt: Prompt,
-    fixed: Any,
-    masked_greedy: Any,
-    generate: Any,
+    qwen: PreTrainedModel, prompt: Prompt, fixed: Any, masked_greedy: Any, generate: Any,
     watched: Any,
-) -> None:
+) -> None:  # fmt: skip
     ids = prompt(40)
     scorer = fixed(30)
     cache = prefill_and_evict(qwen, ids[:, :30], scorer, 21)
@@ -104,30 +206,6 @@ def test_several_tokens_after_the_boundary(
         answer = generate(qwen, ids, 4, past_key_values=cache).sequences[0, 40:].tolist()
     assert calls == [(10, [list(range(30, 40))]), (1, [[40]]), (1, [[41]]), (1, [[42]])]
     assert answer == masked_greedy(qwen, ids, 30, scorer.kept(21), 4)
-
-
-def test_evicting_around_generate(
-    model: PreTrainedModel,
-    prompt: Prompt,
-    fixed: Any,
-    masked_greedy: Any,
-    generate: Any,
-    watched: Any,
-) -> None:
-    """Boundary after the prompt: the first answer token still comes from full attention."""
-    ids = prompt(40)
-    scorer = fixed(40)
-    with watched(model) as calls, evicting(model, scorer, "50%", Protection(sinks=2, recents=5)):
-        output = generate(model, ids, 9)
-    assert calls == [(40, [list(range(40))])] + [(1, [[index]]) for index in range(40, 48)]
-    kept = scorer.kept(20, sinks=2, recents=5)
-    cache = output.past_key_values
-    assert isinstance(cache, EvictingCache)
-    for layer, heads in zip(cache.layers, kept, strict=True):
-        assert layer.positions[0].tolist() == [head + list(range(40, 48)) for head in heads]
-    plain = generate(model, ids, 1).sequences
-    assert output.sequences[0, 40] == plain[0, 40]
-    assert output.sequences[0, 40:].tolist() == masked_greedy(model, ids, 40, kept, 9)
 
 
 @pytest.mark.parametrize("budget", [40, 64, "100%"])
@@ -146,58 +224,6 @@ def test_a_budget_of_the_whole_prompt_changes_nothing(
     logits = model(input_ids=fed, past_key_values=cache).logits[0]
     assert (logits - torch.cat(plain.logits)).abs().max() <= 1e-4
     assert scorer.calls == 0
-
-
-@pytest.mark.parametrize("budget", [24, "60%", 30])
-def test_a_padded_batch_equals_each_prompt_alone(
-    model: PreTrainedModel, prompt: Prompt, by_content: Any, budget: int | str, generate: Any
-) -> None:
-    """Lengths 40, 26 and 9: with a budget of 24 or 30 some prompts keep everything."""
-    lengths = (40, 26, 9)
-    sequences = [prompt(length, seed=length) for length in lengths]
-    ids = torch.cat(
-        [torch.nn.functional.pad(sequence, (40 - sequence.shape[1], 0)) for sequence in sequences]
-    )
-    mask = torch.cat([(torch.arange(40) >= 40 - length).long()[None] for length in lengths])
-    protection = Protection(sinks=2, recents=3)
-    with evicting(model, by_content(), budget, protection):
-        together = generate(model, ids, 8, attention_mask=mask, output_logits=True)
-    for index, sequence in enumerate(sequences):
-        scorer = by_content()
-        with evicting(model, scorer, budget, protection):
-            alone = generate(model, sequence, 8, output_logits=True)
-        assert (
-            together.sequences[index, 40:].tolist()
-            == alone.sequences[0, sequence.shape[1] :].tolist()
-        )
-        difference = torch.stack(together.logits)[:, index] - torch.stack(alone.logits)[:, 0]
-        assert difference.abs().max() <= 1e-4
-        for mine, single in zip(
-            together.past_key_values.layers, alone.past_key_values.layers, strict=True
-        ):
-            for head in range(2):
-                stored = mine.positions[index, head]
-                real = stored[stored < torch.iinfo(torch.int64).max]
-                assert real.tolist() == single.positions[0, head].tolist()
-
-
-def test_views_inside_a_padded_batch_hold_no_padding(
-    qwen: PreTrainedModel, prompt: Prompt, by_content: Any, generate: Any
-) -> None:
-    ids = prompt(30, batch=2)
-    mask = torch.ones_like(ids)
-    mask[1, :12] = 0
-    scorer = by_content(queries=4)
-    with evicting(qwen, scorer, 8, UNPROTECTED):
-        generate(qwen, ids, 1, attention_mask=mask)
-    assert [(v.layer, v.keys.shape[0], v.keys.shape[2]) for v in scorer.views] == [
-        (layer, 1, tokens) for tokens in (30, 18) for layer in range(3)
-    ]
-    for view in scorer.views:
-        assert view.positions.tolist() == [list(range(view.keys.shape[2]))]
-        assert view.queries is not None
-        assert view.queries.shape == (1, 4, 4, 8)
-        assert view.budget == 8
 
 
 def test_sampling_and_beams(
@@ -296,3 +322,152 @@ def test_a_percentage_never_keeps_fewer_than_the_protected_tokens(
     assert (
         prefill_and_evict(qwen, ids[:1, :80], by_content(), "12.5%").layers[0].keys.shape[2] == 20
     )
+
+
+def test_beams_are_scored_as_under_a_mask(
+    qwen: PreTrainedModel, prompt: Prompt, fixed: Any, masked_logits: Any, generate: Any
+) -> None:
+    """Beams are reordered at every token; each beam's score is that of its own tokens."""
+    ids = prompt(30)
+    scorer, allocator = fixed(30), Drawn()
+    with evicting(qwen, scorer, 9, PROTECTION, allocator=allocator):
+        output = generate(qwen, ids, 7, num_beams=4, num_return_sequences=4, output_scores=True)
+    assert {type(layer) for layer in output.past_key_values.layers} >= {RaggedLayer}
+    kept = kept_by(scorer, allocator.allocate(allocator.requests[0]))
+    for beam, score in enumerate(output.sequences_scores.tolist()):
+        sequence = output.sequences[beam : beam + 1]
+        logits = masked_logits(qwen, sequence, 30, kept)[0, 29:-1]
+        chosen = logits.log_softmax(-1).gather(1, sequence[0, 30:, None]).sum()
+        assert score == pytest.approx(float(chosen) / 7, abs=1e-4)
+
+
+def test_heads_of_one_token_and_layers_of_one_length(
+    qwen: PreTrainedModel, prompt: Prompt, fixed: Any, masked_greedy: Any, generate: Any
+) -> None:
+    """Layer 0 keeps all, layer 1 one token per head, layer 2 one head of each."""
+    ids, counts = prompt(30), torch.tensor([[29, 29], [1, 1], [29, 1]])
+    scorer = fixed(29)
+    cache = prefill_and_evict(qwen, ids[:, :-1], scorer, 15, UNPROTECTED, allocator=Given(counts))
+    assert [type(layer) for layer in cache.layers] == [EvictingLayer, EvictingLayer, RaggedLayer]
+    answer = generate(qwen, ids, 8, past_key_values=cache).sequences[0, 30:].tolist()
+    assert answer == masked_greedy(qwen, ids, 29, kept_by(scorer, counts, UNPROTECTED), 8)
+
+
+def test_an_allocator_runs_at_any_budget(qwen: PreTrainedModel, prompt: Prompt, fixed: Any) -> None:
+    """One that sizes the cache itself may keep less; one that keeps all changes nothing."""
+    ids = prompt(30)
+    cache = prefill_and_evict(
+        qwen, ids, fixed(30), "100%", allocator=Given([[20, 21], [22, 23], [24, 25]])
+    )
+    assert [[len(head) for head in positions(layer)] for layer in cache.layers] == [
+        [20, 21], [22, 23], [24, 25],
+    ]  # fmt: skip
+    whole = prefill_and_evict(qwen, ids, fixed(30), 30, allocator=Drawn())
+    assert not whole.evicted
+
+
+def test_sizes_of_a_scorer_reach_the_allocator(
+    qwen: PreTrainedModel, prompt: Prompt, fixed: Any
+) -> None:
+    class Sized(fixed):  # type: ignore[misc]
+        def sizes(self, scores: Tensor) -> Tensor:
+            assert int(scores.isinf().sum()) == scores[..., 0].numel() * 20  # 4 + 16 are protected
+            return (scores > 0.5).sum(-1)
+
+    scorer, allocator = Sized(30), Drawn()
+    prefill_and_evict(qwen, prompt(30), scorer, 22, allocator=allocator)
+    sizes = allocator.requests[0].sizes
+    assert sizes is not None
+    wanted = scorer.scores > 0.5
+    wanted[..., :4] = wanted[..., -16:] = True
+    assert torch.equal(sizes, wanted.sum(-1))  # protected tokens come on top of those it wants
+
+
+def test_layers_may_share_scores(qwen: PreTrainedModel, prompt: Prompt, fixed: Any) -> None:
+    scorer = fixed(30)
+    scorer.needs = Needs(layer_group=2)
+    cache = prefill_and_evict(qwen, prompt(30), scorer, 22)
+    assert scorer.calls == 2
+    kept = [positions(layer) for layer in cache.layers]
+    assert kept[0] == kept[1] != kept[2]
+
+
+@pytest.mark.parametrize(
+    ("counts", "message"),
+    [
+        ([[20, 20]] * 2, r"allocator given returned \(2, 2\) torch.int64"),
+        ([[20.0, 20.0]] * 3, r"allocator given returned \(3, 2\) torch.float"),
+        ([[20, 19]] * 3, "allocator given gave heads 19 to 20 tokens, allowed are 20"),
+        ([[31, 20]] * 3, r"gave heads 20 to 31 tokens, .* to 30 \(all\)"),
+    ],
+)
+def test_counts_that_cannot_be_kept(
+    qwen: PreTrainedModel, prompt: Prompt, fixed: Any, counts: Any, message: str
+) -> None:
+    with pytest.raises(UsageError, match=message) as caught:
+        prefill_and_evict(qwen, prompt(30), fixed(30), 22, allocator=Given(counts))
+    assert "\n" not in str(caught.value)
+
+
+class Everything:
+    """Reads whatever a supply can give, and remembers its views."""
+
+    name = "everything"
+
+    def __init__(self, **needs: Any) -> None:
+        self.needs = Needs(
+            queries=4, rope=True, hidden_after=2,
+            reconstruction=Reconstruction(chunk=10), noise=Noise(tokens=8),
+            **needs,
+        )  # fmt: skip
+        self.views: list[View] = []
+
+    def score(self, view: View) -> Tensor:
+        self.views.append(view)
+        assert view.reconstruction is not None
+        assert view.noise is not None
+        assert view.hidden is not None
+        assert view.rope is not None
+        return view.reconstruction - view.noise + 1e-3 * view.hidden.mean.mean(-1)[:, None, None]
+
+
+@pytest.mark.parametrize("text", [0, 5])
+def test_views_carry_the_scorer_inputs(
+    model: PreTrainedModel, prompt: Prompt, letters: Any, text: int, generate: Any
+) -> None:
+    """Inside `evicting`, with a padded batch, as from a prefill of each prompt alone."""
+    tokenizer = letters()
+    lengths = (30, 21)
+    sequences = [prompt(length, seed=length) for length in lengths]
+    ids = torch.cat(
+        [torch.nn.functional.pad(sequence, (30 - sequence.shape[1], 0)) for sequence in sequences]
+    )
+    mask = torch.cat([(torch.arange(30) >= 30 - length).long()[None] for length in lengths])
+    scorer = Everything(text=text)
+    hooks = len(model.model.layers[0].self_attn._forward_pre_hooks)
+    options: dict[str, Any] = {"allocator": Best(), "tokenizer": tokenizer}
+    with evicting(model, scorer, "50%", PROTECTION, **options):
+        together = generate(model, ids, 6, attention_mask=mask, output_logits=True)
+        assert len(model.model.layers[0].self_attn._forward_pre_hooks) == hooks
+    for index, sequence in enumerate(sequences):
+        seen = observe(model, sequence, hidden_after=(2,))
+        scorer_inputs = ScorerInputs(
+            model, sequence, seen.keys, seen.values, hidden=seen.hidden, tokenizer=tokenizer
+        )
+        for layer, extras in enumerate(scorer_inputs.for_needs(scorer.needs)):
+            view = scorer.views[3 * index + layer]
+            assert view.text == extras.text
+            assert view.hidden is not None
+            assert extras.hidden is not None
+            for mine, single in (
+                (view.reconstruction, extras.reconstruction),
+                (view.noise, extras.noise),
+                (view.hidden.variance, extras.hidden.variance),
+            ):
+                assert mine is not None
+                assert single is not None
+                assert (mine - single).abs().max() <= 1e-4
+        cache = prefill_and_evict(model, sequence, scorer, "50%", PROTECTION, **options)
+        for mine, single in zip(together.past_key_values.layers, cache.layers, strict=True):
+            kept = [[p for p in head if p < sequence.shape[1]] for head in positions(mine, index)]
+            assert kept == positions(single)

@@ -1,23 +1,36 @@
+"""Loading: folders, GGUF files, devices, and what is refused in one line."""
+
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
 from transformers import (
     AutoModelForCausalLM,
+    BartConfig,
     BitsAndBytesConfig,
     DeepseekV3Config,
+    DiffLlamaConfig,
+    DiffLlamaForCausalLM,
+    FalconH1Config,
     GPT2Config,
+    JetMoeConfig,
+    JetMoeForCausalLM,
     LlamaConfig,
+    LlavaConfig,
+    MambaConfig,
     MistralConfig,
     PreTrainedModel,
     PreTrainedTokenizerFast,
@@ -25,10 +38,15 @@ from transformers import (
     Qwen3Config,
 )
 
+from kvp.config_groups import Rank
 from kvp.errors import KvpError, ModelError, UsageError
 from kvp.geometry import Geometry
 from kvp.hf import geometry_of, load_model, loading
+from kvp.hf.loading import device_of_rank
+from kvp.hf.model_access import check_model, model_identity
 from kvp.hf.model_config import check_config
+
+NO_FULL = "no layer of full attention"
 
 
 @pytest.fixture
@@ -63,7 +81,10 @@ def refusal(*args: Any, **options: Any) -> str:
 
 
 def test_a_folder_is_loaded_without_the_network(
-    folder: Path, words: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
+    folder: Path,
+    words: PreTrainedTokenizerFast,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     stock = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
@@ -72,7 +93,9 @@ def test_a_folder_is_loaded_without_the_network(
         raise AssertionError("network")
 
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    capfd.readouterr()
     model, tokenizer = load_model(str(folder), dtype="bfloat16")
+    assert capfd.readouterr() == ("", "")
     assert model.config._attn_implementation == "kvp"
     assert not model.training
     assert not any(weight.requires_grad for weight in model.parameters())
@@ -90,7 +113,7 @@ def test_attention_is_chosen_by_name(folder: Path) -> None:
         load_model(str(folder), attention="flash")
 
 
-def test_missing_parts_are_named(folder: Path, tmp_path: Path) -> None:
+def test_missing_and_damaged_parts_are_named(folder: Path, tmp_path: Path) -> None:
     assert "no such folder" in refusal(str(tmp_path / "nowhere"))
     assert "no such folder" in refusal("./nowhere")
     (tmp_path / "bare").mkdir()
@@ -101,17 +124,16 @@ def test_missing_parts_are_named(folder: Path, tmp_path: Path) -> None:
     for file in without.glob("token*"):
         file.unlink()
     assert "no tokenizer" in refusal(str(without))
-    (folder / "model.safetensors").unlink()
-    assert "no model weights" in refusal(str(folder))
-
-
-def test_damaged_parts_are_named(folder: Path) -> None:
     (folder / "model.safetensors").write_bytes(b"\xff" * 40)
     assert "no model weights" in refusal(str(folder))
-    (folder / "config.json").write_text("{")
-    assert "no model" in refusal(str(folder))
-    (folder / "config.json").write_text(json.dumps({"model_type": "unheard_of"}))
-    assert "no model" in refusal(str(folder))
+    (folder / "model.safetensors").unlink()
+    assert "no model weights" in refusal(str(folder))
+    # Not opened by transformers: a pickle may hold any code.
+    (folder / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'true'\ntR.")
+    assert f"--model {folder}: no model weights (" in refusal(str(folder))
+    for text in ("{", json.dumps({"model_type": "unheard_of"})):
+        (folder / "config.json").write_text(text)
+        assert "no model" in refusal(str(folder))
 
 
 def test_remote_code_is_never_run(folder: Path) -> None:
@@ -130,12 +152,33 @@ def test_devices_and_dtypes_are_checked(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (MistralConfig(layer_types=["chunked_attention"] * 32, attention_chunk_size=8), NO_FULL),
+        (MambaConfig(), NO_FULL),
+        (FalconH1Config(), NO_FULL),
+        (DeepseekV3Config(), "kv_lora_rank"),
+        (BartConfig(), "has an encoder"),
+        (Qwen2Config(num_attention_heads=5, num_key_value_heads=2), "no uniform attention heads"),
+    ],
+    ids=["chunked", "mamba", "falcon-h1", "latent", "encoder", "heads"],
+)
+def test_what_has_no_heads_to_evict_from_is_refused(config: Any, message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        (geometry_of if "uniform" in message else check_config)(config)
+
+
+@pytest.mark.parametrize(
     ("config", "geometry"),
     [
         (Qwen2Config(hidden_size=32, num_attention_heads=4, num_key_value_heads=2), (32, 4, 2, 8)),
         (LlamaConfig(hidden_size=32, num_attention_heads=4, num_hidden_layers=2), (2, 4, 4, 8)),
         (Qwen3Config(num_attention_heads=8, num_key_value_heads=2, head_dim=16), (32, 8, 2, 16)),
         (GPT2Config(n_layer=2, n_head=4, n_embd=32), (2, 4, 4, 8)),
+        (
+            LlavaConfig(text_config=LlamaConfig(hidden_size=32, num_attention_heads=4)),
+            (32, 4, 4, 8),
+        ),
     ],
 )
 def test_geometry(config: Any, geometry: tuple[int, int, int, int]) -> None:
@@ -143,45 +186,6 @@ def test_geometry(config: Any, geometry: tuple[int, int, int, int]) -> None:
     assert geometry_of(config) == Geometry(
         layers=layers, query_heads=query_heads, kv_heads=kv_heads, head_dim=head_dim
     )
-
-
-def test_geometry_of_a_nested_text_model() -> None:
-    from transformers import LlavaConfig
-
-    text = LlamaConfig(
-        hidden_size=32, num_attention_heads=4, num_key_value_heads=2, num_hidden_layers=3
-    )
-    nested = LlavaConfig(text_config=text)
-    assert geometry_of(nested) == Geometry(layers=3, query_heads=4, kv_heads=2, head_dim=8)
-
-
-def test_geometry_that_does_not_exist() -> None:
-    from transformers import MambaConfig
-
-    for config in (MambaConfig(), Qwen2Config(num_attention_heads=5, num_key_value_heads=2)):
-        with pytest.raises(ModelError, match="no uniform attention heads"):
-            geometry_of(config)
-
-
-def test_other_attention_is_refused() -> None:
-    from transformers import FalconH1Config, MambaConfig
-
-    chunked = ["chunked_attention"] * 32
-    for config, message in (
-        (MistralConfig(layer_types=chunked, attention_chunk_size=8), "no layer of full attention"),
-        (MambaConfig(), "no layer of full attention"),
-        (FalconH1Config(), "no layer of full attention"),
-        (DeepseekV3Config(), "kv_lora_rank"),
-    ):
-        with pytest.raises(ModelError, match=message):
-            check_config(config)
-
-
-def test_weights_that_are_a_pickle_of_something_else_are_one_line(folder: Path) -> None:
-    """Not opened by transformers: a pickle may hold any code."""
-    (folder / "model.safetensors").unlink()
-    (folder / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'true'\ntR.")
-    assert f"--model {folder}: no model weights (" in refusal(str(folder))
 
 
 def installed(monkeypatch: pytest.MonkeyPatch, *packages: str, cuda: bool = True) -> None:
@@ -252,3 +256,177 @@ def test_what_transformers_is_asked_for(
         assert (config.load_in_8bit, config.load_in_4bit) == (bits == "8bit", bits == "4bit")
     if bits == "4bit":
         assert (config.bnb_4bit_quant_type, config.bnb_4bit_compute_dtype) == ("nf4", dtype)
+
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "pad_token_id": 0, "bos_token_id": None, "eos_token_id": None,
+}  # fmt: skip
+
+LATE: dict[str, Callable[[], PreTrainedModel]] = {
+    "diffllama": lambda: DiffLlamaForCausalLM(DiffLlamaConfig(**SIZES)),
+    "jetmoe": lambda: JetMoeForCausalLM(
+        JetMoeConfig(
+            vocab_size=64,
+            hidden_size=32,
+            num_hidden_layers=2,
+            num_key_value_heads=2,
+            kv_channels=8,
+            intermediate_size=48,
+        )
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", sorted(LATE))
+def test_models_that_would_fail_at_their_first_token_are_refused_at_once(kind: str) -> None:
+    model = LATE[kind]().train(False)
+    with pytest.raises(ModelError, match=f"kvp cannot evict from {type(model).__name__}") as caught:
+        check_model(model)
+    assert "\n" not in str(caught.value)
+    assert "load_model" not in str(caught.value)
+
+
+def test_a_model_is_run_once(qwen: PreTrainedModel) -> None:
+    calls: list[int] = []
+    qwen.model.register_forward_pre_hook(lambda module, args: calls.append(1))
+    check_model(qwen)
+    check_model(qwen)
+    assert len(calls) == 1
+
+
+def test_a_missing_weight_is_named(folder: Path) -> None:
+    """transformers would fill it with random numbers."""
+    weights = load_file(folder / "model.safetensors")
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(
+        ModelError, match=r"1 weights are missing .* model\.layers\.1\.mlp\.up_proj\.weight"
+    ) as caught:
+        load_model(str(folder))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_weight_that_is_not_finite_is_named(folder: Path, value: float) -> None:
+    weights = load_file(folder / "model.safetensors")
+    weights["model.layers.2.self_attn.k_proj.weight"][3, 5] = value
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=r"model\.layers\.2\.self_attn\.k_proj\.weight holds NaN"):
+        load_model(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("device", "count", "visible", "expected"),
+    [
+        ("cuda", 4, 2, "cuda:1"),  # LOCAL_RANK 3 of two devices
+        ("cuda", 4, 8, "cuda:3"),
+        ("cuda", 4, 1, "cuda"),  # the launcher shows each process its own
+        ("cuda", 1, 8, "cuda"),
+        ("cuda:5", 4, 8, "cuda:5"),
+        ("cpu", 4, 8, "cpu"),
+    ],
+)
+def test_every_process_takes_its_own_device(
+    monkeypatch: pytest.MonkeyPatch, device: str, count: int, visible: int, expected: str
+) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
+    assert device_of_rank(device, Rank(count=count)) == expected
+
+
+PARTS = {
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "model.layers": "blk",
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+}
+
+
+def write(path: Path, model: PreTrainedModel, tokenizer_json: Path, architecture: str) -> None:
+    """Write a Qwen2 and its byte-level tokenizer as llama.cpp's converter does."""
+    config, vocabulary = model.config, json.loads(tokenizer_json.read_text())["model"]
+    writer = gguf.GGUFWriter(path, architecture)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_tokenizer_model("gpt2")
+    tokens = sorted(vocabulary["vocab"], key=vocabulary["vocab"].get)
+    writer.add_token_list(tokens)
+    writer.add_token_types([gguf.TokenType.NORMAL] * len(tokens))
+    writer.add_token_merges([" ".join(pair) for pair in vocabulary["merges"]])
+    writer.add_eos_token_id(config.eos_token_id)
+    for name, tensor in model.state_dict().items():
+        for theirs, ours in PARTS.items():
+            name = name.replace(theirs, ours)
+        writer.add_tensor(name, tensor.float().numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+@pytest.fixture
+def file(model_folder: Path, tmp_path: Path) -> Path:
+    """The small Qwen2 of `model_folder` as a GGUF file."""
+    model, _ = load_model(str(model_folder))
+    path = tmp_path / "small-qwen.gguf"
+    write(path, model, model_folder / "tokenizer.json", "qwen2")
+    return path
+
+
+@pytest.mark.parametrize("by", ["file", "folder"])
+def test_the_model_equals_its_safetensors(
+    file: Path, model_folder: Path, tmp_path: Path, by: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    theirs, letters = load_model(str(model_folder))
+    name = str(file if by == "file" else file.parent)
+    ours, tokenizer = load_model(name)
+    ids = tokenizer("The grass is green. 123 a", return_tensors="pt").input_ids
+    assert torch.equal(ids, letters("The grass is green. 123 a", return_tensors="pt").input_ids)
+    torch.testing.assert_close(ours(ids).logits, theirs(ids).logits)
+    identity = model_identity(name, None, ours, tokenizer)
+    assert identity["id"] == "small-qwen"
+    assert identity["weights"] == model_identity("x", None, theirs, letters)["weights"]
+    ours.save_pretrained(tmp_path / "saved")  # an ordinary model
+    assert "Converting" not in capfd.readouterr().err
+
+
+def test_files_that_cannot_be_read_are_refused(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ModelError, match=r"missing.gguf: no such file"):
+        load_model(str(tmp_path / "missing.gguf"))
+    (tmp_path / "damaged.gguf").write_bytes(file.read_bytes()[:100])
+    with pytest.raises(ModelError, match=r"damaged.gguf: no model \("):
+        load_model(str(tmp_path / "damaged.gguf"))
+    with pytest.raises(ModelError, match="holds 2 GGUF files, name one"):
+        load_model(str(tmp_path))
+    monkeypatch.setattr(loading, "find_spec", lambda _: None)
+    with pytest.raises(UsageError, match=r"pip install 'kvp-toolkit\[gguf\]'"):
+        load_model(str(file))
+
+
+def test_an_architecture_that_transformers_cannot_read_is_refused(
+    model_folder: Path, tmp_path: Path
+) -> None:
+    model, _ = load_model(str(model_folder))
+    path = tmp_path / "other.gguf"
+    write(path, model, model_folder / "tokenizer.json", "unheard_of")
+    with pytest.raises(ModelError, match="unheard_of") as refusal:
+        load_model(str(path))
+    assert len(str(refusal.value).splitlines()) == 1

@@ -1,14 +1,20 @@
+"""What a pass over a prompt records, the views of it, and answers after it."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 
-from kvp.hf import Prefill, observe, prefill
-from kvp.hf.prefill import unpadded
+from kvp.errors import UsageError
+from kvp.hf import EvictingCache, Prefill, observe, prefill
+from kvp.hf.prefill import end_tokens, greedy, unpadded
+from kvp.hf.scorer_inputs import HiddenRecorder
 from kvp.scoring import ALL_QUERIES, Needs
 
 Prompt = Callable[..., Tensor]
@@ -60,32 +66,6 @@ def test_views_hold_the_token_that_is_fed_again(qwen: PreTrainedModel, prompt: P
         assert (view.fed_again, other.fed_again) == (1, 0)
 
 
-def test_views_refuse_what_was_not_observed(seen: Prefill) -> None:
-    with pytest.raises(ValueError, match="12 queries are needed, 5"):
-        next(iter(seen.views(Needs(queries=ALL_QUERIES), 7)))
-    with pytest.raises(ValueError, match="future"):
-        next(iter(seen.views(Needs(future=True), 7)))
-
-
-def test_what_several_scorers_need_is_recorded_once(qwen: PreTrainedModel, prompt: Prompt) -> None:
-    needs = [Needs(queries=3, hidden_after=4), Needs(queries=ALL_QUERIES), Needs(hidden_after=2)]
-    seen = prefill(qwen, prompt(12), needs)
-    assert seen.queries[0].shape[2] == 12
-    for need in needs:
-        first = next(iter(seen.views(need, 7)))
-        assert (first.hidden is None) == (need.hidden_after is None)
-    assert prefill(qwen, prompt(12)).queries == ()
-
-
-def test_stored_tensors_serve_what_needs_no_model(qwen: PreTrainedModel, prompt: Prompt) -> None:
-    seen = prefill(qwen, prompt(12), Needs(queries=2))
-    stored = Prefill(keys=seen.keys, values=seen.values, queries=seen.queries)
-    view = next(iter(stored.views(Needs(queries=2), 7)))
-    assert view.keys is seen.keys[0]
-    with pytest.raises(ValueError, match="set inputs"):
-        next(iter(stored.views(Needs(rope=True), 7)))
-
-
 @pytest.mark.parametrize(
     ("padding", "one_by_one", "sizes"),
     [([0, 0], False, [(2, 12)]), ([0, 0], True, [(1, 12)] * 2), ([0, 5], False, [(1, 12), (1, 7)])],
@@ -107,3 +87,223 @@ def test_parts_hold_no_padding(
         view = next(iter(part.views(Needs(queries=3, hidden_after=2), 7)))
         assert view.queries is not None
         assert torch.equal(view.queries, seen.queries[0][batch, :, -3:])
+
+
+Prompt = Callable[..., Tensor]
+
+
+def test_tensors_are_what_attention_used(model: PreTrainedModel, prompt: Prompt) -> None:
+    """Keys and values are those of a stock cache; softmax(q k) is the stock attention."""
+    ids = prompt(18, batch=2)
+    seen = observe(model, ids)
+    stock = DynamicCache(config=model.config)
+    model.set_attn_implementation("eager")
+    output = model(ids, past_key_values=stock, output_attentions=True)
+    causal = torch.ones(18, 18).tril().bool()
+    for layer in range(3):
+        torch.testing.assert_close(seen.keys[layer], stock.layers[layer].keys, atol=1e-5, rtol=0)
+        torch.testing.assert_close(
+            seen.values[layer], stock.layers[layer].values, atol=1e-5, rtol=0
+        )
+        repeated = seen.keys[layer].repeat_interleave(2, dim=1)
+        scores = seen.queries[layer] @ repeated.mT / repeated.shape[-1] ** 0.5
+        attention = scores.masked_fill(~causal, -torch.inf).softmax(-1)
+        torch.testing.assert_close(attention, output.attentions[layer], atol=1e-5, rtol=0)
+    torch.testing.assert_close(seen.logits, output.logits, atol=1e-4, rtol=0)
+
+
+def test_recent_queries_and_last_logits(qwen: PreTrainedModel, prompt: Prompt) -> None:
+    ids = prompt(18)
+    everything = observe(qwen, ids)
+    recent = observe(qwen, ids, queries=5, last_logits=True)
+    assert recent.logits.shape == (1, 1, 64)
+    torch.testing.assert_close(recent.logits[:, 0], everything.logits[:, -1], atol=1e-5, rtol=0)
+    for mine, whole in zip(recent.queries, everything.queries, strict=True):
+        assert torch.equal(mine, whole[:, :, 13:])
+        assert mine.untyped_storage().nbytes() == mine.nbytes  # not a window into a longer tensor
+    assert observe(qwen, ids, queries=0).queries == ()
+
+
+def test_continuing_adds_keys_and_leaves_the_first_observation_alone(
+    qwen: PreTrainedModel, prompt: Prompt
+) -> None:
+    ids = prompt(90)
+    whole = observe(qwen, ids)
+    first = observe(qwen, ids[:, :20])
+    before = [keys.clone() for keys in first.keys]
+    second = observe(qwen, ids[:, 20:25], cache=first.cache)
+    third = observe(qwen, ids[:, 25:], cache=second.cache)
+    assert third.cache is first.cache
+    for layer in range(3):
+        assert torch.equal(first.keys[layer], before[layer])
+        torch.testing.assert_close(third.keys[layer], whole.keys[layer], atol=1e-5, rtol=0)
+        queries = torch.cat([part.queries[layer] for part in (first, second, third)], dim=2)
+        torch.testing.assert_close(queries, whole.queries[layer], atol=1e-5, rtol=0)
+    torch.testing.assert_close(third.logits, whole.logits[:, 25:], atol=1e-4, rtol=0)
+
+
+def test_attention_and_recorder_are_given_back(
+    qwen: PreTrainedModel, prompt: Prompt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    qwen.set_attn_implementation("sdpa")
+    cache = observe(qwen, prompt(8)).cache
+    assert qwen.config._attn_implementation == "sdpa"
+    assert cache.recorder is None
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("no more")
+
+    monkeypatch.setattr(qwen.model.layers[1].mlp, "forward", fail)
+    with pytest.raises(RuntimeError, match="no more"):
+        observe(qwen, prompt(1), cache=cache)
+    assert qwen.config._attn_implementation == "sdpa"
+    assert cache.recorder is None
+
+
+Prompt = Callable[..., Tensor]
+AttentionInputs = Callable[[PreTrainedModel], AbstractContextManager[list[Tensor]]]
+
+
+@pytest.fixture
+def entering(
+    attention_inputs: AttentionInputs,
+) -> Callable[[PreTrainedModel, Tensor], list[Tensor]]:
+    """States [B, N, W] float64 that enter each layer's attention."""
+
+    def run(model: PreTrainedModel, ids: Tensor) -> list[Tensor]:
+        with attention_inputs(model) as states:
+            model(ids, use_cache=False)
+        return [state.double() for state in states]
+
+    return run
+
+
+def _close(result: tuple[Tensor, Tensor], states: Tensor) -> None:
+    mean, variance = result
+    assert mean.dtype == variance.dtype == torch.float32
+    torch.testing.assert_close(mean, states.mean(1).float(), atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(
+        variance, states.var(1, unbiased=False).float(), atol=1e-5, rtol=1e-4
+    )
+
+
+def test_statistics_of_a_prompt(
+    model: PreTrainedModel, prompt: Prompt, entering: Callable[..., list[Tensor]]
+) -> None:
+    ids = prompt(40, batch=2)
+    record = observe(model, ids, hidden_after=(4, 0)).hidden
+    assert record is not None
+    for layer, states in enumerate(entering(model, ids)):
+        for after in (4, 0):
+            _close(record.statistics(after, layer), states[:, after:])
+        second = record.batch(slice(1, 2)).statistics(4, layer)
+        _close(second, states[1:, 4:])
+    with pytest.raises(ValueError, match=r"after 7 tokens are needed, recorded were \[0, 4\]"):
+        record.statistics(7, 0)
+
+
+def test_long_prompts_are_reduced_in_parts(
+    qwen: PreTrainedModel,
+    prompt: Prompt,
+    entering: Callable[..., list[Tensor]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("kvp.hf.scorer_inputs._BLOCK", 7)
+    ids = prompt(40)
+    record = observe(qwen, ids, hidden_after=(4,)).hidden
+    assert record is not None
+    for layer, states in enumerate(entering(qwen, ids)):
+        _close(record.statistics(4, layer), states[:, 4:])
+
+
+def test_passes_of_one_block_add_up(
+    qwen: PreTrainedModel, prompt: Prompt, entering: Callable[..., list[Tensor]]
+) -> None:
+    """A prompt in pieces gives the statistics of the whole."""
+    ids = prompt(40)
+    recorder = HiddenRecorder((4,))
+    with recorder.recording(qwen):
+        cache = observe(qwen, ids[:, :25]).cache
+        observe(qwen, ids[:, 25:], cache=cache)
+    observe(qwen, ids)  # outside of the block: not recorded
+    for layer, states in enumerate(entering(qwen, ids)):
+        _close(recorder.record.statistics(4, layer), states[:, 4:])
+
+
+def test_padding_is_left_out(
+    qwen: PreTrainedModel, prompt: Prompt, entering: Callable[..., list[Tensor]]
+) -> None:
+    long, short = prompt(30), prompt(22, seed=5)
+    ids = torch.cat([long, torch.nn.functional.pad(short, (8, 0))])
+    mask = (ids != 0).long()
+    recorder = HiddenRecorder((4,), padding=[0, 8])
+    with recorder.recording(qwen):
+        qwen(ids, attention_mask=mask, position_ids=(mask.cumsum(1) - 1).clamp_min(0))
+    for entry, alone in enumerate((long, short)):
+        for layer, states in enumerate(entering(qwen, alone)):
+            _close(
+                recorder.record.batch(slice(entry, entry + 1)).statistics(4, layer), states[:, 4:]
+            )
+
+
+@pytest.mark.parametrize("tokens", [1, 3, 4, 5])
+def test_short_prompts_count_their_last_token(
+    qwen: PreTrainedModel, prompt: Prompt, entering: Callable[..., list[Tensor]], tokens: int
+) -> None:
+    record = observe(qwen, prompt(tokens), hidden_after=(4,)).hidden
+    assert record is not None
+    states = entering(qwen, prompt(tokens))[1]
+    _close(record.statistics(4, 1), states[:, -1:])
+
+
+def test_nothing_is_recorded_unasked(qwen: PreTrainedModel, prompt: Prompt) -> None:
+    assert observe(qwen, prompt(9)).hidden is None
+    assert not any(m._forward_pre_hooks for m in qwen.modules())
+    observe(qwen, prompt(9), hidden_after=(4,))
+    assert not any(m._forward_pre_hooks for m in qwen.modules())
+
+
+def test_the_generation_config_ends_an_answer_and_the_tokenizer_where_it_is_silent(
+    qwen: PreTrainedModel, letters: Callable[..., Any]
+) -> None:
+    tokenizer = letters()
+    tokenizer.eos_token = "R"
+    assert qwen.generation_config is not None
+    for config, expected in (([5, 6], (5, 6)), (5, (5,)), (None, (tokenizer.eos_token_id,))):
+        qwen.generation_config.eos_token_id = config
+        assert end_tokens(qwen, tokenizer) == expected
+    assert end_tokens(qwen) == ()
+
+
+def test_greedy_answers_are_those_of_generate(
+    qwen: PreTrainedModel, prompt: Callable[..., Tensor]
+) -> None:
+    ids = prompt(20, batch=3)
+    whole = qwen.generate(
+        input_ids=ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=12
+    )[:, 20:].tolist()  # fmt: skip
+    ends = (whole[0][4], whole[2][0])
+    expected = []
+    for answer in whole:
+        stops = [index for index, token in enumerate(answer) if token in ends]
+        expected.append(answer[: stops[0] + 1] if stops else answer)
+    assert greedy(qwen, EvictingCache(), ids, 0, max_new_tokens=12, ends=ends) == expected
+    assert greedy(qwen, EvictingCache(), ids, 0, max_new_tokens=12, ends=()) == whole
+
+
+def test_what_was_not_observed_is_refused(qwen: PreTrainedModel, prompt: Prompt) -> None:
+    seen = prefill(qwen, prompt(12), [Needs(queries=5), Needs(hidden_after=2)])
+    for needs, message in (
+        (Needs(queries=ALL_QUERIES), "12 queries are needed, 5"),
+        (Needs(future=True), "future"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            next(iter(seen.views(needs, 7)))
+    stored = Prefill(keys=seen.keys, values=seen.values, queries=seen.queries)
+    assert next(iter(stored.views(Needs(queries=2), 7))).keys is seen.keys[0]
+    with pytest.raises(ValueError, match="set inputs"):
+        next(iter(stored.views(Needs(rope=True), 7)))
+    kept = [torch.arange(4).expand(1, 2, -1)] * 3
+    cache = EvictingCache.select(seen.keys, seen.values, kept, seen=12)
+    with pytest.raises(UsageError, match="every token"):
+        observe(qwen, prompt(1), cache=cache)

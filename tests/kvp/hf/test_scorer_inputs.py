@@ -5,18 +5,35 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import fields
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer as Words
+from tokenizers import models, pre_tokenizers
 from torch import Tensor
-from transformers import DynamicCache, Phi3Config, Phi3ForCausalLM, PreTrainedModel
-from transformers import PreTrainedTokenizerBase as Tokenizer
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    DynamicCache,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
 
-from kvp.errors import UsageError
-from kvp.hf import Observation, Prefill, ScorerInputs, observe
+from kvp.errors import ModelError, UsageError
+from kvp.hf import Observation, Prefill, ScorerInputs, load_model, observe
 from kvp.hf.model_access import rope_of
-from kvp.hf.scorer_inputs import LayerInputs, noise_input, reconstruction_inputs
+from kvp.hf.scorer_inputs import (
+    LayerInputs,
+    both_ends,
+    classify,
+    load_classifier,
+    noise_input,
+    reconstruction_inputs,
+    turn_change,
+)
 from kvp.scoring import Needs, Noise, Reconstruction, View
 
 Array = np.ndarray
@@ -25,7 +42,7 @@ AttentionInputs = Callable[[PreTrainedModel], AbstractContextManager[list[Tensor
 
 
 @pytest.fixture
-def tokenizer(letters: Callable[..., Tokenizer]) -> Tokenizer:
+def tokenizer(letters: Callable[..., PreTrainedTokenizerBase]) -> PreTrainedTokenizerBase:
     return letters(chat=True)
 
 
@@ -34,7 +51,10 @@ def _prefill(seen: Observation, inputs: ScorerInputs | None = None) -> Prefill:
 
 
 def _inputs(
-    model: PreTrainedModel, ids: Tensor, tokenizer: Tokenizer | None, **options: object
+    model: PreTrainedModel,
+    ids: Tensor,
+    tokenizer: PreTrainedTokenizerBase | None,
+    **options: object,
 ) -> ScorerInputs:
     seen = observe(model, ids)
     return ScorerInputs(model, ids, seen.keys, seen.values, tokenizer=tokenizer, **options)  # type: ignore[arg-type]
@@ -115,7 +135,7 @@ def _check(result: Sequence[Tensor], expected: Sequence[Array]) -> None:
 def test_replay_is_the_plain_models_attention(
     model: PreTrainedModel,
     prompt: Prompt,
-    tokenizer: Tokenizer,
+    tokenizer: PreTrainedTokenizerBase,
     spec: Reconstruction,
     attention_inputs: AttentionInputs,
 ) -> None:
@@ -131,7 +151,7 @@ def test_replay_is_the_plain_models_attention(
 def test_noise_is_the_plain_models_attention(
     model: PreTrainedModel,
     prompt: Prompt,
-    tokenizer: Tokenizer,
+    tokenizer: PreTrainedTokenizerBase,
     attention_inputs: AttentionInputs,
 ) -> None:
     ids, spec = prompt(31), Noise(tokens=9, seed=2)
@@ -151,7 +171,7 @@ def test_noise_is_the_plain_models_attention(
 def test_the_beginning_of_the_prompt_in_place_of_noise(
     model: PreTrainedModel,
     prompt: Prompt,
-    tokenizer: Tokenizer,
+    tokenizer: PreTrainedTokenizerBase,
     attention_inputs: AttentionInputs,
     share: float,
     first: int,
@@ -164,7 +184,7 @@ def test_the_beginning_of_the_prompt_in_place_of_noise(
 
 
 def test_model_and_cache_stay_as_they_were(
-    model: PreTrainedModel, prompt: Prompt, tokenizer: Tokenizer
+    model: PreTrainedModel, prompt: Prompt, tokenizer: PreTrainedTokenizerBase
 ) -> None:
     model.set_attn_implementation("sdpa")
     ids = prompt(31)
@@ -193,7 +213,7 @@ def test_model_and_cache_stay_as_they_were(
 
 
 def test_sequences_of_a_batch_are_each_alone(
-    qwen: PreTrainedModel, prompt: Prompt, tokenizer: Tokenizer
+    qwen: PreTrainedModel, prompt: Prompt, tokenizer: PreTrainedTokenizerBase
 ) -> None:
     ids = prompt(31, batch=3)
     both = _inputs(qwen, ids, tokenizer)
@@ -209,7 +229,7 @@ def test_sequences_of_a_batch_are_each_alone(
 
 
 def test_each_spec_is_computed_once(
-    qwen: PreTrainedModel, prompt: Prompt, tokenizer: Tokenizer
+    qwen: PreTrainedModel, prompt: Prompt, tokenizer: PreTrainedTokenizerBase
 ) -> None:
     scorer_inputs = _inputs(qwen, prompt(31), tokenizer)
     rope_of(qwen, 31)  # the first time, a model is checked by a pass of its own
@@ -232,7 +252,7 @@ def seen(qwen: PreTrainedModel, prompt: Prompt) -> Observation:
 
 
 def test_views_carry_what_was_declared(
-    qwen: PreTrainedModel, prompt: Prompt, seen: Observation, tokenizer: Tokenizer
+    qwen: PreTrainedModel, prompt: Prompt, seen: Observation, tokenizer: PreTrainedTokenizerBase
 ) -> None:
     scorer_inputs = ScorerInputs(
         qwen, prompt(12), seen.keys, seen.values, hidden=seen.hidden, tokenizer=tokenizer
@@ -254,7 +274,7 @@ def test_views_carry_what_was_declared(
 
 
 def test_what_is_missing_is_said_in_one_line(
-    qwen: PreTrainedModel, prompt: Prompt, seen: Observation, tokenizer: Tokenizer
+    qwen: PreTrainedModel, prompt: Prompt, seen: Observation, tokenizer: PreTrainedTokenizerBase
 ) -> None:
     with pytest.raises(ValueError, match="set inputs"):
         next(iter(_prefill(seen).views(Needs(reconstruction=Reconstruction()), 7)))
@@ -275,19 +295,119 @@ def test_what_is_missing_is_said_in_one_line(
         _inputs(qwen, prompt(9, batch=2), tokenizer).text(3)
 
 
-def test_a_pass_across_a_change_of_rope_is_refused(prompt: Prompt, tokenizer: Tokenizer) -> None:
-    config = Phi3Config(
-        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=3,
-        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=256,
-        original_max_position_embeddings=64, pad_token_id=0, bos_token_id=None,
-        eos_token_id=None, rope_parameters={
-            "rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0] * 4,
-            "long_factor": [3.0] * 4, "original_max_position_embeddings": 64, "factor": 4.0,
-        },
-    )  # fmt: skip
-    model = Phi3ForCausalLM(config).requires_grad_(False).train(False)
-    for tokens in (8, 70):
-        _inputs(model, prompt(tokens), tokenizer).reconstruction(Reconstruction(chunk=9))
-    with pytest.raises(UsageError, match="changes its RoPE after 64 tokens") as caught:
-        _inputs(model, prompt(60), tokenizer).reconstruction(Reconstruction())
+def test_a_pass_across_a_change_of_rope_is_refused(
+    longrope: PreTrainedModel, prompt: Prompt, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    _inputs(longrope, prompt(50), tokenizer).reconstruction(Reconstruction(chunk=9))
+    with pytest.raises(UsageError, match="changes its RoPE after 48 tokens") as caught:
+        _inputs(longrope, prompt(45), tokenizer).reconstruction(Reconstruction())
     assert "\n" not in str(caught.value)
+
+
+LetterTokenizer = Callable[..., PreTrainedTokenizerBase]
+REQUEST = "\n\nRepeat the previous context exactly."
+GO_ON = "\n\nRepeat the part of the previous context exactly, starting with"
+
+
+@pytest.mark.parametrize("chat", [False, True])
+@pytest.mark.parametrize(
+    ("tokens", "chunk", "starts"),
+    [(30, 100, [0]), (30, 30, [0]), (30, 12, [0, 12, 24]), (7, 3, [0, 3, 6]), (1, 1, [0])],
+)
+def test_inputs_of_every_chunk(
+    letters: LetterTokenizer, chat: bool, tokens: int, chunk: int, starts: list[int]
+) -> None:
+    """Chunks shorter than the 8 repeated tokens take what there is, from the chunks before too."""
+    tokenizer = letters(chat=chat)
+    context = torch.randint(1, 30, (2, tokens))
+    turn = "<e><a>" if chat else ""
+    result = list(reconstruction_inputs(context, tokenizer, chunk))
+    assert [part.start for part, _ in result] == starts
+    assert [part.stop for part, _ in result] == [*starts[1:], tokens]
+    for part, fed in result:
+        for entry in range(2):
+            ids = context[entry].tolist()
+            text = GO_ON if part.start else REQUEST
+            expected = tokenizer.convert_tokens_to_ids(list(text))
+            expected += ids[max(part.start - 8, 0) : part.start]
+            expected += tokenizer.convert_tokens_to_ids(["<e>", "<a>"]) if turn else []
+            assert fed[entry].tolist() == expected + ids[part]
+
+
+def test_turn_change_of_the_bundled_model() -> None:
+    _, tokenizer = load_model("nano")
+    assert turn_change(tokenizer) == "<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_a_template_that_refuses(letters: LetterTokenizer) -> None:
+    tokenizer = letters()
+    tokenizer.chat_template = "{{ raise_exception('no users here') }}"
+    with pytest.raises(ModelError, match="refuses the chat") as caught:
+        turn_change(tokenizer)
+    assert "\n" not in str(caught.value)
+
+
+def test_noise_is_ordinary_uniform_and_seeded(letters: LetterTokenizer) -> None:
+    tokenizer = letters(chat=True)
+    special = set(tokenizer.convert_tokens_to_ids(["<pad>", "<u>", "<e>", "<a>"]))
+    drawn = noise_input(20_000, 3, vocabulary=30, tokenizer=tokenizer)
+    assert drawn.dtype == torch.int64
+    ordinary = set(range(30)) - special
+    assert set(drawn.tolist()) == ordinary
+    counts = torch.bincount(drawn, minlength=30).double()
+    expected = 20_000 / len(ordinary)
+    assert all(abs(float(counts[i]) - expected) < 6 * expected**0.5 for i in ordinary)
+    assert torch.equal(drawn, noise_input(20_000, 3, vocabulary=30, tokenizer=tokenizer))
+    assert not torch.equal(drawn, noise_input(20_000, 4, vocabulary=30, tokenizer=tokenizer))
+
+
+def test_noise_without_a_tokenizer_takes_every_id() -> None:
+    drawn = noise_input(2_000, 0, vocabulary=5, tokenizer=None)
+    assert set(drawn.tolist()) == {0, 1, 2, 3, 4}
+
+
+def _save(folder: Path, bias: list[float], **options: object) -> str:
+    """A random BERT whose linear layer is its bias alone."""
+    vocabulary = {"[UNK]": 0, "[PAD]": 1, **{str(n): n + 2 for n in range(30)}}
+    words = Words(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=words, pad_token="[PAD]").save_pretrained(folder)
+    config = BertConfig(
+        vocab_size=32, hidden_size=8, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=8, max_position_embeddings=16, num_labels=len(bias), **options,
+    )  # fmt: skip
+    model = BertForSequenceClassification(config)
+    with torch.no_grad():
+        model.classifier.weight.zero_()
+        model.classifier.bias.copy_(torch.tensor(bias))
+    model.save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.mark.parametrize(("bias", "label"), [([2.0, -1.0], "qa"), ([-2.0, -1.0], "aggregation")])
+def test_the_largest_logit_names_the_label(tmp_path: Path, bias: list[float], label: str) -> None:
+    source = _save(tmp_path, bias, id2label={0: "qa", 1: "aggregation"})
+    assert classify("1 2 3", source) == label
+    assert classify("1 2 3 " * 100, source) == label
+
+
+def test_relu_hides_negative_logits(tmp_path: Path) -> None:
+    """Both are 0 then, and the first label wins: what the published head does."""
+    source = _save(tmp_path, [-2.0, -1.0], id2label={0: "qa", 1: "aggregation"}, relu_logits=True)
+    assert classify("1 2 3", source) == "qa"
+
+
+@pytest.mark.parametrize("count", [1, 7, 8, 9, 10, 30])
+def test_long_texts_lose_their_middle(tmp_path: Path, count: int) -> None:
+    _, tokenizer = load_classifier(_save(tmp_path, [0.0, 0.0]))
+    ids = both_ends(tokenizer, " ".join(str(n) for n in range(count)), 8)
+    every = [n + 2 for n in range(count)]
+    assert ids == (every if count <= 8 else every[:4] + every[-4:])
+
+
+def test_what_is_no_classifier_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    for folder in ("empty", "missing"):
+        with pytest.raises(ModelError, match="no text classifier there") as error:
+            classify("1", str(tmp_path / folder))
+        assert "\n" not in str(error.value)

@@ -1,4 +1,4 @@
-"""Layers whose heads store different numbers of tokens: exact, compact, and movable."""
+"""Layers of the evicting cache: exact, compact, and movable."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 
 from kvp.errors import UsageError
 from kvp.hf import EvictingCache, observe
@@ -89,8 +89,9 @@ def test_dropping_equals_masking_after_chunks_of_any_length(
         assert (logits[entry] - full).abs().max() > 0.01  # the eviction is felt
 
 
+@pytest.mark.parametrize("even", [False, True])
 def test_left_padded_sequences_equal_each_alone(
-    model: PreTrainedModel, prompt: Prompt, masked_logits: Callable[..., Tensor]
+    model: PreTrainedModel, prompt: Prompt, masked_logits: Callable[..., Tensor], even: bool
 ) -> None:
     """Prompts of 40 and 28 tokens, then chunks of 7 (padded in one entry), 1 and 64 tokens."""
     long, short = prompt(112, seed=2), prompt(98, seed=3)
@@ -101,6 +102,11 @@ def test_left_padded_sequences_equal_each_alone(
     positions = (mask.cumsum(1) - 1).clamp_min(0)
     cache = EvictingCache()
     sets = [*uneven_sets(1, 40), *uneven_sets(1, 28, seed=6)]
+    if even:
+        sets = [
+            [[[3, 5, 20 + head] for head in range(2)]] * 3,
+            [[[0, 9, 27 - head] for head in range(2)]] * 3,
+        ]
     logits = []
     for start, stop in ((0, 40), (40, 47), (47, 48), (48, 112)):
         output = model(
@@ -269,10 +275,6 @@ def test_a_copy_is_independent(qwen: PreTrainedModel, prompt: Prompt) -> None:
 def test_what_cannot_work_is_refused(qwen: PreTrainedModel, prompt: Prompt) -> None:
     ids = prompt(20)
     cache = shrunk(qwen, ids, uneven_sets(1, 20, full_layer=None))
-    with pytest.raises(UsageError, match="rolled back"):
-        cache.crop(-1)
-    with pytest.raises(UsageError, match="at least one prompt token"):
-        qwen(ids[:, -1:], position_ids=torch.tensor([[19]]), past_key_values=cache)
     layer = cache.layers[0]
     with pytest.raises(ValueError, match="do not select"):
         layer.select(torch.zeros(1, 3, 3, dtype=torch.int64))
@@ -281,6 +283,94 @@ def test_what_cannot_work_is_refused(qwen: PreTrainedModel, prompt: Prompt) -> N
         block.self_attn.attention_dropout = 0.5
     with pytest.raises(UsageError, match=r"model\.eval\(\)"):
         qwen(prompt(1), position_ids=torch.tensor([[20]]), past_key_values=cache)
-    qwen.eval().requires_grad_(True)
+    qwen.eval()
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_nothing_evicted_is_bitwise_the_plain_model(
+    model: PreTrainedModel, prompt: Prompt, padded: bool
+) -> None:
+    ids = prompt(30, batch=2)
+    mask = torch.ones_like(ids)
+    mask[0, :7] = int(not padded)
+    positions = (mask.cumsum(1) - 1).clamp_min(0)
+    logits = []
+    for attention, cache in (("kvp", EvictingCache()), ("sdpa", DynamicCache(config=model.config))):
+        model.set_attn_implementation(attention)
+        parts = []
+        for start, stop in ((0, 20), (20, 27), (27, 28), (28, 29), (29, 30)):
+            parts.append(
+                model(
+                    ids[:, start:stop],
+                    attention_mask=mask[:, :stop],
+                    position_ids=positions[:, start:stop],
+                    past_key_values=cache,
+                ).logits
+            )
+        logits.append(torch.cat(parts, dim=1))
+    assert torch.equal(logits[0], logits[1])
+
+
+def test_bytes_are_those_of_the_tensors(model: PreTrainedModel, prompt: Prompt) -> None:
+    head_dim = model.config.head_dim if model.config.model_type == "qwen3" else 8
+    seen = observe(model, prompt(80))
+    per_token = 3 * 2 * head_dim * 4 * 2  # layers, heads, dimensions, bytes, key and value
+    assert seen.cache.nbytes == 80 * per_token
+    for layer in seen.cache.layers:  # not a window into a fused projection
+        assert layer.values.untyped_storage().nbytes() == layer.values.nbytes
+    kept = [torch.arange(10).expand(5, 2, -1)] * 3
+    cache = EvictingCache.select(seen.keys, seen.values, kept, seen=80)
+    assert cache.nbytes == 5 * 10 * per_token
+    for step in range(4):
+        model(prompt(1).expand(5, -1), past_key_values=cache)
+        model(prompt(1), past_key_values=seen.cache)
+        for grown, slots_stored in ((cache, 5 * (10 + step + 1)), (seen.cache, 80 + 10)):
+            storages = {
+                tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
+                for layer in grown.layers
+                for tensor in (layer.keys, layer.values)
+            }
+            assert grown.nbytes == sum(storages.values()) == slots_stored * per_token
+
+
+@pytest.mark.parametrize("feed", [1, 20])
+def test_tokens_already_cached_are_refused(
+    qwen: PreTrainedModel, prompt: Prompt, feed: int
+) -> None:
+    ids = prompt(20)
+    seen = observe(qwen, ids)
+    shrunk = EvictingCache.select(
+        seen.keys, seen.values, [torch.arange(5).expand(1, 2, -1)] * 3, seen=20
+    )
+    for cache in (seen.cache, shrunk):
+        with pytest.raises(UsageError, match="at least one prompt token"):
+            qwen(
+                ids[:, -feed:],
+                position_ids=torch.arange(20 - feed, 20)[None],
+                past_key_values=cache,
+            )
+
+
+def test_masks_that_cannot_be_read_are_refused(qwen: PreTrainedModel, prompt: Prompt) -> None:
+    for mask in (torch.zeros(1, 1, 4, 4), torch.ones(1, 1, 4, 9, dtype=torch.bool)):
+        with pytest.raises(UsageError, match="attention_mask must be 2-D"):
+            qwen(prompt(4), attention_mask=mask, past_key_values=EvictingCache())
+
+
+def test_rollback_and_gradients_are_refused(qwen: PreTrainedModel, prompt: Prompt) -> None:
+    cache = observe(qwen, prompt(8)).cache
+    cache.crop(0)
+    with pytest.raises(UsageError, match="rolled back"):
+        cache.crop(-2)
+    qwen.requires_grad_(True)
     with pytest.raises(UsageError, match="no_grad"):
-        qwen(prompt(1), past_key_values=cache)
+        qwen(prompt(8), past_key_values=EvictingCache())
+
+
+def test_selection_must_fit(qwen: PreTrainedModel, prompt: Prompt) -> None:
+    seen = observe(qwen, prompt(8, batch=2))
+    for indices in (torch.zeros(3, 2, 4).long(), torch.zeros(2, 3, 4).long()):
+        with pytest.raises(ValueError, match="do not select"):
+            EvictingCache.select(seen.keys, seen.values, [indices] * 3, seen=8)
+    with pytest.raises(ValueError, match="7 tokens seen"):
+        EvictingCache.select(seen.keys, seen.values, [torch.zeros(2, 2, 4).long()] * 3, seen=7)
