@@ -23,7 +23,6 @@ from kvp.config_groups import (
     ModelConfig,
     RunConfig,
     optional,
-    split_list,
 )
 from kvp.errors import KvpError, UsageError
 from kvp.geometry import Geometry
@@ -72,7 +71,7 @@ class ValidationConfig(Group):
     """Validation and checkpoints."""
 
     validate_every: int = 100
-    """Steps between validations. Each head exports its best averaged weights."""
+    """Steps between validations. The best weights are exported, of each head its own."""
     validation_contexts: int = 32
     """Held-out contexts per validation."""
     checkpoint_every: int = 50
@@ -182,9 +181,6 @@ class TrainConfig(
         target = calibration_target(self.calibration, self.label)
         object.__setattr__(self, "calibration", target)
         super().__post_init__()
-        for name in ("memory_gb", "activation_gb"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"--{name} must be positive, got {getattr(self, name)}")
         self._check_parts(self.recipe())
         self._check_source()
 
@@ -270,12 +266,6 @@ class CalibrateConfig(CalibrationConfig, MemoryConfig, DeviceConfig):
 
     ADDRESSES: ClassVar[tuple[str, ...]] = ("traces",)
 
-    def __post_init__(self) -> None:
-        """Raise ValueError naming the flag that cannot work."""
-        super().__post_init__()
-        if not self.memory_gb > 0:
-            raise ValueError(f"--memory_gb must be positive, got {self.memory_gb}")
-
 
 @dataclass(frozen=True, kw_only=True)
 class MergeConfig(Group):
@@ -286,17 +276,6 @@ class MergeConfig(Group):
     that --heads auto has written them into."""
     out: str
     """What is written. A policy directory."""
-
-    def __post_init__(self) -> None:
-        """Raise ValueError naming the flag that cannot work."""
-        super().__post_init__()
-        if not self.folders:
-            raise ValueError("--shards names no directories")
-
-    @property
-    def folders(self) -> tuple[str, ...]:
-        """The directories, one by one."""
-        return split_list(self.shards)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -355,7 +334,7 @@ class DistillationSettings(Group):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DistillConfig(RunConfig, MemoryConfig, DistillationSettings):
+class DistillConfig(RunConfig, MemoryConfig, ValidationConfig, DistillationSettings):
     """Policy, traces and model."""
 
     policy: str
@@ -375,11 +354,6 @@ class DistillConfig(RunConfig, MemoryConfig, DistillationSettings):
     allow_incomplete: bool = False
     """Use a store whose collection has not finished."""
     validate_every: int = 50
-    """Steps between validations. The best weights are exported."""
-    validation_contexts: int = 32
-    """Held-out contexts per validation."""
-    checkpoint_every: int = 50
-    """Steps between checkpoints, the most a killed run loses."""
 
     VISIBLE: ClassVar[tuple[str, ...]] = (
         "policy", "traces", "out", "model", "dtype", "device", "steps", "contexts", "lr",
@@ -387,11 +361,6 @@ class DistillConfig(RunConfig, MemoryConfig, DistillationSettings):
         "future_tokens", "hard_targets", "validate_every", "seed",
     )  # fmt: skip
     ADDRESSES: ClassVar[tuple[str, ...]] = ("policy", "traces", "out")
-    MINIMUMS: ClassVar[Mapping[str, float]] = {
-        "validate_every": 1,
-        "validation_contexts": 1,
-        "checkpoint_every": 1,
-    }
 
     def identity(self) -> dict[str, Any]:
         """Settings that decide the weights, next to policy and traces."""

@@ -81,12 +81,11 @@ class ContextSource:
 
         Without a label (None) every importance is 0, and nothing is computed for it.
 
-        Use at most `memory_bytes` of RAM: three quarters for traces, a quarter for labels. Queries
-        and keys of one sequence come on top, so that all points of a sequence read it once. Traces
+        Use at most `memory_bytes` of RAM: three quarters for traces, a quarter for labels. Traces
         that lie in RAM anyway are not cached again.
         """
         self.traces = reader
-        self._label_name = label
+        self._label_name = label or ""
         self._label = None if label is None else label_of(label)
         self._with_recent = recent
         self.device = device or torch.device("cpu")
@@ -95,7 +94,6 @@ class ContextSource:
         """Keys and values by ("kv", sequence), queries, which new labels alone need, by
         ("queries", sequence)."""
         self._label_memory = _Memory(memory_bytes // 4)
-        self._latest: tuple[int, tuple[Tensor, Tensor]] | None = None
 
     def context(self, point: CompressionPoint) -> Context:
         """All cached tokens of a point, on the source's device.
@@ -125,7 +123,6 @@ class ContextSource:
         with self._turn:
             self._trace_memory.clear()
             self._label_memory.clear()
-            self._latest = None
 
     def _tokens(self, tensor: Tensor, tokens: int) -> Tensor:
         return tensor[..., :tokens, :].flatten(0, 1).to(self.device).float()
@@ -140,57 +137,58 @@ class ContextSource:
         return keys, values
 
     def _queries_and_keys(self, sequence: int) -> tuple[Tensor, Tensor]:
-        """On the device; those of the latest sequence stay for the other points of its turn."""
-        if self._latest is None or self._latest[0] != sequence:
-            self._latest = None  # before the next one is read
-            cached = self._trace_memory.get(("queries", sequence))
-            if cached is None:
-                trace = self.traces.trace(sequence)
-                assert trace.queries is not None, "checked before training"
-                _check_finite(sequence, trace.keys, trace.values)
-                cached, keys = (trace.queries,), trace.keys
-                self._trace_memory.put(("queries", sequence), cached)
-                self._trace_memory.put(("kv", sequence), (trace.keys, trace.values))
-            else:
-                keys, _ = self._keys_and_values(sequence)
-            self._latest = sequence, (cached[0].to(self.device), keys.to(self.device))
-        return self._latest[1]
+        """[L, H, G, T, D] and [L, H, T, D] on the device."""
+        cached = self._trace_memory.get(("queries", sequence))
+        if cached is None:
+            trace = self.traces.trace(sequence)
+            assert trace.queries is not None, "a store holds queries"
+            _check_finite(sequence, trace.keys, trace.values)
+            cached, keys = (trace.queries,), trace.keys
+            self._trace_memory.put(("queries", sequence), cached)
+            self._trace_memory.put(("kv", sequence), (trace.keys, trace.values))
+        else:
+            keys, _ = self._keys_and_values(sequence)
+        return cached[0].to(self.device), keys.to(self.device)
 
     def _importance(self, point: CompressionPoint) -> tuple[Tensor, ...]:
         """[A, N] float32 label of a point; where asked for, the features `recent`, too."""
         cached = self._label_memory.get(point)
         if cached is None:
-            cached = (self._label_of(point).flatten(0, 1),)
-            if self._with_recent:
-                cached = (*cached, self._recent_of(point))
+            importance, recent = self._kept_label(point), []
+            if importance is None or self._with_recent:
+                queries, keys = self._queries_and_keys(point.sequence)
+                record = self.traces.record(point.sequence)
+                if importance is None:
+                    assert self._label is not None, "without a label it is kept"
+                    importance = self._label.computed(
+                        queries, keys, point.prefix_length, point.stop, record.reply_spans
+                    ).cpu()
+                if self._with_recent:
+                    seen = point.prefix_length + record.fed_again(point.prefix_length)
+                    recent = [_recent(queries, keys, point.prefix_length, seen)]
+            cached = (importance.flatten(0, 1), *recent)
             _check_finite(point.sequence, *cached)
             self._label_memory.put(point, cached)
         return cached
 
-    def _recent_of(self, point: CompressionPoint) -> Tensor:
-        """[A, N, features] on the CPU, of the queries that a scorer sees at the point."""
-        queries, keys = self._queries_and_keys(point.sequence)  # [L, H, G, T, D], [L, H, T, D]
-        record = self.traces.record(point.sequence)
-        seen = point.prefix_length + record.fed_again(point.prefix_length)
-        last = slice(max(0, seen - RECENT_QUERIES), seen)
-        features = recent_features(queries[..., last, :].flatten(1, 2), keys[..., :seen, :])
-        return features[..., : point.prefix_length, :].flatten(0, 1).cpu()
-
-    def _label_of(self, point: CompressionPoint) -> Tensor:
-        """[L, H, N] float32 on the CPU, read or computed."""
-        traces, label = self.traces, self._label
-        if label is None or self._label_name is None:
+    def _kept_label(self, point: CompressionPoint) -> Tensor | None:
+        """[L, H, N] float32 on the CPU, None where it is computed from queries."""
+        if self._label is None:
             keys, _ = self._keys_and_values(point.sequence)
             return torch.zeros(*keys.shape[:2], point.prefix_length)
-        if label.from_queries is None:
-            assert label.stored is not None, "a label is computed or stored"
-            return traces.label(label.stored, point.sequence)[..., : point.prefix_length]
-        kept = traces.importance(self._label_name, point.sequence, point.prefix_length, point.stop)
-        if kept is not None:
-            return kept
-        queries, keys = self._queries_and_keys(point.sequence)
-        replies = traces.record(point.sequence).reply_spans
-        return label.computed(queries, keys, point.prefix_length, point.stop, replies).cpu()
+        if self._label.stored is not None:
+            stored = self.traces.label(self._label.stored, point.sequence)
+            return stored[..., : point.prefix_length]
+        return self.traces.importance(
+            self._label_name, point.sequence, point.prefix_length, point.stop
+        )
+
+
+def _recent(queries: Tensor, keys: Tensor, prefix_length: int, seen: int) -> Tensor:
+    """[A, N, features] on the CPU, of the queries before `seen`, those that a scorer sees."""
+    last = slice(max(0, seen - RECENT_QUERIES), seen)
+    features = recent_features(queries[..., last, :].flatten(1, 2), keys[..., :seen, :])
+    return features[..., :prefix_length, :].flatten(0, 1).cpu()
 
 
 class _Memory:

@@ -19,7 +19,7 @@ from kvp.hf.model_access import another_model
 from kvp.manifest import digest_json, run_manifest
 from kvp.progress import phase
 from kvp.store import TraceReader
-from policies.policy_files import PolicyMeta, Shard, load_shard, save_policy
+from policies.policy_files import Shard, load_shard, save_policy
 from train.calibration import recipe_of
 from train.callbacks import Bar, Checkpoints, Metrics, due
 from train.compression_points import CompressionPoint, held_out_points, protection_of
@@ -29,7 +29,6 @@ from train.distillation import Distillation, Policy, Replies
 from train.fit import check_finite, fit
 from train.initial_rankers import rankers_digest
 from train.labels import EVALUATED
-from train.recipe import Recipe
 from train.run_folder import RunFolder
 from train.summary import print_summary
 from train.training_data import check_store, device_of, recorded_model, usable
@@ -46,20 +45,26 @@ def run(config: DistillConfig) -> None:
         UsageError: `--out` or another flag cannot work, or the loss is not finite.
     """
     device = device_of(config.device)
-    policy = load_shard(config.policy)
-    _check_policy(config, policy)
-    recipe = _recipe(config, policy)
     reader = TraceReader(config.traces)
     check_store(reader, allow_incomplete=config.allow_incomplete)
-    if policy.meta.geometry != reader.geometry:
-        raise PolicyError(
-            f"--policy {config.policy} is of a model with {policy.meta.geometry}, the traces of "
-            f"one with {reader.geometry}"
-        )
+    policy = _checked(config, reader)
+    assert policy.calibration is not None, "checked above"
+    recipe = replace(  # with the compression points of this run
+        recipe_of(policy.meta.training),
+        contexts=config.contexts,
+        steps=config.steps,
+        compress_prompt=config.compress_prompt,
+        compress_context=config.compress_context,
+        compress_uniform=config.compress_uniform,
+        future_max=config.future_tokens,
+    )
     training, validation = (usable(reader, split, recipe) for split in ("train", "validation"))
-    made_on = replace(policy.meta, model=recorded_model(reader.manifest))
-    policy = replace(policy, rankers=policy.rankers.with_dtype(torch.float32), meta=made_on)
-    identity = _identity(config, policy, reader)
+    start = [rankers_digest(policy.rankers), policy.calibration.to_dict()]
+    identity = {
+        **config.identity(),
+        "distilled_from": digest_json(start),
+        "traces": digest_json([reader.manifest["identity"], reader.plan.to_dict()]),
+    }
     target = RunFolder(place(config.out), identity)
     if target.finished():
         print(f"{config.out} already holds the finished policy of exactly these settings.")
@@ -77,7 +82,6 @@ def run(config: DistillConfig) -> None:
             recent=recipe.reads_queries,
         )  # fmt: skip
         source = sources(label=None)
-        assert policy.calibration is not None, "checked above"
         module = Distillation(
             Policy(policy.rankers, policy.calibration), replies, source, training, config, recipe,
             seed=config.seed,
@@ -97,7 +101,9 @@ def run(config: DistillConfig) -> None:
         target.release()
 
 
-def _check_policy(config: DistillConfig, policy: Shard) -> None:
+def _checked(config: DistillConfig, reader: TraceReader) -> Shard:
+    """The policy; PolicyError where it is a shard, not calibrated, or of another model."""
+    policy = load_shard(config.policy)
     if policy.meta.heads is not None:
         raise PolicyError(f"--policy {config.policy} is a shard: join its parts with kvp merge")
     if policy.calibration is None:
@@ -105,28 +111,16 @@ def _check_policy(config: DistillConfig, policy: Shard) -> None:
             f"--policy {config.policy} is not calibrated, so its heads cannot compete: run "
             f"kvp calibrate --policy {config.policy} --traces {config.traces} first"
         )
-
-
-def _recipe(config: DistillConfig, policy: Shard) -> Recipe:
-    """The policy's recipe, with the compression points of this run."""
+    if policy.meta.geometry != reader.geometry:
+        raise PolicyError(
+            f"--policy {config.policy} is of a model with {policy.meta.geometry}, the traces of "
+            f"one with {reader.geometry}"
+        )
     return replace(
-        recipe_of(policy.meta.training),
-        contexts=config.contexts,
-        steps=config.steps,
-        compress_prompt=config.compress_prompt,
-        compress_context=config.compress_context,
-        compress_uniform=config.compress_uniform,
-        future_max=config.future_tokens,
+        policy,
+        rankers=policy.rankers.with_dtype(torch.float32),
+        meta=replace(policy.meta, model=recorded_model(reader.manifest)),
     )
-
-
-def _identity(config: DistillConfig, policy: Shard, reader: TraceReader) -> dict[str, Any]:
-    calibration = policy.calibration.to_dict() if policy.calibration else None
-    return {
-        **config.identity(),
-        "distilled_from": digest_json([rankers_digest(policy.rankers), calibration]),
-        "traces": digest_json([reader.manifest["identity"], reader.plan.to_dict()]),
-    }
 
 
 def _model(config: DistillConfig, reader: TraceReader, device: torch.device) -> Any:  # noqa: ANN401
@@ -171,12 +165,8 @@ def _export(
     distillation = {**manifest, "best_step": step, "held_out_loss": float(module.best_loss)}
     if policy.source.record:
         distillation["distilled_from"] = policy.source.record
-    meta = PolicyMeta(
-        geometry=policy.meta.geometry,
-        model=policy.meta.model,
-        training={**policy.meta.training, "distillation": distillation},
-        held_out=result.per_head(),
-    )
+    training = {**policy.meta.training, "distillation": distillation}
+    meta = replace(policy.meta, training=training, held_out=result.per_head())
     save_policy(folder, best.rankers, meta, calibration=best.calibration())
     print_summary(result, torch.full((heads,), step), policy.meta.geometry)
     print(

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import signal
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 import lightning.pytorch as pl
@@ -22,8 +20,6 @@ from train.distributed import ALONE, Workers
 
 _TERMINATED = 128 + signal.SIGTERM
 """Exit code of a program that SIGTERM ended."""
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-"""Parameters of mallopt (malloc.h)."""
 
 
 def fit(
@@ -55,7 +51,7 @@ def fit(
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    with warnings.catch_warnings(), freed_memory_kept():
+    with warnings.catch_warnings():
         # Lightning 2.6 uses a class that torch 2.13 deprecates.
         warnings.filterwarnings("ignore", message=r".*treespec, LeafSpec", category=FutureWarning)
         try:
@@ -73,25 +69,3 @@ def check_finite(best: nn.Module, *, steps: int, lr: float) -> None:
             f"training diverged: weights are not finite after {steps} steps; lower --lr (now "
             f"{lr:g}), in a new --out"
         )
-
-
-@contextmanager
-def freed_memory_kept() -> Iterator[None]:
-    """Let the process keep what is freed inside the block; what is left goes back at its end.
-
-    A step on a CPU allocates the activations of all heads and frees them again: some hundred
-    megabytes, which glibc maps and unmaps one by one. Touching new pages then takes up to a quarter
-    of a step (docs/results/speed.md). With other C libraries this does nothing.
-    """
-    libc = ctypes.CDLL(None)
-    if not (hasattr(libc, "mallopt") and hasattr(libc, "malloc_trim")):
-        yield
-        return
-    libc.mallopt(_MMAP_THRESHOLD, 2**30)  # bytes; larger blocks are mapped one by one as before
-    libc.mallopt(_TRIM_THRESHOLD, -1)  # never
-    try:
-        yield
-    finally:
-        for parameter in (_MMAP_THRESHOLD, _TRIM_THRESHOLD):
-            libc.mallopt(parameter, 128 * 1024)  # what both are at the start of a program
-        libc.malloc_trim(0)

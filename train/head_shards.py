@@ -14,7 +14,7 @@ from typing import Any
 
 from kvp.artifacts.addresses import place
 from kvp.artifacts.claim import OutputFolder
-from kvp.config_groups import Rank, rank_of
+from kvp.config_groups import Rank, rank_of, split_list
 from kvp.errors import PolicyError, UsageError
 from kvp.hf import geometry_of, load_config
 from kvp.hf.loading import device_of_rank
@@ -68,7 +68,10 @@ def run(config: MergeConfig) -> None:
     Raises PolicyError where a shard is damaged or a whole policy, where shards do not belong
     together or do not cover every head exactly once, or where `config.out` holds other files.
     """
-    named = {folder: load_shard(folder) for one in config.folders for folder in shards_in(one)}
+    folders = [folder for one in split_list(config.shards) for folder in shards_in(one)]
+    named = {folder: load_shard(folder) for folder in folders}
+    if not named:
+        raise UsageError("--shards names no directories")
     for folder, shard in named.items():
         if shard.meta.heads is None:
             raise PolicyError(f"--shards {folder} is a whole policy already, not a shard of one")

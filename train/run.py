@@ -7,7 +7,6 @@ from typing import Any
 
 from kvp.manifest import run_manifest
 from kvp.progress import phase
-from policies.learned import Calibration
 from policies.policy_files import PolicyMeta, save_policy
 from train.calibration import TARGET_LABELS, calibrate
 from train.callbacks import Bar, Checkpoints, Log, Validation, skill_note
@@ -19,7 +18,7 @@ from train.labels import EVALUATED
 from train.ranker_training import RankerTraining
 from train.summary import print_end, print_start, print_summary
 from train.training_data import recorded_model, recorded_text
-from train.validation import HeldOut, Heuristics, evaluate
+from train.validation import Heuristics, evaluate
 
 LOG_EVERY = 10
 """Steps between scalars in TensorBoard."""
@@ -126,39 +125,28 @@ def _trained(job: Job) -> RankerTraining:
 
 def _export(job: Job, module: RankerTraining, manifest: dict[str, Any]) -> None:
     """Evaluate the best weights, calibrate and write them."""
+    config, geometry = job.config, job.traces.geometry
     best = module.best.to(job.device)
     check_finite(best, steps=job.recipe.steps, lr=job.recipe.lr)
-
-    def evaluated() -> HeldOut:
-        phase("evaluating the policy and the attention-free heuristics")
-        source = job.source(EVALUATED)  # every policy is evaluated on the same label
-        return evaluate(
-            best,
-            map(source.context, job.held_out(job.config.validation_contexts)),
-            reward_protection=job.protection,
-            heuristics=Heuristics(job.traces.geometry, job.heads),
-        )
-
-    def calibrated() -> Calibration | None:
-        target = job.config.calibration
-        if target == "none":
-            return None
+    calibration, target = None, config.calibration
+    if target != "none":
         phase(f"calibrating to {target}")
-        points = job.held_out(job.config.calibration_contexts)
+        points = job.held_out(config.calibration_contexts)
         source = job.source(TARGET_LABELS[target])
-        return calibrate(best, source, points, target=target, protection=job.protection)
-
-    # Reading another label drops the contexts of training (`Job.source`): the trained one first.
-    if job.recipe.label == EVALUATED:
-        result, calibration = evaluated(), calibrated()
-    else:
-        calibration, result = calibrated(), evaluated()
+        calibration = calibrate(best, source, points, target=target, protection=job.protection)
+    phase("evaluating the policy and the attention-free heuristics")
+    result = evaluate(
+        best,
+        map(job.source(EVALUATED).context, job.held_out(config.validation_contexts)),
+        reward_protection=job.protection,
+        heuristics=Heuristics(geometry, job.heads),
+    )
     meta = PolicyMeta(
-        geometry=job.traces.geometry,
+        geometry=geometry,
         model=recorded_model(job.traces.manifest),
         training={**manifest, "best_step": module.best_step.tolist()},
         held_out=result.per_head(),
         heads=None if job.whole else job.heads,
     )
     save_policy(job.target.folder, best, meta, calibration=calibration)
-    print_summary(result, module.best_step, job.traces.geometry, job.heads)
+    print_summary(result, module.best_step, geometry, job.heads)

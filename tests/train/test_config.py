@@ -81,8 +81,6 @@ def test_by_default_rankers_read_recent_queries_where_traces_hold_them() -> None
         ("--lr 0", "--lr must be positive"),
         ("--min_prefix 0", "--min_prefix must be at least 1"),
         ("--checkpoint_every 0", "--checkpoint_every must be at least 1"),
-        ("--memory_gb 0", "--memory_gb must be positive"),
-        ("--activation_gb 0", "--activation_gb must be positive"),
         ("--reward unheard", "--reward must be skill or ratio"),
         ("--objective listwisee", "--objective 'listwisee' is unknown (did you mean listwise?)"),
         ("--label kvzipe", "--label 'kvzipe' is unknown (did you mean kvzip?)"),

@@ -58,23 +58,6 @@ def test_protected_tokens_can_be_left_out(store: Path) -> None:
     assert torch.equal(context.without(UNPROTECTED).values, context.values)
 
 
-@pytest.mark.parametrize("memory_bytes", [1, 10**8])
-def test_points_of_one_turn_read_their_sequence_once(
-    store: Path, memory_bytes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reader = TraceReader(store)
-    read, trace = [], reader.trace
-    monkeypatch.setattr(reader, "trace", lambda index: read.append(index) or trace(index))
-    source = ContextSource(reader, memory_bytes=memory_bytes)
-    for sequence in (1, 4, 1):
-        for tokens in (30, 40, 50):
-            point = CompressionPoint(sequence=sequence, prefix_length=tokens, stop=90)
-            context, again = source.context(point), read_alone(store, point)
-            assert torch.equal(context.importance, again.importance)
-            assert torch.equal(context.keys, again.keys)
-    assert read == ([1, 4, 1] if memory_bytes == 1 else [1, 4])
-
-
 @pytest.mark.parametrize(("memory_bytes", "reads"), [(40_000, 6), (10**8, 2)])
 def test_queries_stay_where_everything_fits(
     store: Path, memory_bytes: int, reads: int, monkeypatch: pytest.MonkeyPatch
