@@ -1,6 +1,6 @@
 """Records of a results folder: rows.jsonl is append-only, a run resumes by the keys in it.
 
-All records of one prompt are appended in one write (`kvp.artifacts.jsonl`), so an interrupted run
+All records of one prompt are appended in one write (`kvp.artifacts.files`), so an interrupted run
 repeats whole prompts. Where several workers write, and in an object store, where nothing can be
 appended to, each prompt's records are a file of their own, `rows/DIGEST.jsonl`, until a worker that
 finds all of them there joins them to rows.jsonl. Joining twice gives the same file.
@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from kvp.artifacts.addresses import Place, files_below, make_folder, place
-from kvp.artifacts.files import cache_folder, fetch, is_partial, staging_folder
-from kvp.artifacts.jsonl import JsonLines
+from kvp.artifacts.files import JsonLines, cache_folder, fetch, is_partial, staging_folder
 from kvp.errors import AddressError, ResultsError
 from kvp.manifest import digest_json
 

@@ -254,7 +254,7 @@ def load_results(folder: Path) -> Results:
 def _records(path: Path, key: Sequence[str], notes: list[str]) -> tuple[Record, ...]:
     """Records of a file; adds a note on a torn last line.
 
-    Checksums of lines find damage (`kvp.artifacts.jsonl`). A protocol becomes part of file names.
+    Checksums of lines find damage (`kvp.artifacts.files`). A protocol becomes part of file names.
     """
     records = tuple(read_records(path, key))
     for record in records:

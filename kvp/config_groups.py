@@ -14,8 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, make_dataclass
 from typing import Any, ClassVar, Literal, TypeVar, get_type_hints
 
-from kvp.artifacts.addresses import is_address
-from kvp.artifacts.objects import read_only
+from kvp.artifacts.addresses import is_address, read_only
 from kvp.errors import UsageError
 
 DtypeName = Literal["float32", "bfloat16", "float16"]

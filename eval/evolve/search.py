@@ -31,7 +31,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from kvp.artifacts.addresses import Place
 from kvp.artifacts.claim import FolderKind, OutputFolder
-from kvp.artifacts.jsonl import JsonLines
+from kvp.artifacts.files import JsonLines
 from kvp.errors import ResultsError
 from kvp.manifest import read_sealed_json, write_sealed_json
 from kvp.ranking import apportion

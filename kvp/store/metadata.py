@@ -115,11 +115,6 @@ def record_path(store: Place, index: int) -> Place:
     return store / SEQUENCES / f"{index:06d}.json"
 
 
-def commit_record(store: Place, record: SequenceRecord) -> None:
-    """Make a sequence visible whose shards are there."""
-    write_sealed_json(record_path(store, record.index), {"record": record.to_dict()})
-
-
 def _load_record(store: Place, plan: StorePlan, index: int) -> SequenceRecord:
     path = record_path(store, index)
     try:

@@ -17,8 +17,7 @@ from zarr.codecs import BloscCodec, Crc32cCodec
 from zarr.core.buffer import Buffer, BufferPrototype
 from zarr.storage import LocalStore, MemoryStore, WrapperStore
 
-from kvp.artifacts.addresses import ObjectPath, Place
-from kvp.artifacts.objects import Patience, told
+from kvp.artifacts.addresses import ObjectPath, Patience, Place, told
 from kvp.store.schema import DTYPES, StorePlan, is_label
 
 

@@ -20,7 +20,7 @@ from kvp.artifacts.addresses import Place, place
 from kvp.artifacts.claim import OutputFolder
 from kvp.artifacts.files import atomic_write_bytes
 from kvp.errors import StoreError
-from kvp.manifest import differences
+from kvp.manifest import differences, write_sealed_json
 from kvp.store import metadata
 from kvp.store.schema import DTYPES, StorePlan, Trace, label_array
 from kvp.store.shards import encoded_shard, shard_path
@@ -119,7 +119,8 @@ class TraceWriter:
             for array, tensor in tensors.items():
                 content = encoded_shard(self.plan, array, index, _padded(tensor, self.plan, array))
                 atomic_write_bytes(shard_path(self.path, array, index), content)
-            metadata.commit_record(self.path, trace.record)
+            path = metadata.record_path(self.path, index)  # makes it visible
+            write_sealed_json(path, {"record": trace.record.to_dict()})
         except OSError as problem:
             raise StoreError(
                 f"cannot write to {self.path}: {problem.strerror or problem}"

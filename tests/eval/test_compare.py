@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from eval.records import read_records
-from kvp.artifacts.jsonl import JsonLines
+from kvp.artifacts.files import JsonLines
 from kvp.programs import evaluate, run_program
 
 compare = partial(run_program, "compare")

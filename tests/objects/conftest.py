@@ -127,7 +127,7 @@ def through_proxy(
     faults: Faults, prefix: ObjectPath, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[ObjectPath]:
     """A new folder of the bucket, reached by this process through the proxy."""
-    from kvp.artifacts.objects import opened
+    from kvp.artifacts.addresses import opened
 
     monkeypatch.setenv("AWS_ENDPOINT_URL", faults.url)
     opened.cache_clear()

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from kvp.artifacts.addresses import ObjectPath, files_below, place
-from kvp.artifacts.objects import opened
+from kvp.artifacts.addresses import ObjectPath, files_below, opened, place
 from kvp.errors import KvpError
 from kvp.programs import main as kvp
 from kvp.programs import train

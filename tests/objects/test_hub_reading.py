@@ -17,8 +17,7 @@ import torch
 from huggingface_hub import constants
 
 from kvp import load_policy
-from kvp.artifacts.addresses import files_below
-from kvp.artifacts.objects import opened
+from kvp.artifacts.addresses import files_below, opened
 from kvp.errors import AddressError
 from kvp.programs import main as kvp
 from kvp.store import TraceReader

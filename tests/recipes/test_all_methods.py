@@ -15,7 +15,7 @@ import pytest
 from eval.config import TuneConfig
 from eval.tune.run import subjects_of
 from eval.tune.settings_file import load_settings
-from kvp.artifacts.jsonl import JsonLines
+from kvp.artifacts.files import JsonLines
 from kvp.command_line import parse
 from kvp.config_groups import split_list
 from kvp.manifest import digest_json, write_sealed_json

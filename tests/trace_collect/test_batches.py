@@ -71,7 +71,7 @@ def test_a_full_disk_stops_the_run_in_one_line_and_keeps_what_is_there(
     refused: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    commit, calls = writer.commit_record, [0]
+    commit, calls = writer.write_sealed_json, [0]
 
     def full(*args: Any) -> None:
         calls[0] += 1
@@ -80,7 +80,7 @@ def test_a_full_disk_stops_the_run_in_one_line_and_keeps_what_is_there(
         commit(*args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(writer, "commit_record", full)
+        patch.setattr(writer, "write_sealed_json", full)
         assert run("--train=8", "--batch_size=2") == 2
     assert refused(capsys).endswith("No space left on device")
     assert calls == [3]

@@ -14,7 +14,7 @@ from eval.config import EvolveConfig
 from eval.evaluate import Prompt
 from eval.evolve.run import Target
 from eval.evolve.search import Generation, Journal
-from kvp.artifacts.jsonl import JsonLines
+from kvp.artifacts.files import JsonLines
 from kvp.budgets import parse_budget
 from kvp.command_line import parse
 from kvp.data.task import TaskSettings

@@ -22,7 +22,7 @@ from eval.evolve.search import (
     reply_score,
     search,
 )
-from kvp.artifacts.jsonl import JsonLines
+from kvp.artifacts.files import JsonLines
 from kvp.errors import ResultsError
 
 PLAN = SearchPlan(

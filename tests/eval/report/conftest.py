@@ -11,7 +11,7 @@ import pytest
 
 from eval.comparison import Comparison, compare
 from eval.results import load_results
-from kvp.artifacts.jsonl import JsonLines
+from kvp.artifacts.files import JsonLines
 from kvp.manifest import digest_json, write_sealed_json
 from kvp.metrics import METRICS_VERSION
 from kvp.programs import report as main

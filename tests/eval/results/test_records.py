@@ -14,7 +14,7 @@ from eval.records import (
     method_label,
     read_records,
 )
-from kvp.artifacts.jsonl import JsonLines
+from kvp.artifacts.files import JsonLines
 from kvp.errors import ResultsError
 
 

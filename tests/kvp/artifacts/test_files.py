@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kvp.artifacts.files import atomic_write_bytes, atomic_write_text, is_partial
-from kvp.artifacts.jsonl import JsonLines
+from kvp.artifacts.files import JsonLines, atomic_write_bytes, atomic_write_text, is_partial
 from kvp.artifacts.tensors import read_safetensors, write_safetensors
 from kvp.errors import StoreError
 from kvp.manifest import atomic_write_json, read_json, sha256_input

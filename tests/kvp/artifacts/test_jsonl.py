@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvp.artifacts.jsonl import CHECKSUM, JsonLines
+from kvp.artifacts.files import CHECKSUM, JsonLines
 from kvp.errors import ResultsError
 
 RECORDS = [{"name": "é\n", "score": 0.1, "inner": {"2": [1, None]}}, {"name": "b", "score": 1}]
