@@ -55,7 +55,7 @@ from kvp.hf.model_config import context_limit
 from kvp.manifest import digest_json, recorded_name, run_manifest
 from kvp.progress import phase, say
 from kvp.ranking import UNPROTECTED, Protection, Selection, apportion
-from kvp.scoring import score_layers
+from kvp.scoring import Scorer, score_layers
 from policies.allocators.evolved import BUDGET_FILE, BudgetFile, load_budgets, save_budgets
 
 Floats = NDArray[np.float64]
@@ -101,7 +101,7 @@ class PromptSet:
     def __init__(
         self,
         decoder: Decoder,
-        method: Method,
+        scorer: Scorer,
         target: Target,
         prompts: Sequence[Prompt],
         *,
@@ -109,9 +109,7 @@ class PromptSet:
         keep_bytes: int,
     ) -> None:
         """Hold on to the prompts; nothing is run yet. Prefixes are kept up to `keep_bytes`."""
-        assert method.scorer is not None, "only the full cache has none"
-        self._decoder, self._method, self._target = decoder, method, target
-        self._scorer = method.scorer
+        self._decoder, self._scorer, self._target = decoder, scorer, target
         self._protocol = protocol
         self.prompts = tuple(prompts)
         self._scored: dict[int, ScoredPrompt] = {}
@@ -120,7 +118,7 @@ class PromptSet:
     def of(self, prompts: Sequence[Prompt]) -> PromptSet:
         """Other prompts of the same comparison, to be run once: no prefix is kept."""
         return PromptSet(
-            self._decoder, self._method, self._target, prompts,
+            self._decoder, self._scorer, self._target, prompts,
             protocol=self._protocol, keep_bytes=0,
         )  # fmt: skip
 
@@ -205,7 +203,7 @@ def _search(config: EvolveConfig, output: OutputFolder, identity: dict[str, Any]
     check_quantization(config.quantization, torch_device(config.device))
     model_config = load_config(config.model, revision=config.revision)
     geometry = geometry_of(model_config)
-    method = _method(config.evaluation)
+    method, scorer = _method(config.evaluation)
     check_methods([method], geometry)
     phase("preparing prompts")
     tokenizer = load_tokenizer(config.model, revision=config.revision)
@@ -234,7 +232,7 @@ def _search(config: EvolveConfig, output: OutputFolder, identity: dict[str, Any]
     journal = Journal(folder / JOURNAL, on_append=lambda entry: say(_line(plan, entry)))
     keep_bytes = int(config.memory_gb * 1e9)
     searched = PromptSet(
-        decoder, method, target, search_prompts, protocol=config.protocol, keep_bytes=keep_bytes
+        decoder, scorer, target, search_prompts, protocol=config.protocol, keep_bytes=keep_bytes
     )
     elite = search(plan, searched.scores, journal)
     others = searched.of(held_out)
@@ -293,14 +291,14 @@ def _shares(count: int, tasks: int) -> list[int]:
     return [count // tasks + (index < count % tasks) for index in range(tasks)]
 
 
-def _method(config: EvalConfig) -> Method:
+def _method(config: EvalConfig) -> tuple[Method, Scorer]:
     """The one method that ranks the tokens; UsageError where it cannot be searched with."""
     method, *others = methods_of(config)
     if others or method.scorer is None or method.allocator != UNIFORM:
         raise UsageError(f"--scorer {config.methods}: name one scorer, without allocator")
     if method.scorer.needs.future:
         raise UsageError(f"--scorer {config.methods} needs the future: search with another method")
-    return method
+    return method, method.scorer
 
 
 def _plan(

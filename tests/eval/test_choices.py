@@ -96,16 +96,6 @@ def test_the_boundary_is_that_of_the_whole_text(nano_bench: Bench) -> None:
             assert list(encoded.ids) + list(ids) == whole
 
 
-def test_behind_a_chat_template_a_choice_stands_alone(nano_bench: Bench) -> None:
-    tokenizer = nano_bench.tokenizer
-    assert tokenizer.chat_template
-    encoded = encode(asked(), tokenizer)
-    assert tokenizer.decode(encoded.choice_ids[1]) == "blue"
-    assert (
-        tokenizer.decode(encode(asked(answer_prefix="It is"), tokenizer).choice_ids[1]) == " blue"
-    )
-
-
 @pytest.mark.parametrize("protocol", ["query_aware", "query_agnostic"])
 @pytest.mark.parametrize("metric", ["choice", "choice_norm"])
 def test_the_full_cache_gives_the_models_own_likelihoods(

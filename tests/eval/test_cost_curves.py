@@ -195,23 +195,6 @@ def test_stores_that_cannot_give_curves_are_refused(tmp_path: Path) -> None:
         open_traces(str(store), other)
 
 
-def test_the_model_serves_what_traces_do_not_hold(tmp_path: Path, tiny_folder: Path) -> None:
-    model, tokenizer = load_model(str(tiny_folder))
-    store = _store(tmp_path / "traces", ["test"])
-    config = _config(
-        methods="expected_attention,gvote+self_sized,contrastkv", budgets="25%", protection="both",
-        protocols="query_aware", recents=2,
-    )  # fmt: skip
-    reader = open_traces(str(store), GEOMETRY)
-    records = measure_traces(config, methods_of(config), reader, model, tokenizer)
-    found = {(record["method"], record["protected"]) for record in records}
-    assert found == {
-        (name, flag)
-        for name in ("expected_attention", "gvote", "contrastkv") for flag in (True, False)
-    }  # fmt: skip
-    assert len(records) == 3 * 2 * 4  # methods, protection, heads
-
-
 def test_running_text_is_measured_under_one_protocol(tmp_path: Path) -> None:
     record = replace(_trace(0).record, context_length=32)
     assert protocols_apart(("query_aware", "query_agnostic"), [record]) == ("query_agnostic",)

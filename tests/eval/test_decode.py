@@ -93,22 +93,6 @@ def test_equal_caches_run_once(
     assert answers[0] == answers[2] == answers[3]
 
 
-def test_forced_reply_of_evicted_caches_does_not_depend_on_the_batch(
-    tiny_model: PreTrainedModel,
-) -> None:
-    ids = torch.randint(1, 40, (PROMPT,), generator=torch.Generator().manual_seed(4))
-    reply = torch.tensor([7, 7, 30])
-    prefix = _prefix(tiny_model, ids)
-    caches = _random_caches(prefix, [4, 7, 12, 7], 1)
-    prompt = _prompt(ids, reply)
-    together = _decoder(tiny_model, 8).losses(prompt, prefix, caches)
-    alone = [_decoder(tiny_model, 1).losses(prompt, prefix, [kept])[0] for kept in caches]
-    losses = [loss.result for loss in together]
-    assert losses == pytest.approx([loss.result for loss in alone], abs=1e-4)
-    assert len({round(loss, 3) for loss in losses}) == 4
-    assert [loss.nbytes for loss in together] == [loss.nbytes for loss in alone]
-
-
 def test_gathered_cache_holds_the_kept_tokens_at_their_positions(
     tiny_model: PreTrainedModel,
 ) -> None:

@@ -16,8 +16,6 @@ from eval.prepare import load_all
 from kvp.budgets import parse_budget
 from kvp.config_groups import split_list
 from kvp.data.task import TaskSettings
-from kvp.data.tasks import expand_tasks
-from kvp.errors import UsageError
 from kvp.hf import prefill_and_evict
 from kvp.ranking import UNPROTECTED, Protection
 from policies import make_allocator, make_scorer
@@ -213,41 +211,3 @@ def test_hindsight_is_the_attention_the_future_pays(
         for head in range(2):
             expected = np.maximum(paid[2 * head], paid[2 * head + 1]).sum(0)
             assert future[layer][0, head].numpy() == pytest.approx(expected, abs=1e-4)
-
-
-def test_task_names_expand_and_unknown_ones_are_refused() -> None:
-    names = expand_tasks(["ruler", "chat", "niah_single_1"])
-    assert names[0] == "niah_single_1"
-    assert names[-1] == "chat"
-    assert "vt_0shot" not in names  # not RULER's
-    assert len(names) == 13 + 1
-    assert len(names) == len(set(names))
-    with pytest.raises(UsageError, match="unknown task 'qa_9'"):
-        expand_tasks(["qa_9"])
-
-
-def test_a_longer_run_begins_with_the_same_prompts(bench: Bench, tiny_folder: Path) -> None:
-    longer = _load(_config(tiny_folder, prompts=3), bench.tokenizer)[0]
-    shorter = _load(_config(tiny_folder, prompts=2), bench.tokenizer)[0]
-    by_id = {prompt.sample.id: prompt for prompt in longer}
-    assert len(by_id) == 6
-    for prompt in shorter:
-        assert by_id[prompt.sample.id].encoded == prompt.encoded
-
-
-def test_ruler_leaves_out_what_does_not_fit_but_named_tasks_are_refused(
-    bench: Bench, tiny_folder: Path
-) -> None:
-    prompts, notes = _load(_config(tiny_folder, tasks="ruler", length=200), bench.tokenizer)
-    left_out = {
-        note.partition(" is left out: --length")[0]
-        for note in notes
-        if " is left out: --length" in note
-    }
-    assert left_out
-    assert {"qa_1 is left out: it needs --squad FILE"} < set(notes)
-    assert left_out.isdisjoint(prompt.task for prompt in prompts)
-    assert "niah_single_1" in {prompt.task for prompt in prompts}
-    named = next(iter(sorted(left_out)))
-    with pytest.raises(UsageError, match=rf"--length 200: the smallest {named}"):
-        _load(_config(tiny_folder, tasks=named), bench.tokenizer)

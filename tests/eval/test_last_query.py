@@ -160,25 +160,3 @@ def test_a_method_that_sizes_the_cache_counts_tokens_that_can_be_kept(
     (method,) = build_methods(["gvote(min_keep=9999)+self_sized"])
     kept = _kept(bench, prompts[0], "query_aware", Setting(method=method, budget=None))
     assert kept.counts.unique().tolist() == [prompts[0].encoded.prompt_length - 1]
-
-
-@pytest.mark.parametrize("protocol", BOTH)
-def test_with_everything_kept_answers_are_those_of_plain_generation(
-    bench: Bench, prompts: list[Prompt], protocol: str
-) -> None:
-    settings = [
-        Setting(method=build_methods(["full"])[0], budget=None),
-        _setting(build_methods(["tova"])[0], "100%"),
-        Setting(method=build_methods(["gvote(min_keep=9999)+self_sized"])[0], budget=None),
-    ]
-    for prompt in prompts:
-        out = bench.model.generate(
-            prompt.ids[None],
-            attention_mask=torch.ones_like(prompt.ids[None]),
-            max_new_tokens=8,
-            do_sample=False,
-        )
-        answer = bench.tokenizer.decode(out[0, len(prompt.ids) :], skip_special_tokens=True)
-        records = evaluate(bench, prompt, protocol, settings)
-        assert [record["prediction"] for record in records] == [answer] * 3
-        assert {record["kept_tokens"] for record in records} == {prompt.boundary(protocol)}

@@ -11,12 +11,10 @@ import pytest
 
 import eval.run
 from eval.config import EvalConfig
-from eval.evaluate import Bench, evaluate, evaluate_together
-from eval.methods import Setting, build_methods
+from eval.evaluate import Bench, evaluate
 from eval.prepare import methods_of, prepare
 from eval.records import RecordFile, key_of
 from eval.run import by_prefill, evaluate_all
-from kvp.config_groups import split_list
 from kvp.programs import evaluate as main
 
 CONTEXT = "The sky is blue. The grass is green. Here we go. There and back again. " * 3
@@ -97,20 +95,6 @@ def test_groups_have_one_prefill(bench: Bench, tiny_folder: Path, tmp_path: Path
     assert max(len(group) for group in by_prefill(other)) < 4
     told = [(replace(prompt, task=str(n)), *rest) for n, (prompt, *rest) in enumerate(same)]
     assert len(by_prefill(told)) == len(same)
-
-
-def test_a_question_never_sees_another(bench: Bench, tiny_folder: Path, tmp_path: Path) -> None:
-    """The order of the questions changes nothing."""
-    config = configuration(tiny_folder, rows(tmp_path / "my.jsonl"))
-    prepared = prepare(config, methods_of(config))
-    prompts = [prompt for prompt in prepared.prompts if prompt.sample.context == CONTEXT]
-    settings = [
-        Setting(method=method, budget=config.budget_list[0])
-        for method in build_methods(split_list("knorm,oracle,gvote+self_sized"))
-    ]
-    forth = list(evaluate_together(bench, prompts, "query_agnostic", settings))
-    back = list(evaluate_together(bench, prompts[::-1], "query_agnostic", settings))
-    assert forth == back[::-1]
 
 
 def test_a_killed_run_goes_on_where_it_was(

@@ -16,7 +16,6 @@ from eval.evaluate import Prompt
 from eval.prepare import load_all, protocols_of
 from kvp.data.synthetic.text import split_of
 from kvp.data.task import TaskSettings
-from kvp.data.tasks.rows import stretches
 from kvp.errors import UsageError
 from kvp.hf import load_model
 from kvp.programs import evaluate as main
@@ -61,19 +60,6 @@ def _load(
 ) -> tuple[list[Prompt], list[str]]:
     request = TaskSettings.of(config, count=config.prompts, seed=config.seed)
     return load_all(request, tokenizer, positions)
-
-
-def test_stretches_are_disjoint_and_of_one_length(tokenizer: PreTrainedTokenizerBase) -> None:
-    texts = [_text(1, 60), _text(2, 20)]
-    whole = [tokenizer.encode(text) for text in texts]
-    parts = list(stretches(texts, tokenizer, 40))
-    first, second = (len(ids) // 40 for ids in whole)
-    assert first > second >= 1
-    assert len(parts) == first + second
-    assert all(len(ids) == 40 for ids in parts)
-    assert parts[0] == tuple(whole[0][:40])  # every text once before any text twice
-    assert parts[1] == tuple(whole[1][:40])
-    assert parts[-1] == tuple(whole[0][(first - 1) * 40 : first * 40])
 
 
 def test_context_and_continuation_are_one_stretch(

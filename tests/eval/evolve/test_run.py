@@ -16,9 +16,7 @@ from eval.evolve.run import Target
 from eval.evolve.search import Generation, Journal
 from kvp.artifacts.files import JsonLines
 from kvp.budgets import parse_budget
-from kvp.command_line import parse
 from kvp.data.task import TaskSettings
-from kvp.errors import UsageError
 from kvp.hf import load_model, prefill_and_evict
 from kvp.programs import run_program
 from kvp.ranking import Protection
@@ -154,24 +152,6 @@ def test_mistakes_are_one_line(
     assert not out.exists()
 
 
-def test_every_random_method_draws_from_the_seed(
-    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    names: list[str] = []
-
-    def caught(decoder: object, method: Any, *_: object, **__: object) -> None:
-        names.append(method.scorer.name)
-        raise UsageError("seen enough")
-
-    monkeypatch.setattr(eval.evolve.run, "PromptSet", caught)
-    for spec in ("random", "random_per_layer", "random_pinned", "random_pinned(seed=7)"):
-        assert main(_arguments(tiny_folder, tmp_path / spec, scorer=spec, seed=3)) == 2
-    assert names == [
-        "random(seed=3)", "random_per_layer(seed=3)", "random_pinned(seed=3)",
-        "random_pinned(seed=7)",
-    ]  # fmt: skip
-
-
 def test_percentages_follow_each_prompt() -> None:
     target = Target(budget=parse_budget("20%"), tokens=40, protection=Protection())
     assert target.counts((30, 50), cached=200) == [30, 50]
@@ -192,13 +172,6 @@ def test_held_out_prompts_are_others(tiny_folder: Path) -> None:
     ids = [tuple(prompt.ids.tolist()) for prompt in (*searched, *held_out)]
     assert len(set(ids)) == 8
     assert {prompt.sample.split for prompt in (*searched, *held_out)} == {"validation"}
-
-
-def test_shipped_settings_are_settings() -> None:
-    files = sorted((ROOT / "configs" / "evolve").glob("*.yaml"))
-    assert files
-    for path in files:
-        parse(EvolveConfig, ["--config", str(path), "--out", "x"])
 
 
 @pytest.mark.parametrize("constraint", ["project", "soft"])

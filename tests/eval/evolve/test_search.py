@@ -128,18 +128,6 @@ def test_equal_schemes_are_evaluated_once(tmp_path: Path) -> None:
     assert len(journal.generations) > 3
 
 
-def test_a_group_of_one_layer_can_still_trade_with_the_others(tmp_path: Path) -> None:
-    plan = replace(PLAN, layers=3, group=1, generations=10)
-    best = np.array([150, 100, 50])
-
-    def towards(schemes: Sequence[Scheme]) -> list[float]:
-        return [float(np.exp(-np.mean(np.log(np.array(one) / best) ** 2))) for one in schemes]
-
-    elite = search(plan, towards, Journal(tmp_path / "log"))
-    assert elite.scheme[0] > elite.scheme[1] > elite.scheme[2]
-    assert sum(elite.scheme) == 300
-
-
 @pytest.mark.parametrize(
     ("mean", "expected"),
     [(128, 1.0), (256, 0.0), (0, 0.8), (64, 0.9), (192, 0.5), (512, 0.0)],

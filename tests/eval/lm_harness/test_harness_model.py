@@ -13,12 +13,12 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.model import CachingLM
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
-from transformers import AutoModelForCausalLM, Gemma3ForCausalLM, Gemma3TextConfig
+from transformers import AutoModelForCausalLM
 
 import kvp
 from eval.lm_harness.model import KvpLM
 from kvp.errors import UsageError
-from kvp.hf import load_model, load_tokenizer
+from kvp.hf import load_model
 from kvp.ranking import UNPROTECTED
 from policies import make_allocator, make_scorer
 
@@ -95,30 +95,6 @@ def test_without_eviction_answers_are_those_of_hflm(tiny_folder: Path, stock: HF
         ours += lm.generate_until([request], disable_tqdm=True)
     assert ours == expected
     assert len(set(ours)) > 3
-
-
-def test_a_model_with_windows_has_the_numbers_of_hflm(tiny_folder: Path) -> None:
-    tokenizer = load_tokenizer(str(tiny_folder))
-    window, full = "sliding_attention", "full_attention"
-    config = Gemma3TextConfig(
-        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=32, head_dim=16,
-        num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, sliding_window=32,
-        max_position_embeddings=512, layer_types=[window, full, window], initializer_range=0.2,
-        query_pre_attn_scalar=12, pad_token_id=0, bos_token_id=None, eos_token_id=0,
-    )  # fmt: skip
-    model = Gemma3ForCausalLM(config).eval()
-    stock = HFLM(pretrained=model, tokenizer=tokenizer)
-    lm = KvpLM(model, tokenizer=tokenizer, method="knorm", budget="100%", batch_size=8)
-    requests = _choices(PROMPT, LONG, "x", "")
-    torch.testing.assert_close(
-        [float(value) for value, _ in lm.loglikelihood(requests, disable_tqdm=True)],
-        [float(value) for value, _ in stock.loglikelihood(requests, disable_tqdm=True)],
-        atol=1e-4, rtol=0,
-    )  # fmt: skip
-    for settings in (GREEDY, {**GREEDY, "num_beams": 2}):
-        prompts = _requests("generate_until", [(PROMPT, settings), ("x", settings)])
-        theirs = stock.generate_until(prompts, disable_tqdm=True)
-        assert lm.generate_until(prompts, disable_tqdm=True) == theirs
 
 
 def test_the_first_scored_token_feels_the_eviction(tiny_folder: Path) -> None:

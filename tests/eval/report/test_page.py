@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 from matplotlib.image import imread
 
-from kvp.programs import evaluate
 from kvp.programs import report as main
 
 Record = dict[str, Any]
@@ -109,38 +108,6 @@ def test_folders_that_several_runs_extended_have_a_report(
     page = _report(write_results(tmp_path / "r", records=records))
     for method in {*FIRST["methods"], *second["methods"]} - {"full"}:
         assert re.search(rf"<t[hd][^>]*>{method}<", page), method
-
-
-def test_self_sized_methods_and_bytes_are_shown(
-    tmp_path: Path, write_results: Write, make_record: Callable[..., Any]
-) -> None:
-    records = [
-        make_record("full", protected=False, budget_spec=None, score=1.0, cache_bytes=1600),
-        make_record("knorm", score=0.5, cache_bytes=400),
-        make_record("gvote", score=1.0, allocator="self_sized", budget_spec=None, budget=None,
-                    kept_tokens=6.5, cache_bytes=650) | {"budget_spec": "own"},
-    ]  # fmt: skip
-    folder = write_results(tmp_path / "r", records=records)
-    page = _report(folder)
-    assert "at 40.6 % (6)" in page
-    assert ">400<small>0.250 of full</small>" in page
-    alone = write_results(tmp_path / "own", records=[records[0], records[2]])
-    assert "gvote+self_sized" in _report(alone)
-
-
-def test_it_reads_what_kvp_eval_writes(tmp_path: Path, tiny_folder: Path) -> None:
-    results = tmp_path / "results"
-    arguments = {
-        "model": tiny_folder, "methods": "full,knorm,oracle", "tasks": "niah_single_1,chat",
-        "budgets": "25%", "protocols": "query_agnostic", "prompts": 1, "length": 260,
-        "timing_prompts": 1, "max_new_tokens": 2, "bootstrap": 5, "out": results,
-    }  # fmt: skip
-    assert evaluate([part for k, v in arguments.items() for part in (f"--{k}", str(v))]) == 0
-    page = _report(results)
-    assert "niah_single_1" in page
-    assert "One request at a time" in page
-    assert re.findall(r">(No [^<]* in this folder)", page) == ["No cost curves in this folder"]
-    assert "0.250 of full" in page
 
 
 @pytest.mark.parametrize(

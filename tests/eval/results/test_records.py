@@ -11,7 +11,6 @@ from eval.records import (
     RecordParts,
     key_of,
     merge_records,
-    method_label,
     read_records,
 )
 from kvp.artifacts.files import JsonLines
@@ -82,12 +81,6 @@ def test_merging_replaces_records_of_the_same_key_only(tmp_path: Path) -> None:
         {"m": "a", "s": 1}, {"m": "b", "s": 3}, {"m": "c", "s": 4},
     ]  # fmt: skip
     assert [entry.name for entry in tmp_path.iterdir()] == ["timing.jsonl"]
-
-
-def test_labels_name_presets_and_options() -> None:
-    assert method_label("snapkv", "auto") == "snapkv"
-    assert method_label("snapkv", "kvpress") == "snapkv:kvpress"
-    assert method_label("snapkv", "window=16") == "snapkv(window=16)"
 
 
 def test_parts_of_several_workers_are_joined_to_the_same_file_twice(tmp_path: Path) -> None:

@@ -1,0 +1,395 @@
+"""Tasks from the command line to rows.jsonl: benchmarks, files and tasks of a user, perplexity."""
+
+from __future__ import annotations
+
+import json
+import sys
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import kvp
+import kvp.data.tasks as registry
+from eval.config import EvalConfig
+from eval.evaluate import Prompt
+from eval.prepare import load_all
+from kvp.data.metrics import METRICS, score_answer
+from kvp.data.ruler import RULER_13
+from kvp.data.task import TaskSettings
+from kvp.hf import load_model, load_tokenizer
+from kvp.manifest import read_sealed_json
+from kvp.programs import evaluate as main
+from kvp.programs import report
+
+
+def _short(folder: Path, out: Path, **changes: object) -> int:
+    arguments = {
+        "model": folder, "length": 260, "methods": "full,knorm", "budgets": "50%", "prompts": 2,
+        "protection": "off", "timing_prompts": 0, "bootstrap": 5, "max_new_tokens": 4, "out": out,
+        "tokens": "false", **changes,
+    }  # fmt: skip
+    return main([part for k, v in arguments.items() for part in (f"--{k}", str(v))])
+
+
+_benchmark = partial(_short, length=700, protocols="query_agnostic", split="all")
+
+
+def _rows(folder: Path, data: Path, out: Path, **changes: object) -> int:
+    return _short(folder, out, tasks="data", data=data, split="all", prompts=100, **changes)
+
+
+def _records(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (out / "rows.jsonl").read_text().splitlines()]
+
+
+def _write(path: Path, *rows: object) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def _said(capsys: pytest.CaptureFixture[str]) -> str:
+    return " ".join(capsys.readouterr().err.split())
+
+
+def test_a_heat_map(tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    assert _benchmark(
+        tiny_folder, out, tasks="niah_heatmap,niah_heatmap_numbers", prompts=4, split="test",
+        depths="0,100", lengths="350, 500",
+    ) == 0  # fmt: skip
+    records = _records(out)
+    assert len(records) == 2 * 4 * 2
+    cells = {(r["labels"]["depth"], r["labels"]["prompt_length"]) for r in records}
+    assert cells == {(0, 350), (100, 350), (0, 500), (100, 500)}
+    assert all(r["prompt_tokens"] <= r["labels"]["prompt_length"] for r in records)
+    lines = (out / "heatmap.csv").read_text().splitlines()
+    assert len(lines) == 1 + 2 * 4 * 2
+    assert "scores by depth and length are in" in " ".join(capsys.readouterr().err.split())
+    manifest = json.loads((out / "manifest.json").read_text())
+    assert manifest["identity"]["depths"] == "0,100"
+
+
+def test_questions_of_one_context(tiny_folder: Path, tmp_path: Path) -> None:
+    for mode in ("scdq", "multi_turn"):
+        out = tmp_path / mode
+        tasks = "scbench_mf,scbench_hashhop"
+        assert (
+            _benchmark(tiny_folder, out, tasks=tasks, split="test", scbench_mode=mode, length=1000)
+            == 0
+        )
+        records = _records(out)
+        assert len(records) == 2 * 2 * 2
+        assert {record["labels"]["turn"] for record in records} == {1, 2}
+        assert {record["metric"] for record in records} == {"first_number", "contains"}
+        of_context = {(r["task"], r["method"], r["kept_tokens"]) for r in records}
+        assert len(of_context) == 2 * 2
+
+
+def test_a_folder_of_longbench(
+    tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = {"input": "Who?", "context": "The sky is blue. " * 99, "answers": ["sky"],
+           "all_classes": ["sky", "sun"]}  # fmt: skip
+    folder = tmp_path / "data"
+    folder.mkdir()
+    _write(folder / "hotpotqa.jsonl", row, {**row, "answers": []})
+    _write(folder / "trec.jsonl", row)
+    assert _benchmark(tiny_folder, tmp_path / "out", tasks="longbench", data=folder) == 0
+    message = " ".join(capsys.readouterr().err.split())
+    assert "longbench_narrativeqa, longbench_qasper" in message
+    assert f"are left out: --data {folder} has nothing for them" in message
+    assert "longbench_hotpotqa: skipped 1 of 2 rows: line 2 has no answers" in message
+    records = _records(tmp_path / "out")
+    assert {record["task"] for record in records} == {"longbench_hotpotqa", "longbench_trec"}
+    assert {record["metric"] for record in records} == {"f1", "classification"}
+    data = _write(tmp_path / "a.jsonl", row)
+    assert _benchmark(tiny_folder, tmp_path / "none", tasks="longbench", data=data) == 2
+    assert "has nothing for them" in capsys.readouterr().err
+
+
+def test_sessions_of_a_file_and_generated_ones(tiny_folder: Path, tmp_path: Path) -> None:
+    row = {
+        "question_id": "q", "question_type": "multi-session", "question": "Which?", "answer": "e",
+        "question_date": "2023/06/01", "haystack_dates": ["2023/05/01"],
+        "haystack_sessions": [[{"role": "user", "content": "The sky is blue."}]],
+    }  # fmt: skip
+    data = tmp_path / "sessions.json"
+    data.write_text(json.dumps([row]))
+    assert (
+        _benchmark(tiny_folder, tmp_path / "out", tasks="longmemeval", data=data, metric="f1") == 0
+    )
+    records = _records(tmp_path / "out")
+    assert {(r["metric"], r["labels"]["question_type"]) for r in records} == {
+        ("f1", "multi-session")
+    }
+    data.write_text(json.dumps([row, {**row, "question_id": "r", "question_type": "update"}]))
+    chosen = {"tasks": "longmemeval", "data": data, "where": "question_type=update"}
+    assert _benchmark(tiny_folder, tmp_path / "some", **chosen) == 0
+    assert {record["labels"]["question_type"] for record in _records(tmp_path / "some")} == {
+        "update"
+    }
+    notes = json.loads((tmp_path / "some" / "manifest.json").read_text())["notes"]
+    assert f"--data {data}: longmemeval: --where question_type=update takes 1 of 2 rows" in notes
+    out = tmp_path / "generated"
+    assert (
+        _benchmark(tiny_folder, out, tasks="longmemeval", split="test", prompts=3, length=1000) == 0
+    )
+    assert {record["metric"] for record in _records(out)} == {"all", "number"}
+
+
+TASK = """
+from dataclasses import dataclass, replace
+from kvp.data.task import blank_sample
+
+@dataclass(frozen=True)
+class Letters:
+    name: str = "letters"
+
+    def build(self, settings, tokenizer):
+        blank = blank_sample(settings, self.name, "")
+        return [
+            replace(blank, id=f"letters/{n}", context="The sky is blue. " * 5, question="Which?",
+                    references=("x",), metric="all", max_new_tokens=3)
+            for n in range(settings.count)
+        ]
+
+    def score(self, sample, answer):
+        return 0.25
+"""
+
+
+def test_a_task_of_ones_own_is_scored_by_itself(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "kvp_test_letters.py").write_text(TASK)
+    monkeypatch.chdir(tmp_path)
+    name = "kvp_test_letters:Letters"
+    assert _short(tiny_folder, tmp_path / "out", tasks=name, prompts=1) == 0
+    records = _records(tmp_path / "out")
+    assert {(record["task"], record["score"]) for record in records} == {("letters", 0.25)}
+    assert len(records) == 4
+
+
+def test_a_task_object_from_python(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "kvp_test_object.py").write_text(TASK)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(registry, "TASKS", dict(registry.TASKS))
+    task = import_module("kvp_test_object").Letters()
+    kvp.evaluate(
+        tasks=[task], model=str(tiny_folder), length=200, methods="full", prompts=1,
+        timing_prompts=0, bootstrap=5, tokens=False, out=str(tmp_path / "out"),
+    )  # fmt: skip
+    assert {record["score"] for record in _records(tmp_path / "out")} == {0.25}
+
+
+def test_answers_to_a_prompt_that_changed_are_kept_apart(
+    tiny_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    module = tmp_path / "changing.py"
+    module.write_text(TASK)
+    assert _short(tiny_folder, tmp_path / "out", tasks="changing:Letters", prompts=1) == 0
+    before = _records(tmp_path / "out")
+    assert len({record["prompt_digest"] for record in before}) == 1
+    module.write_text(TASK.replace("is blue", "is as grey as ever"))
+    sys.modules.pop("changing")
+    assert _short(tiny_folder, tmp_path / "out", tasks="changing:Letters", prompts=2) == 2
+    (line,) = (line for line in capsys.readouterr().err.splitlines() if "error" in line)
+    assert "another prompt called letters/0" in line
+    assert "--out" in line
+    assert _records(tmp_path / "out") == before
+
+
+CONTEXT = "The sky is blue. The grass is green. There are 7 suns. "
+
+
+def test_every_metric(tiny_folder: Path, tmp_path: Path) -> None:
+    rows: list[dict[str, object]] = [
+        {"context": CONTEXT, "question": "What?", "answers": ["e 7", "s"], "metric": metric,
+         "task": metric}
+        for metric in (*METRICS, "none")
+    ]  # fmt: skip
+    for metric in ("choice", "choice_norm"):
+        rows.append({"context": CONTEXT, "question": "What?", "choices": ["blue", "a"], "gold": 0,
+                     "metric": metric, "task": metric})  # fmt: skip
+    for row in rows:
+        row["answers"] = ["7", "8"] if str(row["metric"]).startswith("num") else row.get("answers")
+    out = tmp_path / "out"
+    assert _rows(tiny_folder, _write(tmp_path / "my.jsonl", *rows), out) == 0
+    found = _records(out)
+    assert {record["metric"] for record in found} == {row["metric"] for row in rows}
+    assert len(found) == len(rows) * 2 * 2
+    for record in found:
+        assert record["task"] == record["metric"]
+        if record["metric"] == "none":
+            assert record["nll"] > 0
+            assert record["score"] is None
+        elif record["metric"] in METRICS:
+            score = score_answer(record["prediction"], record["metric"], record["references"])
+            assert record["score"] == score
+            assert "score_norm" not in record
+        else:
+            assert record["prediction"] in ("blue", "a")
+            assert record["score"] == float(record["prediction"] == "blue")
+            assert len(record["choice_nll"]) == 2
+    assert report([str(out), "--out", str(tmp_path / "report.html")]) == 0
+
+
+def test_one_metric_for_all_rows(
+    tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = {"query": CONTEXT + "What?", "reply": "blue", "metric": "all"}
+    data = _write(tmp_path / "my.jsonl", row)
+    names = {"columns": "question=query,answer=reply", "answer_prefix": "It is"}
+    out = tmp_path / "out"
+    assert _rows(tiny_folder, data, out, metric="f1", **names) == 0
+    (*_, record) = _records(out)
+    assert (record["metric"], record["references"]) == ("f1", ["blue"])
+    manifest = read_sealed_json(out / "manifest.json")
+    assert manifest["identity"]["metric"] == "f1"
+    assert manifest["identity"]["columns"] == names["columns"]
+    _said(capsys)
+    assert _rows(tiny_folder, data, out, metric="exact", **names) != 0
+    assert "--out" in _said(capsys)
+    assert len(_records(out)) == 4
+
+
+def test_what_cannot_be_used_is_one_line_each(
+    tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good = {"context": CONTEXT, "question": "What?", "answer": "e"}
+    data = _write(
+        tmp_path / "my.jsonl",
+        good,
+        {**good, "metric": "bleu"},
+        {**good, "answer": None},
+        {**good, "metric": "choice"},
+        {**good, "metric": "number"},
+        {"context": CONTEXT},
+    )
+    assert _rows(tiny_folder, data, tmp_path / "out") == 0
+    message = _said(capsys)
+    assert "skipped 2 of 6 rows: line 2 has metric 'bleu', which is not one of all, part" in message
+    assert "line 6 has none of the accepted columns (it has: context)" in message
+    assert "left out 3 rows" in message
+    for reason in (
+        "line 3 has no answer to measure", "line 4 has no choices",
+        "line 5 has an answer without a number, for metric number",
+    ):  # fmt: skip
+        assert reason in message
+    (example,) = {record["example"] for record in _records(tmp_path / "out")}
+    assert example.startswith("my/all/0/0")
+    _write(tmp_path / "none.jsonl", {**good, "answer": ""})
+    assert _rows(tiny_folder, tmp_path / "none.jsonl", tmp_path / "none") == 2
+    assert "left out 1 row: line 1 has no answer to measure" in _said(capsys)
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Small files of SQuAD and HotpotQA."""
+    folder = tmp_path_factory.mktemp("files")
+    paragraphs = [
+        {"context": f"House {n} is c{n}.",
+         "qas": [{"question": f"What is house {n}?", "answers": [{"text": f"c{n}"}]}]}
+        for n in range(60)
+    ]  # fmt: skip
+    data = [{"title": "Houses", "paragraphs": paragraphs}]
+    (folder / "squad.json").write_text(json.dumps({"version": "v2.0", "data": data}))
+    rows = [
+        {"question": f"Who is {n}?", "answer": f"n{n}", "supporting_facts": [[f"T{n}", 0]],
+         "context": [[f"T{n}", [f"It is n{n}."]], [f"U{n}", ["No."]]]}
+        for n in range(60)
+    ]  # fmt: skip
+    (folder / "hotpot.json").write_text(json.dumps(rows))
+    return {"squad": str(folder / "squad.json"), "hotpotqa": str(folder / "hotpot.json")}
+
+
+def prompts_of(model: Path, **changes: Any) -> tuple[list[Prompt], list[str]]:
+    config = EvalConfig(**{"model": str(model), "out": "none", "prompts": 1, **changes})
+    tokenizer = load_tokenizer(str(model))
+    return load_all(TaskSettings.of(config, count=config.prompts, seed=0), tokenizer)
+
+
+def test_the_perplexity_of_reference_answers(
+    tmp_path: Path, tiny_folder: Path, files: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "results"
+    given: dict[str, Any] = {"tasks": "niah_single_1,qa_1", "squad": files["squad"]}
+    given |= {"length": 400, "protocols": "query_aware"}
+    assert _short(tiny_folder, out, measure="perplexity", **given) == 0
+    found = _records(out)
+    assert len(found) == 2 * 2 * 2
+    model, tokenizer = load_model(str(tiny_folder))
+    prompts, _ = prompts_of(tiny_folder, prompts=2, measure="perplexity", **given)
+    by_name = {prompt.sample.id: prompt for prompt in prompts}
+    for record in found:
+        assert (record["score"], record["prediction"]) == (None, None)
+        prompt = by_name[record["example"]]
+        assert prompt.forced
+        reply = tokenizer.encode(prompt.sample.reply, add_special_tokens=False)
+        assert record["reply_tokens"] == len(reply)
+        assert record["references"] == list(prompt.sample.references)
+        if record["method"] == "full":
+            ids = torch.tensor([[*prompt.encoded.ids, *reply]])
+            with torch.no_grad():
+                logits = model(ids).logits[0, -len(reply) - 1 : -1].log_softmax(-1)
+            expected = -logits.gather(-1, torch.tensor(reply)[:, None]).sum()
+            assert record["nll"] == pytest.approx(float(expected), rel=1e-4)
+    printed = capsys.readouterr().out
+    assert "perplexity of the given text" in printed
+    assert "mean score" not in printed
+    # A folder has one measure for life.
+    assert _short(tiny_folder, out, **given) == 2
+    assert "begun with other settings (measure: perplexity there" in capsys.readouterr().err
+    assert _records(out) == found
+    assert _short(tiny_folder, out, measure="perplexity", **given) == 0
+    assert _records(out) == found
+
+
+def test_rows_of_ones_own_by_perplexity(tmp_path: Path, tiny_folder: Path) -> None:
+    rows = [
+        {"context": "The sky is blue. ", "question": "What is blue?", "answer": ["sky", "green"]},
+        {"context": "The sun is. ", "question": "What?", "answers": {"text": ["a sun", "sun"]},
+         "answer_prefix": " It is: "},
+        {"context": "No answer. ", "question": "Why?"},
+    ]  # fmt: skip
+    data = tmp_path / "rows.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    prompts, notes = prompts_of(
+        tiny_folder, tasks="data", data=str(data), split="all", prompts=9, measure="perplexity"
+    )
+    assert all(prompt.forced for prompt in prompts)
+    assert {prompt.sample.reply for prompt in prompts} == {" sky, green", "a sun"}
+    assert any("has no answer to measure" in note for note in notes)
+    generated, _ = prompts_of(tiny_folder, tasks="data", data=str(data), split="all", prompts=9)
+    assert not any(prompt.forced for prompt in generated)
+
+
+def test_ruler_whole_has_thirteen_tasks_and_says_so(
+    tiny_folder: Path, files: dict[str, str]
+) -> None:
+    given = {"length": 4000, "tasks": "ruler"}
+    prompts, notes = prompts_of(tiny_folder, **given, **files)
+    assert tuple(prompt.task for prompt in prompts) == RULER_13
+    assert "a mean over tasks is over exactly RULER's 13 tasks" in notes
+    by_task = {prompt.task: prompt for prompt in prompts}
+    for task in ("qa_1", "qa_2"):
+        sample = by_task[task].sample
+        assert (sample.metric, sample.max_new_tokens) == ("part", 32)
+        assert by_task[task].score(f" it is {sample.references[0].upper()}!") == 1
+    prompts, notes = prompts_of(tiny_folder, **given)
+    assert len(prompts) == 11
+    assert notes[:2] == [
+        "qa_1 is left out: it needs --squad FILE", "qa_2 is left out: it needs --hotpotqa FILE",
+    ]  # fmt: skip
+    assert notes[-1] == ("a mean over tasks is over 11 of RULER's 13 tasks, without qa_1, qa_2")
