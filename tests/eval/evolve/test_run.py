@@ -74,7 +74,7 @@ def test_the_cache_really_keeps_what_was_searched(finished: Path, tiny_folder: P
     model, _ = load_model(str(tiny_folder))
     ids = torch.arange(point.cached_tokens)[None] % 300
     cache = prefill_and_evict(model, ids, scorer, point.budget, allocator=allocator)
-    nbytes = [layer.nbytes for layer in cache.layers]
+    nbytes = [sum(layer.entry_nbytes) for layer in cache.layers]
     per_token = 2 * 2 * 8 * 4  # keys and values, KV heads, channels, float32
     assert nbytes == [count * per_token for count in point.counts]
 
