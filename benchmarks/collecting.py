@@ -171,7 +171,7 @@ def _collected(
     samples: Sequence[Sample],
     batch_size: int,
 ) -> None:
-    jobs = CollectionPlan((Source(size=len(samples), make=samples.__getitem__),), ())
+    jobs = CollectionPlan((Source.of(samples),), ())
     config = CollectConfig(
         out="", length=args.longest, max_new_tokens=args.max_new_tokens, train=len(jobs),
         validation=0, batch_size=batch_size,

@@ -63,27 +63,14 @@ class _Piece:
     reply: bool = False
 
 
-@dataclass(frozen=True)
-class _Parts:
-    """A sample in pieces."""
-
-    context: list[_Piece]
-    rest: list[_Piece]
-    reply: str
-    choices: tuple[str, ...] = ()
-    """Continuations with the white space before them."""
-
-
-def encode(
-    sample: Sample, tokenizer: PreTrainedTokenizerBase, *, chat_template: bool = True
-) -> Encoded:
+def encode(sample: Sample, tokenizer: PreTrainedTokenizerBase) -> Encoded:
     """Token ids of a sample and the boundaries inside them.
 
     The context ends before the question or, in a chat, after the turn before the final user
     message. A sample without a question is running text: it gets no chat template, and its context
     is all but its last token. One without a context has its question in its place. With a tokenizer
-    that has no chat template (or `chat_template` off) samples are plain text, chats with lines
-    `User:` and `Assistant:`.
+    that has no chat template, or where the sample wants none, samples are plain text, chats with
+    lines `User:` and `Assistant:`.
 
     Raises:
         ModelError: the tokenizer's chat template refuses the turns or alters them.
@@ -96,49 +83,45 @@ def encode(
             reply_ids=sample.reply_token_ids,
             reply_spans=(),
         )
-    templated = chat_template and sample.chat_template and bool(tokenizer.chat_template)
+    templated = sample.chat_template and bool(tokenizer.chat_template)
     if sample.messages is not None:
-        parts = _chat(sample.messages, tokenizer, templated=templated, choices=sample.choices)
+        context, rest = _chat(sample.messages, tokenizer, templated=templated)
+        reply, choices = sample.messages[-1]["content"], sample.choices
     else:
         templated = templated and bool(sample.question)
-        parts = _question(sample, tokenizer, templated=templated)
+        context, rest, choices = _question(sample, tokenizer, templated=templated)
+        reply = sample.reply
     ids = [] if templated else opening_ids(tokenizer)
     spans: list[tuple[int, int]] = []
-    for piece in parts.context:
+    for piece in context:
         start = len(ids)
         ids += _ids(piece, tokenizer)
         if piece.reply and len(ids) > start:
             spans.append((start, len(ids)))
     context_length = len(ids)
-    for piece in parts.rest:
+    for piece in rest:
         ids += _ids(piece, tokenizer)
     if not ids:
         raise ValueError(f"sample {sample.id} has no token")
-    choices = _choice_ids(sample, parts, tokenizer)
-    gold = () if sample.gold is None else choices[sample.gold : sample.gold + 1]
-    reply_ids = gold[0] if gold else tuple(_ids(_Piece(parts.reply), tokenizer))
+    # A choice is tokenised behind the text before it, white space between them included.
+    pieces = [piece for piece in (*context, *rest) if piece.text]
+    before = "" if not pieces or pieces[-1].template else pieces[-1].text
+    begun = len(content_ids(before, tokenizer))
+    choice_ids = [tuple(content_ids(before + one, tokenizer)[begun:]) for one in choices]
+    gold = [] if sample.gold is None else choice_ids[sample.gold : sample.gold + 1]
     return Encoded(
         ids=tuple(ids),
         context_length=max(1, min(context_length, len(ids) - 1)),
-        reply_ids=reply_ids,
+        reply_ids=gold[0] if gold else tuple(content_ids(reply, tokenizer)),
         reply_spans=tuple(spans),
-        choice_ids=choices,
+        choice_ids=tuple(choice_ids),
     )
 
 
-def _choice_ids(
-    sample: Sample, parts: _Parts, tokenizer: PreTrainedTokenizerBase
-) -> tuple[tuple[int, ...], ...]:
-    """Tokens of every choice behind the text before it, white space between them included."""
-    pieces = [piece for piece in (*parts.context, *parts.rest) if piece.text]
-    before = _Piece("") if not pieces or pieces[-1].template else pieces[-1]
-    start = len(_ids(before, tokenizer))
-    return tuple(
-        tuple(_ids(_Piece(before.text + choice), tokenizer)[start:]) for choice in parts.choices
-    )
-
-
-def _question(sample: Sample, tokenizer: PreTrainedTokenizerBase, *, templated: bool) -> _Parts:
+def _question(
+    sample: Sample, tokenizer: PreTrainedTokenizerBase, *, templated: bool
+) -> tuple[list[_Piece], list[_Piece], tuple[str, ...]]:
+    """The context, the rest of the prompt, and choices with the white space before them."""
     opening, turns, closing = _turns(sample, tokenizer, templated=templated)
     texts = [sample.context, sample.question, sample.answer_prefix]
     choices = sample.choices
@@ -147,12 +130,8 @@ def _question(sample: Sample, tokenizer: PreTrainedTokenizerBase, *, templated: 
         texts[last], choices = _spaces_to_choices(texts[last], choices)
     context, question, prefix = map(_Piece, texts)
     before, after = ([context], [*turns, question]) if context.text else ([*turns, question], [])
-    return _Parts(
-        context=[_Piece(opening, template=True), *before],
-        rest=[*after, _Piece(closing, template=True), prefix],
-        reply=sample.reply,
-        choices=choices,
-    )
+    rest = [*after, _Piece(closing, template=True), prefix]
+    return [_Piece(opening, template=True), *before], rest, choices
 
 
 def _turns(
@@ -164,7 +143,11 @@ def _turns(
     """
     count = len(sample.earlier)
     roles = [*(["user", "assistant"] * count), "user"]
-    spaces = [between for question, _ in sample.earlier for between in (_space(question), "\n\n")]
+    spaces = [
+        between
+        for question, _ in sample.earlier
+        for between in ("" if question[-1:].isspace() else " ", "\n\n")
+    ]
     frame = template_frame(roles, tokenizer) if templated else ["", *spaces, ""]
     opening, *between, closing = frame
     texts = [text for exchange in sample.earlier for text in exchange]
@@ -172,10 +155,6 @@ def _turns(
     for text, after in zip(texts, between, strict=True):
         turns += [_Piece(text), _Piece(after, template=templated)]
     return opening, turns, closing
-
-
-def _space(text: str) -> str:
-    return "" if text[-1:].isspace() else " "
 
 
 def _spaces_to_choices(text: str, choices: Sequence[str]) -> tuple[str, tuple[str, ...]]:
@@ -189,12 +168,9 @@ def _spaces_to_choices(text: str, choices: Sequence[str]) -> tuple[str, tuple[st
 
 
 def _chat(
-    messages: Sequence[Mapping[str, str]],
-    tokenizer: PreTrainedTokenizerBase,
-    *,
-    templated: bool,
-    choices: tuple[str, ...] = (),
-) -> _Parts:
+    messages: Sequence[Mapping[str, str]], tokenizer: PreTrainedTokenizerBase, *, templated: bool
+) -> tuple[list[_Piece], list[_Piece]]:
+    """The context and the rest of the prompt."""
     *turns, final, answer = messages
     if final["role"] != "user" or answer["role"] != "assistant":
         raise ValueError("a chat ends with a message of the user and one of the assistant")
@@ -216,7 +192,7 @@ def _chat(
         _Piece(final["content"]),
         _Piece(after, template=True),
     ]
-    return _Parts(context=context, rest=rest, reply=answer["content"], choices=choices)
+    return context, rest
 
 
 def template_frame(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -124,6 +124,11 @@ class Source(Sequence[Sample]):
     """From an index to the sample; a pure function."""
     notes: tuple[str, ...] = ()
     """Warnings about the data, one line each: rows that were skipped, and why."""
+
+    @classmethod
+    def of(cls, samples: Sequence[Sample], notes: Iterable[str] = ()) -> Source:
+        """Samples that are there."""
+        return cls(size=len(samples), make=samples.__getitem__, notes=tuple(notes))
 
     def __len__(self) -> int:
         return self.size

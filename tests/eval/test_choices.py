@@ -78,7 +78,7 @@ def loss_of(model: PreTrainedModel, before: list[int], after: list[int]) -> floa
 def test_white_space_belongs_to_the_choice(
     nano_bench: Bench, texts: dict[str, object], given: str, continued: str
 ) -> None:
-    encoded = encode(asked(**texts), nano_bench.tokenizer, chat_template=False)
+    encoded = encode(replace(asked(**texts), chat_template=False), nano_bench.tokenizer)
     assert nano_bench.tokenizer.decode(encoded.ids).endswith(given)
     assert nano_bench.tokenizer.decode(encoded.choice_ids[1]) == continued
     assert encoded.reply_ids == encoded.choice_ids[1]
@@ -89,7 +89,7 @@ def test_the_boundary_is_that_of_the_whole_text(nano_bench: Bench) -> None:
     tokenizer = nano_bench.tokenizer
     for prefix in ("", "\nAnswer:", " It is the"):
         sample = asked(context="", question="Which colour has the sky?", answer_prefix=prefix)
-        encoded = encode(sample, tokenizer, chat_template=False)
+        encoded = encode(replace(sample, chat_template=False), tokenizer)
         before = "Which colour has the sky?" + prefix
         for choice, ids in zip(sample.choices, encoded.choice_ids, strict=True):
             whole = tokenizer.encode(f"{before} {choice}", add_special_tokens=False)

@@ -86,7 +86,7 @@ def benchmark_source(
         named.append(replace(sample, id=name))
     note = tally.note()
     notes = () if note is None else (f"--data {data}: {task}: {note}",)
-    return Source(size=len(named), make=named.__getitem__, notes=notes)
+    return Source.of(named, notes)
 
 
 def rows_of(data: str, names: Sequence[str]) -> Iterator[Row]:

@@ -80,7 +80,7 @@ def row_samples(
     if trees and len(samples) < settings.count and settings.tree_paths == "best":
         more = "one thread of each message tree is used; --tree_paths all takes every one"
     notes = [f"--{flag} {data}: {note}" for note in (tally.note(), maker.note(), more) if note]
-    return Source(size=len(samples), make=samples.__getitem__, notes=tuple(notes))
+    return Source.of(samples, notes)
 
 
 def name_of(data: str) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from kvp.data.synthetic.lexicon import LISTS, people
-from kvp.data.synthetic.text import Split, draw_number, generated_split, split_of, town
+from kvp.data.synthetic.text import Split, draw_number, generated_split, owned, town
 
 Turn = dict[str, str]
 
@@ -50,10 +50,8 @@ class _Talk:
         return draw_number(self.rng, self.split, digits)
 
     def time(self) -> str:
-        while True:
-            time = f"{self.rng.randrange(6, 23)}:{self.rng.randrange(0, 60, 5):02d}"
-            if split_of(time) == self.split:
-                return time
+        rng = self.rng
+        return owned(self.split, lambda: f"{rng.randrange(6, 23)}:{rng.randrange(0, 60, 5):02d}")
 
 
 def dialogue(

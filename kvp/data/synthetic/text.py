@@ -86,38 +86,34 @@ def kept(series: Iterator[str]) -> Callable[[int], list[str]]:
     return first
 
 
+def owned(split: Split, draw: Callable[[], str]) -> str:
+    """The first string drawn that belongs to `split`."""
+    while True:
+        text = draw()
+        if split_of(text) == split:
+            return text
+
+
 def draw_key(rng: random.Random, split: Split) -> str:
     """An `adjective-noun` key owned by `split`."""
-    while True:
-        key = f"{rng.choice(words('adjective'))}-{rng.choice(words('noun'))}"
-        if split_of(key) == split:
-            return key
+    return owned(split, lambda: f"{rng.choice(words('adjective'))}-{rng.choice(words('noun'))}")
 
 
 def draw_number(rng: random.Random, split: Split, digits: int = 7) -> str:
     """A number of exactly `digits` digits owned by `split`."""
-    while True:
-        number = str(rng.randint(10 ** (digits - 1), 10**digits - 1))
-        if split_of(number) == split:
-            return number
+    return owned(split, lambda: str(rng.randint(10 ** (digits - 1), 10**digits - 1)))
 
 
 def draw_uuid(rng: random.Random, split: Split) -> str:
     """A version-4 uuid owned by `split`."""
-    while True:
-        value = str(uuid.UUID(int=rng.getrandbits(128), version=4))
-        if split_of(value) == split:
-            return value
+    return owned(split, lambda: str(uuid.UUID(int=rng.getrandbits(128), version=4)))
 
 
 def draw_name(
     rng: random.Random, split: Split, letters: int, alphabet: str = string.ascii_uppercase
 ) -> str:
     """A name of `letters` letters of `alphabet` owned by `split`."""
-    while True:
-        name = "".join(rng.choices(alphabet, k=letters))
-        if split_of(name) == split:
-            return name
+    return owned(split, lambda: "".join(rng.choices(alphabet, k=letters)))
 
 
 def prose(seed: int, words: int, split: str) -> str:

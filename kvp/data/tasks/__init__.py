@@ -116,7 +116,7 @@ def listed_samples(made: Iterable[Sample], count: int, what: str) -> Source:
     for sample in samples:
         if not isinstance(sample, Sample):
             raise UsageError(f"{what} made {sample!r:.60}, not a kvp.data Sample")
-    return Source(size=len(samples), make=samples.__getitem__, notes=getattr(made, "notes", ()))
+    return Source.of(samples, getattr(made, "notes", ()))
 
 
 def expand_tasks(names: Sequence[str]) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import count, islice
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -108,12 +108,19 @@ class TextTask(ScoredByMetric):
                 f"--text {settings.text}: no text of {settings.length} tokens in the "
                 f"{settings.split} split; lower --length or take another --split"
             )
-        source = Path(settings.text).stem
+        name = f"{Path(settings.text).stem}/{settings.split}/{settings.seed}"
+        continuation = settings.continuation_tokens
+        blank = replace(blank_sample(settings, TEXT, ""), max_new_tokens=continuation)
         samples = [
-            _sample(f"{source}/{settings.split}/{settings.seed}/{number}", ids, settings)
+            replace(
+                blank,
+                id=f"{name}/{number}",
+                token_ids=ids[:-continuation],
+                reply_token_ids=ids[-continuation:],
+            )
             for number, ids in enumerate(pieces)
         ]
-        return Source(size=len(samples), make=samples.__getitem__, notes=notes)
+        return Source.of(samples, notes)
 
 
 def stretches(
@@ -125,19 +132,20 @@ def stretches(
     """
     opening = opening_ids(tokenizer)
     size = length - len(opening)
-    encoded: list[list[int]] = []
-    for round_ in count():
-        ended = True
-        for index, text in enumerate(texts):
-            if round_ == 0:
-                ids = tokenizer.encode(text, add_special_tokens=False, verbose=False)
-                encoded.append(list(ids))
-            part = encoded[index][round_ * size : (round_ + 1) * size]
-            if len(part) == size:
-                ended = False
-                yield (*opening, *part)
-        if ended:
-            return
+
+    def pieces(text: str) -> Iterator[tuple[int, ...]]:
+        ids = tokenizer.encode(text, add_special_tokens=False, verbose=False)
+        for start in range(0, len(ids) - size + 1, size):
+            yield (*opening, *ids[start : start + size])
+
+    waiting = [pieces(text) for text in texts]
+    while waiting:
+        left = []
+        for text in waiting:
+            if (piece := next(text, None)) is not None:
+                left.append(text)
+                yield piece
+        waiting = left
 
 
 def _texts(data: str, settings: TaskSettings) -> tuple[list[str], tuple[str, ...]]:
@@ -152,14 +160,3 @@ def _texts(data: str, settings: TaskSettings) -> tuple[list[str], tuple[str, ...
     skipped = [(one.location, "has no text") for one in documents if not one.text]
     note = replace(tally, skipped=[*tally.skipped, *skipped]).note()
     return texts, () if note is None else (f"--text {data}: {note}",)
-
-
-def _sample(name: str, ids: tuple[int, ...], settings: TaskSettings) -> Sample:
-    context = len(ids) - settings.continuation_tokens
-    return replace(
-        blank_sample(settings, TEXT, ""),
-        id=name,
-        max_new_tokens=settings.continuation_tokens,
-        token_ids=ids[:context],
-        reply_token_ids=ids[context:],
-    )

@@ -12,7 +12,7 @@ import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import islice
+from itertools import cycle, islice
 from typing import TYPE_CHECKING, Any
 
 from kvp.data.encode import encode
@@ -62,9 +62,7 @@ class QuestionSet:
 
     def of_split(self, split: str) -> list[DocumentQuestion]:
         """The questions of a split, in the order of the data; of `all` every one."""
-        return [
-            one for one in self.questions if split in (self.owners[one.answering[0]], ALL)
-        ]  # fmt: skip
+        return [one for one in self.questions if split in (self.owners[one.answering[0]], ALL)]
 
     def may_show(self, document: str, split: str) -> bool:
         """Whether a document may occur in a split: none that answers a question of another."""
@@ -122,30 +120,26 @@ def _squad_row(row: Mapping[str, Any]) -> Parsed:
     if isinstance(row.get("data"), list):  # the whole file
         for article in row["data"]:
             yield from _squad_row(article)
-    elif isinstance(row.get("paragraphs"), list):
-        title = row.get("title")
-        for paragraph in row["paragraphs"]:
-            yield from _paragraph(paragraph, title)
-    elif row.get("context") is not None and row.get("question") is not None:
-        yield from _paragraph({"context": row["context"], "qas": [row]}, row.get("title"))
-    else:
-        raise RowError("has neither 'paragraphs' nor 'context' and 'question'")
-
-
-def _paragraph(paragraph: Mapping[str, Any], title: object) -> Parsed:
-    context = text_of(paragraph.get("context"), " in context")
-    article = str(title) if title else None
-    yield context, article
-    for asked in paragraph.get("qas") or []:
-        answers = () if asked.get("is_impossible") else _spellings(asked)
-        if answers:
-            yield DocumentQuestion(
-                text=text_of(asked.get("question"), " in question").strip(),
-                answers=answers,
-                documents=(context,),
-                answering=(context,),
-                article=article,
-            )
+        return
+    paragraphs = row.get("paragraphs")
+    if not isinstance(paragraphs, list):
+        if row.get("context") is None or row.get("question") is None:
+            raise RowError("has neither 'paragraphs' nor 'context' and 'question'")
+        paragraphs = [{"context": row["context"], "qas": [row]}]
+    title = str(row["title"]) if row.get("title") else None
+    for paragraph in paragraphs:
+        context = text_of(paragraph.get("context"), " in context")
+        yield context, title
+        for asked in paragraph.get("qas") or []:
+            answers = () if asked.get("is_impossible") else _spellings(asked)
+            if answers:
+                yield DocumentQuestion(
+                    text=text_of(asked.get("question"), " in question").strip(),
+                    answers=answers,
+                    documents=(context,),
+                    answering=(context,),
+                    article=title,
+                )
 
 
 def _spellings(row: Mapping[str, Any]) -> tuple[str, ...]:
@@ -198,24 +192,19 @@ class RulerQaTask(ScoredByMetric):
 
     name: str
 
-    @property
-    def flag(self) -> str:
-        """The flag that names its data, without dashes."""
-        return FLAGS[self.name]
-
     def build(self, settings: TaskSettings, tokenizer: PreTrainedTokenizerBase) -> Source:
         """The questions of the split that fit, in a seeded order, with documents until `length`."""
-        data: str | None = getattr(settings, self.flag)
+        flag = FLAGS[self.name]
+        data: str | None = getattr(settings, flag)
         if data is None:
             raise NoPromptError(
-                f"--tasks {self.name} needs --{self.flag} FILE (docs/data.md says what it may "
-                "hold)",
-                reason=f"it needs --{self.flag} FILE",
+                f"--tasks {self.name} needs --{flag} FILE (docs/data.md says what it may hold)",
+                reason=f"it needs --{flag} FILE",
             )
-        maker = _Maker(Fitting(self.name, settings, tokenizer), read_questions(data, self.flag))
+        maker = _Maker(Fitting(self.name, settings, tokenizer), read_questions(data, flag))
         asked = maker.data.of_split(settings.split)
         if not asked:
-            raise UsageError(f"--{self.flag} {data}: no question of the {settings.split} split")
+            raise UsageError(f"--{flag} {data}: no question of the {settings.split} split")
         random.Random(f"order/{settings.split}/{settings.seed}").shuffle(asked)
         too_long: list[int] = []
         fitting = list(islice(maker.fitting_ones(asked, too_long), settings.count))
@@ -233,7 +222,7 @@ class RulerQaTask(ScoredByMetric):
         return Source(
             size=len(fitting),
             make=lambda index: maker.make(fitting[index], index),
-            notes=tuple(f"--{self.flag} {data}: {note}" for note in notes if note),
+            notes=tuple(f"--{flag} {data}: {note}" for note in notes if note),
         )
 
 
@@ -269,9 +258,7 @@ class _Maker:
         own, filling = self._own(question), self._filling(question, name)
 
         def prompt(amount: int) -> Sample:
-            missing = amount - len(own)
-            rounds = -(-missing // len(filling)) if filling else 0
-            shown = [*own, *(filling * rounds)[:missing]]
+            shown = [*own, *islice(cycle(filling), amount - len(own))]
             return document_prompt(name, settings.split, question, shown)
 
         def make(limit: int) -> Sample:

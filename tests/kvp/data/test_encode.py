@@ -48,13 +48,11 @@ def test_question_boundaries(tokenizer: PreTrainedTokenizerBase) -> None:
     assert encoded.reply_spans == ()
 
 
-@pytest.mark.parametrize("templated", [True, False])
 def test_without_a_chat_template(
-    tokenizer: PreTrainedTokenizerBase, plain_tokenizer: PreTrainedTokenizerBase, templated: bool
+    tokenizer: PreTrainedTokenizerBase, plain_tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    with_none = encode(QUESTION, plain_tokenizer)
-    switched_off = encode(QUESTION, tokenizer, chat_template=False)
-    encoded = with_none if templated else switched_off
+    encoded = encode(QUESTION, plain_tokenizer)
+    assert encoded == encode(replace(QUESTION, chat_template=False), tokenizer)
     assert plain_tokenizer.decode(encoded.ids) == "Some text.\nWho? It is"
     assert encoded.context_length == len("Some text.\n")
 
@@ -161,11 +159,6 @@ def test_turns_without_a_chat_template(plain_tokenizer: PreTrainedTokenizerBase)
     encoded = encode(_sample(), plain_tokenizer)
     assert plain_tokenizer.decode(encoded.ids) == "C.q1 a1\n\nq2 a2\n\nq3p"
     assert plain_tokenizer.decode(encoded.ids[: encoded.context_length]) == "C."
-
-
-def test_a_prompt_that_wants_no_template_gets_none(tokenizer: PreTrainedTokenizerBase) -> None:
-    encoded = encode(replace(_sample(), chat_template=False, earlier=()), tokenizer)
-    assert tokenizer.decode(encoded.ids) == "C.q3p"
 
 
 CONTEXT = "Ann met Bob. BOB knew Annika, a bobcat and bob; 12 of 123.\n"
