@@ -30,23 +30,6 @@ def test_the_prefix_of_its_size_is_its_set(make_view: MakeView) -> None:
         assert chosen == set(np.flatnonzero(votes[0, head]).tolist())
 
 
-@pytest.mark.parametrize("space", ["hidden", "query"])
-def test_sets_grow_with_p_and_with_samples(make_view: MakeView, space: str) -> None:
-    view = make_view(tokens=80)
-    before = torch.zeros(2, 2, 80, dtype=torch.bool)
-    for p_nuc in (0.0, 0.3, 0.7, 0.95, 0.999, 1.0):
-        chosen = GVote(p_nuc=p_nuc, space=space).score(view) >= 1
-        assert (chosen | ~before).all()
-        before = chosen
-    before[...] = False
-    for samples in (1, 2, 3, 8, 17):
-        chosen = GVote(p_nuc=0.5, samples=samples, space=space).score(view) >= 1
-        assert (chosen | ~before).all()
-        before = chosen
-    paper = GVote(**GVote.presets["paper"], space=space).score(view) >= 1  # type: ignore[arg-type]
-    assert (~paper | (GVote(space=space).score(view) >= 1)).all()
-
-
 def test_hidden_draws_follow_mean_and_variance(make_view: MakeView) -> None:
     """Far draws: a projection that hands out the states themselves shows them."""
     view = make_view(tokens=20, batch=1, heads=1, group=1, width=6)

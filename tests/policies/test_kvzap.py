@@ -94,25 +94,6 @@ def test_scores_are_the_networks_of_the_states_that_enter_attention(
             np.testing.assert_allclose(of_layer[prompt, :, token], expected, atol=2e-5)
 
 
-def test_a_padded_batch_keeps_what_each_prompt_keeps_alone(write: Write) -> None:
-    model, tokenizer = load_model("nano")
-    scorer = make_scorer(f"kvzap:{write(7)}")
-    texts = ["Two words", "A longer prompt with more of them, eleven or so. " * 3]
-    tokenizer.padding_side = "left"
-    batch = tokenizer(texts, return_tensors="pt", padding=True)
-    options: dict[str, Any] = {
-        "max_new_tokens": 6,
-        "do_sample": False,
-        "return_dict_in_generate": True,
-    }
-    with evicting(model, scorer, budget=24):
-        together = model.generate(**batch, **options)
-    for entry, text in enumerate(texts):
-        with evicting(model, scorer, budget=24):
-            alone = model.generate(**tokenizer(text, return_tensors="pt"), **options)
-        assert torch.equal(together.sequences[entry, -6:], alone.sequences[0, -6:])
-
-
 def test_it_evicts_by_budget_and_once(write: Write) -> None:
     model, _ = load_model("nano")
     scorer = make_scorer(f"kvzap:{write(None)}")

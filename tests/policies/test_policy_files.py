@@ -242,9 +242,14 @@ def test_calibrations_round_trip_and_can_be_replaced(tmp_path: Path) -> None:
     assert torch.equal(result.scores, _calibration().scores)
     assert torch.equal(result.values, _calibration().values)
     before = {path.name: path.read_bytes() for path in tmp_path.glob("*.safetensors")}
-    recalibrate(tmp_path, None)
+    with (
+        OutputFolder.claim(tmp_path, POLICY, {}),
+        pytest.raises(PolicyError, match="is being written by process"),
+    ):
+        recalibrate(tmp_path, None)
+    assert recalibrate(tmp_path, None) == "share", "what was there"
     assert load_policy(tmp_path).calibration is None
-    recalibrate(tmp_path, replace(_calibration(), target="future_attention"))
+    assert recalibrate(tmp_path, replace(_calibration(), target="future_attention")) is None
     assert load_policy(tmp_path).calibration.target == "future_attention"  # type: ignore[union-attr]
     assert {path.name: path.read_bytes() for path in tmp_path.glob("*.safetensors")} == before
 
@@ -270,19 +275,6 @@ def test_calibrations_that_are_none_are_named(
     content["calibration"] |= {**flat, **changes}
     write_sealed_json(tmp_path / "policy.json", content)
     _fails(tmp_path, str(tmp_path / "policy.json"), message)
-
-
-def test_a_calibration_is_replaced_by_one_writer_that_says_what_was_there(
-    policy_dir: Path,
-) -> None:
-    knots = torch.linspace(0, 1, 3).expand(4, 3)
-    assert recalibrate(policy_dir, Calibration(target="share", scores=knots, values=knots)) is None
-    with (
-        OutputFolder.claim(policy_dir, POLICY, {}),
-        pytest.raises(PolicyError, match="is being written by process"),
-    ):
-        recalibrate(policy_dir, None)
-    assert recalibrate(policy_dir, None) == "share"
 
 
 def test_bfloat16_weights_halve_a_policy_and_keep_its_order(

@@ -57,13 +57,6 @@ def test_parameters_per_head_explain_the_papers_600k_and_650k(rows: int, count: 
     assert shapes["position_table"] == (rows, 32)
 
 
-def test_fourier_replaces_the_table_by_a_projection() -> None:
-    rankers = HeadRankers(RankerSpec(head_dim=128), 2)
-    per_head = sum(parameter.numel() for parameter in rankers.parameters()) // 2
-    assert per_head == 273_729 + 35 * 32 + 32
-    assert set(dict(rankers.named_buffers())) == {"key_mean", "key_std", "value_mean", "value_std"}
-
-
 def _norm(x: Array, state: dict[str, Array], name: str) -> Array:
     centred = x - x.mean(-1, keepdims=True)
     scaled = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5)
@@ -215,21 +208,16 @@ def test_contexts_may_be_concatenated_or_differ_between_heads(
 
 
 @both
-@pytest.mark.parametrize("tokens_seen", [91, 5_000, 1_000_000])
+@pytest.mark.parametrize("tokens_seen", [91, 1_000_000])
 def test_positions_beyond_training_stay_finite(spec: RankerSpec, tokens_seen: int) -> None:
     rankers = _rankers(spec)
     keys, values, positions = _tokens()
     scores = rankers(keys, values, positions + tokens_seen - 50, tokens_seen)
     assert torch.isfinite(scores).all()
     assert scores.abs().max() < 100
-
-
-def test_paper_table_clamps_and_fourier_does_not() -> None:
-    keys, values, _ = _tokens(tokens=1)
-    late, later = torch.tensor([39]), torch.tensor([400])
-    paper, fourier = _rankers(PAPER), _rankers(FOURIER)
-    assert torch.equal(paper(keys, values, late, 500), paper(keys, values, later, 500))
-    assert not torch.equal(fourier(keys, values, late, 500), fourier(keys, values, later, 500))
+    first, later = (scores[:, :1], rankers(keys[:, :1], values[:, :1], torch.tensor([400]), 500))
+    clamped = torch.allclose(first, later, rtol=1e-5, atol=1e-5)
+    assert clamped == (spec is PAPER)  # rows beyond the table's last one are that one
 
 
 @both

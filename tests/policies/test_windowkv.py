@@ -170,11 +170,3 @@ def test_words_of_running_text_ask_for_nothing() -> None:
     story = 'Who would come? "Find the key," she said, "and count the rest." ' + FILLER
     assert guess_task_type(story) == guess_task_type(FILLER) == UNASKED
     assert guess_task_type("") == guess_task_type("Hello there") == UNASKED
-
-
-def test_the_end_of_the_prompt_counts_more() -> None:
-    interview = 'A: "And then?" B: "We went home." ' * 12
-    assert guess_task_type(interview + "\nSummarize the interview, with the main points.") == (
-        AGGREGATION
-    )
-    assert guess_task_type("A summary follows. " + FILLER + "\nWho went home?") == QA

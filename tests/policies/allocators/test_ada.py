@@ -1,4 +1,4 @@
-"""AdaKV: numbers by hand; `tests/golden` has kvpress's form and random scores."""
+"""AdaKV: ties, protection, roundings; `tests/golden` has kvpress's form and random scores."""
 
 from __future__ import annotations
 
@@ -12,15 +12,6 @@ from policies.registry import make_allocator
 
 RequestOf = Callable[..., Request]
 STRONG, WEAK = [0.9, 0.8, 0.7, 0.6, 0.5, 0.4], [0.3, 0.2, 0.1, 0.05, 0.04, 0.03]
-
-
-@pytest.mark.parametrize(
-    ("safeguard", "counts"),
-    [(0.0, [5, 1]), (0.4, [5, 1]), (0.67, [4, 2]), (1.0, [3, 3])],  # int(3 safeguard) = 0 1 2 3
-)
-def test_the_safeguard_by_hand(request_of: RequestOf, safeguard: float, counts: list[int]) -> None:
-    request = request_of([[STRONG, WEAK]], 3)
-    assert Ada(safeguard=safeguard).allocate(request).tolist() == [counts]
 
 
 def test_ties_go_to_the_newer_token_then_to_the_lower_head(request_of: RequestOf) -> None:

@@ -13,14 +13,6 @@ from policies.registry import make_allocator
 RequestOf = Callable[..., Request]
 
 
-def test_layers_and_heads_by_hand(request_of: RequestOf) -> None:
-    layers = [[[0.9, 0.8, 0.7, 0.1]], [[0.6, 0.5, 0.05, 0.01]], [[0.4, 0.02, 0.03, 0.04]]]
-    # 6 of 12: one each (0.9, 0.6, 0.4), then 0.8, 0.7, 0.5.
-    assert Global(safeguard=0.0).allocate(request_of(layers, 2)).tolist() == [[3], [2], [1]]
-    # Two of each at safeguard 1: uniform.
-    assert Global(safeguard=1.0).allocate(request_of(layers, 2)).tolist() == [[2], [2], [2]]
-
-
 def test_a_head_below_all_others_keeps_the_safeguard(request_of: RequestOf) -> None:
     scores = torch.rand(2, 2, 50)
     scores[1, 1] -= 5
