@@ -202,7 +202,7 @@ def sampled(batch: Batch, context: int, permutations: int) -> Tensor:
 
 
 def within_context(rewards: Tensor, batch: Batch) -> Tensor:
-    """Reward minus the mean of the other K-1 rankings of its context; ValueError if K < 2."""
+    """Reward minus the mean of the other K-1 rankings of its context, K > 1."""
     return rloo_advantages(rewards.transpose(0, 1)).transpose(0, 1) * batch.counted[:, None]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -77,22 +76,6 @@ def test_models_that_cannot_be_collected_from(
     (windowed / "config.json").write_text(json.dumps(config))
     assert run("--model", str(windowed)) == 2
     assert "64 tokens" in refused(capsys)
-
-
-def test_short_chats_say_which_length_keeps_them(
-    run: Collect, tmp_path: Path, capsys: pytest.CaptureFixture[str], refused: Any
-) -> None:
-    data = tmp_path / "chats.jsonl"
-    with data.open("w") as file:
-        for number in range(8):
-            pair = {"prompt": f"Hello {number}.", "completion": "Hi."}
-            file.write(json.dumps(pair) + "\n")
-    counts = ("--train=1", "--validation=1", "--test=1")
-    assert run("--data", str(data), *counts, "--length=900") == 2
-    message = (
-        r"left out 1 chat shorter than half of --length 900 \(at most \d+ tokens\): a smaller one"
-    )
-    assert re.search(message, refused(capsys))
 
 
 def test_another_collection_is_refused_before_the_weights_are_loaded(

@@ -6,9 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 
-from kvp.programs import collect
 from kvp.store import TraceReader, TraceWriter
 
 MakeStore = Callable[..., Path]
@@ -52,21 +50,3 @@ def test_a_missing_sequence_can_be_allowed(make_store: MakeStore, kvp_store: Pro
     reader = TraceReader(store)
     with TraceWriter.create_or_resume(store, reader.plan, reader.manifest):  # only read
         assert kvp_store("verify", store, "--allow_incomplete")[0] == 0
-
-
-def test_the_advice_mends_a_collection(
-    run: Callable[..., int], model_folder: Path, tmp_path: Path, kvp_store: Program
-) -> None:
-    assert run("--train=2", "--validation=1") == 0
-    out = tmp_path / "out"
-    before = TraceReader(out).trace(1)
-    flip(out / "k/c.1.0.0.0.0", 99)
-    code, _, error = kvp_store("verify", out)
-    assert code == 2
-    assert f"{out}/sequences, then repeat the command" in error
-    (out / "sequences/000001.json").unlink()
-    flags = "--length=300 --train=2 --validation=1 --max-new-tokens=4 --model"
-    tasks = "--tasks=niah_single_1,niah_single_2"
-    assert collect([*flags.split(), str(model_folder), tasks, "--out", str(out)]) == 0
-    assert kvp_store("verify", out)[0] == 0
-    assert torch.equal(TraceReader(out).trace(1).keys, before.keys)

@@ -22,15 +22,14 @@ from train.calibration import (
     FLOOR,
     GROWTH,
     SMALLEST_BIN,
-    TARGET_LABELS,
     bin_starts,
     fit_calibration,
     fit_head,
     lengthened,
     output_norms,
 )
+from train.config import calibration_target
 from train.contexts import Context
-from train.recipe import PresetName
 
 
 def test_a_known_map_is_recovered() -> None:
@@ -229,28 +228,10 @@ def test_what_cannot_be_calibrated_is_left_as_it_was(
     assert (policy / "policy.json").read_bytes() == before
 
 
-TINY = "--contexts=2 --hidden=16 --permutations=4 --min_prefix=40 --lr=0.01 --steps=12"
-REPLIES = ((20, 33), (66, 73), (80, 92))
-"""Tokens of the assistant: a reply within the context and one across its end, and the answer."""
-
-
 @pytest.mark.parametrize(
-    ("preset", "target"), [("fourier", "reply_contribution"), ("paper", "contribution")]
+    ("label", "target"),
+    [("max_reply_attention", "reply_contribution"), ("future_attention", "contribution")],
 )
-def test_a_policy_calibrates_to_every_target(
-    make_store: Callable[..., Path],
-    tmp_path: Path,
-    preset: PresetName,
-    target: str,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    store = make_store(replies=REPLIES)
-    flags = [f"--traces={store}", f"--out={tmp_path / 'p'}", f"--preset={preset}"]
-    assert train([*flags, *TINY.split(), "--max_positions=128"]) == 0
-    policy = json.loads((tmp_path / "p" / "policy.json").read_text())
-    assert policy["calibration"]["target"] == target
-    capsys.readouterr()
-    for other in TARGET_LABELS:
-        given = [f"--policy={tmp_path / 'p'}", f"--traces={store}", f"--calibration={other}"]
-        assert main(given) == 0
-        assert f"calibrated to {other}" in capsys.readouterr().out
+def test_the_target_follows_the_label(label: str, target: str) -> None:
+    assert calibration_target("auto", label) == target
+    assert calibration_target("none", label) == "none"

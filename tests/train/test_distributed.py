@@ -62,6 +62,15 @@ def gradient_norms(logs: Path) -> dict[int, float]:
     return {event.step: event.value for event in events.Scalars("train/gradient_norm")}
 
 
+def assert_close(ours: Path, theirs: Path) -> None:
+    """The same policies but for rounding."""
+    for path in ours.glob("*.safetensors"):
+        others = load_file(theirs / path.name)
+        for name, tensor in load_file(path).items():
+            if name != "score_bias":  # moves by rounding alone: it changes no ranking
+                torch.testing.assert_close(others[name], tensor, rtol=1e-3, atol=1e-4)
+
+
 def refused(_: int) -> None:
     """What a process may raise."""
     raise UsageError("--devices 2 cannot be: no")
@@ -72,11 +81,7 @@ def test_two_processes_train_what_one_trains(store: Path, tmp_path: Path) -> Non
     two = tmp_path / "two"
     code, errors = run_program(flags(store, two, devices=2))
     assert code == 0, errors
-    for path in (tmp_path / "one").glob("*.safetensors"):
-        theirs = load_file(two / path.name)
-        for name, tensor in load_file(path).items():
-            if name != "score_bias":  # moves by rounding alone: it changes no ranking
-                torch.testing.assert_close(theirs[name], tensor, rtol=1e-3, atol=1e-4)
+    assert_close(tmp_path / "one", two)
     indices = [json.loads((tmp_path / n / "policy.json").read_text()) for n in ("one", "two")]
     assert indices[0]["training"]["best_step"] == indices[1]["training"]["best_step"]
     (log,) = two.joinpath("logs").iterdir()
@@ -89,6 +94,28 @@ def test_two_processes_train_what_one_trains(store: Path, tmp_path: Path) -> Non
     shutil.copytree(two, tmp_path / "more")
     (tmp_path / "more" / "policy.json").unlink()
     assert main(flags(store, tmp_path / "more")) == 0
+
+
+def test_each_process_runs_the_model(model_folder: Path, tmp_path: Path) -> None:
+    """`--source model` under torchrun; the first process alone validates and speaks."""
+    given = [
+        f"--model={model_folder}", "--source=model", "--sequences=3", "--validation_sequences=2",
+        "--tasks=niah_single_1", "--length=300", "--max_new_tokens=4", "--steps=6", "--contexts=2",
+        "--hidden=16", "--validation_contexts=4", "--calibration=none", "--devices",
+    ]  # fmt: skip
+    assert main([*given, "1", f"--out={tmp_path / 'one'}"]) == 0
+    ended = subprocess.run(
+        [
+            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
+            "-m", "kvp", "train", *given, "2", f"--out={tmp_path / 'two'}",
+        ],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True, timeout=400, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.count("will run through") == 1
+    assert "tokens/s in each of 2 processes" in ended.stdout
+    assert_close(tmp_path / "one", tmp_path / "two")
 
 
 def test_a_dry_run_measures_the_steps_that_processes_share(store: Path, tmp_path: Path) -> None:

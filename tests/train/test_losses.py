@@ -8,12 +8,11 @@ from dataclasses import replace
 from threading import Barrier
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from train.losses import Batch, objective_of, sampled
+from train.losses import Batch, objective_of
 from train.recipe import OBJECTIVES, PRESETS, Recipe
 
 SORTS = ("soft_rank", "soft_sort", "neural_sort")
@@ -83,66 +82,6 @@ def test_gradients_agree_with_finite_differences(recipe: Recipe) -> None:
         return objective_of(recipe.objective)(batch_of(given, importances, counted), recipe)[0]
 
     assert torch.autograd.gradcheck(losses, inputs)
-
-
-def plackett_luce(scores: np.ndarray, ranking: np.ndarray) -> float:
-    """Log-probability of a ranking, one pick after the other (equation 2)."""
-    ranked = scores[ranking]
-    return sum(ranked[i] - np.log(np.exp(ranked[i:]).sum()) for i in range(len(ranked)))
-
-
-def differences(function: Callable[[np.ndarray], float], at: np.ndarray) -> np.ndarray:
-    """Central finite differences of a function of an array."""
-    slopes = np.zeros_like(at)
-    for index in np.ndindex(*at.shape):
-        step = np.zeros_like(at)
-        step[index] = 1e-5
-        slopes[index] = (function(at + step) - function(at - step)) / 2e-5
-    return slopes
-
-
-@pytest.mark.parametrize("name", SAMPLED)
-def test_policy_gradients_agree_with_finite_differences_of_the_surrogate(name: Any) -> None:
-    """With the drawn rankings and their advantages, computed here by loops, held fixed."""
-    scores, importances = draw(7, 5, seed=3)
-    counted = [[True, True], [False, True]]
-    recipe = recipe_of(objective=name, reward="ratio", advantage_clip=1.2)
-    batch = batch_of(scores, importances, counted)
-    losses, gradients = losses_and_gradients(batch, recipe)
-    for head in range(2):
-        use = [context for context in range(2) if counted[context][head]]
-        weight = {c: importances[c][head].numpy() for c in use}
-        rankings = {c: sampled(batch, c, 4)[:, head].numpy() for c in use}
-        rewards = {}
-        for c in use:
-            ranks = np.arange(1, len(weight[c]) + 1)
-            ideal = (ranks * np.sort(weight[c])[::-1]).sum()
-            rewards[c] = [-(ranks * weight[c][order]).sum() / ideal for order in rankings[c]]
-        raw = {}
-        for c in use:
-            for k in range(4):
-                others = [
-                    rewards[d][j]
-                    for d in use
-                    for j in range(4)
-                    if (d, j) != (c, k) and (name == "rloo_batch" or d == c)
-                ]
-                raw[c, k] = rewards[c][k] - np.mean(others)
-        spread = np.sqrt(np.mean(np.square(list(raw.values()))))
-
-        def surrogate(values: np.ndarray, c: int) -> float:
-            terms = [
-                np.clip(raw[c, k] / spread, -1.2, 1.2) * plackett_luce(values, rankings[c][k])  # noqa: B023
-                for k in range(4)
-            ]
-            return -float(np.mean(terms)) / len(values) / len(use)  # noqa: B023
-
-        total = sum(surrogate(scores[c][head].numpy(), c) for c in use)
-        assert losses[head].item() == pytest.approx(total, rel=1e-10)
-        for c in use:
-            at = scores[c][head].detach().numpy()
-            expected = differences(lambda values, c=c: surrogate(values, c), at)
-            np.testing.assert_allclose(gradients[c][head], expected, atol=1e-8)
 
 
 @pytest.mark.parametrize("recipe", cases())

@@ -47,16 +47,6 @@ def test_start_and_end_say_what_and_where(
     assert lines[-1].startswith("next, when all heads are trained: kvp merge --shards ")
 
 
-def test_a_dry_run_writes_nothing(
-    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert train(store, tmp_path / "p", steps=500, dry_run="true") == 0
-    printed = capsys.readouterr().out
-    assert "500 steps of " in printed
-    assert "dry run: nothing was written" in printed
-    assert not (tmp_path / "p").exists()
-
-
 def test_training_starts_from_a_policy(store: Path, policy: Path, tmp_path: Path) -> None:
     """A step that learns nothing leaves the weights of the policy."""
     out = tmp_path / "second"
