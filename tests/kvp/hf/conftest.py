@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import pytest
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
@@ -180,8 +180,54 @@ def letters() -> Callable[..., PreTrainedTokenizerBase]:
     return make
 
 
+Masks = Callable[[PreTrainedModel, Mapping[int, Tensor]], AbstractContextManager[None]]
+
+
+def attention_of(model: PreTrainedModel, layer: int) -> nn.Module:
+    """The attention module of a layer, without kvp."""
+    projections = ("q_proj", "qkv_proj", "query_key_value", "c_attn", "query")
+    (found,) = (
+        module
+        for module in model.modules()
+        if getattr(module, "layer_idx", None) == layer
+        and any(hasattr(module, name) for name in projections)
+    )
+    return found
+
+
 @pytest.fixture
-def masked_logits() -> Callable[..., Tensor]:
+def masks_set() -> Masks:
+    """Stock eager attention in which each layer's queries see `allowed` [H, T, T] keys alone."""
+
+    @contextmanager
+    def setting(model: PreTrainedModel, allowed: Mapping[int, Tensor]) -> Iterator[None]:
+        handles = []
+        for layer, seen in allowed.items():
+            bias = torch.zeros(seen.shape, dtype=model.dtype)
+            bias = bias.masked_fill(~seen, torch.finfo(model.dtype).min)
+            bias = bias.repeat_interleave(model.config.num_attention_heads // len(seen), dim=0)
+
+            def with_mask(
+                module: Any, args: Any, kwargs: dict[str, Any], bias: Tensor = bias
+            ) -> tuple[Any, dict[str, Any]]:
+                return args, {**kwargs, "attention_mask": bias[None]}
+
+            attention = attention_of(model, layer)
+            handles.append(attention.register_forward_pre_hook(with_mask, with_kwargs=True))
+        before = model.config._attn_implementation
+        model.set_attn_implementation("eager")
+        try:
+            yield
+        finally:
+            model.set_attn_implementation(before)
+            for handle in handles:
+                handle.remove()
+
+    return setting
+
+
+@pytest.fixture
+def masked_logits(masks_set: Masks) -> Callable[..., Tensor]:
     """Logits of one sequence under stock eager attention with an explicit mask per layer and head.
 
     Queries before `boundary` see every earlier token; later ones see of the first `boundary` tokens
@@ -192,34 +238,14 @@ def masked_logits() -> Callable[..., Tensor]:
         model: PreTrainedModel, ids: Tensor, boundary: int, kept: Sequence[Sequence[Sequence[int]]]
     ) -> Tensor:
         tokens = ids.shape[1]
-        handles = []
+        allowed = {}
         for layer, heads in enumerate(kept):
-            allowed = torch.ones(len(heads), tokens, tokens).tril().bool()
+            allowed[layer] = torch.ones(len(heads), tokens, tokens).tril().bool()
             for head, chosen in enumerate(heads):
                 dropped = [i for i in range(boundary) if i not in set(chosen)]
-                for query in range(boundary, tokens):
-                    allowed[head, query, dropped] = False
-            group = model.config.num_attention_heads // len(heads)
-            additive = torch.zeros(allowed.shape, dtype=model.dtype)
-            additive = additive.masked_fill(~allowed, torch.finfo(model.dtype).min)
-            bias = additive.repeat_interleave(group, dim=0)[None]
-
-            def with_mask(
-                module: Any, args: Any, kwargs: dict[str, Any], bias: Tensor = bias
-            ) -> tuple[Any, dict[str, Any]]:
-                return args, {**kwargs, "attention_mask": bias}
-
-            attention = model.model.layers[layer].self_attn
-            handles.append(attention.register_forward_pre_hook(with_mask, with_kwargs=True))
-        before = model.config._attn_implementation
-        model.set_attn_implementation("eager")
-        try:
-            with torch.no_grad():
-                logits: Tensor = model(input_ids=ids, use_cache=False).logits
-        finally:
-            model.set_attn_implementation(before)
-            for handle in handles:
-                handle.remove()
+                allowed[layer][head, boundary:, dropped] = False
+        with masks_set(model, allowed), torch.no_grad():
+            logits: Tensor = model(input_ids=ids, use_cache=False).logits
         return logits
 
     return run

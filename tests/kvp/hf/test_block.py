@@ -20,8 +20,6 @@ from transformers import (
     GPTNeoXForCausalLM,
     PreTrainedModel,
     QuantizedCache,
-    TextIteratorStreamer,
-    TextStreamer,
     pipeline,
 )
 from transformers.cache_utils import DynamicLayer
@@ -308,28 +306,6 @@ def test_a_pipeline_is_evicted_from(qwen: PreTrainedModel, letters: Any, wrap: A
     assert text[0]["generated_text"] == tokenizer.decode(alone[0, ids.shape[1] :])
 
 
-def test_streams_print_what_generate_returns(
-    qwen: PreTrainedModel, letters: Any, generate: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
-    tokenizer = letters()
-    ids = tokenizer(TEXT, return_tensors="pt")["input_ids"]
-    with evicting(qwen, make_scorer("keydiff"), 22):
-        alone = generate(qwen, ids, 6)
-        text = tokenizer.decode(alone.sequences[0, ids.shape[1] :])
-        generate(qwen, ids, 6, streamer=TextStreamer(tokenizer, skip_prompt=True))
-        assert capsys.readouterr().out == f"{text}\n"
-        stream = TextIteratorStreamer(tokenizer, skip_prompt=True, timeout=60)
-        results: list[Any] = []
-        thread = threading.Thread(
-            target=lambda: results.append(generate(qwen, ids, 6, streamer=stream))
-        )
-        thread.start()
-        assert "".join(stream) == text
-        thread.join(60)
-    assert stored(results[0]) == 22 + 5
-    assert torch.equal(results[0].sequences, alone.sequences)
-
-
 def test_continuous_batching_is_refused(qwen: PreTrainedModel, prompt: Prompt, fixed: Any) -> None:
     options = GenerationConfig(max_new_tokens=3, do_sample=False, eos_token_id=-1, pad_token_id=0)
     qwen.set_attn_implementation("sdpa")
@@ -405,18 +381,6 @@ def test_a_method_whose_inputs_the_model_lacks_is_named(prompt: Prompt, method: 
             apply(model, scorer=make_scorer(method), budget=22)
         assert str(caught.value).startswith(f"method {method}: GPTNeoXForCausalLM has no attention")
     assert prefill_and_evict(model, prompt(30), make_scorer("keydiff"), 22).get_seq_length() == 30
-
-
-def test_longrope_on_one_side_of_its_switch(
-    longrope: PreTrainedModel, prompt: Prompt, fixed: Any, generate: Any, watched: Any
-) -> None:
-    """A shrunk cache must not make generate start over: only new tokens are fed."""
-    for tokens in (40, 60):
-        ids = prompt(tokens)
-        cache = prefill_and_evict(longrope, ids[:, :-1], fixed(tokens - 1), 22)
-        with watched(longrope) as calls:
-            generate(longrope, ids, 6, past_key_values=cache)
-        assert calls == [(1, [[index]]) for index in range(tokens - 1, tokens + 5)]
 
 
 def test_longrope_prompts_beyond_the_switch(

@@ -136,21 +136,12 @@ def test_every_flipped_byte_is_noticed(
             load_cache(path, qwen)
         assert str(caught.value).startswith(f"{path} ")
         assert "\n" not in str(caught.value)
+    for kept in (0, 4, 300, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:kept])
+        with pytest.raises(CacheError, match="not a readable safetensors file"):
+            load_cache(path, qwen)
     path.write_bytes(whole)
     assert load_cache(path, qwen).evicted
-
-
-@pytest.mark.parametrize("kept", [0, 4, 300, 0.5, -1])
-def test_a_truncated_file_is_noticed(
-    qwen: PreTrainedModel, made: Any, kept: float, tmp_path: Path
-) -> None:
-    path = tmp_path / "context"
-    save_cache(made("dense"), path, model=qwen)
-    whole = path.read_bytes()
-    path.write_bytes(whole[: int(kept * len(whole)) if 0 < kept < 1 else int(kept)])
-    with pytest.raises(CacheError, match="not a readable safetensors file") as caught:
-        load_cache(path, qwen)
-    assert "\n" not in str(caught.value)
 
 
 def test_foreign_files_are_one_line(qwen: PreTrainedModel, made: Any, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from kvp.errors import UsageError
 from kvp.hf import EvictingCache, observe
-from kvp.hf.cache_layers import EMPTY, TAIL_GROWTH, EvictingLayer, RaggedLayer
+from kvp.hf.cache_layers import EMPTY, TAIL_GROWTH, EvictingLayer, RaggedLayer, StoredLayer
 
 Prompt = Callable[..., Tensor]
 Sets = list[list[list[list[int]]]]
@@ -217,23 +217,15 @@ def test_entries_can_be_reordered_repeated_and_chosen(
         assert (logits - expected[entries]).abs().max() <= 1e-5
 
 
-def stored(layer: RaggedLayer) -> dict[tuple[int, int], list[float]]:
+def stored(layer: StoredLayer) -> dict[tuple[int, int], list[float]]:
     """(head, position) of every token of a single entry -> its key and value."""
-    flat, stored_tokens = 0, {}
-    for head, positions in enumerate(layer.positions[0].tolist()):
-        length, longest = int(layer.lengths[0, head]), int(layer.lengths.max())
-        for index, position in enumerate(positions):
-            if index < longest and position < EMPTY:
-                key, value = layer.keys[flat], layer.values[flat]
-                flat += 1
-            elif index >= longest:
-                key = layer.tail_keys[0, head, index - longest]
-                value = layer.tail_values[0, head, index - longest]
-            else:
-                assert index >= length
-                continue
-            stored_tokens[head, position] = [*key.tolist(), *value.tolist()]
-    return stored_tokens
+    keys, values = layer.slots
+    return {
+        (head, position): [*keys[0, head, slot].tolist(), *values[0, head, slot].tolist()]
+        for head, positions in enumerate(layer.positions[0].tolist())
+        for slot, position in enumerate(positions)
+        if position < EMPTY
+    }
 
 
 def test_a_shrunk_layer_can_be_shrunk_again(qwen: PreTrainedModel, prompt: Prompt) -> None:

@@ -89,7 +89,7 @@ def watched(model: PreTrainedModel) -> Iterator[Passes]:
             handle.remove()
 
 
-def reference(model: PreTrainedModel, passes: Passes) -> list[Tensor]:
+def reference(model: PreTrainedModel, passes: Passes, masks_set: Any) -> list[Tensor]:
     """The last logits of every pass, by stock eager attention under one explicit mask per head."""
     ids = torch.cat(passes.fed, dim=1)
     tokens = ids.shape[1]
@@ -105,31 +105,20 @@ def reference(model: PreTrainedModel, passes: Passes) -> list[Tensor]:
         allowed[:, :, start:stop, start:stop] = new
         ends.append(stop - 1)
         start = stop
-    handles = []
-    for layer, index in enumerate(passes.layers):
-        additive = torch.zeros(allowed[layer].shape)
-        additive = additive.masked_fill(~allowed[layer], torch.finfo(torch.float32).min)
-        bias = additive.repeat_interleave(model.config.num_attention_heads // 2, dim=0)[None]
-
-        def masked(_: Any, args: Any, kwargs: Any, bias: Tensor = bias) -> Any:
-            return args, {**kwargs, "attention_mask": bias}
-
-        attention = model.model.layers[index].self_attn
-        handles.append(attention.register_forward_pre_hook(masked, with_kwargs=True))
-    model.set_attn_implementation("eager")
-    try:
-        with torch.no_grad():
-            logits = model(input_ids=ids, use_cache=False).logits
-    finally:
-        model.set_attn_implementation("kvp")
-        for handle in handles:
-            handle.remove()
+    with masks_set(model, dict(zip(passes.layers, allowed, strict=True))), torch.no_grad():
+        logits = model(input_ids=ids, use_cache=False).logits
     return [logits[:, end] for end in ends]
 
 
-def assert_masked(model: PreTrainedModel, passes: Passes) -> None:
-    for found, expected in zip(passes.logits, reference(model, passes), strict=True):
-        torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
+@pytest.fixture
+def assert_masked(masks_set: Any) -> Callable[[PreTrainedModel, Passes], None]:
+    """Compares the logits of all passes with those under masks."""
+
+    def compare(model: PreTrainedModel, passes: Passes) -> None:
+        for found, expected in zip(passes.logits, reference(model, passes, masks_set), strict=True):
+            torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
+
+    return compare
 
 
 ALLOCATORS = [None, "ada", "global"]
@@ -139,7 +128,12 @@ READ_WHOLE = {"contrastkv", "expected_attention", "gvote", "kvzip", "oracle"}
 
 @pytest.mark.parametrize("allocator", ALLOCATORS)
 def test_decoding_equals_a_mask_and_never_holds_more(
-    model: PreTrainedModel, prompt: Prompt, by_content: Any, generate: Any, allocator: str | None
+    model: PreTrainedModel,
+    prompt: Prompt,
+    by_content: Any,
+    generate: Any,
+    assert_masked: Any,
+    allocator: str | None,
 ) -> None:
     split = None if allocator is None else make_allocator(allocator)
     block = evicting(model, by_content(), 12, PROTECTION, allocator=split, every=5)
@@ -162,6 +156,7 @@ def test_pieces_equal_a_mask_and_never_hold_more(
     prompt: Prompt,
     by_content: Any,
     generate: Any,
+    assert_masked: Any,
     allocator: str | None,
     own: bool,
 ) -> None:
@@ -181,7 +176,7 @@ def test_pieces_equal_a_mask_and_never_hold_more(
 
 @pytest.mark.parametrize("allocator", ALLOCATORS)
 def test_hybrid_models_decode_in_pieces_and_turns(
-    prompt: Prompt, by_content: Any, generate: Any, allocator: str | None
+    prompt: Prompt, by_content: Any, generate: Any, assert_masked: Any, allocator: str | None
 ) -> None:
     """Gemma 3: layers with a window are theirs, the two that see everything are shrunk."""
     torch.manual_seed(7)
@@ -225,7 +220,12 @@ def test_memory_does_not_grow_with_the_prompt(
 
 @pytest.mark.parametrize("allocator", ALLOCATORS)
 def test_a_further_turn_is_evicted_from_with_all_before(
-    model: PreTrainedModel, prompt: Prompt, by_content: Any, generate: Any, allocator: str | None
+    model: PreTrainedModel,
+    prompt: Prompt,
+    by_content: Any,
+    generate: Any,
+    assert_masked: Any,
+    allocator: str | None,
 ) -> None:
     split = None if allocator is None else make_allocator(allocator)
     ids = prompt(40)
@@ -376,7 +376,12 @@ def test_caches_made_elsewhere_are_shrunk_in_an_answer(
 @pytest.mark.parametrize("method", sorted(METHODS))
 @pytest.mark.parametrize("allocator", [None, "ada"])
 def test_every_method_decodes_or_says_that_it_cannot(
-    qwen: PreTrainedModel, prompt: Prompt, generate: Any, method: str, allocator: str | None
+    qwen: PreTrainedModel,
+    prompt: Prompt,
+    generate: Any,
+    assert_masked: Any,
+    method: str,
+    allocator: str | None,
 ) -> None:
     scorer = make_scorer(method)
     split = None if allocator is None else make_allocator(allocator)

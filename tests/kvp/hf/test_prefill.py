@@ -13,7 +13,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from kvp.errors import UsageError
 from kvp.hf import EvictingCache, Prefill, observe, prefill
-from kvp.hf.prefill import end_tokens, greedy, unpadded
+from kvp.hf.prefill import end_tokens, greedy
 from kvp.hf.scorer_inputs import HiddenRecorder
 from kvp.scoring import ALL_QUERIES, Needs
 
@@ -52,41 +52,16 @@ def test_views_hold_the_token_that_is_fed_again(qwen: PreTrainedModel, prompt: P
         enumerate(whole.views(Needs(queries=3, hidden_after=2), 7)),
         strict=True,
     ):
-        assert torch.equal(view.keys, other.keys)
-        assert torch.equal(view.positions, other.positions)
-        assert view.queries is not None
-        assert other.queries is not None
-        assert torch.equal(view.queries, other.queries)
-        assert view.hidden is not None
-        assert other.hidden is not None
-        assert torch.equal(view.hidden.mean, other.hidden.mean)
-        assert view.future is not None
+        for mine, its in (
+            (view.keys, other.keys),
+            (view.positions, other.positions),
+            (view.queries, other.queries),
+            (view.hidden.mean, other.hidden.mean),
+        ):
+            assert torch.equal(mine, its)
         assert torch.equal(view.future[..., :11], future[index])
         assert view.future[..., 11].tolist() == [[0.0, 0.0]]
         assert (view.fed_again, other.fed_again) == (1, 0)
-
-
-@pytest.mark.parametrize(
-    ("padding", "one_by_one", "sizes"),
-    [([0, 0], False, [(2, 12)]), ([0, 0], True, [(1, 12)] * 2), ([0, 5], False, [(1, 12), (1, 7)])],
-)
-def test_parts_hold_no_padding(
-    qwen: PreTrainedModel,
-    prompt: Prompt,
-    padding: list[int],
-    one_by_one: bool,
-    sizes: list[tuple[int, int]],
-) -> None:
-    ids = prompt(12, batch=2)
-    seen = observe(qwen, ids, hidden_after=(2,))
-    parts = unpadded(seen, padding, qwen, ids, one_by_one=one_by_one)
-    assert [(p.keys[0].shape[0], p.tokens) for _, p in parts] == sizes
-    assert [batch.start for batch, _ in parts] == list(range(len(parts)))
-    for batch, part in parts:
-        assert torch.equal(part.values[1], seen.values[1][batch, :, padding[batch.start] :])
-        view = next(iter(part.views(Needs(queries=3, hidden_after=2), 7)))
-        assert view.queries is not None
-        assert torch.equal(view.queries, seen.queries[0][batch, :, -3:])
 
 
 Prompt = Callable[..., Tensor]
@@ -202,24 +177,14 @@ def test_statistics_of_a_prompt(
         record.statistics(7, 0)
 
 
-def test_long_prompts_are_reduced_in_parts(
+def test_passes_of_one_block_add_up(
     qwen: PreTrainedModel,
     prompt: Prompt,
     entering: Callable[..., list[Tensor]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """A prompt in pieces, reduced in parts, gives the statistics of the whole."""
     monkeypatch.setattr("kvp.hf.scorer_inputs._BLOCK", 7)
-    ids = prompt(40)
-    record = observe(qwen, ids, hidden_after=(4,)).hidden
-    assert record is not None
-    for layer, states in enumerate(entering(qwen, ids)):
-        _close(record.statistics(4, layer), states[:, 4:])
-
-
-def test_passes_of_one_block_add_up(
-    qwen: PreTrainedModel, prompt: Prompt, entering: Callable[..., list[Tensor]]
-) -> None:
-    """A prompt in pieces gives the statistics of the whole."""
     ids = prompt(40)
     recorder = HiddenRecorder((4,))
     with recorder.recording(qwen):
@@ -254,13 +219,6 @@ def test_short_prompts_count_their_last_token(
     assert record is not None
     states = entering(qwen, prompt(tokens))[1]
     _close(record.statistics(4, 1), states[:, -1:])
-
-
-def test_nothing_is_recorded_unasked(qwen: PreTrainedModel, prompt: Prompt) -> None:
-    assert observe(qwen, prompt(9)).hidden is None
-    assert not any(m._forward_pre_hooks for m in qwen.modules())
-    observe(qwen, prompt(9), hidden_after=(4,))
-    assert not any(m._forward_pre_hooks for m in qwen.modules())
 
 
 def test_the_generation_config_ends_an_answer_and_the_tokenizer_where_it_is_silent(

@@ -1,20 +1,18 @@
-"""One collected trace against a plain transformers forward pass, rotated by hand."""
+"""One collected trace against a plain transformers forward pass."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from torch import Tensor
-from transformers import AutoModelForCausalLM, GenerationConfig
+from transformers import AutoModelForCausalLM, DynamicCache, GenerationConfig
 
 from kvp.data.sources import open_source
 from kvp.data.task import Sample, TaskSettings
 from kvp.errors import UsageError
-from kvp.hf import load_model
+from kvp.hf import load_model, observe
 from kvp.hf.trace import Recorded, collect_all, continuations
 from kvp.store import Trace
 
@@ -43,48 +41,22 @@ def trace_of(loaded: Loaded, sample: Sample | str = "ruler", **settings: Any) ->
     return trace
 
 
-def rotated(projected: np.ndarray[Any, Any], base: float) -> np.ndarray[Any, Any]:
-    """Rotary embedding of [heads, T, D] in float64: pairs (i, i + D/2) turn by t / base^(2i/D)."""
-    half = projected.shape[-1] // 2
-    angles = np.arange(projected.shape[-2])[:, None] / base ** (np.arange(half) / half)
-    first, second = projected[..., :half], projected[..., half:]
-    return np.concatenate(
-        [
-            first * np.cos(angles) - second * np.sin(angles),
-            second * np.cos(angles) + first * np.sin(angles),
-        ],
-        axis=-1,
-    )
-
-
-def projections(folder: Path, ids: tuple[int, ...]) -> list[dict[str, np.ndarray[Any, Any]]]:
-    """Per layer, what the stock model's q, k and v projections return: [heads, T, D] float64."""
-    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
-    layers: list[dict[str, np.ndarray[Any, Any]]] = []
-    for layer in model.model.layers:
-        seen: dict[str, np.ndarray[Any, Any]] = {}
-        layers.append(seen)
-        for name in ("q", "k", "v"):
-
-            def keep(_: Any, __: Any, output: Tensor, seen: Any = seen, name: str = name) -> None:
-                seen[name] = output[0].double().unflatten(-1, (-1, 8)).transpose(0, 1).numpy()
-
-            getattr(layer.self_attn, f"{name}_proj").register_forward_hook(keep)
-    with torch.no_grad():
-        model(input_ids=torch.tensor([ids]), use_cache=False)
-    return layers
-
-
 def test_tensors_are_those_of_a_plain_forward_pass(loaded: Loaded, model_folder: Path) -> None:
     trace = trace_of(loaded)
+    ids = torch.tensor([trace.record.token_ids])
+    stock = AutoModelForCausalLM.from_pretrained(model_folder).eval()
+    cache = DynamicCache(config=stock.config)
+    with torch.no_grad():
+        stock(ids, past_key_values=cache)
+    seen = observe(loaded[0], ids)
     assert trace.queries is not None
-    layers = projections(model_folder, trace.record.token_ids)
-    for index, seen in enumerate(layers):
-        queries = rotated(seen["q"], 10_000.0).reshape(2, 2, trace.record.length, 8)
-        keys = rotated(seen["k"], 10_000.0)
-        np.testing.assert_allclose(trace.queries[index].numpy(), queries, atol=2e-4)
-        np.testing.assert_allclose(trace.keys[index].numpy(), keys, atol=2e-4)
-        np.testing.assert_allclose(trace.values[index].numpy(), seen["v"], atol=2e-4)
+    for index, layer in enumerate(cache.layers):
+        torch.testing.assert_close(trace.keys[index], layer.keys[0], atol=2e-4, rtol=0)
+        torch.testing.assert_close(trace.values[index], layer.values[0], atol=2e-4, rtol=0)
+        assert torch.equal(trace.queries[index].flatten(0, 1), seen.queries[index][0])
+    half = trace_of(load_model(str(model_folder), dtype="bfloat16"), queries=False)
+    assert half.keys.dtype == half.values.dtype == torch.bfloat16
+    assert half.queries is None
 
 
 def test_the_continuation_is_greedy_step_by_step(loaded: Loaded, model_folder: Path) -> None:
@@ -144,9 +116,3 @@ def test_the_reference_is_cut_and_must_exist(loaded: Loaded) -> None:
     )  # fmt: skip
     with pytest.raises(UsageError, match=r"--answers reference: t/0 has no reference"):
         trace_of(loaded, text, continuation="reference", max_new_tokens=4)
-
-
-def test_traces_keep_the_models_dtype(model_folder: Path) -> None:
-    trace = trace_of(load_model(str(model_folder), dtype="bfloat16"), queries=False)
-    assert trace.keys.dtype == trace.values.dtype == torch.bfloat16
-    assert trace.queries is None

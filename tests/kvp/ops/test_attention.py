@@ -97,17 +97,6 @@ def test_against_loops(group: int, cached: int, tokens: int, weighted: bool, blo
     np.testing.assert_allclose(result, expected, rtol=2e-5, atol=1e-7)
 
 
-def test_leading_axes_are_independent() -> None:
-    queries, keys = torch.randn(2, 3, 2, 5, 4), torch.randn(2, 3, 8, 4)
-    pass_keys = torch.randn(2, 3, 5, 4)
-    result = reconstruction_attention(queries, keys, pass_keys, scaling=0.5)
-    for entry in range(2):
-        for head in range(3):
-            of_head = (t[entry, head] for t in (queries, keys, pass_keys))
-            alone = reconstruction_attention(*of_head, scaling=0.5)
-            torch.testing.assert_close(result[entry, head], alone)
-
-
 def test_half_precision_and_huge_logits() -> None:
     queries, keys, pass_keys, w, u = _case(2, 9, 6)
     half = [tensor.bfloat16() for tensor in _float32(queries, keys, pass_keys)]
