@@ -33,23 +33,19 @@ def inspect(config: InspectConfig) -> None:
 
 
 def facts(path: Place) -> dict[str, Any]:
-    """Everything that is known of a store, as JSON; damaged sequences are counted, not read.
+    """What a store holds, as JSON; StoreError where a record is damaged.
 
     Sizes are bytes, lengths tokens; `raw` is without padding and compression.
     """
     reader = TraceReader(path)
-    manifest, plan = reader.manifest, reader.plan
-    records, damaged = _readable(reader)
-    present = {*(record.index for record in records), *damaged}
+    manifest, plan, records = reader.manifest, reader.plan, reader.records()
     identity = manifest["identity"]
+    present = {record.index for record in records}
     return {
-        "path": str(path),
-        "format_version": manifest["format_version"],
         "complete": len(records) == plan.sequences,
         "sequences": len(records),
         "planned": plan.sequences,
         "missing": ranges([index for index in range(plan.sequences) if index not in present]),
-        "damaged": ranges(damaged),
         "model": {**manifest.get("model", {}), **identity.get("model", {})},
         "plan": plan.to_dict(),
         "splits": {split: _lengths(records, split) for split in SPLITS},
@@ -57,10 +53,8 @@ def facts(path: Place) -> dict[str, Any]:
         "tokens": sum(record.length for record in records),
         "arrays": {array: _array(reader, array, records) for array in plan.arrays},
         "disk_bytes": sum(size for _, size in files_below(path)),
-        "output_gram": reader.output_gram() is not None,
         "data": identity.get("data"),
         "answers": identity.get("continuation"),
-        **{name: manifest.get(name) for name in ("rope_frequencies", "seed", "kvp", "created")},
         "command": shlex.join(manifest.get("command", [])),
     }
 
@@ -73,20 +67,6 @@ def ranges(indices: Sequence[int]) -> str:
     bounds = pairwise([0, *breaks, len(indices)])
     parts = [(indices[start], indices[stop - 1]) for start, stop in bounds]
     return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in parts)
-
-
-def _readable(reader: TraceReader) -> tuple[list[SequenceRecord], list[int]]:
-    """Records, and indices of those that are damaged."""
-    try:
-        return list(reader.records()), []
-    except StoreError:
-        records, damaged = [], []
-    for index in committed(reader.path):
-        try:
-            records.append(reader.record(index))
-        except StoreError:
-            damaged.append(index)
-    return records, damaged
 
 
 def _lengths(records: Sequence[SequenceRecord], split: str) -> dict[str, int] | None:

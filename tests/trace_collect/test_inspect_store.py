@@ -41,16 +41,16 @@ def test_the_facts_of_a_store(make_store: MakeStore, kvp_store: Program) -> None
     assert yaml.safe_load(text) == found
 
 
-def test_damaged_and_missing_sequences_are_counted_and_nothing_is_written(
+def test_missing_sequences_are_counted_and_damaged_ones_named(
     make_store: MakeStore, kvp_store: Program
 ) -> None:
     store = make_store("traces", write=5)
-    (store / "sequences" / "000002.json").write_text("{}")
-    before = {path: path.stat().st_mtime_ns for path in store.rglob("*")}
     found = json.loads(kvp_store("inspect", store, "--json")[1])
-    assert (found["sequences"], found["damaged"], found["missing"]) == (4, "2", "5")
-    assert found["complete"] is False
-    assert {path: path.stat().st_mtime_ns for path in store.rglob("*")} == before
+    assert (found["sequences"], found["missing"], found["complete"]) == (5, "5", False)
+    (store / "sequences" / "000002.json").write_text("{}")
+    code, _, error = kvp_store("inspect", store)
+    assert code == 2
+    assert "000002.json is damaged" in error
 
 
 def test_a_folder_without_a_store(tmp_path: Path, kvp_store: Program) -> None:
