@@ -5,8 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, DynamicCache, PreTrainedConfig, PreTrainedModel
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 
 from kvp.errors import ModelError
 from kvp.hf import EvictingCache
@@ -14,17 +13,9 @@ from kvp.hf.attention import (
     ATTENTION,
     ATTENTIONS,
     grouped_attention,
-    kvp_attention,
-    kvp_attention_set,
 )
 
 Prompt = Callable[..., Tensor]
-
-
-def test_registration_leaves_other_names_alone() -> None:
-    registry = AttentionInterface()
-    assert registry[ATTENTION] is kvp_attention
-    assert registry["sdpa"] is sdpa_attention_forward
 
 
 def test_plain_forward_is_bitwise_sdpa(model: PreTrainedModel, prompt: Prompt) -> None:
@@ -106,16 +97,3 @@ def test_grouped_attention_is_masked_softmax() -> None:
     expected = weights @ wide_values / weights.sum(-1, keepdim=True).clamp_min(1e-9)
     assert not result[1, 1, :3].any()
     torch.testing.assert_close(result.double(), expected.transpose(1, 2), rtol=0, atol=1e-5)
-
-
-def test_attention_is_given_back_after_an_error(qwen: PreTrainedModel) -> None:
-    qwen.set_attn_implementation("sdpa")
-
-    def fail() -> None:
-        with kvp_attention_set(qwen):
-            assert qwen.config._attn_implementation == ATTENTION
-            raise KeyError("inside")
-
-    with pytest.raises(KeyError):
-        fail()
-    assert qwen.config._attn_implementation == "sdpa"

@@ -359,16 +359,6 @@ def test_inside_a_block_attention_is_eager_or_sdpa(
         assert torch.equal(ours, theirs)
 
 
-def test_a_prompt_that_is_wholly_cached_is_refused(
-    qwen: PreTrainedModel, prompt: Prompt, fixed: Any, generate: Any
-) -> None:
-    ids = prompt(30)
-    for budget in (22, 30):
-        cache = prefill_and_evict(qwen, ids, fixed(30), budget)
-        with pytest.raises(UsageError, match="at least one prompt token"):
-            generate(qwen, ids, 4, past_key_values=cache)
-
-
 @pytest.mark.parametrize("method", ["expected_attention", "gvote", "gvote(space=query)"])
 def test_a_method_whose_inputs_the_model_lacks_is_named(prompt: Prompt, method: str) -> None:
     config = GPTNeoXConfig(
@@ -492,6 +482,8 @@ BELOW = "keeps {} tokens, fewer than the 20"
         (lambda m, ids, f: evicting(m, f, 24, every=0), "every must be at least 1 token, got 0"),
         (lambda m, ids, f: evicting(m, f, 24, prefill_chunk=2), "must be at least 3 tokens, got 2"),
         (lambda m, ids, f: evicting(Opaque(m), f, 22), "Opaque is no transformers model"),
+        (lambda m, ids, f: prefill_and_evict(m, ids, f, 22, fed_again=-1), "29 of 30 .* got -1"),
+        (lambda m, ids, f: prefill_and_evict(m, ids, f, 22, fed_again=30), "29 of 30 .* got 30"),
     ],
 )
 def test_arguments_that_cannot_work(

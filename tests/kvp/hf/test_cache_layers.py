@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -255,15 +254,6 @@ def test_a_shrunk_layer_can_be_shrunk_again(qwen: PreTrainedModel, prompt: Promp
     assert cache.get_seq_length() == 40
 
 
-def test_a_copy_is_independent(qwen: PreTrainedModel, prompt: Prompt) -> None:
-    cache = shrunk(qwen, prompt(12), uneven_sets(1, 12))
-    qwen(prompt(1), past_key_values=cache)
-    twin = copy.deepcopy(cache)
-    first = qwen(prompt(1, seed=4), past_key_values=cache).logits
-    assert twin.get_seq_length() == 13
-    assert torch.equal(qwen(prompt(1, seed=4), past_key_values=twin).logits, first)
-
-
 def test_what_cannot_work_is_refused(qwen: PreTrainedModel, prompt: Prompt) -> None:
     ids = prompt(20)
     cache = shrunk(qwen, ids, uneven_sets(1, 20, full_layer=None))
@@ -330,17 +320,10 @@ def test_tokens_already_cached_are_refused(
     qwen: PreTrainedModel, prompt: Prompt, feed: int
 ) -> None:
     ids = prompt(20)
-    seen = observe(qwen, ids)
-    shrunk = EvictingCache.select(
-        seen.keys, seen.values, [torch.arange(5).expand(1, 2, -1)] * 3, seen=20
-    )
-    for cache in (seen.cache, shrunk):
+    positions = torch.arange(20 - feed, 20)[None]
+    for cache in (observe(qwen, ids).cache, shrunk(qwen, ids, uneven_sets(1, 20))):
         with pytest.raises(UsageError, match="at least one prompt token"):
-            qwen(
-                ids[:, -feed:],
-                position_ids=torch.arange(20 - feed, 20)[None],
-                past_key_values=cache,
-            )
+            qwen(ids[:, -feed:], position_ids=positions, past_key_values=cache)
 
 
 def test_masks_that_cannot_be_read_are_refused(qwen: PreTrainedModel, prompt: Prompt) -> None:

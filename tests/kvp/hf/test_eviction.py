@@ -161,27 +161,6 @@ def test_a_padded_batch_equals_each_prompt_alone(
             assert positions(mine, index) == positions(its)
 
 
-@pytest.mark.parametrize("fed_again", [-1, 5])
-def test_feeding_everything_again_is_refused(
-    qwen: PreTrainedModel, prompt: Prompt, fixed: Any, fed_again: int
-) -> None:
-    with pytest.raises(UsageError, match=f"fed_again must be 0 to 4 of 5 tokens, got {fed_again}"):
-        prefill_and_evict(qwen, prompt(5), fixed(5), 2, UNPROTECTED, fed_again=fed_again)
-
-
-def test_several_tokens_after_the_boundary(
-    qwen: PreTrainedModel, prompt: Prompt, fixed: Any, masked_greedy: Any, generate: Any,
-    watched: Any,
-) -> None:  # fmt: skip
-    ids = prompt(40)
-    scorer = fixed(30)
-    cache = prefill_and_evict(qwen, ids[:, :30], scorer, 21)
-    with watched(qwen) as calls:
-        answer = generate(qwen, ids, 4, past_key_values=cache).sequences[0, 40:].tolist()
-    assert calls == [(10, [list(range(30, 40))]), (1, [[40]]), (1, [[41]]), (1, [[42]])]
-    assert answer == masked_greedy(qwen, ids, 30, scorer.kept(21), 4)
-
-
 @pytest.mark.parametrize("budget", [40, 64, "100%"])
 def test_a_budget_of_the_whole_prompt_changes_nothing(
     model: PreTrainedModel, prompt: Prompt, fixed: Any, budget: int | str, generate: Any
@@ -213,12 +192,8 @@ def test_sampling_and_beams(
     with evicting(qwen, fixed(30), 21):
         shrunk = generate(qwen, ids, 6, **beams)
         assert shrunk.past_key_values.layers[0].keys.shape[:3] == (3, 2, 21 + 5)
-        torch.manual_seed(3)
         sampled = generate(qwen, ids, 6, do_sample=True, num_return_sequences=4)
-        assert sampled.sequences.shape == (4, 36)
-        torch.manual_seed(3)
-        again = generate(qwen, ids, 6, do_sample=True, num_return_sequences=4)
-        assert torch.equal(sampled.sequences, again.sequences)
+        assert sampled.past_key_values.layers[0].keys.shape[:3] == (4, 2, 21 + 5)
 
 
 def test_a_second_turn_outside_of_the_block_evicts_nothing(
@@ -288,23 +263,6 @@ def test_a_percentage_never_keeps_fewer_than_the_protected_tokens(
     assert (
         prefill_and_evict(qwen, ids[:1, :80], by_content(), "12.5%").layers[0].keys.shape[2] == 20
     )
-
-
-def test_beams_are_scored_as_under_a_mask(
-    qwen: PreTrainedModel, prompt: Prompt, fixed: Any, masked_logits: Any, generate: Any
-) -> None:
-    """Beams are reordered at every token; each beam's score is that of its own tokens."""
-    ids = prompt(30)
-    scorer, allocator = fixed(30), Drawn()
-    with evicting(qwen, scorer, 9, PROTECTION, allocator=allocator):
-        output = generate(qwen, ids, 7, num_beams=4, num_return_sequences=4, output_scores=True)
-    assert {type(layer) for layer in output.past_key_values.layers} >= {RaggedLayer}
-    kept = kept_by(scorer, allocator.allocate(allocator.requests[0]))
-    for beam, score in enumerate(output.sequences_scores.tolist()):
-        sequence = output.sequences[beam : beam + 1]
-        logits = masked_logits(qwen, sequence, 30, kept)[0, 29:-1]
-        chosen = logits.log_softmax(-1).gather(1, sequence[0, 30:, None]).sum()
-        assert score == pytest.approx(float(chosen) / 7, abs=1e-4)
 
 
 def test_heads_of_one_token_and_layers_of_one_length(

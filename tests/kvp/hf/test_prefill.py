@@ -195,22 +195,6 @@ def test_passes_of_one_block_add_up(
         _close(recorder.record.statistics(4, layer), states[:, 4:])
 
 
-def test_padding_is_left_out(
-    qwen: PreTrainedModel, prompt: Prompt, entering: Callable[..., list[Tensor]]
-) -> None:
-    long, short = prompt(30), prompt(22, seed=5)
-    ids = torch.cat([long, torch.nn.functional.pad(short, (8, 0))])
-    mask = (ids != 0).long()
-    recorder = HiddenRecorder((4,), padding=[0, 8])
-    with recorder.recording(qwen):
-        qwen(ids, attention_mask=mask, position_ids=(mask.cumsum(1) - 1).clamp_min(0))
-    for entry, alone in enumerate((long, short)):
-        for layer, states in enumerate(entering(qwen, alone)):
-            _close(
-                recorder.record.batch(slice(entry, entry + 1)).statistics(4, layer), states[:, 4:]
-            )
-
-
 @pytest.mark.parametrize("tokens", [1, 3, 4, 5])
 def test_short_prompts_count_their_last_token(
     qwen: PreTrainedModel, prompt: Prompt, entering: Callable[..., list[Tensor]], tokens: int

@@ -323,11 +323,6 @@ def test_noise_is_ordinary_uniform_and_seeded(letters: LetterTokenizer) -> None:
     assert not torch.equal(drawn, noise_input(20_000, 4, vocabulary=30, tokenizer=tokenizer))
 
 
-def test_noise_without_a_tokenizer_takes_every_id() -> None:
-    drawn = noise_input(2_000, 0, vocabulary=5, tokenizer=None)
-    assert set(drawn.tolist()) == {0, 1, 2, 3, 4}
-
-
 def _save(folder: Path, bias: list[float], **options: object) -> str:
     """A random BERT whose linear layer is its bias alone."""
     vocabulary = {"[UNK]": 0, "[PAD]": 1, **{str(n): n + 2 for n in range(30)}}
