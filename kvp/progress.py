@@ -35,9 +35,9 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def phase(text: str, stream: TextIO | None = None) -> None:
-    """Print one line that says what begins, such as "loading the model", and flush."""
-    print(f"{text} ...", file=stream or sys.stderr, flush=True)
+def phase(text: str) -> None:
+    """Print one line that says what begins, such as "loading the model"."""
+    say(f"{text} ...")
 
 
 class Progress:
@@ -109,13 +109,6 @@ class Progress:
         elif self._clock() - self._printed >= self._every:
             self._print()
 
-    def line(self, text: str) -> None:
-        """Print a line without tearing the bar."""
-        if self._bar is not None:
-            self._bar.console.print(text, soft_wrap=True)
-        else:
-            print(text, file=self._stream, flush=True)
-
     def _print(self) -> None:
         """Print the state as a line."""
         self._printed, self._shown = self._clock(), (self.completed, self._note)
@@ -129,7 +122,7 @@ class Progress:
             parts.append(f"about {_duration(left)} left")
         if self._note:
             parts.append(self._note)
-        self.line(", ".join(parts))
+        print(", ".join(parts), file=self._stream, flush=True)
 
 
 def _duration(seconds: float) -> str:

@@ -30,17 +30,13 @@ CHECKPOINT = f"{CHECKPOINTS}/last.ckpt"
 LOGS = "logs"
 
 
+RUN = FolderKind(noun="training run", marker=RUN_FILE, error=UsageError)
+
+
 def _has_saved_nothing(folder: Place) -> bool:
     """Whether a run can be begun here without loss to the one that is there."""
     names = {name for name, _ in files_below(folder) if not (is_partial(name) or name == LOCK)}
     return all(name == RUN_FILE or name.startswith(f"{LOGS}/") for name in names)
-
-
-RUN = FolderKind(
-    noun="training run",
-    marker=RUN_FILE,
-    error=UsageError,
-)
 
 
 class RunFolder:
