@@ -388,7 +388,7 @@ def generate(
 
 def _sample(inputs: SampleInputs, **parts: Any) -> Sample:  # noqa: ANN401
     """A prompt of these parts, without the name of its task."""
-    return Sample(id=inputs.name, task="", split=inputs.split, messages=None, metric="all", **parts)
+    return Sample(id=inputs.name, task="", split=inputs.split, metric="all", **parts)
 
 
 def fit(
@@ -422,29 +422,26 @@ class RulerTask(ScoredByMetric):
         essays = None if settings.essays is None else read_text(settings.essays, "essays")
         fitting = Fitting(self.name, settings, tokenizer)
 
-        def drawn(index: int, attempt: int) -> Sample:
-            return fitting.fitted(
-                lambda limit: generate(
-                    self.name,
-                    count_tokens=fitting.count_tokens,
-                    length=settings.length,
-                    limit=limit,
-                    seed=settings.seed,
-                    index=index,
-                    split=settings.split,
-                    essays=essays,
-                    attempt=attempt,
-                )
-            )
-
         @lru_cache(maxsize=1)
-        def make(index: int) -> Sample:
-            for attempt in range(_ATTEMPTS - 1):
-                try:
-                    return drawn(index, attempt)
-                except NoPromptError:
-                    continue
-            return drawn(index, _ATTEMPTS - 1)
+        def make(index: int, attempt: int = 0) -> Sample:
+            try:
+                return fitting.fitted(
+                    lambda limit: generate(
+                        self.name,
+                        count_tokens=fitting.count_tokens,
+                        length=settings.length,
+                        limit=limit,
+                        seed=settings.seed,
+                        index=index,
+                        split=settings.split,
+                        essays=essays,
+                        attempt=attempt,
+                    )
+                )
+            except NoPromptError:
+                if attempt + 1 == _ATTEMPTS:
+                    raise
+            return make(index, attempt + 1)
 
         if settings.count:
             make(0)  # a length too small shows now

@@ -9,7 +9,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -27,6 +27,11 @@ _DIGITS = 8
 """Hexadecimal digits in the name of a context that several samples share."""
 _CONTEXT = re.compile(rf"@[0-9a-f]{{{_DIGITS}}}$")
 _NOT_CONTENT = frozenset({"id", "split", "max_new_tokens", "labels"})
+"""Fields of a sample that its digest is not of."""
+_CONTENT = frozenset(
+    {"task", "messages", "context", "question", "answer_prefix", "references", "metric", "reply"}
+)
+"""Fields that it is always of; of the others where they are not the default."""
 
 
 def context_name(context: str) -> str:
@@ -53,24 +58,24 @@ class Sample:
     """Task name, for example `niah_single_1` or `chat`."""
     split: str
     """`train`, `validation` or `test`; `all` where every row of a file is used."""
-    messages: tuple[Mapping[str, str], ...] | None
+    messages: tuple[Mapping[str, str], ...] | None = None
     """Chat samples: turns with `role` and `content`, the last one the assistant's reply; else
     None."""
-    context: str
+    context: str = ""
     """First part of the user turn; ends exactly where the question starts."""
-    question: str
+    question: str = ""
     """Rest of the user turn."""
-    answer_prefix: str
+    answer_prefix: str = ""
     """First text of the assistant turn, given to the model."""
-    references: tuple[str, ...]
+    references: tuple[str, ...] = ()
     """Strings a right answer contains."""
-    max_new_tokens: int
+    max_new_tokens: int = REPLY_TOKENS
     """Tokens to generate."""
-    metric: str
+    metric: str = "none"
     """A name of `kvp.data.metrics`, which scores an answer; `choice`, `choice_norm`: the
     likelihoods of `choices` are compared; `none`: nothing is generated, the likelihood of the reply
     is measured."""
-    reply: str
+    reply: str = ""
     """Reference continuation after `answer_prefix`; empty when unknown."""
     token_ids: tuple[int, ...] = ()
     """Running text that is given as tokens, instead of everything above: the prompt."""
@@ -104,7 +109,7 @@ class Sample:
         content = {}
         for each in fields(self):
             value = getattr(self, each.name)
-            if each.name not in _NOT_CONTENT and (each.default is MISSING or value != each.default):
+            if each.name not in _NOT_CONTENT and (each.name in _CONTENT or value != each.default):
                 content[each.name] = value
         text = json.dumps(content, sort_keys=True, ensure_ascii=False, default=dict)
         return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
@@ -241,16 +246,5 @@ class Task(Protocol):
 
 def blank_sample(settings: TaskSettings, task: str, name: str) -> Sample:
     """A sample without content, to be filled in; `name` makes its id unique within the task."""
-    return Sample(
-        id=f"{task}/{settings.split}/{settings.seed}/{name}",
-        task=task,
-        split=settings.split,
-        messages=None,
-        context="",
-        question="",
-        answer_prefix="",
-        references=(),
-        max_new_tokens=REPLY_TOKENS,
-        metric="none",
-        reply="",
-    )
+    identifier = f"{task}/{settings.split}/{settings.seed}/{name}"
+    return Sample(id=identifier, task=task, split=settings.split)

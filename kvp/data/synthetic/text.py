@@ -221,7 +221,7 @@ class SampleInputs:
     """Whose keys, values and text to use."""
     length: int
     """Tokens the prompt may have: an upper bound of the words ever needed."""
-    essays: str | None
+    essays: str | None = None
     """Real running text, or None for the generated prose."""
 
     def rng(self, part: str) -> random.Random:

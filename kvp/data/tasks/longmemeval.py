@@ -110,9 +110,7 @@ class LongMemEvalTask(ScoredByMetric):
                 max_new_tokens=GENERATED_TOKENS,
                 metric=settings.metric or ("number" if kind == COUNT else "all"),
             )
-            inputs = SampleInputs(
-                name=blank.id, split=split, length=settings.length, essays=settings.essays
-            )
+            inputs = SampleInputs(name=blank.id, split=split, length=settings.length)
             history = history_maker(inputs, kind)
             return largest(
                 lambda amount: asked(blank, history(amount)),

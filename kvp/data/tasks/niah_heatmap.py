@@ -107,7 +107,8 @@ class NiahHeatmapTask(ScoredByMetric):
 
         Raises UsageError for lengths above `--length` or too small for a needle.
         """
-        cells = [(depth, length) for length in _lengths(settings) for depth in _depths(settings)]
+        depths = DEPTHS if settings.depths is None else tuple(dict.fromkeys(settings.depths))
+        cells = [(depth, length) for length in _lengths(settings) for depth in depths]
         metric = settings.metric or METRICS[0]
         if metric not in METRICS:
             raise UsageError(f"--metric {metric}: {self.name} has {' or '.join(METRICS)}")
@@ -140,13 +141,9 @@ class NiahHeatmapTask(ScoredByMetric):
                 limit=length, smallest=0, what=self.name, flag="lengths",
             )  # fmt: skip
 
-        for first in range(0, min(settings.count, len(cells)), len(_depths(settings))):
+        for first in range(0, min(settings.count, len(cells)), len(depths)):
             make(first)  # a length too small shows now
         return Source(size=settings.count, make=make)
-
-
-def _depths(settings: TaskSettings) -> tuple[float, ...]:
-    return DEPTHS if settings.depths is None else tuple(dict.fromkeys(settings.depths))
 
 
 def _lengths(settings: TaskSettings) -> tuple[int, ...]:

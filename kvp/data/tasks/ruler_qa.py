@@ -308,7 +308,6 @@ def document_prompt(
         id=name,
         task=name.partition("/")[0],
         split=split,
-        messages=None,
         context=f"{INSTRUCTION}The following are given documents.\n\n"
         + "\n\n".join(texts)
         + "\n\n",

@@ -154,11 +154,8 @@ class ScbenchTask(ScoredByMetric):
 
         @lru_cache(maxsize=1)
         def context(index: int) -> Sequence[Sample]:
-            maker = CONTEXTS[self.name](
-                SampleInputs(
-                    name=f"{prefix}/{index}", split=split, length=settings.length, essays=None
-                )
-            )
+            inputs = SampleInputs(name=f"{prefix}/{index}", split=split, length=settings.length)
+            maker = CONTEXTS[self.name](inputs)
             return largest(
                 lambda amount: self._samples(maker(amount), settings),
                 lambda samples: most_tokens(samples, tokenizer),

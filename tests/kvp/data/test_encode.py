@@ -21,11 +21,7 @@ USER, ASSISTANT = "<|start|>user:", "<|start|>assistant:"
 
 
 def make(messages: tuple[dict[str, str], ...] | None = None, **texts: str) -> Sample:
-    given = {"context": "", "question": "", "answer_prefix": "", "reply": "", **texts}
-    return Sample(
-        id="x", task="t", split="test", messages=messages, references=(), max_new_tokens=8,
-        metric="none", **given,
-    )  # fmt: skip
+    return Sample(id="x", task="t", split="test", messages=messages, **texts)
 
 
 def chat(*contents: str) -> tuple[dict[str, str], ...]:
