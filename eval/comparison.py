@@ -277,12 +277,6 @@ class Choice:
             return f"{self.setting.details}, the default of {self.candidates}"
         return f"{self.setting.details}, chosen on {self.chosen_on} ({self.candidates} settings)"
 
-    @property
-    def legend(self) -> str:
-        """Name in legends: method, preset and allocator, without the protection."""
-        full = self.setting.method == FULL
-        return "full cache" if full else self.setting.label.removesuffix(PROTECTED)
-
 
 def choose(
     settings: Iterable[ReportedMethod], tuned: Sequence[tuple[Tuned, str]] = ()

@@ -8,7 +8,7 @@ are those of `kvp.metrics`; `docs/formats.md` describes the file, curves.jsonl.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -25,6 +25,7 @@ from kvp.hf import Prefill, ScorerInputs, prefill
 from kvp.hf.scorer_inputs import needs_scorer_inputs
 from kvp.manifest import recorded_name
 from kvp.ops.future_attention import future_attention
+from kvp.progress import Progress
 from kvp.ranking import UNPROTECTED, Protection
 from kvp.scoring import BudgetScores, Needs, score_budgets
 from kvp.store import SequenceRecord, Trace, TraceReader
@@ -122,18 +123,20 @@ def measure_traces(
     reader: TraceReader,
     model: PreTrainedModel | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
-    *,
-    advance: Callable[[], None] = lambda: None,
 ) -> list[Record]:
     """Records of curves.jsonl from the held-out sequences of a store.
 
-    `model` and `tokenizer` serve methods that need more than traces hold; `advance` is called after
-    every sequence and protocol.
+    `model` and `tokenizer` serve methods that need more than traces hold.
     """
     protected = Protection(sinks=config.sinks, recents=config.recents)
     measured: dict[tuple[Method, bool, str], list[Measured]] = {}
-    for protocol, records in usable_records(reader, config).items():
-        for record in records:
+    usable = [
+        (protocol, record)
+        for protocol, records in usable_records(reader, config).items()
+        for record in records
+    ]
+    with Progress("cost curves", len(usable)) as progress:
+        for protocol, record in usable:
             trace = reader.trace(record.index)
             prompt = TracedPrompt(
                 trace, boundary(record, protocol), config.device, model, tokenizer,
@@ -144,7 +147,7 @@ def measure_traces(
                 for flag in PROTECTIONS[config.protection]:
                     found = prompt.measure(scored, protected if flag else UNPROTECTED)
                     measured.setdefault((method, flag, protocol), []).append(found)
-            advance()
+            progress.advance()
     name = recorded_name(config.model)
     return [
         {"model": name, **record}

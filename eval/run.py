@@ -28,7 +28,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from eval.comparison import compare_all
 from eval.config import EvalConfig
-from eval.cost_curves import measure_traces, usable_records
+from eval.cost_curves import measure_traces
 from eval.evaluate import Bench, Prompt, RunNames, evaluate, evaluate_together, identify
 from eval.methods import Method, Setting, file_digests, hub_records, spec_of, with_objects
 from eval.prepare import Loaded, Prepared, cache_bytes, methods_of, prepare
@@ -231,7 +231,10 @@ def _close(
     if config.timing_prompts:
         measure_times(bench, prepared, config.timing_prompts, folder / TIMING)
     if prepared.traces:
-        measure_curves(config, prepared, bench, folder)
+        curves = measure_traces(
+            config, prepared.methods, prepared.traces, bench.model, bench.tokenizer
+        )
+        merge_records(folder / CURVES, curves, CURVE_KEY)
     if config.tokens:
         phase("ranking the tokens of one prompt")
         prompt, protocol = prepared.first_answered
@@ -335,22 +338,7 @@ def measure_times(bench: Bench, prepared: Prepared, prompts: int, file: Path) ->
     prompt, protocol = prepared.first_answered
     timed = [other for other in prepared.prompts if other.forced == prompt.forced][:prompts]
     settings = _timed(prepared.settings(prompt, protocol))
-    with Progress("timing", len(timed)) as progress:
-        records = timing_records(bench, timed, protocol, settings, advance=progress.advance)
-    merge_records(file, records, TIMING_KEY)
-
-
-def measure_curves(config: EvalConfig, prepared: Prepared, bench: Bench, folder: Path) -> None:
-    """Cost curves on held-out traces."""
-    traces = prepared.traces
-    assert traces is not None, "asked for by --traces"
-    usable = usable_records(traces, config)
-    with Progress("cost curves", sum(map(len, usable.values()))) as progress:
-        records = measure_traces(
-            config, prepared.methods, traces, bench.model, bench.tokenizer,
-            advance=progress.advance,
-        )  # fmt: skip
-    merge_records(folder / CURVES, records, CURVE_KEY)
+    merge_records(file, timing_records(bench, timed, protocol, settings), TIMING_KEY)
 
 
 def _timed(settings: Sequence[Setting]) -> list[Setting]:

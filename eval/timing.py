@@ -23,6 +23,7 @@ from eval.methods import Setting, method_fields
 from eval.records import Record
 from kvp.hf import EvictingCache, Prefill
 from kvp.hf.prefill import next_logits
+from kvp.progress import Progress
 from kvp.ranking import Selection
 from kvp.scoring import Needs, score_budgets
 
@@ -51,8 +52,6 @@ def timing_records(
     prompts: Sequence[Prompt],
     protocol: str,
     settings: Sequence[Setting],
-    *,
-    advance: Callable[[], None] = lambda: None,
 ) -> list[Record]:
     """One record per setting: the (lower) median over the prompts of everything measured.
 
@@ -62,10 +61,12 @@ def timing_records(
     # Counted first: the first run of anything pays for start-up.
     counted = _measure_prompt(bench, prompts[0], protocol, settings, _count_flops)
     measured: dict[int, list[Measures]] = {number: [] for number in range(len(settings))}
-    for prompt in prompts:
-        for number, values in enumerate(_measure_prompt(bench, prompt, protocol, settings, _timed)):
-            measured[number].append(values)
-        advance()
+    with Progress("timing", len(prompts)) as progress:
+        for prompt in prompts:
+            found = _measure_prompt(bench, prompt, protocol, settings, _timed)
+            for number, values in enumerate(found):
+                measured[number].append(values)
+            progress.advance()
     middle = statistics.median_low(prompt.boundary(protocol) for prompt in prompts)
     return [
         {

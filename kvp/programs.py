@@ -81,7 +81,7 @@ PROGRAMS = {
     ),
     "report": Program(
         "eval.config:ReportConfig",
-        "eval.report.run:run",
+        "eval.report.page:run",
         "Turn results folders of kvp-eval into one HTML page. It opens without a network; figures "
         "are written as PNG, too.",
         (

@@ -14,8 +14,8 @@ import pytest
 from lm_eval._cli import HarnessCLI
 
 from eval.lm_harness import cli as harness
+from eval.lm_harness.caches import compression
 from eval.lm_harness.cli import split_local
-from eval.lm_harness.compression import compression
 from eval.lm_harness.model import load as load_harness_model
 from kvp.command_line import flags_given, flags_of, parse, parse_value
 from kvp.errors import UsageError

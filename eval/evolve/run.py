@@ -85,16 +85,6 @@ class Target:
         return apportion(shares, bounded, minimum=self.floor, maximum=cached).tolist()
 
 
-@dataclass(frozen=True, kw_only=True)
-class ScoredPrompt:
-    """A prompt after its prefill and its scoring."""
-
-    scores: Tensor
-    """[L, H, N] float32."""
-    prefix: Prefix | None
-    """Keys and values, None where they did not fit into the memory."""
-
-
 class PromptSet:
     """Prompts of one comparison, prefilled and scored when they are first needed."""
 
@@ -112,7 +102,9 @@ class PromptSet:
         self._decoder, self._scorer, self._target = decoder, scorer, target
         self._protocol = protocol
         self.prompts = tuple(prompts)
-        self._scored: dict[int, ScoredPrompt] = {}
+        self._scores: dict[int, Tensor] = {}
+        """[L, H, N] float32 of each prompt that was scored."""
+        self._prefixes: dict[int, Prefix] = {}
         self._free_bytes = keep_bytes
 
     def of(self, prompts: Sequence[Prompt]) -> PromptSet:
@@ -143,13 +135,14 @@ class PromptSet:
     @torch.inference_mode()
     def _run(self, index: int, schemes: Sequence[Scheme]) -> list[float]:
         prompt, decoder = self.prompts[index], self._decoder
-        if index in self._scored:
-            scored = self._scored[index]
-            prefix = scored.prefix or Prefix.of(decoder.prefill(prompt, self._protocol))
+        if index not in self._scores:
+            prefix = self._score(index)
+        elif index in self._prefixes:
+            prefix = self._prefixes[index]
         else:
-            scored, prefix = self._score(index)
-        heads = scored.scores.shape[1]
-        selection = Selection(scored.scores, self._target.protection)
+            prefix = Prefix.of(decoder.prefill(prompt, self._protocol))
+        scores = self._scores[index]
+        heads, selection = scores.shape[1], Selection(scores, self._target.protection)
         compressed = []
         for scheme in schemes:
             counts = torch.tensor(self._target.counts(scheme, prefix.tokens))  # [L]
@@ -160,19 +153,18 @@ class PromptSet:
             return [reply_score(fields["nll"], fields["reply_tokens"]) for fields in found]
         return [float(fields["score"]) for fields in found]
 
-    def _score(self, index: int) -> tuple[ScoredPrompt, Prefix]:
+    def _score(self, index: int) -> Prefix:
         """Prefill with what the scorer reads, score every layer, keep what fits."""
         needs = self._scorer.needs
         seen = self._decoder.prefill(self.prompts[index], self._protocol, needs)
         budget = min(self._target.budget.tokens(seen.tokens), seen.tokens)
-        scores = score_layers(self._scorer, seen.views(needs, budget))
+        self._scores[index] = torch.cat(score_layers(self._scorer, seen.views(needs, budget)))
         prefix = Prefix.of(seen)
         size = sum(part.nbytes for part in (*seen.keys, *seen.values))
-        fits = size <= self._free_bytes
-        self._free_bytes -= size if fits else 0
-        scored = ScoredPrompt(scores=torch.cat(scores), prefix=prefix if fits else None)
-        self._scored[index] = scored
-        return scored, prefix
+        if size <= self._free_bytes:
+            self._free_bytes -= size
+            self._prefixes[index] = prefix
+        return prefix
 
 
 def target_of(budget: Budget, protection: Protection, cached: Sequence[int]) -> tuple[Target, int]:

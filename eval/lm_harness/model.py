@@ -7,10 +7,8 @@ context is read. Without eviction the numbers are those of HFLM.
 from __future__ import annotations
 
 import inspect
-import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -22,8 +20,14 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from eval.lm_harness.compression import Compression, compressed_text, compression
-from eval.lm_harness.scoring import LogLikelihood, Scorer, shortened
+from eval.lm_harness.caches import (
+    Compression,
+    LogLikelihood,
+    Scorer,
+    compressed_text,
+    compression,
+    shortened,
+)
 from eval.methods import check_methods
 from kvp.errors import UsageError
 from kvp.hf import geometry_of, load_config, load_model, load_tokenizer
@@ -93,10 +97,9 @@ class KvpLM(HFLM):  # type: ignore[misc]
         how = compression(**settings)
         name, model, its_tokenizer = load(pretrained, tokenizer, **to_load)
         _check(model, how)
-        with _quiet():
-            super().__init__(
-                pretrained=model, tokenizer=its_tokenizer, backend="causal", batch_size=1, **of_hflm
-            )
+        super().__init__(
+            pretrained=model, tokenizer=its_tokenizer, backend="causal", batch_size=1, **of_hflm
+        )
         if name is not None:  # a hub id, whose commit the results name
             self.pretrained, self.revision = name, to_load.get("revision") or "main"
         size = max_batch_size if str(batch_size).startswith("auto") else int(batch_size)
@@ -286,15 +289,3 @@ def _check(model: PreTrainedModel, how: Compression) -> None:
     check_inputs(model, [scorer])
     check_methods([how.method], geometry_of(model.config))
     warn_of_another_model(model, scorer)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without HFLM's warnings that a model was loaded before."""
-    logger = logging.getLogger("lm_eval.models.huggingface")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)

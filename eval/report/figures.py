@@ -19,7 +19,7 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter, NullLocator, ScalarFormatter
 
-from eval.comparison import Comparison, Estimate, Grid, ReportedMethod, best_of, in_order
+from eval.comparison import PROTECTED, Comparison, Estimate, Grid, ReportedMethod, best_of, in_order
 from eval.records import FULL, LEARNED, ORACLE, PROTOCOL_NAMES
 from eval.report.costs import Cost, Timing
 from eval.results import Results
@@ -260,7 +260,7 @@ def _draw(
             continue
         style = dict(styles[setting.family])
         choice = comparison.choices[setting.family]
-        label = setting.family if short else choice.legend
+        label = setting.family if short else setting.label.removesuffix(PROTECTED)
         if choice.setting != setting and not short:
             label = f"{setting.family}, {setting.details}"
         intervals = [estimate.interval for _, estimate in found]

@@ -130,7 +130,7 @@ def test_the_prompts_shown_never_choose_the_setting(
     ]  # fmt: skip
     grid = _grid([*answers, *best, *policies])
     assert choose(grid)["snapkv"].note == "protected, the default of 2"
-    assert choose(grid)["kvp"].legend == "kvp+global"  # the recommended setting of a policy
+    assert choose(grid)["kvp"].setting.label == "kvp+global"  # the recommended setting of a policy
     chosen = choose(grid, [_tuned()])["knorm"]
     assert chosen.note == "unprotected, chosen on validation (48 settings)"
     assert chosen.open_ends == ("window",)

@@ -1,0 +1,323 @@
+"""What the harness's `--model_args` say about eviction, and the caches and likelihoods they give.
+
+One method, one budget, one boundary. A context is prefilled and compressed once, the rest fed. The
+pieces are those of kvp-eval (`eval.evaluate`): `keep` selects, `gather` builds the cache.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from eval.evaluate import MAXIMUM_LOGITS, Prefilled, Prefix, gather, keep
+from eval.methods import Method, Setting, build_methods, file_digests
+from kvp.budgets import Budget, parse_budget
+from kvp.config_groups import split_list
+from kvp.errors import UsageError
+from kvp.hf import EvictingCache, evicting, prefill
+from kvp.hf.attention import kvp_attention_set
+from kvp.hf.eviction import pieces
+from kvp.hf.prefill import next_logits
+from kvp.ranking import UNPROTECTED, Protection, kept_tokens
+from kvp.scoring import Needs
+
+QUESTIONS = {
+    "inside": "query_aware", "outside": "query_agnostic", "few_shot": "query_agnostic",
+}  # fmt: skip
+"""Values of `question=` and the protocol of kvp-eval that each is."""
+CONTEXT_FIELDS = "passage:context:report"
+"""Fields of a document that may hold what is compressed without the question."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compression:
+    """How the context of every request is compressed."""
+
+    setting: Setting
+    question: str = "inside"
+    """What the cache holds when it is compressed: the whole prompt, what ends with the document's
+    context, or the few-shot examples before the document."""
+    context_fields: tuple[str, ...] = ()
+    """Fields of a document, of which the first that it has ends the context, or begins the part
+    that is fed after few-shot examples."""
+    rolling_chunk: int = 64
+    """Tokens of a running text between two evictions."""
+    identity: str = ""
+    """JSON of everything that decides about an answer besides the request."""
+
+    @property
+    def method(self) -> Method:
+        """The method; its scorer is None for the full cache."""
+        return self.setting.method
+
+
+def compression(
+    *,
+    method: str = "full",
+    budget: str | int | None = None,
+    policies: str = "",
+    protection: str = "on",
+    sinks: int = 4,
+    recents: int = 16,
+    question: str = "inside",
+    context_field: str = CONTEXT_FIELDS,
+    rolling_chunk: int = 64,
+    seed: int = 0,
+) -> Compression:
+    """Check the settings and build the method.
+
+    Args:
+        method: one method of kvp-eval: `full`, `snapkv+global`, `kvp`, `tuned:FILE`.
+        budget: tokens kept per KV head on average: `128`, or a share of what is compressed,
+            `12.5%`.
+        policies: policy directory of the method `kvp`.
+        protection: `on` or `off`, whether the first `sinks` and last `recents` tokens stay.
+        sinks: first tokens that protection keeps.
+        recents: last tokens that protection keeps.
+        question: `inside`, the whole prompt is read before it is compressed; `outside`, only what
+            ends with the text of `context_field`; `few_shot`, only the examples before that text.
+            The rest is fed afterwards.
+        context_field: fields of a document, joined by `:`; the first that it has counts.
+        rolling_chunk: tokens between two evictions of a running text, at least 3.
+        seed: of random methods and allocators.
+
+    Raises:
+        UsageError: anything unknown, missing or ambiguous, by the name of its argument.
+        PolicyError: a damaged policy.
+    """
+    _check(question=question, protection=protection, rolling_chunk=rolling_chunk)
+    chosen = _method(method, policies, seed, QUESTIONS[question])
+    protected = protection == "on" if chosen.protected is None else chosen.protected
+    kept = Protection(sinks=sinks, recents=recents) if protected else UNPROTECTED
+    setting = Setting(
+        method=chosen,
+        budget=_budget(chosen, budget, kept),
+        protected=protected and chosen.scorer is not None,
+        protection=kept,
+    )
+    identity = {
+        "method": method, "budget": setting.spec, "protection": [kept.sinks, kept.recents],
+        "files": file_digests(split_list(policies), [chosen]),
+        "question": question, "context_field": context_field, "rolling_chunk": rolling_chunk,
+        "seed": seed,
+    }  # fmt: skip
+    return Compression(
+        setting=setting,
+        question=question,
+        context_fields=tuple(field for field in context_field.split(":") if field),
+        rolling_chunk=rolling_chunk,
+        identity=json.dumps(identity, sort_keys=True),
+    )
+
+
+def _check(*, question: str, protection: str, rolling_chunk: int) -> None:
+    for name, value, known in (
+        ("question", question, tuple(QUESTIONS)),
+        ("protection", protection, ("on", "off")),
+    ):
+        if value not in known:
+            raise UsageError(f"{name}={value} is not one of {', '.join(known)}")
+    if rolling_chunk < 3:
+        raise UsageError(f"rolling_chunk={rolling_chunk} is below 3 tokens")
+
+
+def _method(spec: str, policies: str, seed: int, protocol: str) -> Method:
+    """The one method that a specification names."""
+    try:
+        methods = build_methods([spec], policies=split_list(policies), seed=seed)
+    except UsageError as error:
+        text = str(error).replace("--methods, --allocators", "method=")
+        raise UsageError(
+            text.replace("--methods", "method=").replace("--policies", "policies=")
+        ) from None
+    methods = tuple(each for each in methods if each.protocol in (None, protocol))
+    if len(methods) != 1:
+        names = ", ".join(each.label for each in methods) or "nothing"
+        raise UsageError(f"method={spec} means {names} here: the harness runs one method at a time")
+    (method,) = methods
+    if method.scorer is not None and method.scorer.needs.future:
+        raise UsageError(f"method={spec} needs the future, which only kvp-eval can show it")
+    return method
+
+
+def _budget(method: Method, budget: str | int | None, protection: Protection) -> Budget | None:
+    if method.scorer is None or method.self_sized:
+        return None
+    if budget is None:
+        raise UsageError(f"budget= is missing: tokens per KV head that {method.label} keeps, "
+                         "as a number (128) or a share (12.5%)")  # fmt: skip
+    parsed = parse_budget(budget)
+    if parsed.count is not None:  # refuse before any work
+        kept_tokens(parsed, parsed.count + protection.tokens, protection)
+    return parsed
+
+
+def compressed_text(document: Mapping[str, Any], prompt: str, how: Compression) -> int:
+    """Characters at the beginning of `prompt` that are compressed: up to the end of the context,
+    the last time the document's is there, or up to its beginning (`few_shot`).
+
+    Raises UsageError where the document has none of the fields, the prompt does not hold it, or
+    there are no examples before it.
+    """
+    for field in how.context_fields:
+        text = document.get(field)
+        if not isinstance(text, str) or not text.strip():
+            continue
+        start = prompt.rfind(text.strip())
+        if start < 0:
+            raise UsageError(
+                f"question={how.question}: the prompt does not hold the document's {field!r} as it "
+                "is; use question=inside, or context_field=FIELD with another one"
+            )
+        if how.question == "outside":
+            return start + len(text.strip())
+        if not prompt[:start].strip():
+            raise UsageError("question=few_shot: no examples to compress; set --num_fewshot")
+        return start
+    raise UsageError(
+        f"question={how.question}: a document has no text in {'/'.join(how.context_fields)} (it "
+        f"has {', '.join(document)}); set context_field=FIELD, or question=inside"
+    )
+
+
+LogLikelihood = tuple[float, bool]
+"""Of a continuation, in nats, and whether greedy decoding would give it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scorer:
+    """A model, and how its caches are compressed."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    compression: Compression
+    batch: int
+    """Continuations of one context that are fed together, at most."""
+    dtype: torch.dtype = torch.float32
+    """Of the softmax."""
+
+    @torch.inference_mode()
+    def context_cache(self, ids: Tensor, after: int) -> EvictingCache:
+        """The compressed cache of all but the last `after` of `ids` [T] int64.
+
+        With `after=1` the last token is prefilled too, so that the method sees its query, and left
+        out of the cache: it is fed again. Empty where nothing comes before those tokens.
+        """
+        cut = max(len(ids) - after, 0)
+        if cut == 0:
+            return EvictingCache.of(self.model.config)
+        setting = self.compression.setting
+        again = int(after == 1)
+        shrinks = setting.method.self_sized or setting.tokens(cut) < cut
+        scorer = setting.method.scorer
+        needs = scorer.needs if scorer is not None and shrinks else Needs()
+        fed = ids[None, : cut + again].to(self.model.device)
+        seen = prefill(self.model, fed, needs, tokenizer=self.tokenizer, fed_again=again)
+        start = Prefilled(prefill=seen, prefix=Prefix.of(seen))
+        ((_, kept),) = keep(start, [setting], None)
+        return gather(start.prefix, [kept])
+
+    @torch.inference_mode()
+    def continuations(
+        self, context: Sequence[int], after: int, continuations: Sequence[Sequence[int]]
+    ) -> list[LogLikelihood]:
+        """Log-likelihood of each continuation of a context of which all but `after` is compressed.
+
+        Every token after the compressed ones attends to what was kept, also the last one of the
+        context, from which the first token of a continuation is predicted. Continuations that
+        differ in their last token alone are fed once.
+        """
+        ids = torch.tensor(context, device=self.model.device)
+        with kvp_attention_set(self.model):
+            cache = self.context_cache(ids, after)
+            seen = cache.get_seq_length()
+            if seen < len(ids) - 1:
+                next_logits(self.model, ids[None, seen:-1], cache, seen, keep=1)
+            sharing: dict[tuple[int, ...], list[int]] = {}  # what is fed -> continuations
+            for number, each in enumerate(continuations):
+                sharing.setdefault((context[-1], *each[:-1]), []).append(number)
+            scores: dict[int, LogLikelihood] = {}
+            for batch in self._batches(sorted(sharing, key=len)):
+                for fed, log_probs in self._fed(cache, batch, len(ids) - 1):
+                    for number in sharing[fed]:
+                        scores[number] = _of_targets(log_probs, continuations[number])
+        return [scores[number] for number in range(len(continuations))]
+
+    @torch.inference_mode()
+    def running_text(self, tokens: Sequence[int], scored: int) -> LogLikelihood:
+        """Log-likelihood of the last `scored` of `tokens`, read with an eviction every so often.
+
+        A text has no context to compress. So the cache is compressed each time
+        `Compression.rolling_chunk` tokens were read, to the budget of all tokens read so far; each
+        token is predicted from what the latest eviction left and the tokens since.
+        """
+        settings, method = self.compression, self.compression.method
+        fed = torch.tensor([tokens[:-1]], device=self.model.device)  # [1, T - 1]
+        if method.scorer is None:
+            with kvp_attention_set(self.model):
+                cache = EvictingCache.of(self.model.config)
+                logits = next_logits(self.model, fed, cache, 0, keep=scored)
+            return _of_targets(logits[0].log_softmax(-1, self.dtype), tokens[-scored:])
+        block = evicting(
+            self.model, method.scorer, settings.setting.budget or "100%",
+            settings.setting.protection, allocator=method.rule, tokenizer=self.tokenizer,
+        )  # fmt: skip
+        cache = EvictingCache.of(self.model.config)
+        log_probs = []
+        with block:
+            for start, stop in pieces(fed.shape[1], settings.rolling_chunk):
+                if start == stop:
+                    continue
+                keep_last = min(stop - start, max(stop - (fed.shape[1] - scored), 1))
+                logits = next_logits(self.model, fed[:, start:stop], cache, start, keep=keep_last)
+                log_probs.append(logits[0].log_softmax(-1, self.dtype))
+        return _of_targets(torch.cat(log_probs)[-scored:], tokens[-scored:])
+
+    def _batches(self, fed: Sequence[tuple[int, ...]]) -> Iterator[list[tuple[int, ...]]]:
+        """Inputs, short ones first, as many together as `batch` and the memory of logits allow."""
+        vocabulary = self.model.config.get_text_config().vocab_size
+        batch: list[tuple[int, ...]] = []
+        for tokens in fed:
+            limit = max(1, min(self.batch, MAXIMUM_LOGITS // (len(tokens) * vocabulary)))
+            if len(batch) >= limit:
+                yield batch
+                batch = []
+            batch.append(tokens)
+        yield batch
+
+    def _fed(
+        self, cache: EvictingCache, batch: Sequence[tuple[int, ...]], position: int
+    ) -> Iterator[tuple[tuple[int, ...], Tensor]]:
+        """Log-probabilities [F, V] after each of the F tokens of every input, which are padded on
+        the right: what comes later changes nothing.
+        """
+        width = max(map(len, batch))
+        rows = [[*tokens, *(0,) * (width - len(tokens))] for tokens in batch]
+        fed = torch.tensor(rows, device=self.model.device)
+        empty = cache.get_seq_length() == 0
+        fork = EvictingCache.of(self.model.config) if empty else cache.fork(len(batch))
+        logits = next_logits(self.model, fed, fork, position, keep=width)
+        for tokens, row in zip(batch, logits, strict=True):
+            yield tokens, row[: len(tokens)].log_softmax(-1, self.dtype)
+
+
+def _of_targets(log_probs: Tensor, targets: Sequence[int]) -> LogLikelihood:
+    """Sum over `targets` of their `log_probs` [F, V], and whether each is the most likely."""
+    index = torch.tensor(targets, device=log_probs.device)
+    total = log_probs.gather(-1, index[:, None]).double().sum()
+    return float(total), bool((log_probs.argmax(-1) == index).all())
+
+
+def shortened(context: Sequence[int], continuation: Sequence[int], limit: int) -> list[int]:
+    """The end of a context that fits with its continuation into `limit` tokens, as HFLM cuts it.
+
+    The last token of the continuation is not fed.
+    """
+    together = [*context, *continuation][-(limit + 1) :]
+    return together[: -len(continuation)]
