@@ -10,7 +10,6 @@ in `policies`, programs in `trace_collect`, `train` and `eval`.
 
 from __future__ import annotations
 
-import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -59,12 +58,12 @@ _MODULES = {
 
 def collect(**settings: Any) -> Any:  # noqa: ANN401  # what the program returns
     """Collect a trace store as kvp-collect does; settings are its flags: `out=`, `length=`, ..."""
-    return _run("trace_collect.config", "CollectConfig", "trace_collect.run", settings)
+    return _run("trace_collect", "CollectConfig", settings)
 
 
 def train(**settings: Any) -> Any:  # noqa: ANN401
     """Train rankers as kvp-train does; settings are its flags: `traces=`, `out=`, `steps=`, ..."""
-    return _run("train.config", "TrainConfig", "train.run", settings)
+    return _run("train", "TrainConfig", settings)
 
 
 def evaluate(
@@ -95,27 +94,27 @@ def evaluate(
     elif model is not None:
         settings = {"model": model, **settings}
     if settings.get("out") is not None:
-        return ours.run_from_python(_config("eval.config", "EvalConfig", settings), loaded)
+        return ours.run_from_python(_config("eval", "EvalConfig", settings), loaded)
     with TemporaryDirectory(prefix="kvp-results-") as folder:
         settings = {"timing_prompts": 0, "tokens": False, **settings, "out": f"{folder}/results"}
-        config = _config("eval.config", "EvalConfig", settings)
+        config = _config("eval", "EvalConfig", settings)
         return ours.run_from_python(config, loaded, temporary=True)
 
 
-def _run(config_module: str, config_class: str, run_module: str, settings: dict[str, Any]) -> Any:  # noqa: ANN401
+def _run(package: str, config: str, settings: dict[str, Any]) -> Any:  # noqa: ANN401
     from kvp.plugins import import_own
 
-    return import_own(run_module).run(_config(config_module, config_class, settings))
+    return import_own(f"{package}.run").run(_config(package, config, settings))
 
 
-def _config(config_module: str, config_class: str, settings: dict[str, Any]) -> Any:  # noqa: ANN401
+def _config(package: str, config: str, settings: dict[str, Any]) -> Any:  # noqa: ANN401
     """The config of a program; UsageError, naming the setting, on what cannot work."""
     from kvp.command_line import flags_of, python_value, suggestion
     from kvp.plugins import import_own
 
     if not isinstance(tasks := settings.get("tasks", ""), str):  # names and objects
         settings = {**settings, "tasks": import_own("kvp.data.tasks").named_tasks(tasks)}
-    kind = getattr(import_own(config_module), config_class)
+    kind = getattr(import_own(f"{package}.config"), config)
     flags = {flag.name: flag for flag in flags_of(kind)}
     for name in settings:
         if name not in flags:
@@ -132,10 +131,7 @@ def __getattr__(name: str) -> Any:  # noqa: ANN401
         raise AttributeError(f"module 'kvp' has no attribute {name!r}")
     from kvp.plugins import import_own
 
-    module = _MODULES[name]
-    inside = module.startswith("kvp.")
-    value = getattr(importlib.import_module(module) if inside else import_own(module), name)
-    globals()[name] = value
+    globals()[name] = value = getattr(import_own(_MODULES[name]), name)
     return value
 
 

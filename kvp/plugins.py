@@ -187,7 +187,7 @@ def prefer_own_packages() -> None:
 
 
 def import_own(name: str) -> ModuleType:
-    """Import a module of one of the four packages.
+    """Import a module of one of the four packages, or of `kvp`.
 
     Raises ImportError where a module of another origin has taken the package's name already.
     """

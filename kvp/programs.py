@@ -7,7 +7,6 @@ also in the processes that it starts.
 
 from __future__ import annotations
 
-import importlib
 import sys
 import textwrap
 from collections.abc import Sequence
@@ -19,7 +18,7 @@ from kvp import __version__
 from kvp.command_line import main as run_configured
 from kvp.command_line import suggestion
 from kvp.errors import UsageError, guarded
-from kvp.plugins import NAMES, import_own, prefer_own_packages
+from kvp.plugins import import_own, prefer_own_packages
 
 prefer_own_packages()
 
@@ -234,8 +233,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def load(name: str) -> Any:  # noqa: ANN401
     """The object `module:name` of kvp or a sister package."""
     module, _, attribute = name.partition(":")
-    own = module.partition(".")[0] in NAMES
-    return getattr(import_own(module) if own else importlib.import_module(module), attribute)
+    return getattr(import_own(module), attribute)
 
 
 def _overview(group: str) -> str:
