@@ -16,6 +16,7 @@ from kvp.data.metrics import CHOICE, METRIC_NAMES, marked_number
 from kvp.data.rows.files import RowError, text_of
 from kvp.data.ruler import RULER_13
 from kvp.data.synthetic.text import split_of
+from kvp.data.task import REPLY_TOKENS, Sample
 
 Turn = Mapping[str, str]
 
@@ -42,27 +43,6 @@ _PER_QUESTION = (*_ANSWERS, *_CHOICE_LISTS, "gold", "label", "answerKey")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question:
-    """A question, and what its answer is compared with."""
-
-    context: str = ""
-    """Text before the question; empty where the row has none."""
-    question: str = ""
-    """Empty where the context is all of the prompt."""
-    answers: tuple[str, ...]
-    """References; empty when unknown."""
-    answer_prefix: str
-    task: str | None
-    max_new_tokens: int | None
-    metric: str
-    """What the row says (`kvp.data.metrics`), or what rows of its form are measured by."""
-    choices: tuple[str, ...] = ()
-    """Texts to choose from; empty where an answer is written freely."""
-    gold: int | None = None
-    """Index of the right choice; None when unknown."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Document:
     """One row, one tree of rows or one text file, in one of four forms."""
 
@@ -81,9 +61,10 @@ class Document:
     row has no reply."""
     tree: str = ""
     """Name of the message tree that a dialogue is a thread of."""
-    questions: tuple[Question, ...] = ()
+    questions: tuple[Sample, ...] = ()
     """Questions of one context, at least one; of a dialogue that is `alone` at most one, without
-    texts: what the answer is compared with."""
+    texts: what the answer is compared with. Without the id, the split and the reply, which samples
+    get later; their task is empty where the row names none."""
 
 
 def document_of(row: Mapping[str, Any]) -> Document:
@@ -161,8 +142,8 @@ def _prompt(row: Mapping[str, Any]) -> Document:
     turns = alternating([*prompt, {"role": "assistant", "content": "-"}])
     document = _dialogue(turns)
     target = _target(row)
-    questions = (target,) if target.answers or target.choices else ()
-    reply = {**turns[-1], "content": ", ".join(target.answers)}
+    questions = (target,) if target.references or target.choices else ()
+    reply = {**turns[-1], "content": ", ".join(target.references)}
     return replace(document, turns=(*turns[:-1], reply), alone=True, questions=questions)
 
 
@@ -172,7 +153,7 @@ def _questions(row: Mapping[str, Any]) -> Document:
     return Document(split=split_of(shared), questions=questions)
 
 
-def questions_of(row: Mapping[str, Any]) -> tuple[Question, ...]:
+def questions_of(row: Mapping[str, Any]) -> tuple[Sample, ...]:
     """The questions of a row, at least one; raises RowError with the reason where it has none."""
     name = next((name for name in _LISTS if isinstance(row.get(name), list)), None)
     if name is None:
@@ -200,16 +181,16 @@ def questions_of(row: Mapping[str, Any]) -> tuple[Question, ...]:
     return tuple(found)
 
 
-def _question(row: Mapping[str, Any]) -> Question:
+def _question(row: Mapping[str, Any]) -> Sample:
     question, target = row.get("question"), _target(row)
     context = "" if row.get("context") is None else text_of(row["context"], " in context")
     blank = question is None or (isinstance(question, str) and not question.strip())
-    if context and blank and (target.answers or target.choices):
-        return replace(target, context=context)
+    if context and blank and (target.references or target.choices):
+        return replace(target, question=context)  # all of the prompt
     return replace(target, context=context, question=text_of(question, " in question"))
 
 
-def _target(row: Mapping[str, Any]) -> Question:
+def _target(row: Mapping[str, Any]) -> Sample:
     """What an answer is compared with: a question without texts."""
     choices, labels = _choices(row)
     gold = _gold(row, choices, labels) if choices else None
@@ -224,11 +205,13 @@ def _target(row: Mapping[str, Any]) -> Question:
     metric = row.get("metric") or default
     if metric not in METRIC_NAMES:
         raise RowError(f"has metric {metric!r}, which is not one of {', '.join(METRIC_NAMES)}")
-    return Question(
-        answers=answers,
+    return Sample(
+        id="",
+        task=str(task or ""),
+        split="",
         answer_prefix=str(row.get("answer_prefix") or ""),
-        task=str(task) if task else None,
-        max_new_tokens=int(row.get("max_new_tokens") or 0) or None,
+        references=answers,
+        max_new_tokens=int(row.get("max_new_tokens") or 0) or REPLY_TOKENS,
         metric=str(metric),
         choices=choices,
         gold=gold,

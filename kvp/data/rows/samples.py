@@ -21,7 +21,7 @@ from kvp.data.encode import content_ids, encode
 from kvp.data.metrics import CHOICES, NONE, fault_of
 from kvp.data.rows.documents import read_documents
 from kvp.data.rows.files import Skipped, listed
-from kvp.data.rows.forms import Document, Question, Turn
+from kvp.data.rows.forms import Document, Turn
 from kvp.data.task import (
     ALL,
     REPLY_TOKENS,
@@ -166,23 +166,20 @@ class _Maker:
             sample = self._question(question)
             yield replace(sample, messages=document.turns) if document.turns else sample
 
-    def _question(self, question: Question) -> Sample:
-        metric = self.settings.metric or question.metric
+    def _question(self, asked: Sample) -> Sample:
+        metric = self.settings.metric or asked.metric
         # The reference answer: all that must be found, or the first of several spellings.
-        answers = question.answers if metric == "all" else question.answers[:1]
-        space = "" if not answers or question.answer_prefix[-1:].isspace() else " "
+        answers = asked.references if metric == "all" else asked.references[:1]
+        space = "" if not answers or asked.answer_prefix[-1:].isspace() else " "
         return replace(
-            self._blank(),
-            task=question.task or self.name,
-            context=question.context if question.question else "",
-            question=question.question or question.context,
-            answer_prefix=question.answer_prefix or self.settings.answer_prefix or "",
-            references=question.answers,
-            max_new_tokens=question.max_new_tokens or REPLY_TOKENS,
+            asked,
+            split=self.settings.split,
+            task=asked.task or self.name,
+            answer_prefix=asked.answer_prefix or self.settings.answer_prefix or "",
             metric=metric,
             reply=space + ", ".join(answers),
-            choices=question.choices if metric in CHOICES else (),
-            gold=question.gold if metric in CHOICES else None,
+            choices=asked.choices if metric in CHOICES else (),
+            gold=asked.gold if metric in CHOICES else None,
         )
 
     def _fault(self, sample: Sample) -> str | None:

@@ -157,7 +157,7 @@ def test_by_name_and_configuration(cache: Path) -> None:
         ]
         first = usable[0].questions[0]
         assert first is not None
-        assert (first.answers, first.task, first.metric) == (("1", "2"), "qa_1", "part")
+        assert (first.references, first.task, first.metric) == (("1", "2"), "qa_1", "part")
     with pytest.raises(UsageError, match=r"multiple .* configurations in the cache: (8192|4096)"):
         read("somebody/ruler")
     with pytest.raises(UsageError, match=r"--chat no/such: not a file \(.*data set that loads"):

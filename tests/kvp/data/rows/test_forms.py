@@ -12,7 +12,7 @@ import pytest
 
 from kvp.data.rows.documents import read_documents
 from kvp.data.rows.files import RowError, Tally
-from kvp.data.rows.forms import Document, Question, document_of, questions_of
+from kvp.data.rows.forms import Document, document_of, questions_of
 from kvp.data.ruler import OWN_TASKS, generate
 from kvp.data.synthetic.text import split_of
 from kvp.data.task import Sample, TaskSettings
@@ -136,7 +136,7 @@ def test_questions_and_their_answers(
 ) -> None:
     row = {"context": "c", "question": "q", "answer_prefix": "p", "max_new_tokens": 5, **columns}
     (found,) = document_of(row).questions
-    assert (found.context, found.question, found.answers) == ("c", "q", answers)
+    assert (found.context, found.question, found.references) == ("c", "q", answers)
     assert (found.metric, found.answer_prefix, found.max_new_tokens) == (metric, "p", 5)
 
 
@@ -162,7 +162,7 @@ def test_the_right_choice(columns: dict[str, Any], gold: int | None) -> None:
     (found,) = questions_of({"question": "Which?", **columns})
     assert found.metric == "choice"
     assert found.gold == gold
-    assert found.answers == (() if gold is None else (found.choices[gold],))
+    assert found.references == (() if gold is None else (found.choices[gold],))
 
 
 @pytest.mark.parametrize(
@@ -177,8 +177,8 @@ def test_the_right_choice(columns: dict[str, Any], gold: int | None) -> None:
 )  # fmt: skip
 def test_several_questions_of_a_row(row: dict[str, Any]) -> None:
     first, second = questions_of({"context": "c", "metric": "f1", "task": "t", **row})
-    assert (first.context, first.question, first.answers) == ("c", "q1", ("a1",))
-    assert (second.context, second.question, second.answers) == ("c", "q2", ("a2", "b2"))
+    assert (first.context, first.question, first.references) == ("c", "q1", ("a1",))
+    assert (second.context, second.question, second.references) == ("c", "q2", ("a2", "b2"))
     assert {(one.metric, one.task) for one in (first, second)} == {("f1", "t")}
 
 
@@ -225,7 +225,7 @@ def row_of(sample: Sample, *, prefix: bool) -> dict[str, Any]:
     return {**row, "input": sample.context + sample.question + sample.answer_prefix}
 
 
-def question_of(data: Path) -> Question:
+def question_of(data: Path) -> Sample:
     ((document,), _) = read(data)
     (question,) = document.questions
     return question
@@ -244,7 +244,7 @@ def test_a_row_is_parted_as_the_published_one(tmp_path: Path, task: str, prefix:
         assert question.context == sample.context
         assert question.question == sample.question
         assert question.answer_prefix == sample.answer_prefix
-        assert question.answers == sample.references
+        assert question.references == sample.references
         assert (question.task, question.max_new_tokens) == (task, sample.max_new_tokens)
         assert question.metric == sample.metric
 
@@ -254,7 +254,7 @@ def test_without_a_name_the_prompt_says_what_it_is(tmp_path: Path) -> None:
         path = tmp_path / "rows.jsonl"
         path.write_text(json.dumps(row_of(sample_of(task), prefix=True)) + "\n")
         question = question_of(path)
-        assert question.task is None
+        assert question.task == ""
         assert question.max_new_tokens == tokens
         path.write_text(json.dumps({**row_of(sample_of(task), prefix=True), "task": task}) + "\n")
         assert question_of(path).task == task
