@@ -34,13 +34,13 @@ def test_the_batch_size_changes_no_byte(
     run: Collect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In float32, where no two tokens are as likely up to rounding."""
-    greedy, rows = trace.greedy, []
+    greedy, rows = trace.continuations, []
 
     def watched(model: Any, tokenizer: Any, prompts: Any, most: int) -> list[tuple[int, ...]]:
         rows.append(len(prompts))
         return greedy(model, tokenizer, prompts, most)
 
-    monkeypatch.setattr(trace, "greedy", watched)
+    monkeypatch.setattr(trace, "continuations", watched)
     data = tmp_path / "texts.jsonl"
     texts = (f"Text {n} has {'very ' * (n * 3)} many words." for n in range(30))
     data.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
@@ -92,7 +92,7 @@ def test_a_full_disk_stops_the_run_in_one_line_and_keeps_what_is_there(
 def test_ctrl_c_keeps_what_is_committed(
     run: Collect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    greedy, calls = trace.greedy, [0]
+    greedy, calls = trace.continuations, [0]
 
     def interrupted(*given: Any) -> list[tuple[int, ...]]:
         calls[0] += 1
@@ -101,7 +101,7 @@ def test_ctrl_c_keeps_what_is_committed(
         return greedy(*given)
 
     with monkeypatch.context() as patch:
-        patch.setattr(trace, "greedy", interrupted)
+        patch.setattr(trace, "continuations", interrupted)
         assert run("--train=8", "--batch_size=2") == 130
     there = len(_digests(tmp_path / "out"))
     assert 0 < there < 10
