@@ -36,11 +36,11 @@ import torch
 from torch import Tensor
 
 from kvp.errors import UsageError
-from kvp.ops.attention import group_products
+from kvp.ops.attention import group_products, recent_attention
 from kvp.ranking import rank_tokens
 from kvp.rope import Rope
 from kvp.scoring import ALL_QUERIES, Needs, View
-from policies.queries import mean_future_rotation, query_moments, recent_attention, view_rope
+from policies.queries import mean_future_rotation, query_moments, view_rope
 from policies.registry import Choices, Grid, Heuristic, Limits, Numbers, Presets
 
 _LARGEST_FRACTION = 1 - 2**-10

@@ -26,10 +26,9 @@ import torch
 from torch import Tensor
 
 from kvp.errors import UsageError
-from kvp.ops.attention import column_sums
+from kvp.ops.attention import column_sums, recent_attention
 from kvp.ranking import rank_tokens
 from kvp.scoring import ALL_QUERIES, Needs, View
-from policies.queries import recent_attention
 from policies.registry import Choices, Grid, Heuristic, Limits, Numbers, Presets
 
 

@@ -38,8 +38,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from kvp.ops.attention import recent_attention
 from kvp.rope import Rope
-from policies.queries import recent_attention
 
 ARCHITECTURES = ("fourier", "paper")
 INPUTS = ("key", "value", "position", "distance", "recent")

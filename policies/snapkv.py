@@ -25,8 +25,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kvp.errors import UsageError
+from kvp.ops.attention import recent_attention
 from kvp.scoring import Needs, View
-from policies.queries import FORCED, recent_attention
+from policies.queries import FORCED
 from policies.registry import AUTO, Choices, Grid, Heuristic, Limits, Numbers, Presets
 
 _LARGEST_AUTO_WINDOW = 32

@@ -15,8 +15,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from kvp.ops.attention import recent_attention
 from kvp.scoring import Needs, View
-from policies.queries import FORCED, recent_attention
+from policies.queries import FORCED
 from policies.registry import Choices, Grid, Heuristic, Presets
 
 

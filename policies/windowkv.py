@@ -36,9 +36,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kvp.errors import UsageError
+from kvp.ops.attention import recent_attention
 from kvp.ranking import rank_tokens
 from kvp.scoring import AUTO_GROUP, Needs, View
-from policies.queries import recent_attention
 from policies.registry import AUTO, Choices, Grid, Heuristic, Limits, Numbers, Presets
 
 QA = "qa"

@@ -1,4 +1,4 @@
-"""Softmax attention of grouped queries, a block of queries at a time, and what is summed of it.
+"""Softmax attention of grouped queries: that of the last ones, and sums of it block by block.
 
 The T x T matrix never exists. Not differentiable: importance is a label, never a loss.
 """
@@ -27,6 +27,28 @@ def group_products(queries: Tensor, keys: Tensor) -> Tensor:
     group, count, _ = queries.shape[-3:]
     folded = queries.flatten(-3, -2)  # [..., G R, D]
     return torch.unflatten(folded @ keys.mT, -2, (group, count))
+
+
+def recent_attention(queries: Tensor, keys: Tensor, window: int) -> Tensor:
+    """Causal softmax attention, in float32, of the last `window` queries over all N keys.
+
+    Args:
+        queries: [B, Q, W, D] after RoPE of the last W tokens.
+        keys: [B, H, N, D] after RoPE, N >= W.
+        window: queries to use; W where there are fewer.
+
+    Returns:
+        [B, H, G, window, N] probabilities, scale 1/sqrt(D); query heads grouped by KV head.
+    """
+    batch, heads, tokens, width = keys.shape
+    window = min(window, queries.shape[2])
+    recent = queries[:, :, queries.shape[2] - window :].float() * width**-0.5
+    grouped = recent.reshape(batch, heads, -1, window, width)  # [B, H, G, window, D]
+    logits = group_products(grouped, keys.float())  # [B, H, G, window, N]
+    newest = torch.arange(window, device=keys.device)
+    unseen = newest > newest[:, None]  # of the last `window` keys: every query sees those before
+    logits[..., tokens - window :].masked_fill_(unseen, -torch.inf)
+    return logits.softmax(dim=-1)
 
 
 @torch.no_grad()
