@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from transformers import PreTrainedTokenizerBase
 
@@ -37,7 +39,9 @@ DIGESTS = {
 
 @pytest.mark.parametrize("task", DIGESTS)
 def test_prompts_stay(plain_tokenizer: PreTrainedTokenizerBase, task: str) -> None:
-    settings = TaskSettings(split="validation", count=1, seed=0, length=1900)
-    sample = build_samples(task, settings, plain_tokenizer)[0]
+    settings = TaskSettings(split="validation", count=2, seed=0, length=1900)
+    sample, other = build_samples(task, settings, plain_tokenizer)
+    assert [sample] == list(build_samples(task, replace(settings, count=1), plain_tokenizer))
+    assert sample.digest != other.digest
     assert sample.id.partition("@")[0] == f"{task}/validation/0/0"
     assert sample.digest == DIGESTS[task]

@@ -71,10 +71,6 @@ def test_needles_belong_to_the_split(tokenizer: PreTrainedTokenizerBase) -> None
         assert not found & {sample.question for sample in _build(tokenizer)}
 
 
-def test_a_longer_run_begins_with_the_shorter_one(tokenizer: PreTrainedTokenizerBase) -> None:
-    assert list(_build(tokenizer, count=3)) == list(_build(tokenizer))[:3]
-
-
 def test_the_grid_has_a_default(tokenizer: PreTrainedTokenizerBase) -> None:
     source = _build(tokenizer, depths=None, lengths=None, length=2000, count=20)
     assert {sample.labels["prompt_length"] for sample in source} == {500, 1000, 1500, 2000}

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import count
 from pathlib import Path
 
 import pytest
@@ -25,6 +24,7 @@ from kvp.errors import UsageError
 
 MODULE = """
 from dataclasses import dataclass, replace
+from itertools import count
 from kvp.data.task import blank_sample
 
 @dataclass(frozen=True)
@@ -40,6 +40,19 @@ class Reversed:
 
     def score(self, sample, answer):
         return float(sample.references[0] in answer)
+
+class Endless(Reversed):
+    def build(self, settings, tokenizer):
+        for n in count():  # of its own accord it never ends
+            yield replace(blank_sample(settings, "endless", str(n)), context="c", question="q")
+
+class Texts(Reversed):
+    def build(self, settings, tokenizer):
+        yield "text"
+
+class Exits(Reversed):
+    def build(self, settings, tokenizer):
+        raise SystemExit(0)
 
 class Leaves:
     def __init__(self):
@@ -59,22 +72,6 @@ class Mine:
 
     def score(self, sample: Sample, answer: str) -> float:
         return 1.0
-
-
-@dataclass(frozen=True)
-class Generated(Mine):
-    name: str = "generated"
-    made: object = None
-
-    def build(self, settings: TaskSettings, tokenizer: PreTrainedTokenizerBase) -> Sequence[Sample]:
-        return self._build(settings)  # type: ignore[return-value]
-
-    def _build(self, settings: TaskSettings) -> Iterator[object]:
-        for number in count():  # of its own accord it never ends
-            sample = blank_sample(settings, self.name, str(number))
-            yield self.made or replace(sample, context="c", question="q")
-            if self.made == "exit":
-                raise SystemExit(0)
 
 
 @pytest.fixture
@@ -117,31 +114,21 @@ def test_a_task_from_python(monkeypatch: pytest.MonkeyPatch) -> None:
         register(Mine("vt"))
 
 
-def _settings(number: int) -> TaskSettings:
-    return TaskSettings(split="test", count=number, seed=0, length=100)
-
-
 def test_a_task_may_be_a_generator_and_gives_as_many_samples_as_requested(
-    tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
+    module: str, tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    monkeypatch.setitem(TASKS, "generated", Generated())
-    names = [sample.id for sample in build_samples("generated", _settings(3), tokenizer)]
-    assert names == [f"generated/test/0/{number}" for number in range(3)]
-    source = open_source(
-        TaskSettings(
-            data="ruler", tasks=["generated", "chat"], split="test", count=5, seed=0, length=400
-        ),
-        tokenizer,
-    )
-    assert [sample.task for sample in source] == ["generated", "chat"] * 2 + ["generated"]
+    tasks = (f"{module}:Endless", "chat")
+    settings = TaskSettings(data="ruler", tasks=tasks, split="test", count=5, length=400)
+    source = open_source(settings, tokenizer)
+    assert [sample.task for sample in source] == ["endless", "chat"] * 2 + ["endless"]
+    assert source[2].id == "endless/test/0/1"
 
 
 @pytest.mark.parametrize(
-    ("made", "message"), [("text", "build made 'text', not"), ("exit", "its build failed")]
+    ("name", "message"), [("Texts", "build made 'text', not"), ("Exits", "its build failed")]
 )
 def test_a_task_that_fails_is_named(
-    made: str, message: str, tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
+    name: str, message: str, module: str, tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    monkeypatch.setitem(TASKS, "generated", Generated(made=made))
-    with pytest.raises(UsageError, match=f"--tasks generated: {message}"):
-        build_samples("generated", _settings(2), tokenizer)
+    with pytest.raises(UsageError, match=f"--tasks {module}:{name}: {message}"):
+        build_samples(f"{module}:{name}", TaskSettings(length=100), tokenizer)
