@@ -451,14 +451,8 @@ class EvolveConfig(
     """Consecutive layers searched together, bottom to top; the last group may be smaller."""
     generations: int = 10
     """CMA-ES generations per group."""
-    sigma: float = 0.3
-    """Initial step size in the unit cube of the search."""
     constraint: Literal["project", "soft"] = "project"
     """Rescale every candidate to the budget, or only reward staying below it (as published)."""
-    lambda_: float = 0.3
-    """Weight of the cache score in the fitness (also spelled --lambda)."""
-    gamma: float = 0.2
-    """Slope of the cache score below the target; 0: smaller budgets score like the target."""
 
     VISIBLE: ClassVar[tuple[str, ...]] = (
         "out", "scorer", "policies", "budget", "protocol", "protection", "tasks", "length",
@@ -470,16 +464,12 @@ class EvolveConfig(
         "holdout": 0,
         "group": 1,
         "generations": 1,
-        "lambda_": 0,
-        "gamma": 0,
     }
     MAXIMUMS: ClassVar[Mapping[str, float]] = {"search_prompts": 1_000_000, "holdout": 1_000_000}
 
     def __post_init__(self) -> None:
         """Raise ValueError or UsageError, naming the flag, on settings that cannot work."""
         super().__post_init__()
-        if not self.sigma > 0:
-            raise ValueError(f"--sigma must be positive, got {self.sigma}")
         if not split_list(self.scorer):
             raise ValueError("--scorer is empty")
         try:

@@ -26,8 +26,12 @@ from transformers import PreTrainedTokenizerBase
 from eval.config import EvalConfig, EvolveConfig
 from eval.evaluate import Decoder, Kept, Prefix, Prompt, outcomes
 from eval.evolve.search import (
+    GAMMA,
     JOURNAL,
+    LAMBDA,
+    REACH,
     SEARCH,
+    SIGMA,
     Elite,
     Generation,
     Journal,
@@ -312,9 +316,8 @@ def _plan(
         )
     return SearchPlan(
         layers=layers, budget=target.tokens, minimum=target.floor, maximum=longest,
-        group=config.group, generations=config.generations, sigma=config.sigma,
-        constraint=config.constraint, lambda_=config.lambda_,
-        gamma=config.gamma, seed=config.seed,
+        group=config.group, generations=config.generations, constraint=config.constraint,
+        seed=config.seed,
     )  # fmt: skip
 
 
@@ -334,10 +337,10 @@ def _summary(plan: SearchPlan, journal: Journal, elite: Elite) -> dict[str, Any]
     start = journal.generations[0]
     return {
         "constraint": plan.constraint,
-        "lambda": plan.lambda_,
-        "gamma": plan.gamma,
-        "sigma": plan.sigma,
-        "reach": plan.reach,
+        "lambda": LAMBDA,
+        "gamma": GAMMA,
+        "sigma": SIGMA,
+        "reach": REACH,
         "group": plan.group,
         "generations": len(journal.generations) - 1,
         "evaluations": journal.evaluations,

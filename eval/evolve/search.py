@@ -167,23 +167,31 @@ Evaluate = Callable[[Sequence[Scheme]], Sequence[float]]
 
 UNIFORM_GROUP = -1
 """Group number of the first generation in the journal: the uniform scheme alone."""
+SIGMA = 0.3
+"""Initial step size of CMA-ES in the unit cube (EvolKV), as are the next two."""
+LAMBDA = 0.3
+"""Weight of the cache score in the fitness."""
+GAMMA = 0.2
+"""Slope of the cache score below the target."""
+REACH = 16.0
+"""Largest count of a layer divided by the smallest, before projection."""
 MIN_SCORE = 1e-6
 """A task score of 0 counts as this, so that the cache score still orders useless candidates."""
 
 
-def cache_score(mean: float, target: float, gamma: float) -> float:
+def cache_score(mean: float, target: float) -> float:
     """Score of a mean budget against its target, both tokens per KV head (EvolKV, section 3).
 
     max(0, 1 - (mean - target) / target) above the target, 1 - gamma (1 - mean / target) below.
     """
     if mean > target:
         return max(0.0, 1.0 - (mean - target) / target)
-    return 1.0 - gamma * (1.0 - mean / target)
+    return 1.0 - GAMMA * (1.0 - mean / target)
 
 
-def fitness(score: float, mean: float, target: float, *, lambda_: float, gamma: float) -> float:
+def fitness(score: float, mean: float, target: float) -> float:
     """EvolKV's fitness r = f (1 + lambda cache_score): f is the mean task score, 0 to 1."""
-    return max(score, MIN_SCORE) * (1.0 + lambda_ * cache_score(mean, target, gamma))
+    return max(score, MIN_SCORE) * (1.0 + LAMBDA * cache_score(mean, target))
 
 
 def reply_score(nll: float, tokens: int) -> float:
@@ -209,15 +217,9 @@ class SearchPlan:
     """Layers per group."""
     generations: int
     """Maximum per group."""
-    sigma: float
-    """Initial step size of CMA-ES."""
     constraint: str
     """`project` or `soft`."""
-    lambda_: float
-    gamma: float
     seed: int
-    reach: float = 16.0
-    """Largest count of a layer divided by the smallest, before projection."""
 
     @property
     def uniform(self) -> Scheme:
@@ -226,8 +228,7 @@ class SearchPlan:
 
     def fitness(self, scheme: Scheme, score: float) -> float:
         """Fitness r of a scheme with this task score."""
-        mean = sum(scheme) / self.layers
-        return fitness(score, mean, self.budget, lambda_=self.lambda_, gamma=self.gamma)
+        return fitness(score, sum(scheme) / self.layers, self.budget)
 
     def scheme(self, weights: Floats) -> Scheme:
         """Counts with which the weights [L] of a candidate are evaluated."""
@@ -260,7 +261,7 @@ def group_optimiser(plan: SearchPlan, group: int, size: int) -> CMA:
     """CMA-ES of a group: starts at x = 1/2 (the mean budget), population 4 + floor(3 ln n)."""
     bounds = np.tile([0.0, 1.0], (size, 1))
     seed = int(np.random.SeedSequence([plan.seed, group]).generate_state(1)[0])
-    return CMA(mean=np.full(size, 0.5), sigma=plan.sigma, bounds=bounds, seed=seed)
+    return CMA(mean=np.full(size, 0.5), sigma=SIGMA, bounds=bounds, seed=seed)
 
 
 def search(plan: SearchPlan, evaluate: Evaluate, journal: Journal) -> Elite:
@@ -313,5 +314,5 @@ def search(plan: SearchPlan, evaluate: Evaluate, journal: Journal) -> Elite:
 def _weights(plan: SearchPlan, fixed: Floats, span: slice, x: Floats) -> Floats:
     """`fixed` [L] with the layers of one group at the k of `x` [n]."""
     weights = fixed.copy()
-    weights[span] = plan.budget * plan.reach ** (x - 0.5)
+    weights[span] = plan.budget * REACH ** (x - 0.5)
     return weights

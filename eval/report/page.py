@@ -352,21 +352,13 @@ def _about(run: Run) -> Iterator[Block]:
         "versions": [f"{name} {value}" for name, value in versions.items() if value],
         "created": manifest.get("created"),
     }
-    yield _facts("How this was made", facts)
-    yield Text(text="\n".join(commands(manifest)), style="code")
-    settings = _facts("All settings of kvp-eval", manifest.get("config") or {})
-    yield Section(ident="", title="All settings of kvp-eval", blocks=[settings])
-
-
-def _facts(caption: str, facts: Mapping[str, Any]) -> Table:
-    def words(value: object) -> str:
-        return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-
     rows: list[list[tables.Field | str]] = [
-        [str(name), tables.Field(text=words(value), mark="text")]
-        for name, value in facts.items() if value not in (None, [])
-    ]  # fmt: skip
-    return Table(caption=caption, header=("what", "value"), rows=rows)
+        [name, tables.Field(text=", ".join(map(str, words)), mark="text")]
+        for name, value in facts.items()
+        if (words := value if isinstance(value, list) else [value] if value else [])
+    ]
+    yield Table(caption="How this was made", header=("what", "value"), rows=rows)
+    yield Text(text="\n".join(commands(manifest)), style="code")
 
 
 def commands(manifest: Mapping[str, Any]) -> list[str]:

@@ -135,7 +135,7 @@ def test_prompts_that_do_not_fit_the_memory_change_nothing(
         ({"budget": "0"}, "--budget: a budget keeps at least 1 token"),
         ({"budget": "12"}, "--budget 12 is 12 tokens, below the 20 protected ones"),
         ({"budget": "5000"}, "--budget 5000 evicts nothing"),
-        ({"lambda": "-1"}, "--lambda must be at least 0"),
+        ({"holdout": "-1"}, "--holdout must be at least 0"),
         ({"model": "./nowhere"}, "--model ./nowhere: no such folder"),
     ],
 )

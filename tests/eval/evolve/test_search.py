@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eval.evolve.search import (
+    REACH,
     Journal,
     Scheme,
     SearchPlan,
@@ -26,8 +27,8 @@ from kvp.artifacts.files import JsonLines
 from kvp.errors import ResultsError
 
 PLAN = SearchPlan(
-    layers=6, budget=100, minimum=4, maximum=500, group=3, generations=12, sigma=0.3, reach=16.0,
-    constraint="project", lambda_=0.3, gamma=0.2, seed=3,
+    layers=6, budget=100, minimum=4, maximum=500, group=3, generations=12,
+    constraint="project", seed=3,
 )  # fmt: skip
 BEST = np.array([200, 50, 25, 150, 100, 75])
 
@@ -68,7 +69,7 @@ def test_groups_go_bottom_up_and_the_last_may_be_smaller() -> None:
 @settings(max_examples=50)
 @given(st.lists(st.floats(0, 1), min_size=6, max_size=6))
 def test_projected_candidates_have_the_exact_total(x: list[float]) -> None:
-    weights = PLAN.budget * PLAN.reach ** (np.array(x) - 0.5)
+    weights = PLAN.budget * REACH ** (np.array(x) - 0.5)
     scheme = PLAN.scheme(weights)
     assert sum(scheme) == 600
     assert PLAN.minimum <= min(scheme) <= max(scheme) <= PLAN.maximum
@@ -133,13 +134,13 @@ def test_equal_schemes_are_evaluated_once(tmp_path: Path) -> None:
     [(128, 1.0), (256, 0.0), (0, 0.8), (64, 0.9), (192, 0.5), (512, 0.0)],
 )
 def test_cache_score(mean: float, expected: float) -> None:
-    assert cache_score(mean, 128, gamma=0.2) == pytest.approx(expected)
+    assert cache_score(mean, 128) == pytest.approx(expected)
 
 
 def test_fitness() -> None:
-    assert fitness(1.0, 128, 128, lambda_=0.3, gamma=0.2) == pytest.approx(1.3)
-    assert fitness(0.5, 64, 128, lambda_=0.3, gamma=0.2) == pytest.approx(0.5 * 1.27)
-    assert fitness(1.0, 256, 128, lambda_=0.3, gamma=0.2) == pytest.approx(1.0)
+    assert fitness(1.0, 128, 128) == pytest.approx(1.3)
+    assert fitness(0.5, 64, 128) == pytest.approx(0.5 * 1.27)
+    assert fitness(1.0, 256, 128) == pytest.approx(1.0)
 
 
 def test_replies_score_as_one_over_perplexity() -> None:
