@@ -37,8 +37,8 @@ LONG = 2
 """Times the seconds of `--seconds`: a first call that takes longer is not repeated."""
 FORMS = {
     "naive": "the whole [G, queries, T] matrix: multiply, mask, softmax, maximum, sum",
-    "blocked": "blocked.py, what CPUs use",
-    "triton": "kernel.py (CUDA only)",
+    "blocked": "future_attention.py, what CPUs use",
+    "triton": "future_attention_kernel.py (CUDA only)",
     "flex": "flex_attention's log-sum-exp of the same queries (CUDA only): half of the work, as it "
     "can neither sum columns nor take the maximum over a group",
 }
