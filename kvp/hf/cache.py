@@ -145,7 +145,7 @@ class EvictingCache(Cache):
         if not isinstance(layer, StoredLayer):
             return super().update(key_states, value_states, layer_idx)
         layer.update(key_states, value_states)
-        layer.is_first = layer is next(iter(self.stored.values()))
+        layer.is_first = layer is next(one for one in self.layers if isinstance(one, StoredLayer))
         stored = StoredKeys(layer, layer_idx, self.recorder)
         return stored, stored
 
