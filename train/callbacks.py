@@ -68,13 +68,8 @@ class Validation(Callback):
         assert isinstance(module, RankerTraining)
         skill = torch.empty_like(module.best_skill)
         if self._workers.first:
-            contexts = (self._source.context(point) for point in self._points)
-            result = evaluate(
-                module.average,
-                contexts,
-                reward_protection=self._protection,
-            )
-            skill = result.skill
+            contexts = map(self._source.context, self._points)
+            skill = evaluate(module.average, contexts, reward_protection=self._protection).skill
         self.latest_skill = self._workers.from_first(skill)
         module.keep_best(self.latest_skill)
 

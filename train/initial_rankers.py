@@ -21,7 +21,7 @@ from train.recipe import Recipe
 from train.training_data import Traces
 
 _SEQUENCES = 64
-"""Sequences the statistics are taken over: thousands of tokens per channel are plenty."""
+"""Sequences that statistics are taken over: thousands of tokens per channel are plenty."""
 
 
 def random_rankers(
@@ -32,7 +32,8 @@ def random_rankers(
     seed: int,
 ) -> HeadRankers:
     """Random rankers of some heads, the same for a head whichever others train."""
-    first, geometry = spread(training), traces.geometry
+    geometry = traces.geometry
+    first = training[:: -(-len(training) // _SEQUENCES)]  # evenly spread
     spec = ranker_spec(
         recipe,
         geometry,
@@ -107,23 +108,18 @@ def rankers_digest(rankers: HeadRankers) -> str:
     return digest.hexdigest()
 
 
-def spread(records: Sequence[SequenceRecord]) -> Sequence[SequenceRecord]:
-    """At most 64 of some records, evenly spread: those that statistics are taken over."""
-    return records[:: -(-len(records) // _SEQUENCES)]
-
-
 def feature_statistics(
     reader: Traces, records: Sequence[SequenceRecord], spec: RankerSpec
 ) -> dict[str, Tensor]:
     """Mean and standard deviation of every channel over training tokens.
 
-    Takes `spread(records)`, with keys as rankers of `spec` see them from the
-    end of a sequence. Returns `key_mean`, `key_std`, `value_mean` and
-    `value_std`, each [A, D] float32 (sums in float64). Raises StoreError on damaged sequences.
+    Keys are as rankers of `spec` see them from the end of a sequence. Returns `key_mean`,
+    `key_std`, `value_mean` and `value_std`, each [A, D] float32 (sums in float64). Raises
+    StoreError on damaged sequences.
     """
     tokens = 0
     sums: list[Tensor] = []
-    for record in spread(records):
+    for record in records:
         keys, values = (part.flatten(0, 1) for part in reader.kv(record.index))  # [A, T, D]
         if spec.key_frequencies:
             keys = keys_seen_from_the_end(spec, keys, record.length)

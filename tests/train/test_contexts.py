@@ -20,7 +20,7 @@ from policies.learned import LearnedScorer
 from policies.ranker import INPUTS, HeadRankers, RankerSpec
 from train.compression_points import CompressionPoint
 from train.contexts import Context, ContextSource, StepContexts, scores_of
-from train.initial_rankers import feature_statistics, spread
+from train.initial_rankers import feature_statistics
 
 POINT = CompressionPoint(sequence=1, prefix_length=40, stop=90)
 
@@ -75,15 +75,6 @@ def test_queries_stay_where_everything_fits(
     assert source.used_bytes <= memory_bytes
     source.forget()
     assert not source.used_bytes
-
-
-@pytest.mark.parametrize(("count", "taken"), [(1, 1), (64, 64), (65, 33), (128, 64), (1000, 63)])
-def test_statistics_are_taken_over_at_most_64_sequences(
-    store: Path, count: int, taken: int
-) -> None:
-    records = list(TraceReader(store).records("train"))[:1] * count
-    assert len(spread(records)) == taken
-    assert spread(spread(records)) == spread(records)
 
 
 def test_feature_statistics_are_those_of_the_training_tokens(store: Path) -> None:
