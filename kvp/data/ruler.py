@@ -346,9 +346,7 @@ RULER_TASKS = tuple(MAKERS)
 """All tasks that are generated: those of RULER, and `vt_0shot`."""
 OWN_TASKS = tuple(name for name in RULER_TASKS if name != "vt_0shot")
 """RULER's own generated tasks: all but its qa_1 and qa_2, which need documents."""
-QA_TASKS = ("qa_1", "qa_2")
-"""RULER's questions about documents: SQuAD's and HotpotQA's."""
-RULER_13 = (*OWN_TASKS, *QA_TASKS)
+RULER_13 = (*OWN_TASKS, "qa_1", "qa_2")
 """RULER's thirteen tasks, the meaning of `ruler`; its score is the mean over exactly these."""
 
 

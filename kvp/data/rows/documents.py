@@ -118,11 +118,8 @@ def _of_tree(
 
 def _check_message(row: Message) -> None:
     """Raise RowError unless a message has an id that others can name, and a parent or none."""
-    for column in ("message_id", "parent_id"):
-        value = row.get(column)
-        if value is None and column == "parent_id":
-            continue
-        if not isinstance(value, str | int) or value == "":
+    for column, kinds in (("message_id", str | int), ("parent_id", str | int | None)):
+        if not isinstance(row.get(column), kinds) or row.get(column) == "":
             raise RowError(f"has no usable {column}")
 
 

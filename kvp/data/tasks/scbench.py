@@ -57,6 +57,7 @@ VARIABLES = 5
 """Variables of a chain in variable tracking."""
 _READ = "Read the book and answer the question."
 _EXTREME = re.compile(r"[Tt]he (.+) is")
+_REAL = re.compile(r"-?\d+(?:\.\d+)?")
 _MIXED = string.ascii_letters + string.digits
 _CLASSES = "ABCD"
 _VERBS = ("thinks of", "looks for", "remembers", "talks about", "paints", "waits for", "describes")
@@ -221,7 +222,7 @@ def _parsed(row: Mapping[str, Any], published: Published) -> SharedContext:
 
 def _turn(turn: Mapping[str, Any], published: Published) -> Turn:
     text, answers = column(turn, "input"), answers_of(turn, "answer")
-    if published.metric == "first_number" and not all(map(_is_number, answers)):
+    if published.metric == "first_number" and not all(map(_REAL.fullmatch, answers)):
         raise RowError(f"has the answer {answers[0]!r:.40}, which is no number")
     if not published.options:
         return published.question.replace("{}", text), answers
@@ -230,14 +231,6 @@ def _turn(turn: Mapping[str, Any], published: Published) -> Turn:
         raise RowError("has no list of four options")
     named = [letter for letter, one in zip("ABCD", options, strict=True) if str(one) in answers]
     return published.question.format(text, *options), tuple(dict.fromkeys([*named, *answers]))
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _shuffled(

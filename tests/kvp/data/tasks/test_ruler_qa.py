@@ -283,3 +283,26 @@ def test_bad_rows_of_squad_are_counted(tmp_path: Path, row: object, reason: str)
         read_questions(jsonl(tmp_path / "t.jsonl", row), "squad")
     assert "none of its 1 rows has a question with an answer: line 1 has" in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_questions_that_share_a_document_are_of_one_split(tmp_path: Path) -> None:
+    """Question n shares a document with question n + 1 in every block of three."""
+    rows = []
+    for number in range(120):
+        block, place = divmod(number, 3)
+        titles = [f"{block}-{place}", f"{block}-{place + 1}", f"far {number % 7}"]
+        rows.append(
+            {
+                "question": f"q{number}", "answer": "a",
+                "supporting_facts": [[title, 0] for title in titles[:2]],
+                "context": [[title, [f"about {title}"]] for title in titles],
+            }
+        )  # fmt: skip
+    read = read_questions(written(tmp_path / "h.json", rows), "hotpotqa")
+    blocks = [{int(one.text[1:]) // 3 for one in read.of_split(split)} for split in SPLITS]
+    assert all(blocks)
+    assert sum(map(len, blocks)) == 40
+    assert len(read.of_split("all")) == 120
+    assert all(read.may_show("far 1\nabout far 1", split) for split in (*SPLITS, "all"))
+    first = read.questions[0].answering[0]
+    assert [read.may_show(first, split) for split in SPLITS].count(True) == 1
