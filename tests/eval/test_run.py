@@ -265,19 +265,6 @@ def test_policies_of_another_geometry_and_truncated_ones_are_refused(
     assert not out.exists()
 
 
-def test_prompts_beyond_the_only_window_of_a_model_are_refused(
-    tmp_path: Path, tiny_folder: Path, tiny_policy: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    windowed = tmp_path / "windowed"
-    shutil.copytree(tiny_folder, windowed)
-    config = json.loads((windowed / "config.json").read_text())
-    layers = ["sliding_attention"] * config["num_hidden_layers"]
-    config |= {"use_sliding_window": True, "sliding_window": 32, "layer_types": layers}
-    (windowed / "config.json").write_text(json.dumps(config))
-    message = _refusal(capsys, _arguments(windowed, tiny_policy, tmp_path / "results"))
-    assert "the model has 32 positions" in message
-
-
 def test_a_policy_of_a_model_with_the_same_heads_gives_a_note(
     tmp_path: Path, tiny_folder: Path, tiny_policy: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,7 +11,6 @@ import torch
 
 import eval.evolve.run
 from eval.config import EvolveConfig
-from eval.evaluate import Prompt
 from eval.evolve.run import Target
 from eval.evolve.search import Generation, Journal
 from kvp.artifacts.files import JsonLines
@@ -172,23 +171,3 @@ def test_held_out_prompts_are_others(tiny_folder: Path) -> None:
     ids = [tuple(prompt.ids.tolist()) for prompt in (*searched, *held_out)]
     assert len(set(ids)) == 8
     assert {prompt.sample.split for prompt in (*searched, *held_out)} == {"validation"}
-
-
-@pytest.mark.parametrize("constraint", ["project", "soft"])
-def test_the_fitness_takes_any_score_between_0_and_1(
-    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, constraint: str
-) -> None:
-    """F1, ROUGE and a user's own score are not 0 or 1: here the share of one letter."""
-    scores: list[float] = []
-
-    def score(prompt: Prompt, answer: str) -> float:
-        scores.append((1 + answer.count("e")) / (3 + len(answer)))
-        return scores[-1]
-
-    monkeypatch.setattr(Prompt, "score", score)
-    changes = {"tasks": "niah_single_1", "holdout": 0, "generations": 1, "constraint": constraint}
-    assert main(_arguments(tiny_folder, tmp_path / "out", **changes)) == 0
-    start, *_ = _journal(tmp_path / "out")
-    assert start["scores"] == pytest.approx([sum(scores[:3]) / 3])
-    assert 0 < start["scores"][0] < 1
-    assert start["fitness"] == pytest.approx([start["scores"][0] * 1.3])

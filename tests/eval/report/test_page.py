@@ -83,8 +83,6 @@ FIRST: Some = {"methods": ("full", "knorm", "keydiff"), "tasks": ("A",)}
     [
         {"methods": ("full", "tova"), "tasks": ("B",)},
         {"methods": ("kvp",), "tasks": ("B",)},
-        {"methods": ("full", "knorm"), "tasks": ("B",), "budgets": ("12%",)},
-        {"methods": ("full", "knorm"), "tasks": ("B",), "protocols": ("query_agnostic",)},
         {"methods": ("oracle", "snapkv"), "tasks": ("chat", "B"), "budgets": ("6%",)},
     ],
 )
