@@ -9,7 +9,7 @@ export OMP_NUM_THREADS=1
 NEEDLES=niah_single_1,niah_single_2,niah_single_3,niah_multikey_1,niah_multivalue,niah_multiquery
 # The settings that were best on validation prompts (`tune` below).
 RIVALS="kvzip+global,contrastkv(beta=0)+global,snapkv(kernel=31),snapkv(kernel=31)+ada,expected_attention+ada,keydiff+ada"
-REFERENCES="kvp,snapkv,windowkv:llama,streaming_llm,random,oracle+global"
+REFERENCES="kvp,kvp+global,windowkv:llama,streaming_llm,random,oracle+global"
 
 both() { # program, flags: two processes share the work
   "$BIN/$1" "${@:2}" --rank 0 --world_size 2 & "$BIN/$1" "${@:2}" --rank 1 --world_size 2; wait
@@ -41,7 +41,7 @@ keys="$keys,knorm+ada,knorm+global,lagkv,lagkv:kvpress,lagkv+ada"
 expected="expected_attention,expected_attention:kvpress,expected_attention+ada,expected_attention+ada(safeguard=0.5)"
 expected="$expected,expected_attention+global,expected_attention(future=128)+ada"
 expected="$expected,expected_attention(covariance=false)+ada,expected_attention(values=false)+ada"
-expected="$expected,expected_attention(epsilon=0.1)+ada"
+expected="$expected,expected_attention(epsilon=0.1)+ada,expected_attention(epsilon=0.3)+ada,expected_attention(epsilon=1)+ada"
 others="tova,tova+ada,h2o,h2o:kvpress,h2o+ada,h2o+global,streaming_llm,windowkv,windowkv:llama"
 others="$others,windowkv:llama+windowkv,gvote,gvote+global"
 twice="kvzip,kvzip+ada,kvzip+global,kvzip(plus=true)+global,kvzip(plus=true)+ada,kvzip+ada(safeguard=0.05)"
@@ -57,12 +57,15 @@ both kvp-eval --model "$MODEL" --dtype bfloat16 --length 1024 --split validation
 # test
 needles=(--essays "$D/novels_test" --tasks "$NEEDLES" --max_new_tokens 40)
 evaluate needles 1024 "${needles[@]}" --prompts "$PROMPTS" --budgets 2%,3%,4.5%,6%,9%,12.5%,25% --methods "full,kvp+ada,$RIVALS"
-evaluate references 1024 "${needles[@]}" --prompts 4 --budgets 2%,6%,12.5%,25%,50% --methods "full,kvp+ada,$RIVALS,$REFERENCES"
+# The bundled policy on another seed and in articles of newspapers.
+news=(--seed 2039 --essays "$D/news" --policies smollm2-135m-instruct --max_new_tokens 40)
+evaluate fresh 1024 "${news[@]}" --tasks "$NEEDLES" --prompts "$PROMPTS" --budgets 2%,6%,12.5%,25% --methods full,kvp+ada
+evaluate references 1024 "${news[@]}" --tasks "$NEEDLES" --prompts 4 --budgets 2%,6%,12.5%,25%,50% --methods "full,kvp+ada,$RIVALS,$REFERENCES"
 evaluate other 1024 --hotpotqa "$D/hotpotqa.json" --squad "$D/squad_test.json" --tasks vt,fwe,cwe,qa_1,qa_2 --prompts 8 --max_new_tokens 60 \
   --budgets 2%,6%,12.5%,25% --methods "full,kvp+ada,$RIVALS"
 long=(--essays "$D/novels_test" --tasks niah_single_2,niah_multikey_1,niah_multivalue --max_new_tokens 40 --budgets 2%,6%,12.5%,25%)
 evaluate long-2048 2048 "${long[@]}" --prompts 20 --methods "full,kvp+ada,$RIVALS"
-evaluate long-4096 4096 "${long[@]}" --prompts 20 --methods "full,kvp+ada,kvzip+global,snapkv(kernel=31),keydiff+ada"
+evaluate long-4096 4096 "${long[@]}" "${news[@]}" --prompts 20 --methods "full,kvp+ada,kvzip+global,snapkv(kernel=31)+ada,keydiff+ada"
 texts=(--split all --protocols query_agnostic --methods "full,kvp+ada,kvp,$RIVALS,snapkv,tova,streaming_llm")
 chats=(--tasks chat --chat "$D/oasst.jsonl" --prompts 24)
 evaluate texts 1024 "${texts[@]}" "${chats[@]}" --budgets 6%,12.5%,25%,50%

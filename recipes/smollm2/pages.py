@@ -29,11 +29,13 @@ from recipes.all_methods.blocks import fill_file
 
 PAGE = Path("docs/results/smollm2.md")
 NUMBERS = Path("benchmarks/results/smollm2")
-ANSWERS = ("needles", "other", "long-2048", "long-4096")
+ANSWERS = ("needles", "fresh", "references", "other", "long-2048", "long-4096")
 TEXTS = ("text-wiki", "text-novels", "texts")
 TUNED = "tune"
 """Settings of rivals on validation prompts: a CSV file without a table."""
 OURS = "kvp+ada"
+BUNDLED = "smollm2-135m-instruct"
+"""The policy in the package, seed 0."""
 TWO_PASSES = ("kvzip", "contrastkv")
 """Methods that read the prompt a second time."""
 REFERENCES = (FULL, "oracle+global")
@@ -58,7 +60,7 @@ def method(record: Record) -> str:
     if record["variant"] != "auto":
         name += f"({record['variant']})"
     policy = (record["policy"] or "").rstrip("0123456789")
-    if policy not in ("", "seed"):
+    if policy not in ("", "seed", BUNDLED):
         name = policy
     rule = record["allocator"].partition(":")[0]
     return name if rule == "uniform" else f"{name}+{rule}"
