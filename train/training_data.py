@@ -167,7 +167,7 @@ def device_of(name: str) -> torch.device:
 
 def recorded_text(manifest: Mapping[str, Any]) -> dict[str, Any]:
     """What traces were taken of: `data` (names, length, sequences), `answers` and `command`."""
-    identity = manifest["identity"]
+    identity = manifest.get("identity", {})
     found = {"data": identity.get("data"), "answers": identity.get("continuation")}
     found["command"] = manifest.get("command")
     return {name: value for name, value in found.items() if value is not None}

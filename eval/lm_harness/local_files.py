@@ -194,18 +194,35 @@ def hub_row(task: str, row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _boolq(row: Mapping[str, Any]) -> dict[str, Any]:
-    """SuperGLUE's columns, or those of BoolQ itself, whose `answer` is true or false."""
+    """SuperGLUE's columns, BoolQ's own, whose `answer` is true or false, or `query` and `gold`."""
+    if "query" in row:
+        passage, mark, question = str(row["query"]).rpartition("\nQuestion: ")
+        if not mark:
+            raise KeyError("the line `Question: ` of `query`")
+        gold = row["choices"][row["gold"]] == "yes"
+        row = {"passage": passage.removeprefix("Passage: "), "question": question, "label": gold}
     label = row["label"] if "label" in row else row["answer"]
     question = str(row["question"]).removesuffix("?")
     return {"passage": row["passage"], "question": question, "label": int(label)}
 
 
 def _arc(row: Mapping[str, Any]) -> dict[str, Any]:
-    choices = dict(row["choices"])
-    return {"question": row["question"], "choices": choices, "answerKey": row["answerKey"]}
+    """The hub's columns, or `query`, `choices`, `gold`."""
+    choices = row["choices"]
+    if "query" in row:
+        letters = "ABCDEFGH"[: len(choices)]
+        question = str(row["query"]).removeprefix("Question: ")
+        return {"question": question, "choices": {"text": choices, "label": [*letters]},
+                "answerKey": letters[row["gold"]]}  # fmt: skip
+    return {"question": row["question"], "choices": dict(choices), "answerKey": row["answerKey"]}
 
 
 def _hellaswag(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The hub's columns, or `query` (activity and context), `choices`, `gold`."""
+    if "query" in row:
+        activity, _, context = str(row["query"]).partition(": ")
+        return {"activity_label": activity, "ctx_a": context, "ctx_b": "",
+                "endings": row["choices"], "label": str(row["gold"])}  # fmt: skip
     columns = ("activity_label", "ctx_a", "ctx_b", "endings")
     return {**{name: row[name] for name in columns}, "label": str(row["label"])}
 

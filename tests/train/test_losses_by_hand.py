@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -114,3 +115,16 @@ def test_objectives_average_over_the_contexts_a_head_learns_from(name: str) -> N
     losses, _ = objective_of(name)(batch, PRESETS["fourier"])
     one, two = loss(*first), loss(*second)
     torch.testing.assert_close(losses, torch.stack([one[0], (one[1] + two[1]) / 2]))
+
+
+@pytest.mark.parametrize("name", ["rloo", "rloo_batch"])
+def test_a_context_of_equal_rewards_teaches_only_against_other_contexts(name: str) -> None:
+    """All rankings of equal importance keep the same; `rloo` compares within a context alone."""
+    scores, importance = draw(1, 6)
+    flat = scores.float().requires_grad_()
+    batch = batch_with(
+        (flat, torch.ones(1, 6)), (scores.float(), importance.float()), counted=[[True], [True]]
+    )
+    losses, _ = objective_of(name)(batch, replace(PRESETS["paper"], reward="ratio"))
+    (gradient,) = torch.autograd.grad(losses.sum(), flat)
+    assert bool(gradient.abs().max() < 1e-6) == (name == "rloo")

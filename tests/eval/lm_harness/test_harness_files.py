@@ -125,7 +125,18 @@ def test_rouge_takes_the_best_reference() -> None:
     [
         ("boolq", {**BOOLQ, "label": 0, "question": "is ice cold?"}, {**BOOLQ, "label": 0}),
         ("boolq", {"passage": "Ice is cold.", "question": "is ice cold", "answer": True}, BOOLQ),
+        (
+            "boolq",
+            {"query": "Passage: Ice is cold.\nQuestion: is ice cold?", "choices": ["no", "yes"],
+             "gold": 1},
+            BOOLQ,
+        ),
         ("arc_challenge", {**ARC, "id": "1"}, ARC),
+        (
+            "arc_challenge",
+            {"query": "Question: What is ice?", "choices": ["water", "fire"], "gold": 0},
+            ARC,
+        ),
         ("hellaswag", {**HELLASWAG, "label": 0, "ind": 4}, HELLASWAG),
         (
             "mmlu_virology",
@@ -138,6 +149,15 @@ def test_rouge_takes_the_best_reference() -> None:
 )  # fmt: skip
 def test_forms_of_a_row(task: str, row: Any, expected: Any) -> None:
     assert hub_row(task, row) == expected
+
+
+def test_a_finished_query_of_hellaswag_stays_as_it_is(tmp_path: Path) -> None:
+    row = {"query": "Skiing: A man skis. He", "choices": ["falls.", "flies."], "gold": 1}
+    write_tasks({"hellaswag": _write(tmp_path / "rows.jsonl", [row])}, tmp_path)
+    task = _task(tmp_path, "hellaswag")
+    assert [each.args for each in task.instances] == [
+        ("Skiing: A man skis. He", " falls."), ("Skiing: A man skis. He", " flies."),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
