@@ -30,7 +30,7 @@ INSTALLED := $(VENV)/.installed
 WITH_RAY := $(VENV)/.installed-ray
 WITH_DOCS := $(VENV)/.installed-docs
 
-.PHONY: install check test test-fast test-real test-ray test-docs site demo size clean
+.PHONY: install check test test-fast test-real test-ray test-slow site demo size clean
 
 install: $(INSTALLED)
 
@@ -65,9 +65,9 @@ $(WITH_RAY): $(INSTALLED)
 		--constraint .ci/constraints.txt --editable '.[dev,ray]'
 	touch $@
 
-# The tutorial and README as they are written, which takes minutes.
-test-docs: $(INSTALLED)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow tests/test_tutorial.py
+# What takes minutes: the tutorial and README as they are written, kills and faults on an object store.
+test-slow: $(INSTALLED)
+	$(PYTEST) -m slow tests/test_tutorial.py tests/objects
 
 site: $(WITH_DOCS)
 	$(BIN)/python -m sphinx -q -W --keep-going -c docs . runs/site

@@ -51,6 +51,7 @@ KINDS: dict[str, dict[str, Callable[[int, str], float]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_writing_gets_through(
     faults: Any, through_proxy: ObjectPath, collected: Path, kind: str

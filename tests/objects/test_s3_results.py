@@ -72,6 +72,7 @@ def test_evaluated_onto_s3_as_onto_a_disk(
     assert_same_results(out, whole, but=("out", "policies"))
 
 
+@pytest.mark.slow
 def test_killed_evaluations_are_started_again(
     evaluations: Any,
     whole: Path,

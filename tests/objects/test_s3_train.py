@@ -61,6 +61,7 @@ def test_training_from_s3_equals_training_from_a_disk(
         load_policy(str(out))
 
 
+@pytest.mark.slow
 def test_a_killed_training_on_s3_continues_from_its_checkpoint(
     on_s3: ObjectPath, trained: Path, training: list[str], prefix: ObjectPath, tmp_path: Path
 ) -> None:
