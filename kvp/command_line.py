@@ -13,6 +13,7 @@ import inspect
 import itertools
 import math
 import os
+import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
@@ -89,7 +90,7 @@ def flags_of(config_class: type[Any], preset: str | None = None) -> list[Flag]:
         kind, choices, optional = _kind_of(hints[name])
         default = chosen.get(name, declared[name].default)
         values = {label: given[name] for label, given in presets.items() if name in given}
-        text = _documentation(owner)[name]  # type: ignore[arg-type]  # a class is hashable
+        text = _documentation(owner)[name]
         flag = Flag(
             name=name,
             kind=kind,
@@ -250,15 +251,21 @@ def _title(owner: type[Any]) -> str:
 
 
 @functools.cache
+def _classes(module: str) -> dict[str, ast.ClassDef]:
+    """Classes of a module as they are written; none of modules without a source."""
+    try:
+        tree = ast.parse(inspect.getsource(sys.modules[module]))
+    except (OSError, TypeError):  # builtins
+        return {}
+    return {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+
+
 def _documentation(owner: type) -> dict[str, str]:
     """Docstrings under the fields that a class itself declares."""
-    try:
-        (node,) = ast.parse(textwrap.dedent(inspect.getsource(owner))).body
-    except (OSError, TypeError):  # a builtin
-        return {}
-    assert isinstance(node, ast.ClassDef)
+    node = _classes(owner.__module__).get(owner.__name__)
+    body = node.body if node else []
     result = {}
-    for statement, following in zip(node.body, node.body[1:], strict=False):
+    for statement, following in itertools.pairwise(body):
         if isinstance(statement, ast.AnnAssign) and isinstance(following, ast.Expr):
             assert isinstance(statement.target, ast.Name)
             if "ClassVar" in ast.unparse(statement.annotation):
