@@ -251,11 +251,12 @@ def _start(ray: Any, pool: Pool) -> None:  # noqa: ANN401
     }
     handler = signal.getsignal(signal.SIGTERM)
     try:
-        ray.init(
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            **({} if os.environ.get("RAY_ADDRESS") else own),
-        )
+        with _silent_stderr():  # Ray's core says that it will be silent
+            ray.init(
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                **({} if os.environ.get("RAY_ADDRESS") else own),
+            )
     except (OSError, RuntimeError, ValueError) as problem:
         raise UsageError(f"--engine ray: Ray does not start: {_first_line(problem)}") from None
     except SystemExit:  # Ray's own handler of SIGTERM
@@ -265,6 +266,20 @@ def _start(ray: Any, pool: Pool) -> None:  # noqa: ANN401
     finally:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, handler)
+
+
+@contextmanager
+def _silent_stderr() -> Iterator[None]:
+    """Drop what libraries write to file descriptor 2, below Python's own streams."""
+    sys.stderr.flush()
+    kept, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nothing)
 
 
 def _pool_size(ray: Any, pool: Pool) -> int:  # noqa: ANN401
