@@ -356,6 +356,20 @@ def rank_of(
             )
         return Rank(index=rank, count=world_size)
     given = os.environ if environment is None else environment
+    try:
+        found = _launched(given)
+    except ValueError as error:
+        raise UsageError(f"a launcher's variable: {error}; give --rank and --world_size") from None
+    if found.index >= found.count:
+        raise UsageError(
+            f"the launcher says process {found.index} of {found.count} (RANK and WORLD_SIZE, or "
+            "SLURM_PROCID and SLURM_NTASKS), counted from 0; give --rank and --world_size"
+        )
+    return found
+
+
+def _launched(given: Mapping[str, str]) -> Rank:
+    """The rank of the environment; ValueError on what is no number."""
     if "RANK" in given and "WORLD_SIZE" in given:
         return Rank(index=int(given["RANK"]), count=int(given["WORLD_SIZE"]))
     if "SLURM_ARRAY_TASK_ID" in given and "SLURM_ARRAY_TASK_COUNT" in given:
