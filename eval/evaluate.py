@@ -59,7 +59,7 @@ class Prompt:
         query_aware: all but the last prompt token; query_agnostic: the context, not the question.
         """
         if protocol == "query_aware":
-            return self.encoded.prompt_length - 1
+            return len(self.encoded.ids) - 1
         return self.encoded.context_length
 
     def fed_again(self, protocol: str) -> int:
@@ -68,7 +68,7 @@ class Prompt:
         A method that has read the whole prompt has the query of its last token; so it is prefilled,
         and fed once more after the eviction, as the first token whose attention feels it.
         """
-        return int(self.boundary(protocol) == self.encoded.prompt_length - 1)
+        return int(self.boundary(protocol) == len(self.encoded.ids) - 1)
 
     def question_tokens(self, protocol: str) -> int:
         """Cached tokens after the context when it is compressed: 0 if query_agnostic."""
@@ -77,7 +77,7 @@ class Prompt:
     @property
     def ids(self) -> Tensor:
         """[prompt tokens] int64."""
-        return as_tensor(self.encoded.ids[: self.encoded.prompt_length])
+        return as_tensor(self.encoded.ids)
 
     @property
     def reply(self) -> Tensor:
@@ -499,7 +499,7 @@ def _record(
         **identify(bench, prompt, protocol, setting),
         "budget": _budget(setting, tokens),
         "prompt_digest": prompt.sample.digest,
-        "prompt_tokens": prompt.encoded.prompt_length,
+        "prompt_tokens": len(prompt.encoded.ids),
         "cached_tokens": tokens,
         "kept_tokens": int(kept.tokens) if kept.tokens.is_integer() else kept.tokens,
         **_evidence_fields(prompt.evidence, kept.indices, tokens),

@@ -13,7 +13,7 @@ prompt alone.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -192,7 +192,8 @@ class RayWorker:
 
     def __call__(self, number: int) -> None:
         """Evaluate a piece of the work."""
-        self._work.do(self._bench, number, say)
+        for prompt in self._work.do(self._bench, number):
+            say(prompt)
 
     def close(self) -> None:
         """Leave the folder."""
@@ -330,7 +331,8 @@ def evaluate_all(bench: Bench, prepared: Prepared, file: RecordFile, rank: Rank 
     there = total - sum(len(work.missing(number)) for number in left)
     with Progress("evaluating", total, completed=there) as progress:
         for number in left:
-            work.do(bench, number, lambda note: progress.advance(note=note))
+            for prompt in work.do(bench, number):
+                progress.advance(note=prompt)
 
 
 def measure_times(bench: Bench, prepared: Prepared, prompts: int, file: Path) -> None:
@@ -419,15 +421,15 @@ class WorkPieces:
         """Those of some pieces that lack records."""
         return [number for number in numbers if self.missing(number)]
 
-    def do(self, bench: Bench, number: int, advance: Callable[[str], None]) -> None:
-        """Evaluate what is missing of a piece; `advance` is called with the name of each prompt."""
+    def do(self, bench: Bench, number: int) -> Iterator[str]:
+        """Evaluate what is missing of a piece; a prompt's kind, once its records are written."""
         for group in by_prefill(self.missing(number)):
             _, protocol, shared = group[0]
             prompts = [prompt for prompt, _, _ in group]
             together = evaluate_together(bench, prompts, protocol, shared)
             for prompt, records in zip(prompts, together, strict=True):
                 self._file.append(records)
-                advance(f"{prompt.task} {protocol}")
+                yield f"{prompt.task} {protocol}"
 
 
 OF_THE_MODEL = ("dtype", "device", "attention", "revision", "quantization")

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -118,6 +119,12 @@ class LearnedScorer:
         """Keys, values and positions; the last queries where the rankers read them."""
         return Needs(queries=RECENT_QUERIES if self.rankers.spec.reads_queries else 0)
 
+    @cached_property
+    def _first_heads(self) -> Mapping[int, int]:
+        """Index of a layer in the model -> its first ranker."""
+        heads = self.geometry.kv_heads
+        return {layer: i * heads for i, layer in enumerate(self.geometry.model_layers)}
+
     @torch.no_grad()
     def score(self, view: View) -> Tensor:
         """Rank by the trained rankers: [B, H, N]; PolicyError if the view is another geometry's.
@@ -126,16 +133,15 @@ class LearnedScorer:
         """
         batch, heads, seen, width = view.keys.shape
         tokens = seen - view.fed_again
-        layers = self.geometry.model_layers
         of_layer = range(self.geometry.kv_heads)[view.heads]
         expected = (len(of_layer), self.geometry.head_dim)
-        if (heads, width) != expected or view.layer not in layers:
+        if (heads, width) != expected or view.layer not in self._first_heads:
             raise PolicyError(
                 f"policy {self.label} was trained for {self.geometry}, "
                 f"the model's layer {view.layer} has {heads} KV heads of head_dim {width}"
             )
         self.rankers.to(view.keys.device)
-        first = layers.index(view.layer) * self.geometry.kv_heads + of_layer.start
+        first = self._first_heads[view.layer] + of_layer.start
         of_policy = slice(first, first + heads)
         scores = self._in_blocks(view, of_policy)
         if self.calibration is not None:

@@ -20,6 +20,7 @@ import math
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any, ClassVar, Self
 
 from torch import Tensor
@@ -142,7 +143,7 @@ class Options:
             if wanted:
                 raise UsageError(f"{self.method}: {option.name} must be {wanted}, got {value!r}")
 
-    @property
+    @cached_property
     def name(self) -> str:
         """Specification that the registry turns into an equal object.
 
