@@ -7,23 +7,17 @@ without the training seed; where each folder has one policy, these two are compa
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
-from itertools import groupby
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pandas
-from rich import box
-from rich.console import Console
-from rich.table import Table
 
 from eval.comparison import ReportedMethod, budget_order, method_of
 from eval.config import CompareConfig
 from eval.records import FULL, Record, policy_groups, results_folder
-from eval.results import Results, load_results
+from eval.results import Results, load_results, unfinished
 from eval.stats import (
-    Interval,
     Scores,
     Unit,
     bootstrap_mean,
@@ -31,6 +25,7 @@ from eval.stats import (
     paired_difference,
     prompt_values,
     prompts_of,
+    reply_tokens,
 )
 from kvp.artifacts.files import atomic_write_text
 from kvp.errors import ResultsError
@@ -38,51 +33,27 @@ from kvp.errors import ResultsError
 LIKELIHOOD = "log-likelihood of given replies, nats per token"
 ANSWERS = "answers, %"
 
-
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    """One method at one budget."""
-
-    kind: str
-    """`ANSWERS` or `LIKELIHOOD`."""
-    protocol: str
-    method: str
-    budget: str
-    first: Interval
-    second: Interval
-    difference: Interval
-    """Second minus first, with its p-value."""
-    resolved: bool = False
-    """Differs from 0 after Holm's correction over all rows of its kind."""
+Values = tuple[Scores, Mapping[Unit, float] | None]
+"""Values per policy and prompt, and what they weigh (`eval.stats`)."""
+Curves = Mapping[tuple[str, str, ReportedMethod], Mapping[str, Values]]
+"""(metric, protocol, method) -> budget, or `FULL` -> values."""
 
 
-Curves = Mapping[tuple[str, str, ReportedMethod], Mapping[str, Scores]]
-"""(kind, protocol, method) -> budget, or `FULL` -> values."""
-
-
-def run(config: CompareConfig) -> list[Row]:
-    """Print the tables and write the CSV file; returns the rows.
-
-    Raises ResultsError where a folder cannot be read, or both share no prompt, or hold answers to
-    different prompts of one name.
-    """
+def run(config: CompareConfig) -> pandas.DataFrame:
+    """Print the tables and write the CSV file; returns the rows (`paired`), errors as `paired`."""
     folders = [load_results(results_folder(path)) for path in (config.first, config.second)]
-    check_prompts(*folders)
-    first, second = map(curves_of, folders)
-    rows = differences(first, second, resamples=config.bootstrap, seed=config.seed)
-    if not rows:
-        raise ResultsError(
-            f"{config.first} and {config.second} have no method in common that was run "
-            "at the same budget under the same protocol; kvp-eval adds to a folder what it lacks"
-        )
-    for table in _tables(rows):
-        Console(markup=False).print(table)
+    rows = paired(*folders, resamples=config.bootstrap, seed=config.seed)
+    for side, folder in zip(("first", "second"), folders, strict=True):
+        if lacking := unfinished(folder):
+            print(f"{side}: {lacking}")
+    for (metric, protocol), some in rows.groupby(["metric", "protocol"], sort=False):
+        print(f"{metric}, {protocol}\n{_shown(some)}\n")
     print(
         f"first: {config.first}; second: {config.second}. Paired by prompt. * differs from 0 at "
-        "5 %, corrected for all rows of its table (Holm)."
+        "5 %, corrected for all rows of its metric (Holm)."
     )
     if config.out is not None:
-        atomic_write_text(Path(config.out), _csv(rows))
+        atomic_write_text(Path(config.out), rows.to_csv(index=False, float_format="%.6g"))
         print(f"written: {config.out}")
     return rows
 
@@ -115,52 +86,71 @@ def curves_of(results: Results) -> Curves:
     groups = policy_groups(results.records)
     records: dict[tuple[str, str, ReportedMethod], dict[str, list[Record]]] = {}
     for record in results.records:
-        kind = ANSWERS if record["nll"] is None else LIKELIHOOD
-        key = kind, record["protocol"], method_of(record, groups)
+        metric = ANSWERS if record["nll"] is None else LIKELIHOOD
+        key = metric, record["protocol"], method_of(record, groups)
         records.setdefault(key, {}).setdefault(record["budget_spec"] or FULL, []).append(record)
     return {
-        key: {budget: prompt_values(group) for budget, group in by_budget.items()}
-        for key, by_budget in records.items()
+        key: {budget: (prompt_values(some), reply_tokens(some)) for budget, some in parts.items()}
+        for key, parts in records.items()
     }
 
 
-def differences(first: Curves, second: Curves, *, resamples: int, seed: int) -> list[Row]:
-    """Rows of all that both have on shared prompts, methods and protocols in the first's order."""
-    rows = []
-    for (kind, protocol, method), ours in first.items():
-        bounds = (0, 1) if kind == ANSWERS else None
-        mean = partial(bootstrap_mean, bounds=bounds, resamples=resamples, seed=seed)
-        theirs = second.get((kind, protocol, method), {})
+def paired(
+    first: Results, second: Results, *, resamples: int = 2000, seed: int = 0
+) -> pandas.DataFrame:
+    """A row per method and budget that both have: its numbers on the prompts both answered.
+
+    Columns: metric (`ANSWERS`, 0 to 1, or `LIKELIHOOD`), protocol, method, budget, pairs (prompts
+    that both answered), first, second and difference (second minus first), each with _low and _high
+    of its 95 % interval, differs: whether the difference is not 0 at 5 % after Holm's correction
+    over all rows of its metric, False while a folder is unfinished, and unfinished: which of the
+    two is. In the order of the first folder. Raises ResultsError where they share no prompt or no
+    method, or hold answers to different prompts of one name.
+    """
+    check_prompts(first, second)
+    sides = {"first": first, "second": second}
+    lacking = " and ".join(side for side, results in sides.items() if unfinished(results))
+    ours_of, theirs_of = curves_of(first), curves_of(second)
+    rows, gaps = [], []
+    for (metric, protocol, method), ours in ours_of.items():
+        bounds = (0, 1) if metric == ANSWERS else None
+        theirs = theirs_of.get((metric, protocol, method), {})
         budgets = sorted(
             ours.keys() & theirs.keys(), key=lambda each: (each != FULL, budget_order(each))
         )
         for budget in budgets:
-            shared = prompts_of(ours[budget]) & prompts_of(theirs[budget])
-            sides = [_among(side[budget], shared) for side in (ours, theirs)]
-            if shared:
-                rows.append(
-                    Row(
-                        kind=kind,
-                        protocol=protocol,
-                        method=f"{method.family} ({method.details})" if method.details else FULL,
-                        budget=budget,
-                        first=mean(sides[0]),
-                        second=mean(sides[1]),
-                        difference=paired_difference(
-                            sides[1],
-                            sides[0],
-                            bounds=bounds and (-1, 1),
-                            resamples=resamples,
-                            seed=seed,
-                        ),
-                    )
-                )
-    marked: list[Row] = []
-    for kind in dict.fromkeys(row.kind for row in rows):
-        same = [row for row in rows if row.kind == kind]
-        stars = holm([row.difference for row in same])
-        marked += [replace(row, resolved=star) for row, star in zip(same, stars, strict=True)]
-    return marked
+            (mine, weights), (other, _) = ours[budget], theirs[budget]
+            shared = prompts_of(mine) & prompts_of(other)
+            if not shared:
+                continue
+            both = [_among(side, shared) for side in (mine, other)]
+            how: dict[str, Any] = {"weights": weights, "resamples": resamples, "seed": seed}
+            gap = paired_difference(*both[::-1], bounds=bounds and (-1, 1), **how)
+            numbers = [bootstrap_mean(side, bounds=bounds, **how) for side in both]
+            gaps.append(gap)
+            named = zip((*sides, "difference"), (*numbers, gap), strict=True)
+            rows.append(
+                {
+                    "metric": metric, "protocol": protocol,
+                    "method": f"{method.family} ({method.details})" if method.details else FULL,
+                    "budget": budget, "pairs": gap.prompts,
+                    **{
+                        f"{name}{part}": number
+                        for name, one in named
+                        for part, number in (("", one.mean), ("_low", one.low), ("_high", one.high))
+                    },
+                }
+            )  # fmt: skip
+    if not rows:
+        raise ResultsError(
+            f"{first.folder} and {second.folder} have no method in common that was run "
+            "at the same budget under the same protocol; kvp-eval adds to a folder what it lacks"
+        )
+    table = pandas.DataFrame(rows).assign(differs=False, unfinished=lacking)
+    for metric in () if lacking else (ANSWERS, LIKELIHOOD):
+        same = table["metric"] == metric
+        table.loc[same, "differs"] = holm([gaps[number] for number in table.index[same]])
+    return table
 
 
 def _among(scores: Scores, prompts: set[Unit]) -> Scores:
@@ -170,43 +160,18 @@ def _among(scores: Scores, prompts: set[Unit]) -> Scores:
     }
 
 
-def _tables(rows: Sequence[Row]) -> list[Table]:
-    tables = []
-    for kind, protocol in dict.fromkeys((row.kind, row.protocol) for row in rows):
-        title = f"{kind}, {protocol}"
-        table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-        table.add_column("method, budget", overflow="fold")
-        for name in ("first", "second", "second - first (95 %)"):
-            table.add_column(name, justify="right", no_wrap=True)
-        factor, digits = (100, 1) if kind == ANSWERS else (1, 3)
-        same = [row for row in rows if (row.kind, row.protocol) == (kind, protocol)]
-        for method, of_method in groupby(same, key=lambda row: row.method):
-            table.add_row(method)
-            for row in of_method:
-                gap = row.difference
-                table.add_row(
-                    f"  {row.budget}",
-                    *(f"{factor * side.mean:.{digits}f}" for side in (row.first, row.second)),
-                    f"{factor * gap.mean:+.{digits}f} ({factor * gap.low:+.{digits}f} to "
-                    f"{factor * gap.high:+.{digits}f}) {'*' if row.resolved else ' '}",
-                )
-        tables.append(table)
-    return tables
-
-
-def _csv(rows: Sequence[Row]) -> str:
-    lines = [
-        {
-            "kind": row.kind, "protocol": row.protocol, "method": row.method,
-            "budget": row.budget, "prompts": row.difference.prompts,
-            **{
-                f"{side}{part}": number
-                for side in ("first", "second", "difference")
-                for one in (getattr(row, side),)
-                for part, number in (("", one.mean), ("_low", one.low), ("_high", one.high))
-            },
-            "p": row.difference.p, "resolved": int(row.resolved),
-        }
-        for row in rows
-    ]  # fmt: skip
-    return str(pandas.DataFrame(lines).to_csv(index=False, float_format="%.6g"))
+def _shown(rows: pandas.DataFrame) -> str:
+    """Rows of one metric as text."""
+    factor, form = (100, "{:.1f}") if rows["metric"].iloc[0] == ANSWERS else (1, "{:.3f}")
+    first, second, *gap = (
+        (factor * rows[name]).map(text.format)
+        for name, text in (
+            ("first", form), ("second", form), ("difference", form.replace(":", ":+")),
+            ("difference_low", form.replace(":", ":+")),
+            ("difference_high", form.replace(":", ":+")),
+        )
+    )  # fmt: skip
+    stars = rows["differs"].map({True: " *", False: "  "})
+    table = rows[["method", "budget", "pairs"]].assign(first=first, second=second)
+    table["second - first (95 %)"] = gap[0] + " (" + gap[1] + " to " + gap[2] + ")" + stars
+    return str(table.to_string(index=False))

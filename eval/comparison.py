@@ -5,6 +5,10 @@ it was run: preset, allocator, protection, and for `kvp` the group of policies t
 their training seed. Where one setting of a method is shown, it is the same at every budget, and the
 prompts shown never choose it: it is the one that kvp tune chose on others, else the method's
 default among those that were run. Intervals are over prompts and policy seeds (`eval.stats`).
+
+Tasks on which the full cache fails, or nothing is lost without context, are set apart
+(`sort_tasks`), and what is unfinished ranks no method. `sentences` are the only words on a
+comparison: terminal, page, tables and Python show them.
 """
 
 from __future__ import annotations
@@ -29,17 +33,22 @@ from eval.records import (
     method_label,
     policy_groups,
 )
-from eval.results import Results
+from eval.results import Results, unfinished
 from eval.stats import (
+    RESOLUTION,
     Bounds,
     Interval,
     Scores,
+    Unit,
     bootstrap_mean,
+    excludes_zero,
     holm,
     paired_difference,
     perplexity,
     prompt_values,
     prompts_of,
+    prompts_to_resolve,
+    reply_tokens,
 )
 from eval.tune.settings_file import Tuned
 from kvp.budgets import parse_budget
@@ -56,8 +65,14 @@ RECOMMENDED = "global"
 """Allocator that policies are trained for."""
 USUAL_BUDGET = "12.5%"
 """The budget sentences are about where it was run; else the middle one of the run."""
-ENOUGH = 0.95
-"""Of the full cache's answers, that is enough."""
+FAILS = 0.4
+"""Mean score of the full cache below which a model cannot do a task (`sort_tasks`)."""
+GRADED = frozenset(
+    ("f1", "rouge_l", "rouge_recall", "rouge_l_sum", "character_f1", "code", "share_of_numbers")
+)
+"""Metrics whose scores are low for good answers, too: shares of words, not right or wrong."""
+LEAST_GAIN = 0.05
+"""Nats per token that a context has to be worth: 5 % of the perplexity."""
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
@@ -146,8 +161,8 @@ class Estimate:
     """Policies averaged, 0 for methods without."""
     scores: Scores
     """Score per policy and prompt, or log-likelihood per token (`eval.stats`)."""
-    tasks: frozenset[str]
-    """Tasks it is over."""
+    weights: Mapping[Unit, float] | None
+    """Tokens of the replies by prompt; None for answers."""
     kept_tokens: float
     """Tokens kept per KV head, mean over heads and prompts."""
     share: float
@@ -187,7 +202,7 @@ def _estimate(kind: Kind, records: list[Record], resamples: int) -> Estimate:
         interval=interval,
         policies=len({record["policy"] for record in records} - {None}),
         scores=scores,
-        tasks=frozenset(record["task"] for record in records),
+        weights=reply_tokens(records),
         kept_tokens=float(np.mean([record["kept_tokens"] for record in records])),
         share=float(np.mean(shares)),
         nbytes=float(np.mean(nbytes)) if len(nbytes) == len(records) else None,
@@ -195,16 +210,93 @@ def _estimate(kind: Kind, records: list[Record], resamples: int) -> Estimate:
 
 
 def complete(grid: Grid) -> Grid:
-    """The estimates that are over all tasks of a grid; the others cannot be compared with them.
+    """The estimates that are over all prompts of a grid; the others cannot be compared with them.
 
-    A folder that was extended by a task has methods without answers to it.
+    A folder that was extended by a task, or by prompts, has methods without answers to them.
     """
-    tasks = frozenset().union(*(one.tasks for budgets in grid.values() for one in budgets.values()))
+    prompts: set[Unit] = set().union(*(
+        prompts_of(one.scores) for budgets in grid.values() for one in budgets.values()
+    ))  # fmt: skip
     whole = {
-        method: {spec: one for spec, one in budgets.items() if one.tasks == tasks}
+        method: {spec: one for spec, one in budgets.items() if prompts_of(one.scores) == prompts}
         for method, budgets in grid.items()
     }
     return {method: budgets for method, budgets in whole.items() if budgets}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SortedTasks:
+    """Which tasks can tell methods apart."""
+
+    usable: tuple[str, ...]
+    failed: Mapping[str, str]
+    """Tasks that the full cache fails, and its score in words."""
+    needless: Mapping[str, str]
+    """Tasks on which nothing is lost without context, and what shows it."""
+
+    @property
+    def apart(self) -> str:
+        """What is set apart, and why, in a sentence; "" where nothing is."""
+        parts = [
+            f"{why} {', '.join(f'{task} ({shown})' for task, shown in tasks.items())}"
+            for why, tasks in (
+                ("the full cache fails", self.failed),
+                ("nothing is lost without context on", self.needless),
+            )
+            if tasks
+        ]
+        if not parts:
+            return ""
+        first = "Set apart" if self.usable else "No task here can tell methods apart"
+        return f"{first}: {'; '.join(parts)}."
+
+
+def sort_tasks(kind: Kind, records: Iterable[Record], *, resamples: int = 2000) -> SortedTasks:
+    """Sort the tasks of one protocol into usable ones and those that say nothing of methods.
+
+    The full cache fails a task where its mean score is below `FAILS`: a ratio to it is then one of
+    a few answers, and what methods answer is chance. The mean, not the interval, so that few
+    prompts do not set apart what the model can do; not for `GRADED` metrics. Nothing is lost
+    without context where the best null at the smallest budget it was run at scores within the
+    interval of the full cache (and half of it, for intervals of few prompts are wide), or the full
+    cache gains less than `LEAST_GAIN` nats per token: these prompts cannot show what lies between.
+    All are usable where the full cache was not run.
+    """
+    tasks: dict[str, list[Record]] = {}
+    for record in records:
+        some = tasks.setdefault(record["task"], [])
+        if record["method"] in (FULL, *NULLS):
+            some.append(record)
+    failed: dict[str, str] = {}
+    needless: dict[str, str] = {}
+    for task, some in tasks.items():
+        specs = {record["budget_spec"] for record in some} - {None}
+        least = min(specs, key=budget_order, default=None)
+        few = [record for record in some if record["budget_spec"] in (None, least)]
+        grid = estimates(kind, few, defaultdict(str), resamples=resamples)
+        full = next((each[None] for each in grid.values() if None in each), None)
+        nulls = {one.label: each[least] for one, each in grid.items() if least and least in each}
+        if full is None:
+            continue
+        whole, graded = full.interval.mean, any(each.get("metric") in GRADED for each in few)
+        if kind == "accuracy" and whole < FAILS and not graded:
+            failed[task] = f"{whole:.0%}"
+        elif nulls:
+            label, best = max(nulls.items(), key=lambda each: _goodness(kind, each[1]))
+            shown = f"{best.interval.mean:.0%}, full {whole:.0%}, from {full.interval.low:.0%} on"
+            alike = best.interval.mean >= max(full.interval.low, whole / 2)
+            if kind == "perplexity":
+                gain = float(np.log(best.interval.mean / whole))
+                shown, alike = f"full gains {gain:.2f} nats per token", gain < LEAST_GAIN
+            if alike:
+                needless[task] = f"{label} at {least}: {shown}"
+    usable = tuple(task for task in tasks if task not in {**failed, **needless})
+    return SortedTasks(usable=usable, failed=failed, needless=needless)
+
+
+def _goodness(kind: Kind, estimate: Estimate) -> float:
+    """The mean, more is better."""
+    return estimate.interval.mean * (1 if kind == "accuracy" else -1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -332,8 +424,12 @@ class Comparison:
     records: Sequence[Record]
     groups: Mapping[str | None, str]
     """Group of every policy (`policy_groups`)."""
+    sorted: SortedTasks
+    """Which tasks the numbers are over, and which are set apart."""
+    unfinished: str
+    """What the folder lacks of what was begun (`eval.results.unfinished`); "" where it is whole."""
     grid: Grid
-    """Over all tasks; settings without answers to some of them are left out."""
+    """Over the usable tasks (all where none is); settings that lack prompts are left out."""
     choices: Mapping[str, Choice]
     """The chosen setting of each method, by family, in display order."""
     conditions: str
@@ -348,7 +444,7 @@ class Comparison:
 
     @cached_property
     def tasks(self) -> Mapping[str, Grid]:
-        """Numbers by task."""
+        """Numbers by task, also of those that are set apart."""
         parts: dict[str, list[Record]] = {}
         for record in self.records:
             parts.setdefault(record["task"], []).append(record)
@@ -387,10 +483,10 @@ class Comparison:
 
     @property
     def left_out(self) -> str:
-        """Methods without numbers over all tasks, for captions; empty if there are none."""
+        """Methods without numbers over all prompts, for captions; empty if there are none."""
         partial = [name for name, each in self.choices.items() if each.setting not in self.grid]
         names = ", ".join(partial)
-        return f"; without {names}, which answered only some of the tasks" if partial else ""
+        return f"; without {names}, which answered only some of the prompts" if partial else ""
 
     @property
     def settings(self) -> list[ReportedMethod]:
@@ -405,12 +501,27 @@ class Comparison:
         )  # fmt: skip
 
     def minus(self, ours: Estimate, theirs: Estimate) -> Interval | None:
-        """The difference, paired by prompt; None where they share no prompt."""
+        """The difference, paired by prompt, more is better: of scores, or nats per token.
+
+        None where they share no prompt.
+        """
         if prompts_of(ours.scores).isdisjoint(prompts_of(theirs.scores)):
             return None
         return paired_difference(
-            ours.scores, theirs.scores, bounds=self.bounds, resamples=self.resamples
+            ours.scores,
+            theirs.scores,
+            bounds=self.bounds,
+            weights=ours.weights,
+            resamples=self.resamples,
         )
+
+    def words(self, gap: Interval) -> str:
+        """A difference with its interval, for sentences: points, or nats and a ratio."""
+        scale, digits = (100, 1) if self.kind == "accuracy" else (1, 3)
+        mean, low, high = (f"{scale * each:+.{digits}f}" for each in (gap.mean, gap.low, gap.high))
+        if self.kind == "accuracy":
+            return f"{mean} points ({low} to {high})"
+        return f"{mean} nats per token ({low} to {high}), {np.exp(-gap.mean):.2f} x the perplexity"
 
     def over_null(self, setting: ReportedMethod, spec: str | None) -> Interval | None:
         """What a setting has over the best null of its protection, paired by prompt.
@@ -427,8 +538,7 @@ class Comparison:
         ours = self.grid.get(setting, {}).get(spec)
         if setting.method in (FULL, *NULLS) or not nulls or ours is None:
             return None
-        best = (max if self.higher_is_better else min)(nulls, key=lambda one: one.interval.mean)
-        return self.minus(ours, best)
+        return self.minus(ours, max(nulls, key=lambda one: _goodness(self.kind, one)))
 
 
 def compare(results: Results, kind: Kind, protocol: str, *, resamples: int) -> Comparison | None:
@@ -441,22 +551,26 @@ def compare(results: Results, kind: Kind, protocol: str, *, resamples: int) -> C
     if not records:
         return None
     groups = policy_groups(results.records)
-    all_methods = estimates(kind, records, groups, resamples=resamples)
+    tasks = sort_tasks(kind, records, resamples=resamples)
+    used = [each for each in records if each["task"] in tasks.usable] or records
+    all_methods = estimates(kind, used, groups, resamples=resamples)
     grid = complete(all_methods)
     tuned = [
         (entry, settings.split) for settings in results.tuned for entry in settings.methods
         if entry.protocol == protocol
     ]  # fmt: skip
-    # A setting without answers to all tasks is shown only where its method has no other.
+    # A setting that lacks prompts is shown only where its method has no other.
     choices = {**choose(all_methods, tuned), **choose(grid, tuned)}
     return Comparison(
         kind=kind,
         protocol=protocol,
         records=records,
         groups=groups,
+        sorted=tasks,
+        unfinished=unfinished(results),
         grid=grid,
         choices={family: choices[family] for family in in_order(list(choices))},
-        conditions=_conditions(results, records, protocol),
+        conditions=_conditions(results, used, protocol),
         resamples=resamples,
     )
 
@@ -497,9 +611,10 @@ def in_order(families: Sequence[str]) -> list[str]:
     return sorted(families, key=index)
 
 
-def resolved(gaps: Mapping[Key, Interval]) -> set[Key]:
-    """Keys of the differences of one table that are not 0 (Holm)."""
-    return {key for key, differs in zip(gaps, holm(list(gaps.values())), strict=True) if differs}
+def resolved(gaps: Mapping[Key, Interval], comparisons: int | None = None) -> set[Key]:
+    """Keys of the differences of one table that are not 0 (`holm`)."""
+    differ = holm(list(gaps.values()), comparisons)
+    return {key for key, differs in zip(gaps, differ, strict=True) if differs}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -509,22 +624,25 @@ class Best:
     budget: str
     learned: ReportedMethod | None
     """The first policy, or group of policies."""
-    other: ReportedMethod | None
-    """The best method without training."""
+    others: tuple[ReportedMethod, ...]
+    """The best method without training; where there is no policy, the next one, too."""
     null: ReportedMethod | None
     """The best null in any of its settings."""
+    compared: tuple[ReportedMethod, ...]
+    """All that these were picked from: policies, methods without training and nulls."""
 
     @property
     def settings(self) -> list[ReportedMethod]:
-        """Those that there are, the learned one first."""
-        return [each for each in (self.learned, self.other, self.null) if each]
+        """Those that there are; the first is the one that all words are about."""
+        return [each for each in (self.learned, *self.others, self.null) if each]
 
 
 def best_of(comparison: Comparison) -> Best | None:
-    """The methods that sentences name; None where nothing was run at a budget.
+    """The methods that sentences name.
 
-    Each method counts in the setting that is shown, nulls in every one. "Best" is by the prompts
-    shown, which favours them.
+    None where nothing was run at a budget, no task is usable, or the folder is unfinished. Each
+    method counts in the setting that is shown, nulls in every one. "Best" is by the prompts shown,
+    which favours them.
     """
     grid = comparison.grid
     shown = [
@@ -533,42 +651,45 @@ def best_of(comparison: Comparison) -> Best | None:
     ]  # fmt: skip
     compared = [each for each in shown if each.method not in (FULL, ORACLE, *NULLS)]
     budgets = {spec for each in compared for spec in grid[each] if spec} - {SELF_SIZED}
-    if not budgets:
+    if not budgets or comparison.unfinished or not comparison.sorted.usable:
         return None
     ordered = sorted(budgets, key=budget_order)
     budget = USUAL_BUDGET if USUAL_BUDGET in budgets else ordered[len(ordered) // 2]
     compared = [each for each in compared if budget in grid[each]]
-    choice = max if comparison.higher_is_better else min
+    nulls = [each for each in shown if each.method in NULLS and budget in grid[each]]
 
-    def best(some: Sequence[ReportedMethod]) -> ReportedMethod | None:
-        return choice(some, key=lambda each: grid[each][budget].interval.mean, default=None)
+    def best(some: Iterable[ReportedMethod]) -> list[ReportedMethod]:
+        return sorted(some, key=lambda each: -_goodness(comparison.kind, grid[each][budget]))
 
+    learned = next((each for each in compared if each.method == LEARNED), None)
+    others = best(each for each in compared if each.method != LEARNED)
     return Best(
         budget=budget,
-        learned=next((each for each in compared if each.method == LEARNED), None),
-        other=best([each for each in compared if each.method != LEARNED]),
-        null=best([each for each in shown if each.method in NULLS and budget in grid[each]]),
+        learned=learned,
+        others=tuple(others[: 1 if learned else 2]),
+        null=next(iter(best(nulls)), None),
+        compared=(*compared, *nulls),
     )
 
 
 def sentences(comparison: Comparison) -> list[str]:
-    """What the methods of `best_of` score, what budget is enough, and their differences.
+    """All that is said of a comparison, wherever it is shown; none where nothing is to be said.
 
-    The first is the main one; none where there is nothing to compare.
+    An unfinished folder says so and nothing else. Then what is set apart; then, over the other
+    tasks, what the methods of `best_of` score, and their differences.
     """
+    if comparison.unfinished:
+        return [comparison.unfinished]
+    found = [comparison.sorted.apart] if comparison.sorted.apart else []
     best = best_of(comparison)
     if best is None:
-        return []
-    full = comparison.estimate(FULL, None)
-    found = [_main_sentence(comparison, best, full)]
-    if comparison.kind == "accuracy":
-        found += _curve_sentences(comparison, best, full)
-        found += _difference_sentences(comparison, best)
-    return found
+        return found
+    return [*found, _main_sentence(comparison, best), *_difference_sentences(comparison, best)]
 
 
-def _main_sentence(comparison: Comparison, best: Best, full: Estimate | None) -> str:
+def _main_sentence(comparison: Comparison, best: Best) -> str:
     """The named methods at the budget, relative to the full cache where that was run."""
+    full = comparison.estimate(FULL, None)
     whole = full.interval.mean if full else 0.0
     losses, budget = comparison.kind == "perplexity", best.budget
     shares = [comparison.grid[each][budget].interval.mean / (whole or 1) for each in best.settings]
@@ -579,12 +700,14 @@ def _main_sentence(comparison: Comparison, best: Best, full: Estimate | None) ->
         )  # fmt: skip
     else:
         verb, unit = ("answers", " of what the full cache answers") if whole else ("scores", "")
-    named = {
-        best.learned: "{}",
-        best.other: "the best method without training, {},",
-        best.null: "the best null, {},",
-    }
-    first, *others = (named[each].format(each.label) for each in best.settings)
+    named = [
+        *["{}"] * bool(best.learned),
+        *("the best method without training, {},", "the next, {},")[: len(best.others)],
+        *["the best null, {},"] * bool(best.null),
+    ]
+    first, *others = (
+        text.format(each.label) for text, each in zip(named, best.settings, strict=True)
+    )
     text = f"{first} {verb} {numbers[0]}{unit}"
     for name, number in zip(others, numbers[1:], strict=True):
         text += f"; {name} {number}"
@@ -593,69 +716,33 @@ def _main_sentence(comparison: Comparison, best: Best, full: Estimate | None) ->
     return f"{place} ({seen} before compression) {text}."
 
 
-def curve_budgets(specs: Iterable[str | None]) -> tuple[str, ...]:
-    """The budgets that a curve can be drawn through, smallest first.
-
-    Of shares and token numbers, those that there are more of; not the full cache, nor one that a
-    method sized itself.
-    """
-    written = [spec for spec in specs if spec not in (None, FULL, SELF_SIZED)]
-    shares = [spec for spec in written if spec and spec.endswith("%")]
-    tokens = [spec for spec in written if spec and not spec.endswith("%")]
-    return tuple(sorted(shares if len(shares) >= len(tokens) else tokens, key=budget_order))
-
-
-def enough(means: Mapping[str, float], full: float) -> str | None:
-    """The smallest budget from which on means are `ENOUGH` of the full cache's; None for none.
-
-    None, too, where the full cache answers nothing.
-    """
-    least = None
-    if full <= 0:
-        return None
-    for spec in reversed(curve_budgets(means)):
-        if means[spec] < ENOUGH * full:
-            break
-        least = spec
-    return least
-
-
-def _curve_sentences(comparison: Comparison, best: Best, full: Estimate | None) -> list[str]:
-    """The budget that is enough for each named method.
-
-    Nothing where fewer than two budgets were run, or the full cache was not.
-    """
-    curves = [comparison.grid[each] for each in best.settings]
-    if not full or not full.interval.mean or any(len(curve_budgets(one)) < 2 for one in curves):
-        return []
-    needed = []
-    for setting, curve in zip(best.settings, curves, strict=True):
-        means = {spec: estimate.interval.mean for spec, estimate in curve.items() if spec}
-        least = enough(means, full.interval.mean)
-        unit = "" if least is None or least.endswith("%") else " tokens"
-        needed.append(f"{least or 'more than was measured'}{unit} with {setting.label}")
-    return [f"{ENOUGH:.0%} of the full cache's answers take {', '.join(needed)}."]
-
-
 def _difference_sentences(comparison: Comparison, best: Best) -> list[str]:
-    """The first of the methods minus the others; nothing where they share no prompts."""
+    """The first of the methods minus the others; nothing where they share no prompts.
+
+    Corrected for all that they were picked from: the first method with each, and where the first
+    is itself the best of many, every pair.
+    """
     first, *others = best.settings
     ours = comparison.grid[first][best.budget]
-    found = {
-        each.label: comparison.minus(ours, comparison.grid[each][best.budget]) for each in others
-    }
-    gaps = {label: gap for label, gap in found.items() if gap is not None}
+    found = {each: comparison.minus(ours, comparison.grid[each][best.budget]) for each in others}
+    gaps = {each: gap for each, gap in found.items() if gap is not None}
     if not gaps:
         return []
-    stars = resolved(gaps)
-    parts = [
-        f"minus {label} {100 * gap.mean:+.1f} ({100 * gap.low:+.1f} to {100 * gap.high:+.1f})"
-        f"{' *' if label in stars else ''}"
-        for label, gap in gaps.items()
-    ]
-    return [
-        f"Paired by prompt, in points (95 % interval): {first.label} {', '.join(parts)}.",
-        "* differs from 0 at 5 %, corrected for the number of differences (Holm)."
-        if stars
-        else "None of these differences can be told from 0 with these prompts.",
-    ]
+    number = len(best.compared)
+    pairs = number - 1 if best.learned else number * (number - 1) // 2
+    told = resolved(gaps, pairs)
+    parts = []
+    for each, gap in gaps.items():
+        text, name = comparison.words(gap), each.label
+        if each in told:
+            parts.append(f"{'ahead of' if gap.mean > 0 else 'behind'} {name}, {text}")
+        elif excludes_zero(gap):
+            parts.append(f"{text} against {name}, not after correction for {pairs} comparisons")
+        else:
+            parts.append(f"not told apart from {name}, {text}")
+    said = [f"Paired by prompt, with 95 % intervals, {first.label} is {'; '.join(parts)}."]
+    if open_ones := gaps.keys() - told:
+        most = max(prompts_to_resolve(gaps[each]) for each in open_ones)
+        unit = "5 points" if comparison.kind == "accuracy" else f"{RESOLUTION} nats per token"
+        said.append(f"About {most:,} prompts would resolve {unit}.")
+    return said

@@ -20,7 +20,7 @@ from eval.comparison import compare_all
 from eval.config import PushConfig
 from eval.records import UNIFORM
 from eval.report import tables
-from eval.results import load_results
+from eval.results import load_results, unfinished
 from kvp.errors import PolicyError, UsageError
 from kvp.hub import HubName
 from kvp.manifest import sha256_file
@@ -184,17 +184,20 @@ def _measured(folder: Path, policy: Shard, resamples: int) -> dict[str, Any]:
             f"--results {folder} holds no results of {policy.source.name} as it is: evaluate this "
             "policy with kvp-eval, or name another folder"
         )
-    shown = compare_all(replace(results, records=tuple(records)), resamples=resamples)
+    # Rows of other policies are left out on purpose: what is unfinished is said of the whole.
+    ours = replace(results, records=tuple(records), manifest={**manifest, "planned": []})
+    lacking = unfinished(results)
+    shown = [replace(each, unfinished=lacking) for each in compare_all(ours, resamples=resamples)]
     prompts = {(record["task"], record["example"]) for record in records}
     weights = identity.get("model_digest", {}).get("weights", "")[:12]
     runs: list[Mapping[str, Any]] = [*manifest.get("earlier_runs", []), manifest]
     return {
         "allocator": next(iter(sorted(rules - {UNIFORM})), None),
         "commands": dict.fromkeys(join(run["command"]) for run in runs if run.get("command")),
-        "setup": f"{len(prompts)} {identity['split']} prompts of "
+        "setup": f"{lacking} {len(prompts)} {identity['split']} prompts of "
         f"{', '.join(sorted({task for task, _ in prompts}))}, at most {identity['length']} tokens, "
         f"on `{identity['model']}`{f' (weights {weights})' if weights else ''} in "
-        f"{identity['dtype']}",
+        f"{identity['dtype']}".lstrip(),
         "tables": [tables.markdown(tables.every_setting(comparison)) for comparison in shown],
     }
 

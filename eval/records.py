@@ -69,6 +69,14 @@ def key_of(record: Mapping[str, Any]) -> Key:
     return tuple(record[field] for field in KEY_FIELDS)
 
 
+_SETTING = ("method", "variant", "allocator", "policy", "protected", "budget_spec")
+
+
+def setting_of(record: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Method, preset, allocator, policy, protection and budget of a record."""
+    return tuple(record[name] for name in _SETTING)
+
+
 def value_of(record: Mapping[str, Any]) -> float:
     """The score of an answer, or the log-likelihood per token of a given reply: more is better."""
     if record["nll"] is None:

@@ -10,6 +10,7 @@ a note.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,6 +30,7 @@ from eval.records import (
     TOKENS,
     Record,
     read_records,
+    setting_of,
 )
 from eval.tune.settings_file import TunedSettings, load_settings
 from kvp.artifacts.addresses import Place, place
@@ -132,6 +134,7 @@ def write_manifest(
     model_digest: Mapping[str, Any] | None = None,
     layers: Sequence[int] = (),
     hub: Mapping[str, Mapping[str, str]] | None = None,
+    planned: Sequence[Mapping[str, Any]] = (),
 ) -> None:
     """Write the manifest of a claimed folder before any record of this run; every worker does.
 
@@ -139,8 +142,8 @@ def write_manifest(
 
     `model_digest` tells the model from another of the same name (`kvp.hf.model_access`), `layers`
     which layers of it are evicted from (`Geometry.layer_indices`), `hub` which repository and
-    commit a policy came from, by label. Raises ResultsError where the records that are there
-    are of another model.
+    commit a policy came from, by label, `planned` which rows the run will write (`progress`).
+    Raises ResultsError where the records that are there are of another model.
     """
     folder.pull(*FILES)
     digest = {} if model_digest is None else {"model_digest": dict(model_digest)}
@@ -154,6 +157,7 @@ def write_manifest(
         runs.append({name: earlier[name] for name in ("config", "created", "command")})
     repositories = {**earlier.get("policy_repositories", {}), **(hub or {})}
     paths = tuned_files(config.method_list)
+    plans = list(earlier.get("planned", []))
     tuned = dict(earlier.get("tuned", {}))
     tuned |= {Path(path).name: load_settings(Path(path)).to_json() for path in paths}
     write_sealed_json(
@@ -169,6 +173,7 @@ def write_manifest(
             "notes": list(dict.fromkeys([*earlier.get("notes", []), *notes])),
             **({"tuned": tuned} if tuned else {}),
             **({"layers": list(layers)} if layers else {}),
+            "planned": [*plans, *(each for each in planned if each not in plans)],
             "earlier_runs": runs,
         },
     )
@@ -213,6 +218,47 @@ class Results:
     def protocols(self) -> tuple[str, ...]:
         """Protocols that have records, in the order of the file."""
         return tuple(dict.fromkeys(record["protocol"] for record in self.records))
+
+
+def progress(results: Results) -> dict[tuple[str, str], tuple[int, int]]:
+    """Prompts that are done and prompts that were planned, by task and protocol.
+
+    A prompt is done where every setting of the runs that planned it has its row. Empty for a
+    folder without a plan, such as one of kvp tune. `planned` of the manifest has an entry per run
+    and group of tasks: `protocol`, `prompts` by task, and `settings` (`setting_of`).
+    """
+    rows: dict[tuple[Any, ...], set[str]] = defaultdict(set)
+    for record in results.records:
+        rows[record["task"], record["protocol"], *setting_of(record)].add(record["example"])
+    found: dict[tuple[str, str], tuple[int, int]] = {}
+    for part in results.manifest.get("planned", ()):
+        for task, prompts in part["prompts"].items():
+            key = task, part["protocol"]
+            there = set.intersection(*(rows[*key, *setting] for setting in part["settings"]))
+            lacking, planned = found.get(key, (0, 0))
+            found[key] = max(lacking, prompts - len(there)), max(planned, prompts)
+    return {key: (planned - lacking, planned) for key, (lacking, planned) in found.items()}
+
+
+_NAMED = 2
+"""Parts that a sentence names of many."""
+
+
+def unfinished(results: Results) -> str:
+    """What a folder lacks of what its runs began, in one sentence; "" where it is whole."""
+    parts = progress(results)
+    lacking = [
+        f"{done} of {planned} prompts of {task} ({protocol})"
+        for (task, protocol), (done, planned) in parts.items() if done < planned
+    ]  # fmt: skip
+    if not lacking:
+        return ""
+    more = f", {len(lacking) - _NAMED} more" if len(lacking) > _NAMED else ""
+    done, planned = (sum(each[side] for each in parts.values()) for side in (0, 1))
+    return (
+        f"Unfinished: {', '.join(lacking[:_NAMED])}{more}; {done} of {planned} evaluations are "
+        "done, the same command continues."
+    )
 
 
 def load_results(folder: Path) -> Results:
@@ -308,10 +354,11 @@ def _joined(first: Results, second: Results) -> Results:
     runs = [
         *first.manifest.get("earlier_runs", []), earlier, *second.manifest.get("earlier_runs", []),
     ]  # fmt: skip
+    planned = [each for run in (first, second) for each in run.manifest.get("planned", ())]
     return replace(
         second,
         folder=first.folder,
-        manifest={**second.manifest, "earlier_runs": runs},
+        manifest={**second.manifest, "earlier_runs": runs, "planned": planned},
         **records,
         tokens=second.tokens if first.tokens is None else first.tokens,
         tuned=(*first.tuned, *second.tuned),

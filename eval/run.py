@@ -13,6 +13,7 @@ prompt alone.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -30,7 +31,16 @@ from eval.comparison import compare_all
 from eval.config import EvalConfig
 from eval.cost_curves import measure_traces
 from eval.evaluate import Bench, Prompt, RunNames, evaluate, evaluate_together, identify
-from eval.methods import Method, Setting, file_digests, hub_records, spec_of, with_objects
+from eval.frame import ResultsFrame
+from eval.methods import (
+    Method,
+    Setting,
+    file_digests,
+    hub_records,
+    method_fields,
+    spec_of,
+    with_objects,
+)
 from eval.prepare import Loaded, Prepared, cache_bytes, methods_of, prepare
 from eval.records import (
     CURVE_KEY,
@@ -47,6 +57,8 @@ from eval.records import (
     RecordParts,
     key_of,
     merge_records,
+    results_folder,
+    setting_of,
 )
 from eval.results import load_results, open_folder, write_manifest
 from eval.summary import print_summary, write_heatmaps
@@ -171,9 +183,25 @@ def _begin(
         say(f"note: {note}")
     write_manifest(
         output, config, digests, [*prepared.notes, *notes], digest,
-        prepared.geometry.layer_indices, hub_records(prepared.methods),
+        prepared.geometry.layer_indices, hub_records(prepared.methods), planned_rows(prepared),
     )  # fmt: skip
     return _record_file(output)
+
+
+def planned_rows(prepared: Prepared) -> list[dict[str, Any]]:
+    """`planned` of the manifest (`eval.results.progress`)."""
+    prompts = Counter(prompt.task for prompt in prepared.prompts)
+    parts: dict[tuple[Any, ...], dict[str, int]] = {}
+    for (task, protocol), settings in prepared.planned.items():
+        rows = [
+            {**method_fields(each.method), "protected": each.protected, "budget_spec": each.spec}
+            for each in settings
+        ]
+        parts.setdefault((protocol, *map(setting_of, rows)), {})[task] = prompts[task]
+    return [
+        {"protocol": protocol, "prompts": tasks, "settings": [list(each) for each in settings]}
+        for (protocol, *settings), tasks in parts.items() if settings
+    ]  # fmt: skip
 
 
 class RayWorker:
@@ -207,7 +235,7 @@ def _evaluate_with_ray(config: EvalConfig, prepared: Prepared, output: OutputFol
     )
     work = WorkPieces(names, prepared, _record_file(output))
     left, total = work.undone(range(len(work))), len(prepared.work)
-    with Progress("evaluating", total, completed=total - work.prompts(left)) as progress:
+    with _counted(total, total - work.prompts(left)) as progress:
         do_pieces(
             partial(RayWorker, config),
             left,
@@ -329,10 +357,22 @@ def evaluate_all(bench: Bench, prepared: Prepared, file: RecordFile, rank: Rank 
     share = rank.share(range(len(work)))
     left, total = work.undone(share), work.prompts(share)
     there = total - sum(len(work.missing(number)) for number in left)
-    with Progress("evaluating", total, completed=there) as progress:
+    with _counted(total, there) as progress:
         for number in left:
             for prompt in work.do(bench, number):
                 progress.advance(note=prompt)
+
+
+@contextmanager
+def _counted(total: int, there: int) -> Iterator[Progress]:
+    """Progress of the evaluations; whatever ends them early, says how many are done."""
+    progress = Progress("evaluating", total, completed=there)
+    try:
+        with progress:
+            yield progress
+    finally:
+        if progress.completed < total:
+            say(f"{progress.completed} of {total} evaluations done, unfinished")
 
 
 def measure_times(bench: Bench, prepared: Prepared, prompts: int, file: Path) -> None:
@@ -441,9 +481,13 @@ def run_from_python(
 ) -> pd.DataFrame:
     """`run`, also of a model that is loaded; a row per record."""
     if loaded is None:
-        return pd.DataFrame(run(config, temporary=temporary))
-    with ready(loaded.model):
-        return pd.DataFrame(run(described(config, loaded.model), loaded, temporary=temporary))
+        records = run(config, temporary=temporary)
+    else:
+        with ready(loaded.model):
+            records = run(described(config, loaded.model), loaded, temporary=temporary)
+    if config.dry_run or not records:
+        return pd.DataFrame(records)
+    return ResultsFrame.of(load_results(results_folder(config.out)), config.bootstrap)
 
 
 def loaded_model(

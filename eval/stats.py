@@ -10,7 +10,9 @@ One bootstrap with two crossed levels (docs/decisions.md#intervals, with its cov
 - Policy seeds add Student's t of the means of the seeds. With one seed there is nothing to
   estimate their spread from: the interval is then about prompts alone.
 
-All methods answer the same prompts, so differences are paired.
+All methods answer the same prompts, so differences are paired. What is said of a number is one
+vocabulary: the estimate, its 95 % interval, the paired difference with its interval, one test
+(`holm`), and the prompts that a smaller difference would take (`prompts_to_resolve`).
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -41,6 +43,8 @@ LEVEL = 0.05
 """1 minus the confidence of every interval, and the error rate of a table of comparisons."""
 PSEUDO_PROMPTS = 0.5
 """Prompts added at each end of the range, all tasks together."""
+RESOLUTION = 0.05
+"""The difference that numbers of prompts are given for: 5 points, or nats per token."""
 
 _Z = float(special.ndtri(1 - LEVEL / 2))
 
@@ -57,6 +61,11 @@ class Interval:
     p: float | None = None
     """Two-sided p-value that a difference is 0, None for means; not corrected for the number of
     comparisons (`holm`)."""
+
+    @property
+    def numbers(self) -> tuple[float, float, float]:
+        """Estimate and ends of its interval."""
+        return self.mean, self.low, self.high
 
 
 def by_policy(
@@ -75,26 +84,42 @@ def prompt_values(records: Iterable[Mapping[str, Any]]) -> Scores:
     return by_policy([{**record, "value": value_of(record)} for record in records], "value")
 
 
+def reply_tokens(records: Iterable[Mapping[str, Any]]) -> dict[Unit, float] | None:
+    """Tokens of the given replies by prompt: what likelihoods weigh. None where answers are."""
+    found = {
+        (record["task"], record["example"]): float(record["reply_tokens"] or 0)
+        for record in records
+        if record["nll"] is not None
+    }
+    return found or None
+
+
 def prompts_of(scores: Scores) -> set[Unit]:
     """Prompts that some policy answered."""
     return {unit for answers in scores.values() for unit in answers}
 
 
 def bootstrap_mean(
-    scores: Scores, *, bounds: Bounds | None = (0, 1), resamples: int = 2000, seed: int = 0
+    scores: Scores,
+    *,
+    bounds: Bounds | None = (0, 1),
+    weights: Mapping[Unit, float] | None = None,
+    resamples: int = 2000,
+    seed: int = 0,
 ) -> Interval:
     """Mean over tasks of the mean over prompts, policies averaged, with its interval.
 
-    Without `bounds` an interval needs two prompts: of a single one it has width 0. Raises
-    ValueError without values.
+    With `weights`, tokens of replies, prompts of all tasks are pooled by them instead. Without
+    `bounds` an interval needs two prompts: of a single one it has width 0. Raises ValueError
+    without values.
     """
     values = _over_policies(scores)
     if not values:
         raise ValueError("no prompts to average")
     generator = np.random.default_rng(seed)
-    draws = _prompt_draws(values, bounds, resamples, generator)
-    draws += _seed_draws(_means_of_seeds(scores, values), resamples, generator)
-    return _interval(_mean(values), draws, len(values), bounds)
+    draws = _prompt_draws(_by_task(values, weights), bounds, resamples, generator)
+    draws += _seed_draws(_means_of_seeds(scores, values, weights), resamples, generator)
+    return _interval(_mean(values, weights), draws, len(values), bounds)
 
 
 def paired_difference(
@@ -102,33 +127,48 @@ def paired_difference(
     theirs: Scores,
     *,
     bounds: Bounds | None = (-1, 1),
+    weights: Mapping[Unit, float] | None = None,
     resamples: int = 2000,
     seed: int = 0,
 ) -> Interval:
     """Mean of ours minus theirs over the prompts both answered, with interval and p-value.
 
-    Where both sides have the same policies, these are paired, too; else they are independent.
-    Raises ValueError where they share no prompt.
+    With `weights` as in `bootstrap_mean`, of log-likelihoods per token: then it is the logarithm
+    of a ratio of perplexities. Where both sides have the same policies, these are paired, too; else
+    they are independent. The interval reaches to 0 where the test does not reject it. Raises
+    ValueError where they share no prompt.
     """
     shared = _minus(_over_policies(ours), _over_policies(theirs))
     if not shared:
         raise ValueError("the two methods share no prompt")
     generator = np.random.default_rng(seed)
-    draws = _prompt_draws(shared, bounds, resamples, generator)
+    draws = _prompt_draws(_by_task(shared, weights), bounds, resamples, generator)
     sides: list[Scores] = [ours, theirs]
     if set(ours) == set(theirs):
         sides = [{policy: _minus(ours[policy], theirs[policy]) for policy in ours}]
-    sides.sort(key=lambda side: _standard_error(_means_of_seeds(side, shared)))
-    for side in sides[:-1]:
-        draws += _seed_draws(_means_of_seeds(side, shared), resamples, generator)
-    widest = _means_of_seeds(sides[-1], shared)
+    *others, widest = sorted(
+        (_means_of_seeds(side, shared, weights) for side in sides), key=_standard_error
+    )
+    for means in others:
+        draws += _seed_draws(means, resamples, generator)
     if _standard_error(widest) > 0:
         p = _p_value_of_seeds(draws, widest)
         draws += _seed_draws(widest, resamples, generator)
     else:
-        degrees = sum(len(sums) - 1 for sums, _ in _by_task(shared))
+        degrees = sum(len(sums) - 1 for sums, _ in _by_task(shared, weights))
         p = _p_value_of_prompts(draws, degrees, stretched=bounds is None)
-    return _interval(_mean(shared), draws, len(shared), bounds, p)
+    found = _interval(_mean(shared, weights), draws, len(shared), bounds, p)
+    return found if p <= LEVEL else replace(found, low=min(found.low, 0), high=max(found.high, 0))
+
+
+def prompts_to_resolve(difference: Interval, size: float = RESOLUTION) -> int:
+    """Prompts, tasks and policies alike, with which a difference of `size` would be seen.
+
+    As many as make the half of its interval `size`: it shrinks with the root of their number. The
+    interval rather than the observed variance, which is 0 where all prompts agree.
+    """
+    half = (difference.high - difference.low) / 2
+    return max(1, math.ceil(difference.prompts * (half / size) ** 2))
 
 
 def perplexity(
@@ -139,33 +179,21 @@ def perplexity(
     Policies are pooled. The interval is made in nats per token; of a single text it has width 0.
     Raises ValueError without records that carry an nll.
     """
-    records = list(records)
-    nll = by_policy(records, "nll")
-    if not nll:
+    records = [record for record in records if record["nll"] is not None]
+    if not records:
         raise ValueError("no replies to average")
-    tokens = {
-        (record["task"], record["example"]): float(record["reply_tokens"] or 0)
-        for record in records
-    }
-    pooled = _over_policies(nll)
-    losses, lengths = _by_context(pooled, list(pooled.values()), [tokens[unit] for unit in pooled])
-
-    def nats(of: Mapping[Unit, float]) -> float:
-        return sum(of.values()) / sum(tokens[unit] for unit in of)
-
-    generator = np.random.default_rng(seed)
-    weights = generator.standard_exponential((resamples, len(losses)))
-    mean = nats(pooled)
-    factor = _small_sample(len(losses)) * _student(len(losses) - 1)
-    draws: Floats = mean + factor * ((weights @ losses) / (weights @ lengths) - mean)
-    means = [nats(part) for part in _answered_by_all(nll, pooled)]
-    draws += _seed_draws(means, resamples, generator)
-    interval = _interval(mean, draws, len(pooled), (0, math.inf))
+    nats = bootstrap_mean(
+        prompt_values(records),
+        bounds=None,
+        weights=reply_tokens(records),
+        resamples=resamples,
+        seed=seed,
+    )
     return Interval(
-        mean=math.exp(mean),
-        low=math.exp(interval.low),
-        high=math.exp(interval.high),
-        prompts=len(pooled),
+        mean=math.exp(-nats.mean),
+        low=max(1.0, math.exp(-nats.high)),
+        high=math.exp(-nats.low),
+        prompts=nats.prompts,
     )
 
 
@@ -182,15 +210,22 @@ def median_interval(values: Sequence[float]) -> Interval | None:
     )
 
 
-def holm(differences: Sequence[Interval]) -> list[bool]:
+def excludes_zero(difference: Interval) -> bool:
+    """Whether 0 lies outside an interval: differs from 0 where nothing else is compared."""
+    return difference.low > 0 or difference.high < 0
+
+
+def holm(differences: Sequence[Interval], comparisons: int | None = None) -> list[bool]:
     """Which differences are not 0, so that any wrong one among them has a chance of 5 % at most.
 
-    Source: Holm 1979, "A simple sequentially rejective multiple test procedure".
+    `comparisons` is their number with those that were looked at and are not given: pairs from
+    which the best was picked. None of those told has an interval with 0 in it. Source: Holm 1979,
+    "A simple sequentially rejective multiple test procedure".
     """
-    p_values = [1.0 if gap.p is None else gap.p for gap in differences]
+    p_values = [1.0 if gap.p is None or not excludes_zero(gap) else gap.p for gap in differences]
     kept = [False] * len(p_values)
     for rank, index in enumerate(np.argsort(p_values)):
-        if p_values[index] > LEVEL / (len(p_values) - rank):
+        if p_values[index] > LEVEL / ((comparisons or len(p_values)) - rank):
             break
         kept[index] = True
     return kept
@@ -209,19 +244,27 @@ def _minus(ours: Mapping[Unit, float], theirs: Mapping[Unit, float]) -> dict[Uni
     return {unit: ours[unit] - theirs[unit] for unit in ours if unit in theirs}
 
 
-def _mean(values: Mapping[Unit, float]) -> float:
-    return float(np.mean([sums.sum() / counts.sum() for sums, counts in _by_task(values)]))
+def _mean(values: Mapping[Unit, float], weights: Mapping[Unit, float] | None = None) -> float:
+    means = [sums.sum() / counts.sum() for sums, counts in _by_task(values, weights)]
+    return float(np.mean(means))
 
 
-def _by_task(values: Mapping[Unit, float]) -> list[list[Floats]]:
-    """Sum of values and number of prompts, each [contexts], of every task."""
+def _by_task(
+    values: Mapping[Unit, float], weights: Mapping[Unit, float] | None = None
+) -> list[list[Floats]]:
+    """Sum of values and number of prompts, each [contexts], of every task.
+
+    With weights: sums of weighted values and of weights, all tasks as one.
+    """
     tasks: dict[str, dict[Unit, float]] = defaultdict(dict)
     for unit, value in values.items():
-        tasks[unit[0]][unit] = value
-    return [
-        _by_context(of_task, list(of_task.values()), [1.0] * len(of_task))
-        for of_task in tasks.values()
-    ]
+        tasks[unit[0] if weights is None else ""][unit] = value
+    found = []
+    for of_task in tasks.values():
+        counts = [1.0 if weights is None else weights[unit] for unit in of_task]
+        sums = [value * count for value, count in zip(of_task.values(), counts, strict=True)]
+        found.append(_by_context(of_task, sums, counts))
+    return found
 
 
 def _by_context(units: Iterable[Unit], *columns: Sequence[float]) -> list[Floats]:
@@ -234,17 +277,17 @@ def _by_context(units: Iterable[Unit], *columns: Sequence[float]) -> list[Floats
 
 
 def _prompt_draws(
-    values: Mapping[Unit, float],
+    tasks: Sequence[Sequence[Floats]],
     bounds: Bounds | None,
     resamples: int,
     generator: np.random.Generator,
 ) -> Floats:
     """Means [resamples] under random weights of the contexts, of one prompt each as a rule.
 
-    The prompts added at the ends are divided so that tasks of few contexts, which decide the width,
-    get most of them. Draws are stretched about their own mean to the variance of a mean.
+    `tasks` are those of `_by_task`. The prompts added at the ends are divided so that tasks of few
+    contexts, which decide the width, get most of them. Draws are stretched about their own mean to
+    the variance of a mean.
     """
-    tasks = _by_task(values)
     precision = sum(1 / len(sums) for sums, _ in tasks)
     degrees = sum(len(sums) - 1 for sums, _ in tasks)
     draws = np.zeros(resamples)
@@ -285,8 +328,10 @@ def _answered_by_all(scores: Scores, units: Mapping[Unit, float]) -> list[dict[U
     return [{unit: answers[unit] for unit in shared} for answers in scores.values() if shared]
 
 
-def _means_of_seeds(scores: Scores, units: Mapping[Unit, float]) -> list[float]:
-    return [_mean(part) for part in _answered_by_all(scores, units)]
+def _means_of_seeds(
+    scores: Scores, units: Mapping[Unit, float], weights: Mapping[Unit, float] | None = None
+) -> list[float]:
+    return [_mean(part, weights) for part in _answered_by_all(scores, units)]
 
 
 def _standard_error(means: Sequence[float]) -> float:

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterable, Sequence
-from io import StringIO
 from pathlib import Path
-from statistics import fmean
 
+import pandas
 from rich.console import Console
-from rich.measure import Measurement
-from rich.table import Table
 
 from eval.comparison import (
     PROTECTED,
     Comparison,
-    Estimate,
     ReportedMethod,
     budget_order,
     resolved,
@@ -38,60 +33,69 @@ WORDS = {"accuracy": "mean score, %", "perplexity": "perplexity of the given tex
 
 
 def print_summary(console: Console, comparisons: Sequence[Comparison]) -> None:
-    """Print every comparison, at most 100 columns wide, and sentences on the first."""
-    for comparison in comparisons:
-        _print(console, comparison)
-    for line in _legend(comparisons):
+    """Print every comparison, at most 100 columns wide, and sentences on the first.
+
+    That it is unfinished is the first line, and what is set apart stands above each table.
+    """
+    marks = [not_above_null(comparison) for comparison in comparisons]
+    if comparisons and comparisons[0].unfinished:
+        console.print(comparisons[0].unfinished, soft_wrap=True)
+    for comparison, no_better in zip(comparisons, marks, strict=True):
+        if comparison.sorted.apart:
+            console.print(comparison.sorted.apart, soft_wrap=True)
+        text = short_table(comparison, no_better, spread=True).to_string()
+        fits = len(text.partition("\n")[0]) <= console.width
+        console.print(f"{title(comparison)}{f' {SPREAD}' * fits}")
+        text = text if fits else short_table(comparison, no_better).to_string()
+        console.print(text, soft_wrap=True)
+    for line in _legend(comparisons, marked=any(marks)):
         console.print(line)
     for sentence in sentences(comparisons[0]) if comparisons else ():
-        console.print(sentence, soft_wrap=True)
+        if sentence not in (comparisons[0].unfinished, comparisons[0].sorted.apart):
+            console.print(sentence, soft_wrap=True)
 
 
-def _print(console: Console, comparison: Comparison) -> None:
-    table = _table(comparison, spread=True)
-    fits = _width(console, table) <= console.width
-    what = f"{comparison.protocol}: {WORDS[comparison.kind]}"
-    console.print(f"{what}{f' {SPREAD}' * fits}{comparison.left_out}")
-    if not fits:
-        table = _table(comparison, spread=False)
-    console.print(table, width=max(console.width, _width(console, table)), crop=False)
+Cells = set[tuple[ReportedMethod, str | None]]
+"""Settings and budgets."""
 
 
-def _width(console: Console, table: Table) -> int:
-    """Columns the table takes where nothing limits it."""
-    return Measurement.get(console, console.options.update(max_width=10_000), table).maximum
+def title(comparison: Comparison) -> str:
+    """What a table is of, and what it leaves out."""
+    return f"{comparison.protocol}: {WORDS[comparison.kind]}{comparison.left_out}"
 
 
-def _table(comparison: Comparison, *, spread: bool) -> Table:
-    no_better = not_above_null(comparison)
-    grid = comparison.grid
-    specs = {spec for budgets in grid.values() for spec in budgets}
-    columns = sorted(specs, key=lambda spec: budget_order(spec or FULL))
-    table = Table(box=None, pad_edge=False)
-    table.add_column("method", no_wrap=True)
-    for spec in columns:
-        table.add_column(spec or FULL, justify="right", no_wrap=True)
-    for setting in comparison.settings:
-        cells = [
-            _cell(grid[setting][spec], comparison, spec, spread=spread)
-            + NO_BETTER * ((setting, spec) in no_better)
-            if spec in grid[setting] else ""
-            for spec in columns
-        ]  # fmt: skip
-        table.add_row(setting.label, *cells)
-    return table
+def short_table(
+    comparison: Comparison, no_better: Cells | None = None, *, spread: bool = False,
+    interval: bool = False,
+) -> pandas.DataFrame:  # fmt: skip
+    """Settings by budgets, as texts: the mean, with ± half of the interval, or the interval.
 
-
-def _cell(of: Estimate, comparison: Comparison, spec: str | None, *, spread: bool) -> str:
+    `no_better` are marked (`not_above_null`).
+    """
     scale, digits = (100, 0) if comparison.kind == "accuracy" else (1, 2)
-    half = (of.interval.high - of.interval.low) / 2 * scale
-    around = f" ±{half:.{digits}f}" if spread and half else ""  # of one text there is no interval
-    size = f" @{of.share:.0%}" if spec == SELF_SIZED else ""
-    return f"{of.interval.mean * scale:.{digits}f}{around}{size}"
+
+    def cell(setting: ReportedMethod, spec: str | None) -> str:
+        of = comparison.grid[setting].get(spec)
+        if of is None:
+            return ""
+        mean, low, high = (f"{scale * each:.{digits + interval}f}" for each in of.interval.numbers)
+        half = (of.interval.high - of.interval.low) / 2 * scale
+        around = f" ±{half:.{digits}f}" if spread and half else ""
+        around = f" ({low} to {high})" if interval and half else around  # of one text there is none
+        size = f" @{of.share:.0%}" if spec == SELF_SIZED else ""
+        return f"{mean}{around}{size}{NO_BETTER * ((setting, spec) in (no_better or ()))}"
+
+    specs = {spec for budgets in comparison.grid.values() for spec in budgets}
+    columns = sorted(specs, key=lambda spec: budget_order(spec or FULL))
+    rows = {each.label: [cell(each, spec) for spec in columns] for each in comparison.settings}
+    names = pandas.Index([spec or FULL for spec in columns], name="method")
+    return pandas.DataFrame.from_dict(rows, orient="index", columns=names)
 
 
-def not_above_null(comparison: Comparison) -> set[tuple[ReportedMethod, str | None]]:
-    """Settings and budgets whose means are not shown to be above the best null's."""
+def not_above_null(comparison: Comparison) -> Cells:
+    """Those whose means are not shown to be above the best null's; none while unfinished."""
+    if comparison.unfinished:
+        return set()
     over = {
         (setting, spec): gap
         for setting in comparison.settings
@@ -101,7 +105,7 @@ def not_above_null(comparison: Comparison) -> set[tuple[ReportedMethod, str | No
     return over.keys() - {key for key in resolved(over) if over[key].mean > 0}
 
 
-def _legend(comparisons: Sequence[Comparison]) -> list[str]:
+def _legend(comparisons: Sequence[Comparison], *, marked: bool) -> list[str]:
     """What the marks in the tables mean, and what their numbers are over."""
     settings = {setting for each in comparisons for setting in each.grid}
     policies = {
@@ -117,7 +121,8 @@ def _legend(comparisons: Sequence[Comparison]) -> list[str]:
         lines.append(SEVERAL_SEEDS)
     if 1 in policies:
         lines.append(ONE_SEED)
-    if nulls := [name for name in NULLS if any(setting.method == name for setting in settings)]:
+    if marked:
+        nulls = [name for name in NULLS if any(setting.method == name for setting in settings)]
         lines.append(
             f"{NO_BETTER}: not shown to be better than the best null ({', '.join(nulls)}) with the "
             "same protection (paired by prompt, at 5 %, Holm's correction for the table)"
@@ -125,8 +130,8 @@ def _legend(comparisons: Sequence[Comparison]) -> list[str]:
     if any(setting.self_sized for setting in settings):
         lines.append("own @: the size that the method chose, as a share of the cache")
     for comparison in comparisons:
-        tasks = {record["task"] for record in comparison.records}
-        if len(tasks & set(RULER_13)) > 1:
+        tasks = comparison.sorted.usable
+        if len({*tasks} & {*RULER_13}) > 1:
             what = WORDS[comparison.kind].removesuffix(", %")
             lines.append(f"{what}: over {ruler_share(tasks)}")
     return list(dict.fromkeys(lines))
@@ -144,23 +149,18 @@ def write_heatmaps(path: Path, records: Iterable[Record]) -> bool:
     Records without both labels, and given replies, have no place in one. Nothing is written, and
     the answer False, where none has.
     """
-    maps: dict[tuple[object, ...], dict[tuple[float, float], list[float]]] = {}
-    for record in records:
-        labels = record.get("labels", {})
-        if record["score"] is None or not all(name in labels for name in CELL_FIELDS):
-            continue
-        label = method_label(record["method"], record["variant"], record["allocator"])
-        named = {**record, "method": label}
-        cells = maps.setdefault(tuple(named[name] for name in MAP_FIELDS), {})
-        place = labels["depth"], labels["prompt_length"]
-        cells.setdefault(place, []).append(float(record["score"]))
-    if not maps:
+    keys = [*MAP_FIELDS, *CELL_FIELDS]
+    cells = [
+        {
+            **record, **record["labels"],
+            "method": method_label(record["method"], record["variant"], record["allocator"]),
+        }
+        for record in records
+        if record["score"] is not None and {*CELL_FIELDS} <= record.get("labels", {}).keys()
+    ]  # fmt: skip
+    if not cells:
         return False
-    text = StringIO()
-    lines = csv.writer(text, lineterminator="\n")
-    lines.writerow([*MAP_FIELDS, *CELL_FIELDS, "score", "prompts"])
-    for key, cells in maps.items():
-        for place, scores in sorted(cells.items()):
-            lines.writerow([*key, *place, f"{fmean(scores):.6g}", len(scores)])
-    atomic_write_text(path, text.getvalue())
+    scores = pandas.DataFrame(cells).groupby(keys, dropna=False)["score"].agg(["mean", "count"])
+    table = scores.set_axis(["score", "prompts"], axis="columns").reset_index()
+    atomic_write_text(path, table.to_csv(index=False, float_format="%.6g"))
     return True

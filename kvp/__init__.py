@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+    from eval.frame import compare, read_results
     from kvp.hf import evicting, load_cache, load_model, prefill_and_evict, save_cache
     from kvp.store import TraceReader
     from policies import load_policy, make_allocator, make_method, make_scorer
@@ -28,6 +29,7 @@ __version__ = "0.1.0"
 __all__ = [
     "TraceReader",
     "collect",
+    "compare",
     "evaluate",
     "evicting",
     "load_cache",
@@ -37,12 +39,14 @@ __all__ = [
     "make_method",
     "make_scorer",
     "prefill_and_evict",
+    "read_results",
     "save_cache",
     "train",
 ]
 
 _MODULES = {
     "TraceReader": "kvp.store",
+    "compare": "eval.frame",
     "evicting": "kvp.hf",
     "load_cache": "kvp.hf",
     "load_model": "kvp.hf",
@@ -77,7 +81,9 @@ def evaluate(
     Settings are its flags: `tasks=["chat"]`, `budgets=["25%", 64]`, `prompts=20`, ... In `methods`
     names, classes and objects of scorers, and pairs with an allocator may stand side by side:
     `methods=["full", "snapkv+ada", Mine, (Mine(2), Tilt())]`. `model` is a name, or a loaded model
-    with its `tokenizer`. Columns are those of rows.jsonl (`docs/formats.md`). Without `out=`
+    with its `tokenizer`. Columns are those of rows.jsonl (`docs/formats.md`); the table says its
+    message when it is printed, and has `summary()`, `sentences()`, `table()` and `unfinished`
+    (`eval.frame.ResultsFrame`), which a selection from it has not. Without `out=`
     nothing is kept on disk, and neither times nor token ranks are measured unless they are asked
     for. Raises KvpError on anything the caller can mend.
     """

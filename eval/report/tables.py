@@ -89,7 +89,7 @@ def some_settings(comparison: Comparison, lines: Sequence[Line], which: str = ""
         (setting, spec): gap
         for _, _, setting in lines
         for spec in comparison.budgets.specs
-        if (gap := comparison.over_null(setting, spec)) is not None
+        if not comparison.unfinished and (gap := comparison.over_null(setting, spec)) is not None
     }
     differs = resolved(over)
     rows: list[Sequence[Field | str]] = []
@@ -115,11 +115,12 @@ def some_settings(comparison: Comparison, lines: Sequence[Line], which: str = ""
         nulls += f" after Holm's correction for the {len(over)} differences of the table"
     elif not any(each.method in NULLS for each in grid):
         nulls = "; no null was run (add nulls to --methods of kvp-eval)"
-    several = comparison.kind == "accuracy" and len(comparison.tasks) > 1
-    tasks = f", mean over {len(comparison.tasks)} tasks" if several else ""
+    count = len(comparison.sorted.usable or comparison.tasks)
+    tasks = f", mean over {count} tasks" if comparison.kind == "accuracy" and count > 1 else ""
     return Table(
-        caption=f"{MEASURES[comparison.kind]}{tasks}{which} ({comparison.interval}){nulls}; "
-        f"{comparison.conditions}{comparison.left_out}.",
+        caption=f"{comparison.unfinished} {MEASURES[comparison.kind]}{tasks}{which} "
+        f"({comparison.interval}){nulls}; "
+        f"{comparison.conditions}{comparison.left_out}.".lstrip(),
         header=_header(comparison),
         rows=rows,
     )

@@ -33,8 +33,8 @@ def scores(comparison: Comparison) -> Table:
     kept = [0] + [i for i, name in enumerate(table.header) if name.split(" ")[0] in SHOWN]
     return replace(
         table,
-        caption=f"Answers, %, mean over {len(comparison.tasks)} tasks ({comparison.interval}); "
-        f"{ABOVE}.",
+        caption=f"Answers, %, mean over {len(comparison.sorted.usable)} tasks "
+        f"({comparison.interval}); {ABOVE}.",
         header=[table.header[i] for i in kept],
         rows=[[row[i] for i in kept] for row in table.rows],
     )

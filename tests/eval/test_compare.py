@@ -47,7 +47,7 @@ def _changed(results: Path, folder: Path, **values: Any) -> Path:
 
 def _rows(path: Path) -> dict[tuple[str, str, str], dict[str, str]]:
     with path.open() as file:
-        return {(r["kind"][:7], r["method"], r["budget"]): r for r in csv.DictReader(file)}
+        return {(r["metric"][:7], r["method"], r["budget"]): r for r in csv.DictReader(file)}
 
 
 def test_a_folder_does_not_differ_from_itself(
@@ -57,7 +57,8 @@ def test_a_folder_does_not_differ_from_itself(
     assert compare([str(results), str(results), "--out", str(out), "--bootstrap", "99"]) == 0
     rows = _rows(out)
     assert {row["difference"] for row in rows.values()} == {"0"}
-    assert {row["resolved"] for row in rows.values()} == {"0"}
+    assert {row["differs"] for row in rows.values()} == {"False"}
+    assert {row["pairs"] for row in rows.values()} == {"3"}
     budgets = {budget for _, method, budget in rows if method.startswith("knorm")}
     assert budgets == {"30%", "60%"}
     text = capsys.readouterr().out
@@ -70,14 +71,14 @@ def test_differences_are_of_the_second_folder(results: Path, tmp_path: Path) -> 
     out = tmp_path / "differences.csv"
     assert compare([str(results), str(better), "--out", str(out), "--bootstrap", "99"]) == 0
     rows = _rows(out)
-    for (kind, method, budget), row in rows.items():
+    for (metric, method, budget), row in rows.items():
         gain = float(row["second"]) - float(row["first"])
         assert float(row["difference"]) == pytest.approx(gain, abs=1e-5)
         if method.startswith("knorm"):
-            assert float(row["second"]) == (1.0 if kind == "answers" else 0.0)
-            assert gain > 0 or kind == "answers"
+            assert float(row["second"]) == (1.0 if metric == "answers" else 0.0)
+            assert gain > 0 or metric == "answers"
         else:
-            assert gain == 0, (kind, method, budget)
+            assert gain == 0, (metric, method, budget)
 
 
 def test_other_prompts_of_the_same_name_are_refused(

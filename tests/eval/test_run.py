@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -62,10 +63,11 @@ def test_the_program_says_what_it_does_and_what_to_open(
     assert printed.err.splitlines()[-1] == (
         f"results are in {finished}; to look at them: kvp-report {finished}"
     )
-    sentence, paired, told = printed.out.splitlines()[-3:]
-    assert sentence.startswith("At 12.5% of the cache (the question seen")
-    assert paired.startswith("Paired by prompt, in points (95 % interval): kvp")
-    assert told == "None of these differences can be told from 0 with these prompts."
+    # a random model answers nothing, so there is nothing to lose
+    assert "No task here can tell methods apart: the full cache fails niah_single_1 (0%)." in (
+        printed.out
+    )
+    assert not re.search("best method|ahead|not told apart", printed.out.partition("perplexity")[0])
 
 
 def test_every_variant_has_its_record(finished: Path) -> None:

@@ -19,6 +19,8 @@ from eval.stats import (
     paired_difference,
     perplexity,
     prompt_values,
+    prompts_to_resolve,
+    reply_tokens,
 )
 
 MANY = 20_000
@@ -35,7 +37,7 @@ def _scores(values: list[float], task: str = "a", policy: str | None = None) -> 
 
 
 def _difference(p: float) -> Interval:
-    return Interval(mean=1.0, low=0.0, high=2.0, prompts=9, p=p)
+    return Interval(mean=1.0, low=0.1, high=2.0, prompts=9, p=p)
 
 
 def test_policies_are_averaged_and_records_without_the_field_left_out() -> None:
@@ -224,6 +226,51 @@ def test_holm_stops_at_the_first_p_value_above_its_level() -> None:
     ]  # fmt: skip
     assert holm([_difference(0.05)]) == [True]
     assert holm([]) == []
+    # one of three that were looked at: 0.05 / 3
+    assert holm([_difference(0.017)], 3) == [False]
+    assert holm([_difference(0.016)], 3) == [True]
+    # what is marked has no 0 in its interval
+    assert holm([Interval(mean=1.0, low=-0.1, high=2.0, prompts=9, p=1e-9)]) == [False]
+
+
+def test_the_prompts_that_resolve_a_difference_make_its_interval_as_narrow() -> None:
+    draws = np.random.default_rng(5).standard_normal(40_000) * 0.5
+    few = paired_difference(_scores(draws[:200].tolist()), _scores([0.0] * 200), bounds=None)
+    needed = prompts_to_resolve(few)
+    assert needed == pytest.approx((1.96 * 0.5 / 0.05) ** 2, rel=0.15)
+    more = paired_difference(_scores(draws[:needed].tolist()), _scores([0.0] * needed), bounds=None)
+    assert (more.high - more.low) / 2 == pytest.approx(0.05, rel=0.1)
+
+
+def test_perplexities_are_paired_as_their_ratio() -> None:
+    nats = np.random.default_rng(6).normal(2.0, 0.5, (30, 1)) + np.array([0.0, 0.1])
+    tokens = np.arange(1, 31)
+    sides = [
+        [_row("chat", f"{n}", nll=nats[n, side] * tokens[n], reply_tokens=tokens[n])
+         for n in range(30)]
+        for side in range(2)
+    ]  # fmt: skip
+    values = [prompt_values(rows) for rows in sides]
+    gap = paired_difference(*values, bounds=None, weights=reply_tokens(sides[0]))
+    ratio = perplexity(sides[1]).mean / perplexity(sides[0]).mean
+    assert gap.mean == pytest.approx(math.log(ratio)) == pytest.approx(0.1)
+    assert gap.high - gap.low < 0.001 < perplexity(sides[0]).high - perplexity(sides[0]).low
+
+
+def test_two_equal_methods_are_rarely_told_apart() -> None:
+    """The share of 2,000 runs in which one of two equal methods is called ahead."""
+    told, generator = 0, np.random.default_rng(11)
+    for run in range(2000):
+        prompts = (10, 30, 100)[run % 3]
+        hard = generator.beta(2, 1, (2, prompts))  # what a prompt of each task is answered with
+        first, second = (
+            {None: {(f"{task}", f"{n}"): float(generator.random() < hard[task, n])
+                    for task in range(2) for n in range(prompts)}}
+            for _ in range(2)
+        )  # fmt: skip
+        told += holm([paired_difference(first, second, resamples=200)])[0]
+    print(f"told apart: {told / 2000:.1%}")
+    assert told / 2000 <= 0.05
 
 
 def test_the_median_lies_between_order_statistics() -> None:

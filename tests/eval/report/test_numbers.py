@@ -199,7 +199,7 @@ def test_methods_without_answers_to_a_task_are_compared_on_the_others_only(
     ]  # fmt: skip
     comparison = make_comparison(records=fewer)
     assert comparison.estimate("knorm", "25%") is None
-    assert "without knorm, which answered only some of the tasks" in comparison.left_out
+    assert "without knorm, which answered only some of the prompts" in comparison.left_out
     knorm = comparison.choices["knorm"].setting
     assert comparison.tasks["one"][knorm]["25%"].interval.mean == 0.5
     # the settings of a method that are over all tasks come before those that are not
@@ -216,8 +216,7 @@ def test_the_summary_names_what_the_figure_draws_in_front(make_comparison: MakeC
         "the full cache answers; the best method without training, knorm +p, 100%; the best null, "
         "random +p, 25%."
     )
-    assert others[0].startswith("95% of the full cache's answers take 50% with kvp +p")
-    assert others[1].startswith("Paired by prompt, in points (95 % interval): kvp +p minus knorm")
+    assert others[0].startswith("Paired by prompt, with 95 % intervals, kvp +p is not told apart")
     shown = {setting.family: front for setting, front in drawn_settings(comparison).items()}
     assert shown == {"full": True, "oracle": True, "kvp": True, "knorm": True, "random": True,
                      "snapkv": False}  # fmt: skip
