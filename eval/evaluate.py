@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from numbers import Real
 from typing import Any, Generic, TypeVar
 
@@ -32,6 +33,11 @@ from kvp.plugins import own_errors
 from kvp.ranking import EMPTY_SLOT, Protection, Selection
 from kvp.scoring import ALL_QUERIES, Needs, ViewsAt, score_budgets
 
+AROUND, END, MOST = 16, 96, 384
+"""Tokens of an excerpt: on each side of evidence, at the end, with all evidence at most."""
+CHARACTERS = 2000
+"""Of a question or a given reply in a record at most."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Prompt:
@@ -47,6 +53,8 @@ class Prompt:
     """The task's score of an answer."""
     evidence: tuple[int, ...] = ()
     """Tokens of the prompt that spell its answers (`kvp.data.encode`)."""
+    readable: bool = False
+    """Whether its records hold its question and an excerpt (`eval.records.READABLE`)."""
 
     @property
     def forced(self) -> bool:
@@ -83,6 +91,16 @@ class Prompt:
     def reply(self) -> Tensor:
         """[reply tokens] int64."""
         return as_tensor(self.encoded.reply_ids)
+
+    @property
+    def excerpt(self) -> list[int]:
+        """Tokens to show of the prompt, ascending: its end, and evidence with what is around."""
+        tokens = len(self.encoded.ids)
+        shown = set(range(max(0, tokens - END), tokens))
+        for token in self.evidence:
+            if len(shown) < MOST:
+                shown |= {*range(max(0, token - AROUND), min(tokens, token + AROUND + 1))}
+        return sorted(shown)
 
     def score(self, prediction: str) -> float:
         """The task's score of a prediction, 0 to 1; UsageError where a user's own task fails."""
@@ -402,6 +420,8 @@ def evaluate_together(
     seeing = [each for each in settings if _reads_future(each)]
     shared = list(keep(start, blind, None))
     for prompt in prompts:
+        shown = prompt.excerpt if prompt.readable else []
+        text = _text_fields(bench, prompt, shown) if shown else {}
         compressed = list(shared)
         if seeing:
             compressed += keep(start, seeing, hindsight(bench, prompt, start))
@@ -411,6 +431,8 @@ def evaluate_together(
                 **_record(bench, prompt, protocol, setting, kept, start.prefix.tokens),
                 "cache_bytes": outcome.nbytes,
                 **outcome.result,
+                **text,
+                **({"excerpt_kept": _shares(kept, shown, start.prefix.tokens)} if shown else {}),
             }
             for (setting, kept), outcome in zip(compressed, results, strict=True)
         ]
@@ -530,6 +552,41 @@ def _evidence_fields(evidence: Sequence[int], kept: Tensor, cached: int) -> dict
         "evidence_kept": torch.isin(indices, tokens).sum(-1).tolist(),
         "evidence_lost": int((~torch.isin(tokens, indices)).sum()),
     }
+
+
+def _text_fields(bench: Bench, prompt: Prompt, shown: Sequence[int]) -> Fields:
+    """What people read of a prompt, from its tokens `shown`, ascending."""
+    sample, ids = prompt.sample, prompt.encoded.ids
+
+    def text(first: int, stop: int) -> str:
+        some = list(ids[max(first, 0) : stop])
+        return str(bench.tokenizer.decode(some, clean_up_tokenization_spaces=False))
+
+    turns = sample.messages
+    question = turns[-2]["content"] if turns else sample.question + sample.answer_prefix
+    reply = bench.text(list(prompt.encoded.reply_ids))[:CHARACTERS] if prompt.forced else None
+    starts = [b for a, b in pairwise([-2, *shown]) if b > a + 1]
+    stops = [a + 1 for a, b in pairwise([*shown, len(ids) + 1]) if b > a + 1]
+    return {
+        "question": question[-CHARACTERS:],
+        "reply": reply,
+        "context_tokens": prompt.encoded.context_length,
+        # Behind the token before it, since some tokenizers drop the space that begins a text.
+        "excerpt": [text(one - 1, one + 1)[len(text(one - 1, one)) :] for one in shown],
+        "excerpt_spans": [list(span) for span in zip(starts, stops, strict=True)],
+        "excerpt_evidence": sorted(set(prompt.evidence) & set(shown)),
+    }
+
+
+def _shares(kept: Kept, shown: Sequence[int], cached: int) -> str:
+    """A digit for each of the tokens `shown`: ninths of all heads that keep it, rounded up.
+
+    0 is no head; `-` is a token behind the first `cached` ones, which nothing evicts.
+    """
+    indices = kept.indices[kept.indices != EMPTY_SLOT]
+    heads = torch.bincount(indices, minlength=cached).tolist()
+    total = kept.counts.numel()
+    return "".join(str(-(-9 * heads[one] // total)) if one < cached else "-" for one in shown)
 
 
 def _budget(setting: Setting, cached: int) -> int | None:

@@ -7,6 +7,7 @@ configuration; prompts are encoded once; the settings of every task and protocol
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from eval.methods import (
     plan,
     without_repeats,
 )
+from eval.records import READABLE
 from eval.tune.settings_file import load_settings
 from kvp.data.encode import Encoded, encode, evidence_tokens
 from kvp.data.metrics import CHOICES
@@ -137,6 +139,7 @@ def load_prompts(
     samples = build_samples(name, settings, tokenizer)
     task = find_task(name)
     prompts = []
+    seen: Counter[str] = Counter()
     for sample in samples:
         if settings.measure == "perplexity":
             sample = replace(sample, metric="none")
@@ -151,8 +154,10 @@ def load_prompts(
                 encoded=encoded,
                 scored_by=task.score,
                 evidence=evidence_tokens(sample, encoded, tokenizer),
+                readable=seen[sample.task] < READABLE,
             )
         )
+        seen[sample.task] += 1
     notes = list(getattr(samples, "notes", ()))
     if not prompts:
         raise UsageError(

@@ -60,6 +60,9 @@ UNIFORM = "uniform"
 _SEPARATORS = "-_. "
 """Characters between a policy's name and its seed."""
 
+READABLE = 8
+"""Prompts of a task, the first ones, whose records also hold what people read."""
+
 SELF_SIZED = "own"
 """`budget_spec` of a record whose method decided how many tokens to keep."""
 

@@ -83,7 +83,7 @@ def test_bundled_model_stays_within_twelve_megabytes() -> None:
 
 
 def test_wheel_ships_the_page_of_reports(wheel_names: list[str]) -> None:
-    for part in ("page.html", "page.css"):
+    for part in ("page.html", "page.css", "page.js"):
         assert f"eval/report/web/{part}" in wheel_names
 
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from eval.comparison import ReportedMethod, method_of
 from eval.records import FULL, ORACLE, Record
 from eval.stats import Interval, median_interval
+from policies.registry import METHODS
 
 Head = tuple[int, int]
 """(layer, KV head)."""
@@ -117,6 +118,31 @@ class Timing:
     """Cache bytes divided by those of the full cache; None without a record of the full cache."""
     decode_to_full: Interval | None
     """Seconds per decoded token divided by those of the full cache on the same prompt."""
+    seconds: float | None
+    """Compression in seconds divided by the prefill of the same prompt, median; None where fewer
+    than 6 prompts were timed."""
+    flops: float | None
+    """The same in floating-point operations, of one prompt; None where they were not counted."""
+
+
+def timing_of(
+    timings: Iterable[Timing], setting: ReportedMethod, protocol: str, spec: str
+) -> Timing | None:
+    """The timing of a setting at a budget, else at another budget or under the other protocol.
+
+    Neither protection nor the budget changes much of what compression costs.
+    """
+    same = [
+        each for each in timings
+        if each.spec and replace(each.setting, protected=setting.protected) == setting
+    ]  # fmt: skip
+    return min(same, key=lambda each: (each.protocol != protocol, each.spec != spec), default=None)
+
+
+def passes(method: str) -> int:
+    """How often the model reads the prompt: twice for methods that have it repeat the prompt."""
+    known = METHODS.get(method)
+    return 1 if known is None or known().needs.reconstruction is None else 2
 
 
 def timings(records: Iterable[Record], groups: Mapping[str | None, str]) -> list[Timing]:
@@ -137,6 +163,12 @@ def timings(records: Iterable[Record], groups: Mapping[str | None, str]) -> list
             _by_prompt(each, "decode_seconds_per_token") for each in (same, whole)
         )
         alike = len(decode) == len(full_decode) and all(full_decode)
+        evict, prefill = (_by_prompt(same, f"{part}_seconds") for part in ("evict", "prefill"))
+        flops = [
+            each["evict_flops"] / each["prefill_flops"]
+            for each in same if each.get("prefill_flops") and each.get("evict_flops") is not None
+        ]  # fmt: skip
+        shares = median_interval(np.divide(evict, prefill).tolist() if all(prefill) else [])
         size = "kept_tokens" if same[0]["budget"] is None else "budget"
         measured.append(
             Timing(
@@ -145,13 +177,15 @@ def timings(records: Iterable[Record], groups: Mapping[str | None, str]) -> list
                 spec=spec,
                 budget=None if spec is None else _mean(same, size),
                 cache_bytes=nbytes,
-                prefill=median_interval(_by_prompt(same, "prefill_seconds")),
-                evict=median_interval(_by_prompt(same, "evict_seconds")),
+                prefill=median_interval(prefill),
+                evict=median_interval(evict),
                 decode=median_interval(decode),
                 bytes_to_full=nbytes / whole_bytes if whole_bytes else None,
                 decode_to_full=median_interval(np.divide(decode, full_decode).tolist())
                 if alike
                 else None,
+                seconds=shares.mean if shares else None,
+                flops=float(np.mean(flops)) if flops else None,
             )
         )
     return sorted(measured, key=lambda timing: (timing.budget is not None, timing.budget or 0.0))

@@ -6,10 +6,13 @@ Ranks of one prompt's tokens are its coloured text, method by method (KVP, figur
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from html import escape
 from io import BytesIO
 from typing import Any, ClassVar
+from urllib.parse import quote, unquote
 
 import matplotlib
 import numpy as np
@@ -21,7 +24,7 @@ from matplotlib.ticker import LogLocator, NullFormatter, NullLocator, ScalarForm
 
 from eval.comparison import PROTECTED, Comparison, Estimate, Grid, ReportedMethod, best_of, in_order
 from eval.records import FULL, LEARNED, ORACLE, PROTOCOL_NAMES
-from eval.report.costs import Cost, Timing
+from eval.report.costs import Cost, Timing, passes, timing_of
 from eval.results import Results
 from policies.registry import attention_free
 
@@ -43,6 +46,9 @@ _READS_ATTENTION = (
 )  # fmt: skip
 _LEARNED = ("#D55E00", "#8C2D04", "#FD8D3C")
 _MARKERS = "osD^X"
+_DASHES: Any = ("-", (0, (9, 1.5)), "-.", (0, (1, 1)), (0, (9, 1.5, 1, 1.5, 1, 1.5)))
+_DASHES_OF_ATTENTION: Any = ("--", (0, (3, 1, 1, 1, 1, 1)), (0, (2, 4)), (0, (6, 4)))
+"""A pattern per round through the colours of a kind."""
 _SETTINGS: Any = {
     "text.parse_math": False, "font.size": 9, "svg.fonttype": "none", "svg.hashsalt": WRITER,
     "axes.edgecolor": "#999999", "axes.spines.top": False, "axes.spines.right": False,
@@ -61,6 +67,8 @@ class Picture:
     caption: str
     """What, n, split, seeds, protection, protocol."""
     figure: Figure = field(repr=False)
+    budget: str = ""
+    """The budget that a file shows where the page can choose one."""
 
     @property
     def alternative(self) -> str:
@@ -69,18 +77,48 @@ class Picture:
         return f"Curves of {', '.join(name.get_text() for name in names)}; numbers: see the tables"
 
     def image(self, form: str) -> bytes:
-        """The drawing as a file, `svg` or `png`."""
+        """The drawing as a file, `svg` or `png`, at its budget."""
+        for artist in self.figure.findobj(lambda one: _AT in (one.get_gid() or "")):
+            artist.set_visible(form == "svg" or str(artist.get_gid()).endswith(_at(self.budget)))
         stream = BytesIO()
         author = {"Date": None} if form == "svg" else {"Software": WRITER}
         with rc_context(_SETTINGS):
             self.figure.savefig(stream, format=form, dpi=150, metadata=author)
         return stream.getvalue()
 
+    @property
+    def inline(self) -> str:
+        """The drawing as an element of a page: a group per method (`data-method`), and per budget
+        (`data-budget`) where one is chosen.
+        """
+        svg = self.image("svg").decode()
+        svg = re.sub(r"<metadata>.*?</metadata>| xmlns(:\w+)?=\"[^\"]*\"", "", svg, flags=re.DOTALL)
+        svg = re.sub(rf'id="{_OF}(.*?)(?:{_AT}(.*?))?"', _data, svg[svg.index("<svg") :])
+        svg = svg.replace("<svg", f'<svg role="img" aria-label="{escape(self.alternative)}"', 1)
+        return re.sub(r'( id="|href="#|url\(#)', rf"\g<1>{self.name}-", svg)
+
+
+_OF, _AT = "method=", "-budget="
+"""Names of drawn groups: what they are of, as in an address."""
+
+
+def _of(family: str) -> str:
+    return f"{_OF}{quote(family, safe='')}"
+
+
+def _at(spec: str) -> str:
+    return f"{_AT}{quote(spec, safe='')}"
+
+
+def _data(found: re.Match[str]) -> str:
+    names = zip(("method", "budget"), found.groups(), strict=True)
+    return " ".join(f'data-{name}="{escape(unquote(value))}"' for name, value in names if value)
+
 
 def line_styles(families: Iterable[str]) -> dict[str, dict[str, Any]]:
     """Line properties of matplotlib by family: policies thick, methods that read attention dashed.
 
-    Every family looks different from the others without its colour, up to two dozen of a kind.
+    No two share colour and dashes; without colour markers tell them apart, two dozen of a kind.
     """
     styles: dict[str, dict[str, Any]] = {}
     counts = {"learned": 0, "free": 0, "attention": 0}
@@ -93,13 +131,14 @@ def line_styles(families: Iterable[str]) -> dict[str, dict[str, Any]]:
         free = attention_free(method)
         kind = "learned" if method == LEARNED else "free" if free else "attention"
         colors = {"learned": _LEARNED, "free": _FREE, "attention": _READS_ATTENTION}[kind]
+        dashes = _DASHES_OF_ATTENTION if kind == "attention" else _DASHES
         number = counts[kind]
         counts[kind] += 1
         # Markers go round with the colours, shifted by one per round where both are as many.
         shift = number // len(colors) if len(colors) % len(_MARKERS) == 0 else 0
         styles[family] = {
             "color": colors[number % len(colors)],
-            "linestyle": "--" if kind == "attention" else "-",
+            "linestyle": dashes[number // len(colors) % len(dashes)],
             "linewidth": 3.0 if kind == "learned" else 1.6,
             "marker": _MARKERS[(number + shift) % len(_MARKERS)],
         }
@@ -143,73 +182,110 @@ def against_budget(panels: Sequence[Panel], styles: Styles, *, short: bool = Fal
     """Estimates against budget, with 95 % intervals; `short` labels methods without setting."""
     figure, axes = _panels(len(panels))
     for one, (title, comparison, grid, shown) in zip(axes, panels, strict=True):
-        budgets = comparison.budgets
-        places = dict(zip(budgets.specs, budgets.positions, strict=True))
-        points: Points = {
-            setting: {
-                # A method that sizes the cache itself has one point, at the size that it took.
-                spec: (
-                    places.get(spec, 100 * of.share if budgets.relative else of.kept_tokens),
-                    of,
-                )
-                for spec, of in grid.get(setting, {}).items() if spec is not None
-            }
-            for setting in shown
-        }  # fmt: skip
-        full = next((grid[each][None] for each in grid if each.method == FULL), None)
-        _draw(one, comparison, points, shown, styles, full=full, short=short)
         one.set_title(_plain(title), fontsize=9)
-        one.set(xscale="log", xlabel=budgets.label)
-        low, high = one.get_xlim()
-        if high < 1.5 * low:  # a single budget
-            one.set_xlim(low / 1.2, high * 1.2)
-        if places:
-            step = 1 if len(axes) < 3 else 2
-            one.set_xticks(list(places.values())[::-1][::step], list(places)[::-1][::step])
-            one.xaxis.set_minor_locator(NullLocator())
-        else:
-            _log_axis(one.xaxis)
+        _budget_panel(one, comparison, grid, shown, styles, short=short)
     _legend(figure, axes)
     return figure
 
 
-def against_cost(
+def quality(
+    rows: Mapping[str, tuple[Comparison, Mapping[ReportedMethod, bool]]],
+    styles: Styles,
+    timings: Sequence[Timing],
+) -> Figure:
+    """Quality against budget, and where costs are known against the cost of compression.
+
+    `rows` are comparisons and their drawn settings by title. The second panel has a point for every
+    budget, of which `Picture.budget` chooses; without timings it is left out.
+    """
+    figure, axes = _panels(2 * len(rows) if timings else len(rows), 2 if timings else 1)
+    step = 2 if timings else 1
+    for number, (title, (comparison, shown)) in enumerate(rows.items()):
+        one = axes[step * number]
+        one.set_title(_plain(title), fontsize=9)
+        _budget_panel(one, comparison, comparison.grid, shown, styles)
+        if timings:
+            _cost_panel(axes[step * number + 1], comparison, shown, styles, timings)
+    _legend(figure, axes)
+    return figure
+
+
+def _budget_panel(
+    one: Axes,
+    comparison: Comparison,
+    grid: Grid,
+    shown: Mapping[ReportedMethod, bool],
+    styles: Styles,
+    *,
+    short: bool = False,
+) -> None:
+    budgets = comparison.budgets
+    places = dict(zip(budgets.specs, budgets.positions, strict=True))
+    points: Points = {
+        setting: {
+            # A method that sizes the cache itself has one point, at the size that it took.
+            spec: (places.get(spec, 100 * of.share if budgets.relative else of.kept_tokens), of)
+            for spec, of in grid.get(setting, {}).items() if spec is not None
+        }
+        for setting in shown
+    }  # fmt: skip
+    full = next((grid[each][None] for each in grid if each.method == FULL), None)
+    _draw(one, comparison, points, shown, styles, full=full, short=short)
+    one.set(xscale="log", xlabel=budgets.label)
+    low, high = one.get_xlim()
+    if high < 1.5 * low:  # a single budget
+        one.set_xlim(low / 1.2, high * 1.2)
+    if places:
+        one.set_xticks(list(places.values()), list(places))
+        one.xaxis.set_minor_locator(NullLocator())
+    else:
+        _log_axis(one.xaxis)
+
+
+def _cost_panel(
+    one: Axes,
     comparison: Comparison,
     shown: Mapping[ReportedMethod, bool],
     styles: Styles,
     timings: Sequence[Timing],
-) -> Figure | None:
-    """Estimates against bytes of the cache and seconds per token; None where neither is known."""
-    nbytes: Points = {
-        setting: {
-            spec: (of.nbytes / 1e6, of)
-            for spec, of in comparison.grid.get(setting, {}).items() if of.nbytes
-        }
-        for setting in shown
+) -> None:
+    """Estimates against compression as a share of the prefill, a point per method and budget.
+
+    Of seconds where all methods have them, else of FLOPs. Points of methods that read the prompt
+    twice are hollow.
+    """
+    scale = 1.0 if comparison.kind == "perplexity" else 100.0
+    found = {
+        (setting, spec): (timing, of)
+        for setting in shown if setting.method not in (FULL, ORACLE)
+        for spec, of in comparison.grid.get(setting, {}).items()
+        if spec and (timing := timing_of(timings, setting, comparison.protocol, spec)) is not None
     }  # fmt: skip
-    seconds: Points = {
-        setting: {
-            timing.spec: (1000 * timing.decode.mean, comparison.grid[setting][timing.spec])
-            for timing in timings
-            # Protection takes no time, so that each budget is timed with one kind of it.
-            if replace(timing.setting, protected=setting.protected) == setting
-            and timing.protocol == comparison.protocol
-            and timing.decode is not None
-            and timing.spec in comparison.grid.get(setting, {})
-        }
-        for setting in shown
-    }
-    axes_of = {"cache after eviction, MB": nbytes, "decoding, ms per token": seconds}
-    drawn = {label: points for label, points in axes_of.items() if any(points.values())}
-    if not drawn:
-        return None
-    figure, axes = _panels(len(drawn))
-    for one, (label, points) in zip(axes, drawn.items(), strict=True):
-        _draw(one, comparison, points, shown, styles)
-        one.set(xscale="log", xlabel=label)
-        _log_axis(one.xaxis)
-    _legend(figure, axes)
-    return figure
+    unit = "seconds" if all(timing.seconds is not None for timing, _ in found.values()) else "flops"
+    for (setting, spec), (timing, of) in found.items():
+        share = getattr(timing, unit)
+        if share is None:
+            continue
+        style, name = styles[setting.family], _of(setting.family) + _at(spec)
+        place = max(100 * share, LEAST), scale * of.interval.mean
+        color = style["color"]
+        filled = "white" if passes(setting.method) > 1 else color
+        one.plot(*place, color=color, marker=style["marker"], markerfacecolor=filled, gid=name)
+        one.annotate(
+            _plain(setting.family), place, (4, 3), textcoords="offset points", fontsize=7,
+            color=color, rotation=20, gid=name,
+        )  # fmt: skip
+    if full := comparison.estimate(FULL, None):
+        one.axhline(scale * full.interval.mean, gid=_of(FULL), **styles[FULL])
+    one.set(xscale="log", xlabel=f"compression, % of the prefill's {_UNITS[unit]}")
+    low, high = one.get_xlim()
+    one.set_xlim(low / 1.3, high * 3)
+    _log_axis(one.xaxis)
+
+
+LEAST = 0.1
+"""Least share of the prefill that an axis shows, percent."""
+_UNITS = {"seconds": "seconds", "flops": "FLOPs"}
 
 
 def cost_curves(shown: Mapping[ReportedMethod, Cost], styles: Styles) -> Figure:
@@ -218,7 +294,7 @@ def cost_curves(shown: Mapping[ReportedMethod, Cost], styles: Styles) -> Figure:
     for setting, cost in shown.items():
         style = {**styles[setting.family], "marker": ""}
         x, y = 100 * np.array(cost.budgets), 100 * np.array(cost.lost)
-        one.plot(x, y, label=_plain(setting.family), **style)
+        one.plot(x, y, label=_plain(setting.family), gid=_of(setting.family), **style)
     one.set(
         xlabel="budget, % of the cached tokens", ylabel="future attention lost, %",
         xlim=(0, 100), ylim=(0, 102),
@@ -227,9 +303,9 @@ def cost_curves(shown: Mapping[ReportedMethod, Cost], styles: Styles) -> Figure:
     return figure
 
 
-def _panels(count: int) -> tuple[Figure, list[Axes]]:
-    """Axes of equal size, at most four in a row."""
-    columns = min(count, 4)
+def _panels(count: int, columns: int = 4) -> tuple[Figure, list[Axes]]:
+    """Axes of equal size, at most `columns` in a row."""
+    columns = min(count, columns)
     rows = -(-count // columns)
     height = 4.6 if count == 1 else 3.6 * rows if columns < 3 else 1 + 2.3 * rows
     with rc_context(_SETTINGS):
@@ -272,11 +348,15 @@ def _draw(
         elif setting.method == FULL:
             style["marker"] = "*"  # a single point where it has a cost
         bars = np.maximum(0, [y - ends[0], ends[1] - y]) if front else None
-        one.errorbar(x, y, yerr=bars, label=_plain(label), elinewidth=0.8, capsize=2, **style)
+        drawn = one.errorbar(
+            x, y, yerr=bars, label=_plain(label), elinewidth=0.8, capsize=2, **style
+        )
+        for part in drawn.get_children():
+            part.set_gid(_of(setting.family))
         means += list(y)
     if full is not None:
         mean = scale * full.interval.mean
-        one.axhline(mean, label="full cache", **styles[FULL])
+        one.axhline(mean, label="full cache", gid=_of(FULL), **styles[FULL])
         means.append(mean)
     one.set_ylabel(LABELS[comparison.kind])
     if comparison.kind == "accuracy":
@@ -307,12 +387,17 @@ def _legend(figure: Figure, axes: Sequence[Axes]) -> None:
     for one in axes:
         found |= dict(zip(*one.get_legend_handles_labels()[::-1], strict=True))
     with rc_context(_SETTINGS):
-        figure.legend(
+        legend = figure.legend(
             list(found.values()),
             list(found),
             loc="outside right upper" if single else "outside upper center",
             ncols=1 if single else min(6, 55 // max(map(len, found), default=1) + 1),
         )
+    for drawn, text, sign in zip(
+        found.values(), legend.get_texts(), legend.legend_handles, strict=True
+    ):
+        for part in filter(None, (text, sign)):
+            part.set_gid((drawn[0] if isinstance(drawn, tuple) else drawn).get_gid())
 
 
 def _plain(text: str) -> str:

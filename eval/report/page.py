@@ -1,13 +1,16 @@
 """The program, and its page: results folders in, one HTML page out, and PNG figures if asked for.
 
-The page is one file: style, figures (SVG) and a CSV file of all numbers are in it, fonts are those
-of the reader's system. A content security policy forbids every request and every script. The
-template (`web/page.html`) escapes every text.
+The page is one file: style, figures (SVG), answers and a CSV file of all numbers are in it, fonts
+are those of the reader's system. Its one script (`web/page.js`) shows the views that its address
+names; a content security policy forbids every other one and every request. The template
+(`web/page.html`) escapes every text.
 """
 
 from __future__ import annotations
 
 import base64
+import hashlib
+import json
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,6 +25,8 @@ from eval.comparison import (
     Comparison,
     ReportedMethod,
     best_of,
+    budget_order,
+    compare,
     compare_all,
     in_order,
     method_of,
@@ -30,6 +35,7 @@ from eval.comparison import (
 from eval.config import ReportConfig
 from eval.records import FILES, LEARNED, PROTOCOL_NAMES, Record, policy_groups, results_folder
 from eval.report import figures, tables
+from eval.report.answers import Answers, answers
 from eval.report.costs import Cost, costs, shown_costs, timings
 from eval.report.figures import Picture, TokenMap, drawn_settings, rank_styles, token_map
 from eval.report.tables import Table
@@ -72,9 +78,13 @@ class Section:
     title: str
     blocks: Sequence[Block | None]
     opened: bool = False
+    protocol: str = ""
+    """The only one with which the page shows it."""
+    tasks: Sequence[str] = ()
+    """The only ones with which the page shows it, "" for all."""
 
 
-Block = Text | Section | Table | Picture | TokenMap
+Block = Text | Section | Table | Picture | TokenMap | Answers
 
 
 class Run:
@@ -92,11 +102,23 @@ class Run:
         )
         compared = compare_all(results, resamples=resamples)
         self.comparisons = [one for one in compared if any(r["budget_spec"] for r in one.records)]
+        self.alone = [
+            replace(found, unfinished=each.unfinished)
+            for each in self.comparisons if len(each.tasks) > 1
+            for task in each.tasks
+            if (found := compare(_of_task(results, task), each.kind, each.protocol,
+                                 resamples=resamples)) is not None
+        ]  # fmt: skip
+        """Every task by itself, where a comparison has several."""
         self.timings = timings(results.timing, groups)
         self.costs: dict[str, dict[ReportedMethod, Cost]] = {
             protocol: costs([r for r in results.curves if r["protocol"] == protocol], groups)
             for protocol in dict.fromkeys(record["protocol"] for record in results.curves)
         }
+
+
+def _of_task(results: Results, task: str) -> Results:
+    return replace(results, records=tuple(r for r in results.records if r["task"] == task))
 
 
 def make_runs(results: Sequence[Results], resamples: int) -> list[Run]:
@@ -131,7 +153,11 @@ def blocks_of(runs: Sequence[Run]) -> list[Block]:
         )
         table = tables.side_by_side(named, best.budget) if best else None
         ident = f"side-{kind}-{protocol}"
-        blocks.append(Section(ident=ident, title=title, blocks=[picture, table], opened=True))
+        blocks.append(
+            Section(
+                ident=ident, title=title, blocks=[picture, table], opened=True, protocol=protocol
+            )
+        )
     for number, run in enumerate(runs, start=1):
         inner = list(_run(run, f"{number}-", styles))
         blocks.append(Section(ident=f"run-{number}", title=run.label, blocks=inner))
@@ -154,15 +180,29 @@ def render(runs: Sequence[Run], blocks: Sequence[Block]) -> str:
         loader=PackageLoader("eval.report", "web"), autoescape=True, undefined=StrictUndefined,
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
-    environment.filters["data_uri"] = _data_uri
+    environment.filters |= {"data_uri": _data_uri, "json": json.dumps}
+    compared = [each for run in runs for each in run.comparisons]
+    named = [name for each in compared for name in each.tasks]
+    protocols = [(each.protocol, _SEEN[each.protocol]) for each in compared]
+    specs = sorted({spec for each in compared for spec in each.budgets.specs}, key=budget_order)
+    best = next((best.budget for each in compared if (best := best_of(each))), "")
+    script = (web / "page.js").read_text("utf-8").strip()
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     models = list(dict.fromkeys(model_name(each.results) for each in runs))
     return environment.get_template("page.html").render(
         policy="default-src 'none'; base-uri 'none'; form-action 'none'; "
-        "style-src 'unsafe-inline'; img-src data:",
+        f"style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'",
         generator=GENERATOR,
         title=f"KV-cache eviction on {' and '.join(models)}",
+        unfinished=dict.fromkeys(each.unfinished for each in compared if each.unfinished),
         subtitles=map(_subtitle, runs),
         style=f"{(web / 'page.css').read_text('utf-8').strip()}\n{rank_styles()}",
+        script=script,
+        protocols=[("", "both"), *dict.fromkeys(protocols)],
+        tasks=[("", "all"), *((name, name) for name in dict.fromkeys(named))],
+        budgets=[*((spec, spec) for spec in specs), ("", "every")],
+        budget=best or (specs or [""])[-1],
+        families=in_order([*dict.fromkeys(name for run in runs for name in run.families)]),
         blocks=blocks,
         csv=numbers(runs).to_csv(index=False, float_format="%.6g"),
     )
@@ -228,12 +268,21 @@ def _run(run: Run, prefix: str, styles: figures.Styles) -> Iterator[Block]:
     yield from (Text(text=note, style="note") for note in run.results.notes)
     for comparison in run.comparisons:
         yield _compared(run, comparison, prefix, styles)
-    heads: list[Block] = []
+    for number, comparison in enumerate(run.alone):
+        yield _compared(run, comparison, f"{prefix}task-{number}-", styles, alone=True)
+    read = answers(run.comparisons)
+    if read is not None:
+        block = replace(read, ident=f"{prefix}read")
+        yield Section(
+            ident=f"{prefix}answers", title="Answers to read", blocks=[block], opened=True
+        )
+    heads: list[Section] = []
     for protocol, found in run.costs.items():
-        heads += _heads(run, protocol, found, prefix, styles)
-    if heads:
-        title = "Layers and heads: skill, and the cost of every budget"
-        yield Section(ident=f"{prefix}heads", title=title, blocks=heads)
+        blocks = _heads(run, protocol, found, prefix, styles)
+        title = f"Layers and heads: skill, and the cost of every budget, {_SEEN[protocol]}"
+        name = f"{prefix}heads-{protocol}"
+        heads.append(Section(ident=name, title=title, blocks=blocks, protocol=protocol))
+    yield from heads
     tokens = token_map(run.results)
     if tokens is not None:
         title = "What each method keeps of a prompt"
@@ -243,76 +292,95 @@ def _run(run: Run, prefix: str, styles: figures.Styles) -> Iterator[Block]:
     lacking = [Text(text=words, style="missing") for part, words in _LACKING.items()
                if not there.get(part)]  # fmt: skip
     title = "Settings, and how this was made"
-    blocks = [tables.settings(run.comparisons), *lacking, *_about(run)]
-    yield Section(ident=f"{prefix}about", title=title, blocks=blocks)
+    about = [tables.settings(run.comparisons), *lacking, *_about(run)]
+    yield Section(ident=f"{prefix}about", title=title, blocks=about)
 
 
-def _compared(run: Run, comparison: Comparison, prefix: str, styles: figures.Styles) -> Section:
-    """All that a comparison says: sentences, figures and tables."""
+def _compared(
+    run: Run, comparison: Comparison, prefix: str, styles: figures.Styles, *, alone: bool = False
+) -> Section:
+    """All that a comparison says: sentences, figures and tables; less of a task `alone`."""
     kind, protocol = comparison.kind, comparison.protocol
     measure, name = tables.MEASURES[kind], f"{prefix}{kind}-{protocol}"
-    best, found, shown = best_of(comparison), sentences(comparison), drawn_settings(comparison)
-    lines = tables.lines_shown(comparison)
-    blocks: list[Block | None] = []
-
-    def fold(part: str, title: str, *inner: Block | None) -> None:
-        if any(inner):
-            blocks.append(Section(ident=f"{name}-{part}", title=title, blocks=inner))
-
+    best, shown = best_of(comparison), drawn_settings(comparison)
+    budget = best.budget if best else (*comparison.budgets.specs, "")[-1]
+    blocks: list[Block] = list(_said(comparison))
     if comparison.grid:
-        if found:
-            first, *others = found
-            blocks += [Text(text=first, style="summary"), Text(text=" ".join(others))]
         families = {setting.family for setting in shown}
         left_out = ", ".join(each for each in comparison.choices if each not in families)
+        costs = _COSTS if run.timings else f" {_LACKING['timing']}"
         picture = Picture(
             name=name,
-            figure=figures.against_budget([("", comparison, comparison.grid, shown)], styles),
+            figure=figures.quality({"": (comparison, shown)}, styles, run.timings),
             caption=f"{measure} against cache budget; bars: {comparison.interval}; points of one "
             "budget are drawn next to each other. The best method and the best null are those of "
             "these prompts, which favours them; thin: other methods, without intervals"
-            f"{f'; not drawn: {left_out}' * bool(left_out)}; {PROTOCOL_NAMES[protocol]}.",
+            f"{f'; not drawn: {left_out}' * bool(left_out)}; {PROTOCOL_NAMES[protocol]}.{costs}",
+            budget=budget,
         )
-        blocks += [picture, tables.some_settings(comparison, lines)]
+        blocks += [picture, tables.some_settings(comparison, tables.lines_shown(comparison))]
     else:
-        words = "No method has answers to all tasks of this folder."
+        words = "No method has answers to all prompts of this folder."
         blocks.append(Text(text=words, style="missing"))
-    cost = figures.against_cost(comparison, shown, styles, run.timings)
-    if cost is not None:
-        picture = Picture(
-            name=f"{prefix}{kind}-cost-{protocol}",
-            figure=cost,
-            caption=f"{measure} against what it costs: bytes of keys and values right after the "
-            "eviction, mean over prompts, and milliseconds per decoded token, median, where they "
-            f"were measured; {PROTOCOL_NAMES[protocol]}.",
-        )
-        timed = [each for each in run.timings if each.protocol == protocol]
-        seconds = tables.costs_of_requests(timed) if timed else None
-        fold("costs", "Bytes and seconds", picture, tables.cache_bytes(comparison), seconds)
+    if not alone:
+        blocks += _folded(run, comparison, name, budget)
+    only = tuple(comparison.tasks) if alone or len(comparison.tasks) == 1 else ()
+    title = f"{measure.removesuffix(', %')}, {_SEEN[protocol]}"
+    return Section(
+        ident=name,
+        title=f"{only[0]}: {title}" if alone else title,
+        blocks=blocks,
+        opened=True,
+        protocol=protocol,
+        tasks=only if alone else ("", *only),
+    )
+
+
+def _said(comparison: Comparison) -> Iterator[Text]:
+    """The sentences on a comparison, but that it is unfinished: the first line of the page."""
+    style = "summary"
+    for sentence in sentences(comparison):
+        if sentence == comparison.sorted.apart:
+            yield Text(text=sentence, style="note")
+        elif sentence != comparison.unfinished:
+            yield Text(text=sentence, style=style)
+            style = ""
+
+
+def _folded(run: Run, comparison: Comparison, name: str, budget: str) -> Iterator[Section]:
+    """Tables of a comparison, folded; `budget` is the one of those that show one."""
+    timed = [each for each in run.timings if each.protocol == comparison.protocol]
     learned = [family for family, choice in comparison.choices.items()
                if choice.setting.method == LEARNED]  # fmt: skip
-    against = (tables.against(comparison, family) for family in learned)
-    paired = (tables.minus_full(comparison), *against)
-    fold("differences", "Differences, paired by prompt", *paired)
-    if len(comparison.tasks) > 1:
-        front = _front(shown)
-        panels = [(task, comparison, grid, front) for task, grid in comparison.tasks.items()]
-        picture = Picture(
-            name=f"{prefix}{kind}-tasks-{protocol}",
-            figure=figures.against_budget(panels, styles),
-            caption=f"{measure} task by task; bars: {comparison.interval}; "
-            f"{PROTOCOL_NAMES[protocol]}.",
-        )
-        budget = best.budget if best else (*comparison.budgets.specs, "")[-1]
-        fold("tasks", "Task by task", picture, tables.by_task(comparison, budget))
-    if kind == "accuracy":
-        layers = run.results.manifest.get("layers", ())
-        kept = tables.evidence_table(comparison, best.budget if best else "", layers)
-        fold("evidence", "Evidence kept in each head", kept)
-    if len(comparison.grid) > len(comparison.choices):
-        fold("every", "Every setting of every method", tables.every_setting(comparison))
-    title = f"{measure.removesuffix(', %')}, {_SEEN[protocol]}"
-    return Section(ident=name, title=title, blocks=blocks, opened=True)
+    specs = comparison.budgets.specs if len(comparison.tasks) > 1 else ()
+    layers = run.results.manifest.get("layers", ())
+    some = comparison.kind == "accuracy"
+    several = len(comparison.grid) > len(comparison.choices)
+    parts: dict[str, tuple[str, list[Table | None]]] = {
+        "costs": ("Bytes and seconds", [
+            tables.cache_bytes(comparison), tables.costs_of_requests(timed) if timed else None,
+        ]),
+        "differences": ("Differences, paired by prompt", [
+            tables.minus_full(comparison), *(tables.against(comparison, each) for each in learned),
+        ]),
+        "tasks": ("Task by task", [tables.by_task(comparison, spec) for spec in specs]),
+        "evidence": ("Evidence kept in each head", [
+            tables.evidence_table(comparison, budget, layers) if some else None
+        ]),
+        "every": ("Every setting of every method", [
+            tables.every_setting(comparison) if several else None
+        ]),
+    }  # fmt: skip
+    for part, (title, blocks) in parts.items():
+        if any(blocks):
+            yield Section(ident=f"{name}-{part}", title=title, blocks=blocks)
+
+
+_COSTS = (
+    " Second panel: the same against what compression takes at the chosen budget, as a share of "
+    "the prefill, one request at a time (measured at another budget or protocol where this one was "
+    "not timed); hollow: the model reads the prompt twice."
+)
 
 
 def _heads(

@@ -18,7 +18,7 @@ from eval.comparison import (
     resolved,
 )
 from eval.records import FULL, LEARNED, ORACLE, PROTOCOL_NAMES, SELF_SIZED
-from eval.report.costs import Cost, Timing
+from eval.report.costs import Cost, Timing, passes
 from eval.stats import Interval
 from policies.registry import NULLS
 
@@ -35,6 +35,8 @@ class Field:
     """Smaller lines below: an interval, for instance."""
     mark: str = ""
     """CSS class: `learned`, `reference`, a colour `r0` to `r15`, or none."""
+    method: str = ""
+    """Of the heading of a row: the family that it is about, where the page can choose some."""
 
 
 NOTHING = Field(text="–")
@@ -49,6 +51,8 @@ class Table:
     caption: str
     header: Sequence[str]
     rows: Sequence[Sequence[Field | str]]
+    budget: str = ""
+    """The budget that it is of, where the page can choose one."""
 
 
 def markdown(table: Table) -> str:
@@ -142,6 +146,7 @@ def by_task(comparison: Comparison, spec: str) -> Table:
         f"{PROTOCOL_NAMES[comparison.protocol]}. Other budgets: in the figure and the CSV file.",
         header=("method", *comparison.tasks),
         rows=rows,
+        budget=spec,
     )
 
 
@@ -203,7 +208,7 @@ def _gaps(
     scale, digits = (100, 1) if points else (1, 3)
     rows: list[Sequence[Field | str]] = []
     for name in dict.fromkeys(name for name, _ in gaps):
-        row: list[Field | str] = [name]
+        row: list[Field | str] = [Field(text=name, method=name)]
         for spec in comparison.budgets.specs:
             gap = gaps.get((name, spec))
             star = " *" if (name, spec) in differs else ""
@@ -363,7 +368,7 @@ def evidence_table(
             Field(text=f"{heads.mean():.0f}", small=" ".join(f"{one:.0f}" for one in heads))
             for heads in percent
         ]
-        rows.append([Field(text=name, small=note), f"{percent.mean():.0f}", *fields])
+        rows.append([_heading(name, note, setting), f"{percent.mean():.0f}", *fields])
     if not rows:
         return None
     names = model_layers if len(model_layers) == layers else range(layers)
@@ -390,6 +395,11 @@ def costs_of_requests(timings: Sequence[Timing]) -> Table:
             "–" if each.bytes_to_full is None else f"{each.bytes_to_full:.3f}",
             median(each.prefill, 1000, 1),
             median(each.evict, 1000, 1),
+            *(
+                "–" if share is None else f"{100 * share:.0f} %"
+                for share in (each.seconds, each.flops)
+            ),
+            "1" if each.setting.method == FULL else str(passes(each.setting.method)),
             median(each.decode, 1000, 2),
             median(each.decode_to_full, 1, 3),
         ]
@@ -405,7 +415,8 @@ def costs_of_requests(timings: Sequence[Timing]) -> Table:
         f"{PROTOCOL_NAMES[timings[0].protocol]}. Ratios are to the full cache, prompt by prompt.",
         header=(
             "method", "tokens per head", "cache bytes", "bytes / full", "prefill, ms",
-            "score and evict, ms", "decode, ms per token", "decode / full",
+            "score and evict, ms", "of the prefill's seconds", "of its FLOPs",
+            "readings of the prompt", "decode, ms per token", "decode / full",
         ),
         rows=rows,
     )  # fmt: skip
@@ -468,7 +479,7 @@ def _at(
 
 
 def _heading(name: str, note: str, setting: ReportedMethod) -> Field:
-    return Field(text=name, small=note, mark=_mark(setting))
+    return Field(text=name, small=note, mark=_mark(setting), method=setting.family)
 
 
 def _number(comparison: Comparison, estimate: Estimate | None, mark: str = "") -> Field:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -125,6 +127,32 @@ def test_records_count_the_evidence_of_every_head(
         assert row["evidence_lost"] == sum(t not in anywhere for t in prompt.evidence)
     (chat,) = evaluate(bench, prompts["chat"], protocol, _settings("full", None)[1:])
     assert chat["evidence_tokens"] is chat["evidence_kept"] is chat["evidence_lost"] is None
+
+
+@pytest.mark.parametrize("protocol", ["query_aware", "query_agnostic"])
+def test_records_hold_what_people_read(
+    bench: Bench, prompts: dict[str, Prompt], protocol: str
+) -> None:
+    prompt = prompts["niah_single_1"]
+    settings = _settings("knorm,knorm+ada", "20%")
+    start = run_prefix(bench, prompt, protocol)
+    kept = [kept.indices for _, kept in keep(start, settings, None)]
+    for row, indices in zip(evaluate(bench, prompt, protocol, settings), kept, strict=True):
+        assert row["question"] == prompt.sample.question + prompt.sample.answer_prefix
+        places = [n for start, stop in row["excerpt_spans"] for n in range(start, stop)]
+        assert {*range(len(prompt.ids) - 96, len(prompt.ids)), *prompt.evidence} <= {*places}
+        assert len(places) == len(row["excerpt"]) == len(row["excerpt_kept"])
+        assert row["excerpt_evidence"] == list(prompt.evidence)
+        ids = [prompt.encoded.ids[place] for place in places]
+        assert "".join(row["excerpt"]) == bench.tokenizer.decode(ids)
+        for place, digit in zip(places, row["excerpt_kept"], strict=True):
+            heads = int((indices == place).any(-1).sum())  # of four
+            ninths = str(math.ceil(9 * heads / 4))
+            assert digit == (ninths if place < row["cached_tokens"] else "-")
+    chat = evaluate(bench, prompts["chat"], protocol, settings[:1])[0]
+    assert chat["reply"] == prompts["chat"].sample.messages[-1]["content"]  # type: ignore[index]
+    (row,) = evaluate(bench, replace(prompt, readable=False), protocol, settings[:1])
+    assert not [name for name in row if name.startswith(("excerpt", "question"))]
 
 
 def test_the_pinned_question_is_kept_where_it_is_seen(

@@ -39,6 +39,12 @@ SCORES: dict[tuple[str, bool, str | None, int | None, str | None], tuple[float, 
     ("snapkv", True, None, None, "50%"): (1, 1, 1, 1),
 }
 TOKENS = 16
+EXCERPT = {
+    "question": "Which?", "reply": None, "context_tokens": TOKENS,
+    "excerpt": ["a", "b", "c", "<b>"], "excerpt_spans": [[TOKENS - 3, TOKENS + 1]],
+    "excerpt_evidence": [TOKENS - 1], "excerpt_kept": "093-",
+}  # fmt: skip
+"""The last four tokens of a prompt, as a record has them."""
 FACTORS = (1.0, 1.2, 0.8, 1.0, 0.9, 1.1)
 """Seconds of the timed prompts, as multiples of their median."""
 
@@ -275,7 +281,7 @@ def reported(tmp_path_factory: pytest.TempPathFactory, write_results: Write) -> 
     folder = write_results(
         tmp_path_factory.mktemp("reported") / "results",
         records=[
-            *({**record, "prediction": f"{record['method']} at {record['budget_spec']}"}
+            *({**record, **EXCERPT, "prediction": f"{record['method']} at {record['budget_spec']}"}
               for record in answer_records()),
             *reply_records(),
         ],

@@ -25,6 +25,7 @@ from eval.report.figures import drawn_settings, line_styles, token_map
 from eval.report.tables import Field, Table
 from eval.results import load_results
 from eval.tune.settings_file import Scored, Tuned
+from policies.registry import METHODS
 
 Record = dict[str, Any]
 MakeRecord = Callable[..., Record]
@@ -274,7 +275,7 @@ def test_seconds_and_bytes_are_ratios_to_the_full_cache(timing: list[Record]) ->
     for records in (fewer, [{**record, "by_prompt": {}} for record in timing]):
         table = tables.costs_of_requests(timings(records, {None: ""}))
         assert "left out where fewer than 6 prompts were timed" in table.caption
-        assert [getattr(cell, "text", cell) for cell in table.rows[1]][4:] == ["–"] * 4
+        assert [getattr(cell, "text", cell) for cell in table.rows[1]][4:] == [*"––––", "1", *"––"]
 
 
 def _evidence(tokens: int, kept: list[list[int]], lost: int) -> Record:
@@ -304,8 +305,10 @@ def test_styles_tell_methods_apart_without_colour() -> None:
         for style in line_styles(names).values()
     }
     assert len(looks) == len(names)
-    many = line_styles(f"method{number}" for number in range(24)).values()
-    assert len({(style["color"], style["marker"]) for style in many}) == 24
+    many = [*(f"mine{number}" for number in range(18)), *(f"kvp/{number}" for number in range(9))]
+    many += METHODS
+    pairs = {(style["color"], str(style["linestyle"])) for style in line_styles(many).values()}
+    assert len(pairs) == len(many)
 
 
 def test_ranks_become_shades(tmp_path: Path, write_results: Any, tokens: Record) -> None:
