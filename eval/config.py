@@ -176,7 +176,7 @@ class EvalConfig(
     """Settings of kvp-eval."""
 
     out: str = ""
-    """What is written; needed unless --dry_run. A results folder: new, empty, or one of the same
+    """What is written. A results folder, needed but for --dry_run: new, empty, or one of the same
     configuration to resume or extend. Several processes may write one folder together."""
     methods: str | Sequence[object] = (
         "full,kvp,random,streaming_llm,knorm,keydiff,lagkv,snapkv,tova,h2o,oracle"
@@ -373,8 +373,8 @@ class TuneConfig(
     """Tuning."""
 
     out: str = ""
-    """What is written; needed unless --dry_run. A results folder with settings.json and
-    settings.csv: new, empty, or one of the same configuration to resume or extend."""
+    """What is written. A results folder with settings.json and settings.csv, needed but for
+    --dry_run: new, empty, or one of the same configuration to resume or extend."""
     methods: str = "random,streaming_llm,knorm,keydiff,lagkv,snapkv,tova,h2o"
     """Methods, comma separated. What is written with a name is fixed
     (`snapkv(kernel=7)+ada`), everything else is searched."""
