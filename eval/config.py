@@ -44,7 +44,7 @@ IDENTITY_FIELDS = (
     "model", "revision", "length", "split", "essays", "squad", "hotpotqa", "chat", "text",
     "data", "columns", "metric", "answer_prefix", "where", "tree_paths", "measure", "depths",
     "lengths", "scbench_mode", "continuation_tokens", "seed", "dtype", "attention",
-    "quantization", "sinks", "recents", "max_new_tokens",
+    "quantization", "sinks", "recents", "max_new_tokens", "chat_template", "protect_system",
 )  # fmt: skip
 """Settings that decide what a record means: a results folder keeps them for life. All others may
 change between runs that extend one folder (`docs/formats.md`, Results folder)."""
@@ -175,9 +175,9 @@ class EvalConfig(
 ):
     """Settings of kvp-eval."""
 
-    out: str = ""
-    """What is written. A results folder, needed but for --dry_run: new, empty, or one of the same
-    configuration to resume or extend. Several processes may write one folder together."""
+    out: str
+    """What is written. A results folder: new, empty, or one of the same configuration to resume or
+    extend. Several processes may write one folder together."""
     methods: str | Sequence[object] = (
         "full,kvp,random,streaming_llm,knorm,keydiff,lagkv,snapkv,tova,h2o,oracle"
     )
@@ -210,9 +210,9 @@ class EvalConfig(
 
     VISIBLE: ClassVar[tuple[str, ...]] = (
         "out", "model", "dtype", "quantization", "device", "methods", "policies",
-        "allocators", "budgets", "protocols", "protection", "tasks", "length", "data",
-        "metric", "max_new_tokens", "prompts", "split", "seed", "traces", "engine",
-        "workers", "dry_run",
+        "allocators", "budgets", "protocols", "protection", "protect_system", "tasks", "length",
+        "data", "chat_template", "metric", "max_new_tokens", "prompts", "split", "seed", "traces",
+        "engine", "workers", "dry_run",
     )  # fmt: skip
     ADDRESSES: ClassVar[tuple[str, ...]] = ("out", "traces")
     MINIMUMS: ClassVar[Mapping[str, float]] = {
@@ -225,8 +225,6 @@ class EvalConfig(
     def __post_init__(self) -> None:
         """Raise ValueError or UsageError, naming the flag, on settings that cannot work."""
         super().__post_init__()
-        if not self.out and not self.dry_run:
-            raise UsageError("--out is missing")
         for flag in ("methods", "allocators", "budgets", "protocols"):
             value = getattr(self, flag)
             if not (split_list(value) if isinstance(value, str) else value):
@@ -372,9 +370,9 @@ class TuneConfig(
 ):
     """Tuning."""
 
-    out: str = ""
-    """What is written. A results folder with settings.json and settings.csv, needed but for
-    --dry_run: new, empty, or one of the same configuration to resume or extend."""
+    out: str
+    """What is written. A results folder with settings.json and settings.csv: new, empty, or one of
+    the same configuration to resume or extend."""
     methods: str = "random,streaming_llm,knorm,keydiff,lagkv,snapkv,tova,h2o"
     """Methods, comma separated. What is written with a name is fixed
     (`snapkv(kernel=7)+ada`), everything else is searched."""

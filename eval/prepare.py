@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -28,6 +28,7 @@ from eval.methods import (
 )
 from eval.records import READABLE
 from eval.tune.settings_file import load_settings
+from kvp.config_groups import ProtectionConfig
 from kvp.data.encode import Encoded, encode, evidence_tokens
 from kvp.data.metrics import CHOICES
 from kvp.data.task import NoPromptError, Sample, TaskSettings
@@ -35,8 +36,8 @@ from kvp.data.tasks import RULER, build_samples, expand_tasks, find_task, ruler_
 from kvp.data.tasks.rows import TEXT
 from kvp.errors import UsageError
 from kvp.geometry import Geometry
-from kvp.hf import geometry_of, load_config, load_tokenizer
-from kvp.hf.loading import check_quantization, torch_device
+from kvp.hf import geometry_of, load_config
+from kvp.hf.loading import check_quantization, tokenizer_of, torch_device
 from kvp.hf.model_config import context_limit
 from kvp.ranking import Protection
 from kvp.store import TraceReader
@@ -231,10 +232,7 @@ def prepare(
     geometry = geometry_of(model_config)
     check_methods(methods, geometry)
     traces = open_traces(config.traces, geometry) if config.traces else None
-    if loaded is None:
-        tokenizer = load_tokenizer(config.model, revision=config.revision)
-    else:
-        tokenizer = loaded.tokenizer
+    tokenizer = tokenizer_of(config, loaded.tokenizer if loaded else None)
     positions = context_limit(model_config)
     requested = TaskSettings.of(config, count=config.prompts)
     prompts, notes = load_all(requested, tokenizer, positions)
@@ -246,17 +244,16 @@ def prepare(
     ]
     planned: dict[tuple[str, str], list[Setting]] = {}
     for task, protocol in dict.fromkeys((prompt.task, name) for prompt, name in work):
-        lengths = [prompt.boundary(protocol) for prompt in prompts if prompt.task == task]
+        of_task = [prompt for prompt in prompts if prompt.task == task]
         settings, small = plan(
             [method for method in methods if method.protocol in (None, protocol)],
             config.budget_list,
-            lengths,
+            [prompt.boundary(protocol) for prompt in of_task],
             protection=config.protection,
-            protected=Protection(sinks=config.sinks, recents=config.recents),
+            protected=protected_tokens(config, of_task),
         )
         planned[task, protocol] = without_repeats(settings)
-        if config.budgets != EvalConfig.budgets:  # of those that nobody named, the table has gaps
-            notes += [f"{task}, {protocol}: {note}" for note in small]
+        notes += [f"{task}, {protocol}: {note}" for note in small]
     return Prepared(
         geometry=geometry,
         tokenizer=tokenizer,
@@ -267,6 +264,12 @@ def prepare(
         traces=traces,
         notes=tuple(notes),
     )
+
+
+def protected_tokens(config: ProtectionConfig, prompts: Iterable[Prompt]) -> Protection:
+    """What protection keeps of each of these prompts."""
+    opening = [prompt.encoded.opening_length for prompt in prompts if config.protect_system]
+    return Protection(sinks=max([config.sinks, *opening]), recents=config.recents)
 
 
 def check_settings(config: EvalConfig) -> list[str]:

@@ -57,6 +57,7 @@ from eval.records import (
     RecordParts,
     key_of,
     merge_records,
+    results_folder,
     setting_of,
 )
 from eval.results import load_results, open_folder, write_manifest
@@ -68,9 +69,8 @@ from kvp.artifacts.claim import OutputFolder
 from kvp.config_groups import Rank
 from kvp.costs import span
 from kvp.errors import ResultsError, UsageError
-from kvp.hf import load_model
 from kvp.hf.attention import kvp_attention_set
-from kvp.hf.loading import device_of_rank
+from kvp.hf.loading import device_of_rank, model_of, tokenizer_of
 from kvp.hf.model_access import another_model, check_model, model_identity, name_of
 from kvp.hf.prefill import unwrapped
 from kvp.hf.scorer_inputs import check_inputs
@@ -283,16 +283,11 @@ def load_bench(
     torch.manual_seed(config.seed)
     if loaded is None:
         phase("loading the model")
-        model, tokenizer = load_model(
-            config.model,
-            device=device_of_rank(config.device, config.worker),
-            dtype=config.dtype,
-            revision=config.revision,
-            attention=config.attention,
-            quantization=config.quantization,
+        model, tokenizer = model_of(
+            config, device_of_rank(config.device, config.worker), config.attention
         )
     else:
-        model, tokenizer = loaded.model, loaded.tokenizer
+        model, tokenizer = loaded.model, tokenizer_of(config, loaded.tokenizer)
     check_inputs(model, [method.scorer for method in methods if method.scorer])
     return Bench(
         model=model,
@@ -486,7 +481,7 @@ def run_from_python(
             records = run(described(config, loaded.model), loaded, temporary=temporary)
     if config.dry_run or not records:
         return pd.DataFrame(records)
-    return ResultsFrame.read(config.out, config.bootstrap)
+    return ResultsFrame.of(load_results(results_folder(config.out)), config.bootstrap)
 
 
 def loaded_model(

@@ -11,6 +11,8 @@ in `policies`, programs in `trace_collect`, `train` and `eval`.
 from __future__ import annotations
 
 import os
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from kvp.errors import UsageError
@@ -19,14 +21,16 @@ if TYPE_CHECKING:
     from pandas import DataFrame
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from eval.frame import ResultsFrame
+    from eval.frame import compare, read_results
     from kvp.hf import evicting, load_cache, load_model, prefill_and_evict, save_cache
+    from kvp.ranking import Protection
     from kvp.store import TraceReader
     from policies import load_policy, make_allocator, make_method, make_scorer
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Protection",
     "TraceReader",
     "collect",
     "compare",
@@ -45,11 +49,14 @@ __all__ = [
 ]
 
 _MODULES = {
+    "Protection": "kvp.ranking",
     "TraceReader": "kvp.store",
+    "compare": "eval.frame",
     "evicting": "kvp.hf",
     "load_cache": "kvp.hf",
     "load_model": "kvp.hf",
     "prefill_and_evict": "kvp.hf",
+    "read_results": "eval.frame",
     "save_cache": "kvp.hf",
     "load_policy": "policies",
     "make_allocator": "policies",
@@ -59,14 +66,22 @@ _MODULES = {
 """Name -> the module that has it."""
 
 
-def collect(**settings: Any) -> Any:  # noqa: ANN401  # what the program returns
-    """Collect a trace store as kvp-collect does; settings are its flags: `out=`, `length=`, ..."""
-    return _run("trace_collect", "CollectConfig", settings)
+def collect(**settings: Any) -> None:  # noqa: ANN401
+    """Write a trace store, as kvp-collect does: `collect(out="runs/traces", length=512, ...)`.
+
+    Settings are its flags, which `kvp collect --help_all` and docs/reference/command_line.md list.
+    Raises KvpError on anything the caller can mend, with the name that was meant.
+    """
+    _run("trace_collect", "CollectConfig", settings)
 
 
-def train(**settings: Any) -> Any:  # noqa: ANN401
-    """Train rankers as kvp-train does; settings are its flags: `traces=`, `out=`, `steps=`, ..."""
-    return _run("train", "TrainConfig", settings)
+def train(**settings: Any) -> None:  # noqa: ANN401
+    """Write a policy, as kvp-train does: `train(traces="runs/traces", out="runs/policy", ...)`.
+
+    Settings are its flags, which `kvp train --help_all` and docs/reference/command_line.md list.
+    Raises KvpError on anything the caller can mend, with the name that was meant.
+    """
+    _run("train", "TrainConfig", settings)
 
 
 def evaluate(
@@ -74,7 +89,7 @@ def evaluate(
     *,
     tokenizer: PreTrainedTokenizerBase | None = None,
     **settings: Any,  # noqa: ANN401
-) -> ResultsFrame:
+) -> DataFrame:
     """Evaluate methods as kvp-eval does; a table with a row per prompt and setting.
 
     Settings are its flags: `tasks=["chat"]`, `budgets=["25%", 64]`, `prompts=20`, ... In `methods`
@@ -90,57 +105,26 @@ def evaluate(
 
     from kvp.plugins import import_own
 
-    ours, loaded = import_own("eval.run"), None
+    ours = import_own("eval.run")
+    loaded = None
     if model is not None and not isinstance(model, str | os.PathLike):
         loaded = ours.loaded_model(model, tokenizer, settings)
     elif tokenizer is not None:
         raise UsageError("tokenizer= belongs to a model object: a name has its own")
     elif model is not None:
         settings = {"model": model, **settings}
-    temporary = settings.get("out") is None
+    if settings.get("out") is not None:
+        return ours.run_from_python(_config("eval", "EvalConfig", settings), loaded)
     with TemporaryDirectory(prefix="kvp-results-") as folder:
-        if temporary:
-            nothing = {"timing_prompts": 0, "tokens": False}
-            settings = {**nothing, **settings, "out": f"{folder}/results"}
+        settings = {"timing_prompts": 0, "tokens": False, **settings, "out": f"{folder}/results"}
         config = _config("eval", "EvalConfig", settings)
-        table: ResultsFrame = ours.run_from_python(config, loaded, temporary=temporary)
-        return table
+        return ours.run_from_python(config, loaded, temporary=True)
 
 
-def read_results(folder: str | os.PathLike[str], *, bootstrap: int = 2000) -> ResultsFrame:
-    """A results folder of kvp-eval, or the address of one, as the table that `evaluate` returns.
-
-    `bootstrap` is the number of resamples behind each interval. Raises ResultsError where it is
-    none or damaged; a UserWarning says what is unfinished.
-    """
+def _run(package: str, config: str, settings: dict[str, Any]) -> None:
     from kvp.plugins import import_own
 
-    frame: ResultsFrame = import_own("eval.frame").ResultsFrame.read(os.fspath(folder), bootstrap)
-    return frame
-
-
-def compare(
-    first: str | os.PathLike[str] | ResultsFrame,
-    second: str | os.PathLike[str] | ResultsFrame,
-    *,
-    bootstrap: int = 2000,
-) -> DataFrame:
-    """Two results folders, or tables of them, paired by prompt: second minus first.
-
-    A row per method and budget that both have, with the number of pairs; columns and errors are
-    those of `eval.compare.paired`.
-    """
-    from kvp.plugins import import_own
-
-    sides = (each if hasattr(each, "results") else read_results(each) for each in (first, second))
-    results = [each.results for each in sides]
-    return import_own("eval.compare").paired(*results, resamples=bootstrap)
-
-
-def _run(package: str, config: str, settings: dict[str, Any]) -> Any:  # noqa: ANN401
-    from kvp.plugins import import_own
-
-    return import_own(f"{package}.run").run(_config(package, config, settings))
+    import_own(f"{package}.run").run(_config(package, config, settings))
 
 
 def _config(package: str, config: str, settings: dict[str, Any]) -> Any:  # noqa: ANN401
@@ -161,16 +145,18 @@ def _config(package: str, config: str, settings: dict[str, Any]) -> Any:  # noqa
     return kind(**{name: python_value(flags[name], value) for name, value in settings.items()})
 
 
-def __getattr__(name: str) -> Any:  # noqa: ANN401
-    """Import a public name when it is first used."""
-    if name not in _MODULES:
-        raise AttributeError(f"module 'kvp' has no attribute {name!r}")
-    from kvp.plugins import import_own
-
-    globals()[name] = value = getattr(import_own(_MODULES[name]), name)
-    return value
-
-
 def __dir__() -> list[str]:
     """Public names, imported or not."""
-    return sorted({*globals(), *__all__})
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
+
+
+def _imported(name: str) -> property:
+    """A public name, imported whenever it is used."""
+    from kvp.plugins import import_own
+
+    return property(lambda _: getattr(import_own(_MODULES[name]), name))
+
+
+# Completion lists properties without reading them: `kvp.<TAB>` imports nothing.
+_PROPERTIES = {name: _imported(name) for name in _MODULES}
+sys.modules[__name__].__class__ = type("Package", (ModuleType,), _PROPERTIES)

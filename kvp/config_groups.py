@@ -115,6 +115,9 @@ class ModelConfig(Group):
     quantization: QuantizationName = "none"
     """Bits in which the model's weights are held (bitsandbytes, on a CUDA device); keys, values and
     traces keep `--dtype`."""
+    chat_template: bool = True
+    """Put prompts into the tokenizer's chat template, where it has one; without it they are plain
+    text. Running text and worked examples never have one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,6 +216,9 @@ class ProtectionConfig(Group):
     """First tokens that protection always keeps."""
     recents: int = 16
     """Most recent tokens that protection always keeps."""
+    protect_system: bool = False
+    """Protection also keeps all tokens before the user's first text: the chat template's opening
+    and the system prompt. Cost curves, which are of traces, keep `--sinks` only."""
 
     MINIMUMS: ClassVar[Mapping[str, float]] = {"sinks": 0, "recents": 0}
 

@@ -74,17 +74,19 @@ class Progress:
                 MofNCompleteColumn(),
                 TimeElapsedColumn(),
                 TimeRemainingColumn(),
+                TextColumn("{task.fields[rate]}"),
                 TextColumn("{task.fields[note]}", markup=False),
                 console=Console(file=self._stream, markup=False, highlight=False, emoji=False),
                 expand=True,
             )
-            self._task = self._bar.add_task(text, total=total, completed=completed, note="")
+            self._task = self._bar.add_task(text, total=total, rate="", note="")
 
     def __enter__(self) -> Self:
         """Show the first state."""
         self._started = self._clock()
         if self._bar is not None:
             self._bar.start()
+            self.update(self.completed)
         else:
             self._print()
         return self
@@ -105,7 +107,7 @@ class Progress:
         self.completed = completed
         self._note = self._note if note is None else note
         if self._bar is not None:
-            self._bar.update(self._task, completed=completed, note=self._note)
+            self._bar.update(self._task, completed=completed, note=self._note, rate=self._rate())
         elif self._clock() - self._printed >= self._every:
             self._print()
 
@@ -120,9 +122,15 @@ class Progress:
         if done and self.completed < self._total:
             left = elapsed / done * (self._total - self.completed)
             parts.append(f"about {_duration(left)} left")
-        if self._note:
-            parts.append(self._note)
+        parts += [part for part in (self._rate(), self._note) if part]
         print(", ".join(parts), file=self._stream, flush=True)
+
+    def _rate(self) -> str:
+        """How fast this run is: `2.5/s` or `4 s each`; empty in its first second."""
+        done, elapsed = self.completed - self._first, self._clock() - self._started
+        if not done or elapsed < 1:
+            return ""
+        return f"{done / elapsed:.3g}/s" if done > elapsed else f"{elapsed / done:.3g} s each"
 
 
 def _duration(seconds: float) -> str:

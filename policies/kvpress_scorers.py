@@ -96,6 +96,9 @@ class PressScorer:
         given = ",".join(f"{name}={value}" for name, value in self.options.items())
         return f"{NAME}(press={self.kind},{given})"
 
+    def __repr__(self) -> str:
+        return self.name
+
     @property
     def needs(self) -> Needs:
         """Keys and values."""

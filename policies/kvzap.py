@@ -54,6 +54,9 @@ class KVzap:
         """`kvzap:SOURCE`."""
         return f"{NAME}:{self.source}"
 
+    def __repr__(self) -> str:
+        return self.name
+
     @property
     def needs(self) -> Needs:
         """The hidden states of every token."""

@@ -114,6 +114,25 @@ class LearnedScorer:
         """`kvp`; `label` says which policy it is."""
         return "kvp"
 
+    def __repr__(self) -> str:
+        """What it is, in five lines."""
+        model, source = self.metadata.get("model", {}), self.source
+        weights = list(self.rankers.parameters())
+        dtype = str(weights[0].dtype).removeprefix("torch.")
+        commit = f" at {source.commit[:12]}" if source and source.commit else ""
+        lines = (
+            f"policy {self.label!r} for {model.get('base_model') or model.get('id')}: "
+            f"{self.geometry}",
+            f"{self.geometry.total_kv_heads} rankers, {sum(each.numel() for each in weights):,} "
+            f"parameters in {dtype}, which read {', '.join(self.rankers.spec.inputs)}",
+            _trained(self.metadata.get("training", {})),
+            f"calibrated ({self.calibration.target}): heads can compete (ada, global)"
+            if self.calibration
+            else "not calibrated: heads cannot compete for one budget (ada, global)",
+            f"from {(source.repository or source.folder) if source else 'memory'}{commit}",
+        )
+        return "\n".join(lines)
+
     @property
     def needs(self) -> Needs:
         """Keys, values and positions; the last queries where the rankers read them."""
@@ -190,3 +209,18 @@ class LearnedScorer:
                 stop = min(start + block, first + tokens)
                 outer = slice(max(start - reach, first), min(stop + reach, first + tokens))
                 yield outer, slice(start - outer.start, stop - outer.start)
+
+
+def _trained(training: Mapping[str, Any]) -> str:
+    """What a training manifest says, in one line."""
+    if not (recipe := training.get("recipe")):
+        return "no record of its training"
+    data = training.get("text", {}).get("data", {})
+    text = f" of {data['name']} of at most {data['length']} tokens" if data else ""
+    tasks = f" ({', '.join(data['tasks'])})" if data.get("tasks") else ""
+    return (
+        f"trained on {training.get('traces', {}).get('train')} sequences{text}{tasks}: label "
+        f"{recipe['label']}, objective {recipe['objective']}, {recipe['steps']} steps"
+        f"{', then distilled' if 'distillation' in training else ''}, "
+        f"{training.get('created', '')[:10]}"
+    )

@@ -21,7 +21,7 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 from torch import Tensor
 
@@ -134,6 +134,13 @@ class Options:
     """Values that `kvp tune` tries, by option; the most important option first."""
     file_option: ClassVar[str | None] = None
     """Option given after the colon where others have their preset: a file."""
+
+    def __init_subclass__(cls) -> None:
+        cls.__repr__ = Options.__repr__  # type: ignore[method-assign]  # not a dataclass's own
+
+    def __repr__(self) -> str:
+        """As `--methods` accepts it."""
+        return self.name
 
     def __post_init__(self) -> None:
         """Raise UsageError on an option outside its `limits`."""
@@ -390,9 +397,19 @@ def make_allocator(spec: str | Allocator | type[Allocator]) -> Allocator:
     return _checked_allocator(named, written.options, label)
 
 
+class ScorerAndAllocator(NamedTuple):
+    """Both sides of a method; printed as `--methods` accepts it."""
+
+    scorer: Scorer
+    allocator: Allocator
+
+    def __repr__(self) -> str:
+        return f"{self.scorer.name}+{self.allocator.name}"
+
+
 def make_method(
     spec: str | Scorer | type[Scorer], allocator: str | Allocator | type[Allocator] | None = None
-) -> tuple[Scorer, Allocator]:
+) -> ScorerAndAllocator:
     """Build both sides of `SCORER[+ALLOCATOR]`, uniform without the second.
 
     The second side may be given as `allocator` instead. Raises as `make_scorer` and
@@ -409,7 +426,7 @@ def make_method(
             f"{scorer.name}+{made.name}: {scorer.name} does not say how many tokens it needs; "
             f"choose an allocator other than {made.name}"
         )
-    return scorer, made
+    return ScorerAndAllocator(scorer, made)
 
 
 def _named_object(written: Specification, kind: str, known: Mapping[str, object]) -> Any:  # noqa: ANN401

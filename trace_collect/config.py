@@ -45,8 +45,8 @@ class CollectConfig(DataConfig, AnswerConfig, ModelConfig, RunConfig, WorkersCon
 
     VISIBLE: ClassVar[tuple[str, ...]] = (
         "out", "model", "dtype", "quantization", "device", "data", "where", "tasks",
-        "length", "answers", "max_new_tokens", "train", "validation", "test", "labels",
-        "batch_size", "engine", "workers", "seed", "dry_run",
+        "length", "chat_template", "answers", "max_new_tokens", "train", "validation", "test",
+        "labels", "batch_size", "engine", "workers", "seed", "dry_run",
     )  # fmt: skip
     ADDRESSES: ClassVar[tuple[str, ...]] = ("out",)
     MINIMUMS: ClassVar[Mapping[str, float]] = {

@@ -21,8 +21,8 @@ from kvp.artifacts.addresses import files_below, make_folder, place
 from kvp.costs import seconds_of, told
 from kvp.data.sources import CollectionPlan
 from kvp.errors import ModelError, StoreError, UsageError
-from kvp.hf import geometry_of, load_config, load_model, load_tokenizer
-from kvp.hf.loading import check_quantization, device_of_rank, torch_device
+from kvp.hf import geometry_of, load_config
+from kvp.hf.loading import check_quantization, device_of_rank, model_of, tokenizer_of, torch_device
 from kvp.hf.model_access import known_frequencies, known_output_gram, weights_digest
 from kvp.hf.trace import check_reach
 from kvp.manifest import recorded_name, run_manifest
@@ -60,7 +60,7 @@ def run(config: CollectConfig) -> None:
         return
     if config.engine == "local":  # Ray's workers have devices of their own
         check_quantization(config.quantization, torch_device(config.device))
-    tokenizer = load_tokenizer(config.model, revision=config.revision)
+    tokenizer = tokenizer_of(config)
     jobs = _planned(config, tokenizer)
     missing = len(jobs) - check_out(config, jobs, tokenizer)
     if missing:
@@ -95,7 +95,7 @@ def _dry_run(config: CollectConfig, model_config: PreTrainedConfig) -> None:
     """
     jobs, count, absent = None, config.sequences, ""
     try:
-        tokenizer = load_tokenizer(config.model, revision=config.revision)
+        tokenizer = tokenizer_of(config)
     except ModelError as error:
         absent = str(error)
     else:
@@ -134,13 +134,7 @@ def _measured(parts: Collection) -> str:
 def _loaded(config: CollectConfig, jobs: CollectionPlan) -> Collection:
     """The prompts with the model."""
     phase(f"loading {config.model}")
-    model, tokenizer = load_model(
-        config.model,
-        device=device_of_rank(config.device, config.worker),
-        dtype=config.dtype,
-        revision=config.revision,
-        quantization=config.quantization,
-    )
+    model, tokenizer = model_of(config, device_of_rank(config.device, config.worker))
     return Collection(config, model, tokenizer, jobs)
 
 
@@ -183,7 +177,7 @@ class RayWorker:
         """Load the model and open the store; errors as `run`. `groups` are collected together."""
         check_in_sight(config.out)
         check_quantization(config.quantization, torch_device(config.device))
-        tokenizer = load_tokenizer(config.model, revision=config.revision)
+        tokenizer = tokenizer_of(config)
         self._parts = _loaded(config, planned(config, tokenizer))
         self._writer = _open(self._parts)
         self._groups = groups

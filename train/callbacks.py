@@ -12,7 +12,6 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.types import STEP_OUTPUT
-from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 
 from kvp.geometry import Geometry
@@ -24,8 +23,10 @@ from train.distributed import ALONE, Workers
 from train.ranker_training import RankerTraining
 from train.run_folder import RunFolder
 from train.summary import head_names
-from train.validation import evaluate
+from train.validation import HeldOut, evaluate
 
+SHOWN_BUDGET = "12.5%"
+"""Budget at which TensorBoard shows the attention that is kept."""
 Metrics = Mapping[str, float]
 """Numbers of a step for the log, by name."""
 
@@ -56,8 +57,8 @@ class Validation(Callback):
         self._every = every_steps
         self._protection = reward_protection
         self._workers = workers
-        self.latest_skill: torch.Tensor | None = None
-        """[A] skill at the latest validation of this process."""
+        self.latest: HeldOut | None = None
+        """What the latest validation found, in the process that validates."""
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, module: pl.LightningModule, *args: object
@@ -69,13 +70,22 @@ class Validation(Callback):
         skill = torch.empty_like(module.best_skill)
         if self._workers.first:
             contexts = map(self._source.context, self._points)
-            skill = evaluate(module.average, contexts, reward_protection=self._protection).skill
-        self.latest_skill = self._workers.from_first(skill)
-        module.keep_best(self.latest_skill)
+            self.latest = evaluate(module.average, contexts, reward_protection=self._protection)
+            skill = self.latest.skill
+        module.keep_best(self._workers.from_first(skill))
+
+
+_CHARTS = {
+    "loss or reward": "train/(loss|reward)$",
+    "held-out skill, by layer": "skill_by_layer/.*",
+    f"attention kept with {SHOWN_BUDGET} of the cache, by layer": "kept_by_layer/.*",
+}
+SCREEN = {"training": {title: ["Multiline", [tags]] for title, tags in _CHARTS.items()}}
+"""What TensorBoard's page of custom scalars shows."""
 
 
 class Log(Callback):
-    """TensorBoard: scalars, and the skill of every head.
+    """TensorBoard: scalars of steps and of validations, also on one page (`SCREEN`).
 
     The folder's name is the run's name in TensorBoard.
     """
@@ -100,6 +110,7 @@ class Log(Callback):
     def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         """Open the log; entries after the step that is resumed from are hidden."""
         self._writer = SummaryWriter(self._folder, purge_step=trainer.global_step + 1)
+        self._writer.add_custom_scalars(SCREEN)
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, module: pl.LightningModule, outputs: STEP_OUTPUT, *args: object
@@ -115,24 +126,27 @@ class Log(Callback):
             norm = module.gradient_norms.mean()
             self._writer.add_scalar("train/gradient_norm", norm, step)
             self._writer.add_scalar("train/lr", trainer.optimizers[0].param_groups[0]["lr"], step)
-        skill, self._validation.latest_skill = self._validation.latest_skill, None
-        if skill is not None:
-            self._write_skill(skill.cpu(), step)
+        held_out, self._validation.latest = self._validation.latest, None
+        if held_out is not None:
+            self._write_held_out(held_out, step)
 
     def on_train_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         """Close."""
         assert self._writer is not None
         self._writer.close()
 
-    def _write_skill(self, skill: Tensor, step: int) -> None:
-        """Skill [A] of a validation; heads without signal (NaN) count as 0."""
+    def _write_held_out(self, held_out: HeldOut, step: int) -> None:
+        """Means of a validation over heads, layer by layer; skill without signal counts as 0."""
         assert self._writer is not None
-        by_head = skill.nan_to_num(0.0)
-        self._writer.add_scalar("held_out/skill", by_head.mean(), step)
-        self._writer.add_scalar("held_out/worst_head", by_head.min(), step)
-        names = head_names(self._geometry, self._heads)
-        for name, value in zip(names, by_head.tolist(), strict=True):
-            self._writer.add_scalar(f"skill_by_head/{name}", value, step)
+        skill, kept = held_out.skill.nan_to_num(0.0).cpu(), 1 - held_out.lost[SHOWN_BUDGET].cpu()
+        self._writer.add_scalar("held_out/skill", skill.mean(), step)
+        self._writer.add_scalar("held_out/worst_head", skill.min(), step)
+        layers = [name.partition(".")[0] for name in head_names(self._geometry, self._heads)]
+        for layer in dict.fromkeys(layers):
+            of_layer = torch.tensor([one == layer for one in layers])
+            for name, values in (("skill", skill), ("kept", kept)):
+                tag = f"{name}_by_layer/{layer.zfill(2)}"
+                self._writer.add_scalar(tag, values[of_layer].mean(), step)
 
 
 def skill_note(label: str) -> Callable[[pl.LightningModule, Metrics], str]:
@@ -172,20 +186,13 @@ class Bar(Callback):
         assert isinstance(outputs, Mapping)
         self._progress.update(trainer.global_step, note=self._note(module, outputs["metrics"]))
 
-    def on_train_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        """Leave the last state."""
-        self._stop()
-
-    def on_exception(
-        self, trainer: pl.Trainer, module: pl.LightningModule, exception: BaseException
-    ) -> None:
-        """Give the terminal back."""
-        self._stop()
-
-    def _stop(self) -> None:
+    def on_train_end(self, *_: object) -> None:
+        """Leave the last state and give the terminal back, also after an error."""
         if self._progress is not None:
             self._progress.__exit__(None, None, None)
             self._progress = None
+
+    on_exception = on_train_end  # type: ignore[assignment]
 
 
 class Checkpoints(Callback):

@@ -16,8 +16,8 @@ from transformers import PreTrainedConfig
 from kvp.costs import AT_WORK, COMPRESSED, seconds_of, span, told
 from kvp.errors import ModelError, UsageError
 from kvp.geometry import Geometry
-from kvp.hf import geometry_of, load_config, load_tokenizer
-from kvp.hf.loading import torch_device
+from kvp.hf import geometry_of, load_config
+from kvp.hf.loading import tokenizer_of, torch_device
 from kvp.hf.model_size import default_batch_size, running_bytes
 from kvp.hf.trace import check_reach
 from kvp.progress import phase
@@ -77,7 +77,7 @@ def print_costs(config: TrainConfig) -> None:
     recipe, absent = config.recipe(), ""
     sequences = recipe.sequences or SEQUENCES
     try:
-        tokenizer = load_tokenizer(config.model, revision=config.revision)
+        tokenizer = tokenizer_of(config)
         sequences = Prompts.of(config, recipe, tokenizer).training
     except ModelError as error:
         absent = str(error)

@@ -6,6 +6,7 @@ validation and calibration will ask for, where that takes less.
 
 from __future__ import annotations
 
+import io
 import math
 import time
 from collections.abc import Callable, Iterable
@@ -22,12 +23,13 @@ from kvp.data.sources import data_identity, plan_collection
 from kvp.data.task import Sample, TaskSettings
 from kvp.errors import UsageError
 from kvp.geometry import Geometry
-from kvp.hf import geometry_of, load_config, load_model, load_tokenizer
+from kvp.hf import geometry_of, load_config
+from kvp.hf.loading import model_of, tokenizer_of
 from kvp.hf.model_access import known_frequencies, known_output_gram, model_identity
 from kvp.hf.model_size import default_batch_size
 from kvp.hf.trace import Recorded, check_reach, collect_all, sequence_record
 from kvp.manifest import recorded_name
-from kvp.progress import phase
+from kvp.progress import Progress, phase
 from kvp.store import SequenceRecord, StorePlan, Trace, planned_bytes
 from train.calibration import TARGET_LABELS
 from train.compression_points import (
@@ -99,6 +101,15 @@ class ModelTraces:
             trace = replace(trace, queries=None)
         self._kept[trace.record.index] = trace, computed
         return trace.record
+
+    def keep_all(self, made: Iterable[Trace], total: int, *, shown: bool) -> list[SequenceRecord]:
+        """`keep` of `total` sequences; their progress is `shown` by one of several workers."""
+        records = []
+        with Progress("collecting", total, stream=None if shown else io.StringIO()) as progress:
+            for trace in made:
+                records.append(self.keep(trace))
+                progress.advance()
+        return records
 
     def record(self, index: int) -> SequenceRecord:
         """Record of one sequence."""
@@ -202,17 +213,11 @@ def open_model(
         raise UsageError(f"--data {config.data}: no prompt {too_short(recipe, config.length)}")
     model_config = load_config(config.model, revision=config.revision)
     check_reach(model_config, config.model, config.length, config.max_new_tokens)
-    tokenizer = load_tokenizer(config.model, revision=config.revision)
+    tokenizer = tokenizer_of(config)
     prompts = Prompts.of(config, recipe, tokenizer)
     if workers.first:
         phase(f"loading {config.model}")
-    model, tokenizer = load_model(
-        config.model,
-        device=str(device),
-        dtype=config.dtype,
-        revision=config.revision,
-        quantization=config.quantization,
-    )
+    model, tokenizer = model_of(config, str(device))
     counts = prompts.training, prompts.validation
     plan = plan_of(geometry_of(model_config), config, recipe, *counts)
     heads = config.heads_of(plan.geometry)
@@ -265,10 +270,8 @@ def open_model(
         started = time.monotonic()
         numbered = list(enumerate(prompts.samples))
         samples = numbered[: counts[0]] if split == "train" else numbered[counts[0] :]
-        records = [
-            traces.keep(trace)
-            for trace in collect_all(model, tokenizer, samples, recorded, rows=rows)
-        ]
+        made = collect_all(model, tokenizer, samples, recorded, rows=rows)
+        records = traces.keep_all(made, len(samples), shown=workers.first)
         if split == "train":
             if workers.first:
                 speed = sum(record.length for record in records) / (time.monotonic() - started)

@@ -43,7 +43,7 @@ from eval.evolve.search import (
     search,
 )
 from eval.methods import Method, check_methods, file_digests
-from eval.prepare import load_all, methods_of
+from eval.prepare import load_all, methods_of, protected_tokens
 from eval.records import UNIFORM
 from eval.results import input_digests
 from eval.run import load_bench
@@ -52,12 +52,12 @@ from kvp.artifacts.claim import OutputFolder
 from kvp.budgets import Budget
 from kvp.data.task import TaskSettings
 from kvp.errors import UsageError
-from kvp.hf import geometry_of, load_config, load_tokenizer
-from kvp.hf.loading import check_quantization, torch_device
+from kvp.hf import geometry_of, load_config
+from kvp.hf.loading import check_quantization, tokenizer_of, torch_device
 from kvp.hf.model_access import model_identity
 from kvp.hf.model_config import context_limit
 from kvp.manifest import digest_json, recorded_name, run_manifest
-from kvp.progress import phase, say
+from kvp.progress import Progress, phase, say
 from kvp.ranking import UNPROTECTED, Protection, Selection, apportion
 from kvp.scoring import Scorer, score_layers
 from policies.allocators.evolved import BUDGET_FILE, BudgetFile, load_budgets, save_budgets
@@ -202,7 +202,7 @@ def _search(config: EvolveConfig, output: OutputFolder, identity: dict[str, Any]
     method, scorer = _method(config.evaluation)
     check_methods([method], geometry)
     phase("preparing prompts")
-    tokenizer = load_tokenizer(config.model, revision=config.revision)
+    tokenizer = tokenizer_of(config)
     positions = context_limit(model_config)
     search_prompts, held_out = load_prompts(
         TaskSettings.of(config),
@@ -213,7 +213,7 @@ def _search(config: EvolveConfig, output: OutputFolder, identity: dict[str, Any]
     )
     protection = UNPROTECTED
     if config.protection == "on":
-        protection = Protection(sinks=config.sinks, recents=config.recents)
+        protection = protected_tokens(config, (*search_prompts, *held_out))
     cached = [prompt.boundary(config.protocol) for prompt in (*search_prompts, *held_out)]
     target, reference = target_of(config.target, protection, cached[: len(search_prompts)])
     plan = _plan(config, geometry.layers, target, reference=reference, longest=max(cached))
@@ -225,12 +225,16 @@ def _search(config: EvolveConfig, output: OutputFolder, identity: dict[str, Any]
     manifest = run_manifest(identity, seed=config.seed)
     begin_search(output, identity, manifest)
 
-    journal = Journal(folder / JOURNAL, on_append=lambda entry: say(_line(plan, entry)))
+    journal = Journal(
+        folder / JOURNAL, on_append=lambda entry: progress.advance(note=_note(plan, entry))
+    )
     keep_bytes = int(config.memory_gb * 1e9)
     searched = PromptSet(
         decoder, scorer, target, search_prompts, protocol=config.protocol, keep_bytes=keep_bytes
     )
-    elite = search(plan, searched.scores, journal)
+    generations = 1 + plan.generations * len(layer_groups(plan.layers, plan.group))
+    with Progress("searching", generations, completed=len(journal.generations)) as progress:
+        elite = search(plan, searched.scores, journal)
     others = searched.of(held_out)
     budgets = BudgetFile(
         model={"id": recorded_name(config.model), "revision": config.revision},
@@ -321,16 +325,12 @@ def _plan(
     )  # fmt: skip
 
 
-def _line(plan: SearchPlan, entry: Generation) -> str:
-    """One line of progress, printed when a generation ends."""
+def _note(plan: SearchPlan, entry: Generation) -> str:
+    """What the generation that ended found."""
     if entry.group < 0:
-        return f"uniform: score {entry.scores[0]:.4f}, {entry.seconds:.0f} s"
+        return f"uniform: score {entry.scores[0]:.4f}"
     groups = len(layer_groups(plan.layers, plan.group))
-    return (
-        f"group {entry.group + 1}/{groups}, generation {entry.generation + 1}/"
-        f"{plan.generations}: best score {max(entry.scores):.4f}, best fitness "
-        f"{max(entry.fitness):.4f}, {entry.evaluated} new schemes, {entry.seconds:.0f} s"
-    )
+    return f"group {entry.group + 1}/{groups}: best score {max(entry.scores):.4f}"
 
 
 def _summary(plan: SearchPlan, journal: Journal, elite: Elite) -> dict[str, Any]:

@@ -38,7 +38,7 @@ from eval.methods import (
     plan,
     registered_method,
 )
-from eval.prepare import Prepared, prepare
+from eval.prepare import Prepared, prepare, protected_tokens
 from eval.records import (
     FULL,
     LEARNED,
@@ -66,7 +66,7 @@ from kvp.errors import UsageError
 from kvp.hf.model_access import model_identity
 from kvp.manifest import digest_json, recorded_name, run_manifest
 from kvp.progress import phase, say
-from kvp.ranking import Allocator, Protection
+from kvp.ranking import Allocator
 from kvp.scoring import Scorer
 from policies import make_allocator, make_scorer, sizes_itself, split_method
 from policies.registry import NULLS, Grid, Options, parse
@@ -246,7 +246,7 @@ class Tuning:
         """UsageError on prompts or budgets whose scores would not be comparable."""
         self.config, self.prepared = config, prepared
         self.budgets = config.evaluation.budget_list
-        self.protected = Protection(sinks=config.sinks, recents=config.recents)
+        self.protected = protected_tokens(config, prepared.prompts)
         self.protocols = tuple(dict.fromkeys(protocol for _, protocol in prepared.work))
         for note in prepared.notes:
             say(f"note: {note}")
@@ -422,7 +422,7 @@ def run(config: TuneConfig) -> TunedSettings | None:
     """Run kvp tune; None after a dry run. Raises KvpError on anything the user can mend."""
     subjects = subjects_of(config)
     methods = [method for subject in subjects for method in subject.every_rule()]
-    evaluation = config.evaluation
+    evaluation = replace(config.evaluation, dry_run=False)
     phase("preparing prompts")
     if config.dry_run:
         Tuning(config, prepare(evaluation, methods), subjects).estimate()
@@ -442,12 +442,7 @@ def run(config: TuneConfig) -> TunedSettings | None:
         manifest = run_manifest(dict(vars(config)), seed=config.seed)
         save_settings(output.local / SETTINGS, settings, manifest)
     print_settings(Console(markup=False), settings)
-    for entry, search in zip(settings.methods, tuning.searches, strict=True):
-        if ties := list(search.scores.values()).count(max(search.scores.values())) - 1:
-            say(
-                f"note: {entry.protocol}, {entry.requested}: {ties} other settings have the same "
-                f"best score as {entry.chosen.label}, which was tried first"
-            )
+    for entry in settings.methods:
         if entry.open_ends:
             say(
                 f"note: {entry.protocol}, {entry.requested}: {', '.join(entry.open_ends)} is best "

@@ -15,6 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import TYPE_CHECKING, TypeVar
 
 from jinja2 import TemplateError
@@ -40,6 +41,8 @@ class Encoded:
     """The prompt, with chat template and answer prefix."""
     context_length: int
     """Tokens before the question (running text: all but the last one), at least 1."""
+    opening_length: int
+    """Tokens before the user's first text: those of the chat template and the system prompt."""
     reply_ids: tuple[int, ...]
     """The reference continuation, or the right choice, without an end-of-turn token; empty when
     unknown."""
@@ -60,7 +63,7 @@ class _Piece:
 
     text: str
     template: bool = False
-    reply: bool = False
+    role: str = "user"
 
 
 def encode(sample: Sample, tokenizer: PreTrainedTokenizerBase) -> Encoded:
@@ -80,6 +83,7 @@ def encode(sample: Sample, tokenizer: PreTrainedTokenizerBase) -> Encoded:
         return Encoded(
             ids=sample.token_ids,
             context_length=max(1, len(sample.token_ids) - 1),
+            opening_length=0,
             reply_ids=sample.reply_token_ids,
             reply_spans=(),
         )
@@ -93,10 +97,12 @@ def encode(sample: Sample, tokenizer: PreTrainedTokenizerBase) -> Encoded:
         reply = sample.reply
     ids = [] if templated else opening_ids(tokenizer)
     spans: list[tuple[int, int]] = []
+    opening = takewhile(lambda one: one.template or one.role == "system", (*context, *rest))
+    opening_length = len(ids) + sum(len(_ids(piece, tokenizer)) for piece in opening)
     for piece in context:
         start = len(ids)
         ids += _ids(piece, tokenizer)
-        if piece.reply and len(ids) > start:
+        if piece.role == "assistant" and len(ids) > start:
             spans.append((start, len(ids)))
     context_length = len(ids)
     for piece in rest:
@@ -112,6 +118,7 @@ def encode(sample: Sample, tokenizer: PreTrainedTokenizerBase) -> Encoded:
     return Encoded(
         ids=tuple(ids),
         context_length=max(1, min(context_length, len(ids) - 1)),
+        opening_length=opening_length,
         reply_ids=gold[0] if gold else tuple(content_ids(reply, tokenizer)),
         reply_spans=tuple(spans),
         choice_ids=tuple(choice_ids),
@@ -180,7 +187,7 @@ def _chat(
     context = []
     for text, turn in zip(between, turns, strict=False):
         context.append(_Piece(text, template=True))
-        context.append(_Piece(turn["content"], reply=turn["role"] == "assistant"))
+        context.append(_Piece(turn["content"], role=turn["role"]))
     before = between[-1]
     end = before  # without earlier turns the context is what the template opens the chat with
     if turns:

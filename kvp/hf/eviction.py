@@ -33,6 +33,7 @@ from kvp.errors import UsageError
 from kvp.hf.attention import QueryRecorder, kvp_attention_set
 from kvp.hf.cache import EvictingCache, Turn
 from kvp.hf.evict import EvictionRule, check_repeatable, evict, evict_again
+from kvp.hf.kept import Kept
 from kvp.hf.model_access import check_model, warn_of_another_model
 from kvp.hf.model_config import rope_switch
 from kvp.hf.prefill import Observation, prefill, recorded_hidden, refuse_inside_block, unwrapped
@@ -57,18 +58,11 @@ def prefill_and_evict(
 
     The cache has seen the first N = T - `fed_again` tokens; feed the rest afterwards. With a whole
     prompt pass `fed_again=1`, so that the method sees the query of its last token; leave out what
-    the method is not to see, such as a question. A budget of N or more keeps all N tokens; without
-    an allocator nothing is scored then. A percentage keeps at least the protected tokens.
-    `protection` defaults to the first 4 and the last 16 of the N tokens. Of a class of scorers or
-    allocators, an object with its defaults is made. An `allocator` splits the
-    budget over layers and KV heads instead of giving each head the same; `tokenizer` is for methods
-    that repeat or read the prompt.
+    it is not to see, such as a question. A budget of N or more keeps all N tokens. All else is as
+    for `evicting`; `kvp.hf.kept.Kept(cache)` says what stayed.
 
-    Raises UsageError when an absolute budget is below the protected tokens, when the scorer needs
-    the future or a tokenizer it was not given, for counts of an allocator that cannot be kept, and
-    where `fed_again` leaves no token, and inside an `evicting` block of the same model; ModelError
-    for models kvp cannot evict from, or that lack what the scorer reads. Warns when a learned
-    policy was trained on another model.
+    Raises as `evicting` does; UsageError also where `fed_again` leaves no token, and inside an
+    `evicting` block of the same model.
     """
     model, rule = _prepared(model, scorer, budget, protection, allocator)
     warn_of_another_model(model, rule.scorer)
@@ -97,44 +91,34 @@ def evicting(
     tokenizer: PreTrainedTokenizerBase | None = None,
     every: int | None = None,
     prefill_chunk: int | None = None,
-) -> AbstractContextManager[None]:
+) -> AbstractContextManager[Kept]:
     """Make `model.generate` compress its cache to `budget` tokens per KV head after every prefill.
 
-    Use as `with evicting(...):`, once. Inside, `generate` may be called several times, with
-    left-padded batches, sampling or beams. Tokens are selected separately for each prompt of a
-    batch; a percentage such as `"12.5%"` is of that prompt's length and keeps at least the
-    protected tokens. A call that continues a compressed cache (`past_key_values=`) compresses it to
-    the budget again, once the new turn has been read; a percentage is of all tokens seen by then.
-    An empty `DynamicCache` that is passed becomes the `EvictingCache` itself. On exit the model is
-    as before.
+    Use as `with evicting(...) as kept:`, once; `kept` says and draws what the latest call's cache
+    holds and saves (`kvp.hf.kept.Kept`). Calls may be several, in several threads (wait for them
+    inside), with left-padded batches, sampling or beams; each prompt's tokens are chosen for
+    itself. A percentage such as `"12.5%"` is of the prompt, and keeps the protected tokens at least
+    (`protection`: the first 4 and the last 16). An `allocator` splits a prompt's budget over layers
+    and heads. `tokenizer` is for methods that repeat or read the prompt. Of a class of scorers or
+    allocators an object with its defaults is made. On exit the model is as before.
 
-    `every`: compress again after so many tokens of the answer, so that no head of a uniform budget
-    ever holds more than budget + every tokens; None never does. `prefill_chunk`: read prompts in
-    pieces of so many tokens (at least 3), with eviction after each, so that no head holds more than
-    budget + prefill_chunk tokens; transformers' `prefill_chunk_size` does the same, with
-    percentages of what has been read so far. Then, and in further turns, scorers see the tokens
-    that are still stored; a forward pass returns logits of the last piece alone.
+    A call that goes on from a compressed cache (`past_key_values=`) compresses it again once the
+    new turn has been read; a percentage is of all tokens seen by then. `every`: compress again
+    after so many tokens of the answer, so that no head of a uniform budget holds more than
+    budget + every. `prefill_chunk`: read prompts in pieces of so many tokens (at least 3), with
+    eviction after each; transformers' `prefill_chunk_size` does the same, with percentages of what
+    was read so far. Scorers then see what is still stored, and a pass returns the last piece's
+    logits alone.
 
-    `model` may be wrapped by torch.compile or PEFT: the model inside is the one that is changed.
-    The block holds for that model in every thread; each `generate` call has its own state. Wait for
-    the threads before leaving the block: a call that has not begun its prefill by then runs with
-    the full cache.
+    Models inside torch.compile or PEFT are found. Those loaded with `eager` attention compute
+    eagerly inside, all others by torch's `scaled_dot_product_attention`.
 
-    Inside, a model that was loaded with `eager` attention computes eagerly, and any other one
-    (sdpa, flash_attention_2, flex_attention) with torch's `scaled_dot_product_attention`, which
-    chooses a flash kernel by itself where it can: numbers are those of sdpa.
-
-    An `allocator` splits the budget of a prompt over layers and KV heads instead of giving each
-    head the same; of a class of scorers or allocators, an object with its defaults is made.
-    `tokenizer` is for methods that repeat or read the prompt.
-
-    Raises UsageError for an absolute budget below the protected tokens, a scorer that needs the
-    future or a tokenizer it was not given, counts of an allocator that cannot be kept, a second
-    `evicting` around the same model, `use_cache=False`, attention weights (`output_attentions`),
-    caches of another kind (static, offloaded, quantised), assisted decoding, continuous batching
-    (`generate_batch`), methods that read a whole prompt at once where a cache is compressed again,
-    and on exit while a prefill runs in another thread; ModelError for models kvp cannot evict from,
-    or that lack what the scorer reads. Warns when a learned policy was trained on another model.
+    Raises UsageError for budgets below the protected tokens, scorers that need the future or a
+    tokenizer, counts that cannot be kept, a second block of the same model, `use_cache=False`,
+    `output_attentions`, other caches (static, offloaded, quantised), assisted decoding, continuous
+    batching, and methods that read a whole prompt where a cache is compressed again; ModelError for
+    models kvp cannot evict from, or that lack what the scorer reads. Warns of a policy trained on
+    another model.
     """
     model, rule = _prepared(model, scorer, budget, protection, allocator)
     warn_of_another_model(model, rule.scorer)
@@ -206,7 +190,7 @@ class _Thread(local):
     """Tokens of the prompts whose pieces are being read."""
 
 
-class EvictingBlock(AbstractContextManager[None]):
+class EvictingBlock(AbstractContextManager[Kept]):
     """Swaps in an `EvictingCache` before a prefill and shrinks it afterwards, by module hooks."""
 
     def __init__(
@@ -230,7 +214,7 @@ class EvictingBlock(AbstractContextManager[None]):
         self._thread = _Thread()
         self._calls: dict[int, _Call] = {}  # by thread
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> Kept:
         refuse_inside_block(self._model)
         if self._used:
             raise UsageError("an evicting(...) block cannot be entered twice: call evicting again")
@@ -244,6 +228,9 @@ class EvictingBlock(AbstractContextManager[None]):
             after = self._model.register_forward_hook(self._after, with_kwargs=True)
             undo.callback(after.remove)
             self._undo = undo.pop_all()
+        kept = Kept()
+        self._kept = ref(kept)  # so that a cache which nobody asks about is freed as ever
+        return kept
 
     def __exit__(
         self,
@@ -296,6 +283,8 @@ class EvictingBlock(AbstractContextManager[None]):
         elif self._every is not None:
             self._take_over(cache)
         self._thread.latest = ref(cache)
+        if (kept := self._kept()) is not None:
+            kept.cache = cache
         return (), kwargs
 
     def _read_pieces(self, kwargs: dict[str, Any], tokens: int, chunk: int) -> dict[str, Any]:

@@ -9,6 +9,7 @@ The device of one of several processes that share a machine's devices.
 
 from __future__ import annotations
 
+import copy
 import struct
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext, redirect_stderr
@@ -35,7 +36,7 @@ from transformers import (
 from transformers.models.auto.tokenization_auto import get_tokenizer_config
 from transformers.utils import logging
 
-from kvp.config_groups import Rank, local_rank
+from kvp.config_groups import ModelConfig, Rank, local_rank
 from kvp.errors import ModelError, UsageError
 from kvp.hf.attention import ATTENTIONS
 from kvp.hf.model_access import NANO, check_model, check_weights
@@ -184,6 +185,30 @@ def load_tokenizer(name: str, *, revision: str | None = None) -> PreTrainedToken
     if not known:
         raise ModelError(f"--model {name}: no tokenizer (its files are missing or empty)")
     return tokenizer
+
+
+def tokenizer_of(
+    config: ModelConfig, tokenizer: PreTrainedTokenizerBase | None = None
+) -> PreTrainedTokenizerBase:
+    """The tokenizer that settings name, or the one given; without a chat template, all prompts of
+    `kvp.data` are plain text.
+    """
+    found = tokenizer or load_tokenizer(config.model, revision=config.revision)
+    if not config.chat_template:
+        found = copy.copy(found)
+        found.chat_template = None
+    return found
+
+
+def model_of(
+    config: ModelConfig, device: str, attention: str = "sdpa"
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """The model and the tokenizer that settings name; errors as `load_model`."""
+    model, tokenizer = load_model(
+        config.model, device=device, dtype=config.dtype, revision=config.revision,
+        attention=attention, quantization=config.quantization,
+    )  # fmt: skip
+    return model, tokenizer_of(config, tokenizer)
 
 
 def load_config(name: str, *, revision: str | None = None) -> PreTrainedConfig:

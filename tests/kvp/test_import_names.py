@@ -51,11 +51,11 @@ def test_public_names_import_where_the_names_are_taken(shadowed: Path) -> None:
     code = (
         f"from kvp import {names}\n"
         "print(make_scorer('snapkv').name)\n"
-        "import eval; print(eval.ORIGIN)\n"  # the user's own stays theirs
+        "import train; print(train.ORIGIN)\n"  # the user's own stays theirs
     )
     done = _python(code, shadowed)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["snapkv", "user", "eval", "user"]
+    assert done.stdout.split() == ["snapkv", "user", "train", "user"]
 
 
 def test_a_name_that_is_taken_already_is_said_in_one_line(shadowed: Path) -> None:
@@ -66,10 +66,15 @@ def test_a_name_that_is_taken_already_is_said_in_one_line(shadowed: Path) -> Non
     assert "rename yours" in last
 
 
-def test_importing_kvp_is_quick_and_dir_names_everything() -> None:
+def test_completion_offers_the_public_names_and_imports_nothing() -> None:
     code = (
-        "import sys, kvp; assert set(kvp.__all__) <= set(dir(kvp)); "
-        "assert not {'torch', 'transformers', 'jsonargparse'} & set(sys.modules)"
+        "import sys, kvp, rlcompleter; assert set(kvp.__all__) <= set(dir(kvp))\n"
+        "completer, offered = rlcompleter.Completer({'kvp': kvp}), set()\n"
+        "while found := completer.complete('kvp.', len(offered)):\n"
+        "    offered.add(found.rstrip('()'))\n"
+        "assert {one for one in offered if not one.startswith('kvp.__')} == {\n"
+        "    f'kvp.{name}' for name in kvp.__all__}, offered\n"
+        "assert not {'torch', 'transformers', 'jsonargparse', 'pandas'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 

@@ -32,10 +32,10 @@ def test_without_a_terminal_lines_come_at_the_start_every_thirty_seconds_and_at_
             progress.advance(note="vt")
     assert stream.getvalue().splitlines() == [
         "prompts: 0/10",
-        "prompts: 3/10, 0:00:30 so far, about 0:01:10 left, vt",
-        "prompts: 6/10, 0:01:00 so far, about 0:00:40 left, vt",
-        "prompts: 9/10, 0:01:30 so far, about 0:00:10 left, vt",
-        "prompts: 10/10, 0:01:40 so far, vt",
+        "prompts: 3/10, 0:00:30 so far, about 0:01:10 left, 10 s each, vt",
+        "prompts: 6/10, 0:01:00 so far, about 0:00:40 left, 10 s each, vt",
+        "prompts: 9/10, 0:01:30 so far, about 0:00:10 left, 10 s each, vt",
+        "prompts: 10/10, 0:01:40 so far, 10 s each, vt",
     ]
 
 
@@ -48,7 +48,7 @@ def test_the_last_line_is_printed_once() -> None:
         pass
     assert stream.getvalue().splitlines() == [
         "prompts: 0/1",
-        "prompts: 1/1, 0:00:30 so far",
+        "prompts: 1/1, 0:00:30 so far, 30 s each",
         "nothing left: 2/2",
     ]
 
@@ -59,7 +59,15 @@ def test_a_resumed_run_counts_its_own_rate() -> None:
         clock.now += 40
         progress.update(90)
     assert "steps: 80/100" in stream.getvalue()
-    assert "90/100, 0:00:40 so far, about 0:00:40 left" in stream.getvalue()
+    assert "90/100, 0:00:40 so far, about 0:00:40 left, 4 s each" in stream.getvalue()
+
+
+def test_a_terminal_shows_the_rate() -> None:
+    clock, stream = Clock(), Terminal()
+    with Progress("steps", 100, stream=stream, clock=clock) as progress:
+        clock.now += 4
+        progress.update(10)
+    assert "2.5/s" in stream.getvalue()
 
 
 def test_lines_are_flushed() -> None:

@@ -12,6 +12,7 @@ import policies.learned
 from kvp.errors import PolicyError
 from kvp.geometry import Geometry
 from kvp.scoring import View
+from policies import load_policy
 from policies.learned import Calibration, LearnedScorer
 from policies.ranker import HeadRankers, RankerSpec
 
@@ -31,6 +32,29 @@ def policy(request: pytest.FixtureRequest) -> LearnedScorer:
         with torch.no_grad():
             rankers.neighbours_weight.normal_(generator=torch.Generator().manual_seed(1))
     return LearnedScorer(rankers=rankers, geometry=GEOMETRY)
+
+
+def test_a_policy_says_what_it_is_and_shows_no_tensor(policy: LearnedScorer) -> None:
+    count = sum(weight.numel() for weight in policy.rankers.parameters())
+    model, size, training, calibrated, origin = str(policy).splitlines()
+    assert model.endswith("3 layers x 2 KV heads (4 query heads, head_dim 8)")
+    assert size.startswith(f"6 rankers, {count:,} parameters in float32, which read key, value")
+    assert training == "no record of its training"
+    assert calibrated.startswith("not calibrated: heads cannot")
+    assert origin == "from memory"
+
+
+def test_a_bundled_policy_says_what_it_was_trained_on() -> None:
+    model, _, training, calibrated, origin = str(load_policy("smollm2-135m-instruct")).splitlines()
+    assert "for HuggingFaceTB/SmolLM2-135M-Instruct: 30 layers x 3 KV heads" in model
+    for part in (
+        "trained on 360 sequences of ruler:0.5,qa_chats.jsonl:0.15,", " of at most 1024 tokens",
+        " (niah_single_1, niah_single_2, ", ": label max_reply_attention, objective listwise, ",
+        "600 steps, 2026-11-25",
+    ):  # fmt: skip
+        assert part in training
+    assert calibrated == "calibrated (reply_contribution): heads can compete (ada, global)"
+    assert origin.endswith("policies/smollm2")
 
 
 @pytest.mark.parametrize("layer", [0, 1, 2])

@@ -35,6 +35,10 @@ def test_both_sides_are_built_and_names_rebuild_them(
     assert (built[0].name, built[1].name) == (scorer, allocator)
     assert built == (make_scorer(scorer), make_allocator(allocator))
     assert make_method(f"{scorer}+{allocator}") == built
+    assert (str(built), repr(built[0])) == (
+        f"{scorer}+{allocator}",
+        scorer,
+    )  # as `--methods` has it
 
 
 @pytest.mark.parametrize(

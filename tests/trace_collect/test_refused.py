@@ -21,7 +21,7 @@ def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     def load(*_: object, **__: object) -> None:
         raise AssertionError("the weights are loaded")
 
-    monkeypatch.setattr("trace_collect.run.load_model", load)
+    monkeypatch.setattr("trace_collect.run.model_of", load)
 
 
 @pytest.mark.usefixtures("no_weights")

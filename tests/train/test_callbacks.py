@@ -90,7 +90,7 @@ def test_validation_evaluates_the_averaged_weights(store: Path) -> None:
     validation = Validation(source, points, every_steps=5, reward_protection=Protection())
     trainer: Any = SimpleNamespace(global_step=4, max_steps=9)
     validation.on_train_batch_end(trainer, module)
-    assert validation.latest_skill is None  # not due
+    assert validation.latest is None  # not due
     trainer.global_step = 9  # the last step
     validation.on_train_batch_end(trainer, module)
 
@@ -98,7 +98,7 @@ def test_validation_evaluates_the_averaged_weights(store: Path) -> None:
         contexts = (source.context(point) for point in points)
         return evaluate(rankers, contexts, reward_protection=Protection()).skill
 
-    assert validation.latest_skill is not None
-    assert torch.equal(validation.latest_skill, skill(module.average))
-    assert not torch.equal(validation.latest_skill, skill(module.rankers))
-    assert torch.equal(module.best_skill, validation.latest_skill)
+    assert validation.latest is not None
+    assert torch.equal(validation.latest.skill, skill(module.average))
+    assert not torch.equal(validation.latest.skill, skill(module.rankers))
+    assert torch.equal(module.best_skill, validation.latest.skill)

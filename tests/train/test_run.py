@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from kvp.programs import train as main
 from kvp.scoring import View
 from kvp.store import TraceReader
 from policies.policy_files import load_policy
+from train.callbacks import SCREEN
 from train.config import TrainConfig
 from train.job import Sources
 from train.run import run
@@ -178,7 +180,11 @@ def test_logs_stay_next_to_the_policy_and_checkpoints_go(trained: Path) -> None:
     events.Reload()
     names = events.Tags()["scalars"]
     assert {"train/lr", "held_out/skill"} <= set(names)
-    assert any(name.startswith("skill_by_head/") for name in names)
+    charts = SCREEN["training"].values()  # on one page of TensorBoard
+    shown = [name for _, tags in charts for tag in tags for name in names if re.match(tag, name)]
+    of_layers = [f"{kind}_by_layer/{layer}" for kind in ("skill", "kept") for layer in ("00", "01")]
+    assert shown == ["train/loss", *of_layers]
+    assert all(0 < event.value < 1 for event in events.Scalars("kept_by_layer/00"))
     assert not (trained / "checkpoints").exists()
     assert not list(trained.rglob("*.partial"))
 

@@ -1,0 +1,104 @@
+"""What an evicting cache holds and what that saves, read from the cache when it is asked for."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import TYPE_CHECKING
+
+import numpy as np
+from rich.filesize import decimal
+
+from kvp.errors import UsageError
+from kvp.hf.cache import EvictingCache
+from kvp.hf.cache_layers import EMPTY
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+class Kept:
+    """What the cache of the latest `generate` call holds; `print` says it in three lines.
+
+    B entries of its batch (a beam is one), L layers that tokens are evicted from, H KV heads.
+    Numbers follow the cache while it grows and shrinks, answers included; nothing is copied. All
+    raise UsageError before the first call.
+    """
+
+    def __init__(self, cache: EvictingCache | None = None) -> None:
+        """Read `cache`, which `evicting` sets at every call and which lives as long as this."""
+        self.cache = cache
+
+    @property
+    def seen(self) -> np.ndarray:
+        """[B] int64: tokens that each entry has read and written, without padding."""
+        return np.array(self._filled.lengths)
+
+    @property
+    def tokens(self) -> np.ndarray:
+        """[B, L, H] int64: how many of them each head holds."""
+        held = [(layer.positions < EMPTY).sum(-1).cpu() for layer in self._filled.stored.values()]
+        return np.stack(held, axis=1)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of these layers' keys and values, room for new tokens included."""
+        return self._filled.nbytes
+
+    @property
+    def full_nbytes(self) -> int:
+        """Bytes that the same layers take in transformers' own cache, padding included."""
+        batch, _, heads = self.tokens.shape
+        layers = self._filled.stored.values()
+        widths = (one.seen * (one.keys.shape[-1] + one.values.shape[-1]) for one in layers)
+        return int(batch * heads * next(iter(layers)).keys.element_size() * sum(widths))
+
+    def positions(self, layer: int, head: int, entry: int = 0) -> np.ndarray:
+        """[n] int64: ascending positions, from 0, that a head of the model's `layer` holds."""
+        held = self._filled.stored[layer].positions[entry, head]
+        return held[held < EMPTY].cpu().numpy()
+
+    def draw(self, entry: int = 0) -> Figure:
+        """Share of the tokens that each head holds, and which ones, of one entry of the batch."""
+        from matplotlib import pyplot  # takes a while; notebooks then know how to show figures
+
+        counts, seen, layers = self.tokens[entry], int(self.seen[entry]), list(self._filled.stored)
+        heads = range(counts.shape[1])
+        mask = np.zeros((counts.size, seen))
+        for row, (layer, head) in zip(mask, product(layers, heads), strict=True):
+            row[self.positions(layer, head, entry)] = 1
+        figure = pyplot.figure(figsize=(11, 4.5), layout="constrained")
+        pyplot.close(figure)  # the caller's alone: not shown a second time
+        left, right = figure.subplots(1, 2, width_ratios=(1, 3))
+        shares = left.imshow(100 * counts / seen, aspect="auto", vmin=0, interpolation="nearest")
+        left.set(title="tokens kept, %", xlabel="KV head", ylabel="layer", xticks=heads)
+        left.set_yticks(range(len(layers)), layers, fontsize="x-small")
+        figure.colorbar(shares, ax=left)
+        right.imshow(mask, aspect="auto", cmap="Greys", interpolation="nearest")
+        right.set(title=f"which of {seen:,} tokens (dark: kept)", xlabel="position")
+        right.set_yticks(range(0, counts.size, len(heads)), layers, fontsize="x-small")
+        return figure
+
+    def __repr__(self) -> str:
+        if self.cache is None or not self.cache.stored:
+            return "nothing was generated inside evicting(...) yet"
+        seen, tokens = self.seen, self.tokens
+        batch, layers, heads = tokens.shape
+        return (
+            f"{f'{batch} entries of ' if batch > 1 else ''}{_range(seen)} tokens; each of {layers} "
+            f"layers x {heads} KV heads keeps {_range(tokens)}, {tokens.mean() / seen.mean():.1%} "
+            "on average\n"
+            f"{decimal(self.nbytes)} of keys and values instead of {decimal(self.full_nbytes)} "
+            f"({self.nbytes / self.full_nbytes:.1%})\n"
+            "more: tokens, positions(layer, head), draw()"
+        )
+
+    @property
+    def _filled(self) -> EvictingCache:
+        if self.cache is None or not self.cache.stored:
+            raise UsageError(repr(self))
+        return self.cache
+
+
+def _range(values: np.ndarray) -> str:
+    low, high = int(values.min()), int(values.max())
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
