@@ -37,7 +37,13 @@ class Answers:
     ident: str = ""
     """Its name in the page."""
     content: str
-    """JSON, a list of prompts (`_prompt`), compressed by gzip and written in base64."""
+    """JSON, a list of prompts (`_prompt`)."""
+
+
+def packed(text: str) -> str:
+    """A text as the page holds it: UTF-8, compressed by gzip, in base64."""
+    data = gzip.compress(text.encode("utf-8", "backslashreplace"), mtime=0)
+    return base64.b64encode(data).decode()
 
 
 def answers(comparisons: Sequence[Comparison]) -> Answers | None:
@@ -65,9 +71,8 @@ def answers(comparisons: Sequence[Comparison]) -> Answers | None:
             for prompts in tasks.values()
             for prompt in prompts[:count]
         ]  # fmt: skip
-        packed = gzip.compress(json.dumps(shown, separators=(",", ":")).encode(), mtime=0)
-        content = base64.b64encode(packed).decode()
-        if len(content) <= BYTES:
+        content = json.dumps(shown, separators=(",", ":"))
+        if len(packed(content)) <= BYTES:
             break
         count //= 2
     if not content:

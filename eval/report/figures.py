@@ -50,7 +50,8 @@ _DASHES: Any = ("-", (0, (9, 1.5)), "-.", (0, (1, 1)), (0, (9, 1.5, 1, 1.5, 1, 1
 _DASHES_OF_ATTENTION: Any = ("--", (0, (3, 1, 1, 1, 1, 1)), (0, (2, 4)), (0, (6, 4)))
 """A pattern per round through the colours of a kind."""
 _SETTINGS: Any = {
-    "text.parse_math": False, "font.size": 9, "svg.fonttype": "none", "svg.hashsalt": WRITER,
+    "text.parse_math": False, "font.size": 9, "font.sans-serif": ["DejaVu Sans"],
+    "svg.fonttype": "none", "svg.hashsalt": WRITER,
     "axes.edgecolor": "#999999", "axes.spines.top": False, "axes.spines.right": False,
     "axes.grid": True, "grid.color": "#e4e4e4", "legend.frameon": False, "legend.fontsize": 8,
 }  # fmt: skip
@@ -273,7 +274,7 @@ def _cost_panel(
         one.plot(*place, color=color, marker=style["marker"], markerfacecolor=filled, gid=name)
         one.annotate(
             _plain(setting.family), place, (4, 3), textcoords="offset points", fontsize=7,
-            color=color, rotation=20, gid=name,
+            color=color, rotation=20, gid=name, in_layout=False,
         )  # fmt: skip
     if full := comparison.estimate(FULL, None):
         one.axhline(scale * full.interval.mean, gid=_of(FULL), **styles[FULL])
@@ -385,7 +386,8 @@ def _legend(figure: Figure, axes: Sequence[Axes]) -> None:
             one.set_xlabel("")
     found: dict[str, Any] = {}
     for one in axes:
-        found |= dict(zip(*one.get_legend_handles_labels()[::-1], strict=True))
+        for drawn, label in zip(*one.get_legend_handles_labels(), strict=True):
+            found[label] = drawn[0] if isinstance(drawn, tuple) else drawn
     with rc_context(_SETTINGS):
         legend = figure.legend(
             list(found.values()),
@@ -393,11 +395,11 @@ def _legend(figure: Figure, axes: Sequence[Axes]) -> None:
             loc="outside right upper" if single else "outside upper center",
             ncols=1 if single else min(6, 55 // max(map(len, found), default=1) + 1),
         )
-    for drawn, text, sign in zip(
+    for drawn, *parts in zip(
         found.values(), legend.get_texts(), legend.legend_handles, strict=True
     ):
-        for part in filter(None, (text, sign)):
-            part.set_gid((drawn[0] if isinstance(drawn, tuple) else drawn).get_gid())
+        for part in filter(None, parts):
+            part.set_gid(drawn.get_gid())
 
 
 def _plain(text: str) -> str:

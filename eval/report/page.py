@@ -2,7 +2,8 @@
 
 The page is one file: style, figures (SVG), answers and a CSV file of all numbers are in it, fonts
 are those of the reader's system. Its one script (`web/page.js`) shows the views that its address
-names; a content security policy forbids every other one and every request. The template
+names, and unpacks what is
+compressed; a content security policy forbids every other one and every request. The template
 (`web/page.html`) escapes every text.
 """
 
@@ -35,7 +36,7 @@ from eval.comparison import (
 from eval.config import ReportConfig
 from eval.records import FILES, LEARNED, PROTOCOL_NAMES, Record, policy_groups, results_folder
 from eval.report import figures, tables
-from eval.report.answers import Answers, answers
+from eval.report.answers import Answers, answers, packed
 from eval.report.costs import Cost, costs, shown_costs, timings
 from eval.report.figures import Picture, TokenMap, drawn_settings, rank_styles, token_map
 from eval.report.tables import Table
@@ -180,7 +181,7 @@ def render(runs: Sequence[Run], blocks: Sequence[Block]) -> str:
         loader=PackageLoader("eval.report", "web"), autoescape=True, undefined=StrictUndefined,
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
-    environment.filters |= {"data_uri": _data_uri, "json": json.dumps}
+    environment.filters |= {"packed": packed, "json": json.dumps}
     compared = [each for run in runs for each in run.comparisons]
     named = [name for each in compared for name in each.tasks]
     protocols = [(each.protocol, _SEEN[each.protocol]) for each in compared]
@@ -206,11 +207,6 @@ def render(runs: Sequence[Run], blocks: Sequence[Block]) -> str:
         blocks=blocks,
         csv=numbers(runs).to_csv(index=False, float_format="%.6g"),
     )
-
-
-def _data_uri(content: bytes | str, mime: str) -> str:
-    data = content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content
-    return f"data:{mime};base64,{base64.b64encode(data).decode()}"
 
 
 def numbers(runs: Iterable[Run]) -> pandas.DataFrame:

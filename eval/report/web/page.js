@@ -18,7 +18,7 @@ function read() {
   }
   const methods = boxes.map((box) => box.value);
   const chosen = methods.filter((method) => given.getAll("method").includes(method));
-  found.method = new Set(chosen.length ? chosen : methods);
+  found.method = new Set(chosen.length || given.get("method") === "" ? chosen : methods);
   return found;
 }
 
@@ -28,7 +28,8 @@ function go(changes) {
   for (const [name, value] of Object.entries(others)) {
     if (value !== (defaults[name] ?? "")) address.set(name, value);
   }
-  if (method.size < boxes.length) for (const one of method) address.append("method", one);
+  const named = method.size ? [...method] : [""];
+  if (method.size < boxes.length) for (const one of named) address.append("method", one);
   history.pushState(null, "", `#${address}`);
   show();
 }
@@ -42,6 +43,21 @@ function fits({ protocol, tasks, budget, method }) {
   );
 }
 
+// What a template holds compressed, in base64.
+function inflate(template) {
+  const letters = atob(template.content.textContent.trim());
+  const bytes = Uint8Array.from(letters, (letter) => letter.charCodeAt(0));
+  return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip")));
+}
+
+async function unpack(section) {
+  const template = section.querySelector(":scope > template");
+  if (!template) return;
+  template.remove();
+  section.insertAdjacentHTML("beforeend", await inflate(template).text());
+  show();
+}
+
 function show() {
   view = read();
   for (const one of selects) one.value = view[one.name];
@@ -51,6 +67,7 @@ function show() {
   for (const one of document.querySelectorAll(parts)) {
     one.toggleAttribute("hidden", !fits(one.dataset));
   }
+  document.querySelectorAll("details[data-tasks]:not([hidden])").forEach(unpack);
   for (const draw of browsers) draw();
 }
 
@@ -116,10 +133,7 @@ function marked(prompt, kept) {
 }
 
 async function browse(section) {
-  const packed = atob(section.querySelector("template").content.textContent.trim());
-  const bytes = Uint8Array.from(packed, (letter) => letter.charCodeAt(0));
-  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
-  const prompts = await new Response(stream).json();
+  const prompts = await inflate(section.querySelector("template")).json();
   const part = (name) => section.querySelector(`.${name}`);
   const ids = () => [...part("prompt").options].map((option) => option.value);
   const step = (by) => go({ prompt: ids().at((part("prompt").selectedIndex + by) % ids().length) });
@@ -185,8 +199,15 @@ for (const box of boxes) {
     go({ method: new Set(boxes.filter((one) => one.checked).map((one) => one.value)) });
   });
 }
-form.querySelector("button").addEventListener("click", () => go({ method: new Set(boxes.map((one) => one.value)) }));
+for (const button of form.querySelectorAll("button")) {
+  const named = button.value ? boxes.map((one) => one.value) : [];
+  button.addEventListener("click", () => go({ method: new Set(named) }));
+}
 form.hidden = false;
 addEventListener("hashchange", show);
 show();
 for (const section of document.querySelectorAll(".answers")) browse(section);
+const numbers = document.querySelector("a[download]");
+inflate(numbers.nextElementSibling).blob().then((blob) => {
+  numbers.href = URL.createObjectURL(new Blob([blob], { type: "text/csv" }));
+});
