@@ -30,8 +30,9 @@ from eval.stats import (
 from kvp.artifacts.files import atomic_write_text
 from kvp.errors import ResultsError
 
-LIKELIHOOD = "log-likelihood of given replies, nats per token"
-ANSWERS = "answers, %"
+ANSWERS, LIKELIHOOD = "answers", "log_likelihood"
+WORDS = {ANSWERS: "answers, %", LIKELIHOOD: "log-likelihood of given replies, nats per token"}
+"""Metrics, and what they are in tables."""
 
 Values = tuple[Scores, Mapping[Unit, float] | None]
 """Values per policy and prompt, and what they weigh (`eval.stats`)."""
@@ -47,7 +48,7 @@ def run(config: CompareConfig) -> pandas.DataFrame:
         if lacking := unfinished(folder):
             print(f"{side}: {lacking}")
     for (metric, protocol), some in rows.groupby(["metric", "protocol"], sort=False):
-        print(f"{metric}, {protocol}\n{_shown(some)}\n")
+        print(f"{WORDS[metric]}, {protocol}\n{_shown(some)}\n")
     print(
         f"first: {config.first}; second: {config.second}. Paired by prompt. * differs from 0 at "
         "5 %, corrected for all rows of its metric (Holm)."
@@ -100,12 +101,12 @@ def paired(
 ) -> pandas.DataFrame:
     """A row per method and budget that both have: its numbers on the prompts both answered.
 
-    Columns: metric (`ANSWERS`, 0 to 1, or `LIKELIHOOD`), protocol, method, budget, pairs (prompts
-    that both answered), first, second and difference (second minus first), each with _low and _high
-    of its 95 % interval, differs: whether the difference is not 0 at 5 % after Holm's correction
-    over all rows of its metric, False while a folder is unfinished, and unfinished: which of the
-    two is. In the order of the first folder. Raises ResultsError where they share no prompt or no
-    method, or hold answers to different prompts of one name.
+    Columns: metric (`ANSWERS`, 0 to 1, or `LIKELIHOOD`, nats per token), protocol, method, budget,
+    pairs (prompts that both answered), first, second and difference (second minus first), each with
+    _low and _high of its 95 % interval, differs: whether the difference is not 0 at 5 % after
+    Holm's correction over all rows of its metric, False while a folder is unfinished, and
+    unfinished: which of the two is. In the order of the first folder. Raises ResultsError where
+    they share no prompt or no method, or hold answers to different prompts of one name.
     """
     check_prompts(first, second)
     sides = {"first": first, "second": second}

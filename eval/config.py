@@ -175,9 +175,9 @@ class EvalConfig(
 ):
     """Settings of kvp-eval."""
 
-    out: str
-    """What is written. A results folder: new, empty, or one of the same configuration to resume or
-    extend. Several processes may write one folder together."""
+    out: str = ""
+    """What is written. A results folder, needed but for --dry_run: new, empty, or one of the same
+    configuration to resume or extend. Several processes may write one folder together."""
     methods: str | Sequence[object] = (
         "full,kvp,random,streaming_llm,knorm,keydiff,lagkv,snapkv,tova,h2o,oracle"
     )
@@ -225,6 +225,8 @@ class EvalConfig(
     def __post_init__(self) -> None:
         """Raise ValueError or UsageError, naming the flag, on settings that cannot work."""
         super().__post_init__()
+        if not self.out and not self.dry_run:
+            raise UsageError("--out is missing")
         for flag in ("methods", "allocators", "budgets", "protocols"):
             value = getattr(self, flag)
             if not (split_list(value) if isinstance(value, str) else value):
@@ -370,9 +372,9 @@ class TuneConfig(
 ):
     """Tuning."""
 
-    out: str
-    """What is written. A results folder with settings.json and settings.csv: new, empty, or one of
-    the same configuration to resume or extend."""
+    out: str = ""
+    """What is written. A results folder with settings.json and settings.csv, needed but for
+    --dry_run: new, empty, or one of the same configuration to resume or extend."""
     methods: str = "random,streaming_llm,knorm,keydiff,lagkv,snapkv,tova,h2o"
     """Methods, comma separated. What is written with a name is fixed
     (`snapkv(kernel=7)+ada`), everything else is searched."""

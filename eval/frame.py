@@ -7,13 +7,12 @@
 from __future__ import annotations
 
 import html
-import os
+import math
 import warnings
 from functools import cached_property
 
 import pandas
 
-from eval.compare import paired
 from eval.comparison import Comparison, best_of, compare_all, resolved, sentences
 from eval.records import FULL, results_folder
 from eval.results import Results, load_results, unfinished
@@ -66,13 +65,13 @@ def tidy(comparison: Comparison) -> pandas.DataFrame:
                 "budget": spec or FULL, "estimate": of.interval.mean, "low": of.interval.low,
                 "high": of.interval.high, "n": of.interval.prompts, "policies": of.policies,
                 "kept_tokens": of.kept_tokens, "kept_share": of.share, "cache_bytes": of.nbytes,
-                "share_of_full": None if whole is None or apart or comparison.unfinished
+                "share_of_full": math.nan if whole is None or apart or comparison.unfinished
                 else of.interval.mean / whole.interval.mean,
             }  # fmt: skip
             for name, found in gaps.items():
                 gap = found.get((setting, spec))
                 for part, field in (("", "mean"), ("_low", "low"), ("_high", "high")):
-                    row[name + part] = gap and getattr(gap, field)
+                    row[name + part] = getattr(gap, field, math.nan)
                 row[f"{name}_differs"] = (setting, spec) in differ[name]
             rows.append(row)
     return pandas.DataFrame(rows)
@@ -94,8 +93,13 @@ class ResultsFrame(pandas.DataFrame):  # type: ignore[misc]  # pandas has no typ
         frame = cls(list(results.records))
         frame.results, frame.bootstrap = results, bootstrap
         if frame.unfinished:
-            warnings.warn(frame.unfinished, stacklevel=3)
+            warnings.warn(frame.unfinished, stacklevel=4)
         return frame
+
+    @classmethod
+    def read(cls, folder: str, bootstrap: int) -> ResultsFrame:
+        """Rows of a folder or an address."""
+        return cls.of(load_results(results_folder(folder)), bootstrap)
 
     @property
     def _constructor(self) -> type[pandas.DataFrame]:
@@ -120,9 +124,10 @@ class ResultsFrame(pandas.DataFrame):  # type: ignore[misc]  # pandas has no typ
         return pandas.concat(map(tidy, self.comparisons), ignore_index=True)
 
     def table(self, number: int = 0) -> pandas.DataFrame:
-        """Methods by budgets, for papers: `.to_latex()`, `.to_markdown()`; texts with intervals.
+        """Methods by budgets as texts with intervals, for papers.
 
-        `number` is that of the comparison. The name of the index says what is unfinished.
+        Then `.to_latex(escape=True)`, or `.to_markdown()` where tabulate is installed. `number` is
+        that of the comparison. The name of the index says what is unfinished.
         """
         shown = short_table(self.comparisons[number], interval=True)
         return shown.rename_axis(index=self.unfinished or "method", columns=None)
@@ -140,28 +145,3 @@ class ResultsFrame(pandas.DataFrame):  # type: ignore[misc]  # pandas has no typ
             for each in self.comparisons
         ]
         return said + "".join(parts)
-
-
-def read_results(folder: str | os.PathLike[str], *, bootstrap: int = 2000) -> ResultsFrame:
-    """A results folder of kvp-eval, or the address of one, as a table with a row per record.
-
-    `bootstrap` is the number of resamples behind each interval. Raises ResultsError where it is
-    none or damaged; a UserWarning says what is unfinished.
-    """
-    return ResultsFrame.of(load_results(results_folder(os.fspath(folder))), bootstrap)
-
-
-def compare(
-    first: str | os.PathLike[str] | ResultsFrame,
-    second: str | os.PathLike[str] | ResultsFrame,
-    *,
-    bootstrap: int = 2000,
-) -> pandas.DataFrame:
-    """Two results folders or frames, paired by prompt: second minus first (`eval.compare.paired`).
-
-    A row per method and budget that both have, with the number of pairs.
-    """
-    frames = [
-        each if isinstance(each, ResultsFrame) else read_results(each) for each in (first, second)
-    ]
-    return paired(*(each.results for each in frames), resamples=bootstrap)

@@ -367,18 +367,30 @@ def _joined(first: Results, second: Results) -> Results:
 
 
 def labels(runs: Sequence[Results]) -> list[str]:
-    """A name for each run: the settings in which they differ, and their folders where none does."""
-    names = ("model", "length", "seed", "split", "dtype", "max_new_tokens")
-    differing = [name for name in names if len({str(run.setting(name)) for run in runs}) > 1]
-    found = [
-        ", ".join(
-            model_name(run) if name == "model" else f"{name} {run.setting(name)}"
-            for name in differing
-        )
-        for run in runs
-    ]
-    if len(set(found)) == len(found):
-        return found
+    """A name for each run: model, data and settings in which they differ.
+
+    The limit of answers only where nothing else tells them apart, and then their folders.
+    """
+    shown = []
+    for run in runs:
+        tasks = [*dict.fromkeys(record["task"] for record in run.records)]
+        more = f" and {len(tasks) - _NAMED} more" * (len(tasks) > _NAMED)
+        flags = (*INPUT_FLAGS, "length", "seed", "split", "dtype", "max_new_tokens")
+        settings = {name: run.setting(name) for name in flags}
+        named = f"{' '.join(tasks[:_NAMED])}{more}"
+        shown.append({"model": model_name(run), "tasks": named, **settings})
+    differing = [name for name in shown[0] if len({str(each[name]) for each in shown}) > 1]
+    others = [name for name in differing if name != "max_new_tokens"]
+    for names in (others, differing):
+        found = [
+            ", ".join(
+                f"no {name}" if run[name] is None else f"{name} {run[name]}".removeprefix("model ")
+                for name in names
+            )
+            for run in shown
+        ]
+        if len(set(found)) == len(found):
+            return found
     return [f"{name}, {run.folder}".lstrip(", ") for name, run in zip(found, runs, strict=True)]
 
 

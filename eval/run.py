@@ -57,7 +57,6 @@ from eval.records import (
     RecordParts,
     key_of,
     merge_records,
-    results_folder,
     setting_of,
 )
 from eval.results import load_results, open_folder, write_manifest
@@ -481,7 +480,7 @@ def run_from_python(
             records = run(described(config, loaded.model), loaded, temporary=temporary)
     if config.dry_run or not records:
         return pd.DataFrame(records)
-    return ResultsFrame.of(load_results(results_folder(config.out)), config.bootstrap)
+    return ResultsFrame.read(config.out, config.bootstrap)
 
 
 def loaded_model(

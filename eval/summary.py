@@ -13,17 +13,13 @@ from eval.comparison import (
     Comparison,
     ReportedMethod,
     budget_order,
-    resolved,
     sentences,
 )
 from eval.records import FULL, LEARNED, SELF_SIZED, Record, method_label
 from kvp.artifacts.files import atomic_write_text
 from kvp.data.ruler import RULER_13
 from kvp.data.tasks import ruler_share
-from policies.registry import NULLS
 
-NO_BETTER = "°"
-"""Behind a mean that is not shown to be above the best null's."""
 SPREAD = "(± half of the 95 % interval)"
 """Shown next to each mean where the screen is wide enough."""
 SEVERAL_SEEDS = "kvp: intervals are over prompts and training seeds"
@@ -37,26 +33,20 @@ def print_summary(console: Console, comparisons: Sequence[Comparison]) -> None:
 
     That it is unfinished is the first line, and what is set apart stands above each table.
     """
-    marks = [not_above_null(comparison) for comparison in comparisons]
+    said = sentences(comparisons[0]) if comparisons else []
     if comparisons and comparisons[0].unfinished:
-        console.print(comparisons[0].unfinished, soft_wrap=True)
-    for comparison, no_better in zip(comparisons, marks, strict=True):
+        console.print(said.pop(0), soft_wrap=True)
+    for comparison in comparisons:
         if comparison.sorted.apart:
             console.print(comparison.sorted.apart, soft_wrap=True)
-        text = short_table(comparison, no_better, spread=True).to_string()
+        text = short_table(comparison, spread=True).to_string()
         fits = len(text.partition("\n")[0]) <= console.width
         console.print(f"{title(comparison)}{f' {SPREAD}' * fits}")
-        text = text if fits else short_table(comparison, no_better).to_string()
+        text = text if fits else short_table(comparison).to_string()
         console.print(text, soft_wrap=True)
-    for line in _legend(comparisons, marked=any(marks)):
-        console.print(line)
-    for sentence in sentences(comparisons[0]) if comparisons else ():
-        if sentence not in (comparisons[0].unfinished, comparisons[0].sorted.apart):
-            console.print(sentence, soft_wrap=True)
-
-
-Cells = set[tuple[ReportedMethod, str | None]]
-"""Settings and budgets."""
+    for line in (*_legend(comparisons), *said):
+        if not comparisons or line != comparisons[0].sorted.apart:
+            console.print(line, soft_wrap=True)
 
 
 def title(comparison: Comparison) -> str:
@@ -65,13 +55,9 @@ def title(comparison: Comparison) -> str:
 
 
 def short_table(
-    comparison: Comparison, no_better: Cells | None = None, *, spread: bool = False,
-    interval: bool = False,
-) -> pandas.DataFrame:  # fmt: skip
-    """Settings by budgets, as texts: the mean, with ± half of the interval, or the interval.
-
-    `no_better` are marked (`not_above_null`).
-    """
+    comparison: Comparison, *, spread: bool = False, interval: bool = False
+) -> pandas.DataFrame:
+    """Settings by budgets, as texts: the mean, with ± half of the interval, or the interval."""
     scale, digits = (100, 0) if comparison.kind == "accuracy" else (1, 2)
 
     def cell(setting: ReportedMethod, spec: str | None) -> str:
@@ -83,7 +69,7 @@ def short_table(
         around = f" ±{half:.{digits}f}" if spread and half else ""
         around = f" ({low} to {high})" if interval and half else around  # of one text there is none
         size = f" @{of.share:.0%}" if spec == SELF_SIZED else ""
-        return f"{mean}{around}{size}{NO_BETTER * ((setting, spec) in (no_better or ()))}"
+        return f"{mean}{around}{size}"
 
     specs = {spec for budgets in comparison.grid.values() for spec in budgets}
     columns = sorted(specs, key=lambda spec: budget_order(spec or FULL))
@@ -92,21 +78,8 @@ def short_table(
     return pandas.DataFrame.from_dict(rows, orient="index", columns=names)
 
 
-def not_above_null(comparison: Comparison) -> Cells:
-    """Those whose means are not shown to be above the best null's; none while unfinished."""
-    if comparison.unfinished:
-        return set()
-    over = {
-        (setting, spec): gap
-        for setting in comparison.settings
-        for spec in comparison.grid[setting]
-        if (gap := comparison.over_null(setting, spec)) is not None
-    }
-    return over.keys() - {key for key in resolved(over) if over[key].mean > 0}
-
-
-def _legend(comparisons: Sequence[Comparison], *, marked: bool) -> list[str]:
-    """What the marks in the tables mean, and what their numbers are over."""
+def _legend(comparisons: Sequence[Comparison]) -> list[str]:
+    """What the numbers in the tables are over."""
     settings = {setting for each in comparisons for setting in each.grid}
     policies = {
         of.policies
@@ -121,12 +94,6 @@ def _legend(comparisons: Sequence[Comparison], *, marked: bool) -> list[str]:
         lines.append(SEVERAL_SEEDS)
     if 1 in policies:
         lines.append(ONE_SEED)
-    if marked:
-        nulls = [name for name in NULLS if any(setting.method == name for setting in settings)]
-        lines.append(
-            f"{NO_BETTER}: not shown to be better than the best null ({', '.join(nulls)}) with the "
-            "same protection (paired by prompt, at 5 %, Holm's correction for the table)"
-        )
     if any(setting.self_sized for setting in settings):
         lines.append("own @: the size that the method chose, as a share of the cache")
     for comparison in comparisons:

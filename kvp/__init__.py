@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from eval.frame import compare, read_results
+    from eval.frame import ResultsFrame
     from kvp.hf import evicting, load_cache, load_model, prefill_and_evict, save_cache
     from kvp.ranking import Protection
     from kvp.store import TraceReader
@@ -51,7 +51,6 @@ __all__ = [
 _MODULES = {
     "Protection": "kvp.ranking",
     "TraceReader": "kvp.store",
-    "compare": "eval.frame",
     "evicting": "kvp.hf",
     "load_cache": "kvp.hf",
     "load_model": "kvp.hf",
@@ -89,7 +88,7 @@ def evaluate(
     *,
     tokenizer: PreTrainedTokenizerBase | None = None,
     **settings: Any,  # noqa: ANN401
-) -> DataFrame:
+) -> ResultsFrame:
     """Evaluate methods as kvp-eval does; a table with a row per prompt and setting.
 
     Settings are its flags: `tasks=["chat"]`, `budgets=["25%", 64]`, `prompts=20`, ... In `methods`
@@ -105,20 +104,51 @@ def evaluate(
 
     from kvp.plugins import import_own
 
-    ours = import_own("eval.run")
-    loaded = None
+    ours, loaded = import_own("eval.run"), None
     if model is not None and not isinstance(model, str | os.PathLike):
         loaded = ours.loaded_model(model, tokenizer, settings)
     elif tokenizer is not None:
         raise UsageError("tokenizer= belongs to a model object: a name has its own")
     elif model is not None:
         settings = {"model": model, **settings}
-    if settings.get("out") is not None:
-        return ours.run_from_python(_config("eval", "EvalConfig", settings), loaded)
+    temporary = settings.get("out") is None
     with TemporaryDirectory(prefix="kvp-results-") as folder:
-        settings = {"timing_prompts": 0, "tokens": False, **settings, "out": f"{folder}/results"}
+        if temporary:
+            nothing = {"timing_prompts": 0, "tokens": False}
+            settings = {**nothing, **settings, "out": f"{folder}/results"}
         config = _config("eval", "EvalConfig", settings)
-        return ours.run_from_python(config, loaded, temporary=True)
+        table: ResultsFrame = ours.run_from_python(config, loaded, temporary=temporary)
+        return table
+
+
+def read_results(folder: str | os.PathLike[str], *, bootstrap: int = 2000) -> ResultsFrame:
+    """A results folder of kvp-eval, or the address of one, as the table that `evaluate` returns.
+
+    `bootstrap` is the number of resamples behind each interval. Raises ResultsError where it is
+    none or damaged; a UserWarning says what is unfinished.
+    """
+    from kvp.plugins import import_own
+
+    frame: ResultsFrame = import_own("eval.frame").ResultsFrame.read(os.fspath(folder), bootstrap)
+    return frame
+
+
+def compare(
+    first: str | os.PathLike[str] | ResultsFrame,
+    second: str | os.PathLike[str] | ResultsFrame,
+    *,
+    bootstrap: int = 2000,
+) -> DataFrame:
+    """Two results folders, or tables of them, paired by prompt: second minus first.
+
+    A row per method and budget that both have, with the number of pairs; columns and errors are
+    those of `eval.compare.paired`.
+    """
+    from kvp.plugins import import_own
+
+    sides = (each if hasattr(each, "results") else read_results(each) for each in (first, second))
+    results = [each.results for each in sides]
+    return import_own("eval.compare").paired(*results, resamples=bootstrap)
 
 
 def _run(package: str, config: str, settings: dict[str, Any]) -> None:

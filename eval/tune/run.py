@@ -422,7 +422,7 @@ def run(config: TuneConfig) -> TunedSettings | None:
     """Run kvp tune; None after a dry run. Raises KvpError on anything the user can mend."""
     subjects = subjects_of(config)
     methods = [method for subject in subjects for method in subject.every_rule()]
-    evaluation = replace(config.evaluation, dry_run=False)
+    evaluation = config.evaluation
     phase("preparing prompts")
     if config.dry_run:
         Tuning(config, prepare(evaluation, methods), subjects).estimate()
@@ -442,7 +442,12 @@ def run(config: TuneConfig) -> TunedSettings | None:
         manifest = run_manifest(dict(vars(config)), seed=config.seed)
         save_settings(output.local / SETTINGS, settings, manifest)
     print_settings(Console(markup=False), settings)
-    for entry in settings.methods:
+    for entry, search in zip(settings.methods, tuning.searches, strict=True):
+        if ties := list(search.scores.values()).count(max(search.scores.values())) - 1:
+            say(
+                f"note: {entry.protocol}, {entry.requested}: {ties} other settings have the same "
+                f"best score as {entry.chosen.label}, which was tried first"
+            )
         if entry.open_ends:
             say(
                 f"note: {entry.protocol}, {entry.requested}: {', '.join(entry.open_ends)} is best "

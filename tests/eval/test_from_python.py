@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -65,7 +66,9 @@ def _evaluate(folder: Any, methods: Sequence[Any], **settings: Any) -> pd.DataFr
     return kvp.evaluate(folder, **{**SMALL, "methods": methods, **settings})
 
 
-def test_rows_are_those_of_the_results_folder(tiny_folder: Path, tmp_path: Path) -> None:
+def test_rows_are_those_of_the_results_folder(
+    tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "out"
     table = _evaluate(
         str(tiny_folder), ["full", "snapkv"], out=str(out), timing_prompts=0, tokens=False
@@ -76,6 +79,12 @@ def test_rows_are_those_of_the_results_folder(tiny_folder: Path, tmp_path: Path)
     assert table["prediction"].tolist() == [record["prediction"] for record in records]
     by_method = table.groupby("method")["kept_tokens"].mean()
     assert by_method["snapkv"] < by_method["full"]
+    # the same message as the closing table's, and rows are all that a selection has
+    assert f"\n{table.sentences()[0]}" in f"\n{capsys.readouterr().out}"
+    assert repr(table).startswith(table.sentences()[0]) == (not table.unfinished)
+    assert table.sentences()[0] in html.unescape(table._repr_html_())
+    pd.testing.assert_frame_equal(kvp.read_results(out), table)
+    assert type(table[table["method"] == "full"]) is pd.DataFrame
 
 
 def test_without_a_folder_nothing_is_left(

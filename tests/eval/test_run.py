@@ -10,10 +10,14 @@ from typing import Any
 
 import pytest
 
+import kvp
+from eval.config import EvalConfig
+from eval.evaluate import evaluate_together
 from kvp.data.metrics import string_match_all
 from kvp.errors import ModelError
 from kvp.geometry import Geometry
 from kvp.programs import evaluate as main
+from kvp.programs import run_program
 from policies.policy_files import PolicyMeta, load_policy, save_policy
 from policies.ranker import HeadRankers, RankerSpec
 
@@ -240,13 +244,73 @@ def test_a_dry_run_tells_the_work_and_writes_nothing(
     tmp_path: Path, tiny_folder: Path, tiny_policy: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "results"
-    assert main(_arguments(tiny_folder, tiny_policy, out, dry_run="true")) == 0
+    arguments = _arguments(tiny_folder, tiny_policy, out, dry_run="true")
+    at = arguments.index("--out")
+    assert main(arguments[:at] + arguments[at + 2 :]) == 0
     output = capsys.readouterr().err
     assert (
         "4 prompts of 2 tasks, 8 evaluations of 23 settings each; 4 KV heads in 2 layers" in output
     )
     assert "for all 8 evaluations" in output
     assert not out.exists()
+
+
+def test_small_budgets_are_noted_where_they_were_asked_for(
+    tmp_path: Path, tiny_folder: Path, tiny_policy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for budgets, noted in (("6%", True), (EvalConfig.budgets, False)):  # at most 16 of 260 tokens
+        changes = {"budgets": budgets, "methods": "knorm", "dry_run": "true"}
+        assert main(_arguments(tiny_folder, tiny_policy, tmp_path / "r", **changes)) == 0
+        assert ("below the 20 protected tokens" in capsys.readouterr().err) == noted
+
+
+def test_an_interrupted_run_says_so_wherever_it_is_shown(
+    tmp_path: Path, tiny_folder: Path, tiny_policy: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    left = iter(range(3))
+
+    def interrupted(*given: Any) -> Any:
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        return evaluate_together(*given)
+
+    arguments = _arguments(
+        tiny_folder, tiny_policy, tmp_path / "r", methods="full,knorm", tokens="false",
+        timing_prompts=0, tasks="niah_single_1", prompts=3,
+    )  # fmt: skip
+    monkeypatch.setattr("eval.run.evaluate_together", interrupted)
+    assert main(arguments) == 130
+    assert capsys.readouterr().err.splitlines()[-2:] == [
+        "3 of 6 evaluations done, unfinished",
+        "kvp-eval: interrupted; the same command continues",
+    ]
+    said = (
+        "Unfinished: 2 of 3 prompts of niah_single_1 (query_aware), 1 of 3 prompts of "
+        "niah_single_1 (query_agnostic); 3 of 6 evaluations are done, the same command continues."
+    )
+    with pytest.warns(UserWarning, match="Unfinished: 2 of 3 prompts"):
+        table = kvp.read_results(tmp_path / "r")
+    assert (table.unfinished, table.sentences()) == (said, [said])
+    assert repr(table).splitlines()[0] == said
+    numbers = table.summary()
+    assert numbers["unfinished"].all()
+    assert numbers[["share_of_full", "minus_full", "minus_lead"]].isna().all(axis=None)
+    assert table.table().to_latex().count(said) == table.table().to_markdown().count(said) == 1
+    paired = kvp.compare(table, table)
+    assert set(paired["unfinished"]) == {"first and second"}
+    assert set(paired["pairs"]) == {1, 2}
+    capsys.readouterr()
+    assert run_program("compare", [str(tmp_path / "r"), str(tmp_path / "r")]) == 0
+    assert capsys.readouterr().out.splitlines()[:2] == [f"first: {said}", f"second: {said}"]
+    monkeypatch.setattr("eval.run.evaluate_together", evaluate_together)
+    # a run of fewer methods ends; the folder is still unfinished
+    fewer = [part.replace("full,knorm", "full") for part in arguments]
+    assert main(fewer) == 0
+    assert capsys.readouterr().out.startswith(said)
+    assert main(arguments) == 0
+    assert "nfinished" not in capsys.readouterr().out
+    assert kvp.read_results(tmp_path / "r").unfinished == ""
 
 
 def test_policies_of_another_geometry_and_truncated_ones_are_refused(

@@ -215,8 +215,15 @@ def test_other_models_lengths_and_seeds_are_other_runs(
         "toy, length 40, seed 0",
     ]  # fmt: skip
     assert labels(folders[:2]) == ["seed 0", "seed 1"]
-    assert labels([folders[0], folders[4]]) == [str(tmp_path / "0"), str(tmp_path / "4")]
+    assert labels([folders[0], folders[4]]) == ["no essays", "essays a"]
+    assert labels([folders[0], folders[0]]) == [str(tmp_path / "0")] * 2
     assert model_name(folders[2]) == "large"
+    # named by their data; by the limit of answers where nothing else tells them apart
+    data: list[dict[str, Any]] = [{"data": "a.jsonl"}, {"data": "b.jsonl", "max_new_tokens": 9}]
+    by_data = [load_results(write_results(tmp_path / each["data"], **each)) for each in data]
+    assert labels(by_data) == ["data a.jsonl", "data b.jsonl"]
+    short = load_results(write_results(tmp_path / "short", max_new_tokens=9))
+    assert labels([folders[0], short]) == ["no max_new_tokens", "max_new_tokens 9"]
 
 
 def test_the_same_row_or_label_in_two_folders_is_refused(
