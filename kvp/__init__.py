@@ -55,7 +55,6 @@ _MODULES = {
     "load_cache": "kvp.hf",
     "load_model": "kvp.hf",
     "prefill_and_evict": "kvp.hf",
-    "read_results": "eval.frame",
     "save_cache": "kvp.hf",
     "load_policy": "policies",
     "make_allocator": "policies",
