@@ -148,7 +148,7 @@ def _story(rng: random.Random, split: str) -> Iterator[str]:
 
 def _cast(rng: random.Random, split: str) -> dict[str, str]:
     """The people, the places and the things of one story, by slot."""
-    women, men = lexicon.WOMEN[split].split(), lexicon.MEN[split].split()
+    women, men = lexicon.WOMEN[split], lexicon.MEN[split]
     female = rng.random() < 0.5
     hero = _pick(rng, women if female else men)
     pal = hero
@@ -166,7 +166,7 @@ def _cast(rng: random.Random, split: str) -> dict[str, str]:
 
 def town(rng: random.Random, split: str) -> str:
     """The name of a made-up town of `split`."""
-    return _pick(rng, lexicon.TOWN_HEADS[split].split()) + _pick(rng, _lists()["tail"])
+    return _pick(rng, lexicon.TOWN_HEADS[split]) + _pick(rng, _lists()["tail"])
 
 
 def _sentence(step: Step, rng: random.Random, fixed: dict[str, str], split: str) -> str:

@@ -37,9 +37,9 @@ def test_no_sentence_occurs_in_two_splits(texts: dict[str, str]) -> None:
 
 def test_names_and_towns_belong_to_one_split() -> None:
     for lists in (lexicon.WOMEN, lexicon.MEN, lexicon.TOWN_HEADS):
-        entries = [entry for split in SPLITS for entry in lists[split].split()]
+        entries = [entry for split in SPLITS for entry in lists[split]]
         assert len(entries) == len(set(entries))
-    people = " ".join([*lexicon.WOMEN.values(), *lexicon.MEN.values()]).split()
+    people = [name for split in SPLITS for name in lexicon.people(split)]
     assert len(people) == len(set(people))
 
 
