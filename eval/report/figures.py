@@ -278,6 +278,11 @@ def _cost_panel(
         )  # fmt: skip
     if full := comparison.estimate(FULL, None):
         one.axhline(scale * full.interval.mean, gid=_of(FULL), **styles[FULL])
+    for spec in dict.fromkeys(spec for _, spec in found):
+        one.text(
+            0.5, 1.02, f"at {spec}", transform=one.transAxes, ha="center", gid=_of("") + _at(spec),
+            in_layout=spec == comparison.budgets.specs[0],
+        )  # fmt: skip
     one.set(xscale="log", xlabel=f"compression, % of the prefill's {_UNITS[unit]}")
     low, high = one.get_xlim()
     one.set_xlim(low / 1.3, high * 3)

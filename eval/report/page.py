@@ -308,10 +308,10 @@ def _compared(
         picture = Picture(
             name=name,
             figure=figures.quality({"": (comparison, shown)}, styles, run.timings),
-            caption=f"{measure} against cache budget; bars: {comparison.interval}; points of one "
-            "budget are drawn next to each other. The best method and the best null are those of "
-            "these prompts, which favours them; thin: other methods, without intervals"
-            f"{f'; not drawn: {left_out}' * bool(left_out)}; {PROTOCOL_NAMES[protocol]}.{costs}",
+            caption=f"{measure} against cache budget; bars: {comparison.interval}. The best "
+            "method and the best null are those of these prompts, which favours them; thin: other "
+            f"methods, without intervals{f'; not drawn: {left_out}' * bool(left_out)}; "
+            f"{PROTOCOL_NAMES[protocol]}.{costs}",
             budget=budget,
         )
         blocks += [picture, tables.some_settings(comparison, tables.lines_shown(comparison))]

@@ -9,21 +9,20 @@ column to benchmarks/results/smollm2/NAME.csv.
 from __future__ import annotations
 
 import csv
-import itertools
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.colors import TABLEAU_COLORS
-from matplotlib.figure import Figure
 
-from eval.comparison import budget_order
-from eval.records import FULL, Record
-from eval.results import load_results
+from eval.comparison import budget_order, compare
+from eval.records import FULL, Record, policy_groups
+from eval.report import figures
+from eval.report.costs import passes, timings
+from eval.results import Results, load_results
 from eval.stats import Interval, bootstrap_mean, by_policy, holm, paired_difference, perplexity
 from recipes.all_methods.blocks import fill_file
 
@@ -36,11 +35,7 @@ TUNED = "tune"
 OURS = "kvp+ada"
 BUNDLED = "smollm2-135m-instruct"
 """The policy in the package, seed 0."""
-TWO_PASSES = ("kvzip", "contrastkv")
-"""Methods that read the prompt a second time."""
-REFERENCES = (FULL, "oracle+global")
-COLORS = (*(color for color in TABLEAU_COLORS.values() if color != "#d62728"), "#222222")
-"""Of the other methods; ours is red."""
+REFERENCES = (FULL, "oracle", "oracle+global")
 TIMED = "12.5%"
 """Budget of the timing pass."""
 LAST_TURN = ("streaming_llm", "4")
@@ -162,12 +157,11 @@ def shares(timing: Iterable[Record]) -> dict[str, str]:
     prefill = next((record for record in timing if record["method"] == FULL), {})
     found = {}
     for record in timing:
-        passes = 2 if record["method"] in TWO_PASSES else 1
         flops, seconds = (
             100 * record[f"evict_{unit}"] / prefill[f"prefill_{unit}"]
             for unit in ("flops", "seconds")
         )
-        found[method(record)] = f"{passes}, {flops:.0f} %, {seconds:.0f} %"
+        found[method(record)] = f"{passes(record['method'])}, {flops:.0f} %, {seconds:.0f} %"
     return found
 
 
@@ -222,51 +216,36 @@ def gain(records: Iterable[Record]) -> Iterator[str]:
         yield f"| {name} | {' | '.join(row)} |"
 
 
-def draw(found: Cells, timing: Iterable[Record], path: Path) -> None:
-    """Answers against budget beside answers against cost at 6 %, a row per protocol."""
-    times = {method(record): record for record in timing}
-    prefill = times[FULL]["prefill_seconds"]
-    protocols = sorted({key[0] for key in found}, reverse=True)
-    figure = Figure(figsize=(10, 4 * len(protocols)), layout="constrained")
-    FigureCanvasAgg(figure)
-    grid = figure.subplots(len(protocols), 2, squeeze=False)
-    for (lines, points), protocol in zip(grid, protocols, strict=True):
+def draw(results: Results, timing: Iterable[Record], path: Path) -> None:
+    """Answers against budget beside answers against cost at 6 %, a row per protocol.
+
+    The policy in the package counts as seed 0 of the others.
+    """
+
+    def one_policy(records: Iterable[Record]) -> tuple[Record, ...]:
+        names = {None: None, BUNDLED: "seed0"}
+        return tuple(
+            {**each, "policy": names.get(each["policy"], each["policy"])} for each in records
+        )
+
+    same = replace(results, records=one_policy(results.records))
+    rows = {}
+    for protocol in sorted(same.protocols, reverse=True):
+        comparison = compare(same, "accuracy", protocol, resamples=2000)
+        assert comparison is not None
+        shown = {
+            choice.setting: True
+            for choice in comparison.choices.values() if choice.setting.method not in REFERENCES
+        }  # fmt: skip
         title = {"query_aware": "question seen", "query_agnostic": "question not seen"}[protocol]
-        full = estimate(found[protocol, FULL, FULL]).mean
-        for axes in (lines, points):
-            axes.axhline(full, color="#999999", linestyle="--", linewidth=1)
-            axes.set_ylabel("answers, %")
-            axes.set_ylim(0, 100)
-        names = [name for name in methods_of(found, protocol) if name not in REFERENCES]
-        colors = dict(zip((name for name in names if name != OURS), itertools.cycle(COLORS)))
-        for name in names:
-            given = [b for b in budgets_of(found) if (protocol, name, b) in found]
-            means = [estimate(found[protocol, name, b]).mean for b in given]
-            color, width = colors.get(name, "#d62728"), 3 if name == OURS else 1.2
-            lines.plot(
-                [float(b.rstrip("%")) for b in given], means, "o-",
-                label=name, color=color, linewidth=width, markersize=4,
-            )  # fmt: skip
-            if name in times and "6%" in given:
-                cost = 100 * times[name]["evict_seconds"] / prefill
-                points.plot(cost, means[given.index("6%")], "o", color=color)
-                points.annotate(
-                    name, (cost, means[given.index("6%")]), (0, 5), textcoords="offset points",
-                    fontsize=7, color=color, rotation=20,
-                )  # fmt: skip
-        lines.set_xscale("log", base=2)
-        lines.set_xticks([2, 3, 6, 12.5, 25, 50], ["2", "3", "6", "12.5", "25", "50"])
-        lines.set_xlabel("share of the cache kept, %")
-        lines.set_title(title)
-        points.set_xscale("log")
-        points.set_xlim(1, 2000)
-        points.set_xticks([1, 10, 100, 1000], ["1", "10", "100", "1000"])
-        points.set_xlabel("eviction, share of the prefill's seconds, %")
-        points.set_title(f"{title}, 6 % kept")
-    figure.legend(
-        *grid[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8
+        rows[title] = comparison, shown
+    groups = policy_groups(same.records)
+    styles = figures.line_styles(
+        [FULL, *(each.family for _, shown in rows.values() for each in shown)]
     )
-    figure.savefig(path, dpi=100)
+    figure = figures.quality(rows, styles, timings(one_policy(timing), groups))
+    picture = figures.Picture(name=path.stem, caption="", figure=figure, budget="6%")
+    path.write_bytes(picture.image("png"))
 
 
 def seeds(records: Iterable[Record]) -> Iterator[str]:
@@ -318,7 +297,6 @@ def _number(records: list[Record] | None) -> str:
 def blocks(run: Path) -> Mapping[str, str | None]:
     """Contents of the page's blocks; None where a folder is not there."""
     contents: dict[str, str | None] = {}
-    needles: Cells = {}
     timed = load_results(run / "timing").timing if (run / "timing").exists() else ()
     timing = [record for record in timed if record["budget_spec"] in (None, TIMED)]
     taken = shares(timing)
@@ -335,13 +313,12 @@ def blocks(run: Path) -> Mapping[str, str | None]:
         if records:
             write_csv(records, NUMBERS / f"{name}.csv")
         if name == "needles":
-            needles = cells(records)
             contents["seeds"] = "\n".join(seeds(records)) if records else None
     if (run / TUNED).exists():
         write_csv(load_results(run / TUNED).records, NUMBERS / f"{TUNED}.csv")
     contents["costs"] = "\n".join(costs(timing, taken)) if timing else None
-    if timing and needles:
-        draw(needles, timing, PAGE.with_suffix(".png"))
+    if timing and found["needles"]:
+        draw(load_results(run / "needles"), timing, PAGE.with_suffix(".png"))
     return contents
 
 
