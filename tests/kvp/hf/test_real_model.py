@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +22,8 @@ from kvp.hf import prefill_and_evict
 from kvp.programs import run_program
 
 pytestmark = pytest.mark.real
-DEFAULT = Path(__file__).parents[3] / "models/smollm2-135m-instruct"
+ROOT = Path(__file__).parents[3]
+DEFAULT = ROOT / "models/smollm2-135m-instruct"
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +92,21 @@ def test_its_bundled_policy_answers_with_a_sixteenth_of_the_cache(loaded: Any) -
             prompts=2, length=512, budgets=["6%"], protocols=["query_agnostic"], protection="off",
         )  # fmt: skip
     assert table["score"].mean() == 1
+
+
+def test_the_conversation_of_the_docs(folder: str, tmp_path: Path) -> None:
+    page = (ROOT / "docs/python.md").read_text(encoding="utf-8")
+    code = page.split("```python\n")[1].partition("```")[0]
+    code = code.replace("models/smollm2-135m-instruct", folder)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    gate, phone, *kept = done.stdout.splitlines()
+    assert "48213" in gate
+    assert "5550173" in phone
+    assert len(kept) == 3
+    assert (tmp_path / "kept.png").stat().st_size > 10_000
 
 
 def test_collect_train_and_evaluate(folder: str, tmp_path: Path) -> None:
