@@ -591,12 +591,13 @@ def _conditions(results: Results, records: Sequence[Record], protocol: str) -> s
     per_task = f"{sizes[0]}" if sizes[0] == sizes[-1] else f"{sizes[0]} to {sizes[-1]}"
     policies = dict.fromkeys(record["policy"] for record in records if record["policy"])
     named = f"; policies {', '.join(policies)}" if policies else ""
+    system = " (and all before the user's text)" if results.setting("protect_system") else ""
     return (
         f"n = {len(prompts)} prompts ({per_task} per task), split {results.setting('split')}, "
         f"prompt seed {results.setting('seed')}"
         f"{named}; {PROTOCOL_NAMES[protocol]}; "
-        f"protected = first {results.setting('sinks')} and last {results.setting('recents')} "
-        "tokens always kept"
+        f"protected = first {results.setting('sinks')}{system} and last "
+        f"{results.setting('recents')} tokens always kept"
     )
 
 

@@ -244,7 +244,8 @@ class EvalConfig(
     def check_names(self) -> None:
         """Raise UsageError on an unknown task, method or allocator."""
         super().check_names()
-        check_methods(self.method_list, "methods")
+        named = [method for method in self.method_list if isinstance(method, str)]
+        check_methods(named, "methods")
         check_allocators(self.allocator_list)
 
     @property

@@ -24,7 +24,7 @@ from eval.results import load_results, unfinished
 from kvp.errors import PolicyError, UsageError
 from kvp.hub import HubName
 from kvp.manifest import sha256_file
-from kvp.progress import phase, quiet_logs
+from kvp.progress import phase, quiet_logs, say
 from policies.policy_files import PolicyMeta, Shard, load_shard
 from policies.sources import INDEX, policy_files
 
@@ -202,6 +202,11 @@ def _measured(folder: Path, policy: Shard, resamples: int) -> dict[str, Any]:
     }
 
 
+_ABSENT = {
+    "base_model": "the policy was not trained on a model of the hub",
+    "license": "name it by --license",
+}
+"""Fields of a card that readers look for -> why one may be absent."""
 CARD = "README.md"
 """Name under which the hub shows a card."""
 
@@ -224,6 +229,9 @@ def run(config: PushConfig) -> str | None:
         results=None if config.results is None else Path(config.results),
         resamples=config.bootstrap,
     )
+    for name, reason in _ABSENT.items():
+        if f"\n{name}: " not in card:
+            say(f"note: the card has no {name}: {reason}")
     files = policy_files(policy.source.folder)
     if config.dry_run:
         print(card)

@@ -103,9 +103,9 @@ def evaluate(
 
     from kvp.plugins import import_own
 
-    ours, loaded = import_own("eval.run"), None
+    loaded = None
     if model is not None and not isinstance(model, str | os.PathLike):
-        loaded = ours.loaded_model(model, tokenizer, settings)
+        loaded = import_own("eval.run").loaded_model(model, tokenizer, settings)
     elif tokenizer is not None:
         raise UsageError("tokenizer= belongs to a model object: a name has its own")
     elif model is not None:
@@ -116,7 +116,8 @@ def evaluate(
             nothing = {"timing_prompts": 0, "tokens": False}
             settings = {**nothing, **settings, "out": f"{folder}/results"}
         config = _config("eval", "EvalConfig", settings)
-        table: ResultsFrame = ours.run_from_python(config, loaded, temporary=temporary)
+        run = import_own("eval.run").run_from_python  # names are checked: torch may be imported
+        table: ResultsFrame = run(config, loaded, temporary=temporary)
         return table
 
 
@@ -171,7 +172,9 @@ def _config(package: str, config: str, settings: dict[str, Any]) -> Any:  # noqa
     for name, flag in flags.items():
         if flag.required and name not in settings:
             raise UsageError(f"{name}= is missing")
-    return kind(**{name: python_value(flags[name], value) for name, value in settings.items()})
+    made = kind(**{name: python_value(flags[name], value) for name, value in settings.items()})
+    made.check_names()
+    return made
 
 
 def __dir__() -> list[str]:

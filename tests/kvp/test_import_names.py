@@ -74,6 +74,8 @@ def test_completion_offers_the_public_names_and_imports_nothing() -> None:
         "    offered.add(found.rstrip('()'))\n"
         "assert {one for one in offered if not one.startswith('kvp.__')} == {\n"
         "    f'kvp.{name}' for name in kvp.__all__}, offered\n"
+        "try: kvp.evaluate(methods=['snapkvv'])\n"
+        "except kvp.errors.KvpError as error: assert 'did you mean snapkv?' in str(error)\n"
         "assert not {'torch', 'transformers', 'jsonargparse', 'pandas'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
