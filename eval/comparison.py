@@ -367,7 +367,10 @@ class Choice:
             return self.setting.details
         if self.chosen_on is None:
             return f"{self.setting.details}, the default of {self.candidates}"
-        return f"{self.setting.details}, chosen on {self.chosen_on} ({self.candidates} settings)"
+        ends = f", best at an end of {', '.join(self.open_ends)}" if self.open_ends else ""
+        return (
+            f"{self.setting.details}, chosen on {self.chosen_on} ({self.candidates} settings{ends})"
+        )
 
 
 def choose(

@@ -78,12 +78,9 @@ def answers(comparisons: Sequence[Comparison]) -> Answers | None:
     if not content:
         return None
     most = max(map(len, tasks.values()))
-    text = "" if any("excerpt" in some[0] for some in records.values()) else (
-        " These rows hold no text of prompts: an earlier kvp wrote them."
-    )  # fmt: skip
     return Answers(
         caption=f"{min(count, most)} of up to {most} prompts per task, each method in the setting "
-        f"of the tables; every answer is in rows.jsonl.{text}",
+        f"of the tables; every answer is in rows.jsonl.",
         methods=tuple(dict.fromkeys(
             family for each in comparisons for family in each.choices
         )),

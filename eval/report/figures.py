@@ -22,7 +22,7 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter, NullLocator, ScalarFormatter
 
-from eval.comparison import PROTECTED, Comparison, Estimate, Grid, ReportedMethod, best_of, in_order
+from eval.comparison import PROTECTED, Comparison, Estimate, ReportedMethod, best_of, in_order
 from eval.records import FULL, LEARNED, ORACLE, PROTOCOL_NAMES
 from eval.report.costs import Cost, Timing, passes, timing_of
 from eval.results import Results
@@ -149,8 +149,6 @@ def line_styles(families: Iterable[str]) -> dict[str, dict[str, Any]]:
 Points = Mapping[ReportedMethod, Mapping[str | None, tuple[float, Estimate]]]
 """Setting and budget -> where a point lies on the horizontal axis, and its estimate."""
 Styles = Mapping[str, Mapping[str, Any]]
-Panel = tuple[str, Comparison, Grid, Mapping[ReportedMethod, bool]]
-"""Title, comparison, its estimates that are drawn, and the settings: whether in front."""
 
 
 def drawn_settings(comparison: Comparison, maximum: int = 12) -> dict[ReportedMethod, bool]:
@@ -179,16 +177,6 @@ def drawn_settings(comparison: Comparison, maximum: int = 12) -> dict[ReportedMe
     return {**dict.fromkeys(front, True), **dict.fromkeys(behind, False)}
 
 
-def against_budget(panels: Sequence[Panel], styles: Styles, *, short: bool = False) -> Figure:
-    """Estimates against budget, with 95 % intervals; `short` labels methods without setting."""
-    figure, axes = _panels(len(panels))
-    for one, (title, comparison, grid, shown) in zip(axes, panels, strict=True):
-        one.set_title(_plain(title), fontsize=9)
-        _budget_panel(one, comparison, grid, shown, styles, short=short)
-    _legend(figure, axes)
-    return figure
-
-
 def quality(
     rows: Mapping[str, tuple[Comparison, Mapping[ReportedMethod, bool]]],
     styles: Styles,
@@ -199,12 +187,12 @@ def quality(
     `rows` are comparisons and their drawn settings by title. The second panel has a point for every
     budget, of which `Picture.budget` chooses; without timings it is left out.
     """
-    figure, axes = _panels(2 * len(rows) if timings else len(rows), 2 if timings else 1)
     step = 2 if timings else 1
+    figure, axes = _panels(step * len(rows), 2)
     for number, (title, (comparison, shown)) in enumerate(rows.items()):
         one = axes[step * number]
         one.set_title(_plain(title), fontsize=9)
-        _budget_panel(one, comparison, comparison.grid, shown, styles)
+        _budget_panel(one, comparison, shown, styles)
         if timings:
             _cost_panel(axes[step * number + 1], comparison, shown, styles, timings)
     _legend(figure, axes)
@@ -214,13 +202,10 @@ def quality(
 def _budget_panel(
     one: Axes,
     comparison: Comparison,
-    grid: Grid,
     shown: Mapping[ReportedMethod, bool],
     styles: Styles,
-    *,
-    short: bool = False,
 ) -> None:
-    budgets = comparison.budgets
+    budgets, grid = comparison.budgets, comparison.grid
     places = dict(zip(budgets.specs, budgets.positions, strict=True))
     points: Points = {
         setting: {
@@ -231,7 +216,7 @@ def _budget_panel(
         for setting in shown
     }  # fmt: skip
     full = next((grid[each][None] for each in grid if each.method == FULL), None)
-    _draw(one, comparison, points, shown, styles, full=full, short=short)
+    _draw(one, comparison, points, shown, styles, full=full)
     one.set(xscale="log", xlabel=budgets.label)
     low, high = one.get_xlim()
     if high < 1.5 * low:  # a single budget
@@ -331,7 +316,6 @@ def _draw(
     styles: Styles,
     *,
     full: Estimate | None = None,
-    short: bool = False,
 ) -> None:
     """Curves with intervals, those behind thin and without; `full` is a horizontal line."""
     scale = 1.0 if comparison.kind == "perplexity" else 100.0
@@ -341,9 +325,8 @@ def _draw(
         if not found:
             continue
         style = dict(styles[setting.family])
-        choice = comparison.choices[setting.family]
-        label = setting.family if short else setting.label.removesuffix(PROTECTED)
-        if choice.setting != setting and not short:
+        label = setting.label.removesuffix(PROTECTED)
+        if comparison.choices[setting.family].setting != setting:
             label = f"{setting.family}, {setting.details}"
         intervals = [estimate.interval for _, estimate in found]
         y = scale * np.array([interval.mean for interval in intervals])

@@ -145,10 +145,10 @@ def blocks_of(runs: Sequence[Run]) -> list[Block]:
         ]  # fmt: skip
         best = best_of(named[0][1])
         title = f"Side by side: {tables.MEASURES[kind]}, {_SEEN[protocol]}"
-        panels = [(label, each, each.grid, _front(drawn_settings(each))) for label, each in named]
+        rows = {label: (each, drawn_settings(each)) for label, each in named}
         picture = Picture(
             name=f"runs-{kind}-{protocol}",
-            figure=figures.against_budget(panels, styles, short=True),
+            figure=figures.quality(rows, styles, ()),
             caption=f"{tables.MEASURES[kind]} against cache budget, run by run; bars: 95 % "
             f"intervals; {PROTOCOL_NAMES[protocol]}.",
         )
@@ -255,10 +255,6 @@ def _subtitle(run: Run) -> str:
     )
 
 
-def _front(shown: Mapping[ReportedMethod, bool]) -> dict[ReportedMethod, bool]:
-    return {setting: True for setting, front in shown.items() if front}
-
-
 def _run(run: Run, prefix: str, styles: figures.Styles) -> Iterator[Block]:
     """Notes and sections of one run; `prefix` makes names its own."""
     yield from (Text(text=note, style="note") for note in run.results.notes)
@@ -287,8 +283,8 @@ def _run(run: Run, prefix: str, styles: figures.Styles) -> Iterator[Block]:
     there |= {"curves": heads, "timing": run.timings, "tokens": tokens}
     lacking = [Text(text=words, style="missing") for part, words in _LACKING.items()
                if not there.get(part)]  # fmt: skip
-    title = "Settings, and how this was made"
-    about = [tables.settings(run.comparisons), *lacking, *_about(run)]
+    title = "How this was made"
+    about = [*lacking, *_about(run)]
     yield Section(ident=f"{prefix}about", title=title, blocks=about)
 
 
@@ -319,7 +315,7 @@ def _compared(
         words = "No method has answers to all prompts of this folder."
         blocks.append(Text(text=words, style="missing"))
     if not alone:
-        blocks += _folded(run, comparison, name, budget)
+        blocks += _folded(run, comparison, name)
     only = tuple(comparison.tasks) if alone or len(comparison.tasks) == 1 else ()
     title = f"{measure.removesuffix(', %')}, {_SEEN[protocol]}"
     return Section(
@@ -343,14 +339,12 @@ def _said(comparison: Comparison) -> Iterator[Text]:
             style = ""
 
 
-def _folded(run: Run, comparison: Comparison, name: str, budget: str) -> Iterator[Section]:
-    """Tables of a comparison, folded; `budget` is the one of those that show one."""
+def _folded(run: Run, comparison: Comparison, name: str) -> Iterator[Section]:
+    """Tables of a comparison, folded."""
     timed = [each for each in run.timings if each.protocol == comparison.protocol]
     learned = [family for family, choice in comparison.choices.items()
                if choice.setting.method == LEARNED]  # fmt: skip
     specs = comparison.budgets.specs if len(comparison.tasks) > 1 else ()
-    layers = run.results.manifest.get("layers", ())
-    some = comparison.kind == "accuracy"
     several = len(comparison.grid) > len(comparison.choices)
     parts: dict[str, tuple[str, list[Table | None]]] = {
         "costs": ("Bytes and seconds", [
@@ -360,9 +354,6 @@ def _folded(run: Run, comparison: Comparison, name: str, budget: str) -> Iterato
             tables.minus_full(comparison), *(tables.against(comparison, each) for each in learned),
         ]),
         "tasks": ("Task by task", [tables.by_task(comparison, spec) for spec in specs]),
-        "evidence": ("Evidence kept in each head", [
-            tables.evidence_table(comparison, budget, layers) if some else None
-        ]),
         "every": ("Every setting of every method", [
             tables.every_setting(comparison) if several else None
         ]),

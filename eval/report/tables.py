@@ -6,14 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-import numpy as np
-
 from eval.comparison import (
     Budgets,
     Comparison,
     Estimate,
     ReportedMethod,
-    by_method,
     in_order,
     resolved,
 )
@@ -117,7 +114,7 @@ def some_settings(comparison: Comparison, lines: Sequence[Line], which: str = ""
             "; * above, † below the best null with the same protection, paired by prompt, at 5 %"
         )
         nulls += f" after Holm's correction for the {len(over)} differences of the table"
-    elif not any(each.method in NULLS for each in grid):
+    elif not any(each.setting.method in NULLS for each in comparison.choices.values()):
         nulls = "; no null was run (add nulls to --methods of kvp-eval)"
     count = len(comparison.sorted.usable or comparison.tasks)
     tasks = f", mean over {count} tasks" if comparison.kind == "accuracy" and count > 1 else ""
@@ -184,23 +181,17 @@ def differences(
 ) -> Table | None:
     """Paired differences of settings, one line per pair: points, or nats of likelihood per token.
 
-    `pairs` maps names of lines to two settings; None where no two of them share a prompt.
+    `pairs` maps names of lines to two settings; None where no two of them share a prompt, or the
+    folder is unfinished.
     """
     gaps: dict[tuple[str, str], Interval] = {}
     for name, sides in pairs.items():
         for spec in comparison.budgets.specs:
             ours, theirs = (_at(comparison.grid.get(each, {}), each, spec) for each in sides)
-            if ours is None or theirs is None:
+            if ours is None or theirs is None or comparison.unfinished:
                 continue
             if (gap := comparison.minus(ours, theirs)) is not None:
                 gaps[name, spec] = gap
-    return _gaps(comparison, gaps, what)
-
-
-def _gaps(
-    comparison: Comparison, gaps: Mapping[tuple[str, str], Interval], what: str
-) -> Table | None:
-    """A table of differences by name of the line and budget."""
     if not gaps:
         return None
     differs = resolved(gaps)
@@ -246,34 +237,6 @@ def cache_bytes(comparison: Comparison) -> Table | None:
         caption="Bytes of keys and values right after the eviction, as measured, mean over "
         f"prompts, and their ratio to the full cache; {PROTOCOL_NAMES[comparison.protocol]}.",
         header=_header(comparison),
-        rows=rows,
-    )
-
-
-def settings(comparisons: Sequence[Comparison]) -> Table:
-    """The setting that each method is shown in, where, and what chose it."""
-    where: dict[tuple[str, ...], list[str]] = {}
-    for comparison in comparisons:
-        for choice in comparison.choices.values():
-            chosen = f"kvp tune, on {choice.chosen_on}" if choice.chosen_on else "default"
-            ends = ", ".join(choice.open_ends) or ("none" if choice.chosen_on else "–")
-            row = (
-                choice.setting.name,
-                choice.setting.details,
-                chosen,
-                str(choice.candidates),
-                ends,
-            )
-            where.setdefault(row, []).append(f"{comparison.kind}, {comparison.protocol}")
-    rows = [
-        [Field(text=text, mark="text") for text in (*row, "; ".join(shown))]
-        for row, shown in where.items()
-    ]
-    return Table(
-        caption="Settings in the tables and figures, and from how many each was chosen (tried by "
-        "kvp tune; for a default, those that were run). Grid ends: options whose best number is "
-        "the last that was tried: a better one may lie beyond.",
-        header=("method", "setting", "chosen by", "of settings", "grid ends open", "shown in"),
         rows=rows,
     )
 
@@ -340,43 +303,6 @@ def skill_map(shown: Mapping[ReportedMethod, Cost], protocol: str) -> Table:
         caption=f"Skill of {ours.family} in every head (1: the best ranking there is, 0: chance), "
         f"and below it the best of the other methods, oracle apart; {PROTOCOL_NAMES[protocol]}.",
         header=("layer", *(f"head {head}" for head in columns)),
-        rows=rows,
-    )
-
-
-def evidence_table(
-    comparison: Comparison, spec: str, model_layers: Sequence[int] = ()
-) -> Table | None:
-    """Evidence (`kvp.data.encode`) kept in each head at one budget; None without evidence.
-
-    `model_layers` are the model's indices of the layers evicted from; empty: counted from 0.
-    """
-    rows: list[Sequence[Field | str]] = []
-    layers = 0
-    cells = by_method(comparison.records, comparison.groups)
-    for name, note, setting in lines_shown(comparison):
-        shares = [
-            np.array(record["evidence_kept"]) / record["evidence_tokens"]
-            for record in cells.get(setting, {}).get(spec, ())
-            if record["evidence_tokens"] is not None
-        ]
-        if not shares:
-            continue
-        percent = 100 * np.mean(shares, axis=0)  # [layers, KV heads]
-        layers = len(percent)
-        fields = [
-            Field(text=f"{heads.mean():.0f}", small=" ".join(f"{one:.0f}" for one in heads))
-            for heads in percent
-        ]
-        rows.append([_heading(name, note, setting), f"{percent.mean():.0f}", *fields])
-    if not rows:
-        return None
-    names = model_layers if len(model_layers) == layers else range(layers)
-    return Table(
-        caption=f"Evidence kept at {spec}, %: tokens of the context that spell the answer, mean "
-        "over prompts; per layer the mean over its KV heads, and below it each head; "
-        f"{PROTOCOL_NAMES[comparison.protocol]}.",
-        header=("method", "all heads", *(f"layer {layer}" for layer in names)),
         rows=rows,
     )
 
