@@ -67,7 +67,7 @@ $(WITH_RAY): $(INSTALLED)
 
 # What takes minutes: the tutorial and README as they are written, kills and faults on an object store.
 test-slow: $(INSTALLED)
-	$(PYTEST) -m slow tests/test_tutorial.py tests/objects
+	$(PYTEST) --dist load --maxschedchunk 1 -m slow tests/test_tutorial.py tests/objects
 
 site: $(WITH_DOCS)
 	$(BIN)/python -m sphinx -q -W --keep-going -c docs . runs/site

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -84,6 +85,8 @@ class Cluster:
         return subprocess.Popen(
             [sys.executable, "-m", "kvp", program, *map(str, flags), "--engine=ray", "--workers=2"],
             env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            # Ctrl-C counts also where these tests were started in the background of a shell.
+            preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
         )  # fmt: skip
 
     def workers(self) -> list[int]:
