@@ -195,7 +195,12 @@ def render(runs: Sequence[Run], blocks: Sequence[Block]) -> str:
         f"style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'",
         generator=GENERATOR,
         title=f"KV-cache eviction on {' and '.join(models)}",
-        unfinished=dict.fromkeys(each.unfinished for each in compared if each.unfinished),
+        unfinished=dict.fromkeys(
+            f"{run.label}{': ' * bool(run.label)}{each.unfinished}"
+            for run in runs
+            for each in run.comparisons
+            if each.unfinished
+        ),
         subtitles=map(_subtitle, runs),
         style=f"{(web / 'page.css').read_text('utf-8').strip()}\n{rank_styles()}",
         script=script,
@@ -400,10 +405,7 @@ def _about(run: Run) -> Iterator[Block]:
     versions |= manifest.get("packages") or {}
     facts: dict[str, Any] = {
         "model": results.setting("model"),
-        "methods": run.families,
         "policies": list(policies),
-        "tasks": list(dict.fromkeys(record["task"] for record in results.records)),
-        "protocols": f"{', '.join(results.protocols)} (never in one table or figure)",
         "versions": [f"{name} {value}" for name, value in versions.items() if value],
         "created": manifest.get("created"),
     }
