@@ -30,8 +30,8 @@ PAGE = Path("docs/results/smollm2.md")
 NUMBERS = Path("benchmarks/results/smollm2")
 ANSWERS = ("needles", "fresh", "references", "other", "long-2048", "long-4096")
 TEXTS = ("text-wiki", "text-novels", "texts")
-TUNED = "tune"
-"""Settings of rivals on validation prompts: a CSV file without a table."""
+TUNED = ("tune", "tune-epsilon")
+"""Settings of rivals on validation prompts: CSV files without a table."""
 OURS = "kvp+ada"
 BUNDLED = "smollm2-135m-instruct"
 """The policy in the package, seed 0."""
@@ -118,6 +118,8 @@ def differences(found: Cells, protocol: str, budgets: list[str]) -> Iterator[str
         for budget in budgets
         if (protocol, rival, budget) in found and (protocol, OURS, budget) in found
     ]
+    if not places:
+        return
     paired = [
         paired_difference(
             by_policy(found[protocol, OURS, budget]), by_policy(found[protocol, rival, budget])
@@ -163,6 +165,13 @@ def shares(timing: Iterable[Record]) -> dict[str, str]:
         )
         found[method(record)] = f"{passes(record['method'])}, {flops:.0f} %, {seconds:.0f} %"
     return found
+
+
+def costs_on_page() -> dict[str, str]:
+    """`shares` as an earlier run wrote them."""
+    block = PAGE.read_text(encoding="utf-8").partition("begin costs:")[2].partition("end costs")[0]
+    rows = [line.split("|")[1:3] for line in block.splitlines() if line.startswith("| ")]
+    return {name.strip(): cost.strip() for name, cost in rows}
 
 
 def costs(timing: Iterable[Record], taken: Mapping[str, str]) -> Iterator[str]:
@@ -299,14 +308,14 @@ def blocks(run: Path) -> Mapping[str, str | None]:
     contents: dict[str, str | None] = {}
     timed = load_results(run / "timing").timing if (run / "timing").exists() else ()
     timing = [record for record in timed if record["budget_spec"] in (None, TIMED)]
-    taken = shares(timing)
+    taken = shares(timing) or costs_on_page()
     found = {
         name: list(load_results(run / name).records) if (run / name).exists() else []
         for name in (*ANSWERS, *TEXTS)
     }
     for name, records in found.items():
         contents[name] = "\n".join(table(cells(records), taken)) if records else None
-        if name in ANSWERS:
+        if name in ANSWERS and name != "references":
             contents[f"{name}-tasks"] = "\n".join(tasks(records)) if records else None
         if name == "texts":
             contents["gain"] = "\n".join(gain(records)) if records else None
@@ -314,8 +323,9 @@ def blocks(run: Path) -> Mapping[str, str | None]:
             write_csv(records, NUMBERS / f"{name}.csv")
         if name == "needles":
             contents["seeds"] = "\n".join(seeds(records)) if records else None
-    if (run / TUNED).exists():
-        write_csv(load_results(run / TUNED).records, NUMBERS / f"{TUNED}.csv")
+    for name in TUNED:
+        if (run / name).exists():
+            write_csv(load_results(run / name).records, NUMBERS / f"{name}.csv")
     contents["costs"] = "\n".join(costs(timing, taken)) if timing else None
     if timing and found["needles"]:
         draw(load_results(run / "needles"), timing, PAGE.with_suffix(".png"))
