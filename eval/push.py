@@ -202,11 +202,6 @@ def _measured(folder: Path, policy: Shard, resamples: int) -> dict[str, Any]:
     }
 
 
-_ABSENT = {
-    "base_model": "the policy was not trained on a model of the hub",
-    "license": "name it by --license",
-}
-"""Fields of a card that readers look for -> why one may be absent."""
 CARD = "README.md"
 """Name under which the hub shows a card."""
 
@@ -229,9 +224,8 @@ def run(config: PushConfig) -> str | None:
         results=None if config.results is None else Path(config.results),
         resamples=config.bootstrap,
     )
-    for name, reason in _ABSENT.items():
-        if f"\n{name}: " not in card:
-            say(f"note: the card has no {name}: {reason}")
+    if config.license is None:
+        say("note: the card states no licence: name it by --license")
     files = policy_files(policy.source.folder)
     if config.dry_run:
         print(card)

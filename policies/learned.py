@@ -115,23 +115,18 @@ class LearnedScorer:
         return "kvp"
 
     def __repr__(self) -> str:
-        """What it is, in five lines."""
         model, source = self.metadata.get("model", {}), self.source
-        weights = list(self.rankers.parameters())
-        dtype = str(weights[0].dtype).removeprefix("torch.")
-        commit = f" at {source.commit[:12]}" if source and source.commit else ""
-        lines = (
+        count = sum(weight.numel() for weight in self.rankers.parameters())
+        calibrated = "not calibrated: heads cannot compete for one budget (ada, global)"
+        if self.calibration:
+            calibrated = f"calibrated ({self.calibration.target}): heads can compete (ada, global)"
+        return (
             f"policy {self.label!r} for {model.get('base_model') or model.get('id')}: "
-            f"{self.geometry}",
-            f"{self.geometry.total_kv_heads} rankers, {sum(each.numel() for each in weights):,} "
-            f"parameters in {dtype}, which read {', '.join(self.rankers.spec.inputs)}",
-            _trained(self.metadata.get("training", {})),
-            f"calibrated ({self.calibration.target}): heads can compete (ada, global)"
-            if self.calibration
-            else "not calibrated: heads cannot compete for one budget (ada, global)",
-            f"from {(source.repository or source.folder) if source else 'memory'}{commit}",
+            f"{self.geometry}\n{self.geometry.total_kv_heads} rankers, {count:,} parameters, which "
+            f"read {', '.join(self.rankers.spec.inputs)}\n"
+            f"{_trained(self.metadata.get('training', {}))}\n{calibrated}\n"
+            f"from {(source.repository or source.folder) if source else 'memory'}"
         )
-        return "\n".join(lines)
 
     @property
     def needs(self) -> Needs:

@@ -38,23 +38,18 @@ def test_a_policy_says_what_it_is_and_shows_no_tensor(policy: LearnedScorer) -> 
     count = sum(weight.numel() for weight in policy.rankers.parameters())
     model, size, training, calibrated, origin = str(policy).splitlines()
     assert model.endswith("3 layers x 2 KV heads (4 query heads, head_dim 8)")
-    assert size.startswith(f"6 rankers, {count:,} parameters in float32, which read key, value")
+    assert size.startswith(f"6 rankers, {count:,} parameters, which read key, value")
     assert training == "no record of its training"
     assert calibrated.startswith("not calibrated: heads cannot")
     assert origin == "from memory"
 
 
 def test_a_bundled_policy_says_what_it_was_trained_on() -> None:
-    model, _, training, calibrated, origin = str(load_policy("smollm2-135m-instruct")).splitlines()
+    model, _, training, *rest = str(load_policy("smollm2-135m-instruct")).splitlines()
     assert "for HuggingFaceTB/SmolLM2-135M-Instruct: 30 layers x 3 KV heads" in model
-    for part in (
-        "trained on 360 sequences of ruler:0.5,qa_chats.jsonl:0.15,", " of at most 1024 tokens",
-        " (niah_single_1, niah_single_2, ", ": label max_reply_attention, objective listwise, ",
-        "600 steps, 2026-11-25",
-    ):  # fmt: skip
-        assert part in training
-    assert calibrated == "calibrated (reply_contribution): heads can compete (ada, global)"
-    assert origin.endswith("policies/smollm2")
+    assert training.startswith("trained on 360 sequences of ruler:0.5,qa_chats.jsonl:0.15,")
+    assert training.endswith("label max_reply_attention, objective listwise, 600 steps, 2026-11-25")
+    assert rest[0] == "calibrated (reply_contribution): heads can compete (ada, global)"
 
 
 @pytest.mark.parametrize("layer", [0, 1, 2])
