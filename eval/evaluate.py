@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import accumulate
 from numbers import Real
 from typing import Any, Generic, TypeVar
 
@@ -37,6 +37,8 @@ AROUND, END, MOST = 16, 96, 384
 """Tokens of an excerpt: on each side of evidence, at the end, with all evidence at most."""
 CHARACTERS = 2000
 """Of a question or a given reply in a record at most."""
+GAP = -1
+"""In place of a token's number: tokens that an excerpt leaves out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -420,8 +422,8 @@ def evaluate_together(
     seeing = [each for each in settings if _reads_future(each)]
     shared = list(keep(start, blind, None))
     for prompt in prompts:
-        shown = prompt.excerpt if prompt.readable else []
-        text = _text_fields(bench, prompt, shown) if shown else {}
+        pieces = _pieces(bench, prompt)
+        text = _text_fields(bench, prompt, pieces)
         compressed = list(shared)
         if seeing:
             compressed += keep(start, seeing, hindsight(bench, prompt, start))
@@ -432,7 +434,7 @@ def evaluate_together(
                 "cache_bytes": outcome.nbytes,
                 **outcome.result,
                 **text,
-                **({"excerpt_kept": _shares(kept, shown, start.prefix.tokens)} if shown else {}),
+                **_kept_fields(kept, pieces, start.prefix.tokens),
             }
             for (setting, kept), outcome in zip(compressed, results, strict=True)
         ]
@@ -554,39 +556,62 @@ def _evidence_fields(evidence: Sequence[int], kept: Tensor, cached: int) -> dict
     }
 
 
-def _text_fields(bench: Bench, prompt: Prompt, shown: Sequence[int]) -> Fields:
-    """What people read of a prompt, from its tokens `shown`, ascending."""
-    sample, ids = prompt.sample, prompt.encoded.ids
+Piece = tuple[str, int]
+"""A part of an excerpt: the text and number of a token, or what stands for a gap and `GAP`."""
+
+
+def _pieces(bench: Bench, prompt: Prompt) -> list[Piece]:
+    """The excerpt of a prompt; empty where its records hold none."""
 
     def text(first: int, stop: int) -> str:
-        some = list(ids[max(first, 0) : stop])
+        some = list(prompt.encoded.ids[max(first, 0) : stop])
         return str(bench.tokenizer.decode(some, clean_up_tokenization_spaces=False))
 
-    turns = sample.messages
+    pieces: list[Piece] = []
+    before = -1
+    for one in prompt.excerpt if prompt.readable else ():
+        if one > before + 1:
+            pieces.append((" […] ", GAP))
+        # Behind the token before it, since some tokenizers drop the space that begins a text.
+        pieces.append((text(one - 1, one + 1)[len(text(one - 1, one)) :], one))
+        before = one
+    return pieces
+
+
+def _text_fields(bench: Bench, prompt: Prompt, pieces: Sequence[Piece]) -> Fields:
+    """What people read of a prompt; nothing without an excerpt."""
+    if not pieces:
+        return {}
+    sample, turns = prompt.sample, prompt.sample.messages
     question = turns[-2]["content"] if turns else sample.question + sample.answer_prefix
-    reply = bench.text(list(prompt.encoded.reply_ids))[:CHARACTERS] if prompt.forced else None
-    starts = [b for a, b in pairwise([-2, *shown]) if b > a + 1]
-    stops = [a + 1 for a, b in pairwise([*shown, len(ids) + 1]) if b > a + 1]
+    stops = list(accumulate(len(text) for text, _ in pieces))
+    places = {
+        one: [stop - len(text), stop] for (text, one), stop in zip(pieces, stops, strict=True)
+    }
     return {
         "question": question[-CHARACTERS:],
-        "reply": reply,
-        "context_tokens": prompt.encoded.context_length,
-        # Behind the token before it, since some tokenizers drop the space that begins a text.
-        "excerpt": [text(one - 1, one + 1)[len(text(one - 1, one)) :] for one in shown],
-        "excerpt_spans": [list(span) for span in zip(starts, stops, strict=True)],
-        "excerpt_evidence": sorted(set(prompt.evidence) & set(shown)),
+        "reply": bench.text(list(prompt.encoded.reply_ids))[:CHARACTERS] if prompt.forced else None,
+        "excerpt": "".join(text for text, _ in pieces),
+        "excerpt_question": places.get(prompt.encoded.context_length, [None])[0],
+        "excerpt_evidence": [places[one] for one in prompt.evidence if one in places],
     }
 
 
-def _shares(kept: Kept, shown: Sequence[int], cached: int) -> str:
-    """A digit for each of the tokens `shown`: ninths of all heads that keep it, rounded up.
+def _kept_fields(kept: Kept, pieces: Sequence[Piece], cached: int) -> Fields:
+    """For every character of an excerpt the ninths of all heads that keep its token, rounded up.
 
-    0 is no head; `-` is a token behind the first `cached` ones, which nothing evicts.
+    0 is no head; `-` a gap, or a token behind the first `cached` ones, which nothing evicts.
     """
+    if not pieces:
+        return {}
     indices = kept.indices[kept.indices != EMPTY_SLOT]
     heads = torch.bincount(indices, minlength=cached).tolist()
     total = kept.counts.numel()
-    return "".join(str(-(-9 * heads[one] // total)) if one < cached else "-" for one in shown)
+    marks = (
+        (str(-(-9 * heads[one] // total)) if 0 <= one < cached else "-") * len(text)
+        for text, one in pieces
+    )
+    return {"excerpt_kept": "".join(marks)}
 
 
 def _budget(setting: Setting, cached: int) -> int | None:

@@ -102,10 +102,7 @@ def _prompt(prompt: Prompt, records: Sequence[Record], families: Mapping[int, st
             str(each)[:LETTERS] for each in first["references"] or [first.get("reply") or ""]
         ],
         "given": first["nll"] is not None,
-        **{
-            name: first.get(name)
-            for name in ("context_tokens", "excerpt", "excerpt_spans", "excerpt_evidence")
-        },
+        **{name: first.get(name) for name in ("excerpt", "excerpt_question", "excerpt_evidence")},
         "answers": [
             {
                 "method": families[id(record)],

@@ -137,18 +137,22 @@ def test_records_hold_what_people_read(
     settings = _settings("knorm,knorm+ada", "20%")
     start = run_prefix(bench, prompt, protocol)
     kept = [kept.indices for _, kept in keep(start, settings, None)]
+    around = {n for one in prompt.evidence for n in range(one - 16, one + 17) if n >= 0}
     for row, indices in zip(evaluate(bench, prompt, protocol, settings), kept, strict=True):
         assert row["question"] == prompt.sample.question + prompt.sample.answer_prefix
-        places = [n for start, stop in row["excerpt_spans"] for n in range(start, stop)]
-        assert {*range(len(prompt.ids) - 96, len(prompt.ids)), *prompt.evidence} <= {*places}
-        assert len(places) == len(row["excerpt"]) == len(row["excerpt_kept"])
-        assert row["excerpt_evidence"] == list(prompt.evidence)
-        ids = [prompt.encoded.ids[place] for place in places]
-        assert "".join(row["excerpt"]) == bench.tokenizer.decode(ids)
-        for place, digit in zip(places, row["excerpt_kept"], strict=True):
+        shown = sorted({*range(len(prompt.ids) - 96, len(prompt.ids)), *around})
+        texts = [bench.tokenizer.decode([prompt.encoded.ids[place]]) for place in shown]
+        gaps = {one for one in shown if one - 1 not in shown}
+        marks = wanted = ""
+        for place, text in zip(shown, texts, strict=True):
             heads = int((indices == place).any(-1).sum())  # of four
-            ninths = str(math.ceil(9 * heads / 4))
-            assert digit == (ninths if place < row["cached_tokens"] else "-")
+            mark = str(math.ceil(9 * heads / 4)) if place < row["cached_tokens"] else "-"
+            wanted += " […] " * (place in gaps) + text
+            marks += "-----" * (place in gaps) + mark * len(text)
+        assert (row["excerpt"], row["excerpt_kept"]) == (wanted, marks)
+        spelt = "".join(row["excerpt"][start:stop] for start, stop in row["excerpt_evidence"])
+        assert spelt.strip() == row["references"][0]
+        assert row["excerpt"][row["excerpt_question"] :].lstrip().startswith("What is the special")
     chat = evaluate(bench, prompts["chat"], protocol, settings[:1])[0]
     assert chat["reply"] == prompts["chat"].sample.messages[-1]["content"]  # type: ignore[index]
     (row,) = evaluate(bench, replace(prompt, readable=False), protocol, settings[:1])

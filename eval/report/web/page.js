@@ -114,20 +114,22 @@ function outcome(prompt, value) {
   return value >= 1 ? ["right", "right"] : value <= 0 ? ["wrong", "wrong"] : [value.toFixed(2), ""];
 }
 
-// The excerpt, token by token: shaded by the share of heads that keep it.
+// The excerpt, shaded by the share of heads that keep each character's token.
 function marked(prompt, kept) {
+  const letters = [...prompt.excerpt];
+  const evidence = letters.map(() => "");
+  for (const [start, stop] of prompt.excerpt_evidence) evidence.fill(" evidence", start, stop);
+  const style = (place) => {
+    const digit = kept[place] ?? "-";
+    return (digit === "-" ? "fed" : `r${Math.round((15 * Number(digit)) / 9)}`) + evidence[place];
+  };
   const parts = [];
-  const evidence = new Set(prompt.excerpt_evidence);
-  let number = 0;
-  for (const [start, stop] of prompt.excerpt_spans) {
-    if (start > 0) parts.push(make("span", { class: "soft" }, " […] "));
-    for (let place = start; place < stop; place += 1, number += 1) {
-      if (place === prompt.context_tokens) parts.push(make("b", { class: "soft" }, " ▸question: "));
-      const digit = kept[number] ?? "-";
-      const shade = digit === "-" ? "fed" : `r${Math.round((15 * Number(digit)) / 9)}`;
-      const text = prompt.excerpt[number].replaceAll("\n", "↵\n");
-      parts.push(make("span", { class: evidence.has(place) ? `${shade} evidence` : shade }, text));
-    }
+  for (let start = 0, stop = 1; start < letters.length; start = stop, stop += 1) {
+    const here = style(start);
+    while (stop < letters.length && stop !== prompt.excerpt_question && style(stop) === here) stop += 1;
+    if (start === prompt.excerpt_question) parts.push(make("b", { class: "soft" }, " ▸question: "));
+    const text = letters.slice(start, stop).join("").replaceAll("\n", "↵\n");
+    parts.push(make("span", { class: here }, text));
   }
   return parts;
 }

@@ -40,9 +40,8 @@ SCORES: dict[tuple[str, bool, str | None, int | None, str | None], tuple[float, 
 }
 TOKENS = 16
 EXCERPT = {
-    "question": "Which?", "reply": None, "context_tokens": TOKENS,
-    "excerpt": ["a", "b", "c", "<b>"], "excerpt_spans": [[TOKENS - 3, TOKENS + 1]],
-    "excerpt_evidence": [TOKENS - 1], "excerpt_kept": "093-",
+    "question": "Which?", "reply": None, "excerpt": " […] a🙂c<b>", "excerpt_question": 8,
+    "excerpt_evidence": [[7, 8]], "excerpt_kept": "-----093---",
 }  # fmt: skip
 """The last four tokens of a prompt, as a record has them."""
 FACTORS = (1.0, 1.2, 0.8, 1.0, 0.9, 1.1)
