@@ -44,16 +44,17 @@ def tidy(comparison: Comparison) -> pandas.DataFrame:
             for setting in comparison.settings if task == OVERALL or setting in chosen
             for spec, of in grid.get(setting, {}).items()
         }  # fmt: skip
-        whole = next((of for (each, _), of in cells.items() if each.method == FULL), None)
+        full = next((of for (each, _), of in cells.items() if each.method == FULL), None)
         apart = not usable if task == OVERALL else task not in usable
+        whole = None if apart or comparison.unfinished else full
+        mean = whole.interval.mean if whole else 0.0
         gaps: dict[str, dict[object, Interval]] = {"minus_full": {}, "minus_lead": {}}
         for (setting, spec), of in cells.items():
-            lead = grid.get(best.settings[0], {}).get(spec) if best and task == OVERALL else None
+            shown = task == OVERALL and setting in chosen
+            lead = grid.get(best.settings[0], {}).get(spec) if best and shown else None
             for name, other in (("minus_full", whole), ("minus_lead", lead)):
-                if other is None or other is of or comparison.unfinished or apart:
-                    continue
-                counted = name == "minus_full" or setting in chosen
-                if counted and (gap := comparison.minus(of, other)) is not None:
+                gap = None if other is None or other is of else comparison.minus(of, other)
+                if gap is not None:
                     gaps[name][setting, spec] = gap
         differ = {name: resolved(found) for name, found in gaps.items()}
         for (setting, spec), of in cells.items():
@@ -65,8 +66,7 @@ def tidy(comparison: Comparison) -> pandas.DataFrame:
                 "budget": spec or FULL, "estimate": of.interval.mean, "low": of.interval.low,
                 "high": of.interval.high, "n": of.interval.prompts, "policies": of.policies,
                 "kept_tokens": of.kept_tokens, "kept_share": of.share, "cache_bytes": of.nbytes,
-                "share_of_full": math.nan if whole is None or apart or comparison.unfinished
-                else of.interval.mean / whole.interval.mean,
+                "share_of_full": of.interval.mean / mean if mean else math.nan,
             }  # fmt: skip
             for name, found in gaps.items():
                 gap = found.get((setting, spec))

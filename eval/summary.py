@@ -15,15 +15,13 @@ from eval.comparison import (
     budget_order,
     sentences,
 )
-from eval.records import FULL, LEARNED, SELF_SIZED, Record, method_label
+from eval.records import FULL, SELF_SIZED, Record, method_label
 from kvp.artifacts.files import atomic_write_text
 from kvp.data.ruler import RULER_13
 from kvp.data.tasks import ruler_share
 
 SPREAD = "(± half of the 95 % interval)"
 """Shown next to each mean where the screen is wide enough."""
-SEVERAL_SEEDS = "kvp: intervals are over prompts and training seeds"
-ONE_SEED = "kvp, one training seed: what another seed would change is not in the interval"
 WORDS = {"accuracy": "mean score, %", "perplexity": "perplexity of the given text"}
 """What tables are of, by kind of comparison."""
 
@@ -81,19 +79,9 @@ def short_table(
 def _legend(comparisons: Sequence[Comparison]) -> list[str]:
     """What the numbers in the tables are over."""
     settings = {setting for each in comparisons for setting in each.grid}
-    policies = {
-        of.policies
-        for each in comparisons
-        for setting, estimates in each.grid.items() if setting.method == LEARNED
-        for of in estimates.values()
-    }  # fmt: skip
-    lines = []
+    lines = [each.interval for each in comparisons]
     if any(setting.protected for setting in settings):
         lines.append(f"{PROTECTED.strip()}: first and last tokens are always kept")
-    if max(policies, default=0) > 1:
-        lines.append(SEVERAL_SEEDS)
-    if 1 in policies:
-        lines.append(ONE_SEED)
     if any(setting.self_sized for setting in settings):
         lines.append("own @: the size that the method chose, as a share of the cache")
     for comparison in comparisons:

@@ -34,6 +34,7 @@ from eval.comparison import (
     sentences,
 )
 from eval.config import ReportConfig
+from eval.frame import tidy
 from eval.records import FILES, LEARNED, PROTOCOL_NAMES, Record, policy_groups, results_folder
 from eval.report import figures, tables
 from eval.report.answers import Answers, answers, packed
@@ -215,37 +216,20 @@ def render(runs: Sequence[Run], blocks: Sequence[Block]) -> str:
 
 
 def numbers(runs: Iterable[Run]) -> pandas.DataFrame:
-    """Every estimate behind the figures and tables, one line each; scores and shares from 0 to 1.
-
-    Task by task for the chosen settings, over all tasks (task "") for every setting.
-    """
-    lines: list[dict[str, object]] = []
-    for run in runs:
-        for comparison in run.comparisons:
-            chosen = {choice.setting for choice in comparison.choices.values()}
-            lines += [
-                {
-                    "run": run.label, "measure": comparison.kind, "protocol": comparison.protocol,
-                    "task": task, "method": setting.family, "setting": setting.details,
-                    "chosen": setting in chosen, "budget": spec or "full",
-                    "mean": of.interval.mean, "low": of.interval.low, "high": of.interval.high,
-                    "prompts": of.interval.prompts, "policies": of.policies,
-                    "kept_tokens": of.kept_tokens, "share": of.share, "bytes": of.nbytes,
-                }
-                for task, grid in {"": comparison.grid, **comparison.tasks}.items()
-                for setting, estimates in grid.items() if not task or setting in chosen
-                for spec, of in estimates.items()
-            ]  # fmt: skip
-        lines += [
-            {
-                "run": run.label, "measure": "attention_lost", "protocol": protocol,
-                "method": setting.family, "setting": setting.details, "share": share, "mean": lost,
-            }
-            for protocol, by_setting in run.costs.items()
-            for setting, cost in by_setting.items()
-            for share, lost in zip(cost.budgets, cost.lost, strict=True)
-        ]  # fmt: skip
-    return pandas.DataFrame(lines)
+    """Every estimate (`eval.frame.tidy`), and the attention lost on traces; a row per number."""
+    parts = [tidy(each).assign(run=run.label) for run in runs for each in run.comparisons]
+    lost = [
+        {
+            "run": run.label, "metric": "attention_lost", "protocol": protocol,
+            "method": setting.family, "setting": setting.details, "kept_share": share,
+            "estimate": lost,
+        }
+        for run in runs
+        for protocol, by_setting in run.costs.items()
+        for setting, cost in by_setting.items()
+        for share, lost in zip(cost.budgets, cost.lost, strict=True)
+    ]  # fmt: skip
+    return pandas.concat([*parts, pandas.DataFrame(lost)], ignore_index=True)
 
 
 def _subtitle(run: Run) -> str:

@@ -189,11 +189,11 @@ def test_all_numbers_are_downloaded_as_csv(reported: Path, open_page: Callable[.
     rows = list(csv.DictReader(io.StringIO(download.value.path().read_text())))
     (kvp,) = (
         row for row in rows
-        if (row["measure"], row["protocol"], row["task"], row["method"], row["budget"])
-        == ("accuracy", "query_aware", "", "kvp", "25%")
+        if (row["metric"], row["protocol"], row["task"], row["method"], row["budget"])
+        == ("answers", "query_aware", "all", "kvp", "25%")
     )  # fmt: skip
-    assert (kvp["mean"], kvp["prompts"], kvp["policies"]) == ("0.75", "4", "2")
-    assert {row["measure"] for row in rows} == {"accuracy", "perplexity", "attention_lost"}
+    assert (kvp["estimate"], kvp["n"], kvp["policies"]) == ("0.75", "4", "2")
+    assert {row["metric"] for row in rows} == {"answers", "perplexity", "attention_lost"}
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
