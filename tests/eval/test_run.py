@@ -302,7 +302,9 @@ def test_an_interrupted_run_says_so_wherever_it_is_shown(
     assert set(paired["pairs"]) == {1, 2}
     capsys.readouterr()
     assert run_program("compare", [str(tmp_path / "r"), str(tmp_path / "r")]) == 0
-    assert capsys.readouterr().out.splitlines()[:2] == [f"first: {said}", f"second: {said}"]
+    assert run_program("report", [str(tmp_path / "r"), "--bootstrap", "20"]) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert (*out[:2], out[-2]) == (f"first: {said}", f"second: {said}", said)
     monkeypatch.setattr("eval.run.evaluate_together", evaluate_together)
     # a run of fewer methods ends; the folder is still unfinished
     fewer = [part.replace("full,knorm", "full") for part in arguments]
