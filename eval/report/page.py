@@ -41,7 +41,7 @@ from eval.report.answers import Answers, answers, packed
 from eval.report.costs import Cost, costs, shown_costs, timings
 from eval.report.figures import Picture, TokenMap, drawn_settings, rank_styles, token_map
 from eval.report.tables import Table
-from eval.results import Results, join, labels, load_results, model_name
+from eval.results import Results, join, labels, load_results, model_name, unfinished
 from eval.tune.settings_file import load_settings
 from kvp.artifacts.addresses import is_address
 from kvp.artifacts.files import atomic_write_bytes
@@ -446,7 +446,8 @@ def run(config: ReportConfig) -> None:
         for picture in pictures(blocks):
             _write(png / f"{picture.name}.png", picture.image("png"))
     _write(out, page)
-    print(f"{out} ({len(page) / 1e6:.1f} MB){f', figures in {png}' if png else ''}")
+    written = f"{out} ({len(page) / 1e6:.1f} MB){f', figures in {png}' if png else ''}"
+    print(*filter(None, map(unfinished, results)), written, sep="\n")
 
 
 def _refuse_others(out: Path) -> None:
