@@ -237,18 +237,16 @@ class SortedTasks:
     @property
     def apart(self) -> str:
         """What is set apart, and why, in a sentence; "" where nothing is."""
-        parts = [
-            f"{why} {', '.join(f'{task} ({shown})' for task, shown in tasks.items())}"
-            for why, tasks in (
-                ("the full cache fails", self.failed),
-                ("nothing is lost without context on", self.needless),
-            )
-            if tasks
-        ]
-        if not parts:
-            return ""
+        parts = []
+        for why, tasks in (
+            ("the full cache fails", self.failed),
+            ("nothing is lost without context on", self.needless),
+        ):
+            if tasks:
+                named = (f"{task} ({shown})" for task, shown in tasks.items())
+                parts.append(f"{why} {', '.join(named)}")
         first = "Set apart" if self.usable else "No task here can tell methods apart"
-        return f"{first}: {'; '.join(parts)}."
+        return f"{first}: {'; '.join(parts)}." if parts else ""
 
 
 def sort_tasks(kind: Kind, records: Iterable[Record], *, resamples: int = 2000) -> SortedTasks:

@@ -380,15 +380,12 @@ def labels(runs: Sequence[Results]) -> list[str]:
         named = f"{' '.join(tasks[:_NAMED])}{more}"
         shown.append({"model": model_name(run), "tasks": named, **settings})
     differing = [name for name in shown[0] if len({str(each[name]) for each in shown}) > 1]
-    others = [name for name in differing if name != "max_new_tokens"]
-    for names in (others, differing):
-        found = [
-            ", ".join(
-                f"no {name}" if run[name] is None else f"{name} {run[name]}".removeprefix("model ")
-                for name in names
-            )
+    for names in ([name for name in differing if name != "max_new_tokens"], differing):
+        words = [
+            [f"{name} {run[name]}" if run[name] is not None else f"no {name}" for name in names]
             for run in shown
         ]
+        found = [", ".join(each).removeprefix("model ") for each in words]
         if len(set(found)) == len(found):
             return found
     return [f"{name}, {run.folder}".lstrip(", ") for name, run in zip(found, runs, strict=True)]

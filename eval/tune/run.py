@@ -11,8 +11,6 @@ their prompts: of the answers' scores, or of minus the nats per token where repl
 
 from __future__ import annotations
 
-import csv
-import io
 import time
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
@@ -20,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import pandas
 from rich.console import Console
 from rich.table import Table
 
@@ -462,21 +461,16 @@ def run(config: TuneConfig) -> TunedSettings | None:
 
 def csv_text(settings: TunedSettings, tried: Sequence[Sequence[Scored]]) -> str:
     """One line per setting; `tried` has those of each entry of `settings`."""
-    stream = io.StringIO()
-    writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    for entry, all_scored in zip(settings.methods, tried, strict=True):
-        for number, scored in enumerate(all_scored, start=1):
-            low, high = scored.interval
-            writer.writerow(
-                [
-                    entry.protocol, entry.requested, entry.group, number, scored.scorer,
-                    scored.allocator, int(scored.protected), f"{scored.score:.6g}",
-                    f"{low:.6g}", f"{high:.6g}",
-                    int(scored in entry.published), int(scored == entry.chosen),
-                ]
-            )  # fmt: skip
-    return stream.getvalue()
+    rows = [
+        (
+            entry.protocol, entry.requested, entry.group, number, scored.scorer, scored.allocator,
+            int(scored.protected), scored.score, *scored.interval, int(scored in entry.published),
+            int(scored == entry.chosen),
+        )
+        for entry, all_scored in zip(settings.methods, tried, strict=True)
+        for number, scored in enumerate(all_scored, start=1)
+    ]  # fmt: skip
+    return str(pandas.DataFrame(rows, columns=COLUMNS).to_csv(index=False, float_format="%.6g"))
 
 
 def print_settings(console: Console, settings: TunedSettings) -> None:
