@@ -49,6 +49,7 @@ def identity_of(
     """
     data = data_identity(prompts_of(config), jobs.tasks)
     return {
+        **({} if config.chat_template else {"chat_template": False}),
         "model": {
             "id": recorded_name(config.model),
             "revision": config.revision,
