@@ -316,7 +316,8 @@ def _load(
         with quiet_logs():
             return loader(source, trust_remote_code=False, **options)
     except _LOADING_ERRORS as error:
-        raise ModelError(f"--model {name}: no {what} ({_first_line(error)})") from error
+        here = "" if Path(source).exists() else "it is no folder here; "
+        raise ModelError(f"--model {name}: no {what} ({here}{_first_line(error)})") from error
 
 
 def _first_line(error: BaseException) -> str:

@@ -116,7 +116,7 @@ def test_missing_and_damaged_parts_are_named(folder: Path, tmp_path: Path) -> No
     assert "no such folder" in refusal("./nowhere")
     (tmp_path / "bare").mkdir()
     assert "no config.json" in refusal(str(tmp_path / "bare"))
-    assert "no model" in refusal("nobody/has-this-model")
+    assert "no model (it is no folder here; " in refusal("nobody/has-this-model")
     assert "no model" in refusal("not a model id!")
     without = shutil.copytree(folder, tmp_path / "without")
     for file in without.glob("token*"):
