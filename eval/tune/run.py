@@ -442,10 +442,11 @@ def run(config: TuneConfig) -> TunedSettings | None:
         save_settings(output.local / SETTINGS, settings, manifest)
     print_settings(Console(markup=False), settings)
     for entry, search in zip(settings.methods, tuning.searches, strict=True):
-        if ties := list(search.scores.values()).count(max(search.scores.values())) - 1:
+        scores = list(search.scores.values())
+        if (ties := scores.count(max(scores))) > 1:
             say(
-                f"note: {entry.protocol}, {entry.requested}: {ties} other settings have the same "
-                f"best score as {entry.chosen.label}, which was tried first"
+                f"note: {entry.protocol}, {entry.requested}: {ties} settings share the best score; "
+                f"{entry.chosen.label}, the first that was tried, is chosen"
             )
         if entry.open_ends:
             say(

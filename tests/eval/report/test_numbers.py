@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import html
+import io
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
+import kvp
 from eval.comparison import (
     Comparison,
     Grid,
@@ -24,6 +28,7 @@ from eval.report.costs import costs, shown_costs, timings
 from eval.report.figures import drawn_settings, line_styles, token_map
 from eval.report.tables import Field, Table
 from eval.results import load_results
+from eval.summary import print_summary
 from eval.tune.settings_file import Scored, Tuned
 from policies.registry import METHODS
 
@@ -223,6 +228,18 @@ def test_the_summary_names_what_the_figure_draws_in_front(make_comparison: MakeC
     assert shown == {"full": True, "oracle": True, "kvp": True, "knorm": True, "random": True,
                      "snapkv": False}  # fmt: skip
     assert len(drawn_settings(comparison, 5)) == 5
+
+
+def test_terminal_page_and_python_say_the_same(reported: Path) -> None:
+    table = kvp.read_results(reported, bootstrap=50)
+    terminal = io.StringIO()
+    print_summary(Console(file=terminal, width=100), table.comparisons)
+    page = html.unescape((reported / "report.html").read_text())
+    assert len(table.sentences()) == 3
+    for sentence in table.sentences():
+        assert f"{sentence}\n" in terminal.getvalue()
+        assert f">{sentence}<" in page
+    assert repr(table).startswith(table.sentences()[0])
 
 
 def test_cost_curves_are_averaged_and_areas_compared_with_the_oracles(
