@@ -136,7 +136,9 @@ class Options:
     """Option given after the colon where others have their preset: a file."""
 
     def __init_subclass__(cls) -> None:
-        cls.__repr__ = Options.__repr__  # type: ignore[method-assign]  # not a dataclass's own
+        super().__init_subclass__()
+        if "__repr__" not in vars(cls):  # a dataclass would make one of its own
+            cls.__repr__ = Options.__repr__  # type: ignore[method-assign]
 
     def __repr__(self) -> str:
         """As `--methods` accepts it."""
