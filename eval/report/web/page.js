@@ -185,7 +185,7 @@ async function browse(section) {
           make("td", {}, one.budget || "all"),
           make("td", { class: style }, word),
           make("td", {}, one.evidence === null ? "–" : `${(100 * one.evidence).toFixed(0)} %`),
-          make("td", { class: "text" }, one.text),
+          make("td", { class: "text" }, one.text.trim().replaceAll("\n", " ↵ ")),
         );
       }),
     );
