@@ -35,7 +35,7 @@ from eval.comparison import (
 )
 from eval.config import ReportConfig
 from eval.frame import tidy
-from eval.records import FILES, LEARNED, PROTOCOL_NAMES, Record, policy_groups, results_folder
+from eval.records import FILES, PROTOCOL_NAMES, Record, policy_groups, results_folder
 from eval.report import figures, tables
 from eval.report.answers import Answers, answers, packed
 from eval.report.costs import Cost, costs, shown_costs, timings
@@ -112,6 +112,7 @@ class Run:
                                  resamples=resamples)) is not None
         ]  # fmt: skip
         """Every task by itself, where a comparison has several."""
+        self.numbers = [tidy(each) for each in self.comparisons]
         self.timings = timings(results.timing, groups)
         self.costs: dict[str, dict[ReportedMethod, Cost]] = {
             protocol: costs([r for r in results.curves if r["protocol"] == protocol], groups)
@@ -217,7 +218,7 @@ def render(runs: Sequence[Run], blocks: Sequence[Block]) -> str:
 
 def numbers(runs: Iterable[Run]) -> pandas.DataFrame:
     """Every estimate (`eval.frame.tidy`), and the attention lost on traces; a row per number."""
-    parts = [tidy(each).assign(run=run.label) for run in runs for each in run.comparisons]
+    parts = [each.assign(run=run.label) for run in runs for each in run.numbers]
     lost = [
         {
             "run": run.label, "metric": "attention_lost", "protocol": protocol,
@@ -247,10 +248,11 @@ def _subtitle(run: Run) -> str:
 def _run(run: Run, prefix: str, styles: figures.Styles) -> Iterator[Block]:
     """Notes and sections of one run; `prefix` makes names its own."""
     yield from (Text(text=note, style="note") for note in run.results.notes)
-    for comparison in run.comparisons:
-        yield _compared(run, comparison, prefix, styles)
+    for comparison, found in zip(run.comparisons, run.numbers, strict=True):
+        more = list(_folded(run, comparison, found, prefix))
+        yield _compared(run, comparison, prefix, styles, more)
     for number, comparison in enumerate(run.alone):
-        yield _compared(run, comparison, f"{prefix}task-{number}-", styles, alone=True)
+        yield _compared(run, comparison, f"{prefix}task-{number}-", styles)
     read = answers(run.comparisons)
     if read is not None:
         block = replace(read, ident=f"{prefix}read")
@@ -278,9 +280,13 @@ def _run(run: Run, prefix: str, styles: figures.Styles) -> Iterator[Block]:
 
 
 def _compared(
-    run: Run, comparison: Comparison, prefix: str, styles: figures.Styles, *, alone: bool = False
+    run: Run,
+    comparison: Comparison,
+    prefix: str,
+    styles: figures.Styles,
+    more: Sequence[Section] | None = None,
 ) -> Section:
-    """All that a comparison says: sentences, figures and tables; less of a task `alone`."""
+    """All that a comparison says: sentences, figure and tables; of a task alone without `more`."""
     kind, protocol = comparison.kind, comparison.protocol
     measure, name = tables.MEASURES[kind], f"{prefix}{kind}-{protocol}"
     best, shown = best_of(comparison), drawn_settings(comparison)
@@ -303,8 +309,8 @@ def _compared(
     else:
         words = "No method has answers to all prompts of this folder."
         blocks.append(Text(text=words, style="missing"))
-    if not alone:
-        blocks += _folded(run, comparison, name)
+    blocks += more or ()
+    alone = more is None
     only = tuple(comparison.tasks) if alone or len(comparison.tasks) == 1 else ()
     title = f"{measure.removesuffix(', %')}, {_SEEN[protocol]}"
     return Section(
@@ -328,28 +334,24 @@ def _said(comparison: Comparison) -> Iterator[Text]:
             style = ""
 
 
-def _folded(run: Run, comparison: Comparison, name: str) -> Iterator[Section]:
-    """Tables of a comparison, folded."""
+def _folded(
+    run: Run, comparison: Comparison, found: pandas.DataFrame, prefix: str
+) -> Iterator[Section]:
+    """Tables of a comparison, folded; `found` are its numbers (`eval.frame.tidy`)."""
     timed = [each for each in run.timings if each.protocol == comparison.protocol]
-    learned = [family for family, choice in comparison.choices.items()
-               if choice.setting.method == LEARNED]  # fmt: skip
     specs = comparison.budgets.specs if len(comparison.tasks) > 1 else ()
     several = len(comparison.grid) > len(comparison.choices)
-    parts: dict[str, tuple[str, list[Table | None]]] = {
-        "costs": ("Bytes and seconds", [
-            tables.cache_bytes(comparison), tables.costs_of_requests(timed) if timed else None,
-        ]),
-        "differences": ("Differences, paired by prompt", [
-            tables.minus_full(comparison), *(tables.against(comparison, each) for each in learned),
-        ]),
+    every = [tables.every_setting(comparison)] if several else []
+    parts: dict[str, tuple[str, Sequence[Table]]] = {
+        "costs": ("Bytes and seconds", [tables.costs_of_requests(timed)] if timed else []),
+        "differences": ("Differences, paired by prompt", [*tables.differences(comparison, found)]),
         "tasks": ("Task by task", [tables.by_task(comparison, spec) for spec in specs]),
-        "every": ("Every setting of every method", [
-            tables.every_setting(comparison) if several else None
-        ]),
-    }  # fmt: skip
+        "every": ("Every setting of every method", every),
+    }
     for part, (title, blocks) in parts.items():
-        if any(blocks):
-            yield Section(ident=f"{name}-{part}", title=title, blocks=blocks)
+        if blocks:
+            name = f"{prefix}{comparison.kind}-{comparison.protocol}-{part}"
+            yield Section(ident=name, title=title, blocks=blocks)
 
 
 _COSTS = (

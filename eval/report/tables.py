@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
+
+from pandas import DataFrame
 
 from eval.comparison import (
     Budgets,
     Comparison,
     Estimate,
     ReportedMethod,
+    best_of,
     in_order,
     resolved,
 )
+from eval.frame import OVERALL
 from eval.records import FULL, LEARNED, ORACLE, PROTOCOL_NAMES, SELF_SIZED
 from eval.report.costs import Cost, Timing, passes
 from eval.stats import Interval
@@ -147,98 +151,41 @@ def by_task(comparison: Comparison, spec: str) -> Table:
     )
 
 
-def minus_full(comparison: Comparison) -> Table | None:
-    """Each method in its chosen setting minus the full cache; None where that was not run."""
-    if FULL not in comparison.choices:
-        return None
-    full = comparison.choices[FULL].setting
-    pairs = {
-        choice.setting.name: (choice.setting, full)
-        for choice in comparison.choices.values() if choice.setting != full
-    }  # fmt: skip
-    return differences(comparison, pairs, "Each method minus the full cache")
-
-
-def against(comparison: Comparison, family: str) -> Table | None:
-    """A method minus each other one, both in their chosen settings; None where it was not run."""
-    if family not in comparison.choices:
-        return None
-    ours = comparison.choices[family].setting
-    pairs = {
-        choice.setting.name: (ours, choice.setting)
-        for choice in comparison.choices.values()
-        if choice.setting.method not in (FULL, ORACLE)
-        and choice.setting != ours and not choice.setting.self_sized
-    }  # fmt: skip
-    what = f"{family} ({ours.details}) minus each method in its chosen setting"
-    return differences(comparison, pairs, what)
-
-
-def differences(
-    comparison: Comparison,
-    pairs: Mapping[str, tuple[ReportedMethod, ReportedMethod]],
-    what: str,
-) -> Table | None:
-    """Paired differences of settings, one line per pair: points, or nats of likelihood per token.
-
-    `pairs` maps names of lines to two settings; None where no two of them share a prompt, or the
-    folder is unfinished.
+def differences(comparison: Comparison, numbers: DataFrame) -> Iterator[Table]:
+    """Paired differences of the settings shown: to the full cache, and to the first that sentences
+    are about, in points or nats of likelihood per token. `numbers` is `eval.frame.tidy`.
     """
-    gaps: dict[tuple[str, str], Interval] = {}
-    for name, sides in pairs.items():
-        for spec in comparison.budgets.specs:
-            ours, theirs = (_at(comparison.grid.get(each, {}), each, spec) for each in sides)
-            if ours is None or theirs is None or comparison.unfinished:
-                continue
-            if (gap := comparison.minus(ours, theirs)) is not None:
-                gaps[name, spec] = gap
-    if not gaps:
-        return None
-    differs = resolved(gaps)
+    if numbers.empty:
+        return
+    of_all = numbers[numbers["task"] == OVERALL]
+    best, specs = best_of(comparison), comparison.budgets.specs
     points = comparison.kind == "accuracy"
     scale, digits = (100, 1) if points else (1, 3)
-    rows: list[Sequence[Field | str]] = []
-    for name in dict.fromkeys(name for name, _ in gaps):
-        row: list[Field | str] = [Field(text=name, method=name)]
-        for spec in comparison.budgets.specs:
-            gap = gaps.get((name, spec))
-            star = " *" if (name, spec) in differs else ""
-            row.append(NOTHING if gap is None else _rounded(gap, scale, digits, star, sign="+"))
-        rows.append(row)
-    return Table(
-        caption=f"{what}, {'points' if points else 'nats of likelihood per token'}, paired by "
-        f"prompt ({comparison.interval}); * differs from 0 at 5 % after Holm's correction for the "
-        f"{len(gaps)} differences of the table; {PROTOCOL_NAMES[comparison.protocol]}.",
-        header=("method", *budget_names(comparison.budgets)),
-        rows=rows,
-    )
-
-
-def cache_bytes(comparison: Comparison) -> Table | None:
-    """Measured bytes of the cache after eviction, against the full cache's; None where unmeasured.
-
-    One line per method, in its chosen setting.
-    """
-    full = comparison.estimate(FULL, None)
-    whole = None if full is None else full.nbytes
-    rows: list[Sequence[Field | str]] = []
-    for name, note, setting in lines_shown(comparison):
-        fields = []
-        for spec in _columns(comparison):
-            estimate = _at(comparison.grid.get(setting, {}), setting, spec)
-            nbytes = None if estimate is None else estimate.nbytes
-            ratio = f"{nbytes / whole:.3f} of full" if nbytes is not None and whole else ""
-            fields.append(NOTHING if nbytes is None else Field(text=f"{nbytes:,.0f}", small=ratio))
-        if any(field != NOTHING for field in fields):
-            rows.append([_heading(name, note, setting), *fields])
-    if not rows:
-        return None
-    return Table(
-        caption="Bytes of keys and values right after the eviction, as measured, mean over "
-        f"prompts, and their ratio to the full cache; {PROTOCOL_NAMES[comparison.protocol]}.",
-        header=_header(comparison),
-        rows=rows,
-    )
+    lead = best.settings[0].label if best else ""
+    for name, other in (("minus_full", "the full cache"), ("minus_lead", lead)):
+        paired = of_all[of_all[name].notna()]
+        rows: list[Sequence[Field | str]] = []
+        for method, some in paired[paired["chosen"]].groupby("method", sort=False):
+            cells = {each["budget"]: each for each in some.to_dict("records")}
+            row: list[Field | str] = [Field(text=str(method), method=str(method))]
+            for spec in specs:
+                if (cell := cells.get(spec)) is None:
+                    row.append(NOTHING)
+                    continue
+                mean, low, high = (
+                    f"{scale * cell[name + part]:+.{digits}f}" for part in ("", "_low", "_high")
+                )
+                star = " *" * bool(cell[f"{name}_differs"])
+                row.append(Field(text=f"{mean}{star}", small=f"{low} to {high}"))
+            rows.append(row)
+        if rows:
+            yield Table(
+                caption=f"Each method minus {other}, {'points' if points else 'nats per token'}, "
+                f"paired by prompt ({comparison.interval}); * differs from 0 at 5 % after Holm's "
+                f"correction for {len(paired)} differences; {PROTOCOL_NAMES[comparison.protocol]}.",
+                header=("method", *budget_names(comparison.budgets)),
+                rows=rows,
+            )
 
 
 def areas(by_setting: Mapping[ReportedMethod, Cost], protocol: str) -> Table:

@@ -15,12 +15,14 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from math import isnan
 from pathlib import Path
 
 import method_tables
 from blocks import fill_file
 
-from eval.comparison import Comparison, Kind, compare
+from eval.comparison import Comparison, Kind, budget_order, compare
+from eval.frame import OVERALL, tidy
 from eval.records import PROTOCOL_NAMES
 from eval.report import tables
 from eval.report.tables import markdown
@@ -74,9 +76,16 @@ def every_table(protocol: str, by_kind: Mapping[Kind, Comparison]) -> Iterator[s
     yield f"## {PROTOCOL_NAMES[protocol]}\n"
     for comparison in by_kind.values():
         yield markdown(tables.every_setting(comparison))
-        memory = tables.cache_bytes(comparison)
-        if memory is not None:
-            yield markdown(memory)
+        numbers = tidy(comparison)
+        if numbers["cache_bytes"].notna().all():
+            shown = numbers[(numbers["task"] == OVERALL) & numbers["chosen"]]
+            memory = shown.pivot(index="method", columns="budget", values="cache_bytes")
+            memory = memory[sorted(memory, key=budget_order)]
+            yield "**Bytes of keys and values right after the eviction, mean over prompts**\n"
+            yield f"| method | {' | '.join(memory)} |\n|---|{'--:|' * len(memory.columns)}"
+            for name, row in memory.iterrows():
+                yield f"| {name} | {' | '.join('' if isnan(n) else f'{n:,.0f}' for n in row)} |"
+            yield ""
 
 
 def setup(found: Mapping[str, Measured]) -> str | None:

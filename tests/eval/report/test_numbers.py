@@ -22,6 +22,7 @@ from eval.comparison import (
     estimates,
     sentences,
 )
+from eval.frame import tidy
 from eval.records import policy_groups
 from eval.report import tables
 from eval.report.costs import costs, shown_costs, timings
@@ -170,11 +171,12 @@ def test_differences_are_paired_and_stars_explained(make_comparison: MakeCompari
     # those of oracle, kvp, knorm and snapkv to random, at two budgets
     assert "after Holm's correction for the 8 differences of the table" in shown.caption
     assert "n = 4 prompts (2 per task), split test, prompt seed 0" in shown.caption
-    assert _texts(tables.minus_full(comparison), 1)["kvp"] == "-25.0"
-    # per prompt 1 - 1, 0.5 - 0, 0.5 - 0, 1 - 0
-    against = _texts(tables.against(comparison, "kvp"), 1)
+    minus_full, minus_kvp = tables.differences(comparison, tidy(comparison))
+    assert _texts(minus_full, 1)["kvp"] == "-25.0"
+    # per prompt 1 - 1, 0 - 0.5, 0 - 0.5, 0 - 1
+    against = _texts(minus_kvp, 1)
     assert {name: text.removesuffix(" *") for name, text in against.items()} == {
-        "knorm": "+50.0", "random": "+75.0", "snapkv": "-25.0",
+        "oracle": "+0.0", "knorm": "-50.0", "random": "-75.0", "snapkv": "+25.0",
     }  # fmt: skip
     by_task = tables.by_task(comparison, "25%")
     assert by_task.header == ("method", "one", "two")
