@@ -1,6 +1,6 @@
 """kvp-report: from results folders to one HTML page and PNG figures, from their files alone.
 
 `eval.results` reads and checks the files; `eval.comparison` and `costs` compute every number once;
-`tables` and `figures` (matplotlib) show them; `page` puts them into sections, which the template
-`web/page.html` writes. The page says what a folder lacks.
+`tables` and `figures` (matplotlib) show them; `answers` picks prompts to read; `page` puts all into
+sections, which the template `web/page.html` writes. The page says what a folder lacks.
 """

@@ -9,20 +9,17 @@ import base64
 import gzip
 import json
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from eval.comparison import Comparison, method_of
-from eval.records import FULL, READABLE, Record, value_of
+from eval.records import FULL, READABLE, Record
 
 LETTERS = 400
-"""Of an answer, a reference or a question on the page at most."""
+"""Of an answer on the page at most."""
 BYTES = 900_000
 """Of all compressed answers of a run at most; where they are more, fewer prompts are shown."""
-
-Prompt = tuple[str, str, str]
-"""Protocol, task and example."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,70 +48,53 @@ def answers(comparisons: Sequence[Comparison]) -> Answers | None:
 
     `READABLE` prompts per task at most, and as few as make less than `BYTES`.
     """
-    records: dict[Prompt, list[Record]] = defaultdict(list)
-    families: dict[int, str] = {}
+    found: dict[tuple[str, str], dict[str, list[Record]]] = defaultdict(dict)
     for comparison in comparisons:
         chosen = {choice.setting for choice in comparison.choices.values()}
         for record in comparison.records:
             setting = method_of(record, comparison.groups)
             if setting in chosen:
-                records[comparison.protocol, record["task"], record["example"]].append(record)
-                families[id(record)] = setting.family
-    tasks: dict[tuple[str, str], list[Prompt]] = defaultdict(list)
-    for prompt in sorted(records, key=lambda each: "excerpt" not in records[each][0]):
-        tasks[prompt[:2]].append(prompt)
-        records[prompt].sort(key=lambda record: record["method"] != FULL)
-    content, count = "", READABLE
-    while records and count:
+                prompts = found[comparison.protocol, record["task"]]
+                prompts.setdefault(record["example"], []).append(
+                    {**record, "family": setting.family}
+                )
+    if not found:
+        return None
+    for count in (READABLE, READABLE // 2, READABLE // 4, 1):
         shown = [
-            _prompt(prompt, records[prompt], families)
-            for prompts in tasks.values()
-            for prompt in prompts[:count]
-        ]  # fmt: skip
+            _prompt(records)
+            for prompts in found.values()
+            for records in sorted(prompts.values(), key=lambda each: "excerpt" not in each[0])[
+                :count
+            ]
+        ]
         content = json.dumps(shown, separators=(",", ":"))
         if len(packed(content)) <= BYTES:
             break
-        count //= 2
-    if not content:
-        return None
-    most = max(map(len, tasks.values()))
+    most = max(map(len, found.values()))
     return Answers(
         caption=f"{min(count, most)} of up to {most} prompts per task, each method in the setting "
-        f"of the tables; every answer is in rows.jsonl.",
-        methods=tuple(dict.fromkeys(
-            family for each in comparisons for family in each.choices
-        )),
+        "of the tables; every answer is in rows.jsonl.",
+        methods=tuple(dict.fromkeys(family for each in comparisons for family in each.choices)),
         content=content,
-    )  # fmt: skip
+    )
 
 
-def _prompt(prompt: Prompt, records: Sequence[Record], families: Mapping[int, str]) -> Any:  # noqa: ANN401
-    """What the script of the page reads."""
-    protocol, task, example = prompt
-    first = records[0]
-    several = len({record["policy"] for record in records} - {None}) > 1
-    return {
-        "protocol": protocol,
-        "task": task,
-        "example": example,
-        "question": str(first.get("question") or "")[-LETTERS:],
-        "references": [
-            str(each)[:LETTERS] for each in first["references"] or [first.get("reply") or ""]
-        ],
-        "given": first["nll"] is not None,
-        **{name: first.get(name) for name in ("excerpt", "excerpt_question", "excerpt_evidence")},
+_OF_PROMPT = (
+    "protocol", "task", "example", "question", "references", "reply", "nll", "excerpt",
+    "excerpt_question", "excerpt_evidence",
+)  # fmt: skip
+_OF_ANSWER = ("family", "policy", "budget_spec", "score", "nll", "reply_tokens", "excerpt_kept")
+
+
+def _prompt(records: Sequence[Record]) -> Record:
+    """What the script of the page reads of a prompt, the full cache first."""
+    return {name: records[0].get(name) for name in _OF_PROMPT} | {
         "answers": [
-            {
-                "method": families[id(record)],
-                "policy": record["policy"] if several and record["policy"] else "",
-                "budget": record["budget_spec"] or "",
-                "value": round(value_of(record), 4),
-                "text": str(record["prediction"] or "")[:LETTERS],
-                "kept": record.get("excerpt_kept") or "",
-                "evidence": _evidence(record),
-            }
-            for record in records
-        ],
+            {name: record.get(name) for name in _OF_ANSWER}
+            | {"evidence": _evidence(record), "text": (record["prediction"] or "")[:LETTERS]}
+            for record in sorted(records, key=lambda record: record["method"] != FULL)
+        ]
     }
 
 

@@ -87,6 +87,19 @@ function options(select, named, value) {
 
 const SEEN = { query_aware: "question seen", query_agnostic: "question not seen" };
 const nameOf = (one) => [one.method, one.policy && `(${one.policy})`].filter(Boolean).join(" ");
+
+// What follows from the records of a prompt: values of answers (more is better), names, budgets.
+function complete(prompt) {
+  prompt.given = prompt.nll !== null;
+  const several = new Set(prompt.answers.map((one) => one.policy).filter(Boolean)).size > 1;
+  for (const one of prompt.answers) {
+    one.method = one.family;
+    one.budget = one.budget_spec ?? "";
+    one.value = prompt.given ? -one.nll / one.reply_tokens : one.score;
+    if (!several) one.policy = null;
+  }
+}
+
 const keyOf = (one) => `${nameOf(one)}|${one.budget}`;
 const idOf = (prompt) => `${prompt.protocol}|${prompt.example}`;
 
@@ -136,6 +149,7 @@ function marked(prompt, kept) {
 
 async function browse(section) {
   const prompts = await inflate(section.querySelector("template")).json();
+  prompts.forEach(complete);
   const part = (name) => section.querySelector(`.${name}`);
   const ids = () => [...part("prompt").options].map((option) => option.value);
   const step = (by) => go({ prompt: ids().at((part("prompt").selectedIndex + by) % ids().length) });
@@ -164,10 +178,10 @@ async function browse(section) {
     const rows = prompt.answers.filter((one) => view.method.has(one.method) && chosen(one));
     const mark = rows.find((one) => keyOf(one) === view.kept) ?? rows.find((one) => one.budget) ?? rows[0];
     part("question").textContent = prompt.question || "none";
-    part("reference").textContent = prompt.references.join(" | ");
+    part("reference").textContent = prompt.reply ?? prompt.references.join(" | ");
     part("text").hidden = !prompt.excerpt;
     if (prompt.excerpt) {
-      part("tokens").replaceChildren(...marked(prompt, mark?.kept ?? ""));
+      part("tokens").replaceChildren(...marked(prompt, mark?.excerpt_kept ?? ""));
       const whose = mark ? `${nameOf(mark)}${mark.budget && ` at ${mark.budget}`}` : "no method";
       part("whose").textContent = `Kept by ${whose}`;
     }
