@@ -157,7 +157,10 @@ def write_manifest(
         runs.append({name: earlier[name] for name in ("config", "created", "command")})
     repositories = {**earlier.get("policy_repositories", {}), **(hub or {})}
     paths = tuned_files(config.method_list)
-    plans = list(earlier.get("planned", []))
+    plans: dict[str, dict[str, Any]] = {}
+    for part in (*earlier.get("planned", []), *planned):  # the last word on a setting counts
+        plan = plans.setdefault(digest_json([part["protocol"], part["settings"]]), dict(part))
+        plan["prompts"] = {**plan["prompts"], **part["prompts"]}
     tuned = dict(earlier.get("tuned", {}))
     tuned |= {Path(path).name: load_settings(Path(path)).to_json() for path in paths}
     write_sealed_json(
@@ -173,7 +176,7 @@ def write_manifest(
             "notes": list(dict.fromkeys([*earlier.get("notes", []), *notes])),
             **({"tuned": tuned} if tuned else {}),
             **({"layers": list(layers)} if layers else {}),
-            "planned": [*plans, *(each for each in planned if each not in plans)],
+            "planned": list(plans.values()),
             "earlier_runs": runs,
         },
     )

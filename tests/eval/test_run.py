@@ -310,6 +310,9 @@ def test_an_interrupted_run_says_so_wherever_it_is_shown(
     fewer = [part.replace("full,knorm", "full") for part in arguments]
     assert main(fewer) == 0
     assert capsys.readouterr().out.startswith(said)
+    # who asks for fewer prompts has them all
+    assert main([*arguments, "--prompts", "2"]) == 0
+    assert "nfinished" not in capsys.readouterr().out
     assert main(arguments) == 0
     assert "nfinished" not in capsys.readouterr().out
     assert kvp.read_results(tmp_path / "r").unfinished == ""
