@@ -210,7 +210,7 @@ class EvalConfig(
 
     VISIBLE: ClassVar[tuple[str, ...]] = (
         "out", "model", "dtype", "quantization", "device", "methods", "policies",
-        "allocators", "budgets", "protocols", "protection", "protect_system", "tasks", "length",
+        "allocators", "budgets", "protocols", "protection", "tasks", "length",
         "data", "chat_template", "metric", "max_new_tokens", "prompts", "split", "seed", "traces",
         "engine", "workers", "dry_run",
     )  # fmt: skip
