@@ -150,6 +150,7 @@ function marked(prompt, kept) {
 async function browse(section) {
   const prompts = await inflate(section.querySelector("template")).json();
   prompts.forEach(complete);
+  section.hidden = false;
   const part = (name) => section.querySelector(`.${name}`);
   const ids = () => [...part("prompt").options].map((option) => option.value);
   const step = (by) => go({ prompt: ids().at((part("prompt").selectedIndex + by) % ids().length) });
