@@ -18,7 +18,7 @@ from eval.records import FULL, READABLE, Record
 
 LETTERS = 400
 """Of an answer on the page at most."""
-BYTES = 900_000
+BYTES = 700_000
 """Of all compressed answers of a run at most; where they are more, fewer prompts are shown."""
 
 
