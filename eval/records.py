@@ -21,8 +21,8 @@ from kvp.errors import AddressError, ResultsError
 from kvp.manifest import digest_json
 
 MANIFEST, ROWS, TIMING, CURVES = "manifest.json", "rows.jsonl", "timing.jsonl", "curves.jsonl"
-TOKENS, HEATMAP = "tokens.json", "heatmap.csv"
-FILES = (ROWS, TIMING, CURVES, TOKENS, HEATMAP, MANIFEST)
+TOKENS = "tokens.json"
+FILES = (ROWS, TIMING, CURVES, TOKENS, MANIFEST)
 """All files of a results folder, in the order in which they are sent to an object store."""
 
 Record = dict[str, Any]

@@ -46,7 +46,6 @@ from eval.records import (
     CURVE_KEY,
     CURVES,
     FILES,
-    HEATMAP,
     PARTS,
     ROWS,
     TIMING,
@@ -60,7 +59,7 @@ from eval.records import (
     setting_of,
 )
 from eval.results import load_results, open_folder, write_manifest
-from eval.summary import print_summary, write_heatmaps
+from eval.summary import print_summary
 from eval.timing import timing_records
 from eval.token_ranks import token_ranks
 from kvp.artifacts.addresses import ObjectPath
@@ -113,8 +112,6 @@ def run(
         bench = load_bench(config, prepared.methods, loaded)
         records = _run(config, prepared, bench, output, digests)
     if records and not temporary:
-        if (heatmap := output.path / HEATMAP).exists():
-            say(f"scores by depth and length are in {heatmap}")
         say(f"results are in {config.out}; to look at them: kvp-report {config.out}")
     return records
 
@@ -268,7 +265,6 @@ def _close(
         content = token_ranks(bench, prompt, protocol, prepared.methods, config.budget_list)
         write_sealed_json(folder / TOKENS, content)
     results = load_results(folder)
-    write_heatmaps(folder / HEATMAP, results.records)
     output.push(*FILES)
     shown = compare_all(results, resamples=config.bootstrap)
     print_summary(Console(markup=False, highlight=False), shown)

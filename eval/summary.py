@@ -1,9 +1,8 @@
-"""What a run shows at its end: a table per comparison, sentences, and needle heat maps as CSV."""
+"""What a run shows at its end: a table per comparison, and sentences."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 import pandas
 from rich.console import Console
@@ -15,8 +14,7 @@ from eval.comparison import (
     budget_order,
     sentences,
 )
-from eval.records import FULL, SELF_SIZED, Record, method_label
-from kvp.artifacts.files import atomic_write_text
+from eval.records import FULL, SELF_SIZED
 from kvp.data.ruler import RULER_13
 from kvp.data.tasks import ruler_share
 
@@ -90,32 +88,3 @@ def _legend(comparisons: Sequence[Comparison]) -> list[str]:
             what = WORDS[comparison.kind].removesuffix(", %")
             lines.append(f"{what}: over {ruler_share(tasks)}")
     return list(dict.fromkeys(lines))
-
-
-MAP_FIELDS = ("task", "protocol", "method", "policy", "protected", "budget_spec")
-"""What one heat map is of; `method` is a label such as `snapkv:paper+ada`."""
-CELL_FIELDS = ("depth", "prompt_length")
-"""Labels of a record that place it in a heat map: percent of the haystack, tokens."""
-
-
-def write_heatmaps(path: Path, records: Iterable[Record]) -> bool:
-    """Write mean scores by depth and length, of every method and budget, a line per cell.
-
-    Records without both labels, and given replies, have no place in one. Nothing is written, and
-    the answer False, where none has.
-    """
-    keys = [*MAP_FIELDS, *CELL_FIELDS]
-    cells = [
-        {
-            **record, **record["labels"],
-            "method": method_label(record["method"], record["variant"], record["allocator"]),
-        }
-        for record in records
-        if record["score"] is not None and {*CELL_FIELDS} <= record.get("labels", {}).keys()
-    ]  # fmt: skip
-    if not cells:
-        return False
-    scores = pandas.DataFrame(cells).groupby(keys, dropna=False)["score"].agg(["mean", "count"])
-    table = scores.set_axis(["score", "prompts"], axis="columns").reset_index()
-    atomic_write_text(path, table.to_csv(index=False, float_format="%.6g"))
-    return True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import re
 from collections.abc import Sequence
@@ -16,7 +15,7 @@ from rich.console import Console
 from eval.comparison import Comparison, compare_all, sentences
 from eval.frame import tidy
 from eval.results import Results
-from eval.summary import print_summary, write_heatmaps
+from eval.summary import print_summary
 from eval.tune.settings_file import Scored, Tuned, TunedSettings
 from kvp.data.ruler import RULER_13
 
@@ -373,39 +372,3 @@ def test_every_number_has_its_column() -> None:
     others = table[(table["task"] == "all") & (table["method"] == "random")].iloc[0]
     assert others["minus_lead"] == -0.75  # knorm leads
     assert pandas.read_csv(io.StringIO(table.to_csv()))["estimate"].dtype.kind == "f"
-
-
-def _cell(depth: float, length: int, score: float | None, **changes: object) -> dict[str, Any]:
-    return {
-        "task": "niah_heatmap", "protocol": "query_aware", "method": "snapkv", "variant": "auto",
-        "allocator": "ada", "policy": None, "protected": True, "budget_spec": "50%",
-        "score": score, "labels": {"depth": depth, "prompt_length": length}, **changes,
-    }  # fmt: skip
-
-
-def test_heat_maps_are_means_by_cell(tmp_path: Path) -> None:
-    records = [
-        _cell(50.0, 800, 1.0),
-        _cell(0.0, 800, 1.0),
-        _cell(50.0, 800, 0.0),
-        _cell(50.0, 400, 0.5),
-        _cell(50.0, 400, 0.25, budget_spec="25%"),
-        _cell(50.0, 400, None),
-        _cell(50.0, 400, 1.0, labels={"turn": 1}),
-    ]
-    path = tmp_path / "heatmap.csv"
-    assert not write_heatmaps(path, records[-2:])
-    assert not path.exists()
-    assert write_heatmaps(path, records)
-    first, *rows = csv.reader(path.read_text().splitlines())
-    assert first == [
-        "task", "protocol", "method", "policy", "protected", "budget_spec", "depth",
-        "prompt_length", "score", "prompts",
-    ]  # fmt: skip
-    of = ["niah_heatmap", "query_aware", "snapkv+ada", "", "True"]
-    assert rows == [
-        [*of, "25%", "50", "400", "0.25", "1"],
-        [*of, "50%", "0", "800", "1", "1"],
-        [*of, "50%", "50", "400", "0.5", "1"],
-        [*of, "50%", "50", "800", "0.5", "2"],
-    ]

@@ -9,6 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import pandas
 import pytest
 import torch
 
@@ -55,7 +56,7 @@ def _said(capsys: pytest.CaptureFixture[str]) -> str:
     return " ".join(capsys.readouterr().err.split())
 
 
-def test_a_heat_map(tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_heat_map(tiny_folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert _benchmark(
         tiny_folder, out, tasks="niah_heatmap,niah_heatmap_numbers", prompts=4, split="test",
@@ -66,9 +67,16 @@ def test_a_heat_map(tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFix
     cells = {(r["labels"]["depth"], r["labels"]["prompt_length"]) for r in records}
     assert cells == {(0, 350), (100, 350), (0, 500), (100, 500)}
     assert all(r["prompt_tokens"] <= r["labels"]["prompt_length"] for r in records)
-    lines = (out / "heatmap.csv").read_text().splitlines()
-    assert len(lines) == 1 + 2 * 4 * 2
-    assert "scores by depth and length are in" in " ".join(capsys.readouterr().err.split())
+    rows = kvp.read_results(str(out))
+    labels = pandas.json_normalize(rows["labels"])  # as docs/data.md has it
+    cells = rows.join(labels).pivot_table("score", "depth", "prompt_length")
+    assert cells.shape == (2, 2)
+    assert (
+        cells[500][100]
+        == pandas.Series(
+            [r["score"] for r in records if r["labels"] == {"depth": 100, "prompt_length": 500}]
+        ).mean()
+    )
     manifest = json.loads((out / "manifest.json").read_text())
     assert manifest["identity"]["depths"] == "0,100"
 
