@@ -16,19 +16,23 @@ both() { # program, flags: two processes share the work
 }
 collect() { # name, sequences, flags
   both kvp-collect --model "$MODEL" --dtype bfloat16 --length 1024 --answers reference --train "$2" --validation $(($2 / 6)) \
-    --data "ruler:0.5,$D/qa_chats.jsonl:0.15,$D/sgd.jsonl:0.15,$D/wiki_train.jsonl:0.2" --tasks "$NEEDLES,qa_1" \
-    --squad "$D/squad_train.json" --essays "$D/novels_train" --out "$RUN/$1" "${@:3}"
+    --essays "$D/novels_train" --out "$RUN/$1" "${@:3}"
 }
+mixture=(--data "ruler:0.5,$D/qa_chats.jsonl:0.15,$D/sgd.jsonl:0.15,$D/wiki_train.jsonl:0.2" --tasks "$NEEDLES,qa_1")
+mixture+=(--squad "$D/squad_train.json")
 evaluate() { # name, length, flags
   both kvp-eval --model "$MODEL" --dtype bfloat16 --length "$2" --protection off --timing_prompts 0 --tokens false --seed "$SEED" \
     --policies "$POLICIES" --out "$RUN/$1" "${@:3}"
 }
 
-collect traces 360
+collect traces 360 "${mixture[@]}"
 for seed in 0 1 2; do "$BIN/kvp-train" --traces "$RUN/traces" --seed $seed --out "$RUN/seed$seed"; done
 # The kind of network that KVzap trains: token by token, a regression on KVzip's scores.
-collect traces-kvzip 120 --labels kvzip_plus
+collect traces-kvzip 120 "${mixture[@]}" --labels kvzip_plus
 "$BIN/kvp-train" --traces "$RUN/traces-kvzip" --label kvzip_plus --objective regress --inputs key,value --neighbours 0 --out "$RUN/kvzap_like"
+# A policy of one source, for comparison.
+collect traces-needles 360 --tasks "$NEEDLES"
+"$BIN/kvp-train" --traces "$RUN/traces-needles" --out "$RUN/needles-alone"
 POLICIES="seed0=$RUN/seed0,seed1=$RUN/seed1,seed2=$RUN/seed2,$RUN/kvzap_like"
 
 # tune: settings of every rival, by the likelihood of reference answers to validation prompts
@@ -62,6 +66,10 @@ evaluate needles 1024 "${needles[@]}" --prompts "$PROMPTS" --budgets 2%,3%,4.5%,
 news=(--seed 2039 --essays "$D/news" --policies smollm2-135m-instruct --max_new_tokens 40)
 evaluate fresh 1024 "${news[@]}" --tasks "$NEEDLES" --prompts "$PROMPTS" --budgets 2%,6%,12.5%,25% --methods full,kvp+ada
 evaluate references 1024 "${news[@]}" --tasks "$NEEDLES" --prompts 4 --budgets 2%,6%,12.5%,25%,50% --methods "full,kvp+ada,$RIVALS,$REFERENCES"
+sources=(--policies "smollm2-135m-instruct,$RUN/needles-alone")
+evaluate sources 1024 "${news[@]}" "${sources[@]}" --tasks "$NEEDLES" --prompts 4 --budgets 2%,6%,12.5%,25% --methods full,kvp+ada
+evaluate sources-text 1024 "${sources[@]}" --split all --protocols query_agnostic --tasks text --text "$D/news" --prompts 16 \
+  --budgets 12.5%,25% --methods full,kvp+ada,kvp+global
 evaluate other 1024 --hotpotqa "$D/hotpotqa.json" --squad "$D/squad_test.json" --tasks vt,fwe,cwe,qa_1,qa_2 --prompts 8 --max_new_tokens 60 \
   --budgets 2%,6%,12.5%,25% --methods "full,kvp+ada,$RIVALS"
 long=(--essays "$D/novels_test" --tasks niah_single_2,niah_multikey_1,niah_multivalue --max_new_tokens 40 --budgets 2%,6%,12.5%,25%)

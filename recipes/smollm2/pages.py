@@ -28,8 +28,8 @@ from recipes.all_methods.blocks import fill_file
 
 PAGE = Path("docs/results/smollm2.md")
 NUMBERS = Path("benchmarks/results/smollm2")
-ANSWERS = ("needles", "fresh", "references", "other", "long-2048", "long-4096")
-TEXTS = ("text-wiki", "text-novels", "texts")
+ANSWERS = ("needles", "fresh", "references", "sources", "other", "long-2048", "long-4096")
+TEXTS = ("text-wiki", "text-novels", "texts", "sources-text")
 TUNED = ("tune", "tune-epsilon")
 """Settings of rivals on validation prompts: CSV files without a table."""
 OURS = "kvp+ada"
@@ -315,7 +315,7 @@ def blocks(run: Path) -> Mapping[str, str | None]:
     }
     for name, records in found.items():
         contents[name] = "\n".join(table(cells(records), taken)) if records else None
-        if name in ANSWERS and name != "references":
+        if name in ANSWERS and name not in ("references", "sources"):
             contents[f"{name}-tasks"] = "\n".join(tasks(records)) if records else None
         if name == "texts":
             contents["gain"] = "\n".join(gain(records)) if records else None
