@@ -65,9 +65,11 @@ $(WITH_RAY): $(INSTALLED)
 		--constraint .ci/constraints.txt --editable '.[dev,ray]'
 	touch $@
 
-# What takes minutes: the tutorial and README as they are written, kills and faults on an object store.
+# What takes minutes: the tutorial and README as they are written, kills and faults on an
+# object store, a large report, 2,000 runs of equal methods.
 test-slow: $(INSTALLED)
-	$(PYTEST) --dist load --maxschedchunk 1 -m slow tests/test_tutorial.py tests/objects
+	$(PYTEST) --dist load --maxschedchunk 1 -m slow tests/test_tutorial.py \
+		tests/objects tests/eval/test_stats.py tests/eval/report/test_page.py
 
 site: $(WITH_DOCS)
 	$(BIN)/python -m sphinx -q -W --keep-going -c docs . runs/site

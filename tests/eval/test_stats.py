@@ -257,6 +257,7 @@ def test_perplexities_are_paired_as_their_ratio() -> None:
     assert gap.high - gap.low < 0.001 < perplexity(sides[0]).high - perplexity(sides[0]).low
 
 
+@pytest.mark.slow
 def test_two_equal_methods_are_rarely_told_apart() -> None:
     """The share of 2,000 runs in which one of two equal methods is called ahead."""
     told, generator = 0, np.random.default_rng(11)

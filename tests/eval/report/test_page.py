@@ -319,6 +319,7 @@ def test_runs_are_shown_side_by_side(
     assert (png / "runs-accuracy-query_aware.png").is_file()
 
 
+@pytest.mark.slow
 def test_a_large_report_is_below_two_megabytes(
     tmp_path: Path, write_results: Write, made: Any
 ) -> None:
