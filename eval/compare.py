@@ -138,7 +138,7 @@ def paired(
                     **{
                         f"{name}{part}": number
                         for name, one in named
-                        for part, number in (("", one.mean), ("_low", one.low), ("_high", one.high))
+                        for part, number in zip(("", "_low", "_high"), one.numbers, strict=True)
                     },
                 }
             )  # fmt: skip
