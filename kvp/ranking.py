@@ -23,6 +23,9 @@ from kvp.budgets import Budget
 from kvp.errors import UsageError
 from kvp.plugins import own_errors
 
+POOLS = ("mean", "max", "rank")
+"""How `pooled_scores` makes one score of those of all heads."""
+
 EMPTY_SLOT = -1
 """Index that means no token where heads keep different numbers."""
 
@@ -70,6 +73,26 @@ def rank_tokens(scores: Tensor, protection: Protection = UNPROTECTED) -> Tensor:
     if order:
         ranking[..., : len(order)] = index
     return ranking
+
+
+def pooled_scores(scores: Tensor, pool: str) -> Tensor:
+    """One score per token for all heads and layers: [L, H, N] floats -> [N] float32.
+
+    `mean` and `max` are over the scores as they are, for heads on one scale (attention, calibrated
+    policies). `rank` is minus the mean rank in a head, ties to the newer token, for heads that are
+    not. Tokens at +inf in every head (`protected_scores`) stay there. Raises UsageError on another
+    `pool`.
+    """
+    if pool not in POOLS:
+        raise UsageError(f"pool must be one of {', '.join(POOLS)}, got {pool!r}")
+    heads = scores.flatten(0, -2)  # [A, N]
+    limit = torch.finfo(torch.float32).max
+    if pool == "rank":
+        values = -rank_tokens(heads).argsort(dim=-1).double()
+    else:
+        values = heads.double().clamp(-limit, limit)
+    pooled = values.amax(0) if pool == "max" else values.mean(0)
+    return pooled.float().masked_fill(heads.isposinf().all(0), torch.inf)
 
 
 def _protected_order(tokens: int, protection: Protection) -> list[int]:
