@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, make_dataclass
 from typing import Any, ClassVar, Literal, TypeVar, get_type_hints
 
-from kvp.artifacts.addresses import is_address, read_only
+from kvp.artifacts.addresses import is_address
 from kvp.errors import UsageError
 
 DtypeName = Literal["float32", "bfloat16", "float16"]
@@ -68,8 +68,6 @@ class Group:
                 raise ValueError(
                     f"--{one.name} cannot lie in an object store ({value}): name a path on a disk"
                 )
-            if one.name == "out" and isinstance(value, str) and (refusal := read_only(value)):
-                raise ValueError(f"--out {refusal}")
 
 
 @dataclass(frozen=True, kw_only=True)

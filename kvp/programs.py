@@ -133,16 +133,6 @@ PROGRAMS = {
             "kvp-eval --methods snapkv,snapkv+evolved:runs/budgets --out runs/results",
         ),
     ),
-    "calibrate": Program(
-        "train.config:CalibrateConfig",
-        "train.calibration:run",
-        "Make the scores of a policy's heads comparable, in place. Fitted on the validation "
-        "sequences of a trace store; weights and each head's ranking stay.",
-        (
-            "kvp calibrate --policy runs/policies --traces runs/traces",
-            "kvp calibrate --policy runs/policies --traces runs/traces --calibration contribution",
-        ),
-    ),
     "merge": Program(
         "train.config:MergeConfig",
         "train.head_shards:run",
@@ -153,17 +143,11 @@ PROGRAMS = {
             "kvp merge --shards runs/first,runs/second --out runs/policies",
         ),
     ),
-    "store inspect": Program(
-        "trace_collect.config:InspectConfig",
-        "trace_collect.store_tools:inspect",
-        "Say what a trace store holds, on one screen.",
-        ("kvp store inspect runs/traces", "kvp store inspect runs/traces --json"),
-    ),
-    "store verify": Program(
+    "verify": Program(
         "trace_collect.config:VerifyConfig",
-        "trace_collect.store_tools:verify",
+        "trace_collect.verify:run",
         "Read every byte of a trace store and name what is damaged.",
-        ("kvp store verify runs/traces",),
+        ("kvp verify runs/traces",),
     ),
     "push": Program(
         "eval.config:PushConfig",
@@ -179,7 +163,7 @@ PROGRAMS = {
         None, "eval.lm_harness.cli:main", "Run lm-evaluation-harness with evicted caches."
     ),
 }
-"""Programs by name; two words are a program of a group."""
+"""Programs by name."""
 
 
 def spelled(name: str) -> str:
@@ -217,17 +201,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     if words == ["--version"]:
         print(f"kvp {__version__}")
         return 0
-    grouped = any(name.startswith(f"{' '.join(words[:1])} ") for name in PROGRAMS)
-    length = 2 if grouped else 1
-    name, rest = " ".join(words[:length]), words[length:]
+    name, rest = " ".join(words[:1]), words[1:]
     if name in PROGRAMS:
         return run_program(name, rest)
-    group = f"{words[0]} " if grouped else ""
-    given = words[length - 1] if len(words) >= length else ""
-    if given in ("--help", "-h"):
-        print(_overview(group))
+    if name in ("--help", "-h"):
+        print(_overview())
         return 0
-    return guarded(lambda: _refuse(group, given), f"kvp {group}".strip())
+    return guarded(lambda: _refuse(name), "kvp")
 
 
 def load(name: str) -> Any:  # noqa: ANN401
@@ -236,23 +216,20 @@ def load(name: str) -> Any:  # noqa: ANN401
     return getattr(import_own(module), attribute)
 
 
-def _overview(group: str) -> str:
-    """What `kvp --help` prints, or the help of a group of programs."""
-    names = [name for name in PROGRAMS if name.startswith(group)]
-    width = max(len(spelled(name)) for name in names)
+def _overview() -> str:
+    """What `kvp --help` prints."""
+    width = max(len(spelled(name)) for name in PROGRAMS)
     rows = []
-    for name in names:
-        line = PROGRAMS[name].description.partition(". ")[0].rstrip(".")
+    for name, program in PROGRAMS.items():
+        line = program.description.partition(". ")[0].rstrip(".")
         rows += textwrap.wrap(
             f"{spelled(name):<{width}}  {line}", 100,
             initial_indent="  ", subsequent_indent=" " * (width + 4),
         )  # fmt: skip
-    return "\n".join([f"usage: kvp {group}PROGRAM ... (each has --help)", "", *rows])
+    return "\n".join(["usage: kvp PROGRAM ... (each has --help)", "", *rows])
 
 
-def _refuse(group: str, given: str) -> None:
+def _refuse(given: str) -> None:
     """Raise UsageError: no program is named."""
-    names = [name.removeprefix(group).split()[0] for name in PROGRAMS if name.startswith(group)]
-    known = list(dict.fromkeys(names))
-    found = f"unknown program {given!r}{suggestion(given, known)}" if given else "name a program"
-    raise UsageError(f"{found}: {', '.join(known)}")
+    unknown = f"unknown program {given!r}{suggestion(given, list(PROGRAMS))}"
+    raise UsageError(f"{unknown if given else 'name a program'}: {', '.join(PROGRAMS)}")

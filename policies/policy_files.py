@@ -17,14 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvp.artifacts.claim import FolderKind, OutputFolder
+from kvp.artifacts.claim import FolderKind
 from kvp.artifacts.tensors import read_safetensors, write_safetensors
 from kvp.errors import PolicyError
 from kvp.geometry import Geometry
 from kvp.manifest import read_sealed_json, sha256_file, write_sealed_json
 from policies.learned import Calibration, LearnedScorer
 from policies.ranker import STATISTICS, HeadRankers, RankerSpec, head_shapes
-from policies.sources import INDEX, PolicySource, find_policy, own_folder
+from policies.sources import INDEX, PolicySource, find_policy
 
 FORMAT = "kvp-policy"
 FORMAT_VERSION = 1
@@ -229,23 +229,6 @@ def load_shard(name: str | Path | PolicySource) -> Shard:
     states = [_read_head(target / file, records[file], spec, dtype) for file in names]
     rankers = HeadRankers.from_head_states(spec, states)
     return Shard(rankers=rankers, meta=meta, calibration=calibration, source=source)
-
-
-def recalibrate(directory: str | Path, calibration: Calibration | None) -> str | None:
-    """Replace the calibration of a policy that is there, in one step; its weights stay.
-
-    Returns what the earlier calibration was to, None where there was none. Raises PolicyError where
-    there is no policy of the user's own or another process writes it, ValueError where the heads
-    are not the policy's.
-    """
-    target = own_folder(directory, "calibrating")
-    _read_index(target)
-    with OutputFolder.claim(target, POLICY, {}):
-        content = _read_index(target)
-        new = _covering(calibration, len(content["files"]))
-        record = None if new is None else new.to_dict()
-        write_sealed_json(target / INDEX, {**content, "calibration": record})
-    return (content.get("calibration") or {}).get("target")
 
 
 def _covering(calibration: Calibration | None, heads: int) -> Calibration | None:

@@ -112,17 +112,3 @@ def policy_files(folder: Path) -> list[Path]:
     """The files of a policy that is in `folder`, the index last; nothing else that lies there."""
     listed = read_sealed_json(folder / INDEX, PolicyError)["files"]
     return [*(folder / name for name in sorted(listed)), folder / INDEX]
-
-
-def own_folder(name: str | Path, does: str) -> Path:
-    """The folder of a policy that is to be changed in place; `does` is the program that changes it.
-
-    Raises PolicyError where it is a bundled policy, or one of the hub or an object store.
-    """
-    elsewhere = name in BUNDLED or (isinstance(name, str) and HubName.parse(name) is not None)
-    if is_address(str(name)) or (elsewhere and not Path(name).exists()):
-        raise PolicyError(
-            f"policy {name} is no folder here, and {does} changes a policy in place: make a folder "
-            "of it first (hf download ORG/NAME --local-dir DIR, or a copy)"
-        )
-    return Path(name)

@@ -15,7 +15,6 @@ from lm_eval._cli import HarnessCLI
 
 from eval.lm_harness import cli as harness
 from eval.lm_harness.caches import compression
-from eval.lm_harness.cli import split_local
 from eval.lm_harness.model import load as load_harness_model
 from kvp.command_line import flags_given, flags_of, parse, parse_value
 from kvp.errors import UsageError
@@ -37,7 +36,7 @@ PAGES = [
     *sorted((ROOT / "configs").rglob("*.yaml")),
 ]
 OTHER_FLAGS = {"extra-index-url", "nproc-per-node", "logdir", "help", "help_all", "config"} | {
-    "print_config", "version", "lambda", "local", "no-deps", "local-dir", "skip_evaluation",
+    "print_config", "version", "lambda", "no-deps", "local-dir", "skip_evaluation",
 }  # fmt: skip
 """Flags of pip, hf, torchrun, tensorboard, recipes and every program, and kvp's other spellings."""
 BENCHMARK_FLAGS = {
@@ -45,8 +44,7 @@ BENCHMARK_FLAGS = {
     for path in (ROOT / "benchmarks").rglob("*.py")
     for flag in re.findall(r"""add_argument\(\s*"--([\w-]+)""", path.read_text())
 }
-_GROUPED = "|".join(sorted(PROGRAMS, key=len, reverse=True))  # `store merge` before `merge`
-COMMAND = re.compile(rf"""\bkvp(?:-(?:{"|".join(SCRIPTS)})|"? (?:{_GROUPED}))(?![\w-])""")
+COMMAND = re.compile(rf"""\bkvp(?:-(?:{"|".join(SCRIPTS)})|"? (?:{"|".join(PROGRAMS)}))(?![\w-])""")
 
 
 def _commands(text: str, *, markdown: bool) -> list[list[str]]:
@@ -73,8 +71,7 @@ def _with_program(words: list[str]) -> list[str]:
     """The words of a command, the first of which is a program as pages write it."""
     if words[0] != "kvp":
         return words
-    length = 2 if " ".join(words[1:3]) in PROGRAMS else 1
-    return [spelled(" ".join(words[1 : 1 + length])), *words[1 + length :]]
+    return [spelled(words[1]), *words[2:]]
 
 
 def _pages() -> list[tuple[str, list[str]]]:
@@ -162,13 +159,12 @@ def test_commands_of_the_harness_are_accepted() -> None:
     commands += [_with_program(shlex.split(example)) for example in harness.EXAMPLES]
     assert len(commands) > 4
     for _, *arguments in commands:
-        words, local = split_local([word.replace("$QWEN", "pretrained=x") for word in arguments])
+        words = [word.replace("$QWEN", "pretrained=x") for word in arguments]
         if words[:1] == ["ls"] or words[-1:] == ["--help"]:
             continue
         parsed = _harness().parse_args(words)
-        if not local:
-            assert set(parsed.model_args or ()) <= known, words
-            assert parsed.tasks or parsed.model_args, words
+        assert set(parsed.model_args or ()) <= known, words
+        assert parsed.tasks or parsed.model_args, words
 
 
 def test_commands_are_found_in_every_kind_of_page() -> None:
@@ -179,7 +175,6 @@ def test_commands_are_found_in_every_kind_of_page() -> None:
         ["kvp-report", "x"],
         ["kvp merge", "--shards", "a,b"],
     ]
-    assert _commands("kvp store verify x", markdown=False) == [["kvp store verify", "x"]]
     shell = '  "$BIN/kvp" tune --out "$RUN" & -m kvp train --steps 3'
     assert _commands(shell, markdown=False) == [
         ["kvp tune", "--out", "$RUN", "&", "-m", "kvp", "train", "--steps", "3"],

@@ -1,4 +1,4 @@
-"""Settings of kvp-collect and kvp store, and the checks that need no model. Imports no torch."""
+"""Settings of kvp-collect and kvp verify, and the checks that need no model. Imports no torch."""
 
 from __future__ import annotations
 
@@ -84,18 +84,6 @@ class CollectConfig(DataConfig, AnswerConfig, ModelConfig, RunConfig, WorkersCon
     def max_tokens(self) -> int:
         """Longest sequence, tokens."""
         return self.length + self.max_new_tokens
-
-
-@dataclass(frozen=True, kw_only=True)
-class InspectConfig(Group):
-    """Inspect."""
-
-    traces: str = field(kw_only=False)
-    """Trace store written by kvp-collect. In a folder or at an address."""
-    json: bool = False
-    """Print one JSON object instead of YAML."""
-
-    ADDRESSES: ClassVar[tuple[str, ...]] = ("traces",)
 
 
 @dataclass(frozen=True, kw_only=True)

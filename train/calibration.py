@@ -1,4 +1,4 @@
-"""Calibration of a policy: the expected importance of a token with a given score (`kvp calibrate`).
+"""Calibration of a policy: the expected importance of a token with a given score.
 
 For every head, the unprotected tokens of held-out contexts are sorted by score and put into bins
 that grow from the top downwards: eviction is decided among the best tokens, and they are few.
@@ -19,17 +19,12 @@ from scipy.optimize import isotonic_regression
 from torch import Tensor
 
 from kvp.ranking import Protection
-from kvp.store import TraceReader
 from policies.learned import Calibration
-from policies.policy_files import check_geometry, load_policy, recalibrate
 from policies.ranker import HeadRankers
-from policies.sources import own_folder
-from train.compression_points import CompressionPoint, held_out_points, protection_of
-from train.config import CalibrateConfig, calibration_target
+from train.compression_points import CompressionPoint
 from train.contexts import Context, ContextSource, scores_of
 from train.labels import EVALUATED
 from train.recipe import FOURIER, Recipe
-from train.training_data import check_store, device_of, usable
 
 Array = NDArray[np.float64]
 
@@ -48,44 +43,6 @@ FLOOR = 1e-9
 """Smallest expectation whose logarithm is taken."""
 MINIMUM_SLOPE = 1e-3
 """Smallest slope of the map; keeps the order of a head's tokens where their targets are equal."""
-
-
-def run(config: CalibrateConfig) -> None:
-    """Calibrate `config.policy` in place.
-
-    Raises:
-        PolicyError: the policy is damaged, or of another geometry than the traces.
-        StoreError: the store is damaged, incomplete or has no validation sequences.
-        UsageError: the device does not exist.
-    """
-    device = device_of(config.device)
-    policy = load_policy(own_folder(config.policy, "kvp calibrate"), device=config.device)
-    recipe = recipe_of(policy.metadata["training"])
-    reader = TraceReader(config.traces)
-    check_geometry(policy, reader.geometry)
-    check_store(reader, allow_incomplete=config.allow_incomplete)
-    if config.calibration == "none":
-        before = recalibrate(config.policy, None)
-        print(f"{config.policy}: calibration to {before} removed")
-        return
-    points = held_out_points(
-        usable(reader, "validation", recipe), recipe, limit=config.calibration_contexts
-    )
-    trained_on = policy.metadata["training"].get("recipe", {}).get("label", "")
-    target = calibration_target(config.calibration, trained_on)
-    source = ContextSource(
-        reader, memory_bytes=int(config.memory_gb * 1e9), device=device,
-        label=TARGET_LABELS[target], recent=recipe.reads_queries,
-    )  # fmt: skip
-    calibration = calibrate(
-        policy.rankers, source, points, target=target, protection=protection_of(recipe)
-    )
-    before = recalibrate(config.policy, calibration)
-    heads = policy.geometry.total_kv_heads
-    replaced = "" if before is None else f", in place of the calibration to {before}"
-    print(
-        f"{config.policy}: {heads} heads calibrated to {target} on {len(points)} points{replaced}"
-    )
 
 
 def recipe_of(training: Mapping[str, Any]) -> Recipe:

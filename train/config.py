@@ -1,4 +1,4 @@
-"""Settings of `kvp-train`, `kvp calibrate`, `kvp merge` and `kvp distill`; no torch here.
+"""Settings of `kvp-train`, `kvp merge` and `kvp distill`; no torch here.
 
 The settings of the recipe (`train.recipe`) are None until a preset gives them; a config has done so
 when it is made.
@@ -15,7 +15,6 @@ from kvp.budgets import parse_budget_range
 from kvp.config_groups import (
     AnswerConfig,
     DataConfig,
-    DeviceConfig,
     DryRunConfig,
     DtypeName,
     Group,
@@ -91,7 +90,7 @@ class CalibrationConfig(Group):
     calibration: CalibrationName = "auto"
     """What scores are calibrated to on validation contexts (docs/method.md), so that heads can
     compete; auto is reply_contribution for rankers trained on max_reply_attention, else
-    contribution. kvp calibrate changes it later, and removes it where this is none."""
+    contribution."""
     calibration_contexts: int = 48
     """Held-out contexts the calibration is fitted on."""
 
@@ -251,20 +250,6 @@ class TrainConfig(
             "calibration_contexts": self.calibration_contexts,
             **self.recipe().to_dict(),
         }
-
-
-@dataclass(frozen=True, kw_only=True)
-class CalibrateConfig(CalibrationConfig, MemoryConfig, DeviceConfig):
-    """Policy and traces."""
-
-    policy: str
-    """Policy directory written by kvp-train or kvp distill."""
-    traces: str
-    """Trace store written by kvp-collect. Of the policy's model, with validation sequences."""
-    allow_incomplete: bool = False
-    """Use a store whose collection has not finished."""
-
-    ADDRESSES: ClassVar[tuple[str, ...]] = ("traces",)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -108,8 +108,8 @@ def _checked(config: DistillConfig, reader: TraceReader) -> Shard:
         raise PolicyError(f"--policy {config.policy} is a shard: join its parts with kvp merge")
     if policy.calibration is None:
         raise PolicyError(
-            f"--policy {config.policy} is not calibrated, so its heads cannot compete: run "
-            f"kvp calibrate --policy {config.policy} --traces {config.traces} first"
+            f"--policy {config.policy} is not calibrated, so its heads cannot compete: "
+            "train it without --calibration none"
         )
     if policy.meta.geometry != reader.geometry:
         raise PolicyError(

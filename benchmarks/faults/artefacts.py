@@ -16,8 +16,7 @@ from kvp import programs
 from kvp.programs import run_program, spelled
 
 PROGRAMS = {
-    spelled(name): name
-    for name in ("collect", "train", "calibrate", "merge", "eval", "report", "evolve")
+    spelled(name): name for name in ("collect", "train", "merge", "eval", "report", "evolve")
 }
 
 COLLECT = "--tasks niah_single_1 --length 192 --train 1 --validation 1 --max_new_tokens 8"

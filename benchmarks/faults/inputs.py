@@ -26,7 +26,6 @@ FLAGS = {
     "kvp evolve": "scorer policies tasks budget protocol protection sinks recents search_prompts "
     "holdout length split group generations sigma constraint lambda_ gamma seed out",
     "kvp-report": "out png settings bootstrap",
-    "kvp calibrate": "policy traces calibration calibration_contexts device memory_gb",
     "kvp merge": "shards out",
 }
 """Flags of each program."""
@@ -38,14 +37,12 @@ def flag_trials(made: Artefacts, scratch: Path) -> Iterator[tuple[str, list[str]
     The working command stops early where a program can (`--dry_run`).
     """
     out = scratch / "flags"
-    policy = scratch / "a policy to calibrate"
     base = {
         "kvp-collect": f"{COLLECT} --dry_run=true --out {out}",
         "kvp-train": f"{TRAIN} --dry_run=true --traces {made.traces} --out {out}",
         "kvp-eval": f"{EVAL} --dry_run=true --out {out}",
         "kvp evolve": f"{EVOLVE} --generations 1 --search_prompts 1 --out {out}",
         "kvp-report": str(made.results),
-        "kvp calibrate": f"--policy {policy} --traces {made.traces} --calibration_contexts 1",
         "kvp merge": f"--shards {made.policy} --out {out}",
     }
     for name, names in FLAGS.items():

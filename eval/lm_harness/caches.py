@@ -20,16 +20,13 @@ from eval.methods import Method, Setting, build_methods, file_digests
 from kvp.budgets import Budget, parse_budget
 from kvp.config_groups import split_list
 from kvp.errors import UsageError
-from kvp.hf import EvictingCache, evicting, prefill
+from kvp.hf import EvictingCache, prefill
 from kvp.hf.attention import kvp_attention_set
-from kvp.hf.eviction import pieces
 from kvp.hf.prefill import next_logits
 from kvp.ranking import UNPROTECTED, Protection, kept_tokens
 from kvp.scoring import Needs
 
-QUESTIONS = {
-    "inside": "query_aware", "outside": "query_agnostic", "few_shot": "query_agnostic",
-}  # fmt: skip
+QUESTIONS = {"inside": "query_aware", "outside": "query_agnostic"}
 """Values of `question=` and the protocol of kvp-eval that each is."""
 CONTEXT_FIELDS = "passage:context:report"
 """Fields of a document that may hold what is compressed without the question."""
@@ -41,13 +38,10 @@ class Compression:
 
     setting: Setting
     question: str = "inside"
-    """What the cache holds when it is compressed: the whole prompt, what ends with the document's
-    context, or the few-shot examples before the document."""
+    """What the cache holds when it is compressed: the whole prompt, or what ends with the
+    document's context."""
     context_fields: tuple[str, ...] = ()
-    """Fields of a document, of which the first that it has ends the context, or begins the part
-    that is fed after few-shot examples."""
-    rolling_chunk: int = 64
-    """Tokens of a running text between two evictions."""
+    """Fields of a document, of which the first that it has ends the context."""
     identity: str = ""
     """JSON of everything that decides about an answer besides the request."""
 
@@ -67,7 +61,6 @@ def compression(
     recents: int = 16,
     question: str = "inside",
     context_field: str = CONTEXT_FIELDS,
-    rolling_chunk: int = 64,
     seed: int = 0,
 ) -> Compression:
     """Check the settings and build the method.
@@ -81,17 +74,20 @@ def compression(
         sinks: first tokens that protection keeps.
         recents: last tokens that protection keeps.
         question: `inside`, the whole prompt is read before it is compressed; `outside`, only what
-            ends with the text of `context_field`; `few_shot`, only the examples before that text.
-            The rest is fed afterwards.
+            ends with the text of `context_field`. The rest is fed afterwards.
         context_field: fields of a document, joined by `:`; the first that it has counts.
-        rolling_chunk: tokens between two evictions of a running text, at least 3.
         seed: of random methods and allocators.
 
     Raises:
         UsageError: anything unknown, missing or ambiguous, by the name of its argument.
         PolicyError: a damaged policy.
     """
-    _check(question=question, protection=protection, rolling_chunk=rolling_chunk)
+    for name, value, known in (
+        ("question", question, tuple(QUESTIONS)),
+        ("protection", protection, ("on", "off")),
+    ):
+        if value not in known:
+            raise UsageError(f"{name}={value} is not one of {', '.join(known)}")
     chosen = _method(method, policies, seed, QUESTIONS[question])
     protected = protection == "on" if chosen.protected is None else chosen.protected
     kept = Protection(sinks=sinks, recents=recents) if protected else UNPROTECTED
@@ -104,27 +100,14 @@ def compression(
     identity = {
         "method": method, "budget": setting.spec, "protection": [kept.sinks, kept.recents],
         "files": file_digests(split_list(policies), [chosen]),
-        "question": question, "context_field": context_field, "rolling_chunk": rolling_chunk,
-        "seed": seed,
+        "question": question, "context_field": context_field, "seed": seed,
     }  # fmt: skip
     return Compression(
         setting=setting,
         question=question,
         context_fields=tuple(field for field in context_field.split(":") if field),
-        rolling_chunk=rolling_chunk,
         identity=json.dumps(identity, sort_keys=True),
     )
-
-
-def _check(*, question: str, protection: str, rolling_chunk: int) -> None:
-    for name, value, known in (
-        ("question", question, tuple(QUESTIONS)),
-        ("protection", protection, ("on", "off")),
-    ):
-        if value not in known:
-            raise UsageError(f"{name}={value} is not one of {', '.join(known)}")
-    if rolling_chunk < 3:
-        raise UsageError(f"rolling_chunk={rolling_chunk} is below 3 tokens")
 
 
 def _method(spec: str, policies: str, seed: int, protocol: str) -> Method:
@@ -160,10 +143,9 @@ def _budget(method: Method, budget: str | int | None, protection: Protection) ->
 
 def compressed_text(document: Mapping[str, Any], prompt: str, how: Compression) -> int:
     """Characters at the beginning of `prompt` that are compressed: up to the end of the context,
-    the last time the document's is there, or up to its beginning (`few_shot`).
+    the last time the document's is there.
 
-    Raises UsageError where the document has none of the fields, the prompt does not hold it, or
-    there are no examples before it.
+    Raises UsageError where the document has none of the fields or the prompt does not hold it.
     """
     for field in how.context_fields:
         text = document.get(field)
@@ -175,11 +157,7 @@ def compressed_text(document: Mapping[str, Any], prompt: str, how: Compression) 
                 f"question={how.question}: the prompt does not hold the document's {field!r} as it "
                 "is; use question=inside, or context_field=FIELD with another one"
             )
-        if how.question == "outside":
-            return start + len(text.strip())
-        if not prompt[:start].strip():
-            raise UsageError("question=few_shot: no examples to compress; set --num_fewshot")
-        return start
+        return start + len(text.strip())
     raise UsageError(
         f"question={how.question}: a document has no text in {'/'.join(how.context_fields)} (it "
         f"has {', '.join(document)}); set context_field=FIELD, or question=inside"
@@ -248,36 +226,6 @@ class Scorer:
                     for number in sharing[fed]:
                         scores[number] = _of_targets(log_probs, continuations[number])
         return [scores[number] for number in range(len(continuations))]
-
-    @torch.inference_mode()
-    def running_text(self, tokens: Sequence[int], scored: int) -> LogLikelihood:
-        """Log-likelihood of the last `scored` of `tokens`, read with an eviction every so often.
-
-        A text has no context to compress. So the cache is compressed each time
-        `Compression.rolling_chunk` tokens were read, to the budget of all tokens read so far; each
-        token is predicted from what the latest eviction left and the tokens since.
-        """
-        settings, method = self.compression, self.compression.method
-        fed = torch.tensor([tokens[:-1]], device=self.model.device)  # [1, T - 1]
-        if method.scorer is None:
-            with kvp_attention_set(self.model):
-                cache = EvictingCache.of(self.model.config)
-                logits = next_logits(self.model, fed, cache, 0, keep=scored)
-            return _of_targets(logits[0].log_softmax(-1, self.dtype), tokens[-scored:])
-        block = evicting(
-            self.model, method.scorer, settings.setting.budget or "100%",
-            settings.setting.protection, allocator=method.rule, tokenizer=self.tokenizer,
-        )  # fmt: skip
-        cache = EvictingCache.of(self.model.config)
-        log_probs = []
-        with block:
-            for start, stop in pieces(fed.shape[1], settings.rolling_chunk):
-                if start == stop:
-                    continue
-                keep_last = min(stop - start, max(stop - (fed.shape[1] - scored), 1))
-                logits = next_logits(self.model, fed[:, start:stop], cache, start, keep=keep_last)
-                log_probs.append(logits[0].log_softmax(-1, self.dtype))
-        return _of_targets(torch.cat(log_probs)[-scored:], tokens[-scored:])
 
     def _batches(self, fed: Sequence[tuple[int, ...]]) -> Iterator[list[tuple[int, ...]]]:
         """Inputs, short ones first, as many together as `batch` and the memory of logits allow."""

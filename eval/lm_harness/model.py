@@ -56,7 +56,7 @@ class KvpLM(HFLM):  # type: ignore[misc]
 
     `loglikelihood` prefills each context once, compresses it, and scores every continuation from a
     fork, the first token included; `generate_until` answers from the compressed cache, one prompt
-    at a time; `loglikelihood_rolling` evicts while it reads (`Scorer.running_text`).
+    at a time; `loglikelihood_rolling` has no context to compress, so it takes `full` alone.
     """
 
     def __init__(
@@ -125,6 +125,18 @@ class KvpLM(HFLM):  # type: ignore[misc]
         found: list[LogLikelihood] = super().loglikelihood(requests, disable_tqdm=disable_tqdm)
         return found
 
+    def loglikelihood_rolling(
+        self, requests: list[Instance], disable_tqdm: bool = False
+    ) -> list[float]:
+        """Log-likelihood of whole texts, as HFLM; UsageError for a method that evicts."""
+        if self.compression.method.scorer is not None:
+            raise UsageError(
+                f"method={self.compression.method.label}: a running text has no context to "
+                "compress; kvp-eval --tasks text measures its perplexity after eviction"
+            )
+        found: list[float] = super().loglikelihood_rolling(requests, disable_tqdm)
+        return found
+
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """The answer to every prompt, one after another.
 
@@ -185,11 +197,8 @@ class KvpLM(HFLM):  # type: ignore[misc]
         cut = 0
         for number, (texts, context, continuation) in enumerate(requests):
             kept = shortened(context, continuation, self.max_length)
-            if texts is None:
-                found[number] = self._scorer.running_text([*kept, *continuation], len(continuation))
-                continue
-            cut += len(kept) < len(context)
-            after = self._after.get(texts[0], 1)
+            cut += texts is not None and len(kept) < len(context)
+            after = 1 if texts is None else self._after.get(texts[0], 1)
             groups.setdefault((tuple(kept), after), []).append(number)
         if cut:
             say(
@@ -201,7 +210,8 @@ class KvpLM(HFLM):  # type: ignore[misc]
             scores = self._scorer.continuations(tokens, after, conts)
             for number, score in zip(members, scores, strict=True):
                 found[number] = score
-                self.cache_hook.add_partial("loglikelihood", requests[number][0], score)
+                if requests[number][0] is not None:
+                    self.cache_hook.add_partial("loglikelihood", requests[number][0], score)
             bar.update(len(members))
         bar.close()
         return [found[number] for number in range(len(requests))]

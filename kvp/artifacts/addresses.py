@@ -1,15 +1,14 @@
 """Where artefacts lie: a path on a disk, or an address in an object store.
 
-The one place that knows what an address is: `s3://bucket/prefix`, `gs://bucket/prefix`, and, to be
-read only, `hf://datasets/org/name/folder` and `hf://buckets/org/name/folder` of the Hugging Face
-hub. `ObjectPath` has the methods of `pathlib.Path` that whole files need, so code that reads and
-writes whole files is the same for both; `pathlib.Path("s3://a/b")` would lose a slash.
+The one place that knows what an address is: `s3://bucket/prefix` or `gs://bucket/prefix`.
+`ObjectPath` has the methods of `pathlib.Path` that whole files need, so code that reads and writes
+whole files is the same for both; `pathlib.Path("s3://a/b")` would lose a slash.
 
-Buckets are asked by obstore, the hub by huggingface_hub. Credentials and endpoints come from the
-environment, as these libraries read it (docs/scaling.md). What fails for a while (5xx, cut
-connections, no answer) is asked again with growing pauses, for `KVP_RETRY_SECONDS`; what fails for
-good is an AddressError of one line. An object appears whole or not at all, and a list shows what
-was written before (S3 and GCS promise both). Imports no torch.
+Buckets are asked by obstore. Credentials and endpoints come from the environment, as it reads them
+(docs/scaling.md). What fails for a while (5xx, cut connections, no answer) is asked again with
+growing pauses, for `KVP_RETRY_SECONDS`; what fails for good is an AddressError of one line. An
+object appears whole or not at all, and a list shows what was written before (S3 and GCS promise
+both). Imports no torch.
 """
 
 from __future__ import annotations
@@ -33,18 +32,16 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-SCHEMES = ("s3", "gs", "hf")
+SCHEMES = ("s3", "gs")
 """Kinds of addresses."""
 _ADDRESS = re.compile(r"(?P<scheme>[a-z][a-z0-9]+):/(?P<rest>/.*)", re.DOTALL)
-_ROOT_PARTS = {"s3": 1, "gs": 1, "hf": 2}
-"""Parts of an address that name the bucket or the repository."""
-_HUB_KINDS = ("datasets", "buckets", "spaces")
-"""First parts of addresses on the hub that stand before `org/name`."""
 
 _ANSWERED = set[str]()
 """Buckets that have answered, so that they exist."""
 RETRY_VARIABLE = "KVP_RETRY_SECONDS"
 _RETRY_SECONDS = 180.0
+_NO_BUCKET = "NoSuchBucket"
+"""What errors say where there is no bucket of that name."""
 _CREDENTIALS = {
     "s3": "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and, for another server, AWS_ENDPOINT_URL",
     "gs": "GOOGLE_APPLICATION_CREDENTIALS or GOOGLE_SERVICE_ACCOUNT",
@@ -61,7 +58,7 @@ class ObjectPath:
     """
 
     root: str
-    """The bucket or repository (`s3://bucket`)."""
+    """The bucket (`s3://bucket`)."""
     key: str = ""
     """The path in it."""
 
@@ -72,18 +69,14 @@ class ObjectPath:
         scheme = match["scheme"] if match else ""
         if match is None or scheme not in SCHEMES:
             known = ", ".join(f"{name}://" for name in SCHEMES)
-            raise AddressError(f"{address} is no address that kvp knows ({known})")
-        parts = [part for part in match["rest"].split("/") if part not in ("", ".")]
-        count = _ROOT_PARTS[scheme] + (
-            scheme == "hf" and parts[:1] in [[kind] for kind in _HUB_KINDS]
-        )
-        if len(parts) < count or ".." in parts:
-            example = (
-                "hf://datasets/org/name/folder" if scheme == "hf" else f"{scheme}://bucket/folder"
+            raise AddressError(
+                f"{address} is no address that kvp knows ({known}); hf download fetches what lies "
+                "on the hub"
             )
-            raise AddressError(f"{address} is no address: write {example}")
-        kind = HubPath if scheme == "hf" else ObjectPath
-        return kind(f"{scheme}://{'/'.join(parts[:count])}", "/".join(parts[count:]))
+        parts = [part for part in match["rest"].split("/") if part not in ("", ".")]
+        if not parts or ".." in parts:
+            raise AddressError(f"{address} is no address: write {scheme}://bucket/folder")
+        return ObjectPath(f"{scheme}://{parts[0]}", "/".join(parts[1:]))
 
     def __str__(self) -> str:
         """The address."""
@@ -91,7 +84,7 @@ class ObjectPath:
 
     def __truediv__(self, name: str) -> ObjectPath:
         """A path below it."""
-        return type(self)(self.root, f"{self.key}/{name}" if self.key else name)
+        return ObjectPath(self.root, f"{self.key}/{name}" if self.key else name)
 
     @property
     def name(self) -> str:
@@ -101,7 +94,7 @@ class ObjectPath:
     @property
     def parent(self) -> ObjectPath:
         """The folder it lies in; the bucket itself lies in itself."""
-        return type(self)(self.root, self.key.rpartition("/")[0])
+        return ObjectPath(self.root, self.key.rpartition("/")[0])
 
     def absolute(self) -> ObjectPath:
         """Itself."""
@@ -180,54 +173,6 @@ class ObjectPath:
                     time.sleep(patience.pause(problem))
 
 
-class HubPath(ObjectPath):
-    """A file or folder of a repository or bucket of the Hugging Face hub, which is only read."""
-
-    @property
-    def _files(self) -> Any:  # noqa: ANN401 - the hub's file system
-        return opened(self.root, os.getpid())
-
-    def size(self) -> int | None:
-        """As `ObjectPath`."""
-        try:
-            with told(str(self)):
-                found = self._files.info(str(self))
-        except FileNotFoundError:
-            return None
-        return int(found["size"]) if found["type"] == "file" else None
-
-    def below(self) -> Iterator[tuple[str, int]]:
-        """As `ObjectPath`."""
-        try:
-            with told(str(self)):
-                found = self._files.find(str(self), detail=True)
-        except FileNotFoundError:
-            return
-        start = len(str(self).removeprefix("hf://")) + 1
-        yield from ((path[start:], int(entry["size"])) for path, entry in found.items())
-
-    def read_bytes(self) -> bytes:
-        """As `ObjectPath`."""
-        with told(str(self)):
-            content: bytes = self._files.cat_file(str(self))
-            return content
-
-    def write_bytes(self, content: bytes) -> None:
-        """Refused."""
-        raise AddressError(str(read_only(str(self))))
-
-    def unlink(self, missing_ok: bool = False) -> None:
-        """Refused."""
-        raise AddressError(str(read_only(str(self))))
-
-    def zarr_store(self) -> Store:
-        """As `ObjectPath`."""
-        from zarr.storage import FsspecStore
-
-        mapper = self._files.get_mapper(str(self).removeprefix("hf://"))
-        return FsspecStore.from_mapper(mapper, read_only=True)
-
-
 Place = Path | ObjectPath
 """Where an artefact lies."""
 
@@ -277,27 +222,13 @@ def files_below(folder: Place) -> Iterator[tuple[str, int]]:
                 yield path.relative_to(folder).as_posix(), path.stat().st_size
 
 
-def read_only(address: str) -> str | None:
-    """Why nothing can be written to an address, and what to do; None where it can be."""
-    if not address.startswith("hf://"):
-        return None
-    return (
-        f"{address}: kvp only reads from the hub; write to a local folder, then hf upload ORG/NAME "
-        "FOLDER --repo-type dataset, or hf buckets sync FOLDER hf://buckets/ORG/NAME"
-    )
-
-
 @lru_cache(maxsize=64)
-def opened(address: str, process: int) -> Any:  # noqa: ANN401 - a store of obstore, or the hub's
-    """What the library of a bucket or repository calls it, or of a folder in it; once per process.
+def opened(address: str, process: int) -> Any:  # noqa: ANN401 - a store of obstore
+    """A bucket, or a folder in it, as obstore knows it; once per process.
 
     Connections do not survive a fork. `opened.cache_clear()` has the environment read again.
     """
     del process
-    if address.startswith("hf://"):
-        from huggingface_hub import HfFileSystem
-
-        return HfFileSystem(expand_info=False)
     from obstore.store import from_url
 
     plain, yes = os.environ.get("AWS_ENDPOINT_URL", "").startswith("http://"), ("1", "true")
@@ -361,33 +292,21 @@ def told(address: str) -> Iterator[None]:
         ) from None
     except Exception as problem:
         text = str(problem)
-        if isinstance(problem, FileNotFoundError) and not _missing_root(text):
+        if isinstance(problem, FileNotFoundError) and _NO_BUCKET not in text:
             raise FileNotFoundError(f"{address} does not exist") from None
         raise AddressError(f"{address}: {_reason(address, problem, text)}") from None
 
 
-def _missing_root(text: str) -> bool:
-    """Whether an error says that there is no bucket or repository of that name."""
-    return any(word in text for word in ("NoSuchBucket", "Repository Not Found", "(repository"))
-
-
 def _reason(address: str, problem: Exception, text: str) -> str:
     """Why a request failed, and what to do."""
-    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
-
-    scheme = address.partition(":")[0]
-    response = problem.response if isinstance(problem, HfHubHTTPError) else None
+    credentials = _CREDENTIALS[address.partition(":")[0]]
     status = re.search(r"status code: (\d+)", text)
-    code = response.status_code if response is not None else int(status[1]) if status else 0
-    if _missing_root(text):
-        return "there is no such bucket or repository that you may see; make it, or mend the name"
-    if isinstance(problem, OfflineModeIsEnabled):
-        return "the hub is not asked while HF_HUB_OFFLINE is set"
-    if code in (401, 403) or "PermissionDenied" in type(problem).__name__:
-        access = _CREDENTIALS.get(scheme, "HF_TOKEN, or log in with `hf auth login`")
-        return f"access denied (check {access})"
+    if _NO_BUCKET in text:
+        return "there is no such bucket that you may see; make it, or mend the name"
+    if (status and status[1] in ("401", "403")) or "PermissionDenied" in type(problem).__name__:
+        return f"access denied (check {credentials})"
     if "169.254.169.254" in text or "metadata.google" in text:
-        return f"no credentials were found (set {_CREDENTIALS.get(scheme, 'HF_TOKEN')})"
+        return f"no credentials were found (set {credentials})"
     first = shorten((text.strip().splitlines() or [""])[0], 300, placeholder=" ...")
     return (
         f"the store could not be reached, or refused ({first or type(problem).__name__}); "

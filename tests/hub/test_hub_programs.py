@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +13,11 @@ import torch
 from eval.methods import build_methods, hub_records, policy_sources
 from kvp.errors import UsageError
 from kvp.manifest import read_sealed_json, sha256_file
-from kvp.programs import evaluate, run_program
+from kvp.programs import evaluate
 from policies import load_policy
 from policies.policy_files import PolicyMeta, save_policy
 from policies.ranker import HeadRankers, RankerSpec
 from train.training_data import recorded_model, recorded_text
-
-calibrate = partial(run_program, "calibrate")
 
 COMMIT = "89abcdef0123456789abcdef0123456789abcdef"
 
@@ -70,13 +67,6 @@ def test_an_evaluation_records_the_commit(of_nano: str, tmp_path: Path) -> None:
     ]
     commits = {row["policy"]: row.get("policy_commit") for row in rows}
     assert commits == {"small": COMMIT, "nano": None, None: None}
-
-
-def test_nobody_elses_policy_is_calibrated(
-    of_nano: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert calibrate(["--policy", of_nano, "--traces", "traces"]) == 2
-    assert "hf download ORG/NAME --local-dir DIR" in capsys.readouterr().err
 
 
 def test_policies_remember_model_and_text_of_their_traces() -> None:

@@ -12,7 +12,7 @@ from huggingface_hub import constants
 
 from kvp.errors import PolicyError
 from policies import load_policy
-from policies.policy_files import head_file, load_shard, recalibrate
+from policies.policy_files import head_file, load_shard
 from policies.sources import INDEX, PATTERNS, find_policy
 
 
@@ -130,12 +130,6 @@ def test_a_hub_that_does_not_answer_is_one_line(hub: Any, monkeypatch: pytest.Mo
     with pytest.raises(PolicyError, match="no folder here, and the hub could not give it") as error:
         load_policy("org/gates")
     assert "\n" not in str(error.value)
-
-
-def test_policies_of_others_are_not_changed_in_place(cached: str) -> None:
-    for name in ("org/gates", "nano"):
-        with pytest.raises(PolicyError, match="calibrating changes a policy in place"):
-            recalibrate(name, None)
 
 
 def test_patterns_match_the_files_of_a_policy_alone(policy_folder: Path) -> None:

@@ -12,14 +12,8 @@ import pytest
 
 from kvp.artifacts.addresses import ObjectPath, files_below, opened, place
 from kvp.errors import KvpError
-from kvp.programs import main as kvp
-from kvp.programs import train
+from kvp.programs import run_program, train
 from kvp.store import TraceReader, TraceWriter
-
-
-def store_tool(argv: list[str]) -> int:
-    """Run `kvp store`."""
-    return kvp(["store", *argv])
 
 
 @pytest.fixture(autouse=True)
@@ -59,7 +53,7 @@ def test_writing_gets_through(
     for name, value in KINDS[kind].items():
         setattr(faults, name, value)
     _copy(collected, through_proxy / "copy")
-    assert store_tool(["verify", str(through_proxy / "copy")]) == 0
+    assert run_program("verify", [str(through_proxy / "copy")]) == 0
     faults.reset()
     _same(through_proxy / "copy", collected)
 
@@ -102,7 +96,7 @@ def test_a_server_that_hangs_is_given_up_in_one_line(
     monkeypatch.setenv("KVP_RETRY_SECONDS", "1")
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     opened.cache_clear()
-    assert store_tool(["verify", str(through_proxy / "copy")]) == 2
+    assert run_program("verify", [str(through_proxy / "copy")]) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert "the store could not be reached, or refused" in line
 
@@ -112,21 +106,21 @@ def test_addresses_that_cannot_be(
     through_proxy: ObjectPath,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def refused(arguments: list[str]) -> str:
-        assert store_tool(arguments) == 2
+    def refused(address: str) -> str:
+        assert run_program("verify", [address]) == 2
         (line,) = capsys.readouterr().err.strip().splitlines()
         return line
 
-    missing = "there is no such bucket or repository that you may see; make it, or mend the name"
-    assert missing in refused(["verify", "s3://nobody/x"])
+    missing = "there is no such bucket that you may see; make it, or mend the name"
+    assert missing in refused("s3://nobody/x")
     assert "is not a trace store: it has no manifest.json" in refused(
-        ["inspect", str(through_proxy / "nothing")]
+        str(through_proxy / "nothing")
     )
     faults.status = lambda _, __: 403
-    assert "access denied (check AWS_ACCESS_KEY_ID" in refused(["verify", str(through_proxy)])
+    assert "access denied (check AWS_ACCESS_KEY_ID" in refused(str(through_proxy))
     faults.reset()
-    assert "write s3://bucket/folder" in refused(["verify", "s3://"])
-    assert "is no address that kvp knows (s3://, gs://, hf://)" in refused(["verify", "az://a/b"])
+    assert "write s3://bucket/folder" in refused("s3://")
+    assert "is no address that kvp knows (s3://, gs://)" in refused("az://a/b")
     assert train(["--traces", "s3://bucket/x", "--out", "p", "--essays", "s3://bucket/y"]) == 2
     assert "--essays cannot lie in an object store" in capsys.readouterr().err
     assert place("runs/s3:/x") == Path("runs/s3:/x")
@@ -135,7 +129,7 @@ def test_addresses_that_cannot_be(
 def test_without_obstore_the_extra_is_named(s3_environment: dict[str, str]) -> None:
     code = (
         "import sys; sys.modules['obstore'] = None\n"
-        "from kvp.programs import main; sys.exit(main(['store', 'verify', 's3://b/x']))"
+        "from kvp.programs import main; sys.exit(main(['verify', 's3://b/x']))"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert ended.returncode == 2

@@ -16,13 +16,7 @@ import torch
 from kvp import load_policy
 from kvp.artifacts.addresses import ObjectPath, files_below
 from kvp.errors import PolicyError
-from kvp.programs import main as kvp
-from kvp.programs import train
-
-
-def store_tool(argv: list[str]) -> int:
-    """Run `kvp store`."""
-    return kvp(["store", *argv])
+from kvp.programs import run_program, train
 
 
 def _weights(policy: Path | ObjectPath) -> dict[str, bytes]:
@@ -88,15 +82,11 @@ def test_a_killed_training_on_s3_continues_from_its_checkpoint(
     assert not any(name.startswith("checkpoints/") for name, _ in files_below(out))
 
 
-def test_store_tools_read_addresses(
-    on_s3: ObjectPath, collected: Path, capsys: pytest.CaptureFixture[str]
+def test_a_store_at_an_address_is_verified(
+    on_s3: ObjectPath, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in (str(on_s3), str(collected)):
-        assert store_tool(["inspect", name, "--json"]) == 0
-    remote, local = capsys.readouterr().out.split("\n}\n")[:2]
-    assert json.loads(remote + "}") | {"path": ""} == json.loads(local + "}") | {"path": ""}
-    assert store_tool(["verify", str(on_s3)]) == 0
-    assert "8 of 8 sequences, every byte" in capsys.readouterr().out
+    assert run_program("verify", [str(on_s3)]) == 0
+    assert "8 of 8 sequences (6 train, 2 validation)" in capsys.readouterr().out
     (on_s3 / "sequences" / "000001.json").unlink()
-    assert store_tool(["verify", str(on_s3)]) == 2
+    assert run_program("verify", [str(on_s3)]) == 2
     assert "1 missing (1); to mend it repeat the command" in capsys.readouterr().err

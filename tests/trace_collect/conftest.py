@@ -128,14 +128,14 @@ def make_store(tmp_path: Path) -> Callable[..., Path]:
 
 
 @pytest.fixture
-def kvp_store(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+def verify(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
     """Run the program: exit code, standard output, its own lines of standard error."""
 
     def call(*arguments: object) -> tuple[int, str, str]:
         capsys.readouterr()
-        code = kvp(["store", *map(str, arguments)])
+        code = kvp(["verify", *map(str, arguments)])
         captured = capsys.readouterr()
-        errors = [line for line in captured.err.splitlines() if line.startswith("kvp store")]
+        errors = [line for line in captured.err.splitlines() if line.startswith("kvp verify")]
         return code, captured.out, "\n".join(errors)
 
     return call

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from eval.lm_harness import cli
-from kvp.errors import UsageError
 
 
 def test_a_run_from_the_command_line(
@@ -21,21 +20,28 @@ def test_a_run_from_the_command_line(
     rows = [{"passage": passage, "question": "is it so", "label": n % 2} for n in range(3)]
     data = tmp_path / "boolq.jsonl"
     data.write_text("\n".join(map(json.dumps, rows)))
+    task = {
+        "task": "mine", "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"test": str(data)}},
+        "test_split": "test", "output_type": "multiple_choice", "doc_to_choice": ["no", "yes"],
+        "doc_to_text": "{{passage}}\nQuestion: {{question}}?\nAnswer:", "doc_to_target": "label",
+    }  # fmt: skip
+    (tmp_path / "mine.yaml").write_text(json.dumps(task))
     eviction = "method=snapkv+global,budget=25%,question=outside"
     arguments = [
         "--model_args", f"pretrained={tiny_folder},{eviction}",
-        "--tasks", "boolq", "--local", f"boolq={data}", "--device", "cpu", "--batch_size", "4",
+        "--tasks", str(tmp_path / "mine.yaml"), "--device", "cpu", "--batch_size", "4",
         "--output_path", str(tmp_path / "out"), "--limit", "2",
     ]  # fmt: skip
     argv = list(sys.argv)
     assert cli.main(arguments) == 0
     assert sys.argv == argv
-    assert "|boolq|" in capsys.readouterr().out
+    assert "|mine" in capsys.readouterr().out
     (file,) = (tmp_path / "out").rglob("results_*.json")
     results = json.loads(file.read_text())
     assert results["config"]["model"] == "kvp"
     assert results["config"]["model_args"]["budget"] == "25%"
-    assert results["n-samples"]["boolq"]["effective"] == 2
+    assert results["n-samples"]["mine"]["effective"] == 2
 
 
 @pytest.mark.parametrize("package", ["lm_eval", "accelerate"])
@@ -59,23 +65,4 @@ def test_help_answers_without_the_harness() -> None:
         "assert not {'torch', 'lm_eval', 'transformers'} & set(sys.modules)"
     )
     run = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert "--local TASK=PATH" in run.stdout
     assert all(example in run.stdout for example in cli.EXAMPLES)
-
-
-def test_own_flags_are_taken_out() -> None:
-    words = ["--tasks", "a", "--local", "a=x=y.csv", "--local=b=z", "--limit", "3"]
-    assert cli.split_local(words) == (["--tasks", "a", "--limit", "3"], {"a": "x=y.csv", "b": "z"})
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--local", "boolq"], "--local boolq: write TASK=PATH"),
-        (["--local"], "write TASK=PATH"),
-        (["--local", "a=b", "--local", "a=c"], "--local a is given twice"),
-    ],
-)
-def test_wrong_flags_are_one_line(words: list[str], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        cli.split_local(words)

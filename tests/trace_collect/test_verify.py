@@ -1,4 +1,4 @@
-"""`kvp store verify`: whatever happens to a file is found, named, and can be mended as said."""
+"""`kvp verify`: whatever happens to a file is found, named, and can be mended as said."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def flip(path: Path, position: int) -> None:
     path.write_bytes(whole[:position] + bytes([whole[position] ^ 4]) + whole[position + 1 :])
 
 
-def test_every_damaged_sequence_has_a_line(store: Path, kvp_store: Program) -> None:
+def test_every_damaged_sequence_has_a_line(store: Path, verify: Program) -> None:
     shard = store / "k/c.0.0.0.0.0"
     shard.write_bytes(shard.read_bytes()[:-7])
     (store / "v/c.3.0.0.0.0").unlink()
     flip(store / "label_kvzip/c.5.0.0.0", 20)
     (store / "sequences/000004.json").unlink()
-    code, output, error = kvp_store("verify", store)
+    code, output, error = verify(store)
     assert code == 2
     first, second, third, last = output.splitlines()
     assert first.startswith("sequence 0: ")
@@ -41,12 +41,21 @@ def test_every_damaged_sequence_has_a_line(store: Path, kvp_store: Program) -> N
     assert f"delete NNNNNN.json of the damaged ones in {store}/sequences, then repeat" in error
 
 
-def test_a_missing_sequence_can_be_allowed(make_store: MakeStore, kvp_store: Program) -> None:
+def test_a_missing_sequence_can_be_allowed(make_store: MakeStore, verify: Program) -> None:
     store = make_store("traces", write=4)
-    code, output, error = kvp_store("verify", store)
+    code, output, error = verify(store)
     assert code == 2
     assert output.splitlines() == ["missing: 4-5"]
     assert "of 6 sequences 2 missing (4-5)" in error
     reader = TraceReader(store)
     with TraceWriter.create_or_resume(store, reader.plan, reader.manifest):  # only read
-        assert kvp_store("verify", store, "--allow_incomplete")[0] == 0
+        assert verify(store, "--allow_incomplete")[0] == 0
+
+
+def test_a_whole_store_says_what_it_holds(store: Path, verify: Program, tmp_path: Path) -> None:
+    code, output, _ = verify(store)
+    assert code == 0
+    assert "6 of 6 sequences (3 train, 2 validation, 1 test) of 2 layers x 2 KV heads" in output
+    code, _, error = verify(tmp_path)
+    assert code == 2
+    assert "is not a trace store: it has no manifest.json" in error
