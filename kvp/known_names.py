@@ -37,6 +37,7 @@ ALLOCATORS = {
     "ada": "policies.allocators.ada:Ada",
     "global": "policies.allocators.global_budget:Global",
     "windowkv": "policies.allocators.windowkv:WindowKVAllocator",
+    "shared": "policies.allocators.shared:Shared",
     "self_sized": "policies.allocators.self_sized:SelfSized",
     "evolved": "policies.allocators.evolved:Evolved",
 }

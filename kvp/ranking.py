@@ -2,7 +2,8 @@
 evaluation and search share. Protection and ties are decided here alone.
 
 Scores are ranked under a protection; an allocator turns them into counts per layer and KV head; the
-best `count` tokens of every head stay. Without an allocator every head keeps the budget.
+best `count` tokens of every head stay. Without an allocator every head keeps the budget. An
+allocator may first replace the scores (`Pooling`), so that all heads keep the same tokens.
 
 Rankings list token indices, most important first. Ties go to the newer token. Protected tokens
 (attention sinks and the most recent ones) count inside the budget and come before all others; among
@@ -23,7 +24,7 @@ from kvp.budgets import Budget
 from kvp.errors import UsageError
 from kvp.plugins import own_errors
 
-POOLS = ("mean", "max", "rank")
+POOLS = ("logsumexp", "mean", "max")
 """How `pooled_scores` makes one score of those of all heads."""
 
 EMPTY_SLOT = -1
@@ -78,20 +79,20 @@ def rank_tokens(scores: Tensor, protection: Protection = UNPROTECTED) -> Tensor:
 def pooled_scores(scores: Tensor, pool: str) -> Tensor:
     """One score per token for all heads and layers: [L, H, N] floats -> [N] float32.
 
-    `mean` and `max` are over the scores as they are, for heads on one scale (attention, calibrated
-    policies). `rank` is minus the mean rank in a head, ties to the newer token, for heads that are
-    not. Tokens at +inf in every head (`protected_scores`) stay there. Raises UsageError on another
-    `pool`.
+    `logsumexp` adds up what heads expect where scores are logarithms, as a calibrated policy's are;
+    of scores within 0 to 1 (attention, cosines) it is nearly the mean. `mean` and `max` are of the
+    scores as they are. Tokens at +inf in every head (`protected_scores`) stay there. Raises
+    UsageError on another `pool`.
     """
     if pool not in POOLS:
         raise UsageError(f"pool must be one of {', '.join(POOLS)}, got {pool!r}")
     heads = scores.flatten(0, -2)  # [A, N]
-    limit = torch.finfo(torch.float32).max
-    if pool == "rank":
-        values = -rank_tokens(heads).argsort(dim=-1).double()
+    limit = torch.finfo(torch.float32).max / 2  # above it are protected tokens alone
+    values = heads.double().clamp(-limit, limit)
+    if pool == "logsumexp":
+        pooled = values.logsumexp(0)
     else:
-        values = heads.double().clamp(-limit, limit)
-    pooled = values.amax(0) if pool == "max" else values.mean(0)
+        pooled = values.mean(0) if pool == "mean" else values.amax(0)
     return pooled.float().masked_fill(heads.isposinf().all(0), torch.inf)
 
 
@@ -139,6 +140,18 @@ class Allocator(Protocol):
 
         A rule that misses the sum on purpose (it sizes the cache itself, or reproduces a published
         rounding) has the attribute `meets_budget = False`.
+        """
+        ...
+
+
+@runtime_checkable
+class Pooling(Protocol):
+    """An allocator that replaces the scores before they are ranked."""
+
+    def pooled(self, scores: Tensor) -> Tensor:
+        """Scores to rank by: [L, H, N] with protected tokens at +inf -> [L, H, N], all heads equal.
+
+        What it puts at +inf comes right after the protected tokens.
         """
         ...
 
@@ -284,24 +297,45 @@ class Selection:
             protection: tokens that come before all others.
             sizes: the scorer's own sizes, where it has them (`kvp.scoring.SelfSizing`).
         """
-        self.ranking = rank_tokens(scores, protection)
-        """[L, H, N] int64 token indices, most important first."""
         self._scores, self._protection, self._sizes = scores, protection, sizes
+        self._shared: dict[str, Selection] = {}
+
+    @cached_property
+    def ranking(self) -> Tensor:
+        """[L, H, N] int64 token indices, most important first."""
+        return rank_tokens(self._scores, self._protection)
 
     @cached_property
     def _raised(self) -> Tensor:
         return protected_scores(self._scores, self._protection)
+
+    def _pooled_by(self, allocator: Allocator | None) -> Selection:
+        """The selection by the scores that a `Pooling` allocator makes; this one for others."""
+        if not isinstance(allocator, Pooling):
+            return self
+        name = allocator.name
+        if name not in self._shared:
+            with own_errors(allocator, f"allocator {name}"):
+                scores = allocator.pooled(self._raised)
+            if scores.shape != self._scores.shape:
+                raise UsageError(
+                    f"allocator {name} pooled scores {tuple(self._scores.shape)} to "
+                    f"{tuple(scores.shape)}, expected the same shape"
+                )
+            self._shared[name] = Selection(scores, self._protection)
+        return self._shared[name]
 
     def counts(self, budget: int, allocator: Allocator | None = None) -> Tensor:
         """Tokens per layer and KV head at a budget (tokens per KV head): [L, H] int64.
 
         Raises UsageError on counts of an allocator that cannot be kept.
         """
-        tokens = self.ranking.shape[-1]
+        return self._pooled_by(allocator)._counts(budget, allocator)
+
+    def _counts(self, budget: int, allocator: Allocator | None) -> Tensor:
+        *heads, tokens = self._scores.shape
         if allocator is None:
-            return torch.full(
-                self.ranking.shape[:-1], min(budget, tokens), device=self.ranking.device
-            )
+            return torch.full(heads, min(budget, tokens), device=self._scores.device)
         request = Request(
             scores=self._raised,
             budget=min(budget, tokens),
@@ -315,7 +349,7 @@ class Selection:
 
         Raises UsageError as `counts`.
         """
-        return self.tokens_of(self.counts(budget, allocator))
+        return self._pooled_by(allocator).tokens_of(self.counts(budget, allocator))
 
     def tokens_of(self, counts: Tensor) -> Tensor:
         """The first `counts` [L, H] tokens of every head, as `tokens`."""

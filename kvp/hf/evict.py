@@ -26,7 +26,7 @@ from kvp.errors import UsageError
 from kvp.hf.cache import EvictingCache
 from kvp.hf.cache_layers import EMPTY
 from kvp.hf.prefill import Observation, Prefill, unpadded
-from kvp.ranking import EMPTY_SLOT, Allocator, Protection, Selection, kept_tokens, select
+from kvp.ranking import EMPTY_SLOT, Allocator, Pooling, Protection, Selection, kept_tokens, select
 from kvp.scoring import ALL_QUERIES, Needs, Scorer, SelfSizing, View, score_layers
 
 
@@ -233,6 +233,14 @@ def _slots_kept(
     layers: Sequence[_Layer], rule: EvictionRule, budget: int, prompt: int
 ) -> list[Tensor]:
     """Slots of one batch entry that stay: per layer [H, S] int64, `EMPTY_SLOT` after the last."""
+    if isinstance(rule.allocator, Pooling):
+        places = [layer.positions.cpu() for layer in layers]
+        if not all(torch.equal(each, places[0][:1].expand(len(each), -1)) for each in places):
+            raise UsageError(
+                f"allocator {rule.allocator.name} keeps the same tokens in every head, but the "
+                "heads of this cache hold different ones: shrink it from the start with "
+                f"{rule.allocator.name}, or read the prompt again"
+            )
     slots = [layer.slots for layer in layers]
     width = max(len(of_head) for of_layer in slots for of_head in of_layer)
     orders = [_arranged(of_layer, width, rule.protection) for of_layer in slots]  # [H, width]

@@ -48,6 +48,7 @@ COMPETING: dict[str, Callable[[Array, int, int], Array]] = {
     "ada:paper": allocation.ada_paper,
     "global": allocation.over_all,
     "global(safeguard=0.55)": partial(allocation.over_all, safeguard=0.55),
+    "shared": allocation.uniform,
     "global:kvzip": partial(allocation.over_all, safeguard=0.0),
 }
 BY_LAYER = ("pyramid", "windowkv", "evolved")

@@ -20,7 +20,7 @@ LENGTHS = (64, 47, 23, 64)
 METHOD_SPECS = [name for name in METHODS if name != "oracle"]  # the future cannot be run
 SPLIT_SPECS = [
     "snapkv+pyramid", "snapkv+windowkv", "kvzip+ada", "kvzip+global",
-    "gvote+self_sized",
+    "snapkv+shared",    "gvote+self_sized",
 ]  # fmt: skip
 
 

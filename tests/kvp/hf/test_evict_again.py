@@ -121,7 +121,7 @@ def assert_masked(masks_set: Any) -> Callable[[PreTrainedModel, Passes], None]:
     return compare
 
 
-ALLOCATORS = [None, "ada", "global"]
+ALLOCATORS = [None, "ada", "global", "shared"]
 READ_WHOLE = {"contrastkv", "expected_attention", "gvote", "kvzip", "oracle"}
 """Methods that read a whole prompt at once, or the future."""
 
@@ -199,6 +199,42 @@ def test_hybrid_models_decode_in_pieces_and_turns(
     assert passes.layers == (1, 3)
     assert max(sum(map(sum, counts)) / 4 for counts in passes.after) == 16
     assert_masked(model, passes)
+
+
+@pytest.mark.parametrize("block", [1, 4])
+def test_heads_that_share_tokens_go_on_sharing_them(
+    qwen: PreTrainedModel, prompt: Prompt, by_content: Any, generate: Any, assert_masked: Any,
+    block: int,
+) -> None:  # fmt: skip
+    """Read in pieces and answered with eviction; blocks are whole and within the budget."""
+    split = make_allocator(f"shared(block={block})")
+    shrinking = evicting(
+        qwen, by_content(), 20, PROTECTION, allocator=split, every=5, prefill_chunk=16
+    )
+    with shrinking, watched(qwen) as passes:
+        generate(qwen, prompt(52), 22)
+    assert_masked(qwen, passes)
+    for held, counts in zip(passes.held[1:], passes.after, strict=False):
+        assert all(head == held[0][0] for heads in held for head in heads)
+        assert max(map(max, counts)) <= 20 + 4
+    first = passes.held[1][0][0]  # after a piece of 16 tokens, nothing is evicted yet
+    assert first == [*range(16)]
+    starts = {token // block for token in passes.held[2][0][0]}  # of 32 tokens
+    assert passes.held[2][0][0] == [one * block + i for one in sorted(starts) for i in range(block)]
+
+
+def test_heads_that_hold_different_tokens_cannot_share(
+    qwen: PreTrainedModel, prompt: Prompt, by_content: Any, generate: Any
+) -> None:
+    with evicting(qwen, by_content(), 12, PROTECTION):
+        first = generate(qwen, prompt(40), 6)
+    longer = torch.cat([first.sequences, prompt(30, seed=2)], dim=1)
+    allocator = make_allocator("shared")
+    with (
+        evicting(qwen, by_content(), 12, PROTECTION, allocator=allocator),
+        pytest.raises(UsageError, match="shared keeps the same tokens in every head, but the head"),
+    ):
+        generate(qwen, longer, 4, past_key_values=first.past_key_values)
 
 
 def test_memory_does_not_grow_with_the_prompt(

@@ -23,10 +23,12 @@ EXACT = [
     "global", "global:kvzip", "global(safeguard=0.5)",
     "pyramid", "pyramid(beta=3,window=0)", "pyramid(window=20)",
     "windowkv", "windowkv(rule=paper)", "windowkv(group=2)", "windowkv(divisor=2,group=3)",
+    "shared", "shared(pool=max)",
 ]  # fmt: skip
 OTHERS = [
     "ada:paper", "ada(rule=paper)", "self_sized", "pyramid:kvpress", "pyramid(rounding=faithful)",
     "windowkv(rounding=faithful)", "windowkv(rule=paper,rounding=faithful)",
+    "shared(block=4)",
 ]  # fmt: skip
 exact = pytest.mark.parametrize("spec", EXACT)
 every = pytest.mark.parametrize("spec", [*EXACT, *OTHERS])
@@ -135,7 +137,7 @@ def test_counts_on_a_gpu_are_those_of_the_cpu(spec: str) -> None:
     ("spec", "message"),
     [
         ("magic", "unknown allocator 'magic': choose from uniform, pyramid, ada, global, windowkv, "
-                  "self_sized, evolved"),
+                  "shared, self_sized, evolved"),
         ("uniform(a=1)", "uniform has no option 'a': its options are none"),
         ("ada(safeguard=1.5)", "ada: safeguard must be a number from 0 to 1, got 1.5"),
         ("ada(safeguard=true)", "ada: safeguard must be a number from 0 to 1, got True"),
@@ -144,6 +146,8 @@ def test_counts_on_a_gpu_are_those_of_the_cpu(spec: str) -> None:
         ("pyramid(window=8.0)", "pyramid: window must be an integer >= 0, got 8.0"),
         ("pyramid(rounding=up)", "pyramid: rounding must be one of exact, faithful, kvpress"),
         ("windowkv(group=0)", "windowkv: group must be an integer >= 1 or auto, got 0"),
+        ("shared(block=0)", "shared: block must be an integer >= 1, got 0"),
+        ("shared(pool=sum)", "shared: pool must be one of logsumexp, mean, max, got 'sum'"),
         ("evolved", "evolved needs a file: write evolved:FILE"),
         ("evolved:no/such.json", "no/such.json is no budget file"),
     ],

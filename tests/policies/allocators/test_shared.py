@@ -1,0 +1,112 @@
+"""One list of tokens for all heads, against plain Python."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from kvp.errors import UsageError
+from kvp.ranking import UNPROTECTED, Protection, Request, Selection
+from policies.allocators.shared import Shared
+from policies.registry import make_allocator
+
+PROTECTIONS = [UNPROTECTED, Protection(sinks=2, recents=3)]
+
+
+def pooled(scores: np.ndarray, pool: str) -> list[float]:
+    """[L, H, N] -> [N]."""
+    heads = scores.reshape(-1, scores.shape[-1]).tolist()
+    combine = {
+        "max": max,
+        "mean": lambda column: sum(column) / len(column),
+        "logsumexp": lambda column: math.log(sum(map(math.exp, column))),
+    }[pool]
+    return [float(np.float32(combine(column))) for column in zip(*heads, strict=True)]
+
+
+def protected_tokens(tokens: int, protection: Protection) -> list[int]:
+    recents = range(max(tokens - protection.recents, 0), tokens)
+    return sorted({*range(min(protection.sinks, tokens)), *recents})
+
+
+def kept(scores: list[float], budget: int, block: int, protected: list[int]) -> list[int]:
+    """Blocks with protected tokens, then the best ones until one does not fit; at least one."""
+    tokens = len(scores)
+    blocks = [range(start, min(start + block, tokens)) for start in range(0, tokens, block)]
+    stay = [one for one in blocks if {*protected} & {*one}]
+    rest = [one for one in blocks if one not in stay]
+    for one in sorted(rest, key=lambda one: (-max(scores[i] for i in one), -one.start)):
+        if stay and sum(map(len, stay)) + len(one) > budget:
+            break
+        stay.append(one)
+    return sorted(itertools.chain(*stay))
+
+
+@pytest.mark.parametrize("pool", ["logsumexp", "mean", "max"])
+@pytest.mark.parametrize("block", [1, 3, 16])
+@pytest.mark.parametrize("levels", [3, 300], ids=["ties", "random"])
+def test_all_heads_keep_the_best_tokens_or_blocks(pool: str, block: int, levels: int) -> None:
+    allocator = Shared(pool=pool, block=block)
+    for tokens in (1, 5, 16, 37):
+        drawn = np.random.default_rng(tokens).integers(0, levels, (2, 3, tokens))
+        for protection in PROTECTIONS:
+            selection = Selection(torch.from_numpy(drawn).float(), protection)
+            protected = protected_tokens(tokens, protection)
+            raised = drawn.astype(float)
+            raised[..., protected] = np.inf  # they come first in every head
+            for budget in range(max(1, min(tokens, protection.tokens)), tokens + 1):
+                truth = kept(pooled(raised, pool), budget, block, protected)
+                chosen = selection.tokens(budget, allocator)
+                assert chosen.tolist() == [[truth] * 3] * 2, (tokens, protection, budget)
+                assert selection.counts(budget, allocator).tolist() == [[len(truth)] * 3] * 2
+
+
+def test_infinite_scores_do_not_pass_for_protected_tokens() -> None:
+    """Block 0 is protected, block 2 has a token that a scorer puts at infinity."""
+    scores = torch.tensor([[[0.0, 1, 2, 3, torch.inf, 0, 9, 9]]])
+    selection = Selection(scores, Protection(sinks=1, recents=0))
+    allocator = make_allocator("shared(pool=max,block=2)")
+    for budget, truth in ((1, [0, 1]), (3, [0, 1]), (5, [0, 1, 4, 5]), (6, [0, 1, 4, 5, 6, 7])):
+        assert selection.tokens(budget, allocator).tolist() == [[truth]]
+
+
+def test_one_ranking_serves_every_budget_of_an_allocator() -> None:
+    class Counted(Shared):
+        calls = 0
+
+        def pooled(self, scores: Tensor) -> Tensor:
+            type(self).calls += 1
+            return super().pooled(scores)
+
+    scores = torch.rand(2, 2, 9)
+    selection, counted = Selection(scores, UNPROTECTED), Counted()
+    shared = [selection.tokens(budget, counted).tolist() for budget in (2, 4, 9)]
+    assert Counted.calls == 1
+    assert selection.tokens(4).tolist() == Selection(scores, UNPROTECTED).tokens(4).tolist()
+    assert shared[1] != selection.tokens(4).tolist()
+
+
+def test_what_an_allocator_pools_must_have_the_shape_of_the_scores() -> None:
+    class Flat:
+        name = "flat"
+
+        def pooled(self, scores: Tensor) -> Tensor:
+            return scores[0, 0]
+
+        def allocate(self, request: Request) -> Tensor:
+            raise AssertionError
+
+    message = "allocator flat pooled scores (2, 2, 9) to (9,), expected the same shape"
+    with pytest.raises(UsageError, match=re.escape(message)):
+        Selection(torch.rand(2, 2, 9), UNPROTECTED).tokens(4, Flat())
+
+
+def test_budgets_are_met_by_tokens_and_missed_by_blocks() -> None:
+    assert make_allocator("shared").meets_budget  # type: ignore[attr-defined]
+    assert not make_allocator("shared(block=16)").meets_budget  # type: ignore[attr-defined]
