@@ -299,30 +299,3 @@ def check_settings(config: EvalConfig) -> list[str]:
             if theirs != ours:
                 notes.append(f"{label}: chosen with --{name} {theirs}, this run has {ours}")
     return notes
-
-
-def cache_bytes(
-    prepared: Prepared, *, bytes_per_number: int, decode_batch: int, new_tokens: int | None
-) -> int:
-    """Largest memory that the caches of one prompt take: the prefill, its queries, and one batch.
-
-    An estimate: activations and the memory of scorers are not in it.
-    """
-    geometry = prepared.geometry
-    per_token = 2 * geometry.layers * geometry.kv_heads * geometry.head_dim * bytes_per_number
-    queries = geometry.layers * geometry.query_heads * geometry.head_dim * bytes_per_number
-    largest = 0
-    for prompt, protocol in prepared.work:
-        cached = prompt.boundary(protocol)
-        given = (prompt.encoded.reply_ids, *prompt.encoded.choice_ids)
-        forced = prompt.forced or len(given) > 1
-        answer = max(map(len, given)) if forced else new_tokens
-        seen = cached + prompt.fed_again(protocol)
-        added = prompt.encoded.prompt_length - cached
-        added += prompt.sample.max_new_tokens if answer is None else answer
-        kept = sorted(
-            min(setting.tokens(cached), cached) for setting in prepared.settings(prompt, protocol)
-        )[-decode_batch:]
-        batch = sum(tokens + added for tokens in kept)
-        largest = max(largest, (seen + batch) * per_token + seen * queries)
-    return largest

@@ -19,12 +19,11 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pandas as pd
 import torch
 from rich.console import Console
-from rich.filesize import decimal
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from eval.comparison import compare_all
@@ -41,7 +40,7 @@ from eval.methods import (
     spec_of,
     with_objects,
 )
-from eval.prepare import Loaded, Prepared, cache_bytes, methods_of, prepare
+from eval.prepare import Loaded, Prepared, methods_of, prepare
 from eval.records import (
     CURVE_KEY,
     CURVES,
@@ -64,7 +63,7 @@ from eval.timing import timing_records
 from eval.token_ranks import token_ranks
 from kvp.artifacts.addresses import ObjectPath
 from kvp.artifacts.claim import OutputFolder
-from kvp.config_groups import Rank
+from kvp.config_groups import DtypeName, Rank
 from kvp.costs import span
 from kvp.errors import ResultsError, UsageError
 from kvp.hf.attention import kvp_attention_set
@@ -78,7 +77,6 @@ from kvp.ray_engine import Pool, check_in_sight, do_pieces
 from policies.learned import LearnedScorer
 
 ALONE = Rank()
-BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 def run(
@@ -122,13 +120,7 @@ def _prepare(config: EvalConfig, methods: Sequence[Method], loaded: Loaded | Non
     prepared = prepare(config, methods, loaded)
     for note in prepared.notes:
         say(f"note: {note}")
-    memory = cache_bytes(
-        prepared,
-        bytes_per_number=BYTES[config.dtype],
-        decode_batch=config.decode_batch,
-        new_tokens=config.max_new_tokens,
-    )
-    announce(prepared, memory)
+    announce(prepared)
     return prepared
 
 
@@ -308,16 +300,15 @@ def made_for_others(bench: Bench, prepared: Prepared) -> list[str]:
     return [f"{what}: made on {name}" for what, name in named.items() if name is not None]
 
 
-def announce(prepared: Prepared, memory: int) -> None:
-    """Print how much work there is, with `memory` bytes of caches."""
+def announce(prepared: Prepared) -> None:
+    """Print how much work there is."""
     sizes = {len(settings) for settings in prepared.planned.values()}
     settings = f"{min(sizes)} to {max(sizes)}" if len(sizes) > 1 else f"{max(sizes)}"
     tasks = len({prompt.task for prompt in prepared.prompts})
     say(
         f"{len(prepared.prompts)} prompts of {tasks} tasks, {len(prepared.work)} evaluations of "
         f"{settings} settings each; {prepared.geometry.total_kv_heads} KV heads in "
-        f"{prepared.geometry.layers} layers; caches take up to about {decimal(memory)} besides the "
-        "model"
+        f"{prepared.geometry.layers} layers"
     )
 
 
@@ -495,8 +486,8 @@ def loaded_model(
 def described(config: EvalConfig, model: PreTrainedModel) -> EvalConfig:
     """The settings with what a loaded model is; UsageError for a dtype that kvp-eval has not."""
     dtype: Any = str(model.dtype).removeprefix("torch.")
-    if dtype not in BYTES:
-        raise UsageError(f"model= computes in {dtype}: load it in one of {', '.join(BYTES)}")
+    if dtype not in (known := get_args(DtypeName)):
+        raise UsageError(f"model= computes in {dtype}: load it in one of {', '.join(known)}")
     kind = str(model.config._attn_implementation)
     return replace(
         config,

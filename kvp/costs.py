@@ -9,9 +9,6 @@ import torch
 
 COMPRESSED = {"float32": 0.9, "float16": 0.7, "bfloat16": 0.7}
 """Share of the raw bytes that compression leaves, cautiously; 16-bit traces measured 0.69."""
-AT_WORK = 100_000_000
-"""Bytes that a program loads and its allocators keep once it works, next to what is counted
-(measured on models of 6 and 29 million weights); its imports, about 1 GB, are not in it."""
 
 
 def seconds_of(call: Callable[[], object], device: torch.device) -> float:

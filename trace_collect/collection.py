@@ -12,14 +12,13 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from kvp.artifacts.addresses import ObjectPath, Place, place
 from kvp.artifacts.claim import check_folder
-from kvp.costs import AT_WORK, COMPRESSED
+from kvp.costs import COMPRESSED
 from kvp.data.sources import CollectionPlan, data_identity, plan_collection
 from kvp.data.task import TaskSettings
 from kvp.errors import StoreError
 from kvp.hf import geometry_of
 from kvp.hf.model_access import tokenizer_digest
-from kvp.hf.model_size import default_batch_size, running_bytes
-from kvp.hf.trace import Recorded, collect_all
+from kvp.hf.trace import Recorded, collect_all, default_batch_size
 from kvp.manifest import recorded_name
 from kvp.store import Trace, planned_bytes
 from kvp.store.metadata import STORE, committed, has_no_sequence
@@ -102,29 +101,20 @@ class Collection:
     @property
     def batch_size(self) -> int:
         """Prompts whose answers are decoded together."""
-        return batch_size_of(self.config, self.model.config)
+        config = self.config
+        return config.batch_size or default_batch_size(
+            self.model.config, dtype=config.dtype, max_tokens=config.max_tokens
+        )
 
 
-def batch_size_of(config: CollectConfig, model: PreTrainedConfig) -> int:
-    """Prompts whose answers are decoded together."""
-    if config.batch_size is not None:
-        return config.batch_size
-    return default_batch_size(model, dtype=config.dtype, max_tokens=config.max_tokens)
-
-
-def raw_bytes(config: CollectConfig, model: PreTrainedConfig, sequences: int) -> int:
-    """Bytes of sequences that are as long as allowed, before compression."""
-    return planned_bytes(
+def announce(config: CollectConfig, model: PreTrainedConfig, sequences: int) -> int:
+    """Print what a store of so many sequences takes; its bytes on disk, about."""
+    raw = planned_bytes(
         geometry_of(model),
         dtype=config.dtype,
         tokens=sequences * config.max_tokens,
         labels=len(config.label_list),
     )
-
-
-def announce(config: CollectConfig, model: PreTrainedConfig, sequences: int) -> int:
-    """Print what a store of so many sequences takes; its bytes on disk, about."""
-    raw = raw_bytes(config, model, sequences)
     on_disk = round(raw * COMPRESSED[config.dtype])
     print(
         f"{sequences} sequences, at most {sequences * config.max_tokens} tokens; "
@@ -132,19 +122,6 @@ def announce(config: CollectConfig, model: PreTrainedConfig, sequences: int) -> 
     )
     print(f"at most {decimal(raw)}, about {decimal(on_disk)} on disk after lossless compression")
     return on_disk
-
-
-def memory_line(config: CollectConfig, model: PreTrainedConfig) -> str:
-    """Peak bytes where the model runs, and of RAM beside it, where four sequences wait."""
-    running = running_bytes(
-        model,
-        dtype=config.dtype,
-        quantization=config.quantization,
-        tokens=config.max_tokens,
-        together=batch_size_of(config, model) if config.answers == "model" else 0,
-    )
-    beside = 4 * raw_bytes(config, model, 1) + AT_WORK
-    return f"memory: {decimal(running)} where the model runs and {decimal(beside)} of RAM beside it"
 
 
 def check_disk(path: Place, needed: int) -> None:

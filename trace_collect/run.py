@@ -36,7 +36,6 @@ from trace_collect.collection import (
     check_disk,
     check_out,
     identity_of,
-    memory_line,
     planned,
 )
 from trace_collect.config import CollectConfig
@@ -89,7 +88,7 @@ def _planned(config: CollectConfig, tokenizer: PreTrainedTokenizerBase) -> Colle
 
 
 def _dry_run(config: CollectConfig, model_config: PreTrainedConfig) -> None:
-    """Print bytes and memory, and where model and device are there the seconds of a few sequences.
+    """Print bytes, and where model and device are there the seconds of a few sequences.
 
     Raises as the collection itself would where it can be known.
     """
@@ -103,7 +102,6 @@ def _dry_run(config: CollectConfig, model_config: PreTrainedConfig) -> None:
         check_out(config, jobs, tokenizer)
         count = len(jobs)
     announce(config, model_config, count)
-    print(memory_line(config, model_config))
     if jobs is not None:
         try:
             check_quantization(config.quantization, torch_device(config.device))

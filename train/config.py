@@ -198,8 +198,6 @@ class TrainConfig(
                 raise ValueError(f"--heads must be START:STOP, as in 0:56, got {self.heads}")
 
     def _check_source(self) -> None:
-        if self.only_costs and self.source == "traces":
-            return  # no source is chosen yet
         if self.source == "traces":
             for one in (one for group in _ONLINE_GROUPS for one in fields(group)):
                 if getattr(self, one.name) != one.default:
@@ -211,11 +209,6 @@ class TrainConfig(
             raise ValueError("--traces cannot be used with --source model")
         if self.allow_incomplete:
             raise ValueError("--allow_incomplete needs --source traces")
-
-    @property
-    def only_costs(self) -> bool:
-        """Whether a dry run compares the ways to a policy, without traces at hand."""
-        return self.dry_run and self.traces is None
 
     @property
     def max_tokens(self) -> int:

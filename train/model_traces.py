@@ -26,8 +26,13 @@ from kvp.geometry import Geometry
 from kvp.hf import geometry_of, load_config
 from kvp.hf.loading import model_of, tokenizer_of
 from kvp.hf.model_access import known_frequencies, known_output_gram, model_identity
-from kvp.hf.model_size import default_batch_size
-from kvp.hf.trace import Recorded, check_reach, collect_all, sequence_record
+from kvp.hf.trace import (
+    Recorded,
+    check_reach,
+    collect_all,
+    default_batch_size,
+    sequence_record,
+)
 from kvp.manifest import recorded_name
 from kvp.progress import Progress, phase
 from kvp.store import SequenceRecord, StorePlan, Trace, planned_bytes
@@ -219,9 +224,7 @@ def open_model(
         phase(f"loading {config.model}")
     model, tokenizer = model_of(config, str(device))
     counts = prompts.training, prompts.validation
-    plan = plan_of(geometry_of(model_config), config, recipe, *counts)
-    heads = config.heads_of(plan.geometry)
-    most_bytes = kept_bytes(plan, recipe, *counts) * len(heads) // plan.geometry.total_kv_heads
+    plan, most_bytes = kept_in_ram(geometry_of(model_config), config, recipe, *counts)
     bound = int(config.memory_gb * 1e9) * 3 // 4
     if most_bytes > bound:
         raise UsageError(
@@ -230,7 +233,7 @@ def open_model(
             f"{decimal(bound)}; use fewer, or --memory_gb {memory_gb_for(most_bytes):g}"
         )
     each = "" if workers.count == 1 else f" in each of {workers.count} processes"
-    if workers.first and not config.dry_run:
+    if workers.first:
         for note in prompts.notes:
             print(f"note: {note}")
         kept = "queries" if plan.store_queries else "their attention"
@@ -258,7 +261,7 @@ def open_model(
         gram=known_output_gram(model),
         attention=lambda record: attention_of(record, config, recipe, prompts.training),
         device=device,
-        heads=heads,
+        heads=config.heads_of(plan.geometry),
     )
     recorded = Recorded(
         continuation=config.answers, max_new_tokens=config.max_new_tokens, labels=plan.labels
@@ -321,12 +324,13 @@ def draws_of(number: int, sequences: int, recipe: Recipe, *, seed: int) -> list[
     return [draw for draw in served if draw < draws]
 
 
-def plan_of(
+def kept_in_ram(
     geometry: Geometry, config: TrainConfig, recipe: Recipe, train: int, validation: int
-) -> StorePlan:
-    """What is kept of every sequence: importance at the points of its draws, or its queries.
+) -> tuple[StorePlan, int]:
+    """What is kept of every sequence of the trained heads, and its maximum bytes.
 
-    Whichever takes less, where rankers do not read queries.
+    Importance at the points of its draws or its queries, whichever takes less, where rankers do not
+    read queries.
     """
     stored = label_of(recipe.label).stored
     plan = StorePlan(
@@ -339,7 +343,9 @@ def plan_of(
     )
     with_queries = replace(plan, store="qkv")
     least = min(plan, with_queries, key=lambda one: kept_bytes(one, recipe, train, 0))
-    return with_queries if recipe.needs_queries else least
+    plan = with_queries if recipe.needs_queries else least
+    whole = kept_bytes(plan, recipe, train, validation)
+    return plan, whole * len(config.heads_of(geometry)) // geometry.total_kv_heads
 
 
 def kept_bytes(plan: StorePlan, recipe: Recipe, train: int, validation: int) -> int:

@@ -35,16 +35,11 @@ def run(config: TrainConfig, sources: Sources | None = None) -> None:
         StoreError: the store is damaged, incomplete or holds nothing to train or validate on.
         UsageError: `--out`, `--device` or another flag cannot work, or the loss is not finite.
     """
-    if config.only_costs:
-        from train.dry_run import print_costs  # brings transformers, which stores do not need
-
-        if this_worker(config.devices).first:
-            print_costs(config)
-    elif config.heads == AUTO_HEADS:
-        from train.head_shards import own_heads  # brings transformers
+    if config.heads == AUTO_HEADS:
+        from train.head_shards import own_heads  # brings transformers, which stores do not need
 
         train(own_heads(config), ALONE, sources)
-    elif config.devices > 1 and not launched():
+    elif config.devices > 1 and not config.dry_run and not launched():
         launch(config.devices, run, config)
     else:
         train(config, this_worker(config.devices), sources)
@@ -52,11 +47,17 @@ def run(config: TrainConfig, sources: Sources | None = None) -> None:
 
 def train(config: TrainConfig, workers: Workers, sources: Sources | None = None) -> None:
     """Train as one of the processes that train together; the first one writes. Raises as `run`."""
+    if config.dry_run and config.source == "model":
+        from train.dry_run import print_memory  # brings transformers
+
+        if workers.first:
+            print_memory(config)
+        return
     job = prepare(config, workers, sources)
     if config.dry_run:
-        from train.dry_run import print_costs_of_job  # brings transformers
+        from train.dry_run import print_time
 
-        print_costs_of_job(job)
+        print_time(job)
         return
     if job.target.finished():
         if workers.first:

@@ -20,14 +20,30 @@ from kvp.data.encode import Encoded, encode
 from kvp.data.task import Sample
 from kvp.errors import UsageError
 from kvp.hf.cache_layers import other_layers
-from kvp.hf.model_config import context_limit, rope_switch
+from kvp.hf.model_config import context_limit, geometry_of, rope_switch
 from kvp.hf.prefill import end_tokens, observe
 from kvp.hf.scorer_inputs import ScorerInputs
 from kvp.scoring import ALL_QUERIES, Reconstruction
-from kvp.store import SequenceRecord, Trace
+from kvp.store import SequenceRecord, Trace, planned_bytes
 
 LABEL_PASSES = {"kvzip": Reconstruction(), "kvzip_plus": Reconstruction(weighted=True)}
 """Labels that are the attention a token receives while the model repeats its prompt."""
+_IN_FLIGHT_BYTES = 4 * 2**30
+"""Queries, keys and values of the sequences that are decoded together."""
+_MOST_TOGETHER = 16
+"""Sequences that are decoded together if they are small."""
+
+
+def default_batch_size(config: PreTrainedConfig, *, dtype: str, max_tokens: int) -> int:
+    """Prompts whose answers are decoded together, of sequences of at most `max_tokens`.
+
+    1 for models with layers that nothing is evicted from: they answer one at a time. Raises
+    ModelError for a model without a known geometry.
+    """
+    if other_layers(config):
+        return 1
+    largest = planned_bytes(geometry_of(config), dtype=dtype, tokens=max_tokens)
+    return max(1, min(_MOST_TOGETHER, _IN_FLIGHT_BYTES // largest))
 
 
 def check_reach(config: PreTrainedConfig, name: str, length: int, max_new_tokens: int) -> None:
@@ -48,8 +64,6 @@ class Recorded:
     """What follows the prompt: the model's greedy answer, or the data's."""
     max_new_tokens: int
     """Most tokens of it; a sample's own number may be smaller."""
-    queries: bool = True
-    """Whether traces have queries."""
     labels: Sequence[str] = ()
     """Names of `LABEL_PASSES`."""
 
@@ -104,12 +118,10 @@ def _traced(
 ) -> Trace:
     """What attention saw of one sequence, on the CPU."""
     ids = torch.tensor([record.token_ids], device=model.device)
-    seen = observe(model, ids, queries=ALL_QUERIES if recorded.queries else 0, last_logits=True)
-    queries = None
-    if recorded.queries:
-        heads = seen.keys[0].shape[1]
-        queries = _on_cpu(seen.queries)  # [L, Q, T, D]
-        queries = queries.view(len(queries), heads, -1, *queries.shape[2:])
+    seen = observe(model, ids, queries=ALL_QUERIES, last_logits=True)
+    heads = seen.keys[0].shape[1]
+    queries = _on_cpu(seen.queries)  # [L, Q, T, D]
+    queries = queries.view(len(queries), heads, -1, *queries.shape[2:])
     labels: dict[str, Tensor] = {}
     if recorded.labels:  # from passes over the prompt's cache in which the model repeats it
         prompt = ids[:, : record.prompt_length]

@@ -30,7 +30,6 @@ def test_a_dry_run_collects_a_few_sequences_elsewhere(
     assert run("--dry-run") == 0
     output = capsys.readouterr().out
     assert re.search(r"^5 sequences of [\d.e-]+ s: \d+ s \(processor time\)", output, re.M)
-    assert re.search(r"^memory: .* where the model runs and .* of RAM beside it", output, re.M)
     assert not (tmp_path / "out").exists()
     assert run("--dry-run", "--device=cuda:3") == 0
     assert "no times, which are measured on the model itself: --device" in capsys.readouterr().out

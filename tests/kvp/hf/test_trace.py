@@ -54,9 +54,8 @@ def test_tensors_are_those_of_a_plain_forward_pass(loaded: Loaded, model_folder:
         torch.testing.assert_close(trace.keys[index], layer.keys[0], atol=2e-4, rtol=0)
         torch.testing.assert_close(trace.values[index], layer.values[0], atol=2e-4, rtol=0)
         assert torch.equal(trace.queries[index].flatten(0, 1), seen.queries[index][0])
-    half = trace_of(load_model(str(model_folder), dtype="bfloat16"), queries=False)
+    half = trace_of(load_model(str(model_folder), dtype="bfloat16"))
     assert half.keys.dtype == half.values.dtype == torch.bfloat16
-    assert half.queries is None
 
 
 def test_the_continuation_is_greedy_step_by_step(loaded: Loaded, model_folder: Path) -> None:
