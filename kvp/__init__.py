@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
+from functools import cache, wraps
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -186,7 +188,30 @@ def _imported(name: str) -> property:
     """A public name, imported whenever it is used."""
     from kvp.plugins import import_own
 
-    return property(lambda _: getattr(import_own(_MODULES[name]), name))
+    def found(_: object) -> Any:  # noqa: ANN401
+        thing = getattr(import_own(_MODULES[name]), name)
+        return _by_name(thing) if name in ("evicting", "prefill_and_evict") else thing
+
+    return property(found)
+
+
+@cache
+def _by_name(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function whose `scorer` and `allocator` may be names: "snapkv+ada", "nano", "org/name"."""
+    from inspect import signature
+
+    from kvp.plugins import import_own
+
+    @wraps(function)
+    def taking_names(*args: Any, **options: Any) -> Any:  # noqa: ANN401
+        given = signature(function).bind(*args, **options)
+        sides = given.arguments["scorer"], given.arguments.get("allocator")
+        if any(isinstance(side, str) for side in sides):
+            sides = import_own("policies").named(*sides)
+            given.arguments.update(zip(("scorer", "allocator"), sides, strict=True))
+        return function(*given.args, **given.kwargs)
+
+    return taking_names
 
 
 # Completion lists properties without reading them: `kvp.<TAB>` imports nothing.

@@ -35,6 +35,14 @@ class HubName:
         return None if match is None else cls(match["repository"], match["revision"])
 
 
+def is_path(name: str) -> bool:
+    """Whether a name can only be a path, there or not: it looks like one, or begins with a folder
+    that is here. The hub is not asked for those.
+    """
+    first, slash, rest = name.partition("@")[0].partition("/")
+    return name.startswith((".", "/", "~")) or "/" in rest or (bool(slash) and Path(first).is_dir())
+
+
 @dataclass(frozen=True)
 class Snapshot:
     """Files of one commit of a repository, in the hub's cache."""

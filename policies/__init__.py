@@ -3,11 +3,38 @@
 Imports torch, never transformers.
 """
 
+from pathlib import Path
+from typing import Any
+
+from kvp.artifacts.addresses import is_address
+from kvp.errors import UsageError
 from kvp.known_names import split_method
 from policies.policy_files import convert_policy, load_policy
 from policies.registry import make_allocator, make_method, make_scorer, sizes_itself
+from policies.sources import BUNDLED
 
 __all__ = [
     "convert_policy", "load_policy", "make_allocator", "make_method", "make_scorer",
-    "sizes_itself", "split_method",
+    "named", "sizes_itself", "split_method",
 ]  # fmt: skip
+
+
+def named(scorer: Any, allocator: Any = None) -> tuple[Any, Any]:  # noqa: ANN401
+    """Scorer and allocator of `METHOD[+ALLOCATOR]` or `POLICY[+ALLOCATOR]`, or of two sides.
+
+    A policy is named as for `load_policy`; a side that is an object stays as it is. Without an
+    allocator there is None. Raises as `make_method` and `load_policy`.
+    """
+    left, right = split_method(scorer) if isinstance(scorer, str) else (scorer, None)
+    if right is not None and allocator is not None:
+        raise UsageError(f"{scorer}: the allocator is given twice")
+    rule = allocator if right is None else right
+    if isinstance(left, str):
+        path = is_address(left) or ("/" in left and ":" not in left)
+        if path or left in BUNDLED or Path(left).is_dir():
+            left = load_policy(left)
+    try:
+        return (make_scorer(left), None) if rule is None else make_method(left, rule)
+    except UsageError as error:
+        policies = f"; or a policy: {', '.join(BUNDLED)}, a folder, org/name"
+        raise UsageError(f"{error}{policies * str(error).startswith('unknown method')}") from None

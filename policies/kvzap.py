@@ -25,7 +25,7 @@ from torch import Tensor
 
 from kvp.artifacts.tensors import read_safetensors, tensors_digest
 from kvp.errors import PolicyError, UsageError
-from kvp.hub import HubName, download
+from kvp.hub import HubName, download, is_path
 from kvp.manifest import read_json
 from kvp.scoring import Needs, View
 from policies.registry import Value
@@ -98,7 +98,7 @@ def kvzap_scorer(source: str | None, options: Mapping[str, Value]) -> KVzap:
             f"instance {NAME}:nvidia/KVzap-mlp-Qwen3-8B"
         )
     folder, hub_name, record = Path(source), HubName.parse(source), {}
-    if hub_name is not None and not folder.exists():
+    if hub_name is not None and not folder.exists() and not is_path(source):
         files = (CONFIG, WEIGHTS)
         found = download(
             hub_name, files, first=CONFIG, error=UsageError, what=f"method {NAME}:{source}"

@@ -12,7 +12,7 @@ from kvp import nano
 from kvp.artifacts.addresses import ObjectPath, Place, is_address, place
 from kvp.artifacts.files import cache_folder, fetch
 from kvp.errors import PolicyError
-from kvp.hub import HubName, download
+from kvp.hub import HubName, download, is_path
 from kvp.manifest import digest_json, read_sealed_json
 
 INDEX = "policy.json"
@@ -75,7 +75,7 @@ def find_policy(name: str | Path) -> PolicySource:
     if name in BUNDLED:
         return PolicySource(name=name, folder=BUNDLED[name], bundled=True)
     hub_name = HubName.parse(name)
-    if hub_name is None:
+    if hub_name is None or is_path(name):
         raise PolicyError(
             f"there is no folder {name!r}: a policy is a folder that kvp-train made, "
             f"{' or '.join(BUNDLED)} (bundled), org/name[@revision] on the hub or an address "

@@ -60,6 +60,12 @@ def test_the_example_of_readme_runs(tmp_path: Path) -> None:
     assert sizes[1] < 0.15 * sizes[0]  # 6 %, and room for new tokens
 
 
+def test_the_chat_of_the_docs_is_the_one_of_the_recipe() -> None:
+    page = (ROOT / "docs/python.md").read_text(encoding="utf-8")
+    code = page.split("```python\n")[1].partition("```")[0]
+    assert (ROOT / "recipes/smollm2/chat.py").read_text(encoding="utf-8").endswith(f'"""\n\n{code}')
+
+
 def test_the_four_commands_of_readme_run(tmp_path: Path) -> None:
     (commands,) = re.findall(r"^```\n(kvp collect.*?)^```", README, re.M | re.S)
     lines = commands.replace("\\\n", " ").splitlines()

@@ -46,11 +46,11 @@ from kvp.scoring import Needs, Scorer
 def prefill_and_evict(
     model: PreTrainedModel,
     input_ids: Tensor,
-    scorer: Scorer | type[Scorer],
+    scorer: str | Scorer | type[Scorer],
     budget: int | str | Budget,
     protection: Protection | None = None,
     *,
-    allocator: Allocator | type[Allocator] | None = None,
+    allocator: str | Allocator | type[Allocator] | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
     fed_again: int = 0,
 ) -> EvictingCache:
@@ -83,11 +83,11 @@ def prefill_and_evict(
 
 def evicting(
     model: PreTrainedModel,
-    scorer: Scorer | type[Scorer],
+    scorer: str | Scorer | type[Scorer],
     budget: int | str | Budget,
     protection: Protection | None = None,
     *,
-    allocator: Allocator | type[Allocator] | None = None,
+    allocator: str | Allocator | type[Allocator] | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
     every: int | None = None,
     prefill_chunk: int | None = None,
@@ -100,7 +100,9 @@ def evicting(
     itself. A percentage such as `"12.5%"` is of the prompt, and keeps the protected tokens at least
     (`protection`: the first 4 and the last 16). An `allocator` splits a prompt's budget over layers
     and heads. `tokenizer` is for methods that repeat or read the prompt. Of a class of scorers or
-    allocators an object with its defaults is made. On exit the model is as before.
+    allocators an object with its defaults is made. `kvp.evicting` takes names, too: `scorer` may be
+    "snapkv(kernel=31)+ada", as --methods has it, or "nano" or "runs/policy", as `load_policy` has
+    it. On exit the model is as before.
 
     A call that goes on from a compressed cache (`past_key_values=`) compresses it again once the
     new turn has been read; a percentage is of all tokens seen by then. `every`: compress again
@@ -133,10 +135,10 @@ def evicting(
 
 def _prepared(
     model: PreTrainedModel,
-    scorer: Scorer | type[Scorer],
+    scorer: str | Scorer | type[Scorer],
     budget: int | str | Budget,
     protection: Protection | None,
-    allocator: Allocator | type[Allocator] | None,
+    allocator: str | Allocator | type[Allocator] | None,
 ) -> tuple[PreTrainedModel, EvictionRule]:
     """The model inside its wrappers, and the rule, when both fit together."""
     model = unwrapped(model)

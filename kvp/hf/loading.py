@@ -41,6 +41,7 @@ from kvp.errors import ModelError, UsageError
 from kvp.hf.attention import ATTENTIONS
 from kvp.hf.model_access import NANO, check_model, check_weights
 from kvp.hf.model_config import check_config, geometry_of
+from kvp.hub import is_path
 from kvp.manifest import GGUF, gguf_file
 from kvp.progress import phase, quiet_logs
 
@@ -269,7 +270,7 @@ def _source(name: str, revision: str | None) -> tuple[str, dict[str, Any]]:
         if not (Path(name) / "config.json").is_file():
             raise ModelError(f"--model {name}: this folder has no config.json, it holds no model")
         return name, {"local_files_only": True}
-    if name.startswith((".", "/", "~")) or name.count("/") > 1 or name.endswith(GGUF):
+    if is_path(name) or name.endswith(GGUF):
         kind = "file" if name.endswith(GGUF) else "folder"
         raise ModelError(f"--model {name}: no such {kind}")
     return name, {"revision": revision or "main"}

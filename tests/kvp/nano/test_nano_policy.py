@@ -10,9 +10,10 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from kvp import evicting, load_model, load_policy, make_allocator
+from kvp import evicting, load_model, load_policy, make_allocator, make_scorer
 from kvp.data.metrics import string_match_all
 from kvp.data.ruler import generate
+from kvp.errors import KvpError, ModelError, UsageError
 from kvp.hf import geometry_of
 from kvp.hf.model_access import model_identity
 from policies.policy_files import check_geometry
@@ -51,7 +52,6 @@ def test_the_policy_of_smollm2_is_whole() -> None:
 
 def test_answers_with_an_eighth_of_the_cache() -> None:
     model, tokenizer = load_model("nano")
-    policy, rule = load_policy("nano"), make_allocator("global")
     scores = []
     for index in range(6):
         sample = generate(
@@ -63,11 +63,42 @@ def test_answers_with_an_eighth_of_the_cache() -> None:
         inputs = tokenizer(
             prompt + sample.answer_prefix, return_tensors="pt", add_special_tokens=False
         )
-        with evicting(model, policy, budget="12.5%", allocator=rule):
+        with evicting(model, "nano", budget="12.5%", allocator="global"):
             made = model.generate(**inputs, do_sample=False, max_new_tokens=12)
         reply = tokenizer.decode(made[0, inputs["input_ids"].shape[1] :])
         scores.append(string_match_all(reply, sample.references))
     assert sum(scores) >= 5
+
+
+@pytest.mark.parametrize("rule", [None, "ada", "global"])
+@pytest.mark.parametrize("name", ["nano", "snapkv(kernel=31)", str(BUNDLED["nano"])])
+def test_names_of_methods_policies_and_allocators_are_taken(name: str, rule: str | None) -> None:
+    model, tokenizer = load_model("nano")
+    ids = tokenizer(20 * "One thing after the other. ", return_tensors="pt")["input_ids"]
+    made = make_scorer(name) if "snapkv" in name else load_policy(name)
+    ruled = make_allocator(rule) if rule else None
+    kept = []
+    for scorer, allocator in ((made, ruled), (name, rule), (f"{name}+{rule or 'uniform'}", None)):
+        with evicting(model, scorer, "12.5%", allocator=allocator) as found:
+            model(ids, use_cache=True)
+        kept.append([found.positions(layer, head).tolist() for layer in (0, 4) for head in (0, 3)])
+    assert kept[0] == kept[1] == kept[2]
+
+
+def test_names_that_mean_nothing_are_one_line() -> None:
+    model, _ = load_model("nano")
+    for name, message in (
+        ("snapvk", r"did you mean snapkv\?.* or a policy: nano, smollm2-135m-instruct, a folder"),
+        ("kvp/polcy", "there is no folder 'kvp/polcy'"),  # the folder kvp is here
+        ("snapkv+adda", r"did you mean ada\?"),
+    ):
+        with pytest.raises(KvpError, match=message) as caught:
+            evicting(model, name, "12.5%")
+        assert "\n" not in str(caught.value)
+    with pytest.raises(UsageError, match="given twice"):
+        evicting(model, "nano+ada", "12.5%", allocator="ada")
+    with pytest.raises(ModelError, match="--model kvp/nan: no such folder"):
+        load_model("kvp/nan")
 
 
 def test_another_model_of_the_same_heads_is_warned_about() -> None:
