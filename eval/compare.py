@@ -13,9 +13,9 @@ from typing import Any
 
 import pandas
 
-from eval.comparison import ReportedMethod, budget_order, method_of
+from eval.comparison import Estimate, Kind, ReportedMethod, budget_order, estimates
 from eval.config import CompareConfig
-from eval.records import FULL, Record, policy_groups, results_folder
+from eval.records import FULL, policy_groups, results_folder
 from eval.results import Results, load_results, unfinished
 from eval.stats import (
     Scores,
@@ -23,9 +23,7 @@ from eval.stats import (
     bootstrap_mean,
     holm,
     paired_difference,
-    prompt_values,
     prompts_of,
-    reply_tokens,
 )
 from kvp.artifacts.files import atomic_write_text
 from kvp.errors import ResultsError
@@ -34,10 +32,7 @@ ANSWERS, LIKELIHOOD = "answers", "log_likelihood"
 WORDS = {ANSWERS: "answers, %", LIKELIHOOD: "log-likelihood of given replies, nats per token"}
 """Metrics, and what they are in tables."""
 
-Values = tuple[Scores, Mapping[Unit, float] | None]
-"""Values per policy and prompt, and what they weigh (`eval.stats`)."""
-Curves = Mapping[tuple[str, str, ReportedMethod], Mapping[str, Values]]
-"""(metric, protocol, method) -> budget, or `FULL` -> values."""
+KINDS: Mapping[str, Kind] = {ANSWERS: "accuracy", LIKELIHOOD: "perplexity"}
 
 
 def run(config: CompareConfig) -> pandas.DataFrame:
@@ -82,17 +77,17 @@ def check_prompts(first: Results, second: Results) -> None:
                 )
 
 
-def curves_of(results: Results) -> Curves:
-    """Values per prompt of every method at every budget."""
+def curves_of(
+    results: Results,
+) -> dict[tuple[str, str, ReportedMethod], Mapping[str | None, Estimate]]:
+    """By metric, protocol and method the values per prompt at every budget."""
     groups = policy_groups(results.records)
-    records: dict[tuple[str, str, ReportedMethod], dict[str, list[Record]]] = {}
-    for record in results.records:
-        metric = ANSWERS if record["nll"] is None else LIKELIHOOD
-        key = metric, record["protocol"], method_of(record, groups)
-        records.setdefault(key, {}).setdefault(record["budget_spec"] or FULL, []).append(record)
     return {
-        key: {budget: (prompt_values(some), reply_tokens(some)) for budget, some in parts.items()}
-        for key, parts in records.items()
+        (metric, protocol, method): budgets
+        for metric, kind in KINDS.items()
+        for protocol in results.protocols
+        for records in ([each for each in results.records if each["protocol"] == protocol],)
+        for method, budgets in estimates(kind, records, groups, resamples=1).items()
     }
 
 
@@ -116,16 +111,15 @@ def paired(
     for (metric, protocol, method), ours in ours_of.items():
         bounds = (0, 1) if metric == ANSWERS else None
         theirs = theirs_of.get((metric, protocol, method), {})
-        budgets = sorted(
-            ours.keys() & theirs.keys(), key=lambda each: (each != FULL, budget_order(each))
-        )
-        for budget in budgets:
-            (mine, weights), (other, _) = ours[budget], theirs[budget]
-            shared = prompts_of(mine) & prompts_of(other)
+        for budget in sorted(
+            ours.keys() & theirs.keys(), key=lambda each: budget_order(each) if each else ()
+        ):
+            mine, other = ours[budget], theirs[budget]
+            shared = prompts_of(mine.scores) & prompts_of(other.scores)
             if not shared:
                 continue
-            both = [_among(side, shared) for side in (mine, other)]
-            how: dict[str, Any] = {"weights": weights, "resamples": resamples, "seed": seed}
+            both = [_among(side.scores, shared) for side in (mine, other)]
+            how: dict[str, Any] = {"weights": mine.weights, "resamples": resamples, "seed": seed}
             gap = paired_difference(*both[::-1], bounds=bounds and (-1, 1), **how)
             numbers = [bootstrap_mean(side, bounds=bounds, **how) for side in both]
             gaps.append(gap)
@@ -134,7 +128,7 @@ def paired(
                 {
                     "metric": metric, "protocol": protocol,
                     "method": f"{method.family} ({method.details})" if method.details else FULL,
-                    "budget": budget, "pairs": gap.prompts,
+                    "budget": budget or FULL, "pairs": gap.prompts,
                     **{
                         f"{name}{part}": number
                         for name, one in named
@@ -163,16 +157,15 @@ def _among(scores: Scores, prompts: set[Unit]) -> Scores:
 
 def _shown(rows: pandas.DataFrame) -> str:
     """Rows of one metric as text."""
-    factor, form = (100, "{:.1f}") if rows["metric"].iloc[0] == ANSWERS else (1, "{:.3f}")
-    first, second, *gap = (
-        (factor * rows[name]).map(text.format)
-        for name, text in (
-            ("first", form), ("second", form), ("difference", form.replace(":", ":+")),
-            ("difference_low", form.replace(":", ":+")),
-            ("difference_high", form.replace(":", ":+")),
+    factor, digits = (100, 1) if rows["metric"].iloc[0] == ANSWERS else (1, 3)
+    table = rows[["method", "budget", "pairs"]].copy()
+    for side in ("first", "second"):
+        table[side] = [f"{factor * value:.{digits}f}" for value in rows[side]]
+    table["second - first (95 %)"] = [
+        f"{gap:+.{digits}f} ({low:+.{digits}f} to {high:+.{digits}f}){' *' if differs else '  '}"
+        for gap, low, high, differs in zip(
+            *(factor * rows[f"difference{part}"] for part in ("", "_low", "_high")),
+            rows["differs"], strict=True,
         )
-    )  # fmt: skip
-    stars = rows["differs"].map({True: " *", False: "  "})
-    table = rows[["method", "budget", "pairs"]].assign(first=first, second=second)
-    table["second - first (95 %)"] = gap[0] + " (" + gap[1] + " to " + gap[2] + ")" + stars
+    ]  # fmt: skip
     return str(table.to_string(index=False))

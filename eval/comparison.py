@@ -15,9 +15,9 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Literal, TypeVar
 
 import numpy as np
@@ -59,10 +59,16 @@ Kind = Literal["accuracy", "perplexity"]
 """Scores of answers, perplexity of given replies."""
 FIELDS: Mapping[Kind, str] = {"accuracy": "score", "perplexity": "nll"}
 """Field of a record that holds the number."""
+MEASURES: Mapping[Kind, str] = {
+    "accuracy": "accuracy, %", "perplexity": "perplexity of the given text",
+}  # fmt: skip
+"""What is measured, wherever it is shown."""
 PROTECTED = " +p"
 """What a label ends with where first and last tokens are always kept."""
-RECOMMENDED = "global"
-"""Allocator that policies are trained for."""
+RECOMMENDED: Mapping[Kind, Sequence[str]] = {
+    "accuracy": ("ada", "global"), "perplexity": ("global", "ada"),
+}  # fmt: skip
+"""Allocators of a policy, the one that is shown first (docs/results/smollm2.md has the reasons)."""
 USUAL_BUDGET = "12.5%"
 """The budget sentences are about where it was run; else the middle one of the run."""
 FAILS = 0.4
@@ -235,6 +241,18 @@ class SortedTasks:
     """Tasks on which nothing is lost without context, and what shows it."""
 
     @property
+    def tasks(self) -> tuple[str, ...]:
+        """All of them, those that are set apart last."""
+        return (*self.usable, *self.failed, *self.needless)
+
+    def only(self, task: str) -> SortedTasks:
+        """What is known of one of them."""
+        failed, needless = ({name: why for name, why in each.items() if name == task}
+                            for each in (self.failed, self.needless))  # fmt: skip
+        usable = tuple({task} & {*self.usable})
+        return SortedTasks(usable=usable, failed=failed, needless=needless)
+
+    @property
     def apart(self) -> str:
         """What is set apart, and why, in a sentence; "" where nothing is."""
         parts = []
@@ -372,7 +390,7 @@ class Choice:
 
 
 def choose(
-    settings: Iterable[ReportedMethod], tuned: Sequence[tuple[Tuned, str]] = ()
+    kind: Kind, settings: Iterable[ReportedMethod], tuned: Sequence[tuple[Tuned, str]] = ()
 ) -> dict[str, Choice]:
     """One setting of every method, by family; `tuned` are results of kvp tune with their split.
 
@@ -393,7 +411,7 @@ def choose(
                 open_ends=entry.open_ends,
             )
         else:
-            best = min(of_family, key=_distance_from_default)
+            best = min(of_family, key=partial(_distance_from_default, kind))
             choices[family] = Choice(setting=best, candidates=len(of_family), chosen_on=None)
     return choices
 
@@ -406,14 +424,14 @@ def _is_chosen(setting: ReportedMethod, entry: Tuned) -> bool:
     return ours == theirs and (not entry.group or setting.group in ("", entry.group))
 
 
-def _distance_from_default(setting: ReportedMethod) -> tuple[bool, bool, bool]:
+def _distance_from_default(kind: Kind, setting: ReportedMethod) -> tuple[bool, int, bool]:
     """Least for a method without preset or options, uniform budgets, protected.
 
     For a policy, least for the recommended setting: heads compete for one budget, unprotected.
     """
-    if setting.method == LEARNED:
-        return setting.variant != "auto", setting.allocator != RECOMMENDED, setting.protected
-    return setting.variant != "auto", setting.allocator != UNIFORM, not setting.protected
+    learned = setting.method == LEARNED
+    order = [*(RECOMMENDED[kind] if learned else (UNIFORM,)), setting.allocator]
+    return setting.variant != "auto", order.index(setting.allocator), setting.protected == learned
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -433,10 +451,26 @@ class Comparison:
     """Over the usable tasks (all where none is); settings that lack prompts are left out."""
     choices: Mapping[str, Choice]
     """The chosen setting of each method, by family, in display order."""
-    conditions: str
-    """n, split, seeds, protection and protocol, for captions."""
+    how: str
+    """Split, seeds, protection and protocol, for captions."""
     resamples: int
     """Resamples behind each interval."""
+
+    @property
+    def conditions(self) -> str:
+        """n, and what there is besides, for captions."""
+        used = self.sorted.usable or self.sorted.tasks
+        prompts = {(one["task"], one["example"]) for one in self.records if one["task"] in used}
+        sizes = sorted(Counter(task for task, _ in prompts).values())
+        per_task = f"{sizes[0]}" if sizes[0] == sizes[-1] else f"{sizes[0]} to {sizes[-1]}"
+        return f"n = {len(prompts)} prompts ({per_task} per task), {self.how}"
+
+    def alone(self, task: str) -> Comparison:
+        """One of several tasks, in the settings that are shown for all."""
+        return replace(
+            self, sorted=self.sorted.only(task), grid=complete(self.tasks[task]),
+            records=[record for record in self.records if record["task"] == task],
+        )  # fmt: skip
 
     @cached_property
     def budgets(self) -> Budgets:
@@ -458,6 +492,16 @@ class Comparison:
     def higher_is_better(self) -> bool:
         """False for perplexity."""
         return self.kind != "perplexity"
+
+    @property
+    def measure(self) -> str:
+        """What is measured (`MEASURES`)."""
+        return MEASURES[self.kind]
+
+    @property
+    def scale(self) -> int:
+        """What a mean is shown times: answers in percent."""
+        return 100 if self.kind == "accuracy" else 1
 
     @property
     def bounds(self) -> Bounds | None:
@@ -518,8 +562,8 @@ class Comparison:
 
     def words(self, gap: Interval) -> str:
         """A difference with its interval, for sentences: points, or nats and a ratio."""
-        scale, digits = (100, 1) if self.kind == "accuracy" else (1, 3)
-        mean, low, high = (f"{scale * each:+.{digits}f}" for each in (gap.mean, gap.low, gap.high))
+        digits = 1 if self.kind == "accuracy" else 3
+        mean, low, high = (f"{self.scale * each:+.{digits}f}" for each in gap.numbers)
         if self.kind == "accuracy":
             return f"{mean} points ({low} to {high})"
         return f"{mean} nats per token ({low} to {high}), {np.exp(-gap.mean):.2f} x the perplexity"
@@ -561,7 +605,7 @@ def compare(results: Results, kind: Kind, protocol: str, *, resamples: int) -> C
         if entry.protocol == protocol
     ]  # fmt: skip
     # A setting that lacks prompts is shown only where its method has no other.
-    choices = {**choose(all_methods, tuned), **choose(grid, tuned)}
+    choices = {**choose(kind, all_methods, tuned), **choose(kind, grid, tuned)}
     return Comparison(
         kind=kind,
         protocol=protocol,
@@ -571,7 +615,7 @@ def compare(results: Results, kind: Kind, protocol: str, *, resamples: int) -> C
         unfinished=unfinished(results),
         grid=grid,
         choices={family: choices[family] for family in in_order(list(choices))},
-        conditions=_conditions(results, used, protocol),
+        how=_how(results, records, protocol),
         resamples=resamples,
     )
 
@@ -586,16 +630,12 @@ def compare_all(results: Results, *, resamples: int) -> list[Comparison]:
     return [each for each in found if each is not None]
 
 
-def _conditions(results: Results, records: Sequence[Record], protocol: str) -> str:
-    prompts = {(record["task"], record["example"]) for record in records}
-    sizes = sorted(Counter(task for task, _ in prompts).values())
-    per_task = f"{sizes[0]}" if sizes[0] == sizes[-1] else f"{sizes[0]} to {sizes[-1]}"
+def _how(results: Results, records: Sequence[Record], protocol: str) -> str:
     policies = dict.fromkeys(record["policy"] for record in records if record["policy"])
     named = f"; policies {', '.join(policies)}" if policies else ""
     system = " (and all before the user's text)" if results.setting("protect_system") else ""
     return (
-        f"n = {len(prompts)} prompts ({per_task} per task), split {results.setting('split')}, "
-        f"prompt seed {results.setting('seed')}"
+        f"split {results.setting('split')}, prompt seed {results.setting('seed')}"
         f"{named}; {PROTOCOL_NAMES[protocol]}; "
         f"protected = first {results.setting('sinks')}{system} and last "
         f"{results.setting('recents')} tokens always kept"
@@ -708,7 +748,8 @@ def _main_sentence(comparison: Comparison, best: Best) -> str:
         *["the best null, {},"] * bool(best.null),
     ]
     first, *others = (
-        text.format(each.label) for text, each in zip(named, best.settings, strict=True)
+        text.format(f"{each.label}{_level(comparison, best, each)}")
+        for text, each in zip(named, best.settings, strict=True)
     )
     text = f"{first} {verb} {numbers[0]}{unit}"
     for name, number in zip(others, numbers[1:], strict=True):
@@ -716,6 +757,21 @@ def _main_sentence(comparison: Comparison, best: Best) -> str:
     place = f"At {budget} of the cache" if budget.endswith("%") else f"At {budget} tokens per head"
     seen = "the question seen" if comparison.protocol == "query_aware" else "the question not seen"
     return f"{place} ({seen} before compression) {text}."
+
+
+def _level(comparison: Comparison, best: Best, one: ReportedMethod) -> str:
+    """Methods of the same kind, without training or nulls, that are level with one."""
+
+    def place(each: ReportedMethod) -> tuple[bool, float]:
+        mean = comparison.grid[each][best.budget].interval.mean
+        return each.method in NULLS, round(mean, 9)
+
+    level = [
+        each.label for each in best.compared
+        if each != one and LEARNED not in (one.method, each.method) and place(each) == place(one)
+    ]  # fmt: skip
+    more = f" and {len(level) - 2} more" if len(level) > 2 else ""
+    return f" (level with {', '.join(level[:2])}{more})" if level else ""
 
 
 def _difference_sentences(comparison: Comparison, best: Best) -> list[str]:

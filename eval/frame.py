@@ -1,4 +1,4 @@
-"""Results as pandas tables: the rows of a folder with its message, and every number in one column.
+"""What a comparison says, as text and as pandas tables: with its sentences, or a number a column.
 
 `kvp.evaluate` and `kvp.read_results` give a `ResultsFrame`, `kvp.compare` the differences of two;
 `tidy` is behind the CSV files and tables for papers.
@@ -9,18 +9,88 @@ from __future__ import annotations
 import html
 import math
 import warnings
+from collections.abc import Sequence
 from functools import cached_property
 
 import pandas
 
-from eval.comparison import Comparison, best_of, compare_all, resolved, sentences
-from eval.records import FULL, results_folder
+from eval.comparison import (
+    PROTECTED,
+    Comparison,
+    ReportedMethod,
+    best_of,
+    budget_order,
+    compare_all,
+    resolved,
+    sentences,
+)
+from eval.records import FULL, SELF_SIZED, results_folder
 from eval.results import Results, load_results, unfinished
 from eval.stats import Interval
-from eval.summary import short_table, title
+from kvp.data.ruler import RULER_13
+from kvp.data.tasks import ruler_share
 
+SPREAD = "(± half of the 95 % interval)"
+"""Shown next to each mean where the screen is wide enough."""
 OVERALL = "all"
 """`task` of the rows over all usable tasks."""
+
+
+def summary(comparisons: Sequence[Comparison], width: int = 100) -> str:
+    """All comparisons, `width` columns wide: what is said of each and its table; then a legend."""
+    lines: list[str] = []
+    for comparison in comparisons:
+        lines += [each for each in sentences(comparison) if each not in lines]
+        table = short_table(comparison, spread=True).to_string()
+        fits = len(table.partition("\n")[0]) <= width
+        lines += [f"{title(comparison)}{f' {SPREAD}' * fits}"]
+        lines += [table if fits else short_table(comparison).to_string()]
+    return "\n".join([*lines, *_legend(comparisons)])
+
+
+def title(comparison: Comparison) -> str:
+    """What a table is of, and what it leaves out."""
+    return f"{comparison.protocol}: {comparison.measure}{comparison.left_out}"
+
+
+def short_table(
+    comparison: Comparison, *, spread: bool = False, interval: bool = False
+) -> pandas.DataFrame:
+    """Settings by budgets, as texts: the mean, with ± half of the interval, or the interval."""
+    scale, digits = comparison.scale, 0 if comparison.kind == "accuracy" else 2
+
+    def cell(setting: ReportedMethod, spec: str | None) -> str:
+        of = comparison.grid[setting].get(spec)
+        if of is None:
+            return ""
+        mean, low, high = (f"{scale * each:.{digits + interval}f}" for each in of.interval.numbers)
+        half = (of.interval.high - of.interval.low) / 2 * scale
+        around = f" ±{half:.{digits}f}" if spread and half else ""
+        around = f" ({low} to {high})" if interval and half else around  # of one text there is none
+        size = f" @{of.share:.0%}" if spec == SELF_SIZED else ""
+        return f"{mean}{around}{size}"
+
+    specs = {spec for budgets in comparison.grid.values() for spec in budgets}
+    columns = sorted(specs, key=lambda spec: budget_order(spec or FULL))
+    rows = {each.label: [cell(each, spec) for spec in columns] for each in comparison.settings}
+    names = pandas.Index([spec or FULL for spec in columns], name="method")
+    return pandas.DataFrame.from_dict(rows, orient="index", columns=names)
+
+
+def _legend(comparisons: Sequence[Comparison]) -> list[str]:
+    """What the numbers in the tables are over."""
+    settings = {setting for each in comparisons for setting in each.grid}
+    lines = [each.interval for each in comparisons]
+    if any(setting.protected for setting in settings):
+        lines.append(f"{PROTECTED.strip()}: first and last tokens are always kept")
+    if any(setting.self_sized for setting in settings):
+        lines.append("own @: the size that the method chose, as a share of the cache")
+    for comparison in comparisons:
+        tasks = comparison.sorted.usable
+        if len({*tasks} & {*RULER_13}) > 1:
+            what = comparison.measure.removesuffix(", %")
+            lines.append(f"{what}: over {ruler_share(tasks)}")
+    return list(dict.fromkeys(lines))
 
 
 def tidy(comparison: Comparison) -> pandas.DataFrame:
@@ -37,7 +107,7 @@ def tidy(comparison: Comparison) -> pandas.DataFrame:
     """
     chosen = {choice.setting for choice in comparison.choices.values()}
     usable, best = comparison.sorted.usable, best_of(comparison)
-    rows = []
+    rows: list[dict[str, object]] = []
     for task, grid in {OVERALL: comparison.grid, **comparison.tasks}.items():
         cells = {
             (setting, spec): of
@@ -48,16 +118,10 @@ def tidy(comparison: Comparison) -> pandas.DataFrame:
         apart = not usable if task == OVERALL else task not in usable
         whole = None if apart or comparison.unfinished else full
         mean = whole.interval.mean if whole else 0.0
-        gaps: dict[str, dict[object, Interval]] = {"minus_full": {}, "minus_lead": {}}
+        gaps: dict[str, dict[int, Interval]] = {"minus_full": {}, "minus_lead": {}}
         for (setting, spec), of in cells.items():
             shown = task == OVERALL and setting in chosen
             lead = grid.get(best.settings[0], {}).get(spec) if best and shown else None
-            for name, other in (("minus_full", whole), ("minus_lead", lead)):
-                gap = None if other is None or other is of else comparison.minus(of, other)
-                if gap is not None:
-                    gaps[name][setting, spec] = gap
-        differ = {name: resolved(found) for name, found in gaps.items()}
-        for (setting, spec), of in cells.items():
             row: dict[str, object] = {
                 "unfinished": bool(comparison.unfinished),
                 "metric": "answers" if comparison.kind == "accuracy" else comparison.kind,
@@ -68,12 +132,17 @@ def tidy(comparison: Comparison) -> pandas.DataFrame:
                 "kept_tokens": of.kept_tokens, "kept_share": of.share, "cache_bytes": of.nbytes,
                 "share_of_full": of.interval.mean / mean if mean else math.nan,
             }  # fmt: skip
-            for name, found in gaps.items():
-                gap = found.get((setting, spec))
-                for part, field in (("", "mean"), ("_low", "low"), ("_high", "high")):
-                    row[name + part] = getattr(gap, field, math.nan)
-                row[f"{name}_differs"] = (setting, spec) in differ[name]
+            for name, other in (("minus_full", whole), ("minus_lead", lead)):
+                gap = None if other is None or other is of else comparison.minus(of, other)
+                numbers = (math.nan,) * 3 if gap is None else gap.numbers
+                row |= zip((name, f"{name}_low", f"{name}_high"), numbers, strict=True)
+                row[f"{name}_differs"] = False
+                if gap is not None:
+                    gaps[name][len(rows)] = gap
             rows.append(row)
+        for name, found in gaps.items():
+            for number in resolved(found):
+                rows[number][f"{name}_differs"] = True
     return pandas.DataFrame(rows)
 
 
@@ -117,7 +186,8 @@ class ResultsFrame(pandas.DataFrame):  # type: ignore[misc]  # pandas has no typ
 
     def sentences(self) -> list[str]:
         """What kvp-eval says at its end, and kvp-report at its beginning."""
-        return sentences(self.comparisons[0])
+        said = (each for comparison in self.comparisons for each in sentences(comparison))
+        return list(dict.fromkeys(said))
 
     def summary(self) -> pandas.DataFrame:
         """Every estimate with its interval, one number per column (`tidy`)."""
@@ -133,15 +203,13 @@ class ResultsFrame(pandas.DataFrame):  # type: ignore[misc]  # pandas has no typ
         return shown.rename_axis(index=self.unfinished or "method", columns=None)
 
     def __repr__(self) -> str:
-        """The message, then the tables that kvp-eval prints."""
-        parts = [f"{title(each)}\n{short_table(each).to_string()}" for each in self.comparisons]
+        """What kvp-eval prints at its end."""
         size = f"{len(self)} rows, {len(self.columns)} columns; every number: .summary()"
-        return "\n".join([*self.sentences(), *parts, size])
+        return f"{summary(self.comparisons)}\n{size}"
 
     def _repr_html_(self) -> str:
-        said = "".join(f"<p>{html.escape(each)}</p>" for each in self.sentences())
-        parts = [
-            f"<p>{html.escape(title(each))}</p>{short_table(each).to_html()}"
+        return "".join(
+            "".join(f"<p>{html.escape(line)}</p>" for line in (*sentences(each), title(each)))
+            + short_table(each).to_html()
             for each in self.comparisons
-        ]
-        return said + "".join(parts)
+        )

@@ -12,6 +12,7 @@ prompt alone.
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,14 +24,13 @@ from typing import Any, get_args
 
 import pandas as pd
 import torch
-from rich.console import Console
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from eval.comparison import compare_all
 from eval.config import EvalConfig
 from eval.cost_curves import measure_traces
 from eval.evaluate import Bench, Prompt, RunNames, evaluate, evaluate_together, identify
-from eval.frame import ResultsFrame
+from eval.frame import ResultsFrame, summary
 from eval.methods import (
     Method,
     Setting,
@@ -58,7 +58,6 @@ from eval.records import (
     setting_of,
 )
 from eval.results import load_results, open_folder, write_manifest
-from eval.summary import print_summary
 from eval.timing import timing_records
 from eval.token_ranks import token_ranks
 from kvp.artifacts.addresses import ObjectPath
@@ -259,7 +258,7 @@ def _close(
     results = load_results(folder)
     output.push(*FILES)
     shown = compare_all(results, resamples=config.bootstrap)
-    print_summary(Console(markup=False, highlight=False), shown)
+    print(summary(shown, shutil.get_terminal_size((100, 20)).columns))
     return list(results.records)
 
 

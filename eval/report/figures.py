@@ -30,11 +30,6 @@ from policies.registry import attention_free
 
 WRITER = "kvp-report"
 """Metadata of the PNG files: who wrote them."""
-LABELS = {
-    "accuracy": "accuracy, %",
-    "perplexity": "perplexity of the given text",
-}
-"""Axes of what was measured."""
 SPREAD = 1.006
 """Factor between neighbouring curves at one budget: their intervals do not cover each other."""
 
@@ -188,7 +183,7 @@ def quality(
     budget, of which `Picture.budget` chooses; without timings it is left out.
     """
     step = 2 if timings else 1
-    figure, axes = _panels(step * len(rows), 2)
+    figure, axes = _panels(step * len(rows))
     for number, (title, (comparison, shown)) in enumerate(rows.items()):
         one = axes[step * number]
         one.set_title(_plain(title), fontsize=9)
@@ -240,7 +235,7 @@ def _cost_panel(
     Of seconds where all methods have them, else of FLOPs. Points of methods that read the prompt
     twice are hollow.
     """
-    scale = 1.0 if comparison.kind == "perplexity" else 100.0
+    scale = comparison.scale
     found = {
         (setting, spec): (timing, of)
         for setting in shown if setting.method not in (FULL, ORACLE)
@@ -294,14 +289,12 @@ def cost_curves(shown: Mapping[ReportedMethod, Cost], styles: Styles) -> Figure:
     return figure
 
 
-def _panels(count: int, columns: int = 4) -> tuple[Figure, list[Axes]]:
-    """Axes of equal size, at most `columns` in a row."""
-    columns = min(count, columns)
-    rows = -(-count // columns)
-    height = 4.6 if count == 1 else 3.6 * rows if columns < 3 else 1 + 2.3 * rows
+def _panels(count: int) -> tuple[Figure, list[Axes]]:
+    """Axes of equal size, at most two in a row."""
+    rows = -(-count // 2)
     with rc_context(_SETTINGS):
-        figure = Figure(figsize=(10, height), layout="constrained")
-        grid = figure.subplots(rows, columns, squeeze=False, sharey=count > 1)
+        figure = Figure(figsize=(10, 4.6 if count == 1 else 3.6 * rows), layout="constrained")
+        grid = figure.subplots(rows, min(count, 2), squeeze=False, sharey=count > 1)
     axes = list(grid.flat)
     for spare in axes[count:]:
         spare.set_visible(False)
@@ -318,7 +311,7 @@ def _draw(
     full: Estimate | None = None,
 ) -> None:
     """Curves with intervals, those behind thin and without; `full` is a horizontal line."""
-    scale = 1.0 if comparison.kind == "perplexity" else 100.0
+    scale = comparison.scale
     means = []
     for number, (setting, front) in enumerate(shown.items()):
         found = sorted(points.get(setting, {}).values(), key=lambda point: point[0])
@@ -347,7 +340,7 @@ def _draw(
         mean = scale * full.interval.mean
         one.axhline(mean, label="full cache", gid=_of(FULL), **styles[FULL])
         means.append(mean)
-    one.set_ylabel(LABELS[comparison.kind])
+    one.set_ylabel(comparison.measure)
     if comparison.kind == "accuracy":
         one.set_ylim(-3, 103)
     elif comparison.kind == "perplexity" and means:
@@ -367,10 +360,9 @@ def _legend(figure: Figure, axes: Sequence[Axes]) -> None:
     """One legend, next to a single panel or above several; labels of axes at the edges alone."""
     single = len(axes) == 1
     for number, one in enumerate(axes):
-        columns = min(4, len(axes))
-        if number % columns:
+        if number % 2:
             one.set_ylabel("")
-        if number + columns < len(axes) and len(axes) > 2:
+        if number + 2 < len(axes):
             one.set_xlabel("")
     found: dict[str, Any] = {}
     for one in axes:

@@ -23,11 +23,11 @@ import pandas
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from eval.comparison import (
+    MEASURES,
     Comparison,
     ReportedMethod,
     best_of,
     budget_order,
-    compare,
     compare_all,
     in_order,
     method_of,
@@ -105,11 +105,9 @@ class Run:
         compared = compare_all(results, resamples=resamples)
         self.comparisons = [one for one in compared if any(r["budget_spec"] for r in one.records)]
         self.alone = [
-            replace(found, unfinished=each.unfinished)
-            for each in self.comparisons if len(each.tasks) > 1
-            for task in each.tasks
-            if (found := compare(_of_task(results, task), each.kind, each.protocol,
-                                 resamples=resamples)) is not None
+            each.alone(task)
+            for each in self.comparisons if len(each.sorted.tasks) > 1
+            for task in each.sorted.tasks
         ]  # fmt: skip
         """Every task by itself, where a comparison has several."""
         self.numbers = [tidy(each) for each in self.comparisons]
@@ -118,10 +116,6 @@ class Run:
             protocol: costs([r for r in results.curves if r["protocol"] == protocol], groups)
             for protocol in dict.fromkeys(record["protocol"] for record in results.curves)
         }
-
-
-def _of_task(results: Results, task: str) -> Results:
-    return replace(results, records=tuple(r for r in results.records if r["task"] == task))
 
 
 def make_runs(results: Sequence[Results], resamples: int) -> list[Run]:
@@ -146,12 +140,12 @@ def blocks_of(runs: Sequence[Run]) -> list[Block]:
             if (each.kind, each.protocol) == (kind, protocol)
         ]  # fmt: skip
         best = best_of(named[0][1])
-        title = f"Side by side: {tables.MEASURES[kind]}, {_SEEN[protocol]}"
+        title = f"Side by side: {MEASURES[kind]}, {_SEEN[protocol]}"
         rows = {label: (each, drawn_settings(each)) for label, each in named}
         picture = Picture(
             name=f"runs-{kind}-{protocol}",
             figure=figures.quality(rows, styles, ()),
-            caption=f"{tables.MEASURES[kind]} against cache budget, run by run; bars: 95 % "
+            caption=f"{MEASURES[kind].capitalize()} against cache budget, run by run; bars: 95 % "
             f"intervals; {PROTOCOL_NAMES[protocol]}.",
         )
         table = tables.side_by_side(named, best.budget) if best else None
@@ -185,7 +179,7 @@ def render(runs: Sequence[Run], blocks: Sequence[Block]) -> str:
     )  # fmt: skip
     environment.filters |= {"packed": packed, "json": json.dumps}
     compared = [each for run in runs for each in run.comparisons]
-    named = [name for each in compared for name in each.tasks]
+    named = [name for each in compared for name in each.sorted.tasks]
     protocols = [(each.protocol, _SEEN[each.protocol]) for each in compared]
     specs = sorted({spec for each in compared for spec in each.budgets.specs}, key=budget_order)
     best = next((best.budget for each in compared if (best := best_of(each))), "")
@@ -288,17 +282,19 @@ def _compared(
 ) -> Section:
     """All that a comparison says: sentences, figure and tables; of a task alone without `more`."""
     kind, protocol = comparison.kind, comparison.protocol
-    measure, name = tables.MEASURES[kind], f"{prefix}{kind}-{protocol}"
+    measure, name = comparison.measure.capitalize(), f"{prefix}{kind}-{protocol}"
     best, shown = best_of(comparison), drawn_settings(comparison)
     budget = best.budget if best else (*comparison.budgets.specs, "")[-1]
+    alone, tasks = more is None, comparison.sorted.tasks
     blocks: list[Block] = list(_said(comparison))
     if comparison.grid:
         families = {setting.family for setting in shown}
         left_out = ", ".join(each for each in comparison.choices if each not in families)
-        costs = _COSTS if run.timings else f" {_LACKING['timing']}"
+        timings = () if alone else run.timings
+        costs = _COSTS if timings else "" if alone else f" {_LACKING['timing']}"
         picture = Picture(
             name=name,
-            figure=figures.quality({"": (comparison, shown)}, styles, run.timings),
+            figure=figures.quality({"": (comparison, shown)}, styles, timings),
             caption=f"{measure} against cache budget; bars: {comparison.interval}. The best "
             "method and the best null are those of these prompts, which favours them; thin: other "
             f"methods, without intervals{f'; not drawn: {left_out}' * bool(left_out)}; "
@@ -310,8 +306,7 @@ def _compared(
         words = "No method has answers to all prompts of this folder."
         blocks.append(Text(text=words, style="missing"))
     blocks += more or ()
-    alone = more is None
-    only = tuple(comparison.tasks) if alone or len(comparison.tasks) == 1 else ()
+    only = tasks if alone or len(tasks) == 1 else ()
     title = f"{measure.removesuffix(', %')}, {_SEEN[protocol]}"
     return Section(
         ident=name,
@@ -339,7 +334,7 @@ def _folded(
 ) -> Iterator[Section]:
     """Tables of a comparison, folded; `found` are its numbers (`eval.frame.tidy`)."""
     timed = [each for each in run.timings if each.protocol == comparison.protocol]
-    specs = comparison.budgets.specs if len(comparison.tasks) > 1 else ()
+    specs = comparison.budgets.specs if len(comparison.sorted.tasks) > 1 else ()
     several = len(comparison.grid) > len(comparison.choices)
     every = [tables.every_setting(comparison)] if several else []
     parts: dict[str, tuple[str, Sequence[Table]]] = {

@@ -120,10 +120,10 @@ def some_settings(comparison: Comparison, lines: Sequence[Line], which: str = ""
         nulls += f" after Holm's correction for the {len(over)} differences of the table"
     elif not any(each.setting.method in NULLS for each in comparison.choices.values()):
         nulls = "; no null was run (add nulls to --methods of kvp-eval)"
-    count = len(comparison.sorted.usable or comparison.tasks)
+    count = len(comparison.sorted.usable or comparison.sorted.tasks)
     tasks = f", mean over {count} tasks" if comparison.kind == "accuracy" and count > 1 else ""
     return Table(
-        caption=f"{comparison.unfinished} {MEASURES[comparison.kind]}{tasks}{which} "
+        caption=f"{comparison.unfinished} {comparison.measure.capitalize()}{tasks}{which} "
         f"({comparison.interval}){nulls}; "
         f"{comparison.conditions}{comparison.left_out}.".lstrip(),
         header=_header(comparison),
@@ -143,8 +143,9 @@ def by_task(comparison: Comparison, spec: str) -> Table:
         if any(field != NOTHING for field in fields):
             rows.append([_heading(name, note, setting), *fields])
     return Table(
-        caption=f"{MEASURES[comparison.kind]}, task by task at {spec} ({comparison.interval}); "
-        f"{PROTOCOL_NAMES[comparison.protocol]}. Other budgets: in the figure and the CSV file.",
+        caption=f"{comparison.measure.capitalize()}, task by task at {spec} "
+        f"({comparison.interval}); {PROTOCOL_NAMES[comparison.protocol]}. Other budgets: in the "
+        "figure and the CSV file.",
         header=("method", *comparison.tasks),
         rows=rows,
         budget=spec,
@@ -159,8 +160,8 @@ def differences(comparison: Comparison, numbers: DataFrame) -> Iterator[Table]:
         return
     of_all = numbers[numbers["task"] == OVERALL]
     best, specs = best_of(comparison), comparison.budgets.specs
-    points = comparison.kind == "accuracy"
-    scale, digits = (100, 1) if points else (1, 3)
+    points, scale = comparison.kind == "accuracy", comparison.scale
+    digits = 1 if points else 3
     lead = best.settings[0].label if best else ""
     for name, other in (("minus_full", "the full cache"), ("minus_lead", lead)):
         paired = of_all[of_all[name].notna()]
@@ -190,35 +191,21 @@ def differences(comparison: Comparison, numbers: DataFrame) -> Iterator[Table]:
 
 def areas(by_setting: Mapping[ReportedMethod, Cost], protocol: str) -> Table:
     """Area under the cost curves of every setting, against the oracle's (`kvp.metrics`)."""
-    kinds = [kept for kept in (True, False) if any(item.protected == kept for item in by_setting)]
-    found = {(item.family, item.variant, item.protected): cost for item, cost in by_setting.items()}
     order = in_order(list(dict.fromkeys(item.family for item in by_setting)))
     rows: list[Sequence[Field | str]] = []
-    for family, variant in sorted(
-        {key[:2]: 0 for key in found}, key=lambda key: order.index(key[0])
-    ):
-        row: list[Field | str] = [family if variant == "auto" else f"{family}:{variant}"]
-        for kept in kinds:
-            cost = found.get((family, variant, kept))
-            ratio, skill = NOTHING, NOTHING
-            if cost is not None and cost.ratios:
-                least, most = min(cost.ratios), max(cost.ratios)
-                small = f"{least:.2f} to {most:.2f}" if len(cost.ratios) > 1 else ""
-                ratio = Field(text=f"{sum(cost.ratios) / len(cost.ratios):.2f}", small=small)
-            if cost is not None and cost.skill is not None:
-                skill = Field(text=f"{cost.skill:.2f}")
-            row += [ratio, skill]
-        rows.append(row)
-    words = ["protected" if kept else "unprotected" for kept in kinds]
+    for setting, cost in sorted(by_setting.items(), key=lambda each: order.index(each[0].family)):
+        ratio, skill = NOTHING, "–" if cost.skill is None else f"{cost.skill:.2f}"
+        if cost.ratios:
+            least, most = min(cost.ratios), max(cost.ratios)
+            small = f"{least:.2f} to {most:.2f}" if len(cost.ratios) > 1 else ""
+            ratio = Field(text=f"{sum(cost.ratios) / len(cost.ratios):.2f}", small=small)
+        rows.append([_heading(setting.name, setting.details, setting), ratio, skill])
     return Table(
         caption="Area under the cost curves summed over heads, as a multiple of the oracle's with "
         "the same protection (mean over policies, range below), and mean skill; "
         "skill = (chance - cost) / (chance - ideal), both with the same protected tokens: 1 is "
         f"ideal, 0 is chance; area over all budgets; {PROTOCOL_NAMES[protocol]}.",
-        header=(
-            "method",
-            *(title for word in words for title in (f"area / oracle, {word}", f"skill, {word}")),
-        ),
+        header=("method", "area / oracle", "skill"),
         rows=rows,
     )
 
@@ -301,7 +288,7 @@ def side_by_side(named: Iterable[tuple[str, Comparison]], spec: str) -> Table:
     _, first = runs[0]
     families = in_order(list(dict.fromkeys(name for _, each in runs for name in each.choices)))
     return Table(
-        caption=f"{MEASURES[first.kind]} of every run at {spec}, 95 % intervals; "
+        caption=f"{first.measure.capitalize()} of every run at {spec}, 95 % intervals; "
         f"{PROTOCOL_NAMES[first.protocol]}.",
         header=("method", *(label for label, _ in runs)),
         rows=[
@@ -317,13 +304,6 @@ def side_by_side(named: Iterable[tuple[str, Comparison]], spec: str) -> Table:
     )
 
 
-MEASURES = {
-    "accuracy": "Accuracy, %",
-    "perplexity": "Perplexity of the given text",
-}
-"""What was measured, by kind of comparison."""
-
-
 def budget_names(budgets: Budgets) -> tuple[str, ...]:
     """Column headings: the budget as it was written and its mean size."""
     return tuple(
@@ -334,8 +314,7 @@ def budget_names(budgets: Budgets) -> tuple[str, ...]:
 
 def _columns(comparison: Comparison) -> list[str]:
     """Budgets, and last the size that methods chose themselves."""
-    grids = (comparison.grid, *comparison.tasks.values())
-    own = any(setting.self_sized for grid in grids for setting in grid)
+    own = any(setting.self_sized for setting in comparison.grid)
     return [*comparison.budgets.specs, *([SELF_SIZED] if own else [])]
 
 
@@ -358,20 +337,15 @@ def _heading(name: str, note: str, setting: ReportedMethod) -> Field:
 def _number(comparison: Comparison, estimate: Estimate | None, mark: str = "") -> Field:
     if estimate is None:
         return NOTHING
-    scale, digits = (1, 2) if comparison.kind == "perplexity" else (100, 1)
-    number = _rounded(estimate.interval, scale, digits, mark=mark)
+    digits = 2 if comparison.kind == "perplexity" else 1
+    number = _rounded(estimate.interval, comparison.scale, digits, mark=mark)
     alone = estimate.interval.low == estimate.interval.high
     return replace(number, small="") if alone else number
 
 
-def _rounded(
-    interval: Interval, scale: float, digits: int, star: str = "", *, sign: str = "", mark: str = ""
-) -> Field:
-    mean, low, high = (
-        f"{scale * value:{sign}.{digits}f}"
-        for value in (interval.mean, interval.low, interval.high)
-    )
-    return Field(text=f"{mean}{star}", small=f"{low} to {high}", mark=mark)
+def _rounded(interval: Interval, scale: float, digits: int, *, mark: str = "") -> Field:
+    mean, low, high = (f"{scale * value:.{digits}f}" for value in interval.numbers)
+    return Field(text=mean, small=f"{low} to {high}", mark=mark)
 
 
 def _mark(setting: ReportedMethod) -> str:

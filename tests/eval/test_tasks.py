@@ -355,7 +355,7 @@ def test_the_perplexity_of_reference_answers(
             assert record["nll"] == pytest.approx(float(expected), rel=1e-4)
     printed = capsys.readouterr().out
     assert "perplexity of the given text" in printed
-    assert "mean score" not in printed
+    assert "accuracy, %" not in printed
     # A folder has one measure for life.
     assert _short(tiny_folder, out, **given) == 2
     assert "begun with other settings (measure: perplexity there" in capsys.readouterr().err

@@ -21,7 +21,7 @@ def test_two_actors_evaluate_what_one_process_does(
     program = cluster.evaluate(tmp_path / "out", own=True)
     code, output, errors = end(program)
     assert code == 0, errors
-    assert "mean score" in output
+    assert "accuracy, %" in output
     assert "ray" not in errors.replace("workers of Ray", "").lower().replace(str(tmp_path), "")
     assert_same_results(tmp_path / "out", whole_results)
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import html
-import io
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 import kvp
 from eval.comparison import (
@@ -22,14 +20,13 @@ from eval.comparison import (
     estimates,
     sentences,
 )
-from eval.frame import tidy
+from eval.frame import summary, tidy
 from eval.records import policy_groups
 from eval.report import tables
 from eval.report.costs import costs, shown_costs, timings
 from eval.report.figures import drawn_settings, line_styles, token_map
 from eval.report.tables import Field, Table
 from eval.results import load_results
-from eval.summary import print_summary
 from eval.tune.settings_file import Scored, Tuned
 from policies.registry import METHODS
 
@@ -136,13 +133,15 @@ def test_the_prompts_shown_never_choose_the_setting(
         for allocator in ("global", "ada")
     ]  # fmt: skip
     grid = _grid([*answers, *best, *policies])
-    assert choose(grid)["snapkv"].note == "protected, the default of 2"
-    assert choose(grid)["kvp"].setting.label == "kvp+global"  # the recommended setting of a policy
-    chosen = choose(grid, [_tuned()])["knorm"]
+    assert choose("accuracy", grid)["snapkv"].note == "protected, the default of 2"
+    for kind, label in (("accuracy", "kvp+ada"), ("perplexity", "kvp+global")):
+        assert choose(kind, grid)["kvp"].setting.label == label  # what is recommended for it
+    chosen = choose("accuracy", grid, [_tuned()])["knorm"]
     assert (
         chosen.note == "unprotected, chosen on validation (48 settings, best at an end of window)"
     )
-    assert choose(grid, [_tuned(allocator="ada")])["knorm"].note == "protected, the default of 2"
+    untried = choose("accuracy", grid, [_tuned(allocator="ada")])["knorm"]
+    assert untried.note == "protected, the default of 2"
 
 
 def test_self_sized_methods_are_families(
@@ -222,8 +221,8 @@ def test_the_summary_names_what_the_figure_draws_in_front(make_comparison: MakeC
     first, *others = sentences(comparison)
     assert first == (
         "At 50% of the cache (the question seen before compression) kvp +p answers 100% of what "
-        "the full cache answers; the best method without training, knorm +p, 100%; the best null, "
-        "random +p, 25%."
+        "the full cache answers; the best method without training, knorm +p (level with snapkv "
+        "+p), 100%; the best null, random +p, 25%."
     )
     assert others[0].startswith("Paired by prompt, with 95 % intervals, kvp +p is not told apart")
     shown = {setting.family: front for setting, front in drawn_settings(comparison).items()}
@@ -234,14 +233,17 @@ def test_the_summary_names_what_the_figure_draws_in_front(make_comparison: MakeC
 
 def test_terminal_page_and_python_say_the_same(reported: Path) -> None:
     table = kvp.read_results(reported, bootstrap=50)
-    terminal = io.StringIO()
-    print_summary(Console(file=terminal, width=100), table.comparisons)
+    terminal = summary(table.comparisons)
     page = html.unescape((reported / "report.html").read_text())
-    assert len(table.sentences()) == 3
+    seen, unseen, given = (
+        next(number for number, each in enumerate(table.sentences()) if words in each)
+        for words in ("(the question seen", "(the question not seen", "times the perplexity of")
+    )
+    assert 0 == seen < unseen < given
     for sentence in table.sentences():
-        assert f"{sentence}\n" in terminal.getvalue()
+        assert f"{sentence}\n" in terminal
         assert f">{sentence}<" in page
-    assert repr(table).startswith(table.sentences()[0])
+    assert repr(table).startswith(f"{terminal}\n")
 
 
 def test_cost_curves_are_averaged_and_areas_compared_with_the_oracles(
