@@ -30,7 +30,7 @@ INSTALLED := $(VENV)/.installed
 WITH_RAY := $(VENV)/.installed-ray
 WITH_DOCS := $(VENV)/.installed-docs
 
-.PHONY: install check test test-fast test-real test-ray test-slow site demo size clean
+.PHONY: install check test test-fast test-real test-ray test-slow test-llama-cpp site demo size clean
 
 install: $(INSTALLED)
 
@@ -70,6 +70,12 @@ $(WITH_RAY): $(INSTALLED)
 test-slow: $(INSTALLED)
 	$(PYTEST) --dist load --maxschedchunk 1 -m slow tests/test_tutorial.py \
 		tests/objects tests/eval/test_stats.py tests/eval/report/test_page.py
+
+# Apart as Ray's: pip compiles llama.cpp for minutes.
+test-llama-cpp: $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) \
+		--constraint .ci/constraints.txt --editable '.[dev,llama-cpp]'
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/kvp/llamacpp
 
 site: $(WITH_DOCS)
 	$(BIN)/python -m sphinx -q -W --keep-going -c docs . runs/site

@@ -1,0 +1,296 @@
+"""What kvp needs from a `llama_cpp.Llama`: its geometry, a sequence's cache, and queries.
+
+Keys and queries of a GGUF file whose RoPE pairs neighbouring channels are put into transformers'
+order, so that one policy serves both engines. Quantised caches hold keys (and values) turned by a
+Hadamard matrix; a cache of the engine's own with float16 keys says whether that is so.
+
+llama.cpp keeps no queries. Where a method reads those of the last tokens, they are computed once
+more: a second context of the same model gets the cells before these tokens, reads the tokens again
+and hands out its queries through llama.cpp's evaluation callback.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import prod
+
+import llama_cpp
+import numpy as np
+import torch
+from gguf import GGMLQuantizationType
+from llama_cpp import Llama
+from llama_cpp._ggml import libggml
+from llama_cpp._internals import LlamaBatch, LlamaContext
+from torch import Tensor
+
+from kvp.errors import CacheError, ModelError, UsageError
+from kvp.geometry import Geometry
+from kvp.llamacpp.state import Rows, SequenceState
+from kvp.scoring import ALL_QUERIES, Needs, View
+
+HADAMARD = 64
+"""Channels that a quantised cache turns together are a power of two times this."""
+PLAIN = (GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.BF16)
+QUANTISED = 0.3
+"""Largest relative difference between a quantised cache and float16 (4 bits: about 0.1)."""
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A loaded model whose cache can be cut: dense attention, one kind of layer."""
+
+    llama: Llama
+    geometry: Geometry
+    interleaved: bool
+    """True where RoPE pairs channels 2i and 2i + 1 (transformers: i and i + D / 2)."""
+
+    @classmethod
+    def of(cls, llama: Llama) -> Engine:
+        """Check a model. Raises ModelError on caches that are not a list of cells per token."""
+        model, metadata = llama.model, llama.metadata
+        name = metadata.get("general.architecture", "?")
+        if llama_cpp.llama_model_is_recurrent(model) or llama_cpp.llama_model_is_hybrid(model):
+            raise ModelError(f"{name} has recurrent layers: kvp cannot evict from their state")
+        if llama_cpp.llama_model_n_swa(model):
+            raise ModelError(f"{name} has sliding-window layers, which drop tokens by themselves")
+        rope = llama_cpp.llama_model_rope_type(model)
+        pairs = {llama_cpp.LLAMA_ROPE_TYPE_NORM: True, llama_cpp.LLAMA_ROPE_TYPE_NEOX: False}
+        if rope not in pairs:
+            raise ModelError(f"{name} has positions of a kind that kvp does not know (RoPE {rope})")
+        heads = llama_cpp.llama_model_n_head(model)
+        width = llama_cpp.llama_model_n_embd(model) // heads
+        geometry = Geometry(
+            layers=llama_cpp.llama_model_n_layer(model),
+            query_heads=heads,
+            kv_heads=llama_cpp.llama_model_n_head_kv(model),
+            head_dim=int(metadata.get(f"{name}.attention.key_length", width)),
+        )
+        return cls(llama, geometry, pairs[rope])
+
+    @property
+    def context(self) -> LlamaContext:
+        """The context that holds the cells."""
+        return self.llama._ctx
+
+    def read(self, sequence: int = 0) -> SequenceState:
+        """The cells of a sequence. Raises CacheError where they are not this model's."""
+        return _read(self.context, sequence, self.geometry)
+
+    def write(self, state: SequenceState) -> None:
+        """Put `state` in place of its sequence's cells.
+
+        Raises CacheError, and leaves the cells as they were, where there is no room: cells that
+        several sequences share become one sequence's own.
+        """
+        others = [
+            one
+            for one in range(llama_cpp.llama_n_seq_max(self.context.ctx))
+            if one != state.sequence and _last_position(self.context, one) >= 0
+        ]
+        before = _state_bytes(self.context, -1) if others and state.streams == 1 else None
+        try:
+            _write(self.context, state)
+        except CacheError:
+            if before is not None:
+                _set(self.context, before, -1)
+            raise
+
+    def views(
+        self, state: SequenceState, needs: Needs, budget: int, tokens: Sequence[int]
+    ) -> Iterator[View]:
+        """A view per layer, as scorers read it; `tokens` [N] are the ids of the cells' tokens.
+
+        Raises UsageError where `needs` has what llama.cpp cannot give.
+        """
+        wanted = needs.queries
+        if wanted == ALL_QUERIES or replace(needs, queries=0, layer_group=1) != Needs():
+            raise UsageError(
+                "in llama.cpp a method can read keys, values, positions and the last queries: "
+                "use a policy, keydiff, knorm, lagkv, streaming_llm, snapkv or tova"
+            )
+        queries = self._queries(state, min(wanted, _unbroken(state.positions)), tokens)
+        positions = torch.from_numpy(state.positions.astype(np.int64))
+        gaps = _unbroken(state.positions) < len(positions)
+        for layer in range(self.geometry.layers):
+            yield View(
+                layer=layer,
+                keys=self._in_order(self._heads(state.keys[layer], "keys"))[None],
+                values=self._heads(state.values[layer], "values")[None],
+                positions=positions.expand(1, self.geometry.kv_heads, -1)
+                if gaps
+                else positions[None],
+                budget=budget,
+                queries=queries[layer][None] if queries else None,
+            )
+
+    def _heads(self, rows: Rows, side: str) -> Tensor:
+        """Keys or values of a layer as stored, but turned back: [H, N, D] float32."""
+        flat = torch.from_numpy(np.ascontiguousarray(rows.floats()))
+        heads = flat.view(-1, self.geometry.kv_heads, self.geometry.head_dim).transpose(0, 1)
+        if rows.type in PLAIN or not (block := self._turned[side]):
+            return heads
+        return _turned_back(heads, block)
+
+    @cached_property
+    def _turned(self) -> dict[str, int]:
+        """Channels that a quantised cache turns together, 0 for none: of keys and values.
+
+        The same few tokens are read into a cache of this kind and one of float16. Raises
+        CacheError where the two differ by something else.
+        """
+        found = []
+        for kind in (None, GGMLQuantizationType.F16):
+            with closing(_Probe(self, 64, kind)) as probe:
+                probe.decode(range(32), 0)
+                found.append(_read(probe.context, 0, self.geometry))
+        stored, plain = found
+        return {
+            side: _block(getattr(stored, side)[0].floats(), getattr(plain, side)[0].floats(), width)
+            for side, width in (("keys", self.geometry.head_dim), ("values", HADAMARD))
+        }
+
+    def _in_order(self, heads: Tensor) -> Tensor:
+        """Channels as transformers has them: [..., D]."""
+        if not self.interleaved:
+            return heads
+        return torch.cat([heads[..., 0::2], heads[..., 1::2]], dim=-1)
+
+    def _queries(self, state: SequenceState, count: int, tokens: Sequence[int]) -> list[Tensor]:
+        """Queries of the last `count` tokens after RoPE: per layer [Q, count, D] float32."""
+        if not count:
+            return []
+        cells = len(state.positions)
+        shape = (count, self.geometry.query_heads, self.geometry.head_dim)
+        with closing(_Probe(self, cells)) as probe:
+            if cells > count:
+                first = replace(state.take(np.arange(cells - count)), sequence=0)
+                _write(probe.context, replace(first, streams=1, stream=0))
+            probe.decode(tokens[-count:], int(state.positions[-count]))
+        names = [f"Qcur-{layer}" for layer in range(self.geometry.layers)]
+        if any(name not in probe.found or probe.found[name].size != prod(shape) for name in names):
+            raise ModelError("llama.cpp does not name this model's queries: use another method")
+        found = [torch.from_numpy(probe.found[name].reshape(shape)) for name in names]
+        return [self._in_order(one.transpose(0, 1)) for one in found]
+
+
+class _Probe:
+    """A second context of the same model, whose queries can be read."""
+
+    def __init__(self, engine: Engine, cells: int, type_k: int | None = None) -> None:
+        llama = engine.llama
+        params = type(llama.context_params).from_buffer_copy(llama.context_params)
+        params.n_ctx, params.n_seq_max = cells, 1
+        params.n_batch = params.n_ubatch = min(64, cells)
+        if type_k is not None:
+            params.type_k = params.type_v = type_k
+        self.found: dict[str, np.ndarray] = {}
+        self._callback = llama_cpp.ggml_backend_sched_eval_callback(self._take)
+        params.cb_eval = self._callback
+        self.context = LlamaContext(model=llama._model, params=params, verbose=False)
+
+    def decode(self, tokens: Sequence[int], position: int) -> None:
+        """Read `tokens`, the first one at `position`."""
+        batch = LlamaBatch(n_tokens=len(tokens), embd=0, n_seq_max=1, verbose=False)
+        with closing(batch):
+            batch.set_batch(list(tokens), n_past=position, logits_all=False)
+            self.context.decode(batch)
+
+    def _take(self, tensor: int, ask: bool, _: int | None) -> bool:
+        name = libggml.ggml_get_name(tensor).decode()
+        if name.startswith("Qcur-") and not ask:
+            data = np.empty(libggml.ggml_nbytes(tensor) // 4, np.float32)
+            libggml.ggml_backend_tensor_get(tensor, data.ctypes.data, 0, data.nbytes)
+            self.found[name] = data  # the last one of a layer is that after RoPE
+        return not ask or name.startswith("Qcur-")
+
+    def close(self) -> None:
+        """Free the context."""
+        self.context.close()
+
+
+libggml.ggml_get_name.argtypes, libggml.ggml_get_name.restype = [ctypes.c_void_p], ctypes.c_char_p
+libggml.ggml_nbytes.argtypes, libggml.ggml_nbytes.restype = [ctypes.c_void_p], ctypes.c_size_t
+libggml.ggml_backend_tensor_get.argtypes = [
+    ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t,
+]  # fmt: skip
+libggml.ggml_backend_tensor_get.restype = None
+
+
+def _last_position(context: LlamaContext, sequence: int) -> int:
+    """Largest position of a sequence, -1 where it has no cells."""
+    memory = llama_cpp.llama_get_memory(context.ctx)
+    return int(llama_cpp.llama_memory_seq_pos_max(memory, sequence))
+
+
+def _state_bytes(context: LlamaContext, sequence: int) -> np.ndarray:
+    data = np.empty(llama_cpp.llama_state_seq_get_size(context.ctx, sequence), np.uint8)
+    pointer = data.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
+    size = llama_cpp.llama_state_seq_get_data(context.ctx, pointer, len(data), sequence)
+    return data[:size]
+
+
+def _set(context: LlamaContext, data: np.ndarray, sequence: int) -> bool:
+    pointer = data.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
+    size = llama_cpp.llama_state_seq_set_data(context.ctx, pointer, len(data), sequence)
+    return bool(size == len(data))
+
+
+def _read(context: LlamaContext, sequence: int, geometry: Geometry) -> SequenceState:
+    if not 0 <= sequence < llama_cpp.llama_n_seq_max(context.ctx):
+        raise UsageError(f"sequence {sequence} is none of the llama.cpp context's")
+    state = SequenceState.read(_state_bytes(context, sequence))
+    channels = geometry.kv_heads * geometry.head_dim
+    for rows in state.keys + state.values:
+        width = len(rows.data) if rows.transposed else rows.take(np.arange(1)).floats().shape[1]
+        if len(state.keys) != geometry.layers or width != channels:
+            raise CacheError(
+                f"llama.cpp's cache has {len(state.keys)} layers of {width} channels, the model "
+                f"{geometry}: kvp cannot read caches of its kind"
+            )
+    if state.positions[-1] != _last_position(context, sequence):
+        raise CacheError("llama.cpp's cache and its state name different positions")
+    return state
+
+
+def _write(context: LlamaContext, state: SequenceState) -> None:
+    if not _set(context, state.write(), state.sequence):
+        raise CacheError(
+            f"llama.cpp has no room for {len(state.positions)} cells of sequence {state.sequence}: "
+            "load the model with a larger n_ctx"
+        )
+
+
+def _unbroken(positions: np.ndarray) -> int:
+    """How many of the last positions follow each other."""
+    gaps = np.flatnonzero(np.diff(positions) != 1)
+    return len(positions) - (int(gaps[-1]) + 1 if len(gaps) else 0)
+
+
+def _block(stored: np.ndarray, plain: np.ndarray, width: int) -> int:
+    """By how many channels [N, channels] `stored` is `plain`, turned; 0 where it is `plain`."""
+    largest = HADAMARD
+    while width % (2 * largest) == 0:
+        largest *= 2
+    for block in (0, largest):
+        back = stored
+        if block and stored.shape[1] % block == 0:
+            back = _turned_back(torch.from_numpy(stored.copy()), block).numpy()
+        if np.linalg.norm(back - plain) < QUANTISED * np.linalg.norm(plain):
+            return block
+    raise CacheError(
+        "llama.cpp's quantised cache holds other numbers than its float16 one: kvp cannot read it"
+    )
+
+
+def _turned_back(channels: Tensor, block: int) -> Tensor:
+    """Channels [..., C] times the Walsh-Hadamard matrix, its own inverse, in blocks of `block`."""
+    matrix = torch.ones(1, 1)
+    while len(matrix) < block:
+        matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)])
+    blocks = channels.reshape(*channels.shape[:-1], -1, block)
+    turned: Tensor = blocks @ (matrix / block**0.5)
+    return turned.reshape(channels.shape)

@@ -1,0 +1,188 @@
+"""One sequence's cache as llama.cpp writes it (`llama_state_seq_get_data`), read, cut and written.
+
+Layout, little endian, of the version that llama-cpp-python 0.3.36 compiles: uint32 magic, int32
+sequence; uint32 streams; per stream uint32 cells and, where there are any, per cell int32 position,
+uint32 1, int32 sequence; uint32 whether values are transposed, uint32 layers; per layer int32 type
+of keys, uint64 bytes of a row, a row per cell; the same of values, or where they are transposed
+int32 type, uint32 bytes of an element, uint32 rows, and a row of all cells per channel. Types are
+GGUF's. Only one stream holds cells of a sequence. Whatever differs is refused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import NoReturn
+
+import numpy as np
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf.quants import dequantize
+
+from kvp.errors import CacheError
+
+MAGIC = 0xAF143CD8
+CELL = np.dtype([("position", "<i4"), ("sequences", "<u4"), ("sequence", "<i4")])
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Keys or values of one layer."""
+
+    type: GGMLQuantizationType
+    data: np.ndarray
+    """[N, bytes] uint8, a row per cell; [channels, N, bytes] where values are transposed."""
+
+    @property
+    def transposed(self) -> bool:
+        """True for values that flash attention is not to read."""
+        return self.data.ndim == 3
+
+    def take(self, cells: np.ndarray) -> Rows:
+        """Rows of `cells` [n] int64, in that order."""
+        return replace(self, data=np.take(self.data, cells, axis=self.data.ndim - 2))
+
+    def floats(self) -> np.ndarray:
+        """Every cell's numbers: [N, channels] float32."""
+        if self.transposed:
+            rows = dequantize(self.data.reshape(len(self.data), -1), self.type)
+            return np.ascontiguousarray(rows.T)
+        return np.asarray(dequantize(self.data, self.type))
+
+
+@dataclass(frozen=True)
+class SequenceState:
+    """Cells of one sequence by ascending position: N of them in each of L layers."""
+
+    sequence: int
+    streams: int
+    stream: int
+    """Which of the streams holds the cells."""
+    positions: np.ndarray
+    """[N] int32, ascending."""
+    keys: tuple[Rows, ...]
+    values: tuple[Rows, ...]
+
+    @classmethod
+    def read(cls, data: np.ndarray) -> SequenceState:
+        """Read the state `data` [bytes] uint8. Raises CacheError where the layout is another."""
+        reader = _Reader(data)
+        if reader.number("<u4") != MAGIC:
+            _refuse("it does not begin with the expected number")
+        sequence, streams = reader.number("<i4"), reader.number("<u4")
+        found = None
+        for stream in range(streams):
+            count = reader.number("<u4")
+            if count and found is not None:
+                _refuse("two streams hold cells")
+            if count:
+                found = (stream, *_cells(reader, count, sequence))
+        if reader.offset != len(data):
+            _refuse(f"{len(data) - reader.offset} bytes are left over")
+        if found is None:
+            raise CacheError(
+                f"sequence {sequence} of the llama.cpp cache is empty: read text first"
+            )
+        return cls(sequence, streams, *found)
+
+    def take(self, cells: np.ndarray) -> SequenceState:
+        """The state with `cells` alone ([n] int64, ascending indices of its cells)."""
+        return replace(
+            self,
+            positions=self.positions[cells],
+            keys=tuple(rows.take(cells) for rows in self.keys),
+            values=tuple(rows.take(cells) for rows in self.values),
+        )
+
+    def write(self) -> np.ndarray:
+        """The inverse of `read`: [bytes] uint8."""
+        cells = np.zeros(len(self.positions), CELL)
+        cells["position"], cells["sequences"], cells["sequence"] = self.positions, 1, self.sequence
+        transposed = self.values[0].transposed
+        before = [0] * self.stream
+        after = [0] * (self.streams - self.stream - 1)
+        parts = [_u4(MAGIC), np.array([self.sequence], "<i4"), _u4(self.streams, *before)]
+        parts += [_u4(len(cells)), cells, _u4(int(transposed), len(self.keys))]
+        for rows in self.keys + self.values:
+            parts.append(np.array([rows.type], "<i4"))
+            if rows.transposed:
+                parts.append(_u4(rows.data.shape[2], rows.data.shape[0]))
+            else:
+                parts.append(np.array([rows.data.shape[1]], "<u8"))
+            parts.append(np.ascontiguousarray(rows.data))
+        parts.append(_u4(*after))
+        return np.concatenate([part.reshape(-1).view(np.uint8) for part in parts])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of keys and values."""
+        return sum(rows.data.nbytes for rows in self.keys + self.values)
+
+
+class _Reader:
+    def __init__(self, data: np.ndarray) -> None:
+        self.data, self.offset = data, 0
+
+    def bytes(self, size: int) -> np.ndarray:
+        """The next `size` bytes: a view."""
+        if size > len(self.data) - self.offset:
+            _refuse("it ends early")
+        self.offset += size
+        return self.data[self.offset - size : self.offset]
+
+    def number(self, dtype: str) -> int:
+        """The next number."""
+        return int(self.bytes(np.dtype(dtype).itemsize).view(dtype)[0])
+
+
+def _cells(
+    reader: _Reader, count: int, sequence: int
+) -> tuple[np.ndarray, tuple[Rows, ...], tuple[Rows, ...]]:
+    """Positions, keys and values of one stream's cells, by ascending position."""
+    cells = reader.bytes(count * CELL.itemsize).view(CELL)
+    if (cells["sequences"] != 1).any() or (cells["sequence"] != sequence).any():
+        _refuse("its cells carry more than a position and one sequence")
+    order = cells["position"].argsort(kind="stable")
+    positions = cells["position"][order].copy()
+    if positions[0] < 0 or (np.diff(positions) < 1).any():
+        _refuse("its positions do not differ")
+    transposed, layers = reader.number("<u4"), reader.number("<u4")
+    if transposed > 1 or not 0 < layers < 10_000:
+        _refuse(f"it names {layers} layers")
+    keys = tuple(_rows(reader, count) for _ in range(layers))
+    read_values = _channels if transposed else _rows
+    values = tuple(read_values(reader, count) for _ in range(layers))
+    if (np.diff(order) != 1).any():
+        keys, values = (tuple(rows.take(order) for rows in side) for side in (keys, values))
+    return positions, keys, values
+
+
+def _type(reader: _Reader) -> GGMLQuantizationType:
+    number = reader.number("<i4")
+    try:
+        return GGMLQuantizationType(number)
+    except ValueError:
+        _refuse(f"it names a type {number}")
+
+
+def _rows(reader: _Reader, count: int) -> Rows:
+    kind, width = _type(reader), reader.number("<u8")
+    if not width or width % GGML_QUANT_SIZES[kind][1]:
+        _refuse(f"a row of {kind.name} has {width} bytes")
+    return Rows(kind, reader.bytes(count * width).reshape(count, width))
+
+
+def _channels(reader: _Reader, count: int) -> Rows:
+    kind, size, channels = _type(reader), reader.number("<u4"), reader.number("<u4")
+    if (1, size) != GGML_QUANT_SIZES[kind]:
+        _refuse(f"an element of {kind.name} has {size} bytes")
+    return Rows(kind, reader.bytes(count * size * channels).reshape(channels, count, size))
+
+
+def _u4(*numbers: int) -> np.ndarray:
+    return np.array(numbers, "<u4")
+
+
+def _refuse(why: str) -> NoReturn:
+    raise CacheError(
+        f"llama.cpp's cache has a layout that kvp cannot read ({why}): use a llama-cpp-python "
+        "that kvp's extra `llama-cpp` allows, and a model whose layers all see every token"
+    )

@@ -1,0 +1,368 @@
+"""Eviction in llama.cpp against transformers, on small random models in float32."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+
+from kvp.errors import CacheError, KvpError, ModelError, UsageError
+from kvp.ranking import UNPROTECTED, Protection, pooled_scores, select
+from kvp.scoring import Needs, View
+from policies import make_scorer
+
+llama_cpp = pytest.importorskip("llama_cpp", reason="the extra llama-cpp is not installed")
+from kvp.llamacpp import bounded, shrink  # noqa: E402
+from kvp.llamacpp.engine import Engine  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 128, "hidden_size": 256, "intermediate_size": 64, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256,
+    "initializer_range": 0.06, "bos_token_id": None, "eos_token_id": None, "pad_token_id": 0,
+}  # fmt: skip
+FAMILIES = {
+    "llama": lambda: LlamaForCausalLM(LlamaConfig(**SIZES)),  # RoPE pairs neighbours in GGUF
+    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES)),
+}
+CACHES: dict[str, dict[str, Any]] = {
+    "float16": {"flash_attn": True},
+    "transposed": {"flash_attn": False},
+    "float32": {"flash_attn": True, "type_k": 0, "type_v": 0},
+    "q8_0": {"flash_attn": True, "type_k": 8, "type_v": 8},
+    "q8_0 keys": {"flash_attn": False, "type_k": 8},
+    "q4_0 values": {"flash_attn": True, "type_v": 2},
+}
+PARTS = {
+    "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm", "model.layers": "blk",
+    "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
+}  # fmt: skip
+
+
+def write(path: Path, model: PreTrainedModel) -> None:
+    """A model without vocabulary, its queries and keys in the order that llama.cpp expects."""
+    config, family = model.config, model.config.model_type
+    writer = gguf.GGUFWriter(path, family)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_tokenizer_model("none")
+    for name, tensor in model.state_dict().items():
+        if family == "llama" and ("q_proj" in name or "k_proj" in name):
+            halves = tensor.view(-1, 2, 32, config.hidden_size)
+            tensor = halves.transpose(1, 2).reshape(tensor.shape)
+        for theirs, ours in PARTS.items():
+            name = name.replace(theirs, ours)
+        writer.add_tensor(name, tensor.float().numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+@dataclass
+class Pair:
+    """One model in both engines."""
+
+    path: Path
+    model: PreTrainedModel
+
+    def load(self, n_ctx: int = 256, **settings: Any) -> Any:
+        settings = {"flash_attn": True, "n_batch": 64, "n_threads": 1, **settings}
+        return llama_cpp.Llama(str(self.path), n_ctx=n_ctx, verbose=False, **settings)
+
+    def logits(self, ids: Sequence[int], hidden: Sequence[int] = (), of: int = 1) -> np.ndarray:
+        """Logits of the last token, the last `of` ones not seeing the tokens `hidden`."""
+        mask = torch.ones(len(ids), len(ids), dtype=torch.bool).tril()
+        mask[-of:, list(hidden)] = False
+        bias = torch.zeros(mask.shape).masked_fill(~mask, -torch.inf)[None, None]
+        with torch.no_grad():
+            out = self.model(torch.tensor([ids]), attention_mask=bias)
+        return np.asarray(out.logits[0, -1])
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    torch.manual_seed(3)
+    model = FAMILIES[request.param]().eval()
+    path = tmp_path_factory.mktemp("gguf") / f"{request.param}.gguf"
+    write(path, model)
+    return Pair(path, model)
+
+
+@pytest.fixture
+def llama(pair: Pair) -> Iterator[Any]:
+    loaded = pair.load()
+    yield loaded
+    loaded.close()
+
+
+def ids_of(tokens: int, seed: int = 0) -> list[int]:
+    return torch.randint(1, 128, (tokens,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def last_logits(llama: Any) -> np.ndarray:
+    return np.ctypeslib.as_array(llama._ctx.get_logits_ith(-1), (128,)).copy()
+
+
+def distance(ours: Any, theirs: Any) -> float:
+    ours, theirs = np.asarray(ours), np.asarray(theirs)
+    return float(np.linalg.norm(ours - theirs) / np.linalg.norm(theirs))
+
+
+@pytest.mark.parametrize(
+    ("cache", "limit"), [*zip(CACHES, (3e-3, 3e-3, 3e-3, 2e-2, 2e-2, 0.15), strict=True)]
+)
+def test_a_view_has_what_transformers_has(pair: Pair, cache: str, limit: float) -> None:
+    llama, ids = pair.load(**CACHES[cache]), ids_of(100)
+    llama.eval(ids)
+    engine = Engine.of(llama)
+    views = list(engine.views(engine.read(), Needs(queries=32), 50, ids))
+    queries: list[Tensor] = []
+    hooks = [
+        layer.self_attn.q_proj.register_forward_hook(lambda *a: queries.append(a[2]))
+        for layer in pair.model.model.layers
+    ]
+    with torch.no_grad():
+        cached = pair.model(torch.tensor([ids]), use_cache=True).past_key_values
+    for hook in hooks:
+        hook.remove()
+    cos, sin = pair.model.model.rotary_emb(torch.zeros(1), torch.arange(100)[None])
+    for view, theirs, query in zip(views, cached.layers, queries, strict=True):
+        assert distance(view.keys, theirs.keys) < limit
+        assert distance(view.values, theirs.values) < limit
+        heads = query.view(1, 100, 4, 64).transpose(1, 2)
+        turned = torch.cat([-heads[..., 32:], heads[..., :32]], -1)
+        expected = (heads * cos[:, None] + turned * sin[:, None])[:, :, -32:]
+        assert view.queries is not None
+        assert distance(view.queries, expected) < limit
+        assert view.positions.tolist() == [list(range(100))]
+    llama.close()
+
+
+@pytest.mark.parametrize("cache", CACHES)
+def test_keeping_all_goes_on_bit_by_bit(pair: Pair, cache: str) -> None:
+    ids, more = ids_of(90), ids_of(9, seed=1)
+    llama, plain = pair.load(**CACHES[cache]), pair.load(**CACHES[cache])
+    for each in (llama, plain):
+        each.eval(ids)
+    kept = shrink(llama, make_scorer("knorm"), "100%")
+    assert kept.positions.tolist() == list(range(90))
+    for each in (llama, plain):
+        each.eval(more)
+    np.testing.assert_array_equal(last_logits(llama), last_logits(plain))
+    llama.close(), plain.close()
+
+
+class Chosen:
+    """A method that ranks given tokens first."""
+
+    name, needs = "chosen", Needs()
+
+    def __init__(self, tokens: Sequence[int]) -> None:
+        self.tokens = list(tokens)
+
+    def score(self, view: View) -> Tensor:
+        scores = torch.zeros(view.keys.shape[:3])
+        scores[..., self.tokens] = 1
+        return scores
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_subset_is_what_masked_transformers_sees(pair: Pair, llama: Any, seed: int) -> None:
+    ids, more = ids_of(120, seed), ids_of(5, seed + 50)
+    chosen = sorted(np.random.default_rng(seed).permutation(119)[: 10 + 9 * seed].tolist())
+    chosen.append(119)  # the last one is always kept
+    llama.eval([*ids, *more])
+    own = distance(last_logits(llama), pair.logits([*ids, *more]))  # the engine's own difference
+    llama.reset()
+    llama.eval(ids)
+    kept = shrink(llama, Chosen(chosen), len(chosen), UNPROTECTED)
+    assert kept.positions.tolist() == chosen
+    assert kept.nbytes == len(chosen) * 2 * 2 * 2 * 64 * 2  # keys, values, layers, heads, float16
+    assert kept.full_nbytes == 120 * 2 * 2 * 2 * 64 * 2
+    llama.eval(more)
+    dropped = sorted(set(range(120)) - set(chosen))
+    expected = pair.logits([*ids, *more], dropped, of=5)
+    assert distance(last_logits(llama), expected) < max(2 * own, 1e-3)
+
+
+@pytest.mark.parametrize("method", ["keydiff", "knorm", "snapkv", "tova", "lagkv", "streaming_llm"])
+def test_methods_choose_by_the_pooled_scores(pair: Pair, llama: Any, method: str) -> None:
+    ids = ids_of(130)
+    llama.eval(ids)
+    scorer = make_scorer(method)
+    engine = Engine.of(llama)
+    views = engine.views(engine.read(), scorer.needs, 40, ids)
+    pooled = pooled_scores(torch.cat([scorer.score(view) for view in views]), "logsumexp")
+    expected = select(pooled[None], 40, Protection())[0].tolist()
+    assert shrink(llama, scorer, 40).positions.tolist() == expected
+
+
+def test_sequences_are_apart(pair: Pair) -> None:
+    llama, ids = pair.load(), ids_of(60)
+    params = llama.context_params
+    params.n_seq_max, params.kv_unified, params.n_ctx = 3, True, 256
+    llama._ctx.close()
+    llama._ctx = llama_cpp._internals.LlamaContext(model=llama._model, params=params, verbose=False)
+    llama.eval(ids)
+    llama._ctx.kv_cache_seq_cp(0, 1, -1, -1)  # both sequences share all cells
+    kept = shrink(llama, make_scorer("keydiff"), 32, sequence=1)
+    engine = Engine.of(llama)
+    assert engine.read(1).positions.tolist() == kept.positions.tolist()
+    assert engine.read(0).positions.tolist() == list(range(60))
+    whole = engine.read(0)
+    with pytest.raises(UsageError, match="sequence 5 is none"):
+        shrink(llama, make_scorer("keydiff"), 32, sequence=5)
+    llama._ctx.kv_cache_seq_cp(0, 2, -1, -1)
+    llama.eval(ids_of(150))  # 242 of 256 cells: no room for 40 that are no longer shared
+    with pytest.raises(CacheError, match="no room for 40 cells"):
+        shrink(llama, make_scorer("keydiff"), 40, sequence=2)
+    assert engine.read(2).positions.tolist() == list(range(60))
+    np.testing.assert_array_equal(engine.read(2).keys[1].data, whole.keys[1].data)
+    llama.close()
+
+
+def test_a_bound_is_a_sequence_of_cuts(pair: Pair, llama: Any) -> None:
+    ids = ids_of(200)
+    with bounded(llama, make_scorer("streaming_llm"), 96) as kept:
+        llama.eval(ids[:190])
+        held = kept.positions.tolist()
+        assert kept.seen == 190
+        assert len(held) <= 96
+        assert kept.evictions > 3
+        assert held == [*range(4), *range(190 - len(held) + 4, 190)]
+        llama.eval(ids[190:])
+        assert llama.n_tokens == 200
+        logits = last_logits(llama)
+    assert llama.n_tokens == 0
+    assert "eval" not in vars(llama)
+    # The same window in transformers, piece by piece: every token sees what was held then.
+    mask = torch.ones(200, 200, dtype=torch.bool).tril()
+    held = []
+    for start in [*range(0, 190, 24), 190]:
+        stop = min(start + 24, 190) if start < 190 else 200
+        if len(held) + stop - start > 96:
+            keep = 96 - max(stop - start, 12)
+            held = held[:4] + held[4 - keep :]
+        mask[start:stop, [t for t in range(start) if t not in held]] = False
+        held += range(start, stop)
+    bias = torch.zeros(mask.shape).masked_fill(~mask, -torch.inf)[None, None]
+    with torch.no_grad():
+        out = pair.model(torch.tensor([ids]), attention_mask=bias).logits[0, -1]
+    assert distance(logits, out) < 2e-3
+
+
+def test_gaps_are_closed_at_the_trained_length(pair: Pair, llama: Any) -> None:
+    ids = ids_of(700)
+    with bounded(llama, make_scorer("keydiff"), 128) as kept:
+        llama.eval(ids)
+        engine = Engine.of(llama)
+        state = engine.read()
+        assert len(state.positions) == len(kept.positions) <= 128
+        assert state.positions[-1] < 256 <= kept.seen
+        (first, *_) = engine.views(state, Needs(), 64, [])
+    # Keys of the first layer depend on token and position alone.
+    with torch.no_grad():
+        alone = [
+            pair.model(
+                torch.tensor([[ids[true]]]), position_ids=torch.tensor([[position]])
+            ).past_key_values.layers[0].keys[0, :, 0]
+            for true, position in zip(kept.positions, state.positions, strict=True)
+        ]  # fmt: skip
+    assert distance(first.keys[0], torch.stack(alone, dim=1)) < 5e-3
+
+
+def test_a_prompt_goes_on_from_the_one_before(llama: Any) -> None:
+    ids = ids_of(150)
+    with bounded(llama, make_scorer("keydiff"), 128) as kept:
+        for seed in range(3):
+            prompt = [*ids, *ids_of(6, seed)]
+            answer = [
+                token for _, token in zip(range(8), llama.generate(prompt, temp=0), strict=False)
+            ]
+            assert len(answer) == 8
+            assert kept.evictions <= 3 + seed
+            assert kept.seen == len(prompt) + 7
+
+
+@pytest.mark.parametrize(
+    ("act", "error", "expected"),
+    [
+        (
+            lambda llama: shrink(llama, make_scorer("kvzip"), 40),
+            UsageError,
+            "in llama.cpp a method",
+        ),
+        (
+            lambda llama: shrink(llama, make_scorer("h2o"), 40),
+            UsageError,
+            "in llama.cpp a method can read",
+        ),
+        (
+            lambda llama: shrink(llama, make_scorer("keydiff"), 10),
+            UsageError,
+            "fewer than the 20 protected",
+        ),
+        (
+            lambda llama: shrink(llama, make_scorer("keydiff"), 40, pool="x"),
+            UsageError,
+            "pool must be",
+        ),
+        (
+            lambda llama: bounded(llama, make_scorer("keydiff"), 40).__enter__(),
+            UsageError,
+            "give 80 to n_ctx",
+        ),
+        (
+            lambda llama: bounded(llama, make_scorer("keydiff"), 4096).__enter__(),
+            UsageError,
+            r"n_ctx \(256\)",
+        ),
+    ],
+)
+def test_one_line_says_what_cannot_work(
+    llama: Any, act: Callable[[Any], object], error: type[KvpError], expected: str
+) -> None:
+    llama.eval(ids_of(100))
+    before = Engine.of(llama).read().write()
+    with pytest.raises(error, match=expected):
+        act(llama)
+    np.testing.assert_array_equal(Engine.of(llama).read().write(), before)
+
+
+@pytest.mark.parametrize("kind", ["recurrent", "hybrid", "n_swa", "rope_type"])
+def test_other_caches_are_refused(llama: Any, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = f"llama_model_is_{kind}" if kind in ("recurrent", "hybrid") else f"llama_model_{kind}"
+    monkeypatch.setattr(llama_cpp, name, lambda _: 8)
+    with pytest.raises(ModelError, match=r"llama|qwen2"):
+        shrink(llama, make_scorer("keydiff"), 40)
+
+
+def test_an_empty_cache_is_refused(llama: Any) -> None:
+    with pytest.raises(CacheError, match=r"sequence 0 of the llama.cpp cache is empty"):
+        shrink(llama, make_scorer("keydiff"), 40)

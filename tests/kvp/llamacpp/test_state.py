@@ -1,0 +1,104 @@
+"""The layout of a sequence's state, against bytes that are put together here."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from kvp.errors import CacheError
+from kvp.llamacpp.state import SequenceState
+
+POSITIONS = (5, 0, 3)  # as they lie in the buffer: not in order
+LAYERS, CHANNELS = 2, 4
+KEYS, VALUES = np.arange(48, dtype=np.float16).reshape(2, LAYERS, len(POSITIONS), CHANNELS)
+
+
+def state(
+    positions: Sequence[int] = POSITIONS,
+    *,
+    transposed: bool = False,
+    magic: int = 0xAF143CD8,
+    sequence: int = 1,
+    streams: tuple[int, int] = (0, 1),
+    kind: int = 1,
+) -> bytes:
+    """A sequence in the last of two streams, by llama.cpp's writer as it stands in its source."""
+    data = struct.pack("<Iii", magic, sequence, len(streams))
+    for filled in streams:
+        data += struct.pack("<I", len(positions) * filled)
+        if not filled:
+            continue
+        for position in positions:
+            data += struct.pack("<iIi", position, 1, 1)
+        data += struct.pack("<II", transposed, LAYERS)
+        for layer in KEYS:
+            data += struct.pack("<iQ", kind, 2 * CHANNELS) + layer.tobytes()
+        for layer in VALUES:
+            if transposed:
+                data += struct.pack("<iII", kind, 2, CHANNELS) + layer.T.tobytes()
+            else:
+                data += struct.pack("<iQ", kind, 2 * CHANNELS) + layer.tobytes()
+    return data
+
+
+def read(data: bytes) -> SequenceState:
+    return SequenceState.read(np.frombuffer(data, np.uint8))
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_cells_come_by_position_and_are_written_back(transposed: bool) -> None:
+    found = read(state(transposed=transposed))
+    order = [1, 2, 0]
+    assert found.positions.tolist() == [0, 3, 5]
+    assert (found.sequence, found.streams, found.stream) == (1, 2, 1)
+    for side, expected in ((found.keys, KEYS), (found.values, VALUES)):
+        for rows, layer in zip(side, expected, strict=True):
+            np.testing.assert_array_equal(rows.floats(), layer[order].astype(np.float32))
+    ordered = read(found.write().tobytes())
+    assert ordered.positions.tolist() == [0, 3, 5]
+    np.testing.assert_array_equal(ordered.values[1].floats(), found.values[1].floats())
+    assert found.nbytes == 2 * KEYS.nbytes
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_state_in_order_is_written_as_it_was_read(transposed: bool) -> None:
+    data = state((0, 3, 5), transposed=transposed)
+    assert read(data).write().tobytes() == data
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_cut_holds_the_chosen_cells(transposed: bool) -> None:
+    cut = read(read(state(transposed=transposed)).take(np.array([0, 2])).write().tobytes())
+    assert cut.positions.tolist() == [0, 5]
+    np.testing.assert_array_equal(cut.keys[0].floats(), KEYS[0][[1, 0]].astype(np.float32))
+    np.testing.assert_array_equal(cut.values[1].floats(), VALUES[1][[1, 0]].astype(np.float32))
+
+
+REFUSED = {
+    "does not begin with": lambda: state(magic=7),
+    "ends early": lambda: state()[:20],
+    "1 bytes are left over": lambda: state() + b"\0",
+    "positions do not differ": lambda: state((0, 3, 3)),
+    "its positions": lambda: state((-1, 3, 4)),
+    "more than a position and one sequence": lambda: state(sequence=2),
+    "a type 99": lambda: state(kind=99),
+    "a row of Q8_0 has 8 bytes": lambda: state(kind=8),
+    "two streams": lambda: state(streams=(1, 1)),
+    "sequence 1 of the llama.cpp cache is empty": lambda: state(streams=(0, 0)),
+}
+
+
+@pytest.mark.parametrize("expected", REFUSED)
+def test_another_layout_is_refused(expected: str) -> None:
+    with pytest.raises(CacheError, match=expected):
+        read(REFUSED[expected]())
+
+
+def test_any_shorter_state_is_refused() -> None:
+    data = state(transposed=True)
+    for size in range(len(data)):
+        with pytest.raises(CacheError):
+            read(data[:size])
