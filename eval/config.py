@@ -333,6 +333,28 @@ class PushConfig(DryRunConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ServeConfig(Group):
+    """Model, method and address."""
+
+    gguf: str = field(kw_only=False)
+    """GGUF file of a model."""
+    policy: str | None = None
+    """Policy directory written by kvp-train or kvp distill. Or a bundled one's name, an address, or
+    org/name on the hub: what chooses tokens."""
+    method: str = "streaming_llm"
+    """Method that chooses tokens where there is no policy: reads keys, values or recent queries."""
+    cells: int = 2048
+    """Tokens of keys and values that are held, of whatever length a conversation is."""
+    host: str = "127.0.0.1"
+    """Address that is listened on."""
+    port: int = 8000
+    """Port that is listened on."""
+
+    MINIMUMS: ClassVar[Mapping[str, float]] = {"cells": 256, "port": 1}
+    MAXIMUMS: ClassVar[Mapping[str, float]] = {"port": 65535}
+
+
+@dataclass(frozen=True, kw_only=True)
 class ReportConfig(Group):
     """Report."""
 

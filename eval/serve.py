@@ -1,0 +1,48 @@
+"""kvp serve: llama-cpp-python's OpenAI-compatible server, its model within a bounded cache."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from eval.config import ServeConfig
+from kvp.errors import UsageError
+from kvp.llamacpp import bounded
+from kvp.progress import say
+from kvp.scoring import Scorer
+from policies import load_policy, make_scorer
+
+
+def run(config: ServeConfig) -> None:
+    """Serve until interrupted; requests run one after the other, as that server does.
+
+    Raises KvpError where the file, the method, the model or the extra cannot work.
+    """
+    if not Path(config.gguf).is_file():
+        raise UsageError(f"{config.gguf}: no such file; kvp serve reads a GGUF file")
+    scorer = load_policy(config.policy) if config.policy else make_scorer(config.method)
+    try:
+        import uvicorn
+        from llama_cpp.server import app as server
+        from llama_cpp.server.settings import ModelSettings, ServerSettings
+    except ImportError as error:
+        raise UsageError(
+            f"kvp serve needs {error.name}: pip install 'kvp-toolkit[llama-cpp]'"
+        ) from None
+    settings = ModelSettings(
+        model=config.gguf, n_ctx=config.cells, flash_attn=True, logits_all=False, verbose=False
+    )
+    try:
+        app = server.create_app(
+            server_settings=ServerSettings(host=config.host, port=config.port),
+            model_settings=[settings],
+        )
+    except (ValueError, RuntimeError) as error:
+        raise UsageError(f"{config.gguf}: llama.cpp cannot load it ({error})") from None
+    llama = server._llama_proxy()
+    with bounded(llama, scorer):
+        say(f"http://{config.host}:{config.port}/v1: {config.cells} cells, {_name(config, scorer)}")
+        uvicorn.run(app, host=config.host, port=config.port, log_level="warning")
+
+
+def _name(config: ServeConfig, scorer: Scorer) -> str:
+    return f"policy {config.policy}" if config.policy else scorer.name
