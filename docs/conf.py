@@ -36,6 +36,7 @@ default_role = "code"  # docstrings write code in single backticks
 autodoc_typehints = "description"
 autodoc_member_order = "bysource"
 autodoc_class_signature = "separated"
+autodoc_mock_imports = ["llama_cpp"]  # minutes to compile
 
 
 class NotebookParser(Parser):  # type: ignore[misc]
