@@ -27,6 +27,7 @@ from eval.stats import (
 )
 from kvp.artifacts.files import atomic_write_text
 from kvp.errors import ResultsError
+from kvp.progress import Progress
 
 ANSWERS, LIKELIHOOD = "answers", "log_likelihood"
 WORDS = {ANSWERS: "answers, %", LIKELIHOOD: "log-likelihood of given replies, nats per token"}
@@ -108,13 +109,18 @@ def paired(
     lacking = " and ".join(side for side, results in sides.items() if unfinished(results))
     ours_of, theirs_of = curves_of(first), curves_of(second)
     rows, gaps = [], []
-    for (metric, protocol, method), ours in ours_of.items():
-        bounds = (0, 1) if metric == ANSWERS else None
-        theirs = theirs_of.get((metric, protocol, method), {})
+    both_have = [
+        (*key, budget)
+        for key, ours in ours_of.items()
         for budget in sorted(
-            ours.keys() & theirs.keys(), key=lambda each: budget_order(each) if each else ()
-        ):
-            mine, other = ours[budget], theirs[budget]
+            ours.keys() & theirs_of.get(key, {}).keys(),
+            key=lambda each: budget_order(each) if each else (),
+        )
+    ]
+    with Progress("comparing", len(both_have)) as progress:
+        for metric, protocol, method, budget in progress.over(both_have):
+            bounds = (0, 1) if metric == ANSWERS else None
+            mine, other = (of[metric, protocol, method][budget] for of in (ours_of, theirs_of))
             shared = prompts_of(mine.scores) & prompts_of(other.scores)
             if not shared:
                 continue

@@ -136,7 +136,7 @@ def measure_traces(
         for record in records
     ]
     with Progress("cost curves", len(usable)) as progress:
-        for protocol, record in usable:
+        for protocol, record in progress.over(usable):
             trace = reader.trace(record.index)
             prompt = TracedPrompt(
                 trace, boundary(record, protocol), config.device, model, tokenizer,
@@ -147,7 +147,6 @@ def measure_traces(
                 for flag in PROTECTIONS[config.protection]:
                     found = prompt.measure(scored, protected if flag else UNPROTECTED)
                     measured.setdefault((method, flag, protocol), []).append(found)
-            progress.advance()
     name = recorded_name(config.model)
     return [
         {"model": name, **record}

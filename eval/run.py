@@ -349,9 +349,9 @@ def _counted(total: int, there: int) -> Iterator[Progress]:
     try:
         with progress:
             yield progress
-    finally:
-        if progress.completed < total:
-            say(f"{progress.completed} of {total} evaluations done, unfinished")
+    except BaseException as error:
+        error.add_note(f"{progress.completed} of {total} evaluations done, unfinished")
+        raise
 
 
 def measure_times(bench: Bench, prepared: Prepared, prompts: int, file: Path) -> None:

@@ -62,11 +62,10 @@ def timing_records(
     counted = _measure_prompt(bench, prompts[0], protocol, settings, _count_flops)
     measured: dict[int, list[Measures]] = {number: [] for number in range(len(settings))}
     with Progress("timing", len(prompts)) as progress:
-        for prompt in prompts:
+        for prompt in progress.over(prompts):
             found = _measure_prompt(bench, prompt, protocol, settings, _timed)
             for number, values in enumerate(found):
                 measured[number].append(values)
-            progress.advance()
     middle = statistics.median_low(prompt.boundary(protocol) for prompt in prompts)
     return [
         {

@@ -61,22 +61,23 @@ def guarded(
     """Call `program` and return the exit code.
 
     0 on success; 2 on a `KvpError` and on an OSError (disk full, no permission), each one line on
-    stderr; 130 on Ctrl-C, 143 on SIGTERM. `again` says what an interrupted run left behind.
+    stderr; 130 on Ctrl-C, 143 on SIGTERM. `again` says what an interrupted run left behind, notes
+    of the exception how far it came.
     """
     try:
         with _sigterm_raises():
             program()
     except KvpError as error:
-        return _end(prog, f"error: {error}", USER_ERROR)
-    except KeyboardInterrupt:
-        return _end(prog, f"interrupted; {again}", INTERRUPTED)
-    except Terminated:
-        return _end(prog, f"terminated; {again}", TERMINATED)
+        return _end(prog, error, f"error: {error}", USER_ERROR)
+    except KeyboardInterrupt as error:
+        return _end(prog, error, "interrupted", INTERRUPTED, again)
+    except Terminated as error:
+        return _end(prog, error, "terminated", TERMINATED, again)
     except BrokenPipeError:
         sys.stderr.close()  # the reader of the output has gone: say nothing
         return BROKEN_PIPE
     except OSError as error:
-        return _end(prog, f"error: {_of_system(error)}", USER_ERROR)
+        return _end(prog, error, f"error: {_of_system(error)}", USER_ERROR)
     return 0
 
 
@@ -103,6 +104,7 @@ def _of_system(error: OSError) -> str:
     return ": ".join([*(" -> ".join(files),) * bool(files), error.strerror or str(error)])
 
 
-def _end(prog: str, message: str, code: int) -> int:
-    print(f"{prog}: {' '.join(message.split())}", file=sys.stderr)
+def _end(prog: str, error: BaseException, message: str, code: int, *more: str) -> int:
+    parts = (message, *getattr(error, "__notes__", ()), *more)
+    print(f"{prog}: {' '.join('; '.join(parts).split())}", file=sys.stderr)
     return code

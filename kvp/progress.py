@@ -11,10 +11,10 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Self, TextIO
+from typing import Self, TextIO, TypeVar
 
 from rich.console import Console
 from rich.progress import (
@@ -27,6 +27,7 @@ from rich.progress import (
 from rich.progress import Progress as RichProgress
 
 SECONDS_BETWEEN_LINES = 30.0
+_Item = TypeVar("_Item")
 _LIBRARIES = ("huggingface_hub", "datasets")
 
 
@@ -97,6 +98,12 @@ class Progress:
             self._bar.stop()
         elif (self.completed, self._note) != self._shown:
             self._print()
+
+    def over(self, items: Iterable[_Item]) -> Iterator[_Item]:
+        """The items, each finished when the next one is asked for."""
+        for item in items:
+            yield item
+            self.advance()
 
     def advance(self, count: int = 1, *, note: str | None = None) -> None:
         """Add `count` finished items; `note` is shown behind the count until the next one."""

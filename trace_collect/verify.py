@@ -25,13 +25,12 @@ def run(config: VerifyConfig) -> None:
     present = committed(path)
     damaged: list[int] = []
     with Progress("verifying", len(present)) as progress:
-        for index in present:
+        for index in progress.over(present):
             try:
                 reader.trace(index)
             except (StoreError, OSError) as problem:
                 damaged.append(index)
                 print(f"sequence {index}: {' '.join(str(problem).split())}")
-            progress.advance()
     planned = reader.plan.sequences
     missing = sorted({*range(planned)} - {*present})
     if missing:

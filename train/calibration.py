@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from scipy.optimize import isotonic_regression
 from torch import Tensor
 
+from kvp.progress import Progress
 from kvp.ranking import Protection
 from policies.learned import Calibration
 from policies.ranker import HeadRankers
@@ -66,13 +67,14 @@ def calibrate(
     Raises StoreError where the store is damaged.
     """
     gram = source.traces.output_gram()
-    return fit_calibration(
-        rankers,
-        map(source.context, points),
-        target=target,
-        protection=protection,
-        output_gram=None if gram is None else gram.flatten(0, 1).to(source.device),
-    )
+    with Progress(f"calibrating to {target}", len(points)) as progress:
+        return fit_calibration(
+            rankers,
+            map(source.context, progress.over(points)),
+            target=target,
+            protection=protection,
+            output_gram=None if gram is None else gram.flatten(0, 1).to(source.device),
+        )
 
 
 @torch.no_grad()

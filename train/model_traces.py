@@ -6,10 +6,10 @@ validation and calibration will ask for, where that takes less.
 
 from __future__ import annotations
 
-import io
 import math
 import time
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -109,12 +109,8 @@ class ModelTraces:
 
     def keep_all(self, made: Iterable[Trace], total: int, *, shown: bool) -> list[SequenceRecord]:
         """`keep` of `total` sequences; their progress is `shown` by one of several workers."""
-        records = []
-        with Progress("collecting", total, stream=None if shown else io.StringIO()) as progress:
-            for trace in made:
-                records.append(self.keep(trace))
-                progress.advance()
-        return records
+        with Progress("collecting", total) if shown else nullcontext() as progress:
+            return [self.keep(trace) for trace in (progress.over(made) if progress else made)]
 
     def record(self, index: int) -> SequenceRecord:
         """Record of one sequence."""

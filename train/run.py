@@ -131,7 +131,6 @@ def _export(job: Job, module: RankerTraining, manifest: dict[str, Any]) -> None:
     check_finite(best, steps=job.recipe.steps, lr=job.recipe.lr)
     calibration, target = None, config.calibration
     if target != "none":
-        phase(f"calibrating to {target}")
         points = job.held_out(config.calibration_contexts)
         source = job.source(TARGET_LABELS[target])
         calibration = calibrate(best, source, points, target=target, protection=job.protection)

@@ -11,6 +11,7 @@ import json
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import ClassVar
 
 from eval.comparison import Comparison, method_of
@@ -18,7 +19,7 @@ from eval.records import FULL, READABLE, Record
 
 LETTERS = 400
 """Of an answer on the page at most."""
-BYTES = 700_000
+BYTES = 500_000
 """Of all compressed answers of a run at most; where they are more, fewer prompts are shown."""
 
 
@@ -39,7 +40,7 @@ class Answers:
 
 def packed(text: str) -> str:
     """A text as the page holds it: UTF-8, compressed by gzip, in base64."""
-    data = gzip.compress(text.encode("utf-8", "backslashreplace"), mtime=0)
+    data = gzip.compress(text.encode("utf-8", "backslashreplace"), compresslevel=6, mtime=0)
     return base64.b64encode(data).decode()
 
 
@@ -84,17 +85,26 @@ _OF_PROMPT = (
     "protocol", "task", "example", "question", "references", "reply", "nll", "excerpt",
     "excerpt_question", "excerpt_evidence",
 )  # fmt: skip
-_OF_ANSWER = ("family", "policy", "budget_spec", "score", "nll", "reply_tokens", "excerpt_kept")
+_OF_ANSWER = ("family", "policy", "budget_spec", "score", "nll", "reply_tokens")
 
 
 def _prompt(records: Sequence[Record]) -> Record:
-    """What the script of the page reads of a prompt, the full cache first."""
+    """What the script of the page reads of a prompt, the full cache first.
+
+    `kept` of an answer has a letter of `excerpt_kept` for each of the `runs` of the excerpt, which
+    are numbers of letters that no answer tells apart.
+    """
+    records = sorted(records, key=lambda record: record["method"] != FULL)
+    letters = zip(*(record.get("excerpt_kept", "") for record in records), strict=True)
+    runs = [(len([*same]), kept) for kept, same in groupby(letters)]
     return {name: records[0].get(name) for name in _OF_PROMPT} | {
+        "runs": [length for length, _ in runs],
         "answers": [
             {name: record.get(name) for name in _OF_ANSWER}
             | {"evidence": _evidence(record), "text": (record["prediction"] or "")[:LETTERS]}
-            for record in sorted(records, key=lambda record: record["method"] != FULL)
-        ]
+            | {"kept": "".join(kept[number] for _, kept in runs)}
+            for number, record in enumerate(records)
+        ],
     }
 
 

@@ -91,6 +91,8 @@ class Picture:
         svg = re.sub(r"<metadata>.*?</metadata>| xmlns(:\w+)?=\"[^\"]*\"", "", svg, flags=re.DOTALL)
         svg = re.sub(rf'id="{_OF}(.*?)(?:{_AT}(.*?))?"', _data, svg[svg.index("<svg") :])
         svg = svg.replace("<svg", f'<svg role="img" aria-label="{escape(self.alternative)}"', 1)
+        named = {*re.findall(r'(?:href="#|url\(#)([^")]*)', svg)}
+        svg = re.sub(r' id="(.*?)"', lambda one: one[0] if one[1] in named else "", svg)
         return re.sub(r'( id="|href="#|url\(#)', rf"\g<1>{self.name}-", svg)
 
 

@@ -46,6 +46,7 @@ from eval.tune.settings_file import load_settings
 from kvp.artifacts.addresses import is_address
 from kvp.artifacts.files import atomic_write_bytes
 from kvp.errors import ResultsError, UsageError
+from kvp.progress import Progress, phase
 
 GENERATOR = '<meta name="generator" content="kvp-report">'
 """Mark by which a page is recognised as a report."""
@@ -186,6 +187,9 @@ def render(runs: Sequence[Run], blocks: Sequence[Block]) -> str:
     script = (web / "page.js").read_text("utf-8").strip()
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     models = list(dict.fromkeys(model_name(each.results) for each in runs))
+    every = list(pictures(blocks))
+    with Progress("drawing", len(every)) as progress:
+        drawn = {picture.name: picture.inline for picture in progress.over(every)}
     return environment.get_template("page.html").render(
         policy="default-src 'none'; base-uri 'none'; form-action 'none'; "
         f"style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'",
@@ -206,6 +210,7 @@ def render(runs: Sequence[Run], blocks: Sequence[Block]) -> str:
         budget=best or (specs or [""])[-1],
         families=in_order([*dict.fromkeys(name for run in runs for name in run.families)]),
         blocks=blocks,
+        drawn=drawn,
         csv=numbers(runs).to_csv(index=False, float_format="%.6g"),
     )
 
@@ -436,6 +441,7 @@ def run(config: ReportConfig) -> None:
                     f"{each.folder} has; evaluate them on another (kvp-eval --split test)"
                 )
         results = [replace(each, tuned=(*each.tuned, settings)) for each in results]
+    phase("computing intervals and differences")
     runs = make_runs(results, config.bootstrap)
     blocks = blocks_of(runs)
     page = render(runs, blocks).encode("utf-8", "backslashreplace")

@@ -281,10 +281,9 @@ def test_an_interrupted_run_says_so_wherever_it_is_shown(
     )  # fmt: skip
     monkeypatch.setattr("eval.run.evaluate_together", interrupted)
     assert main(arguments) == 130
-    assert capsys.readouterr().err.splitlines()[-2:] == [
-        "3 of 6 evaluations done, unfinished",
-        "kvp-eval: interrupted; the same command continues",
-    ]
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        "kvp-eval: interrupted; 3 of 6 evaluations done, unfinished; the same command continues"
+    )
     said = (
         "Unfinished: 2 of 3 prompts of niah_single_1 (query_aware), 1 of 3 prompts of "
         "niah_single_1 (query_agnostic); 3 of 6 evaluations are done, the same command continues."
@@ -305,6 +304,8 @@ def test_an_interrupted_run_says_so_wherever_it_is_shown(
     assert run_program("report", [str(tmp_path / "r"), "--bootstrap", "20"]) == 0
     out = capsys.readouterr().out.splitlines()
     assert (*out[:2], out[-2]) == (f"first: {said}", f"second: {said}", said)
+    page = (tmp_path / "r" / "report.html").read_text()
+    assert page.partition("<p")[2].startswith(f' class="note">{said}<')
     monkeypatch.setattr("eval.run.evaluate_together", evaluate_together)
     # a run of fewer methods ends; the folder is still unfinished
     fewer = [part.replace("full,knorm", "full") for part in arguments]

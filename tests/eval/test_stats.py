@@ -258,18 +258,28 @@ def test_perplexities_are_paired_as_their_ratio() -> None:
 
 
 @pytest.mark.slow
-def test_two_equal_methods_are_rarely_told_apart() -> None:
-    """The share of 2,000 runs in which one of two equal methods is called ahead."""
-    told, generator = 0, np.random.default_rng(11)
-    for run in range(2000):
-        prompts = (10, 30, 100)[run % 3]
-        hard = generator.beta(2, 1, (2, prompts))  # what a prompt of each task is answered with
-        first, second = (
-            {None: {(f"{task}", f"{n}"): float(generator.random() < hard[task, n])
-                    for task in range(2) for n in range(prompts)}}
-            for _ in range(2)
-        )  # fmt: skip
-        told += holm([paired_difference(first, second, resamples=200)])[0]
+@pytest.mark.parametrize(
+    ("prompts", "methods", "given"),
+    [(10, 2, False), (20, 2, False), (50, 2, False), (20, 4, False), (20, 2, True)],
+)
+def test_equal_methods_are_rarely_told_apart(prompts: int, methods: int, given: bool) -> None:
+    """The share of 2,000 runs in which the best of equal methods is called ahead of another.
+
+    Of two tasks, right or wrong answers; or of `given` replies, whose tokens weigh.
+    """
+    told, generator = 0, np.random.default_rng(prompts + methods)
+    units = [(f"{task}", f"{number}") for task in range(2) for number in range(prompts)]
+    for _ in range(2000):
+        hard = generator.beta(2, 1, len(units))  # what a prompt is answered with
+        noise = generator.exponential(0.1, (methods, len(units)))
+        drawn = -hard - noise if given else generator.random((methods, len(units))) < hard
+        weights = dict(zip(units, generator.integers(5, 200, len(units)) * 1.0, strict=True))
+        how = {"bounds": None, "weights": weights} if given else {}
+        sides = [{None: dict(zip(units, map(float, one), strict=True))} for one in drawn]
+        best = max(sides, key=lambda side: bootstrap_mean(side, resamples=1, **how).mean)
+        gaps = [paired_difference(best, side, resamples=200, **how) for side in sides
+                if side is not best]  # fmt: skip
+        told += any(holm(gaps, methods * (methods - 1) // 2))
     print(f"told apart: {told / 2000:.1%}")
     assert told / 2000 <= 0.05
 

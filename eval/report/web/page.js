@@ -128,8 +128,9 @@ function outcome(prompt, value) {
 }
 
 // The excerpt, shaded by the share of heads that keep each character's token.
-function marked(prompt, kept) {
+function marked(prompt, marks) {
   const letters = [...prompt.excerpt];
+  const kept = prompt.runs.map((length, run) => (marks[run] ?? "-").repeat(length)).join("");
   const evidence = letters.map(() => "");
   for (const [start, stop] of prompt.excerpt_evidence) evidence.fill(" evidence", start, stop);
   const style = (place) => {
@@ -182,7 +183,7 @@ async function browse(section) {
     part("reference").textContent = prompt.reply ?? prompt.references.join(" | ");
     part("text").hidden = !prompt.excerpt;
     if (prompt.excerpt) {
-      part("tokens").replaceChildren(...marked(prompt, mark?.excerpt_kept ?? ""));
+      part("tokens").replaceChildren(...marked(prompt, mark?.kept ?? ""));
       const whose = mark ? `${nameOf(mark)}${mark.budget && ` at ${mark.budget}`}` : "no method";
       part("whose").textContent = `Kept by ${whose}`;
     }
