@@ -75,6 +75,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--most", type=int, default=4, help="books")
     parser.add_argument("--book_tokens", type=int, default=60_000)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--results", default="benchmarks/results/llama_cpp", help="of `draw`")
+    parser.add_argument("--picture", default="docs/llama_cpp.png")
     parser.add_argument("--out", required=True)
     return parser
 
@@ -227,6 +229,32 @@ def _forked(act: Callable[[], str]) -> str:
     return text
 
 
+def draw(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Answers by budget, and decoding by length, of the files in `--results`, as `--picture`."""
+    from matplotlib import pyplot
+
+    quality_rows, speed_rows = (
+        json.loads(Path(given.results, f"{part}.json").read_text())["results"]
+        for part in ("quality", "speed")
+    )
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
+    rows = [row for row in quality_rows if row["protocol"] == "query_agnostic"]
+    for name in dict.fromkeys(row["method"] for row in rows if row["method"] != "full"):
+        line = [(float(row["budget"][:-1]), row["mean"]) for row in rows if row["method"] == name]
+        left.plot(*zip(*sorted(line), strict=True), marker="o", label=name)
+    left.axhline(rows[0]["mean"], color="black", linestyle=":", label="full cache")
+    left.set(xlabel="cells kept, %", ylabel="answers, %", title="question not seen", ylim=(0, 100))
+    left.legend()
+    lines = [row for row in speed_rows if row["method"] == "kvp" and "bounded" not in row]
+    lengths = [row["tokens"] for row in lines]
+    for key, name in (("decode_per_second", "full"), ("shrunk_decode_per_second", BUDGET)):
+        right.plot(lengths, [row[key] for row in lines], marker="o", label=name)
+    right.set(xlabel="tokens read", ylabel="tokens per second", title="decoding", ylim=(0, None))
+    right.legend()
+    figure.savefig(given.picture, dpi=110)
+    yield {"picture": given.picture}
+
+
 def _shown(row: dict[str, Any]) -> dict[str, Any]:
     rounded = {key: round(one, 3) if isinstance(one, float) else one for key, one in row.items()}
     print(json.dumps(rounded), flush=True)
@@ -234,7 +262,7 @@ def _shown(row: dict[str, Any]) -> dict[str, Any]:
 
 
 PARTS: dict[str, Callable[[argparse.Namespace], Iterator[dict[str, Any]]]] = {
-    "quality": quality, "speed": speed, "book": book,
+    "quality": quality, "speed": speed, "book": book, "draw": draw,
 }  # fmt: skip
 
 
