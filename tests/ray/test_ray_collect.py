@@ -18,7 +18,7 @@ from kvp.store import TraceReader
 pytestmark = pytest.mark.ray
 
 SEQUENCES = 12
-KILLS, MOST_RUNS = 10, 4
+KILLS, MOST_RUNS = 4, 3
 End = Callable[[subprocess.Popen[str]], tuple[int, str, str]]
 
 
@@ -45,7 +45,7 @@ def test_two_actors_collect_what_one_process_does(
     assert "workers of Ray" not in errors
 
 
-def test_actors_killed_at_ten_moments_are_replaced(
+def test_actors_killed_at_random_moments_are_replaced(
     cluster: Any, end: End, whole: TraceReader, tmp_path: Path, assert_same_store: Any
 ) -> None:
     draw, kills = random.Random(0), list[int]()
@@ -60,7 +60,7 @@ def test_actors_killed_at_ten_moments_are_replaced(
             break
     assert len(kills) >= KILLS
     between = [there for there in kills if 0 < there < SEQUENCES]
-    assert len(between) >= KILLS // 3, "too few kills fell between two sequences"
+    assert len(between) >= KILLS // 4, "too few kills fell between two sequences"
 
 
 def _committed(store: Path) -> int:
