@@ -6,7 +6,6 @@ from pathlib import Path
 
 from eval.config import ServeConfig
 from kvp.errors import UsageError
-from kvp.llamacpp import bounded
 from kvp.progress import say
 from kvp.scoring import Scorer
 from policies import load_policy, make_scorer
@@ -24,6 +23,8 @@ def run(config: ServeConfig) -> None:
         import uvicorn
         from llama_cpp.server import app as server
         from llama_cpp.server.settings import ModelSettings, ServerSettings
+
+        from kvp.llamacpp import bounded
     except ImportError as error:
         raise UsageError(
             f"kvp serve needs {error.name}: pip install 'kvp-toolkit[llama-cpp]'"
