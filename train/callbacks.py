@@ -6,7 +6,7 @@ Order matters: validation changes what a checkpoint must contain, so checkpoints
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from typing import Any, Protocol
 
 import lightning.pytorch as pl
 import torch
@@ -25,6 +25,8 @@ from train.run_folder import RunFolder
 from train.summary import head_names
 from train.validation import HeldOut, evaluate
 
+LOG_EVERY = 10
+"""Steps between two entries of the log."""
 SHOWN_BUDGET = "12.5%"
 """Budget at which TensorBoard shows the attention that is kept."""
 Metrics = Mapping[str, float]
@@ -76,12 +78,18 @@ class Validation(Callback):
 
 
 _CHARTS = {
-    "loss or reward": "train/(loss|reward)$",
+    "loss or reward": "(train/(loss|reward)|held_out/loss)$",
     "held-out skill, by layer": "skill_by_layer/.*",
     f"attention kept with {SHOWN_BUDGET} of the cache, by layer": "kept_by_layer/.*",
 }
 SCREEN = {"training": {title: ["Multiline", [tags]] for title, tags in _CHARTS.items()}}
 """What TensorBoard's page of custom scalars shows."""
+
+
+class Measuring(Protocol):
+    """A callback that measures on held-out contexts."""
+
+    latest: HeldOut | None
 
 
 class Log(Callback):
@@ -91,20 +99,13 @@ class Log(Callback):
     """
 
     def __init__(
-        self,
-        folder: Path,
-        geometry: Geometry,
-        validation: Validation,
-        *,
-        heads: range,
-        every_steps: int,
+        self, target: RunFolder, geometry: Geometry, validation: Measuring, *, heads: range
     ) -> None:
-        """Write TensorBoard events to `folder`, of these `heads` of a model."""
-        self._folder = folder
+        """Write TensorBoard events to a run's folder, of these `heads` of a model."""
+        self._folder = target.logs / target.place.absolute().name
         self._geometry = geometry
         self._heads = heads
         self._validation = validation
-        self._every = every_steps
         self._writer: SummaryWriter | None = None
 
     def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
@@ -119,12 +120,11 @@ class Log(Callback):
         assert self._writer is not None
         assert isinstance(outputs, Mapping)
         step = trainer.global_step
-        if step % self._every == 0:
+        if step % LOG_EVERY == 0:
             for name, value in outputs["metrics"].items():
                 self._writer.add_scalar(name, value, step)
-            assert isinstance(module, RankerTraining)
-            norm = module.gradient_norms.mean()
-            self._writer.add_scalar("train/gradient_norm", norm, step)
+            norms: Any = module.gradient_norms
+            self._writer.add_scalar("train/gradient_norm", norms.mean(), step)
             self._writer.add_scalar("train/lr", trainer.optimizers[0].param_groups[0]["lr"], step)
         held_out, self._validation.latest = self._validation.latest, None
         if held_out is not None:

@@ -18,10 +18,11 @@ from kvp.hf import load_model
 from kvp.hf.model_access import another_model
 from kvp.manifest import digest_json, run_manifest
 from kvp.progress import phase
+from kvp.ranking import Protection
 from kvp.store import TraceReader
 from policies.policy_files import Shard, load_shard, save_policy
 from train.calibration import recipe_of
-from train.callbacks import Bar, Checkpoints, Metrics, due
+from train.callbacks import Bar, Checkpoints, Log, Metrics, due
 from train.compression_points import CompressionPoint, held_out_points, protection_of
 from train.config import DistillConfig
 from train.contexts import ContextSource
@@ -32,7 +33,7 @@ from train.labels import EVALUATED
 from train.run_folder import RunFolder
 from train.summary import print_summary
 from train.training_data import check_store, device_of, recorded_model, usable
-from train.validation import Heuristics, evaluate
+from train.validation import HeldOut, Heuristics, evaluate
 
 
 def run(config: DistillConfig) -> None:
@@ -78,23 +79,25 @@ def run(config: DistillConfig) -> None:
     target.prepare(manifest)
     try:
         sources = partial(
-            ContextSource, reader, memory_bytes=int(config.memory_gb * 1e9), device=device,
+            ContextSource, reader, memory_bytes=int(config.memory_gb * 1e9) // 2, device=device,
             recent=recipe.reads_queries,
         )  # fmt: skip
-        source = sources(label=None)
+        source, evaluated = sources(label=None), sources(label=EVALUATED)
         module = Distillation(
             Policy(policy.rankers, policy.calibration), replies, source, training, config, recipe,
             seed=config.seed,
         )  # fmt: skip
         points = held_out_points(validation, recipe, limit=config.validation_contexts)
+        held_out = HeldOutLoss(
+            evaluated, points, every_steps=config.validate_every, protection=protection_of(recipe)
+        )
         callbacks = [
-            HeldOutLoss(points, every_steps=config.validate_every),
+            held_out,
+            Log(target, reader.geometry, held_out, heads=range(reader.geometry.total_kv_heads)),
             Bar("distilling", _note),
             Checkpoints(target, every_steps=config.checkpoint_every),
         ]
         fit(module, callbacks, device=device, steps=config.steps, checkpoint=target.start)
-        source.forget()
-        evaluated = sources(label=EVALUATED)
         _export(config, policy, module, evaluated, points, manifest, target.folder)
         target.finish()
     finally:
@@ -179,10 +182,19 @@ def _export(
 class HeldOutLoss(Callback):
     """Measure the policy before the first step, every few steps and at the last; keep the best."""
 
-    def __init__(self, points: Sequence[CompressionPoint], *, every_steps: int) -> None:
-        """Measure at fixed points."""
-        self._points = points
-        self._every = every_steps
+    def __init__(
+        self,
+        source: ContextSource,
+        points: Sequence[CompressionPoint],
+        *,
+        every_steps: int,
+        protection: Protection,
+    ) -> None:
+        """Measure at fixed points of `source`, which has the label of skill."""
+        self._source, self._points = source, points
+        self._every, self._protection = every_steps, protection
+        self.latest: HeldOut | None = None
+        """Skill and shares kept of the latest measurement, for the log."""
 
     def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         """Measure what the run starts from, so that it never ends with worse."""
@@ -200,6 +212,9 @@ class HeldOutLoss(Callback):
         assert isinstance(module, Distillation)
         if due(trainer, self._every):
             module.keep_best(module.held_out_loss(self._points))
+            contexts = map(self._source.context, self._points)
+            rankers = module.policy.rankers
+            self.latest = evaluate(rankers, contexts, reward_protection=self._protection)
 
 
 def _note(module: pl.LightningModule, metrics: Metrics) -> str:

@@ -188,6 +188,9 @@ class Distillation(pl.LightningModule):
         self._settings, self._recipe = settings, recipe
         self._protection = protection_of(recipe)
         self._seed = seed
+        self.held_out: dict[str, float] = {}
+        """The latest held-out loss, for the log."""
+        self.gradient_norms = torch.tensor(0.0)
 
     def train_dataloader(self) -> Iterator[int]:
         """Step numbers from the current one on."""
@@ -214,7 +217,7 @@ class Distillation(pl.LightningModule):
                 f"training diverged: the loss of step {step + 1} is {float(loss)}; lower --lr "
                 f"(now {settings.lr:g}), in a new --out"
             )
-        return {"loss": loss, "metrics": {"train/loss": float(loss.detach())}}
+        return {"loss": loss, "metrics": {"train/loss": float(loss.detach()), **self.held_out}}
 
     @torch.no_grad()
     def held_out_loss(self, points: Sequence[CompressionPoint]) -> Tensor:
@@ -228,6 +231,7 @@ class Distillation(pl.LightningModule):
 
     def keep_best(self, loss: Tensor) -> None:
         """Remember the policy if its held-out loss is the least so far."""
+        self.held_out = {"held_out/loss": float(loss)}
         if bool(loss < self.best_loss):
             self.best.load_state_dict(self.policy.state_dict())
             self.best_loss.copy_(loss)
@@ -254,7 +258,7 @@ class Distillation(pl.LightningModule):
 
     def configure_gradient_clipping(self, *args: object, **kwargs: object) -> None:
         """Clip the gradient of all heads together: they share one budget and one loss."""
-        nn.utils.clip_grad_norm_(self.policy.parameters(), _LONGEST_GRADIENT)
+        self.gradient_norms = nn.utils.clip_grad_norm_(self.policy.parameters(), _LONGEST_GRADIENT)
 
     def _losses(
         self,

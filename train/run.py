@@ -20,9 +20,6 @@ from train.summary import print_end, print_start, print_summary
 from train.training_data import recorded_model, recorded_text
 from train.validation import Heuristics, evaluate
 
-LOG_EVERY = 10
-"""Steps between scalars in TensorBoard."""
-
 
 def run(config: TrainConfig, sources: Sources | None = None) -> None:
     """Train from the source `config.source` and write the policy directory `config.out`.
@@ -103,13 +100,7 @@ def _trained(job: Job) -> RankerTraining:
         workers=job.workers,
     )
     shown = [
-        Log(
-            job.target.logs / job.target.place.absolute().name,
-            job.traces.geometry,
-            validation,
-            heads=job.heads,
-            every_steps=LOG_EVERY,
-        ),
+        Log(job.target, job.traces.geometry, validation, heads=job.heads),
         Bar("training", skill_note(job.recipe.label)),
     ]
     saved = Checkpoints(job.target, every_steps=config.checkpoint_every)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from kvp.programs import collect, run_program, train
 from policies.policy_files import load_policy, load_shard, save_policy
@@ -53,6 +54,16 @@ def test_predictions_come_closer_to_the_full_cache(
     made = index["training"]["distillation"]
     assert made["best_step"] > 0
     assert "held-out loss, nats per reply token" in capsys.readouterr().out
+    events = EventAccumulator(str(out / "logs" / "distilled"))
+    events.Reload()
+    shown = {
+        "train/loss",
+        "held_out/loss",
+        "held_out/skill",
+        "skill_by_layer/00",
+        "kept_by_layer/04",
+    }
+    assert shown <= set(events.Tags()["scalars"])
     before, after = load_policy(folder / "policy"), load_policy(out)
     assert after.rankers.spec == before.rankers.spec
     changed = [
