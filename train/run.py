@@ -126,12 +126,17 @@ def _export(job: Job, module: RankerTraining, manifest: dict[str, Any]) -> None:
         source = job.source(TARGET_LABELS[target])
         calibration = calibrate(best, source, points, target=target, protection=job.protection)
     phase("evaluating the policy and the attention-free heuristics")
+    source, points = job.source(EVALUATED), job.held_out(config.validation_contexts)
     result = evaluate(
         best,
-        map(job.source(EVALUATED).context, job.held_out(config.validation_contexts)),
+        map(source.context, points),
         reward_protection=job.protection,
         heuristics=Heuristics(geometry, job.heads),
     )
+    shared = None
+    if job.whole and calibration is not None:
+        contexts = map(source.context, points)
+        shared = evaluate(best, contexts, reward_protection=job.protection, pooled=calibration)
     meta = PolicyMeta(
         geometry=geometry,
         model=recorded_model(job.traces.manifest),
@@ -140,4 +145,4 @@ def _export(job: Job, module: RankerTraining, manifest: dict[str, Any]) -> None:
         heads=None if job.whole else job.heads,
     )
     save_policy(job.target.folder, best, meta, calibration=calibration)
-    print_summary(result, module.best_step, geometry, job.heads)
+    print_summary(result, module.best_step, geometry, job.heads, shared)

@@ -153,6 +153,15 @@ def test_the_table_fits_eighty_columns(capsys: pytest.CaptureFixture[str]) -> No
     assert "has more skill on 2 of 2 heads." in " ".join(lines)
 
 
+@pytest.mark.parametrize("shared", [None, result([0.5, 0.75], None)])
+def test_a_row_of_means_is_of_heads_that_share_tokens(
+    shared: HeldOut | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    print_summary(result([0.5] * 112, None), torch.zeros(112), GEOMETRY, shared=shared)
+    rows = [line.split() for line in capsys.readouterr().out.splitlines() if "shared  " in line]
+    assert rows == ([["shared", "0.625", "0.200", *["0.500"] * 3]] if shared else [])
+
+
 def test_without_baselines_the_table_compares_with_nothing(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
