@@ -114,7 +114,7 @@ def calibration_of(target: str, knots: Sequence[tuple[Array, Array]]) -> Calibra
     most = max(len(scores) for scores, _ in knots)
     padded = np.array([lengthened(*pair, knots=most) for pair in knots])  # [A, 2, P]
     scores, values = torch.from_numpy(padded).float().unbind(1)  # [A, P] each
-    return Calibration(target=target, scores=scores, values=values)
+    return Calibration(target=target, scores=scores.contiguous(), values=values.contiguous())
 
 
 def fit_head(scores: Array, targets: Array) -> tuple[Array, Array]:
