@@ -71,6 +71,8 @@ RECOMMENDED: Mapping[Kind, Sequence[str]] = {
 """Allocators of a policy, the one that is shown first (docs/results/smollm2.md has the reasons)."""
 USUAL_BUDGET = "12.5%"
 """The budget sentences are about where it was run; else the middle one of the run."""
+FAILED, NEEDLESS = "the full cache fails", "nothing is lost without context on"
+"""Why tasks are set apart."""
 FAILS = 0.4
 """Mean score of the full cache below which a model cannot do a task (`sort_tasks`)."""
 GRADED = frozenset(
@@ -143,21 +145,6 @@ def method_of(record: Record, groups: Mapping[str | None, str]) -> ReportedMetho
     )
 
 
-def by_method(
-    records: Iterable[Record], groups: Mapping[str | None, str]
-) -> dict[ReportedMethod, dict[str | None, list[Record]]]:
-    """Records by method and budget spec; raises ValueError on records of two protocols."""
-    parts: dict[ReportedMethod, dict[str | None, list[Record]]] = {}
-    protocols = set()
-    for record in records:
-        protocols.add(record["protocol"])
-        budgets = parts.setdefault(method_of(record, groups), {})
-        budgets.setdefault(record["budget_spec"], []).append(record)
-    if len(protocols) > 1:
-        raise ValueError(f"records of {len(protocols)} protocols are never one table")
-    return parts
-
-
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
     """One number of a table."""
@@ -189,10 +176,14 @@ def estimates(
     Scores, 0 to 1: the mean over tasks of the mean over prompts. Perplexity: exp(sum of nll / sum
     of reply tokens).
     """
-    found = (record for record in records if record[FIELDS[kind]] is not None)
+    parts: dict[ReportedMethod, dict[str | None, list[Record]]] = {}
+    for record in records:
+        if record[FIELDS[kind]] is not None:
+            budgets = parts.setdefault(method_of(record, groups), {})
+            budgets.setdefault(record["budget_spec"], []).append(record)
     return {
         method: {spec: _estimate(kind, part, resamples) for spec, part in budgets.items()}
-        for method, budgets in by_method(found, groups).items()
+        for method, budgets in parts.items()
     }
 
 
@@ -235,34 +226,26 @@ class SortedTasks:
     """Which tasks can tell methods apart."""
 
     usable: tuple[str, ...]
-    failed: Mapping[str, str]
-    """Tasks that the full cache fails, and its score in words."""
-    needless: Mapping[str, str]
-    """Tasks on which nothing is lost without context, and what shows it."""
+    reasons: Mapping[str, tuple[str, str]]
+    """Tasks that are set apart: why, and what shows it."""
 
     @property
     def tasks(self) -> tuple[str, ...]:
         """All of them, those that are set apart last."""
-        return (*self.usable, *self.failed, *self.needless)
+        return (*self.usable, *self.reasons)
 
     def only(self, task: str) -> SortedTasks:
         """What is known of one of them."""
-        failed, needless = ({name: why for name, why in each.items() if name == task}
-                            for each in (self.failed, self.needless))  # fmt: skip
-        usable = tuple({task} & {*self.usable})
-        return SortedTasks(usable=usable, failed=failed, needless=needless)
+        reasons = {task: self.reasons[task]} if task in self.reasons else {}
+        return SortedTasks(usable=() if reasons else (task,), reasons=reasons)
 
     @property
     def apart(self) -> str:
         """What is set apart, and why, in a sentence; "" where nothing is."""
-        parts = []
-        for why, tasks in (
-            ("the full cache fails", self.failed),
-            ("nothing is lost without context on", self.needless),
-        ):
-            if tasks:
-                named = (f"{task} ({shown})" for task, shown in tasks.items())
-                parts.append(f"{why} {', '.join(named)}")
+        named: dict[str, list[str]] = {}
+        for task, (why, shown) in self.reasons.items():
+            named.setdefault(why, []).append(f"{task} ({shown})")
+        parts = [f"{why} {', '.join(named[why])}" for why in (FAILED, NEEDLESS) if why in named]
         first = "Set apart" if self.usable else "No task here can tell methods apart"
         return f"{first}: {'; '.join(parts)}." if parts else ""
 
@@ -283,8 +266,7 @@ def sort_tasks(kind: Kind, records: Iterable[Record], *, resamples: int = 2000) 
         some = tasks.setdefault(record["task"], [])
         if record["method"] in (FULL, *NULLS):
             some.append(record)
-    failed: dict[str, str] = {}
-    needless: dict[str, str] = {}
+    apart: dict[str, tuple[str, str]] = {}
     for task, some in tasks.items():
         specs = {record["budget_spec"] for record in some} - {None}
         least = min(specs, key=budget_order, default=None)
@@ -296,7 +278,7 @@ def sort_tasks(kind: Kind, records: Iterable[Record], *, resamples: int = 2000) 
             continue
         whole, graded = full.interval.mean, any(each.get("metric") in GRADED for each in few)
         if kind == "accuracy" and whole < FAILS and not graded:
-            failed[task] = f"{whole:.0%}"
+            apart[task] = FAILED, f"{whole:.0%}"
         elif nulls:
             label, best = max(nulls.items(), key=lambda each: _goodness(kind, each[1]))
             shown = f"{best.interval.mean:.0%}, full {whole:.0%}, from {full.interval.low:.0%} on"
@@ -305,9 +287,8 @@ def sort_tasks(kind: Kind, records: Iterable[Record], *, resamples: int = 2000) 
                 gain = float(np.log(best.interval.mean / whole))
                 shown, alike = f"full gains {gain:.2f} nats per token", gain < LEAST_GAIN
             if alike:
-                needless[task] = f"{label} at {least}: {shown}"
-    usable = tuple(task for task in tasks if task not in {**failed, **needless})
-    return SortedTasks(usable=usable, failed=failed, needless=needless)
+                apart[task] = NEEDLESS, f"{label} at {least}: {shown}"
+    return SortedTasks(usable=tuple(task for task in tasks if task not in apart), reasons=apart)
 
 
 def _goodness(kind: Kind, estimate: Estimate) -> float:
@@ -369,24 +350,8 @@ class Choice:
     """The setting chosen for a method."""
 
     setting: ReportedMethod
-    candidates: int
-    """Settings it was chosen from."""
-    chosen_on: str | None
-    """Split that chose it; None for the default."""
-    open_ends: tuple[str, ...] = ()
-    """Options whose chosen number is at an end of what kvp tune tried."""
-
-    @property
-    def note(self) -> str:
-        """The setting, and how it was chosen."""
-        if self.candidates == 1:
-            return self.setting.details
-        if self.chosen_on is None:
-            return f"{self.setting.details}, the default of {self.candidates}"
-        ends = f", best at an end of {', '.join(self.open_ends)}" if self.open_ends else ""
-        return (
-            f"{self.setting.details}, chosen on {self.chosen_on} ({self.candidates} settings{ends})"
-        )
+    note: str
+    """The setting in words, and how it was chosen."""
 
 
 def choose(
@@ -402,17 +367,14 @@ def choose(
     choices = {}
     for family, of_family in families.items():
         found = [(one, *entry) for entry in tuned for one in of_family if _is_chosen(one, entry[0])]
+        best, how = min(of_family, key=partial(_distance_from_default, kind)), ""
         if found:
             best, entry, split = max(found, key=lambda each: each[1].chosen.score)
-            choices[family] = Choice(
-                setting=best,
-                candidates=entry.tried,
-                chosen_on=split,
-                open_ends=entry.open_ends,
-            )
-        else:
-            best = min(of_family, key=partial(_distance_from_default, kind))
-            choices[family] = Choice(setting=best, candidates=len(of_family), chosen_on=None)
+            ends = f", best at an end of {', '.join(entry.open_ends)}" * bool(entry.open_ends)
+            how = f", chosen on {split} ({entry.tried} settings{ends})" * (entry.tried > 1)
+        elif len(of_family) > 1:
+            how = f", the default of {len(of_family)}"
+        choices[family] = Choice(setting=best, note=f"{best.details}{how}")
     return choices
 
 

@@ -365,10 +365,6 @@ class ReportConfig(Group):
     """What is written. An HTML file (default: report.html in the first results folder)."""
     png: str | None = None
     """Folder for the figures as PNG files; without it, they are in the HTML file alone."""
-    settings: str | None = None
-    """Settings file of kvp tune, or its folder: the setting of each method. Results of
-    `kvp-eval --methods tuned:FILE` have it already. With neither, methods are shown in their
-    defaults."""
     bootstrap: int = 2000
     """Resamples behind each interval."""
 

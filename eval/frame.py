@@ -157,18 +157,14 @@ class ResultsFrame(pandas.DataFrame):  # type: ignore[misc]  # pandas has no typ
     bootstrap: int
 
     @classmethod
-    def of(cls, results: Results, bootstrap: int = 2000) -> ResultsFrame:
-        """Rows of a folder; a UserWarning says what is unfinished."""
+    def read(cls, folder: str, bootstrap: int) -> ResultsFrame:
+        """Rows of a folder or an address; a UserWarning says what is unfinished."""
+        results = load_results(results_folder(folder))
         frame = cls(list(results.records))
         frame.results, frame.bootstrap = results, bootstrap
         if frame.unfinished:
-            warnings.warn(frame.unfinished, stacklevel=4)
+            warnings.warn(frame.unfinished, stacklevel=3)
         return frame
-
-    @classmethod
-    def read(cls, folder: str, bootstrap: int) -> ResultsFrame:
-        """Rows of a folder or an address."""
-        return cls.of(load_results(results_folder(folder)), bootstrap)
 
     @property
     def _constructor(self) -> type[pandas.DataFrame]:

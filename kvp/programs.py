@@ -107,7 +107,7 @@ PROGRAMS = {
         "Choose options, allocator and protection of every method on validation prompts. Each "
         "method has the same number of settings, in every protocol. A grid whose best number is at "
         "its end goes on until that number is enclosed. Writes settings.json, which kvp-eval runs "
-        "as `--methods tuned:FOLDER` and kvp-report reads. Interrupted runs resume, finished ones "
+        "as `--methods tuned:FOLDER`. Interrupted runs resume, finished ones "
         "can be extended by methods, settings or prompts.",
         (
             "kvp tune --methods snapkv,tova,h2o --tasks niah_single_1,niah_multikey_1 "

@@ -154,21 +154,18 @@ def timings(records: Iterable[Record], groups: Mapping[str | None, str]) -> list
     for record in records:
         spec = None if record["method"] == FULL else record["budget_spec"] or str(record["budget"])
         parts[record["protocol"], spec, method_of(record, groups)].append(record)
-    full = {key[0]: same for key, same in parts.items() if key[2].method == FULL}
+    wholes = {key[0]: same for key, same in parts.items() if key[2].method == FULL}
     measured = []
     for (protocol, spec, setting), same in parts.items():
-        whole = full.get(protocol, [])
+        whole = wholes.get(protocol, [])
         nbytes, whole_bytes = (_mean(each, "cache_bytes") for each in (same, whole))
-        decode, full_decode = (
-            _by_prompt(each, "decode_seconds_per_token") for each in (same, whole)
-        )
-        alike = len(decode) == len(full_decode) and all(full_decode)
+        decode, full = (_by_prompt(each, "decode_seconds_per_token") for each in (same, whole))
         evict, prefill = (_by_prompt(same, f"{part}_seconds") for part in ("evict", "prefill"))
         flops = [
             each["evict_flops"] / each["prefill_flops"]
             for each in same if each.get("prefill_flops") and each.get("evict_flops") is not None
         ]  # fmt: skip
-        shares = median_interval(np.divide(evict, prefill).tolist() if all(prefill) else [])
+        shares = _ratio(evict, prefill)
         size = "kept_tokens" if same[0]["budget"] is None else "budget"
         measured.append(
             Timing(
@@ -181,9 +178,7 @@ def timings(records: Iterable[Record], groups: Mapping[str | None, str]) -> list
                 evict=median_interval(evict),
                 decode=median_interval(decode),
                 bytes_to_full=nbytes / whole_bytes if whole_bytes else None,
-                decode_to_full=median_interval(np.divide(decode, full_decode).tolist())
-                if alike
-                else None,
+                decode_to_full=_ratio(decode, full),
                 seconds=shares.mean if shares else None,
                 flops=float(np.mean(flops)) if flops else None,
             )
@@ -193,6 +188,11 @@ def timings(records: Iterable[Record], groups: Mapping[str | None, str]) -> list
 
 def _mean(records: Sequence[Record], field: str) -> float:
     return float(np.mean([record[field] for record in records])) if records else 0.0
+
+
+def _ratio(ours: Sequence[float], theirs: Sequence[float]) -> Interval | None:
+    alike = len(ours) == len(theirs) and all(theirs)
+    return median_interval(np.divide(ours, theirs).tolist()) if alike else None
 
 
 def _by_prompt(records: Sequence[Record], field: str) -> list[float]:

@@ -44,6 +44,10 @@ _MARKERS = "osD^X"
 _DASHES: Any = ("-", (0, (9, 1.5)), "-.", (0, (1, 1)), (0, (9, 1.5, 1, 1.5, 1, 1.5)))
 _DASHES_OF_ATTENTION: Any = ("--", (0, (3, 1, 1, 1, 1, 1)), (0, (2, 4)), (0, (6, 4)))
 """A pattern per round through the colours of a kind."""
+_KINDS: Any = {
+    "learned": (_LEARNED, _DASHES, 3.0), "free": (_FREE, _DASHES, 1.6),
+    "attention": (_READS_ATTENTION, _DASHES_OF_ATTENTION, 1.6),
+}  # fmt: skip
 _SETTINGS: Any = {
     "text.parse_math": False, "font.size": 9, "font.sans-serif": ["DejaVu Sans"],
     "svg.fonttype": "none", "svg.hashsalt": WRITER,
@@ -119,7 +123,7 @@ def line_styles(families: Iterable[str]) -> dict[str, dict[str, Any]]:
     No two share colour and dashes; without colour markers tell them apart, two dozen of a kind.
     """
     styles: dict[str, dict[str, Any]] = {}
-    counts = {"learned": 0, "free": 0, "attention": 0}
+    counts = dict.fromkeys(_KINDS, 0)
     for family in dict.fromkeys(families):
         method = family.partition("/")[0]
         if method in (FULL, ORACLE):
@@ -128,18 +132,13 @@ def line_styles(families: Iterable[str]) -> dict[str, dict[str, Any]]:
             continue
         free = attention_free(method)
         kind = "learned" if method == LEARNED else "free" if free else "attention"
-        colors = {"learned": _LEARNED, "free": _FREE, "attention": _READS_ATTENTION}[kind]
-        dashes = _DASHES_OF_ATTENTION if kind == "attention" else _DASHES
-        number = counts[kind]
+        colors, dashes, width = _KINDS[kind]
+        again, place = divmod(counts[kind], len(colors))
         counts[kind] += 1
-        # Markers go round with the colours, shifted by one per round where both are as many.
-        shift = number // len(colors) if len(colors) % len(_MARKERS) == 0 else 0
         styles[family] = {
-            "color": colors[number % len(colors)],
-            "linestyle": dashes[number // len(colors) % len(dashes)],
-            "linewidth": 3.0 if kind == "learned" else 1.6,
-            "marker": _MARKERS[(number + shift) % len(_MARKERS)],
-        }
+            "color": colors[place], "linestyle": dashes[again % len(dashes)], "linewidth": width,
+            "marker": _MARKERS[(place + again) % len(_MARKERS)],
+        }  # fmt: skip
     return styles
 
 
@@ -151,25 +150,20 @@ Styles = Mapping[str, Mapping[str, Any]]
 def drawn_settings(comparison: Comparison, maximum: int = 12) -> dict[ReportedMethod, bool]:
     """At most `maximum` settings for a figure, and whether it draws them in front.
 
-    In front: the full cache, the oracle, and `best_of`. Behind: the others of the best
-    means over the budgets that all of them have.
+    In front: the full cache, the oracle, and `best_of`. Behind: the others of the best means over
+    the budgets that they have.
     """
     best = best_of(comparison)
     settings = [choice.setting for choice in comparison.choices.values()
                 if choice.setting in comparison.grid]  # fmt: skip
     front = [setting for setting in settings if setting.method in (FULL, ORACLE, LEARNED)]
-    front += best.settings if best else settings
+    front = list(dict.fromkeys([*front, *(best.settings if best else settings)]))
+
+    def mean(setting: ReportedMethod) -> float:
+        return float(np.mean([of.interval.mean for of in comparison.grid[setting].values()]))
+
     others = [setting for setting in settings if setting not in front]
-    if others:
-        shared = set.intersection(*(set(comparison.grid[setting]) for setting in others))
-
-        def mean(setting: ReportedMethod) -> float:
-            estimates = comparison.grid[setting]
-            values = [estimates[spec].interval.mean for spec in shared or estimates]
-            return float(np.mean(values))
-
-        others.sort(key=mean, reverse=comparison.higher_is_better)
-    front = list(dict.fromkeys(front))
+    others.sort(key=mean, reverse=comparison.higher_is_better)
     behind = others[: max(0, maximum - len(front))]
     return {**dict.fromkeys(front, True), **dict.fromkeys(behind, False)}
 

@@ -35,14 +35,13 @@ from eval.comparison import (
 )
 from eval.config import ReportConfig
 from eval.frame import tidy
-from eval.records import FILES, PROTOCOL_NAMES, Record, policy_groups, results_folder
+from eval.records import FILES, PROTOCOL_NAMES, policy_groups, results_folder
 from eval.report import figures, tables
 from eval.report.answers import Answers, answers, packed
 from eval.report.costs import Cost, costs, shown_costs, timings
 from eval.report.figures import Picture, TokenMap, drawn_settings, rank_styles, token_map
 from eval.report.tables import Table
 from eval.results import Results, join, labels, load_results, model_name, unfinished
-from eval.tune.settings_file import load_settings
 from kvp.artifacts.addresses import is_address
 from kvp.artifacts.files import atomic_write_bytes
 from kvp.errors import ResultsError, UsageError
@@ -96,27 +95,23 @@ class Run:
     def __init__(self, results: Results, label: str, resamples: int) -> None:
         """`label` is its name among several runs, empty for a single one."""
         self.results, self.label = results, label
-        records: list[Record] = [
-            *results.records, *results.curves, *results.timing,
-        ]  # fmt: skip
+        records = [*results.records, *results.curves, *results.timing]
         groups = policy_groups(records)
         self.families = in_order(
             list(dict.fromkeys(method_of(record, groups).family for record in records))
         )
         compared = compare_all(results, resamples=resamples)
         self.comparisons = [one for one in compared if any(r["budget_spec"] for r in one.records)]
-        self.alone = [
-            each.alone(task)
-            for each in self.comparisons if len(each.sorted.tasks) > 1
-            for task in each.sorted.tasks
-        ]  # fmt: skip
-        """Every task by itself, where a comparison has several."""
         self.numbers = [tidy(each) for each in self.comparisons]
         self.timings = timings(results.timing, groups)
         self.costs: dict[str, dict[ReportedMethod, Cost]] = {
             protocol: costs([r for r in results.curves if r["protocol"] == protocol], groups)
             for protocol in dict.fromkeys(record["protocol"] for record in results.curves)
         }
+
+    def says(self, text: str) -> str:
+        """A text, behind the run's name among several."""
+        return f"{self.label}: {text}" if self.label else text
 
 
 def make_runs(results: Sequence[Results], resamples: int) -> list[Run]:
@@ -195,12 +190,7 @@ def render(runs: Sequence[Run], blocks: Sequence[Block]) -> str:
         f"style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'",
         generator=GENERATOR,
         title=f"KV-cache eviction on {' and '.join(models)}",
-        unfinished=dict.fromkeys(
-            f"{run.label}{': ' * bool(run.label)}{each.unfinished}"
-            for run in runs
-            for each in run.comparisons
-            if each.unfinished
-        ),
+        unfinished=[run.says(lack) for run in runs if (lack := unfinished(run.results))],
         subtitles=map(_subtitle, runs),
         style=f"{(web / 'page.css').read_text('utf-8').strip()}\n{rank_styles()}",
         script=script,
@@ -237,10 +227,10 @@ def _subtitle(run: Run) -> str:
     results = run.results
     prompts = {(record["task"], record["example"]) for record in results.records}
     tasks = len({task for task, _ in prompts})
-    return (
-        f"{run.label}{': ' * bool(run.label)}{len(prompts)} prompt{'s' * (len(prompts) != 1)} of "
-        f"{tasks} task{'s' * (tasks != 1)}, at most {results.setting('length')} tokens; split "
-        f"{results.setting('split')}, seed {results.setting('seed')}"
+    return run.says(
+        f"{len(prompts)} prompt{'s' * (len(prompts) != 1)} of {tasks} task{'s' * (tasks != 1)}, at "
+        f"most {results.setting('length')} tokens; split {results.setting('split')}, seed "
+        f"{results.setting('seed')}"
     )
 
 
@@ -250,7 +240,9 @@ def _run(run: Run, prefix: str, styles: figures.Styles) -> Iterator[Block]:
     for comparison, found in zip(run.comparisons, run.numbers, strict=True):
         more = list(_folded(run, comparison, found, prefix))
         yield _compared(run, comparison, prefix, styles, more)
-    for number, comparison in enumerate(run.alone):
+    several = [each for each in run.comparisons if len(each.sorted.tasks) > 1]
+    alone = (each.alone(task) for each in several for task in each.sorted.tasks)
+    for number, comparison in enumerate(alone):
         yield _compared(run, comparison, f"{prefix}task-{number}-", styles)
     read = answers(run.comparisons)
     if read is not None:
@@ -306,7 +298,7 @@ def _compared(
             f"{PROTOCOL_NAMES[protocol]}.{costs}",
             budget=budget,
         )
-        blocks += [picture, tables.some_settings(comparison, tables.lines_shown(comparison))]
+        blocks += [picture, tables.some_settings(comparison, tables.chosen_settings(comparison))]
     else:
         words = "No method has answers to all prompts of this folder."
         blocks.append(Text(text=words, style="missing"))
@@ -325,13 +317,12 @@ def _compared(
 
 def _said(comparison: Comparison) -> Iterator[Text]:
     """The sentences on a comparison, but that it is unfinished: the first line of the page."""
-    style = "summary"
-    for sentence in sentences(comparison):
-        if sentence == comparison.sorted.apart:
-            yield Text(text=sentence, style="note")
-        elif sentence != comparison.unfinished:
-            yield Text(text=sentence, style=style)
-            style = ""
+    said = [each for each in sentences(comparison) if each != comparison.unfinished]
+    if comparison.sorted.apart in said:
+        yield Text(text=said.pop(0), style="note")
+    yield from (
+        Text(text=each, style="" if number else "summary") for number, each in enumerate(said)
+    )
 
 
 def _folded(
@@ -390,15 +381,12 @@ def _about(run: Run) -> Iterator[Block]:
     versions = {"kvp": manifest.get("kvp"), "python": manifest.get("python")}
     versions |= manifest.get("packages") or {}
     facts: dict[str, Any] = {
-        "model": results.setting("model"),
-        "policies": list(policies),
-        "versions": [f"{name} {value}" for name, value in versions.items() if value],
+        "model": results.setting("model"), "policies": ", ".join(policies),
+        "versions": ", ".join(f"{name} {value}" for name, value in versions.items() if value),
         "created": manifest.get("created"),
-    }
+    }  # fmt: skip
     rows: list[list[tables.Field | str]] = [
-        [name, tables.Field(text=", ".join(map(str, words)), mark="text")]
-        for name, value in facts.items()
-        if (words := value if isinstance(value, list) else [value] if value else [])
+        [name, tables.Field(text=str(value), mark="text")] for name, value in facts.items() if value
     ]
     yield Table(caption="How this was made", header=("what", "value"), rows=rows)
     yield Text(text="\n".join(commands(manifest)), style="code")
@@ -432,15 +420,6 @@ def run(config: ReportConfig) -> None:
         raise UsageError(f"--png {png} is a file; name a folder")
     _refuse_others(out)
     results = join([load_results(folder) for folder in folders])
-    if config.settings:
-        settings = load_settings(Path(config.settings))
-        for each in results:
-            if each.setting("split") in (settings.split, "all"):
-                raise ResultsError(
-                    f"--settings {config.settings}: chosen on the {settings.split} split, as "
-                    f"{each.folder} has; evaluate them on another (kvp-eval --split test)"
-                )
-        results = [replace(each, tuned=(*each.tuned, settings)) for each in results]
     phase("computing intervals and differences")
     runs = make_runs(results, config.bootstrap)
     blocks = blocks_of(runs)

@@ -23,8 +23,8 @@ from eval.report.costs import Cost, Timing, passes
 from eval.stats import Interval
 from policies.registry import NULLS
 
-Line = tuple[str, str, ReportedMethod]
-"""A line of a table: name, note and setting."""
+Notes = Mapping[ReportedMethod, str]
+"""Settings of a table, a line each, and the note below their names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,22 +69,18 @@ def markdown(table: Table) -> str:
     return "\n".join([f"**{table.caption}**", "", head, rule, *body, ""])
 
 
-def lines_shown(comparison: Comparison) -> list[Line]:
-    """Name, note and setting of each method, in the setting that was chosen for it."""
-    return [(one.setting.name, one.note, one.setting) for one in comparison.choices.values()]
-
-
-def lines_of_all(comparison: Comparison) -> list[Line]:
-    """Name, details and setting: all presets and allocators, with and without protection."""
-    return [(each.name, each.details, each) for each in comparison.settings]
+def chosen_settings(comparison: Comparison) -> Notes:
+    """Each method in the setting that was chosen for it, and how it was."""
+    return {one.setting: one.note for one in comparison.choices.values()}
 
 
 def every_setting(comparison: Comparison) -> Table:
     """The numbers of all presets and allocators, with and without protection."""
-    return some_settings(comparison, lines_of_all(comparison), ", every setting of every method")
+    every = {each: each.details for each in comparison.settings}
+    return some_settings(comparison, every, ", every setting of every method")
 
 
-def some_settings(comparison: Comparison, lines: Sequence[Line], which: str = "") -> Table:
+def some_settings(comparison: Comparison, lines: Notes, which: str = "") -> Table:
     """The numbers of some settings, marked where they differ from those of the best null.
 
     `which` settings they are, for the caption.
@@ -92,16 +88,16 @@ def some_settings(comparison: Comparison, lines: Sequence[Line], which: str = ""
     grid = comparison.grid
     over = {
         (setting, spec): gap
-        for _, _, setting in lines
+        for setting in lines
         for spec in comparison.budgets.specs
         if not comparison.unfinished and (gap := comparison.over_null(setting, spec)) is not None
     }
     differs = resolved(over)
     rows: list[Sequence[Field | str]] = []
-    for name, note, setting in lines:
+    for setting, note in lines.items():
         if not grid.get(setting):
             continue
-        row = [_heading(name, note, setting)]
+        row = [_heading(setting, note)]
         for spec in _columns(comparison):
             number = _number(comparison, _at(grid[setting], setting, spec), _mark(setting))
             if (setting, spec) in differs:
@@ -114,10 +110,8 @@ def some_settings(comparison: Comparison, lines: Sequence[Line], which: str = ""
         rows.append(row)
     nulls = ""
     if over:
-        nulls = (
-            "; * above, † below the best null with the same protection, paired by prompt, at 5 %"
-        )
-        nulls += f" after Holm's correction for the {len(over)} differences of the table"
+        nulls = "; * above, † below the best null with the same protection, paired by prompt, at "
+        nulls += f"5 % after Holm's correction for the {len(over)} differences of the table"
     elif not any(each.setting.method in NULLS for each in comparison.choices.values()):
         nulls = "; no null was run (add nulls to --methods of kvp-eval)"
     count = len(comparison.sorted.usable or comparison.sorted.tasks)
@@ -134,14 +128,14 @@ def some_settings(comparison: Comparison, lines: Sequence[Line], which: str = ""
 def by_task(comparison: Comparison, spec: str) -> Table:
     """The chosen settings at one budget, a column per task."""
     rows: list[Sequence[Field | str]] = []
-    for name, note, setting in lines_shown(comparison):
+    for setting, note in chosen_settings(comparison).items():
         budget = SELF_SIZED if setting.self_sized else spec
         fields = [
             _number(comparison, _at(grid.get(setting, {}), setting, budget), _mark(setting))
             for grid in comparison.tasks.values()
         ]
         if any(field != NOTHING for field in fields):
-            rows.append([_heading(name, note, setting), *fields])
+            rows.append([_heading(setting, note), *fields])
     return Table(
         caption=f"{comparison.measure.capitalize()}, task by task at {spec} "
         f"({comparison.interval}); {PROTOCOL_NAMES[comparison.protocol]}. Other budgets: in the "
@@ -199,7 +193,7 @@ def areas(by_setting: Mapping[ReportedMethod, Cost], protocol: str) -> Table:
             least, most = min(cost.ratios), max(cost.ratios)
             small = f"{least:.2f} to {most:.2f}" if len(cost.ratios) > 1 else ""
             ratio = Field(text=f"{sum(cost.ratios) / len(cost.ratios):.2f}", small=small)
-        rows.append([_heading(setting.name, setting.details, setting), ratio, skill])
+        rows.append([_heading(setting, setting.details), ratio, skill])
     return Table(
         caption="Area under the cost curves summed over heads, as a multiple of the oracle's with "
         "the same protection (mean over policies, range below), and mean skill; "
@@ -243,25 +237,21 @@ def skill_map(shown: Mapping[ReportedMethod, Cost], protocol: str) -> Table:
 
 def costs_of_requests(timings: Sequence[Timing]) -> Table:
     """Bytes and seconds of one protocol per method and budget."""
-
-    def median(value: Interval | None, scale: float, digits: int) -> Field:
-        return NOTHING if value is None else _rounded(value, scale, digits)
-
     rows: list[Sequence[Field | str]] = [
         [
-            _heading(each.setting.name, each.setting.details, each.setting),
+            _heading(each.setting, each.setting.details),
             "all" if each.setting.method == FULL else f"{each.budget:.0f}",
             f"{each.cache_bytes:,.0f}",
             "–" if each.bytes_to_full is None else f"{each.bytes_to_full:.3f}",
-            median(each.prefill, 1000, 1),
-            median(each.evict, 1000, 1),
+            _rounded(each.prefill, 1000, 1),
+            _rounded(each.evict, 1000, 1),
             *(
                 "–" if share is None else f"{100 * share:.0f} %"
                 for share in (each.seconds, each.flops)
             ),
             "1" if each.setting.method == FULL else str(passes(each.setting.method)),
-            median(each.decode, 1000, 2),
-            median(each.decode_to_full, 1, 3),
+            _rounded(each.decode, 1000, 2),
+            _rounded(each.decode_to_full, 1, 3),
         ]
         for each in timings
     ]
@@ -330,8 +320,8 @@ def _at(
     return of.get(None if setting.method == FULL and spec != SELF_SIZED else spec)
 
 
-def _heading(name: str, note: str, setting: ReportedMethod) -> Field:
-    return Field(text=name, small=note, mark=_mark(setting), method=setting.family)
+def _heading(setting: ReportedMethod, note: str) -> Field:
+    return Field(text=setting.name, small=note, mark=_mark(setting), method=setting.family)
 
 
 def _number(comparison: Comparison, estimate: Estimate | None, mark: str = "") -> Field:
@@ -343,7 +333,9 @@ def _number(comparison: Comparison, estimate: Estimate | None, mark: str = "") -
     return replace(number, small="") if alone else number
 
 
-def _rounded(interval: Interval, scale: float, digits: int, *, mark: str = "") -> Field:
+def _rounded(interval: Interval | None, scale: float, digits: int, *, mark: str = "") -> Field:
+    if interval is None:
+        return NOTHING
     mean, low, high = (f"{scale * value:.{digits}f}" for value in interval.numbers)
     return Field(text=mean, small=f"{low} to {high}", mark=mark)
 

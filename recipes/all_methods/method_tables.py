@@ -25,10 +25,7 @@ SEEN = {"query_aware": "question seen", "query_agnostic": "question not seen"}
 
 def scores(comparison: Comparison) -> Table:
     """Every method in its chosen setting, marked where it differs from the best null."""
-    lines = [
-        (choice.setting.name, choice.setting.details, choice.setting)
-        for choice in comparison.choices.values()
-    ]
+    lines = {choice.setting: choice.setting.details for choice in comparison.choices.values()}
     table = tables.some_settings(comparison, lines)
     kept = [0] + [i for i, name in enumerate(table.header) if name.split(" ")[0] in SHOWN]
     return replace(

@@ -69,8 +69,6 @@ def test_tasks_weigh_the_same_and_seeds_are_averaged_per_prompt(
         *(make_record(task="two", example=f"e{n}", score=0.0) for n in (2, 3, 4)),
     ]
     assert _grid(uneven)[_setting("knorm")]["25%"].interval.mean == 0.5
-    with pytest.raises(ValueError, match="2 protocols"):
-        estimates("accuracy", answers, policy_groups(answers), resamples=10)
 
 
 def test_perplexity_weighs_tokens(replies: list[Record]) -> None:
@@ -156,7 +154,7 @@ def test_self_sized_methods_are_families(
     comparison = make_comparison(records=[*answers, *own])
     alone = comparison.choices["knorm+self_sized"]
     assert (alone.note, alone.setting.self_sized) == ("protected", True)
-    table = tables.some_settings(comparison, tables.lines_shown(comparison))
+    table = tables.some_settings(comparison, tables.chosen_settings(comparison))
     assert table.header[-1] == "own size"
     (cell,) = (row[-1] for row in table.rows if row[-1] != tables.NOTHING)
     assert isinstance(cell, Field)
@@ -165,7 +163,7 @@ def test_self_sized_methods_are_families(
 
 def test_differences_are_paired_and_stars_explained(make_comparison: MakeComparison) -> None:
     comparison = make_comparison()
-    shown = tables.some_settings(comparison, tables.lines_shown(comparison))
+    shown = tables.some_settings(comparison, tables.chosen_settings(comparison))
     assert _texts(shown, 1)["knorm"] == "25.0"
     # those of oracle, kvp, knorm and snapkv to random, at two budgets
     assert "after Holm's correction for the 8 differences of the table" in shown.caption
@@ -194,7 +192,7 @@ def test_many_prompts_resolve_a_difference(
     for record in records:
         record["score"] += 0.5 * (record["method"] == "random")
     comparison = make_comparison(records=records)
-    table = tables.some_settings(comparison, tables.lines_of_all(comparison))
+    table = tables.every_setting(comparison)
     assert _texts(table, 1) == {"snapkv": "100.0 *", "knorm": "0.0 †", "random": "50.0"}
 
 

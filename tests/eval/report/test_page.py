@@ -117,7 +117,6 @@ def test_folders_that_several_runs_extended_have_a_report(
         (("{tmp}/r", "--out", "{tmp}/notes.html/x/y.html"), "cannot be"),
         (("{tmp}/r", "--png", "{tmp}/notes.html"), "--png"),
         (("{tmp}/r", "--bootstrap", "0"), "--bootstrap must be at least 1"),
-        (("{tmp}/r", "--settings", "{tmp}/r"), "settings.json"),
     ],
 )
 def test_what_cannot_work_is_one_line_and_replaces_nothing(
