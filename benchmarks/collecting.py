@@ -37,9 +37,8 @@ from kvp.data.sources import CollectionPlan
 from kvp.data.task import Sample, Source
 from kvp.hf import geometry_of, load_model
 from kvp.store import StorePlan, TraceWriter
-from trace_collect.collection import Collection
 from trace_collect.config import CollectConfig
-from trace_collect.run import write_all
+from trace_collect.run import Collection, write_all
 
 CLOCKS: dict[str, Callable[[], float]] = {
     "wall": time.perf_counter,

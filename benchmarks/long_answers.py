@@ -26,6 +26,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from benchmarks.measuring import write_report
+from eval.config import EvalConfig
 from eval.evaluate import Bench, Prompt
 from eval.prepare import load_all
 from eval.stats import bootstrap_mean
@@ -75,8 +76,8 @@ def bench_of(given: argparse.Namespace) -> tuple[Bench, Sequence[Prompt]]:
     requested = TaskSettings(tasks=split_list(given.tasks), count=given.prompts, **settings)
     prompts, _ = load_all(requested, tokenizer)
     bench = Bench(
-        model=model, tokenizer=tokenizer, name=given.model, decode_batch=64,
-        max_new_tokens=given.max_new_tokens, **settings,
+        model=model, tokenizer=tokenizer, decode_batch=64, max_new_tokens=given.max_new_tokens,
+        config=EvalConfig(model=given.model, dry_run=True, **settings),
     )  # fmt: skip
     return bench, prompts
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from functools import cached_property
 from typing import Any, ClassVar, Literal
 
 from kvp.budgets import Budget, parse_budget, parse_budgets
@@ -276,10 +277,14 @@ class EvalConfig(
             return (BUNDLED,)
         return split_list(self.policies)
 
+    @cached_property
+    def model_name(self) -> str:
+        """What artefacts call the model."""
+        return recorded_name(self.model)
+
     def identity(self) -> dict[str, Any]:
         """The settings every run of one results folder must share."""
-        values = asdict(self)
-        values |= {"model": recorded_name(self.model)}
+        values = asdict(self) | {"model": self.model_name}
         return {name: portable(values[name]) for name in IDENTITY_FIELDS}
 
 

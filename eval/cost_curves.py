@@ -23,7 +23,6 @@ from kvp.errors import StoreError
 from kvp.geometry import Geometry
 from kvp.hf import Prefill, ScorerInputs, prefill
 from kvp.hf.scorer_inputs import needs_scorer_inputs
-from kvp.manifest import recorded_name
 from kvp.ops.future_attention import future_attention
 from kvp.progress import Progress
 from kvp.ranking import UNPROTECTED, Protection
@@ -147,9 +146,8 @@ def measure_traces(
                 for flag in PROTECTIONS[config.protection]:
                     found = prompt.measure(scored, protected if flag else UNPROTECTED)
                     measured.setdefault((method, flag, protocol), []).append(found)
-    name = recorded_name(config.model)
     return [
-        {"model": name, **record}
+        {"model": config.model_name, **record}
         for (method, flag, protocol), parts in measured.items()
         for record in _curve_records(reader.geometry, method, flag, protocol, parts)
     ]

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch import tensor as as_tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from eval.config import EvalConfig
 from eval.methods import Method, Setting, method_fields
 from eval.records import Record
 from kvp.data.encode import Encoded
@@ -363,19 +364,10 @@ def _chosen(prompt: Prompt, losses: Sequence[float]) -> Fields:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunNames:
-    """Settings of a run that are in every record."""
-
-    name: str
-    """Name of the model in every record."""
-    split: str
-    length: int
-    seed: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Bench(RunNames, Decoder):
+class Bench(Decoder):
     """Model and settings that all prompts of a run share."""
+
+    config: EvalConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -499,19 +491,19 @@ def keep(
                 yield setting, Kept(indices=selection.tokens(budget, setting.method.rule))
 
 
-def identify(run: RunNames, prompt: Prompt, protocol: str, setting: Setting) -> Record:
+def identify(config: EvalConfig, prompt: Prompt, protocol: str, setting: Setting) -> Record:
     """Fields of a record that identify it, known before the prompt runs."""
     return {
-        "model": run.name,
+        "model": config.model_name,
         **method_fields(setting.method),
         "protected": setting.protected,
         "protocol": protocol,
         "task": prompt.task,
-        "split": run.split,
-        "length": run.length,
+        "split": config.split,
+        "length": config.length,
         "budget_spec": setting.spec,
         "example": prompt.sample.id,
-        "seed": run.seed,
+        "seed": config.seed,
     }
 
 
@@ -520,7 +512,7 @@ def _record(
 ) -> Record:
     """A record without its outcome."""
     return {
-        **identify(bench, prompt, protocol, setting),
+        **identify(bench.config, prompt, protocol, setting),
         "budget": _budget(setting, tokens),
         "prompt_digest": prompt.sample.digest,
         "prompt_tokens": len(prompt.encoded.ids),

@@ -18,7 +18,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -29,7 +28,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from eval.comparison import compare_all
 from eval.config import EvalConfig
 from eval.cost_curves import measure_traces
-from eval.evaluate import Bench, Prompt, RunNames, evaluate, evaluate_together, identify
+from eval.evaluate import Bench, Prompt, evaluate, evaluate_together, identify
 from eval.frame import ResultsFrame, summary
 from eval.methods import (
     Method,
@@ -55,12 +54,13 @@ from eval.records import (
     RecordParts,
     key_of,
     merge_records,
+    results_folder,
     setting_of,
 )
-from eval.results import load_results, open_folder, write_manifest
+from eval.results import Results, load_results, open_folder, unfinished, write_manifest
 from eval.timing import timing_records
 from eval.token_ranks import token_ranks
-from kvp.artifacts.addresses import ObjectPath
+from kvp.artifacts.addresses import ObjectPath, files_below, place
 from kvp.artifacts.claim import OutputFolder
 from kvp.config_groups import DtypeName, Rank
 from kvp.costs import span
@@ -70,9 +70,9 @@ from kvp.hf.loading import device_of_rank, model_of, tokenizer_of
 from kvp.hf.model_access import another_model, check_model, model_identity, name_of
 from kvp.hf.prefill import unwrapped
 from kvp.hf.scorer_inputs import check_inputs
-from kvp.manifest import recorded_name, write_sealed_json
+from kvp.manifest import write_sealed_json
 from kvp.progress import Progress, phase, say
-from kvp.ray_engine import Pool, check_in_sight, do_pieces
+from kvp.ray_engine import do_with_ray
 from policies.learned import LearnedScorer
 
 ALONE = Rank()
@@ -101,16 +101,45 @@ def run(
     if config.dry_run:
         prepared = _prepare(config, methods, loaded)
         return estimate(load_bench(config, prepared.methods, loaded), prepared)
-    digests = file_digests(config.policy_list, methods)
-    with open_folder(config, digests, shared=config.worker.shared) as output:
-        prepared = _prepare(config, methods, loaded)
-        if config.engine == "ray":
-            _evaluate_with_ray(config, prepared, output)
-        bench = load_bench(config, prepared.methods, loaded)
-        records = _run(config, prepared, bench, output, digests)
+    if config.engine == "ray":
+        records = _run_with_ray(config, methods)
+    else:
+        records = _run_here(config, methods, loaded)
     if records and not temporary:
         say(f"results are in {config.out}; to look at them: kvp-report {config.out}")
     return records
+
+
+def _run_here(config: EvalConfig, methods: Sequence[Method], loaded: Loaded | None) -> list[Record]:
+    """Evaluate in this process, alone or as one of several."""
+    digests = file_digests(config.policy_list, methods)
+    with open_folder(config, digests, shared=config.worker.shared) as output:
+        prepared = _prepare(config, methods, loaded)
+        bench = load_bench(config, prepared.methods, loaded)
+        return _run(config, prepared, bench, output, digests)
+
+
+def _run_with_ray(config: EvalConfig, methods: Sequence[Method]) -> list[Record]:
+    """Have Ray's workers evaluate what is missing; the last of them closes the run."""
+    prepared, out = _prepare(config, methods, None), place(config.out)
+    work = WorkPieces(config, prepared, RecordParts(out))
+    left, total = work.prompts(work.undone(range(len(work)))), len(prepared.work)
+    if not left:
+        return _run_here(config.local(), methods, None)
+    before = sum(1 for _ in files_below(out / PARTS))
+    with _counted(total, total - left) as progress:
+
+        def shown() -> None:
+            new = sum(1 for _ in files_below(out / PARTS)) - before
+            progress.update(max(progress.completed, total - left + new))
+
+        do_with_ray(run, config, config.device, shown)
+        progress.update(total)
+    results = load_results(results_folder(config.out))
+    if lacking := unfinished(results):
+        raise ResultsError(f"--out {out}: {lacking}")
+    print_results(results, config.bootstrap)
+    return list(results.records)
 
 
 def _prepare(config: EvalConfig, methods: Sequence[Method], loaded: Loaded | None) -> Prepared:
@@ -132,17 +161,11 @@ def _run(
 ) -> list[Record]:
     """Evaluate into a claimed folder."""
     rows = _begin(config, prepared, bench, output, digests)
-    if config.engine == "local":
-        evaluate_all(bench, prepared, rows, config.worker)
+    evaluate_all(bench, prepared, rows, config.worker)
     if isinstance(rows, RecordParts):
         rows.refresh()
-        work = WorkPieces(bench, prepared, rows)
+        work = WorkPieces(bench.config, prepared, rows)
         if left := work.prompts(work.undone(range(len(work)))):
-            if config.engine == "ray":
-                raise ResultsError(
-                    f"--out {output.path} lacks rows that workers wrote: it must be a folder that "
-                    "all machines share"
-                )
             say(
                 f"{left} of {len(prepared.work)} evaluations are for other ranks; the last one "
                 "that ends closes the run"
@@ -190,46 +213,6 @@ def planned_rows(prepared: Prepared) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-class RayWorker:
-    """What evaluates in one of Ray's workers."""
-
-    def __init__(self, config: EvalConfig) -> None:
-        """Load the model and join the folder; errors as `run`."""
-        check_in_sight(config.out)
-        methods = methods_of(config)
-        digests = file_digests(config.policy_list, methods)
-        self._folder = open_folder(config, digests, shared=True)
-        prepared = _prepare(config, methods, None)
-        self._bench = load_bench(config, prepared.methods)
-        rows = _begin(config, prepared, self._bench, self._folder, digests)
-        self._work = WorkPieces(self._bench, prepared, rows)
-
-    def __call__(self, number: int) -> None:
-        """Evaluate a piece of the work."""
-        for prompt in self._work.do(self._bench, number):
-            say(prompt)
-
-    def close(self) -> None:
-        """Leave the folder."""
-        self._folder.release()
-
-
-def _evaluate_with_ray(config: EvalConfig, prepared: Prepared, output: OutputFolder) -> None:
-    """Have Ray's workers evaluate what is missing."""
-    names = RunNames(
-        name=recorded_name(config.model), split=config.split, length=config.length, seed=config.seed
-    )
-    work = WorkPieces(names, prepared, _record_file(output))
-    left, total = work.undone(range(len(work))), len(prepared.work)
-    with _counted(total, total - work.prompts(left)) as progress:
-        do_pieces(
-            partial(RayWorker, config),
-            left,
-            Pool.of(config, config.device),
-            lambda number: progress.advance(work.prompts([number])),
-        )
-
-
 def _record_file(output: OutputFolder) -> RecordFile:
     """rows.jsonl, with parts where workers write them, or have left them."""
     path = output.path
@@ -257,9 +240,14 @@ def _close(
         write_sealed_json(folder / TOKENS, content)
     results = load_results(folder)
     output.push(*FILES)
-    shown = compare_all(results, resamples=config.bootstrap)
-    print(summary(shown, shutil.get_terminal_size((100, 20)).columns))
+    print_results(results, config.bootstrap)
     return list(results.records)
+
+
+def print_results(results: Results, resamples: int) -> None:
+    """Print the closing table."""
+    shown = compare_all(results, resamples=resamples)
+    print(summary(shown, shutil.get_terminal_size((100, 20)).columns))
 
 
 def load_bench(
@@ -278,10 +266,7 @@ def load_bench(
     return Bench(
         model=model,
         tokenizer=tokenizer,
-        name=recorded_name(config.model),
-        split=config.split,
-        length=config.length,
-        seed=config.seed,
+        config=config,
         decode_batch=config.decode_batch,
         max_new_tokens=config.max_new_tokens,
     )
@@ -332,7 +317,7 @@ def evaluate_all(bench: Bench, prepared: Prepared, file: RecordFile, rank: Rank 
     A piece of the work is all prompts that share a prefill. Raises ResultsError where the folder
     holds answers to other prompts of the same names.
     """
-    work = WorkPieces(bench, prepared, file)
+    work = WorkPieces(bench.config, prepared, file)
     share = rank.share(range(len(work)))
     left, total = work.undone(share), work.prompts(share)
     there = total - sum(len(work.missing(number)) for number in left)
@@ -397,7 +382,7 @@ def by_prefill(work: Iterable[Work]) -> list[list[Work]]:
 class WorkPieces:
     """The pieces of a run, numbered alike in all its processes, and which of them are done."""
 
-    def __init__(self, run: RunNames, prepared: Prepared, file: RecordFile) -> None:
+    def __init__(self, config: EvalConfig, prepared: Prepared, file: RecordFile) -> None:
         """Append to `file`.
 
         Raises ResultsError where the file holds answers to other prompts of the same names.
@@ -409,7 +394,7 @@ class WorkPieces:
                     f"{file.path} holds answers to another prompt called {prompt.sample.id}: the "
                     "data or its task has changed since; choose another --out"
                 )
-        self._run = run
+        self._config = config
         self._file = file
         self._groups = by_prefill(
             (prompt, protocol, prepared.settings(prompt, protocol))
@@ -430,7 +415,7 @@ class WorkPieces:
         for prompt, protocol, planned in self._groups[number]:
             settings = [
                 setting for setting in planned
-                if key_of(identify(self._run, prompt, protocol, setting)) not in self._file.keys
+                if key_of(identify(self._config, prompt, protocol, setting)) not in self._file.keys
             ]  # fmt: skip
             if settings:
                 left.append((prompt, protocol, settings))

@@ -69,7 +69,7 @@ def timing_records(
     middle = statistics.median_low(prompt.boundary(protocol) for prompt in prompts)
     return [
         {
-            "model": bench.name,
+            "model": bench.config.model_name,
             **method_fields(setting.method),
             "protected": setting.protected,
             "protocol": protocol,

@@ -11,8 +11,8 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields, make_dataclass
-from typing import Any, ClassVar, Literal, TypeVar, get_type_hints
+from dataclasses import asdict, dataclass, field, fields, make_dataclass, replace
+from typing import Any, ClassVar, Literal, Self, TypeVar, get_type_hints
 
 from kvp.artifacts.addresses import is_address
 from kvp.errors import UsageError
@@ -291,10 +291,12 @@ class WorkersConfig(Group):
 
     @property
     def worker(self) -> Rank:
-        """Which process this is; with Ray one of several, whatever a launcher says."""
-        if self.engine == "ray":
-            return Rank(count=2)
+        """Which process this is."""
         return rank_of(self.rank, self.world_size)
+
+    def local(self, **settings: Any) -> Self:  # noqa: ANN401
+        """The same job without Ray, with other `settings`."""
+        return replace(self, engine="local", workers=None, gpus_per_worker=None, **settings)
 
     def recorded(self) -> dict[str, Any]:
         """All settings but these, which change nothing in what is written."""

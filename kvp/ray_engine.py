@@ -1,8 +1,7 @@
-"""`--engine ray`: pieces of a job are handed to actors of Ray, those of dead ones once more.
+"""`--engine ray`: Ray starts the processes of a job, each with its rank, and dead ones once more.
 
-An actor makes its worker once (a model is loaded) and is given one piece at a time. A worker writes
-into the shared folder itself, as the processes of any other launcher do, so nothing but numbers
-travels through Ray. Imports Ray only when used.
+A process does its share of the job and writes it into the shared folder itself, as those of any
+other launcher do, so nothing but settings travels through Ray. Imports Ray only when used.
 """
 
 from __future__ import annotations
@@ -15,12 +14,11 @@ import signal
 import socket
 import sys
 import threading
-from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeVar
 
 from kvp.artifacts.addresses import is_address
 from kvp.config_groups import WorkersConfig
@@ -28,28 +26,20 @@ from kvp.errors import KvpError, UsageError
 from kvp.plugins import prefer_own_packages
 from kvp.progress import phase, say
 
+ConfigT = TypeVar("ConfigT", bound=WorkersConfig)
 
-class Work(Protocol):
-    """What does pieces in one worker."""
-
-    def __call__(self, piece: int, /) -> None:
-        """Do the piece of this number, but for what is there; KvpError or OSError."""
-
-    def close(self) -> None:
-        """Let other processes have the folder, at the end of a worker that is not killed."""
-
-
-DEATHS = 3
-"""How often workers may die at the same piece, or, each of them, before any piece is done."""
+RETRIES = 5
+"""How often a worker that died is started again; what it has written is not done again."""
+POLL_SECONDS = 10.0
+"""Seconds between two looks at how much is done."""
 OBJECT_STORE_BYTES = 100_000_000
-"""Memory of Ray's own store where kvp starts Ray: it holds numbers and errors."""
-CLOSING_SECONDS = 10.0
-"""Longest wait for workers to close at the end of the work."""
+"""Memory of Ray's own store where kvp starts Ray: it holds settings and errors."""
 _WHY = "Ray's logs are in /tmp/ray/session_latest/logs of its machine"
 _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_BACKEND_LOG_LEVEL": "fatal",
     "RAY_DEDUP_LOGS_SKIP_REGEX": ".*",  # what Ray itself says of a dead worker
+    "RAY_task_oom_retries": str(RETRIES),
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # workers without a GPU of their own share them all
 }
 _HANDED_ON = re.compile(r"(AWS|GOOGLE|KVP)_\w+|HF_(TOKEN|ENDPOINT|HUB_OFFLINE)")
@@ -79,128 +69,86 @@ class Pool:
         return cls(size=config.workers, gpus=float(device == "cuda") if gpus is None else gpus)
 
 
-def do_pieces(
-    make: Callable[[], Work], pieces: Sequence[int], pool: Pool, finished: Callable[[int], None]
+def do_with_ray(
+    run: Callable[[ConfigT], object], config: ConfigT, device: str, shown: Callable[[], None]
 ) -> None:
-    """Have Ray's actors do pieces of a job; all of them are done when this returns.
+    """Have each of Ray's workers do its share of a job; all of it is done when this returns.
 
     Args:
-        make: called once in each actor, in the working folder of this process; it can be pickled.
-        pieces: numbers of the pieces.
-        pool: the actors.
-        finished: called with the number of each piece once it is done.
+        run: what a process of any launcher calls with its settings; it can be pickled.
+        config: settings of the job.
+        device: `--device`.
+        shown: called now and then, to show how much is done.
 
     Raises:
         Exception: the first that a worker raised; KvpErrors among them.
-        UsageError: Ray is not installed, has no room for a worker, or workers die again and again.
+        UsageError: Ray is not installed, has no room for a worker, or a worker dies again and
+            again.
     """
-    if not pieces:
-        return
-    with _session(pool) as ray:
-        size = min(_pool_size(ray, pool), len(pieces))
+    pool = Pool.of(config, device)
+    with _session(pool) as ray, _folder(config):
+        size = _pool_size(ray, pool)
         phase(f"starting {size} workers of Ray")
-        kind = ray.remote(num_cpus=1, num_gpus=pool.gpus)(_Actor)
         environment = {
             name: value for name, value in os.environ.items()
             if _HANDED_ON.fullmatch(name) and not name.startswith(_OF_ONE_MACHINE)
         }  # fmt: skip
-        command = os.getcwd(), sys.argv, environment, pickle.dumps(make)
-        actors: list[Any] = []
-
-        def start() -> tuple[Any, Any]:
-            actors.append(kind.remote())
-            return actors[-1].load.remote(*command), actors[-1]
-
+        shares = [config.local(rank=rank, world_size=size) for rank in range(size)]
+        start = ray.remote(num_cpus=1, num_gpus=pool.gpus, max_retries=RETRIES)(_share)
+        tasks = [
+            start.remote(os.getcwd(), sys.argv, environment, pickle.dumps((run, share)))
+            for share in shares
+        ]
+        waiting = tasks
         try:
-            _hand_out(ray, start, size, deque(pieces), finished)
+            while waiting:
+                ended, waiting = ray.wait(waiting, num_returns=1, timeout=POLL_SECONDS)
+                ray.get(ended)
+                shown()
         except ray.exceptions.RayTaskError as problem:
             raise _cause(problem) from None
+        except (ray.exceptions.WorkerCrashedError, ray.exceptions.OutOfMemoryError):
+            raise UsageError(
+                f"--engine ray: a worker died {RETRIES + 1} times (out of memory?); {_WHY}"
+            ) from None
         except ray.exceptions.RayError as problem:  # machines or Ray itself, no worker's error
             raise UsageError(f"--engine ray: {_first_line(problem)}; {_WHY}") from None
         finally:
-            for actor in actors:
+            for task in tasks:
                 with suppress(ray.exceptions.RayError):
-                    ray.kill(actor)
+                    ray.cancel(task, force=True)
 
 
-def _hand_out(
-    ray: Any,  # noqa: ANN401
-    start: Callable[[], tuple[Any, Any]],
-    size: int,
-    left: deque[int],
-    finished: Callable[[int], None],
-) -> None:
-    """Give each of `size` actors one piece after the other, and those of dead ones to another.
-
-    `start` starts an actor: what it will answer when it has loaded, and the actor. Raises the first
-    error of a worker, and UsageError after too many deaths.
-    """
-    deaths, idle = Counter[int | None](), list[Any]()
-    busy: dict[Any, tuple[Any, int | None]] = {}  # by answer: an actor and its piece, if any
-    for _ in range(size):
-        answer, actor = start()
-        busy[answer] = actor, None
-    while left or any(piece is not None for _, piece in busy.values()):
-        (answer, *_), _ = ray.wait([*busy], num_returns=1)
-        actor, piece = busy.pop(answer)
-        if _survived(ray, answer):
-            idle.append(actor)
-            if piece is not None:
-                deaths[None] = 0
-                finished(piece)
-        else:
-            deaths[piece] += 1
-            if deaths[piece] > (DEATHS * size - 1 if piece is None else DEATHS):
-                where = "before it had done a piece of the work"
-                if piece is not None:
-                    where = f"at piece {piece}, {deaths[piece]} times"
-                raise UsageError(f"--engine ray: a worker died {where} (out of memory?); {_WHY}")
-            if piece is not None:
-                say(f"note: a worker died at piece {piece}, which is done again")
-                left.appendleft(piece)
-            if not idle:
-                answer, actor = start()
-                busy[answer] = actor, None
-        while left and idle:
-            actor, piece = idle.pop(), left.popleft()
-            busy[actor.do.remote(piece)] = actor, piece
-    ends = [actor.close.remote() for actor in idle]
-    ray.wait(ends, num_returns=len(ends), timeout=CLOSING_SECONDS)
+def _share(folder: str, arguments: list[str], environment: dict[str, str], pickled: bytes) -> None:
+    """Do a share with what the program has: credentials are in its environment."""
+    os.environ.update(environment)
+    sys.argv = arguments  # manifests record it
+    os.chdir(folder)
+    prefer_own_packages()
+    run, config = pickle.loads(pickled)
+    if not is_address(config.out) and not Path(config.out).is_dir():
+        raise UsageError(
+            f"--out {config.out} is not seen on {socket.gethostname()}: with --engine ray on "
+            "several machines name a folder that all of them share"
+        )
+    run(config)
 
 
-def _survived(ray: Any, answer: Any) -> bool:  # noqa: ANN401
-    """Whether an actor answered; False where it died, and the error that it raised otherwise."""
-    problems = ray.exceptions
+@contextmanager
+def _folder(config: Any) -> Iterator[None]:  # noqa: ANN401 - it has --out
+    """Make the folder that all workers must see; it goes where nothing is in it at the end."""
+    if is_address(config.out):
+        yield
+        return
+    out = Path(config.out)
+    made = [folder for folder in (out, *out.parents) if not folder.exists()]
+    out.mkdir(parents=True, exist_ok=True)
     try:
-        ray.get(answer)
-    except (problems.RayActorError, problems.OutOfMemoryError, problems.NodeDiedError):
-        return False
-    return True
-
-
-class _Actor:
-    """What Ray makes in each of its processes."""
-
-    _work: Work
-
-    def load(
-        self, folder: str, arguments: list[str], environment: dict[str, str], make: bytes
-    ) -> None:
-        """Make the worker with what the program has: credentials are in its environment."""
-        os.environ.update(environment)
-        sys.argv = arguments  # manifests record it
-        os.chdir(folder)
-        prefer_own_packages()
-        self._work = pickle.loads(make)()
-
-    def do(self, piece: int) -> None:
-        """Do a piece."""
-        self._work(piece)
-
-    def close(self) -> None:
-        """Close the worker."""
-        with suppress(KvpError, OSError):
-            self._work.close()
+        yield
+    finally:
+        with suppress(OSError):  # something is in it
+            for folder in made:
+                folder.rmdir()
 
 
 def _cause(problem: Any) -> Exception:  # noqa: ANN401 - Ray's own hides it in many lines
@@ -211,15 +159,6 @@ def _cause(problem: Any) -> Exception:  # noqa: ANN401 - Ray's own hides it in m
     if not isinstance(cause, KvpError | OSError):
         cause.add_note(f"in a worker of Ray:\n{problem}")
     return cause
-
-
-def check_in_sight(out: str) -> None:
-    """UsageError where the machine of a worker does not see the folder that the program made."""
-    if not is_address(out) and not Path(out).is_dir():
-        raise UsageError(
-            f"--out {out} is not seen on {socket.gethostname()}: with --engine ray on several "
-            "machines name a folder that all of them share"
-        )
 
 
 @contextmanager

@@ -6,42 +6,37 @@ Everything that can be refused is refused before the weights are loaded.
 from __future__ import annotations
 
 import shlex
+import shutil
 import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import replace
-from functools import partial
-from pathlib import Path
+from dataclasses import dataclass, replace
+from typing import Any
 
 from rich.filesize import decimal
-from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from kvp.artifacts.addresses import files_below, make_folder, place
-from kvp.costs import seconds_of, told
-from kvp.data.sources import CollectionPlan
+from kvp.artifacts.addresses import ObjectPath, Place, files_below, place
+from kvp.artifacts.claim import check_folder
+from kvp.costs import COMPRESSED, seconds_of, told
+from kvp.data.sources import CollectionPlan, data_identity, plan_collection
+from kvp.data.task import TaskSettings
 from kvp.errors import ModelError, StoreError, UsageError
 from kvp.hf import geometry_of, load_config
 from kvp.hf.loading import check_quantization, device_of_rank, model_of, tokenizer_of, torch_device
-from kvp.hf.model_access import known_frequencies, known_output_gram, weights_digest
-from kvp.hf.trace import check_reach
+from kvp.hf.model_access import (
+    known_frequencies,
+    known_output_gram,
+    tokenizer_digest,
+    weights_digest,
+)
+from kvp.hf.trace import Recorded, check_reach, collect_all, default_batch_size
 from kvp.manifest import recorded_name, run_manifest
 from kvp.progress import Progress, phase
-from kvp.ray_engine import Pool, check_in_sight, do_pieces
-from kvp.store import StorePlan, Trace, TraceWriter
-from kvp.store.metadata import committed, load_metadata, uncommitted
-from trace_collect.collection import (
-    Collection,
-    announce,
-    check_disk,
-    check_out,
-    identity_of,
-    planned,
-)
+from kvp.ray_engine import do_with_ray
+from kvp.store import StorePlan, Trace, TraceWriter, planned_bytes
+from kvp.store.metadata import STORE, committed, has_no_sequence
 from trace_collect.config import CollectConfig
-
-_LARGEST_GROUP, _GROUPS_EACH = 32, 4
-"""Sequences that Ray gives a worker at a time at most, and how often at least."""
 
 
 def run(config: CollectConfig) -> None:
@@ -60,15 +55,16 @@ def run(config: CollectConfig) -> None:
     if config.engine == "local":  # Ray's workers have devices of their own
         check_quantization(config.quantization, torch_device(config.device))
     tokenizer = tokenizer_of(config)
-    jobs = _planned(config, tokenizer)
+    jobs = planned(config, tokenizer)
     missing = len(jobs) - check_out(config, jobs, tokenizer)
     if missing:
         check_disk(place(config.out), announce(config, model_config, missing))
+    out, total = place(config.out), len(jobs)
     if config.engine == "ray" and missing:
-        _collect_with_ray(config, len(jobs))
+        with Progress("collecting", total, completed=total - missing) as progress:
+            do_with_ray(run, config, config.device, lambda: progress.update(len(committed(out))))
     else:
         _collect(_loaded(config, jobs))
-    out = place(config.out)
     if (there := len(committed(out))) < len(jobs):
         print(f"{out}: {there} of {len(jobs)} sequences; the others are for other ranks")
         return
@@ -76,15 +72,101 @@ def run(config: CollectConfig) -> None:
     print(f"next: kvp-train --traces {shlex.quote(str(out))} --out POLICY_FOLDER")
 
 
-def _planned(config: CollectConfig, tokenizer: PreTrainedTokenizerBase) -> CollectionPlan:
-    """The prompts; what is to be known of them is printed."""
+def prompts_of(config: CollectConfig) -> TaskSettings:
+    """Settings of the prompts."""
+    return TaskSettings.of(config, needs_reply=config.answers == "reference")
+
+
+def planned(config: CollectConfig, tokenizer: PreTrainedTokenizerBase) -> CollectionPlan:
+    """The prompts by index; what is to be known of them is printed.
+
+    Raises UsageError for data that does not exist or fit.
+    """
     phase("making the prompts")
-    jobs = planned(config, tokenizer)
+    jobs = plan_collection(prompts_of(config), config.counts, tokenizer)
     if jobs.tasks:
         print(f"tasks: {', '.join(jobs.tasks)}")
     for note in jobs.notes:
         print(f"note: {note}")
     return jobs
+
+
+def identity_of(
+    config: CollectConfig,
+    jobs: CollectionPlan,
+    tokenizer: PreTrainedTokenizerBase,
+    weights: str | None,
+) -> dict[str, Any]:
+    """What decides the content of a store: a resumed run must repeat all of it.
+
+    `weights` is their digest (`kvp.hf.model_access.weights_digest`). The device is left out: it
+    changes rounding, which is not what a trace means.
+    """
+    data = data_identity(prompts_of(config), jobs.tasks)
+    return {
+        **({} if config.chat_template else {"chat_template": False}),
+        "model": {
+            "id": recorded_name(config.model),
+            "revision": config.revision,
+            "weights": weights,
+            "tokenizer": tokenizer_digest(tokenizer),
+        },
+        "data": {**data, "sequences": config.counts},
+        "continuation": config.answers,
+        "max_new_tokens": config.max_new_tokens,
+        "seed": config.seed,
+    }
+
+
+def check_out(
+    config: CollectConfig, jobs: CollectionPlan, tokenizer: PreTrainedTokenizerBase
+) -> int:
+    """Sequences that `--out` already holds; raises StoreError where it cannot take the others.
+
+    Needs no weights: whether they are the same is checked when they are loaded.
+    """
+    out = place(config.out)
+    marker = STORE.read_marker(out) if out.is_dir() else None
+    model = marker["identity"].get("model") if marker else None
+    weights = model.get("weights") if isinstance(model, dict) else None
+    identity = identity_of(config, jobs, tokenizer, weights)
+    if refusal := check_folder(out, STORE, identity, replaceable=has_no_sequence):
+        raise StoreError(refusal)
+    return len(committed(out)) if marker else 0
+
+
+def announce(config: CollectConfig, model: PreTrainedConfig, sequences: int) -> int:
+    """Print what a store of so many sequences takes; its bytes on disk, about."""
+    raw = planned_bytes(
+        geometry_of(model),
+        dtype=config.dtype,
+        tokens=sequences * config.max_tokens,
+        labels=len(config.label_list),
+    )
+    on_disk = round(raw * COMPRESSED[config.dtype])
+    print(
+        f"{sequences} sequences, at most {sequences * config.max_tokens} tokens; "
+        f"{geometry_of(model)}, {config.dtype}"
+    )
+    print(f"at most {decimal(raw)}, about {decimal(on_disk)} on disk after lossless compression")
+    return on_disk
+
+
+def check_disk(path: Place, needed: int) -> None:
+    """Raise StoreError when the disk that `path` will be on has fewer than `needed` bytes left.
+
+    An object store has no such limit.
+    """
+    if isinstance(path, ObjectPath):
+        return
+    folder = path.absolute()
+    while not folder.exists():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise StoreError(
+            f"--out {path}: about {decimal(needed)} to write, {decimal(free)} free on that disk"
+        )
 
 
 def _dry_run(config: CollectConfig, model_config: PreTrainedConfig) -> None:
@@ -98,7 +180,7 @@ def _dry_run(config: CollectConfig, model_config: PreTrainedConfig) -> None:
     except ModelError as error:
         absent = str(error)
     else:
-        jobs = _planned(config, tokenizer)
+        jobs = planned(config, tokenizer)
         check_out(config, jobs, tokenizer)
         count = len(jobs)
     announce(config, model_config, count)
@@ -127,6 +209,24 @@ def _measured(parts: Collection) -> str:
         seconds = seconds_of(lambda: write_all(parts, writer, numbers), parts.model.device)
     each = seconds / len(numbers)
     return f"{total} sequences of {each:.3g} s: {told(total * each, parts.model.device)}"
+
+
+@dataclass(frozen=True)
+class Collection:
+    """What every sequence is collected with."""
+
+    config: CollectConfig
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    jobs: CollectionPlan
+
+    @property
+    def batch_size(self) -> int:
+        """Prompts whose answers are decoded together."""
+        config = self.config
+        return config.batch_size or default_batch_size(
+            self.model.config, dtype=config.dtype, max_tokens=config.max_tokens
+        )
 
 
 def _loaded(config: CollectConfig, jobs: CollectionPlan) -> Collection:
@@ -168,58 +268,6 @@ def _collect(parts: Collection) -> None:
         write_all(parts, writer, parts.config.worker.share(missing))
 
 
-class RayWorker:
-    """What collects in one of Ray's workers."""
-
-    def __init__(self, config: CollectConfig, groups: Sequence[tuple[int, ...]]) -> None:
-        """Load the model and open the store; errors as `run`. `groups` are collected together."""
-        check_in_sight(config.out)
-        check_quantization(config.quantization, torch_device(config.device))
-        tokenizer = tokenizer_of(config)
-        self._parts = _loaded(config, planned(config, tokenizer))
-        self._writer = _open(self._parts)
-        self._groups = groups
-
-    def __call__(self, number: int) -> None:
-        """Collect what is missing of a group; StoreError where the disk refuses."""
-        missing = uncommitted(self._writer.path, self._groups[number])
-        write_all(self._parts, self._writer, missing)
-
-    def close(self) -> None:
-        """Leave the store."""
-        self._writer.close()
-
-
-def _collect_with_ray(config: CollectConfig, total: int) -> None:
-    """Have Ray's workers collect what is missing."""
-    out = place(config.out)
-    missing = uncommitted(out, range(total))
-    pool = Pool.of(config, config.device)
-    size = max(1, min(_LARGEST_GROUP, len(missing) // (_GROUPS_EACH * (pool.size or 1))))
-    groups = [tuple(missing[first : first + size]) for first in range(0, len(missing), size)]
-    make_folder(out)
-    try:
-        with Progress("collecting", total, completed=total - len(missing)) as progress:
-            do_pieces(
-                partial(RayWorker, config, groups),
-                range(len(groups)),
-                pool,
-                lambda group: progress.advance(len(groups[group])),
-            )
-    finally:
-        if isinstance(out, Path):
-            with suppress(OSError):  # something is in it
-                out.rmdir()
-    # The last writer of a store deletes what killed ones left half-written.
-    manifest, plan = load_metadata(out)
-    with TraceWriter.create_or_resume(out, plan, manifest, shared=True) as writer:
-        if left := writer.missing():
-            raise StoreError(
-                f"--out {out} lacks {len(left)} sequences that workers wrote: it must be a folder "
-                "that all machines share"
-            )
-
-
 def write_all(parts: Collection, writer: TraceWriter, indices: Sequence[int]) -> None:
     """Write sequences while the model goes on."""
     if not indices:
@@ -233,4 +281,12 @@ def write_all(parts: Collection, writer: TraceWriter, indices: Sequence[int]) ->
             rate = tokens / (time.monotonic() - started)
             progress.advance(note=f"{rate:.0f} tokens/s")
 
-        writer.write_all(parts.traces(indices), given)
+        config = parts.config
+        recorded = Recorded(
+            continuation=config.answers,
+            max_new_tokens=config.max_new_tokens,
+            labels=config.label_list,
+        )
+        samples = ((index, parts.jobs[index]) for index in indices)
+        made = collect_all(parts.model, parts.tokenizer, samples, recorded, rows=parts.batch_size)
+        writer.write_all(made, given)

@@ -62,7 +62,7 @@ Attention = tuple[str, int, int]
 
 @dataclass(frozen=True, kw_only=True)
 class ModelTraces:
-    """Traces by number, as `train.training_data.Traces`."""
+    """Traces by number, with what training reads of a `kvp.store.TraceReader`."""
 
     in_memory: ClassVar[bool] = True
     plan: StorePlan

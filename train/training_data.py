@@ -5,64 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
-from torch import Tensor
 
 from kvp.artifacts.addresses import place
 from kvp.errors import StoreError, UsageError
-from kvp.geometry import Geometry
 from kvp.manifest import digest_json
-from kvp.store import SequenceRecord, StorePlan, Trace, TraceReader
+from kvp.store import SequenceRecord, TraceReader
 from train.compression_points import points_by_kind, shortest_prefix
 from train.config import TrainConfig
 from train.distributed import Workers
 from train.labels import label_of
 from train.recipe import Recipe
 
+if TYPE_CHECKING:
+    from train.model_traces import ModelTraces
 
-class Traces(Protocol):
-    """Traces by sequence; `kvp.store.TraceReader` documents shapes and errors."""
-
-    @property
-    def in_memory(self) -> bool:
-        """Whether all tensors lie in RAM anyway, so that nobody else needs to remember any."""
-
-    @property
-    def geometry(self) -> Geometry:
-        """Head geometry of the model."""
-
-    @property
-    def plan(self) -> StorePlan:
-        """Tensors kept per sequence: queries, or attention in their place."""
-
-    @property
-    def manifest(self) -> dict[str, Any]:
-        """Where the traces come from; the entry "model" names the model."""
-
-    def record(self, index: int) -> SequenceRecord:
-        """Lengths, boundaries and tokens of one sequence."""
-
-    def kv(self, index: int) -> tuple[Tensor, Tensor]:
-        """Keys and values."""
-
-    def trace(self, index: int) -> Trace:
-        """All of one sequence, with queries where the plan keeps them."""
-
-    def label(self, name: str, index: int) -> Tensor:
-        """A label of the prompt that was stored with the trace."""
-
-    def importance(
-        self, label: str, index: int, prefix_length: int, stop: int | None = None
-    ) -> Tensor | None:
-        """Importance kept in place of queries: a label at a compression point, [L, H, N].
-
-        None where queries are kept, and in stores.
-        """
-
-    def output_gram(self) -> Tensor | None:
-        """Gram matrices of the model's output projection."""
+Traces: TypeAlias = "TraceReader | ModelTraces"
+"""Traces by sequence, of a store or of a model that has run; shapes are those of `TraceReader`."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 import kvp.hf
+from eval.config import EvalConfig
 from eval.evaluate import Bench
 from kvp.geometry import Geometry
 from kvp.hf import load_model
@@ -98,6 +99,6 @@ def bench(tiny_folder: Path) -> Bench:
     """The tiny model, loaded, with answers of at most 8 tokens."""
     model, tokenizer = load_model(str(tiny_folder))
     return Bench(
-        model=model, tokenizer=tokenizer, name=str(tiny_folder), split="test", length=200, seed=0,
-        decode_batch=256, max_new_tokens=8,
+        model=model, tokenizer=tokenizer, decode_batch=256, max_new_tokens=8,
+        config=EvalConfig(model=str(tiny_folder), length=200, dry_run=True),
     )  # fmt: skip

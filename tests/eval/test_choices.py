@@ -13,6 +13,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from eval.config import EvalConfig
 from eval.evaluate import Bench, Prompt, all_kept, evaluate, hindsight, keep, run_prefix
 from eval.methods import Setting, build_methods
 from eval.prepare import load_prompts
@@ -52,8 +53,8 @@ def settings(methods: str, budget: str | None) -> list[Setting]:
 def nano_bench() -> Bench:
     model, tokenizer = load_model("nano")
     return Bench(
-        model=model, tokenizer=tokenizer, name="nano", split="all", length=200, seed=0,
-        decode_batch=256,
+        model=model, tokenizer=tokenizer, decode_batch=256,
+        config=EvalConfig(split="all", length=200, dry_run=True),
     )  # fmt: skip
 
 

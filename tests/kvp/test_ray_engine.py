@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from kvp.config_groups import WorkersConfig
+from kvp.config_groups import Rank, WorkersConfig
 from kvp.errors import UsageError
-from kvp.ray_engine import Pool, do_pieces
+from kvp.ray_engine import Pool, do_with_ray
 
 
 @pytest.mark.parametrize(
@@ -26,12 +26,10 @@ def test_flags_that_do_not_fit_are_refused(settings: dict[str, Any], message: st
         WorkersConfig(**settings)
 
 
-def test_ray_shares_the_folder_whatever_a_launcher_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RANK", "1")
-    monkeypatch.setenv("WORLD_SIZE", "1")
-    config = WorkersConfig(engine="ray", workers=3)
-    assert config.worker.shared
-    assert config.recorded() == {}
+def test_a_share_is_that_of_any_launcher() -> None:
+    share = WorkersConfig(engine="ray", workers=3).local(rank=1, world_size=3)
+    assert (share.engine, share.worker) == ("local", Rank(index=1, count=3))
+    assert share.recorded() == {}
 
 
 def test_the_pool_follows_the_device() -> None:
@@ -46,8 +44,5 @@ def test_the_pool_follows_the_device() -> None:
 
 def test_without_ray_one_line_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    done: list[int] = []
     with pytest.raises(UsageError, match=r"pip install 'kvp-toolkit\[ray\]'"):
-        do_pieces(lambda: done.extend, [0], Pool(size=1, gpus=0), done.append)
-    do_pieces(lambda: done.extend, [], Pool(size=1, gpus=0), done.append)  # nothing to do
-    assert done == []
+        do_with_ray(print, WorkersConfig(engine="ray"), "cpu", lambda: None)

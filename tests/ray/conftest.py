@@ -33,7 +33,7 @@ EVALUATE = (
 OWN = ("AWS_", "KVP_", "RAY_ADDRESS")
 """Beginnings of variables that the cluster has not: workers have those of their program."""
 MOMENTS = (0, 1, 3, 6, 9)
-"""Pieces that are there when an actor is killed: at 0, up to 6 seconds after it began to load."""
+"""Pieces that are there when a worker is killed: at 0, up to 6 seconds after it began to load."""
 HOLD = """
 import os, sys, ray
 info = ray.init(
@@ -90,17 +90,17 @@ class Cluster:
         )  # fmt: skip
 
     def workers(self) -> list[int]:
-        """Processes of the actors that are alive."""
+        """Processes of the workers that are alive."""
         raylets = [child for child in _children(self.holder) if b"raylet/raylet" in _command(child)]
         return [
             worker for raylet in raylets for worker in _children(raylet)
-            if _command(worker).startswith(b"ray::_Actor")
+            if _command(worker).startswith(b"ray::_share")
         ]  # fmt: skip
 
-    def kill_actors(
+    def kill_workers(
         self, program: subprocess.Popen[str], count: Callable[[], int], draw: random.Random
     ) -> list[int]:
-        """Kill an actor at each of `MOMENTS`; numbers of pieces that there were then."""
+        """Kill a worker at each of `MOMENTS`; numbers of pieces that there were then."""
         return [
             there for moment in MOMENTS
             if (there := self._kill_one(program, count, moment, draw)) is not None
@@ -113,13 +113,13 @@ class Cluster:
         least: int,
         draw: random.Random,
     ) -> int | None:
-        """Kill one of the actors once so many pieces are there; None where the program ended."""
+        """Kill one of the workers once so many pieces are there; None where the program ended."""
         while program.poll() is None:
-            actors = self.workers()
-            if actors and count() >= least:
+            workers = self.workers()
+            if workers and count() >= least:
                 time.sleep(draw.uniform(0, 0.2 if least else 6))
                 with suppress(ProcessLookupError):
-                    os.kill(draw.choice(actors), signal.SIGKILL)
+                    os.kill(draw.choice(workers), signal.SIGKILL)
                     return count()
             time.sleep(0.02)
         return None

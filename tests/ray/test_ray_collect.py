@@ -1,4 +1,4 @@
-"""kvp-collect with two actors of Ray: the store of one process, also where actors are killed."""
+"""kvp-collect with two workers of Ray: the store of one process, also where workers are killed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def whole(whole_store: Path) -> TraceReader:
     return TraceReader(whole_store)
 
 
-def test_two_actors_collect_what_one_process_does(
+def test_two_workers_collect_what_one_process_does(
     cluster: Any, end: End, whole: TraceReader, tmp_path: Path, assert_same_store: Any
 ) -> None:
     store = tmp_path / "store"
@@ -45,14 +45,14 @@ def test_two_actors_collect_what_one_process_does(
     assert "workers of Ray" not in errors
 
 
-def test_actors_killed_at_random_moments_are_replaced(
+def test_workers_killed_at_random_moments_are_replaced(
     cluster: Any, end: End, whole: TraceReader, tmp_path: Path, assert_same_store: Any
 ) -> None:
     draw, kills = random.Random(0), list[int]()
     for number in range(MOST_RUNS):
         store = tmp_path / f"store{number}"
         program = cluster.collect(store)
-        kills += cluster.kill_actors(program, partial(_committed, store), draw)
+        kills += cluster.kill_workers(program, partial(_committed, store), draw)
         code, _, errors = end(program)
         assert code == 0, errors
         assert_same_store(store, whole)

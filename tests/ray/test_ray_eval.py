@@ -1,4 +1,4 @@
-"""kvp-eval with two actors of Ray: one results folder, as by one process."""
+"""kvp-eval with two workers of Ray: one results folder, as by one process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.ray
 End = Callable[[subprocess.Popen[str]], tuple[int, str, str]]
 
 
-def test_two_actors_evaluate_what_one_process_does(
+def test_two_workers_evaluate_what_one_process_does(
     cluster: Any, end: End, whole_results: Path, tmp_path: Path, assert_same_results: Any
 ) -> None:
     # With a Ray of its own: how most people will start it.
@@ -26,7 +26,7 @@ def test_two_actors_evaluate_what_one_process_does(
     assert_same_results(tmp_path / "out", whole_results)
 
 
-def test_errors_of_actors_are_one_line(cluster: Any, end: End, tmp_path: Path) -> None:
+def test_errors_of_workers_are_one_line(cluster: Any, end: End, tmp_path: Path) -> None:
     # Whether a quantisation can be loaded is found out where the model is: in the workers.
     out = tmp_path / "store"
     code, _, errors = end(

@@ -25,7 +25,7 @@ def _count(folder: ObjectPath) -> int:
     return sum(1 for _ in files_below(folder))
 
 
-def test_killed_actors_evaluate_onto_s3_as_one_process_onto_a_disk(
+def test_killed_workers_evaluate_onto_s3_as_one_process_onto_a_disk(
     cluster: Any,
     end: End,
     whole_results: Path,
@@ -37,7 +37,7 @@ def test_killed_actors_evaluate_onto_s3_as_one_process_onto_a_disk(
     out = prefix / "results"
     given = s3_environment | {"XDG_CACHE_HOME": str(tmp_path / "cache")}
     program = cluster.evaluate(out, given)
-    kills = cluster.kill_actors(program, partial(_count, out / "rows"), random.Random(3))
+    kills = cluster.kill_workers(program, partial(_count, out / "rows"), random.Random(3))
     code, _, errors = end(program)
     assert code == 0, errors
     assert len(kills) >= 2

@@ -17,9 +17,9 @@ from kvp.hf.scorer_inputs import ScorerInputs
 from kvp.hf.trace import Recorded, collect_all
 from kvp.scoring import Reconstruction
 from kvp.store import STORED_LABELS, TraceReader
-from trace_collect.collection import planned
 from trace_collect.config import STORED_LABELS as CONFIG_LABELS
 from trace_collect.config import CollectConfig
+from trace_collect.run import planned
 
 Collect = Callable[..., int]
 
