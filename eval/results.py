@@ -33,10 +33,11 @@ from eval.records import (
     setting_of,
 )
 from eval.tune.settings_file import TunedSettings, load_settings
-from kvp.artifacts.addresses import Place, place
+from kvp.artifacts.addresses import place
 from kvp.artifacts.claim import FolderKind, OutputFolder
 from kvp.errors import ResultsError
 from kvp.manifest import (
+    Format,
     digest_json,
     portable,
     read_sealed_json,
@@ -46,27 +47,10 @@ from kvp.manifest import (
 )
 from kvp.metrics import METRICS_VERSION
 
-FORMAT = "kvp-results"
-FORMAT_VERSION = 3
+FORMAT = Format("kvp-results", 3)
 
 INPUT_FLAGS = ("essays", "squad", "hotpotqa", "chat", "text", "data")
 """Settings that name files or folders which prompts come from."""
-
-
-def read_manifest(path: Place) -> dict[str, Any]:
-    """A manifest of results; raises ResultsError where it is damaged or of another format."""
-    manifest = read_sealed_json(path, ResultsError)
-    if manifest.get("format") != FORMAT:
-        raise ResultsError(f"{path} describes no results of kvp-eval")
-    if manifest.get("format_version") != FORMAT_VERSION:
-        raise ResultsError(
-            f"{path} has format_version {manifest.get('format_version')!r}, this kvp reads and "
-            f"writes {FORMAT_VERSION}; evaluate again, into a new folder"
-        )
-    identity = manifest.get("identity")
-    if not identity or digest_json(identity) != manifest.get("identity_digest"):
-        raise ResultsError(f"{path} is damaged: its identity has another digest")
-    return manifest
 
 
 def tuned_of(path: Path, manifest: Mapping[str, Any]) -> tuple[TunedSettings, ...]:
@@ -82,7 +66,6 @@ RESULTS = FolderKind(
     marker=MANIFEST,
     error=ResultsError,
     format=FORMAT,
-    read=read_manifest,
     optional=("model_digest",),
 )
 
@@ -166,11 +149,9 @@ def write_manifest(
     write_sealed_json(
         folder.local / MANIFEST,
         {
-            "format": FORMAT,
-            "format_version": FORMAT_VERSION,
+            **FORMAT.head,
             **run_manifest(settings, seed=config.seed),
             "identity": identity,
-            "identity_digest": digest_json(identity),
             "policies": {**earlier.get("policies", {}), **policies},
             **({"policy_repositories": repositories} if repositories else {}),
             "notes": list(dict.fromkeys([*earlier.get("notes", []), *notes])),
@@ -274,7 +255,7 @@ def load_results(folder: Path) -> Results:
         raise ResultsError(f"{folder} is not a folder; give the results folder of kvp-eval")
     if not (folder / MANIFEST).exists():
         raise ResultsError(f"{folder} holds no {MANIFEST}; is this a results folder of kvp-eval?")
-    manifest = read_manifest(folder / MANIFEST)
+    manifest = FORMAT.read(folder / MANIFEST, ResultsError)
     notes: list[str] = list(manifest.get("notes", []))
     records = {
         field: _records(folder / name, key, notes)

@@ -13,6 +13,7 @@ import platform
 import re
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,30 @@ def read_sealed_json(path: Place, error: type[KvpError] = StoreError) -> dict[st
     if seal != digest:
         raise error(f"{path} is damaged: its checksum does not match its content")
     return content
+
+
+@dataclass(frozen=True)
+class Format:
+    """What tells a kind of sealed file from others: its name and version, which every file has."""
+
+    name: str
+    version: int
+
+    @property
+    def head(self) -> dict[str, Any]:
+        """The entries that a file of this format begins with."""
+        return {"format": self.name, "format_version": self.version}
+
+    def read(self, path: Place, error: type[KvpError]) -> dict[str, Any]:
+        """A file of this format, as `read_sealed_json`; raises `error` where it is of another."""
+        content = read_sealed_json(path, error)
+        if (found := content.get("format")) != self.name:
+            raise error(f"{path} is of format {found!r}, not {self.name!r}; name another")
+        if (found := content.get("format_version")) != self.version:
+            raise error(
+                f"{path} has format version {found}, this kvp reads {self.version}: make it anew"
+            )
+        return content
 
 
 def digest_json(content: object) -> str:

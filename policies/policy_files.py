@@ -21,13 +21,12 @@ from kvp.artifacts.claim import FolderKind
 from kvp.artifacts.tensors import read_safetensors, write_safetensors
 from kvp.errors import PolicyError
 from kvp.geometry import Geometry
-from kvp.manifest import read_sealed_json, sha256_file, write_sealed_json
+from kvp.manifest import Format, sha256_file, write_sealed_json
 from policies.learned import Calibration, LearnedScorer
 from policies.ranker import STATISTICS, HeadRankers, RankerSpec, head_shapes
 from policies.sources import INDEX, PolicySource, find_policy
 
-FORMAT = "kvp-policy"
-FORMAT_VERSION = 1
+FORMAT = Format("kvp-policy", 1)
 WEIGHTS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 """Number formats of weights, as `policy.json` names them."""
 HEAD_FILES = r"layer_\d+_head_\d+\.safetensors"
@@ -39,7 +38,6 @@ POLICY = FolderKind(
     error=PolicyError,
     format=FORMAT,
     begun=HEAD_FILES,
-    read=lambda _: {"identity": {}},  # a policy is replaced, never continued
 )
 
 
@@ -136,8 +134,7 @@ def save_policy(
         files[name] = {"sha256": digest, "bytes": size}
     hyperparameters = spec.to_dict()
     content: dict[str, Any] = {
-        "format": FORMAT,
-        "format_version": FORMAT_VERSION,
+        **FORMAT.head,
         "architecture": hyperparameters.pop("architecture"),
         "hyperparameters": hyperparameters,
         "geometry": geometry.to_dict(),
@@ -244,13 +241,7 @@ def _read_index(target: Path) -> dict[str, Any]:
         raise PolicyError(
             f"{target} has no {INDEX}: it is not a policy directory, or its export did not finish"
         )
-    content = read_sealed_json(path, PolicyError)
-    if content.get("format") != FORMAT:
-        raise PolicyError(f"{path} is not the index of a policy directory")
-    version = content.get("format_version")
-    if version != FORMAT_VERSION:
-        raise PolicyError(f"{path} has format version {version}, this kvp reads {FORMAT_VERSION}")
-    return content
+    return FORMAT.read(path, PolicyError)
 
 
 def _read_head(

@@ -29,27 +29,15 @@ from cmaes import CMA
 from numpy.typing import NDArray
 from pydantic import TypeAdapter, ValidationError
 
-from kvp.artifacts.addresses import Place
 from kvp.artifacts.claim import FolderKind, OutputFolder
 from kvp.artifacts.files import JsonLines
 from kvp.errors import ResultsError
-from kvp.manifest import read_sealed_json, write_sealed_json
+from kvp.manifest import Format, write_sealed_json
 from kvp.ranking import apportion
 
-FORMAT = "kvp-search"
-FORMAT_VERSION = 2
+FORMAT = Format("kvp-search", 2)
 MANIFEST = "manifest.json"
 JOURNAL = "search.jsonl"
-
-
-def _read_manifest(path: Place) -> Mapping[str, Any]:
-    content = read_sealed_json(path, ResultsError)
-    if (version := content.get("format_version")) != FORMAT_VERSION:
-        raise ResultsError(
-            f"{path} has format_version {version!r}, this kvp evolve reads {FORMAT_VERSION}; "
-            "choose another --out"
-        )
-    return content
 
 
 SEARCH = FolderKind(
@@ -57,7 +45,6 @@ SEARCH = FolderKind(
     marker=MANIFEST,
     error=ResultsError,
     format=FORMAT,
-    read=_read_manifest,
     optional=("model_digest",),
 )
 
@@ -66,8 +53,8 @@ def begin_search(folder: OutputFolder, identity: Mapping[str, Any], run: Mapping
     """Write the manifest of a claimed folder, unless it is there; else compare the identity."""
     folder.refresh(identity)
     if folder.existing_marker is None:
-        content = {"format": FORMAT, "format_version": FORMAT_VERSION, "identity": dict(identity)}
-        write_sealed_json(folder.path / MANIFEST, {**content, "run": dict(run)})
+        content = {**FORMAT.head, "identity": dict(identity), "run": dict(run)}
+        write_sealed_json(folder.path / MANIFEST, content)
 
 
 @dataclass(frozen=True, kw_only=True)

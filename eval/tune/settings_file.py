@@ -14,10 +14,9 @@ from typing import Any, Self
 from pydantic import TypeAdapter, ValidationError
 
 from kvp.errors import ResultsError
-from kvp.manifest import read_sealed_json, write_sealed_json
+from kvp.manifest import Format, write_sealed_json
 
-FORMAT = "kvp-settings"
-FORMAT_VERSION = 1
+FORMAT = Format("kvp-settings", 1)
 SETTINGS = "settings.json"
 
 
@@ -90,14 +89,10 @@ class TunedSettings:
 
 def save_settings(path: Path, settings: TunedSettings, run: Mapping[str, Any]) -> None:
     """Write a settings file; `run` says what produced it."""
-    head = {"format": FORMAT, "format_version": FORMAT_VERSION}
-    write_sealed_json(path, {**head, **settings.to_json(), "run": dict(run)})
+    write_sealed_json(path, {**FORMAT.head, **settings.to_json(), "run": dict(run)})
 
 
 def load_settings(path: Path) -> TunedSettings:
     """Read a settings file, or that of a folder; raises ResultsError where it is none."""
     path = path / SETTINGS if path.is_dir() else path
-    content = read_sealed_json(path, ResultsError)
-    if content.get("format") != FORMAT or content.get("format_version") != FORMAT_VERSION:
-        raise ResultsError(f"{path} holds no settings of this kvp tune (version {FORMAT_VERSION})")
-    return TunedSettings.from_json(content, str(path))
+    return TunedSettings.from_json(FORMAT.read(path, ResultsError), str(path))

@@ -28,7 +28,7 @@ from typing import Any
 from kvp.artifacts.addresses import ObjectPath, Place, files_below
 from kvp.artifacts.files import fetch, is_partial, send, staging_folder
 from kvp.errors import KvpError
-from kvp.manifest import differences, read_json, read_sealed_json
+from kvp.manifest import Format, differences, read_sealed_json
 
 LOCK = "writer.lock"
 """Held alone by a single writer, shared by workers."""
@@ -46,13 +46,11 @@ class FolderKind:
     """File that makes a folder one of this kind and holds its identity; written first."""
     error: type[KvpError]
     """Raised when a folder is refused."""
-    format: str | None = None
-    """Value of the marker's entry "format"; None where it has none."""
+    format: Format | None = None
+    """Format of the marker; None where it has none."""
     begun: str = r"(?!)"
     """Regular expression of the files, as POSIX paths inside the folder, that an interrupted
     creation may leave without a marker."""
-    read: Callable[[Place], Mapping[str, Any]] | None = None
-    """Reads the content of a marker, its entry "identity" among it; sealed JSON as a rule."""
     optional: tuple[str, ...] = ()
     """Entries of the identity that are compared only where both sides have them: programs know
     them only when the model is loaded."""
@@ -62,13 +60,13 @@ class FolderKind:
         path = folder / self.marker
         if not path.exists():
             return None
-        if self.format not in (None, read_json(path, self.error).get("format")):
-            raise self.error(f"{path} does not belong to a {self.noun}; name a new folder")
-        return dict(self.read(path) if self.read else read_sealed_json(path, self.error))
+        if self.format:
+            return self.format.read(path, self.error)
+        return read_sealed_json(path, self.error)
 
     def differences(self, marker: Mapping[str, Any], identity: Mapping[str, Any]) -> list[str]:
         """Entries in which a folder with this marker differs from an identity, with both values."""
-        theirs, ours = dict(marker["identity"]), dict(identity)
+        theirs, ours = dict(marker.get("identity", {})), dict(identity)
         for name in self.optional:
             if name not in theirs or name not in ours:
                 theirs.pop(name, None)

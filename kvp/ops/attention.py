@@ -5,8 +5,6 @@ The T x T matrix never exists. Not differentiable: importance is a label, never 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor
 
@@ -52,41 +50,8 @@ def recent_attention(queries: Tensor, keys: Tensor, window: int) -> Tensor:
 
 
 @torch.no_grad()
-def attention_blocks(
-    queries: Tensor, keys: Tensor, start: int, stop: int, block: int
-) -> Iterator[Tensor]:
-    """Yield softmax_i(q_j . k_i / sqrt(D)) over i <= j, for the queries j in [start, stop).
-
-    Reads nothing outside queries[start:stop] and keys[:stop], so padding may hold anything.
-
-    Args:
-        queries: [..., G, T, D] float after RoPE, G query heads of one KV head.
-        keys: [..., T, D] float after RoPE.
-        start: first query.
-        stop: one past the last query.
-        block: queries per yielded tensor.
-
-    Yields:
-        [..., G, count, end] float32 probabilities of the queries end - count .. end - 1 over the
-        keys 0 .. end - 1, computed in float32; those of one query sum to 1.
-
-    Raises:
-        ValueError: shapes disagree, or the range is not inside the sequence.
-    """
-    check_queries(queries, keys, start, stop, block)
-    width = keys.shape[-1]
-    for first in range(start, stop, block):
-        end = min(first + block, stop)
-        scaled = queries[..., first:end, :].float() * width**-0.5  # [..., G, count, D]
-        logits = group_products(scaled, keys[..., :end, :].float())  # [..., G, count, end]
-        key, query = torch.arange(end, device=keys.device), torch.arange(first, end)
-        hidden = key > query.to(keys.device)[:, None]  # [count, end]
-        yield logits.masked_fill_(hidden, -torch.inf).softmax(dim=-1)
-
-
-@torch.no_grad()
 def column_sums(queries: Tensor, keys: Tensor, block: int = 256) -> Tensor:
-    """Accumulated attention sum_{j=0}^{N-1} softmax_i(q_gj . k_i / sqrt(D)), causal.
+    """Accumulated attention sum_{j=0}^{N-1} softmax_i(q_gj . k_i / sqrt(D)) over i <= j.
 
     Reductions over the query heads of a group differ between methods and are left to them.
 
@@ -100,10 +65,16 @@ def column_sums(queries: Tensor, keys: Tensor, block: int = 256) -> Tensor:
 
     Raises ValueError where shapes disagree.
     """
-    tokens = keys.shape[-2]
+    tokens, width = keys.shape[-2:]
+    check_queries(queries, keys, 0, tokens, block)
     sums = torch.zeros(*queries.shape[:-1], dtype=torch.float32, device=keys.device)
-    for attention in attention_blocks(queries, keys, 0, tokens, block):
-        sums[..., : attention.shape[-1]] += attention.sum(dim=-2)  # [..., G, end]
+    index = torch.arange(tokens, device=keys.device)
+    for first in range(0, tokens, block):
+        end = min(first + block, tokens)
+        scaled = queries[..., first:end, :].float() * width**-0.5  # [..., G, count, D]
+        logits = group_products(scaled, keys[..., :end, :].float())  # [..., G, count, end]
+        logits.masked_fill_(index[:end] > index[first:end, None], -torch.inf)
+        sums[..., :end] += logits.softmax(dim=-1).sum(dim=-2)  # [..., G, end]
     return sums
 
 

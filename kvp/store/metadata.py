@@ -24,7 +24,7 @@ from kvp.artifacts.files import atomic_write_bytes
 from kvp.artifacts.tensors import write_safetensors
 from kvp.errors import StoreError
 from kvp.manifest import read_sealed_json, sha256_file, write_sealed_json
-from kvp.store.schema import ARRAYS, FORMAT, FORMAT_VERSION, SequenceRecord, StorePlan
+from kvp.store.schema import ARRAYS, FORMAT, SequenceRecord, StorePlan
 from kvp.store.shards import array_settings
 
 MANIFEST = "manifest.json"
@@ -75,8 +75,7 @@ def create_metadata(
         write_safetensors(store / OUTPUT, {"output_gram": output_gram})
         names.append(OUTPUT)
     written = {
-        "format": FORMAT,
-        "format_version": FORMAT_VERSION,
+        **FORMAT.head,
         "plan": plan.to_dict(),
         "rope": "post",
         "files": {name: sha256_file(store / name) for name in names},
@@ -95,13 +94,7 @@ def load_metadata(store: Place) -> tuple[dict[str, Any], StorePlan]:
         if isinstance(store, Path) and not store.is_dir():
             raise StoreError(f"no trace store at {store}: no such folder; kvp-collect makes one")
         raise StoreError(f"{store} is not a trace store: it has no {MANIFEST}")
-    manifest = read_sealed_json(path)
-    if manifest.get("format") != FORMAT:
-        raise StoreError(f"{store} is not a trace store: {path} is something else")
-    if (version := manifest.get("format_version")) != FORMAT_VERSION:
-        raise StoreError(
-            f"{path} has format version {version}, this kvp reads {FORMAT_VERSION}: collect anew"
-        )
+    manifest = FORMAT.read(path, StoreError)
     for name, digest in manifest["files"].items():
         if size_of(store / name) is None:
             raise StoreError(f"{store / name} is missing")

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from kvp.geometry import Geometry
+from kvp.manifest import Format
 
-FORMAT = "kvp-traces"
-FORMAT_VERSION = 3
+FORMAT = Format("kvp-traces", 3)
 
 TENSORS = ("q", "k", "v")
 STORED_LABELS = ("kvzip", "kvzip_plus")

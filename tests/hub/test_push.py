@@ -58,7 +58,7 @@ def results(tmp_path: Path, policy_folder: Path) -> Path:
     identity = {"model": "nano", "length": 256, "split": "test", "dtype": "float32", "seed": 0}
     manifest = {
         "format": "kvp-results", "format_version": 3, "config": {}, "identity": identity,
-        "identity_digest": digest_json(identity), "notes": [], "earlier_runs": [],
+        "notes": [], "earlier_runs": [],
         "policies": {"mine": sha256_file(policy_folder / INDEX), "other": "0" * 64},
         "command": ["kvp-eval", "--policies", "mine,other", "--out", "results"], "seed": 0,
         "kvp": "0.1.0", "python": "3.11", "packages": {}, "created": "2026-01-01T00:00:00+00:00",

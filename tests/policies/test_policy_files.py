@@ -187,7 +187,7 @@ def _edit(policy_dir: Path, **changes: object) -> None:
 
 def test_index_of_another_version_or_shape(policy_dir: Path) -> None:
     _edit(policy_dir, format="kvp-traces")
-    _fails(policy_dir, "policy.json is not the index of a policy directory")
+    _fails(policy_dir, "policy.json is of format")
     _edit(policy_dir, format="kvp-policy", format_version=2)
     _fails(policy_dir, "policy.json has format version 2, this kvp reads 1")
     _edit(policy_dir, format_version=1, geometry={**GEOMETRY.to_dict(), "layers": 3})

@@ -18,7 +18,7 @@ from eval.tune.settings_file import load_settings
 from kvp.artifacts.files import JsonLines
 from kvp.command_line import parse
 from kvp.config_groups import split_list
-from kvp.manifest import digest_json, write_sealed_json
+from kvp.manifest import write_sealed_json
 from train.config import TrainConfig
 
 ROOT = Path(__file__).parents[2]
@@ -105,7 +105,7 @@ def _results(
     folder.mkdir(parents=True)
     manifest = {
         "format": "kvp-results", "format_version": 3, "config": identity, "identity": identity,
-        "identity_digest": digest_json(identity), "command": ["kvp-eval", protocol],
+        "command": ["kvp-eval", protocol],
         "kvp": "0.1.0", "created": "2026-01-01T00:00:00+00:00", "tuned": {"settings": TUNED},
     }  # fmt: skip
     write_sealed_json(folder / "manifest.json", manifest)

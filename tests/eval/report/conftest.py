@@ -12,7 +12,7 @@ import pytest
 from eval.comparison import Comparison, compare
 from eval.results import load_results
 from kvp.artifacts.files import JsonLines
-from kvp.manifest import digest_json, write_sealed_json
+from kvp.manifest import write_sealed_json
 from kvp.metrics import METRICS_VERSION
 from kvp.programs import report as main
 
@@ -171,7 +171,7 @@ def manifest(**changes: Any) -> dict[str, Any]:
         "format": "kvp-results", "format_version": 3, "config": {**identity, "out": "r"},
         "seed": 0, "kvp": "0.1.0", "python": "3.11.0", "packages": {"torch": "2.9.0"},
         "command": ["kvp-eval", "--out", "two words"], "created": "2026-01-01T00:00:00+00:00",
-        "identity": identity, "identity_digest": digest_json(identity), "policies": {},
+        "identity": identity, "policies": {},
         "notes": [], "earlier_runs": [],
     }  # fmt: skip
 

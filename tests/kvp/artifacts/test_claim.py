@@ -11,23 +11,24 @@ import pytest
 
 from kvp.artifacts.claim import LOCK, FolderKind, OutputFolder, check_folder
 from kvp.errors import ResultsError
-from kvp.manifest import write_sealed_json
+from kvp.manifest import Format, write_sealed_json
 
 KIND = FolderKind(
     noun="trial",
     marker="manifest.json",
     error=ResultsError,
-    format="kvp-trial",
+    format=Format("kvp-trial", 1),
     begun=r"data/part-\d+",
     optional=("digest",),
 )
+HEAD = {"format": "kvp-trial", "format_version": 1}
 IDENTITY: dict[str, Any] = {"seed": 0, "data": {"length": 16}}
 
 
 def _begin(path: Path, identity: dict[str, Any] = IDENTITY) -> None:
     with OutputFolder.claim(path, KIND, identity) as folder:
         assert folder.existing_marker is None
-        write_sealed_json(path / KIND.marker, {"format": "kvp-trial", "identity": identity})
+        write_sealed_json(path / KIND.marker, {**HEAD, "identity": identity})
 
 
 def _refused(path: Path, identity: dict[str, Any] = IDENTITY) -> str:
@@ -42,7 +43,7 @@ def test_a_new_folder_is_made_and_locked_and_the_next_claim_continues(tmp_path: 
     path = tmp_path / "deep" / "trial"
     with OutputFolder.claim(path, KIND, IDENTITY):
         assert (path / LOCK).read_text().startswith("process ")
-        write_sealed_json(path / KIND.marker, {"format": "kvp-trial", "identity": IDENTITY})
+        write_sealed_json(path / KIND.marker, {**HEAD, "identity": IDENTITY})
     assert [entry.name for entry in path.iterdir()] == ["manifest.json"]
     with OutputFolder.claim(path, KIND, IDENTITY) as folder:
         assert folder.existing_marker is not None
@@ -89,7 +90,7 @@ def test_what_is_not_kvps_is_left_alone(tmp_path: Path) -> None:
     assert "is a file" in _refused(tmp_path / "t" / "photos" / "cat.jpg")
     (tmp_path / "other").mkdir()
     write_sealed_json(tmp_path / "other" / "manifest.json", {"format": "kvp-traces"})
-    assert "does not belong to a trial" in _refused(tmp_path / "other")
+    assert "is of format 'kvp-traces', not 'kvp-trial'" in _refused(tmp_path / "other")
 
 
 @pytest.mark.parametrize(
@@ -175,7 +176,7 @@ def test_a_worker_of_other_settings_is_refused_though_nothing_is_kept_yet(tmp_pa
     first, second = (
         OutputFolder.claim(tmp_path / "t", KIND, {"seed": seed}, shared=True) for seed in (0, 1)
     )
-    marker = {"format": "kvp-trial", "identity": {"seed": 0}}
+    marker = {**HEAD, "identity": {"seed": 0}}
     write_sealed_json(tmp_path / "t" / KIND.marker, marker)
     first.refresh({"seed": 0})
     with pytest.raises(ResultsError, match=r"begun with other settings .seed: 0 there, 1 here"):

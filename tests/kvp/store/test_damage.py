@@ -121,5 +121,5 @@ def test_not_a_store(store: Path, tmp_path: Path) -> None:
         TraceReader(tmp_path / "nowhere")
     content = read_sealed_json(store / "manifest.json")
     write_sealed_json(store / "manifest.json", {**content, "format_version": 2})
-    with pytest.raises(StoreError, match="version 2, this kvp reads 3: collect anew"):
+    with pytest.raises(StoreError, match="version 2, this kvp reads 3"):
         TraceReader(store)
