@@ -14,7 +14,6 @@ from typing import Any, ClassVar, Literal
 
 from kvp.budgets import Budget, parse_budget, parse_budgets
 from kvp.config_groups import (
-    MAX_BOOTSTRAP,
     DataConfig,
     DryRunConfig,
     Group,
@@ -143,7 +142,18 @@ def _numbers(flag: str, text: str | None, *, most: float) -> tuple[float, ...] |
 
 
 @dataclass(frozen=True, kw_only=True)
-class MeasureConfig(Group):
+class IntervalConfig(Group):
+    """Intervals."""
+
+    bootstrap: int = 2000
+    """Resamples behind each interval."""
+
+    MINIMUMS: ClassVar[Mapping[str, float]] = {"bootstrap": 1}
+    MAXIMUMS: ClassVar[Mapping[str, float]] = {"bootstrap": 100_000}
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasureConfig(IntervalConfig):
     """Measurement."""
 
     protection: Literal["both", "on", "off"] = "both"
@@ -156,12 +166,9 @@ class MeasureConfig(Group):
     model nano is the bundled one."""
     decode_batch: int = 256
     """Maximum sequences in the cache that are decoded as one batch."""
-    bootstrap: int = 2000
-    """Resamples behind each interval."""
 
     ADDRESSES: ClassVar[tuple[str, ...]] = ("policies",)
-    MINIMUMS: ClassVar[Mapping[str, float]] = {"decode_batch": 1, "bootstrap": 1}
-    MAXIMUMS: ClassVar[Mapping[str, float]] = {"bootstrap": MAX_BOOTSTRAP}
+    MINIMUMS: ClassVar[Mapping[str, float]] = {"decode_batch": 1}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -289,7 +296,7 @@ class EvalConfig(
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompareConfig(Group):
+class CompareConfig(IntervalConfig):
     """Compare."""
 
     first: str = field(kw_only=False)
@@ -298,18 +305,14 @@ class CompareConfig(Group):
     """Results folder whose numbers are compared with those of the first."""
     out: str | None = None
     """What is written. A CSV file with every number of the tables (default: none)."""
-    bootstrap: int = 2000
-    """Resamples behind each interval."""
     seed: int = 0
     """Seed of everything that is drawn or generated: the resamples."""
 
     ADDRESSES: ClassVar[tuple[str, ...]] = ("first", "second")
-    MINIMUMS: ClassVar[Mapping[str, float]] = {"bootstrap": 1}
-    MAXIMUMS: ClassVar[Mapping[str, float]] = {"bootstrap": MAX_BOOTSTRAP}
 
 
 @dataclass(frozen=True, kw_only=True)
-class PushConfig(DryRunConfig):
+class PushConfig(IntervalConfig, DryRunConfig):
     """Policy and repository."""
 
     policy: str = field(kw_only=False)
@@ -323,11 +326,6 @@ class PushConfig(DryRunConfig):
     results: str | None = None
     """Results folder written by kvp-eval. Its numbers of this policy, next to those of the methods
     it was run with, go into the card."""
-    bootstrap: int = 2000
-    """Resamples behind each interval."""
-
-    MINIMUMS: ClassVar[Mapping[str, float]] = {"bootstrap": 1}
-    MAXIMUMS: ClassVar[Mapping[str, float]] = {"bootstrap": MAX_BOOTSTRAP}
 
     def __post_init__(self) -> None:
         """Raise ValueError where the repository has no name that the hub can have."""
@@ -360,7 +358,7 @@ class ServeConfig(Group):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReportConfig(Group):
+class ReportConfig(IntervalConfig):
     """Report."""
 
     results: str | Sequence[str] = field(kw_only=False)
@@ -370,12 +368,8 @@ class ReportConfig(Group):
     """What is written. An HTML file (default: report.html in the first results folder)."""
     png: str | None = None
     """Folder for the figures as PNG files; without it, they are in the HTML file alone."""
-    bootstrap: int = 2000
-    """Resamples behind each interval."""
 
     ADDRESSES: ClassVar[tuple[str, ...]] = ("results",)
-    MINIMUMS: ClassVar[Mapping[str, float]] = {"bootstrap": 1}
-    MAXIMUMS: ClassVar[Mapping[str, float]] = {"bootstrap": MAX_BOOTSTRAP}
 
     @property
     def folders(self) -> tuple[str, ...]:

@@ -24,8 +24,6 @@ AnswersName = Literal["model", "reference"]
 GroupT = TypeVar("GroupT")
 _DEVICE = re.compile(r"(cpu|mps|(cuda|xpu)(:\d+)?)")
 _LOCAL = ("LOCAL_RANK", "SLURM_LOCALID")
-MAX_BOOTSTRAP = 100_000
-"""Largest number of resamples behind an interval."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,7 +31,6 @@ from kvp.data.rows.forms import (
     Turn,
     alternating,
     document_of,
-    published_form,
     role_of,
 )
 from kvp.data.synthetic.text import SPLITS, split_of
@@ -67,8 +66,7 @@ def read_documents(
         if isinstance(prompt, Mapping) and "text" in prompt:
             name = row.get("message_tree_id")
             return _of_tree(list(_nested(prompt)), str(name or ""), location, all_threads)
-        form = published_form(row, f"{data}/{location}")
-        return [replace(document_of(form), location=location)]
+        return [replace(document_of(row), location=location)]
 
     for _, made in tally.parsed(read_rows(data, flag), documents):
         usable += made

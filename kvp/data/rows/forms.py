@@ -9,12 +9,10 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import PurePath
 from typing import Any
 
 from kvp.data.metrics import CHOICE, METRIC_NAMES, marked_number
 from kvp.data.rows.files import RowError, text_of
-from kvp.data.ruler import RULER_13
 from kvp.data.synthetic.text import split_of
 from kvp.data.task import REPLY_TOKENS, Sample
 
@@ -283,53 +281,3 @@ def _gold(
         many = "more than one" if meant else "none"
         raise RowError(f"has {column} {value!r:.40}, which names {many} of its choices")
     return meant.pop()
-
-
-_ENDS = (
-    ("niah", r"What (?:is|are all) the special magic", "The special magic", 128),
-    ("vt", "Question: Find all variables that are assigned the value", "Answer:", 30),
-    ("cwe", r"Question: What are the 10 most common words in the above list\?", "Answer:", 120),
-    ("fwe", r"Question: Do not provide any explanation\.", "Answer:", 50),
-    ("qa", r"Answer the question based on the given documents\.", "Answer:", 32),
-)
-"""How prompts of RULER's tasks end: what the names of the tasks begin with, where the question
-begins, what the answer prefix begins with where it is no column of its own, tokens to generate."""
-
-
-def published_form(row: Mapping[str, Any], place: str) -> Mapping[str, Any]:
-    """A row of RULER's own scripts (`input`, `outputs`) in the form of the published sets: context,
-    question, answer_prefix, answer and task. Any other row is returned as it is.
-
-    Context and question are told apart where simonjegou/ruler does: at the last place where the
-    question of the task begins. Without a column `task` a folder or file of `place`, its file, that
-    is called like one of RULER's tasks names it. Raises RowError where `input` has none of RULER's
-    questions.
-    """
-    if "input" not in row or "outputs" not in row:
-        return row
-    prompt = text_of(row["input"], " in input")
-    names = (part.partition(".")[0] for part in reversed(PurePath(place).parts))
-    task = row.get("task") or next((name for name in names if name in RULER_13), None)
-    known = [end for end in _ENDS if str(task or "").startswith(end[0])]
-    found = [
-        (matches[-1].start(), end)
-        for end in known or _ENDS
-        if (matches := list(re.finditer(end[1], prompt)))
-    ]
-    if not found:
-        raise RowError("has an input without a question of RULER's")
-    start, (kind, _, beginning, max_new_tokens) = max(found)
-    question, prefix = prompt[start:], row.get("answer_prefix")
-    if prefix is None:
-        end = question.rfind(beginning)
-        end = len(question[:end].rstrip(" ")) if end > 0 else len(question)
-        question, prefix = question[:end], question[end:]
-    return {
-        "context": prompt[:start],
-        "question": question,
-        "answer_prefix": prefix,
-        "answer": row["outputs"],
-        "task": task,
-        "max_new_tokens": row.get("max_new_tokens") or max_new_tokens,
-        "metric": "part" if kind == "qa" else "all",
-    }
