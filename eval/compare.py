@@ -148,7 +148,7 @@ def paired(
             "at the same budget under the same protocol; kvp-eval adds to a folder what it lacks"
         )
     table = pandas.DataFrame(rows).assign(differs=False, unfinished=lacking)
-    for metric in () if lacking else (ANSWERS, LIKELIHOOD):
+    for metric in () if lacking else table["metric"].unique():
         same = table["metric"] == metric
         table.loc[same, "differs"] = holm([gaps[number] for number in table.index[same]])
     return table

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import kvp
 from eval.records import read_records
 from kvp.artifacts.files import JsonLines
 from kvp.programs import evaluate, run_program
@@ -64,6 +65,13 @@ def test_a_folder_does_not_differ_from_itself(
     text = capsys.readouterr().out
     assert "second - first" in text
     assert all(len(line) <= 100 for line in text.splitlines() if "first:" not in line)
+
+
+def test_folders_of_answers_alone_are_compared(tiny_folder: Path, tmp_path: Path) -> None:
+    folder = _evaluate(tiny_folder, tmp_path / "r", tasks="niah_single_1", prompts=2)
+    rows = kvp.compare(folder, folder, bootstrap=9)
+    assert set(rows["metric"]) == {"answers"}
+    assert not rows["differs"].any()
 
 
 def test_differences_are_of_the_second_folder(results: Path, tmp_path: Path) -> None:
