@@ -477,7 +477,7 @@ def csv_text(settings: TunedSettings, tried: Sequence[Sequence[Scored]]) -> str:
 def print_settings(console: Console, settings: TunedSettings) -> None:
     """One table per protocol."""
     percent = settings.data["metric"] == "score"
-    what = "mean score, %" if percent else "minus nats per token"
+    what = "accuracy, %" if percent else "minus nats per token"
     for protocol in dict.fromkeys(entry.protocol for entry in settings.methods):
         entries = [entry for entry in settings.methods if entry.protocol == protocol]
         console.print(
