@@ -451,11 +451,6 @@ class Comparison:
         }
 
     @property
-    def higher_is_better(self) -> bool:
-        """False for perplexity."""
-        return self.kind != "perplexity"
-
-    @property
     def measure(self) -> str:
         """What is measured (`MEASURES`)."""
         return MEASURES[self.kind]

@@ -163,7 +163,7 @@ def drawn_settings(comparison: Comparison, maximum: int = 12) -> dict[ReportedMe
         return float(np.mean([of.interval.mean for of in comparison.grid[setting].values()]))
 
     others = [setting for setting in settings if setting not in front]
-    others.sort(key=mean, reverse=comparison.higher_is_better)
+    others.sort(key=mean, reverse=comparison.kind == "accuracy")
     behind = others[: max(0, maximum - len(front))]
     return {**dict.fromkeys(front, True), **dict.fromkeys(behind, False)}
 

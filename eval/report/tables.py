@@ -86,6 +86,7 @@ def some_settings(comparison: Comparison, lines: Notes, which: str = "") -> Tabl
     `which` settings they are, for the caption.
     """
     grid = comparison.grid
+    own_size = any(setting.self_sized for setting in grid)  # last, what methods chose themselves
     over = {
         (setting, spec): gap
         for setting in lines
@@ -98,7 +99,7 @@ def some_settings(comparison: Comparison, lines: Notes, which: str = "") -> Tabl
         if not grid.get(setting):
             continue
         row = [_heading(setting, note)]
-        for spec in _columns(comparison):
+        for spec in (*comparison.budgets.specs, *[SELF_SIZED] * own_size):
             number = _number(comparison, _at(grid[setting], setting, spec), _mark(setting))
             if (setting, spec) in differs:
                 mark = "*" if over[setting, spec].mean > 0 else "†"
@@ -120,7 +121,7 @@ def some_settings(comparison: Comparison, lines: Notes, which: str = "") -> Tabl
         caption=f"{comparison.unfinished} {comparison.measure.capitalize()}{tasks}{which} "
         f"({comparison.interval}){nulls}; "
         f"{comparison.conditions}{comparison.left_out}.".lstrip(),
-        header=_header(comparison),
+        header=("method", *budget_names(comparison.budgets), *["own size"] * own_size),
         rows=rows,
     )
 
@@ -300,17 +301,6 @@ def budget_names(budgets: Budgets) -> tuple[str, ...]:
         f"{spec} ({size:.0f})" if budgets.relative else spec
         for spec, size in zip(budgets.specs, budgets.tokens, strict=True)
     )
-
-
-def _columns(comparison: Comparison) -> list[str]:
-    """Budgets, and last the size that methods chose themselves."""
-    own = any(setting.self_sized for setting in comparison.grid)
-    return [*comparison.budgets.specs, *([SELF_SIZED] if own else [])]
-
-
-def _header(comparison: Comparison) -> tuple[str, ...]:
-    own = ("own size",) if SELF_SIZED in _columns(comparison) else ()
-    return ("method", *budget_names(comparison.budgets), *own)
 
 
 def _at(

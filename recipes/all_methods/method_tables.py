@@ -67,7 +67,7 @@ def _of(comparison: Comparison, spec: str, *methods: str) -> str | None:
         family: estimate.interval.mean
         for family in choices if (estimate := comparison.estimate(family, spec)) is not None
     }  # fmt: skip
-    best = max if comparison.higher_is_better else min
+    best = max if comparison.kind == "accuracy" else min
     return best(means, key=lambda family: means[family], default=None)
 
 
