@@ -133,7 +133,7 @@ def paired(
             rows.append(
                 {
                     "metric": metric, "protocol": protocol,
-                    "method": f"{method.family} ({method.details})" if method.details else FULL,
+                    "method": method.label,
                     "budget": budget or FULL, "pairs": gap.prompts,
                     **{
                         f"{name}{part}": number
