@@ -2,13 +2,13 @@
 
     python -m benchmarks.collecting --out FILE
 
-Prompts of random tokens through a Qwen2 of random weights. `collect` is the loop of kvp-collect
+Prompts of random tokens through models of `benchmarks.models`. `collect` is the loop of kvp-collect
 into a new store on disk; `bare` is transformers alone: batches of as many prompts of like length,
 padded on the left, one forward pass, then greedy decoding with a `DynamicCache`. Answers have no
 end token, so both decode as many. `one` is the loop of kvp-collect with batches of one. They take
 turns; ratios are medians over rounds of a round's time over that of `bare`: of wall time, of
-processor time of all threads, and of that of the thread that runs the model. `forward` is the wall
-time of one padded forward pass of a batch, and of one prompt.
+processor time of all threads, and of that of the thread that runs the model. `per_second` is how
+many sequences a way ends in a second on the wall, the median of the rounds.
 """
 
 from __future__ import annotations
@@ -28,11 +28,10 @@ from transformers import (
     DynamicCache,
     PreTrainedModel,
     PreTrainedTokenizerBase,
-    Qwen2Config,
-    Qwen2ForCausalLM,
 )
 
-from benchmarks.measuring import write_report
+from benchmarks.measuring import noted, write_report
+from benchmarks.models import model_of
 from kvp.data.sources import CollectionPlan
 from kvp.data.task import Sample, Source
 from kvp.hf import geometry_of, load_model
@@ -51,70 +50,67 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Measure and write the JSON file."""
     args = _arguments(argv)
     torch.set_num_threads(1)
-    torch.manual_seed(0)
-    results = rate(args)
-    write_report(args, results=results)
-    print(json.dumps(results))
+    results: list[dict[str, Any]] = []
+    failed: dict[str, str] = {}
+    for name in args.models.split(","):
+        with noted(failed, name):
+            for row in rates(name, args):
+                print(json.dumps(row), flush=True)
+                results.append(row)
+    write_report(args, results=results, failed=failed)
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("--models", default="small")
+    parser.add_argument("--layers", type=int, default=0, help="of random models; 0: all")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--prompts", type=int, default=16)
     parser.add_argument("--shortest", type=int, default=384, help="tokens of a prompt")
     parser.add_argument("--longest", type=int, default=512)
     parser.add_argument("--max_new_tokens", type=int, default=32)
     parser.add_argument("--batch_size", type=int, default=8)
-    parser.add_argument("--width", type=int, default=768)
-    parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path, required=True)
     return parser.parse_args(argv)
 
 
-def rate(args: argparse.Namespace) -> dict[str, Any]:
-    """Times of the ways to run the same prompts."""
-    model, tokenizer = _random_model(args.width, args.layers), load_model("nano")[1]
+def rates(name: str, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Times of the ways to run the same prompts, a row for each."""
+    model, tokenizer = model_of(name, args.device, args.layers), load_model("nano")[1]
+    assert model.generation_config is not None
+    model.generation_config.eos_token_id = [model.config.vocab_size]  # none: answers never end
     samples = _samples(args, model.config.vocab_size)
     ways: dict[str, Callable[[], object]] = {
         "bare": lambda: _bare(model, samples, args.batch_size),
         "collect": lambda: _collected(args, model, tokenizer, samples, args.batch_size),
         "one": lambda: _collected(args, model, tokenizer, samples, 1),
     }
-    longest = samples[: args.batch_size]
-    forward = {
-        "batch": _spent(lambda: _prefilled(model, longest))["wall"],
-        "prompt": _spent(lambda: _prefilled(model, samples[:1]))["wall"],
-    }
-    rounds = [{name: _spent(way) for name, way in ways.items()} for _ in range(args.rounds)]
-    ratios = {
-        name: {
-            clock: round(
-                statistics.median(one[name][clock] / one["bare"][clock] for one in rounds), 3
-            )
-            for clock in CLOCKS
+    _bare(model, samples[:1], 1)  # loads libraries
+    rounds = [{way: _spent(call) for way, call in ways.items()} for _ in range(args.rounds)]
+    return [
+        {
+            "model": name,
+            "way": way,
+            "over_bare": {
+                clock: round(
+                    statistics.median(one[way][clock] / one["bare"][clock] for one in rounds), 3
+                )
+                for clock in CLOCKS
+            },
+            "per_second": round(
+                statistics.median(len(samples) / one[way]["wall"] for one in rounds), 4
+            ),
+            "seconds": [one[way] for one in rounds],
         }
-        for name in ways
-    }
-    return {"forward_seconds": forward, "over_bare": ratios, "seconds": rounds}
+        for way in ways
+    ]
 
 
 def _spent(call: Callable[[], object]) -> dict[str, float]:
     before = {name: clock() for name, clock in CLOCKS.items()}
     call()
     return {name: round(clock() - before[name], 4) for name, clock in CLOCKS.items()}
-
-
-def _random_model(width: int, layers: int) -> PreTrainedModel:
-    config = Qwen2Config(
-        vocab_size=1000, hidden_size=width, intermediate_size=11 * width // 4,
-        num_hidden_layers=layers, num_attention_heads=width // 64,
-        num_key_value_heads=max(1, width // 256), max_position_embeddings=4096,
-        eos_token_id=None, bos_token_id=None,
-    )  # fmt: skip
-    model = Qwen2ForCausalLM(config).eval()
-    assert model.generation_config is not None
-    model.generation_config.eos_token_id = [config.vocab_size]  # no token: answers never end
-    return model
 
 
 def _samples(args: argparse.Namespace, vocabulary: int) -> list[Sample]:
@@ -134,10 +130,10 @@ def _samples(args: argparse.Namespace, vocabulary: int) -> list[Sample]:
 def _prefilled(model: PreTrainedModel, samples: Sequence[Sample]) -> tuple[Tensor, Tensor, Any]:
     """Next tokens [B, 1], mask [B, T] and cache of prompts that are padded on the left."""
     longest = max(len(sample.token_ids) for sample in samples)
-    ids = torch.zeros(len(samples), longest, dtype=torch.long)
+    ids = torch.zeros(len(samples), longest, dtype=torch.long, device=model.device)
     mask = torch.zeros_like(ids)
     for row, sample in enumerate(samples):
-        ids[row, longest - len(sample.token_ids) :] = torch.tensor(sample.token_ids)
+        ids[row, longest - len(sample.token_ids) :] = ids.new_tensor(sample.token_ids)
         mask[row, longest - len(sample.token_ids) :] = 1
     model.set_attn_implementation("sdpa")
     cache = DynamicCache(config=model.config)
@@ -181,8 +177,8 @@ def _collected(
 
 def _new_store(folder: Path, model: PreTrainedModel, config: CollectConfig) -> TraceWriter:
     plan = StorePlan(
-        geometry=geometry_of(model.config), dtype="float32", max_tokens=config.max_tokens,
-        sequences=config.sequences,
+        geometry=geometry_of(model.config), dtype=str(model.dtype).removeprefix("torch."),
+        max_tokens=config.max_tokens, sequences=config.sequences,
     )  # fmt: skip
     return TraceWriter.create_or_resume(folder / "store", plan, {"identity": {}})
 

@@ -2,11 +2,12 @@
 
     python -m benchmarks.decoding --out benchmarks/results/decoding.json
 
-Two models: `nano`, the bundled one, and `wide`, 2 layers with the heads of Qwen2.5-7B (28 query and
-4 KV heads, head_dim 128; random weights) and narrow projections, so that its time is the cache's.
-`full` is transformers' `DynamicCache` with its own sdpa attention, `uniform` keeps the budget in
-every head, `ragged` keeps as many tokens with heads of very different lengths, once per backend of
-`kvp.ops.ragged_attention`. Caches are filled with random numbers: time does not depend on them.
+Models are those of `benchmarks.models`; `wide` has 2 layers with the heads of Qwen2.5-7B (28 query
+and 4 KV heads, head_dim 128) and narrow projections, so that its time is the cache's. `attention`
+is the attention of one such layer alone. `full` is transformers' `DynamicCache` with its own sdpa
+attention, `uniform` keeps the budget in every head, `ragged` keeps as many tokens with heads of
+very different lengths, once per backend of `kvp.ops.ragged_attention`. Caches are filled with
+random numbers: time does not depend on them.
 
 Every case is a process of its own, on a CPU with one thread. In a round each cache is made anew and
 decodes `--steps` tokens after two that are not counted (there the tails are made); caches take
@@ -23,18 +24,22 @@ import statistics
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
-from benchmarks.measuring import Seconds, in_process, medians, timed, write_report
+from benchmarks.measuring import Seconds, in_process, medians, noted, timed, write_report
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from transformers import Cache, PreTrainedModel
+    from transformers import Cache
 
 CASES = "wide:8192,nano:512,nano:1024,nano:4096"
 UNCOUNTED = 2  # tokens at the start of a round
+NAMES = ("attention", "nano", "wide", "smollm2-135m-instruct", "qwen2.5-7b")
+Maker = Callable[[], Callable[[], object]]
+"""Makes a fresh cache and returns what decodes a token with it."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -44,20 +49,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if args.child is not None:
         print(json.dumps(_measure(args.child, args)))
         return
-    results = []
+    results: list[dict[str, Any]] = []
+    failed: dict[str, str] = {}
     for case in args.cases.split(","):
-        for row in in_process("benchmarks.decoding", [*given, "--child", case]):
-            print(json.dumps(row), flush=True)
-            results.append(row)
-    write_report(args, results=results)
+        with noted(failed, case):
+            for row in in_process("benchmarks.decoding", [*given, "--child", case]):
+                print(json.dumps(row), flush=True)
+                results.append(row)
+    write_report(args, results=results, failed=failed)
 
 
 def _arguments(given: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    parser.add_argument("--cases", default=CASES, help="model:tokens seen, wide or nano")
+    parser.add_argument("--cases", default=CASES, help="model:tokens seen")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--backends", default="auto", help="of ragged_attention: auto, torch")
     parser.add_argument("--budget", type=float, default=0.125, help="share of the tokens kept")
+    parser.add_argument("--layers", type=int, default=0, help="of random models; 0: all")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=24, help="tokens per cache and round")
     parser.add_argument("--out", type=Path, required=True)
@@ -65,8 +73,8 @@ def _arguments(given: Sequence[str]) -> argparse.Namespace:
     args = parser.parse_args(given)
     for case in args.cases.split(","):
         model, _, tokens = case.partition(":")
-        if model not in ("wide", "nano") or not tokens.isdigit() or int(tokens) < 16:
-            parser.error(f"--cases: {case!r} is not wide:TOKENS or nano:TOKENS, 16 or more")
+        if model not in NAMES or not tokens.isdigit() or int(tokens) < 16:
+            parser.error(f"--cases: {case!r} is not MODEL:TOKENS, 16 or more; MODEL is of {NAMES}")
     if not 0 < args.budget < 1:
         parser.error("--budget must be between 0 and 1")
     return args
@@ -79,20 +87,19 @@ def _measure(case: str, args: argparse.Namespace) -> list[dict[str, Any]]:
     device = args.device
     if device == "cpu":
         torch.set_num_threads(1)
-    name, _, length = case.partition(":")
-    tokens = int(length)
+    name, tokens = case.split(":")[0], int(case.split(":")[1])
     torch.manual_seed(0)
-    model = _model(name).to(device, torch.float32 if device == "cpu" else torch.bfloat16)
-    makers = _makers(model, tokens, args)
+    makers = _attention(tokens, args) if name == "attention" else _model(name, tokens, args)
     times: dict[str, list[Seconds]] = {label: [] for label in makers}
     for _ in range(args.rounds):
-        caches = {label: make() for label, make in makers.items()}
+        calls = {label: make() for label, make in makers.items()}
         for step in range(UNCOUNTED + args.steps):
-            for label, cache in caches.items():
-                spent = _token(model, cache, label, device)
+            for label, call in calls.items():
+                spent = _timed(call, label.partition(":")[2], device)
                 if step >= UNCOUNTED:
                     times[label].append(spent)
-    seconds = {label: [_clock(one, device) for one in taken] for label, taken in times.items()}
+    clock = "processor" if device == "cpu" else "wall"
+    seconds = {label: [getattr(one, clock) for one in taken] for label, taken in times.items()}
     full = statistics.median(seconds["full"])
     return [
         {
@@ -109,47 +116,51 @@ def _measure(case: str, args: argparse.Namespace) -> list[dict[str, Any]]:
     ]
 
 
-def _clock(taken: Seconds, device: str) -> float:
-    return taken.processor if device == "cpu" else taken.wall
-
-
-def _token(model: PreTrainedModel, cache: Cache, label: str, device: str) -> Seconds:
-    """Time of one token."""
+def _timed(call: Callable[[], object], backend: str, device: str) -> Seconds:
+    """Time of one token with a backend of `kvp.ops.ragged_attention`."""
     import torch
 
-    model.set_attn_implementation("sdpa" if label == "full" else "kvp")
-    chosen = label.partition(":")[2]
-    token = torch.ones(1, 1, dtype=torch.int64, device=device)
     triton = "kvp.ops.ragged_attention.has_triton"
-    backend: Any = patch(triton, lambda: False) if chosen == "torch" else nullcontext()
-    with torch.no_grad(), backend:
-        return timed(lambda: model(token, past_key_values=cache, use_cache=True), device)[1]
+    chosen: Any = patch(triton, lambda: False) if backend == "torch" else nullcontext()
+    with torch.no_grad(), chosen:
+        return timed(call, device)[1]
 
 
-def _model(name: str) -> PreTrainedModel:
-    from transformers import Qwen2Config, Qwen2ForCausalLM
+def _attention(tokens: int, args: argparse.Namespace) -> dict[str, Maker]:
+    """Ways to attend from one token to random keys and values of one layer."""
+    import torch
+    from torch.nn.functional import scaled_dot_product_attention
 
-    from kvp.hf import load_model
+    from kvp.ops.ragged_attention import RaggedLayout, ragged_attention
 
-    if name == "nano":
-        model: PreTrainedModel = load_model("nano")[0]
-        return model
-    config = Qwen2Config(
-        hidden_size=256, intermediate_size=512, num_hidden_layers=2, num_attention_heads=28,
-        num_key_value_heads=4, head_dim=128, vocab_size=1000, max_position_embeddings=2**20,
-    )  # fmt: skip
-    return Qwen2ForCausalLM(config).eval()
+    dtype = torch.float32 if args.device == "cpu" else torch.bfloat16
+    query = torch.randn(1, 28, 1, 128).to(args.device, dtype)
+    keys, values = torch.randn(2, 1, 4, tokens, 128, dtype=dtype, device=args.device)
+    budget = max(1, round(args.budget * tokens))
+    layout = RaggedLayout(_counts(4, tokens, budget)[None].to(args.device))
+    flat = [tensor.flatten(0, 2)[: layout.stored] for tensor in (keys, values)]
+    tails = [tensor[:, :, :1] for tensor in (keys, values)]
+
+    def dense(kept: int) -> Maker:
+        some = [tensor[:, :, :kept].contiguous() for tensor in (keys, values)]
+        return lambda: lambda: scaled_dot_product_attention(query, *some, enable_gqa=True)
+
+    def ragged() -> Callable[[], object]:
+        return lambda: ragged_attention(query, *flat, layout, *tails)
+
+    makers = {"full": dense(tokens), "uniform": dense(budget)}
+    return makers | {f"ragged:{backend}": ragged for backend in args.backends.split(",")}
 
 
-def _makers(
-    model: PreTrainedModel, tokens: int, args: argparse.Namespace
-) -> dict[str, Callable[[], Cache]]:
-    """Name of each cache -> how a fresh one is made, after `tokens` tokens of random content."""
+def _model(name: str, tokens: int, args: argparse.Namespace) -> dict[str, Maker]:
+    """Caches of a model after `tokens` tokens, of random content."""
     import torch
     from transformers import DynamicCache
 
+    from benchmarks.models import model_of
     from kvp.hf.cache import EvictingCache
 
+    model = model_of(name, args.device, args.layers)
     config = model.config
     heads, layers = config.num_key_value_heads, config.num_hidden_layers
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -158,6 +169,7 @@ def _makers(
     budget = max(1, round(args.budget * tokens))
     even = [torch.rand(1, heads, tokens).argsort(-1)[..., :budget] for _ in range(layers)]
     uneven = [_uneven(heads, tokens, budget) for _ in range(layers)]
+    token = torch.ones(1, 1, dtype=torch.int64, device=args.device)
 
     def full() -> Cache:
         cache = DynamicCache()
@@ -165,25 +177,37 @@ def _makers(
             cache.update(keys[index].clone(), values[index].clone(), index)
         return cache
 
-    def evicted(indices: list[Tensor]) -> Callable[[], Cache]:
-        return lambda: EvictingCache.select(list(keys), list(values), indices, seen=tokens)
+    def decoding(cache: Cache, attention: str) -> Callable[[], object]:
+        def decode() -> object:
+            model.set_attn_implementation(attention)
+            return model(token, past_key_values=cache, use_cache=True)
 
-    backends = args.backends.split(",")
-    ragged = {f"ragged:{backend}": evicted(uneven) for backend in backends}
-    return {"full": full, "uniform": evicted(even)} | ragged
+        return decode
+
+    def evicted(slots: list[Tensor]) -> Maker:
+        select = partial(EvictingCache.select, list(keys), list(values), slots, seen=tokens)
+        return lambda: decoding(select(), "kvp")
+
+    makers = {"full": lambda: decoding(full(), "sdpa"), "uniform": evicted(even)}
+    return makers | {f"ragged:{backend}": evicted(uneven) for backend in args.backends.split(",")}
 
 
-def _uneven(heads: int, tokens: int, budget: int) -> Tensor:
-    """Indices [1, H, longest] of `heads * budget` tokens, -1 after a head's last one.
-
-    Shares of the heads are drawn between 1 and 6.
-    """
+def _counts(heads: int, tokens: int, budget: int) -> Tensor:
+    """Tokens of each head [H], `heads * budget` in all; their shares are drawn between 1 and 6."""
     import torch
 
     shares = 1 + 5 * torch.rand(heads)
     counts = (shares / shares.sum() * budget * heads).long().clamp(1, tokens)
     for head in range(heads):  # what rounding and clamping left over
         counts[head] = (counts[head] + budget * heads - counts.sum()).clamp(1, tokens)
+    return counts
+
+
+def _uneven(heads: int, tokens: int, budget: int) -> Tensor:
+    """Indices [1, H, longest] of so many tokens, -1 after a head's last one."""
+    import torch
+
+    counts = _counts(heads, tokens, budget)
     order = torch.rand(1, heads, tokens).argsort(-1)[..., : int(counts.max())]
     beyond = torch.arange(order.shape[-1]) >= counts[None, :, None]
     return order.masked_fill(beyond, -1)

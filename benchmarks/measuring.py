@@ -18,9 +18,11 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -61,6 +63,24 @@ def _settle(device: str) -> None:
         torch.cuda.synchronize()
 
 
+class Stopwatch:
+    """Sums the time of calls of a function."""
+
+    def __init__(self, device: str) -> None:
+        self.total = NOTHING
+        self._device = device
+
+    def around(self, function: Any) -> Any:  # noqa: ANN401 - any method
+        """The function, timed."""
+
+        def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            result, took = timed(lambda: function(*args, **kwargs), self._device)
+            self.total = self.total + took
+            return result
+
+        return call
+
+
 def medians(times: Iterable[Seconds]) -> dict[str, float]:
     """`seconds` and `processor_seconds`: the median of each."""
     every = list(times)
@@ -96,7 +116,7 @@ def in_process(
 ) -> Any:  # noqa: ANN401 - JSON
     """Run `python -m MODULE ARGUMENTS` and return the JSON that it prints.
 
-    Raises CalledProcessError where it fails; what it says of that is on standard error.
+    Raises ChildError with the last line that it writes to standard error where it fails.
     """
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
     environment = os.environ | {
@@ -104,8 +124,30 @@ def in_process(
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),
     }
     call = [python, "-m", module, *arguments]
-    made = subprocess.run(call, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    made = subprocess.run(call, env=environment, capture_output=True, text=True, check=False)
+    sys.stderr.write(made.stderr)
+    if made.returncode:
+        raise ChildError(last_line(made.stderr) or f"{module} ended with {made.returncode}")
     return json.loads(made.stdout)
+
+
+class ChildError(RuntimeError):
+    """A process that was measured in has failed."""
+
+
+@contextmanager
+def noted(failed: dict[str, str], name: str) -> Iterator[None]:
+    """Go on after a failure inside the block: `failed[name]` is then its line."""
+    try:
+        yield
+    except Exception as problem:  # whatever it was, the others are measured
+        failed[name] = last_line(str(problem))
+        print(f"{name}: {failed[name]}", file=sys.stderr, flush=True)
+
+
+def last_line(text: str) -> str:
+    """The last line that is not blank; an empty one where there is none."""
+    return next((line for line in reversed(text.split("\n")) if line.strip()), "").strip()
 
 
 def write_report(given: argparse.Namespace, **found: Any) -> None:  # noqa: ANN401 - JSON
@@ -121,30 +163,33 @@ def write_json(path: Path, content: Any) -> None:  # noqa: ANN401 - JSON
 
 
 def machine() -> dict[str, Any]:
-    """Hardware, versions and commit of a measurement, and the load of the last minute.
+    """Hardware, driver, versions and commit of a measurement, and the load of the last minute.
 
-    `changed` tells whether files of Python differ from the commit.
+    `changed` tells whether files of Python differ from the commit, which a copy without git is told
+    by the variable COMMIT.
     """
-    code = "import torch; c = torch.cuda; print(torch.__version__, "
-    code += "c.get_device_name() if c.is_available() else '', sep='|')"
-    made = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    torch_version, gpu = made.stdout.strip().split("|")
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    query = "--query-gpu=name,driver_version", "--format=csv,noheader"
+    gpu, _, driver = _said("nvidia-smi", *query).split("\n")[0].partition(", ")
     return {
         "cpu": names[0] if names else None,
         "cores": os.cpu_count(),
         "load": os.getloadavg()[0],
         "gpu": gpu or None,
-        "torch": torch_version,
-        "commit": _git("rev-parse", "HEAD") or None,
-        "changed": bool(_git("status", "--porcelain", "--", "*.py")),
+        "driver": driver or None,
+        "torch": version("torch"),
+        "commit": _said("git", "rev-parse", "HEAD") or os.environ.get("COMMIT"),
+        "changed": bool(_said("git", "status", "--porcelain", "--", "*.py")),
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
     }
 
 
-def _git(*words: str) -> str:
-    """What git says of the repository; nothing where there is none."""
-    call = ["git", "-C", str(ROOT), *words]
-    return subprocess.run(call, capture_output=True, text=True, check=False).stdout.strip()
+def _said(*call: str) -> str:
+    """What a program says of the repository or the machine; nothing where there is none."""
+    try:
+        made = subprocess.run(call, cwd=ROOT, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        return ""
+    return made.stdout.strip() if made.returncode == 0 else ""

@@ -17,20 +17,18 @@ import argparse
 import json
 import statistics
 import sys
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
-from benchmarks.measuring import in_process, peak_bytes, write_report
+from benchmarks.measuring import Stopwatch, in_process, noted, peak_bytes, timed, write_report
 
 if TYPE_CHECKING:  # the parent stays small: memory is that of the processes it starts
     from train.contexts import Context
     from train.ranker_training import RankerTraining
-
-PARTS = ("forward", "loss", "backward", "clipping", "optimizer", "averaging")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -41,27 +39,34 @@ def main(arguments: Sequence[str] | None = None) -> None:
         heads, objective, network = args.child
         print(json.dumps(_measure(int(heads), objective, network, args)))
         return
-    variants = list(
-        product(args.heads.split(","), args.objective.split(","), args.network.split(","))
-    )
-    rounds: list[list[dict[str, Any]]] = [[] for _ in variants]
+    widths = {
+        shape: shape.partition(":")[2] or str(args.head_dim) for shape in args.heads.split(",")
+    }
+    variants = product(widths, args.objective.split(","), args.network.split(","))
+    rounds: dict[tuple[str, str, str], list[dict[str, Any]]] = {each: [] for each in variants}
+    failed: dict[str, str] = {}
     for _ in range(args.rounds):
-        for variant, measured in zip(variants, rounds, strict=True):
-            child = [*given, "--child", *variant]
-            measured.append(in_process("benchmarks.ranker_training", child, threads=args.threads))
+        for (shape, *rest), measured in rounds.items():
+            child = [*given, "--head_dim", widths[shape], "--child", shape.partition(":")[0], *rest]
+            with noted(failed, " ".join([shape, *rest])):
+                found = in_process("benchmarks.ranker_training", child, threads=args.threads)
+                print(json.dumps({"of": [shape, *rest], **found}), flush=True)
+                measured.append(found)
     results = []
-    for (heads, objective, network), measured in zip(variants, rounds, strict=True):
-        record: dict[str, Any] = {"heads": int(heads), "objective": objective, "network": network}
-        record |= {key: statistics.median(run[key] for run in measured) for key in measured[0]}
-        record["paper_minutes"] = record["seconds"] * args.paper_steps / 60
-        print(json.dumps(record), flush=True)
-        results.append(record)
-    write_report(args, results=results)
+    for (shape, objective, network), measured in rounds.items():
+        record: dict[str, Any] = {"heads": int(shape.partition(":")[0]), "objective": objective}
+        record |= {"network": network, "head_dim": int(widths[shape])}
+        if measured:
+            record |= {key: statistics.median(run[key] for run in measured) for key in measured[0]}
+            results.append(record)
+    write_report(args, results=results, failed=failed)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    parser.add_argument("--heads", default="112", help="KV heads; several numbers, several rows")
+    parser.add_argument(
+        "--heads", default="112", help="KV heads, or KV heads:head_dim; several, several rows"
+    )
     parser.add_argument("--tokens", type=int, default=4500)
     parser.add_argument("--head_dim", type=int, default=128)
     parser.add_argument("--contexts", type=int, default=16)
@@ -72,7 +77,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--network", default="loop,stacked")
     parser.add_argument("--steps", type=int, default=3, help="steps measured per process")
     parser.add_argument("--rounds", type=int, default=1, help="processes per variant")
-    parser.add_argument("--paper_steps", type=int, default=4000, help="for `paper_minutes`")
     parser.add_argument("--activation_gb", type=float, default=8.0, help="as for kvp-train")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
@@ -89,80 +93,35 @@ def _measure(
 
     torch.set_num_threads(args.threads)
     module = _training(heads, objective, network, args)
-    clock = _Clock(args.device)
     optimizer: Any = module.configure_optimizers()["optimizer"]
-    before = module.rankers.register_forward_pre_hook(lambda *_: clock.enter("forward"))
-    after = module.rankers.register_forward_hook(lambda *_: clock.leave())
-    for step in range(args.steps + 1):
-        _step(module, optimizer, clock, step)
-    before.remove()
-    after.remove()
+    steps = [_step(module, optimizer, step, args.device) for step in range(args.steps + 1)][1:]
     peak = torch.cuda.max_memory_allocated() if args.device == "cuda" else peak_bytes()
-    return clock.medians() | {"peak_gb": peak / 1e9}
+    found = {name: statistics.median(step[name] for step in steps) for name in steps[0]}
+    return found | {"peak_gb": peak / 1e9}
 
 
-def _step(module: RankerTraining, optimizer: Any, clock: _Clock, step: int) -> None:  # noqa: ANN401
-    """One step, as Lightning makes `train.ranker_training` take it."""
+def _step(module: RankerTraining, optimizer: Any, step: int, device: str) -> dict[str, float]:  # noqa: ANN401
+    """Seconds of a step, as Lightning makes `train.ranker_training` take it, and of its parts.
+
+    Where activations are made again, in the backward pass, they are part of that.
+    """
     from train.optim import update_average
 
-    with clock.step():
-        with clock.part("loss"):  # less what the forward pass takes of it
-            loss = module.training_step(step, 0)["loss"]
-        with clock.part("backward"):
-            loss.backward()
-        with clock.part("clipping"):
-            module.configure_gradient_clipping()
-        with clock.part("optimizer"):
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-        with clock.part("averaging"):
-            update_average(module.average, module.rankers, 0.99)
-
-
-class _Clock:
-    """Seconds of steps and of their parts; the first step is forgotten."""
-
-    def __init__(self, device: str) -> None:
-        self._device = device
-        self._steps: list[dict[str, float]] = []
-        self._part: str | None = None
-        self._entered = 0.0
-
-    def now(self) -> float:
-        if self._device == "cuda":
-            import torch
-
-            torch.cuda.synchronize()
-        return time.perf_counter()
-
-    @contextmanager
-    def step(self) -> Iterator[None]:
-        self._steps.append(dict.fromkeys(PARTS, 0.0))
-        wall, processor = self.now(), time.process_time()
-        yield
-        self._steps[-1]["seconds"] = self.now() - wall
-        self._steps[-1]["processor_seconds"] = time.process_time() - processor
-
-    @contextmanager
-    def part(self, name: str) -> Iterator[None]:
-        self._part, start = name, self.now()
-        yield
-        self._steps[-1][name] += self.now() - start
-
-    def enter(self, name: str) -> None:
-        """Begin a part within another one."""
-        self._entered = self.now()
-
-    def leave(self) -> None:
-        """End it; in the backward pass, where activations are made again, it is part of that."""
-        if self._part == "loss":
-            seconds = self.now() - self._entered
-            self._steps[-1]["forward"] += seconds
-            self._steps[-1]["loss"] -= seconds
-
-    def medians(self) -> dict[str, float]:
-        measured = self._steps[1:]
-        return {name: statistics.median(step[name] for step in measured) for name in measured[0]}
+    watch, spent = Stopwatch(device), {}
+    with patch.object(module.rankers, "forward", watch.around(module.rankers.forward)):
+        output, spent["loss"] = timed(lambda: module.training_step(step, 0), device)
+    for name, call in {
+        "backward": output["loss"].backward,
+        "clipping": module.configure_gradient_clipping,
+        "optimizer": optimizer.step,
+        "clearing": partial(optimizer.zero_grad, set_to_none=True),
+        "averaging": partial(update_average, module.average, module.rankers, 0.99),
+    }.items():
+        spent[name] = timed(call, device)[1]
+    parts = {"forward": watch.total.wall} | {name: taken.wall for name, taken in spent.items()}
+    parts["loss"] -= watch.total.wall
+    processor = sum(taken.processor for taken in spent.values())
+    return parts | {"seconds": sum(parts.values()), "processor_seconds": processor}
 
 
 def _training(

@@ -24,7 +24,8 @@ import json
 import random
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import AbstractContextManager, contextmanager, redirect_stdout
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -34,8 +35,6 @@ from benchmarks.measuring import Seconds, in_process, medians, timed, write_repo
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from kvp.store import SequenceRecord
 
 WIDER = 4
 """Heads of the tensors have the channels of so many sequences."""
@@ -161,122 +160,91 @@ def _traced(store: Path, length: int, sequences: int) -> dict[str, Tensor]:
     return joined
 
 
-class Format:
-    """A way to keep a sequence in a folder."""
+def _write_store(place: Path, tensors: Tensors) -> None:
+    """A trace store of one sequence."""
+    from kvp.geometry import Geometry
+    from kvp.store import SequenceRecord, StorePlan, Trace, TraceWriter
 
-    checked = False
-
-    def write(self, place: Path, tensors: Tensors) -> None:
-        """Write all tensors and flush them to the disk."""
-        from kvp.artifacts.files import sync_path
-
-        self.save(place / "sequence", tensors)
-        sync_path(place / "sequence")
-        sync_path(place)
-
-    def save(self, path: Path, tensors: Tensors) -> None:
-        """Write one file."""
-        raise NotImplementedError
-
-    @contextmanager
-    def opened(self, place: Path) -> Iterator[tuple[ReadAll, ReadHead]]:
-        """What reads all tensors, and what reads those of a layer and KV head."""
-        raise NotImplementedError
-
-
-class Store(Format):
-    """kvp's trace store."""
-
-    checked = True
-
-    def write(self, place: Path, tensors: Tensors) -> None:
-        """Make a store of one sequence."""
-        from kvp.geometry import Geometry
-        from kvp.store import StorePlan, Trace, TraceWriter
-
-        layers, heads, group, tokens, width = tensors["q"].shape
-        geometry = Geometry(
-            layers=layers, query_heads=heads * group, kv_heads=heads, head_dim=width
-        )
-        plan = StorePlan(geometry=geometry, dtype="bfloat16", max_tokens=tokens, sequences=1)
-        with TraceWriter.create_or_resume(place / "store", plan, {"identity": {}}) as writer:
-            keys, values = tensors["k"], tensors["v"]
-            record = _record(tokens)
-            writer.write(Trace(record=record, queries=tensors["q"], keys=keys, values=values))
-
-    @contextmanager
-    def opened(self, place: Path) -> Iterator[tuple[ReadAll, ReadHead]]:
-        """Through a reader."""
-        from kvp.store import TraceReader
-
-        reader = TraceReader(place / "store")
-
-        def whole() -> Tensors:
-            trace = reader.trace(0)
-            assert trace.queries is not None
-            return {"q": trace.queries, "k": trace.keys, "v": trace.values}
-
-        reader.record(0)
-        yield whole, lambda layer, head: dict(zip(NAMES, reader.head(0, layer, head), strict=True))
-
-
-def _record(tokens: int) -> SequenceRecord:
-    from kvp.store import SequenceRecord
-
-    return SequenceRecord(
+    layers, heads, group, tokens, width = tensors["q"].shape
+    geometry = Geometry(layers=layers, query_heads=heads * group, kv_heads=heads, head_dim=width)
+    plan = StorePlan(geometry=geometry, dtype="bfloat16", max_tokens=tokens, sequences=1)
+    record = SequenceRecord(
         index=0, id="0", task="niah_single_2", split="train", length=tokens,
         context_length=tokens - 32, prompt_length=tokens - 16, token_ids=tuple(range(tokens)),
     )  # fmt: skip
+    with TraceWriter.create_or_resume(place / "store", plan, {"identity": {}}) as writer:
+        keys, values = tensors["k"], tensors["v"]
+        writer.write(Trace(record=record, queries=tensors["q"], keys=keys, values=values))
 
 
-class TorchSave(Format):
-    """torch.save; heads are copied out of the mapped file."""
+@contextmanager
+def _open_store(place: Path) -> Iterator[tuple[ReadAll, ReadHead]]:
+    from kvp.store import TraceReader
 
-    def save(self, path: Path, tensors: Tensors) -> None:
-        """One file."""
-        import torch
+    reader = TraceReader(place / "store")
 
-        torch.save(dict(tensors), path)
+    def whole() -> Tensors:
+        trace = reader.trace(0)
+        assert trace.queries is not None
+        return {"q": trace.queries, "k": trace.keys, "v": trace.values}
 
-    @contextmanager
-    def opened(self, place: Path) -> Iterator[tuple[ReadAll, ReadHead]]:
-        """torch.load, and torch.load(mmap=True) for heads."""
-        import torch
+    reader.record(0)
+    yield whole, lambda layer, head: dict(zip(NAMES, reader.head(0, layer, head), strict=True))
 
-        path = place / "sequence"
-        mapped = torch.load(path, mmap=True, weights_only=True)
+
+def _write_file(library: str, place: Path, tensors: Tensors) -> None:
+    """One file, flushed to the disk."""
+    import torch
+    from safetensors.torch import save_file
+
+    from kvp.artifacts.files import sync_path
+
+    save: Callable[..., None] = torch.save if library == "torch.save" else save_file
+    save(dict(tensors), place / "sequence")
+    sync_path(place / "sequence")
+    sync_path(place)
+
+
+@contextmanager
+def _open_torch(place: Path) -> Iterator[tuple[ReadAll, ReadHead]]:
+    """Heads are copied out of the mapped file."""
+    import torch
+
+    mapped = torch.load(place / "sequence", mmap=True, weights_only=True)
+    yield (
+        partial(torch.load, place / "sequence", weights_only=True),
+        lambda layer, head: {name: mapped[name][layer, head].clone() for name in NAMES},
+    )
+
+
+@contextmanager
+def _open_safetensors(place: Path) -> Iterator[tuple[ReadAll, ReadHead]]:
+    """All is copied out of the mapped file."""
+    from safetensors import safe_open
+
+    with safe_open(place / "sequence", "pt") as file:
+        slices = {name: file.get_slice(name) for name in NAMES}
         yield (
-            partial(torch.load, path, weights_only=True),
-            lambda layer, head: {name: mapped[name][layer, head].clone() for name in NAMES},
+            lambda: {name: file.get_tensor(name).clone() for name in NAMES},
+            lambda layer, head: {name: slices[name][layer, head].clone() for name in NAMES},
         )
 
 
-class Safetensors(Format):
-    """safetensors; all of it is copied out of the mapped file."""
+@dataclass(frozen=True)
+class Format:
+    """A way to keep a sequence in a folder."""
 
-    def save(self, path: Path, tensors: Tensors) -> None:
-        """One file."""
-        from safetensors.torch import save_file
-
-        save_file(dict(tensors), path)
-
-    @contextmanager
-    def opened(self, place: Path) -> Iterator[tuple[ReadAll, ReadHead]]:
-        """Slices of an open file."""
-        from safetensors import safe_open
-
-        with safe_open(place / "sequence", "pt") as file:
-            slices = {name: file.get_slice(name) for name in NAMES}
-            yield (
-                lambda: {name: file.get_tensor(name).clone() for name in NAMES},
-                lambda layer, head: {name: slices[name][layer, head].clone() for name in NAMES},
-            )
+    write: Callable[[Path, Tensors], None]
+    """All tensors, flushed to the disk."""
+    opened: Callable[[Path], AbstractContextManager[tuple[ReadAll, ReadHead]]]
+    """What reads all tensors, and what reads those of a layer and KV head."""
+    checked: bool = False
 
 
 FORMATS: Mapping[str, Format] = {
-    "kvp store": Store(),
-    "torch.save": TorchSave(),
-    "safetensors": Safetensors(),
+    "kvp store": Format(_write_store, _open_store, checked=True),
+    "torch.save": Format(partial(_write_file, "torch.save"), _open_torch),
+    "safetensors": Format(partial(_write_file, "safetensors"), _open_safetensors),
 }
 
 

@@ -24,7 +24,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.measuring import in_process, write_report
+from benchmarks.measuring import in_process, noted, write_report
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -37,16 +37,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(json.dumps(rows(given)))
         return
     results: list[dict[str, Any]] = []
+    failed: dict[str, str] = {}
     for tokens in given.tokens.split(","):
         child = [*words, "--child", tokens]
-        found = in_process("benchmarks.method_scoring", child, threads=given.threads)
-        if given.kvpress:
-            presses = "benchmarks.method_scoring.presses"
-            found += in_process(presses, child, threads=given.threads, python=given.kvpress)
-        for row in found:
-            print(json.dumps(row), flush=True)
-        results += found
-    write_report(given, results=results)
+        with noted(failed, tokens):
+            found = in_process("benchmarks.method_scoring", child, threads=given.threads)
+            if given.kvpress:
+                presses = "benchmarks.method_scoring.presses"
+                found += in_process(presses, child, threads=given.threads, python=given.kvpress)
+            for row in found:
+                print(json.dumps(row), flush=True)
+            results += found
+    write_report(given, results=results, failed=failed)
 
 
 def parser() -> argparse.ArgumentParser:

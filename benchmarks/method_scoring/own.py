@@ -14,9 +14,9 @@ import transformers
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from benchmarks.measuring import Seconds, timed
+from benchmarks.measuring import Seconds, Stopwatch, noted, timed
 from benchmarks.method_scoring import setting
-from benchmarks.method_scoring.setting import Stopwatch, Times
+from benchmarks.method_scoring.setting import Times
 from kvp import __version__
 from kvp.budgets import parse_budget
 from kvp.hf import EvictingCache, Prefill, load_tokenizer
@@ -36,20 +36,24 @@ def rows(given: argparse.Namespace) -> list[Row]:
     model, tokenizer = setting.model_of(given), load_tokenizer("nano")
     names = setting.selected(given, [*METHODS, "kvzap", "kvp"])
     made = {name: _scorer(name, model) for name in names}
-    skipped = [name for name, scorer in made.items() if scorer.needs.future]
+    skipped = {name: "reads the future" for name, scorer in made.items() if scorer.needs.future}
+    warm = setting.prompt(min(128, given.child), given.device)
+    failed: dict[str, str] = {}
+    for name in [name for name in made if name not in skipped]:
+        with noted(failed, name):
+            _round(model, tokenizer, warm, {name: made[name]}, given.device)
+    skipped |= {name: f"failed: {line}" for name, line in failed.items()}
     scorers = {name: scorer for name, scorer in made.items() if name not in skipped}
     environment = f"kvp {__version__}, transformers {transformers.__version__}"
     times = {name: Times(_spec(name), "kvp", environment) for name in scorers}
-    warm = setting.prompt(min(128, given.child), given.device)
-    _round(model, tokenizer, warm, scorers, given.device)
     ids = setting.prompt(given.child, given.device)
     for _ in setting.rounds(given):
         for name, taken in _round(model, tokenizer, ids, scorers, given.device).items():
             times[name].add(*taken)
-    reason = {"source": "kvp", "tokens": given.child, "skipped": "reads the future"}
+    told = {"source": "kvp", "tokens": given.child}
     return [
         *(one.row(given.child) for one in times.values()),
-        *({"method": name, **reason} for name in skipped),
+        *({"method": name, **told, "skipped": reason} for name, reason in skipped.items()),
     ]
 
 

@@ -20,10 +20,10 @@ from kvpress.presses.kvzap_press import KVzapConfig, KVzapModel
 from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedModel
 
-from benchmarks.measuring import Seconds, timed
+from benchmarks.measuring import Seconds, Stopwatch, timed
 from benchmarks.method_scoring import setting
 from benchmarks.method_scoring.__main__ import parser
-from benchmarks.method_scoring.setting import Stopwatch, Times
+from benchmarks.method_scoring.setting import Times
 from kvp import nano
 from policies.kvpress_press import PolicyPress
 

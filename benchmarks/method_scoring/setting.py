@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
-from benchmarks.measuring import NOTHING, Seconds, compared, medians, timed
+from benchmarks.measuring import Seconds, compared, medians
 from kvp import nano
 from kvp.geometry import Geometry
 from policies.learned import LearnedScorer
@@ -120,21 +120,3 @@ class Times:
             **compared(self.added, self.bare),
             "whole_share": compared(self.whole, self.bare)["share"],
         }
-
-
-class Stopwatch:
-    """Sums the time of calls of a function."""
-
-    def __init__(self, device: str) -> None:
-        self.total = NOTHING
-        self._device = device
-
-    def around(self, function: Any) -> Any:  # noqa: ANN401 - any method
-        """The function, timed."""
-
-        def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-            result, took = timed(lambda: function(*args, **kwargs), self._device)
-            self.total = self.total + took
-            return result
-
-        return call

@@ -8,7 +8,8 @@
 Every part is a benchmark that also runs by itself, here in a process of its own. Its JSON goes to
 `--results`, one file per part and kind of device, when it is complete; a part that fails or is
 interrupted leaves the former file. The page is made from these files alone, whoever measured them.
-On two cores that do nothing else all parts take about ten minutes.
+`run-DEVICE.json` has the seconds of each, what failed, and the rows of parts that did not end. On
+two cores that do nothing else all take about ten minutes; on a GPU each is ended at its limit.
 """
 
 from __future__ import annotations
@@ -21,10 +22,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
-from benchmarks.measuring import ROOT, machine, write_json
+from benchmarks.measuring import ROOT, last_line, machine, write_json
 from benchmarks.performance.page import write_pages
 from benchmarks.performance.parts import PARTS, Part
 
@@ -35,18 +38,21 @@ QUICK = ROOT / "runs/performance"
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure the parts, write the page; 1 where a part failed, and 2 for flags that cannot be."""
     given = _arguments(arguments)
-    failed = []
+    done: dict[str, dict[str, Any]] = {}
     for part in () if given.render else _chosen(given):
         print(f"--- {part.name}", flush=True)
-        try:
-            measure(part, given)
-        except subprocess.CalledProcessError as problem:
-            failed.append(part.name)
-            print(f"{part.name}: ended with {problem.returncode}", file=sys.stderr)
+        begun = time.monotonic()
+        done[part.name] = measure(part, given)
+        done[part.name]["seconds"] = round(time.monotonic() - begun, 1)
+        for what, line in done[part.name]["failed"].items():
+            print(f"{part.name}: {what}: {line}", file=sys.stderr, flush=True)
+        told = {"machine": machine(), "parts": done}
+        write_json(given.results / f"run-{given.device}.json", told)
     write_pages(given.results, given.out)
     print(f"{given.out} is written from {given.results}")
+    failed = [name for name, part in done.items() if part["failed"]]
     if failed:
-        print(f"not measured: {', '.join(failed)}; see the messages above", file=sys.stderr)
+        print(f"not all measured: {', '.join(failed)}; see the messages above", file=sys.stderr)
     return 1 if failed else 0
 
 
@@ -67,7 +73,8 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     if given.kvpress and not Path(given.kvpress).is_file():
         parser.error(f"--kvpress: no interpreter {given.kvpress}; recipes/kvpress makes one")
     if given.device == "cuda" and not given.render and machine()["gpu"] is None:
-        parser.error("--device cuda: torch sees no CUDA device here")
+        parser.error("--device cuda: nvidia-smi shows no GPU here")
+    given.kvpress = given.kvpress and str(Path(given.kvpress).absolute())
     given.results = given.results or (QUICK if given.quick else RESULTS)
     given.out = given.out or (QUICK / "performance.md" if given.quick else PAGE)
     return given
@@ -81,34 +88,87 @@ def _chosen(given: argparse.Namespace) -> list[Part]:
             continue
         if given.device == "cuda" and not part.on_gpu:
             print(f"{part.name}: measured on a CPU only")
+        elif given.device == "cpu" and part.cpu is None and not given.quick:
+            print(f"{part.name}: measured on a GPU only")
         else:
             chosen.append(part)
     return chosen
 
 
-def measure(part: Part, given: argparse.Namespace) -> None:
-    """Write `PART-DEVICE.json` into `given.results`; CalledProcessError where the part fails."""
+def measure(part: Part, given: argparse.Namespace) -> dict[str, Any]:
+    """Write `PART-DEVICE.json` into `given.results`, unless the part fails.
+
+    Its command, and what failed of it: lines by what they are about. Of a part that failed as a
+    whole also the rows until then.
+    """
     words = part.words(given.device, quick=given.quick)
     if given.kvpress and part.takes_kvpress:
         words += ["--kvpress", given.kvpress]
+    command = f"python -m {part.module} {shlex.join(words)}".strip()
+    limit = part.limit if given.device == "cuda" else 3 * part.limit if given.quick else None
     begun = time.monotonic()
     with TemporaryDirectory() as made:
         found = Path(made) / "found.json"
-        run(part.module, [*words, "--out", str(found)])
+        out = [] if part.module == "pytest" else ["--out", str(found)]
+        lines, problem = run(part.module, words + out, limit)
+        if not out and lines and " in " in lines[-1]:  # its last line counts outcomes
+            write_json(found, _tested(lines, given.device))
+        elif problem:
+            return {"command": command, "failed": {"all": problem}, "rows": _rows(lines)}
         report = json.loads(found.read_text())
-    shown = ["ENVIRONMENT/bin/python" if word == given.kvpress else word for word in words]
     if report["settings"].get("kvpress"):
+        command = command.replace(given.kvpress, "ENVIRONMENT/bin/python")
         report["settings"]["kvpress"] = "ENVIRONMENT/bin/python"
-    report["command"] = f"python -m {part.module} {shlex.join(shown)}".strip()
+    report["command"] = command
     report["seconds"] = round(time.monotonic() - begun, 1)
     write_json(given.results / part.file(given.device), report)
+    failed = report.get("failed", {})
+    for row in report["results"]:
+        if row.get("skipped", "").startswith("failed: "):
+            of = [row[key] for key in ("form", "method", "length", "tokens") if key in row]
+            failed[":".join(map(str, of))] = row["skipped"]
+    return {"command": command, "failed": failed}
 
 
-def run(module: str, words: Sequence[str]) -> None:
-    """`python -m MODULE WORDS`, its output on this one's."""
+def _tested(lines: Sequence[str], device: str) -> dict[str, Any]:
+    """The report of tests, from what pytest says of them at its end."""
+    bad = [line.split(" ", 1)[1] for line in lines if line.startswith(("FAILED ", "ERROR "))]
+    return {
+        "machine": machine(),
+        "settings": {"device": device},
+        "results": [{"outcome": lines[-1].strip("= \n")}],
+        "failed": {test: why.strip() for test, _, why in (line.partition(" - ") for line in bad)},
+    }
+
+
+def _rows(lines: Sequence[str]) -> list[dict[str, Any]]:
+    """The lines that are JSON, as parts print each row that they have."""
+    rows = []
+    for line in lines:
+        with suppress(ValueError):  # the last one may be cut
+            rows += [json.loads(line)] if line.startswith("{") else []
+    return rows
+
+
+def run(module: str, words: Sequence[str], limit: float | None) -> tuple[list[str], str]:
+    """`python -m MODULE WORDS`, ended after `limit` seconds: what it wrote, and why it failed."""
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
-    subprocess.run([sys.executable, "-m", module, *words], env=environment, check=True)
+    ended = (
+        ["timeout", "--signal=KILL", str(limit)] if limit else []
+    )  # all that it has started, too
+    call = [*ended, sys.executable, "-m", module, *words]
+    lines = []
+    with subprocess.Popen(
+        call, env=environment, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        for line in process.stdout or ():
+            print(line, end="", flush=True)
+            lines.append(line)
+    if process.returncode in (-9, 137) and limit:
+        return lines, f"not done after {limit:g} s"
+    said = last_line("".join(line for line in lines if not line.startswith("{")))
+    return lines, (said or f"ended with {process.returncode}") if process.returncode else ""
 
 
 if __name__ == "__main__":

@@ -60,11 +60,12 @@ def _section(part: Part, reports: Reports, folder: str) -> str:
         report = reports.get((part.name, device))
         if report is not None:
             text += [_measured(part, report, f"{folder}/{part.file(device)}", label)]
-        elif device == "cuda" and not part.on_gpu:
+        elif (device == "cuda" and not part.on_gpu) or (device == "cpu" and part.cpu is None):
             continue
         elif device == "cuda":
-            again = f"{COMMAND} --device cuda --only {part.name}"
-            text.append(f"**GPU.** No rows: no GPU was measured. `{again}` adds them.\n")
+            text.append(
+                "**GPU.** No rows: no GPU was measured. `benchmarks/gpu/run.sh` measures them.\n"
+            )
         else:
             text.append(f"Not measured yet: `{COMMAND} --only {part.name}`.\n")
     return "\n".join(text)
@@ -83,6 +84,9 @@ def _machine(report: Report) -> str:
     commit = f"commit `{(of.get('commit') or 'unknown')[:10]}`"
     if of.get("changed"):
         commit += " with changes that were not committed"
-    parts = [hardware or "unknown hardware", f"{of['cores']} cores", f"torch {of['torch']}", commit]
+    parts = [hardware or "unknown hardware", f"{of['cores']} cores", f"torch {of['torch']}"]
+    if hardware and hardware == of.get("gpu"):
+        parts.append(f"driver {of.get('driver') or 'unknown'}")
+    parts.append(commit)
     parts += [of["date"], f"{report['seconds']:,.0f} s in all", f"load {of['load']:.1f} at its end"]
     return ", ".join(parts) + "."

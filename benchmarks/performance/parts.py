@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.performance import tables
@@ -18,18 +19,20 @@ class Part:
     """Of its file, and for --only."""
     title: str
     module: str
-    """`python -m` of it takes --out and writes `machine`, `settings` and `results`."""
+    """`python -m` of it takes --out and writes `machine`, `settings` and `results`; or pytest."""
     text: str
     """What the table says, for a reader who knows the page's first paragraph."""
     table: Callable[[Mapping[str, Any]], Sequence[Table]]
     """The file -> its tables."""
-    cpu: str = ""
-    """Flags on a CPU."""
+    cpu: str | None = ""
+    """Flags on a CPU; None where it is measured on a GPU only."""
     cuda: str | None = None
     """Flags on a GPU; None where it is measured on a CPU only."""
     quick: str = ""
     """Flags of a run that only shows that it runs, on a CPU; later flags win."""
-    takes_kvpress: bool = field(default=False)
+    limit: int = 70
+    """Seconds on a GPU after which it is ended; those of all parts are nine minutes."""
+    takes_kvpress: bool = False
 
     @property
     def on_gpu(self) -> bool:
@@ -39,8 +42,9 @@ class Part:
     def words(self, device: str, *, quick: bool = False) -> list[str]:
         """The flags, without --out."""
         if device == "cuda":
-            return [*(self.cuda or "").split(), "--device", "cuda"]
-        return [*self.cpu.split(), *(self.quick.split() if quick else ())]
+            named = [] if self.module == "pytest" else ["--device", "cuda"]
+            return [*shlex.split(self.cuda or ""), *named]
+        return [*(self.cpu or "").split(), *(self.quick.split() if quick else ())]
 
     def file(self, device: str) -> str:
         """Name of the JSON file."""
@@ -61,7 +65,7 @@ PARTS: Sequence[Part] = (
             "difference of two prefills. kvpress's KVzip frees nothing."
         ),
         table=tables.scoring,
-        cuda="--tokens 1024,4096,16384 --width 3584 --repeats 5",
+        cuda="--tokens 4096,16384 --width 3584 --repeats 3",
         quick="--tokens 96 --width 512 --layers 1 --repeats 1 --methods knorm,kvp,oracle",
         takes_kvpress=True,
     ),
@@ -70,13 +74,15 @@ PARTS: Sequence[Part] = (
         title="What collecting adds to the model",
         module="benchmarks.collecting",
         text=(
-            "Prompts of random tokens through a Qwen2 of random weights. *bare* is transformers "
-            "alone in batches, *collect* the loop of `kvp-collect` with as large batches, *one* "
-            "with batches of one. Ratios to *bare*: wall time, processor time, and that of the "
-            "thread that runs the model."
+            "Prompts of random tokens through a Qwen2 of random weights (`small`: 4 layers, 768 "
+            "channels). *bare* is transformers alone in batches, *collect* the loop of "
+            "`kvp-collect` with as large batches, *one* with batches of one. Ratios to *bare*: "
+            "wall time, processor time, and that of the thread that runs the model."
         ),
         table=tables.collecting,
-        quick="--prompts 2 --shortest 16 --longest 24 --max_new_tokens 2 --width 64 --layers 1 "
+        cuda="--models smollm2-135m-instruct,qwen2.5-7b --prompts 8 --shortest 768 "
+        "--longest 1024 --max_new_tokens 32 --rounds 2",
+        quick="--models wide --prompts 2 --shortest 16 --longest 24 --max_new_tokens 2 --layers 1 "
         "--batch_size 2 --rounds 1",
     ),
     Part(
@@ -93,8 +99,9 @@ PARTS: Sequence[Part] = (
         cpu="--forms naive,blocked --lengths 1024,4096,16384,32768,65536,131072 "
         "--rounds 1 --seconds 1 --naive-gib 3 --limit 120",
         cuda="--forms naive,triton,flex "
-        "--lengths 1024,4096,16384,32768,65536,131072 --rounds 3 --seconds 1",
-        quick="--lengths 64 --seconds 0",
+        "--lengths 2048,16384,65536,131072 --rounds 1 --seconds 0.5 --naive-gib 30",
+        quick="--forms blocked --lengths 64 --seconds 0",
+        limit=100,
     ),
     Part(
         name="training",
@@ -102,29 +109,35 @@ PARTS: Sequence[Part] = (
         module="benchmarks.ranker_training",
         text=(
             "All heads of a policy, preset `paper`, hidden 256, head_dim 128, one thread; "
-            "without reading and labels. The paper trains 112 heads."
+            "without reading and labels. The paper trains 112 heads, those of Qwen2.5-7B; "
+            "SmolLM2-135M has 90 of 64."
         ),
         table=tables.training,
         cpu="--heads 4,28,112 --tokens 1024 --contexts 1 --objective listwise,rloo --network loop "
         "--steps 2",
-        cuda="--heads 4,28,112 --tokens 4500 --contexts 16 --objective listwise,rloo "
-        "--network stacked --steps 5 --activation_gb 60",
-        quick="--heads 1,2 --tokens 32 --hidden 8 --head_dim 8 --steps 1 --objective listwise",
+        cuda="--heads 90:64,112:128 --tokens 4500 --contexts 16 --objective listwise,rloo "
+        "--network stacked --steps 5 --activation_gb 40",
+        quick="--heads 2 --tokens 32 --contexts 1 --hidden 8 --head_dim 8 --steps 1 "
+        "--objective listwise",
     ),
     Part(
         name="decoding",
         title="One decoded token",
         module="benchmarks.decoding",
         text=(
-            "`wide`: 2 layers of 28 query and 4 KV heads of 128, random weights. *full* is "
-            "transformers' cache and attention, *dense* has an eighth of the tokens in every "
-            "head, *ragged* as many in heads of very different lengths. Float32 on one thread, "
-            "bfloat16 on a GPU."
+            "`wide`: 2 layers of 28 query and 4 KV heads of 128, random weights; `attention`: "
+            "that of one such layer alone. *full* is transformers' cache and attention (torch's "
+            "sdpa), *dense* has an eighth of the tokens in every head, *ragged* as many in heads "
+            "of very different lengths. Float32 on one thread, bfloat16 on a GPU, where *ragged* "
+            "is the Triton kernel and *ragged:torch* is not."
         ),
         table=tables.decoding,
         cpu="--cases wide:1024,wide:4096,wide:16384,wide:32768,nano:1024 --rounds 2 --steps 12",
-        cuda="--cases wide:1024,wide:4096,wide:16384,wide:32768 --backends auto,torch",
-        quick="--cases wide:64 --rounds 1 --steps 2",
+        cuda="--cases attention:2048,attention:8192,attention:32768,attention:131072,"
+        "smollm2-135m-instruct:2048,smollm2-135m-instruct:8192,qwen2.5-7b:2048,qwen2.5-7b:32768,"
+        "qwen2.5-7b:131072 --backends auto,torch --rounds 2",
+        quick="--cases attention:64,wide:64 --rounds 1 --steps 2 --layers 1",
+        limit=100,
     ),
     Part(
         name="store",
@@ -137,5 +150,21 @@ PARTS: Sequence[Part] = (
         ),
         table=tables.store,
         quick="--length 200 --sequences 4 --rounds 1",
+    ),
+    Part(
+        name="tests",
+        title="Tests on a GPU",
+        module="pytest",
+        text=(
+            "Those marked `gpu`, and those of the Triton kernels: against their definitions in "
+            "float32, bfloat16 and float16; scores, allocations, training and eviction against "
+            "a CPU's."
+        ),
+        table=tables.tests,
+        cpu=None,
+        cuda="-q -p no:cacheprovider -n 8 -k 'gpu or kernel.py' tests/kvp/ops tests/policies "
+        "tests/kvp/hf/test_eviction.py tests/train/test_run.py",
+        quick="-q -p no:cacheprovider tests/kvp/ops tests/kvp/hf/test_eviction.py -k gpu",
+        limit=110,
     ),
 )

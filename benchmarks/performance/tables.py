@@ -164,8 +164,22 @@ def store(report: Report) -> list[Table]:
 
 def collecting(report: Report) -> list[Table]:
     """Ways to run the same prompts, as ratios to transformers alone."""
-    ways = report["results"]["over_bare"]
-    clocks = list(next(iter(ways.values())))
-    headings = ["way", *(clock.replace("_", " ") for clock in clocks)]
-    rows = [[way, *(number(ratios[clock]) for clock in clocks)] for way, ratios in ways.items()]
-    return [Table(headings=headings, rows=rows)]
+    rows: Sequence[Row] = report["results"]
+    clocks = list(rows[0]["over_bare"]) if rows else []
+    headings = ["model", "way", *(clock.replace("_", " ") for clock in clocks), "sequences/s"]
+    lines = [
+        [
+            row["model"],
+            row["way"],
+            *(number(ratio) for ratio in row["over_bare"].values()),
+            number(row["per_second"]),
+        ]
+        for row in rows
+    ]
+    return [Table(headings=headings, rows=lines, names=2)]
+
+
+def tests(report: Report) -> list[Table]:
+    """How many passed, and which did not."""
+    rows = [[outcome] for outcome in (report["results"][0]["outcome"], *report["failed"])]
+    return [Table(headings=["outcome"], rows=rows)]

@@ -15,7 +15,7 @@ def test_every_cache_is_a_row_of_its_case(
     run_benchmark: Callable[..., None], tmp_path: Path
 ) -> None:
     out = tmp_path / "out.json"
-    cases = ["--cases", "wide:64,nano:32", "--backends", "auto,torch"]
+    cases = ["--cases", "wide:64,nano:32,attention:48", "--backends", "auto,torch"]
     run_benchmark("decoding", *cases, "--rounds", "1", "--steps", "3", "--out", str(out))
     report = json.loads(out.read_text())
     assert report["machine"]["torch"]
@@ -24,10 +24,10 @@ def test_every_cache_is_a_row_of_its_case(
     found = [(row["device"], row["model"], row["tokens"], row["cache"]) for row in rows]
     assert found == [
         ("cpu", model, tokens, cache)
-        for model, tokens in (("wide", 64), ("nano", 32))
+        for model, tokens in (("wide", 64), ("nano", 32), ("attention", 48))
         for cache in CACHES
     ]
-    for first in (0, len(CACHES)):
+    for first in range(0, len(rows), len(CACHES)):
         full = rows[first]
         assert full["speedup"] == 1
         for row in rows[first : first + len(CACHES)]:

@@ -40,3 +40,15 @@ def test_lengths_that_would_take_too_long_are_named(
     assert ran["processor_seconds"] > 0
     said = f"not run: 64 tokens took {ran['fastest']:.3g} s, more would be over 0.001 s"
     assert skipped["skipped"] == said
+
+
+def test_a_form_that_fails_is_named_and_the_others_are_measured(
+    run_benchmark: Callable[..., None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("kvp.ops.future_attention.received_attention", lambda *_: [][0])
+    out = tmp_path / "out.json"
+    flags = ["--forms", "blocked,naive", "--lengths", "64", "--seconds", "0", "--out", str(out)]
+    run_benchmark("future_attention", *flags)
+    blocked, naive = json.loads(out.read_text())["results"]
+    assert blocked["skipped"] == "failed: list index out of range"
+    assert naive["seconds"] > 0

@@ -6,9 +6,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
-PARTS = ("forward", "loss", "backward", "clipping", "optimizer", "averaging")
+PARTS = ("forward", "loss", "backward", "clipping", "optimizer", "clearing", "averaging")
 
 
 def test_parts_add_up_to_the_step(run_benchmark: Callable[..., None], tmp_path: Path) -> None:
@@ -23,5 +21,4 @@ def test_parts_add_up_to_the_step(run_benchmark: Callable[..., None], tmp_path: 
     assert (record["heads"], record["objective"], record["network"]) == (2, "listwise", "loop")
     assert all(record[part] >= 0 for part in PARTS)
     assert 0 < sum(record[part] for part in PARTS) <= record["seconds"] * 1.001
-    assert record["paper_minutes"] == pytest.approx(record["seconds"] * 4000 / 60)
     assert record["peak_gb"] > 0

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
+import kvp
 from kvp.errors import UsageError
 from kvp.hf import EvictingCache, ScorerInputs, evicting, observe, prefill_and_evict
 from kvp.hf.cache_layers import EMPTY, EvictingLayer, RaggedLayer
@@ -395,3 +397,22 @@ def test_views_carry_the_scorer_inputs(
         for mine, single in zip(together.past_key_values.layers, cache.layers, strict=True):
             kept = [[p for p in head if p < sequence.shape[1]] for head in positions(mine, index)]
             assert kept == positions(single)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("allocator", [None, "ada", "global"])
+@pytest.mark.parametrize("policy", ["nano", "snapkv", "keydiff", "kvzip"])
+def test_evicting_on_a_gpu_is_that_of_the_cpu(policy: str, allocator: str | None) -> None:
+    """The answer, and the tokens that are kept but for a few of equal scores up to rounding."""
+    answers, kept = [], []
+    for device in ("cpu", "cuda"):
+        model, tokenizer = kvp.load_model("nano", device=device)
+        text = "The grass is green. The pass key is 71943. The sky is blue. " * 8
+        ids = tokenizer(text, return_tensors="pt").to(device)
+        with kvp.evicting(model, policy, "25%", allocator=allocator, tokenizer=tokenizer) as told:
+            answers.append(model.generate(**ids, max_new_tokens=8, do_sample=False).tolist())
+        every = np.ndindex(told.tokens.shape[1:])  # layers and heads
+        kept.append({(*at, int(token)) for at in every for token in told.positions(*at)})
+    assert answers[0] == answers[1]
+    assert len(kept[0] & kept[1]) >= 0.99 * len(kept[0] | kept[1])
