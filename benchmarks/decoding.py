@@ -107,9 +107,9 @@ def _measure(case: str, args: argparse.Namespace) -> list[dict[str, Any]]:
             "model": name,
             "tokens": tokens,
             "cache": label,
-            "milliseconds": round(1000 * statistics.median(of_cache), 3),
-            "wall_milliseconds": round(1000 * medians(times[label])["seconds"], 3),
-            "fastest": round(1000 * min(of_cache), 3),
+            "milliseconds": round(1000 * statistics.median(of_cache), 5),
+            "wall_milliseconds": round(1000 * medians(times[label])["seconds"], 5),
+            "fastest": round(1000 * min(of_cache), 5),
             "speedup": round(full / statistics.median(of_cache), 3),
         }
         for label, of_cache in seconds.items()
