@@ -179,17 +179,27 @@ def _write_store(place: Path, tensors: Tensors) -> None:
 
 @contextmanager
 def _open_store(place: Path) -> Iterator[tuple[ReadAll, ReadHead]]:
+    """All through a reader; one head as the arrays give it."""
+    import numpy as np
+    import torch
+
     from kvp.store import TraceReader
+    from kvp.store.shards import open_array
 
     reader = TraceReader(place / "store")
+    arrays = {name: open_array(reader.path, name) for name in NAMES}
 
     def whole() -> Tensors:
         trace = reader.trace(0)
         assert trace.queries is not None
         return {"q": trace.queries, "k": trace.keys, "v": trace.values}
 
+    def head_of(layer: int, head: int) -> Tensors:
+        read = {name: np.asarray(array[0, layer, head]) for name, array in arrays.items()}
+        return {name: torch.from_numpy(one).view(torch.bfloat16) for name, one in read.items()}
+
     reader.record(0)
-    yield whole, lambda layer, head: dict(zip(NAMES, reader.head(0, layer, head), strict=True))
+    yield whole, head_of
 
 
 def _write_file(library: str, place: Path, tensors: Tensors) -> None:

@@ -257,15 +257,10 @@ def _upload(folder: Path, config: PushConfig) -> str:
                 commit_message="Policy and card by kvp push",
             )
     except (HfHubHTTPError, HFValidationError, LocalTokenNotFoundError, ConnectionError) as error:
-        status = error.response.status_code if isinstance(error, HfHubHTTPError) else None
-        if status in (401, 403) or isinstance(error, LocalTokenNotFoundError):
-            why = "log in with `hf auth login` or set HF_TOKEN to a token that may write there"
-        elif isinstance(error, ConnectionError):
-            why = f"the hub cannot be reached ({error})"
-        else:
-            why = (
-                f"the hub refused ({(str(error).strip() or type(error).__name__).splitlines()[0]})"
-            )
-        raise UsageError(f"{repository}: {why}") from error
+        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise UsageError(
+            f"{repository}: nothing was uploaded ({first}); writing there needs `hf auth login`, "
+            "or HF_TOKEN, and a network"
+        ) from error
     print(f"{commit.commit_url}\nto use it: load_policy({repository!r})")
     return str(commit.oid)

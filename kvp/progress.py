@@ -60,10 +60,9 @@ class Progress:
         completed: int = 0,
         stream: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
-        every: float = SECONDS_BETWEEN_LINES,
     ) -> None:
         """Count to `total` under the name `text`; `clock` gives seconds."""
-        self._text, self._total, self._clock, self._every = text, total, clock, every
+        self._text, self._total, self._clock = text, total, clock
         self._stream = stream or sys.stderr
         self.completed = self._first = completed
         self._note = ""
@@ -105,9 +104,9 @@ class Progress:
             yield item
             self.advance()
 
-    def advance(self, count: int = 1, *, note: str | None = None) -> None:
-        """Add `count` finished items; `note` is shown behind the count until the next one."""
-        self.update(self.completed + count, note=note)
+    def advance(self, *, note: str | None = None) -> None:
+        """Add a finished item; `note` is shown behind the count until the next one."""
+        self.update(self.completed + 1, note=note)
 
     def update(self, completed: int, *, note: str | None = None) -> None:
         """Set the number of finished items; without a `note` the last one stays."""
@@ -115,7 +114,7 @@ class Progress:
         self._note = self._note if note is None else note
         if self._bar is not None:
             self._bar.update(self._task, completed=completed, note=self._note, rate=self._rate())
-        elif self._clock() - self._printed >= self._every:
+        elif self._clock() - self._printed >= SECONDS_BETWEEN_LINES:
             self._print()
 
     def _print(self) -> None:

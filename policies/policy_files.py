@@ -95,17 +95,15 @@ def save_policy(
     meta: PolicyMeta,
     *,
     calibration: Calibration | None = None,
-    replace: bool = False,
 ) -> None:
     """Write a policy; files that are not a policy's stay.
 
-    With `meta.heads` the directory is a shard. With `replace` a policy that is there is replaced.
-    Programs claim the directory first (`POLICY`). Weights are written as they are, float32 or
-    bfloat16.
+    With `meta.heads` the directory is a shard. Programs claim the directory first (`POLICY`).
+    Weights are written as they are, float32 or bfloat16.
 
     Raises:
         ValueError: `rankers` are not one ranker per head of `meta`, or have weights of other types.
-        PolicyError: the directory is a file, or holds a policy and `replace` is false.
+        PolicyError: the directory is a file, or holds a policy.
     """
     geometry, spec, heads = meta.geometry, rankers.spec, meta.head_range
     if (rankers.total_kv_heads, spec.head_dim) != (len(heads), geometry.head_dim):
@@ -119,11 +117,10 @@ def save_policy(
     target = Path(directory)
     if target.exists() and not target.is_dir():
         raise PolicyError(f"{target} is a file: name a directory for the policy")
-    if (target / INDEX).exists() and not replace:
-        raise PolicyError(f"{target} holds a policy: name another directory or pass replace=True")
+    if (target / INDEX).exists():
+        raise PolicyError(f"{target} holds a policy: name another directory")
     target.mkdir(parents=True, exist_ok=True)
-    (target / INDEX).unlink(missing_ok=True)
-    for path in target.iterdir():
+    for path in target.iterdir():  # of an export that did not finish
         if re.fullmatch(HEAD_FILES, path.name):
             path.unlink()
     files = {}

@@ -403,7 +403,7 @@ def assert_same_results(
 
     def compare(out: Place, whole: Path, *, but: tuple[str, ...] = ("out",)) -> None:
         from eval.records import KEY_FIELDS, read_records, results_folder
-        from eval.results import read_manifest
+        from eval.results import load_results
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
@@ -416,7 +416,7 @@ def assert_same_results(
             for place in (folder, whole)
         )
         assert ours == theirs
-        left, right = (read_manifest(place / "manifest.json") for place in (folder, whole))
+        left, right = (load_results(place).manifest for place in (folder, whole))
         for name in ("identity", "policies", "notes", "earlier_runs"):
             assert left[name] == right[name]
         other = dict.fromkeys(but)

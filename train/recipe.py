@@ -163,14 +163,12 @@ class ContextSettings(Group):
     """Weight of compression points anywhere in the sequence."""
     min_prefix: int = 64
     """Shortest prefix that is compressed, tokens; never fewer than the protected tokens and two."""
-    uniform_points: int = 16
-    """Evenly spaced compression points per sequence for compress_uniform; 0 = every position."""
     future_max: int = 512
     """Future tokens whose attention counts; 0 = all."""
 
     MINIMUMS: ClassVar[Mapping[str, float]] = {
         "contexts": 1, "sequences": 0, "compress_prompt": 0, "compress_context": 0,
-        "compress_uniform": 0, "min_prefix": 1, "uniform_points": 0, "future_max": 0,
+        "compress_uniform": 0, "min_prefix": 1, "future_max": 0,
     }  # fmt: skip
 
 
@@ -181,6 +179,8 @@ class Recipe(RankerSettings, ObjectiveSettings, OptimizerSettings, ContextSettin
     architecture: Architecture = "fourier"
     """Ranker architecture (`policies.ranker`): fourier (positions as features) or paper (a table
     of positions)."""
+    uniform_points: int = 16
+    """Evenly spaced compression points per sequence for compress_uniform; 0 = every position."""
     final_lr: float = 1e-6
     """Learning rate at the last step of the cosine, at most `lr`."""
     warmup_steps: int = 100

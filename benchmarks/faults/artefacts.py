@@ -139,8 +139,7 @@ def read_traces(folder: Path) -> str:
     for record in reader.records():
         parts += [record, *(_tensor(part) for part in reader.kv(record.index))]
         if reader.plan.store_queries:
-            parts += [_tensor(part) for part in reader.head(record.index, 1, 1)]
-            parts += [_tensor(part) for part in reader.head(record.index, 0, 0)]
+            parts.append(_tensor(reader.trace(record.index).queries))
         parts += [_tensor(reader.label(name, record.index)) for name in reader.plan.labels]
     return digest([str(part) for part in parts])
 

@@ -17,7 +17,7 @@ FLAGS = {
     "kvp-train": "steps lr hidden contexts seed device devices heads label objective preset "
     "permutations temperature reward blocks inputs key_frame "
     "optimizer compress_prompt "
-    "compress_uniform min_prefix uniform_points future_max traces memory_gb activation_gb "
+    "compress_uniform min_prefix future_max traces memory_gb activation_gb "
     "validate_every calibration calibration_contexts validation_contexts out",
     "kvp-eval": "methods allocators tasks budgets protocols protection sinks recents prompts "
     "length split essays squad hotpotqa chat text where tree_paths measure seed device dtype "
@@ -25,7 +25,7 @@ FLAGS = {
     "curve_sequences bootstrap policies model out",
     "kvp evolve": "scorer policies tasks budget protocol protection sinks recents search_prompts "
     "holdout length split group generations sigma constraint lambda_ gamma seed out",
-    "kvp-report": "out png settings bootstrap",
+    "kvp-report": "out png bootstrap",
     "kvp merge": "shards out",
 }
 """Flags of each program."""

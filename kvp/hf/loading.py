@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import nullcontext, redirect_stderr
 from importlib.util import find_spec
 from io import StringIO
@@ -67,18 +67,17 @@ def load_model(
     revision: str | None = None,
     attention: str = "sdpa",
     quantization: str = "none",
-    device_map: str | Mapping[str, int | str] | None = None,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load model and tokenizer for inference: evaluation mode, frozen weights, kvp's attention.
 
     `name` is "nano", a folder, a GGUF file (whose weights are then held in `dtype`) or a hub id;
     `dtype` float32, bfloat16 or float16; `attention` sdpa or eager
     (`kvp.hf.attention.ATTENTIONS`). `quantization` "8bit" or "4bit" (NF4) holds the weights of
-    linear layers in so many bits and computes in `dtype` (bitsandbytes, on a CUDA device);
-    `device_map` spreads the layers as transformers does ("auto", or module -> device; needs
-    accelerate) and replaces `device`. Raises ModelError (no such model, no tokenizer, weights that
-    are missing or not finite, a kind of attention kvp cannot evict from) and UsageError (dtype,
-    device, attention, quantization, a package that is not installed), one line each.
+    linear layers in so many bits and computes in `dtype` (bitsandbytes, on a CUDA device). Raises
+    ModelError (no such model, no tokenizer, weights that are missing or not finite, a kind of
+    attention kvp cannot evict from) and UsageError (dtype, device, attention, quantization, a
+    package that is not installed), one line each. A model that transformers has loaded in another
+    way (over several devices, say) is as good everywhere that takes a model.
     """
     target = torch_device(device)
     if dtype not in _DTYPES:
@@ -86,7 +85,7 @@ def load_model(
     if attention not in ATTENTIONS:
         raise UsageError(f"--attention {attention} is not one of {', '.join(ATTENTIONS)}")
     kind = ATTENTIONS[attention]
-    placement = _placement(target, _DTYPES[dtype], quantization, device_map)
+    quantized = _quantized(target, _DTYPES[dtype], quantization)
     config = load_config(name, revision=revision)
     tokenizer = load_tokenizer(name, revision=revision)
     source, options = _source(name, revision)
@@ -97,7 +96,7 @@ def load_model(
         source,
         {
             **options,
-            **placement,
+            **quantized,
             "config": config,
             "dtype": _DTYPES[dtype],
             "attn_implementation": kind,
@@ -107,7 +106,7 @@ def load_model(
     if "gguf_file" in options:  # the weights are dequantised: an ordinary model, which can be saved
         del model.config.quantization_config, model.hf_quantizer
     model.requires_grad_(False).train(False)
-    if not placement:  # otherwise the weights are where they belong
+    if not quantized:  # otherwise the weights are where they belong
         model.to(target)  # type: ignore[arg-type]
     check_model(model)
     if dtype == "bfloat16" and target.type == "cpu":
@@ -123,54 +122,35 @@ def _contiguous(_: torch.nn.Module, inputs: tuple[torch.Tensor]) -> tuple[torch.
     return (inputs[0].contiguous(),)
 
 
-def check_quantization(quantization: str, target: torch.device, *, spread: bool = False) -> None:
-    """Raise UsageError, naming --quantization, where weights cannot be quantised for `target`.
-
-    `spread` means that a `device_map` places them instead.
-    """
+def check_quantization(quantization: str, target: torch.device) -> None:
+    """Raise UsageError, naming --quantization, where weights cannot be quantised for `target`."""
     if quantization not in QUANTIZATIONS:
         raise UsageError(f"--quantization {quantization} is not one of {', '.join(QUANTIZATIONS)}")
     if quantization == "none":
         return
     asked = f"--quantization {quantization}"
-    _require_packages(asked, "bitsandbytes", "accelerate")
-    if not torch.cuda.is_available() or not (spread or target.type == "cuda"):
-        raise UsageError(f"{asked} needs a CUDA device: use --device cuda, or no quantization")
-
-
-def _require_packages(asked: str, *packages: str) -> None:
-    for package in packages:
+    for package in ("bitsandbytes", "accelerate"):
         if find_spec(package) is None:
             raise UsageError(
                 f"{asked} needs {package}: pip install 'kvp-toolkit[quantization]', or load the "
-                "whole model on one device"
+                "whole model"
             )
+    if target.type != "cuda":
+        raise UsageError(f"{asked} needs a CUDA device: use --device cuda, or no quantization")
 
 
-def _placement(
-    target: torch.device,
-    dtype: torch.dtype,
-    quantization: str,
-    device_map: str | Mapping[str, int | str] | None,
-) -> dict[str, Any]:
-    """Options that quantise and spread the weights while they are loaded; none where neither is.
-
-    Raises UsageError.
-    """
-    check_quantization(quantization, target, spread=device_map is not None)
-    options: dict[str, Any] = {}
-    if device_map is not None:
-        _require_packages("device_map", "accelerate")
-        options["device_map"] = device_map if isinstance(device_map, str) else dict(device_map)
-    if quantization != "none":
-        options.setdefault("device_map", {"": target})
-        options["quantization_config"] = BitsAndBytesConfig(  # type: ignore[no-untyped-call]
-            load_in_8bit=quantization == "8bit",
-            load_in_4bit=quantization == "4bit",
-            bnb_4bit_quant_type="nf4",
-            bnb_4bit_compute_dtype=dtype,
-        )
-    return options
+def _quantized(target: torch.device, dtype: torch.dtype, quantization: str) -> dict[str, Any]:
+    """Options that quantise the weights while they are loaded; UsageError where that cannot be."""
+    check_quantization(quantization, target)
+    if quantization == "none":
+        return {}
+    config = BitsAndBytesConfig(  # type: ignore[no-untyped-call]
+        load_in_8bit=quantization == "8bit",
+        load_in_4bit=quantization == "4bit",
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_compute_dtype=dtype,
+    )
+    return {"device_map": {"": target}, "quantization_config": config}
 
 
 def load_tokenizer(name: str, *, revision: str | None = None) -> PreTrainedTokenizerBase:

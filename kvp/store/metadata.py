@@ -142,9 +142,3 @@ def committed(store: Place) -> list[int]:
     """Indices of the committed sequences, ascending; files of other names are not records."""
     names = (name for name, _ in files_below(store / SEQUENCES))
     return sorted(int(name[:-5]) for name in names if re.fullmatch(r"\d{6,}\.json", name))
-
-
-def uncommitted(store: Place, indices: Iterable[int]) -> list[int]:
-    """Those of some sequences that are not committed, in their order."""
-    present = set(committed(store))
-    return [index for index in indices if index not in present]

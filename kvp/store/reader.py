@@ -26,7 +26,7 @@ class TraceReader:
     """A trace store, read-only. Raises StoreError if the path holds none or its metadata is off.
 
     With `heads`, consecutive KV heads counted layer by layer, only those a heads are read: every
-    [L, H, ...] below is [1, a, ...] then, while `head` and the plan stay those of the model.
+    [L, H, ...] below is [1, a, ...] then, while the plan stays that of the model.
     """
 
     in_memory = False
@@ -73,32 +73,17 @@ class TraceReader:
             (self._records[index],) = load_records(self.path, self.plan, [index])
         return self._records[index]
 
-    def head(self, index: int, layer: int, head: int) -> tuple[Tensor, Tensor, Tensor]:
-        """One KV head of one sequence, unpadded.
-
-        Returns:
-            queries [G, T, D], keys [T, D], values [T, D] in the store's dtype, on the CPU.
-
-        Raises:
-            StoreError: the sequence is not committed, a shard is damaged (named), or the store
-                keeps no queries.
-            IndexError: no such layer or head.
-        """
-        if not self.plan.store_queries:
-            raise StoreError(f"{self.path} was collected without queries")
-        queries, keys, values = (
-            self._read(array, index, (layer, head)) for array in ("q", "k", "v")
-        )
-        return queries, keys, values
-
     def kv(self, index: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of one sequence, [L, H, T, D] each; raises StoreError as `head`."""
+        """Keys and values of one sequence, [L, H, T, D] each, in the store's dtype, on the CPU.
+
+        Raises StoreError where it is not committed, or a shard is damaged, which is named.
+        """
         return self._read("k", index), self._read("v", index)
 
     def label(self, name: str, index: int) -> Tensor:
         """A label of the prompt of one sequence: [L, H, P] float32, P = its `prompt_length`.
 
-        Raises StoreError as `head`, or when the store does not hold that label.
+        Raises StoreError as `kv`, or when the store does not hold that label.
         """
         if name not in self.plan.labels:
             stored = ", ".join(self.plan.labels) or "no labels"
@@ -121,7 +106,7 @@ class TraceReader:
         return gram if self._heads is None else gram.flatten(0, 1)[self._heads][None]
 
     def trace(self, index: int) -> Trace:
-        """All of one sequence; None for what is not kept. Raises StoreError as `head`."""
+        """All of one sequence; None for what is not kept. Raises StoreError as `kv`."""
         keys, values = self.kv(index)
         queries = self._read("q", index) if self.plan.store_queries else None
         labels = {name: self.label(name, index) for name in self.plan.labels}
@@ -139,7 +124,7 @@ class TraceReader:
             self.trace(index)
 
     def _read(self, array: str, index: int, where: tuple[int | slice, ...] = ()) -> Tensor:
-        """Unpadded."""
+        """An array of a sequence, unpadded; of a layer and heads of it with `where`."""
         if self._heads is not None and not where:
             return torch.cat([self._read(array, index, some) for some in self._slices()])[None]
         kept = [slice(size) for size in self.plan.shape(array, self.record(index))]
@@ -149,8 +134,6 @@ class TraceReader:
             self._arrays[array] = open_array(self.path, array)
         try:
             stored = self._arrays[array][selection]
-        except IndexError:
-            raise
         except (ValueError, RuntimeError, OSError) as problem:
             raise StoreError(
                 f"{shard} is damaged or missing ({problem}); delete "

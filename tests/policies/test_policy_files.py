@@ -85,23 +85,11 @@ def test_directory_holds_one_file_per_head_and_the_index(policy_dir: Path) -> No
     assert (index["format_version"], index["architecture"], index["rope"]) == (1, "fourier", "post")
 
 
-def test_an_existing_policy_is_replaced_on_request_only_even_by_a_smaller_one(
-    policy_dir: Path,
-) -> None:
-    small = replace(META, geometry=replace(GEOMETRY, layers=1), held_out=[])
-    with pytest.raises(PolicyError, match="holds a policy: name another directory"):
-        save_policy(policy_dir, _rankers(heads=2, seed=5), small)
-    assert load_policy(policy_dir).geometry.layers == 2
-    save_policy(policy_dir, _rankers(heads=2, seed=5), small, replace=True)
-    assert {path.name for path in policy_dir.iterdir()} == {
-        "policy.json", "layer_00_head_00.safetensors", "layer_00_head_01.safetensors",
-    }  # fmt: skip
-    assert load_policy(policy_dir).geometry.layers == 1
-
-
 def test_other_peoples_files_are_not_touched(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("mine")
     save_policy(tmp_path, _rankers(), META)
+    with pytest.raises(PolicyError, match="holds a policy: name another directory"):
+        save_policy(tmp_path, _rankers(), META)
     assert (tmp_path / "thesis.txt").read_text() == "mine"
     with pytest.raises(PolicyError, match="is a file: name a directory"):
         save_policy(tmp_path / "thesis.txt", _rankers(), META)
@@ -114,9 +102,9 @@ def test_rankers_of_another_geometry_are_not_written(tmp_path: Path) -> None:
 
 
 def test_an_export_that_stopped_half_way_is_not_a_policy(
-    policy_dir: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whichever write fails, the directory is either the old policy or none at all."""
+    """The next one leaves nothing of it, even where it is smaller."""
     calls = 0
 
     def full_disk(*args: object, **kwargs: object) -> None:
@@ -128,12 +116,14 @@ def test_an_export_that_stopped_half_way_is_not_a_policy(
 
     monkeypatch.setattr("policies.policy_files.write_safetensors", full_disk)
     with pytest.raises(OSError, match="no space left"):
-        save_policy(policy_dir, _rankers(seed=1), META, replace=True)
+        save_policy(tmp_path, _rankers(), META)
     with pytest.raises(PolicyError, match=r"has no policy.json: .* its export did not finish"):
-        load_policy(policy_dir)
+        load_policy(tmp_path)
     monkeypatch.undo()
-    save_policy(policy_dir, _rankers(seed=1), META)
-    assert load_policy(policy_dir).metadata["training"]["seed"] == 3
+    small = replace(META, geometry=replace(GEOMETRY, layers=1, kv_heads=1), held_out=[])
+    save_policy(tmp_path, _rankers(heads=1), small)
+    assert {path.name for path in tmp_path.iterdir()} == {"policy.json", head_file(0, 0)}
+    assert load_policy(tmp_path).geometry.layers == 1
 
 
 def _fails(directory: Path, *parts: str) -> None:

@@ -91,7 +91,6 @@ def test_tensors_are_those_of_the_heads(heads: slice, store: Path) -> None:
     assert queries is not None
     assert everything is not None
     assert torch.equal(queries, everything.flatten(0, 1)[heads][None])
-    assert torch.equal(part.head(0, 1, 1)[1], whole.head(0, 1, 1)[1])
 
 
 def test_labels_are_those_of_the_heads(label_store: Path) -> None:

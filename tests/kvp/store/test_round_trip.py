@@ -35,12 +35,6 @@ def test_every_view_of_a_sequence(store: Path, plan: StorePlan, make_trace: Make
         keys, values = reader.kv(index)
         assert _same_bits(keys, written.keys)
         assert _same_bits(values, written.values)
-        for layer in range(2):
-            for head in range(2):
-                query, key, value = reader.head(index, layer, head)
-                assert _same_bits(query, written.queries[layer, head])
-                assert _same_bits(key, written.keys[layer, head])
-                assert _same_bits(value, written.values[layer, head])
     reader.verify()
 
 
@@ -105,8 +99,6 @@ def test_a_store_without_queries(tmp_path: Path, plan: StorePlan, make_trace: Ma
     reader = TraceReader(tmp_path / "s")
     assert reader.trace(0).queries is None
     assert not (tmp_path / "s" / "q").exists()
-    with pytest.raises(StoreError, match="without queries"):
-        reader.head(0, 0, 0)
 
 
 def test_plain_zarr_reads_it(store: Path, plan: StorePlan, make_trace: MakeTrace) -> None:
