@@ -77,8 +77,8 @@ def open_array(store: Place, array: str) -> zarr.Array[Any]:
 class Shards(WrapperStore[Store]):
     """A folder of shards, whose indices are read once.
 
-    Raises FileNotFoundError for a shard that is missing (zarr would read zeros), AddressError where
-    an object store cannot be asked.
+    Raises FileNotFoundError for a shard that is missing or empty (zarr would read zeros),
+    AddressError where an object store cannot be asked.
     """
 
     def __init__(self, store: Store, folder: Place) -> None:
@@ -96,8 +96,8 @@ class Shards(WrapperStore[Store]):
         if indexed and key in self._indices:
             return self._indices[key]
         found = await self._fetched(key, prototype, byte_range)
-        if found is None and key.startswith("c."):
-            raise FileNotFoundError(f"{self._folder / key} does not exist")
+        if key.startswith("c.") and (found is None or len(found) == 0):
+            raise FileNotFoundError(f"{self._folder / key} does not exist, or is empty")
         if found is not None and indexed:
             self._indices[key] = found
         return found
