@@ -66,10 +66,10 @@ $(WITH_RAY): $(INSTALLED)
 	touch $@
 
 # What takes minutes: the tutorial and README as they are written, kills and faults on an
-# object store, a large report, 2,000 runs of equal methods.
+# object store, a large report, 2,000 runs of equal methods, serving of every family.
 test-slow: $(INSTALLED)
 	$(PYTEST) --dist load --maxschedchunk 1 -m slow tests/test_tutorial.py \
-		tests/objects tests/eval/test_stats.py tests/eval/report/test_page.py
+		tests/kvp/hf/test_families.py tests/objects tests/eval/test_stats.py tests/eval/report/test_page.py
 
 # Apart as Ray's: pip compiles llama.cpp for minutes.
 test-llama-cpp: $(INSTALLED)

@@ -41,34 +41,57 @@ _WORKING_LOGITS = 2**28
 class QueryRecorder:
     """Keeps the queries of every layer that pass through an `EvictingCache`.
 
-    They are scaled so that q . k / sqrt(D) are the model's logits (`query_unit`).
+    They are scaled so that q . k / sqrt(D) are the model's logits (`query_unit`). Those of padding
+    are NaN; in a window they come before all others.
     """
 
-    def __init__(self, window: int = ALL_QUERIES) -> None:
-        """Keep the last `window` queries of each layer, or every one with `ALL_QUERIES`."""
-        self._window = window
-        self._queries: dict[int, list[Tensor]] = {}
+    def __init__(self, window: int = ALL_QUERIES, held: Mapping[int, Tensor] | None = None) -> None:
+        """Keep the last `window` queries of each layer, or every one with `ALL_QUERIES`.
 
-    def record(self, layer: int, query: Tensor) -> None:
-        """Append the queries [B, Q, T, D] (after RoPE) of one forward pass of layer `layer`."""
+        `held` are those of another recorder to go on from.
+        """
+        self.window = window
+        self._queries = {layer: [queries] for layer, queries in (held or {}).items()}
+
+    def record(self, layer: int, query: Tensor, mask: Tensor | None = None) -> None:
+        """Append the queries [B, Q, T, D] (after RoPE) of one forward pass of layer `layer`.
+
+        `mask` is a bool [B, 1, T, S] that shows padding among the T tokens; None without any.
+        """
         query = query.detach()
         held = self._queries.setdefault(layer, [])
-        if self._window != ALL_QUERIES:
-            joined = torch.cat([*held, query[:, :, -self._window :]], dim=2)
-            query = joined[:, :, -self._window :]
+        if self.window != ALL_QUERIES:
+            query = query[:, :, -self.window :]
+        padded = mask is not None and query.shape[2] > 1
+        if padded:
+            padding = ~mask[:, 0, -1, -query.shape[2] :]  # type: ignore[index]
+            query = query.masked_fill(padding[:, None, :, None], torch.nan)
+        if self.window != ALL_QUERIES:
+            query = torch.cat([*held, query], dim=2)
+            if padded:
+                order = (~query[:, 0, :, 0].isnan()).int().argsort(dim=1, stable=True)
+                query = query.gather(2, order[:, None, :, None].expand_as(query))
+            query = query[:, :, -self.window :]
             held.clear()
         # A copy: the projection that a slice points into may be far larger.
         held.append(query.clone(memory_format=torch.contiguous_format))
 
     @property
+    def held(self) -> dict[int, Tensor]:
+        """Index of the layer in the model -> [B, Q, W, D]; layers in order."""
+        return {
+            layer: held[0] if len(held) == 1 else torch.cat(held, dim=2)
+            for layer, held in sorted(self._queries.items())
+        }
+
+    @property
     def queries(self) -> tuple[Tensor, ...]:
         """One [B, Q, W, D] tensor per layer, in layer order."""
-        every = [held for _, held in sorted(self._queries.items())]
-        return tuple(held[0] if len(held) == 1 else torch.cat(held, dim=2) for held in every)
+        return tuple(self.held.values())
 
     def forget(self) -> None:
         """Drop all queries but those of a window."""
-        if self._window == ALL_QUERIES:
+        if self.window == ALL_QUERIES:
             self._queries = {}
 
     def take(self, entries: Tensor) -> None:
@@ -131,10 +154,12 @@ def kvp_attention(
     if not isinstance(key, StoredKeys):
         assert isinstance(value, Tensor)
         return plain_attention(module, query, key, value, attention_mask, options), None
+    attended = key.layer.attend(module, query, attention_mask, options)
     if key.recorder is not None:
         unit = query_unit(query.shape[-1], options.get("scaling"))
-        key.recorder.record(key.index, query if unit == 1.0 else query * unit)
-    return key.layer.attend(module, query, attention_mask, options), None
+        query = query if unit == 1.0 else query * unit
+        key.recorder.record(key.index, query, attention_mask)
+    return attended, None
 
 
 for _name in ATTENTIONS.values():

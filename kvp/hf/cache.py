@@ -117,8 +117,9 @@ class EvictingCache(Cache):
         With `n` above 1 every entry of the batch is there `n` times in a row, for `n` continuations
         in one batch. Storage is shared until either cache is fed tokens, and `nbytes` counts it in
         both; only layers whose heads hold different numbers of tokens are copied at once for `n`
-        above 1, and for `n=1` they share what was compressed for ever. Nothing records queries of
-        the fork. Raises UsageError for `n` below 1.
+        above 1, and for `n=1` they share what was compressed for ever. Recent queries that this
+        cache carries along (`every=` of `evicting`) the fork carries, too. Raises UsageError for
+        `n` below 1.
         """
         if n < 1:
             raise UsageError(f"fork needs at least 1 row, got n={n}")
@@ -126,7 +127,10 @@ class EvictingCache(Cache):
         own = [layer.fork(n) for layer in self.stored.values()]
         spread = torch.arange(own[0].batch // n).repeat_interleave(n) if own else torch.arange(0)
         fork.layers = arranged(own, copies(self.others, spread if n > 1 else None))
-        fork.recorder = None
+        if self.recorder is not None:
+            fork.recorder = QueryRecorder(self.recorder.window, self.recorder.held)
+            if n > 1:
+                fork.recorder.take(spread)
         if n > 1 and fork.turn is not None:
             fork.turn = fork.turn.taken(spread.tolist())
         return fork

@@ -25,6 +25,7 @@ from kvp.artifacts.tensors import (
 )
 from kvp.errors import CacheError, ModelError, UsageError
 from kvp.geometry import Geometry
+from kvp.hf.attention import QueryRecorder
 from kvp.hf.cache import EvictingCache, Turn
 from kvp.hf.cache_layers import (
     EvictingLayer,
@@ -41,7 +42,7 @@ from kvp.hf.prefill import unwrapped
 from kvp.manifest import SEAL, digest_json
 
 FORMAT = "kvp-cache"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 _HEADER = "kvp"
 """Name of the JSON text in the header of the safetensors file."""
 _KINDS: Mapping[str, type[StoredLayer]] = {"dense": EvictingLayer, "ragged": RaggedLayer}
@@ -59,6 +60,8 @@ def save_cache(cache: EvictingCache, path: str | Path, model: nn.Module) -> None
         raise UsageError(f"save_cache writes an EvictingCache, got a {type(cache).__name__}")
     if cache.get_seq_length() == 0:
         raise UsageError("this cache is empty: prefill a prompt before save_cache")
+    if path.is_dir():
+        raise CacheError(f"{path} is a folder: give save_cache the path of a file")
     names = {kind: name for name, kind in _KINDS.items()}
     layers, tensors = [], {}
     for index, layer in cache.stored.items():
@@ -69,12 +72,17 @@ def save_cache(cache: EvictingCache, path: str | Path, model: nn.Module) -> None
     others = {str(index): OtherState.of(layer) for index, layer in cache.others.items()}
     for place, other in others.items():
         tensors.update({f"{place}.{name}": tensor for name, tensor in other.tensors.items()})
+    window = None
+    if cache.recorder is not None:
+        window, held = cache.recorder.window, cache.recorder.held
+        tensors.update({f"{index}.queries": queries for index, queries in held.items()})
     header = {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
         "kvp": kvp.__version__,
         "model": _identity(inner),
         "turn": None if cache.turn is None else asdict(cache.turn),
+        "window": window,
         "layers": layers,
         "others": {
             place: {"kind": other.kind, "numbers": dict(other.numbers)}
@@ -107,11 +115,14 @@ def load_cache(path: str | Path, model: nn.Module) -> EvictingCache:
         states[int(layer)][what] = tensor
     devices = layer_devices(inner)
     own: list[StoredLayer] = []
+    queries: dict[int, Tensor] = {}
     for facts in header["layers"]:
         index, kind = facts.pop("layer"), facts.pop("kind")
         held = {
             name: tensor.to(devices[index], copy=True) for name, tensor in states[index].items()
         }
+        if "queries" in held:
+            queries[index] = held.pop("queries")
         own.append(_KINDS[kind].of_state(LayerState(tensors=held, **facts)))
     others = other_layers(inner.config)
     for index, layer in others.items():
@@ -122,6 +133,8 @@ def load_cache(path: str | Path, model: nn.Module) -> EvictingCache:
         except ModelError as problem:
             raise CacheError(f"{path}: {problem}; make it again") from None
     cache = EvictingCache(arranged(own, others))
+    if header["window"] is not None:
+        cache.recorder = QueryRecorder(header["window"], queries)
     turn = header["turn"]
     if turn is not None:
         budgets, prompts = tuple(turn["budgets"]), tuple(turn["prompts"])

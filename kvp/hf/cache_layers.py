@@ -67,7 +67,8 @@ class StoredLayer(DynamicLayer, ABC):
         self.evicted = False
         """True once slots are no longer all columns seen, in order."""
         self.is_first = False
-        """True for the first layer of its cache, which alone keeps `_newest`."""
+        """True for the first layer of its cache, which keeps `_newest`; others only where the model
+        passes no positions."""
         self._stored = 0  # slots of the storage that are used
         self._gaps = False  # True once some slot may be EMPTY
         self._newest: Tensor | None = None  # [B] newest position fed
@@ -218,27 +219,35 @@ class StoredLayer(DynamicLayer, ABC):
         if options.get("position_bias") is not None:
             raise ModelError(f"{type(module).__name__} adds a position bias, which kvp cannot keep")
         tokens = query.shape[2]
-        position_ids = options.get("position_ids")
-        if position_ids is None:  # Llama 4: columns, padding included, order tokens as well
-            columns = torch.arange(self.seen - tokens, self.seen, device=query.device)
-            options = {**options, "position_ids": columns[None]}
-            position_ids = options["position_ids"]
-        elif position_ids.ndim != 2:
-            raise ModelError(
-                f"{type(module).__name__} passes no plain token positions to its attention, "
-                "which eviction needs"
-            )
-        new_positions = position_ids.expand(query.shape[0], tokens)
+        real = None
         if mask is not None:
             wide = tokens if self.evicted else self.seen
             if mask.dtype != torch.bool or mask.shape[-1] != wide:
                 raise UsageError(
                     f"attention_mask must be 2-D, one column for each of {self.seen} tokens seen"
                 )
-            new_positions = new_positions.masked_fill(~mask[:, 0, -1, -tokens:], EMPTY)
+            real = mask[:, 0, -1, -tokens:]
+        position_ids = options.get("position_ids")
+        told = position_ids is not None
+        if position_ids is None:  # Llama 4, Granite 4: tokens are counted, padding is not
+            count = torch.arange(1, tokens + 1, device=query.device)[None]
+            count = count if real is None else real.long().cumsum(dim=1)
+            before = -1 if self._newest is None else self._newest[:, None]
+            position_ids = (before + count).clamp_min(0).expand(query.shape[0], tokens)
+            options = {**options, "position_ids": position_ids}
+        elif position_ids.ndim != 2:
+            raise ModelError(
+                f"{type(module).__name__} passes no plain token positions to its attention, "
+                "which eviction needs"
+            )
+        new_positions = position_ids.expand(query.shape[0], tokens)
+        if real is not None:
+            new_positions = new_positions.masked_fill(~real, EMPTY)
         if self.is_first:
             self._refuse_repeated_tokens(new_positions)
             self._refuse_other_attention(module, new_positions)
+        elif not told:
+            self._newest = position_ids[:, -1]
         self._gaps |= mask is not None
         self._position_storage[:, :, self._stored - tokens : self._stored] = new_positions[:, None]
         return self._attend(module, query, mask, options)

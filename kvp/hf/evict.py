@@ -153,7 +153,7 @@ def evict_again(
     stored = [(index, *layer.slots, layer.positions) for index, layer in cache.stored.items()]
     kept = []
     for entry, (budget, prompt) in enumerate(zip(budgets, prompts, strict=True)):
-        of_entry = [of_layer[entry] for of_layer in queries] if queries else [None] * len(stored)
+        of_entry = [_real(layer[entry]) for layer in queries] if queries else [None] * len(stored)
         layers = [
             _Layer(index, keys[entry], values[entry], places[entry], recorded)
             for (index, keys, values, places), recorded in zip(stored, of_entry, strict=True)
@@ -163,6 +163,11 @@ def evict_again(
         indices = _stacked([slots[number] for slots in kept])
         if indices.shape[2] < layer.positions.shape[2] or bool((indices == EMPTY_SLOT).any()):
             cache.layers[index] = layer.select(indices)
+
+
+def _real(queries: Tensor) -> Tensor:
+    """Those of queries [Q, W, D] that are of tokens, not of padding."""
+    return queries[:, ~queries[0, :, 0].isnan()]
 
 
 @dataclass(frozen=True)

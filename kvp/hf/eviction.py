@@ -37,7 +37,7 @@ from kvp.hf.kept import Kept
 from kvp.hf.model_access import check_model, warn_of_another_model
 from kvp.hf.model_config import rope_switch
 from kvp.hf.prefill import Observation, prefill, recorded_hidden, refuse_inside_block, unwrapped
-from kvp.hf.scorer_inputs import HiddenRecorder, check_inputs
+from kvp.hf.scorer_inputs import HiddenRecorder, check_inputs, reads_text
 from kvp.plugins import instance_of
 from kvp.ranking import Allocator, Protection, kept_tokens
 from kvp.scoring import Needs, Scorer
@@ -64,7 +64,7 @@ def prefill_and_evict(
     Raises as `evicting` does; UsageError also where `fed_again` leaves no token, and inside an
     `evicting` block of the same model.
     """
-    model, rule = _prepared(model, scorer, budget, protection, allocator)
+    model, rule = _prepared(model, scorer, budget, protection, allocator, tokenizer)
     warn_of_another_model(model, rule.scorer)
     batch, tokens = input_ids.shape
     if not 0 <= fed_again < tokens:
@@ -122,7 +122,7 @@ def evicting(
     models kvp cannot evict from, or that lack what the scorer reads. Warns of a policy trained on
     another model.
     """
-    model, rule = _prepared(model, scorer, budget, protection, allocator)
+    model, rule = _prepared(model, scorer, budget, protection, allocator, tokenizer)
     warn_of_another_model(model, rule.scorer)
     if every is not None:
         if every < 1:
@@ -139,6 +139,7 @@ def _prepared(
     budget: int | str | Budget,
     protection: Protection | None,
     allocator: str | Allocator | type[Allocator] | None,
+    tokenizer: PreTrainedTokenizerBase | None,
 ) -> tuple[PreTrainedModel, EvictionRule]:
     """The model inside its wrappers, and the rule, when both fit together."""
     model = unwrapped(model)
@@ -153,6 +154,11 @@ def _prepared(
         raise UsageError(f"{allocator!r} is no allocator: pass make_allocator(...)")
     if ranks.needs.future:
         raise UsageError(f"method {ranks.name} needs the future: it only runs on observed traces")
+    if tokenizer is None and reads_text(ranks.needs):
+        raise UsageError(
+            f"method {ranks.name} reads or repeats the prompt's text: pass tokenizer=, the second "
+            "thing that load_model returns"
+        )
     rule = EvictionRule(
         scorer=ranks,
         budget=budget if isinstance(budget, Budget) else parse_budget(budget),
@@ -355,19 +361,28 @@ class EvictingBlock(AbstractContextManager[Kept]):
             after = recorded_hidden([needs])
             if after:
                 call.hidden = HiddenRecorder(after, padding=padding, every=needs.every_state)
-        if needs.queries and (padding is not None or cache.recorder is None):
-            cache.recorder = QueryRecorder(needs.queries)
+        if padding is not None:
+            cache.recorder = None
+        self._watch_queries(cache)
         if call.hidden is not None:
             call.recording.enter_context(call.hidden.recording(self._model))
         self._calls[get_ident()] = call
 
     def _take_over(self, cache: EvictingCache) -> None:
         """Go on with the answer of a cache that was forked, loaded or made outside of a block."""
-        needs = self._rule.scorer.needs
-        if needs.queries and cache.recorder is None:
-            cache.recorder = QueryRecorder(needs.queries)
+        self._watch_queries(cache)
         if cache.turn is None:
             cache.turn = self._turn(cache, cache.lengths)
+
+    def _watch_queries(self, cache: EvictingCache) -> None:
+        """Record the queries that the scorer reads; those of another block go on."""
+        wanted = self._rule.scorer.needs.queries
+        if not wanted:
+            cache.recorder = None
+        elif cache.recorder is None:
+            cache.recorder = QueryRecorder(wanted)
+        else:
+            cache.recorder.window = wanted
 
     def _turn(self, cache: EvictingCache, lengths: Sequence[int]) -> Turn:
         """Budgets of prompts of `lengths` tokens; those of short ones too: answers may be long."""

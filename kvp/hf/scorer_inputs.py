@@ -58,6 +58,12 @@ def needs_scorer_inputs(needs: Needs) -> bool:
     )
 
 
+def reads_text(needs: Needs) -> bool:
+    """True if a scorer with `needs` can only be served with the model's tokenizer."""
+    beginning = needs.noise is not None and needs.noise.beginning > 0
+    return bool(needs.reconstruction or needs.text or needs.classifier or beginning)
+
+
 def check_inputs(model: PreTrainedModel, scorers: Iterable[Scorer]) -> None:
     """Refuse scorers whose inputs `model` cannot give, before any prompt runs.
 

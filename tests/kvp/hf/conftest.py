@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from copy import deepcopy
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -266,6 +269,166 @@ def masked_greedy(masked_logits: Callable[..., Tensor]) -> Callable[..., list[in
     return run
 
 
+@dataclass
+class Row:
+    """One row of a batch, pass by pass: tokens fed, what each head held before, last logits."""
+
+    fed: list[Tensor] = field(default_factory=list)
+    held: list[dict[int, list[list[int]]]] = field(default_factory=list)
+    logits: list[Tensor] = field(default_factory=list)
+
+
+def left_padded(rows: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Token ids [B, T] of rows [T or fewer], and their mask."""
+    width = max(len(row) for row in rows)
+    pads = [width - len(row) for row in rows]
+    ids = [nn.functional.pad(row, (pad, 0)) for row, pad in zip(rows, pads, strict=True)]
+    mask = (torch.arange(width) >= torch.tensor(pads)[:, None]).long()
+    return torch.stack(ids), mask
+
+
+@contextmanager
+def rows_noted(model: PreTrainedModel, rows: list[Row]) -> Iterator[None]:
+    """Every forward pass of a batch inside an evicting block, into `rows`."""
+
+    def before(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        cache, fed = kwargs["past_key_values"], kwargs["input_ids"]
+        mask = kwargs.get("attention_mask")  # None where nothing is padded
+        real = (torch.ones_like(fed) if mask is None else mask[:, -fed.shape[1] :]).bool()
+        layers = cache.stored if cache.get_seq_length() else {}
+        for entry, row in enumerate(rows):
+            row.fed.append(fed[entry][real[entry]])
+            places = {index: layer.positions[entry].tolist() for index, layer in layers.items()}
+            row.held.append(
+                {i: [[p for p in head if p < 2**63 - 1] for head in h] for i, h in places.items()}
+            )
+
+    def after(module: Any, args: Any, kwargs: dict[str, Any], output: Any) -> None:
+        for row, logits in zip(rows, output.logits[:, -1], strict=True):
+            row.logits.append(logits.clone())
+
+    handles = [
+        model.register_forward_pre_hook(before, with_kwargs=True),
+        model.register_forward_hook(after, with_kwargs=True),
+    ]
+    yield
+    for handle in handles:
+        handle.remove()
+
+
+@pytest.fixture
+def conversation(generate: Callable[..., Any], tmp_path: Path) -> Callable[..., list[Row]]:
+    """A batch of prompts, answers and turns inside `block`, as one `Row` per row of the last turn.
+
+    `turns` has the rows' questions, token ids each; between two turns the cache goes on as it is,
+    as a `fork` with a row per question, or from a `file`.
+    """
+    from kvp.hf import load_cache, save_cache
+
+    def run(
+        model: PreTrainedModel, prompts: Sequence[Tensor], turns: Sequence[Sequence[Tensor]],
+        block: Any, origin: str = "same", answer: int = 7,
+    ) -> list[Row]:  # fmt: skip
+        rows = [Row() for _ in prompts]
+        ids, mask = left_padded(prompts)
+        options: dict[str, Any] = {"min_new_tokens": answer}
+        with block, rows_noted(model, rows):
+            output = generate(model, ids, answer, attention_mask=mask, **options)
+            for questions in turns:
+                cache, times = output.past_key_values, len(questions) // len(rows)
+                rows[:] = [deepcopy(row) for row in rows for _ in range(times)]
+                if origin == "fork":
+                    cache = cache.fork(times)
+                elif origin == "file":
+                    save_cache(cache, tmp_path / "cache", model)
+                    cache = load_cache(tmp_path / "cache", model)
+                asked, real = left_padded(questions)
+                said = nn.functional.pad(mask, (0, answer), value=1)
+                mask = torch.cat([said.repeat_interleave(times, dim=0), real], dim=1)
+                options["past_key_values"] = cache
+                ids = torch.cat([output.sequences.repeat_interleave(times, dim=0), asked], dim=1)
+                output = generate(model, ids, answer, attention_mask=mask, **options)
+        return rows
+
+    return run
+
+
+@pytest.fixture
+def assert_row_masked(masks_set: Masks) -> Callable[..., None]:
+    """The logits of all passes of a row are those of one pass under a mask per layer and head."""
+
+    def compare(model: PreTrainedModel, row: Row, atol: float) -> None:
+        ids = torch.cat(row.fed)
+        allowed = {
+            layer: torch.zeros(len(heads), len(ids), len(ids), dtype=torch.bool)
+            for layer, heads in row.held[-1].items()
+        }
+        stops = torch.tensor([len(fed) for fed in row.fed]).cumsum(0).tolist()
+        for start, stop, held in zip([0, *stops], stops, row.held, strict=False):
+            for layer, of_layer in allowed.items():
+                of_layer[:, start:stop, start:stop] = torch.ones(stop - start, stop - start).tril()
+                for head, tokens in enumerate(held.get(layer, ())):
+                    of_layer[head, start:stop, tokens] = True
+        with masks_set(model, allowed), torch.no_grad():
+            logits = model(input_ids=ids[None], use_cache=False).logits[0]
+        for stop, found in zip(stops, row.logits, strict=True):
+            torch.testing.assert_close(found, logits[stop - 1], rtol=0, atol=atol)
+
+    return compare
+
+
+COMBINED = [
+    # between turns, every, prefill_chunk, padded, allocator: every pair of values is in some line
+    ("same", None, None, False, None),
+    ("same", 5, 12, True, "ada"),
+    ("fork", None, None, True, "ada"),
+    ("fork", 5, 12, False, None),
+    ("file", None, 12, False, "ada"),
+    ("file", 5, None, True, None),
+]
+
+
+@pytest.fixture(params=COMBINED, ids=["-".join(map(str, line)) for line in COMBINED])
+def combined(
+    request: pytest.FixtureRequest, conversation: Any, assert_row_masked: Any
+) -> Callable[..., None]:
+    """Checks one combination: masked logits, and rows that are what each is alone."""
+    from kvp.hf import evicting
+    from kvp.ranking import Protection
+    from policies.registry import make_allocator
+
+    origin, every, chunk, padded, allocator = request.param
+
+    def check(
+        model: PreTrainedModel, scorer: Any, prompts: Sequence[Tensor],
+        turns: Sequence[Sequence[Tensor]], atol: float,
+    ) -> None:  # fmt: skip
+        """`prompts` has a long and a short one; the turns' questions are for two rows of each."""
+
+        def block() -> Any:
+            return evicting(
+                model, scorer, "40%", Protection(sinks=2, recents=4), every=every,
+                prefill_chunk=chunk, allocator=allocator and make_allocator(allocator),
+            )  # fmt: skip
+
+        prompts = list(prompts if padded else prompts[:1])
+        times = 2 if origin == "fork" else 1
+        turns = [turn[: len(prompts) * times] for turn in turns]
+        rows = conversation(model, prompts, turns, block(), origin)
+        for number, row in enumerate(rows):
+            assert_row_masked(model, row, atol)
+            mine = [prompts[number // times], *(turn[number] for turn in turns)]
+            widest = [max(map(len, batch)) for batch in (prompts, *turns)]
+            if chunk and list(map(len, mine)) != widest:
+                continue  # pieces end elsewhere
+            (alone,) = conversation(model, mine[:1], [[one] for one in mine[1:]], block())
+            assert row.held == alone.held
+            for found, expected in zip(row.logits, alone.logits, strict=True):
+                torch.testing.assert_close(found, expected, rtol=0, atol=atol)
+
+    return check
+
+
 class ByContent:
     """Scores from keys, values and the last queries, different in every layer and head."""
 
@@ -283,7 +446,9 @@ class ByContent:
         batch, heads, _, head_dim = view.keys.shape
         grouped = view.queries.float().reshape(batch, heads, -1, view.queries.shape[2], head_dim)
         attention = torch.einsum("bhgwd,bhnd->bhgwn", grouped, view.keys.float())
-        return attention.amax(dim=(2, 3)) - view.values.float().norm(dim=-1)
+        places = view.positions if view.positions.ndim == 3 else view.positions[:, None]
+        # Repeated tokens may tie in the first layer.
+        return attention.amax(dim=(2, 3)) - view.values.float().norm(dim=-1) + 1e-3 * places
 
 
 class Fixed:

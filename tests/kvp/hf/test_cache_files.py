@@ -154,7 +154,7 @@ def test_foreign_files_are_one_line(qwen: PreTrainedModel, made: Any, tmp_path: 
     with safe_open(newer, framework="pt") as stream:
         header = json.loads(stream.metadata()["kvp"])
     header.pop("sha256")
-    header["format_version"] = 2
+    header["format_version"] = 3
     save_file(
         {"a": torch.ones(1)}, newer, {"kvp": json.dumps({**header, "sha256": digest_json(header)})}
     )
@@ -164,7 +164,7 @@ def test_foreign_files_are_one_line(qwen: PreTrainedModel, made: Any, tmp_path: 
         (foreign, "was not written by save_cache"),
         (pickled, "not a readable safetensors file"),
         (other, "is damaged: its header is not what kvp writes"),
-        (newer, "has format kvp-cache 2, this kvp reads kvp-cache 1"),
+        (newer, "has format kvp-cache 3, this kvp reads kvp-cache 2"),
         (tmp_path, "is no regular file"),
         (tmp_path / "pipe", "is no regular file"),
     ):
@@ -208,6 +208,9 @@ def test_what_cannot_be_saved_is_refused(qwen: PreTrainedModel, made: Any, tmp_p
         with pytest.raises(UsageError, match=message):
             save_cache(cache, tmp_path / "context", model=qwen)  # type: ignore[arg-type]
     assert not list(tmp_path.iterdir())
+    for place in (".", "..", "/", tmp_path):
+        with pytest.raises(CacheError, match=f"{place} is a folder: give save_cache the path of"):
+            save_cache(made("dense"), place, model=qwen)
     with pytest.raises(CacheError, match="cannot be written: No such file"):
         save_cache(made("dense"), tmp_path / "no" / "folder", model=qwen)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -91,6 +92,11 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "num_experts_per_tok": 1, "shared_intermediate_size": 16,
     }),
     "Bamba": ("Bamba", {**MAMBA, "attn_layer_indices": [1, 3]}),
+    "Nemotron-H": ("NemotronH", {
+        "layers_block_type": ["linear_attention", "full_attention", "mlp", "full_attention"],
+        "mamba_num_heads": 8, "mamba_head_dim": 8, "ssm_state_size": 8, "n_groups": 1,
+        "head_dim": 8, "time_step_min": 1e-9,  # single tokens disregard it in transformers
+    }),
     "Mistral 0.1": ("Mistral", {"sliding_window": 64}),
     "StarCoder 2": ("Starcoder2", {"sliding_window": 64}),
     "Phi-3-mini-4k": ("Phi3", {"sliding_window": 64}),
@@ -342,6 +348,34 @@ def test_generate_evicts_from_the_layers_that_see_everything(
     assert {index: type(layer) for index, layer in others.items()} == {
         index: type(stock.layers[index]) for index in others
     }
+
+
+SUPPORTED = [line.split("|")[1].strip() for line in PAGE.read_text(encoding="utf-8").splitlines()
+             if re.match(r"\| [^|]* \| (supported|partly) \|", line)]  # fmt: skip
+QUICK = ("Llama", "Llama 4", "Gemma 3")
+
+
+@pytest.mark.parametrize(
+    "family",
+    [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in SUPPORTED],
+)
+def test_what_serving_combines(family: str, prompt: Prompt, by_content: Any, combined: Any) -> None:
+    """`every`, pieces, forks, files and padding; questions of one length where other layers are.
+
+    In transformers, windows and recurrent states take padding inside a conversation for tokens, and
+    Llama 4's temperature, of every `floor_scale` tokens, all padding.
+    """
+    model = build(family)
+    for module in model.modules():
+        if hasattr(module, "floor_scale"):
+            module.floor_scale = 8192
+    kinds = layer_kinds(model.config)
+    alike = geometry_of(model.config).layers == len(kinds)
+    prompts = [prompt(size, seed=size)[0] for size in (30, 24)]
+    questions = [prompt(size, seed=size)[0] for size in ((14, 9, 11, 10) if alike else (14,) * 4)]
+    # Single tokens and pieces of linear attention differ by up to 3e-4 in transformers.
+    atol = 1e-3 if "linear_attention" in kinds else 1e-4
+    combined(model, by_content(20), prompts, [questions], atol)
 
 
 @pytest.mark.parametrize("family", ["Gemma 3", "Qwen 3-Next", "Llama 4"])

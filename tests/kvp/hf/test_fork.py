@@ -170,18 +170,20 @@ def test_rows_of_one_batch(
         assert storage(cache.fork(3)) == storage(cache)
 
 
-def test_a_fork_keeps_counters_and_records_nothing(
+def test_a_fork_keeps_counters_and_queries_of_its_own(
     qwen: PreTrainedModel, prompt: Prompt, by_content: Any, generate: Any
 ) -> None:
     with evicting(qwen, by_content(), 22):
         first = generate(qwen, prompt(CONTEXT), 3)
         cache = first.past_key_values
-        recorder = cache.recorder = QueryRecorder()
+        recorder = cache.recorder = QueryRecorder(3, {0: torch.arange(96.0).view(1, 4, 3, 8)})
         fork = cache.fork()
         assert (fork.turn.prompts, fork.evicted) == ((CONTEXT,), True)
+        assert torch.equal(fork.recorder.queries[0], recorder.queries[0])
+        assert cache.fork(2).recorder.queries[0].shape == (2, 4, 3, 8)
         turn = torch.cat([first.sequences, prompt(5)], dim=1)
         assert generate(qwen, turn, 2, past_key_values=fork).past_key_values is fork
-        assert recorder.queries == ()
+        assert recorder.queries[0].flatten().tolist() == list(range(96))
         assert (cache.get_seq_length(), fork.get_seq_length()) == (42, 49)
     with pytest.raises(UsageError, match="already in past_key_values"):
         generate(qwen, prompt(CONTEXT), 2, past_key_values=cache.fork())

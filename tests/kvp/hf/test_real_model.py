@@ -82,6 +82,27 @@ def test_dropping_equals_masking(
     torch.testing.assert_close(evicted, masked, atol=2e-3, rtol=0)
 
 
+@pytest.mark.parametrize("method", ["snapkv", "h2o"])
+def test_what_serving_combines(loaded: Any, combined: Callable[..., None], method: str) -> None:
+    """A chat of three turns; prompts and questions are of different lengths."""
+    model, tokenizer = loaded
+    facts = "The grass is green. The sky is blue. The code of the gate is 48213. Here we go. " * 4
+
+    def opening(text: str) -> torch.Tensor:
+        chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": text}]
+        options: Any = {"add_generation_prompt": True, "return_tensors": "pt"}
+        return tokenizer.apply_chat_template(chat, return_dict=True, **options).input_ids[0]
+
+    def turn(text: str) -> torch.Tensor:
+        text = f"<|im_end|>\n<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"
+        return tokenizer(text, return_tensors="pt").input_ids[0]
+
+    prompts = [opening(facts + "There and back. What is the code?"), opening(facts + "The code?")]
+    questions = ["Which colour has the sky?", "Why?", "And the grass, is it green or red?", "Who?"]
+    turns = [list(map(turn, questions)), list(map(turn, reversed(questions)))]
+    combined(model, kvp.make_scorer(method), prompts, turns, 2e-3)
+
+
 def test_its_bundled_policy_answers_with_a_sixteenth_of_the_cache(loaded: Any) -> None:
     model, tokenizer = loaded
     policy = kvp.load_policy("smollm2-135m-instruct")
