@@ -105,8 +105,3 @@ def test_what_an_allocator_pools_must_have_the_shape_of_the_scores() -> None:
     message = "allocator flat pooled scores (2, 2, 9) to (9,), expected the same shape"
     with pytest.raises(UsageError, match=re.escape(message)):
         Selection(torch.rand(2, 2, 9), UNPROTECTED).tokens(4, Flat())
-
-
-def test_budgets_are_met_by_tokens_and_missed_by_blocks() -> None:
-    assert make_allocator("shared").meets_budget  # type: ignore[attr-defined]
-    assert not make_allocator("shared(block=16)").meets_budget  # type: ignore[attr-defined]
