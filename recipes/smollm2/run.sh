@@ -5,7 +5,7 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 [ -n "${BIN:-}" ] || BIN=$(dirname "$(command -v .venv/bin/kvp || command -v kvp)")
 : "${RUN:=runs/smollm2}" "${MODEL:=models/smollm2-135m-instruct}" "${SEED:=0}"
-: "${LENGTH:=1024}" "${TRAIN:=240}" "${PROMPTS:=5}"
+: "${LENGTH:=1024}" "${TRAIN:=240}" "${PROMPTS:=4}"
 # Needles, questions over passages, dialogues and running text. Without files: kvp's generated prompts.
 : "${TASKS:=niah_single_1,niah_single_2,niah_single_3,niah_multikey_1,niah_multivalue,niah_multiquery}"
 : "${DATA:=ruler:0.6,chat:0.4}"
