@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from eval.config import ServeConfig
 from kvp.errors import UsageError
@@ -40,6 +41,13 @@ def run(config: ServeConfig) -> None:
     except (ValueError, RuntimeError) as error:
         raise UsageError(f"{config.gguf}: llama.cpp cannot load it ({error})") from None
     llama = server._llama_proxy()
+    chat = llama.create_chat_completion
+
+    def ending(*messages: Any, max_tokens: int | None = None, **options: Any) -> Any:  # noqa: ANN401
+        """A chat's answer; without a limit of its own it has as many tokens as there are cells."""
+        return chat(*messages, max_tokens=max_tokens or config.cells, **options)
+
+    llama.create_chat_completion = ending
     with bounded(llama, scorer):
         say(f"http://{config.host}:{config.port}/v1: {config.cells} cells, {_name(config, scorer)}")
         uvicorn.run(app, host=config.host, port=config.port, log_level="warning")

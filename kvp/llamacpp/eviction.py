@@ -18,7 +18,7 @@ from llama_cpp import Llama
 from rich.filesize import decimal
 
 from kvp.budgets import Budget, parse_budget
-from kvp.errors import CacheError, UsageError
+from kvp.errors import CacheError, ModelError, UsageError
 from kvp.llamacpp.engine import Engine
 from kvp.llamacpp.state import SequenceState
 from kvp.ranking import Protection, kept_tokens, pooled_scores, select
@@ -134,7 +134,8 @@ def bounded(
     not fit, an eighth of the cells, or what the piece needs, is freed. Positions are the true ones
     up to the length that the model was trained for; then the gaps that evicted tokens have left
     are closed. A prompt that begins as the one before it is read on from there, with the tokens
-    that are still held. The cache is empty when the block begins and when it ends.
+    that are still held; it is read anew where these are less than half of what fits. The cache is
+    empty when the block begins and when it ends.
 
     Args:
         llama: the model, whose `n_ctx` is the memory that is used.
@@ -199,6 +200,10 @@ class _Bound:
         """Read tokens after the first `llama.n_tokens`, in place of `Llama.eval`."""
         llama = self.engine.llama
         self._forget(llama.n_tokens)
+        if len(self.true) < min(llama.n_tokens, self.cells) // 2:  # too little is left of it
+            tokens = [*llama.input_ids[: llama.n_tokens].tolist(), *tokens]
+            llama.n_tokens = 0
+            self._forget(0)
         size = min(llama.n_batch, self.cells // 4)
         for start in range(0, len(tokens), size):
             piece = list(tokens[start : start + size])
@@ -245,6 +250,10 @@ class _Bound:
     def _close_gaps(self) -> None:
         """Move the cells to positions 0, 1, ...; llama.cpp turns their keys when it next reads."""
         memory = llama_cpp.llama_get_memory(self.engine.context.ctx)
+        if not llama_cpp.llama_memory_can_shift(memory):
+            raise ModelError(
+                f"llama.cpp cannot move this model's keys: {self.trained} tokens at most"
+            )
         starts = np.flatnonzero(np.diff(self.positions, prepend=-2) != 1)
         for start, stop in zip(starts, [*starts[1:], len(self.positions)], strict=True):
             low, high = int(self.positions[start]), int(self.positions[stop - 1]) + 1

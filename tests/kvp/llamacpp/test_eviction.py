@@ -20,10 +20,10 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from kvp.errors import CacheError, KvpError, ModelError, UsageError
+from kvp.errors import CacheError, KvpError, ModelError, PolicyError, UsageError
 from kvp.ranking import UNPROTECTED, Protection, pooled_scores, select
 from kvp.scoring import Needs, View
-from policies import make_scorer
+from policies import load_policy, make_scorer
 
 llama_cpp = pytest.importorskip("llama_cpp", reason="the extra llama-cpp is not installed")
 from kvp.llamacpp import bounded, shrink  # noqa: E402
@@ -310,6 +310,16 @@ def test_a_prompt_goes_on_from_the_one_before(llama: Any) -> None:
             assert kept.seen == len(prompt) + 7
 
 
+def test_a_beginning_of_which_little_is_left_is_read_anew(pair: Pair, llama: Any) -> None:
+    opening, ids = ids_of(40), ids_of(200, seed=1)
+    with bounded(llama, make_scorer("streaming_llm"), 96) as kept:
+        llama.eval([*opening, *ids])
+        assert len(np.intersect1d(kept.positions, range(40))) < 10
+        next(llama.generate([*opening, 5, 6], temp=0))
+        assert kept.positions.tolist() == list(range(42))
+        assert distance(last_logits(llama), pair.logits([*opening, 5, 6])) < 2e-3
+
+
 @pytest.mark.parametrize(
     ("act", "error", "expected"),
     [
@@ -323,6 +333,7 @@ def test_a_prompt_goes_on_from_the_one_before(llama: Any) -> None:
             UsageError,
             "in llama.cpp a method can read",
         ),
+        (lambda llama: shrink(llama, load_policy("nano"), 40), PolicyError, "was trained for"),
         (
             lambda llama: shrink(llama, make_scorer("keydiff"), 10),
             UsageError,
