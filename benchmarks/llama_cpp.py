@@ -202,7 +202,7 @@ def book(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
             facts = {
                 "book": path.stem, "book_tokens": len(pages), "evictions": kept.evictions,
                 "read_seconds": time.perf_counter() - start, "evict_seconds": kept.seconds,
-                "bytes": kept.nbytes, "peak_bytes": peak_bytes(),
+                "bytes": kept.nbytes,
             }  # fmt: skip
             after = [
                 _forked(partial(_answer, llama, prompt.encoded.ids))

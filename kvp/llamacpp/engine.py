@@ -15,7 +15,7 @@ import ctypes
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from math import prod
 
 import llama_cpp
@@ -188,7 +188,7 @@ class _Probe:
         if type_k is not None:
             params.type_k = params.type_v = type_k
         self.found: dict[str, np.ndarray] = {}
-        self._callback = llama_cpp.ggml_backend_sched_eval_callback(self._take)
+        self._callback = llama_cpp.ggml_backend_sched_eval_callback(partial(_take, self.found))
         params.cb_eval = self._callback
         self.context = LlamaContext(model=llama._model, params=params, verbose=False)
 
@@ -199,17 +199,23 @@ class _Probe:
             batch.set_batch(list(tokens), n_past=position, logits_all=False)
             self.context.decode(batch)
 
-    def _take(self, tensor: int, ask: bool, _: int | None) -> bool:
-        name = libggml.ggml_get_name(tensor).decode()
-        if name.startswith("Qcur-") and not ask:
-            data = np.empty(libggml.ggml_nbytes(tensor) // 4, np.float32)
-            libggml.ggml_backend_tensor_get(tensor, data.ctypes.data, 0, data.nbytes)
-            self.found[name] = data  # the last one of a layer is that after RoPE
-        return not ask or name.startswith("Qcur-")
-
     def close(self) -> None:
         """Free the context."""
         self.context.close()
+
+
+def _take(found: dict[str, np.ndarray], tensor: int, ask: bool, _: int | None) -> bool:
+    """Copy queries when they have been computed: the last ones of a layer are those after RoPE.
+
+    Not a method: ctypes hides the cycle of an object and its own callback from the collector.
+    """
+    name = libggml.ggml_get_name(tensor).decode()
+    is_query = name.startswith("Qcur-") and " " not in name
+    if is_query and not ask:
+        data = np.empty(libggml.ggml_nbytes(tensor) // 4, np.float32)
+        libggml.ggml_backend_tensor_get(tensor, data.ctypes.data, 0, data.nbytes)
+        found[name] = data
+    return not ask or is_query
 
 
 libggml.ggml_get_name.argtypes, libggml.ggml_get_name.restype = [ctypes.c_void_p], ctypes.c_char_p

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -162,6 +163,12 @@ def test_a_view_has_what_transformers_has(pair: Pair, cache: str, limit: float) 
         assert distance(view.queries, expected) < limit
         assert view.positions.tolist() == [list(range(100))]
     llama.close()
+
+
+def test_computing_queries_leaves_nothing_behind(llama: Any) -> None:
+    llama.eval(ids_of(100))
+    shrink(llama, make_scorer("snapkv"), 40)
+    assert not [one for one in gc.get_objects() if type(one).__name__ == "_Probe"]
 
 
 @pytest.mark.parametrize("cache", CACHES)
