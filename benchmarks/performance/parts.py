@@ -140,18 +140,6 @@ PARTS: Sequence[Part] = (
         limit=100,
     ),
     Part(
-        name="store",
-        title="Writing and reading traces",
-        module="benchmarks.store_formats",
-        text=(
-            "Queries, keys and values of one sequence in bfloat16 (traces of nano, joined to "
-            "heads of 128). Writing ends when all is on the disk, reading is from the page "
-            "cache. *checked*: reading notices a damaged byte."
-        ),
-        table=tables.store,
-        quick="--length 200 --sequences 4 --rounds 1",
-    ),
-    Part(
         name="tests",
         title="Tests on a GPU",
         module="pytest",

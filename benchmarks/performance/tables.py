@@ -145,23 +145,6 @@ def decoding(report: Report) -> list[Table]:
     return [Table(headings=headings, rows=lines, names=3)]
 
 
-def store(report: Report) -> list[Table]:
-    """Formats beside each other."""
-    rows: Sequence[Row] = report["results"]
-    headings = ["format", "checked", "MB", "of raw, %"]
-    for what in ("write", "read all", "read a head"):
-        headings += [f"{what}, processor ms", "wall ms"]
-    lines = []
-    for row in rows:
-        cells = [row["format"], "yes" if row["checked"] else "no"]
-        cells += [number(row["bytes"] / 1e6), percent(row["share_of_raw"])]
-        for what in ("write", "sequence", "head"):
-            cells.append(milliseconds(row[f"{what}_processor_seconds"]))
-            cells.append(milliseconds(row[f"{what}_seconds"]))
-        lines.append(cells)
-    return [Table(headings=headings, rows=lines, names=2)]
-
-
 def collecting(report: Report) -> list[Table]:
     """Ways to run the same prompts, as ratios to transformers alone."""
     rows: Sequence[Row] = report["results"]

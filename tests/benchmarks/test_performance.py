@@ -15,7 +15,7 @@ from benchmarks.performance.page import page_text
 from benchmarks.performance.parts import PARTS
 
 FIXED = Path(__file__).parent / "performance"
-MEASURED = ("labels", "decoding", "store")
+MEASURED = ("labels", "decoding")
 
 
 def _reports() -> dict[tuple[str, str], Any]:
@@ -99,15 +99,15 @@ def test_a_part_that_fails_keeps_its_former_file_and_the_others_go_on(
     def broken(module: str, words: Sequence[str], _: None) -> tuple[list[str], str]:
         if module == "benchmarks.future_attention":
             return ['{"length": 64}\n', "a warning\n"], "out of memory"
-        content = _reports()["store", "cpu"] | {"failed": failed}
+        content = _reports()["decoding", "cuda"] | {"failed": failed}
         Path(words[words.index("--out") + 1]).write_text(json.dumps(content))
         return [], ""
 
-    failed = {"safetensors": "no such file"}
+    failed = {"dense": "no such file"}
     monkeypatch.setattr(running, "run", broken)
     flags = ["--results", str(results), "--out", str(tmp_path / "page.md")]
-    assert main([*flags, "--only", "labels,store"]) == 1
-    assert "not all measured: labels, store" in capsys.readouterr().err
+    assert main([*flags, "--only", "labels,decoding"]) == 1
+    assert "not all measured: labels, decoding" in capsys.readouterr().err
     assert json.loads((results / "labels-cpu.json").read_text()) == former
     told = json.loads((results / "run-cpu.json").read_text())
     assert told["machine"].keys() >= {"gpu", "driver", "commit"}
