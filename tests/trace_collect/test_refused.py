@@ -40,6 +40,15 @@ def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--train=0", "--validation=0"], "nothing to collect"),
         (["--device=cuda:99"], "--device cuda:99"),
         (["--quantization=4bit"], "--quantization 4bit needs"),
+        (["--labels=kvzip,snap"], "--labels: no label 'snap'; use kvzip, kvzip_plus"),
+        *(
+            ([flag], "is about rows of files, and --data ruler names none")
+            for flag in ("--where=a=b", "--tree_paths=all", "--answer_prefix=A", "--columns=a=b")
+        ),
+        (["--train=-1"], "--train must be at least 0"),
+        (["--length=0"], "--length must be at least 1"),
+        (["--max_new_tokens=0"], "--max_new_tokens must be at least 1"),
+        (["--tasks= ,"], "--tasks is empty"),
     ],
 )
 def test_what_cannot_work_is_one_line_before_the_weights_are_loaded(
@@ -76,16 +85,6 @@ def test_models_that_cannot_be_collected_from(
     (windowed / "config.json").write_text(json.dumps(config))
     assert run("--model", str(windowed)) == 2
     assert "64 tokens" in refused(capsys)
-
-
-def test_another_collection_is_refused_before_the_weights_are_loaded(
-    run: Collect, tmp_path: Path, capsys: pytest.CaptureFixture[str], request: Any, refused: Any
-) -> None:
-    assert run("--train=1", "--validation=0") == 0
-    assert "next: kvp-train --traces" in capsys.readouterr().out
-    request.getfixturevalue("no_weights")
-    assert run("--train=2", "--validation=0") == 2
-    assert "train: 1 there, 2 here" in refused(capsys)
 
 
 def test_a_full_disk_is_refused_before_the_weights_are_loaded(

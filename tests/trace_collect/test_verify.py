@@ -6,16 +6,56 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
-from kvp.store import TraceReader, TraceWriter
+from kvp.geometry import Geometry
+from kvp.programs import main as kvp
+from kvp.store import SequenceRecord, StorePlan, Trace, TraceReader, TraceWriter
 
-MakeStore = Callable[..., Path]
 Program = Callable[..., tuple[int, str, str]]
+SPLITS = ("train", "train", "validation", "train", "test", "validation")
+GEOMETRY = Geometry(layers=2, query_heads=4, kv_heads=2, head_dim=4)
+
+
+def begun(folder: Path, sequences: int) -> Path:
+    """A store of six random sequences, of which the first ones are there."""
+    plan = StorePlan(
+        geometry=GEOMETRY, dtype="float32", max_tokens=24, sequences=6, labels=("kvzip",)
+    )
+    with TraceWriter.create_or_resume(folder, plan, {"identity": {}}) as writer:
+        for index, split in enumerate(SPLITS[:sequences]):
+            record = SequenceRecord(
+                index=index, id=str(index), task="a", split=split, length=24, context_length=16,
+                prompt_length=20, token_ids=tuple(range(24)),
+            )  # fmt: skip
+            keys, values, *queries = torch.randn(4, 2, 2, 24, 4).unbind()
+            labels = {"kvzip": torch.rand(2, 2, 20)}
+            writer.write(
+                Trace(
+                    record=record, queries=torch.stack(queries, dim=2), keys=keys, values=values,
+                    labels=labels,
+                )
+            )  # fmt: skip
+    return folder
 
 
 @pytest.fixture
-def store(make_store: MakeStore) -> Path:
-    return make_store("traces", labels=("kvzip",))
+def store(tmp_path: Path) -> Path:
+    return begun(tmp_path / "traces", 6)
+
+
+@pytest.fixture
+def verify(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Run the program: exit code, standard output, its own lines of standard error."""
+
+    def call(*arguments: object) -> tuple[int, str, str]:
+        capsys.readouterr()
+        code = kvp(["verify", *map(str, arguments)])
+        captured = capsys.readouterr()
+        errors = [line for line in captured.err.splitlines() if line.startswith("kvp verify")]
+        return code, captured.out, "\n".join(errors)
+
+    return call
 
 
 def flip(path: Path, position: int) -> None:
@@ -41,8 +81,8 @@ def test_every_damaged_sequence_has_a_line(store: Path, verify: Program) -> None
     assert f"delete NNNNNN.json of the damaged ones in {store}/sequences, then repeat" in error
 
 
-def test_a_missing_sequence_can_be_allowed(make_store: MakeStore, verify: Program) -> None:
-    store = make_store("traces", write=4)
+def test_a_missing_sequence_can_be_allowed(tmp_path: Path, verify: Program) -> None:
+    store = begun(tmp_path / "traces", 4)
     code, output, error = verify(store)
     assert code == 2
     assert output.splitlines() == ["missing: 4-5"]

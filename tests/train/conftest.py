@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from kvp.geometry import Geometry
 from kvp.store import SequenceRecord, StorePlan, Trace, TraceWriter
@@ -119,3 +121,25 @@ def make_store(tmp_path_factory: pytest.TempPathFactory) -> MakeStore:
 def store(make_store: MakeStore) -> Path:
     """The store most tests share."""
     return make_store()
+
+
+@pytest.fixture(scope="session")
+def weights() -> Callable[[Path], dict[str, dict[str, torch.Tensor]]]:
+    """Weights of a policy by file and name."""
+    return lambda policy: {
+        path.name: load_file(path) for path in sorted(policy.glob("*.safetensors"))
+    }
+
+
+@pytest.fixture(scope="session")
+def assert_same(weights: Callable[..., Any]) -> Callable[[Path, Path], None]:
+    """Compare the weights of two policies bit for bit."""
+
+    def compare(first: Path, second: Path) -> None:
+        ours, theirs = weights(first), weights(second)
+        assert ours
+        assert ours.keys() == theirs.keys()
+        for name, state in ours.items():
+            assert all(torch.equal(tensor, theirs[name][key]) for key, tensor in state.items())
+
+    return compare

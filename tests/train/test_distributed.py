@@ -118,12 +118,6 @@ def test_each_process_runs_the_model(model_folder: Path, tmp_path: Path) -> None
     assert_close(tmp_path / "one", tmp_path / "two")
 
 
-def test_a_dry_run_measures_the_steps_that_processes_share(store: Path, tmp_path: Path) -> None:
-    code, errors = run_program(flags(store, tmp_path / "policy", devices=2, dry_run="true"))
-    assert code == 0, errors
-    assert not (tmp_path / "policy").exists()
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

@@ -66,16 +66,6 @@ def test_a_policy_of_other_rankers_is_refused(
     assert not (tmp_path / "p").exists()
 
 
-def test_more_steps_of_a_finished_run_name_init_from(
-    store: Path, policy: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert train(store, policy, steps=8) == 2
-    error = capsys.readouterr().err
-    assert "steps: 4 there, 8 here" in error
-    assert f"--init_from {policy}" in error
-    assert error.count("\n") == 1
-
-
 def test_a_loss_that_is_not_finite_ends_the_run(
     store: Path,
     tmp_path: Path,

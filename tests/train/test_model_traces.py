@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 from rich.filesize import decimal
-from safetensors.torch import load_file
 
 from kvp.data.synthetic.text import prose
 from kvp.errors import KvpError
@@ -68,17 +67,6 @@ def collected(out: Path, base: dict[str, Any], **settings: Any) -> list[str]:
     return flags(out=out, **counts, **rest)
 
 
-def weights(policy: Path) -> dict[str, dict[str, torch.Tensor]]:
-    return {path.name: load_file(path) for path in sorted(policy.glob("*.safetensors"))}
-
-
-def assert_same(first: Path, second: Path) -> None:
-    ours, theirs = weights(first), weights(second)
-    assert len(ours) == 4
-    for name, state in ours.items():
-        assert all(torch.equal(tensor, theirs[name][key]) for key, tensor in state.items()), name
-
-
 class Watch:
     """What ran through the model; the power goes out after `stop_after` sequences."""
 
@@ -124,8 +112,9 @@ def test_a_policy_without_a_store(
 
 
 def test_a_run_that_stopped_continues_to_the_same_weights(
-    base: dict[str, Any], tmp_path: Path, watch: Watch, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    base: dict[str, Any], tmp_path: Path, watch: Watch, monkeypatch: pytest.MonkeyPatch,
+    assert_same: Any,
+) -> None:  # fmt: skip
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     assert main(flags(out=whole, **ONLINE, **TRAIN, **base)) == 0
 
@@ -145,7 +134,7 @@ def test_a_run_that_stopped_continues_to_the_same_weights(
 
 @pytest.mark.parametrize("label", ["max_future_attention", "kvzip"])
 def test_a_store_gives_the_same_policy(
-    base: dict[str, Any], tmp_path: Path, watch: Watch, label: str
+    base: dict[str, Any], tmp_path: Path, watch: Watch, label: str, assert_same: Any
 ) -> None:
     """The same sequences, collected first, give the same policy bit for bit."""
     labels = {} if label == "max_future_attention" else {"labels": label}
@@ -163,7 +152,7 @@ def test_a_store_gives_the_same_policy(
 
 
 def test_attention_kept_and_queries_kept_give_the_same(
-    base: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    base: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str], assert_same: Any
 ) -> None:
     """Sixteen channels of queries are as much as sixteen points: more points, and queries stay."""
     few = {**TRAIN, "steps": 4}
@@ -178,7 +167,7 @@ def test_attention_kept_and_queries_kept_give_the_same(
     assert_same(tmp_path / "queries", tmp_path / "offline")
 
 
-def test_some_heads(base: dict[str, Any], tmp_path: Path) -> None:
+def test_some_heads(base: dict[str, Any], tmp_path: Path, weights: Any) -> None:
     short = {**TRAIN, "steps": 4}
     assert main(flags(out=tmp_path / "whole", **ONLINE, **short, **base)) == 0
     assert main(flags(out=tmp_path / "part", heads="1:3", **ONLINE, **short, **base)) == 0
@@ -194,7 +183,7 @@ def test_prompts_too_short_to_compress_are_skipped(
     model_folder: Path,
     texts: Path,
     tmp_path: Path,
-    watch: Watch,
+    assert_same: Any,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     data = tmp_path / "some.jsonl"
@@ -220,6 +209,7 @@ def test_prompts_too_short_to_compress_are_skipped(
     [
         ({"source": "traces"}, "--model needs --source model"),
         ({"traces": "x"}, "--traces cannot be used with --source model"),
+        (None, "--traces is missing: name a trace store, or use --source model"),
         ({"validation_sequences": 0}, "--validation_sequences must be at least 1, got 0"),
         ({"allow_incomplete": "true"}, "--allow_incomplete needs --source traces"),
         ({"min_prefix": 600}, "longer than --min_prefix 600; lower it or raise --length 110"),
@@ -238,21 +228,15 @@ def test_what_cannot_work_is_one_line_and_exit_code_2(
     base: dict[str, Any],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
-    changes: dict[str, Any],
+    changes: dict[str, Any] | None,
     message: str,
 ) -> None:
-    assert main(flags(**{"out": tmp_path / "out", **ONLINE, **TRAIN, **base, **changes})) == 2
+    given = {} if changes is None else {**ONLINE, **TRAIN, **base, **changes}
+    assert main(flags(out=tmp_path / "out", **given)) == 2
     lines = [x for x in capsys.readouterr().err.splitlines() if x.startswith("kvp-train:")]
     assert len(lines) == 1
     assert message in lines[0]
     assert not (tmp_path / "out").exists()
-
-
-def test_a_store_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(flags(out=tmp_path / "out")) == 2
-    assert "--traces is missing: name a trace store, or use --source model" in (
-        capsys.readouterr().err
-    )
 
 
 GEOMETRY = Geometry(layers=2, query_heads=4, kv_heads=2, head_dim=8)

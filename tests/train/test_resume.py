@@ -9,19 +9,19 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import pytest
-import torch
-from safetensors.torch import load_file
 
 from kvp.artifacts.claim import OutputFolder
 from kvp.programs import train as main
 from train.ranker_training import RankerTraining
 from train.run_folder import RUN
 
+Compare = Callable[[Path, Path], None]
 TINY = {
     "contexts": 2, "hidden": 16, "permutations": 4, "min_prefix": 40, "lr": 0.01, "validate_every":
     10, "checkpoint_every": 7, "objective": "rloo",
@@ -33,17 +33,6 @@ def flags(store: Path, out: Path, **settings: Any) -> list[str]:
     return [part for name, value in chosen.items() for part in (f"--{name}", str(value))]
 
 
-def assert_same(first: Path, second: Path) -> None:
-    ours, theirs = (
-        {path.name: load_file(path) for path in sorted(policy.glob("*.safetensors"))}
-        for policy in (first, second)
-    )
-    assert ours
-    assert ours.keys() == theirs.keys()
-    for name, state in ours.items():
-        assert all(torch.equal(tensor, theirs[name][key]) for key, tensor in state.items()), name
-
-
 def start(arguments: list[str]) -> subprocess.Popen[bytes]:
     code = "import sys; from kvp.programs import train as main; sys.exit(main())"
     return subprocess.Popen(
@@ -53,7 +42,9 @@ def start(arguments: list[str]) -> subprocess.Popen[bytes]:
     )
 
 
-def test_a_killed_run_continues_to_the_same_weights(store: Path, tmp_path: Path) -> None:
+def test_a_killed_run_continues_to_the_same_weights(
+    store: Path, tmp_path: Path, assert_same: Compare
+) -> None:
     common = {"steps": 60, "checkpoint_every": 5, "validate_every": 20}
     out = tmp_path / "killed"
     arguments = flags(store, out, **common)
@@ -85,7 +76,11 @@ class Killed(BaseException):
     ids=lambda kind: "-".join(map(str, kind.values())),
 )
 def test_whatever_is_learned_survives_kills_at_any_step(
-    kind: dict[str, Any], store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: dict[str, Any],
+    store: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    assert_same: Compare,
 ) -> None:
     out, deadly = tmp_path / "killed", [2, 9]  # a checkpoint follows step 6
     whole_step = RankerTraining.training_step
@@ -178,12 +173,3 @@ def test_a_run_that_has_saved_nothing_gives_its_directory_to_another(
     unfinished(store, out)  # but what has a checkpoint keeps its folder
     assert main(flags(store, out, steps=9)) == 2
     assert "steps: 8 there, 9 here" in capsys.readouterr().err
-
-
-def test_a_finished_run_is_not_calibrated_otherwise(
-    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "policy"
-    assert main(flags(store, out, steps=2)) == 0
-    assert main(flags(store, out, steps=2, calibration="none")) == 2
-    assert "calibration: reply_contribution there, none here" in capsys.readouterr().err

@@ -21,6 +21,7 @@ from train.job import Sources
 from train.run import run
 
 MakeStore = Callable[..., Path]
+Weights = Callable[[Path], dict[str, dict[str, Tensor]]]
 
 TINY = {
     "inputs": "key,value,position,distance",
@@ -37,18 +38,6 @@ TINY = {
 def flags(store: Path, out: Path, **settings: str | int) -> list[str]:
     chosen = {"traces": store, "out": out, **TINY, **settings}
     return [part for name, value in chosen.items() for part in (f"--{name}", str(value))]
-
-
-def weights(policy: Path) -> dict[str, dict[str, torch.Tensor]]:
-    return {path.name: load_file(path) for path in sorted(policy.glob("*.safetensors"))}
-
-
-def assert_same(first: Path, second: Path) -> None:
-    ours, theirs = weights(first), weights(second)
-    assert len(ours) == 4
-    assert ours.keys() == theirs.keys()
-    for name, state in ours.items():
-        assert all(torch.equal(tensor, theirs[name][key]) for key, tensor in state.items()), name
 
 
 @pytest.fixture(scope="module")
@@ -198,10 +187,15 @@ def test_a_finished_run_is_left_alone(
     assert "already holds the finished policy" in capsys.readouterr().out
     assert (trained / "policy.json").read_bytes() == before
     assert main(flags(store, trained, **better | {"lr": "0.004"})) == 2
-    assert "lr: 0.005 there, 0.004 here" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "lr: 0.005 there, 0.004 here" in error
+    assert f"--init_from {trained}" in error
+    assert error.count("\n") == 1
 
 
-def test_one_seed_gives_one_policy_and_another_seed_another(store: Path, tmp_path: Path) -> None:
+def test_one_seed_gives_one_policy_and_another_seed_another(
+    store: Path, tmp_path: Path, assert_same: Callable[[Path, Path], None], weights: Weights
+) -> None:
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
         assert main(flags(store, tmp_path / name, steps=12, seed=seed)) == 0
     assert_same(tmp_path / "a", tmp_path / "b")
@@ -212,7 +206,7 @@ def test_one_seed_gives_one_policy_and_another_seed_another(store: Path, tmp_pat
 
 
 def test_heads_do_not_influence_each_other(
-    store: Path, make_store: MakeStore, tmp_path: Path
+    store: Path, make_store: MakeStore, tmp_path: Path, weights: Weights
 ) -> None:
     others = make_store(noise=1)  # head 0 of layer 0 sees the same traces, all others do not
     assert main(flags(store, tmp_path / "a", steps=15)) == 0
@@ -225,7 +219,9 @@ def test_heads_do_not_influence_each_other(
     assert list(same.values()) == [True, False, False, False]
 
 
-def test_recomputing_activations_changes_nothing(store: Path, tmp_path: Path) -> None:
+def test_recomputing_activations_changes_nothing(
+    store: Path, tmp_path: Path, assert_same: Callable[[Path, Path], None]
+) -> None:
     assert main(flags(store, tmp_path / "a", steps=6)) == 0
     # 4 heads of 2 contexts of about 50 tokens and 1 kB each need 0.4 MB: groups of 2
     assert main(flags(store, tmp_path / "b", steps=6, activation_gb="2.4e-4")) == 0
