@@ -426,9 +426,7 @@ class TuneConfig(
 
     def check_names(self) -> None:
         """Raise UsageError on an unknown task, method or allocator."""
-        super().check_names()
-        check_methods(self.evaluation.method_list, "methods")
-        check_allocators(self.evaluation.allocator_list)
+        self.evaluation.check_names()
 
     @property
     def evaluation(self) -> EvalConfig:

@@ -12,6 +12,7 @@ from policies.registry import (
     PLAIN,
     BaseAllocator,
     Heuristic,
+    Options,
     attention_free,
     needs_in_words,
     option_names,
@@ -55,16 +56,8 @@ def scorer_lines(methods: Mapping[str, type[Heuristic]]) -> Iterator[str]:
 
 def _scorers(entries: Iterable[type[Heuristic]]) -> Iterator[str]:
     for entry in entries:
-        yield from _entry(
-            entry.method,
-            f"{entry.line}{' (attention-free)' if attention_free(entry.method) else ''}",
-            [
-                ("reads", needs_in_words(entry().needs)),
-                ("costs", entry.cost),
-                ("presets", ", ".join(entry.presets)),
-                ("options", ", ".join(option_names(entry))),
-            ],
-        )
+        free = " (attention-free)" if attention_free(entry.method) else ""
+        yield from _component(entry, free, ("reads", needs_in_words(entry().needs)))
 
 
 def allocator_lines(allocators: Mapping[str, type[BaseAllocator]]) -> Iterator[str]:
@@ -72,16 +65,13 @@ def allocator_lines(allocators: Mapping[str, type[BaseAllocator]]) -> Iterator[s
     yield "Allocators: how many tokens each head keeps (--allocators, or after the plus sign)"
     for entry in allocators.values():
         sizes = "; no budget, the scorer decides the size" if entry.sized_by_scorer else ""
-        yield from _entry(
-            entry.method,
-            f"{entry.line}{sizes}",
-            [
-                ("needs", entry.reads),
-                ("costs", entry.cost),
-                ("presets", ", ".join(entry.presets)),
-                ("options", ", ".join(option_names(entry))),
-            ],
-        )
+        yield from _component(entry, sizes, ("needs", entry.reads))
+
+
+def _component(entry: type[Options], note: str, inputs: tuple[str, str]) -> Iterator[str]:
+    presets, options = ", ".join(entry.presets), ", ".join(option_names(entry))
+    facts = [inputs, ("costs", entry.cost), ("presets", presets), ("options", options)]
+    yield from _entry(entry.method, f"{entry.line}{note}", facts)
 
 
 def _entry(name: str, line: str, facts: Sequence[tuple[str, str]]) -> Iterator[str]:

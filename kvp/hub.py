@@ -96,8 +96,6 @@ def _reason(name: HubName, problem: BaseException) -> str:
     statuses = {
         cause.response.status_code for cause in causes if isinstance(cause, errors.HfHubHTTPError)
     }
-    if isinstance(problem, errors.HFValidationError):
-        return "neither a folder here nor a name that a repository of the hub can have"
     if isinstance(problem, errors.GatedRepoError) or 403 in statuses:
         return (
             f"the repository {name.repository} is restricted: ask for access on its page, then log "
@@ -105,7 +103,8 @@ def _reason(name: HubName, problem: BaseException) -> str:
         )
     if isinstance(problem, errors.RevisionNotFoundError):
         return f"the repository {name.repository} has no revision {name.revision}"
-    if isinstance(problem, errors.RepositoryNotFoundError) or statuses & {401, 404}:
+    unknown = (errors.HFValidationError, errors.RepositoryNotFoundError)
+    if isinstance(problem, unknown) or statuses & {401, 404}:
         return (
             "neither a folder here nor a repository of the hub that you may read (for a private "
             "one log in with `hf auth login` or set HF_TOKEN)"

@@ -172,20 +172,15 @@ def load_policy(name: str | Path | PolicySource, *, device: str = "cpu") -> Lear
     )
 
 
-def convert_policy(name: str | Path, out: str | Path, weights: str = "bfloat16") -> None:
-    """Write the policy `name` (as of `load_policy`) to a directory, in float32 or bfloat16.
+def convert_policy(name: str | Path, out: str | Path) -> None:
+    """Write the policy `name` (as of `load_policy`) to a directory, with bfloat16 weights.
 
-    bfloat16 halves the files, and the products of scoring are computed in it. Calibration, metrics
-    and what else is recorded are copied: they are those of the weights before.
-
-    Raises:
-        ValueError: `weights` is neither.
-        PolicyError: as `load_policy`, or `out` holds a policy or is a file.
+    That halves the files, and the products of scoring are computed in it. Calibration, metrics and
+    what else is recorded are copied: they are those of the weights before. Raises PolicyError as
+    `load_policy`, or where `out` holds a policy or is a file.
     """
-    if weights not in WEIGHTS:
-        raise ValueError(f"weights of a policy are {' or '.join(WEIGHTS)}, not {weights!r}")
     shard = load_shard(name)
-    rankers = shard.rankers.with_dtype(WEIGHTS[weights])
+    rankers = shard.rankers.with_dtype(torch.bfloat16)
     save_policy(out, rankers, shard.meta, calibration=shard.calibration)
 
 
@@ -252,11 +247,12 @@ def _read_head(
     if sha256_file(path) != record["sha256"]:
         raise PolicyError(f"{path} is damaged: its checksum differs from {INDEX}")
     state = read_safetensors(path, PolicyError)
-    types = {name: torch.float32 if name in STATISTICS else dtype for name in state}
-    if types != {name: tensor.dtype for name, tensor in state.items()}:
-        raise PolicyError(f"{path} holds weights that are not {str(dtype).removeprefix('torch.')}")
-    if {name: tuple(tensor.shape) for name, tensor in state.items()} != head_shapes(spec):
-        raise PolicyError(f"{path} holds a ranker of another architecture or geometry")
+    expected = {
+        name: (shape, torch.float32 if name in STATISTICS else dtype)
+        for name, shape in head_shapes(spec).items()
+    }
+    if {name: (tuple(one.shape), one.dtype) for name, one in state.items()} != expected:
+        raise PolicyError(f"{path} holds a ranker of another architecture, geometry or dtype")
     return state
 
 
