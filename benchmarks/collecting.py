@@ -32,12 +32,11 @@ from transformers import (
 
 from benchmarks.measuring import noted, write_report
 from benchmarks.models import model_of
-from kvp.data.sources import CollectionPlan
-from kvp.data.task import Sample, Source
+from kvp.data.task import Sample
 from kvp.hf import geometry_of, load_model
+from kvp.hf.trace import Recorded, collect_all
 from kvp.store import StorePlan, TraceWriter
 from trace_collect.config import CollectConfig
-from trace_collect.run import Collection, write_all
 
 CLOCKS: dict[str, Callable[[], float]] = {
     "wall": time.perf_counter,
@@ -166,13 +165,14 @@ def _collected(
     samples: Sequence[Sample],
     batch_size: int,
 ) -> None:
-    jobs = CollectionPlan((Source.of(samples),), ())
     config = CollectConfig(
-        out="", length=args.longest, max_new_tokens=args.max_new_tokens, train=len(jobs),
-        validation=0, batch_size=batch_size,
+        out="", length=args.longest, max_new_tokens=args.max_new_tokens, train=len(samples),
+        validation=0,
     )  # fmt: skip
+    recorded = Recorded(continuation="model", max_new_tokens=args.max_new_tokens)
+    made = collect_all(model, tokenizer, enumerate(samples), recorded, rows=batch_size)
     with tempfile.TemporaryDirectory() as folder, _new_store(Path(folder), model, config) as writer:
-        write_all(Collection(config, model, tokenizer, jobs), writer, range(len(jobs)))
+        writer.write_all(made, lambda _: None)
 
 
 def _new_store(folder: Path, model: PreTrainedModel, config: CollectConfig) -> TraceWriter:

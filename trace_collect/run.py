@@ -7,10 +7,7 @@ from __future__ import annotations
 
 import shlex
 import shutil
-import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 from rich.filesize import decimal
@@ -18,10 +15,10 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from kvp.artifacts.addresses import ObjectPath, Place, files_below, place
 from kvp.artifacts.claim import check_folder
-from kvp.costs import COMPRESSED, seconds_of, told
+from kvp.costs import COMPRESSED
 from kvp.data.sources import CollectionPlan, data_identity, plan_collection
 from kvp.data.task import TaskSettings
-from kvp.errors import ModelError, StoreError, UsageError
+from kvp.errors import ModelError, StoreError
 from kvp.hf import geometry_of, load_config
 from kvp.hf.loading import check_quantization, device_of_rank, model_of, tokenizer_of, torch_device
 from kvp.hf.model_access import (
@@ -64,7 +61,7 @@ def run(config: CollectConfig) -> None:
         with Progress("collecting", total, completed=total - missing) as progress:
             do_with_ray(run, config, config.device, lambda: progress.update(len(committed(out))))
     else:
-        _collect(_loaded(config, jobs))
+        _collect(config, jobs)
     if (there := len(committed(out))) < len(jobs):
         print(f"{out}: {there} of {len(jobs)} sequences; the others are for other ranks")
         return
@@ -170,75 +167,30 @@ def check_disk(path: Place, needed: int) -> None:
 
 
 def _dry_run(config: CollectConfig, model_config: PreTrainedConfig) -> None:
-    """Print bytes, and where model and device are there the seconds of a few sequences.
+    """Print bytes: of the prompts that are there, or without a tokenizer of those requested.
 
     Raises as the collection itself would where it can be known.
     """
-    jobs, count, absent = None, config.sequences, ""
+    count = config.sequences
     try:
         tokenizer = tokenizer_of(config)
     except ModelError as error:
-        absent = str(error)
+        print(f"note: no prompts were made: {error}")
     else:
         jobs = planned(config, tokenizer)
         check_out(config, jobs, tokenizer)
         count = len(jobs)
     announce(config, model_config, count)
-    if jobs is not None:
-        try:
-            check_quantization(config.quantization, torch_device(config.device))
-            with tempfile.TemporaryDirectory() as folder:
-                there = replace(config, out=folder)
-                print(_measured(_loaded(there, jobs)))
-        except (ModelError, UsageError) as error:
-            absent = str(error)
-    if absent:
-        print(f"no times, which are measured on the model itself: {absent}")
     print("dry run: nothing was written")
 
 
-def _measured(parts: Collection) -> str:
-    """Collect a batch of sequences after one to warm up, and say what all of them take."""
-    total = len(parts.jobs)
-    few = min(parts.batch_size + 1, total)
-    numbers = tuple(number * total // few for number in range(few))
-    with _open(parts) as writer:
-        if few > 1:
-            write_all(parts, writer, numbers[:1])
-            numbers = numbers[1:]
-        seconds = seconds_of(lambda: write_all(parts, writer, numbers), parts.model.device)
-    each = seconds / len(numbers)
-    return f"{total} sequences of {each:.3g} s: {told(total * each, parts.model.device)}"
-
-
-@dataclass(frozen=True)
-class Collection:
-    """What every sequence is collected with."""
-
-    config: CollectConfig
-    model: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase
-    jobs: CollectionPlan
-
-    @property
-    def batch_size(self) -> int:
-        """Prompts whose answers are decoded together."""
-        config = self.config
-        return config.batch_size or default_batch_size(
-            self.model.config, dtype=config.dtype, max_tokens=config.max_tokens
-        )
-
-
-def _loaded(config: CollectConfig, jobs: CollectionPlan) -> Collection:
-    """The prompts with the model."""
-    phase(f"loading {config.model}")
-    model, tokenizer = model_of(config, device_of_rank(config.device, config.worker))
-    return Collection(config, model, tokenizer, jobs)
-
-
-def _open(parts: Collection) -> TraceWriter:
+def _open(
+    config: CollectConfig,
+    jobs: CollectionPlan,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+) -> TraceWriter:
     """Begin or continue the store."""
-    config, model, jobs = parts.config, parts.model, parts.jobs
     plan = StorePlan(
         geometry=geometry_of(model.config),
         dtype=config.dtype,
@@ -251,42 +203,39 @@ def _open(parts: Collection) -> TraceWriter:
         seed=config.seed,
         model={"id": recorded_name(config.model), "revision": config.revision},
         rope_frequencies=known_frequencies(model, config.max_tokens),
-        identity=identity_of(config, jobs, parts.tokenizer, weights_digest(model)),
+        identity=identity_of(config, jobs, tokenizer, weights_digest(model)),
     )
     return TraceWriter.create_or_resume(
         config.out, plan, manifest, known_output_gram(model), shared=config.worker.shared
     )
 
 
-def _collect(parts: Collection) -> None:
-    """Collect in this process, alone or as one of several."""
-    total = len(parts.jobs)
-    with _open(parts) as writer:
+def _collect(config: CollectConfig, jobs: CollectionPlan) -> None:
+    """Collect in this process, alone or as one of several; sequences are written meanwhile."""
+    phase(f"loading {config.model}")
+    model, tokenizer = model_of(config, device_of_rank(config.device, config.worker))
+    recorded = Recorded(
+        continuation=config.answers,
+        max_new_tokens=config.max_new_tokens,
+        labels=config.label_list,
+    )
+    rows = config.batch_size or default_batch_size(
+        model.config, dtype=config.dtype, max_tokens=config.max_tokens
+    )
+    with _open(config, jobs, model, tokenizer) as writer:
         missing = writer.missing()
-        if len(missing) < total:
-            print(f"{writer.path}: {total - len(missing)} of {total} sequences are there")
-        write_all(parts, writer, parts.config.worker.share(missing))
+        if len(missing) < len(jobs):
+            print(f"{writer.path}: {len(jobs) - len(missing)} of {len(jobs)} sequences are there")
+        if not (indices := config.worker.share(missing)):
+            return
+        with Progress("collecting", len(indices)) as progress:
+            started, tokens = time.monotonic(), 0
 
+            def given(trace: Trace) -> None:
+                nonlocal tokens
+                tokens += trace.record.length
+                rate = tokens / (time.monotonic() - started)
+                progress.advance(note=f"{rate:.0f} tokens/s")
 
-def write_all(parts: Collection, writer: TraceWriter, indices: Sequence[int]) -> None:
-    """Write sequences while the model goes on."""
-    if not indices:
-        return
-    with Progress("collecting", len(indices)) as progress:
-        started, tokens = time.monotonic(), 0
-
-        def given(trace: Trace) -> None:
-            nonlocal tokens
-            tokens += trace.record.length
-            rate = tokens / (time.monotonic() - started)
-            progress.advance(note=f"{rate:.0f} tokens/s")
-
-        config = parts.config
-        recorded = Recorded(
-            continuation=config.answers,
-            max_new_tokens=config.max_new_tokens,
-            labels=config.label_list,
-        )
-        samples = ((index, parts.jobs[index]) for index in indices)
-        made = collect_all(parts.model, parts.tokenizer, samples, recorded, rows=parts.batch_size)
-        writer.write_all(made, given)
+            samples = ((index, jobs[index]) for index in indices)
+            writer.write_all(collect_all(model, tokenizer, samples, recorded, rows=rows), given)

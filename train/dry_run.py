@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from rich.filesize import decimal
 
 from kvp.costs import seconds_of, told
@@ -11,7 +9,6 @@ from kvp.hf import geometry_of, load_config
 from kvp.hf.trace import check_reach
 from kvp.progress import phase
 from train.config import TrainConfig
-from train.distributed import ALONE
 from train.fit import fit
 from train.job import Job
 from train.model_traces import SEQUENCES, kept_in_ram, memory_gb_for
@@ -40,13 +37,7 @@ def print_memory(config: TrainConfig) -> None:
 
 
 def print_time(job: Job) -> None:
-    """Take a few steps of a training on a store and print what all of them take.
-
-    Of processes that train together the first one does, alone.
-    """
-    if not job.workers.first:
-        return
-    devices, job = job.workers.count, replace(job, workers=ALONE)
+    """Take a few steps of a training on a store and print what all of them take."""
     print_start(job, job.initial_rankers())
     phase("measuring a few steps")
 
@@ -60,9 +51,7 @@ def print_time(job: Job) -> None:
     each = (steps(measured) - first) / (measured - 1) if measured > 1 else first
     print(
         f"{job.recipe.steps:,} steps of {each:.3g} s: about "
-        f"{told(job.recipe.steps * each, job.device)}; less where --memory_gb holds contexts that "
-        "were made before, and validation and calibration on top"
+        f"{told(job.recipe.steps * each, job.device)} by one process; less where --memory_gb holds "
+        "contexts that were made before, and validation and calibration on top\n"
+        "dry run: nothing was written"
     )
-    if devices > 1:
-        print(f"note: by one process; --devices {devices} share the contexts of a step")
-    print("dry run: nothing was written")

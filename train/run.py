@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from kvp.manifest import run_manifest
@@ -36,7 +36,9 @@ def run(config: TrainConfig, sources: Sources | None = None) -> None:
         from train.head_shards import own_heads  # brings transformers, which stores do not need
 
         train(own_heads(config), ALONE, sources)
-    elif config.devices > 1 and not config.dry_run and not launched():
+    elif config.dry_run:
+        train(replace(config, devices=1), ALONE, sources)
+    elif config.devices > 1 and not launched():
         launch(config.devices, run, config)
     else:
         train(config, this_worker(config.devices), sources)
@@ -47,8 +49,7 @@ def train(config: TrainConfig, workers: Workers, sources: Sources | None = None)
     if config.dry_run and config.source == "model":
         from train.dry_run import print_memory  # brings transformers
 
-        if workers.first:
-            print_memory(config)
+        print_memory(config)
         return
     job = prepare(config, workers, sources)
     if config.dry_run:
