@@ -46,7 +46,7 @@ def test_a_path_that_exists_wins(cached: str, policy_folder: Path, tmp_path: Pat
         ("org/other", "policy org/other: no folder here, and not or not wholly in the cache of the"
          " hub, which is not asked while HF_HUB_OFFLINE is set"),
         ("org/gates@v2", "policy org/gates@v2: no folder here, and not or not wholly in the cache"),
-        ("org/a--b", "policy org/a--b: neither a folder here nor a name"),
+        ("org/a--b", "policy org/a--b: neither a folder here nor a repository"),
         ("runs/a/policies", "there is no folder 'runs/a/policies': a policy is"),
         ("policies", "there is no folder 'policies': a policy is"),
     ],
