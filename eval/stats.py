@@ -141,6 +141,11 @@ def paired_difference(
     shared = _minus(_over_policies(ours), _over_policies(theirs))
     if not shared:
         raise ValueError("the two methods share no prompt")
+    if _mean(shared, weights) < 0:  # the same draws for both orders, so that pages agree
+        other = paired_difference(
+            theirs, ours, bounds=bounds, weights=weights, resamples=resamples, seed=seed
+        )
+        return replace(other, mean=-other.mean, low=-other.high, high=-other.low)
     generator = np.random.default_rng(seed)
     draws = _prompt_draws(_by_task(shared, weights), bounds, resamples, generator)
     sides: list[Scores] = [ours, theirs]

@@ -429,7 +429,8 @@ def run(config: ReportConfig) -> None:
             _write(png / f"{picture.name}.png", picture.image("png"))
     _write(out, page)
     written = f"{out} ({len(page) / 1e6:.1f} MB){f', figures in {png}' if png else ''}"
-    print(*filter(None, map(unfinished, results)), written, sep="\n")
+    said = [each for run in runs for one in run.comparisons for each in sentences(one)]
+    print(*dict.fromkeys(filter(None, (*map(unfinished, results), *said))), written, sep="\n")
 
 
 def _refuse_others(out: Path) -> None:

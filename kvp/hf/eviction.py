@@ -152,6 +152,8 @@ def _prepared(
         raise UsageError(f"{scorer!r} is no scorer: pass make_scorer(...) or load_policy(...)")
     if splits is not None and not hasattr(splits, "allocate"):
         raise UsageError(f"{allocator!r} is no allocator: pass make_allocator(...)")
+    if not isinstance(protection, Protection | None):
+        raise UsageError(f"protection={protection!r} is no Protection(sinks=..., recents=...)")
     if ranks.needs.future:
         raise UsageError(f"method {ranks.name} needs the future: it only runs on observed traces")
     if tokenizer is None and reads_text(ranks.needs):

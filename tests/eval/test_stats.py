@@ -148,6 +148,13 @@ def test_pairing_takes_away_what_prompts_have_in_common() -> None:
         paired_difference({None: {("a", "x"): 1.0}}, theirs)
 
 
+def test_the_other_order_has_the_same_interval() -> None:
+    ours, theirs = _scores([1, 0, 0, 1, 0, 0]), _scores([1, 1, 1, 0, 1, 0])
+    one, other = paired_difference(ours, theirs), paired_difference(theirs, ours)
+    assert one.numbers == (-other.mean, -other.high, -other.low)
+    assert one.p == other.p
+
+
 def test_a_p_value_is_that_of_the_paired_t_test() -> None:
     values = np.random.default_rng(8).standard_normal(60) + 0.25
     for shift in (0.0, 0.1, 0.7):

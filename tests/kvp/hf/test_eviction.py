@@ -335,6 +335,11 @@ def test_counts_that_cannot_be_kept(
     assert "\n" not in str(caught.value)
 
 
+def test_a_protection_is_no_name(qwen: PreTrainedModel, prompt: Prompt, fixed: Any) -> None:
+    with pytest.raises(UsageError, match=r"protection='ada' is no Protection\(sinks"):
+        prefill_and_evict(qwen, prompt(30), fixed(30), 22, "ada")  # type: ignore[arg-type]
+
+
 class Everything:
     """Reads whatever a supply can give, and remembers its views."""
 
