@@ -98,8 +98,8 @@ def test_what_serving_combines(loaded: Any, combined: Callable[..., None], metho
         return tokenizer(text, return_tensors="pt").input_ids[0]
 
     prompts = [opening(facts + "There and back. What is the code?"), opening(facts + "The code?")]
-    questions = ["Which colour has the sky?", "Why?", "And the grass, is it green or red?", "Who?"]
-    turns = [list(map(turn, questions)), list(map(turn, reversed(questions)))]
+    questions = ["Which colour has the sky, green or red?", "Why?", "And the grass?", "Who?"]
+    turns = [list(map(turn, questions))] * 2
     combined(model, kvp.make_scorer(method), prompts, turns, 2e-3)
 
 
