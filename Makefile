@@ -30,7 +30,7 @@ INSTALLED := $(VENV)/.installed
 WITH_RAY := $(VENV)/.installed-ray
 WITH_DOCS := $(VENV)/.installed-docs
 
-.PHONY: install check test test-fast test-real test-ray test-slow test-llama-cpp site demo size clean
+.PHONY: install check test test-fast test-real test-ray test-slow test-families test-llama-cpp site demo size clean
 
 install: $(INSTALLED)
 
@@ -66,10 +66,14 @@ $(WITH_RAY): $(INSTALLED)
 	touch $@
 
 # What takes minutes: the tutorial and README as they are written, kills and faults on an
-# object store, a large report, 2,000 runs of equal methods, serving of every family.
+# object store, a large report, 2,000 runs of equal methods.
 test-slow: $(INSTALLED)
 	$(PYTEST) --dist load --maxschedchunk 1 -m slow tests/test_tutorial.py \
-		tests/kvp/hf/test_families.py tests/objects tests/eval/test_stats.py tests/eval/report/test_page.py
+		tests/objects tests/eval/test_stats.py tests/eval/report/test_page.py
+
+# Every way of serving in combination on every family; CI does three of them in `make test`.
+test-families: $(INSTALLED)
+	$(PYTEST) -m "slow or not slow" tests/kvp/hf/test_families.py
 
 # Apart as Ray's: pip compiles llama.cpp for minutes.
 test-llama-cpp: $(INSTALLED)
