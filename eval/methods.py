@@ -15,7 +15,7 @@ from typing import Any
 
 from eval.config import TUNED, tuned_files
 from eval.records import FULL, LEARNED, SELF_SIZED, UNIFORM, method_label, without_seed
-from eval.tune.settings_file import Tuned, load_settings
+from eval.tune.settings_file import Scored, Tuned, load_settings
 from kvp.budgets import Budget
 from kvp.errors import PolicyError, UsageError
 from kvp.geometry import Geometry
@@ -28,7 +28,7 @@ from policies.controls import Random
 from policies.kvzap import KVzap
 from policies.learned import LearnedScorer
 from policies.policy_files import check_geometry
-from policies.registry import NULLS, parse
+from policies.registry import ALLOCATORS, METHODS, NULLS, parse
 from policies.sources import INDEX, PolicySource, find_policy
 
 ALL_NULLS = "nulls"
@@ -106,6 +106,7 @@ def build_methods(
     for method in with_objects(methods):
         if isinstance(method, str) and (paths := tuned_files([method])):
             for entry in load_settings(Path(paths[0])).methods:
+                _refuse_unnamed(entry.chosen, method, [*methods, *allocators])
                 built += tuned_method(entry, policies, seed)
             continue
         spec: str | Scorer
@@ -160,6 +161,18 @@ def _rankings(scorer: str | Scorer, policies: Sequence[str], seed: int) -> list[
     except UsageError as error:
         more = f", {LEARNED}, {FULL}" if str(error).startswith("unknown method") else ""
         raise UsageError(f"--methods: {error}{more}") from None
+
+
+def _refuse_unnamed(chosen: Scored, file: str, given: Iterable[Given]) -> None:
+    """Raise UsageError where a settings file names what is not kvp's own and no caller named."""
+    texts = [each for each in given if isinstance(each, str) and not tuned_files([each])]
+    named = {side.partition("(")[0] for each in texts for side in split_method(each) if side}
+    for text, own in ((chosen.scorer, {*METHODS, LEARNED}), (chosen.allocator, ALLOCATORS)):
+        if parse(text, "method").name not in own and (name := text.partition("(")[0]) not in named:
+            raise UsageError(
+                f"--methods {file} names {name}, which is not kvp's own: nothing is imported "
+                f"because a file says so; if you trust it, name it: --methods {name},{file}"
+            )
 
 
 def tuned_method(entry: Tuned, policies: Sequence[str], seed: int) -> list[Method]:

@@ -35,6 +35,7 @@ from eval.records import (
 from eval.tune.settings_file import TunedSettings, load_settings
 from kvp.artifacts.addresses import place
 from kvp.artifacts.claim import FolderKind, OutputFolder
+from kvp.artifacts.files import foreign
 from kvp.errors import ResultsError
 from kvp.manifest import (
     Format,
@@ -56,8 +57,6 @@ INPUT_FLAGS = ("essays", "squad", "hotpotqa", "chat", "text", "data")
 def tuned_of(path: Path, manifest: Mapping[str, Any]) -> tuple[TunedSettings, ...]:
     """What kvp tune chose for the runs of a manifest; raises ResultsError where it is damaged."""
     content = manifest.get("tuned", {})
-    if not isinstance(content, Mapping):
-        raise ResultsError(f"{path} is damaged: 'tuned' has no valid value")
     return tuple(TunedSettings.from_json(each, str(path)) for each in content.values())
 
 
@@ -256,29 +255,30 @@ def load_results(folder: Path) -> Results:
     if not (folder / MANIFEST).exists():
         raise ResultsError(f"{folder} holds no {MANIFEST}; is this a results folder of kvp-eval?")
     manifest = FORMAT.read(folder / MANIFEST, ResultsError)
-    notes: list[str] = list(manifest.get("notes", []))
-    records = {
-        field: _records(folder / name, key, notes)
-        if field == "records" or (folder / name).exists()
-        else ()
-        for field, (name, key) in _FILES.items()
-    }
-    if not records["records"]:
-        raise ResultsError(f"{folder / ROWS} holds no records yet; run kvp-eval first")
-    if any(record["metrics_version"] != METRICS_VERSION for record in records["curves"]):
-        raise ResultsError(
-            f"{folder / CURVES} holds another definition of skill than this kvp; "
-            "delete it and run kvp-eval --traces again"
+    with foreign(folder / MANIFEST, ResultsError):
+        notes: list[str] = list(manifest.get("notes", []))
+        records = {
+            field: _records(folder / name, key, notes)
+            if field == "records" or (folder / name).exists()
+            else ()
+            for field, (name, key) in _FILES.items()
+        }
+        if not records["records"]:
+            raise ResultsError(f"{folder / ROWS} holds no records yet; run kvp-eval first")
+        if any(record["metrics_version"] != METRICS_VERSION for record in records["curves"]):
+            raise ResultsError(
+                f"{folder / CURVES} holds another definition of skill than this kvp; "
+                "delete it and run kvp-eval --traces again"
+            )
+        there = (folder / TOKENS).exists()
+        return Results(
+            folder=folder,
+            manifest=manifest,
+            **records,
+            tokens=read_sealed_json(folder / TOKENS, ResultsError) if there else None,
+            tuned=tuned_of(folder / MANIFEST, manifest),
+            notes=tuple(notes),
         )
-    there = (folder / TOKENS).exists()
-    return Results(
-        folder=folder,
-        manifest=manifest,
-        **records,
-        tokens=read_sealed_json(folder / TOKENS, ResultsError) if there else None,
-        tuned=tuned_of(folder / MANIFEST, manifest),
-        notes=tuple(notes),
-    )
 
 
 def _records(path: Path, key: Sequence[str], notes: list[str]) -> tuple[Record, ...]:

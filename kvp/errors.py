@@ -106,5 +106,7 @@ def _of_system(error: OSError) -> str:
 
 def _end(prog: str, error: BaseException, message: str, code: int, *more: str) -> int:
     parts = (message, *getattr(error, "__notes__", ()), *more)
-    print(f"{prog}: {' '.join('; '.join(parts).split())}", file=sys.stderr)
+    line = " ".join("; ".join(parts).split())  # what a file names must not steer the terminal
+    shown = "".join(each if each.isprintable() else ascii(each)[1:-1] for each in line)
+    print(f"{prog}: {shown}", file=sys.stderr)
     return code

@@ -37,13 +37,16 @@ class Geometry:
 
         Sizes are positive, KV heads divide the query heads, and layer indices ascend.
         """
-        indices = tuple(int(index) for index in self.layer_indices)
+        indices = tuple(self.layer_indices)
+        sizes = (self.layers, self.query_heads, self.kv_heads, self.head_dim)
+        if {*map(type, (*sizes, *indices))} != {int} or max(sizes) > 2**20:
+            raise ValueError(f"every size of a geometry must be an integer, got {sizes}")
         rises = all(low < high for low, high in pairwise((-1, *indices)))
         if indices and (len(indices) != self.layers or not rises):
             raise ValueError(f"{self.layers} layers cannot be layers {indices} of a model")
         first = indices == tuple(range(len(indices)))
         object.__setattr__(self, "layer_indices", () if first else indices)
-        if min(self.layers, self.query_heads, self.kv_heads, self.head_dim) < 1:
+        if min(sizes) < 1:
             raise ValueError(f"every size of a geometry must be positive, got {self}")
         if self.query_heads % self.kv_heads:
             raise ValueError(

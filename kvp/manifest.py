@@ -20,7 +20,7 @@ from typing import Any
 
 import kvp
 from kvp.artifacts.addresses import ObjectPath, Place, is_address
-from kvp.artifacts.files import atomic_write_text
+from kvp.artifacts.files import atomic_write_text, parse_json
 from kvp.errors import KvpError, ModelError, StoreError
 
 SEAL = "sha256"
@@ -42,13 +42,13 @@ def atomic_write_json(path: Place, content: object) -> None:
 def read_json(path: Place, error: type[KvpError] = StoreError) -> dict[str, Any]:
     """Read a JSON object; raises `error` with one line that names the file if that fails."""
     try:
-        content = json.loads(path.read_bytes())
+        content = parse_json(path.read_bytes())
     except FileNotFoundError:
         raise error(f"{path} is missing") from None
     except OSError as problem:
         raise error(f"{path} cannot be read: {problem.strerror}") from None
-    except (ValueError, RecursionError):
-        raise error(f"{path} is damaged: not valid JSON") from None
+    except (ValueError, RecursionError) as problem:
+        raise error(f"{path} is damaged: not valid JSON ({problem})") from None
     if not isinstance(content, dict):
         raise error(f"{path} is damaged: not a JSON object")
     return content
@@ -68,7 +68,7 @@ def read_sealed_json(path: Place, error: type[KvpError] = StoreError) -> dict[st
     seal = content.pop(SEAL)
     try:
         digest = digest_json(content)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise error(f"{path} is damaged: not what kvp writes") from None
     if seal != digest:
         raise error(f"{path} is damaged: its checksum does not match its content")

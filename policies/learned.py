@@ -13,6 +13,7 @@ Files are `policies.policy_files`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -120,11 +121,14 @@ class LearnedScorer:
         calibrated = "not calibrated: heads cannot compete for one budget (ada, global)"
         if self.calibration:
             calibrated = f"calibrated ({self.calibration.target}): heads can compete (ada, global)"
+        trained = "no sound record of its training"
+        with suppress(AttributeError, KeyError, TypeError):
+            trained = _trained(self.metadata.get("training", {}))
         return (
             f"policy {self.label!r} for {model.get('base_model') or model.get('id')}: "
             f"{self.geometry}\n{self.geometry.total_kv_heads} rankers, {count:,} parameters, which "
             f"read {', '.join(self.rankers.spec.inputs)}\n"
-            f"{_trained(self.metadata.get('training', {}))}\n{calibrated}\n"
+            f"{trained}\n{calibrated}\n"
             f"from {(source.repository or source.folder) if source else 'memory'}"
         )
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from kvp.artifacts.claim import FolderKind
+from kvp.artifacts.files import foreign
 from kvp.artifacts.tensors import read_safetensors, write_safetensors
 from kvp.errors import PolicyError
 from kvp.geometry import Geometry
@@ -192,7 +193,7 @@ def load_shard(name: str | Path | PolicySource) -> Shard:
     source = name if isinstance(name, PolicySource) else find_policy(name)
     target = source.folder
     content = _read_index(target)
-    try:
+    with foreign(target / INDEX, PolicyError):
         spec = RankerSpec.from_dict(
             {"architecture": content["architecture"], **content["hyperparameters"]}
         )
@@ -206,15 +207,17 @@ def load_shard(name: str | Path | PolicySource) -> Shard:
         record = content["calibration"]
         calibration = None if record is None else Calibration.from_dict(record)
         _covering(calibration, len(meta.head_range))
-        records = content["files"]
+        if {*map(type, (meta.model, meta.training, *meta.held_out))} != {dict}:
+            raise TypeError("model, training and every part of held_out are objects")
+        if not isinstance(meta.training.get("seed"), int | None):
+            raise TypeError("a seed is an integer")
+        records = {name: (each["bytes"], each["sha256"]) for name, each in content["files"].items()}
         sizes = (len(meta.head_range), spec.head_dim)  # first: a foreign file may claim any number
         fits = sizes == (len(records), geometry.head_dim) and meta.head_range.start >= 0
         names = _head_files(geometry, meta.head_range) if fits and records else []
         if not names or set(records) != set(names):
             raise ValueError(f"its files do not cover {geometry}")
         dtype = WEIGHTS[content["weights"]]
-    except (KeyError, IndexError, TypeError, ValueError) as error:
-        raise PolicyError(f"{target / INDEX} is not a valid policy: {error}") from error
     states = [_read_head(target / file, records[file], spec, dtype) for file in names]
     rankers = HeadRankers.from_head_states(spec, states)
     return Shard(rankers=rankers, meta=meta, calibration=calibration, source=source)
@@ -237,14 +240,14 @@ def _read_index(target: Path) -> dict[str, Any]:
 
 
 def _read_head(
-    path: Path, record: Mapping[str, Any], spec: RankerSpec, dtype: torch.dtype
+    path: Path, record: tuple[int, str], spec: RankerSpec, dtype: torch.dtype
 ) -> dict[str, Tensor]:
     if not path.is_file():
         raise PolicyError(f"{path} is missing: copy or export the policy again")
     size = path.stat().st_size
-    if size != record["bytes"]:
-        raise PolicyError(f"{path} is truncated or foreign: {size} bytes, not {record['bytes']}")
-    if sha256_file(path) != record["sha256"]:
+    if size != record[0]:
+        raise PolicyError(f"{path} is truncated or foreign: {size} bytes, not {record[0]}")
+    if sha256_file(path) != record[1]:
         raise PolicyError(f"{path} is damaged: its checksum differs from {INDEX}")
     state = read_safetensors(path, PolicyError)
     expected = {

@@ -130,9 +130,9 @@ class RankerSpec:
         for option in fields(self):
             if option.type == "int":
                 size = getattr(self, option.name)
-                least, largest = bounds.get(option.name, (1, math.inf))
+                least, largest = bounds.get(option.name, (1, 2**31))
                 if type(size) is not int or not least <= size <= largest:
-                    up_to = "" if largest == math.inf else f" to {largest}"
+                    up_to = "" if largest == 2**31 else f" to {largest}"
                     raise ValueError(
                         f"{option.name} of a ranker must be an integer from {least}{up_to}, "
                         f"got {size!r}"

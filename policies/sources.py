@@ -10,7 +10,7 @@ from pathlib import Path
 
 from kvp import nano
 from kvp.artifacts.addresses import ObjectPath, Place, is_address, place
-from kvp.artifacts.files import cache_folder, fetch
+from kvp.artifacts.files import cache_folder, fetch, foreign
 from kvp.errors import PolicyError
 from kvp.hub import HubName, download, is_path
 from kvp.manifest import digest_json, read_sealed_json
@@ -100,7 +100,8 @@ def _fetched(address: Place) -> Path:
         ) from problem
     folder = cache_folder() / "policies" / digest_json(index)
     if not (folder / INDEX).exists():
-        names = [name for name in index["files"] if "/" not in name and name != INDEX]
+        with foreign(address / INDEX, PolicyError):
+            names = [name for name in index["files"] if "/" not in name and name != INDEX]
         fetch(address, folder, names)
         if missing := [name for name in sorted(names) if not (folder / name).exists()]:
             raise PolicyError(f"{address / missing[0]} is missing: copy or export the policy again")

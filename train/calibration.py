@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,8 @@ from numpy.typing import NDArray
 from scipy.optimize import isotonic_regression
 from torch import Tensor
 
+from kvp.artifacts.files import foreign
+from kvp.errors import PolicyError
 from kvp.progress import Progress
 from kvp.ranking import Protection
 from policies.learned import Calibration
@@ -49,9 +52,10 @@ MINIMUM_SLOPE = 1e-3
 def recipe_of(training: Mapping[str, Any]) -> Recipe:
     """The recipe a policy was trained with, as far as it is recorded, labelled by attention."""
     names = {field.name for field in fields(Recipe)}
-    recorded = training.get("recipe", {})
-    settings = {name: value for name, value in recorded.items() if name in names}
-    return replace(FOURIER, **{**settings, "label": EVALUATED})
+    with foreign(Path("policy.json"), PolicyError):
+        recorded = training.get("recipe", {})
+        settings = {name: value for name, value in recorded.items() if name in names}
+        return replace(FOURIER, **{**settings, "label": EVALUATED})
 
 
 def calibrate(

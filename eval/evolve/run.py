@@ -49,9 +49,10 @@ from eval.results import input_digests
 from eval.run import load_bench
 from eval.stats import paired_difference
 from kvp.artifacts.claim import OutputFolder
+from kvp.artifacts.files import foreign
 from kvp.budgets import Budget
 from kvp.data.task import TaskSettings
-from kvp.errors import UsageError
+from kvp.errors import PolicyError, UsageError
 from kvp.hf import geometry_of, load_config
 from kvp.hf.loading import check_quantization, tokenizer_of, torch_device
 from kvp.hf.model_access import model_identity
@@ -188,7 +189,8 @@ def run_search(config: EvolveConfig) -> None:
             say(f"{folder.path} is finished; nothing to do")
         else:
             _search(config, folder, identity)
-        print_budgets(load_budgets(folder.local))
+        with foreign(folder.local / BUDGET_FILE, PolicyError):
+            print_budgets(load_budgets(folder.local))
         name = folder.local / BUDGET_FILE
         say(f"budgets are in {name}; to use them: --methods SCORER+evolved:{name}")
 
@@ -397,19 +399,19 @@ def print_budgets(budgets: BudgetFile) -> None:
     result = Table("prompts", "", "uniform", "evolved", "difference (95 %)", box=None)
     scores = (made["uniform"]["score"], made["elite"]["score"])
     result.add_row(
-        str(budgets.data["prompts"]), "searched on", *(f"{score:.4f}" for score in scores), ""
+        f"{budgets.data['prompts']:d}", "searched on", *(f"{score:.4f}" for score in scores), ""
     )
     if held_out is not None:
         low, high = held_out["interval"]
         result.add_row(
-            str(held_out["prompts"]), "held out", f"{held_out['uniform']:.4f}",
+            f"{held_out['prompts']:d}", "held out", f"{held_out['uniform']:.4f}",
             f"{held_out['score']:.4f}",
             f"{held_out['difference']:+.4f} ({low:+.4f} to {high:+.4f})",
         )  # fmt: skip
     console.print(result)
     console.print(
         f"fitness {made['uniform']['fitness']:.4f} -> {made['elite']['fitness']:.4f}; "
-        f"{made['evaluations']} schemes evaluated in {made['seconds']:.0f} s"
+        f"{made['evaluations']:d} schemes evaluated in {made['seconds']:.0f} s"
     )
     if held_out is not None and low <= 0:
         console.print(

@@ -43,7 +43,7 @@ from eval.report.figures import Picture, TokenMap, drawn_settings, rank_styles, 
 from eval.report.tables import Table
 from eval.results import Results, join, labels, load_results, model_name, unfinished
 from kvp.artifacts.addresses import is_address
-from kvp.artifacts.files import atomic_write_bytes
+from kvp.artifacts.files import atomic_write_bytes, foreign
 from kvp.errors import ResultsError, UsageError
 from kvp.progress import Progress, phase
 
@@ -421,9 +421,10 @@ def run(config: ReportConfig) -> None:
     _refuse_others(out)
     results = join([load_results(folder) for folder in folders])
     phase("computing intervals and differences")
-    runs = make_runs(results, config.bootstrap)
-    blocks = blocks_of(runs)
-    page = render(runs, blocks).encode("utf-8", "backslashreplace")
+    with foreign(folders[0], ResultsError):
+        runs = make_runs(results, config.bootstrap)
+        blocks = blocks_of(runs)
+        page = render(runs, blocks).encode("utf-8", "backslashreplace")
     if png:
         for picture in pictures(blocks):
             _write(png / f"{picture.name}.png", picture.image("png"))

@@ -26,7 +26,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from kvp.artifacts.addresses import ObjectPath, Place, files_below
-from kvp.artifacts.files import fetch, is_partial, send, staging_folder
+from kvp.artifacts.files import fetch, foreign, is_partial, send, staging_folder
 from kvp.errors import KvpError
 from kvp.manifest import Format, differences, read_sealed_json
 
@@ -60,9 +60,10 @@ class FolderKind:
         path = folder / self.marker
         if not path.exists():
             return None
-        if self.format:
-            return self.format.read(path, self.error)
-        return read_sealed_json(path, self.error)
+        kind = self.format.read if self.format else read_sealed_json
+        content = kind(path, self.error)
+        with foreign(path, self.error):
+            return {**content, "identity": dict(content.get("identity", {}))}
 
     def differences(self, marker: Mapping[str, Any], identity: Mapping[str, Any]) -> list[str]:
         """Entries in which a folder with this marker differs from an identity, with both values."""
@@ -245,6 +246,9 @@ def check_folder(
     """
     if (path.exists() and not path.is_dir()) or (isinstance(path, ObjectPath) and path.exists()):
         return f"--out {path} is a file; name a folder"
+    for one in Path(path).iterdir() if isinstance(path, Path) and path.is_dir() else ():
+        if one.is_symlink() and not one.resolve().is_relative_to(one.parent.resolve()):
+            return f"--out {path}: {one.name} is a link to elsewhere; delete it, or copy what it is"
     marker = kind.read_marker(path)
     if marker is None:
         names = (name for name, _ in files_below(path) if name != LOCK and not is_partial(name))

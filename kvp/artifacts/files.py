@@ -29,13 +29,36 @@ from pathlib import Path
 from typing import Any
 
 from kvp.artifacts.addresses import ObjectPath, Place, files_below
-from kvp.errors import ResultsError
+from kvp.errors import KvpError, ResultsError
 
 Record = dict[str, Any]
 
 CHECKSUM = "checksum"
 """Key of a line's checksum: the first 16 hex digits of the SHA-256 of all its other keys."""
 _PARTIAL = re.compile(r".+\.[0-9a-f]{8}\.partial", re.DOTALL)
+
+
+def parse_json(text: bytes | str) -> Any:  # noqa: ANN401 - anything JSON can hold
+    """A JSON value; ValueError where it is none or has a key twice, RecursionError if too deep."""
+
+    def distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if len(found := dict(pairs)) < len(pairs):
+            raise ValueError("a key is there twice")
+        return found
+
+    return json.loads(text, object_pairs_hook=distinct)
+
+
+@contextmanager
+def foreign(path: Place, error: type[KvpError]) -> Iterator[None]:
+    """Around code that takes a file's content, which may be anything, apart: errors are `error`."""
+    try:
+        yield
+    except (KvpError, OSError):
+        raise
+    except Exception as problem:
+        reason = " ".join(f"{type(problem).__name__}: {problem}".split())[:200]
+        raise error(f"{path} is damaged or not what kvp writes ({reason})") from problem
 
 
 def is_partial(name: str) -> bool:
@@ -181,7 +204,7 @@ class JsonLines:
 
     def _record(self, number: int, line: bytes) -> Record:
         try:
-            record = json.loads(line)
+            record = parse_json(line)
             if not isinstance(record, dict):
                 raise ValueError("it is no JSON object")
             if record.pop(CHECKSUM, None) != _checksum(record):

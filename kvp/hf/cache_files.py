@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 import kvp
+from kvp.artifacts.files import foreign, parse_json
 from kvp.artifacts.tensors import (
     read_safetensors,
     read_safetensors_header,
@@ -37,7 +38,7 @@ from kvp.hf.cache_layers import (
     other_layers,
 )
 from kvp.hf.model_access import layer_devices, name_of, on_meta, weights_digest
-from kvp.hf.model_config import geometry_of
+from kvp.hf.model_config import evicted_layers, geometry_of
 from kvp.hf.prefill import unwrapped
 from kvp.manifest import SEAL, digest_json
 
@@ -105,6 +106,11 @@ def load_cache(path: str | Path, model: nn.Module) -> EvictingCache:
     """
     path, inner = Path(path), unwrapped(model)
     header = _read_header(path)
+    with foreign(path, CacheError):
+        return _load(path, header, inner)
+
+
+def _load(path: Path, header: Mapping[str, Any], inner: PreTrainedModel) -> EvictingCache:
     _refuse_another_model(path, header["model"], _identity(inner))
     tensors = read_safetensors(path, CacheError)
     if tensors_digest(tensors) != header["tensors"]:
@@ -116,6 +122,8 @@ def load_cache(path: str | Path, model: nn.Module) -> EvictingCache:
     devices = layer_devices(inner)
     own: list[StoredLayer] = []
     queries: dict[int, Tensor] = {}
+    if [facts["layer"] for facts in header["layers"]] != [*evicted_layers(inner.config)]:
+        raise ValueError("it has other layers than the model")
     for facts in header["layers"]:
         index, kind = facts.pop("layer"), facts.pop("kind")
         held = {
@@ -123,6 +131,7 @@ def load_cache(path: str | Path, model: nn.Module) -> EvictingCache:
         }
         if "queries" in held:
             queries[index] = held.pop("queries")
+        _check(held, geometry_of(inner.config))
         own.append(_KINDS[kind].of_state(LayerState(tensors=held, **facts)))
     others = other_layers(inner.config)
     for index, layer in others.items():
@@ -142,6 +151,23 @@ def load_cache(path: str | Path, model: nn.Module) -> EvictingCache:
     return cache
 
 
+def _check(parts: Mapping[str, Tensor], size: Geometry) -> None:
+    """Raise ValueError where the tensors of a layer do not fit each other: kernels trust them."""
+    lengths, kinds = parts.get("lengths"), ("keys", "values", "positions")
+    keys, values, positions = (parts[f"{'tail_' * (lengths is not None)}{each}"] for each in kinds)
+    batch, heads, slots, width = keys.shape
+    fits = keys.shape == values.shape and (heads, width) == (size.kv_heads, size.head_dim)
+    fits &= positions.shape in ((batch, 1, slots), (batch, heads, slots))
+    fits &= len(parts.get("newest", positions)) == batch
+    if lengths is not None:
+        flat = [parts[each] for each in kinds]
+        fits &= lengths.shape == (batch, heads) and bool((lengths >= 0).all())
+        fits &= [part.shape[1:] for part in flat] == [(width,), (width,), ()]
+        fits &= {*map(len, flat)} == {int(lengths.sum())}
+    if not fits:
+        raise ValueError("tensors of a layer do not fit each other or the model")
+
+
 def _read_header(path: Path) -> dict[str, Any]:
     """What `save_cache` wrote about the tensors; raises CacheError where it cannot be trusted."""
     if not path.is_file():
@@ -149,12 +175,10 @@ def _read_header(path: Path) -> dict[str, Any]:
     text = read_safetensors_header(path, CacheError).get(_HEADER)
     if text is None:
         raise CacheError(f"{path} was not written by save_cache")
-    try:
-        header = json.loads(text)
+    with foreign(path, CacheError):
+        header = parse_json(text)
         seal = header.pop(SEAL, None)
         whole = seal == digest_json(header)
-    except (ValueError, AttributeError, TypeError, RecursionError):
-        raise CacheError(f"{path} is damaged: its header is not what kvp writes") from None
     if not whole:
         raise CacheError(f"{path} is damaged: its checksum does not match its header")
     version = header.get("format_version")

@@ -20,7 +20,7 @@ from zarr.storage import MemoryStore
 
 from kvp.artifacts.addresses import ObjectPath, Place, files_below, make_folder, size_of
 from kvp.artifacts.claim import FolderKind
-from kvp.artifacts.files import atomic_write_bytes
+from kvp.artifacts.files import atomic_write_bytes, foreign
 from kvp.artifacts.tensors import write_safetensors
 from kvp.errors import StoreError
 from kvp.manifest import read_sealed_json, sha256_file, write_sealed_json
@@ -95,12 +95,16 @@ def load_metadata(store: Place) -> tuple[dict[str, Any], StorePlan]:
             raise StoreError(f"no trace store at {store}: no such folder; kvp-collect makes one")
         raise StoreError(f"{store} is not a trace store: it has no {MANIFEST}")
     manifest = FORMAT.read(path, StoreError)
-    for name, digest in manifest["files"].items():
+    with foreign(path, StoreError):
+        plan, files = StorePlan.from_dict(manifest["plan"]), dict(manifest["files"])
+        if not set(files) <= {"zarr.json", OUTPUT, *(f"{array}/zarr.json" for array in ARRAYS)}:
+            raise ValueError("it lists files that no trace store has")
+    for name, digest in files.items():
         if size_of(store / name) is None:
             raise StoreError(f"{store / name} is missing")
         if sha256_file(store / name) != digest:
             raise StoreError(f"{store / name} is damaged: its checksum does not match {MANIFEST}")
-    return manifest, StorePlan.from_dict(manifest["plan"])
+    return manifest, plan
 
 
 def record_path(store: Place, index: int) -> Place:
@@ -116,7 +120,8 @@ def _load_record(store: Place, plan: StorePlan, index: int) -> SequenceRecord:
         if path.exists():
             raise
         raise StoreError(f"{store} has no sequence {index}: {path.name} is missing") from None
-    record = SequenceRecord.from_dict(content["record"])
+    with foreign(path, StoreError):
+        record = SequenceRecord.from_dict(content["record"])
     if record.index != index or index >= plan.sequences or record.length > plan.max_tokens:
         raise StoreError(f"{path} belongs to another store or sequence")
     return record

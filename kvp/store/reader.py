@@ -102,7 +102,10 @@ class TraceReader:
         """
         if OUTPUT not in self.manifest["files"]:
             return None
-        gram = read_safetensors(self.path / OUTPUT, StoreError)["output_gram"]
+        gram = read_safetensors(self.path / OUTPUT, StoreError).get("output_gram")
+        size = self.geometry
+        if gram is None or gram.shape != (size.layers, size.kv_heads, *2 * (size.head_dim,)):
+            raise StoreError(f"{self.path / OUTPUT} is damaged: it holds other tensors")
         return gram if self._heads is None else gram.flatten(0, 1)[self._heads][None]
 
     def trace(self, index: int) -> Trace:
@@ -130,11 +133,11 @@ class TraceReader:
         kept = [slice(size) for size in self.plan.shape(array, self.record(index))]
         selection: tuple[int | slice, ...] = (index, *where, *kept[len(where) :])
         shard = shard_path(self.path, array, index)
-        if array not in self._arrays:
-            self._arrays[array] = open_array(self.path, array)
         try:
+            if array not in self._arrays:
+                self._arrays[array] = open_array(self.path, self.plan, array)
             stored = self._arrays[array][selection]
-        except (ValueError, RuntimeError, OSError) as problem:
+        except (KeyError, TypeError, ValueError, RuntimeError, MemoryError, OSError) as problem:
             raise StoreError(
                 f"{shard} is damaged or missing ({problem}); delete "
                 f"{record_path(self.path, index)} to collect this sequence again"

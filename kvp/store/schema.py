@@ -71,6 +71,8 @@ class SequenceRecord:
 
     def __post_init__(self) -> None:
         """Raise ValueError when lengths and boundaries contradict each other."""
+        if {*map(type, (self.index, self.length, *self.token_ids))} != {int}:
+            raise ValueError("lengths and token ids must be integers")
         if len(self.token_ids) != self.length:
             raise ValueError(f"{self.id}: {len(self.token_ids)} ids for {self.length} tokens")
         if not 0 < self.context_length <= self.prompt_length <= self.length:
@@ -176,7 +178,12 @@ class StorePlan:
     def from_dict(cls, data: Mapping[str, Any]) -> StorePlan:
         """Inverse of `to_dict`."""
         labels = tuple(data.get("labels", ()))
-        return cls(**{**data, "geometry": Geometry.from_dict(data["geometry"]), "labels": labels})
+        plan = cls(**{**data, "geometry": Geometry.from_dict(data["geometry"]), "labels": labels})
+        if not all(int is type(n) and 0 < n < 2**31 for n in (plan.max_tokens, plan.sequences)):
+            raise ValueError("no store is of this size")
+        if plan.dtype not in DTYPES or not set(plan.arrays) <= set(ARRAYS):
+            raise ValueError("no store holds such arrays")
+        return plan
 
 
 def planned_bytes(

@@ -64,14 +64,18 @@ def encoded_shard(plan: StorePlan, array: str, index: int, values: np.ndarray[An
     return objects[shard_name(array, index)].to_bytes()
 
 
-def open_array(store: Place, array: str) -> zarr.Array[Any]:
-    """An array of a store, read-only; on an object store by ranges of bytes.
+def open_array(store: Place, plan: StorePlan, array: str) -> zarr.Array[Any]:
+    """The array that a plan describes, read-only; on an object store by ranges of bytes.
 
-    Where some heads are read, only their chunks and the index are.
+    Where some heads are read, only their chunks and the index are. ValueError for another array.
     """
     folder = store / array
     files = folder.zarr_store() if isinstance(folder, ObjectPath) else LocalStore(folder)
-    return zarr.open_array(store=Shards(files, folder), mode="r", zarr_format=3)
+    found = zarr.open_array(store=Shards(files, folder), mode="r", zarr_format=3)
+    expected = zarr.create_array(store=MemoryStore(), **array_settings(plan, array))
+    if found.metadata.to_dict() != expected.metadata.to_dict():
+        raise ValueError(f"{folder / 'zarr.json'} describes another array than the store's plan")
+    return found
 
 
 class Shards(WrapperStore[Store]):

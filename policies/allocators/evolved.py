@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from kvp.artifacts.files import foreign
 from kvp.errors import PolicyError
 from kvp.manifest import read_sealed_json, write_sealed_json
 from kvp.ranking import Protection, Request
@@ -64,7 +65,8 @@ class BudgetFile:
         """Raise ValueError on counts that do not fit the geometry."""
         if min(self.layers, self.kv_heads) < 1 or len(self.counts) != self.layers:
             raise ValueError(f"{len(self.counts)} counts for {self.layers} layers")
-        if not all(type(count) is int for count in self.counts) or sum(self.counts) < 1:
+        sizes = (self.layers, self.kv_heads, self.budget, self.cached_tokens, *self.counts)
+        if not all(type(size) is int for size in sizes) or sum(self.counts) < 1:
             raise ValueError("counts must be integers, one of them positive")
         if min(self.counts) < 0 or max(self.counts) > self.cached_tokens:
             raise ValueError(f"a count is not within 0 and {self.cached_tokens}")
@@ -94,13 +96,11 @@ def load_budgets(file: str | Path) -> BudgetFile:
         raise PolicyError(f"{path} is not a budget file")
     if (version := content.pop("format_version", None)) != FORMAT_VERSION:
         raise PolicyError(f"{path} has format version {version}, this kvp reads {FORMAT_VERSION}")
-    try:
+    with foreign(path, PolicyError):
         del content["run"]
         protection, counts = Protection(**content["protection"]), tuple(content["counts"])
         given = {**content.pop("geometry"), **content, "protection": protection, "counts": counts}
         return BudgetFile(**given)
-    except (KeyError, TypeError, ValueError) as error:
-        raise PolicyError(f"{path} is not a valid budget file: {error}") from error
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -183,9 +183,9 @@ def test_index_of_another_version_or_shape(policy_dir: Path) -> None:
     _edit(policy_dir, format_version=1, geometry={**GEOMETRY.to_dict(), "layers": 3})
     _fails(policy_dir, "policy.json", "do not cover 3 layers")
     _edit(policy_dir, geometry={"layers": 2})
-    _fails(policy_dir, "policy.json is not a valid policy")
+    _fails(policy_dir, "policy.json is damaged or not what kvp writes")
     _edit(policy_dir, geometry=GEOMETRY.to_dict(), architecture="forest")
-    _fails(policy_dir, "policy.json is not a valid policy", "forest")
+    _fails(policy_dir, "policy.json is damaged or not what kvp writes", "forest")
 
 
 @pytest.mark.parametrize("damage", ["architecture", "text"])
@@ -238,8 +238,8 @@ def test_calibrations_round_trip(tmp_path: Path) -> None:
             {"scores": [[0.0, 1.0]] * 3, "values": [[0.0, 1.0]] * 3},
             "a calibration of 3 heads is not of 4",
         ),
-        ({"scores": [[0.0, 1.0], [0.0]]}, "not a valid policy"),
-        ({"scores": None}, "not a valid policy"),
+        ({"scores": [[0.0, 1.0], [0.0]]}, "not what kvp writes"),
+        ({"scores": None}, "not what kvp writes"),
     ],
 )
 def test_calibrations_that_are_none_are_named(
@@ -284,7 +284,7 @@ def test_other_number_formats_are_refused(policy_dir: Path, tmp_path: Path) -> N
     assert not (tmp_path / "small").exists()
     index = read_sealed_json(policy_dir / "policy.json", PolicyError)
     write_sealed_json(policy_dir / "policy.json", {**index, "weights": "int8"})
-    with pytest.raises(PolicyError, match="is not a valid policy: 'int8'"):
+    with pytest.raises(PolicyError, match="KeyError: 'int8'"):
         load_policy(policy_dir)
     write_sealed_json(policy_dir / "policy.json", {**index, "weights": "bfloat16"})
     with pytest.raises(

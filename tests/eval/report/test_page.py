@@ -180,6 +180,31 @@ def open_page(browser: Any) -> Iterator[Callable[..., Any]]:
     assert not wrong
 
 
+def test_script_in_names_is_text(
+    tmp_path: Path, write_results: Write, make_record: Any, open_page: Callable[..., Any]
+) -> None:
+    script = '</script></template><img src=x onerror="window.ran=1"><script>window.ran=1</script>'
+    link = "<a href=\"javascript:window.ran=1\" onclick='window.ran=1'>$x_{\\frac$ {{ 7*7 }}</a>"
+    text = {"task": script, "prediction": link, "question": script, "references": [link],
+            "reply": None, "excerpt": script, "excerpt_question": None, "excerpt_evidence": [],
+            "excerpt_kept": "9"}  # fmt: skip
+    records = [
+        make_record(method, **text, example=f"{script}{n}", protected=False, score=0.5,
+                    policy=label, policy_seed=label and 0, variant=link, budget_spec=size)
+        for method, label, size in (("full", None, None), (script, None, "9%"), ("kvp", link, "9%"))
+        for n in range(2)
+    ]  # fmt: skip
+    tokens = {"tokens": [script, link], "methods": {script: [[0, 1]]}, "task": script}
+    folder = write_results(tmp_path / "r", records=records, tokens=tokens, model=script)
+    _report(folder)
+    page = open_page(folder / "report.html")
+    page.get_by_label("Task").select_option(script)
+    assert page.evaluate("window.ran") is None
+    assert page.locator("img, a[href^=javascript], [onerror], [onclick]").count() == 0
+    assert page.locator("script").count() == 1
+    assert all(each in page.locator("body").inner_text() for each in (script, link, f"{script}0"))
+
+
 def test_all_numbers_are_downloaded_as_csv(reported: Path, open_page: Callable[..., Any]) -> None:
     page = open_page(reported / "report.html")
     with page.expect_download() as download:

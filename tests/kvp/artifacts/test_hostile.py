@@ -1,0 +1,249 @@
+"""Files made to harm their reader: sealed as kvp seals them, with anything else in them.
+
+Each is refused in one line or harmless: nothing is imported, nothing written elsewhere. The page
+of a report is in `tests/eval/report`.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load, save
+
+from eval.methods import build_methods
+from eval.results import RESULTS, load_results
+from kvp.artifacts.claim import LOCK, OutputFolder
+from kvp.artifacts.files import JsonLines
+from kvp.artifacts.tensors import tensors_digest
+from kvp.errors import KvpError, UsageError
+from kvp.geometry import Geometry
+from kvp.hf import EvictingCache, geometry_of, load_cache, load_model, save_cache
+from kvp.manifest import SEAL, digest_json, read_sealed_json, sha256_file, write_sealed_json
+from kvp.programs import report
+from kvp.store import SequenceRecord, StorePlan, Trace, TraceReader, TraceWriter
+from kvp.store.metadata import STORE
+from policies import load_policy, make_allocator
+from policies.policy_files import PolicyMeta, save_policy
+from policies.ranker import HeadRankers, RankerSpec
+from train.calibration import recipe_of
+
+CODE = "hostile_code:Scorer"
+FOREIGN = (None, -1, 2**70, CODE, "../../x", [["[/b]\x1b[2J\n<script>"]])
+SIZE = Geometry(layers=1, query_heads=2, kv_heads=2, head_dim=4)
+SCORED = {"scorer": "snapkv", "variant": "auto", "allocator": "uniform", "protected": False,
+          "score": 0.5, "interval": [0.1, 0.9]}  # fmt: skip
+SETTINGS = {
+    "format": "kvp-settings", "format_version": 1, "split": "test", "data": {}, "run": {},
+    "methods": [{"method": "snapkv", "group": "", "requested": "snapkv", "tried": 3,
+                 "protocol": "query_aware", "chosen": SCORED, "published": [SCORED],
+                 "exhausted": False, "open_ends": ["window"]}],
+}  # fmt: skip
+BUDGETS = {
+    "format": "kvp-budgets", "format_version": 1, "run": {}, "model": {"id": "m"}, "seed": 4,
+    "geometry": {"layers": 2, "kv_heads": 2}, "scorer": CODE, "protocol": "query_aware",
+    "protection": {"sinks": 4, "recents": 16}, "budget": 15, "cached_tokens": 99, "counts": [9, 21],
+}  # fmt: skip
+RESULT = {"format": "kvp-results", "format_version": 3, "identity": {"model": "m"}, "notes": ["a"],
+          "planned": [{"protocol": "query_aware", "prompts": {"t": 2}, "settings": [["full"]]}],
+          "policies": {"a": "0"}, "packages": {"torch": "1"}}  # fmt: skip
+ROW = {
+    "model": "m", "method": "full", "variant": "auto", "allocator": "uniform", "protected": False,
+    "policy": None, "policy_seed": None, "protocol": "query_aware", "task": "t", "example": "e",
+    "budget_spec": None, "budget": None, "score": 1.0, "nll": None, "reply_tokens": None,
+    "length": 8, "cached_tokens": 7, "kept_tokens": 7, "prediction": "x", "references": ["x"],
+}  # fmt: skip
+
+
+def _make(kind: str, folder: Path) -> tuple[Path, Callable[[], object]]:
+    """A sound artefact: its sealed file, and what reads it."""
+    if kind == "policy":
+        rankers = HeadRankers(RankerSpec(head_dim=4, hidden=4), 2, torch.Generator().manual_seed(0))
+        training = {"seed": 3, "recipe": {"objective": CODE, "steps": 9}}
+        meta = PolicyMeta(geometry=SIZE, model={"id": "m"}, training=training, held_out=[{}])
+        save_policy(folder, rankers, meta)
+
+        def read() -> None:
+            policy = load_policy(folder)
+            repr(policy), recipe_of(policy.metadata["training"])
+
+        return folder / "policy.json", read
+    if kind in ("store", "sequence"):
+        plan = StorePlan(geometry=SIZE, dtype="float32", max_tokens=5, sequences=1)
+        record = SequenceRecord(index=0, id="a", task="t", split="train", length=5,
+                                context_length=2, prompt_length=4, token_ids=(1,) * 5)  # fmt: skip
+        keys, gram = torch.ones(1, 2, 5, 4), torch.ones(1, 2, 4, 4)
+        with TraceWriter.create_or_resume(folder, plan, {"identity": {}}, gram) as writer:
+            writer.write(Trace(record=record, queries=keys[:, :, None], keys=keys, values=keys))
+        name = "manifest.json" if kind == "store" else "sequences/000000.json"
+        return folder / name, lambda: TraceReader(folder).verify()
+    folder.mkdir()
+    content = {"settings": SETTINGS, "budgets": BUDGETS, "results": RESULT}[kind]
+    file = folder / {"results": "manifest.json"}.get(kind, f"{kind}.json")
+    write_sealed_json(file, copy.deepcopy(content))
+    if kind == "results":
+        JsonLines(folder / "rows.jsonl").rewrite([ROW])
+        assert report([str(folder), "--bootstrap", "1"]) == 0
+    readers: dict[str, Callable[[], object]] = {
+        "settings": lambda: build_methods([f"tuned:{folder}"]),
+        "budgets": lambda: make_allocator(f"evolved:{folder}"),
+        "results": lambda: (load_results(folder), report([str(folder), "--bootstrap", "1"])),
+    }
+    return file, readers[kind]
+
+
+@pytest.fixture(autouse=True)
+def ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A file that is there once the module of `CODE` was imported."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    text = f"import pathlib\npathlib.Path({str(tmp_path / 'ran')!r}).touch()\nclass Scorer: pass\n"
+    (tmp_path / "hostile_code.py").write_text(text)
+    yield tmp_path / "ran"
+    sys.modules.pop("hostile_code", None)
+
+
+def _changed(value: Any, found: Any = None) -> Iterator[Any]:
+    """Copies of a JSON value, each with one part taken out or foreign."""
+    root = value if found is None else found
+    for key, part in list(value.items() if isinstance(value, dict) else enumerate(value[:1])):
+        for other in FOREIGN:
+            value[key] = other
+            yield copy.deepcopy(root)
+        if isinstance(value, dict):
+            del value[key]
+            yield copy.deepcopy(root)
+        value[key] = part
+        if isinstance(part, dict | list):
+            yield from _changed(part, root)
+
+
+def _line(read: Callable[[], object]) -> str:
+    """What refuses it; "" where nothing does."""
+    try:
+        read()
+    except KvpError as refusal:
+        return str(refusal)
+    return ""
+
+
+@pytest.mark.parametrize("kind", ["policy", "store", "sequence", "settings", "budgets", "results"])
+def test_any_part_may_be_foreign(tmp_path: Path, ran: Path, kind: str) -> None:
+    file, read = _make(kind, tmp_path / "a")
+    read()
+    sound, before = read_sealed_json(file), sorted(tmp_path.rglob("*"))
+    refused = []
+    for content in _changed(copy.deepcopy(sound)):
+        write_sealed_json(file, content)
+        refused.append(_line(read))
+    assert sum(map(bool, refused)) > 10
+    assert not ran.exists()
+    assert sorted(tmp_path.rglob("*")) == before
+    text = json.dumps({**sound, SEAL: digest_json(sound)})
+    for hostile, words in {
+        f'{{"format": 0, "format": 0, {text[1:]}': "a key is there twice",
+        f'{{"x": NaN, {text[1:]}': "not what kvp writes",
+        '{"x": ' + "[" * 200_000: "not valid JSON",
+    }.items():
+        file.write_text(hostile)
+        assert words in _line(read)
+
+
+def test_fields_of_rows_may_be_foreign(tmp_path: Path) -> None:
+    file = _make("results", tmp_path / "a")[0].parent / "rows.jsonl"
+    for content in _changed(dict(ROW)):
+        JsonLines(file).rewrite([content])
+        assert report([str(file.parent), "--bootstrap", "1"]) in (0, 2)  # or a traceback
+    for line in ('{"a": 1, "a": 1}\n', "[" * 200_000 + "\n"):
+        file.write_text(line)
+        assert "rows.jsonl line 1 is damaged" in _line(lambda: load_results(file.parent))
+
+
+@pytest.mark.parametrize("side", ["scorer", "allocator"])
+def test_code_that_a_file_names_needs_the_caller_to_name_it(
+    tmp_path: Path, ran: Path, side: str
+) -> None:
+    file, _ = _make("settings", tmp_path / "a")
+    content = read_sealed_json(file)
+    chosen = content["methods"][0]["chosen"]
+    for chosen[side] in ("kvpress:KnormPress", "kvzap:org/name", f"{CODE}(a=1)"):
+        write_sealed_json(file, content)
+        refusal = _line(lambda: build_methods([f"tuned:{file}", "json:Other"]))
+        assert f"names {chosen[side].partition('(')[0]}, which is not kvp's own" in refusal
+    assert not ran.exists()
+    named = CODE if side == "scorer" else f"knorm+{CODE}"
+    with pytest.raises(UsageError, match="Scorer cannot be made"):
+        build_methods([f"tuned:{file}", named])
+    assert ran.exists()
+
+
+@pytest.mark.parametrize("name", ["../secret", "{tmp}/secret", "sequences/000000.json"])
+def test_a_manifest_lists_no_other_files(tmp_path: Path, name: str) -> None:
+    file, read = _make("store", tmp_path / "a")
+    content = read_sealed_json(file)
+    content["files"][name.format(tmp=tmp_path)] = "0"
+    write_sealed_json(file, content)
+    assert "it lists files that no trace store has" in _line(read)
+
+
+@pytest.mark.parametrize(
+    ("kind", "of", "link"),
+    [("results", RESULTS, "rows.jsonl"), ("store", STORE, "k"), ("store", STORE, LOCK)],
+)
+def test_links_are_not_written_through(tmp_path: Path, kind: str, of: Any, link: str) -> None:
+    file, _ = _make(kind, tmp_path / "a")
+    (tmp_path / "a" / link).rename(tmp_path / "b") if link != LOCK else (tmp_path / "b").touch()
+    (tmp_path / "a" / link).symlink_to(tmp_path / "b")
+    before = {path: path.is_file() and path.read_bytes() for path in tmp_path.rglob("*")}
+    with pytest.raises(KvpError, match=f"{link} is a link to elsewhere"):
+        OutputFolder.claim(tmp_path / "a", of, read_sealed_json(file)["identity"])
+    assert {path: path.is_file() and path.read_bytes() for path in tmp_path.rglob("*")} == before
+
+
+@pytest.mark.parametrize("size", [8, 2**24, 2**62, 2**64 - 1])
+def test_headers_of_tensors_may_be_huge(tmp_path: Path, size: int) -> None:
+    hostile = (
+        size.to_bytes(8, "little") + b'{"a":{"dtype":"F32","shape":[-1],"data_offsets":[0,9]}}'
+    )
+    file, read = _make("policy", tmp_path / "a")
+    index = read_sealed_json(file)
+    (head := tmp_path / "a" / next(iter(index["files"]))).write_bytes(hostile)
+    index["files"][head.name] = {"sha256": sha256_file(head), "bytes": len(hostile)}
+    write_sealed_json(file, index)
+    assert "is not a readable safetensors file" in _line(read)
+    head.unlink()
+    head.symlink_to("/etc/passwd")
+    assert "truncated or foreign" in _line(read)
+
+
+@pytest.mark.parametrize("second", [1, -1])  # heads of the same length, and not
+def test_headers_of_caches_may_be_foreign(tmp_path: Path, ran: Path, second: int) -> None:
+    model, file = load_model("nano")[0], tmp_path / "cache"
+    size = geometry_of(model.config)
+    keys = [torch.ones(1, size.kv_heads, 3, size.head_dim)] * size.layers
+    slots = torch.tensor([[0, 1], [0, second]]).repeat(size.kv_heads // 2, 1)
+    save_cache(EvictingCache.select(keys, keys, [slots[None]] * size.layers, 3), file, model)
+    tensors = load(file.read_bytes())
+    with safe_open(file, framework="pt") as stream:
+        sound = json.loads(stream.metadata()["kvp"])
+    del sound[SEAL]
+
+    def refusal(header: Any, parts: Any) -> str:
+        text = json.dumps({**header, SEAL: digest_json(header)})
+        file.write_bytes(save(parts, {"kvp": text}))
+        return _line(lambda: load_cache(file, model))
+
+    assert not refusal(sound, tensors)
+    assert sum(bool(refusal(header, tensors)) for header in _changed(sound)) > 50
+    for name in [name for name in tensors if name.startswith("0.")]:
+        for part in (-tensors[name], tensors[name][..., :0], tensors[name].repeat(3, *[1] * 8)):
+            parts = {**tensors, name: part}
+            refused = refusal({**sound, "tensors": tensors_digest(parts)}, parts)
+            assert refused or (part.shape == tensors[name].shape and name != "0.lengths")
+    assert not ran.exists()
