@@ -170,10 +170,11 @@ class Engine:
                 first = replace(state.take(np.arange(cells - count)), sequence=0)
                 _write(probe.context, replace(first, streams=1, stream=0))
             probe.decode(tokens[-count:], int(state.positions[-count]))
+            given = dict(probe.found)
         names = [f"Qcur-{layer}" for layer in range(self.geometry.layers)]
-        if any(name not in probe.found or probe.found[name].size != prod(shape) for name in names):
+        if any(name not in given or given[name].size != prod(shape) for name in names):
             raise ModelError("llama.cpp does not name this model's queries: use another method")
-        found = [torch.from_numpy(probe.found[name].reshape(shape)) for name in names]
+        found = [torch.from_numpy(given[name].reshape(shape)) for name in names]
         return [self._in_order(one.transpose(0, 1)) for one in found]
 
 
@@ -200,15 +201,13 @@ class _Probe:
             self.context.decode(batch)
 
     def close(self) -> None:
-        """Free the context."""
+        """Free the context and what was found: ctypes never frees a callback."""
         self.context.close()
+        self.found.clear()
 
 
 def _take(found: dict[str, np.ndarray], tensor: int, ask: bool, _: int | None) -> bool:
-    """Copy queries when they have been computed: the last ones of a layer are those after RoPE.
-
-    Not a method: ctypes hides the cycle of an object and its own callback from the collector.
-    """
+    """Copy queries when they have been computed: the last ones of a layer are those after RoPE."""
     name = libggml.ggml_get_name(tensor).decode()
     is_query = name.startswith("Qcur-") and " " not in name
     if is_query and not ask:
