@@ -20,7 +20,7 @@ def test_settings_of_a_recipe_are_flags_but_for_what_nobody_turns() -> None:
     flags = {field.name for field in fields(TrainConfig)}
     assert {field.name for field in fields(Recipe)} - flags == {
         "architecture", "final_lr", "warmup_steps", "weight_decay", "gradient_clip",
-        "advantage_clip", "ema",
+        "advantage_clip", "ema", "uniform_points",
     }  # fmt: skip
     assert set(TrainConfig.PRESETS["paper"]) == {field.name for field in fields(Recipe)} & flags
 
