@@ -112,9 +112,10 @@ class Engine:
                 "in llama.cpp a method can read keys, values, positions and the last queries: "
                 "use a policy, keydiff, knorm, lagkv, streaming_llm, snapkv or tova"
             )
-        queries = self._queries(state, min(wanted, _unbroken(state.positions)), tokens)
+        unbroken = _unbroken(state.positions)
+        queries = self._queries(state, min(wanted, unbroken), tokens)
         positions = torch.from_numpy(state.positions.astype(np.int64))
-        gaps = _unbroken(state.positions) < len(positions)
+        gaps = unbroken < len(positions)
         for layer in range(self.geometry.layers):
             yield View(
                 layer=layer,

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import gguf
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -295,57 +294,12 @@ def test_every_process_takes_its_own_device(
     assert device_of_rank(device, Rank(count=count)) == expected
 
 
-PARTS = {
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "model.layers": "blk",
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-}
-
-
-def write(path: Path, model: PreTrainedModel, tokenizer_json: Path) -> None:
-    """Write a Qwen2 and its byte-level tokenizer as llama.cpp's converter does."""
-    config, vocabulary = model.config, json.loads(tokenizer_json.read_text())["model"]
-    writer = gguf.GGUFWriter(path, "qwen2")
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_tokenizer_model("gpt2")
-    tokens = sorted(vocabulary["vocab"], key=vocabulary["vocab"].get)
-    writer.add_token_list(tokens)
-    writer.add_token_types([gguf.TokenType.NORMAL] * len(tokens))
-    writer.add_token_merges([" ".join(pair) for pair in vocabulary["merges"]])
-    writer.add_eos_token_id(config.eos_token_id)
-    for name, tensor in model.state_dict().items():
-        for theirs, ours in PARTS.items():
-            name = name.replace(theirs, ours)
-        writer.add_tensor(name, tensor.float().numpy())
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-
 @pytest.fixture
-def file(model_folder: Path, tmp_path: Path) -> Path:
+def file(model_folder: Path, tmp_path: Path, write_gguf: Callable[..., None]) -> Path:
     """The small Qwen2 of `model_folder` as a GGUF file."""
     model, _ = load_model(str(model_folder))
     path = tmp_path / "small-qwen.gguf"
-    write(path, model, model_folder / "tokenizer.json")
+    write_gguf(path, model, model_folder / "tokenizer.json")
     return path
 
 

@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 import pytest
 import torch
@@ -50,40 +49,6 @@ CACHES: dict[str, dict[str, Any]] = {
     "q8_0 keys": {"flash_attn": False, "type_k": 8},
     "q4_0 values": {"flash_attn": True, "type_v": 2},
 }
-PARTS = {
-    "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm", "model.layers": "blk",
-    "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
-}  # fmt: skip
-
-
-def write(path: Path, model: PreTrainedModel) -> None:
-    """A model without vocabulary, its queries and keys in the order that llama.cpp expects."""
-    config, family = model.config, model.config.model_type
-    writer = gguf.GGUFWriter(path, family)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_vocab_size(config.vocab_size)
-    writer.add_tokenizer_model("none")
-    for name, tensor in model.state_dict().items():
-        if family == "llama" and ("q_proj" in name or "k_proj" in name):
-            halves = tensor.view(-1, 2, 32, config.hidden_size)
-            tensor = halves.transpose(1, 2).reshape(tensor.shape)
-        for theirs, ours in PARTS.items():
-            name = name.replace(theirs, ours)
-        writer.add_tensor(name, tensor.float().numpy())
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
 
 
 @dataclass
@@ -108,11 +73,15 @@ class Pair:
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
-def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+def pair(
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    write_gguf: Callable[..., None],
+) -> Pair:
     torch.manual_seed(3)
     model = FAMILIES[request.param]().eval()
     path = tmp_path_factory.mktemp("gguf") / f"{request.param}.gguf"
-    write(path, model)
+    write_gguf(path, model)
     return Pair(path, model)
 
 
