@@ -50,7 +50,7 @@ from eval.stats import (
     prompts_to_resolve,
     reply_tokens,
 )
-from eval.tune.settings_file import Tuned
+from eval.tuned_settings import Tuned
 from kvp.budgets import parse_budget
 from policies.registry import NULLS
 

@@ -126,6 +126,12 @@ class PromptConfig(DataConfig, BenchmarkConfig):
                 f"--metric: no metric {self.metric!r}; use one of {', '.join(METRIC_NAMES)}"
             )
 
+    def check_names(self) -> None:
+        """Raise UsageError on an unknown task."""
+        from kvp.data.tasks import check_tasks  # no sooner: --help stays fast
+
+        check_tasks(self.task_list)
+
 
 def _numbers(flag: str, text: str | None, *, most: float) -> tuple[float, ...] | None:
     """Numbers of a comma-separated list from 0 to `most`; ValueError, naming the flag, else."""

@@ -15,7 +15,7 @@ from typing import Any
 
 from eval.config import TUNED, tuned_files
 from eval.records import FULL, LEARNED, SELF_SIZED, UNIFORM, method_label, without_seed
-from eval.tune.settings_file import Scored, Tuned, load_settings
+from eval.tuned_settings import Scored, Tuned, load_settings
 from kvp.budgets import Budget
 from kvp.errors import PolicyError, UsageError
 from kvp.geometry import Geometry

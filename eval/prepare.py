@@ -27,7 +27,7 @@ from eval.methods import (
     without_repeats,
 )
 from eval.records import READABLE
-from eval.tune.settings_file import load_settings
+from eval.tuned_settings import load_settings
 from kvp.config_groups import ProtectionConfig
 from kvp.data.encode import Encoded, encode, evidence_tokens
 from kvp.data.metrics import CHOICES

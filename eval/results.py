@@ -32,7 +32,7 @@ from eval.records import (
     read_records,
     setting_of,
 )
-from eval.tune.settings_file import TunedSettings, load_settings
+from eval.tuned_settings import TunedSettings, load_settings
 from kvp.artifacts.addresses import place
 from kvp.artifacts.claim import FolderKind, OutputFolder
 from kvp.artifacts.files import foreign

@@ -143,12 +143,6 @@ class TaskConfig(Group):
         if not self.task_list:
             raise ValueError("--tasks is empty")
 
-    def check_names(self) -> None:
-        """Raise UsageError on an unknown task; a user's own is looked for later."""
-        from kvp.data.tasks import expand_tasks  # reads settings of this module
-
-        expand_tasks([name for name in self.task_list if ":" not in name])
-
     @property
     def task_list(self) -> tuple[str, ...]:
         """Task names in order, without repeats."""

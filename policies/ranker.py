@@ -329,11 +329,14 @@ class HeadRankers(nn.Module):
             stacked = keys.device.type != "cpu" or self.dtype == torch.bfloat16
         if stacked:
             return _network(spec, weights, inputs, contexts, places)
+        # split, not sliced: the gradient of a slice is as large as that of all heads
+        of_weights = {name: tensor.split(1) for name, tensor in weights.items()}
+        of_inputs = {name: tensor.split(1) for name, tensor in inputs.items()}
         scores = [
             _network(
                 spec,
-                {name: tensor[head : head + 1] for name, tensor in weights.items()},
-                {name: tensor[head : head + 1] for name, tensor in inputs.items()},
+                {name: tensors[head] for name, tensors in of_weights.items()},
+                {name: tensors[head] for name, tensors in of_inputs.items()},
                 contexts,
                 None if places is None else places[head : head + 1],
             )

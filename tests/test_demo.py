@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from eval.tune.settings_file import load_settings
+from eval.tuned_settings import load_settings
 
 ROOT = Path(__file__).parent.parent
 GUARD = """

@@ -210,6 +210,12 @@ class TrainConfig(
         if self.allow_incomplete:
             raise ValueError("--allow_incomplete needs --source traces")
 
+    def check_names(self) -> None:
+        """Raise UsageError on an unknown task."""
+        from kvp.data.tasks import check_tasks  # no sooner: --help stays fast
+
+        check_tasks(self.task_list)
+
     @property
     def max_tokens(self) -> int:
         """Longest sequence of --source model, tokens."""

@@ -23,7 +23,7 @@ from train.initial_rankers import (
 from train.ranker_training import RankerTraining
 from train.recipe import Recipe
 from train.run_folder import RunFolder
-from train.training_data import Traces, TrainingData, device_of, open_training_data
+from train.training_data import Traces, TrainingData, device_of, open_store
 
 Sources = dict[tuple[str, bool], ContextSource]
 """Contexts by label, and by whether they hold what the last queries attend to."""
@@ -113,7 +113,12 @@ def prepare(config: TrainConfig, workers: Workers, sources: Sources | None) -> J
     """Check everything that can be checked before anything is written."""
     recipe = config.recipe()
     device = device_of_worker(device_of(config.device), workers)
-    training_data = open_training_data(config, recipe, device, workers)
+    if config.source == "model":
+        from train.model_traces import open_model  # brings transformers, which stores do not need
+
+        training_data = open_model(config, recipe, device, workers)
+    else:
+        training_data = open_store(config, recipe)
     traces = training_data.traces
     recipe = recipe.for_traces(queries=traces.plan.store_queries)
     key_frequencies(traces, recipe)  # raises before anything is written

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any
 
 import torch
 
@@ -15,14 +15,11 @@ from kvp.manifest import digest_json
 from kvp.store import SequenceRecord, TraceReader
 from train.compression_points import points_by_kind, shortest_prefix
 from train.config import TrainConfig
-from train.distributed import Workers
+from train.kept_traces import ModelTraces
 from train.labels import label_of
 from train.recipe import Recipe
 
-if TYPE_CHECKING:
-    from train.model_traces import ModelTraces
-
-Traces: TypeAlias = "TraceReader | ModelTraces"
+Traces = TraceReader | ModelTraces
 """Traces by sequence, of a store or of a model that has run; shapes are those of `TraceReader`."""
 
 
@@ -47,21 +44,13 @@ class TrainingData:
         return self.sequences_of("validation")
 
 
-def open_training_data(
-    config: TrainConfig, recipe: Recipe, device: torch.device, workers: Workers
-) -> TrainingData:
-    """Open the store or load the model of a run, for the heads that it trains.
+def open_store(config: TrainConfig, recipe: Recipe) -> TrainingData:
+    """Open the store of a run, for the heads that it trains.
 
     Raises:
         StoreError: the store is damaged, incomplete or holds nothing to train or validate on.
-        ModelError: the model or its tokenizer cannot be used.
         UsageError: settings that cannot work.
     """
-    if config.source == "model":
-        # brings transformers, which stores do not need
-        from train.model_traces import open_model
-
-        return open_model(config, recipe, device, workers)
     assert config.traces is not None, "checked by the configuration"
     path = place(config.traces)
     reader = TraceReader(path)

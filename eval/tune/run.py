@@ -58,7 +58,7 @@ from eval.tune.search import (
     open_ends,
     rule_name,
 )
-from eval.tune.settings_file import SETTINGS, Scored, Tuned, TunedSettings, save_settings
+from eval.tuned_settings import SETTINGS, Scored, Tuned, TunedSettings, save_settings
 from kvp.artifacts.files import atomic_write_text
 from kvp.costs import span
 from kvp.errors import UsageError

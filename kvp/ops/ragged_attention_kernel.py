@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kvp.ops.ragged_attention import RaggedLayout
+from kvp.ops.ragged_layout import RaggedLayout
 
 LOG2_E = 1.4426950408889634
 WIDEST = 256

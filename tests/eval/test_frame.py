@@ -14,7 +14,7 @@ import pytest
 from eval.comparison import Comparison, compare_all, sentences
 from eval.frame import summary, tidy
 from eval.results import Results
-from eval.tune.settings_file import Scored, Tuned, TunedSettings
+from eval.tuned_settings import Scored, Tuned, TunedSettings
 from kvp.data.ruler import RULER_13
 
 BUDGETS = ["6%", "9%", "12.5%", "19%", "25%", "37.5%", "50%"]

@@ -14,7 +14,7 @@ import pytest
 
 from eval.config import TuneConfig
 from eval.tune.run import subjects_of
-from eval.tune.settings_file import load_settings
+from eval.tuned_settings import load_settings
 from kvp.artifacts.files import JsonLines
 from kvp.command_line import parse
 from kvp.config_groups import split_list

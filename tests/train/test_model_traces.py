@@ -22,7 +22,8 @@ from kvp.programs import train as main
 from kvp.store import SequenceRecord, StorePlan, Trace
 from policies.policy_files import load_policy
 from train.compression_points import sequence_order
-from train.model_traces import Attention, ModelTraces, draws_of
+from train.kept_traces import Attention, ModelTraces
+from train.model_traces import draws_of
 from train.recipe import PRESETS
 
 TRAIN = {

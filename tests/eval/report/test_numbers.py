@@ -27,7 +27,7 @@ from eval.report.costs import costs, shown_costs, timings
 from eval.report.figures import drawn_settings, line_styles, token_map
 from eval.report.tables import Field, Table
 from eval.results import load_results
-from eval.tune.settings_file import Scored, Tuned
+from eval.tuned_settings import Scored, Tuned
 from policies.registry import METHODS
 
 Record = dict[str, Any]

@@ -12,7 +12,7 @@ from statistics import mean
 import pytest
 
 from eval.records import read_records
-from eval.tune.settings_file import load_settings
+from eval.tuned_settings import load_settings
 from kvp.programs import evaluate, report, run_program
 
 main = partial(run_program, "tune")
