@@ -330,8 +330,8 @@ class HeadRankers(nn.Module):
         if stacked:
             return _network(spec, weights, inputs, contexts, places)
         # split, not sliced: the gradient of a slice is as large as that of all heads
-        of_weights = {name: tensor.split(1) for name, tensor in weights.items()}
-        of_inputs = {name: tensor.split(1) for name, tensor in inputs.items()}
+        of_weights = {name: torch.split(tensor, 1) for name, tensor in weights.items()}
+        of_inputs = {name: torch.split(tensor, 1) for name, tensor in inputs.items()}
         scores = [
             _network(
                 spec,
