@@ -4,21 +4,25 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 [ -n "${BIN:-}" ] || BIN=$(dirname "$(command -v .venv/bin/kvp || command -v kvp)")
-: "${RUN:=runs/smollm2}" "${MODEL:=models/smollm2-135m-instruct}" "${SEED:=0}"
+: "${RUN:=runs/smollm2}" "${SEED:=0}" "${DEVICE:=cpu}"    # cuda for a GPU
+if [ -z "${MODEL:-}" ]; then    # or any other: MODEL=Qwen/Qwen2.5-7B-Instruct
+  MODEL=models/smollm2-135m-instruct
+  [ -d "$MODEL" ] || "$BIN/python" recipes/smollm2/fetch.py --to "$MODEL"
+fi
 : "${LENGTH:=1024}" "${TRAIN:=240}" "${PROMPTS:=4}"
-: "${DEVICES:=2}"    # processes that train together: on two cores a quarter faster than one
+# Processes that train together: on two cores two are a quarter faster than one.
+if [ "$DEVICE" = cpu ]; then : "${DEVICES:=2}"; else : "${DEVICES:=1}"; fi
 # Needles, questions over passages, dialogues and running text. Without files: kvp's generated prompts.
 : "${TASKS:=niah_single_1,niah_single_2,niah_single_3,niah_multikey_1,niah_multivalue,niah_multiquery}"
 : "${DATA:=ruler:0.6,chat:0.4}"
 : "${FILES:=}"       # further flags of the prompts, such as --squad FILE --essays FOLDER
 : "${EVALUATED:=$TASKS}" "${BUDGETS:=2%,6%,12.5%,25%}"
 : "${METHODS:=full,kvp+ada,kvzip+global,snapkv(kernel=31),keydiff+global,streaming_llm}"
-common=(--model "$MODEL" --dtype bfloat16 --length "$LENGTH" $FILES)
+common=(--model "$MODEL" --device "$DEVICE" --dtype bfloat16 --length "$LENGTH" $FILES)
 
-[ -d "$MODEL" ] || "$BIN/python" recipes/smollm2/fetch.py --to "$MODEL"
 "$BIN/kvp-collect" "${common[@]}" --data "$DATA" --tasks "$TASKS" --answers reference \
   --train "$TRAIN" --validation $((TRAIN / 6)) --out "$RUN/traces"
-"$BIN/kvp-train" --traces "$RUN/traces" --seed "$SEED" --devices "$DEVICES" --out "$RUN/policy"
+"$BIN/kvp-train" --traces "$RUN/traces" --seed "$SEED" --device "$DEVICE" --devices "$DEVICES" --out "$RUN/policy"
 "$BIN/kvp-eval" "${common[@]}" --tasks "$EVALUATED" --prompts "$PROMPTS" --max_new_tokens 64 --protection off \
   --policies "$RUN/policy" --methods "$METHODS" --budgets "$BUDGETS" --timing_prompts 2 --out "$RUN/results"
 "$BIN/kvp-report" "$RUN/results" --out "$RUN/report.html"
