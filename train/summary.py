@@ -98,7 +98,9 @@ def print_end(job: Job) -> None:
     folder = shlex.quote(str(job.target.place))
     print(f"policy: {folder}")
     if job.whole:
-        model = shlex.quote(str(job.traces.manifest["model"].get("id")))
+        name = str(job.traces.manifest["model"].get("id"))
+        on_disk = name != "nano" and "/" not in name  # recorded without its folder
+        model = shlex.quote(f".../{name}" if on_disk else name)
         print(f"next: kvp-eval --model {model} --policies {folder} --out RESULTS")
     else:
         print(f"next, when all heads are trained: kvp merge --shards {folder},... --out POLICY")

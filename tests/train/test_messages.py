@@ -40,7 +40,7 @@ def test_start_and_end_say_what_and_where(
     assert lines[0].startswith("training 4 of 4 KV heads, ")
     assert "on 6 sequences (2 for validation): label max_reply_attention" in lines[0]
     assert lines[-2] == f"policy: {tmp_path / 'p'}"
-    assert lines[-1].startswith("next: kvp-eval --model synthetic --policies ")
+    assert lines[-1].startswith("next: kvp-eval --model .../synthetic --policies ")
     assert train(store, tmp_path / "part", heads="0:2", validation_contexts=4) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("training 2 of 4 KV heads, ")

@@ -1,0 +1,22 @@
+"""The benchmark of long runs, at the smallest size that shows that it runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from benchmarks.long_runs import main
+
+
+def test_memory_of_a_conversation_is_noted_and_drawn(tmp_path: Path) -> None:
+    out, picture = tmp_path / "long.json", tmp_path / "long.png"
+    main([
+        "--model", "nano", "--policy", "nano", "--parts", "turns", "--scale", "0.015",
+        "--out", str(out),
+    ])  # fmt: skip
+    report = json.loads(out.read_text())
+    assert report["failed"] == {}
+    assert report["results"]["turns"]["turns"] == 3
+    assert all(mib > 100 for mib in report["results"]["turns"]["mib"])
+    main(["--out", str(out), "--draw", str(picture)])
+    assert picture.stat().st_size > 5_000
