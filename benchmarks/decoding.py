@@ -131,8 +131,7 @@ def _attention(tokens: int, args: argparse.Namespace) -> dict[str, Maker]:
     import torch
     from torch.nn.functional import scaled_dot_product_attention
 
-    from kvp.ops.ragged_attention import ragged_attention
-    from kvp.ops.ragged_layout import RaggedLayout
+    from kvp.ops.ragged_attention import RaggedLayout, ragged_attention
 
     dtype = torch.float32 if args.device == "cpu" else torch.bfloat16
     query = torch.randn(1, 28, 1, 128).to(args.device, dtype)

@@ -24,8 +24,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from kvp.errors import ModelError, UsageError
 from kvp.hf.attention import grouped_attention, plain_attention
 from kvp.hf.model_config import attention_window, evicted_layers, rope_switch
-from kvp.ops.ragged_attention import ragged_attention
-from kvp.ops.ragged_layout import RaggedLayout
+from kvp.ops.ragged_attention import RaggedLayout, ragged_attention
 
 EMPTY = torch.iinfo(torch.int64).max
 """Position of a slot that holds no token."""

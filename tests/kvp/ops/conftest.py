@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvp.ops.ragged_layout import RaggedLayout
+from kvp.ops.ragged_attention import RaggedLayout
 
 FullAttention = Callable[[np.ndarray, np.ndarray], np.ndarray]
 

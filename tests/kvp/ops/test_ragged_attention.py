@@ -11,8 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kvp.ops.ragged_attention import attend_by_size, ragged_attention, ragged_attention_reference
-from kvp.ops.ragged_layout import RaggedLayout
+from kvp.ops.ragged_attention import (
+    RaggedLayout,
+    attend_by_size,
+    ragged_attention,
+    ragged_attention_reference,
+)
 
 Case = Callable[..., dict[str, Any]]
 

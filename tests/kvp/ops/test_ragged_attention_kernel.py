@@ -12,8 +12,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvp.ops.ragged_attention import attend_by_size, ragged_attention, ragged_attention_reference
-from kvp.ops.ragged_layout import RaggedLayout
+from kvp.ops.ragged_attention import (
+    RaggedLayout,
+    attend_by_size,
+    ragged_attention,
+    ragged_attention_reference,
+)
 
 pytest.importorskip("triton", reason="triton, the extra `gpu`, is not installed")
 
