@@ -7,6 +7,7 @@ import inspect
 import re
 import shlex
 from dataclasses import fields
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,7 @@ def _with_program(words: list[str]) -> list[str]:
     return [spelled(words[1]), *words[2:]]
 
 
+@cache
 def _pages() -> list[tuple[str, list[str]]]:
     return [
         (str(page.relative_to(ROOT)), words)

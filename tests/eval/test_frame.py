@@ -285,14 +285,6 @@ def test_what_is_unfinished_says_so_first_and_ranks_nothing() -> None:
     assert not re.search("best|ahead|behind|apart|resolve", "".join(lines))
 
 
-def test_methods_that_lack_prompts_are_left_out_and_named() -> None:
-    records = [_record("knorm", "25%", str(n), score=1.0) for n in range(6)]
-    records += [_record("full", None, str(n), score=1.0) for n in range(6)]
-    text = _text([*records, *(_record("snapkv", "25%", str(n), score=1.0) for n in range(5))])
-    assert "without snapkv, which answered only some of the prompts" in " ".join(text.split())
-    assert list(_rows(text))[1:] == ["full", "knorm"]
-
-
 @pytest.mark.parametrize(
     ("full", "null", "metric", "said"),
     [

@@ -48,12 +48,14 @@ COMPETING: dict[str, Callable[[Array, int, int], Array]] = {
     "ada:paper": allocation.ada_paper,
     "global": allocation.over_all,
     "global(safeguard=0.55)": partial(allocation.over_all, safeguard=0.55),
+    "global(safeguard=1)": allocation.uniform,
     "shared": allocation.uniform,
     "global:kvzip": partial(allocation.over_all, safeguard=0.0),
 }
 BY_LAYER = ("pyramid", "windowkv", "evolved")
 """Allocators whose counts do not depend on scores; below each has tests of its own."""
 SIZED_BY_THE_SCORER = ("self_sized",)
+"""`tests/policies/allocators/test_every_allocator.py` checks that they take the scorer's sizes."""
 
 
 @pytest.mark.parametrize("spec", COMPETING)
@@ -140,16 +142,6 @@ def test_evolved_completion(tmp_path: Path, budget: int, rounding: str) -> None:
     counts = make_allocator(spec).allocate(case)
     truth = allocation.completed(layer_counts, budget, exact=rounding == "exact")
     assert counts.tolist() == [[count] * 2 for count in truth]
-
-
-def test_self_sized_takes_the_scorers_sizes() -> None:
-    inputs = draw(60)
-    scorer = make_scorer("gvote")
-    scores = scorer.score(inputs.view(scorer.needs, 20))
-    sizes = scorer.sizes(scores)  # type: ignore[attr-defined]
-    assert sizes.tolist() == (scores >= 1).sum(dim=-1).clamp(min=4).tolist()
-    case = Request(scores=scores, budget=20, floor=1, sizes=sizes)
-    assert make_allocator("self_sized").allocate(case).tolist() == sizes.tolist()
 
 
 def test_counts_become_the_best_tokens_of_each_head() -> None:

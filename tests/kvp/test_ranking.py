@@ -24,12 +24,6 @@ from kvp.ranking import (
 )
 
 
-def test_higher_scores_first_and_ties_go_to_the_newer_token() -> None:
-    scores = torch.tensor([1.0, 3.0, 1.0, 2.0, 1.0])
-    assert rank_tokens(scores).tolist() == [1, 3, 4, 2, 0]
-    assert rank_tokens(torch.zeros(5)).tolist() == [4, 3, 2, 1, 0]
-
-
 def test_protected_tier_precedes_everything_even_infinite_scores() -> None:
     scores = torch.tensor([0.0, 9.0, torch.inf, 5.0, 0.0, -torch.inf])
     ranking = rank_tokens(scores, Protection(sinks=1, recents=2))

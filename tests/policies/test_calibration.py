@@ -51,15 +51,6 @@ def test_a_map_never_changes_a_ranking(
     torch.testing.assert_close(calibration.apply(calibration.scores), calibration.values)
 
 
-def test_dictionaries_hold_every_bit() -> None:
-    noise = torch.rand(2, 5, generator=torch.Generator().manual_seed(0))
-    calibration = Calibration(target="contribution", scores=noise.cumsum(1), values=noise.cumsum(1))
-    again = Calibration.from_dict(calibration.to_dict())
-    assert again.target == "contribution"
-    assert torch.equal(again.scores, calibration.scores)
-    assert torch.equal(again.values, calibration.values)
-
-
 @pytest.mark.parametrize(
     ("scores", "values", "message"),
     [

@@ -1,4 +1,4 @@
-"""The controls: what draws depend on, what is pinned, the ring's buffer, the oracle's future."""
+"""The controls: what draws depend on, and what is pinned; `tests/golden` has ring and oracle."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kvp.ranking import Protection, rank_tokens, select
+from kvp.ranking import rank_tokens, select
 from kvp.scoring import View
-from policies.controls import Oracle, Random, RandomPerLayer, RandomPinned, Ring
-from policies.streaming_llm import StreamingLLM
+from policies.controls import Random, RandomPerLayer, RandomPinned
 
 MakeView = Callable[..., View]
 
@@ -69,26 +68,3 @@ def test_nothing_or_everything_is_the_question(make_view: MakeView, question: in
     view = replace(make_view(tokens=30), question=question)
     expected = Random(seed=2).score(view) if question == 0 else torch.full((2, 2, 30), 2.0)
     assert torch.equal(RandomPinned(seed=2).score(view), expected)
-
-
-@pytest.mark.parametrize("tokens", [1, 7, 8, 9, 40])
-def test_the_newest_token_overwrites_the_oldest(make_view: MakeView, tokens: int) -> None:
-    buffer = [-1] * 8
-    for token in range(tokens):
-        buffer[token % 8] = token
-    ranking = rank_tokens(Ring().score(make_view(tokens=tokens)))
-    assert {*ranking[1, 1, :8].tolist()} == {token for token in buffer if token >= 0}
-
-
-def test_protected_the_ring_keeps_what_streaming_llm_keeps(make_view: MakeView) -> None:
-    view, protection = make_view(tokens=60, budget=30), Protection(sinks=4, recents=16)
-    ring, streaming = (
-        select(scorer.score(view), 30, protection) for scorer in (Ring(), StreamingLLM())
-    )
-    assert torch.equal(ring, streaming)
-
-
-def test_the_oracle_ranks_by_the_future(make_view: MakeView) -> None:
-    view = make_view(tokens=9)
-    assert Oracle().needs.future
-    assert torch.equal(Oracle().score(view), view.future)

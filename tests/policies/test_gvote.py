@@ -30,25 +30,6 @@ def test_the_prefix_of_its_size_is_its_set(make_view: MakeView) -> None:
         assert chosen == set(np.flatnonzero(votes[0, head]).tolist())
 
 
-def test_hidden_draws_follow_mean_and_variance(make_view: MakeView) -> None:
-    """Far draws: a projection that hands out the states themselves shows them."""
-    view = make_view(tokens=20, batch=1, heads=1, group=1, width=6)
-    seen: list[torch.Tensor] = []
-
-    def project(states: torch.Tensor) -> torch.Tensor:
-        seen.append(states[:, 0])
-        return states[:, None]
-
-    mean, variance = torch.arange(6.0)[None], torch.tensor([[0.0, 1, 4, 9, 16, 25]])
-    hidden = HiddenStates(mean=mean, variance=variance, project=project)
-    GVote(samples=400).score(replace(view, hidden=hidden))
-    draws = torch.cat(seen)
-    assert (draws[:, 0] == 0).all()
-    error = (draws.mean(0) - mean[0]) / (variance[0].sqrt() / 20).clamp_min(1e-9)
-    assert error.abs().max() < 4
-    np.testing.assert_allclose(draws[:, 1:].std(0), [1, 2, 3, 4, 5], rtol=0.15)
-
-
 def test_query_draws_follow_the_queries_before_rope(make_view: MakeView) -> None:
     """Mean and covariance of many guesses, future 1 so that the rotation is a rotation."""
     view = make_view(tokens=30, batch=1, heads=1, group=2, width=4)

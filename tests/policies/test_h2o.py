@@ -13,7 +13,6 @@ from policies.h2o import H2O
 
 MakeView = Callable[..., View]
 Array = np.ndarray
-Attention = Callable[[View], Array]
 
 
 def _kept(weights: Array, budget: int) -> set[int]:

@@ -8,7 +8,7 @@ import pytest
 
 from kvp.errors import UsageError
 from kvp.ranking import UNPROTECTED
-from kvp.scoring import AUTO_GROUP, Needs, Noise, Reconstruction
+from kvp.scoring import ALL_QUERIES, AUTO_GROUP, Needs, Noise, Reconstruction
 from policies import make_allocator, make_method, make_scorer, split_method
 from policies.allocators.evolved import BudgetFile, save_budgets
 from policies.registry import METHODS, needs_in_words
@@ -127,6 +127,8 @@ def test_mistakes_are_one_line(spec: str, message: str) -> None:
         (Needs(layer_group=AUTO_GROUP), "keys, values, positions"),
         (Needs(queries=1, rope=True, hidden_after=4),
          "last query, hidden states, rotary embedding"),
+        (Needs(queries=ALL_QUERIES, future=True, question=True),
+         "future attention, every query, where the question begins"),
         (Needs(reconstruction=Reconstruction(), noise=Noise()),
          "extra passes that repeat the context, an extra pass of random tokens"),
         (Needs(queries=16, text=256, classifier="x"),

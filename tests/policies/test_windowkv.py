@@ -1,45 +1,18 @@
-"""WindowKV: sets at whole windows, settings, layer sharing; `tests/golden` has the scores."""
+"""WindowKV: settings, layer sharing, the task told by the text; `tests/golden` has the scores."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 
 from kvp.errors import UsageError
-from kvp.ranking import rank_tokens
 from kvp.scoring import AUTO_GROUP, Needs, View, score_layers
 from policies.windowkv import AGGREGATION, QA, SETTINGS, UNASKED, WindowKV, guess_task_type
 
 MakeView = Callable[..., View]
-Array = np.ndarray
-
-
-def test_by_hand() -> None:
-    """t = .1 .2 .3 .0 .25 .0 .05: sums of windows of 2 are .3 .3 .25 .05; ties go to the newer."""
-    weights = torch.tensor([0.1, 0.2, 0.3, 0.0, 0.25, 0.0, 0.05, 0.1]).clamp_min(1e-12)
-    keys = torch.zeros(1, 1, 8, 4)
-    keys[0, 0, :, 0] = weights.log() * 2  # divided by sqrt(D) = 2 again
-    queries = torch.zeros(1, 1, 8, 4)
-    queries[..., 0] = 1.0
-    view = View(
-        layer=0, keys=keys, values=keys, positions=torch.arange(8)[None], budget=4, queries=queries
-    )
-    by_sum = rank_tokens(WindowKV(observed=1, window=2).score(view))[0, 0].tolist()
-    assert by_sum in ([7, 2, 3, 1, 0, 4, 5, 6], [7, 1, 0, 2, 3, 4, 5, 6])
-    by_best = rank_tokens(WindowKV(observed=1, window=2, top=1).score(view))[0, 0].tolist()
-    assert by_best == [7, 2, 3, 4, 5, 1, 0, 6]
-
-
-def test_a_short_last_window_is_padded_with_zeros(make_view: MakeView) -> None:
-    """Equal attention everywhere: the window of 3 tokens of 8 holds least, so it comes last."""
-    view = make_view(tokens=4 + 8 + 3, batch=1)
-    view.keys[:] = 0.0
-    ranking = rank_tokens(WindowKV(observed=4, window=8).score(view))[0, 0].tolist()
-    assert ranking == [14, 13, 12, 11, *range(7, -1, -1), 10, 9, 8]
 
 
 def test_settings_of_the_paper() -> None:

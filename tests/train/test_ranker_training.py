@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import copy
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -139,28 +138,3 @@ def test_the_rate_of_a_step_is_the_schedule_s(store: Path) -> None:
         for step in range(10)
     ]
     assert rates == pytest.approx(expected)
-
-
-def test_every_head_keeps_the_average_of_its_best_validation(store: Path) -> None:
-    recipe = replace(RECIPE, steps=4)
-    module = training(store, recipe)
-    module.gradients = [like(module, step) for step in range(4)]
-    averages: dict[int, HeadRankers] = {}
-    skills = {2: [0.9, 0.1, 0.5, float("nan")], 4: [0.8, 0.6, 0.5, float("nan")]}
-
-    class Check(Callback):
-        def on_train_batch_end(self, trainer: pl.Trainer, *args: object) -> None:
-            step = trainer.global_step
-            if step in skills:
-                averages[step] = copy.deepcopy(module.average)
-                module.keep_best(torch.tensor(skills[step]))
-
-    fit(module, 4, Check())
-    best_steps = [2, 4, 2, 4]  # equal skill keeps the earlier, no skill the later weights
-    assert module.best_step.tolist() == best_steps
-    for head, step in enumerate(best_steps):
-        expected = averages[step].head_states()[head]
-        for name, tensor in module.best.head_states()[head].items():
-            assert torch.equal(tensor, expected[name]), (head, name)
-    raw, averaged = weights(module), list(averages[4].parameters())
-    assert not all(torch.equal(one, two) for one, two in zip(raw, averaged, strict=True))

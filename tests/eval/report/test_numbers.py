@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import kvp
@@ -53,27 +52,6 @@ def _texts(table: Table | None, column: int) -> dict[str, str]:
         return cell if isinstance(cell, str) else cell.text
 
     return {text(row[0]): text(row[column]) for row in table.rows}
-
-
-def test_tasks_weigh_the_same_and_seeds_are_averaged_per_prompt(
-    answers: list[Record], make_record: MakeRecord
-) -> None:
-    grid = _grid(answers)
-    kvp = grid[_setting("kvp")]["25%"]
-    # per prompt (1 + 1) / 2, (0 + 1) / 2, (1 + 0) / 2, (1 + 1) / 2; per task 0.75 and 0.75
-    assert (kvp.interval.mean, kvp.interval.prompts, kvp.policies) == (0.75, 4, 2)
-    assert grid[_setting("knorm", protected=False)]["25%"].interval.mean == 0.375
-    assert grid[_setting("full", protected=False)][None].interval.mean == 1.0
-    uneven = [
-        make_record(task="one", example="e1", score=1.0),
-        *(make_record(task="two", example=f"e{n}", score=0.0) for n in (2, 3, 4)),
-    ]
-    assert _grid(uneven)[_setting("knorm")]["25%"].interval.mean == 0.5
-
-
-def test_perplexity_weighs_tokens(replies: list[Record]) -> None:
-    cells = estimates("perplexity", replies, {None: ""}, resamples=10)[_setting("knorm")]
-    assert cells["25%"].interval.mean == pytest.approx(np.exp((20 + 60) / (10 + 30)))
 
 
 @pytest.mark.parametrize(

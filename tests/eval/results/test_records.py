@@ -40,22 +40,6 @@ def test_records_come_back_in_order_and_their_keys_are_known(tmp_path: Path) -> 
     assert RecordFile(path).keys == file.keys == {key_of(_record(name)) for name in "abc"}
 
 
-@pytest.mark.parametrize("removed", [1, 7, 30])
-def test_a_torn_last_line_is_dropped_and_written_again(tmp_path: Path, removed: int) -> None:
-    path = tmp_path / "rows.jsonl"
-    RecordFile(path).append([_record("a"), _record("b")])
-    whole = path.read_bytes()
-    path.write_bytes(whole[:-removed])
-    assert [record["example"] for record in read_records(path)] == [
-        "a"
-    ]  # a reader leaves the file alone
-    assert path.read_bytes() == whole[:-removed]
-    file = RecordFile(path)
-    assert file.keys == {key_of(_record("a"))}
-    file.append([_record("b")])
-    assert path.read_bytes() == whole
-
-
 def test_a_record_without_its_key_names_file_and_line(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     JsonLines(path).rewrite([{"a": 1}])

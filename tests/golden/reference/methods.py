@@ -16,7 +16,7 @@ Array = np.ndarray
 Truth = Callable[[Inputs, int], Array]
 
 NOT_COMPUTED = {
-    name: f"drawn, not computed: tests/policies/test_{name}.py checks the draws"
+    name: "drawn, not computed: tests/policies/test_controls.py checks the draws"
     for name in ("random", "random_pinned", "random_per_layer")
 }
 """Registered scorers without a formula to check, and why."""

@@ -31,6 +31,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from kvp.hf.cache_layers import EMPTY
 from kvp.scoring import Needs, View
 
 SIZES: dict[str, Any] = {
@@ -269,13 +270,28 @@ def masked_greedy(masked_logits: Callable[..., Tensor]) -> Callable[..., list[in
     return run
 
 
+Held = dict[int, list[list[int]]]
+"""Layer -> positions that each KV head holds."""
+
+
 @dataclass
 class Row:
-    """One row of a batch, pass by pass: tokens fed, what each head held before, last logits."""
+    """One row of a batch, pass by pass: tokens fed, what each head held, last logits."""
 
     fed: list[Tensor] = field(default_factory=list)
-    held: list[dict[int, list[list[int]]]] = field(default_factory=list)
+    held: list[Held] = field(default_factory=list)
+    """Before a pass."""
+    after: list[list[list[int]]] = field(default_factory=list)
+    """Numbers of tokens per layer and head after a pass, before an eviction between passes."""
     logits: list[Tensor] = field(default_factory=list)
+
+
+def held_by(cache: Any, entry: int) -> Held:
+    """Positions that a row's heads hold, without empty slots."""
+    return {
+        index: [[p for p in head if p < EMPTY] for head in layer.positions[entry].tolist()]
+        for index, layer in cache.stored.items()
+    }
 
 
 def left_padded(rows: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
@@ -295,17 +311,15 @@ def rows_noted(model: PreTrainedModel, rows: list[Row]) -> Iterator[None]:
         cache, fed = kwargs["past_key_values"], kwargs["input_ids"]
         mask = kwargs.get("attention_mask")  # None where nothing is padded
         real = (torch.ones_like(fed) if mask is None else mask[:, -fed.shape[1] :]).bool()
-        layers = cache.stored if cache.get_seq_length() else {}
         for entry, row in enumerate(rows):
             row.fed.append(fed[entry][real[entry]])
-            places = {index: layer.positions[entry].tolist() for index, layer in layers.items()}
-            row.held.append(
-                {i: [[p for p in head if p < 2**63 - 1] for head in h] for i, h in places.items()}
-            )
+            row.held.append(held_by(cache, entry) if cache.get_seq_length() else {})
 
     def after(module: Any, args: Any, kwargs: dict[str, Any], output: Any) -> None:
-        for row, logits in zip(rows, output.logits[:, -1], strict=True):
-            row.logits.append(logits.clone())
+        for entry, row in enumerate(rows):
+            row.logits.append(output.logits[entry, -1].clone())
+            held = held_by(kwargs["past_key_values"], entry)
+            row.after.append([[len(head) for head in heads] for heads in held.values()])
 
     handles = [
         model.register_forward_pre_hook(before, with_kwargs=True),
@@ -314,6 +328,19 @@ def rows_noted(model: PreTrainedModel, rows: list[Row]) -> Iterator[None]:
     yield
     for handle in handles:
         handle.remove()
+
+
+@pytest.fixture
+def noted() -> Callable[[PreTrainedModel], AbstractContextManager[Row]]:
+    """A context that notes every forward pass of one sequence inside an evicting block."""
+
+    @contextmanager
+    def noting(model: PreTrainedModel) -> Iterator[Row]:
+        rows = [Row()]
+        with rows_noted(model, rows):
+            yield rows[0]
+
+    return noting
 
 
 @pytest.fixture
@@ -478,6 +505,34 @@ class Fixed:
                 heads.append(sorted(order[:budget]))
             result.append(heads)
         return result
+
+
+class Uneven:
+    """The first of two heads keeps `by` tokens less than the budget, the second so many more."""
+
+    name = "uneven"
+
+    def __init__(self, by: int = 1) -> None:
+        self.by = by
+
+    def allocate(self, request: Any) -> Tensor:
+        counts = torch.tensor([[request.budget - self.by, request.budget + self.by]])
+        return counts.repeat(len(request.scores), 1)
+
+
+@pytest.fixture
+def uneven() -> type[Uneven]:
+    """An allocator of two heads."""
+    return Uneven
+
+
+@pytest.fixture
+def uninitialised_memory_is_nan() -> Iterator[None]:
+    """Spare capacity, and the slots of other heads, read as NaN."""
+    torch.use_deterministic_algorithms(True)
+    assert torch.utils.deterministic.fill_uninitialized_memory
+    yield
+    torch.use_deterministic_algorithms(False)
 
 
 @pytest.fixture

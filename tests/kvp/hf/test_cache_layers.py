@@ -13,20 +13,12 @@ from kvp.errors import UsageError
 from kvp.hf import EvictingCache, observe
 from kvp.hf.cache_layers import EMPTY, TAIL_GROWTH, EvictingLayer, RaggedLayer, StoredLayer
 
+pytestmark = pytest.mark.usefixtures("uninitialised_memory_is_nan")
 Prompt = Callable[..., Tensor]
 Sets = list[list[list[list[int]]]]
 """Kept tokens [entry][layer][head]."""
 
 TOLERANCE = 1e-4
-
-
-@pytest.fixture(autouse=True)
-def uninitialised_memory_is_nan() -> Iterator[None]:
-    """Spare capacity, and the slots of other heads, read as NaN."""
-    torch.use_deterministic_algorithms(True)
-    assert torch.utils.deterministic.fill_uninitialized_memory
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 def uneven_sets(batch: int, tokens: int, *, seed: int = 5, full_layer: int | None = 2) -> Sets:

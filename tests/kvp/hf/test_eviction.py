@@ -72,8 +72,9 @@ def positions(layer: Any, entry: int = 0) -> list[list[int]]:
     return [[p for p in head if p < EMPTY] for head in layer.positions[entry].tolist()]
 
 
-@pytest.mark.parametrize("allocator", [None, Drawn()], ids=["even", "drawn"])
-@pytest.mark.parametrize("fed_again", [0, 1])
+@pytest.mark.parametrize(
+    ("allocator", "fed_again"), [(None, 0), (Drawn(), 1)], ids=["even", "drawn"]
+)
 def test_prefill_and_evict_then_generate(
     model: PreTrainedModel, prompt: Prompt, fixed: Any, masked_greedy: Any, generate: Any,
     watched: Any, allocator: Drawn | None, fed_again: int,
@@ -165,20 +166,20 @@ def test_a_padded_batch_equals_each_prompt_alone(
 
 @pytest.mark.parametrize("budget", [40, 64, "100%"])
 def test_a_budget_of_the_whole_prompt_changes_nothing(
-    model: PreTrainedModel, prompt: Prompt, fixed: Any, budget: int | str, generate: Any
+    qwen: PreTrainedModel, prompt: Prompt, fixed: Any, budget: int | str, generate: Any
 ) -> None:
     ids = prompt(40)
-    plain = generate(model, ids, 8, output_logits=True)
+    plain = generate(qwen, ids, 8, output_logits=True)
     scorer = fixed(40)
-    with evicting(model, scorer, budget):
-        output = generate(model, ids, 8, output_logits=True)
+    with evicting(qwen, scorer, budget):
+        output = generate(qwen, ids, 8, output_logits=True)
     assert torch.equal(torch.stack(output.logits), torch.stack(plain.logits))
     # The same tokens are fed: a greedy choice between two logits 5e-7 apart depends on the CPU.
     fed = plain.sequences[:, ids.shape[1] - 1 : -1]
     for again in (0, 1):  # the last token is not read, or read and fed again
-        cache = prefill_and_evict(model, ids[:, : 39 + again], scorer, budget, fed_again=again)
+        cache = prefill_and_evict(qwen, ids[:, : 39 + again], scorer, budget, fed_again=again)
         assert cache.layers[0].positions[0].tolist() == [list(range(39))] * 2
-        logits = model(input_ids=fed, past_key_values=cache).logits[0]
+        logits = qwen(input_ids=fed, past_key_values=cache).logits[0]
         assert (logits - torch.cat(plain.logits)).abs().max() <= 1e-4
     assert scorer.calls == 0
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,37 +16,23 @@ from kvp.hf.attention import QueryRecorder
 from kvp.hf.cache_layers import EvictingLayer, RaggedLayer
 
 Prompt = Callable[..., Tensor]
+pytestmark = pytest.mark.usefixtures("uninitialised_memory_is_nan")
 CONTEXT = 40
-
-
-@pytest.fixture(autouse=True)
-def uninitialised_memory_is_nan() -> Iterator[None]:
-    """Spare capacity reads as NaN."""
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
-
-
-class Uneven:
-    """A head of 21 tokens and one of 23 in every layer."""
-
-    name = "uneven"
-
-    def allocate(self, request: Any) -> Tensor:
-        return torch.tensor([[21, 23]]).expand(request.scores.shape[0], -1).contiguous()
 
 
 KINDS = ("full", "dense", "ragged")
 
 
 @pytest.fixture
-def fresh(qwen: PreTrainedModel, prompt: Prompt, fixed: Any) -> Callable[[str], EvictingCache]:
+def fresh(
+    qwen: PreTrainedModel, prompt: Prompt, fixed: Any, uneven: Any
+) -> Callable[[str], EvictingCache]:
     """Make a cache of one context, compressed or not, its storage just as large as needed."""
 
     def make(kind: str) -> EvictingCache:
         if kind == "full":
             return observe(qwen, prompt(CONTEXT), queries=0).cache
-        allocator = Uneven() if kind == "ragged" else None
+        allocator = uneven() if kind == "ragged" else None
         return prefill_and_evict(qwen, prompt(CONTEXT), fixed(CONTEXT), 22, allocator=allocator)
 
     return make

@@ -21,25 +21,16 @@ Prompt = Callable[..., Tensor]
 LAYERS, HEADS = 3, 2
 
 
-class Uneven:
-    """12 tokens for each first head and 32 for each second one."""
-
-    name = "uneven"
-
-    def allocate(self, request: Any) -> Tensor:
-        return torch.tensor([[request.budget - 10, request.budget + 10]] * LAYERS)
-
-
-@pytest.mark.parametrize("allocator", [None, Uneven()], ids=["even", "uneven"])
+@pytest.mark.parametrize("by", [0, 10], ids=["even", "uneven"])
 def test_the_latest_call_is_told_in_numbers_words_and_a_picture(
-    qwen: PreTrainedModel, prompt: Prompt, fixed: Any, generate: Any, allocator: Uneven | None
+    qwen: PreTrainedModel, prompt: Prompt, fixed: Any, generate: Any, by: int, uneven: Any
 ) -> None:
     ids, scorer = prompt(60), fixed(60)
     full = generate(qwen, ids, 5).past_key_values
-    with evicting(qwen, scorer, 32, allocator=allocator) as kept:
+    with evicting(qwen, scorer, 32, allocator=uneven(by) if by else None) as kept:
         for _ in range(2):
             cache = generate(qwen, ids, 5).past_key_values
-    budgets = (32, 32) if allocator is None else (22, 42)
+    budgets = (32 - by, 32 + by)
     assert kept.cache is cache
     assert kept.seen.tolist() == [64]  # the last answer token is not fed
     assert kept.tokens.tolist() == [[[count + 4 for count in budgets]] * LAYERS]
@@ -49,7 +40,7 @@ def test_the_latest_call_is_told_in_numbers_words_and_a_picture(
             assert kept.positions(layer, head).tolist() == [*chosen, 60, 61, 62, 63]
     assert kept.nbytes == cache.nbytes
     assert kept.full_nbytes == sum(one.keys.nbytes + one.values.nbytes for one in full.layers)
-    held = "36" if allocator is None else "26 to 46"
+    held = "26 to 46" if by else "36"
     first, second, third = str(kept).splitlines()
     assert first == f"64 tokens; each of 3 layers x 2 KV heads keeps {held}, 56.2% on average"
     assert f"instead of {kept.full_nbytes / 1000:.1f} kB" in second

@@ -77,13 +77,6 @@ def test_names_say_file_and_rounding(saved: Path) -> None:
     assert Evolved(file=str(saved)) == Evolved(file=str(saved))
 
 
-def test_completion_by_hand(saved: Path) -> None:
-    # k = 10, 20, 30 and T = 3 * 7 = 21: k T / A = 3.5, 7, 10.5
-    assert Evolved(file=str(saved)).allocate(_request(7))[:, 0].tolist() == [4, 7, 10]
-    faithful = Evolved(file=str(saved), rounding="faithful")
-    assert faithful.allocate(_request(7))[:, 0].tolist() == [4, 7, 11]
-
-
 @given(
     chosen=st.lists(st.integers(0, 50), min_size=3, max_size=3).filter(any),
     budget=st.integers(2, 90),
