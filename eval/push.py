@@ -6,7 +6,7 @@ The card is made from what the policy's own files record: nothing in it is typed
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from shlex import join
@@ -20,7 +20,9 @@ from eval.comparison import compare_all
 from eval.config import PushConfig
 from eval.records import UNIFORM
 from eval.report import tables
-from eval.results import load_results, unfinished
+from eval.results import commands, load_results, unfinished
+from eval.shapes import SHAPES
+from kvp.artifacts.files import foreign
 from kvp.errors import PolicyError, UsageError
 from kvp.hub import HubName
 from kvp.manifest import sha256_file
@@ -58,10 +60,10 @@ not calibrated, so heads cannot compete for one budget
 ```python
 from kvp import evicting, load_model, load_policy{% if allocator %}, make_allocator{% endif %}
 
-model, tokenizer = load_model("{{ base_model }}")
+model, tokenizer = load_model({{ base_model | tojson }})
 policy = load_policy("{{ name }}")
 with evicting(model, policy, budget="12.5%"\
-{% if allocator %}, allocator=make_allocator("{{ allocator }}"){% endif %}):
+{% if allocator %}, allocator=make_allocator({{ allocator | tojson }}){% endif %}):
     model.generate(**tokenizer("...", return_tensors="pt"))
 ```
 
@@ -123,18 +125,22 @@ def model_card(
         resamples: behind each interval of that table.
 
     Raises:
+        PolicyError: the policy's own words about itself are not what kvp writes.
         ResultsError: the results are damaged.
         UsageError: they are not of this policy, which the digest of its index tells.
     """
     from huggingface_hub import ModelCard, ModelCardData
 
     meta, training = policy.meta, policy.meta.training
+    with foreign(policy.source.folder / INDEX, PolicyError):
+        SHAPES[INDEX].validate_python(vars(meta))
     # As people load it: what a quantised copy is made of, else the model itself.
     base_model = meta.model.get("base_model") or meta.model.get("id") or ""
     on_hub = HubName.parse(base_model) is not None and not Path(base_model).exists()
     measured = None if results is None else _measured(results, policy, resamples)
     allocator = measured["allocator"] if measured else "global" if policy.calibration else None
     runs = (training.get("text", {}), training, training.get("distillation", {}))
+    trained_by = [join(run["command"]) for run in runs if run.get("command")]
     card = ModelCard.from_template(
         ModelCardData(
             base_model=base_model if on_hub else None,
@@ -154,7 +160,7 @@ def model_card(
         results=measured,
         skills=list(_skills(meta)),
         spec=policy.rankers.spec,
-        trained_by=[join(run["command"]) for run in runs if run.get("command")],
+        trained_by=[each.replace("`", "'") for each in trained_by],
         training=training,
     )
     return f"{str(card).rstrip()}\n"
@@ -174,9 +180,9 @@ def _measured(folder: Path, policy: Shard, resamples: int) -> dict[str, Any]:
     not `uniform`, None for that one.
     """
     results = load_results(folder)
-    manifest, identity = results.manifest, results.manifest["identity"]
+    manifest, policies = results.manifest, results.manifest.get("policies", {})
     digest = sha256_file(policy.source.folder / INDEX)
-    labels = {name for name, other in manifest["policies"].items() if other == digest}
+    labels = {name for name, other in policies.items() if other == digest}
     records = [record for record in results.records if record["policy"] in {None, *labels}]
     rules = {record["allocator"] for record in records if record["policy"] in labels}
     if not rules:
@@ -189,15 +195,15 @@ def _measured(folder: Path, policy: Shard, resamples: int) -> dict[str, Any]:
     lacking = unfinished(results)
     shown = [replace(each, unfinished=lacking) for each in compare_all(ours, resamples=resamples)]
     prompts = {(record["task"], record["example"]) for record in records}
-    weights = identity.get("model_digest", {}).get("weights", "")[:12]
-    runs: list[Mapping[str, Any]] = [*manifest.get("earlier_runs", []), manifest]
+    weights = ((results.setting("model_digest") or {}).get("weights") or "")[:12]
     return {
         "allocator": next(iter(sorted(rules - {UNIFORM})), None),
-        "commands": dict.fromkeys(join(run["command"]) for run in runs if run.get("command")),
-        "setup": f"{lacking} {len(prompts)} {identity['split']} prompts of "
-        f"{', '.join(sorted({task for task, _ in prompts}))}, at most {identity['length']} tokens, "
-        f"on `{identity['model']}`{f' (weights {weights})' if weights else ''} in "
-        f"{identity['dtype']}".lstrip(),
+        "commands": [each.replace("`", "'") for each in commands(manifest)],
+        "setup": f"{lacking} {len(prompts)} {results.setting('split')} prompts of "
+        f"{', '.join(sorted({task for task, _ in prompts}))}, at most "
+        f"{results.setting('length')} tokens, on `{results.setting('model')}`"
+        f"{f' (weights {weights})' if weights else ''} in "
+        f"{results.setting('dtype')}".lstrip(),
         "tables": [tables.markdown(tables.every_setting(comparison)) for comparison in shown],
     }
 

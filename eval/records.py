@@ -15,8 +15,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from eval.shapes import FULL as FULL
+from eval.shapes import SELF_SIZED as SELF_SIZED
+from eval.shapes import SHAPES
 from kvp.artifacts.addresses import Place, files_below, make_folder, place
-from kvp.artifacts.files import JsonLines, cache_folder, fetch, is_partial, staging_folder
+from kvp.artifacts.files import JsonLines, cache_folder, fetch, foreign, is_partial, staging_folder
 from kvp.errors import AddressError, ResultsError
 from kvp.manifest import digest_json
 
@@ -38,15 +41,13 @@ _METHOD_KEY = ("model", "method", "variant", "allocator", "protected", "policy",
 TIMING_KEY = (*_METHOD_KEY, "budget_spec")
 CURVE_KEY = (*_METHOD_KEY, "layer", "head")
 """The same for timing.jsonl and curves.jsonl."""
+_SHAPES = {KEY_FIELDS: SHAPES[ROWS], TIMING_KEY: SHAPES[TIMING], CURVE_KEY: SHAPES[CURVES]}
 
 PROTOCOL_NAMES = {
     "query_aware": "query_aware, the question is seen at compression",
     "query_agnostic": "query_agnostic, the question is not seen at compression",
 }
 """Protocols in words."""
-
-FULL = "full"
-"""Method that evicts nothing."""
 
 ORACLE = "oracle"
 """Method that ranks by the attention that the answer will pay."""
@@ -62,9 +63,6 @@ _SEPARATORS = "-_. "
 
 READABLE = 8
 """Prompts of a task, the first ones, whose records also hold what people read."""
-
-SELF_SIZED = "own"
-"""`budget_spec` of a record whose method decided how many tokens to keep."""
 
 
 def key_of(record: Mapping[str, Any]) -> Key:
@@ -154,18 +152,23 @@ def read_records(path: Place, key_fields: Sequence[str] = ()) -> Iterator[Record
     """Records of a JSON-lines file in order, without a torn last line.
 
     Raises ResultsError, naming file and line, on a missing file, on a damaged line before the last,
-    where two records have the same values of `key_fields`, and where one lacks them.
+    where different records have the same values of `key_fields`, and where one is of another shape.
     """
     if not path.exists():
         raise ResultsError(f"{path} does not exist; is this a results folder?")
-    lines: dict[Key, int] = {}
+    lines: dict[Key, tuple[int, int]] = {}
+    shape = _SHAPES.get(tuple(key_fields))
     for number, record in JsonLines(path).numbered():
-        if missing := [field for field in key_fields if field not in record]:
-            raise ResultsError(f"{path} line {number} lacks {missing[0]!r}; delete that line")
+        if shape:
+            with foreign(f"{path} line {number}", ResultsError):
+                shape.validate_python(record)
         key = tuple(map(str, (record[field] for field in key_fields)))
-        if key_fields and (first := lines.setdefault(key, number)) != number:
-            raise ResultsError(f"{path} line {number} repeats line {first}; delete that line")
-        yield record
+        told = number, hash(repr(record))
+        first = lines.setdefault(key, told) if key_fields else told
+        if first[1] != told[1]:
+            raise ResultsError(f"{path} line {number} repeats line {first[0]}; delete that line")
+        if first == told:  # else a writer was stopped, and another one took its place
+            yield record
 
 
 def merge_records(path: Path, records: Iterable[Record], key_fields: Sequence[str]) -> None:

@@ -10,6 +10,7 @@ a note.
 
 from __future__ import annotations
 
+import shlex
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,7 +24,6 @@ from eval.records import (
     FILES,
     KEY_FIELDS,
     MANIFEST,
-    PROTOCOL_NAMES,
     ROWS,
     TIMING,
     TIMING_KEY,
@@ -32,6 +32,7 @@ from eval.records import (
     read_records,
     setting_of,
 )
+from eval.shapes import SHAPES
 from eval.tuned_settings import TunedSettings, load_settings
 from kvp.artifacts.addresses import place
 from kvp.artifacts.claim import FolderKind, OutputFolder
@@ -48,7 +49,7 @@ from kvp.manifest import (
 )
 from kvp.metrics import METRICS_VERSION
 
-FORMAT = Format("kvp-results", 3)
+FORMAT = Format("kvp-results", 3, SHAPES[MANIFEST])
 
 INPUT_FLAGS = ("essays", "squad", "hotpotqa", "chat", "text", "data")
 """Settings that name files or folders which prompts come from."""
@@ -135,8 +136,8 @@ def write_manifest(
     earlier = folder.existing_marker or {}
     settings = portable(config.recorded())
     runs = list(earlier.get("earlier_runs", []))
-    if earlier and earlier["config"] != settings:
-        runs.append({name: earlier[name] for name in ("config", "created", "command")})
+    if earlier and earlier.get("config") != settings:
+        runs.append({name: earlier.get(name) for name in ("config", "created", "command")})
     repositories = {**earlier.get("policy_repositories", {}), **(hub or {})}
     paths = tuned_files(config.method_list)
     plans: dict[str, dict[str, Any]] = {}
@@ -255,41 +256,42 @@ def load_results(folder: Path) -> Results:
     if not (folder / MANIFEST).exists():
         raise ResultsError(f"{folder} holds no {MANIFEST}; is this a results folder of kvp-eval?")
     manifest = FORMAT.read(folder / MANIFEST, ResultsError)
-    with foreign(folder / MANIFEST, ResultsError):
-        notes: list[str] = list(manifest.get("notes", []))
-        records = {
-            field: _records(folder / name, key, notes)
-            if field == "records" or (folder / name).exists()
-            else ()
-            for field, (name, key) in _FILES.items()
-        }
-        if not records["records"]:
-            raise ResultsError(f"{folder / ROWS} holds no records yet; run kvp-eval first")
-        if any(record["metrics_version"] != METRICS_VERSION for record in records["curves"]):
-            raise ResultsError(
-                f"{folder / CURVES} holds another definition of skill than this kvp; "
-                "delete it and run kvp-eval --traces again"
-            )
-        there = (folder / TOKENS).exists()
-        return Results(
-            folder=folder,
-            manifest=manifest,
-            **records,
-            tokens=read_sealed_json(folder / TOKENS, ResultsError) if there else None,
-            tuned=tuned_of(folder / MANIFEST, manifest),
-            notes=tuple(notes),
+    notes: list[str] = list(manifest.get("notes", []))
+    records = {
+        field: _records(folder / name, key, notes)
+        if field == "records" or (folder / name).exists()
+        else ()
+        for field, (name, key) in _FILES.items()
+    }
+    if not records["records"]:
+        raise ResultsError(f"{folder / ROWS} holds no records yet; run kvp-eval first")
+    kinds = {(each["metrics_version"], *each["budgets"]) for each in records["curves"]}
+    if len(kinds) > 1 or any(version != METRICS_VERSION for version, *_ in kinds):
+        raise ResultsError(
+            f"{folder / CURVES} holds another definition of skill than this kvp; "
+            "delete it and run kvp-eval --traces again"
         )
+    tokens = None
+    if (folder / TOKENS).exists():
+        tokens = read_sealed_json(folder / TOKENS, ResultsError)
+        with foreign(folder / TOKENS, ResultsError):
+            SHAPES[TOKENS].validate_python(tokens)
+    return Results(
+        folder=folder,
+        manifest=manifest,
+        **records,
+        tokens=tokens,
+        tuned=tuned_of(folder / MANIFEST, manifest),
+        notes=tuple(notes),
+    )
 
 
 def _records(path: Path, key: Sequence[str], notes: list[str]) -> tuple[Record, ...]:
     """Records of a file; adds a note on a torn last line.
 
-    Checksums of lines find damage (`kvp.artifacts.files`). A protocol becomes part of file names.
+    Checksums of lines find damage (`kvp.artifacts.files`).
     """
     records = tuple(read_records(path, key))
-    for record in records:
-        if record["protocol"] not in PROTOCOL_NAMES:
-            raise ResultsError(f"{path} holds a record of no known protocol; run kvp-eval again")
     if path.read_bytes()[-1:] not in (b"", b"\n"):
         notes.append(f"The last line of {path.name} is torn (an interrupted run) and left out.")
     return records
@@ -373,6 +375,15 @@ def labels(runs: Sequence[Results]) -> list[str]:
         if len(set(found)) == len(found):
             return found
     return [f"{name}, {run.folder}".lstrip(", ") for name, run in zip(found, runs, strict=True)]
+
+
+def commands(manifest: Mapping[str, Any]) -> list[str]:
+    """Command lines that wrote the folder, the earliest first."""
+    lines = []
+    for run in (*manifest.get("earlier_runs", []), manifest):
+        command = run.get("command") or "command not recorded"
+        lines.append(command if isinstance(command, str) else shlex.join(command))
+    return list(dict.fromkeys(lines))
 
 
 def model_name(results: Results) -> str:

@@ -11,8 +11,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
+from kvp.artifacts.files import foreign
 from kvp.errors import ResultsError
 from kvp.manifest import Format, write_sealed_json
 
@@ -81,10 +82,8 @@ class TunedSettings:
     @classmethod
     def from_json(cls, content: Mapping[str, Any], label: str) -> Self:
         """Read `to_json`; raises ResultsError, naming `label`, where it is damaged."""
-        try:
+        with foreign(label, ResultsError):
             return TypeAdapter(cls).validate_python(content)
-        except ValidationError:
-            raise ResultsError(f"{label} is damaged: run kvp tune again") from None
 
 
 def save_settings(path: Path, settings: TunedSettings, run: Mapping[str, Any]) -> None:

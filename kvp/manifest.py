@@ -20,7 +20,7 @@ from typing import Any
 
 import kvp
 from kvp.artifacts.addresses import ObjectPath, Place, is_address
-from kvp.artifacts.files import atomic_write_text, parse_json
+from kvp.artifacts.files import atomic_write_text, foreign, parse_json
 from kvp.errors import KvpError, ModelError, StoreError
 
 SEAL = "sha256"
@@ -81,6 +81,8 @@ class Format:
 
     name: str
     version: int
+    shape: Any = None
+    """What it holds, a TypeAdapter of pydantic; None where readers check that."""
 
     @property
     def head(self) -> dict[str, Any]:
@@ -96,6 +98,9 @@ class Format:
             raise error(
                 f"{path} has format version {found}, this kvp reads {self.version}: make it anew"
             )
+        if self.shape:
+            with foreign(path, error):
+                self.shape.validate_python(content)
         return content
 
 

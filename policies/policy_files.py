@@ -207,10 +207,9 @@ def load_shard(name: str | Path | PolicySource) -> Shard:
         record = content["calibration"]
         calibration = None if record is None else Calibration.from_dict(record)
         _covering(calibration, len(meta.head_range))
-        if {*map(type, (meta.model, meta.training, *meta.held_out))} != {dict}:
-            raise TypeError("model, training and every part of held_out are objects")
-        if not isinstance(meta.training.get("seed"), int | None):
-            raise TypeError("a seed is an integer")
+        objects = {*map(type, (meta.model, meta.training, *meta.held_out))}
+        if objects != {dict} or not isinstance(meta.training.get("seed"), int | None):
+            raise TypeError("model, training and every part of held_out are objects, a seed is not")
         records = {name: (each["bytes"], each["sha256"]) for name, each in content["files"].items()}
         sizes = (len(meta.head_range), spec.head_dim)  # first: a foreign file may claim any number
         fits = sizes == (len(records), geometry.head_dim) and meta.head_range.start >= 0

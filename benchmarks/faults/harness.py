@@ -1,7 +1,7 @@
-"""Run one trial in a child process and report how it ended.
+"""Run a trial in a child process, and say how it ended.
 
-A trial either reads something (and returns a value that must equal the undamaged one) or runs a
-program (and must end with exit code 0, or 2 and one line on stderr).
+A trial runs a program, which must end with exit code 0, or 2 and one line on stderr, and then reads
+what it wrote, which must be what an undisturbed run writes.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ import os
 import resource
 import signal
 import sys
-import tempfile
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-GOOD = ("same", "refused", "done", "resumed")
-"""Outcomes that lose nothing: undamaged content, one clear line, exit code 0, equal after a repeat.
-All others are faults: `silent` (other content, no word), `traceback`, `hang`, `wall` (more than one
-line), `exit` (another exit code), `stuck` (the same command is refused after an interruption)."""
-
+OUTCOMES = ("survived", "said", "silent", "traceback", "hang")
+"""`survived`: the undamaged content. `said`: refused in one line. Then faults: `silent`: other
+content and no word. `traceback`: one, or more than a line, or an exit code that is none of ours.
+`hang`: no end, or no way on: the same command is refused once what disturbed it is gone."""
+FAULTS = OUTCOMES[2:]
+NOBODY = 65534
+"""User to whom a folder of root's is read-only."""
 _GIB = 2**30
 
 
@@ -34,27 +34,9 @@ _GIB = 2**30
 class Trial:
     """How one trial ended."""
 
-    name: str
     outcome: str
+    name: str = ""
     detail: str = ""
-
-
-@dataclass
-class Area:
-    """Trials of one kind."""
-
-    name: str
-    trials: list[Trial] = field(default_factory=list)
-
-    @property
-    def counts(self) -> Counter[str]:
-        """Trials by outcome."""
-        return Counter(trial.outcome for trial in self.trials)
-
-    @property
-    def faults(self) -> list[Trial]:
-        """Trials in which something went wrong."""
-        return [trial for trial in self.trials if trial.outcome not in GOOD]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,39 +45,70 @@ class Ended:
 
     code: int | None
     """Exit code, negative for a signal, None if it had to be stopped."""
-    value: object
-    error: str
+    value: Any = None
+    error: str = ""
     """Everything it wrote to stderr."""
 
 
-def in_child(
-    work: Callable[[], object],
-    *,
-    seconds: float = 60.0,
-    kill_after: float | None = None,
-    largest_file: int | None = None,
-) -> Ended:
-    """Call `work` in a fork of this process; its JSON value comes back.
+class Child:
+    """A fork of this process that calls `work`; its JSON value comes back.
 
-    `kill_after` seconds it gets SIGKILL (an interruption, not a failure); `largest_file` bounds the
-    bytes of any file it writes, as a full disk would; 6 GiB bound its address space growth.
+    `largest_file` bounds the bytes of any file it writes, `environment` is set for it, `user` is
+    who it runs as; 12 GiB bound its memory.
     """
-    with tempfile.TemporaryDirectory() as scratch:
-        value = Path(scratch, "value")
-        reading, writing = os.pipe()  # no file: a full disk would cut messages off
-        child = os.fork()
-        if not child:
-            os.close(reading)
-            _work(work, writing, value, largest_file)
-        os.close(writing)
-        errors: list[bytes] = []
-        reader = threading.Thread(target=_drain, args=(reading, errors), daemon=True)
-        reader.start()
-        code = _wait(child, kill_after if kill_after is not None else seconds)
-        reader.join(timeout=1)  # a process that the child started may hold the pipe open
-        text = b"".join(errors).decode(errors="replace")
-        content = json.loads(value.read_text()) if value.exists() else None
-    return Ended(code=code, value=content, error=text)
+
+    def __init__(
+        self,
+        work: Callable[[], object],
+        *,
+        largest_file: int | None = None,
+        environment: Mapping[str, str] | None = None,
+        user: int | None = None,
+    ) -> None:
+        pipes = [os.pipe(), os.pipe()]  # no files: a full disk would cut messages off
+        self._id = os.fork()
+        if not self._id:
+            os.environ.update(environment or {})
+            if user is not None:
+                os.setgid(user)
+                os.setuid(user)
+            _work(work, pipes[0][1], os.fdopen(pipes[1][1], "w"), largest_file)
+        self._read: tuple[list[bytes], list[bytes]] = [], []
+        self._readers = []
+        for (reading, writing), chunks in zip(pipes, self._read, strict=True):
+            os.close(writing)
+            self._readers.append(threading.Thread(target=_drain, args=(reading, chunks)))
+            self._readers[-1].daemon = True
+            self._readers[-1].start()
+
+    def signal(self, number: int) -> None:
+        """Send a signal, unless it has ended and was waited for."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._id, number)
+
+    def wait(self, seconds: float = 90.0) -> Ended:
+        """How it ends; after `seconds`, but for those in which this process slept, it is killed."""
+        code, before = None, time.monotonic()
+        while code is None and seconds > 0:
+            done, status = os.waitpid(self._id, os.WNOHANG)
+            code = os.waitstatus_to_exitcode(status) if done else None
+            time.sleep(0 if done else 0.005)
+            seconds -= min(time.monotonic() - before, 0.1)
+            before = time.monotonic()
+        if code is None:
+            self.signal(signal.SIGKILL)
+            os.waitpid(self._id, 0)
+        for reader in self._readers:
+            reader.join(timeout=1)  # a process that the child started may hold a pipe open
+        error, value = (b"".join(chunks).decode(errors="replace") for chunks in self._read)
+        return Ended(
+            code=code, value=json.loads(value) if code == 0 and value else None, error=error
+        )
+
+
+def in_child(work: Callable[[], object], seconds: float = 90.0, **limits: Any) -> Ended:  # noqa: ANN401
+    """Call `work` in a `Child` with these limits, and wait for it."""
+    return Child(work, **limits).wait(seconds)
 
 
 def _drain(reading: int, chunks: list[bytes]) -> None:
@@ -104,13 +117,12 @@ def _drain(reading: int, chunks: list[bytes]) -> None:
             chunks.append(chunk)
 
 
-def _work(work: Callable[[], object], errors: int, value: Path, largest_file: int | None) -> None:
+def _work(work: Callable[[], object], errors: int, value: Any, largest_file: int | None) -> None:  # noqa: ANN401
     code = 70
     torch.set_num_threads(1)  # a fork has none of the parent's worker threads
     try:
-        quiet = os.open(os.devnull, os.O_WRONLY)
         os.dup2(errors, 2)
-        os.dup2(quiet, 1)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         resource.setrlimit(resource.RLIMIT_DATA, (12 * _GIB, hard))
@@ -118,8 +130,8 @@ def _work(work: Callable[[], object], errors: int, value: Path, largest_file: in
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # writes fail with EFBIG instead
             resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
         result = work()
-        if largest_file is None:
-            value.write_text(json.dumps(result))
+        json.dump(result, value)
+        value.flush()
         code = result if isinstance(result, int) and not isinstance(result, bool) else 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 1
@@ -134,59 +146,49 @@ def _work(work: Callable[[], object], errors: int, value: Path, largest_file: in
         os._exit(code)
 
 
-def _wait(child: int, seconds: float) -> int | None:
-    """Exit code of a child, None where it was killed for taking longer than `seconds`."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        done, status = os.waitpid(child, os.WNOHANG)
-        if done:
-            return os.waitstatus_to_exitcode(status)
-        time.sleep(0.005)
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    return None
-
-
-def program_outcome(name: str, ended: Ended) -> Trial:
-    """A program may end well, or refuse in one line."""
+def program_outcome(ended: Ended) -> Trial:
+    """A program may end well, or refuse in one line; a kill is no fault of its own."""
     lines = [line for line in ended.error.splitlines() if line.strip()]
     if ended.code is None:
-        return Trial(name=name, outcome="hang")
+        return Trial(outcome="hang", detail=" | ".join(lines)[-200:])
     if "Traceback (most recent call last)" in ended.error:
-        return Trial(name=name, outcome="traceback", detail=lines[-1][:200])
-    if ended.code == 0:
-        return Trial(name=name, outcome="done")
+        return Trial(outcome="traceback", detail=" | ".join(lines[-3:])[-300:])
+    if ended.code in (0, -signal.SIGKILL):
+        return Trial(outcome="survived")
     errors = [line for line in lines if ": error: " in line]
-    if ended.code != 2 or not errors:
-        return Trial(name=name, outcome="exit", detail=f"{ended.code}: {' | '.join(lines)[-200:]}")
-    if lines[lines.index(errors[0]) + 1 :] or "usage:" in ended.error:
-        return Trial(name=name, outcome="wall", detail=f"{len(lines)} lines")
-    return Trial(name=name, outcome="refused", detail=errors[0][:200])
+    if ended.code != 2 or not errors or errors[0] != lines[-1] or "usage:" in ended.error:
+        text = f"exit code {ended.code}: {' | '.join(lines)[-200:]}"
+        return Trial(outcome="traceback", detail=text)
+    return Trial(outcome="said", detail=errors[0][-300:])
 
 
-def reader_outcome(name: str, ended: Ended, truth: object) -> Trial:
+def reader_outcome(ended: Ended, truth: object) -> Trial:
     """A reader returns `{"value": ...}` or `{"refused": ...}`."""
-    if ended.code is None:
-        return Trial(name=name, outcome="hang")
-    if not isinstance(ended.value, dict):
-        lines = ended.error.strip().splitlines() or ["no message"]
-        return Trial(name=name, outcome="traceback", detail=lines[-1][:200])
+    if ended.code is None or not isinstance(ended.value, dict):
+        return program_outcome(ended) if ended.code is None else Trial(
+            outcome="traceback", detail=ended.error.strip()[-200:]
+        )  # fmt: skip
     if "refused" in ended.value:
-        text = str(ended.value["refused"])
-        one_line = "\n" not in text.strip()
-        return Trial(name=name, outcome="refused" if one_line else "wall", detail=text[:200])
-    same = ended.value["value"] == truth
-    return Trial(name=name, outcome="same" if same else "silent")
+        text = str(ended.value["refused"]).strip()
+        return Trial(outcome="traceback" if "\n" in text else "said", detail=text[:200])
+    return Trial(outcome="survived" if ended.value["value"] == truth else "silent")
 
 
-def table(areas: Sequence[Area]) -> str:
-    """One Markdown row per area."""
-    columns = (*GOOD, "silent", "traceback", "hang", "wall", "exit", "stuck")
-    lines = [
-        "| area | tried | " + " | ".join(columns) + " |",
-        "|---|" + "--:|" * (len(columns) + 1),
-    ]
-    for area in areas:
-        counts = [str(area.counts[column]) for column in columns]
-        lines.append(f"| {area.name} | {len(area.trials)} | " + " | ".join(counts) + " |")
+def worst(trials: Iterable[Trial], name: str) -> Trial:
+    """The one that counts of several parts of a trial."""
+    found = max(trials, key=lambda trial: OUTCOMES.index(trial.outcome))
+    return Trial(outcome=found.outcome, name=name, detail=found.detail)
+
+
+def table(counts: Mapping[str, Mapping[str, int]]) -> str:
+    """One Markdown row per disturbance: what an area is called before its first comma."""
+    sums: dict[str, list[int]] = {}
+    for area, numbers in counts.items():
+        row = sums.setdefault(area.partition(",")[0], [0] * len(OUTCOMES))
+        row[:] = [number + numbers.get(name, 0) for number, name in zip(row, OUTCOMES, strict=True)]
+    sums["all"] = [sum(column) for column in zip(*sums.values(), strict=True)]
+    lines = [f"| disturbance | trials | {' | '.join(OUTCOMES)} |"]
+    lines.append("|---|" + "--:|" * (len(OUTCOMES) + 1))
+    for name, row in sums.items():
+        lines.append(f"| {name} | {sum(row)} | {' | '.join(map(str, row))} |")
     return "\n".join(lines)

@@ -21,16 +21,16 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 from cmaes import CMA
 from numpy.typing import NDArray
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter
 
 from kvp.artifacts.claim import FolderKind, OutputFolder
-from kvp.artifacts.files import JsonLines
+from kvp.artifacts.files import JsonLines, foreign
 from kvp.errors import ResultsError
 from kvp.manifest import Format, write_sealed_json
 from kvp.ranking import apportion
@@ -68,12 +68,12 @@ class Generation:
     """Points of the unit cube, one per candidate."""
     schemes: list[tuple[int, ...]]
     """Counts per layer, one scheme per candidate."""
-    scores: list[float]
+    scores: list[Annotated[float, Field(ge=0, le=1)]]
     """Mean task scores."""
-    fitness: list[float]
-    evaluated: int
+    fitness: list[Annotated[float, Field(ge=0, le=2)]]
+    evaluated: Annotated[int, Field(ge=0)]
     """Schemes that had to be run; the others had been seen before."""
-    seconds: float = 0.0
+    seconds: Annotated[float, Field(ge=0, le=1e9)] = 0.0
     """Wall-clock time."""
 
 
@@ -93,12 +93,9 @@ class Journal:
         self._lines = JsonLines(path)
         self._lines.cut_torn_line()
         for number, record in self._lines.numbered() if path.exists() else ():
-            try:
+            with foreign(f"{path} line {number}", ResultsError):
                 entry = TypeAdapter(Generation).validate_python(record)
-            except ValidationError:
-                entry = None
-            if entry is None or not len(entry.scores) == len(entry.fitness) == len(entry.schemes):
-                raise ResultsError(f"{path} line {number} is damaged; choose another --out")
+                [*zip(entry.scores, entry.fitness, entry.schemes, strict=True)]
             self.generations.append(entry)
         self._replayed = 0
         self._started = time.monotonic()

@@ -95,7 +95,7 @@ def _prompt(records: Sequence[Record]) -> Record:
     are numbers of letters that no answer tells apart.
     """
     records = sorted(records, key=lambda record: record["method"] != FULL)
-    letters = zip(*(record.get("excerpt_kept", "") for record in records), strict=True)
+    letters = zip(*(record.get("excerpt_kept", "") for record in records), strict=False)
     runs = [(len([*same]), kept) for kept, same in groupby(letters)]
     return {name: records[0].get(name) for name in _OF_PROMPT} | {
         "runs": [length for length, _ in runs],
@@ -110,7 +110,7 @@ def _prompt(records: Sequence[Record]) -> Record:
 
 def _evidence(record: Record) -> float | None:
     """Share of the evidence that heads keep, mean over heads; None without evidence."""
-    if not record.get("evidence_tokens"):
+    if not record.get("evidence_tokens") or not record.get("evidence_kept"):
         return None
     heads: list[float] = [kept for layer in record["evidence_kept"] for kept in layer]
     return round(sum(heads) / len(heads) / int(record["evidence_tokens"]), 3)

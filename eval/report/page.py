@@ -12,7 +12,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
@@ -41,10 +40,10 @@ from eval.report.answers import Answers, answers, packed
 from eval.report.costs import Cost, costs, shown_costs, timings
 from eval.report.figures import Picture, TokenMap, drawn_settings, rank_styles, token_map
 from eval.report.tables import Table
-from eval.results import Results, join, labels, load_results, model_name, unfinished
+from eval.results import Results, commands, join, labels, load_results, model_name, unfinished
 from kvp.artifacts.addresses import is_address
-from kvp.artifacts.files import atomic_write_bytes, foreign
-from kvp.errors import ResultsError, UsageError
+from kvp.artifacts.files import atomic_write_bytes
+from kvp.errors import UsageError
 from kvp.progress import Progress, phase
 
 GENERATOR = '<meta name="generator" content="kvp-report">'
@@ -392,15 +391,6 @@ def _about(run: Run) -> Iterator[Block]:
     yield Text(text="\n".join(commands(manifest)), style="code")
 
 
-def commands(manifest: Mapping[str, Any]) -> list[str]:
-    """Command lines that wrote the folder, the earliest first."""
-    lines = []
-    for run in (*manifest.get("earlier_runs", []), manifest):
-        command = run.get("command", "command not recorded")
-        lines.append(command if isinstance(command, str) else shlex.join(map(str, command)))
-    return list(dict.fromkeys(lines))
-
-
 _BEGINNING = 8192
 """Bytes in which a page names its writer."""
 
@@ -421,10 +411,9 @@ def run(config: ReportConfig) -> None:
     _refuse_others(out)
     results = join([load_results(folder) for folder in folders])
     phase("computing intervals and differences")
-    with foreign(folders[0], ResultsError):
-        runs = make_runs(results, config.bootstrap)
-        blocks = blocks_of(runs)
-        page = render(runs, blocks).encode("utf-8", "backslashreplace")
+    runs = make_runs(results, config.bootstrap)
+    blocks = blocks_of(runs)
+    page = render(runs, blocks).encode("utf-8", "backslashreplace")
     if png:
         for picture in pictures(blocks):
             _write(png / f"{picture.name}.png", picture.image("png"))
@@ -443,9 +432,5 @@ def _refuse_others(out: Path) -> None:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Write a file as a whole; ResultsError where the disk refuses."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        atomic_write_bytes(path, content)
-    except OSError as problem:
-        raise ResultsError(f"{path} cannot be written: {problem.strerror or problem}") from None
+    path.parent.mkdir(parents=True, exist_ok=True)
+    atomic_write_bytes(path, content)

@@ -50,14 +50,16 @@ def parse_json(text: bytes | str) -> Any:  # noqa: ANN401 - anything JSON can ho
 
 
 @contextmanager
-def foreign(path: Place, error: type[KvpError]) -> Iterator[None]:
+def foreign(path: Place | str, error: type[KvpError]) -> Iterator[None]:
     """Around code that takes a file's content, which may be anything, apart: errors are `error`."""
     try:
         yield
     except (KvpError, OSError):
         raise
     except Exception as problem:
-        reason = " ".join(f"{type(problem).__name__}: {problem}".split())[:200]
+        told = next(iter(getattr(problem, "errors", list)()), None)  # the first one of pydantic's
+        reason = told and f"{'.'.join(map(str, told['loc']))}: {told['msg']}"
+        reason = " ".join((reason or f"{type(problem).__name__}: {problem}").split())[:200]
         raise error(f"{path} is damaged or not what kvp writes ({reason})") from problem
 
 

@@ -46,6 +46,7 @@ FORMAT = "kvp-cache"
 FORMAT_VERSION = 2
 _HEADER = "kvp"
 """Name of the JSON text in the header of the safetensors file."""
+_FACTS = {"seen": int, "evicted": bool, "gaps": bool, "window": int}
 _KINDS: Mapping[str, type[StoredLayer]] = {"dense": EvictingLayer, "ragged": RaggedLayer}
 
 
@@ -129,10 +130,11 @@ def _load(path: Path, header: Mapping[str, Any], inner: PreTrainedModel) -> Evic
         held = {
             name: tensor.to(devices[index], copy=True) for name, tensor in states[index].items()
         }
+        _check(held, {**facts, "window": header["window"] or -1}, geometry_of(inner.config))
         if "queries" in held:
             queries[index] = held.pop("queries")
-        _check(held, geometry_of(inner.config))
         own.append(_KINDS[kind].of_state(LayerState(tensors=held, **facts)))
+    (_,) = {layer.batch for layer in own}  # ValueError where there are several
     others = other_layers(inner.config)
     for index, layer in others.items():
         facts = header["others"][str(index)]
@@ -151,20 +153,24 @@ def _load(path: Path, header: Mapping[str, Any], inner: PreTrainedModel) -> Evic
     return cache
 
 
-def _check(parts: Mapping[str, Tensor], size: Geometry) -> None:
+def _check(parts: Mapping[str, Tensor], facts: Mapping[str, Any], size: Geometry) -> None:
     """Raise ValueError where the tensors of a layer do not fit each other: kernels trust them."""
     lengths, kinds = parts.get("lengths"), ("keys", "values", "positions")
     keys, values, positions = (parts[f"{'tail_' * (lengths is not None)}{each}"] for each in kinds)
     batch, heads, slots, width = keys.shape
     fits = keys.shape == values.shape and (heads, width) == (size.kv_heads, size.head_dim)
     fits &= positions.shape in ((batch, 1, slots), (batch, heads, slots))
-    fits &= len(parts.get("newest", positions)) == batch
+    fits &= "newest" not in parts or parts["newest"].shape == (batch,)
+    queries = parts.get("queries", keys.repeat_interleave(size.group, dim=1))
+    fits &= queries.shape == (batch, size.query_heads, *queries.shape[2:3], width)
+    fits &= keys.is_floating_point() and {values.dtype, queries.dtype} == {keys.dtype}
     if lengths is not None:
         flat = [parts[each] for each in kinds]
-        fits &= lengths.shape == (batch, heads) and bool((lengths >= 0).all())
+        fits &= lengths.shape == (batch, heads) and not lengths.is_floating_point()
+        fits &= bool((lengths >= 0).all())
         fits &= [part.shape[1:] for part in flat] == [(width,), (width,), ()]
         fits &= {*map(len, flat)} == {int(lengths.sum())}
-    if not fits:
+    if not fits or {name: type(fact) for name, fact in facts.items()} != _FACTS:
         raise ValueError("tensors of a layer do not fit each other or the model")
 
 

@@ -108,23 +108,19 @@ class TraceWriter:
         already is left as it is.
 
         Raises:
-            StoreError: the disk refuses (full, read-only), or a number is not finite.
+            StoreError: a number is not finite.
+            OSError: the disk refuses (full, read-only).
             ValueError: the trace does not fit the store's plan.
         """
         tensors = self._checked(trace)
         index = trace.record.index
         if metadata.record_path(self.path, index).exists():
             return
-        try:
-            for array, tensor in tensors.items():
-                content = encoded_shard(self.plan, array, index, _padded(tensor, self.plan, array))
-                atomic_write_bytes(shard_path(self.path, array, index), content)
-            path = metadata.record_path(self.path, index)  # makes it visible
-            write_sealed_json(path, {"record": trace.record.to_dict()})
-        except OSError as problem:
-            raise StoreError(
-                f"cannot write to {self.path}: {problem.strerror or problem}"
-            ) from None
+        for array, tensor in tensors.items():
+            content = encoded_shard(self.plan, array, index, _padded(tensor, self.plan, array))
+            atomic_write_bytes(shard_path(self.path, array, index), content)
+        path = metadata.record_path(self.path, index)  # makes it visible
+        write_sealed_json(path, {"record": trace.record.to_dict()})
 
     def write_all(self, traces: Iterable[Trace], given: Callable[[Trace], None]) -> None:
         """`write` of many in a thread, while the next one is made; `given` is told of each.

@@ -22,13 +22,12 @@ from torch import Tensor
 
 from kvp.artifacts.files import foreign
 from kvp.errors import PolicyError
-from kvp.manifest import read_sealed_json, write_sealed_json
+from kvp.manifest import Format, write_sealed_json
 from kvp.ranking import Protection, Request
 from policies.allocators.per_layer import ROUNDINGS, exact_counts, published_counts
 from policies.registry import BaseAllocator, Limits
 
-FORMAT = "kvp-budgets"
-FORMAT_VERSION = 1
+FORMAT = Format("kvp-budgets", 1)
 BUDGET_FILE = "budgets.json"
 """Name of the file in a folder; the folder may be named in its stead."""
 
@@ -82,8 +81,7 @@ def save_budgets(path: Path, budgets: BudgetFile, run: Mapping[str, Any]) -> Non
     """Write a budget file atomically; `run` is the manifest of what made it."""
     content = asdict(budgets)
     geometry = {name: content.pop(name) for name in ("layers", "kv_heads")}
-    written = {"format": FORMAT, "format_version": FORMAT_VERSION, "run": dict(run)}
-    write_sealed_json(path, {**written, "geometry": geometry, **content})
+    write_sealed_json(path, {**FORMAT.head, "run": dict(run), "geometry": geometry, **content})
 
 
 def load_budgets(file: str | Path) -> BudgetFile:
@@ -91,13 +89,10 @@ def load_budgets(file: str | Path) -> BudgetFile:
     path = budget_path(file)
     if not path.is_file():
         raise PolicyError(f"{path} is no budget file: name one that kvp evolve wrote")
-    content = read_sealed_json(path, PolicyError)
-    if content.pop("format", None) != FORMAT:
-        raise PolicyError(f"{path} is not a budget file")
-    if (version := content.pop("format_version", None)) != FORMAT_VERSION:
-        raise PolicyError(f"{path} has format version {version}, this kvp reads {FORMAT_VERSION}")
+    content = FORMAT.read(path, PolicyError)
     with foreign(path, PolicyError):
-        del content["run"]
+        for name in (*FORMAT.head, "run"):
+            del content[name]
         protection, counts = Protection(**content["protection"]), tuple(content["counts"])
         given = {**content.pop("geometry"), **content, "protection": protection, "counts": counts}
         return BudgetFile(**given)

@@ -2,75 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import signal
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from benchmarks.faults.areas import damage_read, data_files, flags
-from benchmarks.faults.artefacts import (
-    Artefacts,
-    import_programs,
-    make,
-    read_budgets,
-    read_policy,
-    read_traces,
-)
-from benchmarks.faults.harness import Area, Ended, program_outcome, reader_outcome
+from benchmarks.faults.disturbances import areas
+from benchmarks.faults.harness import FAULTS, Ended, program_outcome, reader_outcome, table
+from benchmarks.faults.programs import make
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _imported() -> None:
-    import_programs()
+SAMPLE = {
+    "kill, kvp-train": 2, "full disk, kvp-collect": 2, "read-only folder, kvp-train": 2,
+    "stopped and replaced, kvp-collect": 1, "two programs, kvp-train": 2,
+    "flipped bit read, */c.* of a trace store": 5, "flipped bit read, layer_* of a policy": 5,
+    "flipped bit resumed, checkpoints/last.ckpt of train": 1,
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Artefacts:
-    return make(tmp_path_factory.mktemp("made"))
+def folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as found:
+        Path(found).chmod(0o755)
+        make(Path(found, "made"), ("traces", "policy", "unfinished train"))
+        yield Path(found)
 
 
-def _clean(area: Area, least: int) -> None:
-    assert len(area.trials) >= least
-    assert not area.faults, area.faults
-
-
-@pytest.mark.parametrize(
-    ("name", "read"),
-    [
-        ("traces", read_traces), ("policy", read_policy),
-        ("budgets", read_budgets),
-    ],
-)  # fmt: skip
-def test_damaged_artefacts_are_refused_or_the_same(
-    name: str, read: Callable[[Path], str], made: Artefacts, tmp_path: Path
-) -> None:
-    skip = (".ckpt", "run.json", ".0") if name == "policy" else ()  # of the training run
-    _clean(damage_read(name, made.base / name, read, 8, tmp_path, skip=skip), 6)
-
-
-def test_odd_rows_end_well_or_in_one_line(tmp_path: Path) -> None:
-    _clean(data_files(6, tmp_path), 6)
-
-
-def test_odd_flags_end_well_or_in_one_line(made: Artefacts, tmp_path: Path) -> None:
-    _clean(flags(made, 6, tmp_path), 6)
+@pytest.mark.parametrize("name", SAMPLE)
+def test_a_disturbed_program_goes_on_or_says_why_not(name: str, folder: Path) -> None:
+    run, whole = areas(folder / "made", folder, ("", ""))[name]
+    trials = run(SAMPLE[name])
+    assert len(trials) == SAMPLE[name] < whole
+    assert not [trial for trial in trials if trial.outcome in FAULTS], trials
 
 
 def test_faults_and_good_ends_are_distinguished() -> None:
     traceback = "Traceback (most recent call last)\nValueError: x"
-    ends = {
-        "traceback": Ended(code=1, value=None, error=traceback),
-        "hang": Ended(code=None, value=None, error=""),
-        "exit": Ended(code=3, value=None, error="what"),
-        "wall": Ended(code=2, value=None, error="usage: x\nkvp-x: error: y"),
-        "refused": Ended(code=2, value=None, error="kvp-x: error: y"),
-        "done": Ended(code=0, value=0, error="a note"),
-    }
-    for outcome, end in ends.items():
-        assert program_outcome("trial", end).outcome == outcome
-    assert (
-        reader_outcome("trial", Ended(code=0, value={"value": 1}, error=""), 2).outcome == "silent"
-    )
-    assert reader_outcome("trial", Ended(code=0, value={"value": 2}, error=""), 2).outcome == "same"
+    ends = [
+        ("traceback", Ended(code=1, error=traceback)),
+        ("traceback", Ended(code=3, error="what")),
+        ("traceback", Ended(code=2, error="usage: x\nkvp-x: error: y")),
+        ("hang", Ended(code=None)),
+        ("said", Ended(code=2, error="kvp-x: error: y")),
+        ("survived", Ended(code=0, value=0, error="a note")),
+        ("survived", Ended(code=-signal.SIGKILL)),
+    ]
+    for outcome, end in ends:
+        assert program_outcome(end).outcome == outcome
+    assert reader_outcome(Ended(code=0, value={"value": 1}), 2).outcome == "silent"
+    assert reader_outcome(Ended(code=0, value={"value": 2}), 2).outcome == "survived"
+    counts = {"kill, a": {"said": 1}, "kill, b": {"said": 2, "hang": 1}}
+    assert table(counts).splitlines()[2] == "| kill | 4 | 0 | 3 | 0 | 0 | 1 |"

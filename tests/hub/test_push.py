@@ -37,7 +37,7 @@ def record(policy: str | None, budget: str | None, score: float, example: int) -
         "model": "nano", "method": method, "variant": "auto", "allocator": "uniform",
         "policy": policy, "policy_seed": 3 if policy else None, "protected": False,
         "protocol": "query_aware", "task": "niah_single_1", "split": "test", "length": 256,
-        "budget_spec": budget, "budget": 32, "example": str(example), "seed": 0,
+        "budget_spec": budget, "budget": budget and 32, "example": str(example), "seed": 0,
         "prompt_tokens": 250, "cached_tokens": 249, "kept_tokens": 32, "cache_bytes": 1,
         "prediction": "x", "references": ["x"], "score": score, "nll": None,
         "reply_tokens": None, "seconds": None, "prompt_digest": "0" * 16, "metric": "all",

@@ -19,7 +19,7 @@ PARTS = {
 }  # fmt: skip
 
 
-def _write(path: Path, model: PreTrainedModel, tokenizer_json: Path | None = None) -> None:
+def write(path: Path, model: PreTrainedModel, tokenizer_json: Path | None = None) -> None:
     config, family = model.config, model.config.model_type
     writer = gguf.GGUFWriter(path, family)
     writer.add_context_length(config.max_position_embeddings)
@@ -58,4 +58,4 @@ def _write(path: Path, model: PreTrainedModel, tokenizer_json: Path | None = Non
 def write_gguf() -> Callable[..., None]:
     """Write a Llama or Qwen2 and its byte-level tokenizer, if any, as llama.cpp's converter does:
     `write_gguf(path, model, tokenizer_json)`."""
-    return _write
+    return write

@@ -114,7 +114,7 @@ def test_folders_that_several_runs_extended_have_a_report(
         (("{tmp}/r", "--out", "{tmp}/r"), "--out"),
         (("{tmp}/r", "--out", "{tmp}/r/rows.jsonl"), "--out"),
         (("{tmp}/r", "--out", "{tmp}/notes.html"), "was not written by kvp-report"),
-        (("{tmp}/r", "--out", "{tmp}/notes.html/x/y.html"), "cannot be"),
+        (("{tmp}/r", "--out", "{tmp}/notes.html/x/y.html"), "Not a directory"),
         (("{tmp}/r", "--png", "{tmp}/notes.html"), "--png"),
         (("{tmp}/r", "--bootstrap", "0"), "--bootstrap must be at least 1"),
     ],

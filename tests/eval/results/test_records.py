@@ -18,13 +18,13 @@ from kvp.errors import ResultsError
 
 
 def _record(example: str, **fields: Any) -> dict[str, Any]:
+    none = ("policy", "budget_spec", "policy_seed", "budget", "nll", "reply_tokens", "prediction")
     return {
-        **dict.fromkeys(KEY_FIELDS),
-        "example": example,
-        "score": 1.0,
-        "prompt_digest": "0",
-        **fields,
-    }
+        **dict.fromkeys(none), **dict.fromkeys(("model", "variant", "task", "metric"), "x"),
+        "allocator": "uniform", "method": "full", "protected": False, "protocol": "query_aware",
+        "length": 9, "kept_tokens": 8, "cached_tokens": 8, "example": example, "score": 1.0,
+        "prompt_digest": "0", **fields,
+    }  # fmt: skip
 
 
 def test_records_come_back_in_order_and_their_keys_are_known(tmp_path: Path) -> None:
@@ -43,7 +43,7 @@ def test_records_come_back_in_order_and_their_keys_are_known(tmp_path: Path) -> 
 def test_a_record_without_its_key_names_file_and_line(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     JsonLines(path).rewrite([{"a": 1}])
-    with pytest.raises(ResultsError, match="line 1 lacks 'model'"):
+    with pytest.raises(ResultsError, match=r"line 1 is damaged .* \(model: Field required\)"):
         RecordFile(path)
     with pytest.raises(ResultsError, match="does not exist"):
         list(read_records(tmp_path / "none.jsonl"))
@@ -52,8 +52,10 @@ def test_a_record_without_its_key_names_file_and_line(tmp_path: Path) -> None:
 def test_two_records_of_one_key_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     RecordFile(path).append([_record("a"), _record("b")])
+    JsonLines(path).append([_record("b")])  # of a writer that was stopped and replaced
+    assert [record["example"] for record in read_records(path, KEY_FIELDS)] == ["a", "b"]
     JsonLines(path).append([_record("a", score=0.5)])
-    with pytest.raises(ResultsError, match=r"rows\.jsonl line 3 repeats line 1"):
+    with pytest.raises(ResultsError, match=r"rows\.jsonl line 4 repeats line 1"):
         RecordFile(path)
 
 
@@ -74,7 +76,7 @@ def test_parts_of_several_workers_are_joined_to_the_same_file_twice(tmp_path: Pa
     (tmp_path / "rows" / "half.0123abcd.partial").write_bytes(b'{"half": ')  # what a kill leaves
     first.refresh()
     assert first.keys == {key_of(_record(name)) for name in "abc"}
-    assert first.digests == {(None, "a"): "0", (None, "b"): "x", (None, "c"): "0"}
+    assert first.digests == {("x", "a"): "0", ("x", "b"): "x", ("x", "c"): "0"}
     rows = tmp_path / "rows.jsonl"
     first.join(rows)
     content = rows.read_bytes()

@@ -10,6 +10,7 @@ import copy
 import json
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,10 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load, save
 
+from eval.evolve.search import Journal, SearchPlan, search
 from eval.methods import build_methods
+from eval.push import model_card
+from eval.records import RecordFile
 from eval.results import RESULTS, load_results
 from kvp.artifacts.claim import LOCK, OutputFolder
 from kvp.artifacts.files import JsonLines
@@ -26,15 +30,17 @@ from kvp.artifacts.tensors import tensors_digest
 from kvp.errors import KvpError, UsageError
 from kvp.geometry import Geometry
 from kvp.hf import EvictingCache, geometry_of, load_cache, load_model, save_cache
+from kvp.hf.attention import QueryRecorder
 from kvp.manifest import SEAL, digest_json, read_sealed_json, sha256_file, write_sealed_json
-from kvp.programs import report
+from kvp.programs import report, run_program
 from kvp.store import SequenceRecord, StorePlan, Trace, TraceReader, TraceWriter
 from kvp.store.metadata import STORE
 from policies import load_policy, make_allocator
-from policies.policy_files import PolicyMeta, save_policy
+from policies.policy_files import PolicyMeta, load_shard, save_policy
 from policies.ranker import HeadRankers, RankerSpec
 from train.calibration import recipe_of
 
+compare = partial(run_program, "compare")
 CODE = "hostile_code:Scorer"
 FOREIGN = (None, -1, 2**70, CODE, "../../x", [["[/b]\x1b[2J\n<script>"]])
 SIZE = Geometry(layers=1, query_heads=2, kv_heads=2, head_dim=4)
@@ -59,6 +65,8 @@ ROW = {
     "policy": None, "policy_seed": None, "protocol": "query_aware", "task": "t", "example": "e",
     "budget_spec": None, "budget": None, "score": 1.0, "nll": None, "reply_tokens": None,
     "length": 8, "cached_tokens": 7, "kept_tokens": 7, "prediction": "x", "references": ["x"],
+    "prompt_digest": "0", "metric": "all", "excerpt": "x", "excerpt_kept": "9",
+    "evidence_tokens": 1, "evidence_kept": [[1]],
 }  # fmt: skip
 
 
@@ -66,13 +74,16 @@ def _make(kind: str, folder: Path) -> tuple[Path, Callable[[], object]]:
     """A sound artefact: its sealed file, and what reads it."""
     if kind == "policy":
         rankers = HeadRankers(RankerSpec(head_dim=4, hidden=4), 2, torch.Generator().manual_seed(0))
-        training = {"seed": 3, "recipe": {"objective": CODE, "steps": 9}}
-        meta = PolicyMeta(geometry=SIZE, model={"id": "m"}, training=training, held_out=[{}])
+        text = {"data": {"name": "d", "tasks": ["t"], "length": 8}, "answers": "a", "command": []}
+        recipe = {"objective": CODE, "label": "l", "steps": 9}
+        meta = PolicyMeta(geometry=SIZE, model={"id": "m"}, held_out=[{"skill": 1}],
+                          training={"seed": 3, "recipe": recipe, "text": text})  # fmt: skip
         save_policy(folder, rankers, meta)
 
         def read() -> None:
             policy = load_policy(folder)
             repr(policy), recipe_of(policy.metadata["training"])
+            assert "<script>" not in model_card(load_shard(folder), "a/b", license=None)
 
         return folder / "policy.json", read
     if kind in ("store", "sequence"):
@@ -94,7 +105,11 @@ def _make(kind: str, folder: Path) -> tuple[Path, Callable[[], object]]:
     readers: dict[str, Callable[[], object]] = {
         "settings": lambda: build_methods([f"tuned:{folder}"]),
         "budgets": lambda: make_allocator(f"evolved:{folder}"),
-        "results": lambda: (load_results(folder), report([str(folder), "--bootstrap", "1"])),
+        "results": lambda: (
+            load_results(folder),
+            report([str(folder), "--bootstrap", "1"]),
+            OutputFolder.claim(folder, RESULTS, RESULT["identity"]).release(),
+        ),
     }
     return file, readers[kind]
 
@@ -155,14 +170,29 @@ def test_any_part_may_be_foreign(tmp_path: Path, ran: Path, kind: str) -> None:
         assert words in _line(read)
 
 
-def test_fields_of_rows_may_be_foreign(tmp_path: Path) -> None:
+PLAN = SearchPlan(layers=2, budget=4, minimum=1, maximum=8, group=2, generations=1,
+                  constraint="project", seed=0)  # fmt: skip
+READERS: dict[str, Callable[[Path], object]] = {
+    "report": lambda file: report([str(file.parent), "--bootstrap", "1"]),
+    "compare": lambda file: compare([*[str(file.parent)] * 2, "--bootstrap", "1"]),
+    "resumed eval": RecordFile,
+    "resumed search": lambda file: search(PLAN, lambda some: [0.5] * len(some), Journal(file)),
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_fields_of_rows_may_be_foreign(tmp_path: Path, reader: str) -> None:
     file = _make("results", tmp_path / "a")[0].parent / "rows.jsonl"
-    for content in _changed(dict(ROW)):
-        JsonLines(file).rewrite([content])
-        assert report([str(file.parent), "--bootstrap", "1"]) in (0, 2)  # or a traceback
+    if reader == "resumed search":
+        file.unlink()
+        READERS[reader](file)
+    read, rows = partial(READERS[reader], file), list(JsonLines(file))
+    for content in _changed(dict(rows[0])):
+        JsonLines(file).rewrite([content, *rows[1:]])
+        _line(read)  # or a traceback
     for line in ('{"a": 1, "a": 1}\n', "[" * 200_000 + "\n"):
         file.write_text(line)
-        assert "rows.jsonl line 1 is damaged" in _line(lambda: load_results(file.parent))
+        assert "rows.jsonl line 1 is damaged" in _line(lambda: list(JsonLines(file)))
 
 
 @pytest.mark.parametrize("side", ["scorer", "allocator"])
@@ -183,13 +213,19 @@ def test_code_that_a_file_names_needs_the_caller_to_name_it(
     assert ran.exists()
 
 
-@pytest.mark.parametrize("name", ["../secret", "{tmp}/secret", "sequences/000000.json"])
+@pytest.mark.parametrize(
+    "name", ["../secret", "{tmp}/secret", "sequences/000000.json", "k/zarr.json"]
+)
 def test_a_manifest_lists_no_other_files(tmp_path: Path, name: str) -> None:
     file, read = _make("store", tmp_path / "a")
-    content = read_sealed_json(file)
+    content, refusal = read_sealed_json(file), "it lists files that no trace store has"
     content["files"][name.format(tmp=tmp_path)] = "0"
+    if name == "k/zarr.json":  # of another fill value, and listed
+        refusal, array = "describes another array than the store's plan", file.parent / name
+        array.write_text(array.read_text().replace('"fill_value": 0.0', '"fill_value": 1.0'))
+        content["files"][name] = sha256_file(array)
     write_sealed_json(file, content)
-    assert "it lists files that no trace store has" in _line(read)
+    assert refusal in _line(read)
 
 
 @pytest.mark.parametrize(
@@ -228,7 +264,10 @@ def test_headers_of_caches_may_be_foreign(tmp_path: Path, ran: Path, second: int
     size = geometry_of(model.config)
     keys = [torch.ones(1, size.kv_heads, 3, size.head_dim)] * size.layers
     slots = torch.tensor([[0, 1], [0, second]]).repeat(size.kv_heads // 2, 1)
-    save_cache(EvictingCache.select(keys, keys, [slots[None]] * size.layers, 3), file, model)
+    cache = EvictingCache.select(keys, keys, [slots[None]] * size.layers, 3)
+    queries = torch.ones(1, size.query_heads, 2, size.head_dim)
+    cache.recorder = QueryRecorder(2, {index: queries.clone() for index in range(size.layers)})
+    save_cache(cache, file, model)
     tensors = load(file.read_bytes())
     with safe_open(file, framework="pt") as stream:
         sound = json.loads(stream.metadata()["kvp"])

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvp.errors import PolicyError, UsageError
+from kvp.manifest import Format
 from kvp.ranking import Protection, Request
 from policies.allocators.evolved import (
     BudgetFile,
@@ -95,7 +96,7 @@ def test_every_budget_is_met_exactly(
 
 
 def test_unknown_versions_are_refused(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("policies.allocators.evolved.FORMAT_VERSION", 2)
+    monkeypatch.setattr("policies.allocators.evolved.FORMAT", Format("kvp-budgets", 2))
     save_budgets(saved, replace(_file(1, 2, 3), seed=5), {})
     monkeypatch.undo()
     with pytest.raises(PolicyError, match="format version 2, this kvp reads 1"):

@@ -1,0 +1,288 @@
+"""The programs that are disturbed, with small work for each, and what reads what they write."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.faults.harness import in_child
+from kvp import programs
+from kvp.artifacts.addresses import Place, place
+from kvp.errors import KvpError, guarded
+
+Reader = Callable[[Place], object]
+_PROMPTS = "--tasks niah_single_1 --length 160 --max_new_tokens 4"
+_TRAIN = (
+    "--traces {made}/traces --hidden 4 --steps 4 --contexts 1 --min_prefix 32 --validate_every 2 "
+    "--checkpoint_every 1 --validation_contexts 1 --calibration_contexts 1"
+)
+_DISTILL = (
+    "--policy {made}/policy --traces {made}/traces --steps 3 --contexts 1 --validate_every 2 "
+    "--validation_contexts 1 --checkpoint_every 1 --budget_range 20%:40% --future_tokens 16"
+)
+_EVAL = f"{_PROMPTS} --methods full,knorm,snapkv --prompts 2 --budgets 25%,50% --timing_prompts 1"
+_TUNE = (
+    f"{_PROMPTS} --methods knorm,snapkv --settings_per_method 3 --allocators uniform --prompts 1 "
+    "--budgets 25% --protocols query_aware --bootstrap 20"
+)
+_EVOLVE = (
+    f"{_PROMPTS} --scorer knorm --search_prompts 1 --holdout 0 --budget 25% --generations 1 "
+    "--group 5"
+)
+
+
+@dataclass(frozen=True)
+class Command:
+    """A program, its flags, and what reads its output; `{made}` are artefacts (`make`)."""
+
+    program: str
+    flags: str
+    read: Reader
+    on_s3: bool = True
+    """Whether `--out` may be an address."""
+    folder: bool = True
+    """Whether `--out` is a folder that it claims."""
+
+    @property
+    def spelled(self) -> str:
+        """Its name as users know it."""
+        return "shrink" if self.program == "shrink" else programs.spelled(self.program)
+
+    @property
+    def there(self) -> bool:
+        """Whether what it needs is installed."""
+        return self.program != "shrink" or find_spec("llama_cpp") is not None
+
+    def work(self, made: Path, out: str) -> Callable[[], object]:
+        """A call of the program."""
+        words = [word.format(made=made, out=out) for word in self.flags.split()]
+        if self.program == "shrink":
+            return partial(guarded, partial(_shrink, *words), "shrink")
+        return partial(programs.run_program, self.program, words)
+
+    def content(self, out: str) -> Callable[[], dict[str, object]]:
+        """A call of the reader."""
+        return partial(read_or_refuse, self.read, place(out))
+
+
+def read_or_refuse(read: Reader, folder: Place) -> dict[str, object]:
+    """What a reader finds, or the line that refuses it."""
+    try:
+        return {"value": read(folder)}
+    except KvpError as error:
+        return {"refused": str(error)}
+
+
+def digest(content: object) -> str:
+    """SHA-256 of anything JSON can hold; tensors by their bytes."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True, default=_plain).encode()).hexdigest()
+
+
+def _plain(value: Any) -> str:  # noqa: ANN401
+    if hasattr(value, "numpy"):
+        return hashlib.sha256(value.detach().contiguous().numpy().tobytes()).hexdigest()
+    return str(value)
+
+
+def read_traces(folder: Place) -> str:
+    """Digest of everything a trace store gives its readers."""
+    from kvp.store import TraceReader
+
+    reader = TraceReader(folder)
+    traces = [vars(reader.trace(record.index)) for record in reader.records()]
+    return digest([str(reader.plan), reader.complete, reader.output_gram(), traces])
+
+
+def read_policy(folder: Place) -> str:
+    """Digest of a policy's weights, calibration and what it says of itself."""
+    from policies.policy_files import load_policy
+
+    policy = load_policy(str(folder))
+    calibration = policy.calibration and policy.calibration.to_dict()
+    return digest([policy.rankers.state_dict(), calibration, str(policy.geometry)])
+
+
+def read_results(folder: Place) -> str:
+    """Digest of what a results folder holds, in any order; times are left out."""
+    from eval.records import results_folder
+    from eval.results import load_results
+
+    results = load_results(results_folder(str(folder)))
+    records = [
+        digest({name: value for name, value in record.items() if "seconds" not in name})
+        for record in (*results.records, *results.curves)
+    ]
+    torn = [note for note in results.notes if "torn" in note]
+    return digest([sorted(records), results.tokens, len(results.timing), torn])
+
+
+def read_settings(folder: Place) -> str:
+    """Digest of what kvp tune chose."""
+    from eval.tuned_settings import load_settings
+
+    return digest(load_settings(Path(str(folder))).to_json())
+
+
+def read_budgets(folder: Place) -> str:
+    """Digest of what a budget file decides (a resumed search took other seconds)."""
+    from policies.allocators.evolved import load_budgets
+
+    budgets = load_budgets(str(folder))
+    return digest([str(budgets.counts), budgets.scorer, str(budgets.protection)])
+
+
+def read_page(folder: Place) -> str:
+    """Digest of a report."""
+    return hashlib.sha256((folder / "page.html").read_bytes()).hexdigest()
+
+
+def read_cache(folder: Place) -> str:
+    """Digest of a cache file."""
+    from kvp.hf import load_cache, load_model
+
+    cache = load_cache(str(folder / "cache"), load_model("nano")[0])
+    return digest([layer.state.tensors for layer in cache.stored.values()])
+
+
+def read_answer(folder: Place) -> str:
+    """What llama.cpp wrote after its cache was shrunk."""
+    return (folder / "answer").read_bytes().decode()
+
+
+def read_nothing(folder: Place) -> str:
+    """A program that writes nothing is done when it says so."""
+    return ""
+
+
+def _shrink(gguf: str, out: str) -> None:
+    """Read a text, shrink the cache, write eight tokens more: llama.cpp's side in a program."""
+    from llama_cpp import Llama
+
+    from kvp.artifacts.files import atomic_write_text
+    from kvp.llamacpp import shrink
+    from policies import make_scorer
+
+    llama = Llama(gguf, n_ctx=256, n_threads=1, verbose=False)
+    llama.eval([(7 * token) % 120 + 1 for token in range(200)])
+    kept = shrink(llama, make_scorer("snapkv"), "25%")
+    tokens = [token for token, _ in zip(llama.generate([5], reset=False, temp=0), range(8))]  # noqa: B905
+    Path(out).mkdir(parents=True, exist_ok=True)
+    atomic_write_text(Path(out, "answer"), json.dumps([kept.positions.tolist(), tokens]))
+
+
+COMMANDS = {
+    "collect": Command(
+        "collect", f"{_PROMPTS} --train 1 --validation 1 --labels kvzip --out {{out}}", read_traces
+    ),
+    "train": Command("train", f"{_TRAIN} --out {{out}}", read_policy),
+    "merge": Command(
+        "merge", "--shards {made}/first,{made}/second --out {out}", read_policy, on_s3=False
+    ),
+    "eval": Command("eval", f"{_EVAL} --out {{out}}", read_results),
+    "tune": Command("tune", f"{_TUNE} --out {{out}}", read_settings, on_s3=False),
+    "evolve": Command("evolve", f"{_EVOLVE} --out {{out}}", read_budgets, on_s3=False),
+    "distill": Command("distill", f"{_DISTILL} --out {{out}}", read_policy),
+    "report": Command(
+        "report",
+        "{made}/results --bootstrap 20 --out {out}/page.html",
+        read_page,
+        on_s3=False,
+        folder=False,
+    ),
+    "verify": Command("verify", "{made}/traces", read_nothing, on_s3=False, folder=False),
+    "shrink": Command("shrink", "{made}/tiny.gguf {out}", read_answer, on_s3=False, folder=False),
+}
+"""Programs, and llama.cpp's shrink."""
+
+
+_MADE = {
+    "traces": ("collect", ""),
+    "policy": ("train", ""),
+    "first": ("train", "--heads 0:10"),
+    "second": ("train", "--heads 10:20"),
+    "results": ("eval", "--policies {made}/policy --methods full,kvp --traces {made}/traces "
+                "--curve_sequences 1"),
+    "tuned": ("tune", ""),
+    "budgets": ("evolve", ""),
+    "unfinished train": ("train", "train.run._export"),
+    "unfinished evolve": ("evolve", "eval.evolve.run.save_budgets"),
+    "unfinished eval": ("eval", "eval.run.measure_times"),
+}  # fmt: skip
+"""Artefacts: the program, and more flags, or the function in whose place it ends."""
+
+
+def make(made: Path, names: Iterable[str] = (*_MADE, "cache", "tiny.gguf")) -> None:
+    """Make artefacts, each in a child; RuntimeError, with the program's words, where one fails."""
+    torch.set_num_threads(1)  # before any fork: a child has none of its parent's threads
+    for command in COMMANDS.values():
+        if command.program != "shrink":
+            programs.load(programs.PROGRAMS[command.program].run)
+        elif command.there:
+            import_module("kvp.llamacpp")
+    for name, (program, more) in _MADE.items():
+        if name not in names:
+            continue
+        command, stop = COMMANDS[program], name.startswith("unfinished")
+        flags = command.flags if stop else f"{command.flags} {more}"
+        work = Command(program, flags, command.read).work(made, f"{made}/{name}")
+        _done(name, partial(_interrupted, work, more) if stop else work)
+    if "cache" in names:
+        _done("cache", partial(_save_cache, made / "cache"))
+    if "tiny.gguf" in names and COMMANDS["shrink"].there:
+        _done("tiny.gguf", partial(_write_gguf, made / "tiny.gguf"))
+
+
+def _done(name: str, work: Callable[[], object]) -> None:
+    """Do work in a child, and import here what it did, once for all children to come."""
+    ended = in_child(lambda: work() or {"modules": sorted(sys.modules)}, seconds=300)
+    if ended.code != 0:
+        raise RuntimeError(f"{name} ended with {ended.code}: {ended.error[-2000:]}")
+    for module in (ended.value or {}).get("modules", ()):
+        with suppress(Exception):
+            import_module(module)
+
+
+def _interrupted(work: Callable[[], object], function: str) -> object:
+    """Run a program up to the call of a function."""
+    module, _, name = function.rpartition(".")
+
+    def stop(*_: object, **__: object) -> None:
+        raise SystemExit(0)
+
+    setattr(import_module(module), name, stop)
+    return work()
+
+
+def _save_cache(folder: Path) -> None:
+    from kvp import evicting
+    from kvp.hf import load_model, save_cache
+
+    model, tokenizer = load_model("nano")
+    prompt = tokenizer("The grass is green. " * 20, return_tensors="pt")
+    with evicting(model, "nano", budget="25%", allocator="global"):
+        cache = model.generate(**prompt, max_new_tokens=2, return_dict_in_generate=True)
+    folder.mkdir()
+    save_cache(cache.past_key_values, folder / "cache", model)
+
+
+def _write_gguf(path: Path) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=128, hidden_size=256, intermediate_size=64, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=256,
+        bos_token_id=None, eos_token_id=None, pad_token_id=0,
+    )  # fmt: skip
+    import_module("tests.kvp.conftest").write(path, LlamaForCausalLM(config))
