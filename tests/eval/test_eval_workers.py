@@ -42,27 +42,11 @@ def whole(evaluations: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", "array"])
-def test_two_processes_evaluate_what_one_does(
-    evaluations: Any,
-    whole: Path,
-    tmp_path: Path,
-    launchers: Launchers,
-    launcher: str,
-    assert_same_results: Any,
-) -> None:
-    started = [evaluations.start(tmp_path / "out", one) for one in launchers[launcher]]
-    ends = [evaluations.end(one) for one in started]
-    assert ends == [0, 0], evaluations.errors.read_text()
-    assert_same_results(tmp_path / "out", whole)
-    assert report([str(tmp_path / "out"), "--out", str(tmp_path / "report")]) == 0
-
-
 def test_a_killed_process_is_started_again(
     evaluations: Any, whole: Path, tmp_path: Path, launchers: Launchers, assert_same_results: Any
 ) -> None:
     ends, seen = [], []
-    for seed in range(6):
+    for seed in range(4):
         draw, out = random.Random(seed), tmp_path / f"out{seed}"
         first, second = launchers[("torchrun", "array")[seed // 2 % 2]]
         killed = evaluations.start(out, first)
@@ -78,11 +62,11 @@ def test_a_killed_process_is_started_again(
         other = other or evaluations.start(out, second)
         assert evaluations.end(other) == 0, evaluations.errors.read_text()
         # Alone and for all that is missing, or as one of the two.
-        again = evaluations.start(out, {} if seed < 3 else first)
+        again = evaluations.start(out, {} if seed % 3 == 0 else first)
         assert evaluations.end(again) == 0, evaluations.errors.read_text()
         assert_same_results(out, whole)
     assert set(ends) <= {signal.SIGKILL, 0}
-    assert ends.count(signal.SIGKILL) >= 3
+    assert ends.count(signal.SIGKILL) >= 2
     assert any(0 < parts < EVALUATIONS for parts in seen), "no kill fell between two prompts"
 
 
@@ -103,10 +87,7 @@ def test_a_process_killed_while_it_joins_is_started_again(
     with suppress(ProcessLookupError):
         os.kill(killed, signal.SIGKILL)
     evaluations.end(killed)
-    for environment in (
-        first,
-        second,
-    ):  # the first one finds all rows there, and so does a late one
+    for environment in (first, second):  # they find all rows there, and so does a late one
         assert evaluations.end(evaluations.start(out, environment)) == 0
         assert_same_results(out, whole)
         rows = (out / "rows.jsonl").read_bytes()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -217,14 +215,6 @@ def test_a_program_s_errors_are_one_line(capsys: pytest.CaptureFixture[str]) -> 
 
     assert main(Config, run, argv=["--out", "traces"], prog="prog") == 2
     assert capsys.readouterr().err == "prog: error: traces is damaged; delete it\n"
-
-
-def test_vocabulary_of_the_command_line_imports_no_torch() -> None:
-    code = (
-        "import sys, kvp.command_line, kvp.errors, kvp.budgets, kvp.geometry, kvp.manifest; "
-        "assert not {'torch', 'numpy', 'zarr', 'transformers'} & set(sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_lists_split_outside_parentheses_only() -> None:

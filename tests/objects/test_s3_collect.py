@@ -31,7 +31,7 @@ def whole(collectors: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return store
 
 
-@pytest.mark.parametrize("launcher", ["one", "torchrun", "array"])
+@pytest.mark.parametrize("launcher", ["one", "torchrun"])
 def test_collected_onto_s3_as_onto_a_disk(
     collectors: Any,
     whole: Path,

@@ -35,21 +35,6 @@ def whole(collectors: Any, tmp_path_factory: pytest.TempPathFactory) -> TraceRea
     return TraceReader(store)
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", "array"])
-def test_two_processes_collect_what_one_does(
-    collectors: Any,
-    whole: TraceReader,
-    tmp_path: Path,
-    launchers: Launchers,
-    launcher: str,
-    assert_same_store: Any,
-) -> None:
-    started = [collectors.start(tmp_path / "store", one) for one in launchers[launcher]]
-    ends = [collectors.end(collector) for collector in started]
-    assert ends == [0, 0], collectors.errors.read_text()
-    assert_same_store(tmp_path / "store", whole)
-
-
 def test_a_killed_collector_is_started_again(
     collectors: Any,
     whole: TraceReader,
@@ -59,7 +44,7 @@ def test_a_killed_collector_is_started_again(
     assert_same_store: Any,
 ) -> None:
     ends = []
-    for seed in range(6):
+    for seed in range(4):
         draw, store = random.Random(seed), tmp_path / f"store{seed}"
         first, second = launchers[("torchrun", "array")[seed // 2 % 2]]
         wait = watch(store)
@@ -76,7 +61,7 @@ def test_a_killed_collector_is_started_again(
         assert collectors.end(again) == 0, collectors.errors.read_text()
         assert_same_store(store, whole)
     assert set(ends) <= {signal.SIGKILL, 0}
-    assert ends.count(signal.SIGKILL) >= 3
+    assert ends.count(signal.SIGKILL) >= 2
 
 
 def test_ranks_as_flags_do_their_shares_one_after_the_other(

@@ -69,9 +69,7 @@ class Killed(BaseException):
     "kind",
     [
         {"objective": "rloo_batch", "reward": "ratio"},
-        {"objective": "soft_rank"},
-        {"objective": "regress", "heads": "1:3"},
-        {"objective": "listwise", "preset": "paper", "max_positions": 128},
+        {"objective": "listwise", "preset": "paper", "max_positions": 128, "heads": "1:3"},
     ],
     ids=lambda kind: "-".join(map(str, kind.values())),
 )
