@@ -16,7 +16,7 @@ import pandas
 from eval.comparison import Estimate, Kind, ReportedMethod, budget_order, estimates
 from eval.config import CompareConfig
 from eval.records import FULL, policy_groups, results_folder
-from eval.results import Results, load_results, unfinished
+from eval.results import Results, load_results, measured, unfinished
 from eval.stats import (
     Scores,
     Unit,
@@ -41,14 +41,13 @@ def run(config: CompareConfig) -> pandas.DataFrame:
     folders = [load_results(results_folder(path)) for path in (config.first, config.second)]
     rows = paired(*folders, resamples=config.bootstrap, seed=config.seed)
     for side, folder in zip(("first", "second"), folders, strict=True):
-        if lacking := unfinished(folder):
-            print(f"{side}: {lacking}")
+        said = unfinished(folder), f"{folder.folder}: {measured(folder, folder.records)}"
+        print(f"{side}:", *filter(None, said))
     for (metric, protocol), some in rows.groupby(["metric", "protocol"], sort=False):
         print(f"{WORDS[metric]}, {protocol}\n{_shown(some)}\n")
-    print(
-        f"first: {config.first}; second: {config.second}. Paired by prompt. * differs from 0 at "
-        "5 %, corrected for all rows of its metric (Holm)."
-    )
+    print("Paired by prompt. * differs from 0 at 5 %, corrected for all rows of its metric (Holm).")
+    if folders[0].records == folders[1].records:
+        print("Both hold the same rows, so nothing differs: are these the folders you meant?")
     if config.out is not None:
         atomic_write_text(Path(config.out), rows.to_csv(index=False, float_format="%.6g"))
         print(f"written: {config.out}")
@@ -56,7 +55,13 @@ def run(config: CompareConfig) -> pandas.DataFrame:
 
 
 def check_prompts(first: Results, second: Results) -> None:
-    """Raise ResultsError unless both answered some of the same prompts, and none differs."""
+    """Raise ResultsError unless two folders answered some of the same prompts, and none differs."""
+    if first.folder.resolve() == second.folder.resolve():
+        raise ResultsError(
+            f"{first.folder} is both the first and the second folder: name two results folders of "
+            "the same prompts, of two policies, models or versions; kvp report compares the "
+            "methods within one"
+        )
     prompts = [
         {(record["task"], record["example"]): record for record in each.records}
         for each in (first, second)

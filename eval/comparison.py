@@ -13,7 +13,7 @@ comparison: terminal, page, tables and Python show them.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
@@ -33,7 +33,7 @@ from eval.records import (
     method_label,
     policy_groups,
 )
-from eval.results import Results, unfinished
+from eval.results import Results, measured, unfinished
 from eval.stats import (
     RESOLUTION,
     Bounds,
@@ -44,6 +44,7 @@ from eval.stats import (
     excludes_zero,
     holm,
     paired_difference,
+    paired_ratio,
     perplexity,
     prompt_values,
     prompts_of,
@@ -413,19 +414,28 @@ class Comparison:
     """Over the usable tasks (all where none is); settings that lack prompts are left out."""
     choices: Mapping[str, Choice]
     """The chosen setting of each method, by family, in display order."""
-    how: str
-    """Split, seeds, protection and protocol, for captions."""
+    results: Results
+    """The folder."""
     resamples: int
     """Resamples behind each interval."""
 
     @property
+    def measured(self) -> str:
+        """What the numbers are of, in a sentence (`eval.results.measured`)."""
+        tasks = self.sorted.usable or self.sorted.tasks
+        return measured(self.results, [each for each in self.records if each["task"] in tasks])
+
+    @property
     def conditions(self) -> str:
-        """n, and what there is besides, for captions."""
-        used = self.sorted.usable or self.sorted.tasks
-        prompts = {(one["task"], one["example"]) for one in self.records if one["task"] in used}
-        sizes = sorted(Counter(task for task, _ in prompts).values())
-        per_task = f"{sizes[0]}" if sizes[0] == sizes[-1] else f"{sizes[0]} to {sizes[-1]}"
-        return f"n = {len(prompts)} prompts ({per_task} per task), {self.how}"
+        """What was measured, of which policies, how, and what was protected, for captions."""
+        policies = dict.fromkeys(each["policy"] for each in self.records if each["policy"])
+        named = f"; policies {', '.join(policies)}" if policies else ""
+        setting, kept = self.results.setting, "no token protected"
+        if any(record["protected"] for record in self.records):
+            system = " (and all before the user's text)" if setting("protect_system") else ""
+            kept = f"protected = first {setting('sinks')}{system} and last {setting('recents')} "
+            kept += "tokens always kept"
+        return f"{self.measured[:-1]}{named}; {PROTOCOL_NAMES[self.protocol]}; {kept}"
 
     def alone(self, task: str) -> Comparison:
         """One of several tasks, in the settings that are shown for all."""
@@ -517,6 +527,20 @@ class Comparison:
             resamples=self.resamples,
         )
 
+    def relative(self, one: Estimate, full: Estimate | None) -> Interval:
+        """Answers as a share of the full cache's, or times its perplexity, paired by prompt.
+
+        The estimate itself where the full cache was not run, or answers nothing.
+        """
+        if full is None or not full.interval.mean:
+            return one.interval
+        if self.kind == "accuracy":
+            return paired_ratio(one.scores, full.scores, resamples=self.resamples)
+        gap = self.minus(one, full)
+        assert gap is not None  # both are over all prompts
+        mean, low, high = np.exp([-gap.mean, -gap.high, -gap.low]).tolist()
+        return Interval(mean=mean, low=low, high=high, prompts=gap.prompts)
+
     def words(self, gap: Interval) -> str:
         """A difference with its interval, for sentences: points, or nats and a ratio."""
         digits = 1 if self.kind == "accuracy" else 3
@@ -572,7 +596,7 @@ def compare(results: Results, kind: Kind, protocol: str, *, resamples: int) -> C
         unfinished=unfinished(results),
         grid=grid,
         choices={family: choices[family] for family in in_order(list(choices))},
-        how=_how(results, records, protocol),
+        results=results,
         resamples=resamples,
     )
 
@@ -585,18 +609,6 @@ def compare_all(results: Results, *, resamples: int) -> list[Comparison]:
         for protocol in results.protocols
     )
     return [each for each in found if each is not None]
-
-
-def _how(results: Results, records: Sequence[Record], protocol: str) -> str:
-    policies = dict.fromkeys(record["policy"] for record in records if record["policy"])
-    named = f"; policies {', '.join(policies)}" if policies else ""
-    system = " (and all before the user's text)" if results.setting("protect_system") else ""
-    return (
-        f"split {results.setting('split')}, prompt seed {results.setting('seed')}"
-        f"{named}; {PROTOCOL_NAMES[protocol]}; "
-        f"protected = first {results.setting('sinks')}{system} and last "
-        f"{results.setting('recents')} tokens always kept"
-    )
 
 
 def in_order(families: Sequence[str]) -> list[str]:
@@ -675,7 +687,7 @@ def sentences(comparison: Comparison) -> list[str]:
     """All that is said of a comparison, wherever it is shown; none where nothing is to be said.
 
     An unfinished folder says so and nothing else. Then what is set apart; then, over the other
-    tasks, what the methods of `best_of` score, and their differences.
+    tasks, what was measured, what the methods of `best_of` score, and their differences.
     """
     if comparison.unfinished:
         return [comparison.unfinished]
@@ -683,34 +695,31 @@ def sentences(comparison: Comparison) -> list[str]:
     best = best_of(comparison)
     if best is None:
         return found
-    return [*found, _main_sentence(comparison, best), *_difference_sentences(comparison, best)]
+    said = _main_sentence(comparison, best), *_difference_sentences(comparison, best)
+    return [*found, comparison.measured, *said]
 
 
 def _main_sentence(comparison: Comparison, best: Best) -> str:
     """The named methods at the budget, relative to the full cache where that was run."""
-    full = comparison.estimate(FULL, None)
-    whole = full.interval.mean if full else 0.0
-    losses, budget = comparison.kind == "perplexity", best.budget
-    shares = [comparison.grid[each][budget].interval.mean / (whole or 1) for each in best.settings]
-    numbers = [f"{share:.2f}" if losses else f"{share:.0%}" for share in shares]
-    if losses:
-        verb, unit = "has", " times the perplexity of the full cache" if whole else (
-            " as its perplexity"
-        )  # fmt: skip
-    else:
-        verb, unit = ("answers", " of what the full cache answers") if whole else ("scores", "")
+    full, budget = comparison.estimate(FULL, None), best.budget
+    verb, sign, unit, digits = "has", "", " times the perplexity of the full cache", 2
+    if comparison.kind == "accuracy":
+        verb, sign, unit, digits = "answers", "%", " of what the full cache answers", 0
+    if full is None or not full.interval.mean:
+        verb, unit = ("has", " as its perplexity") if digits else ("scores", "")
     named = [
         *["{}"] * bool(best.learned),
         *("the best method without training, {},", "the next, {},")[: len(best.others)],
         *["the best null, {},"] * bool(best.null),
     ]
-    first, *others = (
-        text.format(f"{each.label}{_level(comparison, best, each)}")
-        for text, each in zip(named, best.settings, strict=True)
-    )
-    text = f"{first} {verb} {numbers[0]}{unit}"
-    for name, number in zip(others, numbers[1:], strict=True):
-        text += f"; {name} {number}"
+    text, verb, what = "", f" {verb}", "95 % interval "
+    for name, each in zip(named, best.settings, strict=True):
+        share = comparison.relative(comparison.grid[each][budget], full)
+        mean, low, high = (f"{comparison.scale * one:.{digits}f}" for one in share.numbers)
+        around = f" ({what}{low} to {high})" if share.low < share.high else ""
+        words = name.format(f"{each.label}{_level(comparison, best, each)}")
+        text += f"{'; ' * bool(text)}{words}{verb} {mean}{sign}{unit}{around}"
+        verb = unit = what = ""
     place = f"At {budget} of the cache" if budget.endswith("%") else f"At {budget} tokens per head"
     seen = "the question seen" if comparison.protocol == "query_aware" else "the question not seen"
     return f"{place} ({seen} before compression) {text}."

@@ -27,8 +27,6 @@ from eval.comparison import (
 from eval.records import FULL, SELF_SIZED, results_folder
 from eval.results import Results, load_results, unfinished
 from eval.stats import Interval
-from kvp.data.ruler import RULER_13
-from kvp.data.tasks import ruler_share
 
 SPREAD = "(± half of the 95 % interval)"
 """Shown next to each mean where the screen is wide enough."""
@@ -85,11 +83,6 @@ def _legend(comparisons: Sequence[Comparison]) -> list[str]:
         lines.append(f"{PROTECTED.strip()}: first and last tokens are always kept")
     if any(setting.self_sized for setting in settings):
         lines.append("own @: the size that the method chose, as a share of the cache")
-    for comparison in comparisons:
-        tasks = comparison.sorted.usable
-        if len({*tasks} & {*RULER_13}) > 1:
-            what = comparison.measure.removesuffix(", %")
-            lines.append(f"{what}: over {ruler_share(tasks)}")
     return list(dict.fromkeys(lines))
 
 

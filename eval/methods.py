@@ -453,6 +453,11 @@ def _small(
             if budget.tokens(tokens) < min(protected.tokens, tokens)
         ]  # fmt: skip
         if not short:
+            if 2 * protected.tokens >= max(map(budget.tokens, lengths)):
+                notes.append(
+                    f"--budgets {budget}: half of it or more are the {protected.tokens} protected "
+                    "tokens; --protection off leaves all to the methods"
+                )
             continue
         what = f"--budgets {budget} is below the {protected.tokens} protected tokens"
         if protection == "on" and budget.percent is None:

@@ -254,7 +254,7 @@ def prepare(
         )
         planned[task, protocol] = without_repeats(settings)
         if config.budgets != EvalConfig.budgets:  # of those that nobody named, the table has gaps
-            notes += [f"{task}, {protocol}: {note}" for note in small]
+            notes += small
     return Prepared(
         geometry=geometry,
         tokenizer=tokenizer,
@@ -263,7 +263,7 @@ def prepare(
         planned=planned,
         work=tuple(work),
         traces=traces,
-        notes=tuple(notes),
+        notes=tuple(dict.fromkeys(notes)),
     )
 
 

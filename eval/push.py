@@ -20,7 +20,7 @@ from eval.comparison import compare_all
 from eval.config import PushConfig
 from eval.records import UNIFORM
 from eval.report import tables
-from eval.results import commands, load_results, unfinished
+from eval.results import commands, load_results, measured, unfinished
 from eval.shapes import SHAPES
 from kvp.artifacts.files import foreign
 from kvp.errors import PolicyError, UsageError
@@ -194,16 +194,12 @@ def _measured(folder: Path, policy: Shard, resamples: int) -> dict[str, Any]:
     ours = replace(results, records=tuple(records), manifest={**manifest, "planned": []})
     lacking = unfinished(results)
     shown = [replace(each, unfinished=lacking) for each in compare_all(ours, resamples=resamples)]
-    prompts = {(record["task"], record["example"]) for record in records}
     weights = ((results.setting("model_digest") or {}).get("weights") or "")[:12]
     return {
         "allocator": next(iter(sorted(rules - {UNIFORM})), None),
         "commands": [each.replace("`", "'") for each in commands(manifest)],
-        "setup": f"{lacking} {len(prompts)} {results.setting('split')} prompts of "
-        f"{', '.join(sorted({task for task, _ in prompts}))}, at most "
-        f"{results.setting('length')} tokens, on `{results.setting('model')}`"
-        f"{f' (weights {weights})' if weights else ''} in "
-        f"{results.setting('dtype')}".lstrip(),
+        "setup": f"{lacking} {measured(results, records)} Computed in {results.setting('dtype')}"
+        f"{f', weights {weights}' if weights else ''}".lstrip(),
         "tables": [tables.markdown(tables.every_setting(comparison)) for comparison in shown],
     }
 

@@ -37,6 +37,7 @@ from eval.tuned_settings import TunedSettings, load_settings
 from kvp.artifacts.addresses import place
 from kvp.artifacts.claim import FolderKind, OutputFolder
 from kvp.artifacts.files import foreign
+from kvp.data.tasks import ruler_share
 from kvp.errors import ResultsError
 from kvp.manifest import (
     Format,
@@ -384,6 +385,18 @@ def commands(manifest: Mapping[str, Any]) -> list[str]:
         command = run.get("command") or "command not recorded"
         lines.append(command if isinstance(command, str) else shlex.join(command))
     return list(dict.fromkeys(lines))
+
+
+def measured(results: Results, records: Sequence[Record]) -> str:
+    """What numbers of some records are of, in a sentence: wherever they are quoted from."""
+    prompts = {(record["task"], record["example"]) for record in records}
+    tasks = list(dict.fromkeys(record["task"] for record in records))
+    named = ruler_share(tasks) or f"{len(tasks)} tasks" if len(tasks) > 3 else ", ".join(tasks)
+    return (
+        f"{model_name(results)}, {len(prompts)} prompt{'s' * (len(prompts) != 1)} of {named}, at "
+        f"most {results.setting('length')} tokens, {results.setting('split')} split, seed "
+        f"{results.setting('seed')}."
+    )
 
 
 def model_name(results: Results) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 from eval.config import ServeConfig
 from kvp.errors import UsageError
+from kvp.plugins import require
 from kvp.progress import say
 from kvp.scoring import Scorer
 from policies import load_policy, make_scorer
@@ -19,17 +20,14 @@ def run(config: ServeConfig) -> None:
     """
     if not Path(config.gguf).is_file():
         raise UsageError(f"{config.gguf}: no such file; kvp serve reads a GGUF file")
+    require("the server", "llama-cpp", "llama_cpp", "gguf", "uvicorn", "starlette_context")
     scorer = load_policy(config.policy) if config.policy else make_scorer(config.method)
-    try:
-        import uvicorn
-        from llama_cpp.server import app as server
-        from llama_cpp.server.settings import ModelSettings, ServerSettings
+    import uvicorn
+    from llama_cpp.server import app as server
+    from llama_cpp.server.settings import ModelSettings, ServerSettings
 
-        from kvp.llamacpp import bounded
-    except ImportError as error:
-        raise UsageError(
-            f"kvp serve needs {error.name}: pip install 'kvp-toolkit[llama-cpp]'"
-        ) from None
+    from kvp.llamacpp import bounded
+
     settings = ModelSettings(
         model=config.gguf, n_ctx=config.cells, flash_attn=True, logits_all=False, verbose=False
     )

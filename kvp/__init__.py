@@ -161,8 +161,8 @@ def _run(package: str, config: str, settings: dict[str, Any]) -> None:
 
 def _config(package: str, config: str, settings: dict[str, Any]) -> Any:  # noqa: ANN401
     """The config of a program; UsageError, naming the setting, on what cannot work."""
-    from kvp.command_line import flags_of, python_value, suggestion
-    from kvp.plugins import import_own
+    from kvp.command_line import flags_of, python_value
+    from kvp.plugins import did_you_mean, import_own
 
     if not isinstance(tasks := settings.get("tasks", ""), str):  # names and objects
         settings = {**settings, "tasks": import_own("kvp.data.tasks").named_tasks(tasks)}
@@ -170,7 +170,7 @@ def _config(package: str, config: str, settings: dict[str, Any]) -> Any:  # noqa
     flags = {flag.name: flag for flag in flags_of(kind)}
     for name in settings:
         if name not in flags:
-            raise UsageError(f"unknown setting {name!r}{suggestion(name, list(flags))}")
+            raise UsageError(f"unknown setting {name!r}{did_you_mean(name, flags)}")
     for name, flag in flags.items():
         if flag.required and name not in settings:
             raise UsageError(f"{name}= is missing")

@@ -50,8 +50,10 @@ class Budget:
         return f"{text.rstrip('0').rstrip('.') if '.' in text else text}%"
 
 
-def parse_budget(text: str | int | float) -> Budget:
+def parse_budget(text: str | int | float | Budget) -> Budget:
     """Read "128" or "12.5%"; raises UsageError on anything else, for 0.125 with the remedy."""
+    if isinstance(text, Budget):
+        return text
     word = str(text).strip()
     if re.fullmatch(r"0?\.\d*[1-9]\d*", word):  # a share, as other tools write it
         raise UsageError(f"budget {word}: write a share of the cache as {_as_percent(word)}")

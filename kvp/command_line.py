@@ -7,7 +7,6 @@ their type its annotation. Misspelt names are corrected before anything of the p
 from __future__ import annotations
 
 import ast
-import difflib
 import functools
 import inspect
 import itertools
@@ -33,6 +32,7 @@ import yaml
 
 from kvp import __version__
 from kvp.errors import UsageError, guarded
+from kvp.plugins import did_you_mean
 
 if TYPE_CHECKING:
     from kvp.config_groups import Group
@@ -126,7 +126,7 @@ def parse_value(flag: Flag, value: object) -> object:
         text = {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
         if text in flag.choices:
             return text
-        hint = suggestion(text, flag.choices)
+        hint = did_you_mean(text, flag.choices)
         *others, last = flag.choices
         allowed = f"{', '.join(others)} or {last}" if others else last
         raise UsageError(f"--{flag.name} must be {allowed}, got {value!r}{hint}")
@@ -185,8 +185,8 @@ def flags_given(argv: Sequence[str], config_class: type[Any]) -> list[tuple[str,
         name = name.replace("-", "_")
         name += "_" * (f"{name}_" in known)  # `lambda` is a keyword of Python
         if name not in (*known, *_SWITCHES, "config"):
-            hint = suggestion(name, [*known, *_SWITCHES, "config"], "--")
-            raise UsageError(f"unknown flag --{name}{hint} (--help_all lists all)")
+            hint = did_you_mean(name, [*known, *_SWITCHES, "config"], "--")
+            raise UsageError(f"unknown flag --{name}{hint}; --help_all lists all")
         if not equals:
             following = words[-1] if words else "--"
             switch = hints.get(name) is bool and following.lower() not in (*_YES, *_NO)
@@ -198,12 +198,6 @@ def flags_given(argv: Sequence[str], config_class: type[Any]) -> list[tuple[str,
                 value = words.pop()
         given.append((name, value))
     return given
-
-
-def suggestion(name: str, known: Sequence[str], prefix: str = "") -> str:
-    """`; did you mean NAME?` where a known name is near, or nothing."""
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"; did you mean {prefix}{near[0]}?" if near else ""
 
 
 def _yaml(path: str, known: Sequence[str]) -> dict[str, Any]:
@@ -220,7 +214,7 @@ def _yaml(path: str, known: Sequence[str]) -> dict[str, Any]:
         raise UsageError(f"--config {path} must hold `name: value` lines")
     for name in settings:
         if name not in known:
-            hint = suggestion(str(name), known)
+            hint = did_you_mean(str(name), known)
             raise UsageError(f"--config {path}: unknown setting {name!r}{hint}")
     return settings
 

@@ -7,13 +7,14 @@ files that a caller names are fetched, and none of them is executed.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import shorten
 from typing import Self
 
 from kvp.errors import KvpError
+from kvp.plugins import did_you_mean
 from kvp.progress import phase, quiet_logs
 
 _NAME = re.compile(r"(?P<repository>\w[\w.-]*/\w[\w.-]*)(?:@(?P<revision>[^\s@]+))?")
@@ -41,6 +42,12 @@ def is_path(name: str) -> bool:
     """
     first, slash, rest = name.partition("@")[0].partition("/")
     return name.startswith((".", "/", "~")) or "/" in rest or (bool(slash) and Path(first).is_dir())
+
+
+def folder_meant(name: str, known: Iterable[str]) -> str:
+    """For messages on a name that is no folder: the nearest folder here or other known name."""
+    folders = (path for top in (Path(name).parent, Path("models")) for path in top.glob("*/"))
+    return did_you_mean(name, [*known, *map(str, folders)])
 
 
 @dataclass(frozen=True)

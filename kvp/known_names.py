@@ -6,10 +6,9 @@ A new scorer or allocator is a file in `policies` and a line here; `policies.reg
 from __future__ import annotations
 
 from collections.abc import Iterable
-from difflib import get_close_matches
 
 from kvp.errors import UsageError
-from kvp.plugins import is_object_name, module_exists
+from kvp.plugins import did_you_mean, is_object_name, module_exists
 
 SCORERS = {
     "random": "policies.controls:Random",
@@ -80,9 +79,8 @@ def unknown_name(kind: str, name: str, argument: str | None, names: Iterable[str
     """What a message says of a method or allocator `name[:argument]` that is none."""
     names = tuple(names)
     module = is_object_name(f"{name}:{argument or ''}")
-    near = get_close_matches(name, names, n=1, cutoff=0.75 if module else 0.6)
-    hint = f" (did you mean {near[0]}?)" if near else ""
-    if module and not near:
+    hint = did_you_mean(name, names, cutoff=0.75 if module else 0.6)
+    if module and not hint:
         hint = f" (no module {name} can be found, in the working folder neither)"
     choices = f"{', '.join(names)}, package.module:Name"
     return f"unknown {kind} {name!r}{hint}: choose from {choices}"

@@ -12,7 +12,6 @@ for them in the working folder and on PYTHONPATH first; `import_own` and, in pro
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import os
 import re
 import sys
@@ -22,6 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -70,7 +70,7 @@ def module_exists(name: str) -> bool:
         return True
     with _working_folder():
         try:
-            return importlib.util.find_spec(name.partition(":")[0]) is not None
+            return find_spec(name.partition(":")[0]) is not None
         except KeyboardInterrupt:
             raise
         except BaseException:
@@ -113,12 +113,25 @@ def reason_of(error: BaseException) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())
 
 
+def did_you_mean(name: str, known: Iterable[str], prefix: str = "", cutoff: float = 0.6) -> str:
+    """For messages on an unknown `name`: the nearest known one, whatever its case; "" without."""
+    names = {each.lower(): each for each in known}
+    near = get_close_matches(name.lower(), names, n=1, cutoff=cutoff)
+    return f" (did you mean {prefix}{names[near[0]]}?)" if near else ""
+
+
 def name_meant(name: str, names: Iterable[str], unlisted: Iterable[str] = ()) -> str:
     """For messages on an unknown `name`: the nearest known one, and all but the `unlisted`."""
     known = list(names)
-    near = get_close_matches(name, [*known, *unlisted], n=1)
-    guess = f" (did you mean {near[0]}?)" if near else ""
+    guess = did_you_mean(name, [*known, *unlisted])
     return f"{guess}; use {', '.join(known)} or package.module:Name"
+
+
+def require(what: str, extra: str, *packages: str, error: type[KvpError] = UsageError) -> None:
+    """Raise `error`, which begins with `what`, where a package of an extra of kvp is missing."""
+    for package in packages:
+        if find_spec(package) is None:
+            raise error(f"{what} needs the package {package}: pip install 'kvp-toolkit[{extra}]'")
 
 
 @contextmanager

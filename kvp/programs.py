@@ -16,9 +16,8 @@ from typing import Any
 
 from kvp import __version__
 from kvp.command_line import main as run_configured
-from kvp.command_line import suggestion
 from kvp.errors import UsageError, guarded
-from kvp.plugins import import_own, prefer_own_packages
+from kvp.plugins import did_you_mean, import_own, prefer_own_packages
 
 prefer_own_packages()
 
@@ -238,5 +237,5 @@ def _overview() -> str:
 
 def _refuse(given: str) -> None:
     """Raise UsageError: no program is named."""
-    unknown = f"unknown program {given!r}{suggestion(given, list(PROGRAMS))}"
+    unknown = f"unknown program {given!r}{did_you_mean(given, PROGRAMS)}"
     raise UsageError(f"{unknown if given else 'name a program'}: {', '.join(PROGRAMS)}")

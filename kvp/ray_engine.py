@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 from kvp.artifacts.addresses import is_address
 from kvp.config_groups import WorkersConfig
 from kvp.errors import KvpError, UsageError
-from kvp.plugins import prefer_own_packages
+from kvp.plugins import prefer_own_packages, require
 from kvp.progress import phase, say
 
 ConfigT = TypeVar("ConfigT", bound=WorkersConfig)
@@ -166,10 +166,9 @@ def _session(pool: Pool) -> Iterator[Any]:
     """Ray, quiet and running: the cluster of RAY_ADDRESS, or one of this machine for this job."""
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    try:
-        import ray
-    except ImportError:
-        raise UsageError("--engine ray needs Ray: pip install 'kvp-toolkit[ray]'") from None
+    require("--engine ray", "ray", "ray")
+    import ray
+
     started = not ray.is_initialized()
     try:
         if started:

@@ -9,6 +9,7 @@ from typing import Any
 from kvp.artifacts.addresses import is_address
 from kvp.errors import UsageError
 from kvp.known_names import split_method
+from kvp.plugins import did_you_mean
 from policies.policy_files import convert_policy, load_policy
 from policies.registry import make_allocator, make_method, make_scorer, sizes_itself
 from policies.sources import BUNDLED
@@ -17,6 +18,13 @@ __all__ = [
     "convert_policy", "load_policy", "make_allocator", "make_method", "make_scorer",
     "named", "sizes_itself", "split_method",
 ]  # fmt: skip
+
+_POLICIES = f"{', '.join(BUNDLED)}, a folder, org/name"
+_INSTEAD = {
+    "full": 'for the full cache leave evicting(...) out, or pass budget="100%" with any method',
+    "kvp": f"name the policy itself: {_POLICIES}",
+}
+"""What to do in place of a name that only --methods has."""
 
 
 def named(scorer: Any, allocator: Any = None) -> tuple[Any, Any]:  # noqa: ANN401
@@ -30,11 +38,16 @@ def named(scorer: Any, allocator: Any = None) -> tuple[Any, Any]:  # noqa: ANN40
         raise UsageError(f"{scorer}: the allocator is given twice")
     rule = allocator if right is None else right
     if isinstance(left, str):
+        if left in _INSTEAD:
+            raise UsageError(f"unknown method {left!r}: {_INSTEAD[left]}")
         path = is_address(left) or ("/" in left and ":" not in left)
         if path or left in BUNDLED or Path(left).is_dir():
             left = load_policy(left)
     try:
         return (make_scorer(left), None) if rule is None else make_method(left, rule)
     except UsageError as error:
-        policies = f"; or a policy: {', '.join(BUNDLED)}, a folder, org/name"
-        raise UsageError(f"{error}{policies * str(error).startswith('unknown method')}") from None
+        what, colon, choices = str(error).partition(": ")
+        if not what.startswith("unknown method"):
+            raise
+        hint = did_you_mean(str(left), BUNDLED)
+        raise UsageError(f"{what}{hint}{colon}{choices}; or a policy: {_POLICIES}") from None

@@ -12,7 +12,7 @@ from kvp import nano
 from kvp.artifacts.addresses import ObjectPath, Place, is_address, place
 from kvp.artifacts.files import cache_folder, fetch, foreign
 from kvp.errors import PolicyError
-from kvp.hub import HubName, download, is_path
+from kvp.hub import HubName, download, folder_meant, is_path
 from kvp.manifest import digest_json, read_sealed_json
 
 INDEX = "policy.json"
@@ -77,9 +77,9 @@ def find_policy(name: str | Path) -> PolicySource:
     hub_name = HubName.parse(name)
     if hub_name is None or is_path(name):
         raise PolicyError(
-            f"there is no folder {name!r}: a policy is a folder that kvp-train made, "
-            f"{' or '.join(BUNDLED)} (bundled), org/name[@revision] on the hub or an address "
-            "(s3://bucket/folder); methods without training are made by make_scorer"
+            f"there is no folder {name!r}{folder_meant(name, BUNDLED)}: a policy is a folder that "
+            f"kvp-train made, {' or '.join(BUNDLED)} (bundled), org/name[@revision] on the hub or "
+            "an address (s3://bucket/folder); methods without training are made by make_scorer"
         )
     found = download(hub_name, PATTERNS, first=INDEX, error=PolicyError, what=f"policy {name}")
     return PolicySource(

@@ -57,13 +57,16 @@ def test_the_example_of_readme_runs(tmp_path: Path) -> None:
     assert "4821973" in full
     assert "4821973" in evicted
     sizes = [int(line.split()[-2]) for line in (full, evicted)]
-    assert sizes[1] < 0.15 * sizes[0]  # 6 %, and room for new tokens
+    assert sizes[1] < 0.07 * sizes[0]  # 6 %, and the answer
 
 
 def test_the_chat_of_the_docs_is_the_one_of_the_recipe() -> None:
     page = (ROOT / "docs/python.md").read_text(encoding="utf-8")
     code = page.split("```python\n")[1].partition("```")[0]
-    assert (ROOT / "recipes/smollm2/chat.py").read_text(encoding="utf-8").endswith(f'"""\n\n{code}')
+    recipe = (ROOT / "recipes/smollm2/chat.py").read_text(encoding="utf-8")
+    recipe = recipe.replace("from pathlib import Path\n\n", "")  # it knows where its clone is
+    recipe = re.sub(r"str\(Path\(.* / (.*)\)\)", r"\1)", recipe)
+    assert recipe.endswith(f'"""\n\n{code}')
 
 
 def test_the_four_commands_of_readme_run(tmp_path: Path) -> None:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from importlib.util import find_spec
 
 from kvp.errors import UsageError, guarded
+from kvp.plugins import require
 
 DESCRIPTION = """usage: kvp lm-eval [run] [ARGUMENTS OF lm-eval ...]
 
@@ -42,9 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: Sequence[str]) -> None:
-    for package in ("lm_eval", "accelerate"):
-        if find_spec(package) is None:
-            raise UsageError(f"{package} is not installed: pip install 'kvp-toolkit[lm-eval]'")
+    require("the harness", "lm-eval", "lm_eval", "accelerate")
     words = list(arguments)
     if words[0] not in _SUBCOMMANDS:
         words = ["run", *words]

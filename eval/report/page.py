@@ -101,6 +101,7 @@ class Run:
         )
         compared = compare_all(results, resamples=resamples)
         self.comparisons = [one for one in compared if any(r["budget_spec"] for r in one.records)]
+        self.measured = list(dict.fromkeys(each.measured for each in compared))
         self.numbers = [tidy(each) for each in self.comparisons]
         self.timings = timings(results.timing, groups)
         self.costs: dict[str, dict[ReportedMethod, Cost]] = {
@@ -190,7 +191,7 @@ def render(runs: Sequence[Run], blocks: Sequence[Block]) -> str:
         generator=GENERATOR,
         title=f"KV-cache eviction on {' and '.join(models)}",
         unfinished=[run.says(lack) for run in runs if (lack := unfinished(run.results))],
-        subtitles=map(_subtitle, runs),
+        subtitles=[run.says(each) for run in runs for each in run.measured],
         style=f"{(web / 'page.css').read_text('utf-8').strip()}\n{rank_styles()}",
         script=script,
         protocols=[("", "both"), *dict.fromkeys(protocols)],
@@ -219,18 +220,6 @@ def numbers(runs: Iterable[Run]) -> pandas.DataFrame:
         for share, lost in zip(cost.budgets, cost.lost, strict=True)
     ]  # fmt: skip
     return pandas.concat([*parts, pandas.DataFrame(lost)], ignore_index=True)
-
-
-def _subtitle(run: Run) -> str:
-    """What was measured, in one line."""
-    results = run.results
-    prompts = {(record["task"], record["example"]) for record in results.records}
-    tasks = len({task for task, _ in prompts})
-    return run.says(
-        f"{len(prompts)} prompt{'s' * (len(prompts) != 1)} of {tasks} task{'s' * (tasks != 1)}, at "
-        f"most {results.setting('length')} tokens; split {results.setting('split')}, seed "
-        f"{results.setting('seed')}"
-    )
 
 
 def _run(run: Run, prefix: str, styles: figures.Styles) -> Iterator[Block]:
@@ -315,8 +304,9 @@ def _compared(
 
 
 def _said(comparison: Comparison) -> Iterator[Text]:
-    """The sentences on a comparison, but that it is unfinished: the first line of the page."""
-    said = [each for each in sentences(comparison) if each != comparison.unfinished]
+    """The sentences on a comparison, without those at the top of the page or in captions."""
+    above = comparison.unfinished, comparison.measured
+    said = [each for each in sentences(comparison) if each not in above]
     if comparison.sorted.apart in said:
         yield Text(text=said.pop(0), style="note")
     yield from (

@@ -26,6 +26,7 @@ from textwrap import shorten
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kvp.errors import AddressError
+from kvp.plugins import require
 
 if TYPE_CHECKING:
     from zarr.abc.store import Store
@@ -281,15 +282,11 @@ def told(address: str) -> Iterator[None]:
 
     FileNotFoundError of a single object goes through.
     """
+    require("/".join(address.split("/")[:3]), "object-stores", "obstore", error=AddressError)
     try:
         yield
     except (AddressError, GeneratorExit):
         raise
-    except ImportError:
-        root = "/".join(address.split("/")[:3])
-        raise AddressError(
-            f"{root} needs the package obstore: pip install 'kvp-toolkit[object-stores]'"
-        ) from None
     except Exception as problem:
         text = str(problem)
         if isinstance(problem, FileNotFoundError) and _NO_BUCKET not in text:

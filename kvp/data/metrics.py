@@ -17,7 +17,7 @@ from decimal import Decimal
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from kvp.errors import UsageError
+from kvp.plugins import require
 
 if TYPE_CHECKING:
     from kvp.data.task import Sample
@@ -259,12 +259,9 @@ def rouge_l_sum(prediction: str, references: Sequence[str]) -> float:
 @cache
 def rouge_scorer() -> Any:  # noqa: ANN401
     """Google's ROUGE; UsageError where it is not installed."""
-    try:
-        from rouge_score.rouge_scorer import RougeScorer
-    except ImportError as error:
-        raise UsageError(
-            "--tasks scbench_summary needs rouge_score: pip install 'kvp-toolkit[benchmarks]'"
-        ) from error
+    require("--tasks scbench_summary", "benchmarks", "rouge_score")
+    from rouge_score.rouge_scorer import RougeScorer
+
     return RougeScorer(["rougeLsum"])
 
 

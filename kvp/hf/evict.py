@@ -14,6 +14,7 @@ more, or statistics of it.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -67,6 +68,13 @@ def evict(
     if budgets is None:
         budgets = [kept_tokens(rule.budget, length, rule.protection) for length in lengths]
     budgets = [min(budget, length) for budget, length in zip(budgets, lengths, strict=True)]
+    least = min(budgets, default=0)
+    if least < max(lengths, default=0) and 2 * rule.protection.tokens >= least:
+        warnings.warn(
+            f"half or more of the {least} tokens that stay are the {rule.protection.tokens} "
+            "protected ones: protection=Protection(sinks=0, recents=0) leaves all to the method",
+            stacklevel=2,
+        )
     if rule.allocator is None and budgets == [seen - pad for pad in padding]:
         return
     reads_text = scorer.needs.text > 0 or scorer.needs.classifier is not None

@@ -163,7 +163,7 @@ def _prepared(
         )
     rule = EvictionRule(
         scorer=ranks,
-        budget=budget if isinstance(budget, Budget) else parse_budget(budget),
+        budget=parse_budget(budget),
         protection=Protection() if protection is None else protection,
         allocator=splits,
     )

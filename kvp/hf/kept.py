@@ -41,16 +41,13 @@ class Kept:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of these layers' keys and values, room for new tokens included."""
-        return self._filled.nbytes
+        """Bytes of the held keys and values; `cache.nbytes` has the room for new ones, too."""
+        return self._bytes(self.tokens)
 
     @property
     def full_nbytes(self) -> int:
-        """Bytes that the same layers take in transformers' own cache, padding included."""
-        batch, _, heads = self.tokens.shape
-        layers = self._filled.stored.values()
-        widths = (one.seen * (one.keys.shape[-1] + one.values.shape[-1]) for one in layers)
-        return int(batch * heads * next(iter(layers)).keys.element_size() * sum(widths))
+        """Bytes that the keys and values of all tokens would take in the same layers."""
+        return self._bytes(np.broadcast_to(self.seen[:, None, None], self.tokens.shape))
 
     def positions(self, layer: int, head: int, entry: int = 0) -> np.ndarray:
         """[n] int64: ascending positions, from 0, that a head of the model's `layer` holds."""
@@ -89,8 +86,14 @@ class Kept:
             "on average\n"
             f"{decimal(self.nbytes)} of keys and values instead of {decimal(self.full_nbytes)} "
             f"({self.nbytes / self.full_nbytes:.1%})\n"
-            "more: tokens, positions(layer, head), draw()"
+            "more: seen, tokens, nbytes, full_nbytes, positions(layer, head), draw()"
         )
+
+    def _bytes(self, tokens: np.ndarray) -> int:
+        """Bytes of the keys and values of `tokens` [B, L, H]."""
+        pairs = [(one.keys, one.values) for one in self._filled.stored.values()]
+        each = [sum(side.shape[-1] * side.element_size() for side in pair) for pair in pairs]
+        return int(tokens.sum((0, 2)) @ each)
 
     @property
     def _filled(self) -> EvictingCache:

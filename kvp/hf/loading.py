@@ -13,7 +13,6 @@ import copy
 import struct
 from collections.abc import Callable
 from contextlib import nullcontext, redirect_stderr
-from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
 from pickle import UnpicklingError
@@ -39,10 +38,11 @@ from transformers.utils import logging
 from kvp.config_groups import ModelConfig, Rank, local_rank
 from kvp.errors import ModelError, UsageError
 from kvp.hf.attention import ATTENTIONS
-from kvp.hf.model_access import NANO, check_model, check_weights
+from kvp.hf.model_access import KNOWN, NANO, check_model, check_weights
 from kvp.hf.model_config import check_config, geometry_of
-from kvp.hub import is_path
+from kvp.hub import folder_meant, is_path
 from kvp.manifest import GGUF, gguf_file
+from kvp.plugins import require
 from kvp.progress import phase, quiet_logs
 
 _Loaded = TypeVar("_Loaded")
@@ -129,12 +129,7 @@ def check_quantization(quantization: str, target: torch.device) -> None:
     if quantization == "none":
         return
     asked = f"--quantization {quantization}"
-    for package in ("bitsandbytes", "accelerate"):
-        if find_spec(package) is None:
-            raise UsageError(
-                f"{asked} needs {package}: pip install 'kvp-toolkit[quantization]', or load the "
-                "whole model"
-            )
+    require(asked, "quantization", "bitsandbytes", "accelerate")
     if target.type != "cuda":
         raise UsageError(f"{asked} needs a CUDA device: use --device cuda, or no quantization")
 
@@ -241,10 +236,7 @@ def _source(name: str, revision: str | None) -> tuple[str, dict[str, Any]]:
 
         return str(nano.path()), {"local_files_only": True}
     if (file := gguf_file(name)) is not None:
-        if find_spec("gguf") is None:
-            raise UsageError(
-                f"--model {name}: reading a GGUF file needs gguf: pip install 'kvp-toolkit[gguf]'"
-            )
+        require(f"--model {name}", "gguf", "gguf")
         return str(file.parent), {"local_files_only": True, "gguf_file": file.name}
     if Path(name).is_dir():
         if not (Path(name) / "config.json").is_file():
@@ -252,7 +244,7 @@ def _source(name: str, revision: str | None) -> tuple[str, dict[str, Any]]:
         return name, {"local_files_only": True}
     if is_path(name) or name.endswith(GGUF):
         kind = "file" if name.endswith(GGUF) else "folder"
-        raise ModelError(f"--model {name}: no such {kind}")
+        raise ModelError(f"--model {name}: no such {kind}{folder_meant(name, KNOWN)}")
     return name, {"revision": revision or "main"}
 
 
@@ -297,7 +289,7 @@ def _load(
         with quiet_logs():
             return loader(source, trust_remote_code=False, **options)
     except _LOADING_ERRORS as error:
-        here = "" if Path(source).exists() else "it is no folder here; "
+        here = "" if Path(source).exists() else f"no folder here{folder_meant(name, KNOWN)}; "
         raise ModelError(f"--model {name}: no {what} ({here}{_first_line(error)})") from error
 
 

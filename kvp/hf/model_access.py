@@ -324,6 +324,8 @@ def projected_norms(attention: nn.Module, values: Tensor, group: int) -> Tensor:
 
 NANO = "nano"
 """Name of the bundled model."""
+KNOWN = (NANO, "HuggingFaceTB/SmolLM2-135M-Instruct")
+"""Models that kvp brings policies of."""
 
 
 def model_identity(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kvp.errors import UsageError
+from kvp.plugins import require
 
 if TYPE_CHECKING:
     from kvp.llamacpp.eviction import Cells, bounded, shrink
@@ -21,10 +21,7 @@ def __getattr__(name: str) -> Any:  # noqa: ANN401 - any public name
     """Import what needs llama-cpp-python when it is used; UsageError where that is missing."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
-        from kvp.llamacpp import eviction
-    except ImportError as error:
-        raise UsageError(
-            f"llama.cpp needs the package {error.name}: pip install 'kvp-toolkit[llama-cpp]'"
-        ) from None
+    require("llama.cpp", "llama-cpp", "llama_cpp", "gguf")
+    from kvp.llamacpp import eviction
+
     return getattr(eviction, name)

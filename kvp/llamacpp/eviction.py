@@ -101,11 +101,7 @@ def shrink(
         tokens = llama.input_ids[: llama.n_tokens].tolist() if sequence == 0 else []
     if len(tokens) != seen and scorer.needs.queries:
         raise UsageError(f"{scorer.name} reads queries: give shrink the sequence's tokens=")
-    kept = kept_tokens(
-        budget if isinstance(budget, Budget) else parse_budget(budget),
-        len(state.positions),
-        protection,
-    )
+    kept = kept_tokens(parse_budget(budget), len(state.positions), protection)
     smaller = _cut(engine, scorer, state, kept, protection, pool, tokens)
     engine.write(smaller)
     llama._requires_eval = True  # the logits of the last token are those of the full cache

@@ -1,12 +1,14 @@
 """A conversation over a long document with an evicted cache; docs/python.md explains it."""
 
+from pathlib import Path
+
 from transformers import DynamicCache
 
 from kvp import Protection, evicting, load_model
 from kvp.data.synthetic.text import prose
 
 # or a hub id: HuggingFaceTB/SmolLM2-135M-Instruct
-model, tokenizer = load_model("models/smollm2-135m-instruct")
+model, tokenizer = load_model(str(Path(__file__).parents[2] / "models/smollm2-135m-instruct"))
 stories = [prose(seed, words=350, split="test") for seed in range(3)]
 facts = ["The code of the north gate is 48213. ", "The telephone number of Dr. Osei is 5550173. "]
 document = f"{stories[0]} {facts[0]}{stories[1]} {facts[1]}{stories[2]}"

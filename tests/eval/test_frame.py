@@ -19,6 +19,7 @@ from kvp.data.ruler import RULER_13
 
 BUDGETS = ["6%", "9%", "12.5%", "19%", "25%", "37.5%", "50%"]
 LEARNED = {"policy": "seed0", "policy_seed": 0}
+IDENTITY = {"model": "nano", "length": 512, "split": "test", "seed": 3}
 Records = Sequence[dict[str, Any]]
 
 
@@ -35,8 +36,8 @@ def _compared(
     records: Records, resamples: int = 10, tuned: tuple[TunedSettings, ...] = (), planned: Any = ()
 ) -> list[Comparison]:
     results = Results(
-        folder=Path(), manifest={"planned": planned}, records=tuple(records), timing=(), curves=(),
-        tokens=None, tuned=tuned, notes=(),
+        folder=Path(), manifest={"planned": planned, "identity": IDENTITY}, records=tuple(records),
+        timing=(), curves=(), tokens=None, tuned=tuned, notes=(),
     )  # fmt: skip
     return compare_all(results, resamples=resamples)
 
@@ -138,20 +139,23 @@ def test_perplexities_are_compared_by_likelihood_per_token() -> None:
         assert (gap.mean, gap.low, gap.high) == pytest.approx((nats, nats, nats))
 
 
-def test_the_table_names_the_tasks_of_its_mean() -> None:
+def test_what_was_measured_is_said_in_one_sentence() -> None:
     whole = [_record("full", None, task=task, score=1.0) for task in RULER_13]
-    assert "accuracy: over exactly RULER's 13 tasks\n" in _text(whole)
-    assert "accuracy: over 11 of RULER's 13 tasks, without qa_1, qa_2\n" in _text(whole[:-2])
     other = _record("full", None, task="vt_0shot", score=0.5)
-    assert "RULER" not in _text([whole[0], other])
-    mixed = [*whole, other]
-    assert "accuracy: over RULER's 13 tasks and 1 more (vt_0shot)" in _text(mixed)
-    ((_, cells),) = _compared(mixed)[0].grid.items()
-    assert cells[None].interval.mean == pytest.approx(13.5 / 14)
+    for records, named in (
+        (whole, "13 prompts of exactly RULER's 13 tasks"),
+        (whole[:-2], "11 prompts of 11 of RULER's 13 tasks, without qa_1, qa_2"),
+        ([*whole, other], "14 prompts of RULER's 13 tasks and 1 more (vt_0shot)"),
+        ([whole[0], other], "2 prompts of niah_single_1, vt_0shot"),
+        ([other], "1 prompt of vt_0shot"),
+    ):
+        said = f"nano, {named}, at most 512 tokens, test split, seed 3."
+        assert _compared(records)[0].measured == said
 
 
 def _said(records: Records, tuned: tuple[TunedSettings, ...] = ()) -> str:
-    return "\n".join(sentences(_compared(records, 2000, tuned)[0]))
+    comparison = _compared(records, 2000, tuned)[0]
+    return "\n".join(each for each in sentences(comparison) if each != comparison.measured)
 
 
 def test_learned_and_best_methods_are_compared_with_the_full_cache() -> None:
@@ -168,7 +172,8 @@ def test_learned_and_best_methods_are_compared_with_the_full_cache() -> None:
     ]
     assert _said(records) == (
         "At 12.5% of the cache (the question seen before compression) kvp+global answers 90% of "
-        "what the full cache answers; the best method without training, kvzip, 75%.\n"
+        "what the full cache answers (95 % interval 0 to 215); the best method without training, "
+        "kvzip, 75% (0 to 200).\n"  # +- 1 of 0.8, not below 0
         "Paired by prompt, with 95 % intervals, kvp+global is not told apart from kvzip, +12.0 "
         "points (-100.0 to +100.0).\n"
         "About 400 prompts would resolve 5 points."  # 1 x (100 / 5) ** 2
@@ -213,8 +218,9 @@ def test_nulls_are_named_apart_and_settings_not_chosen_on_the_prompts_shown() ->
         )
     ]  # fmt: skip
     assert (
-        "the best method without training, keydiff +p, answers 40% of what the full cache answers; "
-        "the next, snapkv, 20%; the best null, random, 45%.\nPaired by prompt, with 95 % "
+        "the best method without training, keydiff +p, answers 40% of what the full cache answers "
+        "(95 % interval 0 to 140); the next, snapkv, 20% (0 to 120); the best null, random, 45% "
+        "(0 to 145).\nPaired by prompt, with 95 % "
         "intervals, keydiff +p is not told apart from snapkv, +20.0 points (-100.0 to +100.0); not "
         "told apart from random, -5.0 points (-100.0 to +100.0).\n"
     ) in _said([*records, _record("full", None, score=1.0)])
@@ -251,7 +257,8 @@ def test_without_answers_the_sentence_is_about_perplexity_and_else_there_is_none
     ]
     assert _said(records) == (
         "At 25% of the cache (the question seen before compression) the best method without "
-        "training, knorm, has 2.00 times the perplexity of the full cache."
+        "training, knorm, has 2.00 times the perplexity of the full cache (95 % interval 1.00 to "
+        "2.00)."
     )
     assert _said([_record("full", None, score=0.8)]) == ""
     assert _text([]) == "\n"

@@ -127,13 +127,13 @@ def test_flags_go_before_yaml_before_the_preset(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--stpes", "3"], "unknown flag --stpes; did you mean --steps? (--help_all lists all)"),
-        (["--versoin"], "unknown flag --versoin; did you mean --version? (--help_all lists all)"),
-        (["--qqq"], "unknown flag --qqq (--help_all lists all)"),
-        (["--ste", "3"], "unknown flag --ste; did you mean --steps? (--help_all lists all)"),
+        (["--stpes", "3"], "unknown flag --stpes (did you mean --steps?); --help_all lists all"),
+        (["--versoin"], "unknown flag --versoin (did you mean --version?); --help_all lists all"),
+        (["--qqq"], "unknown flag --qqq; --help_all lists all"),
+        (["--ste", "3"], "unknown flag --ste (did you mean --steps?); --help_all lists all"),
         ([], "--out is missing"),
         (["--out", "o", "--rule", "smu"],
-         "--rule must be sum or largest, got 'smu'; did you mean sum?"),
+         "--rule must be sum or largest, got 'smu' (did you mean sum?)"),
         (["--out", "o", "--steps", "many"], "--steps must be a whole number, got 'many'"),
         (["--out", "o", "--steps", "1.5"], "--steps must be a whole number, got '1.5'"),
         (["--out", "o", "--rate", "nan"], "--rate must be a number, got 'nan'"),
@@ -154,7 +154,7 @@ def test_a_mistake_is_one_line_that_says_what_to_do(argv: list[str], message: st
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("stpes: 3", "unknown setting 'stpes'; did you mean steps?"),
+        ("stpes: 3", "unknown setting 'stpes' (did you mean steps?)"),
         ("rate: .nan", "--rate must be a number, got nan"),
         ("steps: 2.5", "--steps must be a whole number, got 2.5"),
         ("heads: 5", "--heads must be text; in YAML put it in quotes, got 5"),

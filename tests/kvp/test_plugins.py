@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from kvp.errors import UsageError
+import kvp.llamacpp
+from kvp import load_model, plugins
+from kvp.artifacts.addresses import place, size_of
+from kvp.config_groups import WorkersConfig
+from kvp.data.metrics import rouge_scorer
+from kvp.errors import KvpError, UsageError
 from kvp.plugins import Registry, import_object, is_object_name, module_exists
+from kvp.ray_engine import do_with_ray
 
 CODE = """
 class Outer:
@@ -30,6 +37,29 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     for name in ("good_one", "bad_one"):
         sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize(
+    ("extra", "begin", "use"),
+    [
+        ("quantization", "--quantization 8bit", lambda: load_model("nano", quantization="8bit")),
+        ("gguf", "--model x.gguf", lambda: (Path("x.gguf").touch(), load_model("x.gguf"))),
+        ("benchmarks", "--tasks scbench_summary", rouge_scorer.__wrapped__),
+        ("object-stores", "s3://b", lambda: size_of(place("s3://b/x"))),
+        ("llama-cpp", "llama.cpp", lambda: kvp.llamacpp.shrink),
+        ("ray", "--engine ray", lambda: do_with_ray(id, WorkersConfig(engine="ray"), "cpu", id)),
+    ],
+)
+def test_the_extra_of_a_missing_package_is_named(
+    extra: str, begin: str, use: Callable[[], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert f"\n{extra} = [" in (plugins.ROOT / "pyproject.toml").read_text()
+    monkeypatch.setattr(plugins, "find_spec", lambda _: None)
+    with pytest.raises(KvpError) as refusal:
+        use()
+    assert re.fullmatch(
+        rf"{begin} needs the package \w+: pip install 'kvp-toolkit\[{extra}\]'", str(refusal.value)
+    )
 
 
 def test_names_of_objects() -> None:

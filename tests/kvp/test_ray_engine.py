@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import pytest
 
 from kvp.config_groups import Rank, WorkersConfig
 from kvp.errors import UsageError
-from kvp.ray_engine import Pool, do_with_ray
+from kvp.ray_engine import Pool
 
 
 @pytest.mark.parametrize(
@@ -40,9 +39,3 @@ def test_the_pool_follows_the_device() -> None:
     assert Pool.of(half, "cuda") == Pool(size=None, gpus=0.5)
     with pytest.raises(UsageError, match="with --engine ray say --device cuda"):
         Pool.of(config, "cuda:1")
-
-
-def test_without_ray_one_line_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(UsageError, match=r"pip install 'kvp-toolkit\[ray\]'"):
-        do_with_ray(print, WorkersConfig(engine="ray"), "cpu", lambda: None)

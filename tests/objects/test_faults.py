@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -124,15 +122,3 @@ def test_addresses_that_cannot_be(
     assert train(["--traces", "s3://bucket/x", "--out", "p", "--essays", "s3://bucket/y"]) == 2
     assert "--essays cannot lie in an object store" in capsys.readouterr().err
     assert place("runs/s3:/x") == Path("runs/s3:/x")
-
-
-def test_without_obstore_the_extra_is_named(s3_environment: dict[str, str]) -> None:
-    code = (
-        "import sys; sys.modules['obstore'] = None\n"
-        "from kvp.programs import main; sys.exit(main(['verify', 's3://b/x']))"
-    )
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert ended.returncode == 2
-    assert ended.stderr.strip().endswith(
-        "s3://b needs the package obstore: pip install 'kvp-toolkit[object-stores]'"
-    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import threading
 import warnings
 from collections.abc import Callable
@@ -251,6 +252,19 @@ def test_policies_of_another_model_warn(qwen: PreTrainedModel, prompt: Prompt, f
     ):
         with pytest.warns(UserWarning, match="runs/mine was trained on nano.*model is mine/qwen"):
             attempt()
+
+
+def test_a_budget_for_mostly_protected_tokens_warns(
+    qwen: PreTrainedModel, prompt: Prompt, fixed: Any, generate: Any
+) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for budget in ("2%", 40, 41):
+            with evicting(qwen, fixed(60), budget):
+                generate(qwen, prompt(60), 2)
+    assert [re.findall(r"\d+", str(each.message))[:2] for each in caught] == [
+        ["20", "20"], ["40", "20"],
+    ]  # fmt: skip
 
 
 def test_other_weights_of_the_bundled_model_are_another_model(qwen: PreTrainedModel) -> None:

@@ -38,12 +38,12 @@ def test_the_latest_call_is_told_in_numbers_words_and_a_picture(
         for head, budget in enumerate(budgets):
             chosen = scorer.kept(budget)[layer][head]
             assert kept.positions(layer, head).tolist() == [*chosen, 60, 61, 62, 63]
-    assert kept.nbytes == cache.nbytes
+    assert kept.nbytes == kept.full_nbytes * 36 // 64 <= cache.nbytes  # which may have spare room
     assert kept.full_nbytes == sum(one.keys.nbytes + one.values.nbytes for one in full.layers)
     held = "26 to 46" if by else "36"
     first, second, third = str(kept).splitlines()
     assert first == f"64 tokens; each of 3 layers x 2 KV heads keeps {held}, 56.2% on average"
-    assert f"instead of {kept.full_nbytes / 1000:.1f} kB" in second
+    assert second.endswith(f"instead of {kept.full_nbytes / 1000:.1f} kB (56.2%)")
     assert third.endswith("draw()")
     shares, which = (axis.images[0].get_array() for axis in kept.draw().axes if axis.images)
     np.testing.assert_allclose(shares, 100 * kept.tokens[0] / 64)
@@ -64,7 +64,7 @@ def test_padding_beams_and_further_evictions(
     assert (kept.tokens[2:] == 36 + 9 % 4).all()
     assert kept.positions(2, 1, entry=1).max() == 48
     assert str(kept).startswith("4 entries of 49 to 69 tokens")
-    assert kept.full_nbytes == 4 * 69 * LAYERS * HEADS * 2 * 8 * 4
+    assert kept.full_nbytes == (49 + 49 + 69 + 69) * LAYERS * HEADS * 2 * 8 * 4
 
 
 def test_nothing_is_held_that_nobody_asks_about(
