@@ -74,7 +74,7 @@ evaluate other 1024 --hotpotqa "$D/hotpotqa.json" --squad "$D/squad_test.json" -
   --budgets 2%,6%,12.5%,25% --methods "full,kvp+ada,$RIVALS"
 long=(--essays "$D/novels_test" --tasks niah_single_2,niah_multikey_1,niah_multivalue --max_new_tokens 40 --budgets 2%,6%,12.5%,25%)
 evaluate long-2048 2048 "${long[@]}" --prompts 20 --methods "full,kvp+ada,$RIVALS"
-evaluate long-4096 4096 "${long[@]}" "${news[@]}" --prompts 20 --methods "full,kvp+ada,kvzip+global,snapkv(kernel=31)+ada,keydiff+ada"
+evaluate long-4096 4096 "${long[@]}" "${news[@]}" --prompts 4 --methods "full,kvp+ada,snapkv(kernel=31)+ada,keydiff+ada"
 texts=(--split all --protocols query_agnostic --methods "full,kvp+ada,kvp,$RIVALS,snapkv,tova,streaming_llm")
 chats=(--tasks chat --chat "$D/oasst.jsonl" --prompts 24)
 evaluate texts 1024 "${texts[@]}" "${chats[@]}" --budgets 6%,12.5%,25%,50%
