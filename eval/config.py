@@ -219,8 +219,6 @@ class EvalConfig(
     without it there are none."""
     curve_sequences: int = 32
     """Maximum sequences of --traces used for the curves."""
-    tokens: bool = True
-    """Write the ranks of one prompt for every method."""
 
     VISIBLE: ClassVar[tuple[str, ...]] = (
         "out", "model", "dtype", "quantization", "device", "methods", "policies",
@@ -387,7 +385,7 @@ def _evaluation(config: TuneConfig | EvolveConfig, **settings: Any) -> EvalConfi
     """Settings of kvp-eval: those that the two share, and others."""
     shared = {item.name for item in fields(EvalConfig)} & {item.name for item in fields(config)}
     values = {name: getattr(config, name) for name in shared}
-    return EvalConfig(**values, timing_prompts=0, tokens=False, **settings)
+    return EvalConfig(**values, timing_prompts=0, **settings)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,8 +24,7 @@ from kvp.errors import AddressError, ResultsError
 from kvp.manifest import digest_json
 
 MANIFEST, ROWS, TIMING, CURVES = "manifest.json", "rows.jsonl", "timing.jsonl", "curves.jsonl"
-TOKENS = "tokens.json"
-FILES = (ROWS, TIMING, CURVES, TOKENS, MANIFEST)
+FILES = (ROWS, TIMING, CURVES, MANIFEST)
 """All files of a results folder, in the order in which they are sent to an object store."""
 
 Record = dict[str, Any]

@@ -27,7 +27,6 @@ from eval.records import (
     ROWS,
     TIMING,
     TIMING_KEY,
-    TOKENS,
     Record,
     read_records,
     setting_of,
@@ -36,14 +35,12 @@ from eval.shapes import SHAPES
 from eval.tuned_settings import TunedSettings, load_settings
 from kvp.artifacts.addresses import place
 from kvp.artifacts.claim import FolderKind, OutputFolder
-from kvp.artifacts.files import foreign
 from kvp.data.tasks import ruler_share
 from kvp.errors import ResultsError
 from kvp.manifest import (
     Format,
     digest_json,
     portable,
-    read_sealed_json,
     run_manifest,
     sha256_input,
     write_sealed_json,
@@ -185,8 +182,6 @@ class Results:
     """timing.jsonl; empty where there was no timing pass."""
     curves: tuple[Record, ...]
     """curves.jsonl; empty where there were no traces."""
-    tokens: Mapping[str, Any] | None
-    """tokens.json."""
     tuned: tuple[TunedSettings, ...]
     """What kvp tune chose and the run took from `tuned:FILE`."""
     notes: tuple[str, ...]
@@ -272,16 +267,10 @@ def load_results(folder: Path) -> Results:
             f"{folder / CURVES} holds another definition of skill than this kvp; "
             "delete it and run kvp-eval --traces again"
         )
-    tokens = None
-    if (folder / TOKENS).exists():
-        tokens = read_sealed_json(folder / TOKENS, ResultsError)
-        with foreign(folder / TOKENS, ResultsError):
-            SHAPES[TOKENS].validate_python(tokens)
     return Results(
         folder=folder,
         manifest=manifest,
         **records,
-        tokens=tokens,
         tuned=tuned_of(folder / MANIFEST, manifest),
         notes=tuple(notes),
     )
@@ -347,7 +336,6 @@ def _joined(first: Results, second: Results) -> Results:
         folder=first.folder,
         manifest={**second.manifest, "earlier_runs": runs, "planned": planned},
         **records,
-        tokens=second.tokens if first.tokens is None else first.tokens,
         tuned=(*first.tuned, *second.tuned),
         notes=tuple(dict.fromkeys((*first.notes, *second.notes))),
     )

@@ -2,7 +2,7 @@
 
 Order of work: everything that can be refused is refused first (`eval.prepare`); then the manifest;
 then one batched evaluation per prompt and protocol, appended to rows.jsonl as it is done; then the
-timing pass, the cost curves and the token ranks; then the closing table.
+timing pass and the cost curves; then the closing table.
 
 Work is done in pieces: prompts that share a prefill, together or not at all. Questions about one
 context that the compression does not see share a prefill: it is run and compressed once. Every
@@ -48,7 +48,6 @@ from eval.records import (
     ROWS,
     TIMING,
     TIMING_KEY,
-    TOKENS,
     Record,
     RecordFile,
     RecordParts,
@@ -59,7 +58,6 @@ from eval.records import (
 )
 from eval.results import Results, load_results, open_folder, unfinished, write_manifest
 from eval.timing import timing_records
-from eval.token_ranks import token_ranks
 from kvp.artifacts.addresses import ObjectPath, files_below, place
 from kvp.artifacts.claim import OutputFolder
 from kvp.config_groups import DtypeName, Rank
@@ -70,7 +68,6 @@ from kvp.hf.loading import device_of_rank, model_of, tokenizer_of
 from kvp.hf.model_access import another_model, check_model, model_identity, name_of
 from kvp.hf.prefill import unwrapped
 from kvp.hf.scorer_inputs import check_inputs
-from kvp.manifest import write_sealed_json
 from kvp.progress import Progress, phase, say
 from kvp.ray_engine import do_with_ray
 from policies.learned import LearnedScorer
@@ -233,11 +230,6 @@ def _close(
             config, prepared.methods, prepared.traces, bench.model, bench.tokenizer
         )
         merge_records(folder / CURVES, curves, CURVE_KEY)
-    if config.tokens:
-        phase("ranking the tokens of one prompt")
-        prompt, protocol = prepared.first_answered
-        content = token_ranks(bench, prompt, protocol, prepared.methods, config.budget_list)
-        write_sealed_json(folder / TOKENS, content)
     results = load_results(folder)
     output.push(*FILES)
     print_results(results, config.bootstrap)
@@ -306,7 +298,7 @@ def estimate(bench: Bench, prepared: Prepared) -> list[Record]:
     count = len(prepared.work)
     say(
         f"dry run: {seconds:.1f} s for one prompt, so about {span(seconds * count)} for all "
-        f"{count} evaluations; timing, curves and token ranks come on top. Nothing was written."
+        f"{count} evaluations; timing and curves come on top. Nothing was written."
     )
     return records
 

@@ -85,9 +85,6 @@ _KINDS = {
         **_METHOD, "layer head sequences metrics_version": _Count, "area": _Number,
         "skill": _Number | None, "cost budgets": _Numbers,
     }, lambda curve: len(curve.cost) == len(curve.budgets)),
-    "tokens.json": _object({
-        "tokens": list[str], "methods": dict[str, Annotated[list[_Numbers], Field(min_length=1)]],
-    }, lambda of: all(len(of.tokens) == len(one) for some in of.methods.values() for one in some)),
     "policy.json": _object({
         "model": dict[str, _Name | None], "held_out": list[dict[str, _Number | _Name | None]],
         "training": _object({

@@ -98,8 +98,7 @@ def evaluate(
     with its `tokenizer`. Columns are those of rows.jsonl (`docs/formats.md`); the table says its
     message when it is printed, and has `summary()`, `sentences()`, `table()` and `unfinished`
     (`eval.frame.ResultsFrame`), which a selection from it has not. Without `out=`
-    nothing is kept on disk, and neither times nor token ranks are measured unless they are asked
-    for. Raises KvpError on anything the caller can mend.
+    nothing is kept on disk, and times are not measured unless they are asked for. Raises KvpError on anything the caller can mend.
     """
     from tempfile import TemporaryDirectory
 
@@ -115,8 +114,7 @@ def evaluate(
     temporary = settings.get("out") is None
     with TemporaryDirectory(prefix="kvp-results-") as folder:
         if temporary:
-            nothing = {"timing_prompts": 0, "tokens": False}
-            settings = {**nothing, **settings, "out": f"{folder}/results"}
+            settings = {"timing_prompts": 0, **settings, "out": f"{folder}/results"}
         config = _config("eval", "EvalConfig", settings)
         run = import_own("eval.run").run_from_python  # names are checked: torch may be imported
         table: ResultsFrame = run(config, loaded, temporary=temporary)

@@ -24,7 +24,7 @@ def test_the_files_of_the_page_run_by_its_command(
     (command,) = re.findall(r"^```\nkvp eval (.*?)^```", PAGE, re.M | re.S)
     monkeypatch.chdir(tmp_path)
     words = shlex.split(command.replace("\\\n", " "))
-    assert run_program("eval", [*words, "--timing_prompts", "0", "--tokens", "false"]) == 0
+    assert run_program("eval", [*words, "--timing_prompts", "0"]) == 0
     records = load_results(tmp_path / "runs/mine").records
     assert {record["task"] for record in records} == {"backwards"}
     assert {record["method"] for record in records} == {"full", "newest"}

@@ -22,10 +22,9 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter, NullLocator, ScalarFormatter
 
-from eval.comparison import PROTECTED, Comparison, Estimate, ReportedMethod, best_of, in_order
-from eval.records import FULL, LEARNED, ORACLE, PROTOCOL_NAMES
+from eval.comparison import PROTECTED, Comparison, Estimate, ReportedMethod, best_of
+from eval.records import FULL, LEARNED, ORACLE
 from eval.report.costs import Cost, Timing, passes, timing_of
-from eval.results import Results
 from policies.registry import attention_free
 
 WRITER = "kvp-report"
@@ -397,46 +396,4 @@ def rank_styles() -> str:
     return "\n".join(
         f".r{level}{{background:{shade};color:{'#111111' if level < 11 else '#ffffff'}}}"
         for level, shade in enumerate(shades)
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class TokenMap:
-    """A prompt as the page shows it."""
-
-    kind: ClassVar[str] = "tokens"
-
-    tokens: tuple[str, ...]
-    protected: frozenset[int]
-    """Numbers of the tokens that protection keeps."""
-    shades: Mapping[str, tuple[int, ...]]
-    """Method, as in tokens.json -> shade of every token by its mean rank over heads."""
-    caption: str
-
-
-def token_map(results: Results) -> TokenMap | None:
-    """The prompt of tokens.json; None without that file."""
-    content = results.tokens
-    if content is None:
-        return None
-    family = {label: label.partition("/")[0].partition(":")[0] for label in content["methods"]}
-    order = in_order(list(family.values()))
-    tokens = len(content["tokens"])
-    sinks, recents = (results.setting(name) or 0 for name in ("sinks", "recents"))
-    protocol = PROTOCOL_NAMES.get(str(content.get("protocol")), "protocol not recorded")
-    shades = {}
-    for label in sorted(family, key=lambda label: order.index(family[label])):
-        means = np.mean(content["methods"][label], axis=0)  # [tokens], over heads
-        levels = COLORS * (1 - means / max(tokens - 1, 1))
-        shades[label] = tuple(np.minimum(levels, COLORS - 1).astype(int).tolist())
-    return TokenMap(
-        tokens=tuple(content["tokens"]),
-        protected=frozenset(
-            place for place in range(tokens) if place < sinks or place >= tokens - recents
-        ),
-        shades=shades,
-        caption=f"Ranks without protection, mean over heads: the darkest tokens are kept longest; "
-        f"n = 1 prompt ({content.get('task')}, {tokens} tokens), "
-        f"split {results.setting('split')}, seed {results.setting('seed')}, {protocol}; "
-        f"outlined: the first {sinks} and last {recents} tokens, which protection keeps.",
     )

@@ -38,7 +38,7 @@ from eval.records import FILES, PROTOCOL_NAMES, policy_groups, results_folder
 from eval.report import figures, tables
 from eval.report.answers import Answers, answers, packed
 from eval.report.costs import Cost, costs, shown_costs, timings
-from eval.report.figures import Picture, TokenMap, drawn_settings, rank_styles, token_map
+from eval.report.figures import Picture, drawn_settings, rank_styles
 from eval.report.tables import Table
 from eval.results import Results, commands, join, labels, load_results, model_name, unfinished
 from kvp.artifacts.addresses import is_address
@@ -54,7 +54,6 @@ _LACKING = {
     "perplexity": "No given replies in this folder: run kvp-eval --tasks chat or text.",
     "curves": "No cost curves in this folder: run kvp-eval --traces TRACES.",
     "timing": "No timing pass in this folder: run kvp-eval --timing_prompts 6.",
-    "tokens": "No token ranks in this folder: run kvp-eval --tokens true.",
 }
 
 
@@ -85,7 +84,7 @@ class Section:
     """The only ones with which the page shows it, "" for all."""
 
 
-Block = Text | Section | Table | Picture | TokenMap | Answers
+Block = Text | Section | Table | Picture | Answers
 
 
 class Run:
@@ -245,12 +244,8 @@ def _run(run: Run, prefix: str, styles: figures.Styles) -> Iterator[Block]:
         name = f"{prefix}heads-{protocol}"
         heads.append(Section(ident=name, title=title, blocks=blocks, protocol=protocol))
     yield from heads
-    tokens = token_map(run.results)
-    if tokens is not None:
-        title = "What each method keeps of a prompt"
-        yield Section(ident=f"{prefix}tokens", title=title, blocks=[tokens])
     there: dict[str, object] = {each.kind: True for each in run.comparisons}
-    there |= {"curves": heads, "timing": run.timings, "tokens": tokens}
+    there |= {"curves": heads, "timing": run.timings}
     lacking = [Text(text=words, style="missing") for part, words in _LACKING.items()
                if not there.get(part)]  # fmt: skip
     title = "How this was made"

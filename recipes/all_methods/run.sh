@@ -43,7 +43,7 @@ tune() { # protocol
 
 measured() { # protocol, further settings
   "$BIN/kvp-eval" --model "$MODEL" --length "$LENGTH" --max_new_tokens "$TOKENS" --protocols "$1" --timing_prompts 0 \
-    --tokens false --policies "$RUN/policies-$1" --budgets "$BUDGETS" --out "$RUN/test-$1" "${@:2}"
+    --policies "$RUN/policies-$1" --budgets "$BUDGETS" --out "$RUN/test-$1" "${@:2}"
 }
 
 test_prompts() { # protocol

@@ -21,7 +21,7 @@ collect() { # name, sequences, flags
 mixture=(--data "ruler:0.5,$D/qa_chats.jsonl:0.15,$D/sgd.jsonl:0.15,$D/wiki_train.jsonl:0.2" --tasks "$NEEDLES,qa_1")
 mixture+=(--squad "$D/squad_train.json")
 evaluate() { # name, length, flags
-  both kvp-eval --model "$MODEL" --dtype bfloat16 --length "$2" --protection off --timing_prompts 0 --tokens false --seed "$SEED" \
+  both kvp-eval --model "$MODEL" --dtype bfloat16 --length "$2" --protection off --timing_prompts 0 --seed "$SEED" \
     --policies "$POLICIES" --out "$RUN/$1" "${@:3}"
 }
 
@@ -55,7 +55,7 @@ twice="$twice,contrastkv(beta=0,gamma=0)+global,contrastkv(beta=0,gamma=0.3)+glo
 twice="$twice,contrastkv(beta=0,scope=head)+global,contrastkv:paper+global"
 both kvp-eval --model "$MODEL" --dtype bfloat16 --length 1024 --split validation --seed 5 --measure perplexity --prompts 4 \
   --tasks niah_single_3,niah_multikey_1,niah_multivalue,niah_multiquery --essays "$D/novels_train" --budgets 6%,12.5%,25% \
-  --protection off --timing_prompts 0 --tokens false --policies "$POLICIES,bundled=smollm2-135m-instruct" \
+  --protection off --timing_prompts 0 --policies "$POLICIES,bundled=smollm2-135m-instruct" \
   --methods "full,kvp,kvp+global,kvp+global(safeguard=0.4),kvp+global(safeguard=0.6),kvp+ada,$snapkv,$keys,$expected,$others,$twice" \
   --out "$RUN/tune"
 
@@ -83,5 +83,5 @@ for text in wiki_test.jsonl novels_test; do
   evaluate "text-${text%%[._]*}" 1024 "${texts[@]}" --tasks text --text "$D/$text" --prompts 16 --budgets 12.5%,25%
 done
 "$BIN/kvp-eval" --model "$MODEL" --dtype bfloat16 --length 1024 --essays "$D/novels_test" --tasks niah_multikey_1 --prompts 1 \
-  --max_new_tokens 8 --protection off --tokens false --timing_prompts 6 --budgets 12.5% --protocols query_agnostic \
+  --max_new_tokens 8 --protection off --timing_prompts 6 --budgets 12.5% --protocols query_agnostic \
   --policies "seed0=$RUN/seed0" --methods "full,kvp+ada,$RIVALS,$REFERENCES" --out "$RUN/timing"

@@ -52,7 +52,6 @@ def evaluate_finished(training: Training) -> None:
     flags = {
         "methods": "full,kvp",
         "timing_prompts": "0",
-        "tokens": "false",
         **settings.evaluate,
         "policies": policies,
     }

@@ -17,7 +17,7 @@ from kvp.programs import evaluate, run_program
 compare = partial(run_program, "compare")
 SETTINGS: dict[str, Any] = {
     "length": 160, "methods": "full,knorm,ring", "budgets": "30%,60%", "seed": 1, "prompts": 3,
-    "protection": "off", "timing_prompts": 0, "bootstrap": 50, "tokens": "false",
+    "protection": "off", "timing_prompts": 0, "bootstrap": 50,
     "tasks": "niah_single_1,chat", "protocols": "query_agnostic",
 }  # fmt: skip
 

@@ -70,9 +70,7 @@ def test_rows_are_those_of_the_results_folder(
     tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
-    table = _evaluate(
-        str(tiny_folder), ["full", "snapkv"], out=str(out), timing_prompts=0, tokens=False
-    )
+    table = _evaluate(str(tiny_folder), ["full", "snapkv"], out=str(out), timing_prompts=0)
     records = [json.loads(line) for line in (out / "rows.jsonl").read_text().splitlines()]
     assert [*table.columns, "checksum"] == list(records[0])
     assert len(table) == len(records) == 4

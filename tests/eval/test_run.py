@@ -122,14 +122,6 @@ def test_the_other_files_cover_all_methods(finished: Path) -> None:
         assert (record["evict_flops"] > 0) == (record["method"] in ("kvp", "snapkv", "gvote"))
         if record["method"] in ("random", "knorm"):
             assert record["kept_tokens"] == record["budget"]
-    tokens = json.loads((finished / "tokens.json").read_text())
-    assert set(tokens["methods"]) == {"kvp/seed0", "random", "snapkv", "oracle", "knorm", "gvote"}
-    for heads in tokens["methods"].values():
-        assert len(heads) == 4
-        for ranks in heads:
-            assert sorted(ranks) == list(range(tokens["prompt_length"]))
-    assert len(tokens["tokens"]) == tokens["prompt_length"]
-    assert "special magic" in "".join(tokens["tokens"])
 
 
 def test_a_method_that_the_model_cannot_serve_is_named(
@@ -347,7 +339,7 @@ def test_a_policy_of_a_model_with_the_same_heads_gives_a_note(
     model = {"id": "their/model", "revision": None, "weights": "another"}
     save_policy(other, policy.rankers, PolicyMeta(geometry=policy.geometry, model=model))
     changes = {
-        "methods": "kvp", "prompts": 1, "timing_prompts": 0, "tokens": "false",
+        "methods": "kvp", "prompts": 1, "timing_prompts": 0,
         "tasks": "niah_single_1", "budgets": "25%", "protocols": "query_aware",
     }  # fmt: skip
     assert main(_arguments(tiny_folder, other, tmp_path / "out", **changes)) == 0

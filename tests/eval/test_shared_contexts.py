@@ -38,7 +38,7 @@ def configuration(folder: Path, data: Path, **changes: Any) -> EvalConfig:
     fields: dict[str, Any] = {
         "model": str(folder), "tasks": "data", "data": str(data), "split": "all", "length": 300,
         "methods": METHODS, "budgets": "30%", "protection": "off", "timing_prompts": 0,
-        "tokens": False, "bootstrap": 5, "max_new_tokens": 6, "out": str(data.parent / "out"),
+        "bootstrap": 5, "max_new_tokens": 6, "out": str(data.parent / "out"),
     }  # fmt: skip
     return EvalConfig(**fields | changes)
 
@@ -46,7 +46,7 @@ def configuration(folder: Path, data: Path, **changes: Any) -> EvalConfig:
 def run(config: EvalConfig) -> int:
     names = (
         "model", "tasks", "data", "split", "length", "methods", "budgets", "protection",
-        "timing_prompts", "tokens", "bootstrap", "max_new_tokens", "out",
+        "timing_prompts", "bootstrap", "max_new_tokens", "out",
     )  # fmt: skip
     return main([part for name in names for part in (f"--{name}", str(getattr(config, name)))])
 

@@ -53,7 +53,7 @@ def test_an_evaluation_records_the_commit(of_nano: str, tmp_path: Path) -> None:
     arguments = [
         "--methods", "full,kvp", "--policies", f"{of_nano},nano", "--tasks", "niah_single_1",
         "--length", "256", "--prompts", "1", "--budgets", "25%", "--protection", "off",
-        "--protocols", "query_aware", "--timing_prompts", "0", "--tokens", "false",
+        "--protocols", "query_aware", "--timing_prompts", "0",
         "--out", "results",
     ]  # fmt: skip
     assert evaluate(arguments) == 0

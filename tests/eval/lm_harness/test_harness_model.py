@@ -250,7 +250,7 @@ def test_answers_are_those_of_kvp_eval(
     kvp.evaluate(
         model=str(tiny_folder), tasks="data", data=str(data), split="all", prompts=3,
         methods="snapkv+ada", budgets="25%", protocols=protocol, protection="on", length=500,
-        max_new_tokens=10, timing_prompts=0, tokens=False, out=str(tmp_path / "out"),
+        max_new_tokens=10, timing_prompts=0, out=str(tmp_path / "out"),
     )  # fmt: skip
     lines = (tmp_path / "out/rows.jsonl").read_text().splitlines()
     rows = [json.loads(line) for line in lines]

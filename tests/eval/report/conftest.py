@@ -148,19 +148,6 @@ def timing_records() -> list[Record]:
     ]  # fmt: skip
 
 
-def token_ranks() -> dict[str, Any]:
-    """Sixteen tokens, two heads: oracle keeps the first longest in both, knorm in one only."""
-    up, down = list(range(TOKENS)), list(range(TOKENS))[::-1]
-    return {
-        "tokens": ["<b>", "&", "line\n", *(f" w{index}" for index in range(3, TOKENS))],
-        "methods": {"knorm": [up, down], "oracle": [up, up], "kvp/seed0": [down, down]},
-        "prompt_length": TOKENS,
-        "geometry": {"layers": 1, "query_heads": 2, "kv_heads": 2, "head_dim": 4},
-        "task": "one", "example": "e1", "protocol": "query_aware", "budget": 8,
-        "protected": False, "references": [],
-    }  # fmt: skip
-
-
 def manifest(**changes: Any) -> dict[str, Any]:
     identity = {
         "model": "toy", "revision": None, "length": 20, "split": "test", "essays": None,
@@ -189,7 +176,6 @@ def write_results() -> Write:
         records: list[Record] | None = None,
         timing: list[Record] | None = None,
         curves: list[Record] | None = None,
-        tokens: dict[str, Any] | None = None,
         **identity: Any,
     ) -> Path:
         folder.mkdir(parents=True)
@@ -201,8 +187,6 @@ def write_results() -> Write:
         ):
             if lines is not None:
                 JsonLines(folder / name).rewrite(lines)
-        if tokens is not None:
-            write_sealed_json(folder / "tokens.json", tokens)
         return folder
 
     return write
@@ -217,7 +201,6 @@ def made() -> SimpleNamespace:
         replies=reply_records,
         curves=curve_records,
         timing=timing_records,
-        tokens=token_ranks,
     )
 
 
@@ -265,12 +248,6 @@ def timing() -> list[Record]:
     return timing_records()
 
 
-@pytest.fixture
-def tokens() -> dict[str, Any]:
-    """Content of tokens.json."""
-    return token_ranks()
-
-
 @pytest.fixture(scope="session")
 def reported(tmp_path_factory: pytest.TempPathFactory, write_results: Write) -> Path:
     """A complete results folder with its report, made once: report.html and figures/.
@@ -286,7 +263,6 @@ def reported(tmp_path_factory: pytest.TempPathFactory, write_results: Write) -> 
         ],
         timing=timing_records(),
         curves=curve_records(),
-        tokens=token_ranks(),
     )  # fmt: skip
     assert main([str(folder), "--bootstrap", "50", "--png", str(folder / "figures")]) == 0
     return folder

@@ -97,7 +97,7 @@ def test_damage_is_one_line_that_names_the_file(
     ("name", "content"),
     [
         ("rows.jsonl", b"\xff\xfe\n"), ("rows.jsonl", b"[1]\n"), ("rows.jsonl", b""),
-        ("curves.jsonl", b"null\n"), ("tokens.json", b"[]"), ("tokens.json", b""),
+        ("curves.jsonl", b"null\n"),
         ("manifest.json", b"\x00" * 64), ("manifest.json", None),
     ],
 )  # fmt: skip
@@ -135,12 +135,6 @@ def test_no_script_may_run(folder: Path, evil: str) -> None:
             for record in _lines(folder / name)
         ]  # fmt: skip
         _write_lines(folder / name, changed)
-    tokens = json.loads((folder / "tokens.json").read_text())
-    methods = {f"{evil}/{name}": heads for name, heads in tokens["methods"].items()}
-    _change(
-        folder, "tokens.json", methods=methods, task=evil, protocol=evil,
-        tokens=[evil] * len(tokens["tokens"]),
-    )  # fmt: skip
     identity = json.loads((folder / "manifest.json").read_text())["identity"]
     _change(
         folder, "manifest.json", identity={**identity, "model": evil, "split": evil}, notes=[evil],

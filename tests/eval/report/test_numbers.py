@@ -24,9 +24,8 @@ from eval.frame import summary, tidy
 from eval.records import policy_groups
 from eval.report import tables
 from eval.report.costs import costs, shown_costs, timings
-from eval.report.figures import drawn_settings, line_styles, token_map
+from eval.report.figures import drawn_settings, line_styles
 from eval.report.tables import Field, Table
-from eval.results import load_results
 from eval.tuned_settings import Scored, Tuned
 from policies.registry import METHODS
 
@@ -293,12 +292,3 @@ def test_styles_tell_methods_apart_without_colour() -> None:
     many += METHODS
     pairs = {(style["color"], str(style["linestyle"])) for style in line_styles(many).values()}
     assert len(pairs) == len(many)
-
-
-def test_ranks_become_shades(tmp_path: Path, write_results: Any, tokens: Record) -> None:
-    shown = token_map(load_results(write_results(tmp_path / "r", tokens=tokens)))
-    assert shown is not None
-    assert list(shown.shades) == ["oracle", "kvp/seed0", "knorm"]
-    assert sorted(shown.protected) == [0, 14, 15]
-    assert shown.shades["oracle"] == tuple(range(15, -1, -1))
-    assert set(shown.shades["knorm"]) == {8}  # heads that disagree

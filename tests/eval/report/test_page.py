@@ -43,7 +43,7 @@ def test_the_page_has_every_part_and_loads_nothing(html: str) -> None:
     for ident in (
         "accuracy-query_aware", "accuracy-query_agnostic", "perplexity-query_aware",
         "accuracy-query_aware-tasks", "accuracy-query_aware-differences", "heads-query_aware",
-        "tokens", "accuracy-query_aware-every", "answers", "task-3-accuracy-query_agnostic",
+        "accuracy-query_aware-every", "answers", "task-3-accuracy-query_agnostic",
         "about",
     ):  # fmt: skip
         assert f'<details id="{ident}"' in html
@@ -194,8 +194,7 @@ def test_script_in_names_is_text(
         for method, label, size in (("full", None, None), (script, None, "9%"), ("kvp", link, "9%"))
         for n in range(2)
     ]  # fmt: skip
-    tokens = {"tokens": [script, link], "methods": {script: [[0, 1]]}, "task": script}
-    folder = write_results(tmp_path / "r", records=records, tokens=tokens, model=script)
+    folder = write_results(tmp_path / "r", records=records, model=script)
     _report(folder)
     page = open_page(folder / "report.html")
     page.get_by_label("Task").select_option(script)
