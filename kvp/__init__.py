@@ -98,7 +98,8 @@ def evaluate(
     with its `tokenizer`. Columns are those of rows.jsonl (`docs/formats.md`); the table says its
     message when it is printed, and has `summary()`, `sentences()`, `table()` and `unfinished`
     (`eval.frame.ResultsFrame`), which a selection from it has not. Without `out=`
-    nothing is kept on disk, and times are not measured unless they are asked for. Raises KvpError on anything the caller can mend.
+    nothing is kept on disk, and times are not measured unless they are asked for. Raises KvpError
+    on anything the caller can mend.
     """
     from tempfile import TemporaryDirectory
 

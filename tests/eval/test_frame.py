@@ -37,7 +37,7 @@ def _compared(
 ) -> list[Comparison]:
     results = Results(
         folder=Path(), manifest={"planned": planned, "identity": IDENTITY}, records=tuple(records),
-        timing=(), curves=(), tokens=None, tuned=tuned, notes=(),
+        timing=(), curves=(), tuned=tuned, notes=(),
     )  # fmt: skip
     return compare_all(results, resamples=resamples)
 

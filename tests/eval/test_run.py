@@ -60,7 +60,7 @@ def finished(
 def test_the_program_says_what_it_does_and_what_to_open(
     finished: Path, tiny_folder: Path, tiny_policy: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(_arguments(tiny_folder, tiny_policy, finished, tokens="false")) == 0
+    assert main(_arguments(tiny_folder, tiny_policy, finished)) == 0
     printed = capsys.readouterr()
     for line in ("preparing prompts ...", "loading the model ...", "evaluating: 8/8"):
         assert line in printed.err
@@ -268,7 +268,7 @@ def test_an_interrupted_run_says_so_wherever_it_is_shown(
         return evaluate_together(*given)
 
     arguments = _arguments(
-        tiny_folder, tiny_policy, tmp_path / "r", methods="full,knorm", tokens="false",
+        tiny_folder, tiny_policy, tmp_path / "r", methods="full,knorm",
         timing_prompts=0, tasks="niah_single_1", prompts=3,
     )  # fmt: skip
     monkeypatch.setattr("eval.run.evaluate_together", interrupted)

@@ -96,7 +96,7 @@ def test_the_chosen_settings_reproduce(tuned: Path, tiny_folder: Path, tmp_path:
         flags = _flags(
             tiny_folder, out, methods=f"{chosen.scorer}+{chosen.allocator}", prompts=2,
             protocols=entry.protocol, protection="on" if chosen.protected else "off",
-            split="validation", timing_prompts=0, tokens="false",
+            split="validation", timing_prompts=0,
         )  # fmt: skip
         assert evaluate(flags) == 0
         scores = [record["score"] for record in read_records(out / "rows.jsonl")]
