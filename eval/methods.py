@@ -453,7 +453,7 @@ def _small(
             if budget.tokens(tokens) < min(protected.tokens, tokens)
         ]  # fmt: skip
         if not short:
-            if 2 * protected.tokens >= max(map(budget.tokens, lengths)):
+            if lengths and 2 * protected.tokens >= max(map(budget.tokens, lengths)):
                 notes.append(
                     f"--budgets {budget}: half of it or more are the {protected.tokens} protected "
                     "tokens; --protection off leaves all to the methods"
