@@ -82,8 +82,7 @@ def _answer(args: argparse.Namespace) -> dict[str, Any]:
     prompt, tokens = tokenizer(60 * TEXT, return_tensors="pt"), round(20_000 * args.scale)
     with evicting(model, "snapkv", 512, every=64) as kept:
         out = model.generate(**prompt, max_new_tokens=tokens, eos_token_id=None, do_sample=False)
-    decoded = out.shape[1] - prompt["input_ids"].shape[1]
-    return {"decoded": decoded, "cache_bytes": kept.nbytes}
+    return {"tokens": out.shape[1], "cache_bytes": kept.nbytes}
 
 
 def _turns(args: argparse.Namespace) -> dict[str, Any]:
@@ -102,8 +101,8 @@ def _turns(args: argparse.Namespace) -> dict[str, Any]:
 
 def _threads(args: argparse.Namespace) -> dict[str, Any]:
     model, tokenizer = load_model(args.model)
-    prompts = [f"{30 * TEXT}The code of gate {n} is {7919 * n}. {30 * TEXT}" for n in range(1, 9)]
-    prompts = [f"{text}The code of gate {n} is" for n, text in enumerate(prompts, 1)]
+    told = [f"The code of gate {n} is {7919 * n}. {30 * TEXT}The code of" for n in range(1, 9)]
+    prompts = [f"{30 * TEXT}{fact} gate {n} is" for n, fact in enumerate(told, 1)]
 
     def answer(text: str) -> list[int]:
         ids = tokenizer(text, return_tensors="pt")
@@ -126,8 +125,7 @@ def _collect(args: argparse.Namespace) -> dict[str, Any]:
             answers="reference", train=round(1000 * args.scale), validation=1,
             out=f"{folder}/traces",
         )  # fmt: skip
-        size = sum(file.stat().st_size for file in Path(folder).rglob("*") if file.is_file())
-    return {"prompts": round(1000 * args.scale), "store_bytes": size}
+    return {"prompts": round(1000 * args.scale)}
 
 
 PARTS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {

@@ -1,15 +1,17 @@
-"""Turns a checkpoint into a model folder that `AutoModelForCausalLM` and `AutoTokenizer` load.
+"""Turns checkpoints into a model folder that `AutoModelForCausalLM` and `AutoTokenizer` load.
 
     python recipes/nano_lm/export.py --run DIR --to kvp/nano
 
-Weights are rounded to bfloat16 to halve the file; the configuration says float32, in which they
-are loaded.
+Of several checkpoints, such as the ends of successive phases, the weights' mean is taken
+(stochastic weight averaging, arXiv 1803.05407). Weights are rounded to bfloat16 to halve the file;
+the configuration says float32, in which they are loaded.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -18,13 +20,14 @@ from safetensors.torch import save_file
 from transformers import AutoTokenizer, GenerationConfig
 
 
-def export(checkpoint: Path, tokenizer: Path, folder: Path) -> int:
-    """Writes weights, configuration and tokenizer into `folder`; returns the checkpoint's step."""
-    state = torch.load(checkpoint, weights_only=True)
+def export(checkpoints: Sequence[Path], tokenizer: Path, folder: Path) -> int:
+    """Writes weights, configuration and tokenizer into `folder`; returns the last one's step."""
+    states = [torch.load(checkpoint, weights_only=True) for checkpoint in checkpoints]
+    every = [state["model"] for state in states]
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {
-        name: tensor.to(torch.bfloat16).contiguous()
-        for name, tensor in state["model"].items()
+        name: torch.stack([model[name].float() for model in every]).mean(0).to(torch.bfloat16)
+        for name in every[0]
         if name != "lm_head.weight"
     }
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
@@ -44,17 +47,17 @@ def export(checkpoint: Path, tokenizer: Path, folder: Path) -> int:
         kept.pop(name, None)
     settings.write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
     (folder / "model.safetensors").chmod(0o644)
-    return int(state["step"])
+    return int(states[-1]["step"])
 
 
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--run", type=Path, required=True, help="what train.py wrote")
-    parser.add_argument("--checkpoint", default="checkpoint.pt", help="a file in --run")
+    parser.add_argument("--checkpoint", nargs="+", default=["checkpoint.pt"], help="in --run")
     parser.add_argument("--to", type=Path, required=True, help="the model folder")
     args = parser.parse_args()
-    step = export(args.run / args.checkpoint, args.run / "tokenizer", args.to)
+    step = export([args.run / name for name in args.checkpoint], args.run / "tokenizer", args.to)
     print(json.dumps({"step": step, "to": str(args.to)}))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
 from kvp import nano
@@ -16,7 +16,7 @@ from kvp import nano
 Recipe = dict[str, Any]
 RECIPE = Path(__file__).parents[2] / "recipes" / "nano_lm"
 MODULES = (
-    "average", "corpus", "data", "dense", "model",
+    "corpus", "data", "dense", "export", "model",
     "phases", "prepare", "prompts", "run", "tokenizer",
 )  # fmt: skip
 
@@ -163,19 +163,15 @@ def test_batches_are_a_function_of_the_step(
 
 
 def test_weights_are_averaged_tensor_by_tensor(recipe: Recipe, tmp_path: Path) -> None:
-    for name, value in (("a", 1.0), ("b", 2.0), ("c", 6.0)):
-        (tmp_path / name).mkdir()
-        tensors = {"w": torch.full((2, 3), value, dtype=torch.bfloat16)}
-        save_file(tensors, tmp_path / name / "model.safetensors")
-        (tmp_path / name / "config.json").write_text(name)
-    recipe["average"].average([tmp_path / name for name in "abc"], tmp_path / "mean")
-    mean = load_file(tmp_path / "mean" / "model.safetensors")["w"]
-    assert mean.dtype == torch.bfloat16
-    assert (mean == 3.0).all()
-    assert (tmp_path / "mean" / "config.json").read_text() == "a"
-    save_file({"v": torch.zeros(2)}, tmp_path / "b" / "model.safetensors")
-    with pytest.raises(ValueError, match="different shapes"):
-        recipe["average"].average([tmp_path / "a", tmp_path / "b"], tmp_path / "mean")
+    for step, value in enumerate((1.0, 2.0, 6.0)):
+        model = {"w": torch.full((2, 3), value), "lm_head.weight": torch.zeros(2)}
+        torch.save({"model": model, "step": step}, tmp_path / f"{step}.pt")
+    checkpoints = [tmp_path / f"{step}.pt" for step in range(3)]
+    assert recipe["export"].export(checkpoints, nano.path(), tmp_path / "mean") == 2
+    tensors = load_file(tmp_path / "mean" / "model.safetensors")
+    assert tensors.keys() == {"w"}
+    assert tensors["w"].dtype == torch.bfloat16
+    assert (tensors["w"] == 3.0).all()
 
 
 def test_documents_are_held_out_by_name_and_hash(recipe: Recipe, tmp_path: Path) -> None:
