@@ -18,7 +18,6 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import kvp
-from kvp.hf import prefill_and_evict
 from kvp.programs import run_program
 
 pytestmark = pytest.mark.real
@@ -41,14 +40,6 @@ def loaded(folder: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     return kvp.load_model(folder)
 
 
-def test_it_answers_from_its_full_cache(loaded: Any) -> None:
-    model, tokenizer = loaded
-    table = kvp.evaluate(
-        model, tokenizer=tokenizer, methods=["full"], tasks=["niah_single_2"], prompts=2, length=512
-    )
-    assert table["score"].mean() == 1
-
-
 def test_its_chat_template_is_there(loaded: Any) -> None:
     _, tokenizer = loaded
     asked = [{"role": "user", "content": "Hello"}]
@@ -57,36 +48,10 @@ def test_its_chat_template_is_there(loaded: Any) -> None:
     assert tokenizer.decode(tokenizer(text).input_ids) == text
 
 
-@pytest.mark.parametrize("allocator", ["uniform", "global"])
-def test_dropping_equals_masking(
-    loaded: Any, masked_logits: Callable[..., torch.Tensor], allocator: str
-) -> None:
+def test_what_serving_combines(loaded: Any, combined: Callable[..., None]) -> None:
+    """A chat of two turns; prompts and questions are of different lengths."""
     model, tokenizer = loaded
-    text = [{"role": "user", "content": "The grass is green. The sky is blue. " * 12}]
-    ids = tokenizer.apply_chat_template(text, return_tensors="pt", return_dict=True).input_ids
-    boundary = ids.shape[1] - 8
-    cache = prefill_and_evict(
-        model,
-        ids[:, :boundary],
-        kvp.make_scorer("keydiff"),
-        boundary // 4,
-        allocator=kvp.make_allocator(allocator),
-    )
-    kept = [
-        [head[head >= 0].tolist() for head in layer.positions[0]]  # shorter heads end in EMPTY
-        for layer in cache.layers
-    ]
-    with torch.no_grad():
-        evicted = model(ids[:, boundary:], past_key_values=cache).logits
-    masked = masked_logits(model, ids, boundary, kept)[:, boundary:]
-    torch.testing.assert_close(evicted, masked, atol=2e-3, rtol=0)
-
-
-@pytest.mark.parametrize("method", ["snapkv", "h2o"])
-def test_what_serving_combines(loaded: Any, combined: Callable[..., None], method: str) -> None:
-    """A chat of three turns; prompts and questions are of different lengths."""
-    model, tokenizer = loaded
-    facts = "The grass is green. The sky is blue. The code of the gate is 48213. Here we go. " * 4
+    facts = "The grass is green. The sky is blue. The code of the gate is 48213. Here we go. " * 2
 
     def opening(text: str) -> torch.Tensor:
         chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": text}]
@@ -99,20 +64,21 @@ def test_what_serving_combines(loaded: Any, combined: Callable[..., None], metho
 
     prompts = [opening(facts + "There and back. What is the code?"), opening(facts + "The code?")]
     questions = ["Which colour has the sky, green or red?", "Why?", "And the grass?", "Who?"]
-    turns = [list(map(turn, questions))] * 2
-    combined(model, kvp.make_scorer(method), prompts, turns, 2e-3)
+    turns = [list(map(turn, questions))]
+    combined(model, kvp.make_scorer("snapkv"), prompts, turns, 2e-3)
 
 
-def test_its_bundled_policy_answers_with_a_sixteenth_of_the_cache(loaded: Any) -> None:
+def test_it_answers_and_its_bundled_policy_with_a_sixteenth_of_the_cache(loaded: Any) -> None:
     model, tokenizer = loaded
     policy = kvp.load_policy("smollm2-135m-instruct")
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*was trained on.*")
         table = kvp.evaluate(
-            model, tokenizer=tokenizer, methods=[(policy, "global")], tasks=["niah_single_2"],
-            prompts=2, length=512, budgets=["6%"], protocols=["query_agnostic"], protection="off",
+            model, tokenizer=tokenizer, methods=["full", (policy, "global")],
+            tasks=["niah_single_2"], prompts=2, length=512, budgets=["6%"],
+            protocols=["query_agnostic"], protection="off",
         )  # fmt: skip
-    assert table["score"].mean() == 1
+    assert dict(table.groupby("method")["score"].mean()) == {"full": 1, "kvp": 1}
 
 
 def test_the_conversation_of_the_docs(folder: str, tmp_path: Path) -> None:
