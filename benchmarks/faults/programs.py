@@ -229,7 +229,7 @@ def make(made: Path, names: Iterable[str] = (*_MADE, "cache", "tiny.gguf")) -> N
         if command.program != "shrink":
             programs.load(programs.PROGRAMS[command.program].run)
         elif command.there:
-            import_module("kvp.llamacpp")
+            import_module("kvp.llamacpp.eviction")  # a user who may only read cannot import
     for name, (program, more) in _MADE.items():
         if name not in names:
             continue
