@@ -21,8 +21,8 @@ def _rows(out: Path) -> list[dict[str, Any]]:
 def test_facts_are_remembered_by_what_keeps_them(tmp_path: Path) -> None:
     out = tmp_path / "facts.json"
     main([
-        "--length", "384", "--first", "96", "--prompts", "10", "--budgets", "128",
-        "--tasks", "niah_single_1", "--methods", "ring,random_pinned", "--every", "16",
+        "--length", "256", "--first", "96", "--prompts", "6", "--most", "2", "--budgets", "112",
+        "--tasks", "niah_single_1", "--methods", "ring,random_pinned", "--every", "32",
         "--split", "test", "--out", str(out),
     ])  # fmt: skip
     full, ring, pinned = _rows(out)
@@ -34,12 +34,11 @@ def test_facts_are_remembered_by_what_keeps_them(tmp_path: Path) -> None:
 def test_facts_may_be_told_in_the_answer(tmp_path: Path) -> None:
     out = tmp_path / "told.json"
     main([
-        "--told", "answer", "--length", "384", "--first", "48", "--prompts", "12",
-        "--most", "3", "--budgets", "128", "--tasks", "niah_single_1,vt_0shot", "--methods",
-        "random_pinned", "--every", "16", "--split", "test", "--out", str(out),
+        "--told", "answer", "--length", "256", "--first", "48", "--prompts", "8", "--most", "2",
+        "--budgets", "96", "--tasks", "niah_single_1", "--methods", "random_pinned", "--every",
+        "32", "--split", "test", "--out", str(out),
     ])  # fmt: skip
     full, pinned = _rows(out)
-    assert set(full["tasks"]) == {"niah_single_1", "vt_0shot"}
     assert full["tasks"]["niah_single_1"]["mean"] == 100
     assert pinned["mean"] < full["mean"]
 
