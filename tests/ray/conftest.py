@@ -32,8 +32,8 @@ EVALUATE = (
 )  # fmt: skip
 OWN = ("AWS_", "KVP_", "RAY_ADDRESS")
 """Beginnings of variables that the cluster has not: workers have those of their program."""
-MOMENTS = (0, 1, 3, 6, 9)
-"""Pieces that are there when a worker is killed: at 0, up to 6 seconds after it began to load."""
+MOMENTS = (0, 3)
+"""Pieces that are there when a worker is killed: at 0, up to 3 seconds after it began to load."""
 HOLD = """
 import os, sys, ray
 info = ray.init(
@@ -117,7 +117,7 @@ class Cluster:
         while program.poll() is None:
             workers = self.workers()
             if workers and count() >= least:
-                time.sleep(draw.uniform(0, 0.2 if least else 6))
+                time.sleep(draw.uniform(0, 0.2 if least else 3))
                 with suppress(ProcessLookupError):
                     os.kill(draw.choice(workers), signal.SIGKILL)
                     return count()

@@ -18,7 +18,7 @@ from kvp.store import TraceReader
 pytestmark = pytest.mark.ray
 
 SEQUENCES = 12
-KILLS, MOST_RUNS = 4, 3
+KILLS, MOST_RUNS = 2, 3
 End = Callable[[subprocess.Popen[str]], tuple[int, str, str]]
 
 
@@ -26,23 +26,6 @@ End = Callable[[subprocess.Popen[str]], tuple[int, str, str]]
 def whole(whole_store: Path) -> TraceReader:
     """What one process collects."""
     return TraceReader(whole_store)
-
-
-def test_two_workers_collect_what_one_process_does(
-    cluster: Any, end: End, whole: TraceReader, tmp_path: Path, assert_same_store: Any
-) -> None:
-    store = tmp_path / "store"
-    code, output, errors = end(cluster.collect(store))
-    assert code == 0, errors
-    assert f"{store}: {SEQUENCES} sequences" in output
-    said = [line for line in errors.splitlines() if not line.startswith("collecting: ")]
-    assert said == ["making the prompts ...", "starting 2 workers of Ray ..."]
-    assert "--engine=ray" in TraceReader(store).manifest["command"]
-    assert_same_store(store, whole)
-    # Again: nothing is missing, and no worker is started.
-    code, _, errors = end(cluster.collect(store))
-    assert code == 0, errors
-    assert "workers of Ray" not in errors
 
 
 def test_workers_killed_at_random_moments_are_replaced(
@@ -59,8 +42,7 @@ def test_workers_killed_at_random_moments_are_replaced(
         if len(kills) >= KILLS:
             break
     assert len(kills) >= KILLS
-    between = [there for there in kills if 0 < there < SEQUENCES]
-    assert len(between) >= KILLS // 4, "too few kills fell between two sequences"
+    assert any(0 < there < SEQUENCES for there in kills), "no kill fell between two sequences"
 
 
 def _committed(store: Path) -> int:
@@ -79,6 +61,14 @@ def test_ctrl_c_ends_in_one_line_and_the_command_continues(
     assert code == 130, errors
     assert errors.splitlines()[-1] == "kvp-collect: interrupted; the same command continues"
     assert 3 <= _committed(store) < SEQUENCES
+    code, output, errors = end(cluster.collect(store))
+    assert code == 0, errors
+    assert f"{store}: {SEQUENCES} sequences" in output
+    said = [line for line in errors.splitlines() if not line.startswith("collecting: ")]
+    assert said == ["making the prompts ...", "starting 2 workers of Ray ..."]
+    assert "--engine=ray" in TraceReader(store).manifest["command"]
+    assert_same_store(store, whole)
+    # Again: nothing is missing, and no worker is started.
     code, _, errors = end(cluster.collect(store))
     assert code == 0, errors
-    assert_same_store(store, whole)
+    assert "workers of Ray" not in errors

