@@ -122,6 +122,17 @@ def test_the_spread_of_seeds_is_in_the_interval() -> None:
     assert alone.high - alone.low < 0.02
 
 
+def test_the_spread_of_both_sides_seeds_is_in_a_difference() -> None:
+    sides = [
+        {f"{name}{level}": {("a", str(n)): level for n in range(400)} for level in levels}
+        for name, levels in (("ours", (0.5, 0.6, 0.7)), ("theirs", (0.2, 0.3, 0.4)))
+    ]
+    found = paired_difference(*sides, resamples=MANY)
+    draws = np.random.default_rng(5).standard_t(2, (2, 200_000)).sum(0) * 0.1 / math.sqrt(3)
+    assert found.mean == pytest.approx(0.3)
+    assert (found.high - found.low) / 2 == pytest.approx(np.quantile(draws, 0.975), rel=0.1)
+
+
 def test_seeds_are_compared_on_the_prompts_that_all_answered() -> None:
     both = {("a", str(n)): 0.5 for n in range(100)}
     more = both | {("a", f"more {n}"): 1.0 for n in range(100)}
