@@ -433,7 +433,7 @@ def _help(
 
 def _row(name: str, text: str) -> list[str]:
     """A flag and its help, beside each other or, where the name is long, below."""
-    lines = textwrap.wrap(text, 72)
+    lines = textwrap.wrap(text, 72, break_long_words=False)
     if len(name) <= 22:
         lines[0] = f"  {name:<24}{lines[0]}"
         return [lines[0], *(" " * 26 + line for line in lines[1:])]
