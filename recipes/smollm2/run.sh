@@ -10,8 +10,13 @@ if [ -z "${MODEL:-}" ]; then    # or any other: MODEL=Qwen/Qwen2.5-7B-Instruct
   [ -d "$MODEL" ] || "$BIN/python" recipes/smollm2/fetch.py --to "$MODEL"
 fi
 : "${LENGTH:=1024}" "${TRAIN:=240}" "${PROMPTS:=4}"
-# Processes that train together: on two cores two are a quarter faster than one.
+# Processes that share the work: on two cores two are faster than one with two threads.
 if [ "$DEVICE" = cpu ]; then : "${DEVICES:=2}"; else : "${DEVICES:=1}"; fi
+if [ "$DEVICES" != 1 ]; then export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$((($(nproc) + DEVICES - 1) / DEVICES))}"; fi
+shared() { # program, flags: each process takes its share
+  seq 0 $((DEVICES - 1)) | xargs -P "$DEVICES" -I{rank} \
+    env RANK={rank} LOCAL_RANK={rank} WORLD_SIZE="$DEVICES" "$BIN/$1" "${@:2}"
+}
 # Needles, questions over passages, dialogues and running text. Without files: kvp's generated prompts.
 : "${TASKS:=niah_single_1,niah_single_2,niah_single_3,niah_multikey_1,niah_multivalue,niah_multiquery}"
 : "${DATA:=ruler:0.6,chat:0.4}"
@@ -20,9 +25,9 @@ if [ "$DEVICE" = cpu ]; then : "${DEVICES:=2}"; else : "${DEVICES:=1}"; fi
 : "${METHODS:=full,kvp+ada,kvzip+global,snapkv(kernel=31),keydiff+global,streaming_llm}"
 common=(--model "$MODEL" --device "$DEVICE" --dtype bfloat16 --length "$LENGTH" $FILES)
 
-"$BIN/kvp-collect" "${common[@]}" --data "$DATA" --tasks "$TASKS" --answers reference \
+shared kvp-collect "${common[@]}" --data "$DATA" --tasks "$TASKS" --answers reference \
   --train "$TRAIN" --validation $((TRAIN / 6)) --out "$RUN/traces"
 "$BIN/kvp-train" --traces "$RUN/traces" --seed "$SEED" --device "$DEVICE" --devices "$DEVICES" --out "$RUN/policy"
-"$BIN/kvp-eval" "${common[@]}" --tasks "$EVALUATED" --prompts "$PROMPTS" --max_new_tokens 64 --protection off \
+shared kvp-eval "${common[@]}" --tasks "$EVALUATED" --prompts "$PROMPTS" --max_new_tokens 64 --protection off \
   --policies "$RUN/policy" --methods "$METHODS" --budgets "$BUDGETS" --timing_prompts 2 --out "$RUN/results"
 "$BIN/kvp-report" "$RUN/results" --out "$RUN/report.html"

@@ -32,6 +32,8 @@ EVALUATE = (
 )  # fmt: skip
 OWN = ("AWS_", "KVP_", "RAY_ADDRESS")
 """Beginnings of variables that the cluster has not: workers have those of their program."""
+FELL = "You have likely discovered a bug in Ray"
+"""What Ray says where a kill met a race of its own, which ends the program."""
 MOMENTS = (0, 3)
 """Pieces that are there when a worker is killed: at 0, up to 3 seconds after it began to load."""
 HOLD = """
@@ -178,6 +180,26 @@ def end() -> Callable[[subprocess.Popen[str]], tuple[int, str, str]]:
     def wait(program: subprocess.Popen[str]) -> tuple[int, str, str]:
         output, errors = program.communicate(timeout=400)
         return program.returncode, output, errors
+
+    return wait
+
+
+@pytest.fixture
+def end_or_again(
+    end: Callable[[subprocess.Popen[str]], tuple[int, str, str]],
+) -> Callable[[subprocess.Popen[str], Callable[[], subprocess.Popen[str]]], tuple[int, str]]:
+    """Waits for a program whose workers were killed: its exit code and errors.
+
+    Where Ray itself fell over a kill, the command is given again, as a user would.
+    """
+
+    def wait(
+        program: subprocess.Popen[str], again: Callable[[], subprocess.Popen[str]]
+    ) -> tuple[int, str]:
+        code, _, errors = end(program)
+        if code != 0 and FELL in errors:
+            code, _, errors = end(again())
+        return code, errors
 
     return wait
 

@@ -29,14 +29,14 @@ def whole(whole_store: Path) -> TraceReader:
 
 
 def test_workers_killed_at_random_moments_are_replaced(
-    cluster: Any, end: End, whole: TraceReader, tmp_path: Path, assert_same_store: Any
+    cluster: Any, end_or_again: Any, whole: TraceReader, tmp_path: Path, assert_same_store: Any
 ) -> None:
     draw, kills = random.Random(0), list[int]()
     for number in range(MOST_RUNS):
         store = tmp_path / f"store{number}"
         program = cluster.collect(store)
         kills += cluster.kill_workers(program, partial(_committed, store), draw)
-        code, _, errors = end(program)
+        code, errors = end_or_again(program, partial(cluster.collect, store))
         assert code == 0, errors
         assert_same_store(store, whole)
         if len(kills) >= KILLS:

@@ -6,8 +6,6 @@ The cluster has no credentials: its workers get those of the command.
 from __future__ import annotations
 
 import random
-import subprocess
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,8 +16,6 @@ from kvp.artifacts.addresses import ObjectPath, files_below
 
 pytestmark = pytest.mark.ray
 
-End = Callable[[subprocess.Popen[str]], tuple[int, str, str]]
-
 
 def _count(folder: ObjectPath) -> int:
     return sum(1 for _ in files_below(folder))
@@ -27,7 +23,7 @@ def _count(folder: ObjectPath) -> int:
 
 def test_killed_workers_evaluate_onto_s3_as_one_process_onto_a_disk(
     cluster: Any,
-    end: End,
+    end_or_again: Any,
     whole_results: Path,
     prefix: ObjectPath,
     s3_environment: dict[str, str],
@@ -38,7 +34,7 @@ def test_killed_workers_evaluate_onto_s3_as_one_process_onto_a_disk(
     given = s3_environment | {"XDG_CACHE_HOME": str(tmp_path / "cache")}
     program = cluster.evaluate(out, given)
     kills = cluster.kill_workers(program, partial(_count, out / "rows"), random.Random(3))
-    code, _, errors = end(program)
+    code, errors = end_or_again(program, partial(cluster.evaluate, out, given))
     assert code == 0, errors
     assert kills
     assert_same_results(out, whole_results)
