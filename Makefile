@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 PIP_FLAGS ?=
+EXTRAS ?= dev
 RUN ?= runs/demo
 BIN := $(VENV)/bin
 # Tests run in one process per core, at most 8, each on one thread.
@@ -37,7 +38,7 @@ install: $(INSTALLED)
 $(INSTALLED): pyproject.toml .ci/constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) \
-		--constraint .ci/constraints.txt --editable '.[dev]'
+		--constraint .ci/constraints.txt --editable '.[$(EXTRAS)]'
 	touch $@
 
 check: $(INSTALLED)

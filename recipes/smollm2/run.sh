@@ -3,7 +3,8 @@
 # Usage: recipes/smollm2/run.sh     (settings below can be set in the environment; a stopped step goes on)
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-[ -n "${BIN:-}" ] || BIN=$(dirname "$(command -v .venv/bin/kvp || command -v kvp)")
+[ -n "${BIN:-}" ] || BIN=$(dirname "$(command -v .venv/bin/kvp || command -v kvp || echo kvp)")
+[ -x "$BIN/kvp-collect" ] || { echo "run.sh: install kvp first (README.md), or set BIN to the folder of its programs" >&2; exit 2; }
 : "${RUN:=runs/smollm2}" "${SEED:=0}" "${DEVICE:=cpu}"    # cuda for a GPU
 if [ -z "${MODEL:-}" ]; then    # or any other: MODEL=Qwen/Qwen2.5-7B-Instruct
   MODEL=models/smollm2-135m-instruct
