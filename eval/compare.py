@@ -16,7 +16,7 @@ import pandas
 from eval.comparison import Estimate, Kind, ReportedMethod, budget_order, estimates
 from eval.config import CompareConfig
 from eval.records import FULL, policy_groups, results_folder
-from eval.results import Results, load_results, measured, unfinished
+from eval.results import Results, load_results, measured, model_name, unfinished
 from eval.stats import (
     Scores,
     Unit,
@@ -77,6 +77,8 @@ def check_prompts(first: Results, second: Results) -> None:
             ours, theirs = (each[task, example][field] for each in prompts)
             if ours != theirs:
                 why = "scored otherwise" if field == "metric" else "answers to different prompts"
+                models = [model_name(each) for each in (first, second)]
+                why += f" ({' and '.join(models)})" * (models[0] != models[1])
                 raise ResultsError(
                     f"prompt {example} of {task} has another {field} in {second.folder} ({theirs}) "
                     f"than in {first.folder} ({ours}): these are {why}"

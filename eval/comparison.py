@@ -13,7 +13,7 @@ comparison: terminal, page, tables and Python show them.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
@@ -44,7 +44,6 @@ from eval.stats import (
     excludes_zero,
     holm,
     paired_difference,
-    paired_ratio,
     perplexity,
     prompt_values,
     prompts_of,
@@ -491,7 +490,8 @@ class Comparison:
         }  # fmt: skip
         policies = " and policy seeds" if max(seeds, default=0) > 1 else ""
         alone = "; of one policy seed: what another would change is not in it" if 1 in seeds else ""
-        return f"95 % bootstrap interval over prompts{policies}{alone}"
+        half = " (half a prompt more at 0 and at 100 %)" if self.kind == "accuracy" else ""
+        return f"95 % bootstrap interval over prompts{half}{policies}{alone}"
 
     @property
     def left_out(self) -> str:
@@ -526,20 +526,6 @@ class Comparison:
             weights=ours.weights,
             resamples=self.resamples,
         )
-
-    def relative(self, one: Estimate, full: Estimate | None) -> Interval:
-        """Answers as a share of the full cache's, or times its perplexity, paired by prompt.
-
-        The estimate itself where the full cache was not run, or answers nothing.
-        """
-        if full is None or not full.interval.mean:
-            return one.interval
-        if self.kind == "accuracy":
-            return paired_ratio(one.scores, full.scores, resamples=self.resamples)
-        gap = self.minus(one, full)
-        assert gap is not None  # both are over all prompts
-        mean, low, high = np.exp([-gap.mean, -gap.high, -gap.low]).tolist()
-        return Interval(mean=mean, low=low, high=high, prompts=gap.prompts)
 
     def words(self, gap: Interval) -> str:
         """A difference with its interval, for sentences: points, or nats and a ratio."""
@@ -649,9 +635,10 @@ class Best:
 
 
 def best_of(comparison: Comparison) -> Best | None:
-    """The methods that sentences name.
+    """The methods that sentences name, at one budget.
 
-    None where nothing was run at a budget, no task is usable, or the folder is unfinished. Each
+    That is 12.5 % or else the middle one of those at which most of the methods were run. None where
+    nothing was run at a budget, no task is usable, or the folder is unfinished. Each
     method counts in the setting that is shown, nulls in every one. "Best" is by the prompts shown,
     which favours them.
     """
@@ -661,7 +648,9 @@ def best_of(comparison: Comparison) -> Best | None:
         if setting.method in NULLS or comparison.choices[setting.family].setting == setting
     ]  # fmt: skip
     compared = [each for each in shown if each.method not in (FULL, ORACLE, *NULLS)]
-    budgets = {spec for each in compared for spec in grid[each] if spec} - {SELF_SIZED}
+    number = Counter(spec for each in compared for spec in grid[each] if spec)
+    del number[SELF_SIZED]
+    budgets = {spec for spec in number if number[spec] == max(number.values())}
     if not budgets or comparison.unfinished or not comparison.sorted.usable:
         return None
     ordered = sorted(budgets, key=budget_order)
@@ -700,29 +689,31 @@ def sentences(comparison: Comparison) -> list[str]:
 
 
 def _main_sentence(comparison: Comparison, best: Best) -> str:
-    """The named methods at the budget, relative to the full cache where that was run."""
+    """The named methods at the budget, and the full cache where that was run."""
     full, budget = comparison.estimate(FULL, None), best.budget
-    verb, sign, unit, digits = "has", "", " times the perplexity of the full cache", 2
-    if comparison.kind == "accuracy":
-        verb, sign, unit, digits = "answers", "%", " of what the full cache answers", 0
-    if full is None or not full.interval.mean:
-        verb, unit = ("has", " as its perplexity") if digits else ("scores", "")
+    verb, digits, sign = " answers", 0, "%"
+    if comparison.kind != "accuracy":
+        verb, digits, sign = " has a perplexity of", 2, ""
+
+    def numbers(of: Estimate) -> str:
+        mean, low, high = (f"{comparison.scale * one:.{digits}f}" for one in of.interval.numbers)
+        return f"{mean}{sign}{f' ({low} to {high})' * (low != high)}"
+
     named = [
         *["{}"] * bool(best.learned),
         *("the best method without training, {},", "the next, {},")[: len(best.others)],
         *["the best null, {},"] * bool(best.null),
     ]
-    text, verb, what = "", f" {verb}", "95 % interval "
+    parts = []
     for name, each in zip(named, best.settings, strict=True):
-        share = comparison.relative(comparison.grid[each][budget], full)
-        mean, low, high = (f"{comparison.scale * one:.{digits}f}" for one in share.numbers)
-        around = f" ({what}{low} to {high})" if share.low < share.high else ""
         words = name.format(f"{each.label}{_level(comparison, best, each)}")
-        text += f"{'; ' * bool(text)}{words}{verb} {mean}{sign}{unit}{around}"
-        verb = unit = what = ""
+        parts.append(f"{words}{verb} {numbers(comparison.grid[each][budget])}")
+        verb = ""
+    if full is not None:
+        parts.append(f"the full cache {numbers(full)}")
     place = f"At {budget} of the cache" if budget.endswith("%") else f"At {budget} tokens per head"
     seen = "the question seen" if comparison.protocol == "query_aware" else "the question not seen"
-    return f"{place} ({seen} before compression) {text}."
+    return f"{place} ({seen} before compression; 95 % intervals) {'; '.join(parts)}."
 
 
 def _level(comparison: Comparison, best: Best, one: ReportedMethod) -> str:
@@ -764,9 +755,9 @@ def _difference_sentences(comparison: Comparison, best: Best) -> list[str]:
             parts.append(f"{text} against {name}, not after correction for {pairs} comparisons")
         else:
             parts.append(f"not told apart from {name}, {text}")
-    said = [f"Paired by prompt, with 95 % intervals, {first.label} is {'; '.join(parts)}."]
+    said = [f"Paired by prompt, {first.label} is {'; '.join(parts)}."]
     if open_ones := gaps.keys() - told:
         most = max(prompts_to_resolve(gaps[each]) for each in open_ones)
         unit = "5 points" if comparison.kind == "accuracy" else f"{RESOLUTION} nats per token"
-        said.append(f"About {most:,} prompts would resolve {unit}.")
+        said.append(f"About {most:,} prompts would narrow that to ±{unit}.")
     return said

@@ -28,8 +28,6 @@ from eval.records import FULL, SELF_SIZED, results_folder
 from eval.results import Results, load_results, unfinished
 from eval.stats import Interval
 
-SPREAD = "(± half of the 95 % interval)"
-"""Shown next to each mean where the screen is wide enough."""
 OVERALL = "all"
 """`task` of the rows over all usable tasks."""
 
@@ -39,10 +37,8 @@ def summary(comparisons: Sequence[Comparison], width: int = 100) -> str:
     lines: list[str] = []
     for comparison in comparisons:
         lines += [each for each in sentences(comparison) if each not in lines]
-        table = short_table(comparison, spread=True).to_string()
-        fits = len(table.partition("\n")[0]) <= width
-        lines += [f"{title(comparison)}{f' {SPREAD}' * fits}"]
-        lines += [table if fits else short_table(comparison).to_string()]
+        lines.append(f"{title(comparison)} (95 % interval)")
+        lines.append(short_table(comparison, interval=True).to_string(line_width=width))
     return "\n".join([*lines, *_legend(comparisons)])
 
 
@@ -52,19 +48,17 @@ def title(comparison: Comparison) -> str:
 
 
 def short_table(
-    comparison: Comparison, *, spread: bool = False, interval: bool = False
+    comparison: Comparison, *, interval: bool = False, finer: bool = False
 ) -> pandas.DataFrame:
-    """Settings by budgets, as texts: the mean, with ± half of the interval, or the interval."""
-    scale, digits = comparison.scale, 0 if comparison.kind == "accuracy" else 2
+    """Settings by budgets, as texts: the mean, with its interval, with a digit more."""
+    scale, digits = comparison.scale, finer + (0 if comparison.kind == "accuracy" else 2)
 
     def cell(setting: ReportedMethod, spec: str | None) -> str:
         of = comparison.grid[setting].get(spec)
         if of is None:
             return ""
-        mean, low, high = (f"{scale * each:.{digits + interval}f}" for each in of.interval.numbers)
-        half = (of.interval.high - of.interval.low) / 2 * scale
-        around = f" ±{half:.{digits}f}" if spread and half else ""
-        around = f" ({low} to {high})" if interval and half else around  # of one text there is none
+        mean, low, high = (f"{scale * each:.{digits}f}" for each in of.interval.numbers)
+        around = f" ({low}-{high})" * (interval and low != high)  # of one text there is none
         size = f" @{of.share:.0%}" if spec == SELF_SIZED else ""
         return f"{mean}{around}{size}"
 
@@ -79,6 +73,9 @@ def _legend(comparisons: Sequence[Comparison]) -> list[str]:
     """What the numbers in the tables are over."""
     settings = {setting for each in comparisons for setting in each.grid}
     lines = [each.interval for each in comparisons]
+    lines += ["what is best is so on these prompts, which favours it"] * any(
+        map(best_of, comparisons)
+    )
     if any(setting.protected for setting in settings):
         lines.append(f"{PROTECTED.strip()}: first and last tokens are always kept")
     if any(setting.self_sized for setting in settings):
@@ -188,7 +185,7 @@ class ResultsFrame(pandas.DataFrame):  # type: ignore[misc]  # pandas has no typ
         Then `.to_latex(escape=True)`, or `.to_markdown()` where tabulate is installed. `number` is
         that of the comparison. The name of the index says what is unfinished.
         """
-        shown = short_table(self.comparisons[number], interval=True)
+        shown = short_table(self.comparisons[number], interval=True, finer=True)
         return shown.rename_axis(index=self.unfinished or "method", columns=None)
 
     def __repr__(self) -> str:

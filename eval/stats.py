@@ -166,25 +166,6 @@ def paired_difference(
     return found if p <= LEVEL else replace(found, low=min(found.low, 0), high=max(found.high, 0))
 
 
-def paired_ratio(ours: Scores, theirs: Scores, *, resamples: int = 2000) -> Interval:
-    """Mean of ours (0 or more) over the mean of theirs (above 0), with its interval.
-
-    Over the prompts both answered. The interval is that of the paired difference ours - ratio x
-    theirs, whose mean is 0, divided by the mean of theirs (delta method).
-    """
-    both = [_over_policies(side) for side in (ours, theirs)]
-    shared = [unit for unit in both[0] if unit in both[1]]
-    mean, whole = (_mean({unit: side[unit] for unit in shared}) for side in both)
-    ratio, largest = mean / whole, max(1.0, mean / whole)
-    expected = {
-        policy: {unit: ratio * value for unit, value in values.items()}
-        for policy, values in theirs.items()
-    }
-    gap = paired_difference(ours, expected, bounds=(-largest, largest), resamples=resamples)
-    low, high = (ratio + end / whole for end in (gap.low, gap.high))
-    return Interval(mean=ratio, low=max(low, 0.0), high=high, prompts=gap.prompts)
-
-
 def prompts_to_resolve(difference: Interval, size: float = RESOLUTION) -> int:
     """Prompts, tasks and policies alike, with which a difference of `size` would be seen.
 

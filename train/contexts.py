@@ -101,7 +101,7 @@ class ContextSource:
         Raises StoreError when the sequence is damaged.
         """
         with self._turn:
-            importance, *recent = self._importance(point)
+            importance, *last = self._importance(point)
             keys, values = self._keys_and_values(point.sequence)
         return Context(
             keys=self._tokens(keys, point.prefix_length),
@@ -109,7 +109,7 @@ class ContextSource:
             positions=torch.arange(point.prefix_length, device=self.device),
             length=point.prefix_length,
             importance=importance.to(self.device),
-            recent=recent[0].to(self.device) if recent else None,
+            recent=self._recent(point, last[0], keys) if last else None,
         )
 
     @property
@@ -151,10 +151,13 @@ class ContextSource:
         return cached[0].to(self.device), keys.to(self.device)
 
     def _importance(self, point: CompressionPoint) -> tuple[Tensor, ...]:
-        """[A, N] float32 label of a point; where asked for, the features `recent`, too."""
+        """[A, N] float32 label of a point; where rankers read them, its last queries, too.
+
+        They are [L, H, G, W, D], a sixth of the features of 1,024 tokens that are made of them.
+        """
         cached = self._label_memory.get(point)
         if cached is None:
-            importance, recent = self._kept_label(point), []
+            importance, last = self._kept_label(point), []
             if importance is None or self._with_recent:
                 queries, keys = self._queries_and_keys(point.sequence)
                 record = self.traces.record(point.sequence)
@@ -164,12 +167,23 @@ class ContextSource:
                         queries, keys, point.prefix_length, point.stop, record.reply_spans
                     ).cpu()
                 if self._with_recent:
-                    seen = point.prefix_length + record.fed_again(point.prefix_length)
-                    recent = [_recent(queries, keys, point.prefix_length, seen)]
-            cached = (importance.flatten(0, 1), *recent)
+                    seen = self._seen(point)
+                    last = [queries[..., max(0, seen - RECENT_QUERIES) : seen, :].cpu().clone()]
+            cached = (importance.flatten(0, 1), *last)
             _check_finite(point.sequence, *cached)
             self._label_memory.put(point, cached)
         return cached
+
+    def _seen(self, point: CompressionPoint) -> int:
+        """Tokens whose queries a scorer sees at a point."""
+        record = self.traces.record(point.sequence)
+        return point.prefix_length + record.fed_again(point.prefix_length)
+
+    def _recent(self, point: CompressionPoint, last: Tensor, keys: Tensor) -> Tensor:
+        """[A, N, features] of the last queries that a scorer sees."""
+        keys = keys[..., : self._seen(point), :].to(self.device)
+        features = recent_features(last.to(self.device).flatten(1, 2), keys)
+        return features[..., : point.prefix_length, :].flatten(0, 1)
 
     def _kept_label(self, point: CompressionPoint) -> Tensor | None:
         """[L, H, N] float32 on the CPU, None where it is computed from queries."""
@@ -182,13 +196,6 @@ class ContextSource:
         return self.traces.importance(
             self._label_name, point.sequence, point.prefix_length, point.stop
         )
-
-
-def _recent(queries: Tensor, keys: Tensor, prefix_length: int, seen: int) -> Tensor:
-    """[A, N, features] on the CPU, of the queries before `seen`, those that a scorer sees."""
-    last = slice(max(0, seen - RECENT_QUERIES), seen)
-    features = recent_features(queries[..., last, :].flatten(1, 2), keys[..., :seen, :])
-    return features[..., :prefix_length, :].flatten(0, 1).cpu()
 
 
 class _Memory:

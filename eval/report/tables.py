@@ -298,7 +298,7 @@ def side_by_side(named: Iterable[tuple[str, Comparison]], spec: str) -> Table:
 def budget_names(budgets: Budgets) -> tuple[str, ...]:
     """Column headings: the budget as it was written and its mean size."""
     return tuple(
-        f"{spec} ({size:.0f})" if budgets.relative else spec
+        f"{spec} ({size:.0f} tokens)" if budgets.relative else spec
         for spec, size in zip(budgets.specs, budgets.tokens, strict=True)
     )
 

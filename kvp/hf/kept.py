@@ -83,7 +83,7 @@ class Kept:
         return (
             f"{f'{batch} entries of ' if batch > 1 else ''}{_range(seen)} tokens; each of {layers} "
             f"layers x {heads} KV heads keeps {_range(tokens)}, {tokens.mean() / seen.mean():.1%} "
-            "on average\n"
+            "on average, answers included\n"
             f"{decimal(self.nbytes)} of keys and values instead of {decimal(self.full_nbytes)} "
             f"({self.nbytes / self.full_nbytes:.1%})\n"
             "more: seen, tokens, nbytes, full_nbytes, positions(layer, head), draw()"

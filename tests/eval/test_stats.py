@@ -17,7 +17,6 @@ from eval.stats import (
     holm,
     median_interval,
     paired_difference,
-    paired_ratio,
     perplexity,
     prompt_values,
     prompts_to_resolve,
@@ -232,17 +231,6 @@ def test_perplexity_has_students_interval_in_nats_per_token() -> None:
     # two seeds, 0.2 nats apart: t of one degree of freedom times 0.1
     spread = stats.t.ppf(0.975, 1) * 0.1
     assert math.log(both.high / both.low) == pytest.approx(2 * math.hypot(spread, half), rel=0.1)
-
-
-def test_a_ratio_has_the_interval_of_its_bootstrap() -> None:
-    generator = np.random.default_rng(7)
-    theirs = (generator.random(400) < 0.8).astype(float)
-    ours = theirs * (generator.random(400) < 0.9)
-    drawn = generator.integers(400, size=(4000, 400))
-    expected = np.quantile(ours[drawn].sum(1) / theirs[drawn].sum(1), [0.025, 0.975])
-    found = paired_ratio(_scores(ours.tolist()), _scores(theirs.tolist()))
-    assert found.mean == pytest.approx(ours.sum() / theirs.sum())
-    assert (found.low, found.high) == pytest.approx(tuple(expected), abs=0.01)
 
 
 def test_holm_stops_at_the_first_p_value_above_its_level() -> None:
