@@ -73,7 +73,7 @@ def _legend(comparisons: Sequence[Comparison]) -> list[str]:
     """What the numbers in the tables are over."""
     settings = {setting for each in comparisons for setting in each.grid}
     lines = [each.interval for each in comparisons]
-    lines += ["what is best is so on these prompts, which favours it"] * any(
+    lines += ["the best methods were picked on these prompts, which favours them"] * any(
         map(best_of, comparisons)
     )
     if any(setting.protected for setting in settings):

@@ -275,8 +275,8 @@ def _compared(
         picture = Picture(
             name=name,
             figure=figures.quality({"": (comparison, shown)}, styles, timings),
-            caption=f"{measure} against cache budget; bars: {comparison.interval}. What is "
-            "best is so on these prompts, which favours it; thin: other "
+            caption=f"{measure} against cache budget; bars: {comparison.interval}. The best "
+            "methods were picked on these prompts, which favours them; thin: other "
             f"methods, without intervals{f'; not drawn: {left_out}' * bool(left_out)}; "
             f"{PROTOCOL_NAMES[protocol]}.{costs}",
             budget=budget,
