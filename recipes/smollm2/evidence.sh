@@ -66,6 +66,8 @@ evaluate needles 1024 "${needles[@]}" --prompts "$PROMPTS" --budgets 2%,3%,4.5%,
 news=(--seed 2039 --essays "$D/news" --policies smollm2-135m-instruct --max_new_tokens 40)
 evaluate fresh 1024 "${news[@]}" --tasks "$NEEDLES" --prompts "$PROMPTS" --budgets 2%,6%,12.5%,25% --methods full,kvp+ada
 evaluate references 1024 "${news[@]}" --tasks "$NEEDLES" --prompts 4 --budgets 2%,6%,12.5%,25%,50% --methods "full,kvp+ada,$RIVALS,$REFERENCES"
+evaluate kvzap 1024 "${news[@]}" --tasks "$NEEDLES" --prompts 8 --budgets 2%,6%,12.5%,25% --methods full,kvp+ada,kvp+global \
+  --policies "kvzap-like=$RUN/kvzap_like,smollm2-135m-instruct"
 sources=(--policies "smollm2-135m-instruct,$RUN/needles-alone")
 evaluate sources 1024 "${news[@]}" "${sources[@]}" --tasks "$NEEDLES" --prompts 4 --budgets 2%,6%,12.5%,25% --methods full,kvp+ada
 evaluate sources-text 1024 "${sources[@]}" --split all --protocols query_agnostic --tasks text --text "$D/news" --prompts 16 \

@@ -28,7 +28,7 @@ from recipes.all_methods.blocks import fill_file
 
 PAGE = Path("docs/results/smollm2.md")
 NUMBERS = Path("benchmarks/results/smollm2")
-ANSWERS = ("needles", "fresh", "references", "sources", "other", "long-2048", "long-4096")
+ANSWERS = ("needles", "fresh", "kvzap", "references", "sources", "other", "long-2048", "long-4096")
 TEXTS = ("text-wiki", "text-novels", "texts", "sources-text")
 TUNED = ("tune", "tune-epsilon")
 """Settings of rivals on validation prompts: CSV files without a table."""
