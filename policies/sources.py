@@ -79,7 +79,7 @@ def find_policy(name: str | Path) -> PolicySource:
         raise PolicyError(
             f"there is no folder {name!r}{folder_meant(name, BUNDLED)}: a policy is a folder that "
             f"kvp-train made, {' or '.join(BUNDLED)} (bundled), org/name[@revision] on the hub or "
-            "an address (s3://bucket/folder); methods without training are made by make_scorer"
+            "an address (s3://bucket/folder); other methods are for --methods, or make_scorer"
         )
     found = download(hub_name, PATTERNS, first=INDEX, error=PolicyError, what=f"policy {name}")
     return PolicySource(
