@@ -255,7 +255,7 @@ def _cost_panel(
         one.axhline(scale * full.interval.mean, gid=_of(FULL), **styles[FULL])
     for spec in dict.fromkeys(spec for _, spec in found):
         one.text(
-            0.5, 1.02, f"at {spec}", transform=one.transAxes, ha="center", gid=_of("") + _at(spec),
+            0.5, 1.06, f"at {spec}", transform=one.transAxes, ha="center", gid=_of("") + _at(spec),
             in_layout=spec == comparison.budgets.specs[0],
         )  # fmt: skip
     one.set(xscale="log", xlabel=f"compression, % of the prefill's {_UNITS[unit]}")
