@@ -119,7 +119,7 @@ def some_settings(comparison: Comparison, lines: Notes, which: str = "") -> Tabl
     tasks = f", mean over {count} tasks" if comparison.kind == "accuracy" and count > 1 else ""
     return Table(
         caption=f"{comparison.unfinished} {comparison.measure.capitalize()}{tasks}{which} "
-        f"({comparison.interval}){nulls}; "
+        f"({comparison.interval}){nulls}; {'(n): tokens per head; ' * comparison.budgets.relative}"
         f"{comparison.conditions}{comparison.left_out}.".lstrip(),
         header=("method", *budget_names(comparison.budgets), *["own size"] * own_size),
         rows=rows,
@@ -298,7 +298,7 @@ def side_by_side(named: Iterable[tuple[str, Comparison]], spec: str) -> Table:
 def budget_names(budgets: Budgets) -> tuple[str, ...]:
     """Column headings: the budget as it was written and its mean size."""
     return tuple(
-        f"{spec} ({size:.0f} tokens)" if budgets.relative else spec
+        f"{spec} ({size:.0f})" if budgets.relative else spec
         for spec, size in zip(budgets.specs, budgets.tokens, strict=True)
     )
 

@@ -46,11 +46,11 @@ def test_a_killed_process_is_started_again(
     evaluations: Any, whole: Path, tmp_path: Path, launchers: Launchers, assert_same_results: Any
 ) -> None:
     ends, seen = [], []
-    for seed in range(4):
+    for seed, launcher in enumerate(("torchrun", "array")):
         draw, out = random.Random(seed), tmp_path / f"out{seed}"
-        first, second = launchers[("torchrun", "array")[seed // 2 % 2]]
+        first, second = launchers[launcher]
         killed = evaluations.start(out, first)
-        other = evaluations.start(out, second) if seed % 2 else 0
+        other = evaluations.start(out, second) if seed else 0
         wanted = draw.randint(0, EVALUATIONS // 2 - 2)
         while _parts(out) < wanted and Path(f"/proc/{killed}/cmdline").read_bytes():
             time.sleep(0.001)
@@ -62,11 +62,11 @@ def test_a_killed_process_is_started_again(
         other = other or evaluations.start(out, second)
         assert evaluations.end(other) == 0, evaluations.errors.read_text()
         # Alone and for all that is missing, or as one of the two.
-        again = evaluations.start(out, {} if seed % 3 == 0 else first)
+        again = evaluations.start(out, first if seed else {})
         assert evaluations.end(again) == 0, evaluations.errors.read_text()
         assert_same_results(out, whole)
     assert set(ends) <= {signal.SIGKILL, 0}
-    assert ends.count(signal.SIGKILL) >= 2
+    assert signal.SIGKILL in ends
     assert any(0 < parts < EVALUATIONS for parts in seen), "no kill fell between two prompts"
 
 
