@@ -66,11 +66,13 @@ $(WITH_RAY): $(INSTALLED)
 		--constraint .ci/constraints.txt --editable '.[dev,ray]'
 	touch $@
 
-# What takes minutes: the tutorial and README as they are written, kills and faults on an
-# object store, a large report, 2,000 runs of equal methods.
+# What takes minutes: the tutorial and README as they are written, processes that are killed,
+# faults, also of an object store, a large report, 2,000 runs of equal methods.
 test-slow: $(INSTALLED)
 	$(PYTEST) --dist load --maxschedchunk 1 -m slow tests/test_tutorial.py \
-		tests/objects tests/eval/test_stats.py tests/eval/report/test_page.py
+		tests/objects tests/eval/test_stats.py tests/eval/report/test_page.py \
+		tests/benchmarks/test_faults.py tests/train/test_distributed.py \
+		tests/eval/test_eval_workers.py tests/trace_collect/test_collect_workers.py
 
 # Every way of serving in combination on every family; CI does three of them in `make test`.
 test-families: $(INSTALLED)

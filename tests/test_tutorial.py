@@ -75,7 +75,8 @@ def test_the_four_commands_of_readme_run(tmp_path: Path) -> None:
     assert [line.split()[1] for line in lines] == ["collect", "train", "eval", "report"]
     code = "import shlex, sys; from kvp.programs import run_program\n"
     code += "".join(
-        f"name, *words = shlex.split({line[3:]!r}); assert run_program(name, words) == 0\n"
+        f"name, *words = shlex.split({line[3:]!r}, comments=True)\n"
+        "assert run_program(name, words) == 0\n"
         for line in lines
     )
     _run_python(code, tmp_path)

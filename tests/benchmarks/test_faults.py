@@ -13,7 +13,7 @@ from benchmarks.faults.disturbances import areas
 from benchmarks.faults.harness import FAULTS, Ended, program_outcome, reader_outcome, table
 from benchmarks.faults.programs import make
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")]
 SAMPLE = {
     "kill, kvp-train": 2, "full disk, kvp-collect": 1, "read-only folder, kvp-train": 1,
     "stopped and replaced, kvp-collect": 1, "two programs, kvp-train": 1,

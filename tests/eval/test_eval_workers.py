@@ -15,6 +15,7 @@ import pytest
 
 from kvp.programs import report
 
+pytestmark = pytest.mark.slow
 METHODS = "full,kvp,random,snapkv,oracle,knorm+ada"
 EVALUATIONS = 16
 """4 prompts of 2 tasks, 2 protocols."""

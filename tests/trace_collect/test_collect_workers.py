@@ -14,6 +14,7 @@ import pytest
 
 from kvp.store import TraceReader
 
+pytestmark = pytest.mark.slow
 Launchers = dict[str, list[dict[str, str]]]
 
 

@@ -96,6 +96,7 @@ def test_two_processes_train_what_one_trains(store: Path, tmp_path: Path) -> Non
     assert main(flags(store, tmp_path / "more")) == 0
 
 
+@pytest.mark.slow
 def test_each_process_runs_the_model(model_folder: Path, tmp_path: Path) -> None:
     """`--source model` under torchrun; the first process alone validates and speaks."""
     given = [
