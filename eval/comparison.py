@@ -69,8 +69,10 @@ RECOMMENDED: Mapping[Kind, Sequence[str]] = {
     "accuracy": ("ada", "global"), "perplexity": ("global", "ada"),
 }  # fmt: skip
 """Allocators of a policy, the one that is shown first (docs/results/smollm2.md has the reasons)."""
+PICKED = "the best methods were picked on these prompts, which favours them"
+"""What tables and figures say of what sentences call the best."""
 USUAL_BUDGET = "12.5%"
-"""The budget sentences are about where it was run; else the middle one of the run."""
+"""The budget of sentences where most methods have it; else the middle one that most have."""
 FAILED, NEEDLESS = "the full cache fails", "nothing is lost without context on"
 """Why tasks are set apart."""
 FAILS = 0.4
@@ -650,7 +652,8 @@ def best_of(comparison: Comparison) -> Best | None:
     compared = [each for each in shown if each.method not in (FULL, ORACLE, *NULLS)]
     number = Counter(spec for each in compared for spec in grid[each] if spec)
     del number[SELF_SIZED]
-    budgets = {spec for spec in number if number[spec] == max(number.values())}
+    most = max(number.values(), default=0)
+    budgets = [spec for spec in number if number[spec] == most]
     if not budgets or comparison.unfinished or not comparison.sorted.usable:
         return None
     ordered = sorted(budgets, key=budget_order)

@@ -15,6 +15,7 @@ from functools import cached_property
 import pandas
 
 from eval.comparison import (
+    PICKED,
     PROTECTED,
     Comparison,
     ReportedMethod,
@@ -50,7 +51,7 @@ def title(comparison: Comparison) -> str:
 def short_table(
     comparison: Comparison, *, interval: bool = False, finer: bool = False
 ) -> pandas.DataFrame:
-    """Settings by budgets, as texts: the mean, with its interval, with a digit more."""
+    """Settings by budgets, as texts: the mean, with its `interval`; `finer`: one digit more."""
     scale, digits = comparison.scale, finer + (0 if comparison.kind == "accuracy" else 2)
 
     def cell(setting: ReportedMethod, spec: str | None) -> str:
@@ -73,9 +74,8 @@ def _legend(comparisons: Sequence[Comparison]) -> list[str]:
     """What the numbers in the tables are over."""
     settings = {setting for each in comparisons for setting in each.grid}
     lines = [each.interval for each in comparisons]
-    lines += ["the best methods were picked on these prompts, which favours them"] * any(
-        map(best_of, comparisons)
-    )
+    if any(map(best_of, comparisons)):
+        lines.append(PICKED)
     if any(setting.protected for setting in settings):
         lines.append(f"{PROTECTED.strip()}: first and last tokens are always kept")
     if any(setting.self_sized for setting in settings):

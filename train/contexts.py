@@ -103,6 +103,7 @@ class ContextSource:
         with self._turn:
             importance, *last = self._importance(point)
             keys, values = self._keys_and_values(point.sequence)
+        keys = keys.to(self.device)
         return Context(
             keys=self._tokens(keys, point.prefix_length),
             values=self._tokens(values, point.prefix_length),
@@ -180,9 +181,9 @@ class ContextSource:
         return point.prefix_length + record.fed_again(point.prefix_length)
 
     def _recent(self, point: CompressionPoint, last: Tensor, keys: Tensor) -> Tensor:
-        """[A, N, features] of the last queries that a scorer sees."""
-        keys = keys[..., : self._seen(point), :].to(self.device)
-        features = recent_features(last.to(self.device).flatten(1, 2), keys)
+        """[A, N, features] of the last queries that a scorer sees; keys [L, H, T, D]."""
+        queries, seen = last.to(self.device).flatten(1, 2), keys[..., : self._seen(point), :]
+        features = recent_features(queries, seen)
         return features[..., : point.prefix_length, :].flatten(0, 1)
 
     def _kept_label(self, point: CompressionPoint) -> Tensor | None:

@@ -23,6 +23,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from eval.comparison import (
     MEASURES,
+    PICKED,
     Comparison,
     ReportedMethod,
     best_of,
@@ -275,9 +276,8 @@ def _compared(
         picture = Picture(
             name=name,
             figure=figures.quality({"": (comparison, shown)}, styles, timings),
-            caption=f"{measure} against cache budget; bars: {comparison.interval}. The best "
-            "methods were picked on these prompts, which favours them; thin: other "
-            f"methods, without intervals{f'; not drawn: {left_out}' * bool(left_out)}; "
+            caption=f"{measure} against cache budget; bars: {comparison.interval}; {PICKED}; "
+            f"thin: other methods, without intervals{f'; not drawn: {left_out}' * bool(left_out)}; "
             f"{PROTOCOL_NAMES[protocol]}.{costs}",
             budget=budget,
         )

@@ -13,7 +13,7 @@ fi
 : "${LENGTH:=1024}" "${TRAIN:=240}" "${PROMPTS:=4}"
 # Processes that share the work: on two cores two are faster than one with two threads.
 if [ "$DEVICE" = cpu ]; then : "${DEVICES:=2}"; else : "${DEVICES:=1}"; fi
-if [ "$DEVICES" != 1 ]; then export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$((($(nproc) + DEVICES - 1) / DEVICES))}"; fi
+if [ "$DEVICES" != 1 ]; then export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$((($(getconf _NPROCESSORS_ONLN) + DEVICES - 1) / DEVICES))}"; fi
 shared() { # program, flags: each process takes its share
   seq 0 $((DEVICES - 1)) | xargs -P "$DEVICES" -I{rank} \
     env RANK={rank} LOCAL_RANK={rank} WORLD_SIZE="$DEVICES" "$BIN/$1" "${@:2}"
