@@ -275,6 +275,8 @@ class DistillationSettings(Group):
     twenty times as high."""
     budget_range: str = "3%:75%"
     """Budgets that are trained for, LOW:HIGH, mean per KV head; drawn evenly on a log scale."""
+    allocator: Literal["global", "shared"] = "global"
+    """What the policy is meant for: heads that compete for one budget, or keep the same tokens."""
     compress_prompt: float = 0.5
     """Weight of compression points one token before the end of the prompt (query_aware)."""
     compress_context: float = 0.5
@@ -341,7 +343,7 @@ class DistillConfig(RunConfig, MemoryConfig, ValidationConfig, DistillationSetti
 
     VISIBLE: ClassVar[tuple[str, ...]] = (
         "policy", "traces", "out", "model", "dtype", "device", "steps", "contexts", "lr",
-        "budget_range", "compress_prompt", "compress_context", "compress_uniform",
+        "budget_range", "allocator", "compress_prompt", "compress_context", "compress_uniform",
         "future_tokens", "hard_targets", "validate_every", "seed",
     )  # fmt: skip
     ADDRESSES: ClassVar[tuple[str, ...]] = ("policy", "traces", "out")

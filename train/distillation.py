@@ -1,8 +1,9 @@
 """The LightningModule: rankers, and a scale and an offset per head, that keep the replies.
 
-Scores of all heads compete for one budget, as with `+global`. A step draws contexts and budgets,
-keeps tokens softly (`soft_log_gates`), and lowers the divergence of what the model predicts
-(`Replies`). Everything drawn is a function of seed and step.
+Scores of all heads compete for one budget, as with `+global`, or become one ranking of tokens for
+all heads, as with `+shared`. A step draws contexts and budgets, keeps tokens softly
+(`soft_log_gates`), and lowers the divergence of what the model predicts (`Replies`). Everything
+drawn is a function of seed and step.
 """
 
 from __future__ import annotations
@@ -28,8 +29,10 @@ from kvp.geometry import Geometry
 from kvp.hf import observe
 from kvp.hf.cache_layers import other_layers
 from kvp.hf.extra_passes import gated_logits
+from kvp.ranking import pooled_scores
 from kvp.store import SequenceRecord
 from kvp.store.schema import reply_windows
+from policies.allocators.shared import Shared
 from policies.learned import Calibration
 from policies.ranker import HeadRankers
 from train.compression_points import CompressionPoint, drawn_points, protection_of
@@ -275,11 +278,14 @@ class Distillation(pl.LightningModule):
 
     def _log_gates(self, scores: Tensor, budget: float, width: float | None) -> Tensor:
         """Log gates of all tokens at one budget, 0 for protected ones: [A, N]."""
-        heads, tokens = scores.shape
+        tokens = scores.shape[1]
         free = self._protection.competing(tokens)
         competing = scores[:, free]
-        kept = round(heads * (budget - (tokens - competing.shape[1])))
-        kept = min(max(kept, heads), competing.numel())
+        if self._settings.allocator == "shared":
+            competing = pooled_scores(competing[None], Shared.pool)[None]
+        rows = len(competing)
+        kept = round(rows * (budget - (tokens - competing.shape[1])))
+        kept = min(max(kept, rows), competing.numel())
         gates = (
             hard_log_gates(competing, kept)
             if width is None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -10,8 +12,15 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from kvp.hf import load_model
 from kvp.programs import collect, run_program, train
+from kvp.store import TraceReader
 from policies.policy_files import load_policy, load_shard, save_policy
+from train.calibration import recipe_of
+from train.compression_points import held_out_points
+from train.contexts import ContextSource, scores_of
+from train.distillation import Replies
+from train.training_data import usable
 
 distill = partial(run_program, "distill")
 COLLECTED = [
@@ -78,6 +87,39 @@ def test_predictions_come_closer_to_the_full_cache(
     assert "already holds the finished policy" in capsys.readouterr().out
     assert distill(flags(folder, out, "--seed", "1")) != 0
     assert f"--out {out} holds a finished policy of other settings" in capsys.readouterr().err
+
+
+def test_heads_may_share_what_is_kept(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The loss before the first step is that of the tokens which all heads together want most."""
+    out = tmp_path / "shared"
+    assert distill(flags(folder, out, "--steps", "1", "--allocator", "shared")) == 0
+    said = re.search(r"full cache: ([\d.]+) before", capsys.readouterr().out)
+    assert said is not None
+    policy, reader = load_policy(folder / "policy"), TraceReader(folder / "traces")
+    assert policy.calibration is not None
+    model, _ = load_model("nano")
+    replies = Replies(model=model, geometry=reader.geometry, hard_targets=1.0)
+    source = ContextSource(
+        reader, memory_bytes=10**8, device=torch.device("cpu"), label=None, recent=False
+    )
+    recipe = replace(
+        recipe_of(policy.metadata["training"]),
+        compress_prompt=0.5, compress_context=0.5, compress_uniform=0.0, future_max=256,
+    )  # fmt: skip
+    losses = []
+    for point in held_out_points(usable(reader, "validation", recipe), recipe, limit=2):
+        context = source.context(point)
+        scores = policy.calibration.apply(scores_of(policy.rankers, context)).double()
+        wanted = scores.exp().sum(0)  # [N]
+        gates = []
+        for share in (1 / 16, 1 / 8):
+            best = wanted.topk(round(share * context.length)).indices
+            gates.append(torch.full(scores.shape, -torch.inf).index_fill_(1, best, 0.0))
+        record = reader.record(point.sequence)
+        losses.append(replies.losses(context, record, point, gates))
+    assert float(said[1]) == pytest.approx(float(torch.cat(losses).mean()), abs=1e-4)
 
 
 def test_an_interrupted_run_ends_with_the_same_weights(
