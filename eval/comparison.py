@@ -709,7 +709,8 @@ def _main_sentence(comparison: Comparison, best: Best) -> str:
     ]
     parts = []
     for name, each in zip(named, best.settings, strict=True):
-        words = name.format(f"{each.label}{_level(comparison, best, each)}")
+        more = _trained(comparison, each) or _level(comparison, best, each)
+        words = name.format(f"{each.label}{more}")
         parts.append(f"{words}{verb} {numbers(comparison.grid[each][budget])}")
         verb = ""
     if full is not None:
@@ -717,6 +718,19 @@ def _main_sentence(comparison: Comparison, best: Best) -> str:
     place = f"At {budget} of the cache" if budget.endswith("%") else f"At {budget} tokens per head"
     seen = "the question seen" if comparison.protocol == "query_aware" else "the question not seen"
     return f"{place} ({seen} before compression; 95 % intervals) {'; '.join(parts)}."
+
+
+def _trained(comparison: Comparison, one: ReportedMethod) -> str:
+    """How many of the tasks a policy was trained on; "" where it was not, or no record says so."""
+    recorded = comparison.results.manifest.get("policy_tasks", {})
+    seen = {
+        task for policy, tasks in recorded.items()
+        if one.method == LEARNED and comparison.groups.get(policy) == one.group for task in tasks
+    }  # fmt: skip
+    tasks = comparison.sorted.usable
+    number = len(seen.intersection(tasks))
+    those = f"{number} of these {len(tasks)} tasks" if number < len(tasks) else "these tasks"
+    return f", trained on {'this task' if len(tasks) == 1 else those}," if number else ""
 
 
 def _level(comparison: Comparison, best: Best, one: ReportedMethod) -> str:

@@ -308,6 +308,16 @@ def hub_records(methods: Iterable[Method]) -> dict[str, dict[str, str]]:
     return {name: record for name, record in found.items() if record}
 
 
+def trained_tasks(methods: Iterable[Method]) -> dict[str, list[str]]:
+    """Tasks that policies were trained on, by label, where their records say so."""
+    training = {
+        method.policy: method.scorer.metadata.get("training", {})
+        for method in methods if method.policy and isinstance(method.scorer, LearnedScorer)
+    }  # fmt: skip
+    data = {label: record.get("text", {}).get("data") or {} for label, record in training.items()}
+    return {label: list(each["tasks"]) for label, each in data.items() if each.get("tasks")}
+
+
 def _loaded(methods: Iterable[Method]) -> dict[str, PolicySource]:
     """Sources of the policies that methods rank with, by label."""
     return {

@@ -116,6 +116,7 @@ def write_manifest(
     layers: Sequence[int] = (),
     hub: Mapping[str, Mapping[str, str]] | None = None,
     planned: Sequence[Mapping[str, Any]] = (),
+    trained: Mapping[str, Sequence[str]] | None = None,
 ) -> None:
     """Write the manifest of a claimed folder before any record of this run; every worker does.
 
@@ -123,8 +124,9 @@ def write_manifest(
 
     `model_digest` tells the model from another of the same name (`kvp.hf.model_access`), `layers`
     which layers of it are evicted from (`Geometry.layer_indices`), `hub` which repository and
-    commit a policy came from, by label, `planned` which rows the run will write (`progress`).
-    Raises ResultsError where the records that are there are of another model.
+    commit a policy came from, by label, `planned` which rows the run will write (`progress`),
+    `trained` the tasks that policies were trained on, by label. Raises ResultsError where the
+    records that are there are of another model.
     """
     folder.pull(*FILES)
     digest = {} if model_digest is None else {"model_digest": dict(model_digest)}
@@ -137,6 +139,7 @@ def write_manifest(
     if earlier and earlier.get("config") != settings:
         runs.append({name: earlier.get(name) for name in ("config", "created", "command")})
     repositories = {**earlier.get("policy_repositories", {}), **(hub or {})}
+    tasks = {**earlier.get("policy_tasks", {}), **(trained or {})}
     paths = tuned_files(config.method_list)
     plans: dict[str, dict[str, Any]] = {}
     for part in (*earlier.get("planned", []), *planned):  # the last word on a setting counts
@@ -152,6 +155,7 @@ def write_manifest(
             "identity": identity,
             "policies": {**earlier.get("policies", {}), **policies},
             **({"policy_repositories": repositories} if repositories else {}),
+            **({"policy_tasks": tasks} if tasks else {}),
             "notes": list(dict.fromkeys([*earlier.get("notes", []), *notes])),
             **({"tuned": tuned} if tuned else {}),
             **({"layers": list(layers)} if layers else {}),

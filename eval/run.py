@@ -37,6 +37,7 @@ from eval.methods import (
     hub_records,
     method_fields,
     spec_of,
+    trained_tasks,
     with_objects,
 )
 from eval.prepare import Loaded, Prepared, methods_of, prepare
@@ -190,6 +191,7 @@ def _begin(
     write_manifest(
         output, config, digests, [*prepared.notes, *notes], digest,
         prepared.geometry.layer_indices, hub_records(prepared.methods), planned_rows(prepared),
+        trained_tasks(prepared.methods),
     )  # fmt: skip
     return _record_file(output)
 

@@ -68,7 +68,8 @@ _RECIPE = {"objective? label?": _Name | None, "steps?": _Count}
 _KINDS = {
     "manifest.json": _object({
         **_RUN, "identity": _IDENTITY, "policies? packages?": dict[str, str], "notes?": list[str],
-        "policy_repositories?": dict[str, dict[str, str]], "tuned?": dict[str, dict[str, Any]],
+        "policy_repositories?": dict[str, dict[str, str]], "policy_tasks?": dict[str, list[_Name]],
+        "tuned?": dict[str, dict[str, Any]],
         "planned?": list[_PLANNED], "earlier_runs?": list[_EARLIER],
     }),
     "rows.jsonl": _object({

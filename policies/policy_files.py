@@ -262,5 +262,6 @@ def check_geometry(policy: LearnedScorer, geometry: Geometry) -> None:
     """Raise PolicyError, naming both, unless the policy was trained for this geometry."""
     if policy.geometry != geometry:
         raise PolicyError(
-            f"policy {policy.label} was trained for {policy.geometry}, the model has {geometry}"
+            f"policy {policy.label} was trained for {policy.geometry}, the model has {geometry}: "
+            "train a policy of this model (docs/your_model.md)"
         )

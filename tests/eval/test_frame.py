@@ -33,11 +33,15 @@ def _record(method: str, budget: str | None, example: str = "a", **fields: Any) 
 
 
 def _compared(
-    records: Records, resamples: int = 10, tuned: tuple[TunedSettings, ...] = (), planned: Any = ()
+    records: Records,
+    resamples: int = 10,
+    tuned: tuple[TunedSettings, ...] = (),
+    planned: Any = (),
+    **recorded: Any,
 ) -> list[Comparison]:
     results = Results(
-        folder=Path(), manifest={"planned": planned, "identity": IDENTITY}, records=tuple(records),
-        timing=(), curves=(), tuned=tuned, notes=(),
+        folder=Path(), manifest={"planned": planned, "identity": IDENTITY, **recorded},
+        records=tuple(records), timing=(), curves=(), tuned=tuned, notes=(),
     )  # fmt: skip
     return compare_all(results, resamples=resamples)
 
@@ -204,6 +208,24 @@ def test_what_is_said_of_a_difference_is_what_its_interval_and_the_test_say(
     assert re.search(f"Paired by prompt, kvp is {words};", said), said
     assert "ahead of random, +50.0 points" in said
     assert ("prompts would narrow that" in said) == ("ahead of kvzip" not in said)
+
+
+@pytest.mark.parametrize(
+    ("tasks", "words"),
+    [
+        (["vt", "niah_single_1", "cwe"], "kvp, trained on these tasks, answers"),
+        (["niah_single_1"], "kvp, trained on 1 of these 2 tasks, answers"),
+        (["cwe"], "kvp answers"),  # nothing is said of a mixture's other parts
+    ],
+)
+def test_what_a_policy_was_trained_on_is_in_the_sentence(tasks: list[str], words: str) -> None:
+    records = [
+        _record(method, budget, task=task, score=1.0, **fields)
+        for task in ("niah_single_1", "vt")
+        for method, budget, fields in (("kvp", "6%", LEARNED), ("snapkv", "6%", {}))
+    ]
+    (comparison,) = _compared(records, policy_tasks={"seed0": tasks, "another": ["vt"]})
+    assert words in " ".join(sentences(comparison))
 
 
 def test_nulls_are_named_apart_and_settings_not_chosen_on_the_prompts_shown() -> None:
