@@ -529,6 +529,37 @@ class Comparison:
             resamples=self.resamples,
         )
 
+    @cached_property
+    def gaps(self) -> Mapping[tuple[ReportedMethod, str], Interval]:
+        """What methods have over the first of `best_of`, by setting and budget, paired by prompt.
+
+        Of the settings shown, and of all nulls.
+        """
+        best = best_of(self)
+        if best is None:
+            return {}
+        shown = (*(choice.setting for choice in self.choices.values()), *best.compared)
+        lead = self.grid[best.settings[0]]
+        found = {
+            (setting, spec): self.minus(of, lead[spec])
+            for setting in dict.fromkeys(shown) if setting != best.settings[0]
+            for spec, of in self.grid.get(setting, {}).items() if spec and spec in lead
+        }  # fmt: skip
+        return {key: gap for key, gap in found.items() if gap is not None}
+
+    @property
+    def tests(self) -> int:
+        """How many differences one test corrects for: `gaps`, and where the first method is no
+        policy but the best of all on these prompts, those of every other pair.
+        """
+        best = best_of(self)
+        return len(self.gaps) * (len(best.compared) if best and not best.learned else 2) // 2
+
+    @cached_property
+    def told(self) -> set[tuple[ReportedMethod, str]]:
+        """Keys of the `gaps` that are not 0, wherever they are shown (Holm)."""
+        return resolved(self.gaps, self.tests)
+
     def words(self, gap: Interval) -> str:
         """A difference with its interval, for sentences: points, or nats and a ratio."""
         digits = 1 if self.kind == "accuracy" else 3
@@ -749,32 +780,28 @@ def _level(comparison: Comparison, best: Best, one: ReportedMethod) -> str:
 
 
 def _difference_sentences(comparison: Comparison, best: Best) -> list[str]:
-    """The first of the methods minus the others; nothing where they share no prompts.
-
-    Corrected for all that they were picked from: the first method with each, and where the first
-    is itself the best of many, every pair.
-    """
+    """The first of the methods minus the others; nothing where they share no prompts."""
     first, *others = best.settings
     ours = comparison.grid[first][best.budget]
     found = {each: comparison.minus(ours, comparison.grid[each][best.budget]) for each in others}
     gaps = {each: gap for each, gap in found.items() if gap is not None}
     if not gaps:
         return []
-    number = len(best.compared)
-    pairs = number - 1 if best.learned else number * (number - 1) // 2
-    told = resolved(gaps, pairs)
-    parts = []
+    parts, open_ones = [], []
     for each, gap in gaps.items():
         text, name = comparison.words(gap), each.label
-        if each in told:
+        if (each, best.budget) in comparison.told:
             parts.append(f"{'ahead of' if gap.mean > 0 else 'behind'} {name}, {text}")
-        elif excludes_zero(gap):
-            parts.append(f"{text} against {name}, not after correction for {pairs} comparisons")
+            continue
+        open_ones.append(gap)
+        if excludes_zero(gap):
+            corrected = f"not after correction for {comparison.tests} comparisons"
+            parts.append(f"{text} against {name}, {corrected}")
         else:
             parts.append(f"not told apart from {name}, {text}")
     said = [f"Paired by prompt, {first.label} is {'; '.join(parts)}."]
-    if open_ones := gaps.keys() - told:
-        most = max(prompts_to_resolve(gaps[each]) for each in open_ones)
+    if open_ones:
+        most = max(map(prompts_to_resolve, open_ones))
         unit = "5 points" if comparison.kind == "accuracy" else f"{RESOLUTION} nats per token"
         said.append(f"About {most:,} prompts would narrow that to ±{unit}.")
     return said

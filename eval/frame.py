@@ -92,8 +92,8 @@ def tidy(comparison: Comparison) -> pandas.DataFrame:
     low, high, n (prompts), policies, kept_tokens, kept_share, cache_bytes, share_of_full (of its
     answers, or times its perplexity), and the paired differences minus_full and minus_lead (to the
     method that `sentences` are about, over all tasks and chosen settings), in shares of answers or
-    nats per token, more is better, each with _low, _high and _differs (`eval.stats.holm`). By task
-    for the chosen settings alone.
+    nats per token, more is better, each with _low, _high and _differs (`eval.stats.holm`; of the
+    lead `Comparison.told`). By task for the chosen settings alone.
     """
     chosen = {choice.setting for choice in comparison.choices.values()}
     usable, best = comparison.sorted.usable, best_of(comparison)
@@ -110,7 +110,7 @@ def tidy(comparison: Comparison) -> pandas.DataFrame:
         mean = whole.interval.mean if whole else 0.0
         gaps: dict[str, dict[int, Interval]] = {"minus_full": {}, "minus_lead": {}}
         for (setting, spec), of in cells.items():
-            shown = task == OVERALL and setting in chosen
+            shown, key = task == OVERALL and setting in chosen, (setting, spec or FULL)
             lead = grid.get(best.settings[0], {}).get(spec) if best and shown else None
             row: dict[str, object] = {
                 "unfinished": bool(comparison.unfinished),
@@ -123,11 +123,14 @@ def tidy(comparison: Comparison) -> pandas.DataFrame:
                 "share_of_full": of.interval.mean / mean if mean else math.nan,
             }  # fmt: skip
             for name, other in (("minus_full", whole), ("minus_lead", lead)):
-                gap = None if other is None or other is of else comparison.minus(of, other)
+                told = name == "minus_lead" and task == OVERALL  # by the test of the sentences
+                gap = None
+                if other is not None and other is not of:
+                    gap = comparison.gaps.get(key) if told else comparison.minus(of, other)
                 numbers = (math.nan,) * 3 if gap is None else gap.numbers
                 row |= zip((name, f"{name}_low", f"{name}_high"), numbers, strict=True)
-                row[f"{name}_differs"] = False
-                if gap is not None:
+                row[f"{name}_differs"] = told and key in comparison.told
+                if gap is not None and not told:
                     gaps[name][len(rows)] = gap
             rows.append(row)
         for name, found in gaps.items():

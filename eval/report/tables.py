@@ -175,10 +175,11 @@ def differences(comparison: Comparison, numbers: DataFrame) -> Iterator[Table]:
                 row.append(Field(text=f"{mean}{star}", small=f"{low} to {high}"))
             rows.append(row)
         if rows:
+            tests = comparison.tests if name == "minus_lead" else len(paired)
             yield Table(
                 caption=f"Each method minus {other}, {'points' if points else 'nats per token'}, "
                 f"paired by prompt ({comparison.interval}); * differs from 0 at 5 % after Holm's "
-                f"correction for {len(paired)} differences; {PROTOCOL_NAMES[comparison.protocol]}.",
+                f"correction for {tests} differences; {PROTOCOL_NAMES[comparison.protocol]}.",
                 header=("method", *budget_names(comparison.budgets)),
                 rows=rows,
             )
