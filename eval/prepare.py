@@ -14,7 +14,7 @@ from pathlib import Path
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from eval.config import TUNED, EvalConfig, tuned_files
+from eval.config import TUNED, EvalConfig, TuneConfig, tuned_files
 from eval.cost_curves import open_traces
 from eval.evaluate import Prompt
 from eval.methods import (
@@ -253,7 +253,7 @@ def prepare(
             protected=protected_tokens(config, of_task),
         )
         planned[task, protocol] = without_repeats(settings)
-        if config.budgets != EvalConfig.budgets:  # of those that nobody named, the table has gaps
+        if config.budgets not in (EvalConfig.budgets, TuneConfig.budgets):  # somebody named them
             notes += small
     return Prepared(
         geometry=geometry,

@@ -45,7 +45,7 @@ from eval.results import Results, commands, join, labels, load_results, model_na
 from kvp.artifacts.addresses import is_address
 from kvp.artifacts.files import atomic_write_bytes
 from kvp.errors import UsageError
-from kvp.progress import Progress, phase
+from kvp.progress import Progress
 
 GENERATOR = '<meta name="generator" content="kvp-report">'
 """Mark by which a page is recognised as a report."""
@@ -102,7 +102,8 @@ class Run:
         compared = compare_all(results, resamples=resamples)
         self.comparisons = [one for one in compared if any(r["budget_spec"] for r in one.records)]
         self.measured = list(dict.fromkeys(each.measured for each in compared))
-        self.numbers = [tidy(each) for each in self.comparisons]
+        with Progress("computing intervals", len(self.comparisons)) as progress:
+            self.numbers = [tidy(each) for each in progress.over(self.comparisons)]
         self.timings = timings(results.timing, groups)
         self.costs: dict[str, dict[ReportedMethod, Cost]] = {
             protocol: costs([r for r in results.curves if r["protocol"] == protocol], groups)
@@ -248,7 +249,7 @@ def _run(run: Run, prefix: str, styles: figures.Styles) -> Iterator[Block]:
     there: dict[str, object] = {each.kind: True for each in run.comparisons}
     there |= {"curves": heads, "timing": run.timings}
     lacking = [Text(text=words, style="missing") for part, words in _LACKING.items()
-               if not there.get(part)]  # fmt: skip
+               if not there.get(part) and not unfinished(run.results)]  # fmt: skip
     title = "How this was made"
     about = [*lacking, *_about(run)]
     yield Section(ident=f"{prefix}about", title=title, blocks=about)
@@ -273,10 +274,12 @@ def _compared(
         left_out = ", ".join(each for each in comparison.choices if each not in families)
         timings = () if alone else run.timings
         costs = _COSTS if timings else "" if alone else f" {_LACKING['timing']}"
+        picked = f"{PICKED}; " if best else ""
+        title = "unfinished: ranks no method" if comparison.unfinished else ""
         picture = Picture(
             name=name,
-            figure=figures.quality({"": (comparison, shown)}, styles, timings),
-            caption=f"{measure} against cache budget; bars: {comparison.interval}; {PICKED}; "
+            figure=figures.quality({title: (comparison, shown)}, styles, timings),
+            caption=f"{measure} against cache budget; bars: {comparison.interval}; {picked}"
             f"thin: other methods, without intervals{f'; not drawn: {left_out}' * bool(left_out)}; "
             f"{PROTOCOL_NAMES[protocol]}.{costs}",
             budget=budget,
@@ -395,7 +398,6 @@ def run(config: ReportConfig) -> None:
         raise UsageError(f"--png {png} is a file; name a folder")
     _refuse_others(out)
     results = join([load_results(folder) for folder in folders])
-    phase("computing intervals and differences")
     runs = make_runs(results, config.bootstrap)
     blocks = blocks_of(runs)
     page = render(runs, blocks).encode("utf-8", "backslashreplace")

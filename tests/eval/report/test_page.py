@@ -220,12 +220,12 @@ def test_all_numbers_are_downloaded_as_csv(reported: Path, open_page: Callable[.
     assert {row["metric"] for row in rows} == {"answers", "perplexity", "attention_lost"}
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(("scheme", "width"), [("dark", 390), ("light", 1024), ("dark", 1600)])
 def test_nothing_that_axe_checks_is_violated(
-    reported: Path, open_page: Callable[..., Any], scheme: str
+    reported: Path, open_page: Callable[..., Any], scheme: str, width: int
 ) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright")
-    page = open_page(reported / "report.html", color_scheme=scheme)
+    page = open_page(reported / "report.html", color_scheme=scheme, width=width)
     found = axe.Axe().run(page).response["violations"]
     assert [(one["id"], one["nodes"][0]["html"][:200]) for one in found] == []
 
