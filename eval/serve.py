@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -9,19 +11,24 @@ from eval.config import ServeConfig
 from kvp.errors import UsageError
 from kvp.plugins import require
 from kvp.progress import say
-from kvp.scoring import Scorer
 from policies import load_policy, make_scorer
 
 
 def run(config: ServeConfig) -> None:
     """Serve until interrupted; requests run one after the other, as that server does.
 
-    Raises KvpError where the file, the method, the model or the extra cannot work.
+    Raises KvpError where the file, the method, the model, the extra or the address cannot work.
     """
     if not Path(config.gguf).is_file():
         raise UsageError(f"{config.gguf}: no such file; kvp serve reads a GGUF file")
     require("the server", "llama-cpp", "llama_cpp", "gguf", "uvicorn", "starlette_context")
     scorer = load_policy(config.policy) if config.policy else make_scorer(config.method)
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    try:
+        listener = socket.create_server((config.host, config.port), family=family)
+    except OSError as error:
+        why = f"--host {config.host} --port {config.port}: {str(error.strerror).partition(' (')[0]}"
+        raise UsageError(f"{why}: give another --port or --host") from None
     import uvicorn
     from llama_cpp.server import app as server
     from llama_cpp.server.settings import ModelSettings, ServerSettings
@@ -46,10 +53,7 @@ def run(config: ServeConfig) -> None:
         return chat(*messages, max_tokens=max_tokens or config.cells, **options)
 
     llama.create_chat_completion = ending
-    with bounded(llama, scorer):
-        say(f"http://{config.host}:{config.port}/v1: {config.cells} cells, {_name(config, scorer)}")
-        uvicorn.run(app, host=config.host, port=config.port, log_level="warning")
-
-
-def _name(config: ServeConfig, scorer: Scorer) -> str:
-    return f"policy {config.policy}" if config.policy else scorer.name
+    name = f"policy {config.policy}" if config.policy else scorer.name
+    with bounded(llama, scorer), listener, suppress(KeyboardInterrupt):
+        say(f"http://{config.host}:{config.port}/v1: {config.cells} cells, {name}")
+        uvicorn.Server(uvicorn.Config(app, log_level="warning")).run(sockets=[listener])

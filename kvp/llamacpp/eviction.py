@@ -131,7 +131,8 @@ def bounded(
     up to the length that the model was trained for; then the gaps that evicted tokens have left
     are closed. A prompt that begins as the one before it is read on from there, with the tokens
     that are still held; it is read anew where these are less than half of what fits. The cache is
-    empty when the block begins and when it ends.
+    empty when the block begins and when it ends; a few tokens are read and evicted before, so that
+    a method that cannot work with this model is refused at once.
 
     Args:
         llama: the model, whose `n_ctx` is the memory that is used.
@@ -149,24 +150,26 @@ def bounded(
             `shrink`.
     """
     protection = _protection(protection)
-    room = llama.n_ctx()
+    room, least = llama.n_ctx(), 4 * max(protection.tokens, 8)
     cells = room if cells is None else cells
-    if not 4 * max(protection.tokens, 8) <= cells <= room:
+    if not least <= cells <= room:
         raise UsageError(
-            f"cells={cells}: give {4 * max(protection.tokens, 8)} to n_ctx ({room}), or load the "
-            "model with a larger n_ctx"
+            f"cells={cells}: give {least} to n_ctx ({room}), or load the model with a larger n_ctx"
         )
     if llama._logits_all or llama.cache is not None or llama.draft_model is not None:
         raise UsageError("bounded works without logits_all, set_cache and draft models")
     bound = _Bound(Engine.of(llama), scorer, cells, protection, pool)
     own = {"_n_ctx": llama._n_ctx, "input_ids": llama.input_ids}
     llama.reset()
-    llama._n_ctx, llama.input_ids = LONGEST, np.zeros(LONGEST, np.intc)
-    llama.eval = bound.eval
     try:
+        llama.eval([0] * (least // 2))
+        shrink(llama, scorer, least // 4, protection, pool=pool)
+        llama.reset()
+        llama._n_ctx, llama.input_ids = LONGEST, np.zeros(LONGEST, np.intc)
+        llama.eval = bound.eval
         yield bound.kept
     finally:
-        del llama.eval
+        vars(llama).pop("eval", None)
         vars(llama).update(own)
         llama.reset()
         llama._ctx.kv_cache_clear()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 import time
@@ -38,6 +39,14 @@ def test_one_line_says_what_cannot_work(
     monkeypatch.setattr(place, lambda *_: None)
     with pytest.raises(KvpError, match=expected):
         run(ServeConfig(**settings))
+
+
+def test_a_port_in_use_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("eval.serve.require", lambda *_: None)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(KvpError, match=f"--port {port}: Address already in use: give another"):
+            run(ServeConfig(__file__, port=port))
 
 
 @pytest.mark.real

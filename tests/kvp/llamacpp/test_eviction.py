@@ -345,6 +345,17 @@ def test_one_line_says_what_cannot_work(
     np.testing.assert_array_equal(Engine.of(llama).read().write(), before)
 
 
+@pytest.mark.parametrize(
+    ("scorer", "error"), [(lambda: load_policy("nano"), PolicyError), ("kvzip", UsageError)]
+)
+def test_a_bound_refuses_before_it_reads(llama: Any, scorer: Any, error: type[KvpError]) -> None:
+    scorer = make_scorer(scorer) if isinstance(scorer, str) else scorer()
+    with pytest.raises(error, match=r"was trained for|in llama.cpp a method"):
+        bounded(llama, scorer).__enter__()
+    llama.eval(ids_of(200))  # the llama is as before, its cache empty
+    assert Engine.of(llama).read().positions.tolist() == list(range(200))
+
+
 @pytest.mark.parametrize("kind", ["recurrent", "hybrid", "n_swa", "rope_type"])
 def test_other_caches_are_refused(llama: Any, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     name = f"llama_model_is_{kind}" if kind in ("recurrent", "hybrid") else f"llama_model_{kind}"
