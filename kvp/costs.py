@@ -28,7 +28,7 @@ def _now(device: torch.device) -> float:
     return time.perf_counter()
 
 
-def told(seconds: float, device: torch.device) -> str:
+def in_words(seconds: float, device: torch.device) -> str:
     """Seconds that `seconds_of` has measured, for people: `12 min (processor time)`."""
     return f"{span(seconds)} ({'processor' if device.type == 'cpu' else 'wall'} time)"
 

@@ -15,7 +15,6 @@ from typing import Self
 
 from kvp.errors import KvpError
 from kvp.plugins import did_you_mean
-from kvp.progress import phase, quiet_logs
 
 _NAME = re.compile(r"(?P<repository>\w[\w.-]*/\w[\w.-]*)(?:@(?P<revision>[^\s@]+))?")
 
@@ -69,6 +68,8 @@ def download(
     nothing in the cache while `HF_HUB_OFFLINE` is set, no file `first`.
     """
     from huggingface_hub import snapshot_download, try_to_load_from_cache
+
+    from kvp.progress import phase, quiet_logs  # no sooner: rich is slow, and --help stays fast
 
     try:
         if not isinstance(

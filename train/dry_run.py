@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.filesize import decimal
 
-from kvp.costs import seconds_of, told
+from kvp.costs import in_words, seconds_of
 from kvp.hf import geometry_of, load_config
 from kvp.hf.trace import check_reach
 from kvp.progress import phase
@@ -51,7 +51,7 @@ def print_time(job: Job) -> None:
     each = (steps(measured) - first) / (measured - 1) if measured > 1 else first
     print(
         f"{job.recipe.steps:,} steps of {each:.3g} s: about "
-        f"{told(job.recipe.steps * each, job.device)} by one process; less where --memory_gb holds "
-        "contexts that were made before, and validation and calibration on top\n"
+        f"{in_words(job.recipe.steps * each, job.device)} by one process; less where --memory_gb "
+        "holds contexts that were made before, and validation and calibration on top\n"
         "dry run: nothing was written"
     )

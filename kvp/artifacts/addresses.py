@@ -126,7 +126,7 @@ class ObjectPath:
     def below(self) -> Iterator[tuple[str, int]]:
         """Paths, relative to this one, and bytes of all objects below it."""
         patience, prefix, last = Patience(), f"{self.key}/" if self.key else "", None
-        with told(str(self)):
+        with one_line_errors(str(self)):
             import obstore
 
             while True:
@@ -158,13 +158,13 @@ class ObjectPath:
         """The folder as a read-only store of zarr."""
         from zarr.storage import ObjectStore
 
-        with told(str(self)):
+        with one_line_errors(str(self)):
             return ObjectStore(opened(str(self), os.getpid()), read_only=True)
 
     def _ask(self, request: Callable[[Any, Any], T]) -> T:
         """The answer of obstore and a store of it to a request that may be made twice."""
         patience = Patience()
-        with told(str(self)):
+        with one_line_errors(str(self)):
             import obstore
 
             while True:
@@ -277,7 +277,7 @@ def retry_seconds() -> float:
 
 
 @contextmanager
-def told(address: str) -> Iterator[None]:
+def one_line_errors(address: str) -> Iterator[None]:
     """Turn what a library raises into an AddressError of one line, with what to do.
 
     FileNotFoundError of a single object goes through.

@@ -17,7 +17,7 @@ from zarr.codecs import BloscCodec, Crc32cCodec
 from zarr.core.buffer import Buffer, BufferPrototype
 from zarr.storage import LocalStore, MemoryStore, WrapperStore
 
-from kvp.artifacts.addresses import ObjectPath, Patience, Place, told
+from kvp.artifacts.addresses import ObjectPath, Patience, Place, one_line_errors
 from kvp.store.schema import DTYPES, StorePlan, is_label
 
 
@@ -116,7 +116,7 @@ class Shards(WrapperStore[Store]):
         if not isinstance(self._folder, ObjectPath):
             return await self._store.get(key, prototype, byte_range)
         patience = Patience()
-        with told(str(self._folder / key)):
+        with one_line_errors(str(self._folder / key)):
             while True:
                 try:
                     return await self._store.get(key, prototype, byte_range)

@@ -11,7 +11,7 @@ even, a = safeguard. Rounding can miss the layer's budget by some H tokens. Pres
 default of that code, 0.5. The two forms agree in spirit, not token by token.
 
 Scores must compare across the heads of a layer: attention does (snapkv, tova, h2o, kvzip,
-contrastkv), and so do calibrated policies (`kvp calibrate`); norms and cosines (knorm, keydiff) are
+contrastkv), and so do policies that kvp-train calibrated; norms and cosines (knorm, keydiff) are
 on a different scale per head. Cost O(H N) per layer.
 """
 
