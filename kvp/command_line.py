@@ -28,8 +28,6 @@ from typing import (
     get_type_hints,
 )
 
-import yaml
-
 from kvp import __version__
 from kvp.errors import UsageError, guarded
 from kvp.plugins import did_you_mean
@@ -202,6 +200,8 @@ def flags_given(argv: Sequence[str], config_class: type[Any]) -> list[tuple[str,
 
 def _yaml(path: str, known: Sequence[str]) -> dict[str, Any]:
     """Settings of a YAML file; UsageError where it is none or names an unknown setting."""
+    import yaml  # no sooner: --help stays fast
+
     try:
         with open(path, encoding="utf-8") as file:
             settings = yaml.safe_load(file)
@@ -364,6 +364,8 @@ def parse(
         raise SystemExit(0)
     settings = _values(flags, from_files, given)
     if "print_config" in named:
+        import yaml
+
         print(yaml.safe_dump(settings, sort_keys=False), end="")
         raise SystemExit(0)
     missing = [_spelled(flag) for flag in flags.values() if flag.name not in settings]
