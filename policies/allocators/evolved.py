@@ -130,11 +130,6 @@ class Evolved(BaseAllocator):
         rounding = "" if self.rounding == "exact" else f"(rounding={self.rounding})"
         return f"{self.method}:{self.file}{rounding}"
 
-    @property
-    def meets_budget(self) -> bool:
-        """The published rounding misses it."""
-        return self.rounding == "exact"
-
     def check(self, *, layers: int, kv_heads: int) -> None:
         """Raise PolicyError, in one line, if the file was made for another geometry."""
         theirs = self.budgets

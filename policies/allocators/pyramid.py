@@ -49,11 +49,6 @@ class Pyramid(BaseAllocator):
         "window": Numbers(values=(0, 4, 8, 16, 32)),
     }
 
-    @property
-    def meets_budget(self) -> bool:
-        """Published roundings miss it."""
-        return self.rounding == "exact"
-
     def allocate(self, request: Request) -> Tensor:
         """Falling counts: [L, H] int64, sum `request.total`; published roundings miss it."""
         if self.rounding == "kvpress":

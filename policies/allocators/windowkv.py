@@ -49,11 +49,6 @@ class WindowKVAllocator(BaseAllocator):
     }  # fmt: skip
     grid: ClassVar[Grid] = {"divisor": Numbers(values=(1.0, 3.0, 7.0, 14.0, 28.0), minimum=1)}
 
-    @property
-    def meets_budget(self) -> bool:
-        """Published roundings miss it."""
-        return self.rounding == "exact"
-
     def allocate(self, request: Request) -> Tensor:
         """Falling counts: [L, H] int64, sum `request.total`; `faithful` misses it."""
         layers, budget = request.scores.shape[0], request.budget
