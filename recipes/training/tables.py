@@ -73,7 +73,7 @@ def main() -> None:
     write(tables_of(text.splitlines()), folder)
     shown = [first, *(table.at(budget) for table in found["test"])]
     index = os.path.relpath(folder / "README.md", given.page.parent)
-    link = f"All tables, with the other budgets and validation prompts: [CSV]({index})."
+    link = f"All tables: [CSV]({index})."
     others = dict.fromkeys(names(given.page.read_text(encoding="utf-8")))
     block = "\n".join([*(table.markdown() for table in shown), link])
     fill_file(given.page, others | {name: block})
