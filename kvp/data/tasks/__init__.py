@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from kvp.data.ruler import RULER_13, RULER_TASKS, RulerTask
 from kvp.data.task import Sample, Source, Task, TaskSettings
-from kvp.data.tasks.longbench import LongBenchTask, published, refused
+from kvp.data.tasks.longbench import DATA_SETS, REFUSED, LongBenchTask
 from kvp.data.tasks.longmemeval import LongMemEvalTask
 from kvp.data.tasks.niah_heatmap import NiahHeatmapTask, number_needle
 from kvp.data.tasks.rows import CHAT, DATA, TEXT, DialogueTask, RowsTask, TextTask
@@ -32,7 +32,7 @@ RULER = "ruler"
 TASKS: dict[str, Task] = {
     **{name: RulerTask(name) for name in RULER_TASKS},
     **{name: RulerQaTask(name) for name in FLAGS},
-    **{(task := LongBenchTask(name)).name: task for name in (*published(), *refused())},
+    **{(task := LongBenchTask(name)).name: task for name in (*DATA_SETS, *REFUSED)},
     **{name: ScbenchTask(name) for name in PUBLISHED},
     "longmemeval": LongMemEvalTask(),
     "niah_heatmap": NiahHeatmapTask(),
@@ -47,7 +47,7 @@ _MAX_NAMED = 6
 GROUPS: dict[str, tuple[str, ...]] = {
     RULER: RULER_13,
     "scbench": tuple(CONTEXTS),
-    "longbench": tuple(LongBenchTask(name).name for name in published()),
+    "longbench": tuple(LongBenchTask(name).name for name in DATA_SETS),
 }
 """Names that mean several tasks: those that are left out where they do not fit."""
 ROWS_ONLY = frozenset(

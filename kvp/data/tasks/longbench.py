@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
@@ -48,21 +47,11 @@ class Published:
     """Whether there is no chat template for another reason."""
 
 
-def published() -> dict[str, Published]:
-    """By the name of the data set."""
-    return {name: Published(**fields) for name, fields in _definition()["datasets"].items()}
-
-
-def refused() -> dict[str, str]:
-    """Data sets that cannot be scored here, and why."""
-    return dict(_definition()["refused"])
-
-
-@cache
-def _definition() -> dict[str, Any]:
-    text = (files("kvp.data") / "longbench.json").read_text(encoding="utf-8")
-    definition: dict[str, Any] = json.loads(text)
-    return definition
+_DEFINITION = json.loads((files("kvp.data") / "longbench.json").read_text(encoding="utf-8"))
+DATA_SETS = {name: Published(**fields) for name, fields in _DEFINITION["datasets"].items()}
+"""By the name of the data set."""
+REFUSED: Mapping[str, str] = _DEFINITION["refused"]
+"""Data sets that cannot be scored here, and why."""
 
 
 @dataclass(frozen=True)
@@ -78,8 +67,8 @@ class LongBenchTask(ScoredByMetric):
 
     def build(self, settings: TaskSettings, tokenizer: PreTrainedTokenizerBase) -> Source:
         """Samples of the rows of the data set in `--data`, one per row."""
-        if self.dataset in refused():
-            raise UsageError(f"--tasks {self.name}: {refused()[self.dataset]}, which kvp lacks")
+        if self.dataset in REFUSED:
+            raise UsageError(f"--tasks {self.name}: {REFUSED[self.dataset]}, which kvp lacks")
 
         def parse(row: Mapping[str, Any]) -> Parsed:
             whole = self._whole(row, settings)
@@ -98,7 +87,7 @@ class LongBenchTask(ScoredByMetric):
 
     def _whole(self, row: Mapping[str, Any], settings: TaskSettings) -> Sample:
         """A row in its prompt of any length; RowError where a column is missing or empty."""
-        of = published()[self.dataset]
+        of = DATA_SETS[self.dataset]
         before, _, after = of.prompt.partition("{context}")
         if "{input}" in after:
             after = after.replace("{input}", column(row, "input"))
@@ -120,6 +109,6 @@ class LongBenchTask(ScoredByMetric):
 
     def score(self, sample: Sample, answer: str) -> float:
         """The data set's published metric; of few-shot answers of the first line with text."""
-        if published()[self.dataset].few_shot:
+        if DATA_SETS[self.dataset].few_shot:
             answer = answer.lstrip("\n").partition("\n")[0]
         return super().score(sample, answer)

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from kvp.data.encode import encode
 from kvp.data.task import Source, TaskSettings
 from kvp.data.tasks import TASKS, expand_tasks
-from kvp.data.tasks.longbench import published, refused
+from kvp.data.tasks.longbench import DATA_SETS, REFUSED
 from kvp.errors import UsageError
 
 SETTINGS = TaskSettings(split="all", count=10, seed=0, length=4000)
@@ -44,8 +44,8 @@ def _build(
 def test_every_data_set_has_its_prompt_and_metric(
     tokenizer: PreTrainedTokenizerBase, tmp_path: Path
 ) -> None:
-    assert len(published()) + len(refused()) == 21
-    for name, of in published().items():
+    assert len(DATA_SETS) + len(REFUSED) == 21
+    for name, of in DATA_SETS.items():
         answers = {"share_of_numbers": ["Paragraph 3"], "code": ["x = 1"]}.get(of.metric, ["Ada"])
         row = _row(name, answers=answers, all_classes=["Ada", "Bob"])
         path = _write(tmp_path / f"{name}.jsonl", [row])
@@ -67,7 +67,7 @@ def test_some_prompts_get_no_chat_template(
         path = _write(tmp_path / f"{name}.jsonl", [_row(name, all_classes=["Ada"])])
         text = tokenizer.decode(encode(_build(tokenizer, path, name)[0], tokenizer).ids)
         assert ("<|start|>" in text) == (name not in plain)
-    assert {name for name, of in published().items() if of.few_shot or of.plain} == plain
+    assert {name for name, of in DATA_SETS.items() if of.few_shot or of.plain} == plain
 
 
 def test_of_worked_examples_the_first_line_counts(
@@ -91,7 +91,7 @@ def test_a_long_prompt_loses_its_middle(tokenizer: PreTrainedTokenizerBase, tmp_
     assert text.startswith("Answer the question based on the given passages. Only give me")
     assert sample.question.endswith("Question: Who was it?\nAnswer:")
     # one token per byte: as many of the first as of the last ones, the template left out
-    whole = published()["hotpotqa"].prompt.replace("{context}", context)
+    whole = DATA_SETS["hotpotqa"].prompt.replace("{context}", context)
     whole = whole.replace("{input}", "Who was it?")
     half = len(text) // 2
     assert text == whole[:half] + whole[-half:]
@@ -113,7 +113,7 @@ def test_a_folder_a_file_of_all_and_a_group(
     assert len(_build(tokenizer, _write(tmp_path / "musique.jsonl", [nameless]), "musique")) == 1
     with pytest.raises(UsageError, match="it has nothing for longbench_hotpotqa: neither a file"):
         _build(tokenizer, tmp_path / "musique.jsonl")
-    assert set(expand_tasks(["longbench"])) == {f"longbench_{name}" for name in published()}
+    assert set(expand_tasks(["longbench"])) == {f"longbench_{name}" for name in DATA_SETS}
 
 
 @pytest.mark.parametrize(
