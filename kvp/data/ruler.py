@@ -61,7 +61,7 @@ COMMON = 10
 LONG = 4096
 """Tokens from which RULER repeats the words of the list more often."""
 FWE_MAX_NEW_TOKENS = 50
-_PROBE = 32
+PROBE = 32
 """Units of haystack by which the cost of one is measured."""
 _ATTEMPTS = 64
 """Needles that are drawn for a prompt before its length is refused."""
@@ -380,33 +380,18 @@ def generate(
         essays=essays,
     )
     make, smallest = MAKERS[task](inputs, count_tokens)
-    sample = fit(make, count_tokens, length if limit is None else limit, smallest, task)
+    limit = length if limit is None else limit
+    sample = largest(
+        make, lambda sample: count_tokens(sample.text),
+        limit=limit, smallest=smallest, what=task, probe=PROBE,
+        most=max(limit, smallest),  # each unit is a token at least
+    )  # fmt: skip
     return replace(sample, id=name, task=task)
 
 
 def _sample(inputs: SampleInputs, **parts: Any) -> Sample:  # noqa: ANN401
     """A prompt of these parts, without the name of its task."""
     return Sample(id=inputs.name, task="", split=inputs.split, metric="all", **parts)
-
-
-def fit(
-    make: Callable[[int], Sample],
-    count_tokens: CountTokens,
-    limit: int,
-    smallest: int,
-    task: str,
-    most: int | None = None,
-) -> Sample:
-    """The prompt with the largest amount of haystack that has at most `limit` tokens.
-
-    No haystack needs more than `limit` units, since each unit is a token at least; `most` is how
-    much there is. Raises NoPromptError when even the smallest prompt is too long.
-    """
-    return largest(
-        make, lambda sample: count_tokens(sample.text),
-        limit=limit, smallest=smallest, what=task, probe=_PROBE,
-        most=max(limit, smallest) if most is None else most,
-    )  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,10 @@ from functools import cached_property
 from itertools import cycle, islice
 from typing import TYPE_CHECKING, Any
 
-from kvp.data.encode import encode
+from kvp.data.encode import encode, largest
 from kvp.data.metrics import ScoredByMetric
 from kvp.data.rows.files import RowError, Tally, listed, read_rows, text_of
-from kvp.data.ruler import Fitting, fit
+from kvp.data.ruler import PROBE, Fitting
 from kvp.data.synthetic.text import split_of
 from kvp.data.task import ALL, NoPromptError, Sample, Source, TaskSettings
 from kvp.errors import UsageError
@@ -262,9 +262,12 @@ class _Maker:
             return document_prompt(name, settings.split, question, shown)
 
         def make(limit: int) -> Sample:
-            most = None if filling else len(own)
             try:
-                return fit(prompt, self.fitting.count_tokens, limit, len(own), task, most)
+                return largest(
+                    prompt, lambda sample: self.fitting.count_tokens(sample.text),
+                    limit=limit, smallest=len(own), what=task, probe=PROBE,
+                    most=max(limit, len(own)) if filling else len(own),
+                )  # fmt: skip
             except NoPromptError:  # the limit of pieces tokenised apart; the smallest prompt fits
                 return prompt(len(own))
 
