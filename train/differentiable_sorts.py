@@ -66,7 +66,7 @@ def matrix_objective(permutation: Matrix) -> Objective:
                 scores, importance = scores[:, kept], importance[:, kept]
             matrix = permutation(standardised(scores), recipe.temperature)  # [A, N, N]
             if recipe.sort_loss == "ranks":
-                losses.append(rank_error(ranks_of(matrix), importance))
+                losses.append(rank_error(mean_rank(matrix), importance))
             else:
                 losses.append(-soft_skill(matrix, importance))
         return batch.mean(torch.stack(losses)), {}
@@ -93,7 +93,7 @@ def soft_skill(matrix: Tensor, importance: Tensor) -> Tensor:
     sum_r (r - 1) (P w)_r, important tokens can leave the rows altogether (their columns shrink):
     that loss falls without any better ranking.
     """
-    return skill_of_cost(importance, (importance * _mean_rank(matrix, first=0)).sum(-1))
+    return skill_of_cost(importance, (importance * mean_rank(matrix, first=0)).sum(-1))
 
 
 def thinned(tokens: int, seed: int) -> Tensor | None:
@@ -138,13 +138,8 @@ def neural_sort(scores: Tensor, temperature: float) -> Tensor:
     return ((weights - spread[..., None, :]) / temperature).softmax(-1)
 
 
-def ranks_of(permutation: Tensor) -> Tensor:
-    """Mean rank of every token under a softened permutation matrix: [..., N, N] -> [..., N]."""
-    return _mean_rank(permutation, first=1)
-
-
-def _mean_rank(permutation: Tensor, first: int) -> Tensor:
-    """Mean rank, counted from `first`, of every token: [..., N, N] -> [..., N].
+def mean_rank(permutation: Tensor, first: int = 1) -> Tensor:
+    """Mean rank, counted from `first`, of every token of a soft matrix: [..., N, N] -> [..., N].
 
     A token's column is normalised first: rows sum to 1, columns only in the hard limit.
     """

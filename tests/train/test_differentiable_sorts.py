@@ -22,9 +22,9 @@ from kvp.ranking import rank_tokens
 from kvp.reward import skill_reward
 from train.differentiable_sorts import (
     MAXIMUM_TOKENS,
+    mean_rank,
     neural_sort,
     rank_error,
-    ranks_of,
     soft_rank,
     soft_sort,
     thinned,
@@ -41,7 +41,7 @@ def softened_ranks(relaxation: Relaxation) -> Relaxation:
     """Ranks from any of the three relaxations."""
     if relaxation is soft_rank:
         return relaxation
-    return lambda scores, strength: ranks_of(relaxation(scores, strength))
+    return lambda scores, strength: mean_rank(relaxation(scores, strength))
 
 
 RANKS = [
@@ -165,7 +165,7 @@ def test_ranks_of_a_matrix_by_hand() -> None:
     rows = torch.tensor([[0.5, 0.5, 0.0], [0.25, 0.75, 0.0], [0.0, 0.25, 0.75]])
     # Columns 1/2, 1/4, 0 and 1/2, 3/4, 1/4 and 0, 0, 3/4, each divided by its sum.
     expected = torch.tensor([1.0 / 0.75, 2.75 / 1.5, 3.0])
-    torch.testing.assert_close(ranks_of(rows), expected)
+    torch.testing.assert_close(mean_rank(rows), expected)
 
 
 SORTS = ("soft_rank", "soft_sort", "neural_sort")
