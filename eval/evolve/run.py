@@ -112,13 +112,6 @@ class PromptSet:
         self._prefixes: dict[int, Prefix] = {}
         self._free_bytes = keep_bytes
 
-    def of(self, prompts: Sequence[Prompt]) -> PromptSet:
-        """Other prompts of the same comparison, to be run once: no prefix is kept."""
-        return PromptSet(
-            self._decoder, self._scorer, self._target, prompts,
-            protocol=self._protocol, keep_bytes=0,
-        )  # fmt: skip
-
     def scores(self, schemes: Sequence[Scheme]) -> list[float]:
         """Mean over tasks of the mean over prompts, for every scheme."""
         return self.means(self.values(schemes))
@@ -237,7 +230,9 @@ def _search(config: EvolveConfig, output: OutputFolder, identity: dict[str, Any]
     generations = 1 + plan.generations * len(layer_groups(plan.layers, plan.group))
     with Progress("searching", generations, completed=len(journal.generations)) as progress:
         elite = search(plan, searched.scores, journal)
-    others = searched.of(held_out)
+    others = PromptSet(  # run once: no prefix is kept
+        decoder, scorer, target, held_out, protocol=config.protocol, keep_bytes=0
+    )
     budgets = BudgetFile(
         model={"id": recorded_name(config.model), "revision": config.revision},
         layers=geometry.layers,

@@ -101,11 +101,6 @@ class Journal:
         self._started = time.monotonic()
 
     @property
-    def last(self) -> Generation:
-        """The generation just replayed or appended."""
-        return self.generations[self._replayed - 1]
-
-    @property
     def evaluations(self) -> int:
         """Schemes that were run."""
         return sum(entry.evaluated for entry in self.generations)
@@ -115,13 +110,13 @@ class Journal:
         """Wall-clock time of all generations, over all runs."""
         return sum(entry.seconds for entry in self.generations)
 
-    def replay(self, group: int, generation: int, schemes: Sequence[tuple[int, ...]]) -> bool:
-        """Move to the next recorded generation, if there is one.
+    def replay(self, group: int, generation: int, schemes: Sequence[Scheme]) -> Generation | None:
+        """The next recorded generation, if there is one.
 
         Raises ResultsError if it is of another search.
         """
         if self._replayed == len(self.generations):
-            return False
+            return None
         entry = self.generations[self._replayed]
         if (entry.group, entry.generation, entry.schemes) != (group, generation, list(schemes)):
             raise ResultsError(
@@ -129,7 +124,7 @@ class Journal:
                 "choose another --out"
             )
         self._replayed += 1
-        return True
+        return entry
 
     def append(self, entry: Generation) -> None:
         """Add a generation and bring it to the disk."""
@@ -255,18 +250,19 @@ def search(plan: SearchPlan, evaluate: Evaluate, journal: Journal) -> Elite:
     def evaluate_once(
         group: int, generation: int, x: list[list[float]], schemes: list[Scheme]
     ) -> None:
-        if not journal.replay(group, generation, schemes):
-            new = [scheme for scheme in dict.fromkeys(schemes) if scheme not in score_of]
-            score_of.update(zip(new, evaluate(new) if new else (), strict=True))
-            scores = [score_of[scheme] for scheme in schemes]
-            journal.append(
-                Generation(
-                    group=group, generation=generation, x=x, schemes=schemes, scores=scores,
-                    fitness=[plan.fitness(*pair) for pair in zip(schemes, scores, strict=True)],
-                    evaluated=len(new),
-                )
-            )  # fmt: skip
-        score_of.update(zip(schemes, journal.last.scores, strict=True))
+        if replayed := journal.replay(group, generation, schemes):
+            score_of.update(zip(schemes, replayed.scores, strict=True))
+            return
+        new = [scheme for scheme in dict.fromkeys(schemes) if scheme not in score_of]
+        score_of.update(zip(new, evaluate(new) if new else (), strict=True))
+        scores = [score_of[scheme] for scheme in schemes]
+        journal.append(
+            Generation(
+                group=group, generation=generation, x=x, schemes=schemes, scores=scores,
+                fitness=[plan.fitness(*pair) for pair in zip(schemes, scores, strict=True)],
+                evaluated=len(new),
+            )
+        )  # fmt: skip
 
     evaluate_once(UNIFORM_GROUP, 0, [], [plan.uniform])
     score = score_of[plan.uniform]
