@@ -6,6 +6,7 @@ is checked by one checksum: a record's own, and a CRC-32C per head inside a shar
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -155,10 +156,6 @@ class TraceReader:
             for layer in layers
         ]
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __reduce__(self) -> tuple[Any, ...]:
         """Only what it was made from; a copy in another process opens everything again."""
-        return {"path": self.path, "heads": self._heads}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Open again."""
-        self.__init__(state["path"], heads=state["heads"])  # type: ignore[misc]
+        return partial(TraceReader, heads=self._heads), (self.path,)
