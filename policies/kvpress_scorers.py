@@ -99,10 +99,7 @@ class PressScorer:
     def __repr__(self) -> str:
         return self.name
 
-    @property
-    def needs(self) -> Needs:
-        """Keys and values."""
-        return Needs()
+    needs = Needs()
 
     def score(self, view: View) -> Tensor:
         """Scores of the press: [B, H, N] float32; UsageError where it reads more than it gets."""

@@ -57,10 +57,7 @@ class KVzap:
     def __repr__(self) -> str:
         return self.name
 
-    @property
-    def needs(self) -> Needs:
-        """The hidden states of every token."""
-        return Needs(hidden_after=0, every_state=True)
+    needs = Needs(hidden_after=0, every_state=True)
 
     @torch.no_grad()
     def score(self, view: View) -> Tensor:

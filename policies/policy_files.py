@@ -25,7 +25,7 @@ from kvp.geometry import Geometry
 from kvp.manifest import Format, sha256_file, write_sealed_json
 from policies.learned import Calibration, LearnedScorer
 from policies.ranker import STATISTICS, HeadRankers, RankerSpec, head_shapes
-from policies.sources import INDEX, PolicySource, find_policy
+from policies.sources import INDEX, PolicySource, check_index, find_policy
 
 FORMAT = Format("kvp-policy", 1)
 WEIGHTS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -192,11 +192,10 @@ def load_shard(name: str | Path | PolicySource) -> Shard:
     """
     source = name if isinstance(name, PolicySource) else find_policy(name)
     target = source.folder
-    content = _read_index(target)
+    check_index(target)
+    content = FORMAT.read(target / INDEX, PolicyError)
     with foreign(target / INDEX, PolicyError):
-        spec = RankerSpec.from_dict(
-            {"architecture": content["architecture"], **content["hyperparameters"]}
-        )
+        spec = RankerSpec(architecture=content["architecture"], **content["hyperparameters"])
         geometry = Geometry.from_dict(content["geometry"])
         heads = content["heads"]
         meta = PolicyMeta(
@@ -227,15 +226,6 @@ def _covering(calibration: Calibration | None, heads: int) -> Calibration | None
     if calibration is not None and calibration.scores.shape[0] != heads:
         raise ValueError(f"a calibration of {calibration.scores.shape[0]} heads is not of {heads}")
     return calibration
-
-
-def _read_index(target: Path) -> dict[str, Any]:
-    path = target / INDEX
-    if not path.is_file():
-        raise PolicyError(
-            f"{target} has no {INDEX}: it is not a policy directory, or its export did not finish"
-        )
-    return FORMAT.read(path, PolicyError)
 
 
 def _read_head(

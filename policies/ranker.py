@@ -194,11 +194,6 @@ class RankerSpec:
         frequencies = list(self.key_frequencies)
         return {**asdict(self), "inputs": list(self.inputs), "key_frequencies": frequencies}
 
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> RankerSpec:
-        """Inverse of `to_dict`; TypeError on unknown keys, ValueError on values out of range."""
-        return cls(**data)
-
 
 def keys_seen_from_the_end(spec: RankerSpec, keys: Tensor, length: int | Tensor) -> Tensor:
     """Keys [..., N, D] after RoPE, turned by minus `length` positions: float32.

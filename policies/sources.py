@@ -90,14 +90,8 @@ def find_policy(name: str | Path) -> PolicySource:
 def _fetched(address: Place) -> Path:
     """A policy of an object store in the cache, by the digest that its index carries."""
     assert isinstance(address, ObjectPath)
-    try:
-        index = read_sealed_json(address / INDEX, PolicyError)
-    except PolicyError as problem:
-        if (address / INDEX).exists():
-            raise
-        raise PolicyError(
-            f"{address} has no {INDEX}: it is not a policy directory, or its export did not finish"
-        ) from problem
+    check_index(address)
+    index = read_sealed_json(address / INDEX, PolicyError)
     folder = cache_folder() / "policies" / digest_json(index)
     if not (folder / INDEX).exists():
         with foreign(address / INDEX, PolicyError):
@@ -107,6 +101,14 @@ def _fetched(address: Place) -> Path:
             raise PolicyError(f"{address / missing[0]} is missing: copy or export the policy again")
         fetch(address, folder, [INDEX])
     return folder
+
+
+def check_index(folder: Place) -> None:
+    """Raise PolicyError unless a folder has the file that makes it a policy."""
+    if not (folder / INDEX).exists():
+        raise PolicyError(
+            f"{folder} has no {INDEX}: it is not a policy directory, or its export did not finish"
+        )
 
 
 def policy_files(folder: Path) -> list[Path]:

@@ -62,7 +62,7 @@ def test_bad_specs_are_value_errors(bad: dict[str, object], message: str) -> Non
 def test_specs_round_trip(spec: RankerSpec) -> None:
     text = json.dumps(spec.to_dict())
     assert json.loads(text) == spec.to_dict()
-    again = RankerSpec.from_dict(json.loads(text))
+    again = RankerSpec(**json.loads(text))
     assert again == spec
     assert hash(again) == hash(spec)
     assert spec.features
