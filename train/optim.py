@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from typing import Any, overload
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -50,14 +50,8 @@ class Muon(torch.optim.Optimizer):
         ]
         super().__init__(groups, {"lr": lr, "weight_decay": weight_decay})
 
-    @overload
-    def step(self, closure: None = None) -> None: ...
-
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
-
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+    def step(self, closure: Callable[[], float] | None = None) -> Any:  # noqa: ANN401 - as torch
         """Take one step; `closure`, if given, computes the loss and its gradients first."""
         loss = None
         if closure is not None:

@@ -168,11 +168,6 @@ def cache_score(mean: float, target: float) -> float:
     return 1.0 - GAMMA * (1.0 - mean / target)
 
 
-def fitness(score: float, mean: float, target: float) -> float:
-    """EvolKV's fitness r = f (1 + lambda cache_score): f is the mean task score, 0 to 1."""
-    return max(score, MIN_SCORE) * (1.0 + LAMBDA * cache_score(mean, target))
-
-
 def reply_score(nll: float, tokens: int) -> float:
     """Task score of a given reply: 1 / perplexity, the geometric mean of its tokens' probabilities.
 
@@ -206,8 +201,9 @@ class SearchPlan:
         return (self.budget,) * self.layers
 
     def fitness(self, scheme: Scheme, score: float) -> float:
-        """Fitness r of a scheme with this task score."""
-        return fitness(score, sum(scheme) / self.layers, self.budget)
+        """EvolKV's fitness r = f (1 + lambda cache_score): f is the mean task score, 0 to 1."""
+        mean = sum(scheme) / self.layers
+        return max(score, MIN_SCORE) * (1.0 + LAMBDA * cache_score(mean, self.budget))
 
     def scheme(self, weights: Floats) -> Scheme:
         """Counts with which the weights [L] of a candidate are evaluated."""

@@ -175,18 +175,13 @@ def _among_lines(lines: list[str], needles: list[str], rng: random.Random) -> st
 
 def _in_essay(text: str, needles: list[str], depths: list[int]) -> str:
     """The needles in order, each between two sentences at its depth in percent."""
-    parts = sentences(text)
+    parts = _SENTENCE_END.split(text)
     indices = [len(parts) * depth // 100 for depth in depths]
     blocks = [" ".join(parts[start:stop]) for start, stop in pairwise([0, *indices, len(parts)])]
     woven = [blocks[0]]
     for needle, block in zip(needles, blocks[1:], strict=True):
         woven += [needle, block]
     return " ".join(piece for piece in woven if piece)
-
-
-def sentences(text: str) -> list[str]:
-    """`text` cut after each full stop, question mark or exclamation mark before a space."""
-    return _SENTENCE_END.split(text) if text else []
 
 
 def tracking(inputs: SampleInputs, count_tokens: CountTokens, *, example: bool) -> Maker:

@@ -18,7 +18,6 @@ from eval.evolve.search import (
     Scheme,
     SearchPlan,
     cache_score,
-    fitness,
     layer_groups,
     reply_score,
     search,
@@ -138,9 +137,10 @@ def test_cache_score(mean: float, expected: float) -> None:
 
 
 def test_fitness() -> None:
-    assert fitness(1.0, 128, 128) == pytest.approx(1.3)
-    assert fitness(0.5, 64, 128) == pytest.approx(0.5 * 1.27)
-    assert fitness(1.0, 256, 128) == pytest.approx(1.0)
+    plan = replace(PLAN, layers=2, budget=128)
+    assert plan.fitness((100, 156), 1.0) == pytest.approx(1.3)
+    assert plan.fitness((28, 100), 0.5) == pytest.approx(0.5 * 1.27)
+    assert plan.fitness((256, 256), 1.0) == pytest.approx(1.0)
 
 
 def test_replies_score_as_one_over_perplexity() -> None:
