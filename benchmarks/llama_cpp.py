@@ -8,7 +8,8 @@
 prompt, and scores the answers as kvp-eval does. `speed` times reading, shrinking and answering at
 every `--lengths`, whole and shrunk, and beyond the last one in a bounded cache. `book` reads whole
 books within `--cells` and asks for a number told in their last chapter, which is a RULER prompt of
-`--length` tokens; `alone` is the same chapter without the book.
+`--length` tokens; `alone` is the same chapter without the book. `resident_bytes` is what the
+process holds after every 10,240 tokens, and after the last.
 """
 
 from __future__ import annotations
@@ -109,8 +110,7 @@ def _answer(llama: Llama, rest: Sequence[int], tokens: int = ANSWER) -> str:
         if (best := int(logits.argmax())) == llama.token_eos():
             break
         found.append(best)
-    text: str = llama.detokenize(found).decode(errors="replace")
-    return text
+    return str(llama.detokenize(found), errors="replace")
 
 
 def quality(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -166,13 +166,11 @@ def speed(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     llama = _llama(given, given.cells)
     ids = llama.tokenize(text)[: 2 * lengths[-1]]
     with bounded(llama, _scorer(given, "kvp")) as kept:
-        start = time.perf_counter()
-        llama.eval(ids)
-        reading_seconds = time.perf_counter() - start
+        _, reading = timed(partial(llama.eval, ids))
         yield _shown({
             "method": "kvp", "bounded": given.cells, "tokens": len(ids),
-            "read_per_second": len(ids) / reading_seconds, "evictions": kept.evictions,
-            "evicting_share": kept.seconds / reading_seconds, "bytes": kept.nbytes,
+            "read_per_second": len(ids) / reading.wall, "evictions": kept.evictions,
+            "evicting_share": kept.seconds / reading.wall, "bytes": kept.nbytes,
             "decode_per_second": _rate(llama, ids),
         })  # fmt: skip
 
@@ -195,12 +193,14 @@ def book(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     for number, path in enumerate(books):
         pages = llama.tokenize(path.read_bytes())[: given.book_tokens]
         with bounded(llama, scorer) as kept:
-            start = time.perf_counter()
-            llama.eval(pages)
+            start, resident = time.perf_counter(), []
+            for first in range(0, len(pages), 20 * 512):  # 20 batches each
+                llama.eval(pages[first : first + 20 * 512])
+                resident.append(int(Path("/proc/self/statm").read_text().split()[1]) * 4096)
             facts = {
                 "book": path.stem, "book_tokens": len(pages), "evictions": kept.evictions,
                 "read_seconds": time.perf_counter() - start, "evict_seconds": kept.seconds,
-                "bytes": kept.nbytes,
+                "bytes": kept.nbytes, "resident_bytes": resident,
             }  # fmt: skip
             after = [
                 _forked(partial(_answer, llama, prompt.encoded.ids))

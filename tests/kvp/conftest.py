@@ -15,6 +15,7 @@ PARTS = {
     "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm",
     "post_attention_layernorm": "ffn_norm", "model.layers": "blk",
+    "pre_feedforward_layernorm": "ffn_norm", "post_feedforward_layernorm": "post_ffw_norm",
     "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
 }  # fmt: skip
 
@@ -30,6 +31,8 @@ def write(path: Path, model: PreTrainedModel, tokenizer_json: Path | None = None
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    if family == "gemma2":
+        writer.add_sliding_window(config.sliding_window)
     if tokenizer_json is None:
         writer.add_vocab_size(config.vocab_size)
         writer.add_tokenizer_model("none")
@@ -45,6 +48,10 @@ def write(path: Path, model: PreTrainedModel, tokenizer_json: Path | None = None
         if family == "llama" and ("q_proj" in name or "k_proj" in name):
             halves = tensor.view(-1, 2, config.head_dim // 2, config.hidden_size)
             tensor = halves.transpose(1, 2).reshape(tensor.shape)
+        if family == "gemma2" and name == "lm_head.weight":
+            continue  # it is the embedding
+        if family == "gemma2":
+            name = name.replace("post_attention_layernorm", "post_attention_norm")
         for theirs, ours in PARTS.items():
             name = name.replace(theirs, ours)
         writer.add_tensor(name, tensor.float().numpy())
@@ -56,6 +63,6 @@ def write(path: Path, model: PreTrainedModel, tokenizer_json: Path | None = None
 
 @pytest.fixture(scope="session")
 def write_gguf() -> Callable[..., None]:
-    """Write a Llama or Qwen2 and its byte-level tokenizer, if any, as llama.cpp's converter does:
-    `write_gguf(path, model, tokenizer_json)`."""
+    """Write a Llama, Qwen2 or Gemma-2 and its byte-level tokenizer, if any, as llama.cpp's
+    converter does: `write_gguf(path, model, tokenizer_json)`."""
     return write

@@ -14,6 +14,8 @@ import pytest
 import torch
 from torch import Tensor
 from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedModel,
@@ -21,6 +23,8 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
+from kvp import load_model
+from kvp.data.synthetic.text import prose
 from kvp.errors import CacheError, KvpError, ModelError, PolicyError, UsageError
 from kvp.ranking import UNPROTECTED, Protection, pooled_scores, select
 from kvp.scoring import Needs, View
@@ -41,6 +45,7 @@ FAMILIES = {
     "llama": lambda: LlamaForCausalLM(LlamaConfig(**SIZES)),  # RoPE pairs neighbours in GGUF
     "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES)),
 }
+GGUF = Path(__file__).parents[3] / "models" / "smollm2.gguf"
 CACHES: dict[str, dict[str, Any]] = {
     "float16": {"flash_attn": True},
     "transposed": {"flash_attn": False},
@@ -97,7 +102,7 @@ def ids_of(tokens: int, seed: int = 0) -> list[int]:
 
 
 def last_logits(llama: Any) -> np.ndarray:
-    return np.ctypeslib.as_array(llama._ctx.get_logits_ith(-1), (128,)).copy()
+    return np.ctypeslib.as_array(llama._ctx.get_logits_ith(-1), (llama.n_vocab(),)).copy()
 
 
 def distance(ours: Any, theirs: Any) -> float:
@@ -188,6 +193,31 @@ def test_a_subset_is_what_masked_transformers_sees(pair: Pair, llama: Any, seed:
     dropped = sorted(set(range(120)) - set(chosen))
     expected = pair.logits([*ids, *more], dropped, of=5)
     assert distance(last_logits(llama), expected) < max(2 * own, 1e-3)
+
+
+@pytest.mark.real
+@pytest.mark.skipif(not GGUF.exists(), reason="recipes/smollm2/fetch.py --to models/smollm2.gguf")
+@pytest.mark.parametrize("seed", range(3))
+def test_subsets_of_a_model_in_4_bits(seed: int) -> None:
+    """Logits of ten subsets differ as those of the full cache do at eleven tokens."""
+    pair = Pair(GGUF, load_model(str(GGUF), dtype="float32")[0])
+    llama, random, own, found = pair.load(), np.random.default_rng(seed), [], []
+    ids = llama.tokenize(prose(seed, words=200, split="test").encode())[:124]
+    for stop in range(80, 121, 4):
+        llama.eval(ids[llama.n_tokens : stop])
+        own.append(distance(last_logits(llama), pair.logits(ids[:stop])))
+    whole = Engine.of(llama).read()
+    for size in range(15, 115, 10):
+        chosen = sorted({0, 1, 2, 3, 119, *random.permutation(119)[:size].tolist()})
+        Engine.of(llama).write(whole)
+        llama.n_tokens = 120
+        shrink(llama, Chosen(chosen), len(chosen), UNPROTECTED)
+        llama.eval(ids[120:])
+        expected = pair.logits(ids, sorted(set(range(120)) - set(chosen)), of=4)
+        found.append(distance(last_logits(llama), expected))
+    print("relative differences, full cache", np.round(own, 4), "subsets", np.round(found, 4))
+    assert np.median(found) < 1.5 * np.median(own)
+    llama.close()
 
 
 @pytest.mark.parametrize("method", ["keydiff", "knorm", "snapkv", "tova", "lagkv", "streaming_llm"])
@@ -289,6 +319,18 @@ def test_a_prompt_goes_on_from_the_one_before(llama: Any) -> None:
             assert kept.seen == len(prompt) + 7
 
 
+def test_a_long_answer_stays_within_its_cells(llama: Any) -> None:
+    with bounded(llama, make_scorer("keydiff"), 96) as kept:
+        written = llama.generate(ids_of(60), temp=0)
+        for token, _ in enumerate(written, start=1):
+            assert len(kept.positions) == len(Engine.of(llama).read().positions) <= 96
+            if token == 200:
+                break
+        assert kept.seen == 60 + 199  # the last one is not read yet
+        assert kept.evictions == 14  # of 12 cells each, the first one at token 97
+        assert Engine.of(llama).read().nbytes == len(kept.positions) * 2 * 2 * 2 * 64 * 2
+
+
 def test_a_beginning_of_which_little_is_left_is_read_anew(pair: Pair, llama: Any) -> None:
     opening, ids = ids_of(40), ids_of(200, seed=1)
     with bounded(llama, make_scorer("streaming_llm"), 96) as kept:
@@ -356,7 +398,16 @@ def test_a_bound_refuses_before_it_reads(llama: Any, scorer: Any, error: type[Kv
     assert Engine.of(llama).read().positions.tolist() == list(range(200))
 
 
-@pytest.mark.parametrize("kind", ["recurrent", "hybrid", "n_swa", "rope_type"])
+def test_a_sliding_window_is_refused(tmp_path: Path, write_gguf: Callable[..., None]) -> None:
+    model = Gemma2ForCausalLM(Gemma2Config(**SIZES, head_dim=64, sliding_window=64))
+    write_gguf(tmp_path / "gemma2.gguf", model)
+    llama = Pair(tmp_path / "gemma2.gguf", model).load()
+    with pytest.raises(ModelError, match="gemma2 has sliding-window layers"):
+        shrink(llama, make_scorer("keydiff"), 40)
+    llama.close()
+
+
+@pytest.mark.parametrize("kind", ["recurrent", "hybrid", "rope_type"])
 def test_other_caches_are_refused(llama: Any, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     name = f"llama_model_is_{kind}" if kind in ("recurrent", "hybrid") else f"llama_model_{kind}"
     monkeypatch.setattr(llama_cpp, name, lambda _: 8)
