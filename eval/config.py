@@ -10,10 +10,13 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+from kvp import known_names
 from kvp.budgets import Budget, parse_budget, parse_budgets
 from kvp.config_groups import (
+    Bounds,
     DataConfig,
     DryRunConfig,
     Group,
@@ -27,11 +30,8 @@ from kvp.config_groups import (
 from kvp.data.metrics import METRIC_NAMES
 from kvp.errors import UsageError
 from kvp.hub import HubName
-from kvp.known_names import check_allocators, check_methods
 from kvp.manifest import portable, recorded_name
 
-BUNDLED = "nano"
-"""The model that comes with a policy of its own, of the same name."""
 _LEARNED = re.compile(r"kvp(?=$|[+:(])")
 
 PROTOCOLS = ("query_aware", "query_agnostic")
@@ -116,7 +116,7 @@ class PromptConfig(DataConfig, BenchmarkConfig):
     """What is measured of prompts that have an answer: the score of the generated one, or the
     perplexity of the reference. Dialogues and running text always have the perplexity measured."""
 
-    MINIMUMS: ClassVar[Mapping[str, float]] = {"continuation_tokens": 1, "max_new_tokens": 1}
+    MINIMUMS: ClassVar[Bounds] = {"continuation_tokens": 1, "max_new_tokens": 1}
 
     def __post_init__(self) -> None:
         """Raise ValueError, naming the flag, on an unknown metric."""
@@ -125,12 +125,6 @@ class PromptConfig(DataConfig, BenchmarkConfig):
             raise ValueError(
                 f"--metric: no metric {self.metric!r}; use one of {', '.join(METRIC_NAMES)}"
             )
-
-    def check_names(self) -> None:
-        """Raise UsageError on an unknown task."""
-        from kvp.data.tasks import check_tasks  # no sooner: --help stays fast
-
-        check_tasks(self.task_list)
 
 
 def _numbers(flag: str, text: str | None, *, most: float) -> tuple[float, ...] | None:
@@ -154,8 +148,8 @@ class IntervalConfig(Group):
     bootstrap: int = 2000
     """Resamples behind each interval."""
 
-    MINIMUMS: ClassVar[Mapping[str, float]] = {"bootstrap": 1}
-    MAXIMUMS: ClassVar[Mapping[str, float]] = {"bootstrap": 100_000}
+    MINIMUMS: ClassVar[Bounds] = {"bootstrap": 1}
+    MAXIMUMS: ClassVar[Bounds] = {"bootstrap": 100_000}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,7 +168,14 @@ class MeasureConfig(IntervalConfig):
     """Maximum sequences in the cache that are decoded as one batch."""
 
     ADDRESSES: ClassVar[tuple[str, ...]] = ("policies",)
-    MINIMUMS: ClassVar[Mapping[str, float]] = {"decode_batch": 1}
+    MINIMUMS: ClassVar[Bounds] = {"decode_batch": 1}
+
+    def check_names(self) -> None:
+        """Raise KvpError on a name that cannot exist."""
+        super().check_names()
+        for given in split_list(self.policies):
+            name = given if Path(given).exists() else given.rpartition("=")[2]
+            known_names.check_policy(name, "--policies: ")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,12 +228,9 @@ class EvalConfig(
         "engine", "workers", "dry_run",
     )  # fmt: skip
     ADDRESSES: ClassVar[tuple[str, ...]] = ("out", "traces")
-    MINIMUMS: ClassVar[Mapping[str, float]] = {
-        "prompts": 1,
-        "timing_prompts": 0,
-        "curve_sequences": 1,
-    }
-    MAXIMUMS: ClassVar[Mapping[str, float]] = {"prompts": 1_000_000}
+    FOLDERS: ClassVar[Mapping[str, str]] = {"traces": known_names.NO_TRACES}
+    MINIMUMS: ClassVar[Bounds] = {"prompts": 1, "timing_prompts": 0, "curve_sequences": 1}
+    MAXIMUMS: ClassVar[Bounds] = {"prompts": 1_000_000}
 
     def __post_init__(self) -> None:
         """Raise ValueError or UsageError, naming the flag, on settings that cannot work."""
@@ -254,11 +252,13 @@ class EvalConfig(
             raise UsageError(f"--budgets: {error}") from None
 
     def check_names(self) -> None:
-        """Raise UsageError on an unknown task, method or allocator."""
+        """Raise KvpError on a name that cannot exist, and where `kvp` has no policy."""
         super().check_names()
         named = [method for method in self.method_list if isinstance(method, str)]
-        check_methods(named, "methods")
-        check_allocators(self.allocator_list)
+        known_names.check_methods(named, "methods")
+        known_names.check_allocators(self.allocator_list)
+        if not self.policy_list and any(map(_LEARNED.match, named)):
+            raise UsageError(known_names.NEEDS_POLICIES)
 
     @property
     def method_list(self) -> tuple[Any, ...]:
@@ -284,8 +284,8 @@ class EvalConfig(
     def policy_list(self) -> tuple[str, ...]:
         """Policy arguments, `DIR` or `label=DIR`; without any, `kvp` on nano is its own policy."""
         learned = any(_LEARNED.match(str(method)) for method in self.method_list)
-        if not self.policies and learned and self.model == BUNDLED:
-            return (BUNDLED,)
+        if not self.policies and learned and self.model == known_names.NANO:
+            return (known_names.NANO,)
         return split_list(self.policies)
 
     @cached_property
@@ -313,6 +313,7 @@ class CompareConfig(IntervalConfig):
     """Seed of everything that is drawn or generated: the resamples."""
 
     ADDRESSES: ClassVar[tuple[str, ...]] = ("first", "second")
+    FOLDERS: ClassVar[Mapping[str, str]] = dict.fromkeys(ADDRESSES, known_names.NO_RESULTS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -357,8 +358,8 @@ class ServeConfig(Group):
     port: int = 8000
     """Port that is listened on."""
 
-    MINIMUMS: ClassVar[Mapping[str, float]] = {"cells": 256, "port": 1}
-    MAXIMUMS: ClassVar[Mapping[str, float]] = {"port": 65535}
+    MINIMUMS: ClassVar[Bounds] = {"cells": 256, "port": 1}
+    MAXIMUMS: ClassVar[Bounds] = {"port": 65535}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -374,6 +375,7 @@ class ReportConfig(IntervalConfig):
     """Folder for the figures as PNG files; without it, they are in the HTML file alone."""
 
     ADDRESSES: ClassVar[tuple[str, ...]] = ("results",)
+    FOLDERS: ClassVar[Mapping[str, str]] = {"results": known_names.NO_RESULTS}
 
     @property
     def folders(self) -> tuple[str, ...]:
@@ -420,8 +422,8 @@ class TuneConfig(
         "protocols", "protection", "model", "dtype", "device", "tasks", "length", "data",
         "metric", "max_new_tokens", "prompts", "split", "seed", "dry_run",
     )  # fmt: skip
-    MINIMUMS: ClassVar[Mapping[str, float]] = {"settings_per_method": 2, "prompts": 1}
-    MAXIMUMS: ClassVar[Mapping[str, float]] = {"prompts": 1_000_000}
+    MINIMUMS: ClassVar[Bounds] = {"settings_per_method": 2, "prompts": 1}
+    MAXIMUMS: ClassVar[Bounds] = {"prompts": 1_000_000}
 
     def __post_init__(self) -> None:
         """Raise ValueError or UsageError, naming the flag, on settings that cannot work."""
@@ -429,7 +431,7 @@ class TuneConfig(
         assert self.evaluation
 
     def check_names(self) -> None:
-        """Raise UsageError on an unknown task, method or allocator."""
+        """Raise KvpError as kvp-eval does."""
         self.evaluation.check_names()
 
     @property
@@ -438,9 +440,7 @@ class TuneConfig(
         return _evaluation(self)
 
 
-RUN_ONLY = (
-    "out", "device", "decode_batch", "memory_gb", "bootstrap",
-)  # fmt: skip
+RUN_ONLY = ("out", "device", "decode_batch", "memory_gb", "bootstrap")
 """Settings that do not decide what a search finds, or that it does not read."""
 
 
@@ -481,13 +481,8 @@ class EvolveConfig(
         "data", "model", "dtype", "device", "split", "search_prompts", "holdout", "group",
         "generations", "seed",
     )  # fmt: skip
-    MINIMUMS: ClassVar[Mapping[str, float]] = {
-        "search_prompts": 1,
-        "holdout": 0,
-        "group": 1,
-        "generations": 1,
-    }
-    MAXIMUMS: ClassVar[Mapping[str, float]] = {"search_prompts": 1_000_000, "holdout": 1_000_000}
+    MINIMUMS: ClassVar[Bounds] = {"search_prompts": 1, "holdout": 0, "group": 1, "generations": 1}
+    MAXIMUMS: ClassVar[Bounds] = {"search_prompts": 1_000_000, "holdout": 1_000_000}
 
     def __post_init__(self) -> None:
         """Raise ValueError or UsageError, naming the flag, on settings that cannot work."""
@@ -500,9 +495,9 @@ class EvolveConfig(
             raise UsageError(f"--budget: {error}") from None
 
     def check_names(self) -> None:
-        """Raise UsageError on an unknown task or scorer."""
-        super().check_names()
-        check_methods([self.scorer], "scorer")
+        """Raise KvpError on an unknown scorer, and as kvp-eval does."""
+        known_names.check_methods([self.scorer], "scorer")
+        self.evaluation.check_names()
 
     @property
     def target(self) -> Budget:

@@ -19,6 +19,7 @@ from eval.tuned_settings import Scored, Tuned, load_settings
 from kvp.budgets import Budget
 from kvp.errors import PolicyError, UsageError
 from kvp.geometry import Geometry
+from kvp.known_names import NEEDS_POLICIES
 from kvp.manifest import sha256_file
 from kvp.ranking import UNPROTECTED, Allocator, Protection, kept_tokens
 from kvp.scoring import Scorer, SelfSizing
@@ -254,9 +255,7 @@ def method_of(scorer: Scorer) -> Method:
 def learned_methods(arguments: Sequence[str]) -> list[Method]:
     """One `kvp` method per policy of `--policies`, with distinct labels."""
     if not arguments:
-        raise UsageError(
-            "--methods kvp needs --policies: a folder that kvp-train made, nano, or org/name"
-        )
+        raise UsageError(NEEDS_POLICIES)
     return [
         Method(
             name=LEARNED,

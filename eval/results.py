@@ -37,6 +37,7 @@ from kvp.artifacts.addresses import place
 from kvp.artifacts.claim import FolderKind, OutputFolder
 from kvp.data.tasks import ruler_share
 from kvp.errors import ResultsError
+from kvp.known_names import NO_RESULTS
 from kvp.manifest import (
     Format,
     digest_json,
@@ -252,7 +253,7 @@ def load_results(folder: Path) -> Results:
     results, is of an unknown format, or is damaged.
     """
     if not folder.is_dir():
-        raise ResultsError(f"{folder} is not a folder; give the results folder of kvp-eval")
+        raise ResultsError(NO_RESULTS.format(folder))
     if not (folder / MANIFEST).exists():
         raise ResultsError(f"{folder} holds no {MANIFEST}; is this a results folder of kvp-eval?")
     manifest = FORMAT.read(folder / MANIFEST, ResultsError)

@@ -15,6 +15,7 @@ import os
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import MISSING, dataclass, fields
 from types import NoneType, UnionType
 from typing import (
@@ -181,7 +182,6 @@ def flags_given(argv: Sequence[str], config_class: type[Any]) -> list[tuple[str,
             continue
         name, equals, value = word[2:].partition("=")
         name = name.replace("-", "_")
-        name += "_" * (f"{name}_" in known)  # `lambda` is a keyword of Python
         if name not in (*known, *_SWITCHES, "config"):
             hint = did_you_mean(name, [*known, *_SWITCHES, "config"], "--")
             raise UsageError(f"unknown flag --{name}{hint}; --help_all lists all")
@@ -298,18 +298,13 @@ def _shown(value: object) -> str:
 
 
 def _number(flag: Flag, value: object) -> int | float:
+    if type(value) in ((str, int) if flag.kind is int else (str, int, float)):
+        with suppress(ValueError, OverflowError):
+            number: int | float = flag.kind(value)
+            if math.isfinite(number):
+                return number
     what = "a whole number" if flag.kind is int else "a number"
-    wrong = UsageError(f"--{flag.name} must be {what}, got {value!r}")
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise wrong
-    try:
-        number = flag.kind(value)
-    except (ValueError, OverflowError):
-        raise wrong from None
-    if not math.isfinite(number) or (flag.kind is int and isinstance(value, float)):
-        raise wrong
-    result: int | float = number
-    return result
+    raise UsageError(f"--{flag.name} must be {what}, got {value!r}")
 
 
 def main(

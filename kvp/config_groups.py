@@ -12,16 +12,19 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, make_dataclass, replace
+from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, TypeVar, get_type_hints
 
 from kvp.artifacts.addresses import is_address
 from kvp.errors import UsageError
+from kvp.known_names import check_model_name
 
 DtypeName = Literal["float32", "bfloat16", "float16"]
 QuantizationName = Literal["none", "8bit", "4bit"]
 AnswersName = Literal["model", "reference"]
 
 GroupT = TypeVar("GroupT")
+Bounds = Mapping[str, float]
 _DEVICE = re.compile(r"(cpu|mps|(cuda|xpu)(:\d+)?)")
 _LOCAL = ("LOCAL_RANK", "SLURM_LOCALID")
 
@@ -30,42 +33,42 @@ _LOCAL = ("LOCAL_RANK", "SLURM_LOCALID")
 class Group:
     """Base of configs and groups: bounds are checked when a config is made."""
 
-    MINIMUMS: ClassVar[Mapping[str, float]] = {}
+    MINIMUMS: ClassVar[Bounds] = {}
     """Smallest value of a setting; None passes."""
-    MAXIMUMS: ClassVar[Mapping[str, float]] = {}
+    MAXIMUMS: ClassVar[Bounds] = {}
     """Largest value of a setting, where more would only run out of memory or never end."""
     VISIBLE: ClassVar[tuple[str, ...]] = ()
     """Settings that --help shows; without any, all. --help_all shows the others, too."""
     ADDRESSES: ClassVar[tuple[str, ...]] = ()
     """Settings that may be an address of an object store (`kvp.artifacts.addresses`)."""
+    FOLDERS: ClassVar[Mapping[str, str]] = {}
+    """Settings that name folders which must be there, and what to say of one that is not."""
 
     def __post_init__(self) -> None:
         """Raise ValueError naming the flag that is out of bounds, or an address it cannot be."""
-        self._check_addresses()
-        for owner in type(self).__mro__:
+        owners = type(self).__mro__
+        allowed = {name for owner in owners for name in vars(owner).get("ADDRESSES", ())}
+        for name in {one.name for one in fields(self)} - allowed:
+            if isinstance(value := getattr(self, name), str) and is_address(value):
+                raise ValueError(
+                    f"--{name} cannot lie in an object store ({value}): name a path on a disk"
+                )
+        for owner in owners:
             for name, minimum in vars(owner).get("MINIMUMS", {}).items():
                 value = getattr(self, name)
                 if value is not None and not value >= minimum:
-                    flag = name.strip("_")
-                    raise ValueError(f"--{flag} must be at least {minimum:g}, got {value}")
+                    raise ValueError(f"--{name} must be at least {minimum:g}, got {value}")
             for name, maximum in vars(owner).get("MAXIMUMS", {}).items():
                 if (value := getattr(self, name)) > maximum:
                     raise ValueError(f"--{name} must be at most {maximum:,.0f}, got {value}")
 
     def check_names(self) -> None:
-        """Raise UsageError on a name that cannot exist, before what it names is imported."""
-
-    def _check_addresses(self) -> None:
-        """Raise ValueError where an address is given that would be taken for a path."""
-        allowed = {
-            name for owner in type(self).__mro__ for name in vars(owner).get("ADDRESSES", ())
-        }
-        for one in fields(self):
-            value = getattr(self, one.name)
-            if one.name not in allowed and isinstance(value, str) and is_address(value):
-                raise ValueError(
-                    f"--{one.name} cannot lie in an object store ({value}): name a path on a disk"
-                )
+        """Raise KvpError on a name that cannot exist, before what it names is imported."""
+        for setting, message in self.FOLDERS.items():
+            given = getattr(self, setting) or ()
+            for name in (given,) if isinstance(given, str) else given:
+                if not is_address(name) and not Path(name).is_dir():
+                    raise UsageError(message.format(name))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,8 +97,8 @@ class RunConfig(DeviceConfig):
     seed: int = 0
     """Seed of everything that is drawn or generated."""
 
-    MINIMUMS: ClassVar[Mapping[str, float]] = {"seed": 0}
-    MAXIMUMS: ClassVar[Mapping[str, float]] = {"seed": 2**63 - 1}
+    MINIMUMS: ClassVar[Bounds] = {"seed": 0}
+    MAXIMUMS: ClassVar[Bounds] = {"seed": 2**63 - 1}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,6 +117,11 @@ class ModelConfig(Group):
     chat_template: bool = True
     """Put prompts into the tokenizer's chat template, where it has one; without it they are plain
     text. Running text and worked examples never have one."""
+
+    def check_names(self) -> None:
+        """Raise KvpError on a name that cannot exist."""
+        super().check_names()
+        check_model_name(self.model)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,13 +143,20 @@ class TaskConfig(Group):
     hotpotqa: str | None = None
     """HotpotQA's questions with distractors for RULER's `qa_2`: its JSON, or rows of the hub."""
 
-    MINIMUMS: ClassVar[Mapping[str, float]] = {"length": 1}
+    MINIMUMS: ClassVar[Bounds] = {"length": 1}
 
     def __post_init__(self) -> None:
         """Raise ValueError where no task is named."""
         super().__post_init__()
         if not self.task_list:
             raise ValueError("--tasks is empty")
+
+    def check_names(self) -> None:
+        """Raise KvpError on a name that cannot exist."""
+        from kvp.data.tasks import check_tasks  # no sooner: --help stays fast
+
+        super().check_names()
+        check_tasks(self.task_list)
 
     @property
     def task_list(self) -> tuple[str, ...]:
@@ -195,7 +210,7 @@ class AnswerConfig(Group):
     max_new_tokens: int = 128
     """Maximum tokens of an answer. Tasks with a number of their own stop there."""
 
-    MINIMUMS: ClassVar[Mapping[str, float]] = {"max_new_tokens": 1}
+    MINIMUMS: ClassVar[Bounds] = {"max_new_tokens": 1}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,7 +225,7 @@ class ProtectionConfig(Group):
     """Protection also keeps all tokens before the user's first text: the chat template's opening
     and the system prompt. Cost curves, which are of traces, keep `--sinks` only."""
 
-    MINIMUMS: ClassVar[Mapping[str, float]] = {"sinks": 0, "recents": 0}
+    MINIMUMS: ClassVar[Bounds] = {"sinks": 0, "recents": 0}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,7 +235,7 @@ class MemoryConfig(Group):
     memory_gb: float = 4.0
     """RAM for what is kept instead of being read or computed again, GB in each process."""
 
-    MINIMUMS: ClassVar[Mapping[str, float]] = {"memory_gb": 0}
+    MINIMUMS: ClassVar[Bounds] = {"memory_gb": 0}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -265,9 +280,7 @@ class WorkersConfig(Group):
     """GPUs that Ray gives each worker; 0.5 lets two share one. Without it 1 for --device cuda,
     otherwise 0."""
 
-    MINIMUMS: ClassVar[Mapping[str, float]] = {
-        "rank": 0, "world_size": 1, "workers": 1, "gpus_per_worker": 0,
-    }  # fmt: skip
+    MINIMUMS: ClassVar[Bounds] = {"rank": 0, "world_size": 1, "workers": 1, "gpus_per_worker": 0}
 
     def __post_init__(self) -> None:
         """Raise UsageError where flags, or the variables in their place, do not fit."""

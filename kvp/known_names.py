@@ -1,4 +1,4 @@
-"""Names of methods and allocators, which a command line checks before torch is imported.
+"""Names that a command line checks before torch is imported: methods, allocators, policies, models.
 
 A new scorer or allocator is a file in `policies` and a line here; `policies.registry` makes them.
 """
@@ -6,8 +6,12 @@ A new scorer or allocator is a file in `policies` and a line here; `policies.reg
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 
-from kvp.errors import UsageError
+from kvp.artifacts.addresses import is_address
+from kvp.errors import ModelError, PolicyError, UsageError
+from kvp.hub import HubName, folder_meant, is_path
+from kvp.manifest import GGUF
 from kvp.plugins import did_you_mean, is_object_name, module_exists
 
 SCORERS = {
@@ -43,6 +47,35 @@ ALLOCATORS = {
 """Built-in allocators: name -> class, a `policies.registry.BaseAllocator`."""
 OTHER_METHODS = ("kvpress", "kvzap", "kvp", "full", "nulls", "tuned")
 """Names before a colon or alone that mean no scorer of `SCORERS`."""
+
+NANO, SMOLLM2 = POLICIES = ("nano", "smollm2-135m-instruct")
+"""Bundled policies."""
+MODELS = (NANO, "HuggingFaceTB/SmolLM2-135M-Instruct")
+"""Models that kvp brings policies of; nano is bundled, too."""
+NEEDS_POLICIES = "--methods kvp needs --policies: a folder that kvp-train made, nano, or org/name"
+NO_TRACES = "no trace store at {}: no such folder; kvp-collect makes one"
+NO_RESULTS = "{} is not a folder; give the results folder of kvp-eval"
+"""Of a folder that is missing."""
+
+
+def check_model_name(name: str) -> None:
+    """Raise ModelError on a path without a model, and on the bundled model's name misspelt."""
+    kind = "file" if name.endswith(GGUF) else "folder"
+    near = "/" not in name and did_you_mean(name, [NANO], cutoff=0.75)
+    if (near or is_path(name) or kind == "file") and not Path(name).exists():
+        raise ModelError(f"--model {name}: no such {kind}{folder_meant(name, MODELS)}")
+
+
+def check_policy(name: str, flag: str = "") -> None:
+    """Raise PolicyError, which begins with `flag`, on a policy that cannot exist."""
+    there = is_address(name) or Path(name).exists() or name in POLICIES
+    if not there and (HubName.parse(name) is None or is_path(name)):
+        raise PolicyError(
+            f"{flag}there is no folder {name!r}{folder_meant(name, POLICIES)}: a policy is a "
+            f"folder that kvp-train made, {' or '.join(POLICIES)} (bundled), org/name[@revision] "
+            "on the hub or an address (s3://bucket/folder); other methods are for --methods, or "
+            "make_scorer"
+        )
 
 
 def check_methods(specs: Iterable[str], flag: str) -> None:

@@ -12,15 +12,14 @@ from kvp import nano
 from kvp.artifacts.addresses import ObjectPath, Place, is_address, place
 from kvp.artifacts.files import cache_folder, fetch, foreign
 from kvp.errors import PolicyError
-from kvp.hub import HubName, download, folder_meant, is_path
+from kvp.hub import HubName, download
+from kvp.known_names import NANO, SMOLLM2, check_policy
 from kvp.manifest import digest_json, read_sealed_json
 
 INDEX = "policy.json"
 """File that makes a folder a policy."""
 PATTERNS = (INDEX, "layer_*_head_*.safetensors")
 """Files of a policy as the hub's client matches them: nothing else is fetched or uploaded."""
-NANO = "nano"
-SMOLLM2 = "smollm2-135m-instruct"
 BUNDLED = {NANO: nano.path() / "policy", SMOLLM2: Path(__file__).parent / "smollm2"}
 """Policies in the wheel, by name: of the bundled model, and of SmolLM2-135M-Instruct."""
 
@@ -74,13 +73,9 @@ def find_policy(name: str | Path) -> PolicySource:
         return PolicySource(name=str(name), folder=Path(name))
     if name in BUNDLED:
         return PolicySource(name=name, folder=BUNDLED[name], bundled=True)
+    check_policy(name)
     hub_name = HubName.parse(name)
-    if hub_name is None or is_path(name):
-        raise PolicyError(
-            f"there is no folder {name!r}{folder_meant(name, BUNDLED)}: a policy is a folder that "
-            f"kvp-train made, {' or '.join(BUNDLED)} (bundled), org/name[@revision] on the hub or "
-            "an address (s3://bucket/folder); other methods are for --methods, or make_scorer"
-        )
+    assert hub_name is not None, "checked"
     found = download(hub_name, PATTERNS, first=INDEX, error=PolicyError, what=f"policy {name}")
     return PolicySource(
         name=name, folder=found.folder, repository=hub_name.repository, commit=found.commit

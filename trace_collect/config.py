@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from kvp.config_groups import (
     AnswerConfig,
+    Bounds,
     DataConfig,
     DryRunConfig,
     Group,
@@ -16,6 +17,7 @@ from kvp.config_groups import (
     WorkersConfig,
     split_list,
 )
+from kvp.known_names import NO_TRACES
 
 SPLITS = ("train", "validation", "test")
 STORED_LABELS = ("kvzip", "kvzip_plus")
@@ -49,12 +51,7 @@ class CollectConfig(DataConfig, AnswerConfig, ModelConfig, RunConfig, WorkersCon
         "labels", "batch_size", "engine", "workers", "seed", "dry_run",
     )  # fmt: skip
     ADDRESSES: ClassVar[tuple[str, ...]] = ("out",)
-    MINIMUMS: ClassVar[Mapping[str, float]] = {
-        "train": 0,
-        "validation": 0,
-        "test": 0,
-        "batch_size": 1,
-    }
+    MINIMUMS: ClassVar[Bounds] = {"train": 0, "validation": 0, "test": 0, "batch_size": 1}
 
     def __post_init__(self) -> None:
         """Raise ValueError, naming the flag, on settings that cannot work."""
@@ -64,12 +61,6 @@ class CollectConfig(DataConfig, AnswerConfig, ModelConfig, RunConfig, WorkersCon
         for label in split_list(self.labels):
             if label not in STORED_LABELS:
                 raise ValueError(f"--labels: no label {label!r}; use {', '.join(STORED_LABELS)}")
-
-    def check_names(self) -> None:
-        """Raise UsageError on an unknown task."""
-        from kvp.data.tasks import check_tasks  # no sooner: --help stays fast
-
-        check_tasks(self.task_list)
 
     @property
     def label_list(self) -> tuple[str, ...]:
@@ -102,3 +93,4 @@ class VerifyConfig(Group):
     """Use a store whose collection has not finished."""
 
     ADDRESSES: ClassVar[tuple[str, ...]] = ("traces",)
+    FOLDERS: ClassVar[Mapping[str, str]] = {"traces": NO_TRACES}

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from kvp.budgets import parse_budget_range
 from kvp.config_groups import (
     AnswerConfig,
+    Bounds,
     DataConfig,
     DryRunConfig,
     DtypeName,
@@ -25,6 +26,7 @@ from kvp.config_groups import (
 )
 from kvp.errors import KvpError, UsageError
 from kvp.geometry import Geometry
+from kvp.known_names import NO_TRACES
 from train.recipe import (
     PRESETS,
     CalibrationName,
@@ -76,11 +78,9 @@ class ValidationConfig(Group):
     checkpoint_every: int = 50
     """Steps between checkpoints, the most a killed run loses."""
 
-    MINIMUMS: ClassVar[Mapping[str, float]] = {
-        "validate_every": 1,
-        "validation_contexts": 1,
-        "checkpoint_every": 1,
-    }
+    MINIMUMS: ClassVar[Bounds] = {
+        "validate_every": 1, "validation_contexts": 1, "checkpoint_every": 1,
+    }  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +94,7 @@ class CalibrationConfig(Group):
     calibration_contexts: int = 48
     """Held-out contexts the calibration is fitted on."""
 
-    MINIMUMS: ClassVar[Mapping[str, float]] = {"calibration_contexts": 1}
+    MINIMUMS: ClassVar[Bounds] = {"calibration_contexts": 1}
 
 
 def calibration_target(calibration: CalibrationName, label: str) -> CalibrationName:
@@ -112,7 +112,7 @@ class OnlineConfig(Group):
     """Sequences of the validation split. Those of the training split are --sequences, 100 where it
     names no number; each runs through the model once, and all stay in RAM."""
 
-    MINIMUMS: ClassVar[Mapping[str, float]] = {"validation_sequences": 1}
+    MINIMUMS: ClassVar[Bounds] = {"validation_sequences": 1}
 
 
 _ONLINE_GROUPS = (ModelConfig, DataConfig, AnswerConfig, OnlineConfig)
@@ -162,6 +162,7 @@ class TrainConfig(
         "device", "devices", "data", "tasks", "length", "sequences", "seed", "dry_run",
     )  # fmt: skip
     ADDRESSES: ClassVar[tuple[str, ...]] = ("out", "traces", "init_from")
+    FOLDERS: ClassVar[Mapping[str, str]] = {"traces": NO_TRACES}
     PRESETS: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         name: {
             field.name: getattr(recipe, field.name)
@@ -210,12 +211,6 @@ class TrainConfig(
         if self.allow_incomplete:
             raise ValueError("--allow_incomplete needs --source traces")
 
-    def check_names(self) -> None:
-        """Raise UsageError on an unknown task."""
-        from kvp.data.tasks import check_tasks  # no sooner: --help stays fast
-
-        check_tasks(self.task_list)
-
     @property
     def max_tokens(self) -> int:
         """Longest sequence of --source model, tokens."""
@@ -238,17 +233,9 @@ class TrainConfig(
         return replace(PRESETS[self.preset], **{name: getattr(self, name) for name in names})
 
     def identity(self) -> dict[str, Any]:
-        """Settings that decide the weights: two runs may share --out only if these agree."""
-        return {
-            "preset": self.preset,
-            "seed": self.seed,
-            "heads": self.heads,
-            "validate_every": self.validate_every,
-            "validation_contexts": self.validation_contexts,
-            "calibration": self.calibration,
-            "calibration_contexts": self.calibration_contexts,
-            **self.recipe().to_dict(),
-        }
+        """Settings that decide the weights, next to recipe and traces: runs of one --out agree."""
+        of_heads = ("validate_every", "validation_contexts", "calibration", "calibration_contexts")
+        return {name: getattr(self, name) for name in ("preset", "seed", "heads", *of_heads)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -289,20 +276,11 @@ class DistillationSettings(Group):
     """Weight of the replies' own tokens in the loss, 0 to 1; the rest is the divergence from what
     the full cache predicts. With 1, given replies may become likelier than with the full cache."""
 
-    MINIMUMS: ClassVar[Mapping[str, float]] = {
-        "steps": 1,
-        "contexts": 1,
-        "compress_prompt": 0,
-        "compress_context": 0,
-        "compress_uniform": 0,
-        "future_tokens": 0,
-        "hard_targets": 0,
-    }
-    MAXIMUMS: ClassVar[Mapping[str, float]] = {
-        "steps": 10_000_000,
-        "contexts": 65_536,
-        "hard_targets": 1,
-    }
+    MINIMUMS: ClassVar[Bounds] = {
+        "steps": 1, "contexts": 1, "compress_prompt": 0, "compress_context": 0,
+        "compress_uniform": 0, "future_tokens": 0, "hard_targets": 0,
+    }  # fmt: skip
+    MAXIMUMS: ClassVar[Bounds] = {"steps": 10_000_000, "contexts": 65_536, "hard_targets": 1}
 
     def __post_init__(self) -> None:
         """Raise ValueError naming the flag that cannot work."""
@@ -347,6 +325,7 @@ class DistillConfig(RunConfig, MemoryConfig, ValidationConfig, DistillationSetti
         "future_tokens", "hard_targets", "validate_every", "seed",
     )  # fmt: skip
     ADDRESSES: ClassVar[tuple[str, ...]] = ("policy", "traces", "out")
+    FOLDERS: ClassVar[Mapping[str, str]] = {"traces": NO_TRACES}
 
     def identity(self) -> dict[str, Any]:
         """Settings that decide the weights, next to policy and traces."""

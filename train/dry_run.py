@@ -12,20 +12,21 @@ from train.config import TrainConfig
 from train.fit import fit
 from train.job import Job
 from train.model_traces import SEQUENCES, kept_in_ram, memory_gb_for
+from train.recipe import Recipe
 from train.summary import print_start
 
 _STEPS = 5
 """Steps that are measured, after one that warms up."""
 
 
-def print_memory(config: TrainConfig) -> None:
+def print_memory(config: TrainConfig, recipe: Recipe) -> None:
     """Print what the traces of `--source model` take, from the model's configuration alone.
 
     Raises ModelError and UsageError as the training itself would, as far as it can be known.
     """
     model_config = load_config(config.model, revision=config.revision)
     check_reach(model_config, config.model, config.length, config.max_new_tokens)
-    geometry, recipe = geometry_of(model_config), config.recipe()
+    geometry = geometry_of(model_config)
     training, validation = recipe.sequences or SEQUENCES, config.validation_sequences
     _, kept = kept_in_ram(geometry, config, recipe, training, validation)
     print(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import torch
 
@@ -109,9 +109,9 @@ class Job:
         )
 
 
-def prepare(config: TrainConfig, workers: Workers, sources: Sources | None) -> Job:
+def prepare(config: TrainConfig, recipe: Recipe, workers: Workers, sources: Sources | None) -> Job:
     """Check everything that can be checked before anything is written."""
-    recipe = config.recipe()
+    identity = config.identity() | asdict(recipe)
     device = device_of_worker(device_of(config.device), workers)
     if config.source == "model":
         from train.model_traces import open_model  # brings transformers, which stores do not need
@@ -124,7 +124,7 @@ def prepare(config: TrainConfig, workers: Workers, sources: Sources | None) -> J
     key_frequencies(traces, recipe)  # raises before anything is written
     heads = config.heads_of(traces.geometry)
     initial = None
-    identity = {**config.identity(), "traces": training_data.identity}
+    identity["traces"] = training_data.identity
     if config.init_from is not None:
         initial = rankers_of_policy(config.init_from, recipe, traces, heads)
         identity["init_from"] = rankers_digest(initial.rankers)

@@ -26,11 +26,10 @@ No torch here: `kvp-train --help` reads these defaults.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
 
-from kvp.config_groups import Group, split_list
+from kvp.config_groups import Bounds, Group, split_list
 from kvp.plugins import Registry
 
 LABELS = Registry(
@@ -97,10 +96,8 @@ class RankerSettings(Group):
     max_positions: int = 12_288
     """Rows of the position table (paper architecture), tokens."""
 
-    MINIMUMS: ClassVar[Mapping[str, float]] = {
-        "hidden": 1, "blocks": 1, "neighbours": 0, "max_positions": 1,
-    }  # fmt: skip
-    MAXIMUMS: ClassVar[Mapping[str, float]] = {"blocks": 2, "neighbours": 1024}
+    MINIMUMS: ClassVar[Bounds] = {"hidden": 1, "blocks": 1, "neighbours": 0, "max_positions": 1}
+    MAXIMUMS: ClassVar[Bounds] = {"blocks": 2, "neighbours": 1024}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +127,7 @@ class ObjectiveSettings(Group):
     """Leave the protected tokens (first 4, last 16) out of the ranking and the reward. A policy
     that never ranked them needs --protection on."""
 
-    MINIMUMS: ClassVar[Mapping[str, float]] = {"permutations": 1}
+    MINIMUMS: ClassVar[Bounds] = {"permutations": 1}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,7 +141,7 @@ class OptimizerSettings(Group):
     lr: float = 1e-2
     """Highest learning rate, reached after the warm-up."""
 
-    MINIMUMS: ClassVar[Mapping[str, float]] = {"steps": 1}
+    MINIMUMS: ClassVar[Bounds] = {"steps": 1}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,7 +163,7 @@ class ContextSettings(Group):
     future_max: int = 512
     """Future tokens whose attention counts; 0 = all."""
 
-    MINIMUMS: ClassVar[Mapping[str, float]] = {
+    MINIMUMS: ClassVar[Bounds] = {
         "contexts": 1, "sequences": 0, "compress_prompt": 0, "compress_context": 0,
         "compress_uniform": 0, "min_prefix": 1, "future_max": 0,
     }  # fmt: skip
@@ -253,10 +250,6 @@ class Recipe(RankerSettings, ObjectiveSettings, OptimizerSettings, ContextSettin
     def warmup(self) -> int:
         """Warm-up steps really taken: short runs spend at most a fifth of their steps on it."""
         return min(self.warmup_steps, self.steps // 5)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain dictionary for JSON."""
-        return asdict(self)
 
 
 FOURIER = Recipe()

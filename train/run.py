@@ -46,12 +46,13 @@ def run(config: TrainConfig, sources: Sources | None = None) -> None:
 
 def train(config: TrainConfig, workers: Workers, sources: Sources | None = None) -> None:
     """Train as one of the processes that train together; the first one writes. Raises as `run`."""
+    recipe = config.recipe()
     if config.dry_run and config.source == "model":
         from train.dry_run import print_memory  # brings transformers
 
-        print_memory(config)
+        print_memory(config, recipe)
         return
-    job = prepare(config, workers, sources)
+    job = prepare(config, recipe, workers, sources)
     if config.dry_run:
         from train.dry_run import print_time
 
@@ -66,7 +67,7 @@ def train(config: TrainConfig, workers: Workers, sources: Sources | None = None)
     manifest = run_manifest(
         asdict(config),
         seed=config.seed,
-        recipe=job.recipe.to_dict(),
+        recipe=asdict(job.recipe),
         traces=job.training_data.identity,
         text=recorded_text(job.traces.manifest),
         **({"init_from": start} if start else {}),

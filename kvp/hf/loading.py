@@ -38,10 +38,11 @@ from transformers.utils import logging
 from kvp.config_groups import ModelConfig, Rank, local_rank
 from kvp.errors import ModelError, UsageError
 from kvp.hf.attention import ATTENTIONS
-from kvp.hf.model_access import KNOWN, NANO, check_model, check_weights
+from kvp.hf.model_access import check_model, check_weights
 from kvp.hf.model_config import check_config, geometry_of
-from kvp.hub import folder_meant, is_path
-from kvp.manifest import GGUF, gguf_file
+from kvp.hub import folder_meant
+from kvp.known_names import MODELS, NANO, check_model_name
+from kvp.manifest import gguf_file
 from kvp.plugins import require
 from kvp.progress import phase, quiet_logs
 
@@ -242,9 +243,7 @@ def _source(name: str, revision: str | None) -> tuple[str, dict[str, Any]]:
         if not (Path(name) / "config.json").is_file():
             raise ModelError(f"--model {name}: this folder has no config.json, it holds no model")
         return name, {"local_files_only": True}
-    if is_path(name) or name.endswith(GGUF):
-        kind = "file" if name.endswith(GGUF) else "folder"
-        raise ModelError(f"--model {name}: no such {kind}{folder_meant(name, KNOWN)}")
+    check_model_name(name)
     return name, {"revision": revision or "main"}
 
 
@@ -289,7 +288,7 @@ def _load(
         with quiet_logs():
             return loader(source, trust_remote_code=False, **options)
     except _LOADING_ERRORS as error:
-        here = "" if Path(source).exists() else f"no folder here{folder_meant(name, KNOWN)}; "
+        here = "" if Path(source).exists() else f"no folder here{folder_meant(name, MODELS)}; "
         raise ModelError(f"--model {name}: no {what} ({here}{_first_line(error)})") from error
 
 

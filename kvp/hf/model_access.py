@@ -26,6 +26,7 @@ from kvp.errors import ModelError
 from kvp.hf.attention import ForeignAttentionError, QueryRecorder, kvp_attention_set, query_unit
 from kvp.hf.cache import EvictingCache
 from kvp.hf.model_config import check_config, evicted_layers, geometry_of, layer_kinds
+from kvp.known_names import NANO
 from kvp.manifest import digest_json, recorded_name
 from kvp.rope import Rope
 from kvp.scoring import Scorer
@@ -320,12 +321,6 @@ def projected_norms(attention: nn.Module, values: Tensor, group: int) -> Tensor:
     gram = projection_gram(attention, heads, group, width)
     folded = torch.einsum("bhnd,hgde->bhgne", values.float(), gram)
     return (folded * values.float()[:, :, None]).sum(dim=-1).clamp_min(0).sqrt()
-
-
-NANO = "nano"
-"""Name of the bundled model."""
-KNOWN = (NANO, "HuggingFaceTB/SmolLM2-135M-Instruct")
-"""Models that kvp brings policies of."""
 
 
 def model_identity(

@@ -23,6 +23,7 @@ from kvp.artifacts.claim import FolderKind
 from kvp.artifacts.files import atomic_write_bytes, foreign
 from kvp.artifacts.tensors import write_safetensors
 from kvp.errors import StoreError
+from kvp.known_names import NO_TRACES
 from kvp.manifest import read_sealed_json, sha256_file, write_sealed_json
 from kvp.store.schema import ARRAYS, FORMAT, SequenceRecord, StorePlan
 from kvp.store.shards import array_settings
@@ -92,7 +93,7 @@ def load_metadata(store: Place) -> tuple[dict[str, Any], StorePlan]:
     path = store / MANIFEST
     if not path.exists():
         if isinstance(store, Path) and not store.is_dir():
-            raise StoreError(f"no trace store at {store}: no such folder; kvp-collect makes one")
+            raise StoreError(NO_TRACES.format(store))
         raise StoreError(f"{store} is not a trace store: it has no {MANIFEST}")
     manifest = FORMAT.read(path, StoreError)
     with foreign(path, StoreError):

@@ -16,8 +16,9 @@ from kvp.data.ruler import generate
 from kvp.errors import KvpError, ModelError
 from kvp.hf import geometry_of
 from kvp.hf.model_access import model_identity
+from kvp.known_names import SMOLLM2
 from policies.policy_files import check_geometry
-from policies.sources import BUNDLED, SMOLLM2
+from policies.sources import BUNDLED
 
 
 @pytest.fixture(scope="module", autouse=True)
