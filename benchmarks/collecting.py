@@ -14,23 +14,19 @@ many sequences a way ends in a second on the wall, the median of the rounds.
 from __future__ import annotations
 
 import argparse
-import json
-import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import (
-    DynamicCache,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
-from benchmarks.measuring import noted, write_report
+from benchmarks.measuring import options, rows_of, write_report
 from benchmarks.models import model_of
 from kvp.data.task import Sample
 from kvp.hf import geometry_of, load_model
@@ -39,38 +35,23 @@ from kvp.store import StorePlan, TraceWriter
 from trace_collect.config import CollectConfig
 
 CLOCKS: dict[str, Callable[[], float]] = {
-    "wall": time.perf_counter,
-    "processor": time.process_time,
-    "model_thread": time.thread_time,
-}
+    "wall": time.perf_counter, "processor": time.process_time, "model_thread": time.thread_time,
+}  # fmt: skip
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure and write the JSON file."""
     args = _arguments(argv)
     torch.set_num_threads(1)
-    results: list[dict[str, Any]] = []
-    failed: dict[str, str] = {}
-    for name in args.models.split(","):
-        with noted(failed, name):
-            for row in rates(name, args):
-                print(json.dumps(row), flush=True)
-                results.append(row)
+    results, failed = rows_of(args.models.split(","), partial(rates, args=args))
     write_report(args, results=results, failed=failed)
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    parser.add_argument("--models", default="small")
-    parser.add_argument("--layers", type=int, default=0, help="of random models; 0: all")
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--prompts", type=int, default=16)
-    parser.add_argument("--shortest", type=int, default=384, help="tokens of a prompt")
-    parser.add_argument("--longest", type=int, default=512)
-    parser.add_argument("--max_new_tokens", type=int, default=32)
-    parser.add_argument("--batch_size", type=int, default=8)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--out", type=Path, required=True)
+    parser = options(
+        __doc__, models="small", layers=0, prompts=16, shortest=384, longest=512,
+        max_new_tokens=32, batch_size=8, rounds=3,
+    )  # fmt: skip
     return parser.parse_args(argv)
 
 
@@ -92,14 +73,10 @@ def rates(name: str, args: argparse.Namespace) -> list[dict[str, Any]]:
             "model": name,
             "way": way,
             "over_bare": {
-                clock: round(
-                    statistics.median(one[way][clock] / one["bare"][clock] for one in rounds), 3
-                )
+                clock: round(median(one[way][clock] / one["bare"][clock] for one in rounds), 3)
                 for clock in CLOCKS
             },
-            "per_second": round(
-                statistics.median(len(samples) / one[way]["wall"] for one in rounds), 4
-            ),
+            "per_second": round(median(len(samples) / one[way]["wall"] for one in rounds), 4),
             "seconds": [one[way] for one in rounds],
         }
         for way in ways
@@ -159,12 +136,9 @@ def _bare(model: PreTrainedModel, samples: Sequence[Sample], batch_size: int) ->
 
 
 def _collected(
-    args: argparse.Namespace,
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    samples: Sequence[Sample],
-    batch_size: int,
-) -> None:
+    args: argparse.Namespace, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase,
+    samples: Sequence[Sample], batch_size: int,
+) -> None:  # fmt: skip
     config = CollectConfig(
         out="", length=args.longest, max_new_tokens=args.max_new_tokens, train=len(samples),
         validation=0,

@@ -25,11 +25,10 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
-from benchmarks.measuring import Seconds, in_process, medians, noted, timed, write_report
+from benchmarks.measuring import Seconds, in_process, medians, options, rows_of, timed, write_report
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,26 +48,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if args.child is not None:
         print(json.dumps(_measure(args.child, args)))
         return
-    results: list[dict[str, Any]] = []
-    failed: dict[str, str] = {}
-    for case in args.cases.split(","):
-        with noted(failed, case):
-            for row in in_process("benchmarks.decoding", [*given, "--child", case]):
-                print(json.dumps(row), flush=True)
-                results.append(row)
+    results, failed = rows_of(
+        args.cases.split(","),
+        lambda case: in_process("benchmarks.decoding", [*given, "--child", case]),
+    )
     write_report(args, results=results, failed=failed)
 
 
 def _arguments(given: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser = options(__doc__)
     parser.add_argument("--cases", default=CASES, help="model:tokens seen")
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--backends", default="auto", help="of ragged_attention: auto, torch")
     parser.add_argument("--budget", type=float, default=0.125, help="share of the tokens kept")
     parser.add_argument("--layers", type=int, default=0, help="of random models; 0: all")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=24, help="tokens per cache and round")
-    parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--child", metavar="CASE")
     args = parser.parse_args(given)
     for case in args.cases.split(","):
@@ -101,11 +95,10 @@ def _measure(case: str, args: argparse.Namespace) -> list[dict[str, Any]]:
     clock = "processor" if device == "cpu" else "wall"
     seconds = {label: [getattr(one, clock) for one in taken] for label, taken in times.items()}
     full = statistics.median(seconds["full"])
+    told = {"device": device, "model": name, "tokens": tokens}
     return [
         {
-            "device": device,
-            "model": name,
-            "tokens": tokens,
+            **told,
             "cache": label,
             "milliseconds": round(1000 * statistics.median(of_cache), 5),
             "wall_milliseconds": round(1000 * medians(times[label])["seconds"], 5),

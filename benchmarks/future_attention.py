@@ -17,7 +17,6 @@ import os
 import statistics
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.measuring import (
@@ -25,6 +24,7 @@ from benchmarks.measuring import (
     in_process,
     medians,
     noted,
+    options,
     peak_bytes,
     timed,
     write_report,
@@ -61,18 +61,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _arguments(given: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    parser.add_argument("--lengths", default="512,1024,2048,4096,8192,16384,32768")
+    parser = options(__doc__, lengths="512,1024,2048,4096,8192,16384,32768", threads=2)
     parser.add_argument("--forms", default=",".join(FORMS))
     parser.add_argument("--rounds", type=int, default=3, help="processes per form and length")
     parser.add_argument("--seconds", type=float, default=2.0, help="time to repeat in a process")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--naive-gib", type=float, default=8.0, help="skip naive above")
-    parser.add_argument(
-        "--limit", type=float, default=600.0, help="skip where a call would take more seconds"
-    )
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--limit", type=float, default=600.0, help="skip calls of more seconds")
     parser.add_argument("--child", nargs=2, metavar=("LENGTH", "FORM"))
     args = parser.parse_args(given)
     if unknown := set(args.forms.split(",")) - set(FORMS):
@@ -90,10 +84,7 @@ def _skipped(form: str, naive_gib: float, args: argparse.Namespace) -> str | Non
 
 
 def _turns(
-    length: int,
-    args: argparse.Namespace,
-    given: Sequence[str],
-    before: Sequence[dict[str, Any]],
+    length: int, args: argparse.Namespace, given: Sequence[str], before: Sequence[dict[str, Any]]
 ) -> list[dict[str, Any]]:
     """One record per form: medians over rounds in which the forms take turns.
 
@@ -177,13 +168,8 @@ def _measure(tokens: int, form: str, args: argparse.Namespace) -> dict[str, floa
             break
         times.append(timed(call, args.device)[1])
     peak = torch.cuda.max_memory_allocated() if on_gpu else peak_bytes()
-    return {
-        **medians(times),
-        "fastest": min(one.wall for one in times),
-        "working_mib": (peak - before) / 2**20,
-        "peak_mib": peak / 2**20,
-        "sum": total,
-    }
+    memory = {"working_mib": (peak - before) / 2**20, "peak_mib": peak / 2**20}
+    return {**medians(times), "fastest": min(one.wall for one in times), **memory, "sum": total}
 
 
 def _forms() -> dict[str, Callable[[Tensor, Tensor, int], Tensor]]:
@@ -221,13 +207,9 @@ def _flex(queries: Tensor, keys: Tensor, start: int) -> Tensor:
     attend = torch.compile(flex_attention) if keys.is_cuda else flex_attention
     all_keys = keys[None, None]
     future = queries[None, :, start:]
+    lse_too = AuxRequest(lse=True)
     result: Any = attend(
-        future,
-        all_keys,
-        all_keys,
-        block_mask=mask,
-        enable_gqa=True,
-        return_aux=AuxRequest(lse=True),
+        future, all_keys, all_keys, block_mask=mask, enable_gqa=True, return_aux=lse_too
     )
     lse: Tensor = result[1].lse
     return lse

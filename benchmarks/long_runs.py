@@ -5,7 +5,8 @@
 `answer` decodes 20,000 tokens with an eviction every 64; `turns` is a conversation of 200 turns in
 one cache; in `threads` 8 threads share one model, and their answers must be those of one call after
 the other; `collect` records 1,000 prompts. Each is a process of its own; every second it notes its
-resident memory. `--draw PNG` draws a file that is there.
+resident memory in MiB. FILE keeps the parts that are there and not run; each has its own settings
+and machine. `--draw PNG` draws it.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ import torch
 from transformers import DynamicCache
 
 import kvp
-from benchmarks.measuring import in_process, noted, timed, write_report
+from benchmarks.measuring import in_process, machine, noted, timed, write_json
 from kvp import evicting, load_model
 
+MODULE, SETTINGS = "benchmarks.long_runs", ("model", "policy", "scale")
 POLICY, TEXT = "smollm2-135m-instruct", "The grass is green. The sky is blue. The sun is yellow. "
 
 
@@ -48,13 +50,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     elif args.draw:
         _draw(json.loads(args.out.read_text()), args.draw)
     else:
-        results: dict[str, Any] = {}
-        failed: dict[str, str] = {}
+        known = json.loads(args.out.read_text()) if args.out.exists() else {"results": {}}
+        failed = known.setdefault("failed", {})
         for part in args.parts.split(","):
+            failed.pop(part, None)
             with noted(failed, part):
-                results[part] = in_process("benchmarks.long_runs", [*given, "--child", part])
-                write_report(args, results=results, failed=failed)
-        write_report(args, results=results, failed=failed)
+                known["results"][part] = in_process(MODULE, [*given, "--child", part])
+            write_json(args.out, known)
 
 
 def _measured(part: str, args: argparse.Namespace) -> dict[str, Any]:
@@ -74,7 +76,8 @@ def _measured(part: str, args: argparse.Namespace) -> dict[str, Any]:
     finally:
         ended.set()
         watcher.join()
-    return {**found, "seconds": round(took.wall), "mib": memory}
+    told = {"machine": machine(), "settings": {name: vars(args)[name] for name in SETTINGS}}
+    return {**found, "seconds": round(took.wall), **told, "mib": memory}
 
 
 def _answer(args: argparse.Namespace) -> dict[str, Any]:
@@ -137,10 +140,10 @@ def _draw(report: dict[str, Any], path: Path) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 3), layout="constrained")
-    axes = figure.add_subplot(xlabel="share of the run, %", ylabel="resident memory, GiB")
+    axes = figure.add_subplot(xlabel="share of the run, %", ylabel="resident memory, MiB")
     for part, row in report["results"].items():
         share = [100 * second / len(row["mib"]) for second in range(len(row["mib"]))]
-        axes.plot(share, [mib / 1024 for mib in row["mib"]], label=part)
+        axes.plot(share, row["mib"], label=part)
     axes.set_ylim(bottom=0)
     axes.legend()
     figure.savefig(path, dpi=120)

@@ -145,6 +145,30 @@ def noted(failed: dict[str, str], name: str) -> Iterator[None]:
         print(f"{name}: {failed[name]}", file=sys.stderr, flush=True)
 
 
+def options(description: str | None, **flags: float | str) -> argparse.ArgumentParser:
+    """With the flags that every benchmark has, and those of these defaults."""
+    parser = argparse.ArgumentParser(description=description, allow_abbrev=False)
+    for name, default in flags.items():
+        parser.add_argument(f"--{name}", type=type(default), default=default)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--out", type=Path, required=True)
+    return parser
+
+
+def rows_of(
+    names: Iterable[str], rows: Callable[[str], Iterable[dict[str, Any]]]
+) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """The rows of each name, printed as JSON, and the line of each name that failed."""
+    found: list[dict[str, Any]] = []
+    failed: dict[str, str] = {}
+    for name in names:
+        with noted(failed, name):
+            for row in rows(name):
+                print(json.dumps(row), flush=True)
+                found.append(row)
+    return found, failed
+
+
 def last_line(text: str) -> str:
     """The last line that is not blank; an empty one where there is none."""
     return next((line for line in reversed(text.split("\n")) if line.strip()), "").strip()

@@ -20,11 +20,18 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from itertools import product
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
-from benchmarks.measuring import Stopwatch, in_process, noted, peak_bytes, timed, write_report
+from benchmarks.measuring import (
+    Stopwatch,
+    in_process,
+    noted,
+    options,
+    peak_bytes,
+    timed,
+    write_report,
+)
 
 if TYPE_CHECKING:  # the parent stays small: memory is that of the processes it starts
     from train.contexts import Context
@@ -63,24 +70,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    parser.add_argument(
-        "--heads", default="112", help="KV heads, or KV heads:head_dim; several, several rows"
-    )
-    parser.add_argument("--tokens", type=int, default=4500)
-    parser.add_argument("--head_dim", type=int, default=128)
-    parser.add_argument("--contexts", type=int, default=16)
+    parser = options(
+        __doc__, tokens=4500, head_dim=128, contexts=16, hidden=256, threads=1,
+        objective="rloo,listwise,exact", network="loop,stacked",
+    )  # fmt: skip
+    parser.add_argument("--heads", default="112", help="KV heads, or KV heads:head_dim; several")
     parser.add_argument("--preset", choices=["paper", "fourier"], default="paper")
-    parser.add_argument("--hidden", type=int, default=256)
     parser.add_argument("--optimizer", choices=["adamw", "muon"], help="default: the preset's")
-    parser.add_argument("--objective", default="rloo,listwise,exact")
-    parser.add_argument("--network", default="loop,stacked")
     parser.add_argument("--steps", type=int, default=3, help="steps measured per process")
     parser.add_argument("--rounds", type=int, default=1, help="processes per variant")
     parser.add_argument("--activation_gb", type=float, default=8.0, help="as for kvp-train")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--child", nargs=3, metavar=("HEADS", "OBJECTIVE", "NETWORK"))
     return parser
 
@@ -125,11 +124,8 @@ def _step(module: RankerTraining, optimizer: Any, step: int, device: str) -> dic
 
 
 def _training(
-    heads: int,
-    objective: Any,  # noqa: ANN401
-    network: str,
-    args: argparse.Namespace,
-) -> RankerTraining:
+    heads: int, objective: Any, network: str, args: argparse.Namespace  # noqa: ANN401
+) -> RankerTraining:  # fmt: skip
     """The training of random rankers on random contexts, all of the same length."""
     from dataclasses import replace
     from typing import cast
@@ -148,33 +144,19 @@ def _training(
     sizes["optimizer"] = args.optimizer or preset.optimizer
     recipe = replace(preset, objective=objective, **sizes)
     spec = RankerSpec(
-        head_dim=args.head_dim,
-        architecture=recipe.architecture,
-        hidden=recipe.hidden,
-        max_positions=recipe.max_positions,
-        reference_length=args.tokens,
-    )
+        head_dim=args.head_dim, architecture=recipe.architecture, hidden=recipe.hidden,
+        max_positions=recipe.max_positions, reference_length=args.tokens,
+    )  # fmt: skip
     rankers = HeadRankers(spec, heads, torch.Generator().manual_seed(0)).to(args.device)
     length = args.tokens + 1
     record = SequenceRecord(
-        index=0,
-        id="random",
-        task="random",
-        split="train",
-        length=length,
-        context_length=args.tokens,
-        prompt_length=args.tokens,
-        token_ids=tuple(range(length)),
-    )
+        index=0, id="random", task="random", split="train", length=length,
+        context_length=args.tokens, prompt_length=args.tokens, token_ids=tuple(range(length)),
+    )  # fmt: skip
     return RankerTraining(
-        rankers,
-        recipe,
-        cast("ContextSource", _RandomContexts(heads, args)),
-        [record],
-        seed=0,
-        activation_bytes=args.activation_gb * 1e9,
-        stacked=network == "stacked",
-    )
+        rankers, recipe, cast("ContextSource", _RandomContexts(heads, args)), [record], seed=0,
+        activation_bytes=args.activation_gb * 1e9, stacked=network == "stacked",
+    )  # fmt: skip
 
 
 class _RandomContexts:

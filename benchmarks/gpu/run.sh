@@ -22,4 +22,5 @@ cd "$(dirname "$0")/../.."
 quick=(); [ "$device" = cpu ] && quick=(--quick)
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" PYTHONDONTWRITEBYTECODE=  # each part is a process
 exec "${PYTHON:-$python}" -m benchmarks.performance --device "$device" ${quick[@]+"${quick[@]}"} \
-  --only tests,scoring,collecting,labels,training,decoding --results "$out" --out "$out/performance.md"
+  --only tests,scoring,collecting,labels,training,decoding,dry_runs \
+  --results "$out" --out "$out/performance.md"

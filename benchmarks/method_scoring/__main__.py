@@ -24,7 +24,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.measuring import in_process, noted, write_report
+from benchmarks.measuring import in_process, options, rows_of, write_report
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -36,33 +36,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
         print(json.dumps(rows(given)))
         return
-    results: list[dict[str, Any]] = []
-    failed: dict[str, str] = {}
-    for tokens in given.tokens.split(","):
-        child = [*words, "--child", tokens]
-        with noted(failed, tokens):
-            found = in_process("benchmarks.method_scoring", child, threads=given.threads)
-            if given.kvpress:
-                presses = "benchmarks.method_scoring.presses"
-                found += in_process(presses, child, threads=given.threads, python=given.kvpress)
-            for row in found:
-                print(json.dumps(row), flush=True)
-            results += found
+
+    def measured(tokens: str) -> list[dict[str, Any]]:
+        child, module = [*words, "--child", tokens], "benchmarks.method_scoring"
+        found: list[dict[str, Any]] = in_process(module, child, threads=given.threads)
+        if given.kvpress:
+            presses = f"{module}.presses"
+            found += in_process(presses, child, threads=given.threads, python=given.kvpress)
+        return found
+
+    results, failed = rows_of(given.tokens.split(","), measured)
     write_report(given, results=results, failed=failed)
 
 
 def parser() -> argparse.ArgumentParser:
     """The flags, which the process in kvpress's environment reads, too."""
-    flags = argparse.ArgumentParser(prog="benchmarks.method_scoring", allow_abbrev=False)
-    flags.add_argument("--tokens", default="1024,4096")
+    flags = options(__doc__, tokens="1024,4096", layers=2, threads=1)
     flags.add_argument("--methods", default="", help="some of them; none: every registered one")
     flags.add_argument("--repeats", default="2,1", help="rounds for each number of tokens")
     flags.add_argument("--width", type=int, default=1024, help="of the model, in steps of 512")
-    flags.add_argument("--layers", type=int, default=2)
-    flags.add_argument("--threads", type=int, default=1)
-    flags.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     flags.add_argument("--kvpress", help="interpreter of kvpress's environment")
-    flags.add_argument("--out")
     flags.add_argument("--child", type=int, metavar="TOKENS")
     return flags
 

@@ -79,20 +79,15 @@ def _kvzap(model: PreTrainedModel) -> KVzap:
     def linear(rows: int, columns: int) -> tuple[Tensor, Tensor]:
         return torch.randn(rows, columns, **like) / columns**0.5, torch.zeros(rows, **like)
 
-    layers = [
-        (linear(width // 8, width), linear(heads, width // 8))
-        for _ in range(model.config.num_hidden_layers)
-    ]
+    count = range(model.config.num_hidden_layers)
+    layers = [(linear(width // 8, width), linear(heads, width // 8)) for _ in count]
     return KVzap(source="random", layers=layers, digest="", record={})
 
 
 def _round(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    ids: Tensor,
-    scorers: Mapping[str, Scorer],
-    device: str,
-) -> dict[str, tuple[Seconds, Seconds, Seconds]]:
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, ids: Tensor,
+    scorers: Mapping[str, Scorer], device: str,
+) -> dict[str, tuple[Seconds, Seconds, Seconds]]:  # fmt: skip
     """Of each method: what it adds, the prefill alone, and the prefill with it.
 
     Methods for which the same is recorded share a prefill.
@@ -132,12 +127,9 @@ def _recorders(device: str) -> Iterator[Stopwatch]:
 
 @torch.no_grad()
 def _evict(
-    model: PreTrainedModel,
-    seen: Prefill,
-    scorer: Scorer,
-    ids: Tensor,
+    model: PreTrainedModel, seen: Prefill, scorer: Scorer, ids: Tensor,
     tokenizer: PreTrainedTokenizerBase,
-) -> EvictingCache:
+) -> EvictingCache:  # fmt: skip
     """Extra passes, scores, choice and gathering, as `kvp.hf.prefill_and_evict` does them."""
     assert seen.observation is not None
     fresh = replace(seen, inputs=Prefill.of(seen.observation, model, ids, tokenizer).inputs)

@@ -35,7 +35,7 @@ def model_of(given: argparse.Namespace) -> PreTrainedModel:
         hidden_size=given.width, intermediate_size=given.width * 21 // 4,
         num_hidden_layers=given.layers, num_attention_heads=heads,
         num_key_value_heads=max(1, heads // 8), vocab_size=VOCABULARY,
-        max_position_embeddings=2**17, rope_theta=1e6, attn_implementation="sdpa",
+        max_position_embeddings=2**19, rope_theta=1e6, attn_implementation="sdpa",
     )  # fmt: skip
     torch.manual_seed(0)
     torch.set_num_threads(given.threads)
@@ -110,13 +110,8 @@ class Times:
         """As in the file."""
         prefills = {f"prefill_{name}": value for name, value in medians(self.bare).items()}
         return {
-            "method": self.method,
-            "source": self.source,
-            "environment": self.environment,
-            "tokens": tokens,
-            "by_difference": self.by_difference,
-            **medians(self.added),
-            **prefills,
-            **compared(self.added, self.bare),
+            "method": self.method, "source": self.source, "environment": self.environment,
+            "tokens": tokens, "by_difference": self.by_difference, **medians(self.added),
+            **prefills, **compared(self.added, self.bare),
             "whole_share": compared(self.whole, self.bare)["share"],
-        }
+        }  # fmt: skip

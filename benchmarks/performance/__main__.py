@@ -86,9 +86,7 @@ def _chosen(given: argparse.Namespace) -> list[Part]:
     for part in PARTS:
         if given.only and part.name not in given.only:
             continue
-        if given.device == "cuda" and not part.on_gpu:
-            print(f"{part.name}: measured on a CPU only")
-        elif given.device == "cpu" and part.cpu is None and not given.quick:
+        if given.device == "cpu" and part.cpu is None and not given.quick:
             print(f"{part.name}: measured on a GPU only")
         else:
             chosen.append(part)
@@ -154,9 +152,7 @@ def run(module: str, words: Sequence[str], limit: float | None) -> tuple[list[st
     """`python -m MODULE WORDS`, ended after `limit` seconds: what it wrote, and why it failed."""
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
-    ended = (
-        ["timeout", "--signal=KILL", str(limit)] if limit else []
-    )  # all that it has started, too
+    ended = ["timeout", "--signal=KILL", str(limit)] if limit else []  # with all it has started
     call = [*ended, sys.executable, "-m", module, *words]
     lines = []
     with subprocess.Popen(

@@ -60,13 +60,11 @@ def _section(part: Part, reports: Reports, folder: str) -> str:
         report = reports.get((part.name, device))
         if report is not None:
             text += [_measured(part, report, f"{folder}/{part.file(device)}", label)]
-        elif (device == "cuda" and not part.on_gpu) or (device == "cpu" and part.cpu is None):
-            continue
         elif device == "cuda":
             text.append(
                 "**GPU.** No rows: no GPU was measured. `benchmarks/gpu/run.sh` measures them.\n"
             )
-        else:
+        elif part.cpu is not None:
             text.append(f"Not measured yet: `{COMMAND} --only {part.name}`.\n")
     return "\n".join(text)
 

@@ -26,24 +26,19 @@ class Part:
     """The file -> its tables."""
     cpu: str | None = ""
     """Flags on a CPU; None where it is measured on a GPU only."""
-    cuda: str | None = None
-    """Flags on a GPU; None where it is measured on a CPU only."""
+    cuda: str
+    """Flags on a GPU."""
     quick: str = ""
     """Flags of a run that only shows that it runs, on a CPU; later flags win."""
-    limit: int = 70
+    limit: int = 60
     """Seconds on a GPU after which it is ended; those of all parts are nine minutes."""
     takes_kvpress: bool = False
-
-    @property
-    def on_gpu(self) -> bool:
-        """Whether it is measured on a GPU, too."""
-        return self.cuda is not None
 
     def words(self, device: str, *, quick: bool = False) -> list[str]:
         """The flags, without --out."""
         if device == "cuda":
             named = [] if self.module == "pytest" else ["--device", "cuda"]
-            return [*shlex.split(self.cuda or ""), *named]
+            return [*shlex.split(self.cuda), *named]
         return [*(self.cpu or "").split(), *(self.quick.split() if quick else ())]
 
     def file(self, device: str) -> str:
@@ -62,11 +57,13 @@ PARTS: Sequence[Part] = (
             "Qwen2.5-7B; a quarter of the tokens stays. *whole*: prefill with the method over "
             "prefill without. *kvpress*: the same press in its own environment. *kvp* has "
             "networks as large as the bundled policy's, *kvzap* of the published shape. †: "
-            "difference of two prefills. kvpress's KVzip frees nothing."
+            "difference of two prefills. kvpress's KVzip frees nothing. There is no fused scorer: "
+            "scores are torch."
         ),
         table=tables.scoring,
-        cuda="--tokens 4096,16384 --width 3584 --repeats 3",
+        cuda="--tokens 2048,16384,131072 --width 3584 --repeats 3,3,1",
         quick="--tokens 96 --width 512 --layers 1 --repeats 1 --methods knorm,kvp,oracle",
+        limit=90,
         takes_kvpress=True,
     ),
     Part(
@@ -101,7 +98,7 @@ PARTS: Sequence[Part] = (
         cuda="--forms naive,triton,flex "
         "--lengths 2048,16384,65536,131072 --rounds 1 --seconds 0.5 --naive-gib 30",
         quick="--forms blocked --lengths 64 --seconds 0",
-        limit=100,
+        limit=90,
     ),
     Part(
         name="training",
@@ -137,7 +134,21 @@ PARTS: Sequence[Part] = (
         "smollm2-135m-instruct:2048,smollm2-135m-instruct:8192,qwen2.5-7b:2048,qwen2.5-7b:32768,"
         "qwen2.5-7b:131072 --backends auto,torch --rounds 2",
         quick="--cases attention:64,wide:64 --rounds 1 --steps 2 --layers 1",
-        limit=100,
+        limit=90,
+    ),
+    Part(
+        name="dry_runs",
+        title="What dry runs say",
+        module="benchmarks.dry_runs",
+        text=(
+            "`kvp-collect`, `kvp-train` and `kvp-eval` with `--dry-run` and without, on nano. "
+            "Collecting: MB on disk, at most. Training: processor seconds of its steps (wall on "
+            "a GPU); the run has validation and calibration on top. Evaluating: wall seconds."
+        ),
+        table=tables.dry_runs,
+        cuda="--length 2048 --prompts 32 --steps 400",
+        quick="--length 128 --prompts 1 --steps 2",
+        limit=50,
     ),
     Part(
         name="tests",
@@ -153,6 +164,6 @@ PARTS: Sequence[Part] = (
         cuda="-q -p no:cacheprovider -n 8 -k 'gpu or kernel.py' tests/kvp/ops tests/policies "
         "tests/kvp/hf/test_eviction.py tests/train/test_run.py",
         quick="-q -p no:cacheprovider tests/kvp/ops tests/kvp/hf/test_eviction.py -k gpu",
-        limit=110,
+        limit=100,
     ),
 )

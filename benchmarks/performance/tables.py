@@ -63,9 +63,8 @@ def scoring(report: Report) -> list[Table]:
         lines = [_methods(row, presses.get(row["method"]), clock) for row in ran]
         lines += [
             [row["method"], f"not run: {row['skipped']}", *[""] * 4]
-            for row in own
-            if "skipped" in row
-        ]
+            for row in own if "skipped" in row
+        ]  # fmt: skip
         found.append(Table(headings=headings, rows=lines))
     return found
 
@@ -76,12 +75,7 @@ def _methods(own: Row, press: Row | None, clock: str) -> list[str]:
         return [*cells, NONE, NONE, NONE]
     mark = "†" if press["by_difference"] else ""
     ratio = own[clock] / press[clock] if press[clock] > 0 else None
-    return [
-        *cells,
-        percent(press[clock]) + mark,
-        f"{press['whole_share']:.2f}",
-        number(ratio),
-    ]
+    return [*cells, percent(press[clock]) + mark, f"{press['whole_share']:.2f}", number(ratio)]
 
 
 def labels(report: Report) -> list[Table]:
@@ -107,40 +101,31 @@ def labels(report: Report) -> list[Table]:
 
 def training(report: Report) -> list[Table]:
     """Objective by number of heads."""
-    rows: Sequence[Row] = report["results"]
     clock = "seconds" if report["settings"]["device"] == "cuda" else "processor_seconds"
     headings = ["objective", "network", "heads", "processor ms", "wall ms"]
     headings += [f"{'wall' if clock == 'seconds' else 'processor'} ms per head", "GB"]
     lines = [
         [
-            row["objective"],
-            row["network"],
-            str(row["heads"]),
-            milliseconds(row["processor_seconds"]),
-            milliseconds(row["seconds"]),
-            milliseconds(row[clock] / row["heads"]),
-            number(row["peak_gb"]),
+            row["objective"], row["network"], str(row["heads"]),
+            milliseconds(row["processor_seconds"]), milliseconds(row["seconds"]),
+            milliseconds(row[clock] / row["heads"]), number(row["peak_gb"]),
         ]
-        for row in rows
-    ]
+        for row in report["results"]
+    ]  # fmt: skip
     return [Table(headings=headings, rows=lines, names=2)]
 
 
 def decoding(report: Report) -> list[Table]:
     """Caches beside each other."""
-    rows: Sequence[Row] = report["results"]
     headings = ["model", "tokens", "cache", "ms", "wall ms", "fastest ms", "full over it"]
     lines = [
         [
             row["model"],
             f"{row['tokens']:,}",
             "dense" if row["cache"] == "uniform" else row["cache"].removesuffix(":auto"),
-            number(row["milliseconds"]),
-            number(row["wall_milliseconds"]),
-            number(row["fastest"]),
-            number(row["speedup"]),
+            *map(number, map(row.get, ("milliseconds", "wall_milliseconds", "fastest", "speedup"))),
         ]
-        for row in rows
+        for row in report["results"]
     ]
     return [Table(headings=headings, rows=lines, names=3)]
 
@@ -151,14 +136,19 @@ def collecting(report: Report) -> list[Table]:
     clocks = list(rows[0]["over_bare"]) if rows else []
     headings = ["model", "way", *(clock.replace("_", " ") for clock in clocks), "sequences/s"]
     lines = [
-        [
-            row["model"],
-            row["way"],
-            *(number(ratio) for ratio in row["over_bare"].values()),
-            number(row["per_second"]),
-        ]
+        [row["model"], row["way"], *map(number, [*row["over_bare"].values(), row["per_second"]])]
         for row in rows
     ]
+    return [Table(headings=headings, rows=lines, names=2)]
+
+
+def dry_runs(report: Report) -> list[Table]:
+    """Estimates beside what they are of."""
+    lines = [
+        [row["program"], row["unit"], *map(number, (row["said"], row["took"], row["ratio"]))]
+        for row in report["results"]
+    ]
+    headings = ["program", "unit", "dry run", "run", "run over dry run"]
     return [Table(headings=headings, rows=lines, names=2)]
 
 

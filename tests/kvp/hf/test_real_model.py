@@ -48,8 +48,10 @@ def test_its_chat_template_is_there(loaded: Any) -> None:
     assert tokenizer.decode(tokenizer(text).input_ids) == text
 
 
-def test_what_serving_combines(loaded: Any, combined: Callable[..., None]) -> None:
-    """A chat of two turns; prompts and questions are of different lengths."""
+def test_what_serving_combines(
+    loaded: Any, combined: Callable[..., None], request: pytest.FixtureRequest
+) -> None:
+    """A chat of four turns, of two for four rows; prompts and questions differ in length."""
     model, tokenizer = loaded
     facts = "The grass is green. The sky is blue. The code of the gate is 48213. Here we go. " * 2
 
@@ -64,7 +66,8 @@ def test_what_serving_combines(loaded: Any, combined: Callable[..., None]) -> No
 
     prompts = [opening(facts + "There and back. What is the code?"), opening(facts + "The code?")]
     questions = ["Which colour has the sky, green or red?", "Why?", "And the grass?", "Who?"]
-    turns = [list(map(turn, questions))]
+    more = range(1 if "fork-None" in request.node.name else 3)
+    turns = [list(map(turn, questions[asked:] + questions[:asked])) for asked in more]
     combined(model, kvp.make_scorer("snapkv"), prompts, turns, 2e-3)
 
 
