@@ -22,7 +22,8 @@ from kvp.artifacts.files import files_below
 from kvp.programs import run_program
 
 WORDS = {
-    "collect": "trace_collect.run.decimal", "train": "train.dry_run.told", "eval": "eval.run.span",
+    "collect": "trace_collect.run.decimal", "train": "train.dry_run.in_words",
+    "eval": "eval.run.span",
 }  # fmt: skip
 """What puts the estimate of each program into words."""
 
