@@ -40,10 +40,10 @@ OTHER_FLAGS = {"extra-index-url", "nproc-per-node", "logdir", "help", "help_all"
     "print_config", "version", "lambda", "no-deps", "local-dir", "skip_evaluation", "to",
 }  # fmt: skip
 """Flags of pip, hf, torchrun, tensorboard, recipes and every program, and kvp's other spellings."""
+BENCHMARKS = "".join(path.read_text() for path in (ROOT / "benchmarks").rglob("*.py"))
 BENCHMARK_FLAGS = {
-    flag
-    for path in (ROOT / "benchmarks").rglob("*.py")
-    for flag in re.findall(r"""add_argument\(\s*"--([\w-]+)""", path.read_text())
+    *re.findall(r"""add_argument\(\s*"--([\w-]+)""", BENCHMARKS),
+    *re.findall(r"(\w+)=", "".join(re.findall(r"= options\(([^)]*)\)", BENCHMARKS))),
 }
 COMMAND = re.compile(rf"""\bkvp(?:-(?:{"|".join(SCRIPTS)})|"? (?:{"|".join(PROGRAMS)}))(?![\w-])""")
 
