@@ -7,7 +7,7 @@
 # docs/performance.md. --device cpu runs the same at tiny shapes, to see that it runs.
 # --wheels makes an environment in --out from the wheels in that folder alone. Where there is a
 # network this fills it, for the same Python and system:
-#   pip download -d FOLDER -c .ci/constraints.txt hatchling '.[dev]'
+#   pip wheel -w FOLDER -c .ci/constraints.txt hatchling '.[dev]'
 # Else PYTHON is the interpreter (.venv/bin/python or python3); COMMIT names the commit where git cannot.
 set -euo pipefail
 usage() { echo "usage: benchmarks/gpu/run.sh [--device cuda|cpu] [--out FOLDER] [--wheels FOLDER]" >&2; exit 2; }
