@@ -33,9 +33,11 @@ for seed in 0 1 2; do "$BIN/kvp-train" --traces "$RUN/traces" --seed $seed --out
 # The kind of network that KVzap trains: token by token, a regression on KVzip's scores.
 collect traces-kvzip 120 "${mixture[@]}" --labels kvzip_plus
 "$BIN/kvp-train" --traces "$RUN/traces-kvzip" --label kvzip_plus --objective regress --inputs key,value --neighbours 0 --out "$RUN/kvzap_like"
-# A policy of one source, for comparison.
+# Policies of one source, for comparison.
 collect traces-needles 360 --data ruler --tasks "$NEEDLES"
 "$BIN/kvp-train" --traces "$RUN/traces-needles" --out "$RUN/needles-alone"
+collect traces-text 360 --data "$D/wiki_train.jsonl"
+"$BIN/kvp-train" --traces "$RUN/traces-text" --out "$RUN/text-alone"
 POLICIES="seed0=$RUN/seed0,seed1=$RUN/seed1,seed2=$RUN/seed2"
 
 # tune: settings of every rival, by the likelihood of reference answers to validation prompts
@@ -73,7 +75,7 @@ evaluate fresh 1024 "${news[@]}" --tasks "$NEEDLES" --prompts "$FRESH" --budgets
 evaluate references 1024 "${news[@]}" --tasks "$NEEDLES" --prompts "$FEW" --budgets 2%,6%,12.5%,25%,50% --methods "full,kvp+ada,$RIVALS,$REFERENCES"
 evaluate kvzap 1024 "${news[@]}" --tasks "$NEEDLES" --prompts "$LEARNED" --budgets 2%,6%,12.5%,25% --methods full,kvp+ada,kvp+global \
   --policies "kvzap-like=$RUN/kvzap_like,smollm2-135m-instruct"
-sources=(--policies "smollm2-135m-instruct,$RUN/needles-alone")
+sources=(--policies "smollm2-135m-instruct,$RUN/needles-alone,$RUN/text-alone")
 evaluate sources 1024 "${news[@]}" "${sources[@]}" --tasks "$NEEDLES" --prompts "$FEW" --budgets 2%,6%,12.5%,25% --methods full,kvp+ada
 evaluate sources-text 1024 "${sources[@]}" --seed 0 --split all --protocols query_agnostic --tasks text --text "$D/news" --prompts "$ARTICLES" \
   --budgets 12.5%,25% --methods full,kvp+ada,kvp+global
