@@ -19,6 +19,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--child", metavar="PART")
     args = parser.parse_args(given)
     if args.child:
-        print(json.dumps(_measured(args.child, args)))
+        with redirect_stdout(sys.stderr):  # what programs say
+            found = _measured(args.child, args)
+        print(json.dumps(found))
     elif args.draw:
         _draw(json.loads(args.out.read_text()), args.draw)
     else:

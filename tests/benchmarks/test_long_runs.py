@@ -13,7 +13,8 @@ def test_memory_of_a_conversation_is_noted_and_drawn(tmp_path: Path) -> None:
     threads = {"settings": {"scale": 1}, "mib": [1, 2]}
     out.write_text(json.dumps({"results": {"threads": threads}, "failed": {"turns": "before"}}))
     main([
-        "--model", "nano", "--policy", "nano", "--parts", "turns", "--scale", "0.015",
+        "--model", "nano", "--policy", "nano", "--parts", "turns,collect",
+        "--scale", "0.015",
         "--out", str(out),
     ])  # fmt: skip
     report = json.loads(out.read_text())
@@ -23,6 +24,7 @@ def test_memory_of_a_conversation_is_noted_and_drawn(tmp_path: Path) -> None:
     assert turns["turns"] == 3
     assert turns["settings"] == {"model": "nano", "policy": "nano", "scale": 0.015}
     assert turns["machine"]["torch"]
+    assert report["results"]["collect"]["prompts"] == 15
     assert all(mib > 100 for mib in turns["mib"])
     main(["--out", str(out), "--draw", str(picture)])
     assert picture.stat().st_size > 5_000
