@@ -782,9 +782,8 @@ def _level(comparison: Comparison, best: Best, one: ReportedMethod) -> str:
 def _difference_sentences(comparison: Comparison, best: Best) -> list[str]:
     """The first of the methods minus the others; nothing where they share no prompts."""
     first, *others = best.settings
-    ours = comparison.grid[first][best.budget]
-    found = {each: comparison.minus(ours, comparison.grid[each][best.budget]) for each in others}
-    gaps = {each: gap for each, gap in found.items() if gap is not None}
+    found = {each: comparison.gaps.get((each, best.budget)) for each in others}
+    gaps = {each: -gap for each, gap in found.items() if gap is not None}
     if not gaps:
         return []
     parts, open_ones = [], []

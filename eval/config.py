@@ -10,7 +10,6 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
-from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from kvp import known_names
@@ -174,8 +173,7 @@ class MeasureConfig(IntervalConfig):
         """Raise KvpError on a name that cannot exist."""
         super().check_names()
         for given in split_list(self.policies):
-            name = given if Path(given).exists() else given.rpartition("=")[2]
-            known_names.check_policy(name, "--policies: ")
+            known_names.check_policy(known_names.labelled_policy(given)[1], "--policies: ")
 
 
 @dataclass(frozen=True, kw_only=True)

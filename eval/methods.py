@@ -19,7 +19,7 @@ from eval.tuned_settings import Scored, Tuned, load_settings
 from kvp.budgets import Budget
 from kvp.errors import PolicyError, UsageError
 from kvp.geometry import Geometry
-from kvp.known_names import NEEDS_POLICIES
+from kvp.known_names import NEEDS_POLICIES, labelled_policy
 from kvp.manifest import sha256_file
 from kvp.ranking import UNPROTECTED, Allocator, Protection, kept_tokens
 from kvp.scoring import Scorer, SelfSizing
@@ -334,9 +334,7 @@ def policy_sources(arguments: Sequence[str]) -> dict[str, PolicySource]:
     """
     sources: dict[str, PolicySource] = {}
     for argument in arguments:
-        label, separator, name = argument.rpartition("=")
-        if Path(argument).exists():  # the name of the folder has an equals sign
-            label, separator, name = "", "", argument
+        label, name = labelled_policy(argument)
         try:
             source = find_policy(name)
         except PolicyError as error:
@@ -345,7 +343,7 @@ def policy_sources(arguments: Sequence[str]) -> dict[str, PolicySource]:
         policies = {label or source.label: source}
         if not (root / INDEX).exists():
             inner = sorted(path.parent for path in root.glob(f"*/{INDEX}"))
-            prefix = f"{label}." if separator else ""
+            prefix = f"{label}." if label else ""
             policies = {f"{prefix}{folder.name}": find_policy(folder) for folder in inner}
         if not policies:
             raise PolicyError(f"--policies: {root} holds no policy.json; is this a policy folder?")

@@ -67,6 +67,10 @@ class Interval:
         """Estimate and ends of its interval."""
         return self.mean, self.low, self.high
 
+    def __neg__(self) -> Interval:
+        """The difference the other way round."""
+        return replace(self, mean=0.0 - self.mean, low=0.0 - self.high, high=0.0 - self.low)
+
 
 def by_policy(
     records: Iterable[Mapping[str, Any]], field: str = "score"
@@ -142,10 +146,9 @@ def paired_difference(
     if not shared:
         raise ValueError("the two methods share no prompt")
     if _mean(shared, weights) < 0:  # the same draws for both orders, so that pages agree
-        other = paired_difference(
+        return -paired_difference(
             theirs, ours, bounds=bounds, weights=weights, resamples=resamples, seed=seed
         )
-        return replace(other, mean=-other.mean, low=-other.high, high=-other.low)
     generator = np.random.default_rng(seed)
     draws = _prompt_draws(_by_task(shared, weights), bounds, resamples, generator)
     sides: list[Scores] = [ours, theirs]

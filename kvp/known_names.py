@@ -66,6 +66,12 @@ def check_model_name(name: str) -> None:
         raise ModelError(f"--model {name}: no such {kind}{folder_meant(name, MODELS)}")
 
 
+def labelled_policy(given: str) -> tuple[str, str]:
+    """Label ("" without one) and policy of `POLICY` or `label=POLICY`; a folder may hold a `=`."""
+    label, _, name = given.rpartition("=")
+    return ("", given) if Path(given).exists() else (label, name)
+
+
 def check_policy(name: str, flag: str = "") -> None:
     """Raise PolicyError, which begins with `flag`, on a policy that cannot exist."""
     there = is_address(name) or Path(name).exists() or name in POLICIES

@@ -275,10 +275,10 @@ def _compared(
         timings = () if alone else run.timings
         costs = _COSTS if timings else "" if alone else f" {_LACKING['timing']}"
         picked = f"{PICKED}; " if best else ""
-        title = "unfinished: ranks no method" if comparison.unfinished else ""
+        warning = "unfinished: ranks no method" if comparison.unfinished else ""
         picture = Picture(
             name=name,
-            figure=figures.quality({title: (comparison, shown)}, styles, timings),
+            figure=figures.quality({warning: (comparison, shown)}, styles, timings),
             caption=f"{measure} against cache budget; bars: {comparison.interval}; {picked}"
             f"thin: other methods, without intervals{f'; not drawn: {left_out}' * bool(left_out)}; "
             f"{PROTOCOL_NAMES[protocol]}.{costs}",
