@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -111,31 +112,42 @@ def run_compiler(tmp_path: Path) -> Callable[[str], None]:
     return run
 
 
-Await = Callable[[int, int], None]
+@pytest.fixture
+def run_until() -> Callable[[int, Callable[[], bool]], None]:
+    """Lets a process (its id) run in short turns until something holds or the process has ended.
+
+    It stands still while that is looked up, so that a slow machine does not miss the moment.
+    """
+
+    def run(child: int, holds: Callable[[], bool]) -> None:
+        # A process that has ended and is not waited for has no command line.
+        while not holds() and Path(f"/proc/{child}/cmdline").read_bytes():
+            os.kill(child, signal.SIGCONT)
+            time.sleep(0.002)
+            os.kill(child, signal.SIGSTOP)
+        os.kill(child, signal.SIGCONT)
+
+    return run
 
 
 @pytest.fixture
-def watch() -> Callable[[Path], Await]:
-    """Remembers what is below a folder; the result waits for a number of new paths, or for a
-    process (its id) to end. Folders may vanish meanwhile, since a writer is at work.
+def watch(run_until: Any) -> Callable[[Place], Callable[[int, int], None]]:
+    """Remembers what is below a folder or an address; the result waits for a number of new files,
+    or for a process (its id) to end.
     """
+    from kvp.artifacts.addresses import files_below
 
-    def below(store: Path) -> set[str]:
-        return {
-            os.path.join(folder, name)
-            for folder, folders, files in os.walk(store)
-            for name in folders + files
-        }
-
-    def watched(store: Path) -> Await:
-        known = below(store)
+    def watched(folder: Place) -> Callable[[int, int], None]:
+        known = {name for name, _ in files_below(folder)}
 
         def wait(wanted: int, child: int) -> None:
             new: set[str] = set()
-            # A process that has ended and is not waited for has no command line.
-            while len(new) < wanted and Path(f"/proc/{child}/cmdline").read_bytes():
-                new |= below(store) - known
-                time.sleep(0.001)
+
+            def written() -> bool:
+                new.update({name for name, _ in files_below(folder)} - known)
+                return len(new) >= wanted
+
+            run_until(child, written)
 
         return wait
 

@@ -7,7 +7,6 @@ import random
 import signal
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +43,9 @@ def whole(evaluations: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_killed_process_is_started_again(
-    evaluations: Any, whole: Path, tmp_path: Path, launchers: Launchers, assert_same_results: Any
-) -> None:
+    evaluations: Any, whole: Path, tmp_path: Path, run_until: Callable[[int, Any], None],
+    launchers: Launchers, assert_same_results: Any,
+) -> None:  # fmt: skip
     ends, seen = [], []
     for seed, launcher in enumerate(("torchrun", "array")):
         draw, out = random.Random(seed), tmp_path / f"out{seed}"
@@ -53,11 +53,9 @@ def test_a_killed_process_is_started_again(
         killed = evaluations.start(out, first)
         other = evaluations.start(out, second) if seed else 0
         wanted = draw.randint(0, EVALUATIONS // 2 - 2)
-        while _parts(out) < wanted and Path(f"/proc/{killed}/cmdline").read_bytes():
-            time.sleep(0.001)
+        run_until(killed, lambda out=out, wanted=wanted: _parts(out) >= wanted)
         time.sleep(draw.uniform(0, 0.05))
-        with suppress(ProcessLookupError):
-            os.kill(killed, signal.SIGKILL)
+        os.kill(killed, signal.SIGKILL)
         ends.append(evaluations.end(killed))
         seen.append(_parts(out))
         other = other or evaluations.start(out, second)
@@ -76,17 +74,16 @@ def _parts(out: Path) -> int:
 
 
 def test_a_process_killed_while_it_joins_is_started_again(
-    evaluations: Any, whole: Path, tmp_path: Path, launchers: Launchers, assert_same_results: Any
-) -> None:
+    evaluations: Any, whole: Path, tmp_path: Path, run_until: Callable[[int, Any], None],
+    launchers: Launchers, assert_same_results: Any,
+) -> None:  # fmt: skip
     out, (first, second) = tmp_path / "out", launchers["torchrun"]
     assert evaluations.end(evaluations.start(out, first)) == 0
     assert not (out / "rows.jsonl").exists()
     assert report([str(out), "--out", str(tmp_path / "report")]) == 0  # of what is there
     killed = evaluations.start(out, second)
-    while not (out / "rows.jsonl").exists() and Path(f"/proc/{killed}/cmdline").read_bytes():
-        time.sleep(0.001)
-    with suppress(ProcessLookupError):
-        os.kill(killed, signal.SIGKILL)
+    run_until(killed, (out / "rows.jsonl").exists)
+    os.kill(killed, signal.SIGKILL)
     evaluations.end(killed)
     for environment in (first, second):  # they find all rows there, and so does a late one
         assert evaluations.end(evaluations.start(out, environment)) == 0

@@ -18,25 +18,6 @@ from kvp.artifacts.addresses import ObjectPath, files_below
 from kvp.artifacts.files import send
 
 
-@pytest.fixture
-def watch_objects() -> Callable[[ObjectPath], Callable[[int, int], None]]:
-    """`watch` of the whole suite for a folder of a bucket."""
-
-    def watched(folder: ObjectPath) -> Callable[[int, int], None]:
-        known = {name for name, _ in files_below(folder)}
-
-        def wait(wanted: int, child: int) -> None:
-            new: set[str] = set()
-            # A process that has ended and is not waited for has no command line.
-            while len(new) < wanted and Path(f"/proc/{child}/cmdline").read_bytes():
-                new |= {name for name, _ in files_below(folder)} - known
-                time.sleep(0.002)
-
-        return wait
-
-    return watched
-
-
 @dataclass
 class Faults:
     """What happens to requests that go through the proxy; each takes numbers from 0."""

@@ -78,7 +78,7 @@ def test_killed_evaluations_are_started_again(
     whole: Path,
     policy: ObjectPath,
     s3_environment: dict[str, str],
-    watch_objects: Callable[[ObjectPath], Callable[[int, int], None]],
+    watch: Callable[[ObjectPath], Callable[[int, int], None]],
     tmp_path: Path,
     launchers: Launchers,
     assert_same_results: Any,
@@ -87,7 +87,7 @@ def test_killed_evaluations_are_started_again(
     given = s3_environment | {"XDG_CACHE_HOME": str(tmp_path / "cache")}
     for attempt in range(KILLS):
         out = policy.parent / f"results{attempt // 2}"
-        wait = watch_objects(out)
+        wait = watch(out)
         first, second = launchers[("torchrun", "array")[attempt // 2 % 2]]
         killed = evaluations.start(out, given | first, "--policies", str(policy))
         wait(draw.randint(1, 4), killed)  # fewer than one of two writes
