@@ -18,16 +18,17 @@ from eval.config import TUNED, EvalConfig, TuneConfig, tuned_files
 from eval.cost_curves import open_traces
 from eval.evaluate import Prompt
 from eval.methods import (
+    PROTECTIONS,
     Method,
     Setting,
     build_methods,
     check_methods,
     for_any_protocol,
-    plan,
-    without_repeats,
+    method_fields,
 )
 from eval.records import READABLE
 from eval.tuned_settings import load_settings
+from kvp.budgets import Budget
 from kvp.config_groups import ProtectionConfig
 from kvp.data.encode import Encoded, encode, evidence_tokens
 from kvp.data.metrics import CHOICES
@@ -39,7 +40,7 @@ from kvp.geometry import Geometry
 from kvp.hf import geometry_of, load_config
 from kvp.hf.loading import check_quantization, tokenizer_of, torch_device
 from kvp.hf.model_config import context_limit
-from kvp.ranking import Protection
+from kvp.ranking import UNPROTECTED, Protection
 from kvp.store import TraceReader
 
 
@@ -299,3 +300,80 @@ def check_settings(config: EvalConfig) -> list[str]:
             if theirs != ours:
                 notes.append(f"{label}: chosen with --{name} {theirs}, this run has {ours}")
     return notes
+
+
+def plan(
+    methods: Sequence[Method],
+    budgets: Sequence[Budget],
+    lengths: Sequence[int],
+    *,
+    protection: str,
+    protected: Protection,
+) -> tuple[list[Setting], list[str]]:
+    """Settings for prompts that compress `lengths` tokens, and notes on budgets too small.
+
+    A percentage keeps the protected tokens of a short prompt at least. Where a budget is below them
+    for every prompt, or is a token count below them, it is run without protection only (`both`) or
+    refused (`on`, UsageError; a percentage then keeps the protected tokens).
+    """
+    small, notes = _small(budgets, lengths, protection=protection, protected=protected)
+    settings: list[Setting] = []
+    for method in methods:
+        if method.scorer is None:
+            settings.append(Setting(method=method, budget=None))
+            continue
+        for budget in (None,) if method.self_sized else budgets:
+            chosen = PROTECTIONS[protection] if method.protected is None else (method.protected,)
+            for flag in chosen:
+                if not (flag and budget in small):
+                    settings.append(
+                        Setting(
+                            method=method,
+                            budget=budget,
+                            protected=flag,
+                            protection=protected if flag else UNPROTECTED,
+                        )
+                    )
+    return settings, notes
+
+
+def without_repeats(settings: Sequence[Setting]) -> list[Setting]:
+    """Settings whose records would have different keys: a tuned setting may also be a default."""
+    by_key = {
+        (*method_fields(each.method).values(), each.protected, each.spec): each
+        for each in reversed(settings)
+    }
+    return list(reversed(by_key.values()))
+
+
+def _small(
+    budgets: Sequence[Budget], lengths: Sequence[int], *, protection: str, protected: Protection
+) -> tuple[set[Budget], list[str]]:
+    """Budgets without protected settings, and a note on each that is below the protected tokens."""
+    left_out: set[Budget] = set()
+    notes: list[str] = []
+    if protection == "off":
+        return left_out, notes
+    for budget in budgets:
+        short = [
+            tokens for tokens in lengths
+            if budget.tokens(tokens) < min(protected.tokens, tokens)
+        ]  # fmt: skip
+        if not short:
+            if lengths and 2 * protected.tokens >= max(map(budget.tokens, lengths)):
+                notes.append(
+                    f"--budgets {budget}: half of it or more are the {protected.tokens} protected "
+                    "tokens; --protection off leaves all to the methods"
+                )
+            continue
+        what = f"--budgets {budget} is below the {protected.tokens} protected tokens"
+        if protection == "on" and budget.percent is None:
+            raise UsageError(f"{what}; raise it, or use --protection off, or fewer --recents")
+        if protection == "both" and (budget.percent is None or len(short) == len(lengths)):
+            left_out.add(budget)
+            notes.append(f"{what}: run without protection only")
+        else:
+            notes.append(
+                f"{what} for {len(short)} of {len(lengths)} prompts: these keep the protected ones"
+            )
+    return left_out, notes

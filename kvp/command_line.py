@@ -85,11 +85,10 @@ def flags_of(config_class: type[Any], preset: str | None = None) -> list[Flag]:
     hints = get_type_hints(config_class)
     declared = {one.name: one for one in fields(config_class)}
     result = []
-    for owner, name in _declared(config_class):
+    for owner, name, text in _declared(config_class):
         kind, choices, optional = _kind_of(hints[name])
         default = chosen.get(name, declared[name].default)
         values = {label: given[name] for label, given in presets.items() if name in given}
-        text = _documentation(owner)[name]
         flag = Flag(
             name=name,
             kind=kind,
@@ -219,21 +218,20 @@ def _yaml(path: str, known: Sequence[str]) -> dict[str, Any]:
     return settings
 
 
-def _declared(config_class: type[Any]) -> Iterator[tuple[type[Any], str]]:
-    """Each field and the class that documents it, in the order of --help."""
+def _declared(config_class: type[Any]) -> Iterator[tuple[type[Any], str, str]]:
+    """Each field, the class that documents it and its text, in the order of --help."""
     owners: dict[str, type[Any]] = {}
-    for klass in config_class.__mro__:
-        owner = vars(klass).get("DECLARED_IN", klass)
-        for name in _documentation(owner):
-            owners.setdefault(name, owner)
     order = [vars(klass).get("DECLARED_IN", klass) for klass in config_class.__mro__]
+    texts = {owner: _documentation(owner) for owner in order}
+    for owner, own in texts.items():
+        for name in own:
+            owners.setdefault(name, owner)
     titles = [_title(owner) for owner in order]
-    order = sorted(reversed(order), key=lambda owner: titles.index(_title(owner)))
     names = {field.name for field in fields(config_class)}
-    for owner in order:
-        for name in _documentation(owner):
+    for owner in sorted(reversed(order), key=lambda owner: titles.index(_title(owner))):
+        for name, text in texts[owner].items():
             if name in names and owners[name] is owner:
-                yield owner, name
+                yield owner, name, text
     undocumented = names - set(owners)
     if undocumented:
         raise TypeError(f"{config_class.__name__}: {sorted(undocumented)} have no docstring")

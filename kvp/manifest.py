@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import platform
 import re
 import sys
 from collections.abc import Mapping
@@ -159,7 +158,7 @@ def run_manifest(config: Mapping[str, Any], *, seed: int, **facts: object) -> di
         "seed": seed,
         **facts,
         "kvp": kvp.__version__,
-        "python": platform.python_version(),
+        "python": sys.version.partition(" ")[0],
         "packages": {name: version for name in _PACKAGES if (version := _version(name))},
         "command": [Path(sys.argv[0]).name, *portable(sys.argv[1:])],
         "created": datetime.now(UTC).isoformat(timespec="seconds"),

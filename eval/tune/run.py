@@ -34,10 +34,9 @@ from eval.methods import (
     hub_records,
     learned_methods,
     method_of,
-    plan,
     registered_method,
 )
-from eval.prepare import Prepared, prepare, protected_tokens
+from eval.prepare import Prepared, plan, prepare, protected_tokens
 from eval.records import (
     FULL,
     LEARNED,

@@ -22,7 +22,6 @@ import hashlib
 import json
 import os
 import re
-import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -74,7 +73,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
     When the block fails, the old file stays and what was written is deleted.
     """
-    partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}.partial")
+    partial = path.with_name(f"{path.name}.{os.urandom(4).hex()}.partial")
     with naming(path):
         try:
             yield partial

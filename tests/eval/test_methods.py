@@ -7,18 +7,13 @@ import yaml
 
 from eval.config import EvalConfig, TuneConfig
 from eval.method_listing import run as print_methods
-from eval.methods import Method, build_methods, plan, policy_sources
+from eval.methods import build_methods, policy_sources
 from eval.prepare import methods_of
-from kvp.budgets import parse_budgets
 from kvp.config_groups import NoSettings
 from kvp.errors import PolicyError, UsageError
 from kvp.programs import run_program
-from kvp.ranking import Protection
 from policies import make_scorer, split_method
 from policies.registry import ALLOCATORS, METHODS, NULLS
-
-TOVA = Method(name="tova", scorer=make_scorer("tova"))
-FULL = Method(name="full")
 
 
 def _config(**fields: object) -> EvalConfig:
@@ -65,48 +60,6 @@ def test_policies_are_labelled_by_folder_or_by_hand(tmp_path: Path) -> None:
     ]  # fmt: skip
     with pytest.raises(UsageError, match="two policies are called 'one'"):
         policy_sources([one, one])
-
-
-def test_plan_crosses_methods_budgets_and_protection() -> None:
-    settings, notes = plan(
-        [FULL, TOVA], parse_budgets("25%,50"), [100, 200], protection="both", protected=Protection()
-    )
-    assert notes == []
-    assert [(each.method.name, each.protected, str(each.budget)) for each in settings] == [
-        ("full", False, "None"), ("tova", True, "25%"), ("tova", False, "25%"),
-        ("tova", True, "50"), ("tova", False, "50"),
-    ]  # fmt: skip
-
-
-def test_a_short_prompt_keeps_the_protected_tokens_and_stops_nothing() -> None:
-    budgets, lengths = parse_budgets("10%"), [4, 150, 400]
-    for protection, count in (("both", 2), ("on", 1)):
-        settings, notes = plan(
-            [TOVA], budgets, lengths, protection=protection, protected=Protection()
-        )
-        assert len(settings) == count
-        assert [settings[0].tokens(length) for length in lengths] == [4, 20, 40]
-        assert notes == [
-            "--budgets 10% is below the 20 protected tokens for 2 of 3 prompts: these keep the "
-            "protected ones"
-        ]
-
-
-def test_budgets_below_the_protected_tokens_of_every_prompt_are_noted_or_refused() -> None:
-    budgets, safe = parse_budgets("10%,15,30"), Protection()
-    both, notes = plan([TOVA], budgets, [150], protection="both", protected=safe)
-    assert [(each.protected, str(each.budget)) for each in both] == [
-        (False, "10%"), (False, "15"), (True, "30"), (False, "30"),
-    ]  # fmt: skip
-    assert [note.partition(";")[0] for note in notes] == [
-        "--budgets 10% is below the 20 protected tokens: run without protection only",
-        "--budgets 15 is below the 20 protected tokens: run without protection only",
-        "--budgets 30: half of it or more are the 20 protected tokens",
-    ]
-    with pytest.raises(UsageError, match="15 is below the 20 protected tokens; raise it"):
-        plan([TOVA], budgets, [150], protection="on", protected=safe)
-    off, notes = plan([TOVA], budgets, [150], protection="off", protected=safe)
-    assert (len(off), notes) == (3, [])
 
 
 def test_lists_name_everything_with_what_it_reads_and_costs(

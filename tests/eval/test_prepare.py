@@ -1,4 +1,4 @@
-"""The chat template as a switch, and the tokens before the user's text as protected ones."""
+"""The chat template as a switch, protected tokens, and the settings that are planned."""
 
 from __future__ import annotations
 
@@ -7,11 +7,17 @@ from pathlib import Path
 import pytest
 
 from eval.config import EvalConfig
-from eval.prepare import Loaded, Prepared, methods_of, prepare
+from eval.methods import Method
+from eval.prepare import Loaded, Prepared, methods_of, plan, prepare
+from kvp.budgets import parse_budgets
+from kvp.errors import UsageError
 from kvp.hf import load_model
 from kvp.ranking import UNPROTECTED, Protection
+from policies import make_scorer
 
 OPENING = "<|im_start|>user\n"
+TOVA = Method(name="tova", scorer=make_scorer("tova"))
+FULL = Method(name="full")
 
 
 def _prepared(folder: Path, loaded: bool = False, **settings: bool) -> Prepared:
@@ -40,3 +46,45 @@ def test_protection_covers_what_comes_before_the_user(tiny_folder: Path, wanted:
     assert sinks > 4 or not wanted
     found = {one.protection for settings in prepared.planned.values() for one in settings}
     assert found == {UNPROTECTED, Protection(sinks=sinks, recents=16)}
+
+
+def test_plan_crosses_methods_budgets_and_protection() -> None:
+    settings, notes = plan(
+        [FULL, TOVA], parse_budgets("25%,50"), [100, 200], protection="both", protected=Protection()
+    )
+    assert notes == []
+    assert [(each.method.name, each.protected, str(each.budget)) for each in settings] == [
+        ("full", False, "None"), ("tova", True, "25%"), ("tova", False, "25%"),
+        ("tova", True, "50"), ("tova", False, "50"),
+    ]  # fmt: skip
+
+
+def test_a_short_prompt_keeps_the_protected_tokens_and_stops_nothing() -> None:
+    budgets, lengths = parse_budgets("10%"), [4, 150, 400]
+    for protection, count in (("both", 2), ("on", 1)):
+        settings, notes = plan(
+            [TOVA], budgets, lengths, protection=protection, protected=Protection()
+        )
+        assert len(settings) == count
+        assert [settings[0].tokens(length) for length in lengths] == [4, 20, 40]
+        assert notes == [
+            "--budgets 10% is below the 20 protected tokens for 2 of 3 prompts: these keep the "
+            "protected ones"
+        ]
+
+
+def test_budgets_below_the_protected_tokens_of_every_prompt_are_noted_or_refused() -> None:
+    budgets, safe = parse_budgets("10%,15,30"), Protection()
+    both, notes = plan([TOVA], budgets, [150], protection="both", protected=safe)
+    assert [(each.protected, str(each.budget)) for each in both] == [
+        (False, "10%"), (False, "15"), (True, "30"), (False, "30"),
+    ]  # fmt: skip
+    assert [note.partition(";")[0] for note in notes] == [
+        "--budgets 10% is below the 20 protected tokens: run without protection only",
+        "--budgets 15 is below the 20 protected tokens: run without protection only",
+        "--budgets 30: half of it or more are the 20 protected tokens",
+    ]
+    with pytest.raises(UsageError, match="15 is below the 20 protected tokens; raise it"):
+        plan([TOVA], budgets, [150], protection="on", protected=safe)
+    off, notes = plan([TOVA], budgets, [150], protection="off", protected=safe)
+    assert (len(off), notes) == (3, [])
