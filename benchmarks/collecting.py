@@ -140,7 +140,7 @@ def _collected(
     samples: Sequence[Sample], batch_size: int,
 ) -> None:  # fmt: skip
     config = CollectConfig(
-        out="", length=args.longest, max_new_tokens=args.max_new_tokens, train=len(samples),
+        out="unused", length=args.longest, max_new_tokens=args.max_new_tokens, train=len(samples),
         validation=0,
     )  # fmt: skip
     recorded = Recorded(continuation="model", max_new_tokens=args.max_new_tokens)

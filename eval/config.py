@@ -233,8 +233,6 @@ class EvalConfig(
     def __post_init__(self) -> None:
         """Raise ValueError or UsageError, naming the flag, on settings that cannot work."""
         super().__post_init__()
-        if not self.out and not self.dry_run:
-            raise UsageError("--out is missing")
         for flag in ("methods", "allocators", "budgets", "protocols"):
             value = getattr(self, flag)
             if not (split_list(value) if isinstance(value, str) else value):

@@ -316,6 +316,12 @@ class DryRunConfig(Group):
     dry_run: bool = False
     """Print what the run would do and cost, and stop; nothing is written."""
 
+    def __post_init__(self) -> None:
+        """Raise UsageError where a program writes and is not told where."""
+        super().__post_init__()
+        if not self.dry_run and getattr(self, "out", None) == "":
+            raise UsageError("--out is missing")
+
 
 def renamed_columns(text: str) -> dict[str, str]:
     """`NEW=OLD,...` as a mapping from the new name to the file's.

@@ -28,10 +28,10 @@ STORED_LABELS = ("kvzip", "kvzip_plus")
 class CollectConfig(DataConfig, AnswerConfig, ModelConfig, RunConfig, WorkersConfig, DryRunConfig):
     """Which samples are collected, and which tensors are stored."""
 
-    out: str
-    """What is written. A trace store: new, empty, or an interrupted one of the same settings, which
-    is continued. Several processes may write one store together. A folder, or an address such as
-    s3://bucket/folder."""
+    out: str = ""
+    """What is written. A trace store, needed but for --dry_run: new, empty, or an interrupted one
+    of the same settings, which is continued. Several processes may write one store together. A
+    folder, or an address such as s3://bucket/folder."""
     train: int = 200
     """Sequences of the train split."""
     validation: int = 40

@@ -178,7 +178,8 @@ def _dry_run(config: CollectConfig, model_config: PreTrainedConfig) -> None:
         print(f"note: no prompts were made: {error}")
     else:
         jobs = planned(config, tokenizer)
-        check_out(config, jobs, tokenizer)
+        if config.out:
+            check_out(config, jobs, tokenizer)
         count = len(jobs)
     announce(config, model_config, count)
     print("dry run: nothing was written")

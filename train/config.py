@@ -141,8 +141,9 @@ class TrainConfig(
     Train one ranker per KV head, from a trace store or a model, and write a policy directory.
     """
 
-    out: str
-    """What is written. A policy directory; an unfinished run of the same settings is continued."""
+    out: str = ""
+    """What is written. A policy directory, needed but for --dry_run; an unfinished run of the same
+    settings is continued."""
     source: Literal["traces", "model"] = "traces"
     """Where traces come from: a store, or a model that runs first and leaves none on disk (its
     settings: Model, Data, Answers and Online collection)."""

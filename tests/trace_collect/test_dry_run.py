@@ -30,6 +30,7 @@ def test_a_dry_run_makes_the_prompts_and_loads_no_weights(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delattr("trace_collect.run.model_of")
-    assert run("--dry-run") == 0
-    assert "tasks: niah_single_1, niah_single_2" in capsys.readouterr().out
+    for flags in ((), ("--out=",)):
+        assert run("--dry-run", *flags) == 0
+        assert "tasks: niah_single_1, niah_single_2" in capsys.readouterr().out
     assert not (tmp_path / "out").exists()

@@ -40,7 +40,7 @@ def test_a_store_holds_exactly_the_requested_samples(
     assert len({record.id for record in records}) == 5
     model, tokenizer = load_model(str(model_folder))
     config = CollectConfig(
-        out="", tasks="niah_single_1,niah_single_2", length=300, train=3, validation=2
+        out="unused", tasks="niah_single_1,niah_single_2", length=300, train=3, validation=2
     )
     jobs = planned(config, tokenizer)
     recorded = Recorded(continuation="model", max_new_tokens=4)

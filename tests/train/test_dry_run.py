@@ -38,14 +38,18 @@ def test_the_memory_that_a_refusal_names_is_enough(
 
 
 def test_a_few_steps_on_a_store_are_measured(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], store: Path
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    store: Path,
 ) -> None:
-    flags = ("--steps=4", "--contexts=2", "--hidden=8", f"--out={tmp_path / 'p'}", "--devices=2")
+    flags = ("--steps=4", "--contexts=2", "--hidden=8", "--devices=2")
+    monkeypatch.chdir(tmp_path)
     assert main(["--dry-run", "--traces", str(store), *flags]) == 0
     printed = capsys.readouterr().out
     steps = r"^4 steps of [\d.e-]+ s: about \d+ s \(processor time\) by one process"
     assert re.search(steps, printed, re.M)
-    assert not (tmp_path / "p").exists()
+    assert not list(tmp_path.glob("*.json"))
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(61, "61 s"), (600, "10 min"), (9000, "2.5 h")])
