@@ -424,7 +424,7 @@ class TuneConfig(
     def __post_init__(self) -> None:
         """Raise ValueError or UsageError, naming the flag, on settings that cannot work."""
         super().__post_init__()
-        assert self.evaluation
+        _ = self.evaluation  # reading it checks it
 
     def check_names(self) -> None:
         """Raise KvpError as kvp-eval does."""

@@ -336,10 +336,14 @@ def _joined(first: Results, second: Results) -> Results:
         *first.manifest.get("earlier_runs", []), earlier, *second.manifest.get("earlier_runs", []),
     ]  # fmt: skip
     planned = [each for run in (first, second) for each in run.manifest.get("planned", ())]
+    of_policies = {
+        name: {**first.manifest.get(name, {}), **second.manifest.get(name, {})}
+        for name in ("policies", "policy_tasks", "policy_repositories")
+    }
     return replace(
         second,
         folder=first.folder,
-        manifest={**second.manifest, "earlier_runs": runs, "planned": planned},
+        manifest={**second.manifest, **of_policies, "earlier_runs": runs, "planned": planned},
         **records,
         tuned=(*first.tuned, *second.tuned),
         notes=tuple(dict.fromkeys((*first.notes, *second.notes))),

@@ -149,7 +149,7 @@ def save_policy(
     write_sealed_json(target / INDEX, content)
 
 
-def load_policy(name: str | Path | PolicySource, *, device: str = "cpu") -> LearnedScorer:
+def load_policy(name: str | Path | PolicySource) -> LearnedScorer:
     """Load a policy as a scorer.
 
     `name` is a policy directory, `nano` (the bundled policy) or a repository of the hub, `org/name`
@@ -164,7 +164,7 @@ def load_policy(name: str | Path | PolicySource, *, device: str = "cpu") -> Lear
             f"{meta.geometry.total_kv_heads}: join all shards of the policy with kvp merge"
         )
     return LearnedScorer(
-        rankers=whole.rankers.eval().requires_grad_(False).to(device),
+        rankers=whole.rankers.eval().requires_grad_(False),
         geometry=meta.geometry,
         calibration=whole.calibration,
         label=whole.source.name,

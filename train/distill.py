@@ -65,6 +65,7 @@ def run(config: DistillConfig) -> None:
         **config.identity(),
         "distilled_from": digest_json(start),
         "traces": digest_json([reader.manifest["identity"], reader.plan.to_dict()]),
+        "sequences": digest_json([record.to_dict() for record in (*training, *validation)]),
     }
     target = RunFolder(place(config.out), identity)
     if target.finished():

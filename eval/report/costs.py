@@ -86,15 +86,11 @@ def _mean_known(values: Iterable[float | None]) -> float | None:
 
 
 def shown_costs(found: Mapping[ReportedMethod, Cost]) -> dict[ReportedMethod, Cost]:
-    """One setting per family for figures: protected where all can be, smallest area."""
-    protected = any(setting.protected for setting in found)
+    """One setting per family for figures: a protected one where there is one, smallest area."""
     shown: dict[str, ReportedMethod] = {}
-    for setting, cost in found.items():
-        if setting.protected == protected:
-            other = shown.setdefault(setting.family, setting)
-            if cost.area < found[other].area:
-                shown[setting.family] = setting
-    return {setting: found[setting] for setting in shown.values()}
+    for setting in sorted(found, key=lambda each: (not each.protected, found[each].area)):
+        shown.setdefault(setting.family, setting)
+    return {setting: cost for setting, cost in found.items() if setting in shown.values()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,7 +148,7 @@ def timings(records: Iterable[Record], groups: Mapping[str | None, str]) -> list
     """
     parts: dict[tuple[str, str | None, ReportedMethod], list[Record]] = defaultdict(list)
     for record in records:
-        spec = None if record["method"] == FULL else record["budget_spec"] or str(record["budget"])
+        spec = None if record["method"] == FULL else record["budget_spec"]
         parts[record["protocol"], spec, method_of(record, groups)].append(record)
     wholes = {key[0]: same for key, same in parts.items() if key[2].method == FULL}
     measured = []

@@ -206,7 +206,7 @@ def _budget_panel(
         for setting in shown
     }  # fmt: skip
     full = next((grid[each][None] for each in grid if each.method == FULL), None)
-    _draw(one, comparison, points, shown, styles, full=full)
+    _draw(one, comparison, points, shown, styles, full)
     one.set(xscale="log", xlabel=budgets.label)
     low, high = one.get_xlim()
     if high < 1.5 * low:  # a single budget
@@ -302,8 +302,7 @@ def _draw(
     points: Points,
     shown: Mapping[ReportedMethod, bool],
     styles: Styles,
-    *,
-    full: Estimate | None = None,
+    full: Estimate | None,
 ) -> None:
     """Curves with intervals, those behind thin and without; `full` is a horizontal line."""
     scale = comparison.scale
@@ -322,8 +321,6 @@ def _draw(
         x = np.array([place for place, _ in found]) * SPREAD ** (number - len(shown) / 2)
         if not front:
             style |= {"linewidth": 0.8, "markersize": 3, "alpha": 0.55}
-        elif setting.method == FULL:
-            style["marker"] = "*"  # a single point where it has a cost
         bars = np.maximum(0, [y - ends[0], ends[1] - y]) if front else None
         drawn = one.errorbar(
             x, y, yerr=bars, label=_plain(label), elinewidth=0.8, capsize=2, **style
@@ -338,7 +335,7 @@ def _draw(
     one.set_ylabel(comparison.measure)
     if comparison.kind == "accuracy":
         one.set_ylim(-3, 103)
-    elif comparison.kind == "perplexity" and means:
+    elif means:
         one.set_yscale("log")
         one.set_ylim(min(means) / 1.15, max(means) * 1.15)
         _log_axis(one.yaxis)

@@ -285,7 +285,7 @@ class EvictingBlock(AbstractContextManager[Kept]):
         kwargs = {**kwargs, "past_key_values": cache}
         chunk = self._prefill_chunk
         if chunk is not None and tokens > chunk:
-            kwargs = self._read_pieces(kwargs, tokens, chunk)
+            kwargs = self._read_pieces(kwargs, batch, tokens, chunk)
         if cache.get_seq_length() == 0:
             self._record(cache, _left_padding(kwargs.get("attention_mask"), batch))
         elif tokens > 1:
@@ -297,12 +297,13 @@ class EvictingBlock(AbstractContextManager[Kept]):
             kept.cache = cache
         return (), kwargs
 
-    def _read_pieces(self, kwargs: dict[str, Any], tokens: int, chunk: int) -> dict[str, Any]:
+    def _read_pieces(
+        self, kwargs: dict[str, Any], batch: int, tokens: int, chunk: int
+    ) -> dict[str, Any]:
         """Feed all pieces of a prompt but the last, with eviction after each; what is left."""
         check_repeatable(self._rule)
-        cache, mask = kwargs["past_key_values"], kwargs.get("attention_mask")
-        if cache.get_seq_length() == 0:
-            padding = [0] if mask is None else _left_padding(mask, len(mask))
+        if kwargs["past_key_values"].get_seq_length() == 0:
+            padding = _left_padding(kwargs.get("attention_mask"), batch)
             if max(padding) >= chunk - 1:
                 raise UsageError(
                     f"prefill_chunk={chunk} is shorter than the {max(padding)} columns of padding "

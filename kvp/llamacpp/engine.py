@@ -102,7 +102,8 @@ class Engine:
     def views(
         self, state: SequenceState, needs: Needs, budget: int, tokens: Sequence[int]
     ) -> Iterator[View]:
-        """A view per layer, as scorers read it; `tokens` [N] are the ids of the cells' tokens.
+        """A view per layer, as scorers read it; `tokens` are the ids of all tokens
+        that were read, N or more: the last ones count.
 
         Raises UsageError where `needs` has what llama.cpp cannot give.
         """

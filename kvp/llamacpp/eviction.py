@@ -270,7 +270,7 @@ def _cut(
     pool: str,
     tokens: Sequence[int],
 ) -> SequenceState:
-    """The state with its `keep` best cells; `tokens` [N] are the ids of the cells' tokens."""
+    """The state with its `keep` best cells; `tokens` as for `Engine.views`."""
     with torch.inference_mode():
         scores = score_layers(scorer, engine.views(state, scorer.needs, keep, tokens))
         pooled = pooled_scores(torch.cat(scores), pool)

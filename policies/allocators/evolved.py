@@ -117,7 +117,7 @@ class Evolved(BaseAllocator):
     def __post_init__(self) -> None:
         """Raise PolicyError unless the file can be read, and as all allocators."""
         super().__post_init__()
-        assert self.budgets
+        _ = self.budgets  # reading them checks them
 
     @cached_property
     def budgets(self) -> BudgetFile:

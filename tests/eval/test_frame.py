@@ -233,6 +233,17 @@ def test_what_a_policy_was_trained_on_is_in_the_sentence(tasks: list[str], words
     assert words in " ".join(sentences(comparison))
 
 
+def test_one_method_beside_the_oracle_is_compared() -> None:
+    records = [
+        _record(method, budget, example=str(example), score=score)
+        for method, score in (("full", 1.0), ("oracle", 1.0), ("snapkv", 0.0))
+        for budget in ((None,) if method == "full" else ("25%", "50%"))
+        for example in range(40)
+    ]
+    (comparison,) = _compared(records, 200)
+    assert {spec for _, spec in comparison.told} == {"25%", "50%"}
+
+
 def test_nulls_are_named_apart_and_settings_not_chosen_on_the_prompts_shown() -> None:
     records = [
         _record(method, "25%", score=score, **fields)

@@ -225,7 +225,12 @@ def test_the_same_row_or_label_in_two_folders_is_refused(
     for name in ("one", "two"):
         records = [record for record in made.answers() if record["task"] == name]
         path = write_results(tmp_path / name, records=records) / "manifest.json"
-        write_sealed_json(path, {**read_sealed_json(path), "policies": {"seed0": name}})
+        told = {"policies": {"seed0": name}, "policy_tasks": {name: ["vt"]}}
+        write_sealed_json(path, {**read_sealed_json(path), **told})
         folders.append(load_results(tmp_path / name))
     with pytest.raises(ResultsError, match="another policy called 'seed0'"):
         join(folders)
+    folders[1].manifest["policies"] = {"seed1": "two"}
+    (joined,) = join(folders)
+    assert joined.manifest["policies"] == {"seed0": "one", "seed1": "two"}
+    assert joined.manifest["policy_tasks"] == {"one": ["vt"], "two": ["vt"]}

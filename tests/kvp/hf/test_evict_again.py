@@ -267,6 +267,7 @@ def test_what_cannot_be_repeated_or_read_in_pieces_is_refused(
             generate(qwen, ids, 2, attention_mask=mask)
         with pytest.raises(UsageError, match="logits of the last piece alone"):
             qwen(input_ids=ids, labels=ids, use_cache=True)
+        assert qwen(ids, use_cache=True).past_key_values.get_seq_length() == 30  # without a mask
 
 
 def test_pieces_have_no_single_token() -> None:
