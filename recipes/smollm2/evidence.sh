@@ -79,7 +79,6 @@ sources=(--policies "smollm2-135m-instruct,$RUN/needles-alone,$RUN/text-alone")
 evaluate sources 1024 "${news[@]}" "${sources[@]}" --tasks "$NEEDLES" --prompts "$FEW" --budgets 2%,6%,12.5%,25% --methods full,kvp+ada
 evaluate sources-text 1024 "${sources[@]}" --seed 0 --split all --protocols query_agnostic --tasks text --text "$D/news" --prompts "$ARTICLES" \
   --budgets 12.5%,25% --methods full,kvp+ada,kvp+global
-# The columns of 3, 4.5 and 9 % are of an earlier run.
 other=(--hotpotqa "$D/hotpotqa.json" --squad "$D/squad_test.json" --max_new_tokens 60 --budgets 2%,6%,12.5%,25%)
 evaluate other 1024 "${other[@]}" --tasks vt,fwe,cwe,qa_2 --prompts "$OTHER" --methods "full,kvp+ada,$UNIFORM"
 evaluate other 1024 "${other[@]}" --tasks qa_1 --prompts "$QUESTIONS" --methods "full,kvp+ada,$UNIFORM"
