@@ -257,15 +257,8 @@ def learned_methods(arguments: Sequence[str]) -> list[Method]:
     if not arguments:
         raise UsageError(NEEDS_POLICIES)
     return [
-        Method(
-            name=LEARNED,
-            policy=label,
-            policy_seed=policy.metadata["training"].get("seed"),
-            policy_commit=source.commit,
-            scorer=policy,
-        )
+        replace(method_of(load_policy(source)), policy=label, policy_commit=source.commit)
         for label, source in policy_sources(arguments).items()
-        for policy in (load_policy(source),)
     ]
 
 

@@ -46,7 +46,7 @@ HEAD_RATE = 20.0
 GATE_WIDTH, FINAL_GATE_WIDTH = 0.5, 0.05
 """Width of the soft threshold between kept and evicted tokens at the first and the last step, in
 units of the calibrated scores (nats); it falls geometrically."""
-VALIDATED_BUDGETS = parse_budgets("6.25%,12.5%")
+LOSS_BUDGETS = parse_budgets("6.25%,12.5%")
 """Budgets of the held-out loss."""
 _LONGEST_GRADIENT = 1.0
 _HALVINGS = 50
@@ -224,11 +224,11 @@ class Distillation(pl.LightningModule):
 
     @torch.no_grad()
     def held_out_loss(self, points: Sequence[CompressionPoint]) -> Tensor:
-        """Mean loss at `points`, with `VALIDATED_BUDGETS` evicted as evaluation does it."""
+        """Mean loss at `points`, with `LOSS_BUDGETS` evicted as evaluation does it."""
         losses = []
         for point in points:
             context = self._source.context(point)
-            budgets = [budget.tokens(context.length) for budget in VALIDATED_BUDGETS]
+            budgets = [budget.tokens(context.length) for budget in LOSS_BUDGETS]
             losses.append(self._losses(context, point, budgets, None))
         return torch.cat(losses).mean()
 

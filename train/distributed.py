@@ -10,11 +10,10 @@ from __future__ import annotations
 import logging
 import os
 import signal
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from itertools import islice
 from typing import Any, TypeVar
 from uuid import uuid4
 
@@ -26,9 +25,9 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from kvp import errors
+from kvp.config_groups import Rank
 from kvp.errors import KvpError, UsageError
 
-ItemT = TypeVar("ItemT")
 ConfigT = TypeVar("ConfigT")
 
 PATIENCE = timedelta(hours=2)
@@ -36,22 +35,13 @@ PATIENCE = timedelta(hours=2)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Workers:
+class Workers(Rank):
     """One of the processes that train together; alone by default."""
-
-    index: int = 0
-    """Which process this is."""
-    count: int = 1
-    """Processes in all."""
 
     @property
     def first(self) -> bool:
         """Whether this is the process that writes and prints."""
         return self.index == 0
-
-    def share(self, items: Iterable[ItemT]) -> Iterator[ItemT]:
-        """Every `count`-th of the items, from index `index` on; they may be made as they come."""
-        return islice(items, self.index, None, self.count)
 
     def sum(self, tensor: Tensor) -> Tensor:
         """Sum of a tensor, of one shape everywhere, over the processes; no gradient."""

@@ -260,7 +260,7 @@ def kept_bytes(plan: StorePlan, recipe: Recipe, train: int, validation: int) -> 
         return total
     points = -(-recipe.steps * recipe.contexts // train)
     if recipe.uniform_points:
-        points = min(points, recipe.uniform_points + len(("prompt", "context")))
+        points = min(points, recipe.uniform_points + 2)
     importances = train * points + validation * _HELD_OUT_ATTENTION
     return total + importances * 4 * plan.max_tokens * plan.geometry.total_kv_heads
 

@@ -32,6 +32,7 @@ from eval.evolve.search import (
     REACH,
     SEARCH,
     SIGMA,
+    UNIFORM_GROUP,
     Elite,
     Generation,
     Journal,
@@ -324,7 +325,7 @@ def _plan(
 
 def _note(plan: SearchPlan, entry: Generation) -> str:
     """What the generation that ended found."""
-    if entry.group < 0:
+    if entry.group == UNIFORM_GROUP:
         return f"uniform: score {entry.scores[0]:.4f}"
     groups = len(layer_groups(plan.layers, plan.group))
     return f"group {entry.group + 1}/{groups}: best score {max(entry.scores):.4f}"

@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -129,7 +129,7 @@ class Journal:
     def append(self, entry: Generation) -> None:
         """Add a generation and bring it to the disk."""
         now = time.monotonic()
-        entry = Generation(**{**vars(entry), "seconds": now - self._started})
+        entry = replace(entry, seconds=now - self._started)
         self._started = now
         self._lines.append([asdict(entry)])
         self.generations.append(entry)

@@ -177,7 +177,7 @@ def _beyond(space: Space, scores: Scores) -> dict[str, list[Candidate]]:
         value = _number(space, one, best, scores)
         if not isinstance(one.grid, Numbers) or value is None:
             continue
-        known = [number for each in same if (number := one.value(each)) in _numbers([number])]
+        known = _numbers(one.value(each) for each in same)
         values = []
         if min(known) >= value:
             values.append(one.grid.below(value))
