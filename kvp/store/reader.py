@@ -110,13 +110,12 @@ class TraceReader:
         return gram if self._heads is None else gram.flatten(0, 1)[self._heads][None]
 
     def trace(self, index: int) -> Trace:
-        """All of one sequence; None for what is not kept. Raises StoreError as `kv`."""
+        """All of one sequence. Raises StoreError as `kv`."""
         keys, values = self.kv(index)
-        queries = self._read("q", index) if self.plan.store_queries else None
         labels = {name: self.label(name, index) for name in self.plan.labels}
         return Trace(
             record=self.record(index),
-            queries=queries,
+            queries=self._read("q", index),
             keys=keys,
             values=values,
             labels=labels,

@@ -104,7 +104,7 @@ class Trace:
 
     record: SequenceRecord
     queries: Tensor | None
-    """[L, H, G, T, D] queries after RoPE; None in a store without queries."""
+    """[L, H, G, T, D] queries after RoPE; None in memory where they are not kept."""
     keys: Tensor
     """[L, H, T, D] keys after RoPE."""
     values: Tensor
@@ -176,12 +176,13 @@ class StorePlan:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> StorePlan:
-        """Inverse of `to_dict`."""
+        """Inverse of `to_dict`; ValueError where no store on a disk has such a plan."""
         labels = tuple(data.get("labels", ()))
         plan = cls(**{**data, "geometry": Geometry.from_dict(data["geometry"]), "labels": labels})
         if not all(int is type(n) and 0 < n < 2**31 for n in (plan.max_tokens, plan.sequences)):
             raise ValueError("no store is of this size")
-        if plan.dtype not in DTYPES or not set(plan.arrays) <= set(ARRAYS):
+        known = plan.dtype in DTYPES and set(plan.arrays) <= set(ARRAYS)
+        if not (known and plan.store_queries):
             raise ValueError("no store holds such arrays")
         return plan
 

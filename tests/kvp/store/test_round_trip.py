@@ -92,13 +92,9 @@ def test_bits_survive(
     assert _same_bits(read.queries, zeros.unsqueeze(2))
 
 
-def test_a_store_without_queries(tmp_path: Path, plan: StorePlan, make_trace: MakeTrace) -> None:
-    lean = replace(plan, store="kv")
-    with TraceWriter.create_or_resume(tmp_path / "s", lean, {"identity": {}}) as writer:
-        writer.write(make_trace(lean, 0))
-    reader = TraceReader(tmp_path / "s")
-    assert reader.trace(0).queries is None
-    assert not (tmp_path / "s" / "q").exists()
+def test_a_store_without_queries_is_refused(tmp_path: Path, plan: StorePlan) -> None:
+    with pytest.raises(StoreError, match="no store holds such arrays"):
+        TraceWriter.create_or_resume(tmp_path / "s", replace(plan, store="kv"), {"identity": {}})
 
 
 def test_plain_zarr_reads_it(store: Path, plan: StorePlan, make_trace: MakeTrace) -> None:
