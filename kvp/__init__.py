@@ -170,9 +170,6 @@ def _config(package: str, config: str, settings: dict[str, Any]) -> Any:  # noqa
     for name in settings:
         if name not in flags:
             raise UsageError(f"unknown setting {name!r}{did_you_mean(name, flags)}")
-    for name, flag in flags.items():
-        if flag.required and name not in settings:
-            raise UsageError(f"{name}= is missing")
     made = kind(**{name: python_value(flags[name], value) for name, value in settings.items()})
     made.check_names()
     return made

@@ -40,7 +40,7 @@ def test_a_list_may_hold_objects() -> None:
 @pytest.mark.parametrize(
     ("program", "settings", "message"),
     [
-        (kvp.train, {"traces": "x"}, "out= is missing"),
+        (kvp.train, {"traces": "x"}, "--out is missing"),
         (kvp.train, {"traces": "x", "out": "y", "steps": "five"}, "--steps must be a whole number"),
         (kvp.train, {"traces": "x", "out": "y", "label": max}, "give its name, 'package.module:N"),
         (kvp.collect, {"out": "y", "data": max}, "data=<built-in function max> is an object"),
