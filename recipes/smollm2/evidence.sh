@@ -98,3 +98,9 @@ done
 "$BIN/kvp-eval" --model "$MODEL" --dtype bfloat16 --length 1024 --essays "$D/novels_test" --tasks niah_multikey_1 --prompts 1 \
   --max_new_tokens 8 --protection off --timing_prompts 6 --budgets 12.5% --protocols query_agnostic \
   --policies "seed0=$RUN/seed0" --methods "full,kvp+ada,kvp+global,kvp,$RIVALS,snapkv,tova,streaming_llm" --out "$RUN/timing"
+# The policy in the package; on an idle machine.
+for length in 1024 4096; do
+  "$BIN/kvp-eval" --model "$MODEL" --dtype bfloat16 --length $length --essays "$D/news" --tasks niah_multikey_1 --prompts 6 --seed 2039 \
+    --max_new_tokens 1 --protection off --timing_prompts 6 --budgets 12.5% --protocols query_agnostic --policies smollm2-135m-instruct \
+    --methods "full,kvp+ada,snapkv(kernel=31)+ada" --out "$RUN/timing-$length"
+done
