@@ -114,7 +114,7 @@ def _run_here(config: EvalConfig, methods: Sequence[Method], loaded: Loaded | No
     with open_folder(config, digests, shared=config.worker.shared) as output:
         prepared = _prepare(config, methods, loaded)
         bench = load_bench(config, prepared.methods, loaded)
-        return _run(config, prepared, bench, output, digests)
+        return _run(prepared, bench, output, digests)
 
 
 def _run_with_ray(config: EvalConfig, methods: Sequence[Method]) -> list[Record]:
@@ -151,15 +151,11 @@ def _prepare(config: EvalConfig, methods: Sequence[Method], loaded: Loaded | Non
 
 
 def _run(
-    config: EvalConfig,
-    prepared: Prepared,
-    bench: Bench,
-    output: OutputFolder,
-    digests: Mapping[str, str],
+    prepared: Prepared, bench: Bench, output: OutputFolder, digests: Mapping[str, str]
 ) -> list[Record]:
     """Evaluate into a claimed folder."""
-    rows = _begin(config, prepared, bench, output, digests)
-    evaluate_all(bench, prepared, rows, config.worker)
+    rows = _begin(prepared, bench, output, digests)
+    evaluate_all(bench, prepared, rows, bench.config.worker)
     if isinstance(rows, RecordParts):
         rows.refresh()
         work = WorkPieces(bench.config, prepared, rows)
@@ -170,20 +166,17 @@ def _run(
             )
             return []
         rows.join(output.local / ROWS)
-    records = _close(config, prepared, bench, output)
+    records = _close(prepared, bench, output)
     if isinstance(rows, RecordParts):
         rows.delete()
     return records
 
 
 def _begin(
-    config: EvalConfig,
-    prepared: Prepared,
-    bench: Bench,
-    output: OutputFolder,
-    digests: Mapping[str, str],
+    prepared: Prepared, bench: Bench, output: OutputFolder, digests: Mapping[str, str]
 ) -> RecordFile:
     """Write the manifest of a claimed folder, and open its rows."""
+    config = bench.config
     digest = model_identity(config.model, config.revision, bench.model, bench.tokenizer)
     notes = made_for_others(bench, prepared)
     for note in notes:
@@ -220,11 +213,9 @@ def _record_file(output: OutputFolder) -> RecordFile:
     return RecordFile(path / ROWS)
 
 
-def _close(
-    config: EvalConfig, prepared: Prepared, bench: Bench, output: OutputFolder
-) -> list[Record]:
+def _close(prepared: Prepared, bench: Bench, output: OutputFolder) -> list[Record]:
     """What is measured once per run, and the closing table; returns the records."""
-    folder = output.local
+    config, folder = bench.config, output.local
     if config.timing_prompts:
         measure_times(bench, prepared, config.timing_prompts, folder / TIMING)
     if prepared.traces:

@@ -179,9 +179,7 @@ def prompts_to_resolve(difference: Interval, size: float = RESOLUTION) -> int:
     return max(1, math.ceil(difference.prompts * (half / size) ** 2))
 
 
-def perplexity(
-    records: Iterable[Mapping[str, Any]], *, resamples: int = 2000, seed: int = 0
-) -> Interval:
+def perplexity(records: Iterable[Mapping[str, Any]], *, resamples: int = 2000) -> Interval:
     """exp(sum of nll / sum of reply tokens) with its interval over texts (KVP, section 4.2).
 
     Policies are pooled. The interval is made in nats per token; of a single text it has width 0.
@@ -195,7 +193,6 @@ def perplexity(
         bounds=None,
         weights=reply_tokens(records),
         resamples=resamples,
-        seed=seed,
     )
     return Interval(
         mean=math.exp(-nats.mean),
