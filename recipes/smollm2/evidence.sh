@@ -5,7 +5,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 : "${D:?the folder of texts}" "${RUN:=runs/smollm2-evidence}" "${BIN:=.venv/bin}" "${MODEL:=models/smollm2-135m-instruct}"
-: "${PROMPTS:=48}" "${FRESH:=100}" "${LEARNED:=8}" "${FEW:=4}" "${LONG:=7}" "${OTHER:=3}" "${QUESTIONS:=8}" "${TEXTS:=10}" "${ARTICLES:=16}" "${SEED:=2027}"
+: "${PROMPTS:=48}" "${FRESH:=100}" "${FRESH_RIVALS:=12}" "${LEARNED:=8}" "${FEW:=4}" "${LONG:=7}" "${OTHER:=3}" "${QUESTIONS:=8}" "${TEXTS:=10}" "${ARTICLES:=16}" "${SEED:=2027}"
 export OMP_NUM_THREADS=1
 NEEDLES=niah_single_1,niah_single_2,niah_single_3,niah_multikey_1,niah_multivalue,niah_multiquery
 # The settings that were best on validation prompts (`tune` below).
@@ -72,6 +72,8 @@ evaluate needles 1024 "${needles[@]}" --prompts "$PROMPTS" --budgets 2%,3%,4.5%,
 # The bundled policy on another seed and in articles of newspapers.
 news=(--seed 2039 --essays "$D/news" --policies smollm2-135m-instruct --max_new_tokens 40)
 evaluate fresh 1024 "${news[@]}" --tasks "$NEEDLES" --prompts "$FRESH" --budgets 2%,6%,12.5%,25% --methods full,kvp+ada
+evaluate fresh-rivals 1024 "${news[@]}" --tasks "$NEEDLES" --prompts "$FRESH_RIVALS" --budgets 2%,6%,12.5%,25% \
+  --methods "full,kvp+ada,kvzip+global,contrastkv(beta=0)+global,snapkv(kernel=31)+ada,keydiff+ada"
 evaluate references 1024 "${news[@]}" --tasks "$NEEDLES" --prompts "$FEW" --budgets 2%,6%,12.5%,25%,50% --methods "full,kvp+ada,$RIVALS,$REFERENCES"
 evaluate kvzap 1024 "${news[@]}" --tasks "$NEEDLES" --prompts "$LEARNED" --budgets 2%,6%,12.5%,25% --methods full,kvp+ada,kvp+global \
   --policies "kvzap-like=$RUN/kvzap_like,smollm2-135m-instruct"
