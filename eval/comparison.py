@@ -553,8 +553,8 @@ class Comparison:
         policy but the best of all on these prompts, those of every other pair.
         """
         best = best_of(self)
-        pairs = max(2, len(best.compared)) if best and not best.learned else 2
-        return len(self.gaps) * pairs // 2
+        methods = len(best.compared) if best and not best.learned else 2
+        return len(self.gaps) * max(2, methods) // 2
 
     @cached_property
     def told(self) -> set[tuple[ReportedMethod, str]]:

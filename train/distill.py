@@ -32,7 +32,7 @@ from train.initial_rankers import rankers_digest
 from train.labels import EVALUATED
 from train.run_folder import RunFolder
 from train.summary import print_summary
-from train.training_data import check_store, device_of, recorded_model, usable
+from train.training_data import check_store, device_of, recorded_model, store_identity, usable
 from train.validation import HeldOut, Heuristics, evaluate
 
 
@@ -64,8 +64,7 @@ def run(config: DistillConfig) -> None:
     identity = {
         **config.identity(),
         "distilled_from": digest_json(start),
-        "traces": digest_json([reader.manifest["identity"], reader.plan.to_dict()]),
-        "sequences": digest_json([record.to_dict() for record in (*training, *validation)]),
+        "traces": store_identity(reader, training, validation),
     }
     target = RunFolder(place(config.out), identity)
     if target.finished():

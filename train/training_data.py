@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -71,14 +71,21 @@ def open_store(config: TrainConfig, recipe: Recipe) -> TrainingData:
             "sequences that are long enough"
         )
     records["train"] = records["train"][: recipe.sequences or None]
-    used = [record.to_dict() for split in records.values() for record in split]
     identity = {
         "geometry": reader.geometry.to_dict(),
-        "store": digest_json([reader.manifest["identity"], reader.plan.to_dict()]),
-        "sequences": digest_json(used),
+        **store_identity(reader, *records.values()),
         **{split: len(found) for split, found in records.items()},
     }
     return TrainingData(traces=reader, identity=identity, sequences_of=records.__getitem__)
+
+
+def store_identity(reader: TraceReader, *splits: Sequence[SequenceRecord]) -> dict[str, str]:
+    """Digests of a store and of the sequences that are read of it, for a run's identity."""
+    used = [record.to_dict() for split in splits for record in split]
+    return {
+        "store": digest_json([reader.manifest["identity"], reader.plan.to_dict()]),
+        "sequences": digest_json(used),
+    }
 
 
 def check_store(reader: TraceReader, *, allow_incomplete: bool) -> None:

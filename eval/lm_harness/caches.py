@@ -169,7 +169,7 @@ LogLikelihood = tuple[float, bool]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Continuations:
+class ContinuationScorer:
     """A model, and how its caches are compressed."""
 
     model: PreTrainedModel

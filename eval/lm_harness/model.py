@@ -22,7 +22,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from eval.lm_harness.caches import (
     Compression,
-    Continuations,
+    ContinuationScorer,
     LogLikelihood,
     compressed_text,
     compression,
@@ -104,7 +104,7 @@ class KvpLM(HFLM):  # type: ignore[misc]
             self.pretrained, self.revision = name, to_load.get("revision") or "main"
         size = max_batch_size if str(batch_size).startswith("auto") else int(batch_size)
         self.compression = how
-        self._continuations = Continuations(
+        self._scorer = ContinuationScorer(
             model=model, tokenizer=self.tokenizer, compression=how, batch=size,
             dtype=self.softmax_dtype or torch.float32,
         )  # fmt: skip
@@ -207,7 +207,7 @@ class KvpLM(HFLM):  # type: ignore[misc]
         bar = tqdm(total=sum(map(len, groups.values())), desc="scoring", disable=disable_tqdm)
         for (tokens, after), members in groups.items():
             conts = [requests[number][2] for number in members]
-            scores = self._continuations.continuations(tokens, after, conts)
+            scores = self._scorer.continuations(tokens, after, conts)
             for number, score in zip(members, scores, strict=True):
                 found[number] = score
                 if requests[number][0] is not None:
@@ -225,7 +225,7 @@ class KvpLM(HFLM):  # type: ignore[misc]
     ) -> Tensor:
         """Tokens [1, T + answer] that continue `context` [1, T] from its compressed cache."""
         with kvp_attention_set(self.model):
-            cache = self._continuations.context_cache(context[0], self._answered)
+            cache = self._scorer.context_cache(context[0], self._answered)
             beams = int(generation_kwargs.get("num_beams", 1))
             if beams > 1 and cache.get_seq_length() > 0:
                 cache = cache.fork(beams)
