@@ -23,14 +23,26 @@ from eval.records import FULL, Record, policy_groups
 from eval.report import figures
 from eval.report.costs import passes, timings
 from eval.results import Results, load_results
-from eval.stats import Interval, bootstrap_mean, by_policy, holm, paired_difference, perplexity
+from eval.stats import (
+    Interval,
+    bootstrap_mean,
+    by_policy,
+    holm,
+    paired_difference,
+    perplexity,
+    prompt_values,
+    reply_tokens,
+)
 from recipes.all_methods.blocks import fill_file
 
 PAGE = Path("docs/results/smollm2.md")
 NUMBERS = Path("benchmarks/results/smollm2")
-ANSWERS = ("needles", "fresh", "kvzap", "references", "sources", "other", "long-2048", "long-4096")
+ANSWERS = (
+    *("needles", "fresh", "fresh-rivals", "kvzap", "references", "sources", "subjects", "topics"),
+    *("other", "long-2048", "long-4096"),
+)
 TEXTS = ("text-wiki", "text-novels", "texts", "sources-text")
-TUNED = ("tune", "tune-epsilon")
+TUNED = ("tune", "tune-epsilon", "tune-subjects", "tune-topics")
 """Settings of rivals on validation prompts: CSV files without a table."""
 OURS = "kvp+ada"
 BUNDLED = "smollm2-135m-instruct"
@@ -105,12 +117,14 @@ def table(found: Cells, taken: Mapping[str, str]) -> Iterator[str]:
         for name in methods_of(found, protocol):
             row = [found.get((protocol, name, budget)) for budget in budgets]
             yield f"| {name} | {taken.get(name, '')} | {' | '.join(map(_text, row))} |"
-        if full[0]["nll"] is None:
-            yield from differences(found, protocol, budgets)
+        yield from differences(found, protocol, budgets)
 
 
 def differences(found: Cells, protocol: str, budgets: list[str]) -> Iterator[str]:
-    """Ours minus each rival in points, paired by prompt; `*`: not 0 at 5 % after Holm."""
+    """Ours minus each rival, paired by prompt; `*`: not 0 at 5 % after Holm.
+
+    In points, or in % of the rival's perplexity.
+    """
     rivals = [n for n in methods_of(found, protocol) if n not in REFERENCES and n != OURS]
     places = [
         (rival, budget)
@@ -120,20 +134,26 @@ def differences(found: Cells, protocol: str, budgets: list[str]) -> Iterator[str
     ]
     if not places:
         return
-    paired = [
-        paired_difference(
-            by_policy(found[protocol, OURS, budget]), by_policy(found[protocol, rival, budget])
-        )
-        for rival, budget in places
-    ]
+    paired = []
+    for rival, budget in places:
+        ours, theirs = found[protocol, OURS, budget], found[protocol, rival, budget]
+        weights = reply_tokens(ours)
+        values = prompt_values(ours), prompt_values(theirs)
+        bounds = None if weights else (-1, 1)
+        paired.append(paired_difference(*values, bounds=bounds, weights=weights))
     marks = dict(zip(places, zip(paired, holm(paired), strict=True), strict=True))
-    yield f"\n{OURS} minus each other method, points, paired by prompt (`*`: not 0 at 5 %, Holm):\n"
+    unit = "% of its perplexity" if weights else "points"
+    yield f"\n{OURS} minus each other method, {unit}, paired by prompt (`*`: not 0 at 5 %, Holm):\n"
     yield f"| method | {' | '.join(budgets)} |\n|---|{'--:|' * len(budgets)}"
     for rival in rivals:
         row = []
         for budget in budgets:
-            difference, other = marks.get((rival, budget), (None, False))
-            row.append(f"{100 * difference.mean:+.0f}{'*' * other}" if difference else "")
+            one, other = marks.get((rival, budget), (None, False))
+            if one is not None:
+                share = 100 * (np.expm1(-one.mean) if weights else one.mean)
+                row.append(f"{share:+.{1 if weights else 0}f}{'*' * other}")
+            else:
+                row.append("")
         yield f"| {rival} | {' | '.join(row)} |"
 
 

@@ -2,14 +2,17 @@
 
     python recipes/smollm2/texts.py SOURCES D
 
-SOURCES holds `squad.json` (rows of context, question, answer), `dialogues.jsonl` (Schema-Guided
-Dialogue: `turns`, pairs of speaker and text), `wiki_train.txt` and `wiki_test.txt` (WikiText-2).
+SOURCES holds `squad.json` (rows of context, question, answer), `dialogues.jsonl` and, for tests,
+`dialogues_dev.jsonl` (Schema-Guided Dialogue: `services`, and `turns`, pairs of speaker and text),
+`mmlu` (`astronomy_test.csv` and the like), `wiki_train.txt` and `wiki_test.txt` (WikiText-2).
 D gets SQuAD in halves without a passage in common, passages with several questions and answers,
-dialogues of about 1,000 tokens, and pieces of articles.
+dialogues of about 1,000 tokens, pieces of articles, and questions and messages to classify after
+examples.
 """
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import json
 import random
@@ -25,6 +28,15 @@ CHATS = {"questions": 200, "dialogues": 1500}
 """How many are made."""
 PASSAGE_WORDS, DIALOGUE_WORDS, ARTICLE_WORDS = (430, 560), 470, 1100
 """At most 1,024 tokens each, but for articles, which are cut to the length that is asked for."""
+
+SUBJECTS = (
+    "anatomy astronomy high_school_geography high_school_macroeconomics high_school_psychology "
+    "international_law machine_learning marketing nutrition philosophy virology world_religions"
+)
+"""Of MMLU."""
+EXAMPLES, CLASSIFIED = 36, {"validation": 48, "test": 200}
+"""Examples in a context, and contexts."""
+CLASSIFIED_WORDS = range(6, 26)
 
 
 def halves(rows: Iterable[Row]) -> dict[str, list[Row]]:
@@ -92,19 +104,74 @@ def articles(text: str) -> Iterator[Row]:
                 yield {"text": piece}
 
 
+def subjects(folder: Path) -> Iterator[tuple[str, str]]:
+    """Questions of MMLU and their subjects."""
+    for name in SUBJECTS.split():
+        with (folder / f"{name}_test.csv").open(encoding="utf-8") as file:
+            for row in csv.DictReader(file):
+                yield row["question"], name.removeprefix("high_school_").replace("_", " ")
+
+
+def topics(chats: Iterable[Row]) -> Iterator[tuple[str, str]]:
+    """First requests of dialogues about one service, and its kind."""
+    for chat in chats:
+        if len(chat["services"]) == 1 and chat["turns"][0][0] == "USER":
+            yield chat["turns"][0][1], chat["services"][0].split("_")[0]
+
+
+def examples(
+    name: str, pairs: Iterable[tuple[str, str]], text: str, label: str
+) -> dict[str, list[Row]]:
+    """Texts to classify after others of every class, as NAME_validation and NAME_test.
+
+    The two have no text in common.
+    """
+    found: dict[str, dict[str, list[str]]] = {split: {} for split in CLASSIFIED}
+    for one, kind in sorted({(" ".join(one.split()), kind) for one, kind in pairs}):
+        if len(one.split()) in CLASSIFIED_WORDS:
+            odd = int(hashlib.sha256(one.encode()).hexdigest(), 16) % 4
+            found["test" if odd else "validation"].setdefault(kind, []).append(one)
+    draw = random.Random(11)
+    rows: dict[str, list[Row]] = {f"{name}_{split}": [] for split in found}
+    for split, by_kind in found.items():
+        kinds = sorted(by_kind)
+        for number in range(CLASSIFIED[split]):
+            gold = number % len(kinds)
+            asked = draw.choice(by_kind[kinds[gold]])
+            shown: list[tuple[str, str]] = []
+            while len(shown) < EXAMPLES:
+                kind = kinds[len(shown) % len(kinds)]
+                one = draw.choice(by_kind[kind])
+                if one != asked and (one, kind) not in shown:
+                    shown.append((one, kind))
+            draw.shuffle(shown)
+            row = {
+                "context": "".join(f"{text}: {one}\n{label}: {kind}\n\n" for one, kind in shown),
+                "question": f"{text}: {asked}\n{label}:",
+                "choices": [f" {kind}" for kind in kinds],
+                "gold": gold,
+            }
+            rows[f"{name}_{split}"].append(row)
+    return rows
+
+
 def main(sources: Path, out: Path) -> None:
     """Write everything into `out`."""
     out.mkdir(parents=True, exist_ok=True)
     squad = halves(json.loads((sources / "squad.json").read_text(encoding="utf-8")))
     for name, rows in squad.items():
         (out / f"squad_{name}.json").write_text(json.dumps(rows), encoding="utf-8")
-    with (sources / "dialogues.jsonl").open(encoding="utf-8") as file:
-        chats = [json.loads(line) for line in file]
+    chats, unseen = (
+        list(map(json.loads, (sources / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()))
+        for name in ("dialogues", "dialogues_dev")
+    )
     made = {
         "qa_chats": questions(squad["train"]),
         "sgd": dialogues(chats),
         "wiki_train": articles((sources / "wiki_train.txt").read_text(encoding="utf-8")),
         "wiki_test": articles((sources / "wiki_test.txt").read_text(encoding="utf-8")),
+        **examples("subjects", subjects(sources / "mmlu"), "Question", "Subject"),
+        **examples("topics", topics(unseen), "Message", "Topic"),
     }
     for name, rows in made.items():
         lines = "".join(json.dumps(row) + "\n" for row in rows)
