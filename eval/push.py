@@ -23,7 +23,7 @@ from eval.report import tables
 from eval.results import commands, load_results, measured, unfinished
 from eval.shapes import SHAPES
 from kvp.artifacts.files import foreign
-from kvp.errors import PolicyError, UsageError
+from kvp.errors import PolicyError, UsageError, first_line
 from kvp.hub import HubName
 from kvp.manifest import sha256_file
 from kvp.progress import phase, quiet_logs, say
@@ -258,10 +258,9 @@ def _upload(folder: Path, config: PushConfig) -> str:
                 commit_message="Policy and card by kvp push",
             )
     except Exception as error:  # the client lets through what its HTTP library raises
-        first = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise UsageError(
-            f"{repository}: nothing was uploaded ({first}); writing there needs `hf auth login`, "
-            "or HF_TOKEN, and a network"
+            f"{repository}: nothing was uploaded ({first_line(error)}); writing there needs "
+            "`hf auth login`, or HF_TOKEN, and a network"
         ) from error
     print(f"{commit.commit_url}\nto use it: load_policy({repository!r})")
     return str(commit.oid)

@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from textwrap import shorten
 from types import FrameType
 
 USER_ERROR = 2
@@ -49,6 +50,12 @@ class ResultsError(KvpError):
 
 class AddressError(KvpError):
     """An address of an object store that cannot be understood, reached, read or written."""
+
+
+def first_line(error: BaseException) -> str:
+    """What an error of another library says, in one short line; its type where it says nothing."""
+    text = str(error).strip().partition("\n")[0]
+    return shorten(text, width=200, placeholder=" ...") or type(error).__name__
 
 
 class Terminated(BaseException):

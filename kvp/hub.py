@@ -10,10 +10,9 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from textwrap import shorten
 from typing import Self
 
-from kvp.errors import KvpError
+from kvp.errors import KvpError, first_line
 from kvp.plugins import did_you_mean
 
 _NAME = re.compile(r"(?P<repository>\w[\w.-]*/\w[\w.-]*)(?:@(?P<revision>[^\s@]+))?")
@@ -122,8 +121,7 @@ def _reason(name: HubName, problem: BaseException) -> str:
             "no folder here, and not or not wholly in the cache of the hub, which is not asked "
             "while HF_HUB_OFFLINE is set"
         )
-    last = str(causes[-1]).strip().splitlines() or [type(causes[-1]).__name__]
     return (
         "no folder here, and the hub could not give it "
-        f"({shorten(last[0], width=120, placeholder=' ...')}); try again, or name a folder"
+        f"({first_line(causes[-1])}); try again, or name a folder"
     )

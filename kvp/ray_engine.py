@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 from kvp.artifacts.addresses import is_address
 from kvp.config_groups import WorkersConfig
-from kvp.errors import KvpError, UsageError
+from kvp.errors import KvpError, UsageError, first_line
 from kvp.plugins import prefer_own_packages, require
 from kvp.progress import phase, say
 
@@ -112,7 +112,7 @@ def do_with_ray(
                 f"--engine ray: a worker died {RETRIES + 1} times (out of memory?); {_WHY}"
             ) from None
         except ray.exceptions.RayError as problem:  # machines or Ray itself, no worker's error
-            raise UsageError(f"--engine ray: {_first_line(problem)}; {_WHY}") from None
+            raise UsageError(f"--engine ray: {first_line(problem)}; {_WHY}") from None
         finally:
             for task in tasks:
                 with suppress(ray.exceptions.RayError):
@@ -196,7 +196,7 @@ def _start(ray: Any, pool: Pool) -> None:  # noqa: ANN401
                 **({} if os.environ.get("RAY_ADDRESS") else own),
             )
     except (OSError, RuntimeError, ValueError) as problem:
-        raise UsageError(f"--engine ray: Ray does not start: {_first_line(problem)}") from None
+        raise UsageError(f"--engine ray: Ray does not start: {first_line(problem)}") from None
     except SystemExit:  # Ray's own handler of SIGTERM
         signal.signal(signal.SIGTERM, handler)
         signal.raise_signal(signal.SIGTERM)
@@ -233,7 +233,3 @@ def _pool_size(ray: Any, pool: Pool) -> int:  # noqa: ANN401
     if pool.size is not None and pool.size > room:
         say(f"note: Ray has room for {room} of {pool.size} workers")
     return min(pool.size or room, room)
-
-
-def _first_line(problem: BaseException) -> str:
-    return (str(problem).strip().splitlines() or [type(problem).__name__])[0]

@@ -16,7 +16,6 @@ from contextlib import nullcontext, redirect_stderr
 from io import StringIO
 from pathlib import Path
 from pickle import UnpicklingError
-from textwrap import shorten
 from typing import Any, TypeVar
 
 import torch
@@ -36,7 +35,7 @@ from transformers.models.auto.tokenization_auto import get_tokenizer_config
 from transformers.utils import logging
 
 from kvp.config_groups import ModelConfig, Rank, local_rank
-from kvp.errors import ModelError, UsageError
+from kvp.errors import ModelError, UsageError, first_line
 from kvp.hf.attention import ATTENTIONS
 from kvp.hf.model_access import check_model, check_weights
 from kvp.hf.model_config import check_config, geometry_of
@@ -223,7 +222,7 @@ def torch_device(device: str) -> torch.device:
         torch.empty(0, device=target)
     except (RuntimeError, AssertionError) as error:
         raise UsageError(
-            f"--device {device} is not available here ({_first_line(error)}): use --device cpu"
+            f"--device {device} is not available here ({first_line(error)}): use --device cpu"
         ) from error
     return target
 
@@ -289,12 +288,7 @@ def _load(
             return loader(source, trust_remote_code=False, **options)
     except _LOADING_ERRORS as error:
         here = "" if Path(source).exists() else f"no folder here{folder_meant(name, MODELS)}; "
-        raise ModelError(f"--model {name}: no {what} ({here}{_first_line(error)})") from error
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return shorten(lines[0], width=120, placeholder=" ...") if lines else type(error).__name__
+        raise ModelError(f"--model {name}: no {what} ({here}{first_line(error)})") from error
 
 
 def device_of_rank(device: str, rank: Rank) -> str:

@@ -13,7 +13,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from textwrap import shorten
 from threading import get_ident
 from typing import Any
 from weakref import WeakSet
@@ -22,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from kvp.errors import ModelError
+from kvp.errors import ModelError, first_line
 from kvp.hf.attention import ForeignAttentionError, QueryRecorder, kvp_attention_set, query_unit
 from kvp.hf.cache import EvictingCache
 from kvp.hf.model_config import check_config, evicted_layers, geometry_of, layer_kinds
@@ -431,8 +430,7 @@ def check_model(model: PreTrainedModel) -> None:
                 f"kvp cannot evict from {name}: its layers work on the cached keys themselves"
             ) from error
         except Exception as error:  # whatever the code of an unknown model raises
-            reason = shorten(str(error).split("\n")[0], width=120, placeholder=" ...")
-            raise ModelError(f"kvp cannot evict from {name}: {reason}") from error
+            raise ModelError(f"kvp cannot evict from {name}: {first_line(error)}") from error
         _check_stored(model.config, cache)
         _check_continues(model)
     _CHECKED.add(model)

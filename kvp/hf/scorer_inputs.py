@@ -26,7 +26,7 @@ from transformers import (
 )
 
 from kvp.data.encode import template_frame
-from kvp.errors import ModelError, UsageError
+from kvp.errors import ModelError, UsageError, first_line
 from kvp.hf.cache_layers import OtherLayer
 from kvp.hf.extra_passes import SoftmaxWindow, run_pass
 from kvp.hf.model_access import attention_modules, query_projection, rope_of, states_watched
@@ -466,6 +466,6 @@ def load_classifier(source: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBa
         model = AutoModelForSequenceClassification.from_pretrained(source, **options)
         tokenizer = AutoTokenizer.from_pretrained(source, **options)
     except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        reason = first_line(error)
         raise ModelError(f"classifier={source}: no text classifier there ({reason})") from error
     return model.float().eval(), tokenizer

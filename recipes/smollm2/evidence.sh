@@ -5,12 +5,13 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 : "${D:?the folder of texts}" "${RUN:=runs/smollm2-evidence}" "${BIN:=.venv/bin}" "${MODEL:=models/smollm2-135m-instruct}"
-: "${PROMPTS:=48}" "${FRESH:=100}" "${FRESH_RIVALS:=12}" "${LEARNED:=8}" "${FEW:=4}" "${LONG:=7}" "${OTHER:=3}" "${QUESTIONS:=8}" "${TEXTS:=10}" "${ARTICLES:=16}" "${SEED:=2027}"
+: "${PROMPTS:=48}" "${FRESH:=100}" "${FRESH_RIVALS:=12}" "${LEARNED:=8}" "${FEW:=4}" "${LONG:=7}" "${OTHER:=3}" "${QUESTIONS:=8}" "${TEXTS:=30}" "${CLASSIFIED:=100}" "${ARTICLES:=16}" "${SEED:=2027}"
 export OMP_NUM_THREADS=1
 NEEDLES=niah_single_1,niah_single_2,niah_single_3,niah_multikey_1,niah_multivalue,niah_multiquery
 # The settings that were best on validation prompts (`tune` below).
-RIVALS="kvzip+global,contrastkv(beta=0)+global,snapkv(kernel=31)+ada,expected_attention+ada,keydiff+ada"
-# On other tasks and on text SnapKV ran without `ada`.
+TWICE="kvzip+global,contrastkv(beta=0)+global"
+RIVALS="$TWICE,snapkv(kernel=31)+ada,expected_attention+ada,keydiff+ada"
+# On other tasks SnapKV ran without `ada`.
 UNIFORM="${RIVALS/snapkv(kernel=31)+ada/snapkv(kernel=31)}"
 REFERENCES="kvp,kvp+global,windowkv:llama,streaming_llm,random,oracle+global"
 
@@ -65,6 +66,17 @@ tune+=(--tasks niah_single_3,niah_multikey_1,niah_multivalue,niah_multiquery)
 evaluate tune 1024 "${tune[@]}" --essays "$D/novels_train" --policies "$POLICIES,$RUN/kvzap_like,bundled=smollm2-135m-instruct" \
   --methods "full,kvp,kvp+global,kvp+global(safeguard=0.4),kvp+global(safeguard=0.6),kvp+ada,$snapkv,$keys,$expected,$others,$twice"
 evaluate tune-epsilon 1024 "${tune[@]}" --essays "$D/news" --methods "full,$epsilon"    # in articles
+# Texts to classify after 36 examples, and running text, which have best settings of their own.
+more="snapkv(kernel=3),snapkv(window=16)+ada,snapkv(window=64)+ada,snapkv+ada,snapkv+global,lagkv(lag=32),tova+global"
+classify=(--split all --chat_template false --tasks data --policies smollm2-135m-instruct)
+short="snapkv(window=4)+ada,snapkv(window=8)+ada,snapkv(window=2)+ada,snapkv(window=4)+global,snapkv(window=4),snapkv(window=4,kernel=3)+ada"
+short="$short,snapkv(window=4,kernel=15)+ada,snapkv(window=8,kernel=3)+ada,snapkv(window=16)+global,snapkv(window=16,kernel=3)+ada,lagkv(lag=64)"
+for kind in subjects topics; do
+  evaluate tune-$kind 1024 "${classify[@]}" --seed 5 --data "$D/${kind}_validation.jsonl" --measure perplexity --prompts 12 --budgets 12.5%,25% \
+    --methods "full,kvp,kvp+ada,kvp+global,$snapkv,$keys,$expected,$others,$twice,$more,$short"
+done
+evaluate tune-text 1024 --seed 5 --split all --protocols query_agnostic --tasks text --text "$D/wiki_train.jsonl" --policies smollm2-135m-instruct \
+  --prompts 6 --budgets 12.5%,25% --methods "full,kvp,kvp+ada,kvp+global,$snapkv,$keys,$expected,$others,$twice,$more,snapkv(window=128)+ada"
 
 # test
 needles=(--essays "$D/novels_test" --tasks "$NEEDLES" --max_new_tokens 40)
@@ -73,7 +85,7 @@ evaluate needles 1024 "${needles[@]}" --prompts "$PROMPTS" --budgets 2%,3%,4.5%,
 news=(--seed 2039 --essays "$D/news" --policies smollm2-135m-instruct --max_new_tokens 40)
 evaluate fresh 1024 "${news[@]}" --tasks "$NEEDLES" --prompts "$FRESH" --budgets 2%,6%,12.5%,25% --methods full,kvp+ada
 evaluate fresh-rivals 1024 "${news[@]}" --tasks "$NEEDLES" --prompts "$FRESH_RIVALS" --budgets 2%,6%,12.5%,25% \
-  --methods "full,kvp+ada,kvzip+global,contrastkv(beta=0)+global,snapkv(kernel=31)+ada,keydiff+ada"
+  --methods "full,kvp+ada,$TWICE,snapkv(kernel=31)+ada,keydiff+ada"
 evaluate references 1024 "${news[@]}" --tasks "$NEEDLES" --prompts "$FEW" --budgets 2%,6%,12.5%,25%,50% --methods "full,kvp+ada,$RIVALS,$REFERENCES"
 evaluate kvzap 1024 "${news[@]}" --tasks "$NEEDLES" --prompts "$LEARNED" --budgets 2%,6%,12.5%,25% --methods full,kvp+ada,kvp+global \
   --policies "kvzap-like=$RUN/kvzap_like,smollm2-135m-instruct"
@@ -88,15 +100,18 @@ long=("${news[@]}" --tasks niah_single_2,niah_multikey_1,niah_multivalue --budge
 lengthy="full,kvp+ada,kvzip+global,snapkv(kernel=31)+ada,keydiff+ada"
 evaluate long-2048 2048 "${long[@]}" --methods "$lengthy,contrastkv(beta=0)+global"
 evaluate long-4096 4096 "${long[@]}" --methods "$lengthy"
-texts=(--split all --protocols query_agnostic --prompts "$TEXTS")
-chats=(--tasks chat --chat "$D/oasst.jsonl")
-simple="$UNIFORM,snapkv,tova,streaming_llm"
-evaluate texts 1024 "${texts[@]}" "${chats[@]}" --budgets 6%,12.5%,25%,50% --methods "full,kvp+ada,kvp,$simple"
-evaluate texts 1024 "${texts[@]}" "${chats[@]}" --budgets 4 --methods streaming_llm    # the last turn alone
-for text in wiki_test.jsonl novels_test; do
-  evaluate "text-${text%%[._]*}" 1024 "${texts[@]}" --tasks text --text "$D/$text" --budgets 12.5%,25% \
-    --methods "full,kvp+ada,kvp,kvp+global,$simple"
+for kind in subjects topics; do
+  evaluate $kind 1024 "${classify[@]}" --data "$D/${kind}_test.jsonl" --prompts "$CLASSIFIED" --budgets 3%,6%,12.5%,25%,50% \
+    --methods "full,kvp+ada,kvp+global,$TWICE,snapkv(window=4)+global,h2o+global,expected_attention+ada,tova,keydiff+ada,streaming_llm"
 done
+texts=(--protocols query_agnostic --policies smollm2-135m-instruct --budgets 12.5%,25%)
+texts+=(--methods "full,kvp,kvp+ada,kvp+global,$TWICE,h2o+global,snapkv(window=64)+ada,expected_attention(future=128)+ada,keydiff+ada,tova,streaming_llm")
+for text in wiki_test.jsonl novels_test; do
+  evaluate "text-${text%%[._]*}" 1024 "${texts[@]}" --prompts "$TEXTS" --split all --tasks text --text "$D/$text"
+done
+chats=(--prompts 43 --split train --tasks chat --chat "$D/oasst.jsonl")    # as many as it has; the other splits were for tuning
+evaluate texts 1024 "${texts[@]}" "${chats[@]}"
+evaluate texts 1024 "${texts[@]}" "${chats[@]}" --budgets 4 --methods streaming_llm    # the last turn alone
 "$BIN/kvp-eval" --model "$MODEL" --dtype bfloat16 --length 1024 --essays "$D/novels_test" --tasks niah_multikey_1 --prompts 1 \
   --max_new_tokens 8 --protection off --timing_prompts 6 --budgets 12.5% --protocols query_agnostic \
   --policies "seed0=$RUN/seed0" --methods "full,kvp+ada,kvp+global,kvp,$RIVALS,snapkv,tova,streaming_llm" --out "$RUN/timing"

@@ -22,7 +22,7 @@ from typing import IO, Any, TypeVar, cast
 
 from kvp.config_groups import split_list
 from kvp.data.task import NoPromptError
-from kvp.errors import UsageError
+from kvp.errors import UsageError, first_line
 from kvp.plugins import is_object_name, module_exists
 from kvp.progress import quiet_logs
 
@@ -206,8 +206,7 @@ def _parts(load: Callable[[], Any]) -> Iterator[Row]:
                 for number, row in enumerate(rows, start=1):
                     yield f"{part} row {number}".strip(), row
     except Exception as error:  # whatever a hub, a cache or a damaged file can raise
-        reason = str(error).strip().partition("\n")[0]
-        raise OSError(reason or type(error).__name__) from error
+        raise OSError(first_line(error)) from error
 
 
 READERS: Mapping[str, Callable[[Path], Iterator[Row]]] = {
