@@ -13,6 +13,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from itertools import compress
 from pathlib import Path
 from statistics import fmean
 
@@ -38,12 +39,14 @@ from recipes.all_methods.blocks import fill_file
 PAGE = Path("docs/results/smollm2.md")
 NUMBERS = Path("benchmarks/results/smollm2")
 ANSWERS = (
-    *("needles", "fresh", "fresh-rivals", "kvzap", "references", "sources", "subjects", "topics"),
+    *("needles", "fresh", "fresh-rivals", "kvzap", "references", "sources", "topics"),
     *("other", "long-2048", "long-4096"),
 )
+WHOLE = ("fresh-rivals", "references", "sources", "topics")
+"""Those of one task, or whose tasks are in the CSV file alone."""
 TEXTS = ("text-wiki", "text-novels", "texts", "sources-text")
-TUNED = ("tune", "tune-epsilon", "tune-subjects", "tune-topics")
-"""Settings of rivals on validation prompts: CSV files without a table."""
+UNSHOWN = ("tune", "tune-epsilon", "tune-subjects", "tune-topics", "tune-text", "subjects")
+"""Settings of rivals on validation prompts, and more: CSV files without a table."""
 OURS = "kvp+ada"
 BUNDLED = "smollm2-135m-instruct"
 """The policy in the package, seed 0."""
@@ -103,58 +106,39 @@ def methods_of(found: Cells, protocol: str) -> list[str]:
 
 
 def table(found: Cells, taken: Mapping[str, str]) -> Iterator[str]:
-    """Methods by budgets, a table per protocol, then paired differences to every rival.
+    """Methods by budgets, a table per protocol; `*`: `told_apart` from ours.
 
     `taken` is the cost of each method (`shares`).
     """
     budgets = budgets_of(found)
     for protocol in sorted({key[0] for key in found}, reverse=True):
-        full = found[protocol, FULL, FULL]
+        full, apart = found[protocol, FULL, FULL], told_apart(found, protocol)
         prompts = estimate(full).prompts
         yield f"\n**{protocol}**, full cache {_text(full)}, {prompts} prompts\n"
         yield f"| method | passes, FLOPs, seconds | {' | '.join(budgets)} |"
         yield f"|---|---|{'--:|' * len(budgets)}"
         for name in methods_of(found, protocol):
-            row = [found.get((protocol, name, budget)) for budget in budgets]
-            yield f"| {name} | {taken.get(name, '')} | {' | '.join(map(_text, row))} |"
-        yield from differences(found, protocol, budgets)
+            row = [
+                _text(found.get((protocol, name, budget))) + "*" * ((name, budget) in apart)
+                for budget in budgets
+            ]
+            yield f"| {name} | {taken.get(name, '')} | {' | '.join(row)} |"
 
 
-def differences(found: Cells, protocol: str, budgets: list[str]) -> Iterator[str]:
-    """Ours minus each rival, paired by prompt; `*`: not 0 at 5 % after Holm.
-
-    In points, or in % of the rival's perplexity.
-    """
-    rivals = [n for n in methods_of(found, protocol) if n not in REFERENCES and n != OURS]
-    places = [
-        (rival, budget)
-        for rival in rivals
-        for budget in budgets
-        if (protocol, rival, budget) in found and (protocol, OURS, budget) in found
-    ]
-    if not places:
-        return
-    paired = []
-    for rival, budget in places:
-        ours, theirs = found[protocol, OURS, budget], found[protocol, rival, budget]
-        weights = reply_tokens(ours)
-        values = prompt_values(ours), prompt_values(theirs)
-        bounds = None if weights else (-1, 1)
-        paired.append(paired_difference(*values, bounds=bounds, weights=weights))
-    marks = dict(zip(places, zip(paired, holm(paired), strict=True), strict=True))
-    unit = "% of its perplexity" if weights else "points"
-    yield f"\n{OURS} minus each other method, {unit}, paired by prompt (`*`: not 0 at 5 %, Holm):\n"
-    yield f"| method | {' | '.join(budgets)} |\n|---|{'--:|' * len(budgets)}"
-    for rival in rivals:
-        row = []
-        for budget in budgets:
-            one, other = marks.get((rival, budget), (None, False))
-            if one is not None:
-                share = 100 * (np.expm1(-one.mean) if weights else one.mean)
-                row.append(f"{share:+.{1 if weights else 0}f}{'*' * other}")
-            else:
-                row.append("")
-        yield f"| {rival} | {' | '.join(row)} |"
+def told_apart(found: Cells, protocol: str) -> set[tuple[str, str]]:
+    """Methods and budgets that differ from ours, paired by prompt: not 0 at 5 % after Holm."""
+    paired = {}
+    for (of_protocol, name, budget), theirs in found.items():
+        ours = found.get((protocol, OURS, budget))
+        if of_protocol == protocol and ours and name != OURS and name not in REFERENCES:
+            weights = reply_tokens(ours)
+            paired[name, budget] = paired_difference(
+                prompt_values(ours),
+                prompt_values(theirs),
+                bounds=None if weights else (-1, 1),
+                weights=weights,
+            )
+    return set(compress(paired, holm(list(paired.values()))))
 
 
 def tasks(records: Iterable[Record]) -> Iterator[str]:
@@ -335,7 +319,7 @@ def blocks(run: Path) -> Mapping[str, str | None]:
     }
     for name, records in found.items():
         contents[name] = "\n".join(table(cells(records), taken)) if records else None
-        if name in ANSWERS and name not in ("references", "sources"):
+        if name in ANSWERS and name not in WHOLE:
             contents[f"{name}-tasks"] = "\n".join(tasks(records)) if records else None
         if name == "texts":
             contents["gain"] = "\n".join(gain(records)) if records else None
@@ -343,7 +327,7 @@ def blocks(run: Path) -> Mapping[str, str | None]:
             write_csv(records, NUMBERS / f"{name}.csv")
         if name == "needles":
             contents["seeds"] = "\n".join(seeds(records)) if records else None
-    for name in TUNED:
+    for name in UNSHOWN:
         if (run / name).exists():
             write_csv(load_results(run / name).records, NUMBERS / f"{name}.csv")
     contents["costs"] = "\n".join(costs(timing, taken)) if timing else None
