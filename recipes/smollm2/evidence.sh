@@ -65,6 +65,12 @@ tune=(--split validation --seed 5 --measure perplexity --prompts "$FEW" --budget
 tune+=(--tasks niah_single_3,niah_multikey_1,niah_multivalue,niah_multiquery)
 evaluate tune 1024 "${tune[@]}" --essays "$D/novels_train" --policies "$POLICIES,$RUN/kvzap_like,bundled=smollm2-135m-instruct" \
   --methods "full,kvp,kvp+global,kvp+global(safeguard=0.4),kvp+global(safeguard=0.6),kvp+ada,$snapkv,$keys,$expected,$others,$twice"
+windows="snapkv(window=8,kernel=63)+ada,snapkv(window=4,kernel=63)+ada,snapkv(window=4)+global,h2o+global,tova,keydiff+ada"
+for window in 1 2 4 8 16 32; do
+  windows="$windows,snapkv(window=$window,kernel=5)+ada,snapkv(window=$window,kernel=15)+ada"
+  windows="$windows,snapkv(window=$window,kernel=31)+ada,snapkv(window=$window,kernel=31)+global"
+done
+evaluate tune-window 1024 "${tune[@]}" --essays "$D/novels_train" --methods "full,kvp+ada,$windows" --policies smollm2-135m-instruct
 evaluate tune-epsilon 1024 "${tune[@]}" --essays "$D/news" --methods "full,$epsilon"    # in articles
 # Texts to classify after 36 examples, and running text, which have best settings of their own.
 more="snapkv(kernel=3),snapkv(window=16)+ada,snapkv(window=64)+ada,snapkv+ada,snapkv+global,lagkv(lag=32),tova+global"
@@ -106,7 +112,7 @@ for kind in subjects topics; do
 done
 texts=(--protocols query_agnostic --policies smollm2-135m-instruct --budgets 12.5%,25%)
 texts+=(--methods "full,kvp,kvp+ada,kvp+global,$TWICE,h2o+global,snapkv(window=64)+ada,expected_attention(future=128)+ada,keydiff+ada,tova,streaming_llm")
-for text in wiki_test.jsonl novels_test; do
+for text in wiki_test.jsonl novels_test news; do
   evaluate "text-${text%%[._]*}" 1024 "${texts[@]}" --prompts "$TEXTS" --split all --tasks text --text "$D/$text"
 done
 chats=(--prompts 43 --split train --tasks chat --chat "$D/oasst.jsonl")    # as many as it has; the other splits were for tuning

@@ -44,8 +44,16 @@ ANSWERS = (
 )
 WHOLE = ("fresh-rivals", "references", "sources", "topics")
 """Those of one task, or whose tasks are in the CSV file alone."""
-TEXTS = ("text-wiki", "text-novels", "texts", "sources-text")
-UNSHOWN = ("tune", "tune-epsilon", "tune-subjects", "tune-topics", "tune-text", "subjects")
+TEXTS = ("text-wiki", "text-novels", "text-news", "texts", "sources-text")
+UNSHOWN = (
+    "tune",
+    "tune-epsilon",
+    "tune-subjects",
+    "tune-topics",
+    "tune-text",
+    "tune-window",
+    "subjects",
+)
 """Settings of rivals on validation prompts, and more: CSV files without a table."""
 OURS = "kvp+ada"
 BUNDLED = "smollm2-135m-instruct"
