@@ -84,6 +84,13 @@ done
 evaluate tune-text 1024 --seed 5 --split all --protocols query_agnostic --tasks text --text "$D/wiki_train.jsonl" --policies smollm2-135m-instruct \
   --prompts 6 --budgets 12.5%,25% --methods "full,kvp,kvp+ada,kvp+global,$snapkv,$keys,$expected,$others,$twice,$more,snapkv(window=128)+ada"
 
+dialogues="full,kvp+ada,kvp+global,snapkv,snapkv+ada,snapkv(kernel=31)+ada,snapkv(window=16)+ada,snapkv(window=64)+ada,snapkv(window=4)+global,keydiff,keydiff+ada"
+dialogues="$dialogues,lagkv,expected_attention,expected_attention+ada,expected_attention(future=128)+ada,tova,h2o+global,streaming_llm,$TWICE"
+for split in validation test; do    # five and seven dialogues
+  evaluate tune-chat-$split 1024 --seed 5 --split $split --protocols query_agnostic --tasks chat --chat "$D/oasst.jsonl" --policies smollm2-135m-instruct \
+    --prompts 7 --budgets 12.5%,25% --methods "$dialogues"
+done
+
 # test
 needles=(--essays "$D/novels_test" --tasks "$NEEDLES" --max_new_tokens 40)
 evaluate needles 1024 "${needles[@]}" --prompts "$PROMPTS" --budgets 2%,3%,4.5%,6%,9%,12.5%,25% --methods "full,kvp+ada,$RIVALS"
@@ -115,8 +122,9 @@ texts+=(--methods "full,kvp,kvp+ada,kvp+global,$TWICE,h2o+global,snapkv(window=6
 for text in wiki_test.jsonl novels_test news; do
   evaluate "text-${text%%[._]*}" 1024 "${texts[@]}" --prompts "$TEXTS" --split all --tasks text --text "$D/$text"
 done
-chats=(--prompts 43 --split train --tasks chat --chat "$D/oasst.jsonl")    # as many as it has; the other splits were for tuning
-evaluate texts 1024 "${texts[@]}" "${chats[@]}"
+chats=(--prompts 42 --split train --tasks chat --chat "$D/oasst.jsonl")    # all that it has; the other splits were for tuning
+evaluate texts 1024 "${texts[@]}" "${chats[@]}" \
+  --methods "full,kvp,kvp+ada,kvp+global,$TWICE,h2o+global,snapkv,expected_attention(future=128)+ada,keydiff,tova,streaming_llm"
 evaluate texts 1024 "${texts[@]}" "${chats[@]}" --budgets 4 --methods streaming_llm    # the last turn alone
 "$BIN/kvp-eval" --model "$MODEL" --dtype bfloat16 --length 1024 --essays "$D/novels_test" --tasks niah_multikey_1 --prompts 1 \
   --max_new_tokens 8 --protection off --timing_prompts 6 --budgets 12.5% --protocols query_agnostic \

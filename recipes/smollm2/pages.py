@@ -45,16 +45,9 @@ ANSWERS = (
 WHOLE = ("fresh-rivals", "references", "sources", "topics")
 """Those of one task, or whose tasks are in the CSV file alone."""
 TEXTS = ("text-wiki", "text-novels", "text-news", "texts", "sources-text")
-UNSHOWN = (
-    "tune",
-    "tune-epsilon",
-    "tune-subjects",
-    "tune-topics",
-    "tune-text",
-    "tune-window",
-    "subjects",
-)
-"""Settings of rivals on validation prompts, and more: CSV files without a table."""
+TUNED = ("epsilon", "window", "subjects", "topics", "text", "chat-validation", "chat-test")
+UNSHOWN = ("subjects", "tune", *(f"tune-{what}" for what in TUNED))
+"""CSV files without a table: settings of rivals on validation prompts, and more."""
 OURS = "kvp+ada"
 BUNDLED = "smollm2-135m-instruct"
 """The policy in the package, seed 0."""
