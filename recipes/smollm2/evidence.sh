@@ -5,7 +5,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 : "${D:?the folder of texts}" "${RUN:=runs/smollm2-evidence}" "${BIN:=.venv/bin}" "${MODEL:=models/smollm2-135m-instruct}"
-: "${PROMPTS:=48}" "${FRESH:=100}" "${FRESH_RIVALS:=12}" "${LEARNED:=8}" "${FEW:=4}" "${LONG:=7}" "${OTHER:=3}" "${QUESTIONS:=8}" "${TEXTS:=30}" "${CLASSIFIED:=100}" "${ARTICLES:=16}" "${SEED:=2027}"
+: "${PROMPTS:=48}" "${FRESH:=100}" "${FRESH_RIVALS:=30}" "${LEARNED:=8}" "${FEW:=4}" "${LONG:=7}" "${OTHER:=3}" "${QUESTIONS:=8}" "${TEXTS:=30}" "${CLASSIFIED:=100}" "${ARTICLES:=16}" "${SEED:=2027}"
 export OMP_NUM_THREADS=1
 NEEDLES=niah_single_1,niah_single_2,niah_single_3,niah_multikey_1,niah_multivalue,niah_multiquery
 # The settings that were best on validation prompts (`tune` below).
@@ -72,18 +72,24 @@ for window in 1 2 4 8 16 32; do
 done
 evaluate tune-window 1024 "${tune[@]}" --essays "$D/novels_train" --methods "full,kvp+ada,$windows" --policies smollm2-135m-instruct
 evaluate tune-epsilon 1024 "${tune[@]}" --essays "$D/news" --methods "full,$epsilon"    # in articles
-# Texts to classify after 36 examples, and running text, which have best settings of their own.
-more="snapkv(kernel=3),snapkv(window=16)+ada,snapkv(window=64)+ada,snapkv+ada,snapkv+global,lagkv(lag=32),tova+global"
+# Texts to classify after 36 examples, running text and dialogues have best settings of their own.
 classify=(--split all --chat_template false --tasks data --policies smollm2-135m-instruct)
-short="snapkv(window=4)+ada,snapkv(window=8)+ada,snapkv(window=2)+ada,snapkv(window=4)+global,snapkv(window=4),snapkv(window=4,kernel=3)+ada"
-short="$short,snapkv(window=4,kernel=15)+ada,snapkv(window=8,kernel=3)+ada,snapkv(window=16)+global,snapkv(window=16,kernel=3)+ada,lagkv(lag=64)"
+shared="full,kvp,kvp+ada,kvp+global,snapkv,snapkv(kernel=3),snapkv(kernel=15),snapkv(kernel=31),snapkv+ada,snapkv(kernel=31)+ada,snapkv(window=64)+ada"
+shared="$shared,snapkv(window=16)+ada,snapkv+global,keydiff,keydiff+ada,keydiff+global,lagkv,knorm+ada,expected_attention,expected_attention+ada"
+shared="$shared,expected_attention(epsilon=0.1)+ada,expected_attention+global,expected_attention(values=false)+ada,tova,tova+ada,h2o,h2o+ada"
+shared="$shared,streaming_llm,windowkv:llama,kvzip+global,kvzip+ada,kvzip(plus=true)+global,contrastkv(beta=0)+global,contrastkv(beta=0)+ada"
+shared="$shared,contrastkv(beta=0.02)+global,lagkv(lag=32),expected_attention(future=128)+ada,h2o+global,tova+global,snapkv(window=4)+global"
+labels="$shared,snapkv(kernel=63),lagkv+ada,kvzip,snapkv(window=8)+ada,snapkv(window=4)+ada,snapkv(kernel=3)+ada,snapkv(window=16,kernel=3)+ada"
+labels="$labels,snapkv(window=8,kernel=3)+ada,snapkv(window=16,kernel=15)+ada,snapkv(window=16)+global,snapkv(window=16),lagkv(lag=64),lagkv(lag=256)"
+labels="$labels,lagkv:kvpress,expected_attention(epsilon=0)+ada,expected_attention(epsilon=0.003)+ada,h2o:kvpress,expected_attention:kvpress"
+labels="$labels,snapkv(window=2)+ada,snapkv(window=4,kernel=3)+ada,snapkv(window=4,kernel=15)+ada,snapkv(window=4)"
+running="$shared,snapkv(window=128)+ada,snapkv(window=64)+global,snapkv(window=64,kernel=15)+ada"
 for kind in subjects topics; do
-  evaluate tune-$kind 1024 "${classify[@]}" --seed 5 --data "$D/${kind}_validation.jsonl" --measure perplexity --prompts 12 --budgets 12.5%,25% \
-    --methods "full,kvp,kvp+ada,kvp+global,$snapkv,$keys,$expected,$others,$twice,$more,$short"
+  evaluate tune-$kind 1024 "${classify[@]}" --seed 5 --data "$D/${kind}_validation.jsonl" --measure perplexity --prompts 12 \
+    --budgets 12.5%,25% --methods "$labels"
 done
-evaluate tune-text 1024 --seed 5 --split all --protocols query_agnostic --tasks text --text "$D/wiki_train.jsonl" --policies smollm2-135m-instruct \
-  --prompts 6 --budgets 12.5%,25% --methods "full,kvp,kvp+ada,kvp+global,$snapkv,$keys,$expected,$others,$twice,$more,snapkv(window=128)+ada"
-
+evaluate tune-text 1024 --seed 5 --split all --protocols query_agnostic --tasks text --text "$D/wiki_train.jsonl" \
+  --policies smollm2-135m-instruct --prompts 6 --budgets 12.5%,25% --methods "$running"
 dialogues="full,kvp+ada,kvp+global,snapkv,snapkv+ada,snapkv(kernel=31)+ada,snapkv(window=16)+ada,snapkv(window=64)+ada,snapkv(window=4)+global,keydiff,keydiff+ada"
 dialogues="$dialogues,lagkv,expected_attention,expected_attention+ada,expected_attention(future=128)+ada,tova,h2o+global,streaming_llm,$TWICE"
 for split in validation test; do    # five and seven dialogues
@@ -116,13 +122,14 @@ evaluate long-4096 4096 "${long[@]}" --methods "$lengthy"
 for kind in subjects topics; do
   evaluate $kind 1024 "${classify[@]}" --data "$D/${kind}_test.jsonl" --prompts "$CLASSIFIED" --budgets 3%,6%,12.5%,25%,50% \
     --methods "full,kvp+ada,kvp+global,$TWICE,snapkv(window=4)+global,h2o+global,expected_attention+ada,tova,keydiff+ada,streaming_llm"
+  evaluate $kind-alone 1024 "${classify[@]}" --data "$D/${kind}_alone.jsonl" --prompts "$CLASSIFIED" --protocols query_aware --methods full
 done
 texts=(--protocols query_agnostic --policies smollm2-135m-instruct --budgets 12.5%,25%)
 texts+=(--methods "full,kvp,kvp+ada,kvp+global,$TWICE,h2o+global,snapkv(window=64)+ada,expected_attention(future=128)+ada,keydiff+ada,tova,streaming_llm")
 for text in wiki_test.jsonl novels_test news; do
   evaluate "text-${text%%[._]*}" 1024 "${texts[@]}" --prompts "$TEXTS" --split all --tasks text --text "$D/$text"
 done
-chats=(--prompts 42 --split train --tasks chat --chat "$D/oasst.jsonl")    # all that it has; the other splits were for tuning
+chats=(--prompts 42 --split train --tasks chat --chat "$D/oasst.jsonl")    # all of this split; the others were for tuning
 evaluate texts 1024 "${texts[@]}" "${chats[@]}" \
   --methods "full,kvp,kvp+ada,kvp+global,$TWICE,h2o+global,snapkv,expected_attention(future=128)+ada,keydiff,tova,streaming_llm"
 evaluate texts 1024 "${texts[@]}" "${chats[@]}" --budgets 4 --methods streaming_llm    # the last turn alone

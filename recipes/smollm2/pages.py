@@ -46,7 +46,13 @@ WHOLE = ("fresh-rivals", "references", "sources", "topics")
 """Those of one task, or whose tasks are in the CSV file alone."""
 TEXTS = ("text-wiki", "text-novels", "text-news", "texts", "sources-text")
 TUNED = ("epsilon", "window", "subjects", "topics", "text", "chat-validation", "chat-test")
-UNSHOWN = ("subjects", "tune", *(f"tune-{what}" for what in TUNED))
+UNSHOWN = (
+    "subjects",
+    "subjects-alone",
+    "topics-alone",
+    "tune",
+    *(f"tune-{what}" for what in TUNED),
+)
 """CSV files without a table: settings of rivals on validation prompts, and more."""
 OURS = "kvp+ada"
 BUNDLED = "smollm2-135m-instruct"

@@ -2,9 +2,10 @@
 
     python recipes/smollm2/texts.py SOURCES D
 
-SOURCES holds `squad.json` (rows of context, question, answer), `dialogues.jsonl` and, for tests,
+SOURCES holds `squad.json` (rows of context, question, answer), `dialogues.jsonl` and
 `dialogues_dev.jsonl` (Schema-Guided Dialogue: `services`, and `turns`, pairs of speaker and text),
-`mmlu` (`astronomy_test.csv` and the like), `wiki_train.txt` and `wiki_test.txt` (WikiText-2).
+`mmlu` (`astronomy_test.csv` and the other SUBJECTS, with a header that names `question`),
+`wiki_train.txt` and `wiki_test.txt` (WikiText-2).
 D gets SQuAD in halves without a passage in common, passages with several questions and answers,
 dialogues of about 1,000 tokens, pieces of articles, and questions and messages to classify after
 examples.
@@ -124,7 +125,7 @@ def examples(
 ) -> dict[str, list[Row]]:
     """Texts to classify after others of every class, as NAME_validation and NAME_test.
 
-    The two have no text in common.
+    The two have no text in common. NAME_alone is NAME_test without the others.
     """
     found: dict[str, dict[str, list[str]]] = {split: {} for split in CLASSIFIED}
     for one, kind in sorted({(" ".join(one.split()), kind) for one, kind in pairs}):
@@ -152,7 +153,8 @@ def examples(
                 "gold": gold,
             }
             rows[f"{name}_{split}"].append(row)
-    return rows
+    alone = [{k: v for k, v in row.items() if k != "context"} for row in rows[f"{name}_test"]]
+    return {**rows, f"{name}_alone": alone}
 
 
 def main(sources: Path, out: Path) -> None:
