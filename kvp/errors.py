@@ -55,7 +55,7 @@ class AddressError(KvpError):
 def first_line(error: BaseException) -> str:
     """What an error of another library says, in one short line; its type where it says nothing."""
     text = str(error).strip().partition("\n")[0]
-    return shorten(text, width=200, placeholder=" ...") or type(error).__name__
+    return shorten(text, width=120, placeholder=" ...") or type(error).__name__
 
 
 class Terminated(BaseException):
