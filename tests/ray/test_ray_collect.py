@@ -62,9 +62,10 @@ def test_ctrl_c_ends_in_one_line_and_the_command_continues(
     assert errors.splitlines()[-1] == "kvp-collect: interrupted; the same command continues"
     assert 3 <= _committed(store) < SEQUENCES
     code, output, first = end(cluster.collect(store))
-    errors = first
-    while "discovered a bug in Ray" in errors:  # its core may abort after a stopped program
+    errors, attempts = first, 1
+    while "discovered a bug in Ray" in errors and attempts < 4:  # an abort of its core
         code, output, errors = end(cluster.collect(store))
+        attempts += 1
     assert code == 0, errors
     assert f"{store}: {SEQUENCES} sequences" in output
     said = [line for line in first.splitlines() if not line.startswith("collecting: ")]
