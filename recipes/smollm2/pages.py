@@ -12,18 +12,18 @@ import csv
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 from itertools import compress
 from pathlib import Path
 from statistics import fmean
 
 import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
 
-from eval.comparison import budget_order, compare
-from eval.records import FULL, Record, policy_groups
-from eval.report import figures
-from eval.report.costs import passes, timings
-from eval.results import Results, load_results
+from eval.comparison import budget_order
+from eval.records import FULL, Record
+from eval.report.costs import passes
+from eval.results import load_results
 from eval.stats import (
     Interval,
     bootstrap_mean,
@@ -236,36 +236,42 @@ def gain(records: Iterable[Record]) -> Iterator[str]:
         yield f"| {name} | {' | '.join(row)} |"
 
 
-def draw(results: Results, timing: Iterable[Record], path: Path) -> None:
+def draw(numbers: Path, taken: Mapping[str, str], path: Path) -> None:
     """Answers against budget beside answers against cost at 6 %, a row per protocol.
 
-    The policy in the package counts as seed 0 of the others.
+    `numbers` is what `write_csv` wrote, of as many prompts of each task; `taken` as in `table`.
     """
-
-    def one_policy(records: Iterable[Record]) -> tuple[Record, ...]:
-        names = {None: None, BUNDLED: "seed0"}
-        return tuple(
-            {**each, "policy": names.get(each["policy"], each["policy"])} for each in records
-        )
-
-    same = replace(results, records=one_policy(results.records))
-    rows = {}
-    for protocol in sorted(same.protocols, reverse=True):
-        comparison = compare(same, "accuracy", protocol, resamples=2000)
-        assert comparison is not None
-        shown = {
-            choice.setting: True
-            for choice in comparison.choices.values() if choice.setting.method not in REFERENCES
-        }  # fmt: skip
-        title = {"query_aware": "question seen", "query_agnostic": "question not seen"}[protocol]
-        rows[title] = comparison, shown
-    groups = policy_groups(same.records)
-    styles = figures.line_styles(
-        [FULL, *(each.family for _, shown in rows.values() for each in shown)]
-    )
-    figure = figures.quality(rows, styles, timings(one_policy(timing), groups))
-    picture = figures.Picture(name=path.stem, caption="", figure=figure, budget="6%")
-    path.write_bytes(picture.image("png"))
+    answers: dict[tuple[str, str, str], list[float]] = defaultdict(list)
+    with numbers.open(encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            key = row["protocol"], row["method"], row["budget"]
+            answers[key].append(float(row["estimate"]))
+    budgets = sorted({key[2] for key in answers} - {FULL}, key=budget_order)
+    kept = [float(budget.rstrip("%")) for budget in budgets]
+    names = sorted({key[1] for key in answers} - {FULL}, key=lambda name: (name != OURS, name))
+    figure = Figure(figsize=(10, 7), layout="constrained")
+    panels = figure.subplots(2, 2)
+    titles = {"query_aware": "question seen", "query_agnostic": "question not seen"}
+    for (protocol, title), (quality, cost) in zip(titles.items(), panels, strict=True):
+        for name, marker, color in zip(
+            names, "osD^vP", ("C3", "C0", "C1", "C2", "C4", "C5"), strict=True
+        ):
+            means = [fmean(answers[protocol, name, budget]) for budget in budgets]
+            seconds = float(taken[name].rpartition(", ")[2].rstrip(" %"))
+            style = {"marker": marker, "color": color, "label": name}
+            quality.plot(kept, means, lw=1 + 2 * (name == OURS), **style)
+            cost.plot(seconds, means[budgets.index("6%")], ls="", ms=8, **style)
+        for panel in (quality, cost):
+            full = fmean(answers[protocol, FULL, FULL])
+            panel.axhline(full, color="gray", ls="--", lw=1, label="full cache")
+            panel.set(xscale="log", ylim=(-2, 100), ylabel="answers, %")
+        quality.set(title=title, xlabel="share of the cache kept")
+        quality.set_xticks(kept, budgets)
+        quality.xaxis.set_minor_locator(NullLocator())
+        cost.set(title=f"{title}, 6 % kept", xlabel="eviction, share of the prefill's seconds")
+        cost.set_xticks((1, 10, 100), ("1%", "10%", "100%"))
+    figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    figure.savefig(path, dpi=100)
 
 
 def seeds(records: Iterable[Record]) -> Iterator[str]:
@@ -338,8 +344,7 @@ def blocks(run: Path) -> Mapping[str, str | None]:
         if (run / name).exists():
             write_csv(load_results(run / name).records, NUMBERS / f"{name}.csv")
     contents["costs"] = "\n".join(costs(timing, taken)) if timing else None
-    if timing and found["needles"]:
-        draw(load_results(run / "needles"), timing, PAGE.with_suffix(".png"))
+    draw(NUMBERS / "needles.csv", taken, PAGE.with_suffix(".png"))
     return contents
 
 

@@ -136,6 +136,9 @@ def examples(
     rows: dict[str, list[Row]] = {f"{name}_{split}": [] for split in found}
     for split, by_kind in found.items():
         kinds = sorted(by_kind)
+        fewest = min(map(len, by_kind.values()), default=0)
+        if (fewest - 1) * len(kinds) < EXAMPLES:
+            raise SystemExit(f"{name}: too few texts of a class for {EXAMPLES} examples")
         for number in range(CLASSIFIED[split]):
             gold = number % len(kinds)
             asked = draw.choice(by_kind[kinds[gold]])
