@@ -45,13 +45,25 @@ def page_text(reports: Reports, folder: str, speed: str) -> str:
 
     `reports` are the files by part and kind of device; parts without one are named.
     """
-    sections = [_section(part, reports, folder) for part in PARTS]
-    return "\n".join([INTRODUCTION.format(speed=speed), *sections])
+    measured = [part for part in PARTS if part.cpu is not None or (part.name, "cuda") in reports]
+    sections = [_section(part, reports, folder) for part in measured]
+    return "\n".join([INTRODUCTION.format(speed=speed), _without_gpu(reports), *sections])
 
 
 def fill(text: str) -> str:
     """Lines of at most 120 characters."""
     return textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False)
+
+
+def _without_gpu(reports: Reports) -> str:
+    """Which parts have no numbers of a GPU."""
+    missing = [part.title for part in PARTS if (part.name, "cuda") not in reports]
+    if not missing:
+        return ""
+    text = f"Not measured on a GPU: {', '.join(f'*{title}*' for title in missing)}."
+    if len(missing) == len(PARTS):
+        text = "Nothing was measured on a GPU."
+    return f"{fill(f'{text} `benchmarks/gpu/run.sh` does it.')}\n"
 
 
 def _section(part: Part, reports: Reports, folder: str) -> str:
@@ -60,11 +72,7 @@ def _section(part: Part, reports: Reports, folder: str) -> str:
         report = reports.get((part.name, device))
         if report is not None:
             text += [_measured(part, report, f"{folder}/{part.file(device)}", label)]
-        elif device == "cuda":
-            text.append(
-                "**GPU.** No rows: no GPU was measured. `benchmarks/gpu/run.sh` measures them.\n"
-            )
-        elif part.cpu is not None:
+        elif device == "cpu" and part.cpu is not None:
             text.append(f"Not measured yet: `{COMMAND} --only {part.name}`.\n")
     return "\n".join(text)
 
