@@ -202,12 +202,7 @@ class TracedPrompt:
 
     def measure(self, scored: Sequence[BudgetScores], protection: Protection) -> Measured:
         """Metrics of the rankings made for the grid's budgets (`kvp.metrics.grid_budgets`)."""
-        grid = set(metrics.grid_budgets(self.prefix_length))
-        serving = [
-            (part.scores, max(grid.intersection(part.budgets)))
-            for part in scored
-            if grid.intersection(part.budgets)
-        ]
+        serving = [(part.scores, max(part.budgets)) for part in scored]
         lost = metrics.lost_importance(self.importance, serving, protection)  # [L, H, N + 1]
         return Measured(
             cost=metrics.at_shares(lost, torch.linspace(0, 1, GRID_STEPS + 1)),

@@ -452,7 +452,7 @@ def hindsight(bench: Bench, prompt: Prompt, start: Prefilled) -> list[Tensor]:
     assert seen is not None, "a prompt that was just run has an observation"
     rest = prompt.ids[seen.cache.get_seq_length() :]
     fed = torch.cat([rest, reply]).to(bench.model.device)
-    after = observe(bench.model, fed[None], cache=seen.cache.fork(), last_logits=True)
+    after = observe(bench.model, fed[None], cache=seen.cache.fork())
     result = []
     for keys, before, later in zip(after.keys, seen.queries, after.queries, strict=True):
         queries = torch.cat([before, later], dim=2)  # [1, Q, T, D], T tokens of prompt and reply

@@ -280,10 +280,6 @@ def file_digests(policies: Sequence[str], methods: Sequence[Method]) -> dict[str
     folders |= {label: source.folder for label, source in _loaded(methods).items()}
     digests = {label: sha256_file(folder / INDEX) for label, folder in folders.items()}
     for method in methods:
-        if isinstance(method.scorer, LearnedScorer) and method.policy not in digests:
-            index = Path(method.scorer.label) / INDEX  # an object, of the folder it was read from
-            if method.policy is not None and index.exists():
-                digests[method.policy] = sha256_file(index)
         if isinstance(method.rule, Evolved):
             digests[method.allocator] = sha256_file(budget_path(method.rule.file))
         if isinstance(method.scorer, KVzap):

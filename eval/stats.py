@@ -72,20 +72,12 @@ class Interval:
         return replace(self, mean=0.0 - self.mean, low=0.0 - self.high, high=0.0 - self.low)
 
 
-def by_policy(
-    records: Iterable[Mapping[str, Any]], field: str = "score"
-) -> dict[Hashable, dict[Unit, float]]:
-    """A field of the records of one setting; records without the field are left out."""
-    scores: dict[Hashable, dict[Unit, float]] = defaultdict(dict)
-    for record in records:
-        if record[field] is not None:
-            scores[record["policy"]][record["task"], record["example"]] = float(record[field])
-    return dict(scores)
-
-
 def prompt_values(records: Iterable[Mapping[str, Any]]) -> Scores:
-    """More is better: the score, or log-likelihood per token, of one setting's records."""
-    return by_policy([{**record, "value": value_of(record)} for record in records], "value")
+    """By policy; more is better: the score, or log-likelihood per token, of a setting's records."""
+    values: dict[Hashable, dict[Unit, float]] = defaultdict(dict)
+    for record in records:
+        values[record["policy"]][record["task"], record["example"]] = value_of(record)
+    return dict(values)
 
 
 def reply_tokens(records: Iterable[Mapping[str, Any]]) -> dict[Unit, float] | None:

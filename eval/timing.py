@@ -18,14 +18,23 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from eval.evaluate import Bench, Kept, Prefix, Prompt, all_kept, gather, hindsight, run_prefix
+from eval.evaluate import (
+    Bench,
+    Kept,
+    Prefilled,
+    Prefix,
+    Prompt,
+    gather,
+    hindsight,
+    keep,
+    run_prefix,
+)
 from eval.methods import Setting, method_fields
 from eval.records import Record
 from kvp.hf import EvictingCache, Prefill
 from kvp.hf.prefill import next_logits
 from kvp.progress import Progress
-from kvp.ranking import Selection
-from kvp.scoring import Needs, score_budgets
+from kvp.scoring import Needs
 
 DECODED_TOKENS = 8
 """Decode steps timed per record; their median is reported."""
@@ -127,19 +136,12 @@ def _evict(
     bench: Bench, seen: Prefill, ids: Tensor, setting: Setting, future: list[Tensor] | None
 ) -> tuple[EvictingCache, Kept]:
     """Extra passes, scores, selection and gathering of one prompt; the full cache is gathered."""
-    prefix = Prefix.of(seen)
-    budget = setting.tokens(prefix.tokens)
-    scorer = setting.method.scorer
-    kept = all_kept(prefix)
-    if scorer is not None and (setting.method.self_sized or budget < prefix.tokens):
-        assert seen.observation is not None, "the prompt was just run"
-        # Anew for every setting, so that its time includes the extra passes that it needs.
-        fresh = Prefill.of(seen.observation, bench.model, ids, bench.tokenizer).inputs
-        at = partial(replace(seen, inputs=fresh).views, scorer.needs, future=future)
-        (scored,) = score_budgets(scorer, at, [budget])
-        selection = Selection(scored.scores, setting.protection, scored.sizes)
-        kept = Kept(indices=selection.tokens(budget, setting.method.rule))
-    return gather(prefix, [kept]), kept
+    assert seen.observation is not None, "the prompt was just run"
+    # Anew for every setting, so that its time includes the extra passes that it needs.
+    fresh = Prefill.of(seen.observation, bench.model, ids, bench.tokenizer).inputs
+    start = Prefilled(prefill=replace(seen, inputs=fresh), prefix=Prefix.of(seen))
+    ((_, kept),) = keep(start, [setting], future)
+    return gather(start.prefix, [kept]), kept
 
 
 def _decode(bench: Bench, cache: EvictingCache, feed: Tensor, position: int, meter: Meter) -> float:

@@ -113,12 +113,6 @@ class ContextSource:
             recent=self._recent(point, last[0], keys) if last else None,
         )
 
-    @property
-    def used_bytes(self) -> int:
-        """Bytes of the traces and labels that are remembered."""
-        with self._turn:
-            return self._trace_memory.used + self._label_memory.used
-
     def forget(self) -> None:
         """Empty the memory; later contexts are read and computed again."""
         with self._turn:

@@ -102,7 +102,7 @@ class Replies:
         if not other_layers(self.model.config):
             return {}
         ids = torch.tensor([record.token_ids[: point.prefix_length]], device=context.keys.device)
-        return observe(self.model, ids, queries=0, last_logits=True).others
+        return observe(self.model, ids, queries=0).others
 
     def _log_probabilities(
         self,

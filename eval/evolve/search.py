@@ -64,8 +64,6 @@ class Generation:
     group: int
     """From 0, bottom to top; -1 for the uniform start."""
     generation: int
-    x: list[list[float]]
-    """Points of the unit cube, one per candidate."""
     schemes: list[tuple[int, ...]]
     """Counts per layer, one scheme per candidate."""
     scores: list[Annotated[float, Field(ge=0, le=1)]]
@@ -243,9 +241,7 @@ def search(plan: SearchPlan, evaluate: Evaluate, journal: Journal) -> Elite:
     """Run a search, or replay what the journal holds and continue; returns the fittest scheme."""
     score_of: dict[Scheme, float] = {}
 
-    def evaluate_once(
-        group: int, generation: int, x: list[list[float]], schemes: list[Scheme]
-    ) -> None:
+    def evaluate_once(group: int, generation: int, schemes: list[Scheme]) -> None:
         if replayed := journal.replay(group, generation, schemes):
             score_of.update(zip(schemes, replayed.scores, strict=True))
             return
@@ -254,13 +250,13 @@ def search(plan: SearchPlan, evaluate: Evaluate, journal: Journal) -> Elite:
         scores = [score_of[scheme] for scheme in schemes]
         journal.append(
             Generation(
-                group=group, generation=generation, x=x, schemes=schemes, scores=scores,
+                group=group, generation=generation, schemes=schemes, scores=scores,
                 fitness=[plan.fitness(*pair) for pair in zip(schemes, scores, strict=True)],
                 evaluated=len(new),
             )
         )  # fmt: skip
 
-    evaluate_once(UNIFORM_GROUP, 0, [], [plan.uniform])
+    evaluate_once(UNIFORM_GROUP, 0, [plan.uniform])
     score = score_of[plan.uniform]
     elite = Elite(
         weights=np.full(plan.layers, float(plan.budget)),
@@ -275,7 +271,7 @@ def search(plan: SearchPlan, evaluate: Evaluate, journal: Journal) -> Elite:
             points = [optimiser.ask() for _ in range(optimiser.population_size)]
             candidates = [_weights(plan, fixed, span, x) for x in points]
             schemes = [plan.scheme(weights) for weights in candidates]
-            evaluate_once(group, generation, [x.tolist() for x in points], schemes)
+            evaluate_once(group, generation, schemes)
             values = [plan.fitness(scheme, score_of[scheme]) for scheme in schemes]
             optimiser.tell([(x, -value) for x, value in zip(points, values, strict=True)])
             best = int(np.argmax(values))

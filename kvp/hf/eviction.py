@@ -402,7 +402,7 @@ class EvictingBlock(AbstractContextManager[Kept]):
         model: torch.nn.Module,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        output: Any,  # noqa: ANN401 - a ModelOutput or a tuple, logits first
+        output: object,
     ) -> None:
         if self._thread.evicting:
             return
@@ -415,7 +415,7 @@ class EvictingBlock(AbstractContextManager[Kept]):
             if call is None:
                 self._again(cache)
             else:
-                self._after_prompt(call, kwargs.get("input_ids"), output[0])
+                self._after_prompt(call, kwargs.get("input_ids"))
         except BaseException:
             cache.recorder = None
             raise
@@ -428,7 +428,7 @@ class EvictingBlock(AbstractContextManager[Kept]):
             return False
         return cache.get_seq_length() - cache.turn.shrunk_at >= self._every
 
-    def _after_prompt(self, call: _Call, input_ids: Tensor | None, logits: Tensor) -> None:
+    def _after_prompt(self, call: _Call, input_ids: Tensor | None) -> None:
         call.recording.close()
         cache, rule = call.cache, self._rule
         cache.turn = self._turn(cache, self._thread.lengths or cache.lengths)
@@ -440,7 +440,6 @@ class EvictingBlock(AbstractContextManager[Kept]):
                 keys=tuple(layer.keys for layer in cache.stored.values()),
                 values=tuple(layer.values for layer in cache.stored.values()),
                 queries=() if cache.recorder is None else cache.recorder.queries,
-                logits=logits,
                 cache=cache,
                 hidden=None if call.hidden is None else call.hidden.record,
                 others=cache.others,

@@ -75,8 +75,6 @@ class Observation:
     """Per layer [B, H, N, D]."""
     queries: tuple[Tensor, ...]
     """Per layer [B, Q, W, D]: queries of the tokens fed in this pass, or the last W of them."""
-    logits: Tensor
-    """[B, T, V] for the tokens fed, or [B, 1, V] for the last one."""
     cache: EvictingCache
     """The cache, ready for the next tokens."""
     hidden: HiddenRecord | None = None
@@ -99,21 +97,19 @@ def observe(
     *,
     cache: EvictingCache | None = None,
     queries: int = ALL_QUERIES,
-    last_logits: bool = False,
     hidden_after: Sequence[int] = (),
     every_state: bool = False,
     fed_again: int = 0,
 ) -> Observation:
     """Feed `input_ids` [B, T] int64 (no padding) after `cache` and observe every layer.
 
-    `queries` is how many of the fed tokens' queries to keep (0 keeps none), `last_logits`
-    computes logits of the last token only, `hidden_after` records statistics of the hidden states
-    with that many of the fed tokens left out (several numbers, several statistics), and with
-    `every_state` also the states themselves. The caches of
-    layers that nothing is evicted from cannot be rolled back, so they are also kept as they were
-    before the last `fed_again` tokens; a model with such layers runs twice then. Whatever attention
-    is set on the model stays set. Raises UsageError when `cache` has already been shrunk and inside
-    an `evicting` block of the same model.
+    `queries` is how many of the fed tokens' queries to keep (0 keeps none), `hidden_after` records
+    statistics of the hidden states with that many of the fed tokens left out (several numbers,
+    several statistics), and with `every_state` also the states themselves. The caches of layers
+    that nothing is evicted from cannot be rolled back, so they are also kept as they were before
+    the last `fed_again` tokens; a model with such layers runs twice then. Whatever attention is set
+    on the model stays set. Raises UsageError when `cache` has already been shrunk and inside an
+    `evicting` block of the same model.
     """
     model = unwrapped(model)
     refuse_inside_block(model)
@@ -129,12 +125,10 @@ def observe(
             nullcontext() if states is None else states.recording(model),
         ):
             split = input_ids.shape[1] - fed_again if cache.others and fed_again else 0
-            logits = []
             for part in (input_ids[:, :split], input_ids[:, split:]) if split else (input_ids,):
                 kept = copies(cache.others)
                 position = cache.get_seq_length()
-                keep = 1 if last_logits else 0
-                logits.append(next_logits(model, part, cache, position, keep=keep))
+                next_logits(model, part, cache, position, keep=1)
             others = copies(cache.others)
     finally:
         cache.recorder = None
@@ -142,7 +136,6 @@ def observe(
         keys=tuple(layer.keys for layer in cache.stored.values()),
         values=tuple(layer.values for layer in cache.stored.values()),
         queries=recorder.queries,
-        logits=logits[-1] if last_logits else torch.cat(logits, dim=1),
         cache=cache,
         hidden=None if states is None else states.record,
         others=others,
@@ -273,7 +266,6 @@ def prefill(
         model,
         input_ids,
         queries=recorded_queries(all_needs),
-        last_logits=True,
         hidden_after=recorded_hidden(all_needs),
         every_state=any(need.every_state for need in all_needs),
         fed_again=fed_again,
@@ -317,7 +309,6 @@ def unpadded(
             keys=tuple(keys[batch, :, pad:] for keys in observation.keys),
             values=tuple(values[batch, :, pad:] for values in observation.values),
             queries=tuple(queries[batch] for queries in observation.queries),
-            logits=observation.logits[batch],
             cache=observation.cache,
             hidden=None if hidden is None else hidden.batch(batch, pad),
             others=observation.others

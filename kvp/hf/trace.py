@@ -118,14 +118,14 @@ def _traced(
 ) -> Trace:
     """What attention saw of one sequence, on the CPU."""
     ids = torch.tensor([record.token_ids], device=model.device)
-    seen = observe(model, ids, queries=ALL_QUERIES, last_logits=True)
+    seen = observe(model, ids, queries=ALL_QUERIES)
     heads = seen.keys[0].shape[1]
     queries = _on_cpu(seen.queries)  # [L, Q, T, D]
     queries = queries.view(len(queries), heads, -1, *queries.shape[2:])
     labels: dict[str, Tensor] = {}
     if recorded.labels:  # from passes over the prompt's cache in which the model repeats it
         prompt = ids[:, : record.prompt_length]
-        alone = observe(model, prompt, queries=0, last_logits=True)
+        alone = observe(model, prompt, queries=0)
         inputs = ScorerInputs(
             model, prompt, alone.keys, alone.values, others=alone.others, tokenizer=tokenizer
         )

@@ -4,7 +4,6 @@ from kvp.store.reader import TraceReader
 from kvp.store.schema import (
     STORED_LABELS,
     SequenceRecord,
-    StoreKind,
     StorePlan,
     Trace,
     planned_bytes,
@@ -12,6 +11,6 @@ from kvp.store.schema import (
 from kvp.store.writer import TraceWriter
 
 __all__ = [
-    "STORED_LABELS", "SequenceRecord", "StoreKind", "StorePlan", "Trace", "TraceReader",
+    "STORED_LABELS", "SequenceRecord", "StorePlan", "Trace", "TraceReader",
     "TraceWriter", "planned_bytes",
 ]  # fmt: skip

@@ -27,7 +27,6 @@ from eval.results import load_results
 from eval.stats import (
     Interval,
     bootstrap_mean,
-    by_policy,
     holm,
     paired_difference,
     perplexity,
@@ -39,13 +38,22 @@ from recipes.all_methods.blocks import fill_file
 PAGE = Path("docs/results/smollm2.md")
 NUMBERS = Path("benchmarks/results/smollm2")
 ANSWERS = (
-    *("needles", "fresh", "fresh-rivals", "kvzap", "references", "sources", "topics"),
-    *("other", "long-2048", "long-4096"),
+    *("needles", "fresh", "kvzap", "references", "sources", "topics", "other"),
+    *("long-2048", "long-4096"),
 )
-WHOLE = ("fresh-rivals", "references", "sources", "topics")
-"""Those of one task, or whose tasks are in the CSV file alone."""
+BY_TASK = ("needles", "other")
+"""Those with a table of tasks on the page; of the others they are in the CSV file."""
 TEXTS = ("text-wiki", "text-novels", "text-news", "texts", "sources-text")
-TUNED = ("epsilon", "window", "subjects", "topics", "text", "chat-validation", "chat-test")
+TUNED = (
+    "epsilon",
+    "safeguard",
+    "window",
+    "subjects",
+    "topics",
+    "text",
+    "chat-validation",
+    "chat-test",
+)
 UNSHOWN = (
     "subjects",
     "subjects-alone",
@@ -95,7 +103,7 @@ def estimate(records: list[Record]) -> Interval:
     """Mean answers in %, or the perplexity of given text, with its interval over prompts."""
     if records[0]["nll"] is not None:
         return perplexity(records)
-    mean = bootstrap_mean(by_policy(records))
+    mean = bootstrap_mean(prompt_values(records))
     return Interval(
         mean=100 * mean.mean, low=100 * mean.low, high=100 * mean.high, prompts=mean.prompts
     )
@@ -332,7 +340,7 @@ def blocks(run: Path) -> Mapping[str, str | None]:
     }
     for name, records in found.items():
         contents[name] = "\n".join(table(cells(records), taken)) if records else None
-        if name in ANSWERS and name not in WHOLE:
+        if name in BY_TASK:
             contents[f"{name}-tasks"] = "\n".join(tasks(records)) if records else None
         if name == "texts":
             contents["gain"] = "\n".join(gain(records)) if records else None

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from scipy import stats
 
-from eval.stats import Interval, bootstrap_mean, by_policy, paired_difference
+from eval.stats import Interval, bootstrap_mean, paired_difference, prompt_values
 from recipes.training.arms import RESULT, Result
 
 
@@ -69,12 +69,12 @@ def _all_records(folder: Path) -> list[Result]:
 
 def accuracy(records: Sequence[Result]) -> Interval:
     """Mean score in %, with its interval over prompts and seeds."""
-    return _percent(bootstrap_mean(by_policy(records)))
+    return _percent(bootstrap_mean(prompt_values(records)))
 
 
 def difference(ours: Sequence[Result], theirs: Sequence[Result]) -> Interval:
     """Points of accuracy by which ours is better, over the same prompts."""
-    return _percent(paired_difference(by_policy(ours), by_policy(theirs)))
+    return _percent(paired_difference(prompt_values(ours), prompt_values(theirs)))
 
 
 def _percent(interval: Interval) -> Interval:

@@ -13,7 +13,6 @@ from eval.stats import (
     Interval,
     Scores,
     bootstrap_mean,
-    by_policy,
     holm,
     median_interval,
     paired_difference,
@@ -40,12 +39,12 @@ def _difference(p: float) -> Interval:
     return Interval(mean=1.0, low=0.1, high=2.0, prompts=9, p=p)
 
 
-def test_policies_are_averaged_and_records_without_the_field_left_out() -> None:
+def test_policies_are_averaged() -> None:
     rows = [
         _row("a", "1", "s0", score=1.0), _row("a", "1", "s1", score=0.0),
-        _row("a", "2", "s0", score=1.0), _row("a", "2", "s1", score=1.0), _row("a", "3", "s0"),
+        _row("a", "2", "s0", score=1.0), _row("a", "2", "s1", score=1.0),
     ]  # fmt: skip
-    scores = by_policy(rows)
+    scores = prompt_values(rows)
     assert scores == {
         "s0": {("a", "1"): 1.0, ("a", "2"): 1.0}, "s1": {("a", "1"): 0.0, ("a", "2"): 1.0},
     }  # fmt: skip

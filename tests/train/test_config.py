@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from pathlib import Path
 
 import pytest
-import yaml
 
-from kvp.command_line import parse
 from kvp.programs import train as main
 from train.config import TrainConfig
 from train.recipe import PRESETS, Recipe
-
-CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("train_*.yaml"))
 
 
 def test_settings_of_a_recipe_are_flags_but_for_what_nobody_turns() -> None:
@@ -48,14 +43,6 @@ def test_short_runs_warm_up_for_at_most_a_fifth() -> None:
     assert TrainConfig(traces="t", out="o", steps=4_000).recipe().warmup == 100
     assert TrainConfig(traces="t", out="o", steps=60).recipe().warmup == 12
     assert TrainConfig(traces="t", out="o", steps=1).recipe().warmup == 0
-
-
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
-def test_shipped_configs_parse(path: Path) -> None:
-    source = yaml.safe_load(path.read_text()).get("source", "traces")
-    traces = ["--traces", "t"] if source == "traces" else []
-    config = parse(TrainConfig, ["--config", str(path), "--out", "o", *traces], prog="kvp-train")
-    assert config.source == source
 
 
 def test_by_default_rankers_read_recent_queries_where_traces_hold_them() -> None:

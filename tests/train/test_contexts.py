@@ -72,9 +72,9 @@ def test_queries_stay_where_everything_fits(
             context, again = source.context(point), read_alone(store, point)
             assert torch.equal(context.importance, again.importance)
     assert len(read) == reads
-    assert source.used_bytes <= memory_bytes
+    assert source._trace_memory.used + source._label_memory.used <= memory_bytes
     source.forget()
-    assert not source.used_bytes
+    assert source._trace_memory.used + source._label_memory.used == 0
 
 
 def test_feature_statistics_are_those_of_the_training_tokens(store: Path) -> None:

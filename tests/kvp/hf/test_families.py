@@ -178,7 +178,7 @@ def drop_errors(model: PreTrainedModel, ids: Tensor, masks_set: Masks) -> list[f
     geometry = geometry_of(model.config)
     errors = []
     with kvp_attention_set(model):
-        seen = observe(model, ids[:, :CACHED], last_logits=True)
+        seen = observe(model, ids[:, :CACHED])
         for ragged in (False, True):
             kept = drawn(geometry, ragged=ragged)
             width = max(len(head) for heads in kept for head in heads)

@@ -21,7 +21,7 @@ def model() -> PreTrainedModel:
 def seen(model: PreTrainedModel) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Tokens [T], and keys and values [L, H, N, D] of the first of them."""
     ids = torch.randint(5, 4000, (TOKENS,), generator=torch.Generator().manual_seed(0))
-    states = observe(model, ids[None], last_logits=True)
+    states = observe(model, ids[None])
     keys = torch.cat(list(states.keys))[:, :, :CACHED]
     return ids, keys, torch.cat(list(states.values))[:, :, :CACHED]
 

@@ -84,15 +84,12 @@ def test_tensors_are_what_attention_used(model: PreTrainedModel, prompt: Prompt)
         scores = seen.queries[layer] @ repeated.mT / repeated.shape[-1] ** 0.5
         attention = scores.masked_fill(~causal, -torch.inf).softmax(-1)
         torch.testing.assert_close(attention, output.attentions[layer], atol=1e-5, rtol=0)
-    torch.testing.assert_close(seen.logits, output.logits, atol=1e-4, rtol=0)
 
 
-def test_recent_queries_and_last_logits(qwen: PreTrainedModel, prompt: Prompt) -> None:
+def test_recent_queries(qwen: PreTrainedModel, prompt: Prompt) -> None:
     ids = prompt(18)
     everything = observe(qwen, ids)
-    recent = observe(qwen, ids, queries=5, last_logits=True)
-    assert recent.logits.shape == (1, 1, 64)
-    torch.testing.assert_close(recent.logits[:, 0], everything.logits[:, -1], atol=1e-5, rtol=0)
+    recent = observe(qwen, ids, queries=5)
     for mine, whole in zip(recent.queries, everything.queries, strict=True):
         assert torch.equal(mine, whole[:, :, 13:])
         assert mine.untyped_storage().nbytes() == mine.nbytes  # not a window into a longer tensor
@@ -114,7 +111,6 @@ def test_continuing_adds_keys_and_leaves_the_first_observation_alone(
         torch.testing.assert_close(third.keys[layer], whole.keys[layer], atol=1e-5, rtol=0)
         queries = torch.cat([part.queries[layer] for part in (first, second, third)], dim=2)
         torch.testing.assert_close(queries, whole.queries[layer], atol=1e-5, rtol=0)
-    torch.testing.assert_close(third.logits, whole.logits[:, 25:], atol=1e-4, rtol=0)
 
 
 def test_attention_and_recorder_are_given_back(
