@@ -86,10 +86,10 @@ def check_prompts(first: Results, second: Results) -> None:
 
 
 def curves_of(
-    results: Results,
+    results: Results, *, named: bool = False
 ) -> dict[tuple[str, str, ReportedMethod], Mapping[str | None, Estimate]]:
-    """By metric, protocol and method the values per prompt at every budget."""
-    groups = policy_groups(results.records)
+    """By metric, protocol and method the values per prompt at every budget (`policy_groups`)."""
+    groups = policy_groups(results.records, named=named)
     return {
         (metric, protocol, method): budgets
         for metric, kind in KINDS.items()
@@ -114,7 +114,8 @@ def paired(
     check_prompts(first, second)
     sides = {"first": first, "second": second}
     lacking = " and ".join(side for side, results in sides.items() if unfinished(results))
-    ours_of, theirs_of = curves_of(first), curves_of(second)
+    several = any(len(set(policy_groups(one.records).values())) > 1 for one in (first, second))
+    ours_of, theirs_of = (curves_of(one, named=several) for one in (first, second))
     rows, gaps = [], []
     both_have = [
         (*key, budget)

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import cached_property, partial
+from statistics import fmean
 from typing import Literal, TypeVar
 
 import numpy as np
@@ -271,7 +272,11 @@ def sort_tasks(kind: Kind, records: Iterable[Record], *, resamples: int = 2000) 
     apart: dict[str, tuple[str, str]] = {}
     for task, some in tasks.items():
         specs = {record["budget_spec"] for record in some} - {None}
-        least = min(specs, key=budget_order, default=None)
+        tokens = {
+            spec: fmean(each["budget"] for each in some if each["budget_spec"] == spec)
+            for spec in specs
+        }
+        least = min(specs, key=lambda spec: (tokens[spec], budget_order(spec)), default=None)
         few = [record for record in some if record["budget_spec"] in (None, least)]
         grid = estimates(kind, few, defaultdict(str), resamples=resamples)
         full = next((each[None] for each in grid.values() if None in each), None)

@@ -85,6 +85,12 @@ def load_all(
         )
     if not prompts:
         raise UsageError("; ".join(notes))
+    given = [len(one.encoded.ids) + len(one.encoded.reply_ids) for one in prompts if one.forced]
+    if positions is not None and max(given, default=0) > positions:
+        raise UsageError(
+            f"--length {settings.length}: a prompt with its given reply has {max(given)} tokens, "
+            f"the model {positions} positions; lower it"
+        )
     if RULER in settings.tasks:
         notes.append(f"a mean over tasks is over {ruler_share(prompt.task for prompt in prompts)}")
     return prompts, list(dict.fromkeys(notes))

@@ -92,10 +92,11 @@ def method_label(name: str, variant: str, allocator: str = UNIFORM) -> str:
     return f"{name}({variant}){rule}" if "=" in variant else f"{name}:{variant}{rule}"
 
 
-def policy_groups(records: Iterable[Record]) -> dict[str | None, str]:
+def policy_groups(records: Iterable[Record], *, named: bool = False) -> dict[str | None, str]:
     """Group of every policy label: the label without its training seed.
 
-    Policies of one group are averaged. Where there is only one group, its name is "".
+    Policies of one group are averaged. Where there is only one group, its name is "", unless
+    `named`.
     """
     seeds = {
         record["policy"]: record["policy_seed"]
@@ -103,7 +104,7 @@ def policy_groups(records: Iterable[Record]) -> dict[str | None, str]:
         if record["policy"] is not None
     }
     names = {label: without_seed(label, seed) for label, seed in seeds.items()}
-    if len(set(names.values())) <= 1:
+    if len(set(names.values())) <= 1 and not named:
         names = dict.fromkeys(names, "")
     return {None: "", **names}
 

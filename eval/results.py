@@ -147,7 +147,8 @@ def write_manifest(
         plan = plans.setdefault(digest_json([part["protocol"], part["settings"]]), dict(part))
         plan["prompts"] = {**plan["prompts"], **part["prompts"]}
     tuned = dict(earlier.get("tuned", {}))
-    tuned |= {Path(path).name: load_settings(Path(path)).to_json() for path in paths}
+    chosen = [load_settings(Path(path)).to_json() for path in paths]
+    tuned |= {digest_json(content): content for content in chosen}
     write_sealed_json(
         folder.local / MANIFEST,
         {

@@ -30,6 +30,7 @@ from train.distillation import Distillation, Policy, Replies
 from train.fit import check_finite, fit
 from train.initial_rankers import rankers_digest
 from train.labels import EVALUATED
+from train.recipe import FOURIER
 from train.run_folder import RunFolder
 from train.summary import print_summary
 from train.training_data import check_store, device_of, recorded_model, store_identity, usable
@@ -52,6 +53,7 @@ def run(config: DistillConfig) -> None:
     assert policy.calibration is not None, "checked above"
     recipe = replace(  # with the compression points of this run
         recipe_of(policy.meta.training),
+        label=FOURIER.label,  # points that see a reply
         contexts=config.contexts,
         steps=config.steps,
         compress_prompt=config.compress_prompt,

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ from eval.stats import paired_difference
 from kvp.artifacts.claim import OutputFolder
 from kvp.artifacts.files import foreign
 from kvp.budgets import Budget
-from kvp.data.task import TaskSettings
+from kvp.data.task import TaskSettings, context_of
 from kvp.errors import PolicyError, UsageError
 from kvp.hf import geometry_of, load_config
 from kvp.hf.loading import check_quantization, tokenizer_of, torch_device
@@ -212,7 +213,7 @@ def _search(config: EvolveConfig, output: OutputFolder, identity: dict[str, Any]
         protection = protected_tokens(config, (*search_prompts, *held_out))
     cached = [prompt.boundary(config.protocol) for prompt in (*search_prompts, *held_out)]
     target, reference = target_of(config.target, protection, cached[: len(search_prompts)])
-    plan = _plan(config, geometry.layers, target, reference=reference, longest=max(cached))
+    plan = _plan(config, geometry.layers, target, reference=reference)
     decoder = load_bench(config.evaluation, [method])
     phase(f"searching on {len(search_prompts)} prompts, {len(held_out)} held out")
     identity["model_digest"] = model_identity(
@@ -269,13 +270,17 @@ def load_prompts(
     tasks = tuple(dict.fromkeys(prompt.requested_as for prompt in first))
     shares = [_shares(searched, len(tasks)), _shares(compared, len(tasks))]
     maximum = max(map(sum, zip(*shares, strict=True)))
+    if len({context_of(prompt.sample.id) for prompt in first}) < len(first):
+        maximum *= 2  # the held-out ones begin with another context
     prompts, _ = load_all(replace(settings, tasks=tasks, count=maximum), tokenizer, positions)
     search_prompts: list[Prompt] = []
     held_out: list[Prompt] = []
     for task, count, others in zip(tasks, *shares, strict=True):
         of_task = [prompt for prompt in prompts if prompt.requested_as == task]
         search_prompts += of_task[:count]
-        held_out += of_task[count : count + others]
+        seen = {context_of(prompt.sample.id) for prompt in of_task[:count]}
+        unseen = (each for each in of_task[count:] if context_of(each.sample.id) not in seen)
+        held_out += islice(unseen, others)
     if (len(search_prompts), len(held_out)) != (searched, compared):
         raise UsageError(
             f"--search_prompts {searched} --holdout {compared}: the tasks only have "
@@ -299,13 +304,8 @@ def _method(config: EvalConfig) -> tuple[Method, Scorer]:
     return method, method.scorer
 
 
-def _plan(
-    config: EvolveConfig, layers: int, target: Target, *, reference: int, longest: int
-) -> SearchPlan:
-    """The search; UsageError where the budget leaves nothing to search at `reference` tokens.
-
-    `longest` is the most tokens that a prompt has in the cache.
-    """
+def _plan(config: EvolveConfig, layers: int, target: Target, *, reference: int) -> SearchPlan:
+    """The search; UsageError where the budget leaves nothing to search at `reference` tokens."""
     if target.tokens < target.floor:
         raise UsageError(
             f"--budget {config.budget} is {target.tokens} tokens, below the {target.floor} "
@@ -317,7 +317,7 @@ def _plan(
             "lower it, or raise --length"
         )
     return SearchPlan(
-        layers=layers, budget=target.tokens, minimum=target.floor, maximum=longest,
+        layers=layers, budget=target.tokens, minimum=target.floor, maximum=reference,
         group=config.group, generations=config.generations, constraint=config.constraint,
         seed=config.seed,
     )  # fmt: skip

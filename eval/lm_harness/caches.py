@@ -98,7 +98,7 @@ def compression(
         protection=kept,
     )
     identity = {
-        "method": method, "budget": setting.spec, "protection": [kept.sinks, kept.recents],
+        "method": chosen.label, "budget": setting.spec, "protection": [kept.sinks, kept.recents],
         "files": file_digests(split_list(policies), [chosen]),
         "question": question, "context_field": context_field, "seed": seed,
     }  # fmt: skip

@@ -12,7 +12,7 @@ from typing import Any
 import pandas
 import pytest
 
-from eval.comparison import Comparison, compare_all, sentences
+from eval.comparison import Comparison, compare_all, sentences, sort_tasks
 from eval.frame import OVERALL, summary, tidy
 from eval.results import Results
 from eval.tuned_settings import Scored, Tuned, TunedSettings
@@ -339,6 +339,16 @@ def test_what_is_unfinished_says_so_first_and_ranks_nothing() -> None:
     )
     assert lines[1].split() == ["method", "25%", "full"]
     assert not re.search("best|ahead|behind|apart|resolve", "".join(lines))
+
+
+def test_the_smallest_budget_is_the_one_of_fewest_tokens() -> None:
+    records = [
+        _record(method, spec, str(n), score=score) | {"budget": tokens}
+        for method, spec, score, tokens in
+        (("full", None, 1.0, 100), ("random", "32", 0.0, 32), ("random", "75%", 1.0, 75))
+        for n in range(20)
+    ]  # fmt: skip
+    assert sort_tasks("accuracy", records).usable == ("niah_single_1",)
 
 
 @pytest.mark.parametrize(

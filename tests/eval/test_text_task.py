@@ -115,6 +115,15 @@ def test_texts_that_do_not_fit_are_refused(
         _load(_config(text, **changes), tokenizer, positions=1024)
 
 
+def test_a_reply_beyond_the_models_positions_is_refused(
+    tokenizer: PreTrainedTokenizerBase, jsonl: Path
+) -> None:
+    config = _config(None, tasks="data", data=str(jsonl), split="all")
+    assert _load(config, tokenizer, positions=4096)[0][0].forced
+    with pytest.raises(UsageError, match=r"--length 64: a prompt with its given reply has \d+ tok"):
+        _load(config, tokenizer, positions=80)
+
+
 def test_a_model_without_chat_template_is_measured_on_text(
     tiny_folder: Path, jsonl: Path, tmp_path: Path
 ) -> None:

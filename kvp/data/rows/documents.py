@@ -59,8 +59,7 @@ def read_documents(
 
     def documents(location: str, row: Mapping[str, Any]) -> list[Document]:
         if "message_id" in row and "text" in row and "messages" not in row:
-            _check_message(row)
-            messages.append((location, row))
+            messages.append((location, _message(row)))
             return []
         prompt = row.get("prompt")
         if isinstance(prompt, Mapping) and "text" in prompt:
@@ -114,11 +113,14 @@ def _of_tree(
     return [Document(split=split, turns=turns, location=location, tree=name) for turns in found]
 
 
-def _check_message(row: Message) -> None:
-    """Raise RowError unless a message has an id that others can name, and a parent or none."""
+def _message(row: Message) -> Message:
+    """A message with an id that others can name, and a parent or none; else RowError."""
+    if row.get("parent_id") == "":  # none, in a CSV file
+        row = {**row, "parent_id": None}
     for column, kinds in (("message_id", str | int), ("parent_id", str | int | None)):
         if not isinstance(row.get(column), kinds) or row.get(column) == "":
             raise RowError(f"has no usable {column}")
+    return row
 
 
 def _nested(message: Message, name: str = "0", parent: str | None = None) -> Iterator[Message]:
@@ -153,7 +155,7 @@ def threads(messages: Iterable[Message]) -> Iterator[tuple[Turn, ...]]:
     """
     replies: dict[object, list[Message]] = {}
     for message in messages:
-        if not message.get("deleted"):
+        if str(message.get("deleted") or "").lower() not in ("true", "1"):  # or a cell of a table
             replies.setdefault(message.get("parent_id"), []).append(message)
     refusal: RowError | None = None
     usable = 0

@@ -139,6 +139,8 @@ def _prompt(row: Mapping[str, Any]) -> Document:
         return _measured(_dialogue(alternating([*prompt, *completion])), row)
     turns = alternating([*prompt, {"role": "assistant", "content": "-"}])
     document = _dialogue(turns)
+    if turns[-1]["content"] != "-":
+        raise RowError("has a prompt in which user and assistant do not take turns")
     target = _target(row)
     questions = (target,) if target.references or target.choices else ()
     reply = {**turns[-1], "content": ", ".join(target.references)}

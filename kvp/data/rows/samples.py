@@ -155,16 +155,20 @@ class _Maker:
             yield replace(self._blank(), messages=turns, metric=metric, references=references)
 
     def _asked(self, document: Document) -> Iterator[Sample]:
-        """The samples of a row's questions, or of its prompt."""
-        if not document.questions:
-            reply = document.turns[-1]["content"]
+        """The samples of a row's questions, or of its prompt; of one message it is a question."""
+        turns = document.turns
+        samples = [self._question(question) for question in document.questions]
+        if not samples:
+            reply = turns[-1]["content"]
             references = (reply,) if reply and self.settings.metric else ()
             metric = self.settings.metric or NONE
-            blank = replace(self._blank(), metric=metric, references=references)
-            yield replace(blank, messages=document.turns)
-        for question in document.questions:
-            sample = self._question(question)
-            yield replace(sample, messages=document.turns) if document.turns else sample
+            samples = [replace(self._blank(), metric=metric, references=references)]
+        for sample in samples:
+            if len(turns) == 2:
+                reply = sample.reply or turns[1]["content"]
+                yield replace(sample, question=turns[0]["content"], reply=reply)
+            else:
+                yield replace(sample, messages=turns) if turns else sample
 
     def _question(self, asked: Sample) -> Sample:
         metric = self.settings.metric or asked.metric

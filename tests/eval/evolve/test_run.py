@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -18,7 +19,7 @@ from kvp.budgets import parse_budget
 from kvp.data.task import TaskSettings
 from kvp.hf import load_model, prefill_and_evict
 from kvp.programs import run_program
-from kvp.ranking import Protection
+from kvp.ranking import UNPROTECTED, Protection
 from policies.allocators.evolved import load_budgets
 from policies.registry import make_method
 
@@ -158,6 +159,13 @@ def test_percentages_follow_each_prompt() -> None:
     assert target.counts((30, 50), cached=100) == [20, 20]  # 15 and 25, but for the floor
     absolute = Target(budget=parse_budget("40"), tokens=40, protection=Protection())
     assert absolute.counts((30, 50), cached=4000) == [30, 50]
+
+
+def test_no_layer_keeps_more_than_the_prompts_have() -> None:
+    config = EvolveConfig(out="unused")
+    target = Target(budget=parse_budget("40%"), tokens=40, protection=UNPROTECTED)
+    plan = eval.evolve.run._plan(config, 2, target, reference=50)
+    assert plan.scheme(np.array([90.0, 1.0])) == (50, 30)
 
 
 def test_held_out_prompts_are_others(tiny_folder: Path) -> None:

@@ -54,6 +54,12 @@ GOOD = '{"text": "good"}\n'
         ('{"messages": [{"user": "x"}]}', "has a message without 'role' and 'content'"),
         ('{"messages": ["x"]}', "has a message that is not an object"),
         ('{"messages": []}', "has no exchange"),
+        (
+            json.dumps(
+                {"prompt": [*turns("a", "b"), {"role": "tool", "content": "c"}, *turns("d")]}
+            ),
+            "has a prompt in which user and assistant do not take turns",
+        ),
         ('{"messages": [{"role": "user", "content": null}]}', "has no text in a message"),
         (
             '{"messages": [{"role": "user", "content": [{"type": "image"}]}]}',

@@ -309,14 +309,28 @@ def test_the_chat_task_leaves_out_what_is_no_dialogue(
     assert "line 2 is not a dialogue" in source.notes[0]  # type: ignore[attr-defined]
 
 
+def test_message_trees_come_from_tables_too(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    columns = ("message_id", "parent_id", "role", "text", "deleted")
+    rows = [("a", "", "prompter", "q" * 40, "False"), ("ab", "a", "assistant", "r" * 40, "False"),
+            ("ac", "a", "assistant", "s" * 40, "True")]  # fmt: skip
+    with (tmp_path / "trees.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([columns, *rows])
+    (sample,) = chats(str(tmp_path / "trees.csv"), tokenizer, length=90)
+    assert sample.messages is not None
+    assert [turn["content"][0] for turn in sample.messages] == ["q", "r"]
+
+
 def test_a_prompt_without_completion_is_collected(
     tmp_path: Path, tokenizer: PreTrainedTokenizerBase
 ) -> None:
     data = written(tmp_path / "p.jsonl", [{"prompt": f"What is {n}?"} for n in range(20)])
     source = chats(data, tokenizer, split="train", count=9, length=60)
     assert len(source) == 9
-    assert source[0].messages is not None
-    assert encode(source[0], tokenizer).reply_ids == ()
+    encoded = encode(source[0], tokenizer)
+    assert encoded.reply_ids == ()
+    assert encoded.context_length > len("What is")  # the question is all that there is to compress
     assert not chats(data, tokenizer, length=60, needs_reply=True)
 
 
