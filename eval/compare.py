@@ -26,18 +26,24 @@ from eval.stats import (
     prompts_of,
 )
 from kvp.artifacts.files import atomic_write_text
-from kvp.errors import ResultsError
+from kvp.errors import ResultsError, UsageError
 from kvp.progress import Progress
 
 ANSWERS, LIKELIHOOD = "answers", "log_likelihood"
 WORDS = {ANSWERS: "answers, %", LIKELIHOOD: "log-likelihood of given replies, nats per token"}
 """Metrics, and what they are in tables."""
 
+HEAD = b"metric,protocol,"
+"""How the CSV file begins."""
+
 KINDS: Mapping[str, Kind] = {ANSWERS: "accuracy", LIKELIHOOD: "perplexity"}
 
 
 def run(config: CompareConfig) -> pandas.DataFrame:
     """Print the tables and write the CSV file; returns the rows (`paired`), errors as `paired`."""
+    out = None if config.out is None else Path(config.out)
+    if out is not None and (out.is_dir() or (out.exists() and not _is_ours(out))):
+        raise UsageError(f"--out {out} is no CSV file of kvp compare: give another name")
     folders = [load_results(results_folder(path)) for path in (config.first, config.second)]
     rows = paired(*folders, resamples=config.bootstrap, seed=config.seed)
     for side, folder in zip(("first", "second"), folders, strict=True):
@@ -48,10 +54,14 @@ def run(config: CompareConfig) -> pandas.DataFrame:
     print("Paired by prompt. * differs from 0 at 5 %, corrected for all rows of its metric (Holm).")
     if folders[0].records == folders[1].records:
         print("Both hold the same rows, so nothing differs: are these the folders you meant?")
-    if config.out is not None:
-        atomic_write_text(Path(config.out), rows.to_csv(index=False, float_format="%.6g"))
-        print(f"written: {config.out}")
+    if out is not None:
+        atomic_write_text(out, rows.to_csv(index=False, float_format="%.6g"))
+        print(f"written: {out}")
     return rows
+
+
+def _is_ours(path: Path) -> bool:
+    return path.read_bytes().startswith(HEAD)
 
 
 def check_prompts(first: Results, second: Results) -> None:

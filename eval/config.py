@@ -308,6 +308,7 @@ class CompareConfig(IntervalConfig):
     seed: int = 0
     """Seed of everything that is drawn or generated: the resamples."""
 
+    MINIMUMS: ClassVar[Bounds] = {"seed": 0}
     ADDRESSES: ClassVar[tuple[str, ...]] = ("first", "second")
     FOLDERS: ClassVar[Mapping[str, str]] = dict.fromkeys(ADDRESSES, known_names.NO_RESULTS)
 

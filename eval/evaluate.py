@@ -110,7 +110,7 @@ class Prompt:
         what = f"--tasks {self.requested_as}: its score"
         with own_errors(self.scored_by, what):
             score = self.scored_by(self.sample, prediction)
-        if not isinstance(score, Real):
+        if not isinstance(score, Real) or not 0 <= score <= 1:
             raise UsageError(f"{what} must be a number from 0 to 1, got {score!r:.60}")
         return float(score)
 

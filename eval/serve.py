@@ -46,13 +46,15 @@ def run(config: ServeConfig) -> None:
     except (ValueError, RuntimeError) as error:
         raise UsageError(f"{config.gguf}: llama.cpp cannot load it ({error})") from None
     llama = server._llama_proxy()
-    chat = llama.create_chat_completion
+    complete = llama.create_completion
 
-    def ending(*messages: Any, max_tokens: int | None = None, **options: Any) -> Any:  # noqa: ANN401
-        """A chat's answer; without a limit of its own it has as many tokens as there are cells."""
-        return chat(*messages, max_tokens=max_tokens or config.cells, **options)
+    def ending(*prompt: Any, **options: Any) -> Any:  # noqa: ANN401
+        """What chats, streamed or not, call; without a limit as many tokens as there are cells."""
+        if options.get("max_tokens", 0) is None:
+            options["max_tokens"] = config.cells
+        return complete(*prompt, **options)
 
-    llama.create_chat_completion = ending
+    llama.create_completion = ending
     name = f"policy {config.policy}" if config.policy else scorer.name
     with bounded(llama, scorer), listener, suppress(KeyboardInterrupt):
         say(f"http://{config.host}:{config.port}/v1: {config.cells} cells, {name}")

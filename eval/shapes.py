@@ -48,12 +48,13 @@ def _is_scored(row: Any) -> bool:  # noqa: ANN401
 _Number = Annotated[float, Field(ge=-(2.0**60), le=2.0**60)]
 _Numbers = Annotated[list[_Number], Field(min_length=1)]
 _Count = Annotated[int, Field(ge=0, le=2**60)]
+_Seed = Annotated[int, Field(ge=0)]
 _Name = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f-\x9f`]*$")]
-_Spec = Annotated[str, Field(pattern=r"^(own|[1-9]\d{0,14}|\d{0,3}(\.\d{1,9})?%)$")]
+_Spec = Annotated[str, Field(pattern=r"^(own|[1-9]\d{0,14}|\d{0,3}(\.\d{1,60})?%)$")]
 _Protocol = Literal["query_aware", "query_agnostic"]
 _Settings = Annotated[list[list[str | bool | None]], Field(min_length=1)]
 _METHOD = {
-    "model method variant allocator": _Name, "policy": _Name | None, "policy_seed": _Count | None,
+    "model method variant allocator": _Name, "policy": _Name | None, "policy_seed": _Seed | None,
     "protected": bool, "protocol": _Protocol,
 }  # fmt: skip
 _SIZED = {**_METHOD, "budget_spec": _Spec | None, "budget": _Number | None, "kept_tokens": _Number}

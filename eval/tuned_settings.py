@@ -93,5 +93,7 @@ def save_settings(path: Path, settings: TunedSettings, run: Mapping[str, Any]) -
 
 def load_settings(path: Path) -> TunedSettings:
     """Read a settings file, or that of a folder; raises ResultsError where it is none."""
+    if not path.exists():
+        raise ResultsError(f"tuned:{path}: there is no such file or folder; kvp tune writes one")
     path = path / SETTINGS if path.is_dir() else path
     return TunedSettings.from_json(FORMAT.read(path, ResultsError), str(path))

@@ -163,14 +163,17 @@ def _config(package: str, config: str, settings: dict[str, Any]) -> Any:  # noqa
     from kvp.command_line import flags_of, python_value
     from kvp.plugins import did_you_mean, import_own
 
-    if not isinstance(tasks := settings.get("tasks", ""), str):  # names and objects
+    if not isinstance(tasks := settings.get("tasks", ""), str | None):  # names and objects
         settings = {**settings, "tasks": import_own("kvp.data.tasks").named_tasks(tasks)}
     kind = getattr(import_own(f"{package}.config"), config)
     flags = {flag.name: flag for flag in flags_of(kind)}
     for name in settings:
         if name not in flags:
             raise UsageError(f"unknown setting {name!r}{did_you_mean(name, flags)}")
-    made = kind(**{name: python_value(flags[name], value) for name, value in settings.items()})
+    try:
+        made = kind(**{name: python_value(flags[name], value) for name, value in settings.items()})
+    except ValueError as error:
+        raise UsageError(str(error)) from None
     made.check_names()
     return made
 

@@ -12,6 +12,9 @@ from decimal import ROUND_HALF_UP, Decimal, InvalidOperation
 
 from kvp.errors import UsageError
 
+MOST = 10**12
+"""Tokens of a budget."""
+
 
 @dataclass(frozen=True)
 class Budget:
@@ -28,6 +31,8 @@ class Budget:
             raise UsageError("a budget is either a token count or a percentage")
         if self.count is not None and self.count < 1:
             raise UsageError(f"a budget keeps at least 1 token, got {self.count}")
+        if self.count is not None and self.count > MOST:
+            raise UsageError(f"a budget keeps at most {MOST} tokens, got {self.count}")
         if self.percent is not None and not 0 < self.percent <= 100:
             raise UsageError(f"a budget percentage lies in (0, 100], got {self}")
 

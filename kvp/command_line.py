@@ -148,11 +148,13 @@ def python_value(flag: Flag, value: object) -> object:
     """
     if isinstance(value, os.PathLike):
         value = os.fspath(value)
+    if hasattr(value, "tolist"):  # of NumPy
+        value = value.tolist()
     if isinstance(value, Mapping):
         value = [f"{name}={one}" for name, one in value.items()]
     if isinstance(value, list | tuple):
         names = [str(one) for one in value if isinstance(one, str | int | float)]
-        return ",".join(names) if len(names) == len(value) else tuple(value)
+        return parse_value(flag, ",".join(names)) if len(names) == len(value) else tuple(value)
     if value is not None and not isinstance(value, str | int | float):
         shown = textwrap.shorten(repr(value), width=60, placeholder="...")
         raise UsageError(
@@ -206,7 +208,7 @@ def _yaml(path: str, known: Sequence[str]) -> dict[str, Any]:
             settings = yaml.safe_load(file)
     except OSError as error:
         raise UsageError(f"--config {path}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())
         raise UsageError(f"--config {path} is no YAML file: {reason}") from None
     if not isinstance(settings, dict):
@@ -347,6 +349,7 @@ def parse(
             from_files |= _yaml(value, known)
     named = {name: value for name, value in given if name}
     preset = named.get("preset", from_files.get("preset"))
+    preset = preset if isinstance(preset, str) else None
     flags = {flag.name: flag for flag in flags_of(config_class, preset)}
     if "version" in named:
         print(f"{prog} {__version__}")

@@ -194,7 +194,7 @@ def score_layers(scorer: Scorer, views: Iterable[View]) -> list[Tensor]:
                 f"method {scorer.name} returned scores {tuple(scored.shape)} in layer {view.layer},"
                 f" expected {tuple(view.keys.shape[:3])} without NaN"
             )
-        scores.append(scored[..., : scored.shape[-1] - view.fed_again])
+        scores.append(scored[..., : scored.shape[-1] - view.fed_again].float())
     return scores
 
 

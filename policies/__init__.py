@@ -11,7 +11,7 @@ from kvp.errors import UsageError
 from kvp.known_names import split_method
 from kvp.plugins import did_you_mean
 from policies.policy_files import convert_policy, load_policy
-from policies.registry import make_allocator, make_method, make_scorer, sizes_itself
+from policies.registry import METHODS, make_allocator, make_method, make_scorer, sizes_itself
 from policies.sources import BUNDLED
 
 __all__ = [
@@ -41,7 +41,7 @@ def named(scorer: Any, allocator: Any = None) -> tuple[Any, Any]:  # noqa: ANN40
         if left in _INSTEAD:
             raise UsageError(f"unknown method {left!r}: {_INSTEAD[left]}")
         path = is_address(left) or ("/" in left and ":" not in left)
-        if path or left in BUNDLED or Path(left).is_dir():
+        if path or left in BUNDLED or (left not in METHODS and Path(left).is_dir()):
             left = load_policy(left)
     try:
         return (make_scorer(left), None) if rule is None else make_method(left, rule)

@@ -60,12 +60,12 @@ class QueryRecorder:
         """
         query = query.detach()
         held = self._queries.setdefault(layer, [])
-        if self.window != ALL_QUERIES:
-            query = query[:, :, -self.window :]
         padded = mask is not None and query.shape[2] > 1
-        if padded:
+        if padded:  # padding may stand anywhere, so no query is cut away before it is known
             padding = ~mask[:, 0, -1, -query.shape[2] :]  # type: ignore[index]
             query = query.masked_fill(padding[:, None, :, None], torch.nan)
+        elif self.window != ALL_QUERIES:
+            query = query[:, :, -self.window :]
         if self.window != ALL_QUERIES:
             query = torch.cat([*held, query], dim=2)
             if padded:

@@ -35,8 +35,6 @@ from kvp.hf.model_config import evicted_layers
 class Turn:
     """What was decided when the latest prompt was read."""
 
-    budgets: tuple[int, ...]
-    """Tokens per KV head of each batch entry."""
     prompts: tuple[int, ...]
     """Tokens of each batch entry up to the end of the prompt, earlier turns included."""
     shrunk_at: int
@@ -44,11 +42,7 @@ class Turn:
 
     def taken(self, entries: Sequence[int]) -> Turn:
         """The same for other entries of the batch."""
-        return replace(
-            self,
-            budgets=tuple(self.budgets[entry] for entry in entries),
-            prompts=tuple(self.prompts[entry] for entry in entries),
-        )
+        return replace(self, prompts=tuple(self.prompts[entry] for entry in entries))
 
 
 class EvictingCache(Cache):
@@ -125,7 +119,8 @@ class EvictingCache(Cache):
             raise UsageError(f"fork needs at least 1 row, got n={n}")
         fork = copy.copy(self)
         own = [layer.fork(n) for layer in self.stored.values()]
-        spread = torch.arange(own[0].batch // n).repeat_interleave(n) if own else torch.arange(0)
+        batch = own[0].batch // n if own and own[0].is_initialized else 0
+        spread = torch.arange(batch).repeat_interleave(n)
         fork.layers = arranged(own, copies(self.others, spread if n > 1 else None))
         if self.recorder is not None:
             fork.recorder = QueryRecorder(self.recorder.window, self.recorder.held)

@@ -148,8 +148,7 @@ def _load(path: Path, header: Mapping[str, Any], inner: PreTrainedModel) -> Evic
         cache.recorder = QueryRecorder(header["window"], queries)
     turn = header["turn"]
     if turn is not None:
-        budgets, prompts = tuple(turn["budgets"]), tuple(turn["prompts"])
-        cache.turn = Turn(budgets=budgets, prompts=prompts, shrunk_at=turn["shrunk_at"])
+        cache.turn = Turn(prompts=tuple(turn["prompts"]), shrunk_at=turn["shrunk_at"])
     return cache
 
 

@@ -28,7 +28,15 @@ from kvp.hf.cache import EvictingCache
 from kvp.hf.cache_layers import EMPTY
 from kvp.hf.prefill import Observation, Prefill, unpadded
 from kvp.ranking import EMPTY_SLOT, Allocator, Pooling, Protection, Selection, kept_tokens, select
-from kvp.scoring import ALL_QUERIES, Needs, Scorer, SelfSizing, View, score_layers
+from kvp.scoring import (
+    ALL_QUERIES,
+    Needs,
+    Scorer,
+    SelfSizing,
+    View,
+    layers_per_group,
+    score_layers,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,10 +175,15 @@ def evict_again(
             for (index, keys, values, places), recorded in zip(stored, of_entry, strict=True)
         ]
         kept.append(_slots_kept(layers, rule, budget, prompt))
-    for number, (index, layer) in enumerate(cache.stored.items()):
-        indices = _stacked([slots[number] for slots in kept])
-        if indices.shape[2] < layer.positions.shape[2] or bool((indices == EMPTY_SLOT).any()):
-            cache.layers[index] = layer.select(indices)
+    chosen = [_stacked([slots[number] for slots in kept]) for number in range(len(stored))]
+    if all(
+        indices.shape[2] == layer.positions.shape[2] and not bool((indices == EMPTY_SLOT).any())
+        for indices, layer in zip(chosen, cache.stored.values(), strict=True)
+    ):
+        return
+    # All layers or none: one mask serves them, with columns of what is stored or of all tokens.
+    for indices, (index, layer) in zip(chosen, cache.stored.items(), strict=True):
+        cache.layers[index] = layer.select(indices)
 
 
 def _real(queries: Tensor) -> Tensor:
@@ -257,7 +270,9 @@ def _slots_kept(
     slots = [layer.slots for layer in layers]
     width = max(len(of_head) for of_layer in slots for of_head in of_layer)
     orders = [_arranged(of_layer, width, rule.protection) for of_layer in slots]  # [H, width]
-    if rule.allocator is None and width <= budget:
+    queries = layers[0].queries
+    nothing_new = queries is not None and not queries.shape[1]  # a piece of padding alone
+    if nothing_new or (rule.allocator is None and width <= budget):
         return [_in_front(order) for order in orders]
     scores = [
         torch.full(layer.positions.shape, -torch.inf, device=layer.keys.device) for layer in layers
@@ -267,7 +282,7 @@ def _slots_kept(
         for layer, of_layer in zip(layers, scores, strict=True)
         for part in layer.views(rule.scorer.needs, budget, prompt)
     ]
-    scored = score_layers(rule.scorer, [view for *_, view in parts])
+    scored = _scored(rule.scorer, [view for *_, view in parts], len(layers))
     for (of_layer, heads, places, _), of_part in zip(parts, scored, strict=True):
         of_layer[heads] = of_layer[heads].scatter(1, places, of_part[0])
     device = scores[0].device  # layers may lie on several devices
@@ -282,6 +297,17 @@ def _slots_kept(
         _in_front(_taken(order, chosen.to(order.device), EMPTY_SLOT))
         for order, chosen in zip(orders, tokens, strict=True)
     ]
+
+
+def _scored(scorer: Scorer, views: Sequence[View], layers: int) -> list[Tensor]:
+    """Scores of all views, those of a layer group from its first where all hold the same tokens."""
+    size = layers_per_group(layers, scorer.needs.layer_group)
+    places = [view.positions.cpu() for view in views] if size > 1 else []
+    if len(views) == layers and all(
+        torch.equal(each, places[index - index % size]) for index, each in enumerate(places)
+    ):
+        return score_layers(scorer, views)
+    return [score_layers(scorer, [view])[0] for view in views]
 
 
 def _arranged(slots: Sequence[Tensor], width: int, protection: Protection) -> Tensor:

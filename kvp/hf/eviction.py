@@ -19,6 +19,7 @@ import inspect
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
+from threading import enumerate as living_threads
 from threading import get_ident, local
 from types import TracebackType
 from typing import Any, NoReturn
@@ -250,7 +251,8 @@ class EvictingBlock(AbstractContextManager[Kept]):
     ) -> None:
         self._undo.close()
         self._drop_failed()
-        if self._calls and error is None:
+        running = {thread.ident for thread in living_threads()}
+        if error is None and any(thread in running for thread in self._calls):
             raise UsageError(
                 "a generate call of another thread was still in its prefill when the evicting(...) "
                 "block ended: wait for the threads before leaving the block"
@@ -274,6 +276,7 @@ class EvictingBlock(AbstractContextManager[Kept]):
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         if self._thread.evicting:
             return args, kwargs
+        self._drop_failed()
         kwargs = {**dict(zip(self._names, args, strict=False)), **kwargs}
         if kwargs.get("output_attentions", getattr(model.config, "output_attentions", False)):
             raise UsageError(
@@ -310,6 +313,10 @@ class EvictingBlock(AbstractContextManager[Kept]):
                     "of the shortest prompt: sort prompts by length, or use longer chunks"
                 )
             self._thread.lengths = [tokens - pad for pad in padding]
+        else:
+            mask, before = kwargs.get("attention_mask"), kwargs["past_key_values"].lengths
+            new = [tokens] * batch if mask is None else mask[:, -tokens:].bool().sum(1).tolist()
+            self._thread.lengths = [sum(pair) for pair in zip(before, new, strict=True)]
         *first, last = pieces(tokens, chunk)
         try:
             for start, stop in first:
@@ -355,7 +362,6 @@ class EvictingBlock(AbstractContextManager[Kept]):
 
     def _record(self, cache: EvictingCache, padding: list[int] | None) -> None:
         """Watch what is read into `cache` for what the scorer needs."""
-        self._drop_failed()
         needs = self._rule.scorer.needs
         call = _Call(cache=cache, padding=padding)
         if padding is None:
@@ -375,7 +381,7 @@ class EvictingBlock(AbstractContextManager[Kept]):
         """Go on with the answer of a cache that was forked, loaded or made outside of a block."""
         self._watch_queries(cache)
         if cache.turn is None:
-            cache.turn = self._turn(cache, cache.lengths)
+            cache.turn = _turn(cache)
 
     def _watch_queries(self, cache: EvictingCache) -> None:
         """Record the queries that the scorer reads; those of another block go on."""
@@ -387,14 +393,10 @@ class EvictingBlock(AbstractContextManager[Kept]):
         else:
             cache.recorder.window = wanted
 
-    def _turn(self, cache: EvictingCache, lengths: Sequence[int]) -> Turn:
+    def _budgets(self, lengths: Sequence[int]) -> list[int]:
         """Budgets of prompts of `lengths` tokens; those of short ones too: answers may be long."""
         budget, least = self._rule.budget, self._rule.protection.tokens
-        return Turn(
-            budgets=tuple(max(budget.tokens(length), least) for length in lengths),
-            prompts=tuple(cache.lengths),
-            shrunk_at=cache.get_seq_length(),
-        )
+        return [max(budget.tokens(length), least) for length in lengths]
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _after(
@@ -431,8 +433,8 @@ class EvictingBlock(AbstractContextManager[Kept]):
     def _after_prompt(self, call: _Call, input_ids: Tensor | None) -> None:
         call.recording.close()
         cache, rule = call.cache, self._rule
-        cache.turn = self._turn(cache, self._thread.lengths or cache.lengths)
-        budgets = cache.turn.budgets
+        cache.turn = _turn(cache)
+        budgets = self._budgets(self._thread.lengths or cache.lengths)
         if call.padding is None:
             evict_again(cache, rule, budgets, [0] * len(budgets))
         else:
@@ -454,7 +456,7 @@ class EvictingBlock(AbstractContextManager[Kept]):
         """Shrink the cache of an answer."""
         assert cache.turn is not None
         turn = replace(cache.turn, shrunk_at=cache.get_seq_length())
-        evict_again(cache, self._rule, turn.budgets, turn.prompts)
+        evict_again(cache, self._rule, self._budgets(turn.prompts), turn.prompts)
         cache.turn = turn
         self._keep_recording(cache)
 
@@ -464,6 +466,11 @@ class EvictingBlock(AbstractContextManager[Kept]):
             cache.recorder = None
         elif cache.recorder is not None:
             cache.recorder.forget()
+
+
+def _turn(cache: EvictingCache) -> Turn:
+    """A prompt that was just read, or taken for one."""
+    return Turn(prompts=tuple(cache.lengths), shrunk_at=cache.get_seq_length())
 
 
 def _refuse_continuous_batching(*_: object, **__: object) -> NoReturn:
@@ -505,6 +512,11 @@ def _left_padding(mask: Tensor | None, batch: int) -> list[int]:
     if mask is None:
         return [0] * batch
     real = mask.bool()
+    if real.ndim == 2 and not bool(real.any(dim=1).all()):
+        raise UsageError(
+            f"a prompt has none of its tokens among the first {real.shape[1]}: sort prompts by "
+            "length, or read them in longer pieces"
+        )
     if real.ndim != 2 or not bool(real[:, -1].all()) or bool((~real[:, 1:] & real[:, :-1]).any()):
         raise UsageError("evicting needs left padding: tokenizer.padding_side = 'left'")
     return (~real).sum(dim=1).tolist()

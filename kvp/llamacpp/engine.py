@@ -34,6 +34,8 @@ from kvp.scoring import ALL_QUERIES, Needs, View
 
 HADAMARD = 64
 """Channels that a quantised cache turns together are a power of two times this."""
+NEIGHBOURS = ("command-r", "cohere2", "glm4", "chatglm", "ernie4_5", "ernie4_5-moe")
+"""Architectures whose channels transformers, too, turns in pairs 2i and 2i + 1."""
 PLAIN = (GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.BF16)
 QUANTISED = 0.3
 """Largest relative difference between a quantised cache and float16 (4 bits: about 0.1)."""
@@ -46,7 +48,7 @@ class Engine:
     llama: Llama
     geometry: Geometry
     interleaved: bool
-    """True where RoPE pairs channels 2i and 2i + 1 (transformers: i and i + D / 2)."""
+    """True where a file's RoPE pairs channels 2i and 2i + 1, and transformers' i and i + D / 2."""
 
     @classmethod
     def of(cls, llama: Llama) -> Engine:
@@ -69,7 +71,7 @@ class Engine:
             kv_heads=llama_cpp.llama_model_n_head_kv(model),
             head_dim=int(metadata.get(f"{name}.attention.key_length", width)),
         )
-        return cls(llama, geometry, pairs[rope])
+        return cls(llama, geometry, pairs[rope] and name not in NEIGHBOURS)
 
     @property
     def context(self) -> LlamaContext:

@@ -89,7 +89,7 @@ def tokens_per_tile(columns: int, element_size: int, piece: int) -> int:
     return max(16, min(64, _TILE_BYTES // (columns * element_size), piece))
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["tail"])  # type: ignore[untyped-decorator]
 def _attend_pieces(
     queries: tl.tensor, keys: tl.tensor, values: tl.tensor, starts: tl.tensor,
     piece_head: tl.tensor, first_piece: tl.tensor, tail_keys: tl.tensor, tail_values: tl.tensor,

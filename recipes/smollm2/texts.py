@@ -184,4 +184,6 @@ def main(sources: Path, out: Path) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        raise SystemExit(__doc__)
     main(Path(sys.argv[1]), Path(sys.argv[2]))

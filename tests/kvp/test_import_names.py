@@ -12,6 +12,7 @@ import pytest
 
 import kvp
 from eval.config import EvalConfig
+from kvp.errors import UsageError
 
 ROOT = Path(kvp.__file__).parent.parent
 SCRIPTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
@@ -87,9 +88,9 @@ def test_a_name_that_does_not_exist_is_an_attribute_error() -> None:
 
 
 def test_programs_from_python_take_the_flags_as_keywords(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="--length must be at least 1"):
+    with pytest.raises(UsageError, match="--length must be at least 1"):
         kvp.collect(out=str(tmp_path / "traces"), length=0)
-    with pytest.raises(ValueError, match="no protocol 'b'"):
+    with pytest.raises(UsageError, match="no protocol 'b'"):
         kvp.evaluate(out="o", protocols=["query_aware", "b"])  # a list in place of commas
     assert kvp.collect(out=str(tmp_path / "traces"), dry_run=True) is None
 

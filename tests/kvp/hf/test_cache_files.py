@@ -69,7 +69,7 @@ def test_what_is_read_is_what_was_written(
     qwen: PreTrainedModel, prompt: Prompt, made: Any, kind: str, tmp_path: Path
 ) -> None:
     cache, path = made(kind), tmp_path / "context.safetensors"
-    cache.turn = Turn(budgets=(22,), prompts=(CONTEXT,), shrunk_at=CONTEXT)
+    cache.turn = Turn(prompts=(CONTEXT,), shrunk_at=CONTEXT)
     save_cache(cache, path, model=qwen)
     assert [file.name for file in tmp_path.iterdir()] == ["context.safetensors"]
     loaded = load_cache(path, qwen)

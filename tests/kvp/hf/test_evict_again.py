@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from kvp.errors import UsageError
 from kvp.hf import evicting, prefill_and_evict
+from kvp.hf.attention import QueryRecorder
 from kvp.hf.cache import EvictingCache
 from kvp.hf.eviction import pieces
 from kvp.ranking import Protection
@@ -159,8 +160,47 @@ def test_a_percentage_is_of_all_tokens_seen(
     assert row.after[0] == [[20, 20]] * 3
     assert row.after[-1] == [[30, 30]] * 3
     with evicting(qwen, ByPosition(), "25%", PROTECTION, prefill_chunk=16), noted(qwen) as row:
-        generate(qwen, prompt(64), 1)
-    assert row.after == [[[16, 16]] * 3] * 4
+        first = generate(qwen, prompt(64), 1)
+        longer = torch.cat([prompt(64), prompt(36, seed=2)], dim=1)
+        generate(qwen, longer, 1, past_key_values=first.past_key_values)
+    assert row.after == [[[16, 16]] * 3] * 4 + [[[25, 25]] * 3] * 3
+
+
+def test_layers_are_shrunk_together(qwen: PreTrainedModel, prompt: Prompt, generate: Any) -> None:
+    """The first layer of a pyramid loses nothing from a piece of which the last ones lose most."""
+    block = evicting(
+        qwen, ByPosition(), 48, PROTECTION, allocator=make_allocator("pyramid"), prefill_chunk=32
+    )
+    with block as kept:
+        generate(qwen, prompt(100), 1)
+    assert kept.tokens.sum() == 48 * 6
+
+
+def test_an_answer_goes_on_within_the_budget_of_its_block(
+    qwen: PreTrainedModel, prompt: Prompt, generate: Any
+) -> None:
+    with evicting(qwen, ByPosition(), 40, PROTECTION):
+        first = generate(qwen, prompt(60), 3)
+    with evicting(qwen, ByPosition(), 12, PROTECTION, every=4) as kept:
+        generate(qwen, first.sequences, 20, past_key_values=first.past_key_values)
+    assert kept.tokens.max() <= 12 + 4
+
+
+def test_a_failed_prefill_leaves_other_caches_alone(
+    qwen: PreTrainedModel, prompt: Prompt, generate: Any
+) -> None:
+    with evicting(qwen, ByPosition(), 12, PROTECTION):
+        first = generate(qwen, prompt(40), 3)
+        with pytest.raises(IndexError):
+            generate(qwen, torch.full((1, 50), 9_999), 2)
+        generate(qwen, first.sequences, 4, past_key_values=first.past_key_values)
+
+
+def test_queries_before_padding_are_kept() -> None:
+    recorder = QueryRecorder(2)
+    mask = torch.tensor([True, False, False, True])[None, None, None]
+    recorder.record(0, torch.arange(1.0, 5)[None, None, :, None], mask)
+    assert recorder.queries[0].flatten().tolist() == [1, 4]
 
 
 @pytest.mark.parametrize("allocator", [None, "uniform"])
@@ -198,7 +238,7 @@ def test_beams_keep_budgets_and_recent_queries_of_their_own(
     ids = prompt(30, batch=2)
     with evicting(qwen, by_content(), 10, PROTECTION, every=3):
         several = generate(qwen, ids, 20, num_beams=3, num_return_sequences=3, output_scores=True)
-    assert several.past_key_values.turn.budgets == (10,) * 6
+    assert several.past_key_values.turn.prompts == (30,) * 6
     assert several.past_key_values.layers[0].positions.shape[2] <= 13
     # What a beam of its own gives: each of its sequences, fed token by token.
     for row in (0, 3):
@@ -222,7 +262,7 @@ def test_a_prefilled_cache_is_shrunk_in_an_answer(
         for step in range(30):
             qwen(torch.tensor([[step + 1]]), past_key_values=cache, use_cache=True)
             assert cache.layers[0].positions.shape[2] <= 16
-    assert cache.turn.budgets == (12,)
+    assert len(cache.turn.prompts) == 1
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))
