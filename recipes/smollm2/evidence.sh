@@ -5,7 +5,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 : "${D:?the folder of texts}" "${RUN:=runs/smollm2-evidence}" "${BIN:=.venv/bin}" "${MODEL:=models/smollm2-135m-instruct}"
-: "${PROMPTS:=48}" "${FRESH:=100}" "${FRESH_RIVALS:=36}" "${LEARNED:=8}" "${FEW:=4}" "${LONG:=7}" "${OTHER:=3}" "${QUESTIONS:=8}" "${TEXTS:=30}" "${CLASSIFIED:=100}" "${ARTICLES:=16}" "${SEED:=2027}"
+: "${PROMPTS:=48}" "${FRESH:=100}" "${LEARNED:=8}" "${FEW:=4}" "${LONG:=7}" "${OTHER:=3}" "${QUESTIONS:=8}" "${TEXTS:=30}" "${CLASSIFIED:=100}" "${ARTICLES:=16}" "${SEED:=2027}"
 export OMP_NUM_THREADS=1
 NEEDLES=niah_single_1,niah_single_2,niah_single_3,niah_multikey_1,niah_multivalue,niah_multiquery
 # The settings that were best on validation prompts (`tune` below).
@@ -72,6 +72,8 @@ for window in 1 2 4 8 16 32; do
 done
 evaluate tune-window 1024 "${tune[@]}" --essays "$D/novels_train" --methods "full,kvp+ada,$windows" --policies smollm2-135m-instruct
 evaluate tune-epsilon 1024 "${tune[@]}" --essays "$D/news" --methods "full,$epsilon"    # in articles
+guards="$TWICE,kvzip+global(safeguard=0),kvzip+global(safeguard=0.4),contrastkv(beta=0)+global(safeguard=0),contrastkv(beta=0)+global(safeguard=0.4)"
+evaluate tune-safeguard 1024 "${tune[@]}" --essays "$D/news" --budgets 2%,6%,12.5%,25% --methods "full,kvp+ada,$guards" --policies smollm2-135m-instruct
 # Texts to classify after 36 examples, running text and dialogues have best settings of their own.
 classify=(--split all --chat_template false --tasks data --policies smollm2-135m-instruct)
 shared="full,kvp,kvp+ada,kvp+global,snapkv,snapkv(kernel=3),snapkv(kernel=15),snapkv(kernel=31),snapkv+ada,snapkv(kernel=31)+ada,snapkv(window=64)+ada"
@@ -102,8 +104,7 @@ needles=(--essays "$D/novels_test" --tasks "$NEEDLES" --max_new_tokens 40)
 evaluate needles 1024 "${needles[@]}" --prompts "$PROMPTS" --budgets 2%,3%,4.5%,6%,9%,12.5%,25% --methods "full,kvp+ada,$RIVALS"
 # The bundled policy on another seed and in articles of newspapers.
 news=(--seed 2039 --essays "$D/news" --policies smollm2-135m-instruct --max_new_tokens 40)
-evaluate fresh 1024 "${news[@]}" --tasks "$NEEDLES" --prompts "$FRESH" --budgets 2%,6%,12.5%,25% --methods full,kvp+ada
-evaluate fresh-rivals 1024 "${news[@]}" --tasks "$NEEDLES" --prompts "$FRESH_RIVALS" --budgets 2%,6%,12.5%,25% \
+evaluate fresh 1024 "${news[@]}" --tasks "$NEEDLES" --prompts "$FRESH" --budgets 2%,6%,12.5%,25% \
   --methods "full,kvp+ada,$TWICE,snapkv(kernel=31)+ada,keydiff+ada"
 evaluate references 1024 "${news[@]}" --tasks "$NEEDLES" --prompts "$FEW" --budgets 2%,6%,12.5%,25%,50% --methods "full,kvp+ada,$RIVALS,$REFERENCES"
 evaluate kvzap 1024 "${news[@]}" --tasks "$NEEDLES" --prompts "$LEARNED" --budgets 2%,6%,12.5%,25% --methods full,kvp+ada,kvp+global \
