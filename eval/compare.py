@@ -25,7 +25,7 @@ from eval.stats import (
     paired_difference,
     prompts_of,
 )
-from kvp.artifacts.files import atomic_write_text
+from kvp.artifacts.files import atomic_write_text, refuse_others
 from kvp.errors import ResultsError, UsageError
 from kvp.progress import Progress
 
@@ -33,7 +33,7 @@ ANSWERS, LIKELIHOOD = "answers", "log_likelihood"
 WORDS = {ANSWERS: "answers, %", LIKELIHOOD: "log-likelihood of given replies, nats per token"}
 """Metrics, and what they are in tables."""
 
-HEAD = b"metric,protocol,"
+HEAD = "metric,protocol,"
 """How the CSV file begins."""
 
 KINDS: Mapping[str, Kind] = {ANSWERS: "accuracy", LIKELIHOOD: "perplexity"}
@@ -42,8 +42,10 @@ KINDS: Mapping[str, Kind] = {ANSWERS: "accuracy", LIKELIHOOD: "perplexity"}
 def run(config: CompareConfig) -> pandas.DataFrame:
     """Print the tables and write the CSV file; returns the rows (`paired`), errors as `paired`."""
     out = None if config.out is None else Path(config.out)
-    if out is not None and (out.is_dir() or (out.exists() and not _is_ours(out))):
-        raise UsageError(f"--out {out} is no CSV file of kvp compare: give another name")
+    if out is not None:
+        if out.is_dir():
+            raise UsageError(f"--out {out} is a folder; name a CSV file")
+        refuse_others(out, HEAD, "kvp compare")
     folders = [load_results(results_folder(path)) for path in (config.first, config.second)]
     rows = paired(*folders, resamples=config.bootstrap, seed=config.seed)
     for side, folder in zip(("first", "second"), folders, strict=True):
@@ -58,10 +60,6 @@ def run(config: CompareConfig) -> pandas.DataFrame:
         atomic_write_text(out, rows.to_csv(index=False, float_format="%.6g"))
         print(f"written: {out}")
     return rows
-
-
-def _is_ours(path: Path) -> bool:
-    return path.read_bytes().startswith(HEAD)
 
 
 def check_prompts(first: Results, second: Results) -> None:

@@ -43,7 +43,7 @@ from eval.report.figures import Picture, drawn_settings, rank_styles
 from eval.report.tables import Table
 from eval.results import Results, commands, join, labels, load_results, model_name, unfinished
 from kvp.artifacts.addresses import is_address
-from kvp.artifacts.files import atomic_write_bytes
+from kvp.artifacts.files import atomic_write_bytes, refuse_others
 from kvp.errors import UsageError
 from kvp.progress import Progress
 
@@ -379,10 +379,6 @@ def _about(run: Run) -> Iterator[Block]:
     yield Text(text="\n".join(commands(manifest)), style="code")
 
 
-_BEGINNING = 8192
-"""Bytes in which a page names its writer."""
-
-
 def run(config: ReportConfig) -> None:
     """Run kvp-report; raises KvpError on anything the user can mend."""
     if config.out is None and is_address(config.folders[0]):
@@ -396,7 +392,7 @@ def run(config: ReportConfig) -> None:
         raise UsageError(f"--out {out} has the name of a file of kvp-eval; name an HTML file")
     if png is not None and png.exists() and not png.is_dir():
         raise UsageError(f"--png {png} is a file; name a folder")
-    _refuse_others(out)
+    refuse_others(out, GENERATOR, "kvp-report")
     results = join([load_results(folder) for folder in folders])
     runs = make_runs(results, config.bootstrap)
     blocks = blocks_of(runs)
@@ -408,14 +404,6 @@ def run(config: ReportConfig) -> None:
     written = f"{out} ({len(page) / 1e6:.1f} MB){f', figures in {png}' if png else ''}"
     said = [each for run in runs for one in run.comparisons for each in sentences(one)]
     print(*dict.fromkeys(filter(None, (*map(unfinished, results), *said))), written, sep="\n")
-
-
-def _refuse_others(out: Path) -> None:
-    """Raise UsageError where there is a file that kvp-report did not write."""
-    if out.is_file() and GENERATOR.encode() not in out.read_bytes()[:_BEGINNING]:
-        raise UsageError(
-            f"--out: {out} was not written by kvp-report and would be lost; name another path"
-        )
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from kvp.artifacts.addresses import ObjectPath, Place, files_below
-from kvp.errors import KvpError, ResultsError
+from kvp.errors import KvpError, ResultsError, UsageError
 
 Record = dict[str, Any]
 
@@ -109,6 +109,14 @@ def atomic_write_bytes(path: Place, content: bytes) -> None:
 def atomic_write_text(path: Place, content: str) -> None:
     """`atomic_write_bytes` for text, in UTF-8."""
     atomic_write_bytes(path, content.encode())
+
+
+def refuse_others(out: Path, mark: str, program: str) -> None:
+    """Raise UsageError where there is a file without the `mark` that `program` begins one with."""
+    if out.is_file() and mark.encode() not in out.read_bytes()[:8192]:
+        raise UsageError(
+            f"--out: {out} was not written by {program} and would be lost; name another path"
+        )
 
 
 def sync_path(path: Path) -> None:

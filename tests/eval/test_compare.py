@@ -86,6 +86,18 @@ def test_differences_are_of_the_second_folder(results: Path, tmp_path: Path) -> 
             assert gain == 0, (metric, method, budget)
 
 
+def test_no_other_file_is_overwritten(
+    results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    second = _changed(results, tmp_path / "second", score=1.0)
+    before = (second / "rows.jsonl").read_bytes()
+    assert compare([str(results), str(second), "--out", str(second / "rows.jsonl")]) == 2
+    assert "rows.jsonl was not written by kvp compare and would be lost" in capsys.readouterr().err
+    assert (second / "rows.jsonl").read_bytes() == before
+    assert compare([str(results), str(second), "--out", str(second)]) == 2
+    assert "second is a folder; name a CSV file" in capsys.readouterr().err
+
+
 def test_other_prompts_of_the_same_name_are_refused(
     results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -162,16 +162,14 @@ for dtype, width, capability, block, limit in (
     for function, more in ((kernel._attend_pieces, pieces), (kernel._merge_pieces, {})):
         names, values = function.arg_names, shared | more
         given = pointers | dict.fromkeys(tensors, f"*{dtype}")
-        types = {n: "constexpr" if n in values else given.get(n, "i32") for n in names}
         # At a launch an integer that is 1 is a constant, too: the first token after an eviction.
         ones = {
             one.name: 1 for one in function.params
-            if types[one.name] == "i32" and not one.do_not_specialize
+            if one.name not in values | given and not one.do_not_specialize
         }
         for fixed in (values, values | ones):
-            types |= dict.fromkeys(fixed, "constexpr")
-            by_index = {(names.index(n),): v for n, v in fixed.items() if n in names}
-            types = {n: types[n] for n in names}
+            types = {n: "constexpr" if n in fixed else given.get(n, "i32") for n in names}
+            by_index = {(names.index(n),): v for n, v in fixed.items()}
             source = ASTSource(function, types, constexprs=by_index)
             made = triton.compile(source, target=GPUTarget("cuda", capability, 32))
             assert made.asm["cubin"]
