@@ -9,7 +9,8 @@ Every part is a benchmark that also runs by itself, here in a process of its own
 `--results`, one file per part and kind of device, when it is complete; a part that fails or is
 interrupted leaves the former file. The page is made from these files alone, whoever measured them.
 `run-DEVICE.json` has the seconds of each, what failed, and the rows of parts that did not end. On
-two cores that do nothing else all take about ten minutes; on a GPU each is ended at its limit.
+two cores that do nothing else all take about ten minutes; on a GPU each is ended at its limit, and
+the rows until then are its file where there was none.
 """
 
 from __future__ import annotations
@@ -112,7 +113,13 @@ def measure(part: Part, given: argparse.Namespace) -> dict[str, Any]:
         if not out and lines and " in " in lines[-1]:  # its last line counts outcomes
             write_json(found, _tested(lines, given.device))
         elif problem:
-            return {"command": command, "failed": {"all": problem}, "rows": _rows(lines)}
+            rows = _rows(lines)
+            if rows and limit and not (given.results / part.file(given.device)).exists():
+                settings = {"device": given.device, "ended": problem}
+                told = {"machine": machine(), "settings": settings, "results": rows}
+                told |= {"command": command, "seconds": round(time.monotonic() - begun, 1)}
+                write_json(given.results / part.file(given.device), told)
+            return {"command": command, "failed": {"all": problem}, "rows": rows}
         report = json.loads(found.read_text())
     if report["settings"].get("kvpress"):
         command = command.replace(given.kvpress, "ENVIRONMENT/bin/python")

@@ -95,4 +95,5 @@ def _machine(report: Report) -> str:
         parts.append(f"driver {of.get('driver') or 'unknown'}")
     parts.append(commit)
     parts += [of["date"], f"{report['seconds']:,.0f} s in all", f"load {of['load']:.1f} at its end"]
-    return ", ".join(parts) + "."
+    ended = report["settings"].get("ended")
+    return ", ".join(parts) + ("." if ended is None else f". The rows until it was ended: {ended}.")

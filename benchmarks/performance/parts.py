@@ -61,7 +61,7 @@ PARTS: Sequence[Part] = (
             "scores are torch."
         ),
         table=tables.scoring,
-        cuda="--tokens 2048,16384,131072 --width 3584 --repeats 3,3,1",
+        cuda="--tokens 2048,16384 --width 3584 --repeats 3,3",
         quick="--tokens 96 --width 512 --layers 1 --repeats 1 --methods knorm,kvp,oracle",
         limit=90,
         takes_kvpress=True,
@@ -78,7 +78,7 @@ PARTS: Sequence[Part] = (
         ),
         table=tables.collecting,
         cuda="--models smollm2-135m-instruct,qwen2.5-7b --prompts 8 --shortest 768 "
-        "--longest 1024 --max_new_tokens 32 --rounds 2",
+        "--longest 1024 --max_new_tokens 8 --rounds 1",
         quick="--models wide --prompts 2 --shortest 16 --longest 24 --max_new_tokens 2 --layers 1 "
         "--batch_size 2 --rounds 1",
     ),
@@ -130,9 +130,8 @@ PARTS: Sequence[Part] = (
         ),
         table=tables.decoding,
         cpu="--cases wide:1024,wide:4096,wide:16384,wide:32768,nano:1024 --rounds 2 --steps 12",
-        cuda="--cases attention:2048,attention:8192,attention:32768,attention:131072,"
-        "smollm2-135m-instruct:2048,smollm2-135m-instruct:8192,qwen2.5-7b:2048,qwen2.5-7b:32768,"
-        "qwen2.5-7b:131072 --backends auto,torch --rounds 2",
+        cuda="--cases attention:8192,attention:131072,qwen2.5-7b:8192,qwen2.5-7b:131072 "
+        "--backends auto,torch --rounds 2",
         quick="--cases attention:64,wide:64 --rounds 1 --steps 2 --layers 1",
         limit=90,
     ),
@@ -146,7 +145,7 @@ PARTS: Sequence[Part] = (
             "a GPU); the run has validation and calibration on top. Evaluating: wall seconds."
         ),
         table=tables.dry_runs,
-        cuda="--length 2048 --prompts 32 --steps 400",
+        cuda="--length 1536 --prompts 16 --steps 200",
         quick="--length 128 --prompts 1 --steps 2",
         limit=50,
     ),
@@ -161,7 +160,7 @@ PARTS: Sequence[Part] = (
         ),
         table=tables.tests,
         cpu=None,
-        cuda="-q -p no:cacheprovider -n 8 -k 'gpu or kernel.py' tests/kvp/ops tests/policies "
+        cuda="-q -p no:cacheprovider -p no:benchmark -n 8 -k 'gpu or kernel.py' tests/kvp/ops tests/policies "
         "tests/kvp/hf/test_eviction.py tests/train/test_run.py",
         quick="-q -p no:cacheprovider tests/kvp/ops tests/kvp/hf/test_eviction.py -k gpu",
         limit=100,

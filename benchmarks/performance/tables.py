@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -89,7 +90,8 @@ def labels(report: Report) -> list[Table]:
     for length in dict.fromkeys(row["length"] for row in rows):
         cells = [f"{length:,}"]
         for form in forms:
-            (row,) = (each for each in rows if (each["length"], each["form"]) == (length, form))
+            here = (each for each in rows if (each["length"], each["form"]) == (length, form))
+            row = next(here, {"skipped": "not reached"})
             if "skipped" in row:
                 cells += [row["skipped"], NONE, NONE, NONE]
                 continue
@@ -153,6 +155,10 @@ def dry_runs(report: Report) -> list[Table]:
 
 
 def tests(report: Report) -> list[Table]:
-    """How many passed, and which did not."""
-    rows = [[outcome] for outcome in (report["results"][0]["outcome"], *report["failed"])]
+    """How many passed, and which did not: test functions, with the number of their cases."""
+    failed = Counter(test.partition("[")[0] for test in report["failed"])
+    rows = [
+        [report["results"][0]["outcome"]],
+        *([f"{n} of `{test}`"] for test, n in failed.items()),
+    ]
     return [Table(headings=["outcome"], rows=rows)]

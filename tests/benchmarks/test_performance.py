@@ -113,6 +113,20 @@ def test_a_part_that_fails_keeps_its_former_file_and_the_others_go_on(
     assert parts == [({"all": "out of memory"}, [{"length": 64}]), (failed, None)]
 
 
+def test_a_part_that_is_ended_at_its_limit_leaves_the_rows_until_then(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    rows = _reports()["labels", "cpu"]["results"]
+    lines = [json.dumps(row) for row in rows[:-1]]
+    monkeypatch.setattr(running, "run", lambda *_: (lines, "not done after 90 s"))
+    page = tmp_path / "page.md"
+    flags = ["--quick", "--results", str(tmp_path), "--out", str(page), "--only", "labels"]
+    assert main(flags) == 1
+    assert json.loads((tmp_path / "labels-cpu.json").read_text())["results"] == rows[:-1]
+    assert "The rows until it was ended: not done after 90 s." in page.read_text()
+    assert "not reached" in page.read_text()
+
+
 @pytest.mark.parametrize(
     ("code", "limit", "expected"),
     [

@@ -128,8 +128,9 @@ def test_decoding_on_a_gpu_is_the_kernels(
     expected = _exact(arguments)
     rounding = (expected.to(dtype).double() - expected).abs()
     assert ((result.double() - expected).abs() <= 1.01 * rounding + 1e-5).all()
+    # torch's own attention rounds the probabilities, too.
     plain = attend_by_size(**arguments, scaling=width**-0.5)
-    assert ((plain.double() - expected).abs() <= 1.01 * rounding + 1e-5).all()
+    assert (plain.double() - expected).abs().max() <= 4 * rounding.max()
 
 
 @pytest.mark.gpu
