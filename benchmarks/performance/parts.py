@@ -160,8 +160,8 @@ PARTS: Sequence[Part] = (
         ),
         table=tables.tests,
         cpu=None,
-        cuda="-q -p no:cacheprovider -p no:benchmark -n 8 -k 'gpu or kernel.py' tests/kvp/ops tests/policies "
-        "tests/kvp/hf/test_eviction.py tests/train/test_run.py",
+        cuda="-q -p no:cacheprovider -p no:benchmark -n 8 -k 'gpu or kernel.py' tests/kvp/ops "
+        "tests/policies tests/kvp/hf/test_eviction.py tests/train/test_run.py",
         quick="-q -p no:cacheprovider tests/kvp/ops tests/kvp/hf/test_eviction.py -k gpu",
         limit=100,
     ),
