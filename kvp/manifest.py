@@ -19,7 +19,7 @@ from typing import Any
 
 import kvp
 from kvp.artifacts.addresses import ObjectPath, Place, is_address
-from kvp.artifacts.files import atomic_write_text, foreign, parse_json
+from kvp.artifacts.files import atomic_write_text, create_bytes, foreign, parse_json
 from kvp.errors import KvpError, ModelError, StoreError
 
 SEAL = "sha256"
@@ -35,7 +35,11 @@ _PACKAGES = ("torch", "transformers", "numpy", "zarr", "numcodecs", "safetensors
 
 def atomic_write_json(path: Place, content: object) -> None:
     """Write JSON so that after any crash the file is the old one or the whole new one."""
-    atomic_write_text(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
+    atomic_write_text(path, _text(content))
+
+
+def _text(content: object) -> str:
+    return json.dumps(content, indent=1, allow_nan=False) + "\n"
 
 
 def read_json(path: Place, error: type[KvpError] = StoreError) -> dict[str, Any]:
@@ -53,10 +57,17 @@ def read_json(path: Place, error: type[KvpError] = StoreError) -> dict[str, Any]
     return content
 
 
-def write_sealed_json(path: Place, content: Mapping[str, Any]) -> None:
-    """Write a JSON object with its own digest under "sha256", atomically."""
+def write_sealed_json(path: Place, content: Mapping[str, Any], *, new: bool = False) -> bool:
+    """Write a JSON object with its own digest under "sha256", atomically.
+
+    False, and nothing is written, where it is to be `new` and there is another file.
+    """
     assert SEAL not in content, "already sealed"
-    atomic_write_json(path, {**content, SEAL: digest_json(content)})
+    text = _text({**content, SEAL: digest_json(content)})
+    if new:
+        return create_bytes(path, text.encode())
+    atomic_write_text(path, text)
+    return True
 
 
 def read_sealed_json(path: Place, error: type[KvpError] = StoreError) -> dict[str, Any]:

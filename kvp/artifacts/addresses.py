@@ -149,6 +149,19 @@ class ObjectPath:
         """Replace the object as a whole: readers see the old or the new one, never a part."""
         self._ask(lambda api, store: api.put(store, self.key, content))
 
+    def create(self, content: bytes) -> bool:
+        """Write the object unless there is one of this name (`If-None-Match`).
+
+        False where there is one of other content; of several programs one gets True.
+        """
+        from obstore.exceptions import AlreadyExistsError
+
+        try:
+            self._ask(lambda api, store: api.put(store, self.key, content, mode="create"))
+        except AlreadyExistsError:  # or this request was repeated after an answer was lost
+            return self.read_bytes() == content
+        return True
+
     def unlink(self, missing_ok: bool = False) -> None:
         """Delete the object; one that is not there is no error."""
         with suppress(FileNotFoundError):
@@ -288,6 +301,8 @@ def one_line_errors(address: str) -> Iterator[None]:
     except (AddressError, GeneratorExit):
         raise
     except Exception as problem:
+        if type(problem).__name__ == "AlreadyExistsError":
+            raise
         text = str(problem)
         if isinstance(problem, FileNotFoundError) and _NO_BUCKET not in text:
             raise FileNotFoundError(f"{address} does not exist") from None

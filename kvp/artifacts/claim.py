@@ -7,7 +7,8 @@ writer left half-written is deleted by the next one, or by the last worker, when
 
 The system drops a `flock` when its process ends, however it ends: a lock file without a lock means
 nothing. An object store knows no locks; one in the cache of this user keeps processes of this
-machine apart.
+machine apart. Wherever it lies, the file that marks a folder is created exclusively, so that of
+programs that begin one folder at once only those go on whose identity it holds.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from typing import Any
 from kvp.artifacts.addresses import ObjectPath, Place, files_below
 from kvp.artifacts.files import fetch, foreign, is_partial, send, staging_folder
 from kvp.errors import KvpError
-from kvp.manifest import Format, differences, read_sealed_json
+from kvp.manifest import Format, differences, read_sealed_json, write_sealed_json
 
 LOCK = "writer.lock"
 """Held alone by a single writer, shared by workers."""
@@ -87,6 +88,7 @@ class OutputFolder:
         """Content of the marker when the folder was claimed, or at `refresh`; None for a new
         folder."""
         self._kind = kind
+        self._anew = False
         self._copy: TemporaryDirectory[str] | None = None
         self._made: list[Path] = []
         here = path / LOCK if isinstance(path, Path) else staging_folder(path)
@@ -107,7 +109,8 @@ class OutputFolder:
         mode = fcntl.LOCK_SH if self.shared else fcntl.LOCK_EX
         deadline = time.monotonic() + (_SWEEP_SECONDS if self.shared else 0)
         while True:
-            handle = self._handle = os.open(self._lock, os.O_RDWR | os.O_CREAT, 0o666)
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+            handle = self._handle = os.open(self._lock, flags, 0o666)
             self._close = weakref.finalize(self, os.close, handle)
             taken = _locked(handle, mode)
             if taken and os.fstat(handle).st_nlink:  # its last holder may have deleted it
@@ -140,7 +143,8 @@ class OutputFolder:
             kind: kind of folder that it becomes.
             identity: JSON values; `optional` ones may be left to `refresh`.
             replaceable: whether a folder of another identity holds nothing to keep; it then
-                counts as new, unless workers share it.
+                counts as new, unless workers share it or it lies in an object store, where nobody
+                can tell whether its writer is still there.
             shared: whether this process is one of several workers, which may write it, too.
 
         Raises:
@@ -159,9 +163,19 @@ class OutputFolder:
         except BaseException:
             folder.release()
             raise
-        if marker is None or not kind.differences(marker, identity):
+        folder._anew = marker is not None and bool(kind.differences(marker, identity))
+        if not folder._anew:
             folder.existing_marker = marker
         return folder
+
+    def begin(self, content: Mapping[str, Any]) -> bool:
+        """Write the marker of a new folder; False where another program has just begun it, too.
+
+        Raises the kind's error where that one's identity is not the one in `content`.
+        """
+        made = write_sealed_json(self.path / self._kind.marker, content, new=not self._anew)
+        self.refresh(content["identity"])
+        return made
 
     def refresh(self, identity: Mapping[str, Any]) -> None:
         """Read the marker again, and compare it with what is known of the identity by now.
@@ -246,9 +260,11 @@ def check_folder(
     """
     if (path.exists() and not path.is_dir()) or (isinstance(path, ObjectPath) and path.exists()):
         return f"--out {path} is a file; name a folder"
-    for one in Path(path).iterdir() if isinstance(path, Path) and path.is_dir() else ():
-        if one.is_symlink() and not one.resolve().is_relative_to(one.parent.resolve()):
-            return f"--out {path}: {one.name} is a link to elsewhere; delete it, or copy what it is"
+    for parent, folders, names in os.walk(path) if isinstance(path, Path) else ():
+        for one in (Path(parent, name) for name in (*folders, *names)):
+            if one.is_symlink() and not one.resolve().is_relative_to(Path(path).resolve()):
+                name = one.relative_to(path).as_posix()
+                return f"--out {path}: {name} is a link to elsewhere; delete it, or copy what it is"
     marker = kind.read_marker(path)
     if marker is None:
         names = (name for name, _ in files_below(path) if name != LOCK and not is_partial(name))
@@ -259,7 +275,7 @@ def check_folder(
         if marker is None:
             return f"--out {path} is not empty and not a {kind.noun} ({foreign}); name another"
     different = kind.differences(marker, identity)
-    if not different or (replaceable is not None and replaceable(path)):
+    if not different or (replaceable and isinstance(path, Path) and replaceable(path)):
         return None
     return _others(path, different)
 

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load, load_file, save
+from safetensors import SafetensorError
+from safetensors.torch import load, save
 from torch import Tensor
 
-from kvp.artifacts.addresses import ObjectPath, Place
-from kvp.artifacts.files import atomic_write_bytes
+from kvp.artifacts.addresses import Place, size_of
+from kvp.artifacts.files import atomic_write_bytes, parse_json
 from kvp.errors import KvpError
 
 
@@ -24,14 +24,33 @@ def write_safetensors(
     The library's own `save_file` writes through `.tmpXXXXXX`, which a kill leaves behind, and makes
     files that only their owner may read.
     """
+    atomic_write_bytes(path, safetensors_bytes(tensors, metadata))
+
+
+def safetensors_bytes(
+    tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
+) -> bytes:
+    """What `write_safetensors` writes."""
     content = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    atomic_write_bytes(path, save(content, None if metadata is None else dict(metadata)))
+    return save(content, None if metadata is None else dict(metadata))
 
 
-def read_safetensors(path: Place, error: type[KvpError]) -> dict[str, Tensor]:
-    """Named tensors of a file, on the CPU; raises `error`, naming the file, where it is damaged."""
+def read_safetensors(
+    path: Place, error: type[KvpError], digest: str | None = None
+) -> dict[str, Tensor]:
+    """Named tensors of a file, on the CPU; raises `error`, naming the file, where it is damaged.
+
+    With `digest`, the SHA-256 (hex) of the whole file, it is also damaged where it has another. The
+    tensors are a copy: a file that is mapped would change them, or end the process, when it is
+    written to.
+    """
     try:
-        return load(path.read_bytes()) if isinstance(path, ObjectPath) else load_file(path)
+        if size_of(path) is None:
+            raise FileNotFoundError("there is no such file")
+        content = path.read_bytes()
+        if digest not in (None, hashlib.sha256(content).hexdigest()):
+            raise error(f"{path} is damaged: its checksum is not the one that was recorded")
+        return load(content)
     except (SafetensorError, OSError) as problem:
         raise error(f"{path} is not a readable safetensors file: {problem}") from None
 
@@ -39,9 +58,12 @@ def read_safetensors(path: Place, error: type[KvpError]) -> dict[str, Tensor]:
 def read_safetensors_header(path: Path, error: type[KvpError]) -> dict[str, str]:
     """The text in the header of a file, empty where it has none; errors as `read_safetensors`."""
     try:
-        with safe_open(path, framework="pt") as stream:
-            return dict(stream.metadata() or {})
-    except (SafetensorError, OSError) as problem:
+        with path.open("rb") as stream:
+            size = int.from_bytes(stream.read(8), "little")
+            if size > path.stat().st_size:
+                raise ValueError("its header is cut off")
+            return dict(parse_json(stream.read(size)).get("__metadata__", {}))
+    except (ValueError, TypeError, AttributeError, RecursionError, OSError) as problem:
         raise error(f"{path} is not a readable safetensors file: {problem}") from None
 
 

@@ -2,7 +2,8 @@
 
 The manifest holds format, plan and the run that made it, and the digests of the files that are
 written with it: metadata of arrays, Gram matrices. A record is written last and atomically, so that
-its presence commits a sequence.
+its presence commits a sequence; it names its store and the checksums of its shards' chunks, so that
+nothing can lie in another's place.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +22,14 @@ from zarr.core.buffer import Buffer
 from zarr.storage import MemoryStore
 
 from kvp.artifacts.addresses import ObjectPath, Place, files_below, make_folder, size_of
-from kvp.artifacts.claim import FolderKind
+from kvp.artifacts.claim import FolderKind, OutputFolder
 from kvp.artifacts.files import atomic_write_bytes, foreign
-from kvp.artifacts.tensors import write_safetensors
+from kvp.artifacts.tensors import safetensors_bytes
 from kvp.errors import StoreError
 from kvp.known_names import NO_TRACES
-from kvp.manifest import read_sealed_json, sha256_file, write_sealed_json
+from kvp.manifest import digest_json, read_sealed_json, sha256_file, write_sealed_json
 from kvp.store.schema import ARRAYS, FORMAT, SequenceRecord, StorePlan
-from kvp.store.shards import array_settings
+from kvp.store.shards import Checksums, array_settings
 
 MANIFEST = "manifest.json"
 SEQUENCES = "sequences"
@@ -56,32 +59,36 @@ def remove_metadata(store: Place) -> None:
 
 
 def create_metadata(
-    store: Place, plan: StorePlan, manifest: Mapping[str, Any], output_gram: Tensor | None = None
+    folder: OutputFolder,
+    plan: StorePlan,
+    manifest: Mapping[str, Any],
+    output_gram: Tensor | None = None,
 ) -> None:
-    """Create the arrays (no data) and, last, the manifest that makes the directory a store.
+    """Create the manifest, which makes the directory a store, and the arrays (no data).
 
-    Workers of the same job may do so at the same time.
+    Where there is a manifest of the same run, of another worker or a writer that was killed, what
+    it lacks is written. Raises StoreError where another run has begun the store meanwhile.
     """
     objects: dict[str, Buffer] = {}  # the metadata as zarr writes them
     memory = MemoryStore(objects)
     zarr.create_group(memory)
     for array in plan.arrays:
         zarr.create_array(store=memory, name=array, **array_settings(plan, array))
-    names = list(objects)
-    for name in names:
-        make_folder((store / name).parent)
-        atomic_write_bytes(store / name, objects[name].to_bytes())
-    make_folder(store / SEQUENCES)
+    files = {name: content.to_bytes() for name, content in objects.items()}
     if output_gram is not None:
-        write_safetensors(store / OUTPUT, {"output_gram": output_gram})
-        names.append(OUTPUT)
-    written = {
-        **FORMAT.head,
-        "plan": plan.to_dict(),
-        "rope": "post",
-        "files": {name: sha256_file(store / name) for name in names},
-    }
-    write_sealed_json(store / MANIFEST, {**manifest, **written})
+        files[OUTPUT] = safetensors_bytes({"output_gram": output_gram})
+    digests = {name: sha256(content).hexdigest() for name, content in files.items()}
+    written = {**FORMAT.head, "plan": plan.to_dict(), "rope": "post", "bound": True}
+    made = folder.existing_marker is None and folder.begin(
+        {**manifest, **written, "files": digests}
+    )
+    listed = (folder.existing_marker or {}).get("files", {})
+    for name, content in files.items():
+        path = folder.path / name
+        if made or (listed.get(name) == digests[name] and size_of(path) is None):
+            make_folder(path.parent)
+            atomic_write_bytes(path, content)
+    make_folder(folder.path / SEQUENCES)
 
 
 def load_metadata(store: Place) -> tuple[dict[str, Any], StorePlan]:
@@ -113,7 +120,20 @@ def record_path(store: Place, index: int) -> Place:
     return store / SEQUENCES / f"{index:06d}.json"
 
 
-def _load_record(store: Place, plan: StorePlan, index: int) -> SequenceRecord:
+def store_digest(manifest: Mapping[str, Any], plan: StorePlan) -> str:
+    """Digest of what decides a store's content: what its records call it."""
+    return digest_json([manifest.get("identity"), plan.to_dict()])
+
+
+def write_record(store: Place, record: SequenceRecord, owner: str, shards: Checksums) -> None:
+    """Commit a sequence of the store with the digest `owner` whose shards are there."""
+    content = {"record": record.to_dict(), "store": owner, "shards": shards}
+    write_sealed_json(record_path(store, record.index), content)
+
+
+def _load_record(
+    store: Place, manifest: Mapping[str, Any], plan: StorePlan, owner: str, index: int
+) -> tuple[SequenceRecord, Checksums]:
     path = record_path(store, index)
     try:
         content = read_sealed_json(path)
@@ -123,20 +143,27 @@ def _load_record(store: Place, plan: StorePlan, index: int) -> SequenceRecord:
         raise StoreError(f"{store} has no sequence {index}: {path.name} is missing") from None
     with foreign(path, StoreError):
         record = SequenceRecord.from_dict(content["record"])
-    if record.index != index or index >= plan.sequences or record.length > plan.max_tokens:
+        bound = manifest.get("bound") or "shards" in content
+        shards = {array: str(content["shards"][array]) for array in plan.arrays} if bound else {}
+    ours = not bound or content.get("store") == owner
+    if not (ours and record.index == index < plan.sequences and record.length <= plan.max_tokens):
         raise StoreError(f"{path} belongs to another store or sequence")
-    return record
+    return record, shards
 
 
-def load_records(store: Place, plan: StorePlan, indices: Iterable[int]) -> list[SequenceRecord]:
-    """Records of committed sequences; of an object store many are read at a time.
+def load_records(
+    store: Place, manifest: Mapping[str, Any], plan: StorePlan, indices: Iterable[int]
+) -> list[tuple[SequenceRecord, Checksums]]:
+    """Records of committed sequences, with checksums; of an object store many at a time.
 
-    Raises StoreError, naming the file, where a sequence is not committed or its record is damaged.
+    The checksums of a sequence that was written before stores had any are empty. Raises StoreError,
+    naming the file, where a sequence is not committed, its record is damaged or of another store.
     """
+    load = partial(_load_record, store, manifest, plan, store_digest(manifest, plan))
     if not isinstance(store, ObjectPath):
-        return [_load_record(store, plan, index) for index in indices]
+        return [*map(load, indices)]
     with ThreadPoolExecutor(_REQUESTS, thread_name_prefix="records") as threads:
-        return list(threads.map(lambda index: _load_record(store, plan, index), indices))
+        return [*threads.map(load, indices)]
 
 
 def has_no_sequence(store: Place) -> bool:
@@ -147,4 +174,6 @@ def has_no_sequence(store: Place) -> bool:
 def committed(store: Place) -> list[int]:
     """Indices of the committed sequences, ascending; files of other names are not records."""
     names = (name for name, _ in files_below(store / SEQUENCES))
-    return sorted(int(name[:-5]) for name in names if re.fullmatch(r"\d{6,}\.json", name))
+    return sorted(
+        int(name[:-5]) for name in names if re.fullmatch(r"(\d{6}|[1-9]\d{6,9})\.json", name)
+    )

@@ -1,7 +1,8 @@
 """Reading a trace store: committed sequences only, one head or a whole sequence at a time.
 
 Opens arrays on first use and pickles as its path, so data-loader workers may hold one. Every read
-is checked by one checksum: a record's own, and a CRC-32C per head inside a shard.
+is checked by one checksum: a record's own, and a CRC-32C per head inside a shard, which the record
+repeats.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from kvp.errors import StoreError
 from kvp.geometry import Geometry
 from kvp.store.metadata import OUTPUT, committed, load_metadata, load_records, record_path
 from kvp.store.schema import SequenceRecord, Trace, label_array
-from kvp.store.shards import open_array, shard_path
+from kvp.store.shards import Checksums, open_array, shard_path
 
 
 class TraceReader:
@@ -39,7 +40,7 @@ class TraceReader:
         self.manifest, self.plan = load_metadata(self.path)
         """Everything in manifest.json, and the plan: geometry, dtype, sizes, what is kept."""
         self._arrays: dict[str, zarr.Array[Any]] = {}
-        self._records: dict[int, SequenceRecord] = {}
+        self._records: dict[int, tuple[SequenceRecord, Checksums]] = {}
 
     def __repr__(self) -> str:
         """Where it is, of what, and how much is there."""
@@ -64,15 +65,27 @@ class TraceReader:
         """
         there = committed(self.path)
         unknown = [index for index in there if index not in self._records]
-        self._records.update(zip(unknown, load_records(self.path, self.plan, unknown), strict=True))
-        records = [self._records[index] for index in there]
+        self._load(unknown)
+        records = [self._records[index][0] for index in there]
         return tuple(record for record in records if split in (None, record.split))
 
     def record(self, index: int) -> SequenceRecord:
         """Record of one committed sequence, checked on first use; raises StoreError."""
         if index not in self._records:
-            (self._records[index],) = load_records(self.path, self.plan, [index])
-        return self._records[index]
+            self._load([index])
+        return self._records[index][0]
+
+    def checksums(self, index: int) -> Checksums:
+        """Of the shards of one sequence; empty where it was written before there were any.
+
+        What lies in another's place is not noticed then. Raises StoreError as `record`.
+        """
+        self.record(index)
+        return self._records[index][1]
+
+    def _load(self, indices: list[int]) -> None:
+        loaded = load_records(self.path, self.manifest, self.plan, indices)
+        self._records.update(zip(indices, loaded, strict=True))
 
     def kv(self, index: int) -> tuple[Tensor, Tensor]:
         """Keys and values of one sequence, [L, H, T, D] each, in the store's dtype, on the CPU.
@@ -103,7 +116,8 @@ class TraceReader:
         """
         if OUTPUT not in self.manifest["files"]:
             return None
-        gram = read_safetensors(self.path / OUTPUT, StoreError).get("output_gram")
+        digest = self.manifest["files"][OUTPUT]
+        gram = read_safetensors(self.path / OUTPUT, StoreError, digest).get("output_gram")
         size = self.geometry
         if gram is None or gram.shape != (size.layers, size.kv_heads, *2 * (size.head_dim,)):
             raise StoreError(f"{self.path / OUTPUT} is damaged: it holds other tensors")
@@ -135,7 +149,7 @@ class TraceReader:
         shard = shard_path(self.path, array, index)
         try:
             if array not in self._arrays:
-                self._arrays[array] = open_array(self.path, self.plan, array)
+                self._arrays[array] = open_array(self.path, self.plan, array, self.checksums)
             stored = self._arrays[array][selection]
         except (KeyError, TypeError, ValueError, RuntimeError, MemoryError, OSError) as problem:
             raise StoreError(

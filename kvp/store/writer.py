@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,10 +21,10 @@ from kvp.artifacts.addresses import Place, place
 from kvp.artifacts.claim import OutputFolder
 from kvp.artifacts.files import atomic_write_bytes
 from kvp.errors import StoreError
-from kvp.manifest import differences, write_sealed_json
+from kvp.manifest import differences
 from kvp.store import metadata
 from kvp.store.schema import DTYPES, StorePlan, Trace, label_array
-from kvp.store.shards import encoded_shard, shard_path
+from kvp.store.shards import Checksums, checksums, encoded_shard, shard_path
 
 
 class TraceWriter:
@@ -36,6 +37,8 @@ class TraceWriter:
         self.path = folder.path
         self.plan = plan
         self._folder = folder
+        self._manifest = folder.existing_marker or {}
+        self._owner = metadata.store_digest(self._manifest, plan)
 
     @classmethod
     def create_or_resume(
@@ -49,8 +52,8 @@ class TraceWriter:
     ) -> TraceWriter:
         """Begin a store, or continue one of the same identity and plan.
 
-        A store without a single sequence holds nothing to keep: it is begun anew, unless workers
-        share it. What a killed writer left half-written (`*.partial`) goes when the last writer
+        A store on a disk without a single sequence holds nothing to keep: it is begun anew, unless
+        workers share it. What a killed writer left half-written (`*.partial`) goes when the last writer
         closes.
 
         Args:
@@ -72,11 +75,10 @@ class TraceWriter:
             place(path), metadata.STORE, identity, replaceable=unused, shared=shared
         )
         try:
-            if folder.existing_marker is None or (not shared and unused(folder.path)):
-                if not shared:
-                    metadata.remove_metadata(folder.path)
-                metadata.create_metadata(folder.path, plan, manifest, output_gram)
-            folder.refresh(identity)  # another worker may have begun it meanwhile
+            if isinstance(folder.path, Path) and not shared and unused(folder.path):
+                metadata.remove_metadata(folder.path)
+                folder.existing_marker = None
+            metadata.create_metadata(folder, plan, {**manifest, "identity": identity}, output_gram)
             writer = cls(folder, metadata.load_metadata(folder.path)[1])
         except (OSError, StoreError) as problem:
             folder.release()
@@ -98,7 +100,7 @@ class TraceWriter:
             StoreError: a record is damaged; the message names the file.
         """
         present = set(metadata.committed(self.path))
-        metadata.load_records(self.path, self.plan, sorted(present))
+        metadata.load_records(self.path, self._manifest, self.plan, sorted(present))
         return [index for index in range(self.plan.sequences) if index not in present]
 
     def write(self, trace: Trace) -> None:
@@ -116,11 +118,12 @@ class TraceWriter:
         index = trace.record.index
         if metadata.record_path(self.path, index).exists():
             return
+        shards: Checksums = {}
         for array, tensor in tensors.items():
             content = encoded_shard(self.plan, array, index, _padded(tensor, self.plan, array))
             atomic_write_bytes(shard_path(self.path, array, index), content)
-        path = metadata.record_path(self.path, index)  # makes it visible
-        write_sealed_json(path, {"record": trace.record.to_dict()})
+            shards[array] = checksums(content, self.plan)
+        metadata.write_record(self.path, trace.record, self._owner, shards)  # makes it visible
 
     def write_all(self, traces: Iterable[Trace], given: Callable[[Trace], None]) -> None:
         """`write` of many in a thread, while the next one is made; `given` is told of each.
