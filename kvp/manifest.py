@@ -19,7 +19,7 @@ from typing import Any
 
 import kvp
 from kvp.artifacts.addresses import ObjectPath, Place, is_address
-from kvp.artifacts.files import atomic_write_text, create_bytes, foreign, parse_json
+from kvp.artifacts.files import atomic_write_bytes, create_bytes, foreign, parse_json
 from kvp.errors import KvpError, ModelError, StoreError
 
 SEAL = "sha256"
@@ -33,13 +33,16 @@ _PATHS = re.compile(r"[^,=:]*/[^,=:]*")
 _PACKAGES = ("torch", "transformers", "numpy", "zarr", "numcodecs", "safetensors", "lightning")
 
 
-def atomic_write_json(path: Place, content: object) -> None:
-    """Write JSON so that after any crash the file is the old one or the whole new one."""
-    atomic_write_text(path, _text(content))
+def atomic_write_json(path: Place, content: object, *, new: bool = False) -> bool:
+    """Write JSON so that after any crash the file is the old one or the whole new one.
 
-
-def _text(content: object) -> str:
-    return json.dumps(content, indent=1, allow_nan=False) + "\n"
+    False, and nothing is written, where it is to be `new` and there is another file.
+    """
+    text = (json.dumps(content, indent=1, allow_nan=False) + "\n").encode()
+    if new:
+        return create_bytes(path, text)
+    atomic_write_bytes(path, text)
+    return True
 
 
 def read_json(path: Place, error: type[KvpError] = StoreError) -> dict[str, Any]:
@@ -58,16 +61,9 @@ def read_json(path: Place, error: type[KvpError] = StoreError) -> dict[str, Any]
 
 
 def write_sealed_json(path: Place, content: Mapping[str, Any], *, new: bool = False) -> bool:
-    """Write a JSON object with its own digest under "sha256", atomically.
-
-    False, and nothing is written, where it is to be `new` and there is another file.
-    """
+    """`atomic_write_json` of an object with its own digest under "sha256"."""
     assert SEAL not in content, "already sealed"
-    text = _text({**content, SEAL: digest_json(content)})
-    if new:
-        return create_bytes(path, text.encode())
-    atomic_write_text(path, text)
-    return True
+    return atomic_write_json(path, {**content, SEAL: digest_json(content)}, new=new)
 
 
 def read_sealed_json(path: Place, error: type[KvpError] = StoreError) -> dict[str, Any]:

@@ -32,7 +32,7 @@ from kvp.manifest import recorded_name, run_manifest
 from kvp.progress import Progress, phase
 from kvp.ray_engine import do_with_ray
 from kvp.store import StorePlan, Trace, TraceWriter, planned_bytes
-from kvp.store.metadata import STORE, committed, has_no_sequence
+from kvp.store.metadata import STORE, committed
 from trace_collect.config import CollectConfig
 
 
@@ -124,10 +124,9 @@ def check_out(
     """
     out = place(config.out)
     marker = STORE.read_marker(out) if out.is_dir() else None
-    model = marker["identity"].get("model") if marker else None
-    weights = model.get("weights") if isinstance(model, dict) else None
+    weights = marker["identity"].get("model", {}).get("weights") if marker else None
     identity = identity_of(config, jobs, tokenizer, weights)
-    if refusal := check_folder(out, STORE, identity, replaceable=has_no_sequence):
+    if refusal := check_folder(out, STORE, identity):
         raise StoreError(refusal)
     return len(committed(out)) if marker else 0
 

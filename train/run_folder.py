@@ -21,7 +21,6 @@ from kvp.artifacts.addresses import ObjectPath, Place, files_below
 from kvp.artifacts.claim import LOCK, FolderKind, OutputFolder
 from kvp.artifacts.files import fetch, is_partial, replacing, send, staging_folder
 from kvp.errors import UsageError
-from kvp.manifest import write_sealed_json
 from policies.sources import INDEX, policy_files
 
 RUN_FILE = "run.json"
@@ -30,13 +29,13 @@ CHECKPOINT = f"{CHECKPOINTS}/last.ckpt"
 LOGS = "logs"
 
 
-RUN = FolderKind(noun="training run", marker=RUN_FILE, error=UsageError)
-
-
 def _has_saved_nothing(folder: Place) -> bool:
     """Whether a run can be begun here without loss to the one that is there."""
     names = {name for name, _ in files_below(folder) if not (is_partial(name) or name == LOCK)}
     return all(name == RUN_FILE or name.startswith(f"{LOGS}/") for name in names)
+
+
+RUN = FolderKind(noun="training run", marker=RUN_FILE, error=UsageError, empty=_has_saved_nothing)
 
 
 class RunFolder:
@@ -72,19 +71,15 @@ class RunFolder:
                 f"({'; '.join(RUN.differences(previous, self._identity)[:3])}); to go on from it, "
                 f"train into a new folder with --init_from {self.place}"
             )
-        self._claim = OutputFolder.claim(
-            self.place, RUN, self._identity, replaceable=_has_saved_nothing
-        )
+        self._claim = OutputFolder.claim(self.place, RUN, self._identity)
         try:
+            if self._claim.existing_marker is None:
+                self._delete(LOGS)  # of another run
+                self._claim.begin({"identity": self._identity, "manifest": dict(manifest)})
             if isinstance(self.place, ObjectPath):
                 shutil.rmtree(self.folder, ignore_errors=True)  # of a run that was killed here
                 self.folder.mkdir(parents=True)
                 fetch(self.place, self.folder)
-            if self._claim.existing_marker is None:
-                self._delete(LOGS)  # of another run
-                content = {"identity": self._identity, "manifest": dict(manifest)}
-                write_sealed_json(self.folder / RUN_FILE, content)
-                self._send(RUN_FILE)
             if self.start is not None and not _undamaged(self.start):
                 raise UsageError(f"{self.start} is damaged; delete it to start this run again")
         except BaseException:

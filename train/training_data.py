@@ -13,6 +13,7 @@ from kvp.artifacts.addresses import place
 from kvp.errors import StoreError, UsageError
 from kvp.manifest import digest_json
 from kvp.store import SequenceRecord, TraceReader
+from kvp.store.metadata import store_digest
 from train.compression_points import points_by_kind, shortest_prefix
 from train.config import TrainConfig
 from train.kept_traces import ModelTraces
@@ -83,13 +84,15 @@ def store_identity(reader: TraceReader, *splits: Sequence[SequenceRecord]) -> di
     """Digests of a store and of the sequences that are read of it, for a run's identity."""
     used = [record.to_dict() for split in splits for record in split]
     return {
-        "store": digest_json([reader.manifest["identity"], reader.plan.to_dict()]),
+        "store": store_digest(reader.manifest, reader.plan),
         "sequences": digest_json(used),
     }
 
 
 def check_store(reader: TraceReader, *, allow_incomplete: bool) -> None:
-    """Raise StoreError unless a store is complete."""
+    """Raise StoreError unless a store is complete and names its model."""
+    if not reader.manifest.get("model", {}).get("id"):
+        raise StoreError(f"--traces {reader.path} does not say which model it is of")
     planned, committed = reader.plan.sequences, len(reader.records())
     if committed < planned and not allow_incomplete:
         raise StoreError(

@@ -32,7 +32,7 @@ from pydantic import Field, TypeAdapter
 from kvp.artifacts.claim import FolderKind, OutputFolder
 from kvp.artifacts.files import JsonLines, foreign
 from kvp.errors import ResultsError
-from kvp.manifest import Format, write_sealed_json
+from kvp.manifest import Format
 from kvp.ranking import apportion
 
 FORMAT = Format("kvp-search", 2)
@@ -53,8 +53,7 @@ def begin_search(folder: OutputFolder, identity: Mapping[str, Any], run: Mapping
     """Write the manifest of a claimed folder, unless it is there; else compare the identity."""
     folder.refresh(identity)
     if folder.existing_marker is None:
-        content = {**FORMAT.head, "identity": dict(identity), "run": dict(run)}
-        write_sealed_json(folder.path / MANIFEST, content)
+        folder.begin({**FORMAT.head, "identity": dict(identity), "run": dict(run)})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,20 +16,17 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache
 from pathlib import Path
 from textwrap import shorten
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from kvp.errors import AddressError
 from kvp.plugins import require
-
-if TYPE_CHECKING:
-    from zarr.abc.store import Store
 
 T = TypeVar("T")
 
@@ -167,13 +164,6 @@ class ObjectPath:
         with suppress(FileNotFoundError):
             self._ask(lambda api, store: api.delete(store, self.key))
 
-    def zarr_store(self) -> Store:
-        """The folder as a read-only store of zarr."""
-        from zarr.storage import ObjectStore
-
-        with one_line_errors(str(self)):
-            return ObjectStore(opened(str(self), os.getpid()), read_only=True)
-
     def _ask(self, request: Callable[[Any, Any], T]) -> T:
         """The answer of obstore and a store of it to a request that may be made twice."""
         patience = Patience()
@@ -220,6 +210,19 @@ def size_of(path: Place) -> int | None:
     if isinstance(path, ObjectPath):
         return path.size()
     return path.stat().st_size if path.is_file() else None
+
+
+def read_ranges(path: Place, spans: Sequence[tuple[int, int]]) -> list[bytes]:
+    """The bytes [start, stop) of a file, for each; fewer where it ends before."""
+    if isinstance(path, ObjectPath):
+        starts, ends = zip(*spans, strict=True)
+        return path._ask(
+            lambda api, store: [
+                *map(bytes, api.get_ranges(store, path.key, starts=starts, ends=ends))
+            ]
+        )
+    with path.open("rb") as stream:
+        return [os.pread(stream.fileno(), stop - start, start) for start, stop in spans]
 
 
 def files_below(folder: Place) -> Iterator[tuple[str, int]]:

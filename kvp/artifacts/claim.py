@@ -19,7 +19,7 @@ import re
 import socket
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,6 +52,9 @@ class FolderKind:
     begun: str = r"(?!)"
     """Regular expression of the files, as POSIX paths inside the folder, that an interrupted
     creation may leave without a marker."""
+    empty: Callable[[Path], bool] = lambda _: False
+    """Whether a folder of another identity holds nothing to keep: it counts as new, unless workers
+    share it or it lies in an object store, where its writer may still be there."""
     optional: tuple[str, ...] = ()
     """Entries of the identity that are compared only where both sides have them: programs know
     them only when the model is loaded."""
@@ -133,7 +136,6 @@ class OutputFolder:
         kind: FolderKind,
         identity: Mapping[str, Any],
         *,
-        replaceable: Callable[[Place], bool] | None = None,
         shared: bool = False,
     ) -> OutputFolder:
         """Make or take over a folder for this process.
@@ -142,22 +144,18 @@ class OutputFolder:
             path: the folder.
             kind: kind of folder that it becomes.
             identity: JSON values; `optional` ones may be left to `refresh`.
-            replaceable: whether a folder of another identity holds nothing to keep; it then
-                counts as new, unless workers share it or it lies in an object store, where nobody
-                can tell whether its writer is still there.
             shared: whether this process is one of several workers, which may write it, too.
 
         Raises:
             KvpError: the kind's error, in one line: a file, another kind or identity, being
                 written by another process, or it cannot be made.
         """
-        replaceable = None if shared else replaceable
-        if refusal := check_folder(path, kind, identity, replaceable=replaceable):
+        if refusal := check_folder(path, kind, identity, shared=shared):
             raise kind.error(refusal)
         folder = cls(path, kind, shared=shared)
         try:
             # Another process may have been quicker between the check and the lock.
-            if refusal := check_folder(path, kind, identity, replaceable=replaceable):
+            if refusal := check_folder(path, kind, identity, shared=shared):
                 raise kind.error(refusal)
             marker = kind.read_marker(path)
         except BaseException:
@@ -247,11 +245,7 @@ def _locked(handle: int, mode: int) -> bool:
 
 
 def check_folder(
-    path: Place,
-    kind: FolderKind,
-    identity: Mapping[str, Any],
-    *,
-    replaceable: Callable[[Place], bool] | None = None,
+    path: Place, kind: FolderKind, identity: Mapping[str, Any], *, shared: bool = False
 ) -> str | None:
     """Say in one line why `OutputFolder.claim` would refuse a folder; None if it would not.
 
@@ -260,11 +254,8 @@ def check_folder(
     """
     if (path.exists() and not path.is_dir()) or (isinstance(path, ObjectPath) and path.exists()):
         return f"--out {path} is a file; name a folder"
-    for parent, folders, names in os.walk(path) if isinstance(path, Path) else ():
-        for one in (Path(parent, name) for name in (*folders, *names)):
-            if one.is_symlink() and not one.resolve().is_relative_to(Path(path).resolve()):
-                name = one.relative_to(path).as_posix()
-                return f"--out {path}: {name} is a link to elsewhere; delete it, or copy what it is"
+    if isinstance(path, Path) and (link := next(_links_to_elsewhere(path), None)):
+        return f"--out {path}: {link} is a link to elsewhere; delete it, or copy what it is"
     marker = kind.read_marker(path)
     if marker is None:
         names = (name for name, _ in files_below(path) if name != LOCK and not is_partial(name))
@@ -275,9 +266,16 @@ def check_folder(
         if marker is None:
             return f"--out {path} is not empty and not a {kind.noun} ({foreign}); name another"
     different = kind.differences(marker, identity)
-    if not different or (replaceable and isinstance(path, Path) and replaceable(path)):
+    if not different or (isinstance(path, Path) and not shared and kind.empty(path)):
         return None
     return _others(path, different)
+
+
+def _links_to_elsewhere(folder: Path) -> Iterator[Path]:
+    for parent, folders, names in os.walk(folder):
+        for one in (Path(parent, name) for name in (*folders, *names)):
+            if one.is_symlink() and not one.resolve().is_relative_to(folder.resolve()):
+                yield one.relative_to(folder)
 
 
 def _others(path: Place, different: list[str]) -> str:

@@ -22,7 +22,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -68,18 +68,17 @@ def is_partial(name: str) -> bool:
 
 
 @contextmanager
-def replacing(path: Path, put: Callable[[Path, Path], object] = os.replace) -> Iterator[Path]:
+def replacing(path: Path) -> Iterator[Path]:
     """Yield the path to write the new content to; it takes the place of `path` at the end.
 
-    When the block or `put`, which puts it there, fails, the old file stays and what was written is
-    deleted.
+    When the block fails, the old file stays and what was written is deleted.
     """
     partial = path.with_name(f"{path.name}.{os.urandom(4).hex()}.partial")
     with naming(path):
         try:
             yield partial
             sync_path(partial)
-            put(partial, path)
+            partial.replace(path)
         except BaseException:
             partial.unlink(missing_ok=True)
             raise
@@ -114,23 +113,19 @@ def create_bytes(path: Place, content: bytes) -> bool:
     """
     if isinstance(path, ObjectPath):
         return path.create(content)
-    try:
-        with replacing(path, _link) as partial:
-            partial.write_bytes(content)
-    except FileExistsError:
-        return False
+    aside = path.with_name(f"{path.name}.{os.urandom(4).hex()}.partial")
+    with naming(path):
+        atomic_write_bytes(aside, content)
+        try:
+            os.link(aside, path)
+        except FileExistsError:
+            return False
+        except OSError:  # a file system without links, where the last one to write wins
+            aside.replace(path)
+        finally:
+            aside.unlink(missing_ok=True)
+        sync_path(path.parent)
     return True
-
-
-def _link(partial: Path, path: Path) -> None:
-    try:
-        os.link(partial, path)
-    except FileExistsError:
-        raise
-    except OSError:  # a file system without links: nothing better than to replace
-        partial.replace(path)
-    else:
-        partial.unlink()
 
 
 def atomic_write_text(path: Place, content: str) -> None:

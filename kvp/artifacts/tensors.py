@@ -24,15 +24,8 @@ def write_safetensors(
     The library's own `save_file` writes through `.tmpXXXXXX`, which a kill leaves behind, and makes
     files that only their owner may read.
     """
-    atomic_write_bytes(path, safetensors_bytes(tensors, metadata))
-
-
-def safetensors_bytes(
-    tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
-) -> bytes:
-    """What `write_safetensors` writes."""
     content = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    return save(content, None if metadata is None else dict(metadata))
+    atomic_write_bytes(path, save(content, None if metadata is None else dict(metadata)))
 
 
 def read_safetensors(
@@ -40,9 +33,8 @@ def read_safetensors(
 ) -> dict[str, Tensor]:
     """Named tensors of a file, on the CPU; raises `error`, naming the file, where it is damaged.
 
-    With `digest`, the SHA-256 (hex) of the whole file, it is also damaged where it has another. The
-    tensors are a copy: a file that is mapped would change them, or end the process, when it is
-    written to.
+    With `digest`, it is damaged, too, where its SHA-256 (hex) is another. Tensors are a copy: what
+    happens to a mapped file happens to them, and may end the process.
     """
     try:
         if size_of(path) is None:

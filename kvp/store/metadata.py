@@ -11,12 +11,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import zarr
+from safetensors.torch import save
 from torch import Tensor
 from zarr.core.buffer import Buffer
 from zarr.storage import MemoryStore
@@ -24,12 +26,11 @@ from zarr.storage import MemoryStore
 from kvp.artifacts.addresses import ObjectPath, Place, files_below, make_folder, size_of
 from kvp.artifacts.claim import FolderKind, OutputFolder
 from kvp.artifacts.files import atomic_write_bytes, foreign
-from kvp.artifacts.tensors import safetensors_bytes
 from kvp.errors import StoreError
 from kvp.known_names import NO_TRACES
-from kvp.manifest import digest_json, read_sealed_json, sha256_file, write_sealed_json
+from kvp.manifest import digest_json, read_sealed_json, sha256_file
 from kvp.store.schema import ARRAYS, FORMAT, SequenceRecord, StorePlan
-from kvp.store.shards import Checksums, array_settings
+from kvp.store.shards import array_settings
 
 MANIFEST = "manifest.json"
 SEQUENCES = "sequences"
@@ -43,6 +44,7 @@ STORE = FolderKind(
     error=StoreError,
     format=FORMAT,
     begun=rf"(({'|'.join(ARRAYS)})/)?zarr\.json|{OUTPUT}",
+    empty=lambda store: not committed(store),
 )
 
 
@@ -76,7 +78,7 @@ def create_metadata(
         zarr.create_array(store=memory, name=array, **array_settings(plan, array))
     files = {name: content.to_bytes() for name, content in objects.items()}
     if output_gram is not None:
-        files[OUTPUT] = safetensors_bytes({"output_gram": output_gram})
+        files[OUTPUT] = save({"output_gram": output_gram.cpu().contiguous()})
     digests = {name: sha256(content).hexdigest() for name, content in files.items()}
     written = {**FORMAT.head, "plan": plan.to_dict(), "rope": "post", "bound": True}
     made = folder.existing_marker is None and folder.begin(
@@ -122,18 +124,12 @@ def record_path(store: Place, index: int) -> Place:
 
 def store_digest(manifest: Mapping[str, Any], plan: StorePlan) -> str:
     """Digest of what decides a store's content: what its records call it."""
-    return digest_json([manifest.get("identity"), plan.to_dict()])
-
-
-def write_record(store: Place, record: SequenceRecord, owner: str, shards: Checksums) -> None:
-    """Commit a sequence of the store with the digest `owner` whose shards are there."""
-    content = {"record": record.to_dict(), "store": owner, "shards": shards}
-    write_sealed_json(record_path(store, record.index), content)
+    return digest_json([manifest["identity"], plan.to_dict()])
 
 
 def _load_record(
     store: Place, manifest: Mapping[str, Any], plan: StorePlan, owner: str, index: int
-) -> tuple[SequenceRecord, Checksums]:
+) -> SequenceRecord:
     path = record_path(store, index)
     try:
         content = read_sealed_json(path)
@@ -143,32 +139,28 @@ def _load_record(
         raise StoreError(f"{store} has no sequence {index}: {path.name} is missing") from None
     with foreign(path, StoreError):
         record = SequenceRecord.from_dict(content["record"])
-        bound = manifest.get("bound") or "shards" in content
-        shards = {array: str(content["shards"][array]) for array in plan.arrays} if bound else {}
+        if bound := manifest.get("bound") or "shards" in content:  # else of an earlier kvp
+            shards = {array: str(content["shards"][array]) for array in plan.arrays}
+            record = replace(record, shards=shards)
     ours = not bound or content.get("store") == owner
     if not (ours and record.index == index < plan.sequences and record.length <= plan.max_tokens):
         raise StoreError(f"{path} belongs to another store or sequence")
-    return record, shards
+    return record
 
 
 def load_records(
     store: Place, manifest: Mapping[str, Any], plan: StorePlan, indices: Iterable[int]
-) -> list[tuple[SequenceRecord, Checksums]]:
-    """Records of committed sequences, with checksums; of an object store many at a time.
+) -> list[SequenceRecord]:
+    """Records of committed sequences; of an object store many are read at a time.
 
-    The checksums of a sequence that was written before stores had any are empty. Raises StoreError,
-    naming the file, where a sequence is not committed, its record is damaged or of another store.
+    Raises StoreError, naming the file, where a sequence is not committed, or its record is damaged
+    or of another store.
     """
     load = partial(_load_record, store, manifest, plan, store_digest(manifest, plan))
     if not isinstance(store, ObjectPath):
         return [*map(load, indices)]
     with ThreadPoolExecutor(_REQUESTS, thread_name_prefix="records") as threads:
         return [*threads.map(load, indices)]
-
-
-def has_no_sequence(store: Place) -> bool:
-    """Whether a store that was begun can be begun anew without loss."""
-    return not committed(store)
 
 
 def committed(store: Place) -> list[int]:

@@ -1,8 +1,7 @@
 """Reading a trace store: committed sequences only, one head or a whole sequence at a time.
 
-Opens arrays on first use and pickles as its path, so data-loader workers may hold one. Every read
-is checked by one checksum: a record's own, and a CRC-32C per head inside a shard, which the record
-repeats.
+Pickles as its path, so data-loader workers may hold one. Every read is checked by one checksum: a
+record's own, and a CRC-32C per head inside a shard, which the record repeats.
 """
 
 from __future__ import annotations
@@ -10,9 +9,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
-import zarr
 from torch import Tensor
 
 from kvp.artifacts.addresses import Place, place
@@ -21,7 +18,7 @@ from kvp.errors import StoreError
 from kvp.geometry import Geometry
 from kvp.store.metadata import OUTPUT, committed, load_metadata, load_records, record_path
 from kvp.store.schema import SequenceRecord, Trace, label_array
-from kvp.store.shards import Checksums, open_array, shard_path
+from kvp.store.shards import Index, read_chunks, read_index, shard_path
 
 
 class TraceReader:
@@ -39,8 +36,8 @@ class TraceReader:
         self._heads = heads
         self.manifest, self.plan = load_metadata(self.path)
         """Everything in manifest.json, and the plan: geometry, dtype, sizes, what is kept."""
-        self._arrays: dict[str, zarr.Array[Any]] = {}
-        self._records: dict[int, tuple[SequenceRecord, Checksums]] = {}
+        self._indices: dict[tuple[str, int], Index] = {}
+        self._records: dict[int, SequenceRecord] = {}
 
     def __repr__(self) -> str:
         """Where it is, of what, and how much is there."""
@@ -65,27 +62,16 @@ class TraceReader:
         """
         there = committed(self.path)
         unknown = [index for index in there if index not in self._records]
-        self._load(unknown)
-        records = [self._records[index][0] for index in there]
+        loaded = load_records(self.path, self.manifest, self.plan, unknown)
+        self._records.update(zip(unknown, loaded, strict=True))
+        records = [self._records[index] for index in there]
         return tuple(record for record in records if split in (None, record.split))
 
     def record(self, index: int) -> SequenceRecord:
         """Record of one committed sequence, checked on first use; raises StoreError."""
         if index not in self._records:
-            self._load([index])
-        return self._records[index][0]
-
-    def checksums(self, index: int) -> Checksums:
-        """Of the shards of one sequence; empty where it was written before there were any.
-
-        What lies in another's place is not noticed then. Raises StoreError as `record`.
-        """
-        self.record(index)
-        return self._records[index][1]
-
-    def _load(self, indices: list[int]) -> None:
-        loaded = load_records(self.path, self.manifest, self.plan, indices)
-        self._records.update(zip(indices, loaded, strict=True))
+            (self._records[index],) = load_records(self.path, self.manifest, self.plan, [index])
+        return self._records[index]
 
     def kv(self, index: int) -> tuple[Tensor, Tensor]:
         """Keys and values of one sequence, [L, H, T, D] each, in the store's dtype, on the CPU.
@@ -140,34 +126,25 @@ class TraceReader:
         for index in committed(self.path):
             self.trace(index)
 
-    def _read(self, array: str, index: int, where: tuple[int | slice, ...] = ()) -> Tensor:
-        """An array of a sequence, unpadded; of a layer and heads of it with `where`."""
-        if self._heads is not None and not where:
-            return torch.cat([self._read(array, index, some) for some in self._slices()])[None]
-        kept = [slice(size) for size in self.plan.shape(array, self.record(index))]
-        selection: tuple[int | slice, ...] = (index, *where, *kept[len(where) :])
-        shard = shard_path(self.path, array, index)
+    def _read(self, array: str, index: int) -> Tensor:
+        """An array of a sequence, unpadded."""
+        record = self.record(index)
+        shard, shape = shard_path(self.path, array, index), self.plan.shape(array, record)
+        heads = range(self.geometry.total_kv_heads)[self._heads or slice(None)]
+        kept = tuple(slice(size) for size in shape[2:])
+        anew = f"delete {record_path(self.path, index)} to collect this sequence again"
         try:
-            if array not in self._arrays:
-                self._arrays[array] = open_array(self.path, self.plan, array, self.checksums)
-            stored = self._arrays[array][selection]
-        except (KeyError, TypeError, ValueError, RuntimeError, MemoryError, OSError) as problem:
-            raise StoreError(
-                f"{shard} is damaged or missing ({problem}); delete "
-                f"{record_path(self.path, index)} to collect this sequence again"
-            ) from None
-        tensor = torch.from_numpy(np.asarray(stored))
-        return tensor.view(torch.bfloat16) if self.plan.dtype_of(array) == "bfloat16" else tensor
-
-    def _slices(self) -> list[tuple[int, slice]]:
-        """Layers and their heads that are read."""
-        heads = self.geometry.kv_heads
-        selected = range(self.geometry.total_kv_heads)[self._heads or slice(None)]
-        layers = range(selected.start // heads, -(-selected.stop // heads))
-        return [
-            (layer, slice(max(selected.start - layer * heads, 0), selected.stop - layer * heads))
-            for layer in layers
-        ]
+            if (array, index) not in self._indices:
+                self._indices[array, index] = read_index(shard, self.plan)
+            found = self._indices[array, index]
+            chunks = read_chunks(shard, self.plan, array, found, heads, record.shards.get(array))
+            tensor = torch.stack([torch.from_numpy(chunk[kept].copy()) for chunk in chunks])
+        except (ValueError, RuntimeError, MemoryError, OverflowError, OSError) as problem:
+            raise StoreError(f"{shard} is damaged or missing ({problem}); {anew}") from None
+        tensor = tensor.view(torch.bfloat16) if self.plan.dtype_of(array) == "bfloat16" else tensor
+        if not all(map(torch.isfinite, tensor.aminmax())):
+            raise StoreError(f"{shard} holds numbers that are not finite; {anew}")
+        return tensor[None] if self._heads is not None else tensor.view(shape)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Only what it was made from; a copy in another process opens everything again."""

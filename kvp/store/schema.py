@@ -7,12 +7,22 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 import torch
+from pydantic import TypeAdapter, create_model
 from torch import Tensor
 
 from kvp.geometry import Geometry
 from kvp.manifest import Format
 
-FORMAT = Format("kvp-traces", 3)
+_NAMES: Any = (dict[str, str | None], {})
+_MANIFEST = create_model(
+    "Manifest",
+    plan=dict[str, Any],
+    files=dict[str, str],
+    identity=create_model("Identity", model=_NAMES),
+    model=_NAMES,
+    rope_frequencies=(list[float] | None, None),
+)
+FORMAT = Format("kvp-traces", 3, TypeAdapter(_MANIFEST))
 
 TENSORS = ("q", "k", "v")
 STORED_LABELS = ("kvzip", "kvzip_plus")
@@ -64,6 +74,8 @@ class SequenceRecord:
     """Tokens an answer may take."""
     metric: str = ""
     """Name of the metric that scores an answer."""
+    shards: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
+    """Array -> checksums of the chunks of its shard (`kvp.store.shards`), where they are known."""
 
     def fed_again(self, prefix_length: int) -> int:
         """Tokens after a prefix that scorers see: the prompt's last one, where it comes next."""
@@ -82,8 +94,8 @@ class SequenceRecord:
             )
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain dictionary for JSON."""
-        return asdict(self)
+        """Plain dictionary for JSON, without what tells of the files of a store."""
+        return {name: value for name, value in asdict(self).items() if name != "shards"}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> SequenceRecord:

@@ -21,10 +21,10 @@ from kvp.artifacts.addresses import Place, place
 from kvp.artifacts.claim import OutputFolder
 from kvp.artifacts.files import atomic_write_bytes
 from kvp.errors import StoreError
-from kvp.manifest import differences
+from kvp.manifest import differences, write_sealed_json
 from kvp.store import metadata
 from kvp.store.schema import DTYPES, StorePlan, Trace, label_array
-from kvp.store.shards import Checksums, checksums, encoded_shard, shard_path
+from kvp.store.shards import checksums, encoded_shard, shard_path
 
 
 class TraceWriter:
@@ -53,8 +53,8 @@ class TraceWriter:
         """Begin a store, or continue one of the same identity and plan.
 
         A store on a disk without a single sequence holds nothing to keep: it is begun anew, unless
-        workers share it. What a killed writer left half-written (`*.partial`) goes when the last writer
-        closes.
+        workers share it. What a killed writer left half-written (`*.partial`) goes when the last
+        writer closes.
 
         Args:
             path: directory to make; an existing one must be empty, or hold a store.
@@ -70,12 +70,9 @@ class TraceWriter:
                 written, or the store was begun with other settings, which the message names.
         """
         identity = json.loads(json.dumps(manifest["identity"]))
-        unused = metadata.has_no_sequence
-        folder = OutputFolder.claim(
-            place(path), metadata.STORE, identity, replaceable=unused, shared=shared
-        )
+        folder = OutputFolder.claim(place(path), metadata.STORE, identity, shared=shared)
         try:
-            if isinstance(folder.path, Path) and not shared and unused(folder.path):
+            if isinstance(folder.path, Path) and not shared and not metadata.committed(folder.path):
                 metadata.remove_metadata(folder.path)
                 folder.existing_marker = None
             metadata.create_metadata(folder, plan, {**manifest, "identity": identity}, output_gram)
@@ -118,12 +115,13 @@ class TraceWriter:
         index = trace.record.index
         if metadata.record_path(self.path, index).exists():
             return
-        shards: Checksums = {}
+        shards = {}
         for array, tensor in tensors.items():
-            content = encoded_shard(self.plan, array, index, _padded(tensor, self.plan, array))
-            atomic_write_bytes(shard_path(self.path, array, index), content)
-            shards[array] = checksums(content, self.plan)
-        metadata.write_record(self.path, trace.record, self._owner, shards)  # makes it visible
+            shard = encoded_shard(self.plan, array, index, _padded(tensor, self.plan, array))
+            atomic_write_bytes(shard_path(self.path, array, index), shard)
+            shards[array] = checksums(shard, self.plan)
+        content = {"record": trace.record.to_dict(), "store": self._owner, "shards": shards}
+        write_sealed_json(metadata.record_path(self.path, index), content)  # makes it visible
 
     def write_all(self, traces: Iterable[Trace], given: Callable[[Trace], None]) -> None:
         """`write` of many in a thread, while the next one is made; `given` is told of each.

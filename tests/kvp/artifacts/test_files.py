@@ -6,13 +6,20 @@ import errno
 import os
 import pathlib
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import torch
 
-from kvp.artifacts.files import JsonLines, atomic_write_bytes, atomic_write_text, is_partial
+from kvp.artifacts.files import (
+    JsonLines,
+    atomic_write_bytes,
+    atomic_write_text,
+    create_bytes,
+    is_partial,
+)
 from kvp.artifacts.tensors import read_safetensors, write_safetensors
 from kvp.errors import StoreError
 from kvp.manifest import atomic_write_json, sha256_input
@@ -110,3 +117,22 @@ def test_the_digest_of_a_folder_knows_names_and_contents(tmp_path: Path) -> None
     assert sha256_input(tmp_path) == before
     (tmp_path / "a.txt").rename(tmp_path / "b.txt")
     assert sha256_input(tmp_path) != before
+
+
+def test_what_was_read_does_not_change_with_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    write_safetensors(path, {"a": torch.arange(5000.0)})
+    tensors = read_safetensors(path, StoreError)
+    path.write_bytes(bytes(path.stat().st_size))  # in place, as cp does it
+    assert torch.equal(tensors["a"], torch.arange(5000.0))
+    os.truncate(path, 0)
+    assert torch.equal(tensors["a"], torch.arange(5000.0))
+
+
+def test_a_file_is_created_once(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    with ThreadPoolExecutor(8) as threads:
+        made = [*threads.map(lambda number: create_bytes(path, str(number).encode()), range(8))]
+    assert made.index(True) == int(path.read_bytes())
+    assert sum(made) == 1
+    assert [*tmp_path.iterdir()] == [path]

@@ -213,19 +213,13 @@ def test_code_that_a_file_names_needs_the_caller_to_name_it(
     assert ran.exists()
 
 
-@pytest.mark.parametrize(
-    "name", ["../secret", "{tmp}/secret", "sequences/000000.json", "k/zarr.json"]
-)
+@pytest.mark.parametrize("name", ["../secret", "{tmp}/secret", "sequences/000000.json"])
 def test_a_manifest_lists_no_other_files(tmp_path: Path, name: str) -> None:
     file, read = _make("store", tmp_path / "a")
-    content, refusal = read_sealed_json(file), "it lists files that no trace store has"
+    content = read_sealed_json(file)
     content["files"][name.format(tmp=tmp_path)] = "0"
-    if name == "k/zarr.json":  # of another fill value, and listed
-        refusal, array = "describes another array than the store's plan", file.parent / name
-        array.write_text(array.read_text().replace('"fill_value": 0.0', '"fill_value": 1.0'))
-        content["files"][name] = sha256_file(array)
     write_sealed_json(file, content)
-    assert refusal in _line(read)
+    assert "it lists files that no trace store has" in _line(read)
 
 
 @pytest.mark.parametrize(

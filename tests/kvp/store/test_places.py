@@ -1,0 +1,254 @@
+"""What a store reads of a sequence is what was written of that sequence, or an error."""
+
+from __future__ import annotations
+
+import shutil
+import struct
+import tempfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Barrier
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numcodecs import blosc
+from numcodecs.checksum32 import CRC32C
+
+from kvp.errors import StoreError
+from kvp.manifest import read_sealed_json, write_sealed_json
+from kvp.programs import main as kvp
+from kvp.store import StorePlan, Trace, TraceReader, TraceWriter
+
+MakeTrace = Callable[..., Trace]
+Tensors = tuple[torch.Tensor | None, ...]
+
+
+@pytest.fixture(scope="module")
+def stores(
+    tmp_path_factory: pytest.TempPathFactory, plan: StorePlan, make_trace: MakeTrace
+) -> Path:
+    """Three stores of the same shapes: `a`, `b` of another seed, `c` with other numbers."""
+    folder = tmp_path_factory.mktemp("stores")
+    for name, seed in (("a", 0), ("b", 1), ("c", 0)):
+        with TraceWriter.create_or_resume(folder / name, plan, {"identity": {"n": seed}}) as writer:
+            for index in range(plan.sequences):
+                trace = make_trace(plan, index)
+                factor = 1 + 2 * (name != "a")
+                writer.write(
+                    Trace(
+                        record=trace.record, queries=trace.queries, keys=trace.keys * factor,
+                        values=trace.values * factor,
+                    )
+                )  # fmt: skip
+    return folder
+
+
+def _traces(store: Path) -> dict[int, Tensors | None]:
+    """Queries, keys and values of every sequence, None where they are refused."""
+    found: dict[int, Tensors | None] = {}
+    reader = TraceReader(store)
+    for index in range(reader.plan.sequences):
+        try:
+            trace = reader.trace(index)
+            found[index] = (trace.queries, trace.keys, trace.values)
+        except StoreError as error:
+            assert "\n" not in str(error)
+            found[index] = None
+    return found
+
+
+def _same(one: Tensors, other: Tensors) -> bool:
+    return all(
+        a is not None and b is not None and torch.equal(a, b)
+        for a, b in zip(one, other, strict=True)
+    )
+
+
+SHARDS = [f"{array}/c.{index}{'.0' * (5 if array == 'q' else 4)}" for array in "qkv" for index in range(3)]  # fmt: skip
+RECORDS = [f"sequences/{index:06d}.json" for index in range(3)]
+FILE = st.sampled_from([*SHARDS, *RECORDS])
+STEP = st.one_of(
+    st.tuples(st.just("exchange"), FILE, st.just("a"), FILE),
+    st.tuples(st.just("copy"), FILE, st.sampled_from("abc"), FILE),
+    st.tuples(st.just("delete"), FILE, st.just("a"), FILE),
+    st.tuples(st.just("cut"), FILE, st.just("a"), FILE),
+    st.tuples(st.just("whole sequence"), FILE, st.just("b"), FILE),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(steps=st.lists(STEP, min_size=1, max_size=4))
+def test_no_file_passes_in_the_place_of_another(
+    stores: Path, steps: list[tuple[str, str, str, str]]
+) -> None:
+    expected = _traces(stores / "a")
+    with tempfile.TemporaryDirectory() as name:
+        store = Path(name) / "a"
+        shutil.copytree(stores / "a", store)
+        for what, target, of, source in steps:
+            other = (store if of == "a" else stores / of) / source
+            if what == "exchange" and (store / target).exists() and other.exists():
+                held = other.read_bytes()
+                other.write_bytes((store / target).read_bytes())
+                (store / target).write_bytes(held)
+            elif what == "copy" and other.exists():
+                (store / target).write_bytes(other.read_bytes())
+            elif what == "delete":
+                (store / target).unlink(missing_ok=True)
+            elif what == "cut" and (store / target).exists():
+                content = (store / target).read_bytes()
+                (store / target).write_bytes(content[: len(content) // 2])
+            elif what == "whole sequence":
+                index = RECORDS.index(source) if source in RECORDS else SHARDS.index(source) % 3
+                for file in (*SHARDS[index::3], RECORDS[index]):
+                    shutil.copy(stores / of / file, store / file)
+        for index, found in _traces(store).items():
+            assert found is None or _same(found, expected[index] or ()), f"sequence {index}"
+
+
+@pytest.mark.parametrize("heads", [None, slice(1, 3)])
+def test_exchanged_shards_are_refused(
+    stores: Path, tmp_path: Path, heads: slice | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = tmp_path / "a"
+    shutil.copytree(stores / "a", store)
+    assert kvp(["verify", str(store)]) == 0
+    assert "every byte as it was written and in its place, every" in capsys.readouterr().out
+    first, second = (store / "k" / f"c.{index}.0.0.0.0" for index in (0, 1))
+    held = first.read_bytes()
+    first.write_bytes(second.read_bytes())
+    second.write_bytes(held)
+    for index in (0, 1):
+        with pytest.raises(StoreError, match=rf"k/c\.{index}\.0.*it holds what belongs elsewhere"):
+            TraceReader(store, heads=heads).kv(index)
+    TraceReader(store, heads=heads).kv(2)
+    assert kvp(["verify", str(store)]) == 2
+    assert "2 damaged (0-1)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("what", ["record", "manifest"])
+def test_records_name_their_store(stores: Path, tmp_path: Path, what: str) -> None:
+    """Also together with all of their shards."""
+    store = tmp_path / "a"
+    shutil.copytree(stores / "a", store)
+    named = ["manifest.json"] if what == "manifest" else [RECORDS[2], *SHARDS[2::3]]
+    for name in named:
+        shutil.copy(stores / "b" / name, store / name)
+    with pytest.raises(StoreError, match=r"000002\.json belongs to another store or sequence"):
+        TraceReader(store).kv(2)
+
+
+def _aged(store: Path) -> None:
+    """Make it one that was written before records held checksums."""
+    manifest = read_sealed_json(store / "manifest.json")
+    del manifest["bound"]
+    write_sealed_json(store / "manifest.json", manifest)
+    for record in (store / "sequences").iterdir():
+        write_sealed_json(record, {"record": read_sealed_json(record)["record"]})
+
+
+def test_a_store_of_an_earlier_version_is_read_and_says_what_cannot_be_checked(
+    stores: Path, tmp_path: Path, plan: StorePlan, make_trace: MakeTrace,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    store = tmp_path / "a"
+    shutil.copytree(stores / "a", store)
+    record = (store / RECORDS[0]).read_bytes()
+    _aged(store)
+    old = (store / RECORDS[0]).read_bytes()
+    assert all(found is not None for found in _traces(store).values())
+    (store / RECORDS[1]).unlink()
+    with TraceWriter.create_or_resume(store, plan, {"identity": {"n": 0}}) as writer:
+        assert writer.missing() == [1]
+        writer.write(make_trace(plan, 1))
+    assert kvp(["verify", str(store)]) == 0
+    output = capsys.readouterr().out
+    assert "in its place" not in output
+    assert "an earlier kvp wrote sequences 0,2: whether their shards were exchanged" in output
+    shutil.copytree(stores / "a", tmp_path / "new")
+    assert (tmp_path / "new" / RECORDS[0]).read_bytes() == record
+    (tmp_path / "new" / RECORDS[0]).write_bytes(old)
+    with pytest.raises(StoreError, match="000000.json is damaged"):
+        TraceReader(tmp_path / "new").kv(0)
+
+
+def _with_chunk(shard: Path, frame: bytes) -> None:
+    """Put a frame in the place of all chunks of a shard of four, with right checksums."""
+    codec, chunk = CRC32C(), bytes(CRC32C().encode(frame))
+    spans = struct.pack("<8Q", *(0, len(chunk)) * 4)
+    shard.write_bytes(chunk + bytes(codec.encode(spans)))
+
+
+def test_what_a_chunk_takes_is_known_before_it_is_decompressed(
+    stores: Path, tmp_path: Path
+) -> None:
+    store = tmp_path / "a"
+    shutil.copytree(stores / "a", store)
+    _aged(store)
+    shard = store / "k" / "c.0.0.0.0.0"
+    bomb = blosc.compress(np.zeros(2**28, np.uint8), b"zstd", 9)
+    assert len(bomb) < 2**20
+    for frame in (bomb, bomb[:4] + struct.pack("<i", 24 * 4 * 2) + bomb[8:], b"", bomb[:18]):
+        _with_chunk(shard, frame)
+        with pytest.raises(StoreError, match=r"c\.0\.0\.0\.0\.0 is damaged"):
+            TraceReader(store).kv(0)
+    nan = np.full((24, 4), 0x7FC0, np.uint16)
+    _with_chunk(shard, blosc.compress(nan, b"zstd", 1))
+    with pytest.raises(StoreError, match="holds numbers that are not finite"):
+        TraceReader(store).kv(0)
+
+
+def test_a_store_has_one_owner_when_several_begin_it(tmp_path: Path, plan: StorePlan) -> None:
+    for turn in range(15):
+        barrier, store = Barrier(6), tmp_path / str(turn)
+
+        def begin(seed: int, store: Path = store, barrier: Barrier = barrier) -> TraceWriter | None:
+            barrier.wait()
+            try:
+                manifest: dict[str, Any] = {"identity": {"seed": seed % 2}, "by": seed}
+                return TraceWriter.create_or_resume(store, plan, manifest, shared=True)
+            except StoreError as error:
+                assert f"seed: {1 - seed % 2} there, {seed % 2} here" in str(error)
+                return None
+
+        with ThreadPoolExecutor(6) as threads:
+            writers = [*threads.map(begin, range(6))]
+        owner = TraceReader(store).manifest["identity"]["seed"]
+        assert {seed % 2 for seed, writer in enumerate(writers) if writer} == {owner}
+        assert sum(writer is not None for writer in writers) == 3
+        for writer in filter(None, writers):
+            writer.close()
+
+
+@pytest.fixture
+def resealed(stores: Path, tmp_path: Path) -> Iterator[Callable[[dict[str, Any]], Path]]:
+    def change(entries: dict[str, Any]) -> Path:
+        shutil.copytree(stores / "a", tmp_path / "a")
+        manifest = read_sealed_json(tmp_path / "a" / "manifest.json")
+        write_sealed_json(tmp_path / "a" / "manifest.json", {**manifest, **entries})
+        return tmp_path / "a"
+
+    yield change
+
+
+@pytest.mark.parametrize(
+    ("entries", "field"),
+    [
+        ({"identity": {"n": 0, "model": ["nano"]}}, "identity.model"),
+        ({"identity": {"n": 0, "model": {"id": 5}}}, "identity.model.id"),
+        ({"identity": [0]}, "identity"),
+        ({"model": "nano"}, "model"),
+        ({"rope_frequencies": {"0": 1}}, "rope_frequencies"),
+        ({"files": ["k/zarr.json"]}, "files"),
+    ],
+)
+def test_a_manifest_of_other_types_is_refused_by_field(
+    resealed: Callable[[dict[str, Any]], Path], entries: dict[str, Any], field: str
+) -> None:
+    with pytest.raises(StoreError, match=rf"manifest\.json is damaged or not .*\({field}: "):
+        TraceReader(resealed(entries))
