@@ -18,7 +18,7 @@ from kvp.errors import StoreError
 from kvp.geometry import Geometry
 from kvp.store.metadata import OUTPUT, committed, load_metadata, load_records, record_path
 from kvp.store.schema import SequenceRecord, Trace, label_array
-from kvp.store.shards import Index, read_chunks, read_index, shard_path
+from kvp.store.shards import read_chunks, shard_path
 
 
 class TraceReader:
@@ -36,7 +36,6 @@ class TraceReader:
         self._heads = heads
         self.manifest, self.plan = load_metadata(self.path)
         """Everything in manifest.json, and the plan: geometry, dtype, sizes, what is kept."""
-        self._indices: dict[tuple[str, int], Index] = {}
         self._records: dict[int, SequenceRecord] = {}
 
     def __repr__(self) -> str:
@@ -134,10 +133,7 @@ class TraceReader:
         kept = tuple(slice(size) for size in shape[2:])
         anew = f"delete {record_path(self.path, index)} to collect this sequence again"
         try:
-            if (array, index) not in self._indices:
-                self._indices[array, index] = read_index(shard, self.plan)
-            found = self._indices[array, index]
-            chunks = read_chunks(shard, self.plan, array, found, heads, record.shards.get(array))
+            chunks = read_chunks(shard, self.plan, array, heads, record.shards.get(array))
             tensor = torch.stack([torch.from_numpy(chunk[kept].copy()) for chunk in chunks])
         except (ValueError, RuntimeError, MemoryError, OverflowError, OSError) as problem:
             raise StoreError(f"{shard} is damaged or missing ({problem}); {anew}") from None

@@ -24,10 +24,8 @@ from kvp.artifacts.addresses import Place, read_ranges, size_of
 from kvp.store.schema import DTYPES, StorePlan, is_label
 
 _CRC = CRC32C()
-Index = list[list[int]]
-"""Offset and bytes of every chunk of a shard."""
-_FRAME = 16
-"""Bytes of a Blosc frame next to those of its numbers, at most."""
+_BESIDE = 16 + 4
+"""Bytes of a chunk next to those of its numbers, at most: header of the frame, checksum."""
 
 
 def shard_name(array: str, index: int) -> str:
@@ -79,31 +77,26 @@ def checksums(shard: bytes, plan: StorePlan) -> str:
     return "".join(shard[start + size - 4 : start + size].hex() for start, size in index)
 
 
-def read_index(path: Place, plan: StorePlan) -> Index:
-    """The index of a shard; FileNotFoundError, or ValueError where it is damaged."""
-    size, length = size_of(path), _index_bytes(plan)
-    if not size:
-        raise FileNotFoundError(f"{path} does not exist, or is empty")
-    if size < length:
-        raise ValueError("it is cut off")
-    (content,) = read_ranges(path, [(size - length, size)])
-    return _index(_CRC.decode(content))
-
-
 def read_chunks(
-    path: Place, plan: StorePlan, array: str, index: Index, heads: range, expected: str | None
+    path: Place, plan: StorePlan, array: str, heads: range, expected: str | None
 ) -> Iterator[np.ndarray[Any, Any]]:
     """The chunks of some KV heads of a shard, padded, one after the other.
 
-    `expected` are the checksums of the shard, None where there are none. ValueError where a chunk
-    is damaged, or not the one that belongs there, or would not be of the plan's size: said before
-    it is decompressed.
+    `expected` are its `checksums`, None where they are not known. FileNotFoundError where it is
+    missing or empty, ValueError or RuntimeError where a chunk is damaged, is not the one that
+    belongs there, or would take more or less than the plan says, before it is decompressed.
     """
+    end, length = size_of(path) or 0, _index_bytes(plan)
+    if not end:
+        raise FileNotFoundError(f"{path} does not exist, or is empty")
+    (tail,) = read_ranges(path, [(max(end - length, 0), end)])
+    index = _index(_CRC.decode(tail))
     dtype, shape = np.dtype(DTYPES[plan.dtype_of(array)][1]), plan.shape(array)[2:]
     size = math.prod(shape) * dtype.itemsize
-    if any(not _FRAME <= index[head][1] - 4 <= size + _FRAME for head in heads):
-        raise ValueError("chunks are missing or too large")
-    spans = [(start, start + length) for start, length in (index[head] for head in heads)]
+    spans = [(index[head][0], sum(index[head])) for head in heads]
+    taken = [stop - start for start, stop in spans]
+    if len(tail) < length or max(taken) > size + _BESIDE or sum(taken) > end:
+        raise ValueError("it lacks chunks, or they are too large")
     for head, chunk in zip(heads, read_ranges(path, spans), strict=True):
         frame = _CRC.decode(chunk)
         if expected is not None and chunk[-4:].hex() != expected[8 * head : 8 * head + 8]:
@@ -117,6 +110,7 @@ def _index_bytes(plan: StorePlan) -> int:
     return 16 * plan.geometry.total_kv_heads + 4
 
 
-def _index(content: bytes) -> Index:
-    found: Index = np.frombuffer(content, "<u8").reshape(-1, 2).tolist()
+def _index(content: bytes) -> list[list[int]]:
+    """Offset and bytes of every chunk."""
+    found: list[list[int]] = np.frombuffer(content, "<u8").reshape(-1, 2).tolist()
     return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import struct
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
@@ -56,8 +56,7 @@ def _traces(store: Path) -> dict[int, Tensors | None]:
         try:
             trace = reader.trace(index)
             found[index] = (trace.queries, trace.keys, trace.values)
-        except StoreError as error:
-            assert "\n" not in str(error)
+        except StoreError:
             found[index] = None
     return found
 
@@ -69,7 +68,9 @@ def _same(one: Tensors, other: Tensors) -> bool:
     )
 
 
-SHARDS = [f"{array}/c.{index}{'.0' * (5 if array == 'q' else 4)}" for array in "qkv" for index in range(3)]  # fmt: skip
+SHARDS = [
+    f"{array}/c.{index}{'.0' * (5 if array == 'q' else 4)}" for array in "qkv" for index in range(3)
+]
 RECORDS = [f"sequences/{index:06d}.json" for index in range(3)]
 FILE = st.sampled_from([*SHARDS, *RECORDS])
 STEP = st.one_of(
@@ -173,15 +174,15 @@ def test_a_store_of_an_earlier_version_is_read_and_says_what_cannot_be_checked(
     shutil.copytree(stores / "a", tmp_path / "new")
     assert (tmp_path / "new" / RECORDS[0]).read_bytes() == record
     (tmp_path / "new" / RECORDS[0]).write_bytes(old)
-    with pytest.raises(StoreError, match="000000.json is damaged"):
+    with pytest.raises(StoreError, match=r"000000\.json is damaged"):
         TraceReader(tmp_path / "new").kv(0)
 
 
 def _with_chunk(shard: Path, frame: bytes) -> None:
-    """Put a frame in the place of all chunks of a shard of four, with right checksums."""
+    """Put a frame in the place of every chunk of a shard of four, with right checksums."""
     codec, chunk = CRC32C(), bytes(CRC32C().encode(frame))
-    spans = struct.pack("<8Q", *(0, len(chunk)) * 4)
-    shard.write_bytes(chunk + bytes(codec.encode(spans)))
+    spans = [number for at in range(4) for number in (at * len(chunk), len(chunk))]
+    shard.write_bytes(4 * chunk + bytes(codec.encode(struct.pack("<8Q", *spans))))
 
 
 def test_what_a_chunk_takes_is_known_before_it_is_decompressed(
@@ -207,33 +208,36 @@ def test_a_store_has_one_owner_when_several_begin_it(tmp_path: Path, plan: Store
     for turn in range(15):
         barrier, store = Barrier(6), tmp_path / str(turn)
 
-        def begin(seed: int, store: Path = store, barrier: Barrier = barrier) -> TraceWriter | None:
+        def begin(
+            seed: int, store: Path = store, barrier: Barrier = barrier
+        ) -> TraceWriter | StoreError:
             barrier.wait()
             try:
                 manifest: dict[str, Any] = {"identity": {"seed": seed % 2}, "by": seed}
                 return TraceWriter.create_or_resume(store, plan, manifest, shared=True)
             except StoreError as error:
-                assert f"seed: {1 - seed % 2} there, {seed % 2} here" in str(error)
-                return None
+                return error
 
         with ThreadPoolExecutor(6) as threads:
-            writers = [*threads.map(begin, range(6))]
+            ends = [*threads.map(begin, range(6))]
         owner = TraceReader(store).manifest["identity"]["seed"]
-        assert {seed % 2 for seed, writer in enumerate(writers) if writer} == {owner}
-        assert sum(writer is not None for writer in writers) == 3
-        for writer in filter(None, writers):
-            writer.close()
+        for seed, end in enumerate(ends):
+            if seed % 2 == owner:
+                assert isinstance(end, TraceWriter)
+                end.close()
+            else:
+                assert f"seed: {owner} there, {1 - owner} here" in str(end)
 
 
 @pytest.fixture
-def resealed(stores: Path, tmp_path: Path) -> Iterator[Callable[[dict[str, Any]], Path]]:
+def resealed(stores: Path, tmp_path: Path) -> Callable[[dict[str, Any]], Path]:
     def change(entries: dict[str, Any]) -> Path:
         shutil.copytree(stores / "a", tmp_path / "a")
         manifest = read_sealed_json(tmp_path / "a" / "manifest.json")
         write_sealed_json(tmp_path / "a" / "manifest.json", {**manifest, **entries})
         return tmp_path / "a"
 
-    yield change
+    return change
 
 
 @pytest.mark.parametrize(
