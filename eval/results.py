@@ -149,22 +149,22 @@ def write_manifest(
     tuned = dict(earlier.get("tuned", {}))
     chosen = [load_settings(Path(path)).to_json() for path in paths]
     tuned |= {digest_json(content): content for content in chosen}
-    write_sealed_json(
-        folder.local / MANIFEST,
-        {
-            **FORMAT.head,
-            **run_manifest(settings, seed=config.seed),
-            "identity": identity,
-            "policies": {**earlier.get("policies", {}), **policies},
-            **({"policy_repositories": repositories} if repositories else {}),
-            **({"policy_tasks": tasks} if tasks else {}),
-            "notes": list(dict.fromkeys([*earlier.get("notes", []), *notes])),
-            **({"tuned": tuned} if tuned else {}),
-            **({"layers": list(layers)} if layers else {}),
-            "planned": list(plans.values()),
-            "earlier_runs": runs,
-        },
-    )
+    content = {
+        **FORMAT.head,
+        **run_manifest(settings, seed=config.seed),
+        "identity": identity,
+        "policies": {**earlier.get("policies", {}), **policies},
+        **({"policy_repositories": repositories} if repositories else {}),
+        **({"policy_tasks": tasks} if tasks else {}),
+        "notes": list(dict.fromkeys([*earlier.get("notes", []), *notes])),
+        **({"tuned": tuned} if tuned else {}),
+        **({"layers": list(layers)} if layers else {}),
+        "planned": list(plans.values()),
+        "earlier_runs": runs,
+    }
+    if folder.existing_marker is None:
+        folder.begin(content)
+    write_sealed_json(folder.local / MANIFEST, content)
     folder.push(MANIFEST)
 
 
