@@ -215,12 +215,8 @@ def size_of(path: Place) -> int | None:
 def read_ranges(path: Place, spans: Sequence[tuple[int, int]]) -> list[bytes]:
     """The bytes [start, stop) of a file, for each; fewer where it ends before."""
     if isinstance(path, ObjectPath):
-        starts, ends = zip(*spans, strict=True)
-        return path._ask(
-            lambda api, store: [
-                *map(bytes, api.get_ranges(store, path.key, starts=starts, ends=ends))
-            ]
-        )
+        ends = dict(zip(("starts", "ends"), zip(*spans, strict=True), strict=True))
+        return path._ask(lambda api, store: [*map(bytes, api.get_ranges(store, path.key, **ends))])
     with path.open("rb") as stream:
         return [os.pread(stream.fileno(), stop - start, start) for start, stop in spans]
 
