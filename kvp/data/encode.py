@@ -14,23 +14,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import TYPE_CHECKING, TypeVar
 
 from jinja2 import TemplateError
 
 from kvp.data.task import NoPromptError, Sample
-from kvp.errors import ModelError
+from kvp.errors import ModelError, UsageError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 T = TypeVar("T")
+CHARACTERS = 40
+"""More characters than a token of text has on average: a text with more for each token of a limit
+need not be tokenised to know that it is too long."""
 _STEPS = 4
 """Steps of `largest` whose size the last one's cost suggests, before they are doubled at least."""
 _MARK = re.compile("\ue000\\d+\ue001")
-_PLAIN_ROLES = {"user": "User:\n", "assistant": "Assistant:\n"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +79,7 @@ def encode(sample: Sample, tokenizer: PreTrainedTokenizerBase) -> Encoded:
 
     Raises:
         ModelError: the tokenizer's chat template refuses the turns or alters them.
-        ValueError: the sample has no token, or a chat does not end with user and assistant.
+        UsageError: the sample has no token, or a chat does not end with user and assistant.
     """
     if sample.token_ids:
         return Encoded(
@@ -87,12 +89,12 @@ def encode(sample: Sample, tokenizer: PreTrainedTokenizerBase) -> Encoded:
             reply_ids=sample.reply_token_ids,
             reply_spans=(),
         )
-    templated = sample.chat_template and bool(tokenizer.chat_template)
+    templated = _is_templated(sample, tokenizer)
+    sample = as_written(sample, tokenizer)
     if sample.messages is not None:
         context, rest = _chat(sample.messages, tokenizer, templated=templated)
         reply, choices = sample.messages[-1]["content"], sample.choices
     else:
-        templated = templated and bool(sample.question)
         context, rest, choices = _question(sample, tokenizer, templated=templated)
         reply = sample.reply
     ids = [] if templated else opening_ids(tokenizer)
@@ -108,7 +110,7 @@ def encode(sample: Sample, tokenizer: PreTrainedTokenizerBase) -> Encoded:
     for piece in rest:
         ids += _ids(piece, tokenizer)
     if not ids:
-        raise ValueError(f"sample {sample.id} has no token")
+        raise UsageError(f"sample {sample.id} has no token")
     # A choice is tokenised behind the text before it, white space between them included.
     pieces = [piece for piece in (*context, *rest) if piece.text]
     before = "" if not pieces or pieces[-1].template else pieces[-1].text
@@ -123,6 +125,70 @@ def encode(sample: Sample, tokenizer: PreTrainedTokenizerBase) -> Encoded:
         reply_spans=tuple(spans),
         choice_ids=tuple(choice_ids),
     )
+
+
+def _is_templated(sample: Sample, tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether a prompt gets the chat template; running text does not."""
+    asks = sample.messages is not None or bool(sample.question)
+    return asks and sample.chat_template and bool(tokenizer.chat_template)
+
+
+def as_written(sample: Sample, tokenizer: PreTrainedTokenizerBase) -> Sample:
+    """The sample without the white space around its turns that the chat template removes."""
+    if not _is_templated(sample, tokenizer):
+        return sample
+    turns = sample.messages or ()
+    texts = [turn["content"] for turn in turns]
+    if sample.messages is None:
+        texts = [text for exchange in sample.earlier for text in exchange] + [sample.question]
+        texts[0] = sample.context + texts[0]
+    if all(text.strip() == text for text in texts):
+        return sample
+    roles = [turn["role"] for turn in turns] or [*(["user", "assistant"] * len(texts)), "user"]
+    ends = _kept(texts, roles[: len(texts)], tokenizer)
+    kept = [text[start:stop] for text, (start, stop) in zip(texts, ends, strict=True)]
+    if turns:
+        written = zip(turns, kept, strict=True)
+        return replace(sample, messages=tuple({**turn, "content": one} for turn, one in written))
+    size = max(0, min(len(sample.context), ends[0][1]) - ends[0][0])  # of the context
+    context, first = kept[0][:size], kept[0][size:]
+    kept[0] = first
+    return replace(
+        sample,
+        context=context,
+        question=kept[-1],
+        earlier=tuple(zip(kept[:-1:2], kept[1::2], strict=True)),
+    )
+
+
+def _kept(
+    texts: Sequence[str], roles: Sequence[str], tokenizer: PreTrainedTokenizerBase
+) -> list[tuple[int, int]]:
+    """[start, stop) of what a chat template writes of each text: all but white space around it.
+
+    Frames of the bare texts and of texts with their white space differ by what is kept.
+    """
+    outer = []
+    for text in texts:
+        stop = len(text.rstrip())
+        outer.append((text[: len(text) - len(text.lstrip())], text[stop:] if stop else ""))
+    plain = template_frame(roles, tokenizer, prompt=False)
+    given = template_frame(roles, tokenizer, prompt=False, outer=outer)
+    starts, stops = [], []
+    gaps = zip([("", ""), *outer], [*outer, ("", "")], plain, given, strict=True)
+    for (_, before), (after, _), bare, gap in gaps:
+        more = len(gap) - len(bare)
+        for size in range(min(more, len(before)), -1, -1):
+            if before[:size] + bare + after[len(after) - (more - size) :] == gap:
+                break
+        else:
+            raise ModelError("the tokenizer's chat template alters messages")
+        stops.append(size - len(before))
+        starts.append(len(after) - (more - size))
+    return [
+        (start, len(text) + stop)
+        for text, start, stop in zip(texts, starts[:-1], stops[1:], strict=True)
+    ]
 
 
 def _question(
@@ -180,7 +246,7 @@ def _chat(
     """The context and the rest of the prompt."""
     *turns, final, answer = messages
     if final["role"] != "user" or answer["role"] != "assistant":
-        raise ValueError("a chat ends with a message of the user and one of the assistant")
+        raise UsageError("a chat ends with a message of the user and one of the assistant")
     roles = [turn["role"] for turn in turns]
     frame = template_frame if templated else _plain_frame
     *between, after = frame([*roles, "user"], tokenizer)
@@ -203,21 +269,29 @@ def _chat(
 
 
 def template_frame(
-    roles: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, prompt: bool = True
+    roles: Sequence[str],
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    prompt: bool = True,
+    outer: Sequence[tuple[str, str]] | None = None,
 ) -> list[str]:
     """What a chat template writes before, between and after contents: one more than `roles`.
 
-    With `prompt` the last one opens the assistant's turn.
+    With `prompt` the last one opens the assistant's turn. `outer` is white space before and after
+    each content, which counts as the template's where it is kept.
     """
+    marks = [f"\ue000{number}\ue001" for number in range(len(roles))]
+    around = outer or [("", "")] * len(roles)
     messages = [
-        {"role": role, "content": f"\ue000{number}\ue001"} for number, role in enumerate(roles)
+        {"role": role, "content": f"{before}{mark}{after}"}
+        for role, mark, (before, after) in zip(roles, marks, around, strict=True)
     ]
     try:
         text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=prompt)
     except TemplateError as error:
         raise ModelError(f"the tokenizer's chat template refuses the chat ({error})") from error
     assert isinstance(text, str)
-    if _MARK.findall(text) != [message["content"] for message in messages]:
+    if _MARK.findall(text) != marks:
         raise ModelError("the tokenizer's chat template drops or reorders messages")
     return _MARK.split(text)
 
@@ -226,8 +300,8 @@ def _plain_frame(
     roles: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, prompt: bool = True
 ) -> list[str]:
     """`template_frame` where there is no chat template."""
-    texts = [_PLAIN_ROLES[role] for role in roles]
-    closing = "\n\n" + (_PLAIN_ROLES["assistant"] if prompt else "")
+    texts = [f"{role.capitalize()}:\n" for role in roles]
+    closing = "\n\nAssistant:\n" if prompt else "\n\n"
     return [texts[0], *(f"\n\n{text}" for text in texts[1:]), closing]
 
 
@@ -264,6 +338,7 @@ def evidence_tokens(
     Empty where no reference occurs, in chats and running text, and where the tokenizer does not say
     which characters a token stands for.
     """
+    sample = as_written(sample, tokenizer)
     words = "|".join(re.escape(answer.strip()) for answer in sample.references if answer.strip())
     if not words or not sample.context or not getattr(tokenizer, "is_fast", False):
         return ()

@@ -16,15 +16,14 @@ from typing import TYPE_CHECKING, Any
 from kvp.data.encode import encode
 from kvp.data.rows.files import (
     Row,
-    RowError,
     Tally,
     files_of,
     is_saved,
     listed,
     read_rows,
     reader_of,
-    text_of,
 )
+from kvp.data.rows.values import RowError, text_of, texts_of
 from kvp.data.synthetic.text import split_of
 from kvp.data.task import ALL, NoPromptError, Sample, Source, TaskSettings, context_of
 from kvp.errors import UsageError
@@ -107,8 +106,8 @@ def rows_of(data: str, names: Sequence[str]) -> Iterator[Row]:
         data = f"{data}:{names[0]}"
     called = path.name.partition(".")[0] if path.exists() else data.rpartition(":")[2]
     for location, row in read_rows(data, "data"):
-        own = called if isinstance(row, RowError) else row.get("dataset", called)
-        if not names or own in names:
+        own = None if isinstance(row, RowError) else row.get("dataset")
+        if not names or (own if isinstance(own, str) and own else called) in names:
             yield location, row
 
 
@@ -121,11 +120,9 @@ def column(row: Mapping[str, Any], name: str) -> str:
 
 def answers_of(row: Mapping[str, Any], name: str) -> tuple[str, ...]:
     """The references of a column: text, a number or a list of them; RowError without any."""
-    given = row.get(name)
-    every = given if isinstance(given, list) else [given]
-    if not all(isinstance(one, str | int | float) for one in every) or not every:
-        raise RowError(f"has no {name}")
-    return tuple(dict.fromkeys(text_of(str(one), f" in {name}") for one in every))
+    if answers := texts_of(row.get(name), f" in {name}"):
+        return answers
+    raise RowError(f"has no {name}")
 
 
 def middle_cut(text: str, keep: int, tokenizer: PreTrainedTokenizerBase) -> str:

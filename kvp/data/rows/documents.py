@@ -16,7 +16,6 @@ from typing import Any
 
 from kvp.data.rows.files import (
     TEXT_SUFFIXES,
-    RowError,
     Tally,
     files_of,
     is_saved,
@@ -33,6 +32,7 @@ from kvp.data.rows.forms import (
     document_of,
     role_of,
 )
+from kvp.data.rows.values import RowError, name_in, plain_row
 from kvp.data.synthetic.text import SPLITS, split_of
 from kvp.data.task import TaskSettings
 from kvp.errors import UsageError
@@ -58,13 +58,13 @@ def read_documents(
     usable: list[Document] = []
 
     def documents(location: str, row: Mapping[str, Any]) -> list[Document]:
-        if "message_id" in row and "text" in row and "messages" not in row:
+        if "message_id" in row and "text" in row and row.get("messages") is None:
             messages.append((location, _message(row)))
             return []
         prompt = row.get("prompt")
         if isinstance(prompt, Mapping) and "text" in prompt:
-            name = row.get("message_tree_id")
-            return _of_tree(list(_nested(prompt)), str(name or ""), location, all_threads)
+            name = name_in(row, "message_tree_id")
+            return _of_tree(list(_nested(prompt)), name, location, all_threads)
         return [replace(document_of(row), location=location)]
 
     for _, made in tally.parsed(read_rows(data, flag), documents):
@@ -115,17 +115,15 @@ def _of_tree(
 
 def _message(row: Message) -> Message:
     """A message with an id that others can name, and a parent or none; else RowError."""
-    if row.get("parent_id") == "":  # none, in a CSV file
-        row = {**row, "parent_id": None}
     for column, kinds in (("message_id", str | int), ("parent_id", str | int | None)):
-        if not isinstance(row.get(column), kinds) or row.get(column) == "":
+        if not isinstance(row.get(column), kinds):
             raise RowError(f"has no usable {column}")
     return row
 
 
 def _nested(message: Message, name: str = "0", parent: str | None = None) -> Iterator[Message]:
     """A message of a nested tree and all below it, each with an id and that of its parent."""
-    yield {**message, "message_id": name, "parent_id": parent}
+    yield {**plain_row(message), "message_id": name, "parent_id": parent}
     for number, reply in enumerate(message.get("replies") or []):
         yield from _nested(reply, f"{name}.{number}", name)
 

@@ -9,10 +9,13 @@ what is not used.
 
 from __future__ import annotations
 
+import codecs
 import csv
 import glob
 import gzip
 import json
+import re
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,6 +24,7 @@ from textwrap import shorten
 from typing import IO, Any, TypeVar, cast
 
 from kvp.config_groups import split_list
+from kvp.data.rows.values import MOST_TEXT, RowError, Untyped, plain_row
 from kvp.data.task import NoPromptError
 from kvp.errors import UsageError, first_line
 from kvp.plugins import is_object_name, module_exists
@@ -38,10 +42,18 @@ SHARES = {
 """Which part of a text each split owns, as fractions of its length."""
 _MAX_NAMED = 3
 """Skipped rows that a message names at most."""
-
-
-class RowError(Exception):
-    """A row that cannot be used; the message is the end of a sentence ("has no text")."""
+MOST_ROWS = 5_000_000
+"""Rows of some data at most: they are kept in memory."""
+MOST_FILE = 8 * 2**30
+"""Bytes of a file at most."""
+MOST_UNPACKED = 2**29
+"""Bytes that a packed file may have unpacked, or `_RATIO` times its own where that is more."""
+_RATIO = 100
+_NUMBER = re.compile(r"-?\d+(\.\d+)?(e[+-]?\d+)?")
+_WHOLE = re.compile(r"(-?\d+)\.0")
+_BATCH = 64
+"""Rows of a parquet file that are unpacked together."""
+_BOOLS = {"True": True, "False": False}
 
 
 Row = tuple[str, Mapping[str, Any] | RowError]
@@ -54,8 +66,16 @@ def read_rows(data: str, flag: str) -> Iterator[Row]:
     """Rows of a file, a folder or a hub data set (`NAME` or `NAME:CONFIGURATION`), in order.
 
     All splits of a data set follow one another. Raises UsageError naming `flag` where there is no
-    such data or it cannot be read at all.
+    such data, it cannot be read at all, or is larger than `MOST_ROWS`, `MOST_FILE` or
+    `MOST_UNPACKED`.
     """
+    for number, row in enumerate(_rows(data, flag)):
+        if number == MOST_ROWS:
+            raise UsageError(f"--{flag} {data}: has more than {MOST_ROWS} rows; split it")
+        yield row
+
+
+def _rows(data: str, flag: str) -> Iterator[Row]:
     path = Path(data)
     if not data.strip():
         raise UsageError(f"--{flag} is empty")
@@ -66,13 +86,14 @@ def read_rows(data: str, flag: str) -> Iterator[Row]:
             raise UsageError(f"--{flag} {data}: no such file or folder")
         elif (reader := reader_of(path)) is not None:
             yield from reader(path)
-        elif path.is_file():
+        elif path.exists():
+            _check(path)
             raise UsageError(
                 f"--{flag} {data}: unknown kind of file; use one of {', '.join(KINDS)}"
             )
         else:
             yield from _hub(data, flag)
-    except (OSError, UnicodeDecodeError, csv.Error, RecursionError) as error:
+    except (*_UNREADABLE, csv.Error) as error:
         raise UsageError(f"--{flag} {data}: cannot be read ({error})") from error
 
 
@@ -98,15 +119,51 @@ def is_saved(folder: Path) -> bool:
     return any((folder / name).is_file() for name in ("dataset_dict.json", "state.json"))
 
 
-def _open(path: Path) -> IO[str]:
+_UNREADABLE = (OSError, EOFError, zlib.error, UnicodeError, RecursionError)
+"""What reading a file raises; the last bytes of a damaged one."""
+
+
+def _check(path: Path) -> int:
+    """Bytes of a file; OSError where they are too many, or it is a pipe or a device."""
+    if path.exists() and not path.is_file():
+        raise OSError("it is not a regular file")
+    if (size := path.stat().st_size) > MOST_FILE:
+        raise OSError(f"it has {size} bytes, more than {MOST_FILE}: split it")
+    return size
+
+
+def _check_unpacked(unpacked: int, packed: int) -> None:
+    if unpacked > (most := max(MOST_UNPACKED, _RATIO * packed)):
+        raise OSError(f"unpacked it has more than {most} bytes: unpack it, or split it")
+
+
+def _open(path: Path, newline: str | None = "") -> IO[str]:
+    """A text file, unpacked, of UTF-8, or UTF-16 where it begins so; OSError where too large."""
+    packed = _check(path)
     opener = gzip.open if path.suffix == ".gz" else open
-    return cast("IO[str]", opener(path, "rt", encoding="utf-8-sig", newline=""))
+    with cast("IO[bytes]", opener(path, "rb")) as file:
+        start = file.read(2)
+        while opener is gzip.open and file.read(2**20):
+            _check_unpacked(file.tell(), packed)
+    encoding = "utf-16" if start in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "utf-8-sig"
+    return cast("IO[str]", opener(path, "rt", encoding=encoding, newline=newline))
+
+
+def _lines(file: IO[str]) -> Iterator[str]:
+    """Lines; of one that is too long the beginning, of `MOST_TEXT` + 1 characters."""
+    while line := file.readline(MOST_TEXT + 1):
+        rest = line
+        while len(line) > MOST_TEXT and rest and rest[-1] not in "\r\n":
+            rest = file.readline(MOST_TEXT)
+        yield line
 
 
 def _json_lines(path: Path) -> Iterator[Row]:
-    with _open(path) as lines:
-        for number, line in enumerate(lines, start=1):
-            if line.strip():
+    with _open(path) as file:
+        for number, line in enumerate(_lines(file), start=1):
+            if len(line) > MOST_TEXT:
+                yield f"line {number}", RowError(f"has more than {MOST_TEXT} characters")
+            elif line.strip():
                 try:
                     row = json.loads(line)
                 except (ValueError, RecursionError) as error:
@@ -119,37 +176,76 @@ def _object(row: object) -> Mapping[str, Any] | RowError:
 
 
 def _json(path: Path) -> Iterator[Row]:
-    """A list of objects, an object with one such list, or lines with an object each."""
+    """A list of objects, an object with one such list, or of columns, or lines of objects."""
     with _open(path) as file:
         try:
             content = json.load(file)
-        except (json.JSONDecodeError, RecursionError):
+        except (ValueError, RecursionError):
             content = None
     if content is None:
         yield from _json_lines(path)
         return
     if isinstance(content, dict):
         lists = [value for value in content.values() if isinstance(value, list)]
-        content = lists[0] if len(content) == len(lists) == 1 else [content]
+        content = lists[0] if len(content) == len(lists) == 1 else _of_columns(content)
     for number, row in enumerate(content if isinstance(content, list) else [content], start=1):
         yield f"row {number}", _object(row)
 
 
+def _of_columns(content: dict[str, Any]) -> list[Any]:
+    """Rows of an object of columns, as pandas writes a table: by index, or as lists; else itself.
+
+    Lists with an object among them are no columns, but messages.
+    """
+    columns = list(content.values())
+    if columns and all(isinstance(one, dict) for one in columns):
+        index = columns[0].keys()
+        if all(one.keys() == index for one in columns) and "".join(index).isdecimal():
+            return [{name: one[key] for name, one in content.items()} for key in index]
+    elif len(columns) > 1 and all(isinstance(one, list) for one in columns):
+        objects = any(isinstance(cell, dict) for one in columns for cell in one)
+        if not objects and len({len(one) for one in columns}) == 1:
+            return [dict(zip(content, row, strict=True)) for row in zip(*columns, strict=True)]
+    return [content]
+
+
 def _csv(path: Path) -> Iterator[Row]:
-    csv.field_size_limit(2**31 - 1)  # a cell may hold a book
+    """Rows; in columns of numbers 42.0 is 42, columns of True and False are truth values."""
+    csv.field_size_limit(MOST_TEXT)  # a cell may hold a book
     with _open(path) as file:
-        reader = csv.DictReader(file, delimiter="\t" if ".tsv" in path.suffixes else ",")
-        for row in reader:
-            extra = None in row
-            location = f"line {reader.line_num}"
-            yield location, RowError("has more cells than the header") if extra else row
+        reader = csv.DictReader(_lines(file), delimiter="\t" if ".tsv" in path.suffixes else ",")
+        named = [name for name in reader.fieldnames or () if name]
+        if len(set(named)) < len(named):
+            raise csv.Error("two columns have one name")
+        rows = [(f"line {reader.line_num}", Untyped(row)) for row in reader]
+    whole = [row for _, row in rows if None not in row]
+    for name in named:
+        cells = [row for row in whole if row[name] not in (None, "", "nan", "NaN", "<NA>")]
+        if all(_NUMBER.fullmatch(row[name]) for row in cells):
+            for row in cells:
+                row[name] = _WHOLE.sub(r"\1", row[name])
+        elif all(row[name] in _BOOLS for row in cells):
+            for row in cells:
+                row[name] = _BOOLS[row[name]]
+    for location, row in rows:
+        yield location, RowError("has more cells than the header") if None in row else row
 
 
 def _parquet(path: Path) -> Iterator[Row]:
-    from datasets import load_dataset
+    from pyarrow.parquet import ParquetFile
 
-    files = glob.escape(str(path))
-    return _parts(lambda: load_dataset("parquet", data_files=files, split="train", streaming=True))
+    packed = _check(path)
+
+    def load() -> Iterator[Mapping[str, Any]]:
+        with ParquetFile(path) as file:
+            groups = range(file.metadata.num_row_groups)
+            _check_unpacked(
+                sum(file.metadata.row_group(each).total_byte_size for each in groups), packed
+            )
+            for batch in file.iter_batches(batch_size=_BATCH):
+                yield from batch.to_pylist()
+
+    return _parts(load)
 
 
 def _folder(folder: Path, flag: str) -> Iterator[Row]:
@@ -203,6 +299,8 @@ def _parts(load: Callable[[], Any]) -> Iterator[Row]:
         with quiet_logs():
             loaded = load()
             for part, rows in loaded.items() if isinstance(loaded, dict) else [("", loaded)]:
+                if hasattr(rows, "with_format"):
+                    rows = rows.with_format(None)  # tensors or tables, where its owner chose so
                 for number, row in enumerate(rows, start=1):
                     yield f"{part} row {number}".strip(), row
     except Exception as error:  # whatever a hub, a cache or a damaged file can raise
@@ -233,12 +331,17 @@ def read_text(path: str, flag: str) -> str:
     if not files:
         raise UsageError(f"--{flag} {path}: no .txt file in this folder")
     try:
-        text = "\n\n".join(file.read_text(encoding="utf-8") for file in files)
-    except (OSError, UnicodeDecodeError) as error:
+        text = "\n\n".join(map(_text, files))
+    except _UNREADABLE as error:
         raise UsageError(f"--{flag} {path}: cannot be read as text ({error})") from error
     if not text.strip():
         raise UsageError(f"--{flag} {path}: there is no text in it")
     return text
+
+
+def _text(path: Path) -> str:
+    with _open(path, newline=None) as file:
+        return file.read()
 
 
 def share_of(text: str, split: str) -> str:
@@ -250,25 +353,6 @@ def share_of(text: str, split: str) -> str:
     if high < len(text) and not text[high].isspace():
         part = part.rpartition(" ")[0]
     return part.strip()
-
-
-def text_of(content: object, where: str = "") -> str:
-    """The text of a message's content: a string, or a list of text parts joined.
-
-    Raises RowError for None, anything empty and parts that are not text.
-    """
-    if isinstance(content, Mapping):
-        content = [content]
-    if isinstance(content, Sequence) and not isinstance(content, str):
-        parts = [part.get("text") if isinstance(part, Mapping) else part for part in content]
-        if not all(isinstance(part, str) for part in parts):
-            raise RowError(f"has a part that is not text{where}")
-        content = "".join(map(str, parts))
-    if content is None or (isinstance(content, str) and not content.strip()):
-        raise RowError(f"has no text{where}")
-    if not isinstance(content, str):
-        raise RowError(f"has a value that is not text{where}")
-    return content
 
 
 @dataclass
@@ -298,14 +382,16 @@ class Tally:
             try:
                 if isinstance(row, RowError):
                     raise row
-                row = self._renamed(row)
+                row = plain_row(self._renamed(row))
                 if self._takes(row):
                     yield location, parse(location, row)
                 else:
                     self.not_chosen += 1
             except RowError as error:
                 self.skipped.append((location, str(error)))
-            except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+            except RecursionError:
+                self.skipped.append((location, "is nested too deeply"))
+            except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
                 reason = f"has cells of another form ({type(error).__name__}: {error})"
                 self.skipped.append((location, reason))
 
@@ -315,7 +401,8 @@ class Tally:
             if old not in row:
                 raise RowError(f"has no column {old!r}, which --columns names")
         kept = {name: cell for name, cell in row.items() if name not in columns.values()}
-        return {**kept, **{new: row[old] for new, old in columns.items()}}
+        kept |= {new: row[old] for new, old in columns.items()}
+        return Untyped(kept) if isinstance(row, Untyped) else kept
 
     def _takes(self, row: Mapping[str, Any]) -> bool:
         """Whether a row has a wanted value in every column that `where` asks about.
@@ -329,7 +416,7 @@ class Tally:
             column, _, value = (each.strip() for each in part.partition("="))
             wanted.setdefault(column, set()).add(value.lower())
         return all(
-            column in columns and str(columns[column]).strip().lower() in values
+            column in columns and _spelled(columns[column]) in values
             for column, values in wanted.items()
         )
 
@@ -349,6 +436,11 @@ class Tally:
         if self.skipped:
             parts.append(f"skipped {len(self.skipped)} of {self.rows} rows: {listed(self.skipped)}")
         return "; ".join(parts) or None
+
+
+def _spelled(cell: object) -> str:
+    """A cell as `--where` compares it; empty where it is missing."""
+    return "" if cell is None else str(cell).strip().lower()
 
 
 def listed(skipped: Sequence[Skipped]) -> str:

@@ -12,7 +12,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kvp.data.metrics import CHOICE, METRIC_NAMES, marked_number
-from kvp.data.rows.files import RowError, text_of
+from kvp.data.rows.values import (
+    RowError,
+    name_in,
+    plain_row,
+    text_of,
+    texts_of,
+    whole_number,
+)
 from kvp.data.synthetic.text import split_of
 from kvp.data.task import REPLY_TOKENS, Sample
 
@@ -28,7 +35,12 @@ ACCEPTED = (
 _ROLES = {
     "user": "user", "prompter": "user", "human": "user",
     "assistant": "assistant", "gpt": "assistant", "chatgpt": "assistant", "model": "assistant",
+    "ai": "assistant", "bot": "assistant",
 }  # fmt: skip
+_SYSTEM = ("system", "developer")
+_CALLS = ("tool_calls", "function_call")
+_MOST_CHOICES = 1000
+_MOST_NEW_TOKENS = 2**20
 _TURN_KEYS = (("role", "from"), ("content", "value"))
 _ANSWERS = ("answer", "answers", "reference", "references")
 """Columns with the texts of right answers; the first one that is there counts."""
@@ -68,7 +80,7 @@ class Document:
 def document_of(row: Mapping[str, Any]) -> Document:
     """The document a row is; raises RowError with the reason where it is none."""
     for column in ("messages", "conversations"):
-        if isinstance(row.get(column), Sequence) and not isinstance(row[column], str):
+        if isinstance(row.get(column), list):
             return _measured(_dialogue(alternating(row[column])), row)
     question, context = row.get("question") is not None, row.get("context") is not None
     several = any(isinstance(row.get(name), list) for name in _LISTS)
@@ -76,46 +88,56 @@ def document_of(row: Mapping[str, Any]) -> Document:
         return _questions(row)
     if row.get("prompt") is not None:
         return _prompt(row)
-    if "text" in row:
+    if row.get("text") is not None:
         text = text_of(row["text"])
         return Document(split=split_of(text), text=text)
     answered = any(row.get(name) is not None for name in _ANSWERS)
     if question or (context and (answered or _choices(row)[0])):
         return _questions(row)
-    columns = ", ".join(sorted(map(str, row))) or "none"
+    if "text" in row:
+        raise RowError("has no text")
+    columns = ", ".join(sorted(row)) or "none"
     raise RowError(f"has none of the accepted columns (it has: {columns})")
 
 
 def role_of(name: object) -> str | None:
     """`user` or `assistant` for any of the names that data give them."""
-    return _ROLES.get(name) if isinstance(name, str) else None
+    return _ROLES.get(name.strip().lower()) if isinstance(name, str) else None
 
 
 def alternating(turns: Sequence[object]) -> tuple[Turn, ...]:
     """The longest start of a dialogue in which user and assistant take turns, assistant last.
 
-    Turns have `role` and `content`, or `from` and `value`. System messages are left out; a role of
-    any other name ends the dialogue. Raises RowError for a turn without its keys or its text.
+    Turns have `role` and `content`, or `from` and `value`. Messages of the system and the developer
+    are left out; a role of any other name ends the dialogue, and so does a call of a tool. Raises
+    RowError for a turn without its keys or its text, and where there is no exchange.
     """
     kept: list[Turn] = []
-    for turn in turns:
+    end = ""
+    for number, turn in enumerate(turns, start=1):
         if not isinstance(turn, Mapping):
             raise RowError("has a message that is not an object")
-        role, content = (turn.get(key, turn.get(other)) for key, other in _TURN_KEYS)
+        role, content = (
+            turn.get(other) if turn.get(key) is None else turn[key] for key, other in _TURN_KEYS
+        )
         if not isinstance(role, str):
             raise RowError("has a message without 'role' and 'content' (or 'from' and 'value')")
-        if role == "system":
+        if role.strip().lower() in _SYSTEM:
             continue
         known = role_of(role)
-        if known is None or known != ("user", "assistant")[len(kept) % 2]:
+        called = content is None and any(turn.get(call) for call in _CALLS)
+        if known is None or called or known != ("user", "assistant")[len(kept) % 2]:
+            what = "calls a tool" if called else f"has the role {role!r:.40}"
+            end = f": its message {number} {what}"
             break
         kept.append({"role": known, "content": text_of(content, " in a message")})
+    if len(kept) < 2:
+        missing = "has no exchange that begins with the user and ends with the assistant"
+        raise RowError(missing + end)
     return tuple(kept[: len(kept) // 2 * 2])
 
 
 def _dialogue(turns: tuple[Turn, ...]) -> Document:
-    if not turns:
-        raise RowError("has no exchange that begins with the user and ends with the assistant")
     return Document(split=split_of(json.dumps(turns)), turns=turns)
 
 
@@ -168,7 +190,7 @@ def questions_of(row: Mapping[str, Any]) -> tuple[Sample, ...]:
             raise RowError(f"has {len(asked)} questions but not as many {column}")
     found = []
     for index, one in enumerate(asked):
-        own = dict(one) if isinstance(one, Mapping) else {"question": one}
+        own = plain_row(one) if isinstance(one, Mapping) else {"question": one}
         if "question" not in own and "input" in own:  # SCBench
             own["question"] = own.pop("input")
         for column in listed:
@@ -193,26 +215,29 @@ def _question(row: Mapping[str, Any]) -> Sample:
 def _target(row: Mapping[str, Any]) -> Sample:
     """What an answer is compared with: a question without texts."""
     choices, labels = _choices(row)
+    new_tokens = row.get("max_new_tokens")
     gold = _gold(row, choices, labels) if choices else None
     answers, default = ((), CHOICE) if choices else _answers(row)
     if not choices and isinstance(row.get("answer"), bool):  # BoolQ
         choices, gold, default = ("no", "yes"), int(row["answer"]), CHOICE
     if gold is not None:
         answers = (choices[gold],)
-    task = row.get("task")
-    if default == "all" and str(task).startswith("qa"):
+    task = name_in(row, "task")
+    if default == "all" and task.startswith("qa"):
         default = "part"
-    metric = row.get("metric") or default
+    metric = name_in(row, "metric") or default
     if metric not in METRIC_NAMES:
         raise RowError(f"has metric {metric!r}, which is not one of {', '.join(METRIC_NAMES)}")
     return Sample(
         id="",
-        task=str(task or ""),
+        task=task,
         split="",
-        answer_prefix=str(row.get("answer_prefix") or ""),
+        answer_prefix=name_in(row, "answer_prefix"),
         references=answers,
-        max_new_tokens=int(row.get("max_new_tokens") or 0) or REPLY_TOKENS,
-        metric=str(metric),
+        max_new_tokens=REPLY_TOKENS
+        if new_tokens is None
+        else whole_number(new_tokens, "max_new_tokens", _MOST_NEW_TOKENS),
+        metric=metric,
         choices=choices,
         gold=gold,
     )
@@ -221,17 +246,8 @@ def _target(row: Mapping[str, Any]) -> Sample:
 def _answers(row: Mapping[str, Any]) -> tuple[tuple[str, ...], str]:
     """References, and the metric of their form."""
     given = next((row[name] for name in _ANSWERS if row.get(name) is not None), None)
-    default = "all"
-    if isinstance(given, Mapping):
-        given, default = given.get("text"), "part"  # SQuAD's: any of several spellings
-    if given in (None, ""):
-        given = ()
-    listed = [given] if isinstance(given, str | int | float) else given
-    if not isinstance(listed, Sequence) or not all(
-        isinstance(one, str | int | float) for one in listed
-    ):
-        raise RowError("has an answer that is neither text nor a list of texts")
-    answers = tuple(dict.fromkeys(text_of(str(one), " in answer") for one in listed))
+    default = "part" if isinstance(given, Mapping) else "all"  # SQuAD's: any of several spellings
+    answers = texts_of(given, " in answer")
     if answers and all(marked_number(answer) is not None for answer in answers):
         default = "number"  # GSM8K
     return answers, default
@@ -244,8 +260,12 @@ def _choices(row: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[str, ...] |
     """
     given: Any = next((row[name] for name in _CHOICE_LISTS if row.get(name) is not None), None)
     labels: Any = None
-    columns = sorted((int(found[1]), key) for key in row if (found := _NUMBERED.fullmatch(key)))
-    if given is None and any(row[key] is not None for _, key in columns):
+    columns = sorted(
+        (int(found[1]), key)
+        for key in row
+        if row[key] is not None and (found := _NUMBERED.fullmatch(key))
+    )
+    if given is None and columns:
         given = [row[key] for _, key in columns]
         labels = [str(number) for number, _ in columns]
     if given is None:
@@ -254,8 +274,9 @@ def _choices(row: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[str, ...] |
         given, labels = given.get("text"), given.get("label")
     if not isinstance(given, list) or len(given) < 2:
         raise RowError("has choices that are not a list of at least two")
-    plain = [str(one) if isinstance(one, int | float) else one for one in given]
-    texts = tuple(text_of(one, " in a choice") for one in plain)
+    if len(given) > _MOST_CHOICES:
+        raise RowError(f"has {len(given)} choices, more than {_MOST_CHOICES}")
+    texts = tuple(text_of(one, " in a choice") for one in given)
     if labels is not None and (not isinstance(labels, list) or len(labels) != len(texts)):
         raise RowError(f"has {len(texts)} choices but not as many labels")
     return texts, None if labels is None else tuple(map(str, labels))
@@ -265,7 +286,7 @@ def _gold(
     row: Mapping[str, Any], choices: tuple[str, ...], labels: tuple[str, ...] | None
 ) -> int | None:
     """Index of the right choice: a label, an index from 0, a text or a letter; None without one."""
-    column = next((name for name in _GOLD if row.get(name) not in (None, "")), None)
+    column = next((name for name in _GOLD if row.get(name) is not None), None)
     if column is None:
         return None
     value = row[column]
@@ -275,10 +296,12 @@ def _gold(
     if labels is not None and labels.count(text) == 1:
         return labels.index(text)
     meant = {int(text)} if text.isdecimal() and int(text) < len(choices) else set()
-    if not isinstance(value, int):
+    if isinstance(value, bool) or not isinstance(value, int):
         meant |= {index for index, choice in enumerate(choices) if choice.strip() == text}
         if not meant and re.fullmatch("[A-Za-z]", text):
             meant = {ord(text.upper()) - ord("A")} & set(range(len(choices)))
+        if not meant and re.fullmatch(r"\d{1,4}\.0*", text):
+            meant = {int(text.partition(".")[0])} & set(range(len(choices)))
     if len(meant) != 1:
         many = "more than one" if meant else "none"
         raise RowError(f"has {column} {value!r:.40}, which names {many} of its choices")

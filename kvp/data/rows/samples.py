@@ -17,7 +17,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvp.data.encode import content_ids, encode
+from kvp.data.encode import CHARACTERS, as_written, content_ids, encode
 from kvp.data.metrics import CHOICES, NONE, fault_of
 from kvp.data.rows.documents import read_documents
 from kvp.data.rows.files import Skipped, listed
@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 
 PromptTokens = Callable[[Sequence[Turn]], int]
 """Tokens of a chat without its final reply, chat template included."""
-_CHARACTERS = 40
-"""More characters than a token of text has on average."""
 
 
 def row_samples(
@@ -145,7 +143,7 @@ class _Maker:
 
         for turns in pack(
             [document.turns for document in dialogues],
-            ChatTokens(self._blank(), self.tokenizer),
+            ChatTokens(self._blank(), self.tokenizer, self.settings.length),
             self.settings.length,
             trees=[document.tree or number for number, document in enumerate(dialogues)],
             too_long=too_long,
@@ -188,6 +186,9 @@ class _Maker:
 
     def _fault(self, sample: Sample) -> str | None:
         """Why a sample is left out; None where it can be used."""
+        texts = [sample.text, *(turn["content"] for turn in sample.messages or ())]
+        if sum(map(len, texts)) > (most := self.settings.length * CHARACTERS):
+            return self._excess(most)
         tokens = encode(sample, self.tokenizer).prompt_length
         if tokens > self.settings.length:
             return self._excess(tokens)
@@ -196,7 +197,8 @@ class _Maker:
         return fault_of(sample.metric, sample.references, sample.choices)
 
     def _excess(self, tokens: int) -> str:
-        return f"has {tokens} prompt tokens, more than --length {self.settings.length}"
+        counted = "" if tokens >= self.settings.length * CHARACTERS else f"{tokens} prompt tokens, "
+        return f"has {counted}more than --length {self.settings.length}"
 
     def _stretches(self, document: Document) -> Iterator[Sample]:
         """The start of a text with what follows as its reply; of a whole file all stretches."""
@@ -207,7 +209,7 @@ class _Maker:
         while text:
             context = self._shortened(text)
             rest = text[len(context) :]
-            reply = rest[: REPLY_TOKENS * _CHARACTERS]
+            reply = rest[: REPLY_TOKENS * CHARACTERS]
             if self.settings.needs_reply and not reply.strip():
                 if not document.long:
                     reason = f"is no longer than --length {self.settings.length}"
@@ -218,7 +220,7 @@ class _Maker:
 
     def _shortened(self, text: str) -> str:
         """The longest start of a text, cut before a word, that has at most `length` tokens."""
-        low, high = 1, min(len(text), self.settings.length * _CHARACTERS) + 1
+        low, high = 1, min(len(text), self.settings.length * CHARACTERS) + 1
         while high - low > 1:
             middle = (low + high) // 2
             start = replace(self._blank(), context=text[:middle])
@@ -287,11 +289,13 @@ def pack(
 class ChatTokens:
     """Prompt tokens of a chat, as `kvp.data.encode` gives it; each turn is tokenised once.
 
-    Contents are tokenised apart from the template, so that their tokens add up.
+    Contents are tokenised apart from the template, so that their tokens add up. One that is surely
+    longer than `length` tokens is not tokenised, and counts as `length` times `CHARACTERS`.
     """
 
     blank: Sample
     tokenizer: PreTrainedTokenizerBase
+    length: int
     _contents: dict[str, int] = field(default_factory=dict)
     _frames: dict[int, int] = field(default_factory=dict)
 
@@ -301,9 +305,13 @@ class ChatTokens:
             empty = tuple({**turn, "content": "a"} for turn in turns)
             framed = encode(replace(self.blank, messages=empty), self.tokenizer).prompt_length
             self._frames[len(turns)] = framed - (len(turns) - 1) * self._of("a")
-        return self._frames[len(turns)] + sum(self._of(turn["content"]) for turn in turns[:-1])
+        written = as_written(replace(self.blank, messages=tuple(turns)), self.tokenizer).messages
+        contents = [turn["content"] for turn in (written or ())[:-1]]
+        return self._frames[len(turns)] + sum(map(self._of, contents))
 
     def _of(self, content: str) -> int:
+        if len(content) > (most := self.length * CHARACTERS):
+            return most
         if content not in self._contents:
             self._contents[content] = len(content_ids(content, self.tokenizer))
         return self._contents[content]

@@ -22,7 +22,7 @@ from kvp.data.rows.benchmarks import (
     cut_to_length,
     middle_cut,
 )
-from kvp.data.rows.files import RowError
+from kvp.data.rows.values import RowError
 from kvp.data.task import Sample, Source, TaskSettings, blank_sample
 from kvp.errors import UsageError
 

@@ -28,7 +28,7 @@ from kvp.data.rows.benchmarks import (
     cut_to_length,
     decoded,
 )
-from kvp.data.rows.files import RowError
+from kvp.data.rows.values import RowError
 from kvp.data.synthetic.dialogues import Turn, dialogue
 from kvp.data.synthetic.lexicon import LISTS, people
 from kvp.data.synthetic.text import SampleInputs, Split, draw_number, generated_split, town

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from kvp.data.encode import encode, largest
 from kvp.data.metrics import ScoredByMetric
-from kvp.data.rows.files import RowError, Tally, listed, read_rows, text_of
+from kvp.data.rows.files import Tally, listed, read_rows
+from kvp.data.rows.values import RowError, text_of, texts_of
 from kvp.data.ruler import PROBE, Fitting
 from kvp.data.synthetic.text import split_of
 from kvp.data.task import ALL, NoPromptError, Sample, Source, TaskSettings
@@ -123,7 +124,7 @@ def _squad_row(row: Mapping[str, Any]) -> Parsed:
         return
     paragraphs = row.get("paragraphs")
     if not isinstance(paragraphs, list):
-        if row.get("context") is None or row.get("question") is None:
+        if not {"context", "question"} <= row.keys():
             raise RowError("has neither 'paragraphs' nor 'context' and 'question'")
         paragraphs = [{"context": row["context"], "qas": [row]}]
     title = str(row["title"]) if row.get("title") else None
@@ -144,14 +145,8 @@ def _squad_row(row: Mapping[str, Any]) -> Parsed:
 
 def _spellings(row: Mapping[str, Any]) -> tuple[str, ...]:
     """Answers: a text, texts, objects with `text`, or one object with a list of them."""
-    given = row.get("answers", row.get("answer"))
-    if isinstance(given, Mapping):
-        given = given.get("text")
-    if given is None or given == "":
-        return ()
-    every = [given] if isinstance(given, str) else given
-    texts = [one.get("text") if isinstance(one, Mapping) else one for one in every]
-    return tuple(dict.fromkeys(text_of(text, " in an answer") for text in texts))
+    given = row.get("answers")
+    return texts_of(row.get("answer") if given is None else given, " in an answer")
 
 
 def _hotpotqa_row(row: Mapping[str, Any]) -> Parsed:

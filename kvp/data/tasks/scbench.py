@@ -31,7 +31,7 @@ from kvp.data.rows.benchmarks import (
     middle_cut,
     most_tokens,
 )
-from kvp.data.rows.files import RowError
+from kvp.data.rows.values import RowError
 from kvp.data.ruler import NOISE
 from kvp.data.synthetic.lexicon import LISTS, people
 from kvp.data.synthetic.text import (

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
+from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
@@ -144,6 +147,74 @@ def test_pieces_give_the_tokens_of_the_whole(
     encoded = encode(sample, tokenizer)
     ids = tokenizer.encode(whole + sample.answer_prefix, add_special_tokens=False)
     assert encoded.ids == tuple(ids)
+
+
+TRIMS = {
+    "both": "message['content'] | trim",
+    "breaks": "message['content'].strip('\\n')",
+    "left": "message['content'].lstrip()",
+    "user": "message['content'] | trim if message['role'] == 'user' else message['content']",
+    "none": "message['content']",
+}
+TEMPLATE = (
+    "{% for message in messages %}<|start|>{{ message['role'] + BEFORE }}{{ CONTENT }}<|end|>"
+    "{% endfor %}{% if add_generation_prompt %}<|start|>{{ 'assistant' + BEFORE }}{% endif %}"
+)
+TEXTS = st.lists(st.text(" \n\tab\u3000", min_size=1).filter(str.strip), min_size=6, max_size=6)
+
+
+def written_by(tokenizer: PreTrainedTokenizerBase, trim: str, before: str = ":") -> Any:
+    other = copy.deepcopy(tokenizer)
+    other.chat_template = TEMPLATE.replace("CONTENT", TRIMS[trim]).replace("BEFORE", repr(before))
+    return other
+
+
+def tokens_of(messages: Sequence[dict[str, str]], tokenizer: Any) -> tuple[int, ...]:
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    return tuple(tokenizer.encode(text, add_special_tokens=False))
+
+
+@pytest.mark.parametrize("trim", TRIMS)
+@pytest.mark.parametrize("before", [":", "\n\n"], ids=repr)
+@settings(
+    max_examples=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.differing_executors],
+)
+@given(texts=TEXTS)
+def test_white_space_around_turns_is_as_the_template_writes_it(
+    tokenizer: PreTrainedTokenizerBase, trim: str, before: str, texts: list[str]
+) -> None:
+    trimming = written_by(tokenizer, trim, before)
+    messages = ({"role": "system", "content": texts[0]}, *chat(*texts[1:], "x"))
+    assert encode(make(messages), trimming).ids == tokens_of(messages[:-1], trimming)
+    asked = replace(_sample(), context=texts[0], question=texts[3], answer_prefix="")
+    for earlier in ((), ((texts[1], texts[2]),)):
+        first, *others = [*(text for turn in earlier for text in turn), texts[3]]
+        expected = tokens_of(chat(texts[0] + first, *others), trimming)
+        assert encode(replace(asked, earlier=earlier), trimming).ids == expected
+
+
+def test_evidence_of_a_context_that_the_template_trims(tokenizer: PreTrainedTokenizerBase) -> None:
+    trimming = written_by(tokenizer, "both")
+    sample = make(context="\n\n Ann met Bob. ", question="Who?\n")
+    sample = replace(sample, references=("Bob",))
+    encoded = encode(sample, trimming)
+    tokens = evidence_tokens(sample, encoded, trimming)
+    assert trimming.decode([encoded.ids[token] for token in tokens]) == "Bob"
+
+
+def test_chats_of_other_roles_without_a_template(plain_tokenizer: PreTrainedTokenizerBase) -> None:
+    told = ({"role": "developer", "content": "Be brief."}, *chat("Name?", "Ann"))
+    text = plain_tokenizer.decode(encode(make(told), plain_tokenizer).ids)
+    assert text == "Developer:\nBe brief.\n\nUser:\nName?\n\nAssistant:\n"
+
+
+def test_nothing_to_encode_is_refused(plain_tokenizer: PreTrainedTokenizerBase) -> None:
+    with pytest.raises(UsageError, match="sample x has no token"):
+        encode(make(), plain_tokenizer)
+    with pytest.raises(UsageError, match="a chat ends with a message of the user"):
+        encode(make(chat("a", "b", "c")), plain_tokenizer)
 
 
 def _sample() -> Sample:

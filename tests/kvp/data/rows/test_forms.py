@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from kvp.data.rows.documents import read_documents
-from kvp.data.rows.files import RowError, Tally
+from kvp.data.rows.files import Tally
+from kvp.data.rows.values import RowError
 from kvp.data.rows.forms import Document, document_of, questions_of
 from kvp.data.synthetic.text import split_of
 from kvp.data.task import TaskSettings
@@ -46,7 +47,7 @@ GOOD = '{"text": "good"}\n'
     ("line", "message"),
     [
         ('{"answer": "b", "query": "c"}', "has none of the accepted columns (it has: answer,"),
-        ('{"text": 3}', "has a value that is not text"),
+        ('{"text": {"a": 3}}', "has a part that is not text"),
         ('{"text": null}', "has no text"),
         ('{"text": " "}', "has no text"),
         ('{"text": "a"', "is not JSON"),
@@ -65,8 +66,8 @@ GOOD = '{"text": "good"}\n'
             '{"messages": [{"role": "user", "content": [{"type": "image"}]}]}',
             "has a part that is not text in a message",
         ),
-        ('{"context": "c", "question": "q", "max_new_tokens": "x"}', "has cells of another"),
-        ('{"context": "c", "question": "q", "answer": [null]}', "has an answer that is neither"),
+        ('{"context": "c", "question": "q", "max_new_tokens": "x"}', "has max_new_tokens 'x', which"),
+        ('{"context": "c", "question": "q", "answer": [null]}', "has no text in answer"),
         ('{"message_id": null, "parent_id": null, "text": "x"}', "has no usable message_id"),
     ],
 )

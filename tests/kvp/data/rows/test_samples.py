@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from kvp.config_groups import renamed_columns
 from kvp.data.encode import encode
 from kvp.data.rows.documents import read_documents, threads
-from kvp.data.rows.files import RowError
+from kvp.data.rows.values import RowError
 from kvp.data.rows.forms import Turn
 from kvp.data.rows.samples import ChatTokens, row_samples
 from kvp.data.synthetic.text import SPLITS, split_of
@@ -161,7 +161,7 @@ def test_tokens_of_a_chat_are_those_of_its_encoding(
 ) -> None:  # fmt: skip
     blank = blank_sample(settings(), "data", "")
     for kind in (tokenizer, plain_tokenizer, system_tokenizer):
-        counted = ChatTokens(blank, kind)
+        counted = ChatTokens(blank, kind, 900)
         turns: list[Turn] = []
         for number in range(4):
             turns += [{"role": "user", "content": f"é {number} <|end|>"},

@@ -1,0 +1,287 @@
+"""The same table, whoever wrote it, gives the same samples; and sizes are bounded."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import os
+import tempfile
+from collections.abc import Callable
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from datasets import Dataset
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvp.data.rows import files, values
+from kvp.data.rows.documents import read_documents
+from kvp.data.rows.files import read_text
+from kvp.data.rows.forms import Document, document_of
+from kvp.data.rows.values import RowError, plain_row
+from kvp.data.task import TaskSettings
+from kvp.errors import UsageError
+
+
+def read(data: object, **changes: Any) -> tuple[Document, ...]:
+    return read_documents(str(data), "data", TaskSettings(length=99, **changes))[0]
+
+
+def skipped(path: Path, *rows: object) -> str:
+    """Why the last row of a file is skipped."""
+    lines = [row if isinstance(row, str) else json.dumps(row) for row in ({"text": "x"}, *rows)]
+    path.write_text("\n".join(lines))
+    tally = read_documents(str(path), "data", TaskSettings(length=99))[1]
+    return f"{path.name} {': '.join(tally.skipped[-1])}"
+
+
+def _saved(table: pd.DataFrame, path: Path) -> None:
+    Dataset.from_pandas(table).save_to_disk(str(path))
+
+
+WRITERS: dict[str, Callable[[pd.DataFrame, Path], Any]] = {
+    "a.jsonl": lambda table, path: table.to_json(path, orient="records", lines=True),
+    "a.jsonl.gz": lambda table, path: table.to_json(path, orient="records", lines=True),
+    "records.json": lambda table, path: table.to_json(path, orient="records"),
+    "columns.json": lambda table, path: table.to_json(path),
+    "a.csv": lambda table, path: table.to_csv(path, index=False),
+    "a.csv.gz": lambda table, path: table.to_csv(path),
+    "utf16.csv": lambda table, path: table.to_csv(path, index=False, encoding="utf-16"),
+    "bom.tsv": lambda table, path: table.to_csv(path, sep="\t", encoding="utf-8-sig"),
+    "crlf.csv": lambda table, path: table.to_csv(path, index=False, lineterminator="\r\n"),
+    "a.parquet": lambda table, path: table.to_parquet(path),
+    "saved": _saved,
+}
+
+NUMBERS = st.integers(-(2**40), 2**40) | st.sampled_from([0.5, 3.0, 2.25, -1.5])
+WORDS = st.text("ab ,'\"é日\n", min_size=1).filter(str.strip)
+CELLS = {
+    "answer": st.one_of(
+        st.lists(NUMBERS | st.none(), min_size=3, max_size=3),
+        st.lists(WORDS, min_size=3, max_size=3),
+        st.lists(st.booleans() | st.none(), min_size=3, max_size=3),
+        st.lists(st.lists(WORDS, min_size=1, max_size=3), min_size=3, max_size=3),
+    ),
+    "max_new_tokens": st.lists(st.integers(1, 999) | st.none(), min_size=3, max_size=3),
+    "task": st.lists(st.integers(1, 9) | st.none(), min_size=3, max_size=3),
+}
+
+
+@settings(max_examples=15, deadline=None)
+@given(cells=st.fixed_dictionaries(CELLS))
+def test_the_same_table_gives_the_same_samples(cells: dict[str, list[Any]]) -> None:
+    given = {"context": ["One.\n", "Two.\n", "Three.\n"], "question": ["q1", "q2", "q3"], **cells}
+    expected = [
+        document_of(plain_row({name: column[row] for name, column in given.items()}))
+        for row in range(3)
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        for name, write in WRITERS.items():
+            write(pd.DataFrame(given), path := Path(folder, name))
+            found = [(one.questions, one.split) for one in read(path)]
+            assert found == [(one.questions, one.split) for one in expected], name
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_choices_and_labels_of_a_table(tmp_path: Path, name: str) -> None:
+    table = pd.DataFrame(
+        {"question": ["a", "b"], "choice0": ["x", "y"], "choice1": ["z", "w"],
+         "choice2": ["v", None], "label": [1, None]}
+    )  # fmt: skip
+    WRITERS[name](table, tmp_path / name)
+    found = [one.questions[0] for one in read(tmp_path / name)]
+    assert [(one.choices, one.gold) for one in found] == [(("x", "z", "v"), 1), (("y", "w"), None)]
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_messages_and_trees_of_a_table(tmp_path: Path, name: str) -> None:
+    said = [{"role": "user", "content": "it's"}, {"role": "assistant", "content": "b"}]
+    WRITERS[name](pd.DataFrame({"messages": [said, said]}), tmp_path / name)
+    assert read(tmp_path / name)[0].turns == tuple(said)
+    tree = pd.DataFrame(
+        {"message_id": [1, 2], "parent_id": [None, 1], "role": ["prompter", "assistant"],
+         "text": ["a", "b"], "rank": [None, 0]}
+    )  # fmt: skip
+    WRITERS[name](tree, tmp_path / f"tree.{name}")
+    assert [turn["content"] for turn in read(tmp_path / f"tree.{name}")[0].turns] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("cell", "plain"),
+    [
+        (42.0, 42), (2.5, 2.5), (1e300, 1e300), (Decimal("42.00"), 42), (Decimal("0.5"), 0.5),
+        (np.float32(3), 3), (np.int64(3), 3), (np.bool_(True), True), (np.array([1.0, 2]), [1, 2]),
+        (math.nan, None), (Decimal("NaN"), None), (pd.NA, None), (pd.NaT, None), ("NaN", None),
+        ("", None), ("<NA>", None), ("None", "None"), ([1.0, {"a": (2.0,)}], [1, {"a": [2]}]),
+        (pd.Timestamp("2024-01-02"), "2024-01-02"), (math.inf, math.inf), ("42.0", "42.0"),
+    ],
+)  # fmt: skip
+def test_cells(cell: object, plain: object) -> None:
+    found = plain_row({"a": cell})["a"]
+    assert (found, type(found)) == (plain, type(plain))
+
+
+BOUNDS = [-3, 0, 1e9, math.inf, -math.inf, 10**400, "x", "-1", True, [8], 8.5, "1e3", {"a": 1}]
+
+
+@pytest.mark.parametrize("value", BOUNDS, ids=str)
+def test_a_number_out_of_bounds_is_named(tmp_path: Path, value: object) -> None:
+    row = {"question": "q", "answer": "a", "max_new_tokens": value}
+    said = skipped(tmp_path / "a.jsonl", row)
+    assert said.startswith("a.jsonl line 2: has max_new_tokens ")
+    assert said.endswith("which is not a whole number from 1 to 1048576")
+    assert len(said) < 140
+
+
+@pytest.mark.parametrize("value", [8, 8.0, "8", "8.0", " 8 "], ids=repr)
+def test_a_number_as_it_may_be_written(value: object) -> None:
+    row = plain_row({"question": "q", "answer": "a", "max_new_tokens": value})
+    assert document_of(row).questions[0].max_new_tokens == 8
+
+
+def test_numpy_s_lists_in_csv_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("question,answers\nq,\"['a' 'b']\"\nq,\"['a', 'b']\"\n")
+    usable, tally = read_documents(str(tmp_path / "a.csv"), "data", TaskSettings(length=99))
+    assert usable[0].questions[0].references == ("a", "b")
+    assert tally.skipped[0][1] == "has a list in answers that neither JSON nor Python writes so"
+
+
+ROLES = [
+    ([{"role": "tool", "content": "a"}], ": its message 1 has the role 'tool'"),
+    ([{"role": "assistant", "content": "a"}], ": its message 1 has the role 'assistant'"),
+    ([{"role": "user", "content": "a"}, {"role": "function", "name": "f", "content": "b"}],
+     ": its message 2 has the role 'function'"),
+    ([{"role": "user", "content": "a"}, {"role": "assistant", "content": None,
+      "tool_calls": [{"id": "x"}]}], ": its message 2 calls a tool"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("messages", "end"), ROLES)
+def test_a_role_that_ends_a_dialogue_is_named(messages: list[object], end: str) -> None:
+    with pytest.raises(RowError, match="has no exchange .*" + end):
+        document_of({"messages": messages})
+
+
+def test_the_schema_of_openai() -> None:
+    messages = [
+        {"role": "developer", "content": [{"type": "text", "text": "Be brief."}]},
+        {"role": "User", "name": "ann", "content": [{"type": "text", "text": "a"}]},
+        {"role": "assistant", "content": "b", "refusal": None, "tool_calls": None},
+        {"role": "user", "content": "c"},
+        {"role": "assistant", "content": None, "tool_calls": [{"id": "x"}]},
+        {"role": "tool", "content": "d"},
+    ]
+    assert [one["content"] for one in document_of({"messages": messages}).turns] == ["a", "b"]
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (files, values):
+        monkeypatch.setattr(module, "MOST_TEXT", 1000)
+    monkeypatch.setattr(files, "MOST_UNPACKED", 5000)
+    monkeypatch.setattr(files, "MOST_ROWS", 20)
+    monkeypatch.setattr(files, "MOST_FILE", 50_000)
+
+
+@pytest.mark.usefixtures("small")
+def test_a_row_that_is_too_long_is_skipped(tmp_path: Path) -> None:
+    long = {"text": "x " * 600}
+    assert "has more than 1000 characters" in skipped(tmp_path / "a.jsonl", long)
+    (tmp_path / "a.json").write_text(json.dumps([{"text": "y"}, long]))
+    pd.DataFrame([{"text": "y"}, long]).to_parquet(tmp_path / "a.parquet")
+    for name in ("a.json", "a.parquet"):
+        tally = read_documents(str(tmp_path / name), "data", TaskSettings(length=99))[1]
+        assert tally.skipped == [("row 2", "has a text of 1200 characters, more than 1000")]
+
+
+def _bomb(path: Path) -> None:
+    path.write_bytes(gzip.compress(b"{}\n" * 10_000))
+
+
+def _parquet_bomb(path: Path) -> None:
+    table = pd.DataFrame({"text": [f"{number}" + "a" * 60_000 for number in range(19)]})
+    table.to_parquet(path, compression="zstd")
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize(
+    ("name", "write", "message"),
+    [
+        ("a.jsonl.gz", _bomb, "unpacked it has more than"),
+        ("a.json.gz", _bomb, "unpacked it has more than"),
+        ("a.parquet", _parquet_bomb, "unpacked it has more than"),
+        ("a.csv.gz", _bomb, "unpacked it has more than"),
+        ("a.jsonl", lambda path: path.write_text('{"text": "a"}\n' * 21), "more than 20 rows"),
+        ("a.jsonl", lambda path: path.write_text("\n" * 50_001), "50001 bytes, more than 50000"),
+        ("a.txt", lambda path: path.write_text("\n" * 50_001), "50001 bytes, more than 50000"),
+        ("a.csv", lambda path: path.write_text("text\n" + "x" * 1200), "field larger than"),
+        ("a.csv", lambda path: path.write_text("a,b,a\n1,2,3"), "two columns have one name"),
+        ("a.jsonl", os.mkfifo, "not a regular file"),
+        ("a.txt", os.mkfifo, "not a regular file"),
+        ("a.parquet", os.mkfifo, "not a regular file"),
+        ("a", os.mkfifo, "not a regular file"),
+        ("a.jsonl", lambda path: path.symlink_to("/dev/zero"), "not a regular file"),
+    ],
+)
+def test_what_is_too_large_or_does_not_end(
+    tmp_path: Path, name: str, write: Callable[[Path], Any], message: str
+) -> None:
+    write(tmp_path / name)
+    with pytest.raises(UsageError, match=f"--data {tmp_path / name}: .*{message}") as error:
+        read(tmp_path / name)
+    assert "\n" not in str(error.value)
+
+
+def test_a_device_is_no_text() -> None:
+    for path in ("/dev/zero", "/dev/null"):
+        with pytest.raises(UsageError, match="not a regular file"):
+            read_text(path, "essays")
+        with pytest.raises(UsageError, match="not a regular file"):
+            read(path)
+
+
+PACKED = gzip.compress(b'{"text": "a"}\n' * 2000)
+
+
+@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.json.gz", "a.csv.gz"])
+@pytest.mark.parametrize(
+    "content",
+    [PACKED[:-9], PACKED[:30], b"no gzip", b"", PACKED[:40] + b"\0\0\0" + PACKED[43:],
+     PACKED[:-8] + bytes(8), PACKED + b"more"],
+)  # fmt: skip
+def test_a_damaged_file_is_named(tmp_path: Path, name: str, content: bytes) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UsageError, match=f"--data {tmp_path / name}: "):
+        read(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ('{"a": ' * 5000, "is not JSON"),
+        ('{"text": 1' + "0" * 5000 + "}", "is not JSON"),
+        ('{"text": ' + "[" * 400 + "]" * 400 + "}", "not text"),
+        ({"question": "q", "choices": ["a"] * 100_000, "label": 1}, "100000 choices, more than"),
+        ('{"question": "q", "answer": "\\ud800"}', "has half of a surrogate pair"),
+        ({"question": "q", "answer": {"value": "x"}}, "has an object without 'text' in answer"),
+        ({"question": "q", "answer": [["x"]]}, "has a list within a list in answer"),
+        ({"question": "q", "answer": "a", "task": ["x"]}, "not text in task"),
+    ],
+)
+def test_rows_of_odd_shapes(tmp_path: Path, row: object, reason: str) -> None:
+    assert reason in skipped(tmp_path / "a.jsonl", row)
+
+
+def test_deep_trees_are_skipped(tmp_path: Path) -> None:
+    tree: dict[str, Any] = {"text": "a", "role": "prompter", "replies": []}
+    for _ in range(180):
+        tree = {"text": "a", "role": "prompter", "replies": [tree]}
+    row = json.dumps({"prompt": tree})
+    for depth in (1, 2, 4):
+        deep = row if depth == 1 else row.replace("[]", "[" * 90 * depth + "]" * 90 * depth)
+        assert skipped(tmp_path / f"{depth}.jsonl", deep)
