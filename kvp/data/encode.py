@@ -139,56 +139,29 @@ def as_written(sample: Sample, tokenizer: PreTrainedTokenizerBase) -> Sample:
         return sample
     turns = sample.messages or ()
     texts = [turn["content"] for turn in turns]
-    if sample.messages is None:
+    if not turns:
         texts = [text for exchange in sample.earlier for text in exchange] + [sample.question]
         texts[0] = sample.context + texts[0]
-    if all(text.strip() == text for text in texts):
+    before = [text[: len(text) - len(text.lstrip())] for text in texts]
+    after = [text[len(text.rstrip()) :] if text.strip() else "" for text in texts]
+    if not any(before + after):
         return sample
-    roles = [turn["role"] for turn in turns] or [*(["user", "assistant"] * len(texts)), "user"]
-    ends = _kept(texts, roles[: len(texts)], tokenizer)
-    kept = [text[start:stop] for text, (start, stop) in zip(texts, ends, strict=True)]
+    roles = [turn["role"] for turn in turns] or (["user", "assistant"] * len(texts))[: len(texts)]
+    bare, led, followed = (
+        list(map(len, template_frame(roles, tokenizer, prompt=False, around=around)))
+        for around in ((), [s + "{}" for s in before], ["{}" + s for s in after])
+    )
+    kept = []
+    for n, text in enumerate(texts):
+        start = len(before[n]) - (led[n] - bare[n])
+        kept.append(text[start : len(text) - len(after[n]) + followed[n + 1] - bare[n + 1]])
     if turns:
         written = zip(turns, kept, strict=True)
         return replace(sample, messages=tuple({**turn, "content": one} for turn, one in written))
-    size = max(0, min(len(sample.context), ends[0][1]) - ends[0][0])  # of the context
-    context, first = kept[0][:size], kept[0][size:]
-    kept[0] = first
-    return replace(
-        sample,
-        context=context,
-        question=kept[-1],
-        earlier=tuple(zip(kept[:-1:2], kept[1::2], strict=True)),
-    )
-
-
-def _kept(
-    texts: Sequence[str], roles: Sequence[str], tokenizer: PreTrainedTokenizerBase
-) -> list[tuple[int, int]]:
-    """[start, stop) of what a chat template writes of each text: all but white space around it.
-
-    Frames of the bare texts and of texts with their white space differ by what is kept.
-    """
-    outer = []
-    for text in texts:
-        stop = len(text.rstrip())
-        outer.append((text[: len(text) - len(text.lstrip())], text[stop:] if stop else ""))
-    plain = template_frame(roles, tokenizer, prompt=False)
-    given = template_frame(roles, tokenizer, prompt=False, outer=outer)
-    starts, stops = [], []
-    gaps = zip([("", ""), *outer], [*outer, ("", "")], plain, given, strict=True)
-    for (_, before), (after, _), bare, gap in gaps:
-        more = len(gap) - len(bare)
-        for size in range(min(more, len(before)), -1, -1):
-            if before[:size] + bare + after[len(after) - (more - size) :] == gap:
-                break
-        else:
-            raise ModelError("the tokenizer's chat template alters messages")
-        stops.append(size - len(before))
-        starts.append(len(after) - (more - size))
-    return [
-        (start, len(text) + stop)
-        for text, start, stop in zip(texts, starts[:-1], stops[1:], strict=True)
-    ]
+    size = max(0, len(sample.context) - texts[0].find(kept[0]))  # what is left of the context
+    context, kept[0] = kept[0][:size], kept[0][size:]
+    earlier = tuple(zip(kept[:-1:2], kept[1::2], strict=True))
+    return replace(sample, context=context, question=kept[-1], earlier=earlier)
 
 
 def _question(
@@ -273,19 +246,16 @@ def template_frame(
     tokenizer: PreTrainedTokenizerBase,
     *,
     prompt: bool = True,
-    outer: Sequence[tuple[str, str]] | None = None,
+    around: Sequence[str] = (),
 ) -> list[str]:
     """What a chat template writes before, between and after contents: one more than `roles`.
 
-    With `prompt` the last one opens the assistant's turn. `outer` is white space before and after
-    each content, which counts as the template's where it is kept.
+    With `prompt` the last one opens the assistant's turn. `around` has white space to write around
+    the contents `{}`; where the template keeps it, it counts as the template's.
     """
     marks = [f"\ue000{number}\ue001" for number in range(len(roles))]
-    around = outer or [("", "")] * len(roles)
-    messages = [
-        {"role": role, "content": f"{before}{mark}{after}"}
-        for role, mark, (before, after) in zip(roles, marks, around, strict=True)
-    ]
+    contents = [space.format(mark) for space, mark in zip(around, marks, strict=False)] or marks
+    messages = [{"role": r, "content": one} for r, one in zip(roles, contents, strict=True)]
     try:
         text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=prompt)
     except TemplateError as error:

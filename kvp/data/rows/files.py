@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import codecs
 import csv
-import glob
 import gzip
 import json
 import re
@@ -24,7 +23,7 @@ from textwrap import shorten
 from typing import IO, Any, TypeVar, cast
 
 from kvp.config_groups import split_list
-from kvp.data.rows.values import MOST_TEXT, RowError, Untyped, plain_row
+from kvp.data.rows.values import MISSING, MOST_TEXT, RowError, Untyped, plain_row
 from kvp.data.task import NoPromptError
 from kvp.errors import UsageError, first_line
 from kvp.plugins import is_object_name, module_exists
@@ -42,19 +41,11 @@ SHARES = {
 """Which part of a text each split owns, as fractions of its length."""
 _MAX_NAMED = 3
 """Skipped rows that a message names at most."""
-MOST_ROWS = 5_000_000
-"""Rows of some data at most: they are kept in memory."""
-MOST_FILE = 8 * 2**30
-"""Bytes of a file at most."""
-MOST_UNPACKED = 2**29
-"""Bytes that a packed file may have unpacked, or `_RATIO` times its own where that is more."""
+MOST_ROWS, MOST_FILE, MOST_UNPACKED = 5_000_000, 8 * 2**30, 2**29
+"""Rows of some data, bytes of a file, and of a packed one unpacked (or `_RATIO` times its own)."""
 _RATIO = 100
 _NUMBER = re.compile(r"-?\d+(\.\d+)?(e[+-]?\d+)?")
-_WHOLE = re.compile(r"(-?\d+)\.0")
-_BATCH = 64
-"""Rows of a parquet file that are unpacked together."""
 _BOOLS = {"True": True, "False": False}
-
 
 Row = tuple[str, Mapping[str, Any] | RowError]
 """Location of a row in its data ("line 7") and its columns."""
@@ -187,26 +178,25 @@ def _json(path: Path) -> Iterator[Row]:
         return
     if isinstance(content, dict):
         lists = [value for value in content.values() if isinstance(value, list)]
-        content = lists[0] if len(content) == len(lists) == 1 else _of_columns(content)
+        content = lists[0] if len(content) == len(lists) == 1 else _rows_of(content)
     for number, row in enumerate(content if isinstance(content, list) else [content], start=1):
         yield f"row {number}", _object(row)
 
 
-def _of_columns(content: dict[str, Any]) -> list[Any]:
-    """Rows of an object of columns, as pandas writes a table: by index, or as lists; else itself.
+def _rows_of(columns: dict[str, Any]) -> list[Any]:
+    """Rows of a table that is written by columns: objects by index (pandas) or lists; else itself.
 
     Lists with an object among them are no columns, but messages.
     """
-    columns = list(content.values())
-    if columns and all(isinstance(one, dict) for one in columns):
-        index = columns[0].keys()
-        if all(one.keys() == index for one in columns) and "".join(index).isdecimal():
-            return [{name: one[key] for name, one in content.items()} for key in index]
-    elif len(columns) > 1 and all(isinstance(one, list) for one in columns):
-        objects = any(isinstance(cell, dict) for one in columns for cell in one)
-        if not objects and len({len(one) for one in columns}) == 1:
-            return [dict(zip(content, row, strict=True)) for row in zip(*columns, strict=True)]
-    return [content]
+    cells = [
+        list(one.values()) if isinstance(one, dict) and "".join(one).isdecimal() else one
+        for one in columns.values()
+    ]
+    lists = [one for one in cells if isinstance(one, list)]
+    objects = cells == list(columns.values()) and any(isinstance(x, dict) for y in lists for x in y)
+    if len(lists) < len(columns) or objects or len(set(map(len, lists))) != 1:
+        return [columns]
+    return [dict(zip(columns, row, strict=True)) for row in zip(*lists, strict=True)]
 
 
 def _csv(path: Path) -> Iterator[Row]:
@@ -214,35 +204,30 @@ def _csv(path: Path) -> Iterator[Row]:
     csv.field_size_limit(MOST_TEXT)  # a cell may hold a book
     with _open(path) as file:
         reader = csv.DictReader(_lines(file), delimiter="\t" if ".tsv" in path.suffixes else ",")
-        named = [name for name in reader.fieldnames or () if name]
-        if len(set(named)) < len(named):
+        names = list(filter(None, reader.fieldnames or ()))
+        if len(set(names)) < len(names):
             raise csv.Error("two columns have one name")
         rows = [(f"line {reader.line_num}", Untyped(row)) for row in reader]
-    whole = [row for _, row in rows if None not in row]
-    for name in named:
-        cells = [row for row in whole if row[name] not in (None, "", "nan", "NaN", "<NA>")]
-        if all(_NUMBER.fullmatch(row[name]) for row in cells):
-            for row in cells:
-                row[name] = _WHOLE.sub(r"\1", row[name])
-        elif all(row[name] in _BOOLS for row in cells):
-            for row in cells:
-                row[name] = _BOOLS[row[name]]
+    for name in names:
+        cells = [row for _, row in rows if None not in row and row[name] not in (None, *MISSING)]
+        texts = {row[name] for row in cells}
+        numbers = all(map(_NUMBER.fullmatch, texts))
+        for row in cells if numbers or texts <= _BOOLS.keys() else ():
+            row[name] = row[name].removesuffix(".0") if numbers else _BOOLS[row[name]]
     for location, row in rows:
         yield location, RowError("has more cells than the header") if None in row else row
 
 
 def _parquet(path: Path) -> Iterator[Row]:
-    from pyarrow.parquet import ParquetFile
+    from pyarrow.parquet import ParquetFile  # type: ignore[import-untyped]
 
     packed = _check(path)
 
     def load() -> Iterator[Mapping[str, Any]]:
         with ParquetFile(path) as file:
-            groups = range(file.metadata.num_row_groups)
-            _check_unpacked(
-                sum(file.metadata.row_group(each).total_byte_size for each in groups), packed
-            )
-            for batch in file.iter_batches(batch_size=_BATCH):
+            groups = map(file.metadata.row_group, range(file.metadata.num_row_groups))
+            _check_unpacked(sum(group.total_byte_size for group in groups), packed)
+            for batch in file.iter_batches(batch_size=64):  # a few, since a cell may hold a book
                 yield from batch.to_pylist()
 
     return _parts(load)
@@ -416,7 +401,8 @@ class Tally:
             column, _, value = (each.strip() for each in part.partition("="))
             wanted.setdefault(column, set()).add(value.lower())
         return all(
-            column in columns and _spelled(columns[column]) in values
+            column in columns
+            and ("" if columns[column] is None else str(columns[column]).strip().lower()) in values
             for column, values in wanted.items()
         )
 
@@ -436,11 +422,6 @@ class Tally:
         if self.skipped:
             parts.append(f"skipped {len(self.skipped)} of {self.rows} rows: {listed(self.skipped)}")
         return "; ".join(parts) or None
-
-
-def _spelled(cell: object) -> str:
-    """A cell as `--where` compares it; empty where it is missing."""
-    return "" if cell is None else str(cell).strip().lower()
 
 
 def listed(skipped: Sequence[Skipped]) -> str:

@@ -17,18 +17,13 @@ from typing import Any
 
 MOST_TEXT = 32 * 2**20
 """Characters of one line, and of one text, at most."""
-_MOST_LITERAL = 4 * 2**20
-"""Characters of a list that is read as Python writes it, at most: its parser takes far more."""
 _EXACT = 2**53
 """Below it, a float with no fraction is one whole number."""
-_MISSING = frozenset({"", "nan", "NaN", "NaT", "<NA>"})
+MISSING = frozenset({"", "nan", "NaN", "NaT", "<NA>"})
 """Cells without a value, as pandas spells them."""
-_OBJECTS = frozenset(
-    {"messages", "conversations", "prompt", "completion", "questions", "multi_turns"}
-)
-"""Columns that may hold a list of objects."""
+_OBJECTS = {"messages", "conversations", "prompt", "completion", "questions", "multi_turns"}
+"""Columns that may hold a list of objects; those that may hold a list follow."""
 _LISTS = _OBJECTS | {"answer", "answers", "reference", "references", "choices", "endings"}
-"""Columns that may hold a list."""
 
 
 class RowError(Exception):
@@ -49,13 +44,13 @@ def plain_row(row: Mapping[str, Any]) -> dict[str, Any]:
     plain = {}
     for name, given in row.items():
         cell = plain_value(given)
-        if isinstance(cell, str) and cell in _MISSING:
+        if isinstance(cell, str) and cell in MISSING:
             cell = None
         elif isinstance(cell, str) and isinstance(row, Untyped) and name in _LISTS:
             cell = _listed(cell, name)
-        if name in _OBJECTS and isinstance(cell, dict) and cell:
-            columns = list(cell.values())
-            if all(isinstance(one, list) for one in columns):
+        if name in _OBJECTS and isinstance(cell, dict):
+            columns = [one for one in cell.values() if isinstance(one, list)]
+            if columns and len(columns) == len(cell):
                 cell = [dict(zip(cell, one, strict=True)) for one in zip(*columns, strict=True)]
         plain[name] = cell
     return plain
@@ -63,8 +58,6 @@ def plain_row(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def plain_value(value: object) -> Any:  # noqa: ANN401
     """`value` and all in it as JSON has it; what JSON cannot hold stays as it is."""
-    if value is None or isinstance(value, int | bytes):
-        return value
     if isinstance(value, str):
         if len(value) > MOST_TEXT:
             raise RowError(f"has a text of {len(value)} characters, more than {MOST_TEXT}")
@@ -79,34 +72,30 @@ def plain_value(value: object) -> Any:  # noqa: ANN401
     elif isinstance(value, float | Decimal):
         if value != value:  # not a number
             return None
-        return int(value) if abs(value) < _EXACT and value == int(value) else float(value)
+        return int(value) if -_EXACT < value < _EXACT and value == int(value) else float(value)
     elif hasattr(value, "tolist"):  # of NumPy
         return plain_value(value.tolist())
-    elif str(value) in _MISSING:
-        return None
-    elif isinstance(value, date):
-        return str(value).removesuffix(" 00:00:00")
+    elif isinstance(value, date) or type(value).__name__ == "NAType":  # of pandas
+        text = str(value).removesuffix(" 00:00:00")
+        return None if text in MISSING else text
     return value
 
 
 def _listed(text: str, name: str) -> object:
     """The list or object that a cell is written as, by JSON or by Python; else the cell."""
-    if not re.fullmatch(r"\[.*\]|\{.*\}", text, re.DOTALL):
+    if text[0] + text[-1] not in ("[]", "{}"):
         return text
-    value: object = text
     try:
         value = json.loads(text)
-    except (ValueError, RecursionError):
+    except ValueError:
         try:
-            value = ast.literal_eval(text) if len(text) <= _MOST_LITERAL else text
-        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            value = ast.literal_eval(text[: MOST_TEXT // 8])  # it takes far more memory
+        except (ValueError, SyntaxError, MemoryError):
             return text
-        if repr(value) != text and value is not text:  # NumPy's ['a' 'b'] is ['ab'] in Python
+        if repr(value) != text:  # NumPy's ['a' 'b'] is ['ab'] in Python
             raise RowError(f"has a list in {name} that neither JSON nor Python writes so") from None
     messages = isinstance(value, list) and all(isinstance(one, Mapping) for one in value)
-    if name in ("prompt", "completion") and not messages:
-        return text
-    return plain_value(value)
+    return plain_value(value) if messages or name not in ("prompt", "completion") else text
 
 
 def text_of(content: object, where: str = "") -> str:

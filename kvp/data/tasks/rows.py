@@ -13,7 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvp.data.encode import encode, opening_ids
+from kvp.data.encode import CHARACTERS, encode, opening_ids
 from kvp.data.metrics import ScoredByMetric
 from kvp.data.rows.documents import read_documents
 from kvp.data.rows.files import read_text, reader_of, share_of
@@ -102,7 +102,9 @@ class TextTask(ScoredByMetric):
             )
         texts, notes = _texts(settings.text, settings)
         random.Random(f"order/{settings.split}/{settings.seed}").shuffle(texts)
-        pieces = list(islice(stretches(texts, tokenizer, settings.length), settings.count))
+        enough = settings.count * settings.length * CHARACTERS
+        given = stretches([text[:enough] for text in texts], tokenizer, settings.length)
+        pieces = list(islice(given, settings.count))
         if not pieces:
             raise UsageError(
                 f"--text {settings.text}: no text of {settings.length} tokens in the "

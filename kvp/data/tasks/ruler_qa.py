@@ -144,7 +144,6 @@ def _squad_row(row: Mapping[str, Any]) -> Parsed:
 
 
 def _spellings(row: Mapping[str, Any]) -> tuple[str, ...]:
-    """Answers: a text, texts, objects with `text`, or one object with a list of them."""
     given = row.get("answers")
     return texts_of(row.get("answer") if given is None else given, " in an answer")
 

@@ -10,8 +10,8 @@ import pytest
 
 from kvp.data.rows.documents import read_documents
 from kvp.data.rows.files import Tally
-from kvp.data.rows.values import RowError
 from kvp.data.rows.forms import Document, document_of, questions_of
+from kvp.data.rows.values import RowError
 from kvp.data.synthetic.text import split_of
 from kvp.data.task import TaskSettings
 from kvp.errors import UsageError
@@ -66,7 +66,10 @@ GOOD = '{"text": "good"}\n'
             '{"messages": [{"role": "user", "content": [{"type": "image"}]}]}',
             "has a part that is not text in a message",
         ),
-        ('{"context": "c", "question": "q", "max_new_tokens": "x"}', "has max_new_tokens 'x', which"),
+        (
+            '{"context": "c", "question": "q", "max_new_tokens": "x"}',
+            "has max_new_tokens 'x', which",
+        ),
         ('{"context": "c", "question": "q", "answer": [null]}', "has no text in answer"),
         ('{"message_id": null, "parent_id": null, "text": "x"}', "has no usable message_id"),
     ],

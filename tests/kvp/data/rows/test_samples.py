@@ -15,9 +15,9 @@ from transformers import PreTrainedTokenizerBase
 from kvp.config_groups import renamed_columns
 from kvp.data.encode import encode
 from kvp.data.rows.documents import read_documents, threads
-from kvp.data.rows.values import RowError
 from kvp.data.rows.forms import Turn
 from kvp.data.rows.samples import ChatTokens, row_samples
+from kvp.data.rows.values import RowError
 from kvp.data.synthetic.text import SPLITS, split_of
 from kvp.data.task import Source, TaskSettings, blank_sample, context_of
 from kvp.data.tasks import find_task
