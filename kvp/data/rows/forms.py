@@ -12,14 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kvp.data.metrics import CHOICE, METRIC_NAMES, marked_number
-from kvp.data.rows.values import (
-    RowError,
-    name_in,
-    plain_row,
-    text_of,
-    texts_of,
-    whole_number,
-)
+from kvp.data.rows.values import RowError, name_in, plain_row, text_of, texts_of, whole_number
 from kvp.data.synthetic.text import split_of
 from kvp.data.task import REPLY_TOKENS, Sample
 
@@ -37,10 +30,7 @@ _ROLES = {
     "assistant": "assistant", "gpt": "assistant", "chatgpt": "assistant", "model": "assistant",
     "ai": "assistant", "bot": "assistant",
 }  # fmt: skip
-_SYSTEM = ("system", "developer")
-_CALLS = ("tool_calls", "function_call")
-_MOST_CHOICES = 1000
-_MOST_NEW_TOKENS = 2**20
+_MOST_CHOICES, _MOST_NEW_TOKENS = 1000, 2**20
 _TURN_KEYS = (("role", "from"), ("content", "value"))
 _ANSWERS = ("answer", "answers", "reference", "references")
 """Columns with the texts of right answers; the first one that is there counts."""
@@ -52,7 +42,7 @@ _LISTS = ("questions", "multi_turns")
 _PER_QUESTION = (*_ANSWERS, *_CHOICE_LISTS, "gold", "label", "answerKey")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)  # there may be millions
 class Document:
     """One row, one tree of rows or one text file, in one of four forms."""
 
@@ -117,15 +107,13 @@ def alternating(turns: Sequence[object]) -> tuple[Turn, ...]:
     for number, turn in enumerate(turns, start=1):
         if not isinstance(turn, Mapping):
             raise RowError("has a message that is not an object")
-        role, content = (
-            turn.get(other) if turn.get(key) is None else turn[key] for key, other in _TURN_KEYS
-        )
+        role, content = (turn.get(key) or turn.get(other) for key, other in _TURN_KEYS)
         if not isinstance(role, str):
             raise RowError("has a message without 'role' and 'content' (or 'from' and 'value')")
-        if role.strip().lower() in _SYSTEM:
+        if role.strip().lower() in ("system", "developer"):
             continue
         known = role_of(role)
-        called = content is None and any(turn.get(call) for call in _CALLS)
+        called = not content and bool(turn.get("tool_calls") or turn.get("function_call"))
         if known is None or called or known != ("user", "assistant")[len(kept) % 2]:
             what = "calls a tool" if called else f"has the role {role!r:.40}"
             end = f": its message {number} {what}"
@@ -215,7 +203,6 @@ def _question(row: Mapping[str, Any]) -> Sample:
 def _target(row: Mapping[str, Any]) -> Sample:
     """What an answer is compared with: a question without texts."""
     choices, labels = _choices(row)
-    new_tokens = row.get("max_new_tokens")
     gold = _gold(row, choices, labels) if choices else None
     answers, default = ((), CHOICE) if choices else _answers(row)
     if not choices and isinstance(row.get("answer"), bool):  # BoolQ
@@ -234,9 +221,7 @@ def _target(row: Mapping[str, Any]) -> Sample:
         split="",
         answer_prefix=name_in(row, "answer_prefix"),
         references=answers,
-        max_new_tokens=REPLY_TOKENS
-        if new_tokens is None
-        else whole_number(new_tokens, "max_new_tokens", _MOST_NEW_TOKENS),
+        max_new_tokens=whole_number(row, "max_new_tokens", _MOST_NEW_TOKENS) or REPLY_TOKENS,
         metric=metric,
         choices=choices,
         gold=gold,
@@ -260,11 +245,8 @@ def _choices(row: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[str, ...] |
     """
     given: Any = next((row[name] for name in _CHOICE_LISTS if row.get(name) is not None), None)
     labels: Any = None
-    columns = sorted(
-        (int(found[1]), key)
-        for key in row
-        if row[key] is not None and (found := _NUMBERED.fullmatch(key))
-    )
+    there = [key for key in row if row[key] is not None]
+    columns = sorted((int(found[1]), key) for key in there if (found := _NUMBERED.fullmatch(key)))
     if given is None and columns:
         given = [row[key] for _, key in columns]
         labels = [str(number) for number, _ in columns]

@@ -13,6 +13,7 @@ import random
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -186,7 +187,7 @@ class _Maker:
 
     def _fault(self, sample: Sample) -> str | None:
         """Why a sample is left out; None where it can be used."""
-        texts = [sample.text, *(turn["content"] for turn in sample.messages or ())]
+        texts = [sample.text, *(turn["content"] for turn in (sample.messages or ())[:-1])]
         if sum(map(len, texts)) > (most := self.settings.length * CHARACTERS):
             return self._excess(most)
         tokens = encode(sample, self.tokenizer).prompt_length
@@ -305,9 +306,17 @@ class ChatTokens:
             empty = tuple({**turn, "content": "a"} for turn in turns)
             framed = encode(replace(self.blank, messages=empty), self.tokenizer).prompt_length
             self._frames[len(turns)] = framed - (len(turns) - 1) * self._of("a")
-        written = as_written(replace(self.blank, messages=tuple(turns)), self.tokenizer).messages
-        contents = [turn["content"] for turn in (written or ())[:-1]]
-        return self._frames[len(turns)] + sum(map(self._of, contents))
+        written = self._written(turns) if self._trims else turns
+        return self._frames[len(turns)] + sum(self._of(turn["content"]) for turn in written[:-1])
+
+    @cached_property
+    def _trims(self) -> bool:
+        turns = [{"role": role, "content": "\n a \n"} for role in ("user", "assistant")]
+        return list(self._written(turns)) != turns
+
+    def _written(self, turns: Sequence[Turn]) -> Sequence[Turn]:
+        chat = replace(self.blank, messages=tuple(turns))
+        return as_written(chat, self.tokenizer).messages or ()
 
     def _of(self, content: str) -> int:
         if len(content) > (most := self.length * CHARACTERS):

@@ -138,10 +138,10 @@ def texts_of(given: object, where: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(text_of(one, where) for one in found))
 
 
-def whole_number(value: object, column: str, most: int) -> int:
-    """The whole number from 1 to `most` that a cell is or spells, as 8, 8.0 or "8.0"; RowError."""
+def whole_number(row: Mapping[str, Any], column: str, most: int) -> int | None:
+    """The number from 1 to `most` in a column, also as 8.0 or "8"; None if missing; RowError."""
+    value = row.get(column)
     found = re.fullmatch(r"\s*(\d{1,12})(\.0*)?\s*", str(value))
-    if isinstance(value, bool) or not found or not 1 <= int(found[1]) <= most:
-        shown = f"{value!r:.40}"
-        raise RowError(f"has {column} {shown}, which is not a whole number from 1 to {most}")
-    return int(found[1])
+    if value is None or (found and 1 <= int(found[1]) <= most):
+        return None if found is None else int(found[1])
+    raise RowError(f"has {column} {value!r:.40}, which is not a whole number from 1 to {most}")
