@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 import torch
 
@@ -11,17 +10,12 @@ COMPRESSED = {"float32": 0.9, "float16": 0.7, "bfloat16": 0.7}
 """Share of the raw bytes that compression leaves, cautiously; 16-bit traces measured 0.69."""
 
 
-def seconds_of(call: Callable[[], object], device: torch.device) -> float:
-    """Seconds of a call: processor time of this process on a CPU, wall time on a GPU.
+def now(device: torch.device) -> float:
+    """Seconds on a clock: processor time of this process on a CPU, wall time on a GPU.
 
-    Other programs make processor time longer by a little; wall time grows with what they do.
+    Other programs make processor time longer by a little; wall time grows with what they do. A GPU
+    ends first what it was given.
     """
-    start = _now(device)
-    call()
-    return _now(device) - start
-
-
-def _now(device: torch.device) -> float:
     if device.type == "cpu":
         return time.process_time()
     torch.cuda.synchronize(device)
@@ -29,7 +23,7 @@ def _now(device: torch.device) -> float:
 
 
 def in_words(seconds: float, device: torch.device) -> str:
-    """Seconds that `seconds_of` has measured, for people: `12 min (processor time)`."""
+    """Seconds between two times of `now`, for people: `12 min (processor time)`."""
     return f"{span(seconds)} ({'processor' if device.type == 'cpu' else 'wall'} time)"
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import lightning.pytorch as pl
+import torch
 from rich.filesize import decimal
 
-from kvp.costs import in_words, seconds_of
+from kvp.costs import in_words, now
 from kvp.hf import geometry_of, load_config
 from kvp.hf.trace import check_reach
 from kvp.progress import phase
@@ -16,7 +18,7 @@ from train.recipe import Recipe
 from train.summary import print_start
 
 _STEPS = 5
-"""Steps that are measured, after one that warms up."""
+"""Steps that are measured, after one in which a GPU loads its kernels."""
 
 
 def print_memory(config: TrainConfig, recipe: Recipe) -> None:
@@ -37,19 +39,29 @@ def print_memory(config: TrainConfig, recipe: Recipe) -> None:
     )
 
 
+class _Clock(pl.Callback):
+    """When a training began and when each of its steps ended (`kvp.costs.now`)."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self.times = device, list[float]()
+
+    def on_train_start(self, *_: object) -> None:
+        self.times.append(now(self._device))
+
+    def on_train_batch_end(self, *_: object) -> None:
+        self.times.append(now(self._device))
+
+
 def print_time(job: Job) -> None:
     """Take a few steps of a training on a store and print what all of them take."""
     print_start(job, job.initial_rankers())
     phase("measuring a few steps")
-
-    def steps(count: int) -> float:
-        """Seconds of so many steps whose contexts are not remembered."""
-        module = job.module(job.initial_rankers())
-        job.source(job.recipe.label).forget()
-        return seconds_of(lambda: fit(module, [], device=job.device, steps=count), job.device)
-
-    first, measured = steps(1), min(_STEPS + 1, job.recipe.steps)
-    each = (steps(measured) - first) / (measured - 1) if measured > 1 else first
+    clock = _Clock(job.device)
+    module = job.module(job.initial_rankers())
+    job.source(job.recipe.label).forget()  # contexts that the first rankers were made from
+    fit(module, [clock], device=job.device, steps=min(_STEPS + 1, job.recipe.steps))
+    times = clock.times[1:] if job.recipe.steps > 1 else clock.times
+    each = (times[-1] - times[0]) / (len(times) - 1)
     print(
         f"{job.recipe.steps:,} steps of {each:.3g} s: about "
         f"{in_words(job.recipe.steps * each, job.device)} by one process; less where --memory_gb "

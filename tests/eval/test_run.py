@@ -6,13 +6,16 @@ import json
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 import kvp
 from eval.config import EvalConfig
 from eval.evaluate import evaluate_together
+from eval.run import estimate
 from kvp.data.metrics import string_match_all
 from kvp.errors import ModelError
 from kvp.geometry import Geometry
@@ -245,6 +248,27 @@ def test_a_dry_run_tells_the_work_and_writes_nothing(
     )
     assert "for all 8 evaluations" in output
     assert not out.exists()
+
+
+@pytest.mark.parametrize(("device", "passes"), [("cpu", 1), ("cuda", 2)])
+def test_a_dry_run_measures_what_a_gpu_has_warmed_up_for(
+    device: str, passes: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A GPU's first pass loads kernels: 8 s here, then 1 s."""
+    clock, took = [0.0], iter([8.0, 1.0])
+
+    def evaluated(*_: object) -> list[int]:
+        clock[0] += next(took)
+        return [7]
+
+    monkeypatch.setattr("eval.run.evaluate", evaluated)
+    monkeypatch.setattr("eval.run.time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    bench: Any = SimpleNamespace(model=SimpleNamespace(device=torch.device(device)))
+    prompt = SimpleNamespace(task="chat")
+    prepared: Any = SimpleNamespace(work=3 * [(prompt, "query_aware")], settings=lambda *_: [])
+    assert estimate(bench, prepared) == [7]
+    each = {1: 8, 2: 1}[passes]
+    assert f"{each}.0 s for one prompt, so about {3 * each} s for" in capsys.readouterr().err
 
 
 def test_small_budgets_are_noted_where_they_were_asked_for(
