@@ -41,6 +41,8 @@ def request(scores: Array, budget: int, protection: Protection) -> Request:
 
 COMPETING: dict[str, Callable[[Array, int, int], Array]] = {
     "uniform": allocation.uniform,
+    "uniform(whole=1)": partial(allocation.whole, first=1),
+    "uniform:knorm": partial(allocation.whole, first=2),
     "ada": allocation.ada,
     "ada(safeguard=0)": partial(allocation.ada, safeguard=0.0),
     "ada(safeguard=0.55)": partial(allocation.ada, safeguard=0.55),

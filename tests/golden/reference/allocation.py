@@ -35,6 +35,18 @@ def uniform(scores: Array, budget: int, floor: int) -> Array:
     return np.full(scores.shape[:2], budget)
 
 
+def whole(scores: Array, budget: int, floor: int, first: int) -> Array:
+    """The first layers whole; the others share what is left, but have no less than the floor."""
+    layers, heads, tokens = scores.shape
+    first = min(first, layers)
+    others = layers - first
+    beyond = layers * budget - others * floor  # what the first layers could have
+    low = min(beyond, first * tokens)
+    parts = [(low, first), (layers * budget - low, others)]
+    counts = [total // n + (i < total % n) for total, n in parts for i in range(n)]
+    return np.repeat(np.array(counts)[:, None], heads, axis=1)
+
+
 def ada(scores: Array, budget: int, floor: int, safeguard: float = 0.2) -> Array:
     safe = max(floor, int(safeguard * budget))
     heads = scores.shape[1]

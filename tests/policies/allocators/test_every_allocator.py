@@ -19,7 +19,8 @@ from kvp.ranking import Allocator, Protection, Request, allocated_counts, protec
 from policies.registry import make_allocator
 
 EXACT = [
-    "uniform", "ada", "ada:kvpress", "ada(safeguard=0)", "ada(safeguard=0.75)", "ada(safeguard=1)",
+    "uniform", "uniform:knorm", "uniform(whole=1)", "uniform(whole=9)",
+    "ada", "ada:kvpress", "ada(safeguard=0)", "ada(safeguard=0.75)", "ada(safeguard=1)",
     "global", "global:kvzip", "global(safeguard=0.5)",
     "pyramid", "pyramid(beta=3,window=0)", "pyramid(window=20)",
     "windowkv", "windowkv(rule=paper)", "windowkv(group=2)", "windowkv(divisor=2,group=3)",
@@ -138,7 +139,8 @@ def test_counts_on_a_gpu_are_those_of_the_cpu(spec: str) -> None:
     [
         ("magic", "unknown allocator 'magic': choose from uniform, pyramid, ada, global, windowkv, "
                   "shared, self_sized, evolved"),
-        ("uniform(a=1)", "uniform has no option 'a': its options are none"),
+        ("uniform(a=1)", "uniform has no option 'a': its options are whole"),
+        ("uniform(whole=-1)", "uniform: whole must be an integer >= 0, got -1"),
         ("ada(safeguard=1.5)", "ada: safeguard must be a number from 0 to 1, got 1.5"),
         ("ada(safeguard=true)", "ada: safeguard must be a number from 0 to 1, got True"),
         ("ada(safeguard=nan)", "ada: safeguard must be a number from 0 to 1, got 'nan'"),
