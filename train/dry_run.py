@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import lightning.pytorch as pl
-import torch
+from lightning.pytorch.callbacks import LambdaCallback
 from rich.filesize import decimal
 
 from kvp.costs import in_words, now
@@ -39,29 +38,21 @@ def print_memory(config: TrainConfig, recipe: Recipe) -> None:
     )
 
 
-class _Clock(pl.Callback):
-    """When a training began and when each of its steps ended (`kvp.costs.now`)."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device, self.times = device, list[float]()
-
-    def on_train_start(self, *_: object) -> None:
-        self.times.append(now(self._device))
-
-    def on_train_batch_end(self, *_: object) -> None:
-        self.times.append(now(self._device))
-
-
 def print_time(job: Job) -> None:
     """Take a few steps of a training on a store and print what all of them take."""
     print_start(job, job.initial_rankers())
     phase("measuring a few steps")
-    clock = _Clock(job.device)
+    times: list[float] = []
+
+    def note(*_: object) -> None:
+        times.append(now(job.device))
+
+    clock = LambdaCallback(on_train_start=note, on_train_batch_end=note)
     module = job.module(job.initial_rankers())
     job.source(job.recipe.label).forget()  # contexts that the first rankers were made from
     fit(module, [clock], device=job.device, steps=min(_STEPS + 1, job.recipe.steps))
-    times = clock.times[1:] if job.recipe.steps > 1 else clock.times
-    each = (times[-1] - times[0]) / (len(times) - 1)
+    first = 1 if job.recipe.steps > 1 else 0
+    each = (times[-1] - times[first]) / (len(times) - 1 - first)
     print(
         f"{job.recipe.steps:,} steps of {each:.3g} s: about "
         f"{in_words(job.recipe.steps * each, job.device)} by one process; less where --memory_gb "

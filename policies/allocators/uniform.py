@@ -1,9 +1,7 @@
 """The same number of tokens in every head: the default of every method.
 
-With `whole` the first layers keep every token, as K-Norm is published (arXiv 2406.11430: layers 0
-and 1, preset `knorm`). They count inside the budget: W whole layers of L leave the others
-(L C - W N) / (L - W) tokens per head, C on average, cache of N. Where the budget does not reach,
-the others keep the protected tokens, at least one, and the first layers share the rest.
+As K-Norm is published (arXiv 2406.11430, preset `knorm`), first layers may be `whole`, inside the
+budget; the others share what is left, but keep the protected tokens, at least one.
 """
 
 from __future__ import annotations
@@ -33,9 +31,5 @@ class Uniform(BaseAllocator):
     def allocate(self, request: Request) -> Tensor:
         """The budget everywhere, or what whole layers leave: [L, H] int64, sum `request.total`."""
         shares = torch.ones(request.scores.shape[0], dtype=torch.float64)
-        shares[: self.whole] = _WHOLE
+        shares[: self.whole] = 1e9  # full before another layer gets more than its least
         return exact_counts(shares, request)
-
-
-_WHOLE = 1e9
-"""Share of a layer that is full before another one, whose share is 1, gets more than its least."""
