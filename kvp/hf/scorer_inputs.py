@@ -441,7 +441,7 @@ def classify(text: str, source: str) -> str:
     ids = torch.tensor([both_ends(tokenizer, text, limit)])
     with torch.no_grad():
         logits: Tensor = model(input_ids=ids).logits
-    if getattr(model.config, "relu_logits", False):  # the paper's section on the classifier
+    if getattr(model.config, "relu_logits", False):  # as WindowKV's public code
         logits = logits.relu()
     best = int(logits.argmax(dim=-1))
     names: dict[int, str] = model.config.id2label or {}  # type: ignore[assignment]
@@ -451,7 +451,7 @@ def classify(text: str, source: str) -> str:
 def both_ends(tokenizer: PreTrainedTokenizerBase, text: str, limit: int) -> list[int]:
     """Token ids of a text, special tokens included: of too long a text the first and last halves.
 
-    The WindowKV paper feeds 256 + 256 word pieces to its classifier (`limit` 512).
+    WindowKV's public code feeds 256 + 256 word pieces to its classifier (`limit` 512).
     """
     ids: list[int] = tokenizer(text, truncation=False, verbose=False)["input_ids"]
     half = limit // 2
