@@ -282,13 +282,10 @@ def announce(prepared: Prepared) -> None:
 
 
 def estimate(bench: Bench, prepared: Prepared) -> list[Record]:
-    """Measure one prompt and estimate the time of the others; returns its records.
-
-    A GPU loads its kernels in the first pass, so there the second one is measured.
-    """
+    """Measure one prompt and estimate the time of the others; returns its records."""
     prompt, protocol = prepared.work[0]
     phase(f"measuring one prompt of {prompt.task}")
-    for _ in range(1 if bench.model.device.type == "cpu" else 2):
+    for _ in range(1 if bench.model.device.type == "cpu" else 2):  # a GPU first loads its kernels
         started = time.perf_counter()
         records = evaluate(bench, prompt, protocol, prepared.settings(prompt, protocol))
         seconds = time.perf_counter() - started
