@@ -11,8 +11,9 @@ paged caches.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from threading import Lock
 from typing import Any, NoReturn, Protocol
 from weakref import WeakKeyDictionary
@@ -283,31 +284,44 @@ def _eager_attention(
     return torch.cat(parts, dim=2).transpose(1, 2).contiguous()
 
 
+Undo = Callable[[], object]
+Users = MutableMapping[PreTrainedModel, tuple[int, Undo]]
+"""Open blocks per model, in all threads, and what the last one of them calls."""
 _LOCK = Lock()
-_USERS: WeakKeyDictionary[PreTrainedModel, tuple[int, str]] = WeakKeyDictionary()
-"""Open blocks per model, in all threads, and the attention to give back after the last one."""
+_USERS: Users = WeakKeyDictionary()
 
 
 @contextmanager
-def kvp_attention_set(model: PreTrainedModel) -> Iterator[None]:
+def changed_once(
+    users: Users, model: PreTrainedModel, change: Callable[[PreTrainedModel], Undo]
+) -> Iterator[None]:
+    """Change `model` with the first block that opens; undo it after the last, in any order."""
+    with _LOCK:
+        count, undo = users.get(model) or (0, change(model))
+        users[model] = count + 1, undo
+    try:
+        yield
+    finally:
+        with _LOCK:
+            count, undo = users.pop(model)
+            if count > 1:
+                users[model] = count - 1, undo
+            else:
+                undo()
+
+
+def kvp_attention_set(model: PreTrainedModel) -> AbstractContextManager[None]:
     """Set kvp's attention on `model`; the former one is back after the last open block.
 
     A model that computes eagerly goes on to; for any other kind (sdpa, flash_attention_2,
     flex_attention, ...) it is torch's fused kernels, as with sdpa.
     """
-    with _LOCK:
-        users, before = _USERS.get(model, (0, model.config._attn_implementation))
-        _USERS[model] = users + 1, before
-        if model.config._attn_implementation not in ATTENTIONS.values():
-            model.set_attn_implementation(ATTENTIONS.get(before, ATTENTION))
-    try:
-        yield
-    finally:
-        with _LOCK:
-            users, before = _USERS[model]
-            if users > 1:
-                _USERS[model] = users - 1, before
-            else:
-                del _USERS[model]
-                if before not in ATTENTIONS.values():
-                    model.set_attn_implementation(before)
+    return changed_once(_USERS, model, _set_attention)
+
+
+def _set_attention(model: PreTrainedModel) -> Undo:
+    before = model.config._attn_implementation
+    if before in ATTENTIONS.values():
+        return str
+    model.set_attn_implementation(ATTENTIONS.get(before, ATTENTION))
+    return partial(model.set_attn_implementation, before)

@@ -9,7 +9,8 @@ tokens seen (padding columns included, as transformers counts), so positions sta
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
@@ -58,13 +59,16 @@ class EvictingCache(Cache):
         """Receives the queries of every forward pass while it is set."""
         self.turn: Turn | None = None
         """How much of it stays until the next prompt; None before the first one was read."""
+        self._fed: set[int] = set()
+        """Layers fed in the current forward pass, or the latest."""
+        self._open = False
+        """True until a pass, or a change of all layers, is known to have reached its end."""
 
     @classmethod
     def of(cls, config: PreTrainedConfig) -> EvictingCache:
         """An empty cache for a model with this config."""
-        others = other_layers(config)
-        own = [EvictingLayer() for _ in evicted_layers(config)] if others else []
-        return cls(arranged(own, others))
+        own = [EvictingLayer() for _ in evicted_layers(config)]
+        return cls(arranged(own, other_layers(config)))
 
     @classmethod
     def adopt(cls, cache: Cache, config: PreTrainedConfig) -> EvictingCache:
@@ -117,7 +121,9 @@ class EvictingCache(Cache):
         """
         if n < 1:
             raise UsageError(f"fork needs at least 1 row, got n={n}")
+        self.refuse_unfinished()
         fork = copy.copy(self)
+        fork._fed = set(self._fed)
         own = [layer.fork(n) for layer in self.stored.values()]
         batch = own[0].batch // n if own and own[0].is_initialized else 0
         spread = torch.arange(batch).repeat_interleave(n)
@@ -130,6 +136,51 @@ class EvictingCache(Cache):
             fork.turn = fork.turn.taken(spread.tolist())
         return fork
 
+    def begin(self, rows: int) -> None:
+        """Begin a forward pass over `rows` rows of tokens.
+
+        Raises UsageError where the cache has other rows, or an earlier pass did not reach its end.
+        """
+        self.refuse_unfinished()
+        held = next((one.batch for one in self.stored.values() if one.is_initialized), rows)
+        if rows != held:
+            raise UsageError(
+                f"the prompt has {rows} rows (num_return_sequences and num_beams count), "
+                f"past_key_values has {held}: cache.fork(n) gives n rows for each"
+            )
+        self._fed, self._open = set(), True
+
+    def end(self) -> None:
+        """End the pass that has begun."""
+        self._open = False
+
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        """A change of all layers, after which none is whole if it does not reach its end."""
+        self._fed |= self.stored.keys()
+        self._open = True
+        yield
+        self._open = False
+
+    def refuse_unfinished(self) -> None:
+        """Raise UsageError where a pass or a change ended in the middle, as after Ctrl-C.
+
+        A pass that nobody announced by `begin` is known by the layers that it fed.
+        """
+        own = self.stored
+        fed_all = own.keys() <= self._fed and not any(one.unattended for one in own.values())
+        if self._fed and (self._open or not fed_all):
+            raise UsageError(
+                "past_key_values was left unfinished by an interrupted call, its layers have seen "
+                "different tokens: read the prompt again with a new cache"
+            )
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Tokens seen, padding columns included; UsageError as `refuse_unfinished`."""
+        if layer_idx == 0:  # as it is called before a pass
+            self.refuse_unfinished()
+        return int(super().get_seq_length(layer_idx))
+
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: object, **__: object
@@ -138,13 +189,22 @@ class EvictingCache(Cache):
 
         Returns a handle of kvp's own layers, the keys and values to attend to of others.
         """
+        if not self._fed or layer_idx in self._fed:  # the first layer of a pass
+            announced = self._open
+            self.begin(len(key_states))
+            self._open = announced
         while len(self.layers) <= layer_idx:
             self.layers.append(EvictingLayer())
+        self._fed.add(layer_idx)
         layer = self.layers[layer_idx]
         if not isinstance(layer, StoredLayer):
             return super().update(key_states, value_states, layer_idx)
         layer.update(key_states, value_states)
-        layer.is_first = layer is next(one for one in self.layers if isinstance(one, StoredLayer))
+        first = next(one for one in self.layers if isinstance(one, StoredLayer))
+        layer.is_first = layer is first
+        if layer.seen != first.seen:  # of layers that appeared, the last ones had not yet
+            self._open = True
+            self.refuse_unfinished()
         stored = StoredKeys(layer, layer_idx, self.recorder)
         return stored, stored
 
@@ -173,7 +233,7 @@ class EvictingCache(Cache):
 
     def reset(self) -> None:
         """Forget everything: the cache is as empty as a new one."""
-        self.turn = None
+        self.turn, self._fed, self._open = None, set(), False
         if not self.others:
             self.layers.clear()
         for index in self.stored:
@@ -194,12 +254,13 @@ class EvictingCache(Cache):
         """Keep only entries `indices` of the batch, [R] int64 or a bool for every entry."""
         if indices.dtype == torch.bool:
             indices = indices.nonzero()[:, 0]
-        for layer in self.layers:  # the one way to choose entries that every kind of layer has
-            layer.reorder_cache(indices)  # type: ignore[arg-type]
-        if self.recorder is not None:
-            self.recorder.take(indices)
-        if self.turn is not None:
-            self.turn = self.turn.taken(indices.tolist())
+        with self.changing():
+            for layer in self.layers:  # the one way to choose entries that every kind of layer has
+                layer.reorder_cache(indices)  # type: ignore[arg-type]
+            if self.recorder is not None:
+                self.recorder.take(indices)
+            if self.turn is not None:
+                self.turn = self.turn.taken(indices.tolist())
 
     @property
     def lengths(self) -> list[int]:

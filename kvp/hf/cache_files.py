@@ -13,7 +13,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor, int32, int64, nn
+from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
 import kvp
@@ -29,6 +30,7 @@ from kvp.geometry import Geometry
 from kvp.hf.attention import QueryRecorder
 from kvp.hf.cache import EvictingCache, Turn
 from kvp.hf.cache_layers import (
+    EMPTY,
     EvictingLayer,
     LayerState,
     OtherState,
@@ -37,10 +39,11 @@ from kvp.hf.cache_layers import (
     arranged,
     other_layers,
 )
-from kvp.hf.model_access import layer_devices, name_of, on_meta, weights_digest
+from kvp.hf.model_access import active_digest, layer_devices, name_of, on_meta, weights_digest
 from kvp.hf.model_config import evicted_layers, geometry_of
 from kvp.hf.prefill import unwrapped
 from kvp.manifest import SEAL, digest_json
+from kvp.scoring import ALL_QUERIES
 
 FORMAT = "kvp-cache"
 FORMAT_VERSION = 2
@@ -127,14 +130,15 @@ def _load(path: Path, header: Mapping[str, Any], inner: PreTrainedModel) -> Evic
         raise ValueError("it has other layers than the model")
     for facts in header["layers"]:
         index, kind = facts.pop("layer"), facts.pop("kind")
-        held = {
-            name: tensor.to(devices[index], copy=True) for name, tensor in states[index].items()
-        }
+        held = states[index]
         _check(held, {**facts, "window": header["window"] or -1}, geometry_of(inner.config))
         if "queries" in held:
-            queries[index] = held.pop("queries")
+            queries[index] = held.pop("queries").to(devices[index], copy=True)
+        _check_content(_KINDS[kind].of_state(LayerState(tensors=held, **facts)))
+        held = {name: tensor.to(devices[index], copy=True) for name, tensor in held.items()}
         own.append(_KINDS[kind].of_state(LayerState(tensors=held, **facts)))
-    (_,) = {layer.batch for layer in own}  # ValueError where there are several
+    ((batch, seen),) = {(layer.batch, layer.seen) for layer in own}  # ValueError for several
+    _ = own[0].state.tensors["newest"]  # KeyError: no length of its entries is known
     others = other_layers(inner.config)
     for index, layer in others.items():
         facts = header["others"][str(index)]
@@ -143,6 +147,9 @@ def _load(path: Path, header: Mapping[str, Any], inner: PreTrainedModel) -> Evic
             saved.restore(layer, devices[index])
         except ModelError as problem:
             raise CacheError(f"{path}: {problem}; make it again") from None
+        rows = {len(tensor) for tensor in saved.tensors.values() if tensor.ndim > 1} <= {batch}
+        if not rows or getattr(layer, "cumulative_length", seen) != seen:
+            raise ValueError("a layer that nothing is evicted from has other rows or tokens")
     cache = EvictingCache(arranged(own, others))
     if header["window"] is not None:
         cache.recorder = QueryRecorder(header["window"], queries)
@@ -162,15 +169,37 @@ def _check(parts: Mapping[str, Tensor], facts: Mapping[str, Any], size: Geometry
     fits &= "newest" not in parts or parts["newest"].shape == (batch,)
     queries = parts.get("queries", keys.repeat_interleave(size.group, dim=1))
     fits &= queries.shape == (batch, size.query_heads, *queries.shape[2:3], width)
-    fits &= keys.is_floating_point() and {values.dtype, queries.dtype} == {keys.dtype}
+    fits &= all(part.is_floating_point() for part in (keys, values, queries))
+    fits &= positions.dtype == int64 and facts["window"] >= ALL_QUERIES
     if lengths is not None:
         flat = [parts[each] for each in kinds]
-        fits &= lengths.shape == (batch, heads) and not lengths.is_floating_point()
+        fits &= lengths.shape == (batch, heads) and lengths.dtype == int64
+        fits &= parts["positions"].dtype == int32
         fits &= bool((lengths >= 0).all())
         fits &= [part.shape[1:] for part in flat] == [(width,), (width,), ()]
         fits &= {*map(len, flat)} == {int(lengths.sum())}
     if not fits or {name: type(fact) for name, fact in facts.items()} != _FACTS:
         raise ValueError("tensors of a layer do not fit each other or the model")
+
+
+def _check_content(layer: StoredLayer) -> None:
+    """Raise ValueError where a layer's numbers cannot be what was computed.
+
+    Positions ascend in every head, from 0 to below the tokens seen; keys and values are finite.
+    """
+    positions, tensors = layer.positions, layer.state.tensors
+    real = positions < EMPTY
+    before = pad(positions.masked_fill(~real, -1).cummax(dim=-1).values, (1, -1), value=-1)
+    newest = tensors.get("newest", positions.new_full(positions.shape[:1], layer.seen - 1))
+    right = (before < positions) & (positions <= newest[:, None, None])
+    for each in layer.slots:
+        right &= each.isfinite().all(dim=-1)
+    gaps = bool((tensors.get("tail_positions", tensors["positions"]) == EMPTY).any())
+    whole = layer.evicted or positions.shape[-1] == layer.seen
+    if not (whole and layer.state.gaps >= gaps and bool((newest < layer.seen).all())):
+        raise ValueError("a layer has seen other tokens than it holds")
+    if not bool((right | ~real).all()):
+        raise ValueError("positions of a layer do not ascend below the tokens seen, or NaN is held")
 
 
 def _read_header(path: Path) -> dict[str, Any]:
@@ -201,6 +230,7 @@ def _identity(model: PreTrainedModel) -> dict[str, Any]:
     return {
         "id": name_of(model) or type(model).__name__,
         "weights": None if on_meta(model) else weights_digest(model),
+        "active": active_digest(model),
         "geometry": geometry_of(model.config).to_dict(),
         "dtype": str(model.dtype).removeprefix("torch."),
         "rope": digest_json(getattr(text, "rope_parameters", None)),
@@ -223,6 +253,10 @@ def _refuse_another_model(path: Path, theirs: Mapping[str, Any], ours: Mapping[s
         )
     if theirs["rope"] != ours["rope"]:
         raise CacheError(f"{made} with another RoPE than this model has (rope_parameters)")
+    if theirs.get("active") != ours["active"]:
+        raise CacheError(
+            f"{made} with other adapters, scales of them or forward hooks than are active now"
+        )
     known = theirs["weights"] and ours["weights"]
     if theirs["weights" if known else "id"] != ours["weights" if known else "id"]:
         same = " with other weights" if theirs["id"] == ours["id"] else ""

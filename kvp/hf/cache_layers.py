@@ -69,6 +69,8 @@ class StoredLayer(DynamicLayer, ABC):
         self.is_first = False
         """True for the first layer of its cache, which keeps `_newest`; others only where the model
         passes no positions."""
+        self.unattended = False
+        """True between `update` and `attend`, which brings the positions."""
         self._stored = 0  # slots of the storage that are used
         self._gaps = False  # True once some slot may be EMPTY
         self._newest: Tensor | None = None  # [B] newest position fed
@@ -192,7 +194,10 @@ class StoredLayer(DynamicLayer, ABC):
             self._position_storage = torch.empty(
                 batch, 1, 0, dtype=torch.int64, device=key_states.device
             )
-        storages = [self._key_storage, self._value_storage, self._position_storage]
+        # Dtypes may change where autocast begins and ends.
+        states = (self._key_storage, key_states), (self._value_storage, value_states)
+        storages = [held.to(torch.promote_types(held.dtype, new.dtype)) for held, new in states]
+        storages.append(self._position_storage)
         stored, stop = self._stored, self._stored + tokens
         if self._shared or stop > self._key_storage.shape[2]:
             capacity = stored + max(tokens, self._growth)
@@ -204,6 +209,7 @@ class StoredLayer(DynamicLayer, ABC):
         self._key_storage, self._value_storage, self._position_storage = keys, values, positions
         self._stored = stop
         self.seen += tokens
+        self.unattended = True
         return self.keys, self.values
 
     def attend(
@@ -250,6 +256,7 @@ class StoredLayer(DynamicLayer, ABC):
             self._newest = position_ids[:, -1]
         self._gaps |= mask is not None
         self._position_storage[:, :, self._stored - tokens : self._stored] = new_positions[:, None]
+        self.unattended = False
         return self._attend(module, query, mask, options)
 
     def _visible(self, tokens: int, options: Mapping[str, Any]) -> Tensor | None:

@@ -97,11 +97,12 @@ def evict(
             kept.append(torch.where(tokens == EMPTY_SLOT, tokens, tokens + pad))
     if all(tokens.shape[-1] == seen and bool((tokens != EMPTY_SLOT).all()) for tokens in kept):
         return
-    for number, (index, layer) in enumerate(cache.stored.items()):
-        indices = _stacked([tokens[number] for tokens in kept])
-        cache.layers[index] = layer.select(indices, fed_again)
-    for index, other in observation.others_kept.items():
-        cache.layers[index] = other
+    with cache.changing():
+        for number, (index, layer) in enumerate(cache.stored.items()):
+            indices = _stacked([tokens[number] for tokens in kept])
+            cache.layers[index] = layer.select(indices, fed_again)
+        for index, other in observation.others_kept.items():
+            cache.layers[index] = other
 
 
 def _tokens_kept(prefill: Prefill, budget: int, rule: EvictionRule) -> list[Tensor]:
@@ -182,8 +183,9 @@ def evict_again(
     ):
         return
     # All layers or none: one mask serves them, with columns of what is stored or of all tokens.
-    for indices, (index, layer) in zip(chosen, cache.stored.items(), strict=True):
-        cache.layers[index] = layer.select(indices)
+    with cache.changing():
+        for indices, (index, layer) in zip(chosen, cache.stored.items(), strict=True):
+            cache.layers[index] = layer.select(indices)
 
 
 def _real(queries: Tensor) -> Tensor:

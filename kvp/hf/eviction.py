@@ -11,19 +11,26 @@ forward pass, eviction after it. Tokens that come several at a time are a prompt
 a further turn, and eviction follows them; single ones are an answer, and eviction follows every so
 many of them, or never. What a call needs between its two hooks belongs to the call, by thread:
 several threads may generate inside one block.
+
+A block holds for the thread or asyncio task that entered it, and for the threads, tasks and calls
+of thread pools that are started inside it; other calls of the model are left alone.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from functools import cache as computed_once
+from functools import partial, update_wrapper
+from threading import Thread, get_ident, local
 from threading import enumerate as living_threads
-from threading import get_ident, local
 from types import TracebackType
 from typing import Any, NoReturn
-from weakref import ReferenceType, ref
+from weakref import ReferenceType, WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor
@@ -31,13 +38,20 @@ from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
 from kvp.budgets import Budget, parse_budget
 from kvp.errors import UsageError
-from kvp.hf.attention import QueryRecorder, kvp_attention_set
+from kvp.hf.attention import QueryRecorder, Undo, Users, changed_once, kvp_attention_set
 from kvp.hf.cache import EvictingCache, Turn
 from kvp.hf.evict import EvictionRule, check_repeatable, evict, evict_again
 from kvp.hf.kept import Kept
-from kvp.hf.model_access import check_model, warn_of_another_model
+from kvp.hf.model_access import check_mode, check_model, warn_of_another_model
 from kvp.hf.model_config import rope_switch
-from kvp.hf.prefill import Observation, prefill, recorded_hidden, refuse_inside_block, unwrapped
+from kvp.hf.prefill import (
+    Observation,
+    block_here,
+    prefill,
+    recorded_hidden,
+    refuse_inside_block,
+    unwrapped,
+)
 from kvp.hf.scorer_inputs import HiddenRecorder, check_inputs, reads_text
 from kvp.plugins import instance_of
 from kvp.ranking import Allocator, Protection, kept_tokens
@@ -197,8 +211,84 @@ class _Thread(local):
     """True while scorers run: their own passes over the prompt are left alone."""
     latest: ReferenceType[EvictingCache] | None = None
     """The cache of the latest forward pass."""
+    generating = False
+    """True inside `generate`."""
+    answer: EvictingCache | None = None
+    """The cache of its first forward pass: that of the answer. What else `generate` computes, such
+    as the logits of a negative prompt, has others."""
     lengths: Sequence[int] | None = None
     """Tokens of the prompts whose pieces are being read."""
+
+
+_ENTERED: ContextVar[frozenset[object]] = ContextVar("entered", default=frozenset())
+"""Marks of the blocks that this thread or task, or the one that started it, is inside."""
+
+
+def _inside(
+    marks: frozenset[object], function: Callable[..., Any], *args: Any, **kwargs: Any
+) -> Any:
+    """`function(...)` inside the blocks with these `marks`."""
+    before = _ENTERED.set(marks)
+    try:
+        return function(*args, **kwargs)
+    finally:
+        _ENTERED.reset(before)
+
+
+@computed_once
+def _hand_on_blocks() -> None:
+    """From now on, threads and calls of thread pools are inside the blocks of who starts them.
+
+    As asyncio's tasks are by themselves, and threads from Python 3.14 on if so configured.
+    """
+    start, submit = Thread.start, ThreadPoolExecutor.submit
+
+    def start_inside(thread: Thread) -> None:
+        if marks := _ENTERED.get():
+            thread.run = partial(_inside, marks, thread.run)  # type: ignore[method-assign]
+        start(thread)
+
+    def submit_inside(
+        pool: ThreadPoolExecutor, function: Callable[..., Any], /, *args: Any, **kwargs: Any
+    ) -> Future[Any]:
+        # Also without a block: the pool's thread may have been started inside one.
+        return submit(pool, _inside, _ENTERED.get(), function, *args, **kwargs)
+
+    Thread.start = update_wrapper(start_inside, start)  # type: ignore[method-assign]
+    ThreadPoolExecutor.submit = update_wrapper(submit_inside, submit)  # type: ignore[method-assign]
+
+
+class _InBlock:
+    """A method of a model, `instead` of which is called where a block of the model holds."""
+
+    def __init__(self, model: PreTrainedModel, method: Callable[..., Any], instead: str) -> None:
+        update_wrapper(self, method)
+        self.__self__ = model  # as of a method: `unwrapped` looks for it
+        self._method, self._instead = method, instead
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        block = block_here(self.__self__)
+        if block is None:
+            return self._method(*args, **kwargs)
+        return getattr(block, self._instead)(self._method, *args, **kwargs)
+
+
+_REPLACED = {"generate": "generate", "init_continuous_batching": "refuse_continuous_batching"}
+"""Methods of a model, and those of a block that are called instead."""
+_MODELS: Users = WeakKeyDictionary()
+
+
+def _replace_methods(model: PreTrainedModel) -> Undo:
+    before = {name: vars(model)[name] for name in _REPLACED if name in vars(model)}
+    for name, instead in _REPLACED.items():
+        vars(model)[name] = _InBlock(model, getattr(model, name), instead)
+
+    def undo() -> None:
+        for name in _REPLACED:
+            del vars(model)[name]
+        vars(model).update(before)
+
+    return undo
 
 
 class EvictingBlock(AbstractContextManager[Kept]):
@@ -221,6 +311,7 @@ class EvictingBlock(AbstractContextManager[Kept]):
         self._prefill_chunk = prefill_chunk
         self._names = list(inspect.signature(model.forward).parameters)
         self._used = False
+        self._mark = object()
         self._undo = ExitStack()
         self._thread = _Thread()
         self._calls: dict[int, _Call] = {}  # by thread
@@ -232,13 +323,14 @@ class EvictingBlock(AbstractContextManager[Kept]):
         self._used = True
         with ExitStack() as undo:
             undo.enter_context(kvp_attention_set(self._model))
-            vars(self._model)["init_continuous_batching"] = _refuse_continuous_batching
-            undo.callback(vars(self._model).pop, "init_continuous_batching")
+            undo.enter_context(changed_once(_MODELS, self._model, _replace_methods))
             before = self._model.register_forward_pre_hook(self._before, with_kwargs=True)
             undo.callback(before.remove)
             after = self._model.register_forward_hook(self._after, with_kwargs=True)
             undo.callback(after.remove)
             self._undo = undo.pop_all()
+        _hand_on_blocks()
+        _ENTERED.set(_ENTERED.get() | {self._mark})
         kept = Kept()
         self._kept = ref(kept)  # so that a cache which nobody asks about is freed as ever
         return kept
@@ -250,6 +342,7 @@ class EvictingBlock(AbstractContextManager[Kept]):
         trace: TracebackType | None,
     ) -> None:
         self._undo.close()
+        _ENTERED.set(_ENTERED.get() - {self._mark})
         self._drop_failed()
         running = {thread.ident for thread in living_threads()}
         if error is None and any(thread in running for thread in self._calls):
@@ -266,6 +359,11 @@ class EvictingBlock(AbstractContextManager[Kept]):
             failed.recording.close()
 
     @property
+    def entered_here(self) -> bool:
+        """True in the thread or task that entered the block, and in what it started inside."""
+        return self._mark in _ENTERED.get()
+
+    @property
     def evicting_here(self) -> bool:
         """True while this thread's scorers run."""
         return self._thread.evicting
@@ -276,29 +374,63 @@ class EvictingBlock(AbstractContextManager[Kept]):
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         if self._thread.evicting:
             return args, kwargs
-        self._drop_failed()
+        passed = args, kwargs
         kwargs = {**dict(zip(self._names, args, strict=False)), **kwargs}
         if kwargs.get("output_attentions", getattr(model.config, "output_attentions", False)):
             raise UsageError(
-                "inside evicting(...) no attention weights exist: pass output_attentions=False"
+                "inside evicting(...), and in other threads meanwhile, no attention weights exist: "
+                "pass output_attentions=False"
             )
+        if not self.entered_here:
+            return passed
+        self._drop_failed()
         inputs = kwargs.get("input_ids")
         batch, tokens = (kwargs["inputs_embeds"] if inputs is None else inputs).shape[:2]
+        if tokens > 1 or model.training:
+            check_mode(self._model)
         cache = self._evicting_cache(kwargs, tokens)
         kwargs = {**kwargs, "past_key_values": cache}
         chunk = self._prefill_chunk
         if chunk is not None and tokens > chunk:
             kwargs = self._read_pieces(kwargs, batch, tokens, chunk)
+        cache.begin(batch)
         if cache.get_seq_length() == 0:
             self._record(cache, _left_padding(kwargs.get("attention_mask"), batch))
         elif tokens > 1:
             self._record(cache, None)
         elif self._every is not None:
             self._take_over(cache)
-        self._thread.latest = ref(cache)
-        if (kept := self._kept()) is not None:
+        state = self._thread
+        state.latest = ref(cache)
+        if state.generating and state.answer is None:
+            state.answer = cache
+        if (kept := self._kept()) is not None and state.answer in (None, cache):
             kept.cache = cache
         return (), kwargs
+
+    def generate(self, generate: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """`generate(...)`, of which `kept` tells the answer's cache alone."""
+        state = self._thread
+        if state.generating:
+            return generate(*args, **kwargs)
+        state.generating = True
+        try:
+            output = generate(*args, **kwargs)
+            if state.answer is not None and self._is_due(state.answer):
+                raise UsageError(
+                    "the evicting(...) block ended during a generate call of another thread, whose "
+                    "cache grew on: wait for the threads before leaving the block"
+                )
+            return output
+        finally:
+            state.generating, state.answer = False, None
+
+    def refuse_continuous_batching(self, *_: object, **__: object) -> NoReturn:
+        """Raise UsageError: its paged cache shares blocks between requests."""
+        raise UsageError(
+            "evicting cannot shrink the paged cache of continuous batching (generate_batch): call "
+            "model.generate"
+        )
 
     def _read_pieces(
         self, kwargs: dict[str, Any], batch: int, tokens: int, chunk: int
@@ -329,7 +461,7 @@ class EvictingBlock(AbstractContextManager[Kept]):
     def _evicting_cache(self, kwargs: dict[str, Any], tokens: int) -> EvictingCache:
         """The cache of a forward pass over `tokens` tokens, made anew where it may be."""
         if kwargs.get("cache") is not None:  # paged, of requests begun before the block
-            _refuse_continuous_batching()
+            self.refuse_continuous_batching()
         cache = kwargs.get("past_key_values")
         if cache is None:
             latest = None if self._thread.latest is None else self._thread.latest()
@@ -406,10 +538,11 @@ class EvictingBlock(AbstractContextManager[Kept]):
         kwargs: dict[str, Any],
         output: object,
     ) -> None:
-        if self._thread.evicting:
+        if self._thread.evicting or not self.entered_here:
             return
         call = self._calls.pop(get_ident(), None)
         cache = kwargs["past_key_values"]
+        cache.end()
         if call is None and not self._is_due(cache):
             return
         self._thread.evicting = True
@@ -471,14 +604,6 @@ class EvictingBlock(AbstractContextManager[Kept]):
 def _turn(cache: EvictingCache) -> Turn:
     """A prompt that was just read, or taken for one."""
     return Turn(prompts=tuple(cache.lengths), shrunk_at=cache.get_seq_length())
-
-
-def _refuse_continuous_batching(*_: object, **__: object) -> NoReturn:
-    """Raise UsageError: its paged cache shares blocks between requests and cannot be shrunk."""
-    raise UsageError(
-        "evicting cannot shrink the paged cache of continuous batching (generate_batch): call "
-        "model.generate"
-    )
 
 
 def pieces(tokens: int, chunk: int) -> list[tuple[int, int]]:

@@ -21,7 +21,7 @@ class Kept:
 
     B entries of its batch (a beam is one), L layers that tokens are evicted from, H KV heads.
     Numbers follow the cache while it grows and shrinks, answers included; nothing is copied. All
-    raise UsageError before the first call.
+    raise UsageError before the first call, and after one that was interrupted.
     """
 
     def __init__(self, cache: EvictingCache | None = None) -> None:
@@ -76,9 +76,10 @@ class Kept:
         return figure
 
     def __repr__(self) -> str:
-        if self.cache is None or not self.cache.stored:
-            return "nothing was generated inside evicting(...) yet"
-        seen, tokens = self.seen, self.tokens
+        try:
+            seen, tokens = self.seen, self.tokens
+        except UsageError as error:
+            return str(error)
         batch, layers, heads = tokens.shape
         return (
             f"{f'{batch} entries of ' if batch > 1 else ''}{_range(seen)} tokens; each of {layers} "
@@ -97,8 +98,8 @@ class Kept:
 
     @property
     def _filled(self) -> EvictingCache:
-        if self.cache is None or not self.cache.stored:
-            raise UsageError(repr(self))
+        if self.cache is None or self.cache.get_seq_length() == 0:
+            raise UsageError("nothing was generated inside evicting(...) yet")
         return self.cache
 
 

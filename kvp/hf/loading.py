@@ -10,17 +10,17 @@ The device of one of several processes that share a machine's devices.
 from __future__ import annotations
 
 import copy
-import struct
+import sys
 from collections.abc import Callable
 from contextlib import nullcontext, redirect_stderr
 from io import StringIO
 from pathlib import Path
-from pickle import UnpicklingError
+from time import monotonic
+from types import FrameType
 from typing import Any, TypeVar
 
 import torch
 from huggingface_hub import try_to_load_from_cache
-from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -47,11 +47,11 @@ from kvp.progress import phase, quiet_logs
 
 _Loaded = TypeVar("_Loaded")
 
-_LOADING_ERRORS = (
-    OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError, UnpicklingError,
-    struct.error,
-)  # fmt: skip
-"""What transformers raises on files that are missing, damaged or hostile."""
+_MOST = {"layers": 2**12, "n_layer": 2**12, "_size": 2**20}
+"""How names of a configuration end -> the largest number that is believed: of each layer
+transformers makes a list entry and a module, of sizes tensors, before any file is read."""
+TEMPLATE_SECONDS = 5.0
+"""For one short message, where chat templates take milliseconds."""
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -160,7 +160,30 @@ def load_tokenizer(name: str, *, revision: str | None = None) -> PreTrainedToken
     known = set(tokenizer.encode("0 a", add_special_tokens=False)) - {tokenizer.unk_token_id}
     if not known:
         raise ModelError(f"--model {name}: no tokenizer (its files are missing or empty)")
+    if tokenizer.chat_template:
+        _check_template(tokenizer, name)
     return tokenizer
+
+
+def _check_template(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
+    """Raise ModelError where the chat template of model `name` does not end on a short chat."""
+    stop = monotonic() + TEMPLATE_SECONDS
+
+    def watch(frame: FrameType, event: str, argument: object) -> Any:  # noqa: ANN401
+        if monotonic() > stop:
+            raise TimeoutError
+        return watch if frame.f_code.co_filename == "<template>" else None
+
+    before = sys.gettrace()
+    sys.settrace(watch)
+    try:
+        tokenizer.apply_chat_template([{"role": "user", "content": "a"}], tokenize=False)
+    except (TimeoutError, OverflowError, MemoryError, RecursionError) as error:
+        raise ModelError(f"--model {name}: its chat template does not end, remove it") from error
+    except Exception:  # it asks for another chat; who uses it is told
+        return
+    finally:
+        sys.settrace(before)
 
 
 def tokenizer_of(
@@ -195,9 +218,21 @@ def load_config(name: str, *, revision: str | None = None) -> PreTrainedConfig:
     source, options = _source(name, revision)
     if not options.get("local_files_only") and not _in_cache(source, options["revision"]):
         phase(f"looking for {name} on the model hub")  # retries without a network take a while
-    config: PreTrainedConfig = _load(AutoConfig.from_pretrained, name, "model", source, options)
+    config: PreTrainedConfig = _load(_config, name, "model", source, options)
     check_config(config)
     geometry_of(config)
+    return config
+
+
+def _config(source: str, **options: Any) -> PreTrainedConfig:  # noqa: ANN401
+    """The configuration; ValueError where it names sizes that no model has."""
+    raw = {} if "gguf_file" in options else PreTrainedConfig.get_config_dict(source, **options)[0]
+    for part in (raw, *raw.values()):
+        for key, value in part.items() if isinstance(part, dict) else ():
+            most = next((most for end, most in _MOST.items() if key.endswith(end)), None)
+            if most is not None and isinstance(value, int | float) and value > most:
+                raise ValueError(f"{key} is {value}, more than {most}")
+    config: PreTrainedConfig = AutoConfig.from_pretrained(source, **options)
     return config
 
 
@@ -286,7 +321,9 @@ def _load(
     try:
         with quiet_logs():
             return loader(source, trust_remote_code=False, **options)
-    except _LOADING_ERRORS as error:
+    except ModelError:
+        raise
+    except Exception as error:  # whatever libraries raise on files that are damaged or hostile
         here = "" if Path(source).exists() else f"no folder here{folder_meant(name, MODELS)}; "
         raise ModelError(f"--model {name}: no {what} ({here}{first_line(error)})") from error
 

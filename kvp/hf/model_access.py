@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from kvp.errors import ModelError, first_line
+from kvp.errors import ModelError, UsageError, first_line
 from kvp.hf.attention import ForeignAttentionError, QueryRecorder, kvp_attention_set, query_unit
 from kvp.hf.cache import EvictingCache
 from kvp.hf.model_config import check_config, evicted_layers, geometry_of, layer_kinds
@@ -338,17 +338,74 @@ def model_identity(
 
 
 def weights_digest(model: PreTrainedModel, dtype: torch.dtype = torch.float32) -> str:
-    """A digest of a few weights of every tensor: another checkpoint has another one.
+    """A digest of a few weights of every tensor, and of what else computes (`active_digest`).
 
-    `dtype` is what they are rounded to first: a model held in float32 has the digest of the same
-    model held in bfloat16 with `torch.bfloat16`.
+    Another checkpoint has another one. `dtype` is what weights are rounded to first: a model held
+    in float32 has the digest of the same model held in bfloat16 with `torch.bfloat16`.
     """
     digest = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
-        few = tensor.flatten()[:: max(1, tensor.numel() // 64)][:64]
         digest.update(name.encode())
-        digest.update(few.to("cpu", dtype).float().numpy().tobytes())
+        digest.update(_few(tensor, dtype) if isinstance(tensor, Tensor) else repr(tensor).encode())
+    digest.update((active_digest(model) or "").encode())
     return digest.hexdigest()
+
+
+def _few(tensor: Tensor, dtype: torch.dtype = torch.float32) -> bytes:
+    few = tensor.detach().flatten()[:: max(1, tensor.numel() // 64)][:64]
+    return few.to("cpu", dtype).float().numpy().tobytes()
+
+
+_ADAPTER = ("active_adapters", "disable_adapters", "merged_adapters", "scaling")
+"""What PEFT's layers say about themselves."""
+_NO_PARTS = {"torch", "transformers", "accelerate", "bitsandbytes", "kvp"}
+"""Packages whose modules and hooks change nothing that the weights do not tell."""
+
+
+def active_digest(model: nn.Module) -> str | None:
+    """A digest of what changes a model's computation beside its weights; None for a plain model.
+
+    Adapters of PEFT (which are active, merged or off, and their scale), numbers and texts that
+    modules of other packages hold, and forward hooks with the constants, numbers, texts and tensors
+    that they hold. Not seen: whole numbers, which may count calls, what else a hook or a module
+    reads, a `forward` that was replaced, and what a wrapper does before it calls the model.
+    """
+    plain = _NO_PARTS | {_package(model)}
+    parts: list[Any] = []
+    for name, module in model.named_modules():
+        if isinstance(getattr(module, "active_adapters", None), list | tuple):
+            parts.append([name, [getattr(module, each, None) for each in _ADAPTER]])
+        elif _package(module) not in plain:
+            held = {key: value for key, value in vars(module).items() if key != "training"}
+            parts.append([name, type(module).__qualname__, [*held], *_held(held.values())])
+        for hook in (*module._forward_pre_hooks.values(), *module._forward_hooks.values()):
+            if _package(hook) not in plain:
+                parts.append([name, *_told(hook)])
+    return hashlib.sha256(repr(parts).encode()).hexdigest() if parts else None
+
+
+def _package(part: object) -> str:
+    return str(getattr(part, "__module__", "")).partition(".")[0]
+
+
+def _told(hook: Any) -> list[Any]:  # noqa: ANN401
+    """What can be seen of a function, a method, a partial or a callable object."""
+    function = getattr(hook, "__func__", getattr(hook, "func", hook))
+    constants = getattr(getattr(function, "__code__", None), "co_consts", ())
+    return [
+        getattr(function, "__qualname__", type(hook).__qualname__),
+        [each for each in constants if isinstance(each, int | float | str)],
+        *_held(getattr(getattr(hook, "__self__", hook), "__dict__", {}).values()),
+        *_held(cell.cell_contents for cell in getattr(function, "__closure__", None) or ()),
+        *_held(getattr(function, "__defaults__", None) or ()),
+        *_held((*getattr(hook, "args", ()), *getattr(hook, "keywords", {}).values())),
+    ]
+
+
+def _held(values: Iterable[object]) -> list[Any]:
+    """The numbers and texts among `values`, and a few entries of the tensors."""
+    seen = [_few(value) if isinstance(value, Tensor) else value for value in values]
+    return [value for value in seen if isinstance(value, bool | float | str | bytes)]
 
 
 def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
@@ -404,12 +461,30 @@ _CHECKED: WeakSet[PreTrainedModel] = WeakSet()
 """Models that have run once with an evicting cache."""
 
 
+def check_mode(model: PreTrainedModel) -> None:
+    """Raise UsageError where layers in training mode drop the cache, or parts of what they compute.
+
+    Gradient checkpointing does the first, dropout the second; both can be switched at any time.
+    """
+    for module in model.modules():
+        if not module.training:
+            continue
+        dropped = (
+            module.p if isinstance(module, nn.Dropout) else vars(module).get("attention_dropout")
+        )
+        checkpoints = getattr(module, "gradient_checkpointing", False)
+        if checkpoints or (isinstance(dropped, float) and dropped > 0):
+            what = "gradient checkpointing, which keeps no cache" if checkpoints else "dropout"
+            raise UsageError(f"this model is in training mode with {what}: call model.eval() first")
+
+
 def check_model(model: PreTrainedModel) -> None:
-    """Raise ModelError unless kvp's attention can replace the model's own.
+    """Raise ModelError unless kvp's attention can replace the model's own, else as `check_mode`.
 
     The first time, the model runs over one token with an evicting cache: whether its attention
     passes positions and leaves the cache's handle alone shows in no attribute.
     """
+    check_mode(model)
     check_config(model.config)
     name = type(model).__name__
     known = model._supports_sdpa or _capped_or_with_sinks(model)

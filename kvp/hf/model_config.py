@@ -94,7 +94,7 @@ def geometry_of(config: PreTrainedConfig) -> Geometry:
             head_dim=head_dim,
             layer_indices=evicted,
         )
-    except (AttributeError, TypeError, ValueError) as error:
+    except (AttributeError, TypeError, ValueError, ZeroDivisionError) as error:
         raise ModelError(
             f"model type {config.model_type!r} has no uniform attention heads to evict from "
             f"({error})"

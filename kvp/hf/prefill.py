@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +26,7 @@ from kvp.errors import ModelError, UsageError
 from kvp.hf.attention import QueryRecorder, kvp_attention_set
 from kvp.hf.cache import EvictingCache
 from kvp.hf.cache_layers import OtherLayer, copies, without_padding
+from kvp.hf.model_access import check_mode
 from kvp.hf.scorer_inputs import (
     HiddenRecord,
     HiddenRecorder,
@@ -57,12 +59,17 @@ def unwrapped(model: nn.Module) -> PreTrainedModel:
     )
 
 
+def block_here(model: PreTrainedModel) -> Any:  # noqa: ANN401 (kvp.hf.eviction imports this file)
+    """The `evicting` block of `model` that this thread or task is inside, or None."""
+    owners = [getattr(hook, "__self__", None) for hook in list(model._forward_pre_hooks.values())]
+    return next((owner for owner in owners if getattr(owner, "entered_here", False)), None)
+
+
 def refuse_inside_block(model: PreTrainedModel) -> None:
     """Raise UsageError inside an `evicting` block of `model`, unless this thread's scorers run."""
-    for hook in list(model._forward_pre_hooks.values()):
-        block = getattr(hook, "__self__", None)
-        if getattr(block, "evicting_here", None) is False:
-            raise UsageError("this model is already inside an evicting(...) block: leave it first")
+    block = block_here(model)
+    if block is not None and not block.evicting_here:
+        raise UsageError("this model is already inside an evicting(...) block: leave it first")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,9 +116,10 @@ def observe(
     that nothing is evicted from cannot be rolled back, so they are also kept as they were before
     the last `fed_again` tokens; a model with such layers runs twice then. Whatever attention is set
     on the model stays set. Raises UsageError when `cache` has already been shrunk and inside an
-    `evicting` block of the same model.
+    `evicting` block of the same model, and as `kvp.hf.model_access.check_mode`.
     """
     model = unwrapped(model)
+    check_mode(model)
     refuse_inside_block(model)
     cache = EvictingCache.of(model.config) if cache is None else cache
     if cache.evicted:

@@ -8,6 +8,7 @@ import shutil
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import pytest
@@ -132,6 +133,38 @@ def test_missing_and_damaged_parts_are_named(folder: Path, tmp_path: Path) -> No
     for text in ("{", json.dumps({"model_type": "unheard_of"})):
         (folder / "config.json").write_text(text)
         assert "no model" in refusal(str(folder))
+
+
+@pytest.mark.parametrize("value", [0, -1, 10**7, 10**18, 1.5, "x", None, [1], True])
+@pytest.mark.parametrize(
+    "key", ["num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads"]
+)
+def test_sizes_that_no_model_has_are_one_line(folder: Path, key: str, value: Any) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    if key == "num_key_value_heads" and value is None:
+        return  # as many as query heads
+    (folder / "config.json").write_text(json.dumps({**config, key: value, "layer_types": None}))
+    begun = perf_counter()
+    assert "model" in refusal(str(folder))
+    assert perf_counter() - begun < 10
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for i in range(10**9) %}{% endfor %}",
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{% macro m(n) %}{{ m(n + 1) }}{{ m(n + 1) }}{% endmacro %}{{ m(0) }}",
+    ],
+)
+def test_a_chat_template_without_end_is_one_line(
+    folder: Path, template: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading, "TEMPLATE_SECONDS", 0.5)
+    (folder / "chat_template.jinja").write_text(template)
+    assert "its chat template does not end" in refusal(str(folder))
+    (folder / "chat_template.jinja").write_text("{{ raise_exception('only tools') }}")
+    load_model(str(folder))  # a chat of one message is not for it
 
 
 def test_remote_code_is_never_run(folder: Path) -> None:

@@ -1,0 +1,417 @@
+"""Whose calls a block touches, whose cache `kept` tells of, and calls that end in the middle."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from contextvars import copy_context
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import DynamicCache, PreTrainedModel
+
+from kvp.errors import CacheError, UsageError
+from kvp.hf import EvictingCache, evicting, load_cache, save_cache
+from kvp.hf.model_access import weights_digest
+
+Prompt = Callable[..., Tensor]
+TOKENS, BUDGET = 40, 22
+
+
+def stored(output: Any) -> int:
+    return int(output.past_key_values.layers[0].keys.shape[2])
+
+
+@pytest.fixture
+def held(qwen: PreTrainedModel, prompt: Prompt, generate: Any) -> Callable[[], int]:
+    """Tokens that the first layer holds after an answer of one token."""
+
+    def run() -> int:
+        return stored(generate(qwen, prompt(TOKENS), 2)) - 1
+
+    return run
+
+
+def in_thread(function: Callable[[], Any]) -> Any:
+    results: list[Any] = []
+    thread = threading.Thread(target=lambda: results.append(function()))
+    thread.start()
+    thread.join(60)
+    return results[0]
+
+
+def test_only_what_is_started_inside_is_evicted(
+    qwen: PreTrainedModel, fixed: Any, held: Callable[[], int]
+) -> None:
+    """Threads that live before a block, and those that others start during it, are left alone."""
+    entered, asked, left = threading.Event(), threading.Event(), threading.Event()
+    inside: dict[str, int] = {}
+
+    def enter() -> None:
+        with evicting(qwen, fixed(TOKENS), BUDGET), ThreadPoolExecutor(1) as own:
+            entered.set()
+            asked.wait(60)
+            inside["itself"] = held()
+            inside["a thread"] = in_thread(held)
+            inside["a thread of a thread"] = in_thread(lambda: in_thread(held))
+            inside["its own pool"] = own.submit(held).result(60)
+            inside["an older pool"] = older.submit(held).result(60)
+            inside["a context"] = before.submit(copy_context().run, held).result(60)
+            during["an older pool"] = in_pool_without_a_block()
+            left.wait(60)
+
+    def in_pool_without_a_block() -> int:
+        return int(copy_context_outside.run(lambda: older.submit(held).result(60)))
+
+    during: dict[str, int] = {}
+    copy_context_outside = copy_context()
+    with ThreadPoolExecutor(1) as older, ThreadPoolExecutor(1) as before:
+        older.submit(int).result()
+        thread = threading.Thread(target=enter)
+        thread.start()
+        entered.wait(60)
+        during["itself"] = held()
+        during["a thread"] = in_thread(held)
+        asked.set()
+        left.set()
+        thread.join(60)
+    assert set(inside.values()) == {BUDGET}, inside
+    assert set(during.values()) == {TOKENS}, during
+    assert held() == TOKENS
+
+
+def test_tasks_are_told_apart(qwen: PreTrainedModel, fixed: Any, held: Callable[[], int]) -> None:
+    async def enter(ready: asyncio.Event, done: asyncio.Event) -> list[int]:
+        with evicting(qwen, fixed(TOKENS), BUDGET):
+            ready.set()
+            counts = [held(), await asyncio.to_thread(held)]
+
+            async def child() -> int:
+                return held()
+
+            counts.append(await asyncio.create_task(child()))
+            await done.wait()
+        return counts
+
+    async def other(ready: asyncio.Event, done: asyncio.Event) -> list[int]:
+        await ready.wait()
+        counts = [held(), await asyncio.to_thread(held)]
+        done.set()
+        return counts
+
+    async def both() -> list[list[int]]:
+        ready, done = asyncio.Event(), asyncio.Event()
+        return await asyncio.gather(enter(ready, done), other(ready, done))
+
+    mine, theirs = asyncio.run(both())
+    assert (mine, theirs) == ([BUDGET] * 3, [TOKENS] * 2)
+
+
+@pytest.mark.parametrize("first_out", [0, 1])
+def test_two_threads_each_in_a_block_of_one_model(
+    qwen: PreTrainedModel, fixed: Any, held: Callable[[], int], first_out: int
+) -> None:
+    """Blocks overlap and end in either order; each has its own budget, and the model comes back."""
+    qwen.set_attn_implementation("sdpa")
+    budgets, counts = (22, 30), [0, 0]
+    both, once = threading.Barrier(2), threading.Event()
+
+    def run(index: int) -> None:
+        with evicting(qwen, fixed(TOKENS), budgets[index]):
+            with pytest.raises(UsageError, match="already inside"):
+                evicting(qwen, fixed(TOKENS), 22)
+            both.wait(60)
+            if index != first_out:
+                once.wait(60)
+            counts[index] = held()
+        once.set()
+
+    threads = [threading.Thread(target=run, args=(index,)) for index in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert counts == list(budgets)
+    assert held() == TOKENS
+    assert qwen.config._attn_implementation == "sdpa"
+    assert not {"generate", "init_continuous_batching"} & set(vars(qwen))
+    assert not qwen._forward_pre_hooks
+
+
+def test_an_answer_that_outlives_the_block_says_so(
+    qwen: PreTrainedModel, prompt: Prompt, by_content: Any, generate: Any
+) -> None:
+    begun, left = threading.Event(), threading.Event()
+    errors: list[str] = []
+
+    class Wait:
+        def put(self, value: Tensor) -> None:
+            if value.numel() == 1:
+                begun.set()
+                left.wait(60)
+
+        def end(self) -> None: ...
+
+    def run() -> None:
+        try:
+            generate(qwen, prompt(TOKENS), 12, streamer=Wait())
+        except UsageError as error:
+            errors.append(str(error))
+
+    with evicting(qwen, by_content(), BUDGET, every=4):
+        thread = threading.Thread(target=run)
+        thread.start()
+        begun.wait(60)
+    left.set()
+    thread.join(60)
+    assert len(errors) == 1
+    assert "wait for the threads" in errors[0]
+
+
+def test_kept_is_of_the_answer(
+    qwen: PreTrainedModel, prompt: Prompt, by_content: Any, generate: Any
+) -> None:
+    """Not of a negative prompt, of what a logits processor computes, or of a call inside a call."""
+
+    def more(ids: Tensor, scores: Tensor) -> Tensor:
+        with torch.no_grad():
+            qwen(prompt(33), past_key_values=DynamicCache())
+        generate(qwen, prompt(31), 2)
+        return scores
+
+    for options in (
+        {"guidance_scale": 1.5, "negative_prompt_ids": prompt(28, seed=3)},
+        {"guidance_scale": 1.5},
+        {"logits_processor": [more]},
+        {
+            "num_beams": 2,
+            "guidance_scale": 1.5,
+            "negative_prompt_ids": prompt(28, seed=3).expand(2, -1),
+        },
+    ):
+        with evicting(qwen, by_content(), BUDGET) as kept:
+            output = generate(qwen, prompt(TOKENS), 5, **options)
+            assert kept.cache is output.past_key_values, options
+            assert set(kept.seen) == {TOKENS + 4}
+            with torch.no_grad():
+                qwen(prompt(35), past_key_values=DynamicCache())
+            assert kept.seen == [35]  # the latest call
+
+
+class Stop(KeyboardInterrupt):
+    """As Ctrl-C."""
+
+
+def stopped(module: nn.Module) -> Any:
+    """Ctrl-C once in the middle of a module's forward pass."""
+
+    def stop(*_: Any) -> None:
+        handle.remove()
+        raise Stop
+
+    handle = module.register_forward_hook(stop)
+    return handle
+
+
+USES: dict[str, Callable[[PreTrainedModel, Any, Tensor, Any], Any]] = {
+    "pass": lambda model, cache, ids, path: model(ids, past_key_values=cache),
+    "answer": lambda model, cache, ids, path: model.generate(
+        ids, past_key_values=cache, max_new_tokens=2
+    ),
+    "fork": lambda model, cache, ids, path: cache.fork(),
+    "rows": lambda model, cache, ids, path: cache.fork(2),
+    "file": lambda model, cache, ids, path: save_cache(cache, path / "cache", model),
+}
+
+
+@pytest.mark.parametrize("use", sorted(USES))
+@pytest.mark.parametrize("kind", ["full", "dense", "ragged"])
+@pytest.mark.parametrize("inside", [True, False])
+def test_a_cache_of_an_interrupted_pass_is_refused(
+    qwen: PreTrainedModel, prompt: Prompt, fixed: Any, generate: Any, uneven: Any,
+    kind: str, inside: bool, use: str, tmp_path: Any,
+) -> None:  # fmt: skip
+    budget = 100 if kind == "full" else BUDGET
+    allocator = uneven() if kind == "ragged" else None
+
+    def block(tokens: int) -> Any:
+        return evicting(qwen, fixed(tokens), budget, allocator=allocator)
+
+    for place in ("self_attn.k_proj", "self_attn", "mlp"):
+        for layer in (0, 1, 2):
+            if layer == 2 and place != "self_attn.k_proj" and not inside:
+                continue  # all layers have been fed
+            with block(TOKENS):
+                output = generate(qwen, prompt(TOKENS), 2)
+            cache, fed = output.past_key_values, 0
+            handle = stopped(qwen.model.layers[layer].get_submodule(place))
+            with ExitStack() as stack:
+                if inside:
+                    stack.enter_context(block(TOKENS + 4))
+                with pytest.raises(Stop):
+                    qwen(prompt(3, seed=2), past_key_values=cache)
+                fed = len([one for one in cache.layers if one.seen > TOKENS + 1])
+                if fed == 0:  # nothing was written: the cache is as it was
+                    handle.remove()
+                    assert cache.fork().get_seq_length() == TOKENS + 1
+                    continue
+                with pytest.raises(UsageError, match="left unfinished") as caught:
+                    USES[use](qwen, cache, prompt(60), tmp_path)
+                assert "\n" not in str(caught.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_prompt_that_was_interrupted_is_refused(
+    qwen: PreTrainedModel, prompt: Prompt, fixed: Any, generate: Any
+) -> None:
+    cache: Any = DynamicCache(config=qwen.config)
+    stopped(qwen.model.layers[1])
+    with evicting(qwen, fixed(TOKENS), BUDGET) as kept:
+        with pytest.raises(Stop):
+            generate(qwen, prompt(TOKENS), 2, past_key_values=cache)
+        assert "left unfinished" in repr(kept)
+        with pytest.raises(UsageError, match="left unfinished"):
+            generate(qwen, prompt(TOKENS + 1), 2, past_key_values=cache)
+        assert stored(generate(qwen, prompt(TOKENS), 2)) == BUDGET + 1  # with a new one
+    with pytest.raises(UsageError, match="left unfinished"):
+        generate(qwen, prompt(TOKENS + 1), 2, past_key_values=cache)
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+def test_rows_that_differ_are_named(
+    qwen: PreTrainedModel, prompt: Prompt, fixed: Any, generate: Any, uneven: Any, ragged: bool
+) -> None:
+    allocator = uneven() if ragged else None
+    with evicting(qwen, fixed(TOKENS), BUDGET, allocator=allocator):
+        first = generate(qwen, prompt(TOKENS), 2)
+    for rows, options in (
+        (3, {"num_return_sequences": 3, "do_sample": True}),
+        (4, {"num_beams": 4}),
+        (1, {}),
+    ):
+        cache = first.past_key_values.fork(3 if rows == 1 else 1)
+        ids = torch.cat([first.sequences, prompt(3)], dim=1)
+        held = 3 if rows == 1 else 1
+        for block in (False, True):
+            with ExitStack() as stack:
+                if block:
+                    stack.enter_context(evicting(qwen, fixed(TOKENS + 5), BUDGET))
+                match = f"prompt has {rows} rows .*past_key_values has {held}"
+                with pytest.raises(UsageError, match=match):
+                    generate(qwen, ids, 2, past_key_values=cache, **options)
+        ids = ids.expand(held, -1)
+        assert generate(qwen, ids, 2, past_key_values=cache).sequences.shape[0] == held
+
+
+def test_training_mode_is_refused_at_the_call(
+    qwen: PreTrainedModel, prompt: Prompt, fixed: Any, generate: Any
+) -> None:
+    qwen.gradient_checkpointing_enable()
+    with evicting(qwen, fixed(TOKENS), BUDGET):
+        assert stored(generate(qwen, prompt(TOKENS), 2)) == BUDGET + 1
+        qwen.train()
+        with pytest.raises(UsageError, match="gradient checkpointing.* call model.eval"):
+            generate(qwen, prompt(TOKENS), 2)
+    with pytest.raises(UsageError, match="training mode"):
+        evicting(qwen, fixed(TOKENS), BUDGET)
+    qwen.gradient_checkpointing_disable()
+    evicting(qwen, fixed(TOKENS), BUDGET)  # nothing is dropped
+    for layer in qwen.model.layers:
+        layer.self_attn.attention_dropout = 0.1
+    with pytest.raises(UsageError, match="training mode with dropout"):
+        evicting(qwen, fixed(TOKENS), BUDGET)
+
+
+class Adapted(nn.Module):
+    """The shape of a layer of PEFT."""
+
+    def __init__(self, base: nn.Module) -> None:
+        super().__init__()
+        self.base_layer = base
+        self.lora = nn.ModuleDict({name: nn.Linear(32, 16, bias=False) for name in ("one", "two")})
+        self.active_adapters, self.disable_adapters = ["one"], False
+        self.merged_adapters: list[str] = []
+        self.scaling = {"one": 1.0, "two": 1.0}
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.base_layer(x)
+        for name in () if self.disable_adapters else self.active_adapters:
+            y = y + self.scaling[name] * self.lora[name](x)
+        return y
+
+
+def double(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+    return 2 * output
+
+
+def halve(module: nn.Module, args: Any) -> Any:
+    return (args[0] / 2,)
+
+
+def steered(by: Any) -> Callable[..., Tensor]:
+    return lambda module, args, output: output + by
+
+
+def test_an_identity_covers_what_computes(
+    qwen: PreTrainedModel, prompt: Prompt, fixed: Any, generate: Any, tmp_path: Any
+) -> None:
+    plain = weights_digest(qwen)
+    projection = qwen.model.layers[1].self_attn.k_proj
+    adapted = Adapted(projection).requires_grad_(False)
+    qwen.model.layers[1].self_attn.k_proj = adapted
+    path, digests = tmp_path / "cache", {plain}
+    with evicting(qwen, fixed(TOKENS), BUDGET):
+        cache = generate(qwen, prompt(TOKENS), 2).past_key_values
+        save_cache(cache, path, qwen)
+        digests.add(weights_digest(qwen))
+        assert len(digests) == 2
+        load_cache(path, qwen)
+    layer = qwen.model.layers[0]
+    for change in (
+        lambda: setattr(adapted, "active_adapters", ["two"]),
+        lambda: setattr(adapted, "active_adapters", ["one", "two"]),
+        lambda: setattr(adapted, "disable_adapters", True),
+        lambda: adapted.scaling.update(one=2.0),
+        lambda: layer.mlp.register_forward_hook(double),
+        lambda: layer.mlp.register_forward_pre_hook(halve),
+        lambda: layer.mlp.register_forward_hook(steered(0.5)),
+        lambda: layer.mlp.register_forward_hook(steered(torch.ones(32))),
+    ):
+        change()
+        with pytest.raises(CacheError, match="other adapters, scales of them or forward hooks"):
+            load_cache(path, qwen)
+        digests.add(weights_digest(qwen))
+    assert len(digests) == 10
+    layer.mlp._forward_hooks.clear()
+    layer.mlp._forward_pre_hooks.clear()
+    qwen.model.layers[1].self_attn.k_proj = projection
+    assert weights_digest(qwen) == plain
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+def test_a_cache_goes_in_and_out_of_autocast(
+    qwen: PreTrainedModel, prompt: Prompt, fixed: Any, uneven: Any, ragged: bool, tmp_path: Any
+) -> None:
+    """Keys in float32 and values in bfloat16 are what autocast makes, and may be mixed."""
+    allocator = uneven() if ragged else None
+    for first, second in ((True, False), (False, True)):
+        cache: Any = DynamicCache()
+        with (
+            torch.no_grad(),
+            evicting(qwen, fixed(TOKENS), BUDGET, allocator=allocator),
+            torch.autocast("cpu", torch.bfloat16, enabled=first),
+        ):
+            qwen(prompt(TOKENS), past_key_values=cache)
+        save_cache(cache, tmp_path / "cache", qwen)
+        loaded = load_cache(tmp_path / "cache", qwen)
+        for again in (cache, loaded):
+            assert isinstance(again, EvictingCache)
+            with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=second):
+                for _ in range(2):
+                    logits = qwen(prompt(2), past_key_values=again).logits
+            assert logits.isfinite().all()
