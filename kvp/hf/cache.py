@@ -60,9 +60,9 @@ class EvictingCache(Cache):
         self.turn: Turn | None = None
         """How much of it stays until the next prompt; None before the first one was read."""
         self._fed: set[int] = set()
-        """Layers fed in the current forward pass, or the latest."""
-        self._open = False
-        """True until a pass, or a change of all layers, is known to have reached its end."""
+        """Layers fed in the latest forward pass."""
+        self.open = False
+        """True until a pass that has begun, or a change of all layers, reaches its end."""
 
     @classmethod
     def of(cls, config: PreTrainedConfig) -> EvictingCache:
@@ -148,19 +148,15 @@ class EvictingCache(Cache):
                 f"the prompt has {rows} rows (num_return_sequences and num_beams count), "
                 f"past_key_values has {held}: cache.fork(n) gives n rows for each"
             )
-        self._fed, self._open = set(), True
-
-    def end(self) -> None:
-        """End the pass that has begun."""
-        self._open = False
+        self._fed, self.open = set(), True
 
     @contextmanager
     def changing(self) -> Iterator[None]:
         """A change of all layers, after which none is whole if it does not reach its end."""
         self._fed |= self.stored.keys()
-        self._open = True
+        self.open = True
         yield
-        self._open = False
+        self.open = False
 
     def refuse_unfinished(self) -> None:
         """Raise UsageError where a pass or a change ended in the middle, as after Ctrl-C.
@@ -169,7 +165,7 @@ class EvictingCache(Cache):
         """
         own = self.stored
         fed_all = own.keys() <= self._fed and not any(one.unattended for one in own.values())
-        if self._fed and (self._open or not fed_all):
+        if self._fed and (self.open or not fed_all):
             raise UsageError(
                 "past_key_values was left unfinished by an interrupted call, its layers have seen "
                 "different tokens: read the prompt again with a new cache"
@@ -190,9 +186,9 @@ class EvictingCache(Cache):
         Returns a handle of kvp's own layers, the keys and values to attend to of others.
         """
         if not self._fed or layer_idx in self._fed:  # the first layer of a pass
-            announced = self._open
+            announced = self.open
             self.begin(len(key_states))
-            self._open = announced
+            self.open = announced
         while len(self.layers) <= layer_idx:
             self.layers.append(EvictingLayer())
         self._fed.add(layer_idx)
@@ -203,7 +199,7 @@ class EvictingCache(Cache):
         first = next(one for one in self.layers if isinstance(one, StoredLayer))
         layer.is_first = layer is first
         if layer.seen != first.seen:  # of layers that appeared, the last ones had not yet
-            self._open = True
+            self.open = True
             self.refuse_unfinished()
         stored = StoredKeys(layer, layer_idx, self.recorder)
         return stored, stored
@@ -233,7 +229,7 @@ class EvictingCache(Cache):
 
     def reset(self) -> None:
         """Forget everything: the cache is as empty as a new one."""
-        self.turn, self._fed, self._open = None, set(), False
+        self.turn, self._fed, self.open = None, set(), False
         if not self.others:
             self.layers.clear()
         for index in self.stored:

@@ -71,6 +71,8 @@ def save_cache(cache: EvictingCache, path: str | Path, model: nn.Module) -> None
     layers, tensors = [], {}
     for index, layer in cache.stored.items():
         state = layer.state
+        with foreign("this cache", UsageError):
+            _check_content(layer)
         tensors.update({f"{index}.{name}": tensor for name, tensor in state.tensors.items()})
         facts = {"seen": state.seen, "evicted": state.evicted, "gaps": state.gaps}
         layers.append({"layer": index, "kind": names[type(layer)], **facts})
@@ -111,7 +113,10 @@ def load_cache(path: str | Path, model: nn.Module) -> EvictingCache:
     path, inner = Path(path), unwrapped(model)
     header = _read_header(path)
     with foreign(path, CacheError):
-        return _load(path, header, inner)
+        try:
+            return _load(path, header, inner)
+        except ModelError as problem:
+            raise CacheError(f"{path}: {problem}; make it again") from None
 
 
 def _load(path: Path, header: Mapping[str, Any], inner: PreTrainedModel) -> EvictingCache:
@@ -143,13 +148,9 @@ def _load(path: Path, header: Mapping[str, Any], inner: PreTrainedModel) -> Evic
     for index, layer in others.items():
         facts = header["others"][str(index)]
         saved = OtherState(kind=facts["kind"], tensors=states[index], numbers=facts["numbers"])
-        try:
-            saved.restore(layer, devices[index])
-        except ModelError as problem:
-            raise CacheError(f"{path}: {problem}; make it again") from None
-        rows = {len(tensor) for tensor in saved.tensors.values() if tensor.ndim > 1} <= {batch}
-        if not rows or getattr(layer, "cumulative_length", seen) != seen:
-            raise ValueError("a layer that nothing is evicted from has other rows or tokens")
+        saved.restore(layer, devices[index])
+        rows = {len(tensor) for tensor in states[index].values() if tensor.ndim > 1}
+        _fits(rows <= {batch} and getattr(layer, "cumulative_length", seen) == seen)
     cache = EvictingCache(arranged(own, others))
     if header["window"] is not None:
         cache.recorder = QueryRecorder(header["window"], queries)
@@ -178,15 +179,11 @@ def _check(parts: Mapping[str, Tensor], facts: Mapping[str, Any], size: Geometry
         fits &= bool((lengths >= 0).all())
         fits &= [part.shape[1:] for part in flat] == [(width,), (width,), ()]
         fits &= {*map(len, flat)} == {int(lengths.sum())}
-    if not fits or {name: type(fact) for name, fact in facts.items()} != _FACTS:
-        raise ValueError("tensors of a layer do not fit each other or the model")
+    _fits(fits and {name: type(fact) for name, fact in facts.items()} == _FACTS)
 
 
 def _check_content(layer: StoredLayer) -> None:
-    """Raise ValueError where a layer's numbers cannot be what was computed.
-
-    Positions ascend in every head, from 0 to below the tokens seen; keys and values are finite.
-    """
+    """Raise ValueError unless positions ascend below the tokens seen, and all else is finite."""
     positions, tensors = layer.positions, layer.state.tensors
     real = positions < EMPTY
     before = pad(positions.masked_fill(~real, -1).cummax(dim=-1).values, (1, -1), value=-1)
@@ -196,10 +193,13 @@ def _check_content(layer: StoredLayer) -> None:
         right &= each.isfinite().all(dim=-1)
     gaps = bool((tensors.get("tail_positions", tensors["positions"]) == EMPTY).any())
     whole = layer.evicted or positions.shape[-1] == layer.seen
-    if not (whole and layer.state.gaps >= gaps and bool((newest < layer.seen).all())):
-        raise ValueError("a layer has seen other tokens than it holds")
-    if not bool((right | ~real).all()):
-        raise ValueError("positions of a layer do not ascend below the tokens seen, or NaN is held")
+    right = (right | ~real).all() & (newest < layer.seen).all()
+    _fits(whole and layer.state.gaps >= gaps and bool(right))
+
+
+def _fits(right: bool) -> None:
+    if not right:
+        raise ValueError("tensors and numbers of its layers do not fit each other or the model")
 
 
 def _read_header(path: Path) -> dict[str, Any]:

@@ -19,13 +19,13 @@ of thread pools that are started inside it; other calls of the model are left al
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import cache as computed_once
-from functools import partial, update_wrapper
+from functools import partial, update_wrapper, wraps
 from threading import Thread, get_ident, local
 from threading import enumerate as living_threads
 from types import TracebackType
@@ -212,10 +212,8 @@ class _Thread(local):
     latest: ReferenceType[EvictingCache] | None = None
     """The cache of the latest forward pass."""
     generating = False
-    """True inside `generate`."""
     answer: EvictingCache | None = None
-    """The cache of its first forward pass: that of the answer. What else `generate` computes, such
-    as the logits of a negative prompt, has others."""
+    """While generating, the cache of the first forward pass; a negative prompt has another."""
     lengths: Sequence[int] | None = None
     """Tokens of the prompts whose pieces are being read."""
 
@@ -224,10 +222,7 @@ _ENTERED: ContextVar[frozenset[object]] = ContextVar("entered", default=frozense
 """Marks of the blocks that this thread or task, or the one that started it, is inside."""
 
 
-def _inside(
-    marks: frozenset[object], function: Callable[..., Any], *args: Any, **kwargs: Any
-) -> Any:
-    """`function(...)` inside the blocks with these `marks`."""
+def _inside(marks: frozenset[object], function: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
     before = _ENTERED.set(marks)
     try:
         return function(*args, **kwargs)
@@ -248,45 +243,39 @@ def _hand_on_blocks() -> None:
             thread.run = partial(_inside, marks, thread.run)  # type: ignore[method-assign]
         start(thread)
 
-    def submit_inside(
-        pool: ThreadPoolExecutor, function: Callable[..., Any], /, *args: Any, **kwargs: Any
-    ) -> Future[Any]:
+    def submit_inside(pool: Any, function: Any, /, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         # Also without a block: the pool's thread may have been started inside one.
         return submit(pool, _inside, _ENTERED.get(), function, *args, **kwargs)
 
-    Thread.start = update_wrapper(start_inside, start)  # type: ignore[method-assign]
-    ThreadPoolExecutor.submit = update_wrapper(submit_inside, submit)  # type: ignore[method-assign]
+    for owner, method in ((Thread, start_inside), (ThreadPoolExecutor, submit_inside)):
+        name = method.__name__.removesuffix("_inside")
+        setattr(owner, name, wraps(getattr(owner, name))(method))
 
 
-class _InBlock:
-    """A method of a model, `instead` of which is called where a block of the model holds."""
-
-    def __init__(self, model: PreTrainedModel, method: Callable[..., Any], instead: str) -> None:
-        update_wrapper(self, method)
-        self.__self__ = model  # as of a method: `unwrapped` looks for it
-        self._method, self._instead = method, instead
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        block = block_here(self.__self__)
-        if block is None:
-            return self._method(*args, **kwargs)
-        return getattr(block, self._instead)(self._method, *args, **kwargs)
-
-
-_REPLACED = {"generate": "generate", "init_continuous_batching": "refuse_continuous_batching"}
-"""Methods of a model, and those of a block that are called instead."""
-_MODELS: Users = WeakKeyDictionary()
+_INSTEAD = {"generate": "generate", "init_continuous_batching": "refuse_continuous_batching"}
+"""Methods of a model, and those of its block that are called instead where the block holds."""
+_REPLACED: Users = WeakKeyDictionary()
 
 
 def _replace_methods(model: PreTrainedModel) -> Undo:
-    before = {name: vars(model)[name] for name in _REPLACED if name in vars(model)}
-    for name, instead in _REPLACED.items():
-        vars(model)[name] = _InBlock(model, getattr(model, name), instead)
+    own = vars(model)
+    before = {name: own[name] for name in _INSTEAD if name in own}
+    for name, instead in _INSTEAD.items():
+        method = getattr(model, name)
+
+        def call(*args: Any, method: Any = method, instead: str = instead, **kwargs: Any) -> Any:  # noqa: ANN401
+            block = block_here(model)
+            if block is not None:
+                method = partial(getattr(block, instead), method)
+            return method(*args, **kwargs)
+
+        vars(call)["__self__"] = model  # as of a method: `unwrapped` looks for it
+        own[name] = update_wrapper(call, method)
 
     def undo() -> None:
-        for name in _REPLACED:
-            del vars(model)[name]
-        vars(model).update(before)
+        for name in _INSTEAD:
+            del own[name]
+        own.update(before)
 
     return undo
 
@@ -323,7 +312,7 @@ class EvictingBlock(AbstractContextManager[Kept]):
         self._used = True
         with ExitStack() as undo:
             undo.enter_context(kvp_attention_set(self._model))
-            undo.enter_context(changed_once(_MODELS, self._model, _replace_methods))
+            undo.enter_context(changed_once(_REPLACED, self._model, _replace_methods))
             before = self._model.register_forward_pre_hook(self._before, with_kwargs=True)
             undo.callback(before.remove)
             after = self._model.register_forward_hook(self._after, with_kwargs=True)
@@ -372,18 +361,14 @@ class EvictingBlock(AbstractContextManager[Kept]):
     def _before(
         self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        if self._thread.evicting:
+        if self._thread.evicting or not self.entered_here:
             return args, kwargs
-        passed = args, kwargs
+        self._drop_failed()
         kwargs = {**dict(zip(self._names, args, strict=False)), **kwargs}
         if kwargs.get("output_attentions", getattr(model.config, "output_attentions", False)):
             raise UsageError(
-                "inside evicting(...), and in other threads meanwhile, no attention weights exist: "
-                "pass output_attentions=False"
+                "inside evicting(...) no attention weights exist: pass output_attentions=False"
             )
-        if not self.entered_here:
-            return passed
-        self._drop_failed()
         inputs = kwargs.get("input_ids")
         batch, tokens = (kwargs["inputs_embeds"] if inputs is None else inputs).shape[:2]
         if tokens > 1 or model.training:
@@ -408,7 +393,7 @@ class EvictingBlock(AbstractContextManager[Kept]):
             kept.cache = cache
         return (), kwargs
 
-    def generate(self, generate: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def generate(self, generate: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         """`generate(...)`, of which `kept` tells the answer's cache alone."""
         state = self._thread
         if state.generating:
@@ -542,7 +527,7 @@ class EvictingBlock(AbstractContextManager[Kept]):
             return
         call = self._calls.pop(get_ident(), None)
         cache = kwargs["past_key_values"]
-        cache.end()
+        cache.open = False
         if call is None and not self._is_due(cache):
             return
         self._thread.evicting = True

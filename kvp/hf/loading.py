@@ -169,7 +169,7 @@ def _check_template(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
     """Raise ModelError where the chat template of model `name` does not end on a short chat."""
     stop = monotonic() + TEMPLATE_SECONDS
 
-    def watch(frame: FrameType, event: str, argument: object) -> Any:  # noqa: ANN401
+    def watch(frame: FrameType, *_: object) -> Any:  # noqa: ANN401
         if monotonic() > stop:
             raise TimeoutError
         return watch if frame.f_code.co_filename == "<template>" else None

@@ -370,36 +370,29 @@ def active_digest(model: nn.Module) -> str | None:
     that they hold. Not seen: whole numbers, which may count calls, what else a hook or a module
     reads, a `forward` that was replaced, and what a wrapper does before it calls the model.
     """
-    plain = _NO_PARTS | {_package(model)}
     parts: list[Any] = []
     for name, module in model.named_modules():
         if isinstance(getattr(module, "active_adapters", None), list | tuple):
             parts.append([name, [getattr(module, each, None) for each in _ADAPTER]])
-        elif _package(module) not in plain:
+        elif _package(module) not in _NO_PARTS | {_package(model)}:
             held = {key: value for key, value in vars(module).items() if key != "training"}
-            parts.append([name, type(module).__qualname__, [*held], *_held(held.values())])
+            parts.append([name, type(module).__qualname__, *_held(held.values())])
         for hook in (*module._forward_pre_hooks.values(), *module._forward_hooks.values()):
-            if _package(hook) not in plain:
-                parts.append([name, *_told(hook)])
+            if _package(hook) not in _NO_PARTS:
+                function = getattr(hook, "__func__", hook)
+                code, owner = getattr(function, "__code__", None), getattr(hook, "__self__", hook)
+                cells = [
+                    cell.cell_contents for cell in getattr(function, "__closure__", None) or ()
+                ]
+                parts.append([name, getattr(function, "__qualname__", type(hook).__qualname__)])
+                parts[-1] += _held([*getattr(owner, "__dict__", {}).values(), *cells])
+                constants = getattr(code, "co_consts", ())
+                parts[-1] += [each for each in constants if isinstance(each, int | float | str)]
     return hashlib.sha256(repr(parts).encode()).hexdigest() if parts else None
 
 
 def _package(part: object) -> str:
     return str(getattr(part, "__module__", "")).partition(".")[0]
-
-
-def _told(hook: Any) -> list[Any]:  # noqa: ANN401
-    """What can be seen of a function, a method, a partial or a callable object."""
-    function = getattr(hook, "__func__", getattr(hook, "func", hook))
-    constants = getattr(getattr(function, "__code__", None), "co_consts", ())
-    return [
-        getattr(function, "__qualname__", type(hook).__qualname__),
-        [each for each in constants if isinstance(each, int | float | str)],
-        *_held(getattr(getattr(hook, "__self__", hook), "__dict__", {}).values()),
-        *_held(cell.cell_contents for cell in getattr(function, "__closure__", None) or ()),
-        *_held(getattr(function, "__defaults__", None) or ()),
-        *_held((*getattr(hook, "args", ()), *getattr(hook, "keywords", {}).values())),
-    ]
 
 
 def _held(values: Iterable[object]) -> list[Any]:
@@ -462,20 +455,15 @@ _CHECKED: WeakSet[PreTrainedModel] = WeakSet()
 
 
 def check_mode(model: PreTrainedModel) -> None:
-    """Raise UsageError where layers in training mode drop the cache, or parts of what they compute.
-
-    Gradient checkpointing does the first, dropout the second; both can be switched at any time.
-    """
+    """Raise UsageError in a training mode that drops the cache or numbers, as it is now."""
     for module in model.modules():
-        if not module.training:
-            continue
-        dropped = (
-            module.p if isinstance(module, nn.Dropout) else vars(module).get("attention_dropout")
-        )
-        checkpoints = getattr(module, "gradient_checkpointing", False)
-        if checkpoints or (isinstance(dropped, float) and dropped > 0):
-            what = "gradient checkpointing, which keeps no cache" if checkpoints else "dropout"
-            raise UsageError(f"this model is in training mode with {what}: call model.eval() first")
+        own = vars(module)
+        acts = own.get("attention_dropout") or (isinstance(module, nn.Dropout) and module.p)
+        if module.training and (acts or getattr(module, "gradient_checkpointing", False)):
+            raise UsageError(
+                "this model is in training mode, with dropout or gradient checkpointing, which "
+                "keeps no cache: call model.eval() first"
+            )
 
 
 def check_model(model: PreTrainedModel) -> None:

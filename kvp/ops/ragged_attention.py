@@ -71,20 +71,20 @@ def ragged_attention(
         tensor.to(dtype) for tensor in (query, keys, values, tail_keys, tail_values)
     )
     arguments = (query, keys, values, layout, tail_keys, tail_values, tail_visible)
-    with torch.autocast(device, enabled=False):
-        if softcap is not None or sinks is not None:
+    if softcap is not None or sinks is not None:
+        with torch.autocast(device, enabled=False):
             return ragged_attention_reference(
                 *arguments, scaling=scaling, softcap=softcap, sinks=sinks
             )
-        _check_shapes(*arguments, sinks)
-        scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-        if query.shape[2] == 1 and query.is_cuda and has_triton():
-            # Imported here because triton is an extra, and nobody without a GPU should wait for it.
-            from kvp.ops import ragged_attention_kernel as kernel
+    _check_shapes(*arguments, sinks)
+    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if query.shape[2] == 1 and query.is_cuda and has_triton():
+        # Imported here because triton is an extra, and nobody without a GPU should wait for it.
+        from kvp.ops import ragged_attention_kernel as kernel
 
-            if query.dtype in kernel.DTYPES and query.shape[-1] <= kernel.WIDEST:
-                return kernel.attend_by_kernel(*arguments, scaling)
-        return attend_by_size(*arguments, scaling)
+        if query.dtype in kernel.DTYPES and query.shape[-1] <= kernel.WIDEST:
+            return kernel.attend_by_kernel(*arguments, scaling)
+    return attend_by_size(*arguments, scaling)
 
 
 @torch.no_grad()
