@@ -171,6 +171,7 @@ class EvictingCache(Cache):
                 "different tokens: read the prompt again with a new cache"
             )
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Tokens seen, padding columns included; UsageError as `refuse_unfinished`."""
         if layer_idx == 0:  # as it is called before a pass

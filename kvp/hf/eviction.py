@@ -38,7 +38,14 @@ from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
 from kvp.budgets import Budget, parse_budget
 from kvp.errors import UsageError
-from kvp.hf.attention import QueryRecorder, Undo, Users, changed_once, kvp_attention_set
+from kvp.hf.attention import (
+    ATTENTIONS,
+    QueryRecorder,
+    Undo,
+    Users,
+    changed_once,
+    kvp_attention_set,
+)
 from kvp.hf.cache import EvictingCache, Turn
 from kvp.hf.evict import EvictionRule, check_repeatable, evict, evict_again
 from kvp.hf.kept import Kept
@@ -348,27 +355,29 @@ class EvictingBlock(AbstractContextManager[Kept]):
             failed.recording.close()
 
     @property
-    def entered_here(self) -> bool:
-        """True in the thread or task that entered the block, and in what it started inside."""
-        return self._mark in _ENTERED.get()
+    def holds_here(self) -> bool:
+        """True in the thread or task that entered the block, and in what it started inside.
 
-    @property
-    def evicting_here(self) -> bool:
-        """True while this thread's scorers run."""
-        return self._thread.evicting
+        False while the thread's scorers run.
+        """
+        return self._mark in _ENTERED.get() and not self._thread.evicting
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _before(
         self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        if self._thread.evicting or not self.entered_here:
-            return args, kwargs
-        self._drop_failed()
-        kwargs = {**dict(zip(self._names, args, strict=False)), **kwargs}
-        if kwargs.get("output_attentions", getattr(model.config, "output_attentions", False)):
+        passed, kwargs = (args, kwargs), {**dict(zip(self._names, args, strict=False)), **kwargs}
+        config = self._model.config
+        eager = config._attn_implementation == ATTENTIONS["eager"]  # for all threads
+        weights = kwargs.get("output_attentions", getattr(config, "output_attentions", False))
+        if weights and (eager or self.holds_here):
             raise UsageError(
-                "inside evicting(...) no attention weights exist: pass output_attentions=False"
+                "inside evicting(...) no attention weights exist, in other threads neither: pass "
+                "output_attentions=False"
             )
+        if not self.holds_here:
+            return passed
+        self._drop_failed()
         inputs = kwargs.get("input_ids")
         batch, tokens = (kwargs["inputs_embeds"] if inputs is None else inputs).shape[:2]
         if tokens > 1 or model.training:
@@ -523,7 +532,7 @@ class EvictingBlock(AbstractContextManager[Kept]):
         kwargs: dict[str, Any],
         output: object,
     ) -> None:
-        if self._thread.evicting or not self.entered_here:
+        if not self.holds_here:
             return
         call = self._calls.pop(get_ident(), None)
         cache = kwargs["past_key_values"]
@@ -546,7 +555,7 @@ class EvictingBlock(AbstractContextManager[Kept]):
         """Whether a cache to which single tokens are added is to be shrunk now."""
         if self._every is None or cache.turn is None:
             return False
-        return cache.get_seq_length() - cache.turn.shrunk_at >= self._every
+        return bool(cache.get_seq_length() - cache.turn.shrunk_at >= self._every)
 
     def _after_prompt(self, call: _Call, input_ids: Tensor | None) -> None:
         call.recording.close()

@@ -60,15 +60,14 @@ def unwrapped(model: nn.Module) -> PreTrainedModel:
 
 
 def block_here(model: PreTrainedModel) -> Any:  # noqa: ANN401 (kvp.hf.eviction imports this file)
-    """The `evicting` block of `model` that this thread or task is inside, or None."""
+    """The `evicting` block of `model` that holds for this thread or task, or None."""
     owners = [getattr(hook, "__self__", None) for hook in list(model._forward_pre_hooks.values())]
-    return next((owner for owner in owners if getattr(owner, "entered_here", False)), None)
+    return next((owner for owner in owners if getattr(owner, "holds_here", False)), None)
 
 
 def refuse_inside_block(model: PreTrainedModel) -> None:
     """Raise UsageError inside an `evicting` block of `model`, unless this thread's scorers run."""
-    block = block_here(model)
-    if block is not None and not block.evicting_here:
+    if block_here(model) is not None:
         raise UsageError("this model is already inside an evicting(...) block: leave it first")
 
 
