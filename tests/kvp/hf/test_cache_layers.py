@@ -160,11 +160,11 @@ def test_memory_is_that_of_the_tokens_kept() -> None:
     assert cache.entry_nbytes == [int(entry.sum()) * token for entry in lengths]
 
     assert storage_bytes(cache.layers[0]) <= 1.02 * kept + 1000
-    cache.update(keys[:, :, :1], keys[:, :, :1], 0)
+    cache.layers[0].update(keys[:, :, :1], keys[:, :, :1])
     constant = TAIL_GROWTH * batch * heads * token
     assert cache.nbytes == kept + constant
     assert storage_bytes(cache.layers[0]) <= 1.02 * kept + constant + 2000
-    cache.update(keys[:, :, :100], keys[:, :, :100], 0)
+    cache.layers[0].update(keys[:, :, :100], keys[:, :, :100])
     assert cache.nbytes == kept + 101 * batch * heads * token
 
 

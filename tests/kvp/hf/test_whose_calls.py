@@ -85,6 +85,19 @@ def test_only_what_is_started_inside_is_evicted(
     assert held() == TOKENS
 
 
+def test_attention_weights_of_an_eager_model_wait_for_the_end(
+    qwen: PreTrainedModel, prompt: Prompt, fixed: Any
+) -> None:
+    qwen.set_attn_implementation("eager")
+    outside = copy_context()
+    with (
+        evicting(qwen, fixed(TOKENS), BUDGET),
+        pytest.raises(UsageError, match="no attention weights exist"),
+    ):
+        outside.run(qwen, prompt(TOKENS), output_attentions=True)
+    assert len(qwen(prompt(TOKENS), output_attentions=True).attentions) == 3
+
+
 def test_tasks_are_told_apart(qwen: PreTrainedModel, fixed: Any, held: Callable[[], int]) -> None:
     async def enter(ready: asyncio.Event, done: asyncio.Event) -> list[int]:
         with evicting(qwen, fixed(TOKENS), BUDGET):
