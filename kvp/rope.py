@@ -23,11 +23,8 @@ class Rope:
     """Factor on cosine and sine (YaRN, LongRoPE), 1 otherwise."""
 
     def rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosine and sine [..., R / 2] float32 of positions [...], `scaling` included.
-
-        On the device of the positions: a trace's frequencies stay where its manifest was read.
-        """
-        angles = positions[..., None].double() * self.frequencies.to(positions.device).double()
+        """Cosine and sine [..., R / 2] float32 of positions [...], `scaling` included."""
+        angles = positions[..., None].double() * self.frequencies.double()
         return (angles.cos() * self.scaling).float(), (angles.sin() * self.scaling).float()
 
     def mean_rotation(self, start: int | Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -36,8 +33,9 @@ class Rope:
         `start` is one position or a tensor [...] of them. The result is no rotation: channels that
         turn fast average out.
         """
-        first = torch.as_tensor(start)
-        cosine, sine = self.rotation(first[..., None] + torch.arange(count, device=first.device))
+        device = self.frequencies.device
+        first = torch.as_tensor(start, device=device)
+        cosine, sine = self.rotation(first[..., None] + torch.arange(count, device=device))
         return cosine.mean(-2), sine.mean(-2)
 
     def inverse(self, positions: Tensor) -> tuple[Tensor, Tensor]:

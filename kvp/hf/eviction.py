@@ -117,9 +117,9 @@ def evicting(
     """Make `model.generate` compress its cache to `budget` tokens per KV head after every prefill.
 
     Use as `with evicting(...) as kept:`, once; `kept` says and draws what the latest call's cache
-    holds and saves (`kvp.hf.kept.Kept`). Calls may be several, in several threads (wait for them
-    inside), with left-padded batches, sampling or beams; each prompt's tokens are chosen for
-    itself. A percentage such as `"12.5%"` is of the prompt, and keeps the protected tokens at least
+    holds and saves (`kvp.hf.kept.Kept`). Calls may be several, in threads that
+    are started inside (wait for them there), with left-padded batches, sampling or beams; each
+    prompt's tokens are chosen for itself. Other calls of the model are left alone. A percentage such as `"12.5%"` is of the prompt, and keeps the protected tokens at least
     (`protection`: the first 4 and the last 16). An `allocator` splits a prompt's budget over layers
     and heads. `tokenizer` is for methods that repeat or read the prompt. Of a class of scorers or
     allocators an object with its defaults is made. `kvp.evicting` takes names, too: `scorer` may be
@@ -380,8 +380,7 @@ class EvictingBlock(AbstractContextManager[Kept]):
         self._drop_failed()
         inputs = kwargs.get("input_ids")
         batch, tokens = (kwargs["inputs_embeds"] if inputs is None else inputs).shape[:2]
-        if tokens > 1 or model.training:
-            check_mode(self._model)
+        self._check_pass(tokens)
         cache = self._evicting_cache(kwargs, tokens)
         kwargs = {**kwargs, "past_key_values": cache}
         chunk = self._prefill_chunk
@@ -451,6 +450,12 @@ class EvictingBlock(AbstractContextManager[Kept]):
         finally:
             self._thread.lengths = None
         return _piece(kwargs, *last, tokens)
+
+    def _check_pass(self, tokens: int) -> None:
+        if not tokens:
+            raise UsageError("evicting needs a prompt of at least one token, this one is empty")
+        if tokens > 1 or self._model.training:
+            check_mode(self._model)
 
     def _evicting_cache(self, kwargs: dict[str, Any], tokens: int) -> EvictingCache:
         """The cache of a forward pass over `tokens` tokens, made anew where it may be."""
