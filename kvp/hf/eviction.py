@@ -117,14 +117,14 @@ def evicting(
     """Make `model.generate` compress its cache to `budget` tokens per KV head after every prefill.
 
     Use as `with evicting(...) as kept:`, once; `kept` says and draws what the latest call's cache
-    holds and saves (`kvp.hf.kept.Kept`). Calls may be several, in threads that
-    are started inside (wait for them there), with left-padded batches, sampling or beams; each
-    prompt's tokens are chosen for itself. Other calls of the model are left alone. A percentage such as `"12.5%"` is of the prompt, and keeps the protected tokens at least
-    (`protection`: the first 4 and the last 16). An `allocator` splits a prompt's budget over layers
-    and heads. `tokenizer` is for methods that repeat or read the prompt. Of a class of scorers or
-    allocators an object with its defaults is made. `kvp.evicting` takes names, too: `scorer` may be
-    "snapkv(kernel=31)+ada", as --methods has it, or "nano" or "runs/policy", as `load_policy` has
-    it. On exit the model is as before.
+    holds and saves (`kvp.hf.kept.Kept`). Calls may be several, in threads that are started inside
+    (wait for them there), with left-padded batches, sampling or beams; each prompt's tokens are
+    chosen for itself. Other calls of the model are left alone. A percentage such as `"12.5%"` is of
+    the prompt, and keeps the protected tokens at least (`protection`: the first 4 and the last 16).
+    An `allocator` splits a prompt's budget over layers and heads. `tokenizer` is for methods that
+    repeat or read the prompt. Of a class of scorers or allocators an object with its defaults is
+    made. `kvp.evicting` takes names, too: `scorer` may be "snapkv(kernel=31)+ada", as --methods has
+    it, or "nano" or "runs/policy", as `load_policy` has it. On exit the model is as before.
 
     A call that goes on from a compressed cache (`past_key_values=`) compresses it again once the
     new turn has been read; a percentage is of all tokens seen by then. `every`: compress again
