@@ -119,7 +119,7 @@ def test_a_folder_of_longbench(
     assert "has nothing for them" in capsys.readouterr().err
 
 
-def test_sessions_of_a_file_and_generated_ones(tiny_folder: Path, tmp_path: Path) -> None:
+def test_sessions_of_a_file(tiny_folder: Path, tmp_path: Path) -> None:
     row = {
         "question_id": "q", "question_type": "multi-session", "question": "Which?", "answer": "e",
         "question_date": "2023/06/01", "haystack_dates": ["2023/05/01"],
@@ -142,11 +142,6 @@ def test_sessions_of_a_file_and_generated_ones(tiny_folder: Path, tmp_path: Path
     }
     notes = json.loads((tmp_path / "some" / "manifest.json").read_text())["notes"]
     assert f"--data {data}: longmemeval: --where question_type=update takes 1 of 2 rows" in notes
-    out = tmp_path / "generated"
-    assert (
-        _benchmark(tiny_folder, out, tasks="longmemeval", split="test", prompts=3, length=1000) == 0
-    )
-    assert {record["metric"] for record in _records(out)} == {"all", "number"}
 
 
 TASK = """

@@ -54,22 +54,19 @@ class _Talk:
         return owned(self.split, lambda: f"{rng.randrange(6, 23)}:{rng.randrange(0, 60, 5):02d}")
 
 
-def dialogue(
-    *, seed: int, split: str, turns: int, person: tuple[str, str] | None = None
-) -> list[Turn]:
+def dialogue(*, seed: int, split: str, turns: int) -> list[Turn]:
     """A dialogue of `turns` exchanges: `2 * turns` messages with `role` and `content`.
 
     Roles alternate from `user` on; the last message is the assistant's and repeats something said
     before. A pure function of its arguments. Names, towns, times and numbers belong to one split.
-    `person` is the user's name and home town, otherwise drawn. Raises UsageError for an unknown
-    split.
+    Raises UsageError for an unknown split.
     """
     rng = random.Random(f"dialogue/{split}/{seed}/{turns}")
     talk = _Talk(rng=rng, split=generated_split(split))
     if turns == 1:
         _tell_and_ask(talk)
         return talk.turns
-    _introduce(talk, *(person or (talk.name(), talk.town())))
+    _introduce(talk)
     topics = [_journey, _table, _recipe, _shopping, _visit, _parcel, _mood]
     talk.rng.shuffle(topics)
     while len(talk.turns) < 2 * (turns - 1):
@@ -107,7 +104,8 @@ def generated_chat(
     return tuple(dialogue(seed=seed, split=split, turns=fits))
 
 
-def _introduce(talk: _Talk, name: str, home: str) -> None:
+def _introduce(talk: _Talk) -> None:
+    name, home = talk.name(), talk.town()
     talk.facts |= {"my name": name, "my home town": home}
     talk.say(
         talk.one_of(

@@ -50,8 +50,8 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "longbench": tuple(LongBenchTask(name).name for name in DATA_SETS),
 }
 """Names that mean several tasks: those that are left out where they do not fit."""
-ROWS_ONLY = frozenset(
-    {TEXT, DATA, "longbench", *GROUPS["longbench"], *(set(PUBLISHED) - set(CONTEXTS))}
+ROWS_ONLY = frozenset({TEXT, DATA, "longmemeval", "longbench", *GROUPS["longbench"]}) | (
+    frozenset(PUBLISHED) - frozenset(CONTEXTS)
 )
 """Tasks that read files and generate nothing: kvp-eval's, not kvp-collect's."""
 _BUILT_IN = frozenset(TASKS) | set(GROUPS)

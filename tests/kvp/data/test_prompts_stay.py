@@ -14,7 +14,6 @@ DIGESTS = {
     "chat": "357749bb66057338",
     "cwe": "78cabf7d9c869c63",
     "fwe": "77ca4e43e84f95ec",
-    "longmemeval": "1a2241d84d19fed9",
     "niah_heatmap": "49b124e16c99ca8f",
     "niah_heatmap_numbers": "2ac0a53758c4a9b8",
     "niah_multikey_1": "e6f027c3fab5fd5e",

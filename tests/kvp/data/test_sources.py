@@ -212,11 +212,11 @@ def test_requests_that_cannot_work(
 
 
 def test_generated_benchmarks_are_collected(tokenizer: PreTrainedTokenizerBase) -> None:
-    request = asked(tasks=("scbench", "longmemeval"), length=1200)
+    request = asked(tasks=("scbench", "niah_heatmap"), length=1200)
     plan = plan_collection(request, {"train": 14, "test": 2}, tokenizer)
     names = [sample.task for sample in plan]
     assert names[:7] == names[7:14] == list(plan.tasks)
-    assert names[6] == "longmemeval"
+    assert names[6] == "niah_heatmap"
     assert len(plan) == 16
 
 
@@ -228,7 +228,7 @@ def test_of_a_group_those_that_do_not_fit_are_left_out(
     assert "scbench_kv" not in fitting
     with pytest.raises(UsageError, match="--length 30: no task of scbench fits"):
         fitting_tasks(asked(tasks=("scbench",), length=30), tokenizer)
-    for task in ("longbench", "longbench_trec", "scbench_qa_eng", "data"):
+    for task in ("longbench", "longbench_trec", "longmemeval", "scbench_qa_eng", "data"):
         with pytest.raises(UsageError, match=f"--tasks {task} is a task of kvp-eval"):
             fitting_tasks(asked(tasks=(task,)), tokenizer)
 
