@@ -26,7 +26,7 @@ from kvp.hf.scorer_inputs import needs_scorer_inputs
 from kvp.ops.future_attention import future_attention
 from kvp.progress import Progress
 from kvp.ranking import UNPROTECTED, Protection
-from kvp.scoring import BudgetScores, Needs, score_budgets
+from kvp.scoring import Needs, score_prompt, scored_together
 from kvp.store import SequenceRecord, Trace, TraceReader
 
 GRID_STEPS = 64
@@ -179,17 +179,18 @@ class TracedPrompt:
         self._tokenizer = tokenizer
         self._inputs: dict[Needs, ScorerInputs | None] = {}
 
-    def scored(self, method: Method, budgets: Sequence[int]) -> list[BudgetScores]:
-        """Scores of a method for the budgets."""
+    def scored(self, method: Method, budgets: Sequence[int]) -> list[tuple[Tensor, int]]:
+        """Scores of a method [L, H, N], and the largest of the `budgets` they are for."""
         scorer = method.scorer
         assert scorer is not None, "the full cache has no scores"
         needs = scorer.needs
         prompt = self._stored
         if needs_scorer_inputs(needs):
             prompt = replace(prompt, inputs=self._scorer_inputs(needs))
-        return score_budgets(
-            scorer, lambda budget: prompt.views(needs, budget, future=self._future), budgets
-        )
+        return [
+            (score_prompt(scorer, prompt.views(needs, max(group), future=self._future)), max(group))
+            for group in scored_together(needs, budgets)
+        ]
 
     def _scorer_inputs(self, needs: Needs) -> ScorerInputs | None:
         """Extras of the stored tokens, from one more prefill; shared by the methods that agree."""
@@ -200,10 +201,9 @@ class TracedPrompt:
             self._inputs[recorded] = seen.inputs
         return self._inputs[recorded]
 
-    def measure(self, scored: Sequence[BudgetScores], protection: Protection) -> Measured:
+    def measure(self, scored: Sequence[tuple[Tensor, int]], protection: Protection) -> Measured:
         """Metrics of the rankings made for the grid's budgets (`kvp.metrics.grid_budgets`)."""
-        serving = [(part.scores, max(part.budgets)) for part in scored]
-        lost = metrics.lost_importance(self.importance, serving, protection)  # [L, H, N + 1]
+        lost = metrics.lost_importance(self.importance, scored, protection)  # [L, H, N + 1]
         return Measured(
             cost=metrics.at_shares(lost, torch.linspace(0, 1, GRID_STEPS + 1)),
             area=metrics.area(lost),

@@ -32,7 +32,7 @@ from kvp.hf.prefill import end_tokens, greedy, next_logits
 from kvp.ops.future_attention import future_attention
 from kvp.plugins import own_errors
 from kvp.ranking import EMPTY_SLOT, Protection, Selection
-from kvp.scoring import ALL_QUERIES, Needs, ViewsAt, score_budgets
+from kvp.scoring import ALL_QUERIES, Needs, SelfSizing, score_prompt, scored_together
 
 AROUND, END, MOST = 16, 96, 384
 """Tokens of an excerpt: on each side of evidence, at the end, with all evidence at most."""
@@ -379,10 +379,6 @@ class Prefilled:
     prefix: Prefix
     """What caches are gathered from: not that token."""
 
-    def views_at(self, needs: Needs, future: list[Tensor] | None) -> ViewsAt:
-        """Views of all layers, with the inputs a method needs, as a function of the budget."""
-        return lambda budget: self.prefill.views(needs, budget, future=future)
-
 
 def run_prefix(
     bench: Bench, prompt: Prompt, protocol: str, methods: Iterable[Method] = ()
@@ -477,17 +473,19 @@ def keep(
     for same in by_ranking.values():
         scorer = same[0].method.scorer
         assert scorer is not None, "the full cache keeps everything"
-        budgets = sorted({setting.tokens(tokens) for setting in same})
-        for scored in score_budgets(scorer, start.views_at(scorer.needs, future), budgets):
+        sizes = scorer.sizes if isinstance(scorer, SelfSizing) else None
+        needed = sorted({setting.tokens(tokens) for setting in same})
+        for budgets in scored_together(scorer.needs, needed):
+            views = start.prefill.views(scorer.needs, budgets[0], future=future)
+            scores = score_prompt(scorer, views)
             selections: dict[Protection, Selection] = {}
             for setting in same:
-                if setting.tokens(tokens) not in scored.budgets:
+                budget, protection = setting.tokens(tokens), setting.protection
+                if budget not in budgets:
                     continue
-                protection = setting.protection
                 if protection not in selections:
-                    selections[protection] = Selection(scored.scores, protection, scored.sizes)
+                    selections[protection] = Selection(scores, protection, sizes)
                 selection = selections[protection]
-                budget = setting.tokens(tokens)
                 yield setting, Kept(indices=selection.tokens(budget, setting.method.rule))
 
 

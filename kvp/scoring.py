@@ -7,8 +7,9 @@ protection and budgets are `kvp.ranking`; the list of methods is `kvp.known_name
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any, Protocol, runtime_checkable
+from copy import copy
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -74,6 +75,8 @@ class Needs:
     """Prompt tokens, counted from the end, whose text the method reads (0: none)."""
     classifier: str | None = None
     """Folder or hub name of a text classifier whose label of the prompt the method reads."""
+    budget: bool = False
+    """True to read `View.budget`; such a method is scored anew for every budget."""
     layer_group: int = 1
     """Consecutive layers that take over the scores of the first of them, or `AUTO_GROUP`."""
 
@@ -113,7 +116,7 @@ class View:
     """[B, N] int64 true positions, ascending; [B, H, N] in a cache that has been shrunk before,
     whose heads hold different tokens."""
     budget: int
-    """Tokens per KV head to be kept, protected ones included (methods with windows adapt)."""
+    """Tokens per KV head to be kept, protected ones included; for methods with `Needs.budget`."""
     fed_again: int = 0
     """Last tokens that are fed once more after the eviction; their scores are dropped."""
     queries: Tensor | None = None
@@ -138,6 +141,13 @@ class View:
     """Text of the last `needs.text` tokens (views that carry it have B = 1)."""
     text_class: str | None = None
     """Class that `needs.classifier` gives the text of all tokens (B = 1, too)."""
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:  # noqa: ANN401
+            """Say why there is no budget."""
+            declare = ": a method that reads it declares Needs(budget=True)"
+            raise AttributeError(f"this view has no {name}{declare * (name == 'budget')}")
 
 
 @runtime_checkable
@@ -178,8 +188,9 @@ def score_layers(scorer: Scorer, views: Iterable[View]) -> list[Tensor]:
     for every method alike. Layers of a group (`Needs.layer_group`) get the tensor of its first one.
     Raises UsageError when a scorer returns another shape or NaN, or a user's own one fails.
     """
-    layers = list(views)
-    size = layers_per_group(len(layers), scorer.needs.layer_group)
+    needs = scorer.needs
+    layers = [view if needs.budget else _without_budget(view) for view in views]
+    size = layers_per_group(len(layers), needs.layer_group)
     scores: list[Tensor] = []
     for index, view in enumerate(layers):
         if index % size:
@@ -198,6 +209,13 @@ def score_layers(scorer: Scorer, views: Iterable[View]) -> list[Tensor]:
     return scores
 
 
+def _without_budget(view: View) -> View:
+    """The same view, whose budget cannot be read."""
+    blind = copy(view)
+    vars(blind).pop("budget", None)
+    return blind
+
+
 def layers_per_group(layers: int, layer_group: int) -> int:
     """Layers that share one choice; `AUTO_GROUP` gives 7 of 28 layers, 8 of 32, 2 of 5."""
     if layer_group != AUTO_GROUP:
@@ -206,50 +224,12 @@ def layers_per_group(layers: int, layer_group: int) -> int:
     return max(1, -(-layers // groups))
 
 
-ViewsAt = Callable[[int], Iterable[View]]
-"""Budget -> views of all layers, in order."""
-
-
-class WatchedView(View):
-    """A view that remembers whether its budget was read: most methods rank without looking."""
-
-    budget_was_read: bool = False
-
-    @classmethod
-    def of(cls, view: View) -> WatchedView:
-        """The same view, watched."""
-        return cls(**{field.name: getattr(view, field.name) for field in fields(View)})
-
-    def __getattribute__(self, name: str) -> Any:  # noqa: ANN401 - any field of a view
-        if name == "budget":
-            object.__setattr__(self, "budget_was_read", True)
-        return object.__getattribute__(self, name)
-
-
-@dataclass(frozen=True, kw_only=True)
-class BudgetScores:
-    """Scores of one prompt, and the budgets they are for."""
-
-    scores: Tensor
-    """[L, H, N] float32, on the CPU."""
-    budgets: tuple[int, ...]
-    """Budgets the scores are for, in tokens per KV head."""
-    sizes: Callable[[Tensor], Tensor] | None
-    """From scores [L, H, N], protected tokens at +inf, to sizes [L, H] int64 (`SelfSizing`)."""
-
-
 @torch.inference_mode()
-def score_budgets(scorer: Scorer, views_at: ViewsAt, budgets: Sequence[int]) -> list[BudgetScores]:
-    """Scores of one prompt for every budget.
+def score_prompt(scorer: Scorer, views: Iterable[View]) -> Tensor:
+    """Scores of one prompt in every layer, [L, H, N] float32 on the CPU (`score_layers`)."""
+    return torch.cat([layer.cpu() for layer in score_layers(scorer, views)])
 
-    One entry that serves all budgets where the method never reads the budget, else one per budget.
-    """
-    results: list[BudgetScores] = []
-    for budget in budgets:
-        views = [WatchedView.of(view) for view in views_at(budget)]
-        scores = torch.cat([layer.cpu() for layer in score_layers(scorer, views)])
-        sizes = scorer.sizes if isinstance(scorer, SelfSizing) else None
-        if not any(view.budget_was_read for view in views):
-            return [BudgetScores(scores=scores, budgets=tuple(budgets), sizes=sizes)]
-        results.append(BudgetScores(scores=scores, budgets=(budget,), sizes=sizes))
-    return results
+
+def scored_together(needs: Needs, budgets: Sequence[int]) -> list[Sequence[int]]:
+    """Budgets in groups that one scoring serves: all of them, or each where a method reads it."""
+    return [[budget] for budget in budgets] if needs.budget else [budgets]

@@ -99,7 +99,7 @@ class PressScorer:
     def __repr__(self) -> str:
         return self.name
 
-    needs = Needs()
+    needs = Needs(budget=True)
 
     def score(self, view: View) -> Tensor:
         """Scores of the press: [B, H, N] float32; UsageError where it reads more than it gets."""

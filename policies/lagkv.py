@@ -24,7 +24,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from kvp.scoring import View
+from kvp.scoring import Needs, View
 from policies.registry import AUTO, Grid, Heuristic, Limits, Numbers, Presets
 
 _SMALLEST_RANGE = 1e-6
@@ -52,14 +52,15 @@ class LagKV(Heuristic):
         "n_sink": Numbers(values=(0, 1, 4, 16)),
     }
 
-    def lag_for(self, budget: int) -> int:
-        """Tokens per partition at a budget (tokens per KV head)."""
-        return self.lag if isinstance(self.lag, int) else min(128, max(4, budget // 4))
+    @property
+    def needs(self) -> Needs:
+        """The budget, for a lag that follows it."""
+        return Needs(budget=self.lag == AUTO)
 
     def score(self, view: View) -> Tensor:
         """Sinks in (2, 3], tail 1, compared tokens in [0, 1): [B, H, N] float32."""
         batch, heads, tokens, _ = view.keys.shape
-        lag = self.lag_for(view.budget)
+        lag = self.lag if isinstance(self.lag, int) else min(128, max(4, view.budget // 4))
         scores = torch.ones(batch, heads, tokens, device=view.keys.device)
         index = torch.arange(tokens, dtype=torch.float32, device=view.keys.device)
         if tokens < self.n_sink + 2 * lag:

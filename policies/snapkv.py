@@ -67,21 +67,23 @@ class SnapKV(Heuristic):
 
     @property
     def needs(self) -> Needs:
-        """The queries of the largest window."""
-        return Needs(queries=self.window if isinstance(self.window, int) else _LARGEST_AUTO_WINDOW)
+        """The queries of the largest window, and the budget for one that follows it."""
+        if isinstance(self.window, int):
+            return Needs(queries=self.window)
+        return Needs(queries=_LARGEST_AUTO_WINDOW, budget=True)
 
-    def window_for(self, budget: int) -> int:
-        """Queries that vote at a budget (tokens per KV head)."""
+    def _window(self, view: View) -> int:
+        """Queries that vote."""
         if isinstance(self.window, int):
             return self.window
-        return min(_LARGEST_AUTO_WINDOW, max(1, budget // 4))
+        return min(_LARGEST_AUTO_WINDOW, max(1, view.budget // 4))
 
     def score(self, view: View) -> Tensor:
         """Pooled window attention, the window itself at 2: [B, H, N] float32."""
         assert view.queries is not None
         batch, heads, tokens, _ = view.keys.shape
         scores = torch.full((batch, heads, tokens), FORCED, device=view.keys.device)
-        window = min(self.window_for(view.budget), max(view.queries.shape[2], 1))
+        window = min(self._window(view), max(view.queries.shape[2], 1))
         before = tokens - window
         if before <= 0:
             return scores

@@ -17,7 +17,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from kvp.scoring import View
+from kvp.scoring import Needs, View
 from policies.registry import Choices, Grid, Heuristic, Numbers, Presets
 
 
@@ -38,6 +38,11 @@ class StreamingLLM(Heuristic):
         "n_sink": Numbers(values=(0, 1, 2, 4, 8, 16, 32)),
         "keep_recents": Choices((True, False)),
     }
+
+    @property
+    def needs(self) -> Needs:
+        """The budget, for `keep_recents`."""
+        return Needs(budget=self.keep_recents)
 
     def score(self, view: View) -> Tensor:
         """Token index, sinks above all: [B, H, N] float32."""

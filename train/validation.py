@@ -22,7 +22,7 @@ from kvp.budgets import parse_budgets
 from kvp.geometry import Geometry
 from kvp.metrics import area, attention_lost, grid_budgets, lost_importance, skill
 from kvp.ranking import Protection, pooled_scores
-from kvp.scoring import View, score_budgets
+from kvp.scoring import View, score_prompt, scored_together
 from policies.allocators.shared import Shared
 from policies.learned import Calibration
 from policies.ranker import HeadRankers, parameters_per_head
@@ -174,12 +174,10 @@ class Heuristics:
         heads = slice(start, start + len(self._heads))
         skills = []
         for name in self.names:
-            parts = score_budgets(
-                METHODS[name](),
-                lambda budget: (replace(view, budget=budget) for view in views),
-                grid_budgets(context.length),
-            )
-            scored = [(part.scores.flatten(0, 1)[heads], part.budgets[-1]) for part in parts]
+            scorer, scored = METHODS[name](), []
+            for budgets in scored_together(scorer.needs, grid_budgets(context.length)):
+                at = (replace(view, budget=budgets[-1]) for view in views)
+                scored.append((score_prompt(scorer, at).flatten(0, 1)[heads], budgets[-1]))
             lost = lost_importance(context.importance, scored, reward_protection)
             skills.append(skill(context.importance, lost, reward_protection))
         return torch.stack(skills).float().cpu()

@@ -110,7 +110,10 @@ class Engine:
         Raises UsageError where `needs` has what llama.cpp cannot give.
         """
         wanted = needs.queries
-        if wanted == ALL_QUERIES or replace(needs, queries=0, layer_group=1) != Needs():
+        if (
+            wanted == ALL_QUERIES
+            or replace(needs, queries=0, budget=False, layer_group=1) != Needs()
+        ):
             raise UsageError(
                 "in llama.cpp a method can read keys, values, positions and the last queries: "
                 "use a policy, keydiff, knorm, lagkv, streaming_llm, snapkv or tova"

@@ -157,14 +157,14 @@ def test_boundaries_are_those_of_the_protocols() -> None:
 def test_traces_show_the_last_query_of_the_prompt(prefix: int, last: int) -> None:
     """Query-aware the scorers see 33 tokens and rank 32; at the end of the context, they see 24."""
     trace, (tova,) = _trace(0), build_methods(["tova"])
-    (scored,) = TracedPrompt(trace, prefix).scored(tova, [8])
+    ((scores, _),) = TracedPrompt(trace, prefix).scored(tova, [8])
     assert trace.queries is not None
     for layer in range(2):
         queries = trace.queries[layer, :, :, last].double()  # [H, G, D]
         logits = torch.einsum("hgd,hnd->hgn", queries, trace.keys[layer, :, : last + 1].double())
         expected = (logits / 8**0.5).softmax(-1).mean((0, 1))[:prefix]
         for head in range(2):
-            assert torch.allclose(scored.scores[layer, head].double(), expected, atol=1e-5)
+            assert torch.allclose(scores[layer, head].double(), expected, atol=1e-5)
 
 
 def test_what_the_model_adds_to_traces_is_of_the_whole_prompt(
@@ -181,8 +181,8 @@ def test_what_the_model_adds_to_traces_is_of_the_whole_prompt(
     (method,) = build_methods(["expected_attention"])
     for prefix in (32, 24):
         prompt = TracedPrompt(_trace(0), prefix, model=model, tokenizer=tokenizer)
-        (scored,) = prompt.scored(method, [8])
-        assert scored.scores.shape == (2, 2, prefix)
+        ((scores, _),) = prompt.scored(method, [8])
+        assert scores.shape == (2, 2, prefix)
     assert seen == [33, 24]
 
 

@@ -100,7 +100,7 @@ def test_the_last_token_votes_for_what_is_kept(
 class _Recording:
     """Reads all queries and where the question is; keeps the views that it scored."""
 
-    needs = Needs(queries=ALL_QUERIES, question=True)
+    needs = Needs(queries=ALL_QUERIES, question=True, budget=True)
     name = "recording"
 
     def __init__(self) -> None:

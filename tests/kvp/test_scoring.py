@@ -3,10 +3,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+import pytest
 import torch
 from torch import Tensor
 
-from kvp.scoring import Needs, View, score_budgets
+from kvp.errors import UsageError
+from kvp.scoring import Needs, View, score_layers, score_prompt, scored_together
 
 
 class _ByNorm:
@@ -14,8 +16,8 @@ class _ByNorm:
 
     name = "by_norm"
 
-    def __init__(self, *, reads_budget: bool, layer_group: int = 1) -> None:
-        self.needs = Needs(layer_group=layer_group)
+    def __init__(self, needs: Needs, *, reads_budget: bool = False) -> None:
+        self.needs = needs
         self.reads_budget = reads_budget
         self.calls: list[int] = []
 
@@ -25,7 +27,7 @@ class _ByNorm:
         return view.keys.norm(dim=-1) * scale
 
 
-def _views_at(budget: int) -> Iterator[View]:
+def _views(budget: int) -> Iterator[View]:
     for layer in range(2):
         keys = torch.arange(12.0).view(1, 2, 6, 1) * (1 - 2 * layer) + 1
         yield View(
@@ -33,37 +35,39 @@ def _views_at(budget: int) -> Iterator[View]:
         )
 
 
-def test_a_method_blind_to_the_budget_is_scored_once_per_layer() -> None:
-    scorer = _ByNorm(reads_budget=False)
-    (scored,) = score_budgets(scorer, _views_at, [2, 4, 5])
-    assert scorer.calls == [0, 1]
-    assert scored.budgets == (2, 4, 5)
-    assert scored.scores.shape == (2, 2, 6)
-    assert scored.sizes is None
+def test_a_method_that_does_not_declare_the_budget_is_scored_once_for_all() -> None:
+    assert scored_together(Needs(), [2, 4, 5]) == [[2, 4, 5]]
+    assert scored_together(Needs(budget=True), [2, 4]) == [[2], [4]]
 
 
-def test_a_method_that_reads_the_budget_is_scored_for_each() -> None:
-    scorer = _ByNorm(reads_budget=True)
-    results = score_budgets(scorer, _views_at, [2, 4])
+def test_a_method_that_declares_the_budget_reads_it() -> None:
+    scorer = _ByNorm(Needs(budget=True), reads_budget=True)
+    low, high = (score_prompt(scorer, _views(budget)) for budget in (2, 4))
     assert scorer.calls == [0, 1, 0, 1]
-    assert [scored.budgets for scored in results] == [(2,), (4,)]
-    assert torch.equal(results[1].scores, 2 * results[0].scores)
+    assert low.shape == (2, 2, 6)
+    assert torch.equal(high, 2 * low)
+
+
+def test_a_budget_that_is_not_declared_cannot_be_read() -> None:
+    scorer = _ByNorm(Needs(), reads_budget=True)
+    with pytest.raises(UsageError, match=r"method by_norm failed .*declares Needs\(budget=True\)"):
+        score_layers(scorer, _views(2))
+    scorer.reads_budget = False
+    views = list(_views(2))
+    score_layers(scorer, views)
+    assert [view.budget for view in views] == [2, 2]  # the caller's own views stay whole
 
 
 def test_scores_of_tokens_that_are_fed_again_are_dropped() -> None:
-    def fed_again(budget: int) -> Iterator[View]:
-        return (replace(view, fed_again=2) for view in _views_at(budget))
-
     for group in (1, 2):
-        scorer = _ByNorm(reads_budget=True, layer_group=group)
-        whole = score_budgets(scorer, _views_at, [2, 4])
-        dropped = score_budgets(scorer, fed_again, [2, 4])
-        for part, all_of_it in zip(dropped, whole, strict=True):
-            assert torch.equal(part.scores, all_of_it.scores[..., :4])
+        scorer = _ByNorm(Needs(layer_group=group))
+        whole = score_prompt(scorer, _views(2))
+        dropped = score_prompt(scorer, (replace(view, fed_again=2) for view in _views(2)))
+        assert torch.equal(dropped, whole[..., :4])
 
 
 def test_layers_that_share_are_scored_once_per_group() -> None:
-    scorer = _ByNorm(reads_budget=False, layer_group=2)
-    (scored,) = score_budgets(scorer, _views_at, [3])
+    scorer = _ByNorm(Needs(layer_group=2))
+    scores = score_prompt(scorer, _views(3))
     assert scorer.calls == [0]
-    assert torch.equal(scored.scores[0], scored.scores[1])
+    assert torch.equal(scores[0], scores[1])
