@@ -48,6 +48,12 @@ ALLOCATORS = {
 OTHER_METHODS = ("kvpress", "kvzap", "kvp", "full", "nulls", "tuned")
 """Names before a colon or alone that mean no scorer of `SCORERS`."""
 
+TOKEN_INPUTS = ("key", "value", "position", "distance")
+"""Inputs of a learned ranker that need no query; distance is that to the end of the cache."""
+INPUTS = (*TOKEN_INPUTS, "recent")
+"""All that a ranker can read of a token, in the order in which its network takes them; recent is
+what the last queries attend to."""
+
 NANO, SMOLLM2 = POLICIES = ("nano", "smollm2-135m-instruct")
 """Bundled policies."""
 MODELS = (NANO, "HuggingFaceTB/SmolLM2-135M-Instruct")

@@ -38,15 +38,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from kvp.known_names import INPUTS, TOKEN_INPUTS
 from kvp.ops.attention import recent_attention
 from kvp.rope import Rope
 
 ARCHITECTURES = ("fourier", "paper")
-INPUTS = ("key", "value", "position", "distance", "recent")
-"""Everything a ranker can read of a token, in the order in which its network takes them; `recent`
-is what the last queries attend to."""
-TOKEN_INPUTS = ("key", "value", "position", "distance")
-"""Inputs that need no query, the default."""
 PAPER_INPUTS = ("key", "value", "position")
 """Inputs of the paper's ranker: its position table knows nothing of the end of the cache."""
 MAX_BLOCKS = 2

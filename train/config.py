@@ -40,6 +40,8 @@ from train.recipe import (
 
 AUTO_HEADS = "auto"
 """`--heads` that every process of a job finds out for itself (`train.head_shards`)."""
+OF_A_RUN = ("validate_every", "validation_contexts", "calibration", "calibration_contexts")
+"""Settings next to those of the recipe that decide the content of a policy or a shard."""
 _RECIPE_GROUPS = (RankerSettings, ObjectiveSettings, OptimizerSettings, ContextSettings)
 
 if TYPE_CHECKING:  # what a config holds once it is made
@@ -235,8 +237,7 @@ class TrainConfig(
 
     def identity(self) -> dict[str, Any]:
         """Settings that decide the weights, next to recipe and traces: runs of one --out agree."""
-        of_heads = ("validate_every", "validation_contexts", "calibration", "calibration_contexts")
-        return {name: getattr(self, name) for name in ("preset", "seed", "heads", *of_heads)}
+        return {name: getattr(self, name) for name in ("preset", "seed", "heads", *OF_A_RUN)}
 
 
 @dataclass(frozen=True, kw_only=True)

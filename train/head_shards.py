@@ -25,12 +25,10 @@ from policies.policy_files import POLICY, PolicyMeta, Shard, load_shard, save_po
 from policies.ranker import HeadRankers
 from policies.sources import INDEX
 from train.calibration import calibration_of
-from train.config import MergeConfig, TrainConfig
+from train.config import OF_A_RUN, MergeConfig, TrainConfig
 
 SHARD_FOLDER = "heads-{start}-{stop}"
 """Folder in `--out` of a process that trains some heads."""
-_ONE_RUN = ("validate_every", "validation_contexts", "calibration", "calibration_contexts")
-"""Settings next to those of the recipe that decide the content of a shard."""
 
 
 def own_heads(config: TrainConfig) -> TrainConfig:
@@ -111,7 +109,7 @@ def _made_by(shard: Shard) -> dict[str, Any]:
         "ranker": shard.rankers.spec.to_dict(),
         "model": dict(shard.meta.model),
         **{name: training.get(name) for name in ("seed", "traces", "recipe")},
-        "settings": {name: training.get("config", {}).get(name) for name in _ONE_RUN},
+        "settings": {name: training.get("config", {}).get(name) for name in OF_A_RUN},
     }
 
 

@@ -30,6 +30,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 from kvp.config_groups import Bounds, Group, split_list
+from kvp.known_names import INPUTS, TOKEN_INPUTS
 from kvp.plugins import Registry
 
 LABELS = Registry(
@@ -68,10 +69,6 @@ OptimizerName = Literal["adamw", "muon"]
 KeyFrame = Literal["stored", "end"]
 CalibrationName = Literal["auto", "contribution", "reply_contribution", "none"]
 
-TOKEN_INPUTS = ("key", "value", "position", "distance")
-"""Inputs of a ranker that need no query; distance is that to the end of the cache."""
-INPUTS = (*TOKEN_INPUTS, "recent")
-"""Possible inputs of a ranker; recent is what the last queries attend to."""
 AUTO = "auto"
 """All of `INPUTS`, without recent where the traces hold no queries."""
 

@@ -12,12 +12,13 @@ import torch
 
 from eval.cost_curves import stored_prefill
 from kvp.errors import StoreError
+from kvp.known_names import INPUTS
 from kvp.ranking import UNPROTECTED, Protection
 from kvp.scoring import score_layers
 from kvp.store import TraceReader
 from kvp.store.shards import shard_path
 from policies.learned import LearnedScorer
-from policies.ranker import INPUTS, HeadRankers, RankerSpec
+from policies.ranker import HeadRankers, RankerSpec
 from train.compression_points import CompressionPoint
 from train.contexts import Context, ContextSource, StepContexts, scores_of
 from train.initial_rankers import feature_statistics
