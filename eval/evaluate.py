@@ -370,24 +370,13 @@ class Bench(Decoder):
     config: EvalConfig
 
 
-@dataclass(frozen=True, kw_only=True)
-class Prefilled:
-    """A prompt run up to the boundary of a protocol."""
-
-    prefill: Prefill
-    """What scorers see: the token that is fed again, too."""
-    prefix: Prefix
-    """What caches are gathered from: not that token."""
-
-
 def run_prefix(
     bench: Bench, prompt: Prompt, protocol: str, methods: Iterable[Method] = ()
-) -> Prefilled:
+) -> Prefill:
     """Prefill a prompt up to the boundary; record all queries and what the methods need."""
     needs = [Needs(queries=ALL_QUERIES)]
     needs += [method.scorer.needs for method in methods if method.scorer]
-    seen = bench.prefill(prompt, protocol, needs)
-    return Prefilled(prefill=seen, prefix=Prefix.of(seen))
+    return bench.prefill(prompt, protocol, needs)
 
 
 def evaluate(
@@ -408,21 +397,21 @@ def evaluate_together(
     start = run_prefix(bench, prompts[0], protocol, [setting.method for setting in settings])
     blind = [each for each in settings if not _reads_future(each)]
     seeing = [each for each in settings if _reads_future(each)]
-    shared = list(keep(start, blind, None))
+    prefix, shared = Prefix.of(start), list(keep(start, blind, None))
     for prompt in prompts:
         pieces = _pieces(bench, prompt)
         text = _text_fields(bench, prompt, pieces)
         compressed = list(shared)
         if seeing:
             compressed += keep(start, seeing, hindsight(bench, prompt, start))
-        results = outcomes(bench, prompt, start.prefix, [kept for _, kept in compressed])
+        results = outcomes(bench, prompt, prefix, [kept for _, kept in compressed])
         yield [
             {
-                **_record(bench, prompt, protocol, setting, kept, start.prefix.tokens),
+                **_record(bench, prompt, protocol, setting, kept, start.tokens),
                 "cache_bytes": outcome.nbytes,
                 **outcome.result,
                 **text,
-                **_kept_fields(kept, pieces, start.prefix.tokens),
+                **_kept_fields(kept, pieces, start.tokens),
             }
             for (setting, kept), outcome in zip(compressed, results, strict=True)
         ]
@@ -433,7 +422,7 @@ def _reads_future(setting: Setting) -> bool:
 
 
 @torch.inference_mode()
-def hindsight(bench: Bench, prompt: Prompt, start: Prefilled) -> list[Tensor]:
+def hindsight(bench: Bench, prompt: Prompt, start: Prefill) -> list[Tensor]:
     """Attention from all tokens after the boundary to the cached ones: per layer [1, H, N] float32.
 
     The future is the rest of the prompt and the greedy answer with the full cache (or the reference
@@ -442,9 +431,10 @@ def hindsight(bench: Bench, prompt: Prompt, start: Prefilled) -> list[Tensor]:
     if prompt.forced or prompt.encoded.choice_ids:
         reply = prompt.reply
     else:
-        (answer,) = bench.answers(prompt, start.prefix, [all_kept(start.prefix)])
+        prefix = Prefix.of(start)
+        (answer,) = bench.answers(prompt, prefix, [all_kept(prefix)])
         reply = torch.tensor(answer.result)
-    seen = start.prefill.observation
+    seen = start.observation
     assert seen is not None, "a prompt that was just run has an observation"
     rest = prompt.ids[seen.cache.get_seq_length() :]
     fed = torch.cat([rest, reply]).to(bench.model.device)
@@ -454,16 +444,16 @@ def hindsight(bench: Bench, prompt: Prompt, start: Prefilled) -> list[Tensor]:
         queries = torch.cat([before, later], dim=2)  # [1, Q, T, D], T tokens of prompt and reply
         heads = keys.shape[1]
         grouped = queries.view(1, heads, -1, *queries.shape[2:])  # [1, H, G, T, D]
-        result.append(future_attention(grouped, keys, prefix_length=start.prefix.tokens))
+        result.append(future_attention(grouped, keys, prefix_length=start.tokens))
     return result
 
 
 def keep(
-    start: Prefilled, settings: Sequence[Setting], future: list[Tensor] | None
+    start: Prefill, settings: Sequence[Setting], future: list[Tensor] | None
 ) -> Iterator[tuple[Setting, Kept]]:
     """Select the tokens of every setting; settings with the same scorer share its scores."""
-    tokens = start.prefix.tokens
-    everything = all_kept(start.prefix)
+    tokens = start.tokens
+    everything = all_kept(Prefix.of(start))
     by_ranking: dict[tuple[str, str, str | None], list[Setting]] = {}
     for setting in settings:
         if setting.method.self_sized or setting.tokens(tokens) < tokens:
@@ -476,7 +466,7 @@ def keep(
         sizes = scorer.sizes if isinstance(scorer, SelfSizing) else None
         needed = sorted({setting.tokens(tokens) for setting in same})
         for budgets in scored_together(scorer.needs, needed):
-            views = start.prefill.views(scorer.needs, budgets[0], future=future)
+            views = start.views(scorer.needs, budgets[0], future=future)
             scores = score_prompt(scorer, views)
             selections: dict[Protection, Selection] = {}
             for setting in same:

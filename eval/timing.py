@@ -21,7 +21,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from eval.evaluate import (
     Bench,
     Kept,
-    Prefilled,
     Prefix,
     Prompt,
     gather,
@@ -139,9 +138,8 @@ def _evict(
     assert seen.observation is not None, "the prompt was just run"
     # Anew for every setting, so that its time includes the extra passes that it needs.
     fresh = Prefill.of(seen.observation, bench.model, ids, bench.tokenizer).inputs
-    start = Prefilled(prefill=replace(seen, inputs=fresh), prefix=Prefix.of(seen))
-    ((_, kept),) = keep(start, [setting], future)
-    return gather(start.prefix, [kept]), kept
+    ((_, kept),) = keep(replace(seen, inputs=fresh), [setting], future)
+    return gather(Prefix.of(seen), [kept]), kept
 
 
 def _decode(bench: Bench, cache: EvictingCache, feed: Tensor, position: int, meter: Meter) -> float:

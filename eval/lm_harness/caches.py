@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from eval.evaluate import MAXIMUM_LOGITS, Prefilled, Prefix, gather, keep
+from eval.evaluate import MAXIMUM_LOGITS, Prefix, gather, keep
 from eval.methods import Method, Setting, build_methods, file_digests
 from kvp.budgets import Budget, parse_budget
 from kvp.config_groups import split_list
@@ -197,9 +197,8 @@ class ContinuationScorer:
         needs = scorer.needs if scorer is not None and shrinks else Needs()
         fed = ids[None, : cut + again].to(self.model.device)
         seen = prefill(self.model, fed, needs, tokenizer=self.tokenizer, fed_again=again)
-        start = Prefilled(prefill=seen, prefix=Prefix.of(seen))
-        ((_, kept),) = keep(start, [setting], None)
-        return gather(start.prefix, [kept])
+        ((_, kept),) = keep(seen, [setting], None)
+        return gather(Prefix.of(seen), [kept])
 
     @torch.inference_mode()
     def continuations(

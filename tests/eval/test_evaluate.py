@@ -167,7 +167,7 @@ def test_the_pinned_question_is_kept_where_it_is_seen(
     for protocol in ("query_aware", "query_agnostic"):
         start = run_prefix(bench, prompt, protocol)
         (_, pinned), (_, plain) = keep(start, settings, None)
-        question = range(prompt.encoded.context_length, start.prefix.tokens)
+        question = range(prompt.encoded.context_length, start.tokens)
         assert len(question) == prompt.question_tokens(protocol)
         for head in pinned.indices.flatten(0, 1).tolist():
             assert set(question) <= set(head)

@@ -37,17 +37,8 @@ SESSION = "\n### Session {}:\nSession Date: {}\nSession Content:\n{}\n"
 NEW_TOKENS = 500
 
 
-@dataclass(frozen=True, kw_only=True)
-class History:
-    """Dated chats, and a question about something that was said in them."""
-
-    sessions: tuple[tuple[str, Sequence[Mapping[str, str]]], ...]
-    """Date, such as `2023/05/20 (Sat) 02:21`, and turns with `role` and `content`, by date."""
-    kind: str
-    question: str
-    date: str
-    """When the question is asked."""
-    answers: tuple[str, ...]
+Session = tuple[str, Sequence[Mapping[str, str]]]
+"""Date, such as `2023/05/20 (Sat) 02:21`, and turns with `role` and `content`."""
 
 
 @dataclass(frozen=True)
@@ -69,29 +60,22 @@ class LongMemEvalTask(ScoredByMetric):
         )
 
         def parse(row: Mapping[str, Any]) -> Parsed:
-            history, needed = recorded(row)
-            text = history_text(history.sessions[:needed])
-            return (
-                history_text(history.sessions),
-                lambda: _of_row(history, len(HEADER + text), blank, settings, tokenizer),
+            sessions, answering = sessions_of(row)
+            history, needed = history_text(sessions), len(history_text(sessions[:answering]))
+            answers = answers_of(row, "answer")
+            sample = replace(
+                blank,
+                question=QUESTION.format(column(row, "question_date"), column(row, "question")),
+                references=answers,
+                reply=f" {answers[0]}",
+                labels={"question_type": column(row, "question_type")},
             )
+            return history, lambda: _fitted(sample, history, needed, settings, tokenizer)
 
         return benchmark_source(self.name, (), parse, settings)
 
 
-def asked(blank: Sample, history: History, text: str) -> Sample:
-    """The sample of a history; `text` is what is left of its sessions."""
-    return replace(
-        blank,
-        context=HEADER + text,
-        question=QUESTION.format(history.date, history.question),
-        references=history.answers,
-        reply=f" {history.answers[0]}",
-        labels={"question_type": history.kind},
-    )
-
-
-def history_text(sessions: Sequence[tuple[str, Sequence[Mapping[str, str]]]]) -> str:
+def history_text(sessions: Sequence[Session]) -> str:
     """Sessions as the published prompt writes them in plain language."""
     texts = []
     for number, (date, turns) in enumerate(sessions, start=1):
@@ -100,23 +84,24 @@ def history_text(sessions: Sequence[tuple[str, Sequence[Mapping[str, str]]]]) ->
     return "".join(texts)
 
 
-def _of_row(
-    history: History,
+def _fitted(
+    sample: Sample,
+    history: str,
     needed: int,
-    blank: Sample,
     settings: TaskSettings,
     tokenizer: PreTrainedTokenizerBase,
 ) -> Sequence[Sample]:
-    """The sample of a row; RowError where less than `needed` characters of its context are left."""
-    whole = history_text(history.sessions)
-    ids = tokenizer.encode(whole, add_special_tokens=False, verbose=False)
+    """The sample with what fits of its history; RowError where that is not the first `needed`
+    characters.
+    """
+    ids = tokenizer.encode(history, add_special_tokens=False, verbose=False)
 
     def make(keep: int) -> Sequence[Sample]:
-        text = whole if keep >= len(ids) else decoded(ids[:keep], tokenizer)
-        return [asked(blank, history, text)]
+        text = history if keep >= len(ids) else decoded(ids[:keep], tokenizer)
+        return [replace(sample, context=HEADER + text)]
 
     samples = cut_to_length(make, settings.length, tokenizer)
-    if len(samples[0].context) < needed:
+    if len(samples[0].context) < len(HEADER) + needed:
         raise RowError(
             "loses a session that answers its question: it needs more than --length "
             f"{settings.length}"
@@ -124,14 +109,13 @@ def _of_row(
     return samples
 
 
-def recorded(row: Mapping[str, Any]) -> tuple[History, int]:
-    """A row of LongMemEval, sessions in the order of their dates, and how many of them there are
-    up to the last one that answers the question (0 when unknown); RowError where it lacks one.
+def sessions_of(row: Mapping[str, Any]) -> tuple[list[Session], int]:
+    """The sessions of a row in the order of their dates, and how many of them there are up to the
+    last one that answers the question (0 when unknown); RowError where a row cannot be used.
     """
-    name, kind = column(row, "question_id"), column(row, "question_type")
-    if name.endswith("_abs"):
+    if column(row, "question_id").endswith("_abs"):
         raise RowError("asks for a refusal, which only a judge can score")
-    if kind == "single-session-preference":
+    if column(row, "question_type") == "single-session-preference":
         raise RowError("has a rubric instead of an answer, which only a judge can score")
     sessions, dates = row.get("haystack_sessions"), row.get("haystack_dates")
     if not isinstance(sessions, list) or not sessions:
@@ -140,23 +124,8 @@ def recorded(row: Mapping[str, Any]) -> tuple[History, int]:
         raise RowError("has not as many haystack_dates as haystack_sessions")
     order = sorted(range(len(dates)), key=lambda index: str(dates[index]))
     names, wanted = row.get("haystack_session_ids"), row.get("answer_session_ids")
-    needed = 0
+    answering = 0
     if isinstance(names, list) and len(names) == len(sessions) and isinstance(wanted, list):
-        needed = max((n for n, index in enumerate(order, 1) if names[index] in wanted), default=0)
-    history = History(
-        sessions=tuple(
-            (
-                str(dates[index]),
-                [
-                    {"role": turn["role"], "content": turn["content"].strip()}
-                    for turn in sessions[index]
-                ],
-            )
-            for index in order
-        ),
-        kind=kind,
-        question=column(row, "question"),
-        date=column(row, "question_date"),
-        answers=answers_of(row, "answer"),
-    )
-    return history, needed
+        found = (number for number, index in enumerate(order, 1) if names[index] in wanted)
+        answering = max(found, default=0)
+    return [(str(dates[index]), sessions[index]) for index in order], answering
