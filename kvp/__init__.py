@@ -50,18 +50,12 @@ __all__ = [
     "train",
 ]
 
+_HF = ("evicting", "load_cache", "load_model", "prefill_and_evict", "save_cache")
 _MODULES = {
     "Protection": "kvp.ranking",
     "TraceReader": "kvp.store",
-    "evicting": "kvp.hf",
-    "load_cache": "kvp.hf",
-    "load_model": "kvp.hf",
-    "prefill_and_evict": "kvp.hf",
-    "save_cache": "kvp.hf",
-    "load_policy": "policies",
-    "make_allocator": "policies",
-    "make_method": "policies",
-    "make_scorer": "policies",
+    **dict.fromkeys(_HF, "kvp.hf"),
+    **dict.fromkeys(("load_policy", "make_allocator", "make_method", "make_scorer"), "policies"),
 }
 """Name -> the module that has it."""
 
@@ -166,12 +160,14 @@ def _config(package: str, config: str, settings: dict[str, Any]) -> Any:  # noqa
     if not isinstance(tasks := settings.get("tasks", ""), str | None):  # names and objects
         settings = {**settings, "tasks": import_own("kvp.data.tasks").named_tasks(tasks)}
     kind = getattr(import_own(f"{package}.config"), config)
-    flags = {flag.name: flag for flag in flags_of(kind)}
+    flags = {flag.name: flag for flag in flags_of(kind, str(settings.get("preset", "")))}
     for name in settings:
         if name not in flags:
             raise UsageError(f"unknown setting {name!r}{did_you_mean(name, flags)}")
+    preset = {name: flag.default for name, flag in flags.items() if not flag.required}
+    given = {name: python_value(flags[name], value) for name, value in settings.items()}
     try:
-        made = kind(**{name: python_value(flags[name], value) for name, value in settings.items()})
+        made = kind(**(preset | given))
     except ValueError as error:
         raise UsageError(str(error)) from None
     made.check_names()

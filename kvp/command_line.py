@@ -223,7 +223,7 @@ def _yaml(path: str, known: Sequence[str]) -> dict[str, Any]:
 def _declared(config_class: type[Any]) -> Iterator[tuple[type[Any], str, str]]:
     """Each field, the class that documents it and its text, in the order of --help."""
     owners: dict[str, type[Any]] = {}
-    order = [vars(klass).get("DECLARED_IN", klass) for klass in config_class.__mro__]
+    order = config_class.__mro__
     texts = {owner: _documentation(owner) for owner in order}
     for owner, own in texts.items():
         for name in own:

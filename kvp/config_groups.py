@@ -11,9 +11,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields, make_dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self, TypeVar, get_type_hints
+from typing import Any, ClassVar, Literal, Self
 
 from kvp.artifacts.addresses import is_address
 from kvp.errors import UsageError
@@ -23,7 +23,6 @@ DtypeName = Literal["float32", "bfloat16", "float16"]
 QuantizationName = Literal["none", "8bit", "4bit"]
 AnswersName = Literal["model", "reference"]
 
-GroupT = TypeVar("GroupT")
 Bounds = Mapping[str, float]
 _DEVICE = re.compile(r"(cpu|mps|(cuda|xpu)(:\d+)?)")
 _LOCAL = ("LOCAL_RANK", "SLURM_LOCALID")
@@ -346,15 +345,6 @@ def split_list(text: str) -> tuple[str, ...]:
     """
     parts = (part.strip() for part in re.findall(r"(?:\([^()]*\)|[^,])+", text))
     return tuple(dict.fromkeys(part for part in parts if part))
-
-
-def optional(group: type[GroupT]) -> type[GroupT]:
-    """Return `group` with every default None, which means "as in the preset"."""
-    hints = get_type_hints(group)
-    changed = [(one.name, hints[one.name] | None, field(default=None)) for one in fields(group)]  # type: ignore[arg-type]
-    return make_dataclass(
-        group.__name__, changed, frozen=True, kw_only=True, namespace={"DECLARED_IN": group}
-    )
 
 
 def rank_of(

@@ -1,7 +1,7 @@
 """Settings of `kvp-train`, `kvp merge` and `kvp distill`; no torch here.
 
-The settings of the recipe (`train.recipe`) are None until a preset gives them; a config has done so
-when it is made.
+What is not given of the recipe (`train.recipe`), the command line and `kvp.train` take from the
+preset; a config that is made directly has the defaults of the first one.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from kvp.budgets import parse_budget_range
 from kvp.config_groups import (
@@ -22,7 +22,6 @@ from kvp.config_groups import (
     MemoryConfig,
     ModelConfig,
     RunConfig,
-    optional,
 )
 from kvp.errors import KvpError, UsageError
 from kvp.geometry import Geometry
@@ -43,14 +42,6 @@ AUTO_HEADS = "auto"
 OF_A_RUN = ("validate_every", "validation_contexts", "calibration", "calibration_contexts")
 """Settings next to those of the recipe that decide the content of a policy or a shard."""
 _RECIPE_GROUPS = (RankerSettings, ObjectiveSettings, OptimizerSettings, ContextSettings)
-
-if TYPE_CHECKING:  # what a config holds once it is made
-    RankerFlags = RankerSettings
-    ObjectiveFlags = ObjectiveSettings
-    OptimizerFlags = OptimizerSettings
-    ContextFlags = ContextSettings
-else:  # what a caller may leave to the preset
-    RankerFlags, ObjectiveFlags, OptimizerFlags, ContextFlags = map(optional, _RECIPE_GROUPS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,10 +120,10 @@ class TrainConfig(
     DryRunConfig,
     ValidationConfig,
     CalibrationConfig,
-    ObjectiveFlags,
-    RankerFlags,
-    OptimizerFlags,
-    ContextFlags,
+    ObjectiveSettings,
+    RankerSettings,
+    OptimizerSettings,
+    ContextSettings,
     ModelConfig,
     DataConfig,
     AnswerConfig,
@@ -177,10 +168,7 @@ class TrainConfig(
     """Settings of each preset, for the command line."""
 
     def __post_init__(self) -> None:
-        """Fill settings from the preset; raise ValueError naming a flag that cannot work."""
-        for name, value in self.PRESETS[self.preset].items():
-            if getattr(self, name) is None:
-                object.__setattr__(self, name, value)
+        """Raise ValueError naming a flag that cannot work."""
         target = calibration_target(self.calibration, self.label)
         object.__setattr__(self, "calibration", target)
         super().__post_init__()

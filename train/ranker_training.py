@@ -22,10 +22,9 @@ from torch.utils.checkpoint import checkpoint
 
 from kvp.errors import UsageError
 from kvp.metrics import has_signal
-from kvp.ranking import UNPROTECTED, Protection
 from kvp.store import SequenceRecord
 from policies.ranker import HeadRankers, bytes_per_token
-from train.compression_points import drawn_points, noise_seed
+from train.compression_points import drawn_points, noise_seed, protection_of
 from train.contexts import Context, ContextSource, StepContexts
 from train.distributed import ALONE, Workers
 from train.losses import (
@@ -97,7 +96,7 @@ class RankerTraining(pl.LightningModule):
         self._heads = slice(None) if heads is None else slice(heads.start, heads.stop)
         self._model_heads = model_heads
         self._workers = workers
-        self._protection = Protection() if recipe.exclude_protected else UNPROTECTED
+        self._protection = protection_of(recipe)
 
     def train_dataloader(self) -> Iterator[int]:
         """Step numbers from the current one on; contexts are made from them."""

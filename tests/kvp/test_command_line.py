@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import pytest
 
 from kvp import __version__
 from kvp.command_line import main, parse
-from kvp.config_groups import Group, optional, split_list
+from kvp.config_groups import Group, split_list
 from kvp.errors import StoreError, UsageError
 
 
@@ -25,12 +25,6 @@ class Learning(Group):
     """Rate."""
     rule: Literal["sum", "largest"] = "sum"
     """Rule."""
-
-
-if TYPE_CHECKING:
-    LearningFlags = Learning
-else:
-    LearningFlags = optional(Learning)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +46,7 @@ class Files(Group):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(Files, LearningFlags):
+class Config(Files, Learning):
     """Program."""
 
     preset: Literal["plain", "paper"] = "plain"

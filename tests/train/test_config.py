@@ -6,6 +6,8 @@ from dataclasses import fields
 
 import pytest
 
+import kvp
+from kvp.command_line import parse
 from kvp.programs import train as main
 from train.config import TrainConfig
 from train.recipe import PRESETS, Recipe
@@ -20,11 +22,20 @@ def test_settings_of_a_recipe_are_flags_but_for_what_nobody_turns() -> None:
     assert set(TrainConfig.PRESETS["paper"]) == {field.name for field in fields(Recipe)} & flags
 
 
-def test_flags_override_the_preset() -> None:
-    recipe = TrainConfig(traces="t", out="o", preset="paper", lr=1e-3).recipe()
+def test_flags_override_the_preset(monkeypatch: pytest.MonkeyPatch) -> None:
+    argv = ["--traces=t", "--out=o", "--preset=paper", "--lr=1e-3"]
+    config = parse(TrainConfig, argv)
+    recipe = config.recipe()
     assert recipe.lr == 1e-3
     assert recipe.reward == "ratio"
     assert recipe.steps == 4_000
+    from_python: list[TrainConfig] = []
+    monkeypatch.setattr("train.run.run", from_python.append)
+    monkeypatch.setattr(TrainConfig, "check_names", lambda _: None)
+    kvp.train(traces="t", out="o", preset="paper", lr=1e-3)
+    assert from_python == [config]
+    with pytest.raises(ValueError, match="cannot be chosen for the paper's architecture"):
+        TrainConfig(traces="t", out="o", preset="paper")
 
 
 def test_the_paper_preset_states_the_papers_numbers() -> None:
