@@ -76,8 +76,11 @@ def bench_of(given: argparse.Namespace) -> tuple[Bench, Sequence[Prompt]]:
     requested = TaskSettings(tasks=split_list(given.tasks), count=given.prompts, **settings)
     prompts, _ = load_all(requested, tokenizer)
     bench = Bench(
-        model=model, tokenizer=tokenizer, decode_batch=64, max_new_tokens=given.max_new_tokens,
-        config=EvalConfig(model=given.model, dry_run=True, **settings),
+        model=model, tokenizer=tokenizer,
+        config=EvalConfig(
+            model=given.model, dry_run=True, decode_batch=64,
+            max_new_tokens=given.max_new_tokens, **settings,
+        ),
     )  # fmt: skip
     return bench, prompts
 

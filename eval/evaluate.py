@@ -181,15 +181,12 @@ class Outcome(Generic[ResultT]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Decoder:
-    """A model, and how it answers prompts from compressed caches."""
+class Bench:
+    """A model, and how it answers prompts from compressed caches: what all prompts share."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
-    decode_batch: int
-    """Maximum number of compressed caches decoded as one batch."""
-    max_new_tokens: int | None = None
-    """Maximum number of generated tokens; None for the number of each task."""
+    config: EvalConfig
 
     def prefill(
         self, prompt: Prompt, protocol: str, needs: Needs | Iterable[Needs] = ()
@@ -207,13 +204,13 @@ class Decoder:
         """Greedy answer from every cache, as token ids, the ending token included."""
         feed = prompt.ids[prefix.tokens :]
         ends = end_tokens(self.model, self.tokenizer)
-        new = self.max_new_tokens or prompt.sample.max_new_tokens
+        new = self.config.max_new_tokens or prompt.sample.max_new_tokens
 
         def run(cache: EvictingCache, batch: int) -> list[list[int]]:
             fed = feed.expand(batch, -1)
             return greedy(self.model, cache, fed, prefix.tokens, max_new_tokens=new, ends=ends)
 
-        return _in_batches(prefix, compressed, run, self.decode_batch)
+        return _in_batches(prefix, compressed, run, self.config.decode_batch)
 
     @torch.inference_mode()
     def losses(
@@ -253,7 +250,7 @@ class Decoder:
     def _rows_of_logits(self, tokens: int) -> int:
         """Caches whose logits of `tokens` tokens are computed at once."""
         vocabulary = int(self.model.config.get_text_config().vocab_size)
-        return max(1, min(self.decode_batch, MAXIMUM_LOGITS // (tokens * vocabulary)))
+        return max(1, min(self.config.decode_batch, MAXIMUM_LOGITS // (tokens * vocabulary)))
 
     def _losses(
         self, cache: EvictingCache, feed: Tensor, reply: Tensor, position: int, batch: int
@@ -326,23 +323,23 @@ Fields = dict[str, Any]
 
 
 def outcomes(
-    decoder: Decoder, prompt: Prompt, prefix: Prefix, compressed: Sequence[Kept]
+    bench: Bench, prompt: Prompt, prefix: Prefix, compressed: Sequence[Kept]
 ) -> list[Outcome[Fields]]:
     """Outcome of every cache, as the prompt's metric asks: `score` or, of a given reply, `nll`."""
     if prompt.forced:
         tokens = len(prompt.reply)
         return [
             Outcome(nbytes=loss.nbytes, result={"nll": loss.result, "reply_tokens": tokens})
-            for loss in decoder.losses(prompt, prefix, compressed)
+            for loss in bench.losses(prompt, prefix, compressed)
         ]
     if prompt.encoded.choice_ids:
         return [
             Outcome(nbytes=losses.nbytes, result=_chosen(prompt, losses.result))
-            for losses in decoder.choice_losses(prompt, prefix, compressed)
+            for losses in bench.choice_losses(prompt, prefix, compressed)
         ]
     written = [
-        (answer.nbytes, decoder.text(answer.result))
-        for answer in decoder.answers(prompt, prefix, compressed)
+        (answer.nbytes, bench.text(answer.result))
+        for answer in bench.answers(prompt, prefix, compressed)
     ]
     return [
         Outcome(nbytes=nbytes, result={"prediction": text, "score": prompt.score(text)})
@@ -361,13 +358,6 @@ def _chosen(prompt: Prompt, losses: Sequence[float]) -> Fields:
         "score_norm": float(by_character == sample.gold),
         "choice_nll": list(losses),
     }
-
-
-@dataclass(frozen=True, kw_only=True)
-class Bench(Decoder):
-    """Model and settings that all prompts of a run share."""
-
-    config: EvalConfig
 
 
 def run_prefix(

@@ -248,13 +248,7 @@ def load_bench(
     else:
         model, tokenizer = loaded.model, tokenizer_of(config, loaded.tokenizer)
     check_inputs(model, [method.scorer for method in methods if method.scorer])
-    return Bench(
-        model=model,
-        tokenizer=tokenizer,
-        config=config,
-        decode_batch=config.decode_batch,
-        max_new_tokens=config.max_new_tokens,
-    )
+    return Bench(model=model, tokenizer=tokenizer, config=config)
 
 
 def made_for_others(bench: Bench, prepared: Prepared) -> list[str]:

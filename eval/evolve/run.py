@@ -25,7 +25,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from eval.config import EvalConfig, EvolveConfig
-from eval.evaluate import Decoder, Kept, Prefix, Prompt, outcomes
+from eval.evaluate import Bench, Kept, Prefix, Prompt, outcomes
 from eval.evolve.search import (
     GAMMA,
     JOURNAL,
@@ -97,7 +97,7 @@ class PromptSet:
 
     def __init__(
         self,
-        decoder: Decoder,
+        bench: Bench,
         scorer: Scorer,
         target: Target,
         prompts: Sequence[Prompt],
@@ -106,7 +106,7 @@ class PromptSet:
         keep_bytes: int,
     ) -> None:
         """Hold on to the prompts; nothing is run yet. Prefixes are kept up to `keep_bytes`."""
-        self._decoder, self._scorer, self._target = decoder, scorer, target
+        self._bench, self._scorer, self._target = bench, scorer, target
         self._protocol = protocol
         self.prompts = tuple(prompts)
         self._scores: dict[int, Tensor] = {}
@@ -134,13 +134,13 @@ class PromptSet:
 
     @torch.inference_mode()
     def _run(self, index: int, schemes: Sequence[Scheme]) -> list[float]:
-        prompt, decoder = self.prompts[index], self._decoder
+        prompt, bench = self.prompts[index], self._bench
         if index not in self._scores:
             prefix = self._score(index)
         elif index in self._prefixes:
             prefix = self._prefixes[index]
         else:
-            prefix = Prefix.of(decoder.prefill(prompt, self._protocol))
+            prefix = Prefix.of(bench.prefill(prompt, self._protocol))
         scores = self._scores[index]
         heads, selection = scores.shape[1], Selection(scores, self._target.protection)
         compressed = []
@@ -148,7 +148,7 @@ class PromptSet:
             counts = torch.tensor(self._target.counts(scheme, prefix.tokens))  # [L]
             kept = selection.tokens_of(counts[:, None].expand(-1, heads))
             compressed.append(Kept(indices=kept))
-        found = [outcome.result for outcome in outcomes(decoder, prompt, prefix, compressed)]
+        found = [outcome.result for outcome in outcomes(bench, prompt, prefix, compressed)]
         if prompt.forced:
             return [reply_score(fields["nll"], fields["reply_tokens"]) for fields in found]
         return [float(fields["score"]) for fields in found]
@@ -156,7 +156,7 @@ class PromptSet:
     def _score(self, index: int) -> Prefix:
         """Prefill with what the scorer reads, score every layer, keep what fits."""
         needs = self._scorer.needs
-        seen = self._decoder.prefill(self.prompts[index], self._protocol, needs)
+        seen = self._bench.prefill(self.prompts[index], self._protocol, needs)
         budget = min(self._target.budget.tokens(seen.tokens), seen.tokens)
         self._scores[index] = torch.cat(score_layers(self._scorer, seen.views(needs, budget)))
         prefix = Prefix.of(seen)
@@ -214,10 +214,10 @@ def _search(config: EvolveConfig, output: OutputFolder, identity: dict[str, Any]
     cached = [prompt.boundary(config.protocol) for prompt in (*search_prompts, *held_out)]
     target, reference = target_of(config.target, protection, cached[: len(search_prompts)])
     plan = _plan(config, geometry.layers, target, reference=reference)
-    decoder = load_bench(config.evaluation, [method])
+    bench = load_bench(config.evaluation, [method])
     phase(f"searching on {len(search_prompts)} prompts, {len(held_out)} held out")
     identity["model_digest"] = model_identity(
-        config.model, config.revision, decoder.model, decoder.tokenizer
+        config.model, config.revision, bench.model, bench.tokenizer
     )
     manifest = run_manifest(identity, seed=config.seed)
     begin_search(output, identity, manifest)
@@ -227,13 +227,13 @@ def _search(config: EvolveConfig, output: OutputFolder, identity: dict[str, Any]
     )
     keep_bytes = int(config.memory_gb * 1e9)
     searched = PromptSet(
-        decoder, scorer, target, search_prompts, protocol=config.protocol, keep_bytes=keep_bytes
+        bench, scorer, target, search_prompts, protocol=config.protocol, keep_bytes=keep_bytes
     )
     generations = 1 + plan.generations * len(layer_groups(plan.layers, plan.group))
     with Progress("searching", generations, completed=len(journal.generations)) as progress:
         elite = search(plan, searched.scores, journal)
     others = PromptSet(  # run once: no prefix is kept
-        decoder, scorer, target, held_out, protocol=config.protocol, keep_bytes=0
+        bench, scorer, target, held_out, protocol=config.protocol, keep_bytes=0
     )
     budgets = BudgetFile(
         model={"id": recorded_name(config.model), "revision": config.revision},

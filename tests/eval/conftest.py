@@ -99,6 +99,6 @@ def bench(tiny_folder: Path) -> Bench:
     """The tiny model, loaded, with answers of at most 8 tokens."""
     model, tokenizer = load_model(str(tiny_folder))
     return Bench(
-        model=model, tokenizer=tokenizer, decode_batch=256, max_new_tokens=8,
-        config=EvalConfig(model=str(tiny_folder), length=200, dry_run=True),
+        model=model, tokenizer=tokenizer,
+        config=EvalConfig(model=str(tiny_folder), length=200, max_new_tokens=8, dry_run=True),
     )  # fmt: skip

@@ -53,7 +53,7 @@ def settings(methods: str, budget: str | None) -> list[Setting]:
 def nano_bench() -> Bench:
     model, tokenizer = load_model("nano")
     return Bench(
-        model=model, tokenizer=tokenizer, decode_batch=256,
+        model=model, tokenizer=tokenizer,
         config=EvalConfig(split="all", length=200, dry_run=True),
     )  # fmt: skip
 

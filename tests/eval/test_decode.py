@@ -7,16 +7,18 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from eval.evaluate import Decoder, Kept, Prefix, all_kept, gather
+from eval.config import EvalConfig
+from eval.evaluate import Bench, Kept, Prefix, all_kept, gather
 from kvp.hf import EvictingCache, observe
 
 PROMPT = 24
 BOUNDARY = 20
 
 
-def _decoder(model: PreTrainedModel, decode_batch: int, new: int = 12) -> Decoder:
+def _bench(model: PreTrainedModel, decode_batch: int, new: int = 12) -> Bench:
     tokenizer: Any = SimpleNamespace(eos_token_id=0)
-    return Decoder(model=model, tokenizer=tokenizer, decode_batch=decode_batch, max_new_tokens=new)
+    config = EvalConfig(decode_batch=decode_batch, max_new_tokens=new, dry_run=True)
+    return Bench(model=model, tokenizer=tokenizer, config=config)
 
 
 def _prompt(ids: torch.Tensor, reply: torch.Tensor | None = None) -> Any:
@@ -63,7 +65,7 @@ def test_every_cache_decodes_as_generate_does_alone(
         ids = torch.randint(1, 40, (PROMPT,), generator=torch.Generator().manual_seed(seed))
         prefix = _prefix(tiny_model, ids)
         caches = [*_random_caches(prefix, [3, 18, 5, 8, 5, 12], seed), all_kept(prefix)]
-        answers = _decoder(tiny_model, decode_batch).answers(_prompt(ids), prefix, caches)
+        answers = _bench(tiny_model, decode_batch).answers(_prompt(ids), prefix, caches)
         assert [answer.result for answer in answers] == [
             _generate(tiny_model, prefix, kept, ids, 12) for kept in caches
         ]
@@ -88,7 +90,7 @@ def test_equal_caches_run_once(
 
     monkeypatch.setattr(tiny_model, "forward", counted)
     caches = [first, second, first, first]
-    answers = _decoder(tiny_model, 8, new=2).answers(_prompt(ids), prefix, caches)
+    answers = _bench(tiny_model, 8, new=2).answers(_prompt(ids), prefix, caches)
     assert max(widths) == 2
     assert answers[0] == answers[2] == answers[3]
 
