@@ -17,7 +17,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache
@@ -38,6 +38,8 @@ _ANSWERED = set[str]()
 """Buckets that have answered, so that they exist."""
 RETRY_VARIABLE = "KVP_RETRY_SECONDS"
 _RETRY_SECONDS = 180.0
+_PAGE = 1000
+"""Objects of one request for a list, as many as a store gives at once."""
 _NO_BUCKET = "NoSuchBucket"
 """What errors say where there is no bucket of that name."""
 _CREDENTIALS = {
@@ -122,20 +124,18 @@ class ObjectPath:
 
     def below(self) -> Iterator[tuple[str, int]]:
         """Paths, relative to this one, and bytes of all objects below it."""
-        patience, prefix, last = Patience(), f"{self.key}/" if self.key else "", None
-        with one_line_errors(str(self)):
-            import obstore
+        prefix, last, full = f"{self.key}/" if self.key else "", None, True
+        while full:
 
-            while True:
-                try:
-                    store = opened(self.root, os.getpid())
-                    for batch in obstore.list(store, prefix=prefix or None, offset=last):
-                        for entry in batch:
-                            last = entry["path"]
-                            yield last[len(prefix) :], entry["size"]
-                    break
-                except obstore.exceptions.BaseError as problem:
-                    time.sleep(patience.pause(problem))
+            def page(api: Any, store: Any, after: str | None = last) -> Any:  # noqa: ANN401
+                found = api.list(store, prefix=prefix or None, offset=after, chunk_size=_PAGE)
+                return next(iter(found), ())
+
+            batch = self._ask(page)
+            for entry in batch:
+                last = entry["path"]
+                yield last[len(prefix) :], entry["size"]
+            full = len(batch) == _PAGE
         _ANSWERED.add(self.root)
 
     def read_bytes(self) -> bytes:
@@ -165,16 +165,46 @@ class ObjectPath:
             self._ask(lambda api, store: api.delete(store, self.key))
 
     def _ask(self, request: Callable[[Any, Any], T]) -> T:
-        """The answer of obstore and a store of it to a request that may be made twice."""
-        patience = Patience()
-        with one_line_errors(str(self)):
-            import obstore
+        """The answer of obstore and a store of it to a request that may be made twice.
 
-            while True:
-                try:
-                    return request(obstore, opened(self.root, os.getpid()))
-                except obstore.exceptions.BaseError as problem:
-                    time.sleep(patience.pause(problem))
+        Repeats what obstore does not: answers that were cut short. FileNotFoundError of a single
+        object and AlreadyExistsError go through; the rest is an AddressError of one line.
+        """
+        require(self.root, "object-stores", "obstore", error=AddressError)
+        import obstore
+        from obstore.exceptions import AlreadyExistsError, GenericError
+
+        end, pause = time.monotonic() + retry_seconds(), 0.1
+        while True:
+            try:
+                return request(obstore, opened(self.root, os.getpid()))
+            except (AddressError, AlreadyExistsError):
+                raise
+            except Exception as problem:
+                text = str(problem)
+                if isinstance(problem, FileNotFoundError) and _NO_BUCKET not in text:
+                    raise FileNotFoundError(f"{self} does not exist") from None
+                passing = isinstance(problem, GenericError) and "status code: 4" not in text
+                if not passing or time.monotonic() + pause > end:
+                    raise AddressError(f"{self}: {self._reason(problem, text)}") from None
+            time.sleep(pause)
+            pause = min(2 * pause, 15.0)
+
+    def _reason(self, problem: Exception, text: str) -> str:
+        """Why a request failed, and what to do."""
+        credentials = _CREDENTIALS[self.root.partition(":")[0]]
+        status = re.search(r"status code: (\d+)", text)
+        if _NO_BUCKET in text:
+            return "there is no such bucket that you may see; make it, or mend the name"
+        if (status and status[1] in ("401", "403")) or "PermissionDenied" in type(problem).__name__:
+            return f"access denied (check {credentials})"
+        if "169.254.169.254" in text or "metadata.google" in text:
+            return f"no credentials were found (set {credentials})"
+        first = shorten((text.strip().splitlines() or [""])[0], 300, placeholder=" ...")
+        return (
+            f"the store could not be reached, or refused ({first or type(problem).__name__}); "
+            "the same command continues once it answers"
+        )
 
 
 Place = Path | ObjectPath
@@ -261,24 +291,6 @@ def opened(address: str, process: int) -> Any:  # noqa: ANN401 - a store of obst
     )
 
 
-class Patience:
-    """Repeats what obstore does not: requests whose answer was cut short."""
-
-    def __init__(self) -> None:
-        """Begin the time of one request, its repetitions by obstore included."""
-        self._end = time.monotonic() + retry_seconds()
-        self._next = 0.1
-
-    def pause(self, problem: Exception) -> float:
-        """Seconds to wait before asking again; raises `problem` where that is no use, or late."""
-        text = str(problem)
-        passing = type(problem).__name__ == "GenericError" and "status code: 4" not in text
-        if not passing or time.monotonic() + self._next > self._end:
-            raise problem
-        pause, self._next = self._next, min(2 * self._next, 15.0)
-        return pause
-
-
 def retry_seconds() -> float:
     """How long a request that fails is repeated; AddressError where the variable is no number."""
     text = os.environ.get(RETRY_VARIABLE, str(_RETRY_SECONDS))
@@ -286,40 +298,3 @@ def retry_seconds() -> float:
         return max(float(text), 0.0)
     except ValueError:
         raise AddressError(f"{RETRY_VARIABLE} is no number of seconds: {text!r}") from None
-
-
-@contextmanager
-def one_line_errors(address: str) -> Iterator[None]:
-    """Turn what a library raises into an AddressError of one line, with what to do.
-
-    FileNotFoundError of a single object goes through.
-    """
-    require("/".join(address.split("/")[:3]), "object-stores", "obstore", error=AddressError)
-    try:
-        yield
-    except (AddressError, GeneratorExit):
-        raise
-    except Exception as problem:
-        if type(problem).__name__ == "AlreadyExistsError":
-            raise
-        text = str(problem)
-        if isinstance(problem, FileNotFoundError) and _NO_BUCKET not in text:
-            raise FileNotFoundError(f"{address} does not exist") from None
-        raise AddressError(f"{address}: {_reason(address, problem, text)}") from None
-
-
-def _reason(address: str, problem: Exception, text: str) -> str:
-    """Why a request failed, and what to do."""
-    credentials = _CREDENTIALS[address.partition(":")[0]]
-    status = re.search(r"status code: (\d+)", text)
-    if _NO_BUCKET in text:
-        return "there is no such bucket that you may see; make it, or mend the name"
-    if (status and status[1] in ("401", "403")) or "PermissionDenied" in type(problem).__name__:
-        return f"access denied (check {credentials})"
-    if "169.254.169.254" in text or "metadata.google" in text:
-        return f"no credentials were found (set {credentials})"
-    first = shorten((text.strip().splitlines() or [""])[0], 300, placeholder=" ...")
-    return (
-        f"the store could not be reached, or refused ({first or type(problem).__name__}); "
-        "the same command continues once it answers"
-    )

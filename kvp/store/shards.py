@@ -73,8 +73,7 @@ def encoded_shard(plan: StorePlan, array: str, index: int, values: np.ndarray[An
 
 def checksums(shard: bytes, plan: StorePlan) -> str:
     """The CRC-32C of every chunk of a shard, 8 hex digits each, as they stand in it."""
-    index = _index(shard[-_index_bytes(plan) : -4])
-    return "".join(shard[start + size - 4 : start + size].hex() for start, size in index)
+    return "".join(shard[stop - 4 : stop].hex() for _, stop in _spans(shard, plan))
 
 
 def read_chunks(
@@ -87,15 +86,13 @@ def read_chunks(
     belongs there, or would take more or less than the plan says, before it is decompressed.
     """
     end, length = size_of(path) or 0, _index_bytes(plan)
-    if not end:
-        raise FileNotFoundError(f"{path} does not exist, or is empty")
-    (tail,) = read_ranges(path, [(max(end - length, 0), end)])
-    index = _index(_CRC.decode(tail))
+    if end < length:
+        raise FileNotFoundError("it does not exist, or is cut off")
+    spans = _spans(*read_ranges(path, [(end - length, end)]), plan)[heads.start : heads.stop]
     dtype, shape = np.dtype(DTYPES[plan.dtype_of(array)][1]), plan.shape(array)[2:]
     size = math.prod(shape) * dtype.itemsize
-    spans = [(index[head][0], sum(index[head])) for head in heads]
     taken = [stop - start for start, stop in spans]
-    if len(tail) < length or max(taken) > size + _BESIDE or sum(taken) > end:
+    if max(taken) > size + _BESIDE or sum(taken) > end:
         raise ValueError("it lacks chunks, or they are too large")
     for head, chunk in zip(heads, read_ranges(path, spans), strict=True):
         frame = _CRC.decode(chunk)
@@ -110,7 +107,7 @@ def _index_bytes(plan: StorePlan) -> int:
     return 16 * plan.geometry.total_kv_heads + 4
 
 
-def _index(content: bytes) -> list[list[int]]:
-    """Offset and bytes of every chunk."""
-    found: list[list[int]] = np.frombuffer(content, "<u8").reshape(-1, 2).tolist()
-    return found
+def _spans(shard: bytes, plan: StorePlan) -> list[tuple[int, int]]:
+    """[start, stop) of every chunk, by the index at the end of a shard."""
+    index = np.frombuffer(_CRC.decode(shard[-_index_bytes(plan) :]), "<u8")
+    return [(start, start + size) for start, size in index.reshape(-1, 2).tolist()]

@@ -19,7 +19,6 @@ from kvp.data.rows.files import (
     Tally,
     files_of,
     is_saved,
-    listed,
     read_rows,
     reader_of,
 )
@@ -61,12 +60,7 @@ def benchmark_source(
             f"--data {data}: it has nothing for {task}{called if names else ''}",
             reason=f"--data {data} has nothing for them",
         )
-    tally.check(f"--data {data}: {task}")
-    if not usable:
-        raise UsageError(
-            f"--data {data}: none of its {tally.rows} rows can be used for {task}: "
-            f"{listed(tally.skipped[:1])} (docs/data.md)"
-        )
+    tally.check(f"--data {data}", usable, f"can be used for {task}")
     of_split = [row for row in usable if settings.split in (ALL, split_of(row[1][0]))]
     random.Random(f"order/{settings.split}/{settings.seed}").shuffle(of_split)
     samples: list[Sample] = []
@@ -84,8 +78,7 @@ def benchmark_source(
         name = f"{task}/{settings.split}/{settings.seed}/{number}{end}"
         named.append(replace(sample, id=name))
     note = tally.note()
-    notes = () if note is None else (f"--data {data}: {task}: {note}",)
-    return Source.of(named, notes)
+    return Source.of(named, [f"--data {data}: {task}: {note}"] if note else ())
 
 
 def rows_of(data: str, names: Sequence[str]) -> Iterator[Row]:

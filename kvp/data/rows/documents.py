@@ -19,7 +19,6 @@ from kvp.data.rows.files import (
     Tally,
     files_of,
     is_saved,
-    listed,
     read_rows,
     read_text,
     share_of,
@@ -35,7 +34,6 @@ from kvp.data.rows.forms import (
 from kvp.data.rows.values import RowError, name_in, plain_row
 from kvp.data.synthetic.text import SPLITS, split_of
 from kvp.data.task import TaskSettings
-from kvp.errors import UsageError
 
 Message = Mapping[str, Any]
 
@@ -78,12 +76,7 @@ def read_documents(
             usable += _of_tree(tree, name, members[0][0], all_threads)
         except (RowError, RecursionError) as error:  # ids in a circle
             tally.skipped += [(location, str(error)) for location, _ in members]
-    tally.check(f"--{flag} {data}")
-    if not usable:
-        raise UsageError(
-            f"--{flag} {data}: none of its {tally.rows} rows can be used: "
-            f"{listed(tally.skipped[:1])}; accepted columns are {ACCEPTED} (docs/data.md)"
-        )
+    tally.check(f"--{flag} {data}", usable, hint=f"; accepted columns are {ACCEPTED}")
     return tuple(usable), tally
 
 

@@ -15,7 +15,7 @@ import gzip
 import json
 import re
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -60,30 +60,27 @@ def read_rows(data: str, flag: str) -> Iterator[Row]:
     such data, it cannot be read at all, or is larger than `MOST_ROWS`, `MOST_FILE` or
     `MOST_UNPACKED`.
     """
-    for number, row in enumerate(_rows(data, flag)):
-        if number == MOST_ROWS:
-            raise UsageError(f"--{flag} {data}: has more than {MOST_ROWS} rows; split it")
-        yield row
-
-
-def _rows(data: str, flag: str) -> Iterator[Row]:
     path = Path(data)
     if not data.strip():
         raise UsageError(f"--{flag} is empty")
     try:
         if path.is_dir():
-            yield from _folder(path, flag)
+            rows = _folder(path, flag)
         elif not path.exists() and _is_local(data):
             raise UsageError(f"--{flag} {data}: no such file or folder")
         elif (reader := reader_of(path)) is not None:
-            yield from reader(path)
+            rows = reader(path)
         elif path.exists():
             _check(path)
             raise UsageError(
                 f"--{flag} {data}: unknown kind of file; use one of {', '.join(KINDS)}"
             )
         else:
-            yield from _hub(data, flag)
+            rows = _hub(data, flag)
+        for number, row in enumerate(rows):
+            if number == MOST_ROWS:
+                raise UsageError(f"--{flag} {data}: has more than {MOST_ROWS} rows; split it")
+            yield row
     except (*_UNREADABLE, csv.Error) as error:
         raise UsageError(f"--{flag} {data}: cannot be read ({error})") from error
 
@@ -406,12 +403,19 @@ class Tally:
             for column, values in wanted.items()
         )
 
-    def check(self, what: str) -> None:
-        """Raise UsageError, which begins with `what`, where there is no row or none is chosen."""
+    def check(
+        self, what: str, usable: Collection[object], use: str = "can be used", hint: str = ""
+    ) -> None:
+        """Raise UsageError, which begins with `what`, where no row is there, chosen or usable."""
         if not self.rows:
             raise UsageError(f"{what}: there is nothing in it")
         if self.rows == self.not_chosen:
             raise NoPromptError(f"{what}: --where {self.where} takes none of its {self.rows} rows")
+        if not usable:
+            why = f": {listed(self.skipped[:1])}" if self.skipped else ""
+            raise UsageError(
+                f"{what}: none of its {self.rows} rows {use}{why}{hint} (docs/data.md)"
+            )
 
     def note(self) -> str | None:
         """One line on the rows that were skipped or not chosen, None without any."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvp.data.encode import encode, largest
 from kvp.data.metrics import ScoredByMetric
-from kvp.data.rows.files import Tally, listed, read_rows
+from kvp.data.rows.files import Tally, read_rows
 from kvp.data.rows.values import RowError, text_of, texts_of
 from kvp.data.ruler import PROBE, Fitting
 from kvp.data.synthetic.text import split_of
@@ -86,13 +86,7 @@ def read_questions(data: str, flag: str) -> QuestionSet:
             else:
                 questions.append(one)
                 articles |= {text: one.article for text in one.documents}
-    tally.check(f"--{flag} {data}")
-    if not questions:
-        why = f": {listed(tally.skipped[:1])}" if tally.skipped else ""
-        raise UsageError(
-            f"--{flag} {data}: none of its {tally.rows} rows has a question with an answer{why} "
-            "(docs/data.md says what it may hold)"
-        )
+    tally.check(f"--{flag} {data}", questions, "has a question with an answer")
     documents = {text: articles[text] for text in sorted(articles)}
     return QuestionSet(tuple(questions), documents, _owners(questions), tally)
 
