@@ -151,14 +151,8 @@ def sha256_input(path: Path) -> str:
 def run_manifest(config: Mapping[str, Any], *, seed: int, **facts: object) -> dict[str, Any]:
     """What produced an artefact: resolved configuration, seed, versions, command, time.
 
-    Args:
-        config: resolved configuration, JSON values only; of local paths the last part is kept.
-        seed: seed of the run.
-        facts: further entries, JSON values only (model id and revision, data, ...).
-
-    Returns:
-        JSON object. `created` and `command` differ between identical runs; compare `config`,
-        `seed` and your own facts instead.
+    `config` and `facts` (model, data, ...) hold JSON values; of local paths the last part is kept
+    in `config`. `created` and `command` differ between identical runs; compare the rest instead.
     """
     return {
         "config": portable(config),

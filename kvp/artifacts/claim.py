@@ -20,7 +20,7 @@ import socket
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -79,7 +79,7 @@ class FolderKind:
         return differences(theirs, ours)
 
 
-class OutputFolder:
+class OutputFolder(AbstractContextManager["OutputFolder"]):
     """A folder that this process writes, until `release` (or the end of a `with` block)."""
 
     def __init__(self, path: Place, kind: FolderKind, *, shared: bool = False) -> None:
@@ -105,10 +105,7 @@ class OutputFolder:
             raise kind.error(f"cannot write --out {path}: {problem.strerror}") from None
 
     def _take(self) -> None:
-        """Take the lock; raises the kind's error, naming the holder, where another process has it.
-
-        Workers share it, and wait where the last one of earlier workers may be deleting leftovers.
-        """
+        """Take the lock; raises the kind's error, naming the holder, where it is taken."""
         mode = fcntl.LOCK_SH if self.shared else fcntl.LOCK_EX
         deadline = time.monotonic() + (_SWEEP_SECONDS if self.shared else 0)
         while True:
@@ -138,17 +135,10 @@ class OutputFolder:
         *,
         shared: bool = False,
     ) -> OutputFolder:
-        """Make or take over a folder for this process.
+        """Make or take over a folder for this process, or for it and other workers (`shared`).
 
-        Args:
-            path: the folder.
-            kind: kind of folder that it becomes.
-            identity: JSON values; `optional` ones may be left to `refresh`.
-            shared: whether this process is one of several workers, which may write it, too.
-
-        Raises:
-            KvpError: the kind's error, in one line: a file, another kind or identity, being
-                written by another process, or it cannot be made.
+        `identity` holds JSON values; `optional` ones may be left to `refresh`. Raises the kind's
+        error where `check_folder` refuses it, another process writes it, or it cannot be made.
         """
         if refusal := check_folder(path, kind, identity, shared=shared):
             raise kind.error(refusal)
@@ -226,10 +216,6 @@ class OutputFolder:
             with suppress(OSError):  # something is in it
                 empty.rmdir()
 
-    def __enter__(self) -> OutputFolder:
-        """Return itself."""
-        return self
-
     def __exit__(self, *_: object) -> None:
         """Release."""
         self.release()
@@ -252,7 +238,7 @@ def check_folder(
     Touches nothing, so that a program can refuse before it loads a model. Raises the kind's error
     on a damaged marker.
     """
-    if (path.exists() and not path.is_dir()) or (isinstance(path, ObjectPath) and path.exists()):
+    if path.exists() and not (isinstance(path, Path) and path.is_dir()):
         return f"--out {path} is a file; name a folder"
     if isinstance(path, Path) and (link := next(_links_to_elsewhere(path), None)):
         return f"--out {path}: {link} is a link to elsewhere; delete it, or copy what it is"

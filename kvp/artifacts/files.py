@@ -24,6 +24,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -177,11 +178,8 @@ def send(folder: Path, target: ObjectPath, names: Iterable[str]) -> None:
 
 def staging_folder(address: Place) -> Path:
     """Where all processes of this user on this machine make what goes to an address."""
-    return (
-        cache_folder()
-        / "staging"
-        / hashlib.sha256(str(address.absolute()).encode()).hexdigest()[:16]
-    )
+    digest = hashlib.sha256(str(address.absolute()).encode()).hexdigest()
+    return cache_folder() / "staging" / digest[:16]
 
 
 def cache_folder() -> Path:
@@ -189,15 +187,14 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kvp"
 
 
+@dataclass(frozen=True)
 class JsonLines:
     """The records of one file. Reading changes nothing; see `cut_torn_line` for writers.
 
     In an object store it is only read and replaced.
     """
 
-    def __init__(self, path: Place) -> None:
-        """Open nothing yet."""
-        self.path = path
+    path: Place
 
     def __iter__(self) -> Iterator[Record]:
         """Records in order, without their checksums; raises the error of `numbered`."""
@@ -206,8 +203,7 @@ class JsonLines:
     def numbered(self) -> Iterator[tuple[int, Record]]:
         """Line numbers, from 1, and records.
 
-        Raises:
-            ResultsError: the file is missing, or a line but the torn last one is damaged.
+        Raises ResultsError where the file is missing, or a line but the torn last one is damaged.
         """
         try:
             data = self.path.read_bytes()

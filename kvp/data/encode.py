@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import takewhile
+from itertools import chain, takewhile
 from typing import TYPE_CHECKING, TypeVar
 
 from jinja2 import TemplateError
@@ -75,11 +75,8 @@ def encode(sample: Sample, tokenizer: PreTrainedTokenizerBase) -> Encoded:
     message. A sample without a question is running text: it gets no chat template, and its context
     is all but its last token. One without a context has its question in its place. With a tokenizer
     that has no chat template, or where the sample wants none, samples are plain text, chats with
-    lines `User:` and `Assistant:`.
-
-    Raises:
-        ModelError: the tokenizer's chat template refuses the turns or alters them.
-        UsageError: the sample has no token, or a chat does not end with user and assistant.
+    lines `User:` and `Assistant:`. Raises ModelError where the chat template refuses the turns or
+    alters them, UsageError where there is no token, or a chat does not end with user and assistant.
     """
     if sample.token_ids:
         return Encoded(
@@ -140,13 +137,13 @@ def as_written(sample: Sample, tokenizer: PreTrainedTokenizerBase) -> Sample:
     turns = sample.messages or ()
     texts = [turn["content"] for turn in turns]
     if not turns:
-        texts = [text for exchange in sample.earlier for text in exchange] + [sample.question]
+        texts = [*chain(*sample.earlier), sample.question]
         texts[0] = sample.context + texts[0]
     before = [text[: len(text) - len(text.lstrip())] for text in texts]
     after = [text[len(text.rstrip()) :] if text.strip() else "" for text in texts]
     if not any(before + after):
         return sample
-    roles = [turn["role"] for turn in turns] or (["user", "assistant"] * len(texts))[: len(texts)]
+    roles = [turn["role"] for turn in turns] or _in_turn(len(texts))
     bare, led, followed = (
         list(map(len, template_frame(roles, tokenizer, prompt=False, around=around)))
         for around in ((), [s + "{}" for s in before], ["{}" + s for s in after])
@@ -164,53 +161,42 @@ def as_written(sample: Sample, tokenizer: PreTrainedTokenizerBase) -> Sample:
     return replace(sample, context=context, question=kept[-1], earlier=earlier)
 
 
+def _in_turn(count: int) -> list[str]:
+    """Roles of a user and an assistant who take turns."""
+    return (["user", "assistant"] * count)[:count]
+
+
 def _question(
     sample: Sample, tokenizer: PreTrainedTokenizerBase, *, templated: bool
 ) -> tuple[list[_Piece], list[_Piece], tuple[str, ...]]:
-    """The context, the rest of the prompt, and choices with the white space before them."""
-    opening, turns, closing = _turns(sample, tokenizer, templated=templated)
+    """The context, the rest of the prompt, and choices with the white space before them.
+
+    Without a chat template white space ends an earlier question, and two line breaks an answer.
+    Choices are divided from the text before them as lm-evaluation-harness does: white space belongs
+    to the choice, a space where there is none, nothing between a chat template and the choice.
+    """
+    said = [*chain(*sample.earlier)]
+    if templated:
+        frame = template_frame(_in_turn(len(said) + 1), tokenizer)
+    else:
+        ends = (("" if asked[-1:].isspace() else " ", "\n\n") for asked, _ in sample.earlier)
+        frame = ["", *chain(*ends), ""]
+    opening, *between, closing = frame
+    turns: list[_Piece] = []
+    for text, after_it in zip(said, between, strict=True):
+        turns += [_Piece(text), _Piece(after_it, template=templated)]
     texts = [sample.context, sample.question, sample.answer_prefix]
     choices = sample.choices
     if choices:
         last = 2 if texts[2] or templated else 1 if texts[1] else 0
-        texts[last], choices = _spaces_to_choices(texts[last], choices)
+        bare = texts[last].rstrip()
+        space = texts[last][len(bare) :] or (" " if bare else "")
+        choices = tuple(one if one[:1].isspace() else space + one for one in choices)
+        texts[last] = bare
     context, question, prefix = map(_Piece, texts)
     before, after = ([context], [*turns, question]) if context.text else ([*turns, question], [])
     rest = [*after, _Piece(closing, template=True), prefix]
     return [_Piece(opening, template=True), *before], rest, choices
-
-
-def _turns(
-    sample: Sample, tokenizer: PreTrainedTokenizerBase, *, templated: bool
-) -> tuple[str, list[_Piece], str]:
-    """What opens the user's first turn, the earlier turns, and what closes the last one.
-
-    Without a chat template white space ends a question, and two line breaks an answer.
-    """
-    count = len(sample.earlier)
-    roles = [*(["user", "assistant"] * count), "user"]
-    spaces = [
-        between
-        for question, _ in sample.earlier
-        for between in ("" if question[-1:].isspace() else " ", "\n\n")
-    ]
-    frame = template_frame(roles, tokenizer) if templated else ["", *spaces, ""]
-    opening, *between, closing = frame
-    texts = [text for exchange in sample.earlier for text in exchange]
-    turns = []
-    for text, after in zip(texts, between, strict=True):
-        turns += [_Piece(text), _Piece(after, template=templated)]
-    return opening, turns, closing
-
-
-def _spaces_to_choices(text: str, choices: Sequence[str]) -> tuple[str, tuple[str, ...]]:
-    """The text before choices and the choices with the white space between them, as
-    lm-evaluation-harness divides them: white space belongs to the choice, a space where there is
-    none, nothing where no text stands between a chat template and the choice.
-    """
-    bare = text.rstrip()
-    space = text[len(bare) :] or (" " if bare else "")
-    return bare, tuple(choice if choice[:1].isspace() else space + choice for choice in choices)
 
 
 def _chat(

@@ -175,11 +175,11 @@ def _interleaved(sources: Sequence[Sequence[Sample]], order: Sequence[int]) -> S
         given[number] += 1
     notes = (note for source in sources for note in getattr(source, "notes", ()))
 
-    def make(index: int) -> Sample:
-        number, place = places[index]
-        return sources[number][place]
-
-    return Source(size=len(places), make=make, notes=tuple(dict.fromkeys(notes)))
+    return Source(
+        size=len(places),
+        make=lambda index: sources[places[index][0]][places[index][1]],
+        notes=tuple(dict.fromkeys(notes)),
+    )
 
 
 def _maker(data: str) -> SourceMaker | None:

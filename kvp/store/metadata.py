@@ -96,8 +96,7 @@ def create_metadata(
 def load_metadata(store: Place) -> tuple[dict[str, Any], StorePlan]:
     """Read the manifest and check the files whose digests it holds.
 
-    Raises:
-        StoreError: not a store, another format version, or an altered file; names the file.
+    Raises StoreError, naming the file: not a store, another format version, or an altered file.
     """
     path = store / MANIFEST
     if not path.exists():

@@ -54,11 +54,7 @@ class TraceReader:
         return len(committed(self.path)) == self.plan.sequences
 
     def records(self, split: str | None = None) -> tuple[SequenceRecord, ...]:
-        """Committed sequences, by index; of one split if given.
-
-        Raises:
-            StoreError: a record is damaged; the message names the file.
-        """
+        """Committed sequences, by index, of one split if given; StoreError names a damaged one."""
         there = committed(self.path)
         unknown = [index for index in there if index not in self._records]
         loaded = load_records(self.path, self.manifest, self.plan, unknown)

@@ -88,7 +88,8 @@ def read_chunks(
     end, length = size_of(path) or 0, _index_bytes(plan)
     if end < length:
         raise FileNotFoundError("it does not exist, or is cut off")
-    spans = _spans(*read_ranges(path, [(end - length, end)]), plan)[heads.start : heads.stop]
+    (tail,) = read_ranges(path, [(end - length, end)])
+    spans = _spans(tail, plan)[heads.start : heads.stop]
     dtype, shape = np.dtype(DTYPES[plan.dtype_of(array)][1]), plan.shape(array)[2:]
     size = math.prod(shape) * dtype.itemsize
     taken = [stop - start for start, stop in spans]

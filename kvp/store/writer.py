@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from kvp.store.schema import DTYPES, StorePlan, Trace, label_array
 from kvp.store.shards import checksums, encoded_shard, shard_path
 
 
-class TraceWriter:
+class TraceWriter(AbstractContextManager["TraceWriter"]):
     """A writer of a store, the only one or one of several workers, until `close`.
 
     Make one with `create_or_resume`.
@@ -53,21 +54,11 @@ class TraceWriter:
         """Begin a store, or continue one of the same identity and plan.
 
         A store on a disk without a single sequence holds nothing to keep: it is begun anew, unless
-        workers share it. What a killed writer left half-written (`*.partial`) goes when the last
-        writer closes.
-
-        Args:
-            path: directory to make; an existing one must be empty, or hold a store.
-            plan: what the store will hold.
-            manifest: what produced the store. Its entry "identity" (a JSON object: model, data,
-                seed, ...) is what a continuing run must repeat exactly.
-            output_gram: Gram matrices of the model's output projection, float32 [L, H, D, D], where
-                they are known (`TraceReader.output_gram`).
-            shared: other workers of the same job may do the same at the same time.
-
-        Raises:
-            StoreError: the directory is in use, holds something else, is damaged or cannot be
-                written, or the store was begun with other settings, which the message names.
+        workers share it (`shared`). The entry "identity" of `manifest` (a JSON object: model, data,
+        seed, ...) is what a continuing run must repeat exactly. `output_gram`, float32
+        [L, H, D, D], is that of `TraceReader`. Raises StoreError where the directory is in use,
+        holds something else, is damaged or cannot be written, or the store was begun with other
+        settings, which the message names.
         """
         identity = json.loads(json.dumps(manifest["identity"]))
         folder = OutputFolder.claim(place(path), metadata.STORE, identity, shared=shared)
@@ -76,26 +67,20 @@ class TraceWriter:
                 metadata.remove_metadata(folder.path)
                 folder.existing_marker = None
             metadata.create_metadata(folder, plan, {**manifest, "identity": identity}, output_gram)
-            writer = cls(folder, metadata.load_metadata(folder.path)[1])
+            there = metadata.load_metadata(folder.path)[1]
+            if different := differences(there.to_dict(), plan.to_dict()):
+                told = "; ".join(different[:4])
+                raise StoreError(f"{path} was planned differently ({told}); choose another --out")
         except (OSError, StoreError) as problem:
             folder.release()
             if isinstance(problem, StoreError):
                 raise
             reason = problem.strerror or problem
             raise StoreError(f"cannot create {folder.path}: {reason}") from None
-        if different := differences(writer.plan.to_dict(), plan.to_dict()):
-            writer.close()
-            raise StoreError(
-                f"{path} was planned differently ({'; '.join(different[:4])}); choose another --out"
-            )
-        return writer
+        return cls(folder, there)
 
     def missing(self) -> list[int]:
-        """Planned sequences not yet committed, ascending.
-
-        Raises:
-            StoreError: a record is damaged; the message names the file.
-        """
+        """Planned sequences not yet committed, ascending; StoreError names a damaged record."""
         present = set(metadata.committed(self.path))
         metadata.load_records(self.path, self._manifest, self.plan, sorted(present))
         return [index for index in range(self.plan.sequences) if index not in present]
@@ -104,12 +89,8 @@ class TraceWriter:
         """Write and commit one sequence; when this returns it survives a power loss.
 
         Shards are compressed in memory and written whole, the record last. One that is committed
-        already is left as it is.
-
-        Raises:
-            StoreError: a number is not finite.
-            OSError: the disk refuses (full, read-only).
-            ValueError: the trace does not fit the store's plan.
+        already is left as it is. Raises StoreError where a number is not finite, OSError where the
+        disk refuses (full, read-only), ValueError where the trace does not fit the store's plan.
         """
         tensors = self._checked(trace)
         index = trace.record.index
@@ -142,10 +123,6 @@ class TraceWriter:
     def close(self) -> None:
         """Let other writers in; safe to call twice."""
         self._folder.release()
-
-    def __enter__(self) -> TraceWriter:
-        """Return itself."""
-        return self
 
     def __exit__(self, *_: object) -> None:
         """Close."""

@@ -99,7 +99,7 @@ def rows_of(data: str, names: Sequence[str]) -> Iterator[Row]:
         data = f"{data}:{names[0]}"
     called = path.name.partition(".")[0] if path.exists() else data.rpartition(":")[2]
     for location, row in read_rows(data, "data"):
-        own = None if isinstance(row, RowError) else row.get("dataset")
+        own = row.get("dataset") if isinstance(row, Mapping) else None
         if not names or (own if isinstance(own, str) and own else called) in names:
             yield location, row
 

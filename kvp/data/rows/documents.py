@@ -167,19 +167,17 @@ def _threads(
 ) -> Iterator[tuple[int, tuple[Message, ...]]]:
     """The threads that begin with these messages: better-ranked siblings passed by, messages."""
     role = ("user", "assistant")[len(thread) % 2]
-    below = replies.get(thread[-1]["message_id"] if thread else None, ())
-    fitting = [one for one in below if role_of(one.get("role")) == role]
+
+    def below(parent: object, role: str) -> list[Message]:
+        return [one for one in replies.get(parent, ()) if role_of(one.get("role")) == role]
+
+    fitting = below(thread[-1]["message_id"] if thread else None, role)
     if role == "user":
-        fitting = [one for one in fitting if _answered(one, replies)]
+        fitting = [one for one in fitting if below(one["message_id"], "assistant")]
         if thread and not fitting:
             yield lost, thread
     for place, one in enumerate(sorted(fitting, key=_rank)):
         yield from _threads(replies, (*thread, one), lost + place)
-
-
-def _answered(message: Message, replies: Mapping[object, Sequence[Message]]) -> bool:
-    below = replies.get(message["message_id"], ())
-    return any(role_of(one.get("role")) == "assistant" for one in below)
 
 
 def _rank(message: Message) -> float:

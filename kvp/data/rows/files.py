@@ -47,8 +47,8 @@ _RATIO = 100
 _NUMBER = re.compile(r"-?\d+(\.\d+)?(e[+-]?\d+)?")
 _BOOLS = {"True": True, "False": False}
 
-Row = tuple[str, Mapping[str, Any] | RowError]
-"""Location of a row in its data ("line 7") and its columns."""
+Row = tuple[str, Any]
+"""Location of a row in its data ("line 7"); its columns, or the RowError why it has none."""
 Skipped = tuple[str, str]
 """Location of a row and why it cannot be used ("line 7", "has no text")."""
 
@@ -57,8 +57,7 @@ def read_rows(data: str, flag: str) -> Iterator[Row]:
     """Rows of a file, a folder or a hub data set (`NAME` or `NAME:CONFIGURATION`), in order.
 
     All splits of a data set follow one another. Raises UsageError naming `flag` where there is no
-    such data, it cannot be read at all, or is larger than `MOST_ROWS`, `MOST_FILE` or
-    `MOST_UNPACKED`.
+    such data, it cannot be read at all, or is larger than the bounds above.
     """
     path = Path(data)
     if not data.strip():
@@ -156,11 +155,7 @@ def _json_lines(path: Path) -> Iterator[Row]:
                     row = json.loads(line)
                 except (ValueError, RecursionError) as error:
                     row = RowError(f"is not JSON ({error})")
-                yield f"line {number}", _object(row)
-
-
-def _object(row: object) -> Mapping[str, Any] | RowError:
-    return row if isinstance(row, dict | RowError) else RowError("is not a JSON object")
+                yield f"line {number}", row
 
 
 def _json(path: Path) -> Iterator[Row]:
@@ -177,7 +172,7 @@ def _json(path: Path) -> Iterator[Row]:
         lists = [value for value in content.values() if isinstance(value, list)]
         content = lists[0] if len(content) == len(lists) == 1 else _rows_of(content)
     for number, row in enumerate(content if isinstance(content, list) else [content], start=1):
-        yield f"row {number}", _object(row)
+        yield f"row {number}", row
 
 
 def _rows_of(columns: dict[str, Any]) -> list[Any]:
@@ -354,16 +349,15 @@ class Tally:
     def parsed(
         self, rows: Iterable[Row], parse: Callable[[str, Mapping[str, Any]], T]
     ) -> Iterator[tuple[str, T]]:
-        """Location of every row that is chosen, and what `parse` makes of location and row.
+        """Location of every row that is chosen, and what `parse` makes of both; others are counted.
 
-        A row for which it raises RowError is skipped, and one whose cells hold other types than it
-        reads.
+        A row for which it raises RowError, or with cells of other types than it reads, is skipped.
         """
         for location, row in rows:
             self.rows += 1
             try:
-                if isinstance(row, RowError):
-                    raise row
+                if not isinstance(row, Mapping):
+                    raise row if isinstance(row, RowError) else RowError("is not a JSON object")
                 row = plain_row(self._renamed(row))
                 if self._takes(row):
                     yield location, parse(location, row)

@@ -272,13 +272,10 @@ class _Maker:
 
     def _filling(self, question: DocumentQuestion, name: str) -> list[str]:
         """Documents that fill the prompt, again and again: those of the same article first."""
-        related: list[str] = []
-        others: list[str] = []
-        for text, article in self._shown:
-            if text not in question.documents:
-                same = article is not None and article == question.article
-                (related if same else others).append(text)
-        rng = random.Random(f"{name}/documents")
+        rng, own = random.Random(f"{name}/documents"), question.article
+        found = [one for one in self._shown if one[0] not in question.documents]
+        related = [text for text, article in found if article and article == own]
+        others = [text for text, article in found if not article or article != own]
         return [*rng.sample(related, len(related)), *rng.sample(others, len(others))]
 
     @cached_property
