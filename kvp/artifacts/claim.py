@@ -1,9 +1,8 @@
 """Claim an output folder: one writer, and only runs of the same identity resume.
 
-The same rules hold for every program that writes a folder. It must be new, empty, or of the same
-kind and identity (all that decides its content); a folder with anything else in it is refused,
-untouched. One process writes it at a time, or the workers of one job together. What an interrupted
-writer left half-written is deleted by the next one, or by the last worker, when it ends.
+A folder must be new, empty, or of the same kind and identity (all that decides its content); one
+with anything else in it is refused, untouched. One process writes it at a time, or the workers of
+one job together. What an interrupted writer left half-written goes when the next one ends.
 
 The system drops a `flock` when its process ends, however it ends: a lock file without a lock means
 nothing. An object store knows no locks; one in the cache of this user keeps processes of this
@@ -177,10 +176,7 @@ class OutputFolder(AbstractContextManager["OutputFolder"]):
 
     @property
     def local(self) -> Path:
-        """Where files are written: the folder itself, or a copy on this disk of one elsewhere.
-
-        The copy begins empty (`pull`), is seen by nobody (`push`), and goes with `release`.
-        """
+        """The folder, or a copy on this disk, empty at first, of one elsewhere until `release`."""
         if isinstance(self.path, Path):
             return self.path
         if self._copy is None:
@@ -198,7 +194,7 @@ class OutputFolder(AbstractContextManager["OutputFolder"]):
             send(self.local, self.path, names)
 
     def release(self) -> None:
-        """Let other writers in; a folder made for nothing goes. Safe to call twice.
+        """Let other writers in; safe to call twice. A folder made for nothing goes.
 
         Who leaves last deletes what killed writers left half-written.
         """

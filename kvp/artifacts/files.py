@@ -1,19 +1,16 @@
 """Files written atomically, files of records, and copies between this disk and an object store.
 
-After any crash a file has its old or its whole new content.
-
-Written aside under a name of its own, flushed to the disk, renamed, and the folder flushed as well:
-of two writers of one path the later one wins. Files are made as `open` makes them, so the user's
-umask decides who may read them. In an object store one request writes a file, as a whole.
+After any crash a file has its old or its whole new content: it is written aside, flushed, renamed,
+and the folder flushed as well. Of two writers of one path the later one wins. The user's umask
+decides who may read it. In an object store one request writes a file, as a whole.
 
 Artefacts of many small files (policies, checkpoints, results) are made in a folder on this disk and
 sent when they are whole, and fetched before they are read; trace stores are read and written where
 they lie.
 
-A file of records holds JSON objects, one per line, each with its own checksum. They are appended in
-one write and flushed, so all that a kill can leave is one torn last line: readers leave it out, the
-next writer cuts it off. Damage anywhere else is an error that names the file and the line. Imports
-no torch.
+A file of records holds JSON objects, one per line, each with its own checksum. All that a kill can
+leave is one torn last line: readers leave it out, the next writer cuts it off. Damage anywhere else
+is an error that names the file and the line. Imports no torch.
 """
 
 from __future__ import annotations
@@ -70,10 +67,7 @@ def is_partial(name: str) -> bool:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield the path to write the new content to; it takes the place of `path` at the end.
-
-    When the block fails, the old file stays and what was written is deleted.
-    """
+    """Yield the path to write to; it takes the place of `path` unless the block fails."""
     partial = path.with_name(f"{path.name}.{os.urandom(4).hex()}.partial")
     with naming(path):
         try:
@@ -96,10 +90,7 @@ def naming(path: Place) -> Iterator[None]:
 
 
 def atomic_write_bytes(path: Place, content: bytes) -> None:
-    """Write a file as a whole; where that fails the old one stays.
-
-    Raises OSError, in an object store AddressError.
-    """
+    """Write a file as a whole, or not at all: OSError, in an object store AddressError."""
     if isinstance(path, ObjectPath):
         path.write_bytes(content)
         return
@@ -152,10 +143,7 @@ def sync_path(path: Path) -> None:
 
 
 def fetch(source: Place, folder: Path, names: Iterable[str] | None = None) -> None:
-    """Fetch files, by their POSIX path in `source`: these or all.
-
-    Those that are not there are left out.
-    """
+    """Fetch files, by their POSIX path in `source`: these, where they are there, or all."""
     for name in [name for name, _ in files_below(source)] if names is None else names:
         with suppress(FileNotFoundError):
             content = (source / name).read_bytes()
@@ -164,10 +152,7 @@ def fetch(source: Place, folder: Path, names: Iterable[str] | None = None) -> No
 
 
 def send(folder: Path, target: ObjectPath, names: Iterable[str]) -> None:
-    """Write files to an object store in this order, each whole; a folder stands for all in it.
-
-    Those that are not there are left out.
-    """
+    """Write files that are there to an object store, in order; a folder stands for all in it."""
     for name in names:
         if (folder / name).is_dir():
             inner = (f"{name}/{one}" for one, _ in files_below(folder / name))
@@ -189,10 +174,7 @@ def cache_folder() -> Path:
 
 @dataclass(frozen=True)
 class JsonLines:
-    """The records of one file. Reading changes nothing; see `cut_torn_line` for writers.
-
-    In an object store it is only read and replaced.
-    """
+    """The records of one file; in an object store it is only read and replaced."""
 
     path: Place
 

@@ -209,10 +209,9 @@ def _chat(
     roles = [turn["role"] for turn in turns]
     frame = template_frame if templated else _plain_frame
     *between, after = frame([*roles, "user"], tokenizer)
-    context = []
+    context: list[_Piece] = []
     for text, turn in zip(between, turns, strict=False):
-        context.append(_Piece(text, template=True))
-        context.append(_Piece(turn["content"], role=turn["role"]))
+        context += [_Piece(text, template=True), _Piece(turn["content"], role=turn["role"])]
     before = between[-1]
     end = before  # without earlier turns the context is what the template opens the chat with
     if turns:

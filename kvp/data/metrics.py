@@ -139,15 +139,13 @@ def number_match(prediction: str, references: Sequence[str]) -> float:
     A reference's number is the one behind `####` (GSM8K), or its last one. Numbers are compared by
     value: `$1,200.00` is 1200. A minus sign behind a letter or digit is none.
     """
-    return _is_number(last_number(prediction), references)
+    found = last_number(prediction)
+    return float(found is not None and found in map(_number_of_reference, references))
 
 
 def marked_number_match(prediction: str, references: Sequence[str]) -> float:
     """`number_match` of the first number that the prediction writes behind `####`."""
-    return _is_number(marked_number(prediction), references)
-
-
-def _is_number(found: Decimal | None, references: Sequence[str]) -> float:
+    found = marked_number(prediction)
     return float(found is not None and found in map(_number_of_reference, references))
 
 

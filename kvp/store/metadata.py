@@ -150,10 +150,9 @@ def _load_record(
 def load_records(
     store: Place, manifest: Mapping[str, Any], plan: StorePlan, indices: Iterable[int]
 ) -> list[SequenceRecord]:
-    """Records of committed sequences; of an object store many are read at a time.
+    """Records of committed sequences, many of an object store's at a time.
 
-    Raises StoreError, naming the file, where a sequence is not committed, or its record is damaged
-    or of another store.
+    StoreError names the file where there is none, or it is damaged or of another store.
     """
     load = partial(_load_record, store, manifest, plan, store_digest(manifest, plan))
     if not isinstance(store, ObjectPath):

@@ -105,20 +105,17 @@ class TraceWriter(AbstractContextManager["TraceWriter"]):
         write_sealed_json(metadata.record_path(self.path, index), content)  # makes it visible
 
     def write_all(self, traces: Iterable[Trace], given: Callable[[Trace], None]) -> None:
-        """`write` of many in a thread, while the next one is made; `given` is told of each.
+        """`write` of many in a thread, while the next one is made, up to an error.
 
-        After an error nothing more is written: what is committed stays, and a repeated run
-        continues there.
+        `given` is told of each.
         """
         with ThreadPoolExecutor(1, thread_name_prefix="kvp store") as thread:
-            writing: Future[None] | None = None
+            writing: Future[Any] = thread.submit(bool)  # nothing yet
             for trace in traces:
-                if writing is not None:
-                    writing.result()
+                writing.result()
                 writing = thread.submit(self.write, trace)
                 given(trace)
-            if writing is not None:
-                writing.result()
+            writing.result()
 
     def close(self) -> None:
         """Let other writers in; safe to call twice."""

@@ -150,8 +150,8 @@ def threads(messages: Iterable[Message]) -> Iterator[tuple[Turn, ...]]:
             replies.setdefault(message.get("parent_id"), []).append(message)
     refusal: RowError | None = None
     usable = 0
-    found = list(enumerate(_threads(replies, (), 0)))  # the best first, then those next to them
-    for _, (_, thread) in sorted(found, key=lambda one: (one[1][0], -one[0])):
+    found = [*_threads(replies, (), 0)]  # the best first, then those next to them
+    for _, thread in sorted(reversed(found), key=lambda one: one[0]):
         turns = [{"role": one.get("role"), "content": one.get("text")} for one in thread]
         try:
             yield alternating(turns)

@@ -1,10 +1,8 @@
 """Samples of documents: dialogues packed into chats, questions, running text cut to a length.
 
 Single dialogues are too short to put a cache under pressure, so several of them become consecutive
-turns of one chat, cut at the end of an exchange. A chat ends with a reply of the assistant, which
-is what evaluation measures; everything before it is the prompt, and the context ends before the
-final message of the user. One dialogue never serves two chats, and no chat has two threads of one
-message tree, which begin alike.
+turns of one chat, which ends with a reply of the assistant: that is what evaluation measures, and
+the context ends before the final message of the user. One dialogue never serves two chats.
 """
 
 from __future__ import annotations
@@ -327,10 +325,7 @@ class ChatTokens:
 
 
 def in_rounds(dialogues: Sequence[Document]) -> list[Document]:
-    """The first thread of every message tree, then the second ones, and so on.
-
-    So that chats, which have one thread of a tree at most, find many trees to choose from.
-    """
+    """The first thread of every message tree, then the second ones: chats have one of each tree."""
     met: Counter[str] = Counter()
     rounds = []
     for dialogue in dialogues:

@@ -70,7 +70,23 @@ class LongMemEvalTask(ScoredByMetric):
                 reply=f" {answers[0]}",
                 labels={"question_type": column(row, "question_type")},
             )
-            return history, lambda: _fitted(sample, history, needed, settings, tokenizer)
+
+            def make() -> Sequence[Sample]:
+                ids = tokenizer.encode(history, add_special_tokens=False, verbose=False)
+
+                def cut(keep: int) -> Sequence[Sample]:
+                    text = history if keep >= len(ids) else decoded(ids[:keep], tokenizer)
+                    return [replace(sample, context=HEADER + text)]
+
+                samples = cut_to_length(cut, settings.length, tokenizer)
+                if len(samples[0].context) < len(HEADER) + needed:
+                    raise RowError(
+                        "loses a session that answers its question: it needs more than --length "
+                        f"{settings.length}"
+                    )
+                return samples
+
+            return history, make
 
         return benchmark_source(self.name, (), parse, settings)
 
@@ -82,31 +98,6 @@ def history_text(sessions: Sequence[Session]) -> str:
         said = (f"\n\n{turn['role']}: {turn['content'].strip()}" for turn in turns)
         texts.append(SESSION.format(number, date, "".join(said)))
     return "".join(texts)
-
-
-def _fitted(
-    sample: Sample,
-    history: str,
-    needed: int,
-    settings: TaskSettings,
-    tokenizer: PreTrainedTokenizerBase,
-) -> Sequence[Sample]:
-    """The sample with what fits of its history; RowError where that is not the first `needed`
-    characters.
-    """
-    ids = tokenizer.encode(history, add_special_tokens=False, verbose=False)
-
-    def make(keep: int) -> Sequence[Sample]:
-        text = history if keep >= len(ids) else decoded(ids[:keep], tokenizer)
-        return [replace(sample, context=HEADER + text)]
-
-    samples = cut_to_length(make, settings.length, tokenizer)
-    if len(samples[0].context) < len(HEADER) + needed:
-        raise RowError(
-            "loses a session that answers its question: it needs more than --length "
-            f"{settings.length}"
-        )
-    return samples
 
 
 def sessions_of(row: Mapping[str, Any]) -> tuple[list[Session], int]:
