@@ -51,9 +51,7 @@ SEARCH = FolderKind(
 
 def begin_search(folder: OutputFolder, identity: Mapping[str, Any], run: Mapping[str, Any]) -> None:
     """Write the manifest of a claimed folder, unless it is there; else compare the identity."""
-    folder.refresh(identity)
-    if folder.existing_marker is None:
-        folder.begin({**FORMAT.head, "identity": dict(identity), "run": dict(run)})
+    folder.begin({**FORMAT.head, "identity": dict(identity), "run": dict(run)})
 
 
 @dataclass(frozen=True, kw_only=True)

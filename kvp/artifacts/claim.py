@@ -156,7 +156,7 @@ class OutputFolder(AbstractContextManager["OutputFolder"]):
         return folder
 
     def begin(self, content: Mapping[str, Any]) -> bool:
-        """Write the marker of a new folder; False where another program has just begun it, too.
+        """Write the marker of a new folder; False where there is one, which stays.
 
         Raises the kind's error where that one's identity is not the one in `content`.
         """

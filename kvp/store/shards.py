@@ -86,7 +86,7 @@ def read_chunks(
     """
     end, length = size_of(path) or 0, _index_bytes(plan)
     if end < length:
-        raise FileNotFoundError("it does not exist, or is cut off")
+        raise FileNotFoundError(f"{path} does not exist, or is cut off")
     (tail,) = read_ranges(path, [(end - length, end)])
     spans = _spans(tail, plan)[heads.start : heads.stop]
     dtype, shape = np.dtype(DTYPES[plan.dtype_of(array)][1]), plan.shape(array)[2:]
