@@ -285,41 +285,40 @@ def _eager_attention(
 
 
 Undo = Callable[[], object]
-Users = MutableMapping[PreTrainedModel, tuple[int, Undo]]
-"""Open blocks per model, in all threads, and what the last one of them calls."""
-_LOCK = Lock()
-_USERS: Users = WeakKeyDictionary()
 
 
-@contextmanager
 def changed_once(
-    users: Users, model: PreTrainedModel, change: Callable[[PreTrainedModel], Undo]
-) -> Iterator[None]:
-    """Change `model` with the first block that opens; undo it after the last, in any order."""
-    with _LOCK:
-        count, undo = users.get(model) or (0, change(model))
-        users[model] = count + 1, undo
-    try:
-        yield
-    finally:
-        with _LOCK:
-            count, undo = users.pop(model)
-            if count > 1:
-                users[model] = count - 1, undo
-            else:
-                undo()
+    change: Callable[[PreTrainedModel], Undo],
+) -> Callable[[PreTrainedModel], AbstractContextManager[None]]:
+    """`change` of a model by the first block that opens; undone after the last, in any order."""
+    lock = Lock()
+    users: MutableMapping[PreTrainedModel, tuple[int, Undo]] = WeakKeyDictionary()
+
+    @contextmanager
+    def changed(model: PreTrainedModel) -> Iterator[None]:
+        with lock:
+            count, undo = users.get(model) or (0, change(model))
+            users[model] = count + 1, undo
+        try:
+            yield
+        finally:
+            with lock:
+                count, undo = users.pop(model)
+                if count > 1:
+                    users[model] = count - 1, undo
+                else:
+                    undo()
+
+    return changed
 
 
-def kvp_attention_set(model: PreTrainedModel) -> AbstractContextManager[None]:
+@changed_once
+def kvp_attention_set(model: PreTrainedModel) -> Undo:
     """Set kvp's attention on `model`; the former one is back after the last open block.
 
     A model that computes eagerly goes on to; for any other kind (sdpa, flash_attention_2,
     flex_attention, ...) it is torch's fused kernels, as with sdpa.
     """
-    return changed_once(_USERS, model, _set_attention)
-
-
-def _set_attention(model: PreTrainedModel) -> Undo:
     before = model.config._attn_implementation
     if before in ATTENTIONS.values():
         return str

@@ -59,10 +59,8 @@ class EvictingCache(Cache):
         """Receives the queries of every forward pass while it is set."""
         self.turn: Turn | None = None
         """How much of it stays until the next prompt; None before the first one was read."""
-        self._fed: set[int] = set()
-        """Layers fed in the latest forward pass."""
-        self.open = False
-        """True until a pass that has begun, or a change of all layers, reaches its end."""
+        self.begun_at: int | None = None
+        """Tokens seen when a pass began, -1 in a change of all layers; None after its end."""
 
     @classmethod
     def of(cls, config: PreTrainedConfig) -> EvictingCache:
@@ -123,7 +121,6 @@ class EvictingCache(Cache):
             raise UsageError(f"fork needs at least 1 row, got n={n}")
         self.refuse_unfinished()
         fork = copy.copy(self)
-        fork._fed = set(self._fed)
         own = [layer.fork(n) for layer in self.stored.values()]
         batch = own[0].batch // n if own and own[0].is_initialized else 0
         spread = torch.arange(batch).repeat_interleave(n)
@@ -136,11 +133,8 @@ class EvictingCache(Cache):
             fork.turn = fork.turn.taken(spread.tolist())
         return fork
 
-    def begin(self, rows: int) -> None:
-        """Begin a forward pass over `rows` rows of tokens.
-
-        Raises UsageError where the cache has other rows, or an earlier pass did not reach its end.
-        """
+    def check_rows(self, rows: int) -> None:
+        """UsageError unless a pass over so many rows may begin, and as `refuse_unfinished`."""
         self.refuse_unfinished()
         held = next((one.batch for one in self.stored.values() if one.is_initialized), rows)
         if rows != held:
@@ -148,24 +142,19 @@ class EvictingCache(Cache):
                 f"the prompt has {rows} rows (num_return_sequences and num_beams count), "
                 f"past_key_values has {held}: cache.fork(n) gives n rows for each"
             )
-        self._fed, self.open = set(), True
 
     @contextmanager
     def changing(self) -> Iterator[None]:
         """A change of all layers, after which none is whole if it does not reach its end."""
-        self._fed |= self.stored.keys()
-        self.open = True
+        self.begun_at = -1
         yield
-        self.open = False
+        self.begun_at = None
 
     def refuse_unfinished(self) -> None:
-        """Raise UsageError where a pass or a change ended in the middle, as after Ctrl-C.
-
-        A pass that nobody announced by `begin` is known by the layers that it fed.
-        """
-        own = self.stored
-        fed_all = own.keys() <= self._fed and not any(one.unattended for one in own.values())
-        if self._fed and (self.open or not fed_all):
+        """Raise UsageError where a pass or a change ended in the middle, as after Ctrl-C."""
+        own = self.stored.values()
+        counts = {self.begun_at, *(layer.seen for layer in own)} - {None}
+        if len(counts) > 1 or any(layer.unattended for layer in own):
             raise UsageError(
                 "past_key_values was left unfinished by an interrupted call, its layers have seen "
                 "different tokens: read the prompt again with a new cache"
@@ -186,21 +175,17 @@ class EvictingCache(Cache):
 
         Returns a handle of kvp's own layers, the keys and values to attend to of others.
         """
-        if not self._fed or layer_idx in self._fed:  # the first layer of a pass
-            announced = self.open
-            self.begin(len(key_states))
-            self.open = announced
         while len(self.layers) <= layer_idx:
             self.layers.append(EvictingLayer())
-        self._fed.add(layer_idx)
         layer = self.layers[layer_idx]
+        first = next(i for i, one in enumerate(self.layers) if isinstance(one, StoredLayer))
+        if layer_idx <= first:  # the first layer of a pass
+            self.check_rows(len(key_states))
         if not isinstance(layer, StoredLayer):
             return super().update(key_states, value_states, layer_idx)
+        layer.is_first = layer_idx == first
         layer.update(key_states, value_states)
-        first = next(one for one in self.layers if isinstance(one, StoredLayer))
-        layer.is_first = layer is first
-        if layer.seen != first.seen:  # of layers that appeared, the last ones had not yet
-            self.open = True
+        if layer.seen != self.layers[first].seen:  # of layers that appeared, the last had not yet
             self.refuse_unfinished()
         stored = StoredKeys(layer, layer_idx, self.recorder)
         return stored, stored
@@ -230,7 +215,7 @@ class EvictingCache(Cache):
 
     def reset(self) -> None:
         """Forget everything: the cache is as empty as a new one."""
-        self.turn, self._fed, self.open = None, set(), False
+        self.turn = self.begun_at = None
         if not self.others:
             self.layers.clear()
         for index in self.stored:

@@ -25,12 +25,12 @@ from contextlib import AbstractContextManager, ExitStack
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import cache as computed_once
-from functools import partial, update_wrapper, wraps
+from functools import partial, wraps
 from threading import Thread, get_ident, local
 from threading import enumerate as living_threads
 from types import TracebackType
 from typing import Any, NoReturn
-from weakref import ReferenceType, WeakKeyDictionary, ref
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -38,14 +38,7 @@ from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
 from kvp.budgets import Budget, parse_budget
 from kvp.errors import UsageError
-from kvp.hf.attention import (
-    ATTENTIONS,
-    QueryRecorder,
-    Undo,
-    Users,
-    changed_once,
-    kvp_attention_set,
-)
+from kvp.hf.attention import ATTENTIONS, QueryRecorder, Undo, changed_once, kvp_attention_set
 from kvp.hf.cache import EvictingCache, Turn
 from kvp.hf.evict import EvictionRule, check_repeatable, evict, evict_again
 from kvp.hf.kept import Kept
@@ -167,9 +160,7 @@ def _prepared(
     model = unwrapped(model)
     refuse_inside_block(model)
     ranks: Any = instance_of(scorer, f"scorer {getattr(scorer, '__name__', 'scorer')}")
-    splits: Any = None
-    if allocator is not None:
-        splits = instance_of(allocator, f"allocator {getattr(allocator, '__name__', 'allocator')}")
+    splits: Any = instance_of(allocator, f"allocator {getattr(allocator, '__name__', 'allocator')}")
     if not hasattr(ranks, "score"):
         raise UsageError(f"{scorer!r} is no scorer: pass make_scorer(...) or load_policy(...)")
     if splits is not None and not hasattr(splits, "allocate"):
@@ -216,8 +207,6 @@ class _Thread(local):
 
     evicting = False
     """True while scorers run: their own passes over the prompt are left alone."""
-    latest: ReferenceType[EvictingCache] | None = None
-    """The cache of the latest forward pass."""
     generating = False
     answer: EvictingCache | None = None
     """While generating, the cache of the first forward pass; a negative prompt has another."""
@@ -230,11 +219,8 @@ _ENTERED: ContextVar[frozenset[object]] = ContextVar("entered", default=frozense
 
 
 def _inside(marks: frozenset[object], function: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-    before = _ENTERED.set(marks)
-    try:
-        return function(*args, **kwargs)
-    finally:
-        _ENTERED.reset(before)
+    _ENTERED.set(marks)
+    return function(*args, **kwargs)
 
 
 @computed_once
@@ -259,25 +245,28 @@ def _hand_on_blocks() -> None:
         setattr(owner, name, wraps(getattr(owner, name))(method))
 
 
-_INSTEAD = {"generate": "generate", "init_continuous_batching": "refuse_continuous_batching"}
-"""Methods of a model, and those of its block that are called instead where the block holds."""
-_REPLACED: Users = WeakKeyDictionary()
+_INSTEAD = ("generate", "init_continuous_batching")
+"""Methods of a model, and of its block, which is called instead where it holds."""
 
 
-def _replace_methods(model: PreTrainedModel) -> Undo:
+@changed_once
+def _methods_replaced(model: PreTrainedModel) -> Undo:
     own = vars(model)
     before = {name: own[name] for name in _INSTEAD if name in own}
-    for name, instead in _INSTEAD.items():
+    for name in _INSTEAD:
         method = getattr(model, name)
 
-        def call(*args: Any, method: Any = method, instead: str = instead, **kwargs: Any) -> Any:  # noqa: ANN401
+        @wraps(method)
+        def call(*args: Any, method: Any = method, name: str = name, **kwargs: Any) -> Any:  # noqa: ANN401
             block = block_here(model)
-            if block is not None:
-                method = partial(getattr(block, instead), method)
-            return method(*args, **kwargs)
+            return (
+                method(*args, **kwargs)
+                if block is None
+                else getattr(block, name)(method, *args, **kwargs)
+            )
 
         vars(call)["__self__"] = model  # as of a method: `unwrapped` looks for it
-        own[name] = update_wrapper(call, method)
+        own[name] = call
 
     def undo() -> None:
         for name in _INSTEAD:
@@ -318,12 +307,11 @@ class EvictingBlock(AbstractContextManager[Kept]):
             raise UsageError("an evicting(...) block cannot be entered twice: call evicting again")
         self._used = True
         with ExitStack() as undo:
-            undo.enter_context(kvp_attention_set(self._model))
-            undo.enter_context(changed_once(_REPLACED, self._model, _replace_methods))
-            before = self._model.register_forward_pre_hook(self._before, with_kwargs=True)
-            undo.callback(before.remove)
-            after = self._model.register_forward_hook(self._after, with_kwargs=True)
-            undo.callback(after.remove)
+            model = self._model
+            undo.enter_context(kvp_attention_set(model))
+            undo.enter_context(_methods_replaced(model))
+            undo.callback(model.register_forward_pre_hook(self._before, with_kwargs=True).remove)
+            undo.callback(model.register_forward_hook(self._after, with_kwargs=True).remove)
             self._undo = undo.pop_all()
         _hand_on_blocks()
         _ENTERED.set(_ENTERED.get() | {self._mark})
@@ -386,19 +374,20 @@ class EvictingBlock(AbstractContextManager[Kept]):
         chunk = self._prefill_chunk
         if chunk is not None and tokens > chunk:
             kwargs = self._read_pieces(kwargs, batch, tokens, chunk)
-        cache.begin(batch)
+        cache.check_rows(batch)
         if cache.get_seq_length() == 0:
             self._record(cache, _left_padding(kwargs.get("attention_mask"), batch))
         elif tokens > 1:
             self._record(cache, None)
         elif self._every is not None:
-            self._take_over(cache)
+            self._watch_queries(cache)
+            cache.turn = cache.turn or _turn(cache)  # forked, loaded or made outside of a block
         state = self._thread
-        state.latest = ref(cache)
         if state.generating and state.answer is None:
             state.answer = cache
         if (kept := self._kept()) is not None and state.answer in (None, cache):
             kept.cache = cache
+        cache.begun_at = cache.get_seq_length()
         return (), kwargs
 
     def generate(self, generate: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
@@ -418,7 +407,7 @@ class EvictingBlock(AbstractContextManager[Kept]):
         finally:
             state.generating, state.answer = False, None
 
-    def refuse_continuous_batching(self, *_: object, **__: object) -> NoReturn:
+    def init_continuous_batching(self, *_: object, **__: object) -> NoReturn:
         """Raise UsageError: its paged cache shares blocks between requests."""
         raise UsageError(
             "evicting cannot shrink the paged cache of continuous batching (generate_batch): call "
@@ -460,30 +449,26 @@ class EvictingBlock(AbstractContextManager[Kept]):
     def _evicting_cache(self, kwargs: dict[str, Any], tokens: int) -> EvictingCache:
         """The cache of a forward pass over `tokens` tokens, made anew where it may be."""
         if kwargs.get("cache") is not None:  # paged, of requests begun before the block
-            self.refuse_continuous_batching()
-        cache = kwargs.get("past_key_values")
+            self.init_continuous_batching()
+        cache, use = kwargs.get("past_key_values"), kwargs.get("use_cache")
         if cache is None:
-            latest = None if self._thread.latest is None else self._thread.latest()
-            switch = rope_switch(self._model.config)
+            switch, latest = rope_switch(self._model.config), self._thread.answer
             if switch is not None and latest is not None and latest.get_seq_length() == tokens - 1:
                 raise UsageError(
                     f"this model changes its RoPE after {switch} tokens and drops the cache when "
                     "an answer crosses that: shorten prompt and answer, or use a longer prompt"
                 )
-            if kwargs.get("use_cache") is not True:
-                raise UsageError("evicting needs a cache: call model.generate with use_cache=True")
-            return EvictingCache.of(self._model.config)
-        if kwargs.get("use_cache") is False:
+        if use is False or (cache is None and use is not True):
             raise UsageError("evicting needs a cache: call model.generate with use_cache=True")
+        if cache is None:
+            return EvictingCache.of(self._model.config)
         if isinstance(cache, EvictingCache):
             return cache
-        kind = type(cache).__name__
-        if getattr(cache, "offloading", False):
-            kind = f"{kind} with offloading"
-        if type(cache) is not DynamicCache or kind != "DynamicCache":
+        offloading = " with offloading" if getattr(cache, "offloading", False) else ""
+        if type(cache) is not DynamicCache or offloading:
             raise UsageError(
-                f"evicting cannot shrink a {kind}: pass neither past_key_values nor "
-                "cache_implementation"
+                f"evicting cannot shrink a {type(cache).__name__}{offloading}: pass neither "
+                "past_key_values nor cache_implementation"
             )
         if cache.get_seq_length() > 0:
             raise UsageError(
@@ -498,21 +483,12 @@ class EvictingBlock(AbstractContextManager[Kept]):
         if padding is None:
             check_repeatable(self._rule)
         else:
-            after = recorded_hidden([needs])
-            if after:
-                call.hidden = HiddenRecorder(after, padding=padding, every=needs.every_state)
-        if padding is not None:
             cache.recorder = None
+            if after := recorded_hidden([needs]):
+                call.hidden = HiddenRecorder(after, padding=padding, every=needs.every_state)
+                call.recording.enter_context(call.hidden.recording(self._model))
         self._watch_queries(cache)
-        if call.hidden is not None:
-            call.recording.enter_context(call.hidden.recording(self._model))
         self._calls[get_ident()] = call
-
-    def _take_over(self, cache: EvictingCache) -> None:
-        """Go on with the answer of a cache that was forked, loaded or made outside of a block."""
-        self._watch_queries(cache)
-        if cache.turn is None:
-            cache.turn = _turn(cache)
 
     def _watch_queries(self, cache: EvictingCache) -> None:
         """Record the queries that the scorer reads; those of another block go on."""
@@ -541,15 +517,21 @@ class EvictingBlock(AbstractContextManager[Kept]):
             return
         call = self._calls.pop(get_ident(), None)
         cache = kwargs["past_key_values"]
-        cache.open = False
+        cache.begun_at = None
         if call is None and not self._is_due(cache):
             return
         self._thread.evicting = True
         try:
             if call is None:
-                self._again(cache)
+                turn = replace(cache.turn, shrunk_at=cache.get_seq_length())
+                evict_again(cache, self._rule, self._budgets(turn.prompts), turn.prompts)
+                cache.turn = turn
             else:
                 self._after_prompt(call, kwargs.get("input_ids"))
+            if self._every is None and self._thread.lengths is None:
+                cache.recorder = None
+            elif cache.recorder is not None:  # single tokens will be followed by more
+                cache.recorder.forget()
         except BaseException:
             cache.recorder = None
             raise
@@ -582,22 +564,6 @@ class EvictingBlock(AbstractContextManager[Kept]):
                 self._model, seen, rule, padding=call.padding, input_ids=input_ids,
                 tokenizer=self._tokenizer, budgets=budgets,
             )  # fmt: skip
-        self._keep_recording(cache)
-
-    def _again(self, cache: EvictingCache) -> None:
-        """Shrink the cache of an answer."""
-        assert cache.turn is not None
-        turn = replace(cache.turn, shrunk_at=cache.get_seq_length())
-        evict_again(cache, self._rule, self._budgets(turn.prompts), turn.prompts)
-        cache.turn = turn
-        self._keep_recording(cache)
-
-    def _keep_recording(self, cache: EvictingCache) -> None:
-        """Carry the window of recent queries along where single tokens will be followed by more."""
-        if self._every is None and self._thread.lengths is None:
-            cache.recorder = None
-        elif cache.recorder is not None:
-            cache.recorder.forget()
 
 
 def _turn(cache: EvictingCache) -> Turn:
