@@ -23,7 +23,6 @@ from kvp.hf.attention import QueryRecorder, StoredKeys
 from kvp.hf.cache_layers import (
     EvictingLayer,
     OtherLayer,
-    StoredLayer,
     arranged,
     copies,
     other_layers,
@@ -49,7 +48,7 @@ class Turn:
 class EvictingCache(Cache):
     """The layers of a model; empty until its first forward pass, like a `DynamicCache`."""
 
-    def __init__(self, layers: Sequence[StoredLayer | OtherLayer] = ()) -> None:
+    def __init__(self, layers: Sequence[EvictingLayer | OtherLayer] = ()) -> None:
         """Start from `layers`, or empty: layers then appear as the model feeds them.
 
         Those that appear are kvp's own; `of` makes the caches of a model that has other layers.
@@ -99,7 +98,7 @@ class EvictingCache(Cache):
         model's other layers after the `seen` tokens, of 1 or R entries; they are copied. Raises
         ValueError on shapes that do not fit.
         """
-        layers: list[StoredLayer] = []
+        layers: list[EvictingLayer] = []
         for layer_keys, layer_values, layer_indices in zip(keys, values, indices, strict=True):
             positions = torch.arange(layer_keys.shape[2], device=layer_keys.device)[None, None]
             layers.append(selected_layer(layer_keys, layer_values, positions, layer_indices, seen))
@@ -178,10 +177,10 @@ class EvictingCache(Cache):
         while len(self.layers) <= layer_idx:
             self.layers.append(EvictingLayer())
         layer = self.layers[layer_idx]
-        first = next(i for i, one in enumerate(self.layers) if isinstance(one, StoredLayer))
+        first = next(i for i, one in enumerate(self.layers) if isinstance(one, EvictingLayer))
         if layer_idx <= first:  # the first layer of a pass
             self.check_rows(len(key_states))
-        if not isinstance(layer, StoredLayer):
+        if not isinstance(layer, EvictingLayer):
             return super().update(key_states, value_states, layer_idx)
         layer.is_first = layer_idx == first
         layer.update(key_states, value_states)
@@ -191,16 +190,16 @@ class EvictingCache(Cache):
         return stored, stored
 
     @property
-    def stored(self) -> dict[int, StoredLayer]:
+    def stored(self) -> dict[int, EvictingLayer]:
         """The layers that tokens are evicted from: index in the model -> layer."""
         layers = enumerate(self.layers)
-        return {index: layer for index, layer in layers if isinstance(layer, StoredLayer)}
+        return {index: layer for index, layer in layers if isinstance(layer, EvictingLayer)}
 
     @property
     def others(self) -> dict[int, OtherLayer]:
         """Caches of all other layers of the model, which kvp never changes: index -> cache."""
         layers = enumerate(self.layers)
-        return {index: layer for index, layer in layers if not isinstance(layer, StoredLayer)}
+        return {index: layer for index, layer in layers if not isinstance(layer, EvictingLayer)}
 
     @property
     def nbytes(self) -> int:

@@ -35,7 +35,6 @@ from kvp.hf.cache_layers import (
     LayerState,
     OtherState,
     RaggedLayer,
-    StoredLayer,
     arranged,
     other_layers,
 )
@@ -50,7 +49,7 @@ FORMAT_VERSION = 2
 _HEADER = "kvp"
 """Name of the JSON text in the header of the safetensors file."""
 _FACTS = {"seen": int, "evicted": bool, "gaps": bool, "window": int}
-_KINDS: Mapping[str, type[StoredLayer]] = {"dense": EvictingLayer, "ragged": RaggedLayer}
+_KINDS: Mapping[str, type[EvictingLayer]] = {"dense": EvictingLayer, "ragged": RaggedLayer}
 
 
 def save_cache(cache: EvictingCache, path: str | Path, model: nn.Module) -> None:
@@ -129,7 +128,7 @@ def _load(path: Path, header: Mapping[str, Any], inner: PreTrainedModel) -> Evic
         layer, _, what = name.partition(".")
         states[int(layer)][what] = tensor
     devices = layer_devices(inner)
-    own: list[StoredLayer] = []
+    own: list[EvictingLayer] = []
     queries: dict[int, Tensor] = {}
     if [facts["layer"] for facts in header["layers"]] != [*evicted_layers(inner.config)]:
         raise ValueError("it has other layers than the model")
@@ -182,7 +181,7 @@ def _check(parts: Mapping[str, Tensor], facts: Mapping[str, Any], size: Geometry
     _fits(fits and {name: type(fact) for name, fact in facts.items()} == _FACTS)
 
 
-def _check_content(layer: StoredLayer) -> None:
+def _check_content(layer: EvictingLayer) -> None:
     """Raise ValueError unless positions ascend below the tokens seen, and all else is finite."""
     positions, tensors = layer.positions, layer.state.tensors
     real = positions < EMPTY

@@ -11,7 +11,6 @@ rollback (`crop`), offloading, gradients.
 from __future__ import annotations
 
 import copy
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar
@@ -48,8 +47,8 @@ class LayerState:
     """True once some slot may hold no token."""
 
 
-class StoredLayer(DynamicLayer, ABC):
-    """One layer of an `EvictingCache`.
+class EvictingLayer(DynamicLayer):
+    """A layer whose heads store equally many tokens: keys, values [B, H, S, D].
 
     Tokens are written to a storage [B, H, capacity, D] whose first slots are used; it grows.
     """
@@ -82,47 +81,25 @@ class StoredLayer(DynamicLayer, ABC):
         return self._key_storage.shape[0]
 
     @property
-    @abstractmethod
     def positions(self) -> Tensor:
         """[B, H, S] int64: true position of every slot's token, `EMPTY` where there is none."""
+        positions = self._position_storage[:, :, : self._stored]
+        return positions.expand(-1, self._key_storage.shape[1], -1)
 
     @property
-    @abstractmethod
     def slots(self) -> tuple[Tensor, Tensor]:
-        """Keys and values [B, H, S, D] of all slots, as `positions` lists them.
-
-        Slots without a token hold zeros.
-        """
+        """Keys and values [B, H, S, D] of all slots."""
+        return self.keys, self.values
 
     @property
-    @abstractmethod
     def entry_nbytes(self) -> list[int]:
         """Bytes of keys and values held for each batch entry, spare capacity included."""
+        if not self.is_initialized:
+            return []
+        nbytes = self._key_storage.nbytes + self._value_storage.nbytes
+        return [nbytes // self.batch] * self.batch if self.batch else []
 
-    @property
-    @abstractmethod
-    def _growth(self) -> int:
-        """Slots by which a full storage grows."""
-
-    @abstractmethod
-    def _tensors(self) -> dict[str, Tensor]:
-        """All that is stored, by the names of docs/formats.md, without spare capacity."""
-
-    @abstractmethod
-    def _take_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Become what `_tensors` returned."""
-
-    @abstractmethod
-    def _attend(
-        self, module: nn.Module, query: Tensor, mask: Tensor | None, options: Mapping[str, Any]
-    ) -> Tensor:
-        """As `attend`; the positions of the new tokens are stored, `EMPTY` for padding."""
-
-    @abstractmethod
-    def _take_entries(self, entries: Tensor) -> None:
-        """Make entries `entries` [R] int64 the batch."""
-
-    def select(self, indices: Tensor, fed_again: int = 0) -> EvictingLayer | RaggedLayer:
+    def select(self, indices: Tensor, fed_again: int = 0) -> EvictingLayer:
         """Keep slots `indices` [B, H, S] (-1 = none) of `positions` in a new layer, in that order.
 
         The last `fed_again` tokens seen, which are none of them, count as not seen.
@@ -313,61 +290,9 @@ class StoredLayer(DynamicLayer, ABC):
             self._take_entries(entries)
             self._newest = None if self._newest is None else self._newest[entries]
 
-    def crop(self, tokens_to_remove: int) -> None:
-        """Refused: what was evicted cannot come back. Raises UsageError unless 0 tokens go."""
-        if tokens_to_remove != 0:
-            raise UsageError(
-                "an EvictingCache cannot be rolled back: assisted and speculative decoding, and "
-                "crop(), need a DynamicCache"
-            )
-
-
-def _grown(storage: Tensor, stored: int, capacity: int) -> Tensor:
-    """The first `stored` slots of `storage` [B, H, S, ...] in a tensor of `capacity` slots."""
-    larger = storage.new_empty(*storage.shape[:2], capacity, *storage.shape[3:])
-    larger[:, :, :stored] = storage[:, :, :stored]
-    return larger
-
-
-def _writable(tensor: Tensor) -> Tensor:
-    """`tensor`, or a copy where it was made in `torch.inference_mode` and is now used outside."""
-    inside = torch.is_inference_mode_enabled()
-    return tensor.clone() if tensor.is_inference() and not inside else tensor
-
-
-class EvictingLayer(StoredLayer):  # type: ignore[no-untyped-call]
-    """A layer whose heads store equally many tokens: keys, values [B, H, S, D]."""
-
-    @property
-    def positions(self) -> Tensor:
-        """[B, H, S] int64: true position of every slot's token, `EMPTY` where there is none."""
-        positions = self._position_storage[:, :, : self._stored]
-        return positions.expand(-1, self._key_storage.shape[1], -1)
-
-    @property
-    def slots(self) -> tuple[Tensor, Tensor]:
-        """Keys and values [B, H, S, D] of all slots."""
-        return self.keys, self.values
-
-    @property
-    def entry_nbytes(self) -> list[int]:
-        """Bytes of keys and values held for each batch entry, spare capacity included."""
-        if not self.is_initialized:
-            return []
-        nbytes = self._key_storage.nbytes + self._value_storage.nbytes
-        return [nbytes // self.batch] * self.batch if self.batch else []
-
     @property
     def _growth(self) -> int:
         return self._stored // GROWTH
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
-    ) -> tuple[Tensor, Tensor]:
-        """Append [B, H, T, D] keys and values; all keys and values."""
-        super().update(key_states, value_states)
-        self._show()
-        return self.keys, self.values
 
     def _show(self) -> None:
         self.keys = self._key_storage[:, :, : self._stored]
@@ -376,6 +301,7 @@ class EvictingLayer(StoredLayer):  # type: ignore[no-untyped-call]
     def _attend(
         self, module: nn.Module, query: Tensor, mask: Tensor | None, options: Mapping[str, Any]
     ) -> Tensor:
+        self._show()
         if not self.evicted:
             return plain_attention(module, query, self.keys, self.values, mask, options)
         visible = self._visible(query.shape[2], options)
@@ -403,8 +329,29 @@ class EvictingLayer(StoredLayer):  # type: ignore[no-untyped-call]
         self._position_storage = take(self._position_storage)
         self._show()
 
+    def crop(self, tokens_to_remove: int) -> None:
+        """Refused: what was evicted cannot come back. Raises UsageError unless 0 tokens go."""
+        if tokens_to_remove != 0:
+            raise UsageError(
+                "an EvictingCache cannot be rolled back: assisted and speculative decoding, and "
+                "crop(), need a DynamicCache"
+            )
 
-class RaggedLayer(StoredLayer):  # type: ignore[no-untyped-call]
+
+def _grown(storage: Tensor, stored: int, capacity: int) -> Tensor:
+    """The first `stored` slots of `storage` [B, H, S, ...] in a tensor of `capacity` slots."""
+    larger = storage.new_empty(*storage.shape[:2], capacity, *storage.shape[3:])
+    larger[:, :, :stored] = storage[:, :, :stored]
+    return larger
+
+
+def _writable(tensor: Tensor) -> Tensor:
+    """`tensor`, or a copy where it was made in `torch.inference_mode` and is now used outside."""
+    inside = torch.is_inference_mode_enabled()
+    return tensor.clone() if tensor.is_inference() and not inside else tensor
+
+
+class RaggedLayer(EvictingLayer):  # type: ignore[no-untyped-call]
     """A layer whose heads store different numbers of tokens: flat, with a tail [B, H, T, D].
 
     `keys` and `values` [M, D] are the flat part, what an eviction kept: entry after entry, head
@@ -532,7 +479,7 @@ class RaggedLayer(StoredLayer):  # type: ignore[no-untyped-call]
 
 def selected_layer(
     keys: Tensor, values: Tensor, positions: Tensor, indices: Tensor, seen: int
-) -> EvictingLayer | RaggedLayer:
+) -> EvictingLayer:
     """Gather slots `indices` [R, H, S] (-1 = none) of keys and values [1 or R, H, N, D].
 
     `positions` [1 or R, 1 or H, N] int64 are the slots' positions, `seen` the true length. The
@@ -555,7 +502,7 @@ def selected_layer(
     )
     kept = positions.expand(batch, heads, tokens)[slot].masked_fill(indices < 0, EMPTY)  # [R, H, S]
     present = kept < EMPTY
-    kind: type[EvictingLayer | RaggedLayer] = EvictingLayer
+    kind: type[EvictingLayer] = EvictingLayer
     more = {"positions": kept}
     if not bool(present.all()):
         kind = RaggedLayer

@@ -27,6 +27,7 @@ from kvp.errors import UsageError
 from kvp.hf.cache import EvictingCache
 from kvp.hf.cache_layers import EMPTY
 from kvp.hf.prefill import Observation, Prefill, unpadded
+from kvp.hf.scorer_inputs import needs_scorer_inputs
 from kvp.ranking import EMPTY_SLOT, Allocator, Pooling, Protection, Selection, kept_tokens, select
 from kvp.scoring import (
     ALL_QUERIES,
@@ -135,26 +136,13 @@ def _stacked(prompts: Sequence[Tensor]) -> Tensor:
     )
 
 
-_ONCE = {
-    "rope": "the queries of the whole prompt",
-    "hidden_after": "hidden states of the whole prompt",
-    "reconstruction": "how the whole prompt is repeated",
-    "noise": "what random tokens after the whole prompt attend to",
-    "text": "the text of the whole prompt",
-    "classifier": "the text of the whole prompt",
-}
-"""Fields of `Needs` that only a prompt that is read at once can serve, and what they read."""
-
-
 def check_repeatable(rule: EvictionRule) -> None:
     """Raise UsageError for a rule that cannot be applied to a cache that has been shrunk."""
-    needs, nothing = rule.scorer.needs, Needs()
-    for name, what in _ONCE.items():
-        if getattr(needs, name) != getattr(nothing, name):
-            raise UsageError(
-                f"method {rule.scorer.name} reads {what}: it can evict once, right after a prompt "
-                "that is read at once, not while decoding, in chunks or in further turns"
-            )
+    if what := needs_scorer_inputs(rule.scorer.needs):
+        raise UsageError(
+            f"method {rule.scorer.name} reads {what}: it can evict once, right after a prompt "
+            "that is read at once, not while decoding, in chunks or in further turns"
+        )
 
 
 def evict_again(

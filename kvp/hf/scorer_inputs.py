@@ -46,16 +46,22 @@ class LayerInputs:
     text_class: str | None = None
 
 
-def needs_scorer_inputs(needs: Needs) -> bool:
-    """True if a scorer with `needs` can only be served with a `ScorerInputs`."""
-    return bool(
-        needs.rope
-        or needs.hidden_after is not None
-        or needs.reconstruction
-        or needs.noise
-        or needs.text
-        or needs.classifier
-    )
+_OF_PROMPT = {
+    "rope": "the queries of the whole prompt",
+    "hidden_after": "hidden states of the whole prompt",
+    "reconstruction": "how the whole prompt is repeated",
+    "noise": "what random tokens after the whole prompt attend to",
+    "text": "the text of the whole prompt",
+    "classifier": "the text of the whole prompt",
+}
+"""Fields of `Needs` that only a prompt that is read at once can serve, and what they read."""
+
+
+def needs_scorer_inputs(needs: Needs) -> str:
+    """What a scorer with `needs` reads that only a `ScorerInputs` can serve; "" for nothing."""
+    nothing, read = Needs(), _OF_PROMPT.items()
+    asked = (what for name, what in read if getattr(needs, name) != getattr(nothing, name))
+    return next(asked, "")
 
 
 def reads_text(needs: Needs) -> bool:
@@ -132,29 +138,23 @@ class ScorerInputs:
         Raises UsageError when the tokenizer or the token ids are missing, ModelError when the model
         cannot tell, ValueError when the prefill did not record `needs.hidden_after`.
         """
-        count = range(len(self._keys))
+        nothing = (None,) * len(self._keys)
         rope = self.rope() if needs.rope else None
         text = self.text(needs.text) if needs.text else None
         text_class = self.text_class(needs.classifier) if needs.classifier else None
-        reconstruction = (
-            self.reconstruction(needs.reconstruction)
-            if needs.reconstruction
-            else (None,) * len(count)
-        )
-        noise = self.noise(needs.noise) if needs.noise else (None,) * len(count)
-        after = needs.hidden_after
+        spec, after = needs.reconstruction, needs.hidden_after
+        reconstruction = self.reconstruction(spec) if spec else nothing
+        noise = self.noise(needs.noise) if needs.noise else nothing
         return tuple(
             LayerInputs(
                 rope=rope,
-                hidden=None
-                if after is None
-                else self.hidden(after, layer, every=needs.every_state),
+                hidden=self.hidden(after, layer, every=needs.every_state),
                 reconstruction=reconstruction[layer],
                 noise=noise[layer],
                 text=text,
                 text_class=text_class,
             )
-            for layer in count
+            for layer in range(len(nothing))
         )
 
     def rope(self) -> Rope:
@@ -163,11 +163,13 @@ class ScorerInputs:
             self._rope = rope_of(self._model, self.tokens)
         return self._rope
 
-    def hidden(self, after: int, layer: int, *, every: bool = False) -> HiddenStates:
+    def hidden(self, after: int | None, layer: int, *, every: bool = False) -> HiddenStates | None:
         """Statistics of the states entering a layer's attention, first `after` tokens left out.
 
-        With `every` the states of all tokens, too.
+        With `every` the states of all tokens, too; None where `after` is.
         """
+        if after is None:
+            return None
         if self._hidden is None:
             raise ValueError("hidden states are needed: observe the prompt with hidden_after")
         mean, variance = self._hidden.statistics(after, layer)
@@ -322,27 +324,27 @@ _BLOCK = 4096  # tokens converted to float32 at a time
 class HiddenRecord:
     """Statistics of one prefill, for each number of first tokens that was left out."""
 
-    means: Mapping[int, tuple[Tensor, ...]]
-    """Tokens left out -> per layer [B, W] float32 mean."""
-    variances: Mapping[int, tuple[Tensor, ...]]
-    """Tokens left out -> per layer [B, W] float32 biased variance."""
+    moments: Mapping[int, tuple[tuple[Tensor, Tensor], ...]]
+    """Tokens left out -> per layer [B, W] float32 mean and biased variance."""
     states: tuple[Tensor, ...] = ()
     """Per layer [B, T, W] of every token, in the model's dtype; empty where nobody reads them."""
 
     def statistics(self, after: int, layer: int) -> tuple[Tensor, Tensor]:
         """Mean and variance [B, W] of a layer; ValueError when `after` was not recorded."""
-        if after not in self.means:
+        if after not in self.moments:
             raise ValueError(
                 f"hidden states after {after} tokens are needed, recorded were "
-                f"{sorted(self.means)}: pass hidden_after"
+                f"{sorted(self.moments)}: pass hidden_after"
             )
-        return self.means[after][layer], self.variances[after][layer]
+        return self.moments[after][layer]
 
     def batch(self, part: slice, padding: int = 0) -> HiddenRecord:
         """The same of a part of the batch, whose prompts have `padding` columns of left padding."""
         return HiddenRecord(
-            means={after: tuple(t[part] for t in ts) for after, ts in self.means.items()},
-            variances={after: tuple(t[part] for t in ts) for after, ts in self.variances.items()},
+            moments={
+                after: tuple((mean[part], variance[part]) for mean, variance in layers)
+                for after, layers in self.moments.items()
+            },
             states=tuple(states[part, padding:] for states in self.states),
         )
 
@@ -381,33 +383,23 @@ class HiddenRecorder:
 
     @contextmanager
     def recording(self, model: PreTrainedModel) -> Iterator[None]:
-        """Record this thread's forward passes inside the block.
-
-        ModelError as `attention_modules`.
-        """
+        """Record this thread's forward passes inside; ModelError as `attention_modules`."""
         with states_watched(model, self._add):
             yield
 
     @property
     def record(self) -> HiddenRecord:
         """The statistics so far."""
-        layers = {
-            after: [moments[layer] for layer in sorted(moments)]
-            for after, moments in self._moments.items()
+        moments = {
+            after: tuple(
+                (torch.stack([mean for _, mean, _ in m]), torch.stack([sq / n for n, _, sq in m]))
+                for _, m in sorted(of_layers.items())
+            )
+            for after, of_layers in self._moments.items()
         }
-        return HiddenRecord(
-            means={
-                after: tuple(torch.stack([mean for _, mean, _ in m]) for m in every)
-                for after, every in layers.items()
-            },
-            variances={
-                after: tuple(torch.stack([square / n for n, _, square in m]) for m in every)
-                for after, every in layers.items()
-            },
-            states=tuple(
-                torch.cat(parts, dim=1) for _, parts in sorted((self._every or {}).items())
-            ),
-        )
+        every = sorted((self._every or {}).items())
+        states = tuple(torch.cat(parts, dim=1) for _, parts in every)
+        return HiddenRecord(moments=moments, states=states)
 
     def _add(self, layer: int, states: Tensor) -> None:
         batch, tokens, _ = states.shape

@@ -11,7 +11,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from kvp.errors import UsageError
 from kvp.hf import EvictingCache, observe
-from kvp.hf.cache_layers import EMPTY, TAIL_GROWTH, EvictingLayer, RaggedLayer, StoredLayer
+from kvp.hf.cache_layers import EMPTY, TAIL_GROWTH, EvictingLayer, RaggedLayer
 
 pytestmark = pytest.mark.usefixtures("uninitialised_memory_is_nan")
 Prompt = Callable[..., Tensor]
@@ -208,7 +208,7 @@ def test_entries_can_be_reordered_repeated_and_chosen(
         assert (logits - expected[entries]).abs().max() <= 1e-5
 
 
-def stored(layer: StoredLayer) -> dict[tuple[int, int], list[float]]:
+def stored(layer: EvictingLayer) -> dict[tuple[int, int], list[float]]:
     """(head, position) of every token of a single entry -> its key and value."""
     keys, values = layer.slots
     return {
