@@ -121,8 +121,7 @@ class EvictingCache(Cache):
         self.refuse_unfinished()
         fork = copy.copy(self)
         own = [layer.fork(n) for layer in self.stored.values()]
-        batch = own[0].batch // n if own and own[0].is_initialized else 0
-        spread = torch.arange(batch).repeat_interleave(n)
+        spread = torch.arange(self.batch).repeat_interleave(n)
         fork.layers = arranged(own, copies(self.others, spread if n > 1 else None))
         if self.recorder is not None:
             fork.recorder = QueryRecorder(self.recorder.window, self.recorder.held)
@@ -135,11 +134,10 @@ class EvictingCache(Cache):
     def check_rows(self, rows: int) -> None:
         """UsageError unless a pass over so many rows may begin, and as `refuse_unfinished`."""
         self.refuse_unfinished()
-        held = next((one.batch for one in self.stored.values() if one.is_initialized), rows)
-        if rows != held:
+        if self.batch not in (rows, 0):
             raise UsageError(
                 f"the prompt has {rows} rows (num_return_sequences and num_beams count), "
-                f"past_key_values has {held}: cache.fork(n) gives n rows for each"
+                f"past_key_values has {self.batch}: cache.fork(n) gives n rows for each"
             )
 
     @contextmanager
@@ -177,14 +175,14 @@ class EvictingCache(Cache):
         while len(self.layers) <= layer_idx:
             self.layers.append(EvictingLayer())
         layer = self.layers[layer_idx]
-        first = next(i for i, one in enumerate(self.layers) if isinstance(one, EvictingLayer))
+        first, top = next(iter(self.stored.items()))
         if layer_idx <= first:  # the first layer of a pass
             self.check_rows(len(key_states))
         if not isinstance(layer, EvictingLayer):
             return super().update(key_states, value_states, layer_idx)
         layer.is_first = layer_idx == first
         layer.update(key_states, value_states)
-        if layer.seen != self.layers[first].seen:  # of layers that appeared, the last had not yet
+        if layer.seen != top.seen:  # of layers that appeared, the last had not yet
             self.refuse_unfinished()
         stored = StoredKeys(layer, layer_idx, self.recorder)
         return stored, stored
@@ -200,6 +198,11 @@ class EvictingCache(Cache):
         """Caches of all other layers of the model, which kvp never changes: index -> cache."""
         layers = enumerate(self.layers)
         return {index: layer for index, layer in layers if not isinstance(layer, EvictingLayer)}
+
+    @property
+    def batch(self) -> int:
+        """Entries of the batch, 0 while the cache is empty."""
+        return next((layer.batch for layer in self.stored.values()), 0)
 
     @property
     def nbytes(self) -> int:
@@ -228,8 +231,7 @@ class EvictingCache(Cache):
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Repeat every entry of the batch `repeats` times."""
-        batch = next((layer.batch for layer in self.stored.values() if layer.is_initialized), 0)
-        self.batch_select_indices(torch.arange(batch).repeat_interleave(repeats))
+        self.batch_select_indices(torch.arange(self.batch).repeat_interleave(repeats))
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Keep only entries `indices` of the batch, [R] int64 or a bool for every entry."""

@@ -77,8 +77,8 @@ class EvictingLayer(DynamicLayer):
 
     @property
     def batch(self) -> int:
-        """Entries of the batch, B."""
-        return self._key_storage.shape[0]
+        """Entries of the batch, B; 0 before the first tokens."""
+        return self._key_storage.shape[0] if self.is_initialized else 0
 
     @property
     def positions(self) -> Tensor:
@@ -94,10 +94,10 @@ class EvictingLayer(DynamicLayer):
     @property
     def entry_nbytes(self) -> list[int]:
         """Bytes of keys and values held for each batch entry, spare capacity included."""
-        if not self.is_initialized:
+        if not self.batch:
             return []
         nbytes = self._key_storage.nbytes + self._value_storage.nbytes
-        return [nbytes // self.batch] * self.batch if self.batch else []
+        return [nbytes // self.batch] * self.batch
 
     def select(self, indices: Tensor, fed_again: int = 0) -> EvictingLayer:
         """Keep slots `indices` [B, H, S] (-1 = none) of `positions` in a new layer, in that order.
@@ -227,8 +227,7 @@ class EvictingLayer(DynamicLayer):
         if real is not None:
             new_positions = new_positions.masked_fill(~real, EMPTY)
         if self.is_first:
-            self._refuse_repeated_tokens(new_positions)
-            self._refuse_other_attention(module, new_positions)
+            self._check_tokens(module, new_positions)
         elif not told:
             self._newest = position_ids[:, -1]
         self._gaps |= mask is not None
@@ -247,20 +246,19 @@ class EvictingLayer(DynamicLayer):
         visible: Tensor = positions <= options["position_ids"][:, None, :, None]
         return visible
 
-    def _refuse_repeated_tokens(self, new_positions: Tensor) -> None:
-        if self._newest is not None and bool((new_positions <= self._newest[:, None]).any()):
-            raise UsageError(
-                "the tokens fed are already in past_key_values: leave at least one prompt token "
-                f"out of the cache (it has seen {self.seen - new_positions.shape[1]}), and let an "
-                "attention_mask cover all tokens"
-            )
-        newest = new_positions.masked_fill(new_positions == EMPTY, -1).amax(dim=1)
-        self._newest = newest if self._newest is None else torch.maximum(newest, self._newest)
-
-    def _refuse_other_attention(self, module: nn.Module, new_positions: Tensor) -> None:
-        """Raise UsageError where the model's attention is not the one the cached keys were for."""
-        config = getattr(module, "config", None)
-        before = self.seen - new_positions.shape[1]
+    def _check_tokens(self, module: nn.Module, new_positions: Tensor) -> None:
+        """Raise UsageError for tokens seen before, and for an attention the keys are not for."""
+        config, before = getattr(module, "config", None), self.seen - new_positions.shape[1]
+        latest = new_positions.masked_fill(new_positions == EMPTY, -1).amax(dim=1)
+        if self._newest is not None:
+            if bool((new_positions <= self._newest[:, None]).any()):
+                raise UsageError(
+                    "the tokens fed are already in past_key_values: leave at least one prompt "
+                    f"token out of the cache (it has seen {before}), and let an attention_mask "
+                    "cover all tokens"
+                )
+            latest = torch.maximum(latest, self._newest)
+        self._newest = latest
         index = getattr(module, "layer_idx", 0)
         if before == 0 and config is not None and index != evicted_layers(config)[0]:
             raise UsageError(
@@ -270,7 +268,7 @@ class EvictingLayer(DynamicLayer):
         switch, window = rope_switch(config), attention_window(config)
         if switch is None and window is None:
             return
-        newest = int(new_positions.masked_fill(new_positions == EMPTY, -1).max())
+        newest = int(latest.max())
         if switch is not None and 0 < before <= switch <= newest:
             raise UsageError(
                 f"this model changes its RoPE after {switch} tokens, which would make the {before} "
@@ -324,8 +322,7 @@ class EvictingLayer(DynamicLayer):
             one = stored.shape[0] == 1
             return stored.expand(len(entries), *stored.shape[1:]) if one else stored[entries]
 
-        self._key_storage = take(self._key_storage)
-        self._value_storage = take(self._value_storage)
+        self._key_storage, self._value_storage = take(self._key_storage), take(self._value_storage)
         self._position_storage = take(self._position_storage)
         self._show()
 
@@ -538,11 +535,21 @@ def copies(
 
     `entries` [R] int64 are the batch entries they hold, None for all as they are.
     """
-    twins = {index: _copy(layer) for index, layer in others.items()}
-    if entries is not None:
-        for twin in twins.values():
+    # Not deepcopy: a window is a view, whose whole storage that would copy.
+    twins = {index: copy.copy(layer) for index, layer in others.items()}
+    for twin in twins.values():
+        for name, value in vars(twin).items():
+            if isinstance(value, dict):
+                setattr(twin, name, {key: _cloned(item) for key, item in value.items()})
+            else:
+                setattr(twin, name, _cloned(value))
+        if entries is not None:
             twin.reorder_cache(entries)
     return twins
+
+
+def _cloned(item: Any) -> Any:  # noqa: ANN401
+    return item.clone() if isinstance(item, Tensor) else item
 
 
 def without_padding(others: Mapping[int, OtherLayer], entry: int, padding: int) -> dict[int, Any]:
@@ -613,15 +620,3 @@ class OtherState:
         states = [tensor for tensor in on_device.values() if tensor.ndim > 1]
         if states:
             layer.device, layer.dtype = states[0].device, states[0].dtype
-
-
-def _copy(layer: OtherLayer) -> OtherLayer:
-    # Not deepcopy: a window is a view, whose whole storage that would copy.
-    twin = copy.copy(layer)
-    for name, value in vars(layer).items():
-        if isinstance(value, Tensor):
-            setattr(twin, name, value.clone())
-        elif isinstance(value, dict):
-            cloned = {k: v.clone() if isinstance(v, Tensor) else v for k, v in value.items()}
-            setattr(twin, name, cloned)
-    return twin

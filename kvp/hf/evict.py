@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -129,10 +130,7 @@ def _stacked(prompts: Sequence[Tensor]) -> Tensor:
     prompts = [kept[:, : int((kept != EMPTY_SLOT).sum(dim=-1).max())] for kept in prompts]
     width = max(kept.shape[-1] for kept in prompts)
     return torch.stack(
-        [
-            torch.nn.functional.pad(kept, (0, width - kept.shape[-1]), value=EMPTY_SLOT)
-            for kept in prompts
-        ]
+        [F.pad(kept, (0, width - kept.shape[-1]), value=EMPTY_SLOT) for kept in prompts]
     )
 
 
@@ -158,7 +156,10 @@ def evict_again(
     stored = [(index, *layer.slots, layer.positions) for index, layer in cache.stored.items()]
     kept = []
     for entry, (budget, prompt) in enumerate(zip(budgets, prompts, strict=True)):
-        of_entry = [_real(layer[entry]) for layer in queries] if queries else [None] * len(stored)
+        of_entry: list[Tensor | None] = [None] * len(stored)
+        if queries:  # [Q, W, D] of each layer, without those of padding
+            ours = [layer[entry] for layer in queries]
+            of_entry = [layer[:, ~layer[0, :, 0].isnan()] for layer in ours]
         layers = [
             _Layer(index, keys[entry], values[entry], places[entry], recorded)
             for (index, keys, values, places), recorded in zip(stored, of_entry, strict=True)
@@ -174,11 +175,6 @@ def evict_again(
     with cache.changing():
         for indices, (index, layer) in zip(chosen, cache.stored.items(), strict=True):
             cache.layers[index] = layer.select(indices)
-
-
-def _real(queries: Tensor) -> Tensor:
-    """Those of queries [Q, W, D] that are of tokens, not of padding."""
-    return queries[:, ~queries[0, :, 0].isnan()]
 
 
 @dataclass(frozen=True)

@@ -84,24 +84,13 @@ def load_model(
         raise UsageError(f"--dtype {dtype} is not one of {', '.join(_DTYPES)}")
     if attention not in ATTENTIONS:
         raise UsageError(f"--attention {attention} is not one of {', '.join(ATTENTIONS)}")
-    kind = ATTENTIONS[attention]
     quantized = _quantized(target, _DTYPES[dtype], quantization)
     config = load_config(name, revision=revision)
     tokenizer = load_tokenizer(name, revision=revision)
     source, options = _source(name, revision)
-    model, report = _load(
-        _quietly_loaded,
-        name,
-        "model weights",
-        source,
-        {
-            **options,
-            **quantized,
-            "config": config,
-            "dtype": _DTYPES[dtype],
-            "attn_implementation": kind,
-        },
-    )
+    options |= {**quantized, "config": config, "dtype": _DTYPES[dtype]}
+    options["attn_implementation"] = ATTENTIONS[attention]
+    model, report = _load(_quietly_loaded, name, "model weights", source, options)
     check_weights(model, name, missing=report["missing_keys"])
     if "gguf_file" in options:  # the weights are dequantised: an ordinary model, which can be saved
         del model.config.quantization_config, model.hf_quantizer

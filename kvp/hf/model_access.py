@@ -112,10 +112,8 @@ def query_projection(model: PreTrainedModel, layer: int) -> Callable[[Tensor], T
     The returned function takes [B, S, W] floats and gives [B, Q, S, D] float32; it computes in the
     model's dtype, bias and norm included, as the model does, and scales as `QueryRecorder` does.
     """
-    geometry = geometry_of(model.config)
-    return partial(
-        _queries, attention_modules(model)[layer], geometry.query_heads, geometry.head_dim
-    )
+    size, attention = geometry_of(model.config), attention_modules(model)[layer]
+    return partial(_queries, attention, size.query_heads, size.head_dim)
 
 
 @torch.no_grad()
@@ -378,16 +376,14 @@ def active_digest(model: nn.Module) -> str | None:
             held = {key: value for key, value in vars(module).items() if key != "training"}
             parts.append([name, type(module).__qualname__, *_held(held.values())])
         for hook in (*module._forward_pre_hooks.values(), *module._forward_hooks.values()):
-            if _package(hook) not in _NO_PARTS:
-                function = getattr(hook, "__func__", hook)
-                code, owner = getattr(function, "__code__", None), getattr(hook, "__self__", hook)
-                cells = [
-                    cell.cell_contents for cell in getattr(function, "__closure__", None) or ()
-                ]
-                parts.append([name, getattr(function, "__qualname__", type(hook).__qualname__)])
-                parts[-1] += _held([*getattr(owner, "__dict__", {}).values(), *cells])
-                constants = getattr(code, "co_consts", ())
-                parts[-1] += [each for each in constants if isinstance(each, int | float | str)]
+            if _package(hook) in _NO_PARTS:
+                continue
+            function, owner = getattr(hook, "__func__", hook), getattr(hook, "__self__", hook)
+            cells = [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
+            constants = getattr(getattr(function, "__code__", None), "co_consts", ())
+            parts.append([name, getattr(function, "__qualname__", type(hook).__qualname__)])
+            parts[-1] += _held([*getattr(owner, "__dict__", {}).values(), *cells])
+            parts[-1] += [each for each in constants if isinstance(each, int | float | str)]
     return hashlib.sha256(repr(parts).encode()).hexdigest() if parts else None
 
 
@@ -475,14 +471,15 @@ def check_model(model: PreTrainedModel) -> None:
     check_mode(model)
     check_config(model.config)
     name = type(model).__name__
-    known = model._supports_sdpa or _capped_or_with_sinks(model)
+    # Caps of logits and sinks are all that kvp's attention adds to sdpa.
+    capped = getattr(model.config.get_text_config(decoder=True), "attn_logit_softcapping", None)
+    sunk = any(hasattr(module, "sinks") for module in model.modules())
+    known = model._supports_sdpa or capped is not None or sunk
     if not (known and model._can_set_attn_implementation()):
         raise ModelError(f"{name} does not let kvp replace its attention: choose another model")
     if model in _CHECKED or on_meta(model):  # weights on the meta device: accelerate moves them
         return
-    embedding = model.get_input_embeddings().weight
-    assert isinstance(embedding, torch.Tensor)
-    token = torch.zeros(1, 1, dtype=torch.int64, device=embedding.device)
+    token = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
     cache = EvictingCache.of(model.config)
     with torch.no_grad(), kvp_attention_set(model), rope_kept(model):
         try:
@@ -497,12 +494,6 @@ def check_model(model: PreTrainedModel) -> None:
         _check_stored(model.config, cache)
         _check_continues(model)
     _CHECKED.add(model)
-
-
-def _capped_or_with_sinks(model: PreTrainedModel) -> bool:
-    """Whether a model without sdpa differs from it only by what kvp's attention computes itself."""
-    capped = getattr(model.config.get_text_config(decoder=True), "attn_logit_softcapping", None)
-    return capped is not None or any(hasattr(module, "sinks") for module in model.modules())
 
 
 def _check_stored(config: PreTrainedConfig, cache: EvictingCache) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from itertools import compress
 from typing import Any
 
 import torch
@@ -372,9 +373,7 @@ def greedy(
             answers[entry].append(token)
         going = ~torch.isin(tokens[:, 0], stop)  # [B]
         if not bool(going.all()):
-            unfinished = [
-                entry for entry, goes in zip(unfinished, going.tolist(), strict=True) if goes
-            ]
+            unfinished = list(compress(unfinished, going.tolist()))
             if not unfinished:
                 break
             tokens = tokens[going]

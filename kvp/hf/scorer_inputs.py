@@ -198,24 +198,20 @@ class ScorerInputs:
         With `spec.beginning` from the first tokens of the prompt, fed once more.
         """
         if spec not in self._signals:
-            fed = self._beginning(spec.beginning) if spec.beginning else self._drawn(spec)
+            if spec.beginning:
+                _, fed = self._readable("feeding the beginning of the prompt")
+                fed = fed[:, : max(1, round(spec.beginning * self.tokens))]
+            else:
+                embedding: Any = self._model.get_input_embeddings()
+                fed = noise_input(
+                    spec.tokens,
+                    spec.seed,
+                    vocabulary=len(embedding.weight),
+                    tokenizer=self._tokenizer,
+                ).expand(len(self._keys[0]), -1)
             ids = fed.to(self._keys[0].device)
             self._signals[spec] = tuple(self._pass(ids, SoftmaxWindow(start=0, stop=self.tokens)))
         return self._signals[spec]
-
-    def _drawn(self, spec: Noise) -> Tensor:
-        """Random token ids [B, S]."""
-        embedding = self._model.get_input_embeddings().weight
-        assert isinstance(embedding, Tensor)
-        drawn = noise_input(
-            spec.tokens, spec.seed, vocabulary=embedding.shape[0], tokenizer=self._tokenizer
-        )
-        return drawn.expand(self._keys[0].shape[0], -1)
-
-    def _beginning(self, share: float) -> Tensor:
-        """The first tokens of the prompt [B, S], one at least."""
-        _, ids = self._readable("feeding the beginning of the prompt")
-        return ids[:, : max(1, round(share * ids.shape[1]))]
 
     def text(self, last: int) -> str:
         """The last `last` cached tokens as text, special tokens left out; needs a batch of 1."""
