@@ -78,9 +78,8 @@ def save_cache(cache: EvictingCache, path: str | Path, model: nn.Module) -> None
     others = {str(index): OtherState.of(layer) for index, layer in cache.others.items()}
     for place, other in others.items():
         tensors.update({f"{place}.{name}": tensor for name, tensor in other.tensors.items()})
-    window = None
     if cache.recorder is not None:
-        window, held = cache.recorder.window, cache.recorder.held
+        held = cache.recorder.held
         tensors.update({f"{index}.queries": queries for index, queries in held.items()})
     header = {
         "format": FORMAT,
@@ -88,7 +87,7 @@ def save_cache(cache: EvictingCache, path: str | Path, model: nn.Module) -> None
         "kvp": kvp.__version__,
         "model": _identity(inner),
         "turn": None if cache.turn is None else asdict(cache.turn),
-        "window": window,
+        "window": None if cache.recorder is None else cache.recorder.window,
         "layers": layers,
         "others": {
             place: {"kind": other.kind, "numbers": dict(other.numbers)}
@@ -153,8 +152,7 @@ def _load(path: Path, header: Mapping[str, Any], inner: PreTrainedModel) -> Evic
     cache = EvictingCache(arranged(own, others))
     if header["window"] is not None:
         cache.recorder = QueryRecorder(header["window"], queries)
-    turn = header["turn"]
-    if turn is not None:
+    if (turn := header["turn"]) is not None:
         cache.turn = Turn(prompts=tuple(turn["prompts"]), shrunk_at=turn["shrunk_at"])
     return cache
 
@@ -173,9 +171,8 @@ def _check(parts: Mapping[str, Tensor], facts: Mapping[str, Any], size: Geometry
     fits &= positions.dtype == int64 and facts["window"] >= ALL_QUERIES
     if lengths is not None:
         flat = [parts[each] for each in kinds]
-        fits &= lengths.shape == (batch, heads) and lengths.dtype == int64
-        fits &= parts["positions"].dtype == int32
-        fits &= bool((lengths >= 0).all())
+        fits &= lengths.shape == (batch, heads) and bool((lengths >= 0).all())
+        fits &= (lengths.dtype, parts["positions"].dtype) == (int64, int32)
         fits &= [part.shape[1:] for part in flat] == [(width,), (width,), ()]
         fits &= {*map(len, flat)} == {int(lengths.sum())}
     _fits(fits and {name: type(fact) for name, fact in facts.items()} == _FACTS)

@@ -28,7 +28,6 @@ from functools import cache as computed_once
 from functools import partial, wraps
 from threading import Thread, get_ident, local
 from threading import enumerate as living_threads
-from types import TracebackType
 from typing import Any, NoReturn
 from weakref import ref
 
@@ -231,18 +230,18 @@ def _hand_on_blocks() -> None:
     """
     start, submit = Thread.start, ThreadPoolExecutor.submit
 
+    @wraps(start)
     def start_inside(thread: Thread) -> None:
         if marks := _ENTERED.get():
             thread.run = partial(_inside, marks, thread.run)  # type: ignore[method-assign]
         start(thread)
 
+    @wraps(submit)
     def submit_inside(pool: Any, function: Any, /, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         # Also without a block: the pool's thread may have been started inside one.
         return submit(pool, _inside, _ENTERED.get(), function, *args, **kwargs)
 
-    for owner, method in ((Thread, start_inside), (ThreadPoolExecutor, submit_inside)):
-        name = method.__name__.removesuffix("_inside")
-        setattr(owner, name, wraps(getattr(owner, name))(method))
+    Thread.start, ThreadPoolExecutor.submit = start_inside, submit_inside  # type: ignore[method-assign]
 
 
 _INSTEAD = ("generate", "init_continuous_batching")
@@ -259,11 +258,8 @@ def _methods_replaced(model: PreTrainedModel) -> Undo:
         @wraps(method)
         def call(*args: Any, method: Any = method, name: str = name, **kwargs: Any) -> Any:  # noqa: ANN401
             block = block_here(model)
-            return (
-                method(*args, **kwargs)
-                if block is None
-                else getattr(block, name)(method, *args, **kwargs)
-            )
+            called = method if block is None else partial(getattr(block, name), method)
+            return called(*args, **kwargs)
 
         vars(call)["__self__"] = model  # as of a method: `unwrapped` looks for it
         own[name] = call
@@ -276,38 +272,31 @@ def _methods_replaced(model: PreTrainedModel) -> Undo:
     return undo
 
 
+@dataclass(eq=False)
 class EvictingBlock(AbstractContextManager[Kept]):
     """Swaps in an `EvictingCache` before a prefill and shrinks it afterwards, by module hooks."""
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        rule: EvictionRule,
-        tokenizer: PreTrainedTokenizerBase | None,
-        *,
-        every: int | None = None,
-        prefill_chunk: int | None = None,
-    ) -> None:
-        """Prepare the block; `__enter__` changes the model."""
-        self._model = model
-        self._rule = rule
-        self._tokenizer = tokenizer
-        self._every = every
-        self._prefill_chunk = prefill_chunk
-        self._names = list(inspect.signature(model.forward).parameters)
-        self._used = False
-        self._mark = object()
-        self._undo = ExitStack()
-        self._thread = _Thread()
-        self._calls: dict[int, _Call] = {}  # by thread
+    model: PreTrainedModel
+    rule: EvictionRule
+    tokenizer: PreTrainedTokenizerBase | None
+    every: int | None = None
+    prefill_chunk: int | None = None
+    _used: bool = field(init=False, default=False)
+    _mark: object = field(init=False, default_factory=object)
+    _undo: ExitStack = field(init=False, default_factory=ExitStack)
+    _thread: _Thread = field(init=False, default_factory=_Thread)
+    _calls: dict[int, _Call] = field(init=False, default_factory=dict)  # by thread
+
+    def __post_init__(self) -> None:
+        self._names = list(inspect.signature(self.model.forward).parameters)
 
     def __enter__(self) -> Kept:
-        refuse_inside_block(self._model)
+        refuse_inside_block(self.model)
         if self._used:
             raise UsageError("an evicting(...) block cannot be entered twice: call evicting again")
         self._used = True
         with ExitStack() as undo:
-            model = self._model
+            model = self.model
             undo.enter_context(kvp_attention_set(model))
             undo.enter_context(_methods_replaced(model))
             undo.callback(model.register_forward_pre_hook(self._before, with_kwargs=True).remove)
@@ -319,12 +308,7 @@ class EvictingBlock(AbstractContextManager[Kept]):
         self._kept = ref(kept)  # so that a cache which nobody asks about is freed as ever
         return kept
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         self._undo.close()
         _ENTERED.set(_ENTERED.get() - {self._mark})
         self._drop_failed()
@@ -355,7 +339,7 @@ class EvictingBlock(AbstractContextManager[Kept]):
         self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         passed, kwargs = (args, kwargs), {**dict(zip(self._names, args, strict=False)), **kwargs}
-        config = self._model.config
+        config = self.model.config
         eager = config._attn_implementation == ATTENTIONS["eager"]  # for all threads
         weights = kwargs.get("output_attentions", getattr(config, "output_attentions", False))
         if weights and (eager or self.holds_here):
@@ -371,7 +355,7 @@ class EvictingBlock(AbstractContextManager[Kept]):
         self._check_pass(tokens)
         cache = self._evicting_cache(kwargs, tokens)
         kwargs = {**kwargs, "past_key_values": cache}
-        chunk = self._prefill_chunk
+        chunk = self.prefill_chunk
         if chunk is not None and tokens > chunk:
             kwargs = self._read_pieces(kwargs, batch, tokens, chunk)
         cache.check_rows(batch)
@@ -379,7 +363,7 @@ class EvictingBlock(AbstractContextManager[Kept]):
             self._record(cache, _left_padding(kwargs.get("attention_mask"), batch))
         elif tokens > 1:
             self._record(cache, None)
-        elif self._every is not None:
+        elif self.every is not None:
             self._watch_queries(cache)
             cache.turn = cache.turn or _turn(cache)  # forked, loaded or made outside of a block
         state = self._thread
@@ -418,7 +402,7 @@ class EvictingBlock(AbstractContextManager[Kept]):
         self, kwargs: dict[str, Any], batch: int, tokens: int, chunk: int
     ) -> dict[str, Any]:
         """Feed all pieces of a prompt but the last, with eviction after each; what is left."""
-        check_repeatable(self._rule)
+        check_repeatable(self.rule)
         if kwargs["past_key_values"].get_seq_length() == 0:
             padding = _left_padding(kwargs.get("attention_mask"), batch)
             if max(padding) >= chunk - 1:
@@ -435,7 +419,7 @@ class EvictingBlock(AbstractContextManager[Kept]):
         try:
             for start, stop in first:
                 piece = _piece(kwargs, start, stop, tokens)
-                self._model(**{**piece, "logits_to_keep": 1, "return_dict": True})
+                self.model(**{**piece, "logits_to_keep": 1, "return_dict": True})
         finally:
             self._thread.lengths = None
         return _piece(kwargs, *last, tokens)
@@ -443,8 +427,8 @@ class EvictingBlock(AbstractContextManager[Kept]):
     def _check_pass(self, tokens: int) -> None:
         if not tokens:
             raise UsageError("evicting needs a prompt of at least one token, this one is empty")
-        if tokens > 1 or self._model.training:
-            check_mode(self._model)
+        if tokens > 1 or self.model.training:
+            check_mode(self.model)
 
     def _evicting_cache(self, kwargs: dict[str, Any], tokens: int) -> EvictingCache:
         """The cache of a forward pass over `tokens` tokens, made anew where it may be."""
@@ -452,7 +436,7 @@ class EvictingBlock(AbstractContextManager[Kept]):
             self.init_continuous_batching()
         cache, use = kwargs.get("past_key_values"), kwargs.get("use_cache")
         if cache is None:
-            switch, latest = rope_switch(self._model.config), self._thread.answer
+            switch, latest = rope_switch(self.model.config), self._thread.answer
             if switch is not None and latest is not None and latest.get_seq_length() == tokens - 1:
                 raise UsageError(
                     f"this model changes its RoPE after {switch} tokens and drops the cache when "
@@ -461,7 +445,7 @@ class EvictingBlock(AbstractContextManager[Kept]):
         if use is False or (cache is None and use is not True):
             raise UsageError("evicting needs a cache: call model.generate with use_cache=True")
         if cache is None:
-            return EvictingCache.of(self._model.config)
+            return EvictingCache.of(self.model.config)
         if isinstance(cache, EvictingCache):
             return cache
         offloading = " with offloading" if getattr(cache, "offloading", False) else ""
@@ -474,25 +458,25 @@ class EvictingBlock(AbstractContextManager[Kept]):
             raise UsageError(
                 "past_key_values was filled outside of evicting(...): pass the whole prompt"
             )
-        return EvictingCache.adopt(cache, self._model.config)
+        return EvictingCache.adopt(cache, self.model.config)
 
     def _record(self, cache: EvictingCache, padding: list[int] | None) -> None:
         """Watch what is read into `cache` for what the scorer needs."""
-        needs = self._rule.scorer.needs
+        needs = self.rule.scorer.needs
         call = _Call(cache=cache, padding=padding)
         if padding is None:
-            check_repeatable(self._rule)
+            check_repeatable(self.rule)
         else:
             cache.recorder = None
             if after := recorded_hidden([needs]):
                 call.hidden = HiddenRecorder(after, padding=padding, every=needs.every_state)
-                call.recording.enter_context(call.hidden.recording(self._model))
+                call.recording.enter_context(call.hidden.recording(self.model))
         self._watch_queries(cache)
         self._calls[get_ident()] = call
 
     def _watch_queries(self, cache: EvictingCache) -> None:
         """Record the queries that the scorer reads; those of another block go on."""
-        wanted = self._rule.scorer.needs.queries
+        wanted = self.rule.scorer.needs.queries
         if not wanted:
             cache.recorder = None
         elif cache.recorder is None:
@@ -502,7 +486,7 @@ class EvictingBlock(AbstractContextManager[Kept]):
 
     def _budgets(self, lengths: Sequence[int]) -> list[int]:
         """Budgets of prompts of `lengths` tokens; those of short ones too: answers may be long."""
-        budget, least = self._rule.budget, self._rule.protection.tokens
+        budget, least = self.rule.budget, self.rule.protection.tokens
         return [max(budget.tokens(length), least) for length in lengths]
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -524,11 +508,11 @@ class EvictingBlock(AbstractContextManager[Kept]):
         try:
             if call is None:
                 turn = replace(cache.turn, shrunk_at=cache.get_seq_length())
-                evict_again(cache, self._rule, self._budgets(turn.prompts), turn.prompts)
+                evict_again(cache, self.rule, self._budgets(turn.prompts), turn.prompts)
                 cache.turn = turn
             else:
                 self._after_prompt(call, kwargs.get("input_ids"))
-            if self._every is None and self._thread.lengths is None:
+            if self.every is None and self._thread.lengths is None:
                 cache.recorder = None
             elif cache.recorder is not None:  # single tokens will be followed by more
                 cache.recorder.forget()
@@ -540,13 +524,13 @@ class EvictingBlock(AbstractContextManager[Kept]):
 
     def _is_due(self, cache: EvictingCache) -> bool:
         """Whether a cache to which single tokens are added is to be shrunk now."""
-        if self._every is None or cache.turn is None:
+        if self.every is None or cache.turn is None:
             return False
-        return bool(cache.get_seq_length() - cache.turn.shrunk_at >= self._every)
+        return bool(cache.get_seq_length() - cache.turn.shrunk_at >= self.every)
 
     def _after_prompt(self, call: _Call, input_ids: Tensor | None) -> None:
         call.recording.close()
-        cache, rule = call.cache, self._rule
+        cache, rule = call.cache, self.rule
         cache.turn = _turn(cache)
         budgets = self._budgets(self._thread.lengths or cache.lengths)
         if call.padding is None:
@@ -561,8 +545,8 @@ class EvictingBlock(AbstractContextManager[Kept]):
                 others=cache.others,
             )
             evict(
-                self._model, seen, rule, padding=call.padding, input_ids=input_ids,
-                tokenizer=self._tokenizer, budgets=budgets,
+                self.model, seen, rule, padding=call.padding, input_ids=input_ids,
+                tokenizer=self.tokenizer, budgets=budgets,
             )  # fmt: skip
 
 
