@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from threading import Lock
 from typing import Any, NoReturn, Protocol
@@ -119,6 +120,7 @@ class ForeignAttentionError(ModelError):
     """Something other than kvp's attention function touched the cached keys."""
 
 
+@dataclass(eq=False)
 class StoredKeys:
     """The handle an `EvictingCache` returns to the model in place of key and value tensors.
 
@@ -126,12 +128,9 @@ class StoredKeys:
     silently attending to slots that hold nothing.
     """
 
-    def __init__(
-        self, layer: AttendingLayer, index: int, recorder: QueryRecorder | None = None
-    ) -> None:
-        self.layer = layer
-        self.index = index
-        self.recorder = recorder
+    layer: AttendingLayer
+    index: int
+    recorder: QueryRecorder | None = None
 
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):  # Python and torch.compile look for protocols

@@ -75,8 +75,8 @@ class EvictingCache(Cache):
         """
         assert cache.get_seq_length() == 0
         vars(cache).clear()
+        vars(cache).update(vars(cls.of(config)))
         cache.__class__ = cls
-        cls.__init__(cache, cls.of(config).layers)  # type: ignore[arg-type]
         assert isinstance(cache, EvictingCache)
         return cache
 
@@ -190,14 +190,13 @@ class EvictingCache(Cache):
     @property
     def stored(self) -> dict[int, EvictingLayer]:
         """The layers that tokens are evicted from: index in the model -> layer."""
-        layers = enumerate(self.layers)
-        return {index: layer for index, layer in layers if isinstance(layer, EvictingLayer)}
+        return {i: layer for i, layer in enumerate(self.layers) if isinstance(layer, EvictingLayer)}
 
     @property
     def others(self) -> dict[int, OtherLayer]:
         """Caches of all other layers of the model, which kvp never changes: index -> cache."""
-        layers = enumerate(self.layers)
-        return {index: layer for index, layer in layers if not isinstance(layer, EvictingLayer)}
+        own = self.stored
+        return {index: layer for index, layer in enumerate(self.layers) if index not in own}
 
     @property
     def batch(self) -> int:

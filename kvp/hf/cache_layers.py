@@ -29,6 +29,7 @@ EMPTY = torch.iinfo(torch.int64).max
 """Position of a slot that holds no token."""
 GROWTH = 8
 """A full dense layer grows by 1/GROWTH of its slots: decoding does not copy it at every token."""
+_PARTS = ("keys", "values", "positions")
 TAIL_GROWTH = 32
 """The full tail of a ragged layer grows by this many slots, for the same reason."""
 
@@ -83,8 +84,7 @@ class EvictingLayer(DynamicLayer):
     @property
     def positions(self) -> Tensor:
         """[B, H, S] int64: true position of every slot's token, `EMPTY` where there is none."""
-        positions = self._position_storage[:, :, : self._stored]
-        return positions.expand(-1, self._key_storage.shape[1], -1)
+        return self._used[2].expand(-1, self._key_storage.shape[1], -1)
 
     @property
     def slots(self) -> tuple[Tensor, Tensor]:
@@ -242,8 +242,7 @@ class EvictingLayer(DynamicLayer):
         """
         if tokens == 1 and not self._gaps:
             return None
-        positions = self._position_storage[:, :, None, : self._stored]
-        visible: Tensor = positions <= options["position_ids"][:, None, :, None]
+        visible: Tensor = self._used[2][:, :, None] <= options["position_ids"][:, None, :, None]
         return visible
 
     def _check_tokens(self, module: nn.Module, new_positions: Tensor) -> None:
@@ -292,9 +291,15 @@ class EvictingLayer(DynamicLayer):
     def _growth(self) -> int:
         return self._stored // GROWTH
 
+    @property
+    def _used(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Keys, values and positions of the used slots of the storage."""
+        used = slice(self._stored)
+        keys, values = self._key_storage[:, :, used], self._value_storage[:, :, used]
+        return keys, values, self._position_storage[:, :, used]
+
     def _show(self) -> None:
-        self.keys = self._key_storage[:, :, : self._stored]
-        self.values = self._value_storage[:, :, : self._stored]
+        self.keys, self.values, _ = self._used
 
     def _attend(
         self, module: nn.Module, query: Tensor, mask: Tensor | None, options: Mapping[str, Any]
@@ -306,13 +311,12 @@ class EvictingLayer(DynamicLayer):
         return grouped_attention(module, query, self.keys, self.values, visible, options)
 
     def _tensors(self) -> dict[str, Tensor]:
-        positions = self._position_storage[:, :, : self._stored]
-        return {"keys": self.keys, "values": self.values, "positions": positions}
+        return dict(zip(_PARTS, self._used, strict=True))
 
     def _take_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        self.keys, self.values = tensors["keys"], tensors["values"]
-        self._key_storage, self._value_storage = self.keys, self.values
-        self._position_storage = tensors["positions"]
+        parts = (tensors[part] for part in _PARTS)
+        self._key_storage, self._value_storage, self._position_storage = parts
+        self.keys, self.values = self._key_storage, self._value_storage
 
     def _take_entries(self, entries: Tensor) -> None:
         # Of one entry all are views, copied when they are written.
@@ -369,16 +373,6 @@ class RaggedLayer(EvictingLayer):  # type: ignore[no-untyped-call]
         return self._layout.lengths
 
     @property
-    def tail_keys(self) -> Tensor:
-        """[B, H, T, D] keys of the tokens fed since the eviction."""
-        return self._key_storage[:, :, : self._stored]
-
-    @property
-    def tail_values(self) -> Tensor:
-        """[B, H, T, D] values of the tokens fed since the eviction."""
-        return self._value_storage[:, :, : self._stored]
-
-    @property
     def positions(self) -> Tensor:
         """[B, H, S] int64: true position of every slot's token, `EMPTY` where there is none.
 
@@ -387,20 +381,19 @@ class RaggedLayer(EvictingLayer):  # type: ignore[no-untyped-call]
         present = self._present()  # [B, H, longest]
         flat = torch.full(present.shape, EMPTY, device=present.device)
         flat[present] = self._flat_positions.long()
-        tail = self._position_storage[:, :, : self._stored].expand(-1, present.shape[1], -1)
-        return torch.cat([flat, tail], dim=-1)
+        return torch.cat([flat, super().positions], dim=-1)
 
     @property
     def slots(self) -> tuple[Tensor, Tensor]:
         """Keys and values [B, H, S, D] of all slots, zeros where none is."""
-        present = self._present()
+        present, (keys, values, _) = self._present(), self._used
 
         def padded(flat: Tensor, tail: Tensor) -> Tensor:
             slots = flat.new_zeros(*present.shape, flat.shape[1])
             slots[present] = flat
             return torch.cat([slots, tail], dim=2)
 
-        return padded(self.keys, self.tail_keys), padded(self.values, self.tail_values)
+        return padded(self.keys, keys), padded(self.values, values)
 
     @property
     def entry_nbytes(self) -> list[int]:
@@ -430,8 +423,7 @@ class RaggedLayer(EvictingLayer):  # type: ignore[no-untyped-call]
             self.keys,
             self.values,
             self._layout,
-            self.tail_keys,
-            self.tail_values,
+            *self._used[:2],
             None if visible is None else visible[:, 0],
             scaling=options.get("scaling"),
             softcap=options.get("softcap"),
@@ -445,17 +437,13 @@ class RaggedLayer(EvictingLayer):  # type: ignore[no-untyped-call]
             "values": self.values,
             "positions": self._flat_positions,
             "lengths": self.lengths,
-            "tail_keys": self.tail_keys,
-            "tail_values": self.tail_values,
-            "tail_positions": self._position_storage[:, :, : self._stored],
+            **{f"tail_{part}": tensor for part, tensor in super()._tensors().items()},
         }
 
     def _take_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        self.keys, self.values = tensors["keys"], tensors["values"]
-        self._flat_positions = tensors["positions"]
+        super()._take_tensors({part: tensors[f"tail_{part}"] for part in _PARTS})
+        self.keys, self.values, self._flat_positions = (tensors[part] for part in _PARTS)
         self._layout = RaggedLayout(tensors["lengths"])
-        self._key_storage, self._value_storage = tensors["tail_keys"], tensors["tail_values"]
-        self._position_storage = tensors["tail_positions"]
 
     def _take_entries(self, entries: Tensor) -> None:
         spans = self.lengths.sum(dim=1).tolist()  # tokens of each entry, one stretch of memory

@@ -236,12 +236,13 @@ def _hand_on_blocks() -> None:
             thread.run = partial(_inside, marks, thread.run)  # type: ignore[method-assign]
         start(thread)
 
-    @wraps(submit)
+    @wraps(submit)  # type: ignore[arg-type]
     def submit_inside(pool: Any, function: Any, /, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         # Also without a block: the pool's thread may have been started inside one.
         return submit(pool, _inside, _ENTERED.get(), function, *args, **kwargs)
 
-    Thread.start, ThreadPoolExecutor.submit = start_inside, submit_inside  # type: ignore[method-assign]
+    Thread.start = start_inside  # type: ignore[assignment,method-assign]
+    ThreadPoolExecutor.submit = submit_inside  # type: ignore[method-assign]
 
 
 _INSTEAD = ("generate", "init_continuous_batching")
@@ -403,8 +404,9 @@ class EvictingBlock(AbstractContextManager[Kept]):
     ) -> dict[str, Any]:
         """Feed all pieces of a prompt but the last, with eviction after each; what is left."""
         check_repeatable(self.rule)
-        if kwargs["past_key_values"].get_seq_length() == 0:
-            padding = _left_padding(kwargs.get("attention_mask"), batch)
+        mask, cache = kwargs.get("attention_mask"), kwargs["past_key_values"]
+        if cache.get_seq_length() == 0:
+            padding = _left_padding(mask, batch)
             if max(padding) >= chunk - 1:
                 raise UsageError(
                     f"prefill_chunk={chunk} is shorter than the {max(padding)} columns of padding "
@@ -412,9 +414,8 @@ class EvictingBlock(AbstractContextManager[Kept]):
                 )
             self._thread.lengths = [tokens - pad for pad in padding]
         else:
-            mask, before = kwargs.get("attention_mask"), kwargs["past_key_values"].lengths
             new = [tokens] * batch if mask is None else mask[:, -tokens:].bool().sum(1).tolist()
-            self._thread.lengths = [sum(pair) for pair in zip(before, new, strict=True)]
+            self._thread.lengths = [sum(pair) for pair in zip(cache.lengths, new, strict=True)]
         *first, last = pieces(tokens, chunk)
         try:
             for start, stop in first:

@@ -157,7 +157,7 @@ def rope_of(model: PreTrainedModel, tokens: int) -> Rope:
         rotary.cosine_and_sine(last)
         rope = rotary.now()
     if model not in _ROTATES_QUERIES:
-        _check_queries(model)
+        _check_queries(model, rotary)
         _ROTATES_QUERIES.add(model)
     return rope
 
@@ -177,10 +177,9 @@ def rope_kept(model: PreTrainedModel) -> Iterator[None]:
     Frequencies that depend on the length stay, in transformers, at those of the longest input.
     """
     found = _rotary(model)
-    rotary = None if found is None else found.module
-    names = [] if rotary is None else [*vars(rotary), *dict(rotary.named_buffers())]
-    kept = [name for name in names if name.endswith(_CHANGED_BY_LENGTH)]
-    before = {name: getattr(rotary, name) for name in kept}
+    rotary = nn.Module() if found is None else found.module
+    names = (*vars(rotary), *dict(rotary.named_buffers()))
+    before = {name: getattr(rotary, name) for name in names if name.endswith(_CHANGED_BY_LENGTH)}
     # The tensors themselves go back: a copy made in inference mode could never change again.
     values = {name: old.clone() for name, old in before.items() if isinstance(old, Tensor)}
     try:
@@ -229,16 +228,15 @@ def _rotary(model: PreTrainedModel) -> _Rotary | None:
     return None
 
 
-def _check_queries(model: PreTrainedModel) -> None:
+def _check_queries(model: PreTrainedModel, rotary: _Rotary) -> None:
     """Compare projected and rotated states with the queries that the attention really used.
 
     They differ in layers without RoPE (SmolLM3) and where queries are normalised after it
     (Hunyuan).
     """
     states: dict[int, Tensor] = {}
-    recorder = QueryRecorder()
     cache = EvictingCache.of(model.config)
-    cache.recorder = recorder
+    recorder = cache.recorder = QueryRecorder()
     ids = torch.arange(8, device=next(model.parameters()).device)[None] % 2
     with (
         kvp_attention_set(model),
@@ -246,10 +244,7 @@ def _check_queries(model: PreTrainedModel) -> None:
         states_watched(model, states.__setitem__),
     ):
         model.base_model(input_ids=ids, past_key_values=cache, use_cache=True)
-        rotary = _rotary(model)
-        assert rotary is not None
-        positions = torch.arange(8, device=ids.device)
-        cosine, sine = rotary.cosine_and_sine(positions[None])
+        cosine, sine = rotary.cosine_and_sine(torch.arange(8, device=ids.device)[None])
         rope = rotary.now()
     half = rope.frequencies.shape[0]
     for layer, used in enumerate(recorder.queries):

@@ -10,7 +10,7 @@ padding columns).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -377,11 +377,9 @@ class HiddenRecorder:
         self._padding = padding
         self._moments: dict[int, dict[int, list[_Moments]]] = {number: {} for number in after}
 
-    @contextmanager
-    def recording(self, model: PreTrainedModel) -> Iterator[None]:
+    def recording(self, model: PreTrainedModel) -> AbstractContextManager[None]:
         """Record this thread's forward passes inside; ModelError as `attention_modules`."""
-        with states_watched(model, self._add):
-            yield
+        return states_watched(model, self._add)
 
     @property
     def record(self) -> HiddenRecord:
