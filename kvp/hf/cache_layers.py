@@ -211,13 +211,14 @@ class EvictingLayer(DynamicLayer):
                 )
             real = mask[:, 0, -1, -tokens:]
         position_ids = options.get("position_ids")
-        told = position_ids is not None
         if position_ids is None:  # Llama 4, Granite 4: tokens are counted, padding is not
             count = torch.arange(1, tokens + 1, device=query.device)[None]
             count = count if real is None else real.long().cumsum(dim=1)
             before = -1 if self._newest is None else self._newest[:, None]
             position_ids = (before + count).clamp_min(0).expand(query.shape[0], tokens)
             options = {**options, "position_ids": position_ids}
+            if not self.is_first:
+                self._newest = position_ids[:, -1]
         elif position_ids.ndim != 2:
             raise ModelError(
                 f"{type(module).__name__} passes no plain token positions to its attention, "
@@ -228,8 +229,6 @@ class EvictingLayer(DynamicLayer):
             new_positions = new_positions.masked_fill(~real, EMPTY)
         if self.is_first:
             self._check_tokens(module, new_positions)
-        elif not told:
-            self._newest = position_ids[:, -1]
         self._gaps |= mask is not None
         self._position_storage[:, :, self._stored - tokens : self._stored] = new_positions[:, None]
         self.unattended = False

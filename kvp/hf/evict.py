@@ -29,7 +29,7 @@ from kvp.hf.cache import EvictingCache
 from kvp.hf.cache_layers import EMPTY
 from kvp.hf.prefill import Observation, Prefill, unpadded
 from kvp.hf.scorer_inputs import needs_scorer_inputs
-from kvp.ranking import EMPTY_SLOT, Allocator, Pooling, Protection, Selection, kept_tokens, select
+from kvp.ranking import EMPTY_SLOT, Allocator, Pooling, Protection, Selection, select
 from kvp.scoring import (
     ALL_QUERIES,
     Needs,
@@ -60,23 +60,19 @@ def evict(
     padding: Sequence[int],
     input_ids: Tensor | None,
     tokenizer: PreTrainedTokenizerBase | None = None,
-    budgets: Sequence[int] | None = None,
+    budgets: Sequence[int],
     fed_again: int = 0,
 ) -> None:
     """Shrink `observation.cache` in place; a cache of which everything stays is left as it is.
 
     `padding` are the columns of left padding of each prompt; `input_ids` [B, T] int64 include them
     (None when the prompts were given as embeddings). `budgets` are tokens per KV head of each
-    prompt, those of `rule` for its length where they are not given. The last `fed_again` tokens
-    are seen by scorers and not kept. Raises UsageError when an absolute budget is below the
-    protected tokens, or when an allocator returns counts that cannot be kept; and as
-    `ScorerInputs.for_needs`.
+    prompt. The last `fed_again` tokens are seen by scorers and not kept. Raises UsageError when an
+    allocator returns counts that cannot be kept, and as `ScorerInputs.for_needs`.
     """
     cache, scorer = observation.cache, rule.scorer
     seen = cache.get_seq_length()
     lengths = [seen - fed_again - pad for pad in padding]
-    if budgets is None:
-        budgets = [kept_tokens(rule.budget, length, rule.protection) for length in lengths]
     budgets = [min(budget, length) for budget, length in zip(budgets, lengths, strict=True)]
     least = min(budgets, default=0)
     if least < max(lengths, default=0) and 2 * rule.protection.tokens >= least:

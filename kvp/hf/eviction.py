@@ -89,8 +89,8 @@ def prefill_and_evict(
     seen = prefill(model, input_ids, needs, tokenizer=tokenizer, fed_again=fed_again).observation
     assert seen is not None
     evict(
-        model, seen, rule,
-        padding=[0] * batch, input_ids=input_ids, tokenizer=tokenizer, fed_again=fed_again,
+        model, seen, rule, padding=[0] * batch, input_ids=input_ids, tokenizer=tokenizer,
+        budgets=[kept] * batch, fed_again=fed_again,
     )  # fmt: skip
     return seen.cache
 

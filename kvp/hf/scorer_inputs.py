@@ -9,6 +9,7 @@ padding columns).
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -373,7 +374,7 @@ class HiddenRecorder:
         not longer than `after` counts its last token alone. With `every` the states of all columns
         are kept, too.
         """
-        self._every: dict[int, list[Tensor]] | None = {} if every else None
+        self._every, self._states = every, defaultdict[int, list[Tensor]](list)
         self._padding = padding
         self._moments: dict[int, dict[int, list[_Moments]]] = {number: {} for number in after}
 
@@ -391,14 +392,13 @@ class HiddenRecorder:
             )
             for after, of_layers in self._moments.items()
         }
-        every = sorted((self._every or {}).items())
-        states = tuple(torch.cat(parts, dim=1) for _, parts in every)
+        states = tuple(torch.cat(parts, dim=1) for _, parts in sorted(self._states.items()))
         return HiddenRecord(moments=moments, states=states)
 
     def _add(self, layer: int, states: Tensor) -> None:
         batch, tokens, _ = states.shape
-        if self._every is not None:
-            self._every.setdefault(layer, []).append(states.detach())
+        if self._every:
+            self._states[layer].append(states.detach())
         for after, moments_of in self._moments.items():
             before = moments_of.get(layer)
             now: list[_Moments] = []
