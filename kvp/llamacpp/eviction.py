@@ -94,7 +94,7 @@ def shrink(
         PolicyError: the policy is of another model.
     """
     started = time.perf_counter()
-    engine, protection = Engine.of(llama), _protection(protection)
+    engine, protection = _engine(llama), _protection(protection)
     state = engine.read(sequence)
     seen = int(state.positions[-1]) + 1
     if tokens is None:
@@ -137,7 +137,8 @@ def bounded(
     Args:
         llama: the model, whose `n_ctx` is the memory that is used.
         scorer: as for `shrink`.
-        cells: by default all of `n_ctx`.
+        cells: by default all of `n_ctx`, at most the length that the model was trained for: every
+            cell has a position of its own below it.
         protection: as for `shrink`.
         pool: as for `shrink`.
 
@@ -145,20 +146,23 @@ def bounded(
         What is held, brought up to date by every eviction.
 
     Raises:
-        UsageError: more cells than `n_ctx`, fewer than four times the protected tokens, or a
-            `Llama` with `logits_all`, a cache or a draft model; ModelError and PolicyError as for
-            `shrink`.
+        UsageError: more cells than that, fewer than four times the protected tokens, or a `Llama`
+            within another `bounded`, with `logits_all`, a cache or a draft model; ModelError and
+            PolicyError as for `shrink`.
     """
     protection = _protection(protection)
-    room, least = llama.n_ctx(), 4 * max(protection.tokens, 8)
+    engine, least = _engine(llama), 4 * max(protection.tokens, 8)
+    trained = llama_cpp.llama_model_n_ctx_train(llama.model)
+    room = min(llama.n_ctx(), trained)
     cells = room if cells is None else cells
-    if not least <= cells <= room:
+    if not (isinstance(cells, int) and least <= cells <= room):
         raise UsageError(
-            f"cells={cells}: give {least} to n_ctx ({room}), or load the model with a larger n_ctx"
+            f"cells={cells}: give {least} to {room}, the smaller one of n_ctx ({llama.n_ctx()}) "
+            f"and the {trained} positions that the model was trained for"
         )
     if llama._logits_all or llama.cache is not None or llama.draft_model is not None:
         raise UsageError("bounded works without logits_all, set_cache and draft models")
-    bound = _Bound(Engine.of(llama), scorer, cells, protection, pool)
+    bound = _Bound(engine, scorer, cells, protection, pool, trained)
     own = {"_n_ctx": llama._n_ctx, "input_ids": llama.input_ids}
     llama.reset()
     try:
@@ -172,7 +176,15 @@ def bounded(
         vars(llama).pop("eval", None)
         vars(llama).update(own)
         llama.reset()
-        llama._ctx.kv_cache_clear()
+        if llama.ctx is not None:
+            llama._ctx.kv_cache_clear()
+
+
+def _engine(llama: Llama) -> Engine:
+    engine = Engine.of(llama)
+    if "eval" in vars(llama):
+        raise UsageError("this Llama is within bounded, which evicts by itself: leave that first")
+    return engine
 
 
 def _protection(asked: Protection | None) -> Protection:
@@ -184,16 +196,16 @@ class _Bound:
     """Sequence 0 of a llama within a number of cells."""
 
     def __init__(
-        self, engine: Engine, scorer: Scorer, cells: int, protection: Protection, pool: str
-    ) -> None:
+        self, engine: Engine, scorer: Scorer, cells: int, protection: Protection, pool: str,
+        trained: int,
+    ) -> None:  # fmt: skip
         self.engine, self.scorer, self.cells = engine, scorer, cells
-        self.protection, self.pool = protection, pool
+        self.protection, self.pool, self.trained = protection, pool, trained
         self.kept = Cells()
         self.true = np.zeros(0, np.int64)
         """[N] which token each cell holds, ascending."""
         self.positions = np.zeros(0, np.int64)
         """[N] the cell's position in llama.cpp, ascending."""
-        self.trained = llama_cpp.llama_model_n_ctx_train(engine.llama.model)
 
     def eval(self, tokens: Sequence[int]) -> None:
         """Read tokens after the first `llama.n_tokens`, in place of `Llama.eval`."""

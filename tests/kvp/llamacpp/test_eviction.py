@@ -232,6 +232,46 @@ def test_methods_choose_by_the_pooled_scores(pair: Pair, llama: Any, method: str
     assert shrink(llama, scorer, 40).positions.tolist() == expected
 
 
+@pytest.mark.parametrize("protection", [None, UNPROTECTED], ids=["protected", "unprotected"])
+@pytest.mark.parametrize("method", ["snapkv", "tova"])
+def test_queries_are_read_right_after_a_gap(
+    pair: Pair, llama: Any, method: str, protection: Protection | None
+) -> None:
+    """What the last tokens ask after a cut is what they ask in transformers, masked."""
+    ids, scorer = ids_of(128), make_scorer(method)
+    llama.eval(ids)
+    first = shrink(llama, scorer, "50%", protection).positions.tolist()
+    engine = Engine.of(llama)
+    asked: list[Tensor] = []
+    hook = pair.model.model.layers[1].self_attn.q_proj.register_forward_hook(
+        lambda *a: asked.append(a[2])
+    )
+    count = len(first) - max(n for n in range(len(first)) if first[n] - first[n - 1] != 1)
+    pair.logits(ids, sorted(set(range(128)) - set(first)), of=count)
+    hook.remove()
+    (*_, view) = engine.views(engine.read(), Needs(queries=count), 30, ids)
+    theirs = asked[0].view(1, 128, 4, 64).transpose(1, 2)[:, :, -count:]
+    cos, sin = pair.model.model.rotary_emb(torch.zeros(1), torch.arange(128)[None, -count:])
+    turned = torch.cat([-theirs[..., 32:], theirs[..., :32]], -1)
+    assert distance(view.queries, theirs * cos[:, None] + turned * sin[:, None]) < 5e-3
+    second = shrink(llama, scorer, "50%", protection).positions.tolist()
+    assert len(second) == len(first) // 2
+    assert set(second) < set(first)
+    llama.eval(ids_of(5, seed=1))
+    dropped = sorted(set(range(128)) - set(second))
+    expected = pair.logits([*ids, *ids_of(5, seed=1)], dropped, of=5)
+    assert llama.n_tokens == 133
+    assert distance(last_logits(llama), expected) < 5e-3
+
+
+def test_a_bound_evicts_by_queries_again_and_again(llama: Any) -> None:
+    with bounded(llama, make_scorer("snapkv"), 80) as kept:
+        llama.eval(ids_of(200))
+        assert kept.evictions > 5
+        assert kept.seen == 200
+        assert Engine.of(llama).read().positions.tolist() == kept.positions.tolist()
+
+
 def test_sequences_are_apart(pair: Pair) -> None:
     llama, ids = pair.load(), ids_of(60)
     params = llama.context_params
@@ -368,13 +408,15 @@ def test_a_beginning_of_which_little_is_left_is_read_anew(pair: Pair, llama: Any
         (
             lambda llama: bounded(llama, make_scorer("keydiff"), 40).__enter__(),
             UsageError,
-            "give 80 to n_ctx",
+            "give 80 to 256",
         ),
         (
             lambda llama: bounded(llama, make_scorer("keydiff"), 4096).__enter__(),
             UsageError,
             r"n_ctx \(256\)",
         ),
+        (lambda llama: bounded(llama, make_scorer("keydiff"), 80.5).__enter__(), UsageError, "80.5"),
+        (lambda llama: shrink(None, make_scorer("keydiff"), 40), UsageError, "NoneType: give a"),
     ],
 )
 def test_one_line_says_what_cannot_work(
@@ -396,6 +438,54 @@ def test_a_bound_refuses_before_it_reads(llama: Any, scorer: Any, error: type[Kv
         bounded(llama, scorer).__enter__()
     llama.eval(ids_of(200))  # the llama is as before, its cache empty
     assert Engine.of(llama).read().positions.tolist() == list(range(200))
+
+
+def test_more_cells_than_trained_positions_are_refused(pair: Pair) -> None:
+    llama = pair.load(n_ctx=1024)
+    with pytest.raises(UsageError, match="cells=512: give 80 to 256, the smaller one of n_ctx"):
+        bounded(llama, make_scorer("keydiff"), 512).__enter__()
+    with bounded(llama, make_scorer("keydiff")) as kept:
+        llama.eval(ids_of(700))
+        assert len(kept.positions) <= 256
+    llama.close()
+
+
+def test_a_bound_evicts_alone(llama: Any) -> None:
+    with bounded(llama, make_scorer("keydiff"), 96) as kept:
+        llama.eval(ids_of(90))
+        with pytest.raises(UsageError, match="is within bounded"):
+            bounded(llama, make_scorer("keydiff"), 96).__enter__()
+        with pytest.raises(UsageError, match="is within bounded"):
+            shrink(llama, make_scorer("keydiff"), 40)
+        llama.eval(ids_of(90))
+        assert kept.seen == 180
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [({"embedding": True}, "for embeddings"), ({"vocab_only": True}, "has no cache")],
+)
+def test_a_llama_without_such_a_cache_is_refused(
+    pair: Pair, settings: dict[str, Any], expected: str
+) -> None:
+    llama = pair.load(**settings)
+    for act in (lambda: shrink(llama, make_scorer("keydiff"), 40), lambda: _enter(llama)):
+        with pytest.raises(ModelError, match=expected):
+            act()
+    llama.close()
+
+
+def _enter(llama: Any) -> None:
+    bounded(llama, make_scorer("keydiff"), 96).__enter__()
+
+
+def test_a_closed_llama_is_refused_and_a_block_ends_after_it(pair: Pair) -> None:
+    llama = pair.load()
+    with bounded(llama, make_scorer("keydiff"), 96):
+        llama.close()
+    for act in (lambda: shrink(llama, make_scorer("keydiff"), 40), lambda: _enter(llama)):
+        with pytest.raises(UsageError, match="that is not closed"):
+            act()
 
 
 def test_a_sliding_window_is_refused(tmp_path: Path, write_gguf: Callable[..., None]) -> None:
