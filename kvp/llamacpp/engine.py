@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from math import prod
+from types import SimpleNamespace
 
 import llama_cpp
 import numpy as np
@@ -211,7 +212,9 @@ class _Probe:
         self.found: dict[str, np.ndarray] = {}
         self._callback = llama_cpp.ggml_backend_sched_eval_callback(partial(_take, self.found))
         params.cb_eval = self._callback
-        self.context = LlamaContext(model=llama._model, params=params, verbose=False)
+        # A model keeps what its contexts register, for as long as it lives: this one has its own.
+        model = SimpleNamespace(model=llama.model, _exit_stack=ExitStack())
+        self.context = LlamaContext(model=model, params=params, verbose=False)
 
     def decode(self, tokens: Sequence[int], position: int) -> None:
         """Read `tokens`, the first one at `position`."""

