@@ -56,7 +56,7 @@ class _Asked(BaseModel):
     repeat_penalty: float = Field(1.1, gt=0, le=100)
     presence_penalty: float = Field(0.0, ge=-2, le=2)
     frequency_penalty: float = Field(0.0, ge=-2, le=2)
-    logit_bias: dict[Token, Annotated[float, Field(ge=-100, le=100)]] = {}
+    logit_bias: dict[Token, Annotated[float, Field(ge=-100, le=100)]] | None = None
     seed: int | None = None
     n: Literal[1] = 1
     best_of: Literal[1] = 1
@@ -141,14 +141,14 @@ class _Application:
         self.gone, self.began = gone, False
         most = min(asked.max_tokens or (16 if field == "prompt" else self.cells), self.cells)
         self.left = most + 2
-        without = {"messages", "response_format"} if field == "prompt" else {"prompt"}
-        options = asked.model_dump(exclude=UNUSED | without) | {"model": self.name}
-        options["logit_bias"] = {int(token): bias for token, bias in asked.logit_bias.items()}
-        chat, complete = self.llama.create_chat_completion, self.llama.create_completion
+        call, without = self.llama.create_chat_completion, {"prompt"}
+        if field == "prompt":
+            call, without = self.llama.create_completion, {"messages", "response_format"}
+        options = asked.model_dump(exclude=UNUSED | without)
         try:
-            if max(options["logit_bias"], default=0) >= self.llama.n_vocab():
+            if max(map(int, asked.logit_bias or ()), default=0) >= self.llama.n_vocab():
                 raise _EndedError(400, "logit_bias: the model has no such token")
-            found = (complete if field == "prompt" else chat)(**options | {"max_tokens": most})
+            found = call(**options | {"max_tokens": most, "model": self.name})
             for piece in found if asked.stream else [found]:
                 put(200, piece)
         except _EndedError as error:

@@ -53,22 +53,19 @@ class Engine:
 
     @classmethod
     def of(cls, llama: Llama) -> Engine:
-        """Check a model. Raises ModelError on caches that are not a list of cells per token.
-
-        Raises UsageError for what is no open `Llama`.
-        """
+        """Check a model. Raises KvpError on caches that are not a list of cells per token."""
         if not isinstance(llama, Llama) or llama.ctx is None:
             raise UsageError(f"{type(llama).__name__}: give a llama_cpp.Llama that is not closed")
-        if llama._ctx.memory is None:
-            raise ModelError("this Llama has no cache (vocab_only=True, or embeddings alone)")
+        if llama._ctx.memory is None or llama.context_params.embeddings:
+            raise ModelError("this Llama has no cache to cut (embedding=True or vocab_only=True)")
         model, metadata = llama.model, llama.metadata
         name = metadata.get("general.architecture", "?")
+        if llama_cpp.llama_model_has_encoder(model):
+            raise ModelError(f"{name} has an encoder: kvp evicts from decoders")
         if llama_cpp.llama_model_is_recurrent(model) or llama_cpp.llama_model_is_hybrid(model):
             raise ModelError(f"{name} has recurrent layers: kvp cannot evict from their state")
         if llama_cpp.llama_model_n_swa(model):
             raise ModelError(f"{name} has sliding-window layers, which drop tokens by themselves")
-        if llama.context_params.embeddings or llama_cpp.llama_model_has_encoder(model):
-            raise ModelError(f"{name} is loaded for embeddings: load a decoder, without embedding=")
         rope = llama_cpp.llama_model_rope_type(model)
         pairs = {llama_cpp.LLAMA_ROPE_TYPE_NORM: True, llama_cpp.LLAMA_ROPE_TYPE_NEOX: False}
         if rope not in pairs:
@@ -184,10 +181,8 @@ class Engine:
         shape = (count, self.geometry.query_heads, self.geometry.head_dim)
         with closing(_Probe(self, cells)) as probe:
             if cells > count:
-                # llama.cpp reads on only where positions follow each other. Keys hold their own
-                # rotation, so that the cells before a gap may be called whatever leads up to it.
-                last = int(state.positions[-count])
-                called = np.arange(last - cells + count, last, dtype=np.int32)
+                # Positions must follow each other to be read on; keys hold their own rotation.
+                called = np.arange(count - cells, 0, dtype=np.int32) + state.positions[-count]
                 first = replace(state.take(np.arange(cells - count)), positions=called)
                 _write(probe.context, replace(first, sequence=0, streams=1, stream=0))
             probe.decode(tokens[-count:], int(state.positions[-count]))

@@ -137,8 +137,7 @@ def bounded(
     Args:
         llama: the model, whose `n_ctx` is the memory that is used.
         scorer: as for `shrink`.
-        cells: by default all of `n_ctx`, at most the length that the model was trained for: every
-            cell has a position of its own below it.
+        cells: at most, and by default, all of `n_ctx` or the length that the model was trained for.
         protection: as for `shrink`.
         pool: as for `shrink`.
 
@@ -152,8 +151,7 @@ def bounded(
     """
     protection = _protection(protection)
     engine, least = _engine(llama), 4 * max(protection.tokens, 8)
-    trained = llama_cpp.llama_model_n_ctx_train(llama.model)
-    room = min(llama.n_ctx(), trained)
+    room = min(llama.n_ctx(), trained := llama_cpp.llama_model_n_ctx_train(llama.model))
     cells = room if cells is None else cells
     if not (isinstance(cells, int) and least <= cells <= room):
         raise UsageError(
@@ -162,7 +160,7 @@ def bounded(
         )
     if llama._logits_all or llama.cache is not None or llama.draft_model is not None:
         raise UsageError("bounded works without logits_all, set_cache and draft models")
-    bound = _Bound(engine, scorer, cells, protection, pool, trained)
+    bound = _Bound(engine, scorer, cells, protection, pool)
     own = {"_n_ctx": llama._n_ctx, "input_ids": llama.input_ids}
     llama.reset()
     try:
@@ -196,16 +194,16 @@ class _Bound:
     """Sequence 0 of a llama within a number of cells."""
 
     def __init__(
-        self, engine: Engine, scorer: Scorer, cells: int, protection: Protection, pool: str,
-        trained: int,
-    ) -> None:  # fmt: skip
+        self, engine: Engine, scorer: Scorer, cells: int, protection: Protection, pool: str
+    ) -> None:
         self.engine, self.scorer, self.cells = engine, scorer, cells
-        self.protection, self.pool, self.trained = protection, pool, trained
+        self.protection, self.pool = protection, pool
         self.kept = Cells()
         self.true = np.zeros(0, np.int64)
         """[N] which token each cell holds, ascending."""
         self.positions = np.zeros(0, np.int64)
         """[N] the cell's position in llama.cpp, ascending."""
+        self.trained = llama_cpp.llama_model_n_ctx_train(engine.llama.model)
 
     def eval(self, tokens: Sequence[int]) -> None:
         """Read tokens after the first `llama.n_tokens`, in place of `Llama.eval`."""

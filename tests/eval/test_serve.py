@@ -176,7 +176,7 @@ def test_streams_at_once_all_complete(server: Server) -> None:
 @WITH_MODEL
 def test_an_answer_ends_at_the_cells() -> None:
     with serving(cells=256) as server:
-        for most in ({}, {"max_tokens": 10**9}, {"max_completion_tokens": 2**70}):
+        for most in ({}, {"max_completion_tokens": 2**70}):
             told = server.answer(messages=said(), logit_bias=SUPPRESSED, **most)
             assert told["usage"]["completion_tokens"] == 256
             assert told["choices"][0]["finish_reason"] == "length"

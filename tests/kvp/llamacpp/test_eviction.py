@@ -415,7 +415,11 @@ def test_a_beginning_of_which_little_is_left_is_read_anew(pair: Pair, llama: Any
             UsageError,
             r"n_ctx \(256\)",
         ),
-        (lambda llama: bounded(llama, make_scorer("keydiff"), 80.5).__enter__(), UsageError, "80.5"),
+        (
+            lambda llama: bounded(llama, make_scorer("keydiff"), 80.5).__enter__(),
+            UsageError,
+            "80.5",
+        ),
         (lambda llama: shrink(None, make_scorer("keydiff"), 40), UsageError, "NoneType: give a"),
     ],
 )
@@ -463,7 +467,7 @@ def test_a_bound_evicts_alone(llama: Any) -> None:
 
 @pytest.mark.parametrize(
     ("settings", "expected"),
-    [({"embedding": True}, "for embeddings"), ({"vocab_only": True}, "has no cache")],
+    [({"embedding": True}, "no cache to cut"), ({"vocab_only": True}, "no cache to cut")],
 )
 def test_a_llama_without_such_a_cache_is_refused(
     pair: Pair, settings: dict[str, Any], expected: str
