@@ -83,8 +83,10 @@ class SequenceRecord:
 
     def __post_init__(self) -> None:
         """Raise ValueError when lengths and boundaries contradict each other."""
-        if {*map(type, (self.index, self.length, *self.token_ids))} != {int}:
+        if {*map(type, (self.index, self.length, self.max_new_tokens, *self.token_ids))} != {int}:
             raise ValueError("lengths and token ids must be integers")
+        if {*map(type, (self.id, self.task, self.split, self.metric, *self.references))} != {str}:
+            raise ValueError("names, the metric and references must be texts")
         if len(self.token_ids) != self.length:
             raise ValueError(f"{self.id}: {len(self.token_ids)} ids for {self.length} tokens")
         if not 0 < self.context_length <= self.prompt_length <= self.length:

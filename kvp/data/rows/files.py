@@ -43,7 +43,8 @@ _MAX_NAMED = 3
 """Skipped rows that a message names at most."""
 MOST_ROWS, MOST_FILE, MOST_UNPACKED = 5_000_000, 8 * 2**30, 2**29
 """Rows of some data, bytes of a file, and of a packed one unpacked (or `_RATIO` times its own)."""
-_RATIO = 100
+_RATIO, _MOST_COLUMNS = 100, 4096
+_JSON_COSTS = {b"[": 64, b"{": 64, b'"': 25, b",": 24}  # bytes in memory for each, about
 _NUMBER = re.compile(r"-?\d+(\.\d+)?(e[+-]?\d+)?")
 _BOOLS = {"True": True, "False": False}
 
@@ -121,7 +122,7 @@ def _check(path: Path) -> int:
 
 def _check_unpacked(unpacked: int, packed: int) -> None:
     if unpacked > (most := max(MOST_UNPACKED, _RATIO * packed)):
-        raise OSError(f"unpacked it has more than {most} bytes: unpack it, or split it")
+        raise OSError(f"unpacked it takes more than {most} bytes: unpack it, or split it")
 
 
 def _open(path: Path, newline: str | None = "") -> IO[str]:
@@ -130,8 +131,10 @@ def _open(path: Path, newline: str | None = "") -> IO[str]:
     opener = gzip.open if path.suffix == ".gz" else open
     with cast("IO[bytes]", opener(path, "rb")) as file:
         start = file.read(2)
-        while opener is gzip.open and file.read(2**20):
-            _check_unpacked(file.tell(), packed)
+        taken, costs = 0, _JSON_COSTS if ".json" in path.suffixes else {}
+        while opener is gzip.open and (part := file.read(2**20)):
+            taken += len(part) + sum(cost * part.count(mark) for mark, cost in costs.items())
+            _check_unpacked(taken, packed)
     encoding = "utf-16" if start in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "utf-8-sig"
     return cast("IO[str]", opener(path, "rt", encoding=encoding, newline=newline))
 
@@ -193,21 +196,30 @@ def _rows_of(columns: dict[str, Any]) -> list[Any]:
 
 def _csv(path: Path) -> Iterator[Row]:
     """Rows; in columns of numbers 42.0 is 42, columns of True and False are truth values."""
+    words, others = set(), set()  # columns with a cell that is no number, no truth value
+    for number, (_, row) in enumerate(_cells(path)):  # read twice, since all may be too many
+        if number == MOST_ROWS:
+            raise csv.Error(f"it has more than {MOST_ROWS} rows: split it")
+        given = () if None in row else [each for each in row.items() if each[1] not in MISSING]
+        words.update(name for name, cell in given if cell and not _NUMBER.fullmatch(cell))
+        others.update(name for name, cell in given if cell and cell not in _BOOLS)
+    for location, row in _cells(path):
+        for name, cell in row.items() if None not in row else ():
+            if cell and not (name in words and name in others):
+                row[name] = _BOOLS.get(cell, cell) if name in words else cell.removesuffix(".0")
+        yield location, RowError("has more cells than the header") if None in row else row
+
+
+def _cells(path: Path) -> Iterator[tuple[str, Untyped]]:
     csv.field_size_limit(MOST_TEXT)  # a cell may hold a book
     with _open(path) as file:
         reader = csv.DictReader(_lines(file), delimiter="\t" if ".tsv" in path.suffixes else ",")
         names = list(filter(None, reader.fieldnames or ()))
-        if len(set(names)) < len(names):
-            raise csv.Error("two columns have one name")
-        rows = [(f"line {reader.line_num}", Untyped(row)) for row in reader]
-    for name in names:
-        cells = [row for _, row in rows if None not in row and row[name] not in (None, *MISSING)]
-        texts = {row[name] for row in cells}
-        numbers = all(map(_NUMBER.fullmatch, texts))
-        for row in cells if numbers or texts <= _BOOLS.keys() else ():
-            row[name] = row[name].removesuffix(".0") if numbers else _BOOLS[row[name]]
-    for location, row in rows:
-        yield location, RowError("has more cells than the header") if None in row else row
+        if len(names) > _MOST_COLUMNS:  # which a short row has, too
+            raise csv.Error(f"it has {len(names)} columns, more than {_MOST_COLUMNS}")
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise csv.Error(f"two columns are called {twice[0]:.40}: rename one")
+        yield from ((f"line {reader.line_num}", Untyped(row)) for row in reader)
 
 
 def _parquet(path: Path) -> Iterator[Row]:
@@ -219,7 +231,9 @@ def _parquet(path: Path) -> Iterator[Row]:
         with ParquetFile(path) as file:
             groups = map(file.metadata.row_group, range(file.metadata.num_row_groups))
             _check_unpacked(sum(group.total_byte_size for group in groups), packed)
-            for batch in file.iter_batches(batch_size=64):  # a few, since a cell may hold a book
+            unpacked = 0  # a column's dictionary counts once above, and in every cell here
+            for batch in file.iter_batches(batch_size=16):  # a few, since a cell may hold a book
+                _check_unpacked(unpacked := unpacked + batch.nbytes, packed)
                 yield from batch.to_pylist()
 
     return _parts(load)

@@ -86,7 +86,7 @@ def document_of(row: Mapping[str, Any]) -> Document:
         return _questions(row)
     if "text" in row:
         raise RowError("has no text")
-    columns = ", ".join(sorted(row)) or "none"
+    columns = ", ".join(sorted(row)[:20]) or "none"
     raise RowError(f"has none of the accepted columns (it has: {columns})")
 
 
@@ -107,7 +107,8 @@ def alternating(turns: Sequence[object]) -> tuple[Turn, ...]:
     for number, turn in enumerate(turns, start=1):
         if not isinstance(turn, Mapping):
             raise RowError("has a message that is not an object")
-        role, content = (turn.get(key) or turn.get(other) for key, other in _TURN_KEYS)
+        given = {key: value for key, value in turn.items() if value not in (None, "")}
+        role, content = (given.get(key, given.get(other)) for key, other in _TURN_KEYS)
         if not isinstance(role, str):
             raise RowError("has a message without 'role' and 'content' (or 'from' and 'value')")
         if role.strip().lower() in ("system", "developer"):

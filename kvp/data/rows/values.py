@@ -17,8 +17,8 @@ from typing import Any
 
 MOST_TEXT = 32 * 2**20
 """Characters of one line, and of one text, at most."""
-_EXACT = 2**53
-"""Below it, a float with no fraction is one whole number."""
+_MOST_ITEMS, _EXACT = 200_000, 2**53
+"""Marks of a list as Python writes it, at most; below this a whole float is exact."""
 MISSING = frozenset({"", "nan", "NaN", "NaT", "<NA>"})
 """Cells without a value, as pandas spells them."""
 _OBJECTS = {"messages", "conversations", "prompt", "completion", "questions", "multi_turns"}
@@ -72,7 +72,8 @@ def plain_value(value: object) -> Any:  # noqa: ANN401
     elif isinstance(value, float | Decimal):
         if value != value:  # not a number
             return None
-        return int(value) if -_EXACT < value < _EXACT and value == int(value) else float(value)
+        exact = -_EXACT < value < _EXACT or isinstance(value, Decimal)
+        return int(value) if exact and value == int(value) else float(value)
     elif hasattr(value, "tolist"):  # of NumPy
         return plain_value(value.tolist())
     elif isinstance(value, date) or type(value).__name__ == "NAType":  # of pandas
@@ -89,7 +90,9 @@ def _listed(text: str, name: str) -> object:
         value = json.loads(text)
     except ValueError:
         try:
-            value = ast.literal_eval(text[: MOST_TEXT // 8])  # it takes far more memory
+            if sum(map(text.count, "([{,+-")) > _MOST_ITEMS:  # each takes 1 kB or more
+                raise RowError(f"has a list in {name} of more than {_MOST_ITEMS} items")
+            value = ast.literal_eval(text)
         except (ValueError, SyntaxError, MemoryError):
             return text
         if repr(value) != text:  # NumPy's ['a' 'b'] is ['ab'] in Python

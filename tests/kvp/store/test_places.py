@@ -256,3 +256,16 @@ def test_a_manifest_of_other_types_is_refused_by_field(
 ) -> None:
     with pytest.raises(StoreError, match=rf"manifest\.json is damaged or not .*\({field}: "):
         TraceReader(resealed(entries))
+
+
+@pytest.mark.parametrize("change", [{"split": True}, {"references": [1]}, {"max_new_tokens": "8"}])
+def test_a_record_of_other_types_is_refused(
+    stores: Path, tmp_path: Path, change: dict[str, Any]
+) -> None:
+    shutil.copytree(stores / "a", tmp_path / "a")
+    path = tmp_path / "a" / RECORDS[1]
+    content = read_sealed_json(path)
+    content["record"] |= change
+    write_sealed_json(path, content)
+    with pytest.raises(StoreError, match=RECORDS[1]):
+        TraceReader(tmp_path / "a").records()

@@ -212,15 +212,19 @@ def _parquet_bomb(path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "write", "message"),
     [
-        ("a.jsonl.gz", _bomb, "unpacked it has more than"),
-        ("a.json.gz", _bomb, "unpacked it has more than"),
-        ("a.parquet", _parquet_bomb, "unpacked it has more than"),
-        ("a.csv.gz", _bomb, "unpacked it has more than"),
+        ("a.jsonl.gz", _bomb, "unpacked it takes more than"),
+        ("a.json.gz", _bomb, "unpacked it takes more than"),
+        ("a.parquet", _parquet_bomb, "unpacked it takes more than"),
+        ("a.csv.gz", _bomb, "unpacked it takes more than"),
         ("a.jsonl", lambda path: path.write_text('{"text": "a"}\n' * 21), "more than 20 rows"),
         ("a.jsonl", lambda path: path.write_text("\n" * 50_001), "50001 bytes, more than 50000"),
         ("a.txt", lambda path: path.write_text("\n" * 50_001), "50001 bytes, more than 50000"),
         ("a.csv", lambda path: path.write_text("text\n" + "x" * 1200), "field larger than"),
-        ("a.csv", lambda path: path.write_text("a,b,a\n1,2,3"), "two columns have one name"),
+        (
+            "a.csv",
+            lambda path: path.write_text("a,b,a\n1,2,3"),
+            "two columns are called a: rename one",
+        ),
         ("a.jsonl", os.mkfifo, "not a regular file"),
         ("a.txt", os.mkfifo, "not a regular file"),
         ("a.parquet", os.mkfifo, "not a regular file"),
@@ -285,3 +289,44 @@ def test_deep_trees_are_skipped(tmp_path: Path) -> None:
     for depth in (1, 2, 4):
         deep = row if depth == 1 else row.replace("[]", "[" * 90 * depth + "]" * 90 * depth)
         assert skipped(tmp_path / f"{depth}.jsonl", deep)
+
+
+def _repeated_text(path: Path) -> None:
+    """One long text in every row: parquet writes it once."""
+    pd.DataFrame({"text": ["a" * 1_000_000] * 600}).to_parquet(path)
+
+
+def _items(path: Path) -> None:
+    path.write_text('context,question,answer\nA,q,"[' + "(1,)," * 200_000 + ']"\n')
+
+
+@pytest.mark.parametrize(
+    ("name", "write", "message"),
+    [
+        ("a.parquet", _repeated_text, "unpacked it takes more than"),
+        ("a.json.gz", lambda path: path.write_bytes(gzip.compress(b"[" + b"{}," * 6_000_000)),
+         "unpacked it takes more than"),
+        ("a.csv", lambda path: path.write_text("a," * 5000 + "text\n1\n"), "it has 5001 columns"),
+        ("a.csv", _items, "a list in answer of more than 200000 items"),
+    ],
+)  # fmt: skip
+def test_small_files_that_take_much_memory_are_refused(
+    tmp_path: Path, name: str, write: Callable[[Path], Any], message: str
+) -> None:
+    write(tmp_path / name)
+    with pytest.raises(UsageError, match=message):
+        read(tmp_path / name)
+
+
+def test_a_csv_file_is_not_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "MOST_ROWS", 3)
+    (tmp_path / "a.csv").write_text("text\n" + "x\n" * 4)
+    with pytest.raises(UsageError, match="more than 3 rows: split it"):
+        read(tmp_path / "a.csv")
+
+
+def test_numbers_keep_their_digits_and_zero_is_a_text() -> None:
+    assert plain_row({"a": Decimal(2**70 + 1)})["a"] == 2**70 + 1
+    turns = [{"role": "user", "content": 0}, {"from": "gpt", "role": None, "value": 0.0}]
+    document = document_of(plain_row({"messages": turns}))
+    assert [turn["content"] for turn in document.turns] == ["0", "0"]
