@@ -196,7 +196,7 @@ def _rows_of(columns: dict[str, Any]) -> list[Any]:
 
 def _csv(path: Path) -> Iterator[Row]:
     """Rows; in columns of numbers 42.0 is 42, columns of True and False are truth values."""
-    words, others = set(), set()  # columns with a cell that is no number, no truth value
+    words, others = set[str](), set[str]()  # columns with cells that are no number, no truth value
     for number, (_, row) in enumerate(_cells(path)):  # read twice, since all may be too many
         if number == MOST_ROWS:
             raise csv.Error(f"it has more than {MOST_ROWS} rows: split it")
@@ -214,8 +214,7 @@ def _cells(path: Path) -> Iterator[tuple[str, Untyped]]:
     csv.field_size_limit(MOST_TEXT)  # a cell may hold a book
     with _open(path) as file:
         reader = csv.DictReader(_lines(file), delimiter="\t" if ".tsv" in path.suffixes else ",")
-        names = list(filter(None, reader.fieldnames or ()))
-        if len(names) > _MOST_COLUMNS:  # which a short row has, too
+        if len(names := [*filter(None, reader.fieldnames or ())]) > _MOST_COLUMNS:
             raise csv.Error(f"it has {len(names)} columns, more than {_MOST_COLUMNS}")
         if twice := [name for name in names if names.count(name) > 1]:
             raise csv.Error(f"two columns are called {twice[0]:.40}: rename one")
@@ -231,9 +230,10 @@ def _parquet(path: Path) -> Iterator[Row]:
         with ParquetFile(path) as file:
             groups = map(file.metadata.row_group, range(file.metadata.num_row_groups))
             _check_unpacked(sum(group.total_byte_size for group in groups), packed)
-            unpacked = 0  # a column's dictionary counts once above, and in every cell here
+            texts = 0  # a column's dictionary counts once above, and in every cell here
             for batch in file.iter_batches(batch_size=16):  # a few, since a cell may hold a book
-                _check_unpacked(unpacked := unpacked + batch.nbytes, packed)
+                columns = [getattr(one, "dictionary_decode", one.slice)() for one in batch.columns]
+                _check_unpacked(texts := texts + sum(one.nbytes for one in columns), packed)
                 yield from batch.to_pylist()
 
     return _parts(load)

@@ -296,6 +296,10 @@ def _repeated_text(path: Path) -> None:
     pd.DataFrame({"text": ["a" * 1_000_000] * 600}).to_parquet(path)
 
 
+def _categories(path: Path) -> None:
+    pd.DataFrame({"text": pd.Categorical(["a" * 1_000_000] * 600)}).to_parquet(path)
+
+
 def _items(path: Path) -> None:
     path.write_text('context,question,answer\nA,q,"[' + "(1,)," * 200_000 + ']"\n')
 
@@ -304,6 +308,7 @@ def _items(path: Path) -> None:
     ("name", "write", "message"),
     [
         ("a.parquet", _repeated_text, "unpacked it takes more than"),
+        ("a.parquet", _categories, "unpacked it takes more than"),
         ("a.json.gz", lambda path: path.write_bytes(gzip.compress(b"[" + b"{}," * 6_000_000)),
          "unpacked it takes more than"),
         ("a.csv", lambda path: path.write_text("a," * 5000 + "text\n1\n"), "it has 5001 columns"),
