@@ -190,7 +190,7 @@ class EvalConfig(
 
     out: str = ""
     """What is written. A results folder, needed but for --dry_run: new, empty, or one of the same
-    configuration to resume or extend. Several processes may write one folder together."""
+    configuration to resume or extend. Ranks of one run (`--rank`) may write it together."""
     methods: str | Sequence[object] = (
         "full,kvp,random,streaming_llm,knorm,keydiff,lagkv,snapkv,tova,h2o,oracle"
     )

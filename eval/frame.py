@@ -11,6 +11,7 @@ import math
 import warnings
 from collections.abc import Sequence
 from functools import cached_property
+from typing import ClassVar
 
 import pandas
 
@@ -87,25 +88,28 @@ def tidy(comparison: Comparison) -> pandas.DataFrame:
     """A row per task, method, setting and budget; answers from 0 to 1, perplexities as they are.
 
     Columns: unfinished (whether the folder is; then there are no differences), metric, protocol,
-    task (`OVERALL`: over the usable ones), apart (whether it is set apart; then nothing is a ratio
-    to the full cache), method, setting, chosen (whether it is the setting shown), budget, estimate,
-    low, high, n (prompts), policies, kept_tokens, kept_share, cache_bytes, share_of_full (of its
-    answers, or times its perplexity), and the paired differences minus_full and minus_lead (to the
-    method that `sentences` are about, over all tasks and chosen settings), in shares of answers or
-    nats per token, more is better, each with _low, _high and _differs (`eval.stats.holm`; of the
-    lead `Comparison.told`). By task for the chosen settings alone.
+    task (`OVERALL`: over the usable ones; one that is called so is `task all`), apart (whether it
+    is set apart; then nothing is a ratio to the full cache), method, setting, chosen (whether it is
+    the setting shown), budget, estimate, low, high, n (prompts), policies, kept_tokens, kept_share,
+    cache_bytes, share_of_full (of its answers, or times its perplexity), and the paired differences
+    minus_full and minus_lead (to the method that `sentences` are about, over all tasks and chosen
+    settings), in shares of answers or nats per token, more is better, each with _low, _high and
+    _differs (`eval.stats.holm`; of the lead `Comparison.told`). By task for the chosen settings
+    alone.
     """
     chosen = {choice.setting for choice in comparison.choices.values()}
     usable, best = comparison.sorted.usable, best_of(comparison)
     rows: list[dict[str, object]] = []
-    for task, grid in {OVERALL: comparison.grid, **comparison.tasks}.items():
+    tasks = {f"task {name}" if name == OVERALL else name: name for name in comparison.tasks}
+    grids = {name: comparison.tasks[own] for name, own in tasks.items()}
+    for task, grid in {OVERALL: comparison.grid, **grids}.items():
         cells = {
             (setting, spec): of
             for setting in comparison.settings if task == OVERALL or setting in chosen
             for spec, of in grid.get(setting, {}).items()
         }  # fmt: skip
         full = next((of for (each, _), of in cells.items() if each.method == FULL), None)
-        apart = not usable if task == OVERALL else task not in usable
+        apart = not usable if task == OVERALL else tasks[task] not in usable
         whole = None if apart or comparison.unfinished else full
         mean = whole.interval.mean if whole else 0.0
         gaps: dict[str, dict[int, Interval]] = {"minus_full": {}, "minus_lead": {}}
@@ -145,7 +149,7 @@ class ResultsFrame(pandas.DataFrame):  # type: ignore[misc]  # pandas has no typ
     What pandas makes of it, such as a selection, is a plain frame without the methods below.
     """
 
-    _metadata = ("results", "bootstrap")
+    _metadata: ClassVar[list[str]] = ["results", "bootstrap"]  # pandas adds it to a list
     results: Results
     bootstrap: int
 

@@ -28,6 +28,7 @@ from eval.methods import (
 )
 from eval.records import READABLE
 from eval.tuned_settings import load_settings
+from kvp.artifacts.files import foreign
 from kvp.budgets import Budget
 from kvp.config_groups import ProtectionConfig
 from kvp.data.encode import Encoded, encode, evidence_tokens
@@ -40,6 +41,7 @@ from kvp.geometry import Geometry
 from kvp.hf import geometry_of, load_config
 from kvp.hf.loading import check_quantization, tokenizer_of, torch_device
 from kvp.hf.model_config import context_limit
+from kvp.known_names import plain_name
 from kvp.ranking import UNPROTECTED, Protection
 from kvp.store import TraceReader
 
@@ -244,6 +246,7 @@ def prepare(
     requested = TaskSettings.of(config, count=config.prompts)
     prompts, notes = load_all(requested, tokenizer, positions)
     notes += tuning
+    _check_names(config.model_name, methods, prompts)
     work = [
         (prompt, name)
         for prompt in prompts
@@ -272,6 +275,16 @@ def prepare(
         traces=traces,
         notes=tuple(dict.fromkeys(notes)),
     )
+
+
+def _check_names(model: str, methods: Sequence[Method], prompts: Sequence[Prompt]) -> None:
+    """Raise UsageError on a name that results cannot hold, or that two prompts have."""
+    with foreign("a run", UsageError, "cannot be recorded"):
+        for name in {model, *(each.label for each in methods), *(each.task for each in prompts)}:
+            plain_name(name)
+        names = Counter(f"{prompt.sample.id} of {prompt.task}" for prompt in prompts)
+        if twice := [name for name, count in names.items() if count > 1]:
+            raise ValueError(f"two prompts are called {twice[0]}")
 
 
 def protected_tokens(config: ProtectionConfig, prompts: Iterable[Prompt]) -> Protection:

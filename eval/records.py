@@ -19,13 +19,16 @@ from eval.shapes import FULL as FULL
 from eval.shapes import SELF_SIZED as SELF_SIZED
 from eval.shapes import SHAPES
 from kvp.artifacts.addresses import Place, files_below, make_folder, place
-from kvp.artifacts.files import JsonLines, cache_folder, fetch, foreign, is_partial, staging_folder
+from kvp.artifacts.files import JsonLines, cache_folder, fetch, is_partial, staging_folder
 from kvp.errors import AddressError, ResultsError
-from kvp.manifest import digest_json
+from kvp.manifest import digest_json, read_sealed_json, sha256_file, write_sealed_json
 
 MANIFEST, ROWS, TIMING, CURVES = "manifest.json", "rows.jsonl", "timing.jsonl", "curves.jsonl"
-FILES = (ROWS, TIMING, CURVES, MANIFEST)
+RECORDS = (ROWS, TIMING, CURVES)
+FILES = (*RECORDS, MANIFEST)
 """All files of a results folder, in the order in which they are sent to an object store."""
+_SEALED = (*RECORDS, "settings.json", "settings.csv", "budgets.json")
+"""Files whose digests the manifest of a finished folder holds, where they are there."""
 
 Record = dict[str, Any]
 Key = tuple[Any, ...]
@@ -41,6 +44,31 @@ TIMING_KEY = (*_METHOD_KEY, "budget_spec")
 CURVE_KEY = (*_METHOD_KEY, "layer", "head")
 """The same for timing.jsonl and curves.jsonl."""
 _SHAPES = {KEY_FIELDS: SHAPES[ROWS], TIMING_KEY: SHAPES[TIMING], CURVE_KEY: SHAPES[CURVES]}
+
+
+def record_lines(path: Place, key_fields: Sequence[str]) -> JsonLines:
+    """A file of records of these keys, checked when they are written and when they are read."""
+    return JsonLines(path, getattr(_SHAPES.get(tuple(key_fields)), "validate_python", bool))
+
+
+def seal(folder: Path) -> None:
+    """Say in the manifest of a folder what its run, which ends, has written."""
+    while altered(folder, manifest := read_sealed_json(folder / MANIFEST, ResultsError)):
+        write_sealed_json(folder / MANIFEST, {**manifest, "files": _digests(folder)})
+
+
+def altered(folder: Path, manifest: Mapping[str, Any]) -> str:
+    """In what files are not those of an ended run, "" where earlier versions say nothing."""
+    files, found = manifest.get("files"), _digests(folder)
+    if not isinstance(files, dict) or not files:
+        return "the last run has not ended" if "files" in manifest else ""
+    names = sorted(name for name in {*files, *found} if files.get(name) != found.get(name))
+    return f"the last run left another {' and '.join(names)}" if names else ""
+
+
+def _digests(folder: Path) -> dict[str, str]:
+    return {name: sha256_file(folder / name) for name in _SEALED if (folder / name).exists()}
+
 
 PROTOCOL_NAMES = {
     "query_aware": "query_aware, the question is seen at compression",
@@ -131,7 +159,7 @@ class RecordFile:
         self.keys: set[Key] = set()
         self.digests: dict[tuple[str, str], str] = {}
         """Task and example -> digest of the prompt (`Sample.digest`)."""
-        self._lines = JsonLines(path)
+        self._lines = record_lines(path, KEY_FIELDS)
         self._lines.cut_torn_line()
         for record in read_records(path, KEY_FIELDS) if path.exists() else ():
             self._remember(record)
@@ -157,11 +185,7 @@ def read_records(path: Place, key_fields: Sequence[str] = ()) -> Iterator[Record
     if not path.exists():
         raise ResultsError(f"{path} does not exist; is this a results folder?")
     lines: dict[Key, tuple[int, int]] = {}
-    shape = _SHAPES.get(tuple(key_fields))
-    for number, record in JsonLines(path).numbered():
-        if shape:
-            with foreign(f"{path} line {number}", ResultsError):
-                shape.validate_python(record)
+    for number, record in record_lines(path, key_fields).numbered():
         key = tuple(map(str, (record[field] for field in key_fields)))
         told = number, hash(repr(record))
         first = lines.setdefault(key, told) if key_fields else told
@@ -176,7 +200,7 @@ def merge_records(path: Path, records: Iterable[Record], key_fields: Sequence[st
     merged = {}
     for record in (*(read_records(path, key_fields) if path.exists() else ()), *records):
         merged[tuple(record[field] for field in key_fields)] = record
-    JsonLines(path).rewrite(merged.values())
+    record_lines(path, key_fields).rewrite(merged.values())
 
 
 PARTS = "rows"
@@ -208,7 +232,7 @@ class RecordParts(RecordFile):
         if new:
             name = f"{digest_json(sorted(map(str, map(key_of, new))))[:32]}.jsonl"
             make_folder(self._folder)
-            JsonLines(self._folder / name).rewrite(new)
+            record_lines(self._folder / name, KEY_FIELDS).rewrite(new)
             for record in new:
                 self._remember(record)
             self._known.add(name)
@@ -218,7 +242,7 @@ class RecordParts(RecordFile):
         records: dict[Key, Record] = {}
         for record in self._read(self._names()):
             records.setdefault(key_of(record), record)
-        JsonLines(file).rewrite(records[key] for key in sorted(records, key=str))
+        record_lines(file, KEY_FIELDS).rewrite(records[key] for key in sorted(records, key=str))
 
     def delete(self) -> None:
         """Delete the parts whose records are in rows.jsonl."""

@@ -10,6 +10,7 @@ a note.
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -28,6 +29,7 @@ from eval.records import (
     TIMING,
     TIMING_KEY,
     Record,
+    altered,
     read_records,
     setting_of,
 )
@@ -35,6 +37,7 @@ from eval.shapes import SHAPES
 from eval.tuned_settings import TunedSettings, load_settings
 from kvp.artifacts.addresses import place
 from kvp.artifacts.claim import FolderKind, OutputFolder
+from kvp.artifacts.files import foreign
 from kvp.data.tasks import ruler_share
 from kvp.errors import ResultsError
 from kvp.known_names import NO_RESULTS
@@ -161,7 +164,10 @@ def write_manifest(
         **({"layers": list(layers)} if layers else {}),
         "planned": list(plans.values()),
         "earlier_runs": runs,
+        "files": {},
     }
+    with foreign(folder.path / MANIFEST, ResultsError, "cannot hold what it says of this run"):
+        FORMAT.shape.validate_python(json.loads(json.dumps(content)))
     if folder.existing_marker is None:
         folder.begin(content)
     write_sealed_json(folder.local / MANIFEST, content)
@@ -192,6 +198,8 @@ class Results:
     """What kvp tune chose and the run took from `tuned:FILE`."""
     notes: tuple[str, ...]
     """Remarks on the files for the reader, one sentence each."""
+    altered: str = ""
+    """In what the files are not those of a run that has ended (`eval.records.altered`)."""
 
     def setting(self, name: str) -> Any:  # noqa: ANN401
         """A setting of the run as its manifest records it, None where it does not."""
@@ -238,7 +246,7 @@ def unfinished(results: Results) -> str:
         for (task, protocol), (done, planned) in parts.items() if done < planned
     ]  # fmt: skip
     if not lacking:
-        return ""
+        return results.altered and f"Unfinished: {results.altered}; the same command continues."
     more = f", {len(lacking) - _NAMED} more" if len(lacking) > _NAMED else ""
     done, planned = (sum(each[side] for each in parts.values()) for side in (0, 1))
     return (
@@ -267,6 +275,14 @@ def load_results(folder: Path) -> Results:
     }
     if not records["records"]:
         raise ResultsError(f"{folder / ROWS} holds no records yet; run kvp-eval first")
+    known, *others = ({(each["policy"], each["policy_seed"]) for each in records[field]}
+                      for field in _FILES)  # fmt: skip
+    for name, found in zip((TIMING, CURVES), others, strict=True):
+        if more := found - known:
+            raise ResultsError(
+                f"{folder / name} is of a policy and seed of which {ROWS} has no row "
+                f"({min(map(str, more))}): repeat its kvp-eval command, or delete {name}"
+            )
     kinds = {(each["metrics_version"], *each["budgets"]) for each in records["curves"]}
     if len(kinds) > 1 or any(version != METRICS_VERSION for version, *_ in kinds):
         raise ResultsError(
@@ -279,6 +295,7 @@ def load_results(folder: Path) -> Results:
         **records,
         tuned=tuned_of(folder / MANIFEST, manifest),
         notes=tuple(notes),
+        altered=altered(folder, manifest),
     )
 
 
@@ -348,6 +365,7 @@ def _joined(first: Results, second: Results) -> Results:
         **records,
         tuned=(*first.tuned, *second.tuned),
         notes=tuple(dict.fromkeys((*first.notes, *second.notes))),
+        altered=first.altered or second.altered,
     )
 
 

@@ -44,8 +44,9 @@ from eval.prepare import Loaded, Prepared, methods_of, prepare
 from eval.records import (
     CURVE_KEY,
     CURVES,
-    FILES,
+    MANIFEST,
     PARTS,
+    RECORDS,
     ROWS,
     TIMING,
     TIMING_KEY,
@@ -55,6 +56,7 @@ from eval.records import (
     key_of,
     merge_records,
     results_folder,
+    seal,
     setting_of,
 )
 from eval.results import Results, load_results, open_folder, unfinished, write_manifest
@@ -223,8 +225,11 @@ def _close(prepared: Prepared, bench: Bench, output: OutputFolder) -> list[Recor
             config, prepared.methods, prepared.traces, bench.model, bench.tokenizer
         )
         merge_records(folder / CURVES, curves, CURVE_KEY)
+    output.push(*RECORDS)
+    output.pull(*RECORDS)  # another worker may close the run, too
+    seal(folder)
+    output.push(MANIFEST)
     results = load_results(folder)
-    output.push(*FILES)
     print_results(results, config.bootstrap)
     return list(results.records)
 

@@ -10,6 +10,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, create_model
 
+from kvp.known_names import plain_name
+
 FULL = "full"
 """Method that evicts nothing."""
 SELF_SIZED = "own"
@@ -49,7 +51,7 @@ _Number = Annotated[float, Field(ge=-(2.0**60), le=2.0**60)]
 _Numbers = Annotated[list[_Number], Field(min_length=1)]
 _Count = Annotated[int, Field(ge=0, le=2**60)]
 _Seed = Annotated[int, Field(ge=0)]
-_Name = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f-\x9f`]*$")]
+_Name = Annotated[str, AfterValidator(plain_name)]
 _Spec = Annotated[str, Field(pattern=r"^(own|[1-9]\d{0,14}|\d{0,3}(\.\d{1,60})?%)$")]
 _Protocol = Literal["query_aware", "query_agnostic"]
 _Settings = Annotated[list[list[str | bool | None]], Field(min_length=1)]
@@ -71,7 +73,7 @@ _KINDS = {
         **_RUN, "identity": _IDENTITY, "policies? packages?": dict[str, str], "notes?": list[str],
         "policy_repositories?": dict[str, dict[str, str]], "policy_tasks?": dict[str, list[_Name]],
         "tuned?": dict[str, dict[str, Any]],
-        "planned?": list[_PLANNED], "earlier_runs?": list[_EARLIER],
+        "planned?": list[_PLANNED], "earlier_runs?": list[_EARLIER], "files?": dict[str, str],
     }),
     "rows.jsonl": _object({
         **_SIZED, "task": _Name, "example prompt_digest metric excerpt_kept?": str,

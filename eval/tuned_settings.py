@@ -13,9 +13,10 @@ from typing import Any, Self
 
 from pydantic import TypeAdapter
 
+from eval.records import MANIFEST, altered
 from kvp.artifacts.files import foreign
 from kvp.errors import ResultsError
-from kvp.manifest import Format, write_sealed_json
+from kvp.manifest import Format, read_sealed_json, write_sealed_json
 
 FORMAT = Format("kvp-settings", 1)
 SETTINGS = "settings.json"
@@ -95,5 +96,9 @@ def load_settings(path: Path) -> TunedSettings:
     """Read a settings file, or that of a folder; raises ResultsError where it is none."""
     if not path.exists():
         raise ResultsError(f"tuned:{path}: there is no such file or folder; kvp tune writes one")
+    if (path / MANIFEST).exists():  # its folder; a file alone stands for itself
+        manifest = read_sealed_json(path / MANIFEST, ResultsError)
+        if lacking := altered(path, manifest):
+            raise ResultsError(f"tuned:{path}: {lacking}; repeat its kvp tune command")
     path = path / SETTINGS if path.is_dir() else path
     return TunedSettings.from_json(FORMAT.read(path, ResultsError), str(path))

@@ -5,6 +5,7 @@ A new scorer or allocator is a file in `policies` and a line here; `policies.reg
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -62,6 +63,21 @@ NEEDS_POLICIES = "--methods kvp needs --policies: a folder that kvp-train made, 
 NO_TRACES = "no trace store at {}: no such folder; kvp-collect makes one"
 NO_RESULTS = "{} is not a folder; give the results folder of kvp-eval"
 """Of a folder that is missing."""
+_LONGEST_NAME = 1000
+_NEVER_SHOWN = ("Cc", "Cs", "Zl", "Zp")
+"""Categories of Unicode: control characters, halves of surrogate pairs, ends of lines."""
+
+
+def plain_name(name: str) -> str:
+    """The name itself; ValueError where tables and pages cannot hold it.
+
+    The one rule for what tasks, models, methods and policies are called, written and read.
+    """
+    odd = [each for each in name if each == "`" or unicodedata.category(each) in _NEVER_SHOWN]
+    if odd or len(name) > _LONGEST_NAME:
+        has = f"the character {odd[0]!a}" if odd else f"more than {_LONGEST_NAME:,} characters"
+        raise ValueError(f"the name {name!a:.80} has {has}")
+    return name
 
 
 def check_model_name(name: str) -> None:

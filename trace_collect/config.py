@@ -30,7 +30,7 @@ class CollectConfig(DataConfig, AnswerConfig, ModelConfig, RunConfig, WorkersCon
 
     out: str = ""
     """What is written. A trace store, needed but for --dry_run: new, empty, or an interrupted one
-    of the same settings, which is continued. Several processes may write one store together. A
+    of the same settings, which is continued. Ranks of one run (`--rank`) may write it together. A
     folder, or an address such as s3://bucket/folder."""
     train: int = 200
     """Sequences of the train split."""

@@ -209,8 +209,15 @@ class Checkpoints(Callback):
         """Save when due, and after the last step."""
         if not due(trainer, self._every):
             return
+        trainer.save_checkpoint(self._target.checkpoint)  # the first process writes, others wait
         if trainer.is_global_zero:
-            with self._target.new_checkpoint() as path:
-                trainer.save_checkpoint(path)
-        else:
-            trainer.save_checkpoint(self._target.checkpoint)  # writes nothing: waits for the first
+            self._target.checkpoint_saved()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Whose a checkpoint is."""
+        return {"run": self._target.digest}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Raise ValueError on a checkpoint of another run; earlier versions did not say whose."""
+        if state != self.state_dict():
+            raise ValueError("it is of another run")

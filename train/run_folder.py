@@ -11,16 +11,16 @@ sent as they are made, the policy at the end.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile, ZipFile
 
 from kvp.artifacts.addresses import ObjectPath, Place, files_below
 from kvp.artifacts.claim import LOCK, FolderKind, OutputFolder
-from kvp.artifacts.files import fetch, is_partial, replacing, send, staging_folder
+from kvp.artifacts.files import fetch, is_partial, send, staging_folder
 from kvp.errors import UsageError
+from kvp.manifest import digest_json
 from policies.sources import INDEX, policy_files
 
 RUN_FILE = "run.json"
@@ -50,6 +50,8 @@ class RunFolder:
         self.checkpoint = self.folder / CHECKPOINT
         """The one checkpoint, a zip archive as of torch."""
         self._identity = dict(identity)
+        self.digest = digest_json(self._identity)
+        """SHA-256 of the identity, by which a checkpoint is known."""
         self._claim: OutputFolder | None = None
 
     def finished(self) -> bool:
@@ -91,12 +93,8 @@ class RunFolder:
         """The checkpoint to continue from, None where there is none."""
         return self.checkpoint if self.checkpoint.exists() else None
 
-    @contextmanager
-    def new_checkpoint(self) -> Iterator[Path]:
-        """Yield the path to write a checkpoint to, which then takes the place of the one before."""
-        self.checkpoint.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(self.checkpoint) as partial:
-            yield partial
+    def checkpoint_saved(self) -> None:
+        """Send the new checkpoint to where the run's folder is, if that is not this disk."""
         self._send(LOGS, CHECKPOINT)
 
     def finish(self) -> None:

@@ -46,7 +46,7 @@ from eval.evolve.search import (
 )
 from eval.methods import Method, check_methods, file_digests
 from eval.prepare import load_all, methods_of, protected_tokens
-from eval.records import UNIFORM
+from eval.records import UNIFORM, altered, seal
 from eval.results import input_digests
 from eval.run import load_bench
 from eval.stats import paired_difference
@@ -180,7 +180,8 @@ def run_search(config: EvolveConfig) -> None:
     if config.policies:
         identity["policies"] = file_digests(config.evaluation.policy_list, ())
     with OutputFolder.claim(Path(config.out), SEARCH, identity) as folder:
-        if (folder.local / BUDGET_FILE).exists():
+        whole = not altered(folder.local, folder.existing_marker or {})
+        if whole and (folder.local / BUDGET_FILE).exists():
             say(f"{folder.path} is finished; nothing to do")
         else:
             _search(config, folder, identity)
@@ -251,6 +252,7 @@ def _search(config: EvolveConfig, output: OutputFolder, identity: dict[str, Any]
         data=_data(search_prompts, split=config.split, length=config.length),
     )
     save_budgets(folder / BUDGET_FILE, budgets, manifest)
+    seal(folder)
 
 
 def load_prompts(

@@ -29,6 +29,7 @@ from cmaes import CMA
 from numpy.typing import NDArray
 from pydantic import Field, TypeAdapter
 
+from eval.records import MANIFEST
 from kvp.artifacts.claim import FolderKind, OutputFolder
 from kvp.artifacts.files import JsonLines, foreign
 from kvp.errors import ResultsError
@@ -36,7 +37,6 @@ from kvp.manifest import Format
 from kvp.ranking import apportion
 
 FORMAT = Format("kvp-search", 2)
-MANIFEST = "manifest.json"
 JOURNAL = "search.jsonl"
 
 
@@ -51,7 +51,8 @@ SEARCH = FolderKind(
 
 def begin_search(folder: OutputFolder, identity: Mapping[str, Any], run: Mapping[str, Any]) -> None:
     """Write the manifest of a claimed folder, unless it is there; else compare the identity."""
-    folder.begin({**FORMAT.head, "identity": dict(identity), "run": dict(run)})
+    content = {**FORMAT.head, "identity": dict(identity), "run": dict(run), "files": {}}
+    folder.begin(content)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -44,6 +44,7 @@ from eval.records import (
     Record,
     RecordFile,
     policy_groups,
+    seal,
     value_of,
 )
 from eval.results import open_folder, write_manifest
@@ -439,6 +440,7 @@ def run(config: TuneConfig) -> TunedSettings | None:
         atomic_write_text(output.local / TABLE, csv_text(settings, tried))
         manifest = run_manifest(dict(vars(config)), seed=config.seed)
         save_settings(output.local / SETTINGS, settings, manifest)
+        seal(output.local)
     print_settings(Console(markup=False), settings)
     for entry, search in zip(settings.methods, tuning.searches, strict=True):
         scores = list(search.scores.values())

@@ -1,8 +1,9 @@
 """Files written atomically, files of records, and copies between this disk and an object store.
 
-After any crash a file has its old or its whole new content: it is written aside, flushed, renamed,
-and the folder flushed as well. Of two writers of one path the later one wins. The user's umask
-decides who may read it. In an object store one request writes a file, as a whole.
+After any crash a file has its old or its whole new content: it is written aside, without a name
+where the file system can do that, flushed, renamed, and the folder flushed as well. Of two writers
+of one path the later one wins. The user's umask decides who may read it. In an object store one
+request writes a file, as a whole.
 
 Artefacts of many small files (policies, checkpoints, results) are made in a folder on this disk and
 sent when they are whole, and fetched before they are read; trace stores are read and written where
@@ -15,15 +16,17 @@ is an error that names the file and the line. Imports no torch.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from glob import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from kvp.artifacts.addresses import ObjectPath, Place, files_below
 from kvp.errors import KvpError, ResultsError, UsageError
@@ -32,6 +35,8 @@ Record = dict[str, Any]
 
 CHECKSUM = "checksum"
 """Key of a line's checksum: the first 16 hex digits of the SHA-256 of all its other keys."""
+_DAMAGED = "is damaged or not what kvp writes"
+_ENDING = ".01234567.partial"
 _PARTIAL = re.compile(r".+\.[0-9a-f]{8}\.partial", re.DOTALL)
 
 
@@ -47,7 +52,7 @@ def parse_json(text: bytes | str) -> Any:  # noqa: ANN401 - anything JSON can ho
 
 
 @contextmanager
-def foreign(path: Place | str, error: type[KvpError]) -> Iterator[None]:
+def foreign(path: Place | str, error: type[KvpError], what: str = _DAMAGED) -> Iterator[None]:
     """Around code that takes a file's content, which may be anything, apart: errors are `error`."""
     try:
         yield
@@ -57,7 +62,7 @@ def foreign(path: Place | str, error: type[KvpError]) -> Iterator[None]:
         told = next(iter(getattr(problem, "errors", list)()), None)  # the first one of pydantic's
         reason = told and f"{'.'.join(map(str, told['loc']))}: {told['msg']}"
         reason = " ".join((reason or f"{type(problem).__name__}: {problem}").split())[:200]
-        raise error(f"{path} is damaged or not what kvp writes ({reason})") from problem
+        raise error(f"{path} {what} ({reason})") from problem
 
 
 def is_partial(name: str) -> bool:
@@ -66,18 +71,40 @@ def is_partial(name: str) -> bool:
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Yield the path to write to; it takes the place of `path` unless the block fails."""
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """Yield a stream for new content; it takes the place of `path` unless the block fails."""
     partial = path.with_name(f"{path.name}.{os.urandom(4).hex()}.partial")
     with naming(path):
         try:
-            yield partial
-            sync_path(partial)
-            partial.replace(path)
+            with _aside(partial) as stream:
+                yield stream
+                stream.flush()
+                os.fsync(stream.fileno())
+                if not os.fstat(stream.fileno()).st_nlink:
+                    own = f"/proc/self/fd/{stream.fileno()}"
+                    os.link(own, partial, src_dir_fd=stream.fileno())  # with it, links are followed
+                partial.replace(path)
         except BaseException:
             partial.unlink(missing_ok=True)
             raise
         sync_path(path.parent)
+
+
+def _aside(partial: Path) -> BinaryIO:
+    """A new file without a name, in the same folder; where there are none, `partial`, locked."""
+    try:
+        if Path("/proc/self/fd").is_dir():
+            return open(os.open(partial.parent, os.O_TMPFILE | os.O_WRONLY, 0o666), "wb")
+    except (AttributeError, OSError):  # this system or this file system knows none
+        pass
+    for left in partial.parent.glob(f"{escape(partial.name[: -len(_ENDING)])}.*"):
+        if is_partial(left.name):
+            with suppress(OSError), left.open("rb") as old:  # else somebody is writing it
+                fcntl.flock(old, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                left.unlink()
+    stream = partial.open("xb")
+    fcntl.flock(stream, fcntl.LOCK_EX)
+    return stream
 
 
 @contextmanager
@@ -94,8 +121,8 @@ def atomic_write_bytes(path: Place, content: bytes) -> None:
     if isinstance(path, ObjectPath):
         path.write_bytes(content)
         return
-    with replacing(path) as partial:
-        partial.write_bytes(content)
+    with replacing(path) as stream:
+        stream.write(content)
 
 
 def create_bytes(path: Place, content: bytes) -> bool:
@@ -177,6 +204,8 @@ class JsonLines:
     """The records of one file; in an object store it is only read and replaced."""
 
     path: Place
+    check: Callable[[Record], object] = bool
+    """What it raises on is neither written nor read: ResultsError."""
 
     def __iter__(self) -> Iterator[Record]:
         """Records in order, without their checksums; raises the error of `numbered`."""
@@ -192,7 +221,9 @@ class JsonLines:
         except FileNotFoundError:
             raise ResultsError(f"{self.path} does not exist") from None
         for number, line in enumerate(data.split(b"\n")[:-1], start=1):
-            yield number, self._record(number, line)
+            with foreign(f"{self.path} line {number}", ResultsError, f"{_DAMAGED}; delete it"):
+                record = self._record(line)
+            yield number, record
 
     def cut_torn_line(self) -> None:
         """Delete a torn last line; only for the file's writer."""
@@ -202,34 +233,32 @@ class JsonLines:
     def append(self, records: Iterable[Mapping[str, Any]]) -> None:
         """Add records in one write and bring them to the disk."""
         assert isinstance(self.path, Path), "an object is only replaced as a whole"
+        lines = b"".join(map(self._line, records))
         with naming(self.path), self.path.open("ab") as stream:
-            stream.write(b"".join(map(_line, records)))
+            stream.write(lines)
             stream.flush()
             os.fsync(stream.fileno())
 
     def rewrite(self, records: Iterable[Mapping[str, Any]]) -> None:
         """Replace all records, as a whole."""
-        atomic_write_bytes(self.path, b"".join(map(_line, records)))
+        atomic_write_bytes(self.path, b"".join(map(self._line, records)))
 
-    def _record(self, number: int, line: bytes) -> Record:
-        try:
-            record = parse_json(line)
-            if not isinstance(record, dict):
-                raise ValueError("it is no JSON object")
-            if record.pop(CHECKSUM, None) != _checksum(record):
-                raise ValueError("its checksum differs")
-        except (ValueError, RecursionError) as problem:
-            raise ResultsError(
-                f"{self.path} line {number} is damaged ({problem}); delete that line"
-            ) from None
+    def _line(self, record: Mapping[str, Any]) -> bytes:
+        assert CHECKSUM not in record, "a checksum is the file's own"
+        plain = json.loads(json.dumps(record))  # as a reader sees it
+        with foreign(self.path, ResultsError, "cannot hold a record, and nothing of it is written"):
+            self.check(plain)
+            text = json.dumps({**plain, CHECKSUM: _checksum(plain)}, ensure_ascii=False)
+            return text.encode() + b"\n"
+
+    def _record(self, line: bytes) -> Record:
+        record = parse_json(line)
+        if not isinstance(record, dict):
+            raise ValueError("it is no JSON object")
+        if record.pop(CHECKSUM, None) != _checksum(record):
+            raise ValueError("its checksum differs")
+        self.check(record)
         return record
-
-
-def _line(record: Mapping[str, Any]) -> bytes:
-    assert CHECKSUM not in record, "a checksum is the file's own"
-    plain = json.loads(json.dumps(record))  # as a reader sees it
-    text = json.dumps({**plain, CHECKSUM: _checksum(plain)}, ensure_ascii=False)
-    return text.encode() + b"\n"
 
 
 def _checksum(record: Mapping[str, Any]) -> str:

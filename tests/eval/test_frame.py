@@ -115,6 +115,17 @@ def test_table_fits_a_hundred_columns() -> None:
     assert max(map(len, lines)) <= 100
 
 
+def test_a_task_that_is_called_all_is_not_taken_for_all_tasks() -> None:
+    rows = [
+        _record("full", None, str(number), task=task, score=score)
+        for task, score in (("all", 1.0), ("vt", 0.6))
+        for number in range(3)
+    ]
+    (comparison,) = _compared(rows)
+    estimates = dict(tidy(comparison)[["task", "estimate"]].itertuples(index=False))
+    assert estimates == pytest.approx({"all": 0.8, "task all": 1.0, "vt": 0.6})
+
+
 def test_the_best_null_is_that_of_the_highest_mean_over_tasks() -> None:
     rows = [
         _record(method, "25%", str(number), task=task, score=score)

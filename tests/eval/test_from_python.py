@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import html
 import json
+import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,6 +62,31 @@ class FirstLayer:
 class NeedsMore(Newest):
     def __init__(self, what: int) -> None:
         super().__init__(what > 0)
+
+
+def test_a_table_is_the_same_behind_a_pickle(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    table = _evaluate(str(tiny_folder), ["full", "snapkv"], out="out", timing_prompts=0)
+    again: Any = pickle.loads(pickle.dumps(_through(table.to_pickle, pd.read_pickle)))
+    pd.testing.assert_frame_equal(pd.DataFrame(again), pd.DataFrame(table))
+    assert repr(again) == repr(table)
+    assert again.sentences() == table.sentences()
+    pd.testing.assert_frame_equal(again.summary(), table.summary())
+    plain = (
+        copy.copy(table), copy.deepcopy(table), table.copy(), table[:2], table.T.T,
+        pd.concat([table, again]), table.merge(again[["example"]].drop_duplicates()),
+        table.groupby("method").first(), _through(table.to_parquet, pd.read_parquet),
+    )  # fmt: skip
+    for one in plain:
+        assert type(one) is pd.DataFrame
+        assert "excerpt_kept" in repr(one)
+
+
+def _through(write: Any, read: Any) -> pd.DataFrame:
+    write("file")
+    return read("file")
 
 
 def _evaluate(folder: Any, methods: Sequence[Any], **settings: Any) -> pd.DataFrame:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +19,7 @@ from eval.config import EvalConfig
 from eval.evaluate import evaluate_together
 from eval.run import estimate
 from kvp.data.metrics import string_match_all
+from kvp.data.task import Sample
 from kvp.errors import ModelError
 from kvp.geometry import Geometry
 from kvp.programs import evaluate as main
@@ -160,6 +163,93 @@ def test_a_killed_run_resumes_to_the_same_records(
     (out / "rows.jsonl").write_bytes(b"".join(lines[:50]) + lines[50][:25])
     assert main(_arguments(tiny_folder, tiny_policy, out, timing_prompts=0)) == 0
     assert _by_key(_records(out)) == _by_key(_records(finished))
+
+
+@pytest.mark.parametrize("step", ["measure_times", "seal"])
+def test_a_run_that_is_killed_behind_its_rows_is_unfinished(
+    step: str,
+    finished: Path,
+    tmp_path: Path,
+    tiny_folder: Path,
+    tiny_policy: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    out = tmp_path / "results"
+    arguments = _arguments(tiny_folder, tiny_policy, out)
+    with monkeypatch.context() as patch:
+        patch.setattr(f"eval.run.{step}", killed)
+        assert main(arguments) == 130
+    assert _by_key(_records(out)) == _by_key(_records(finished))
+    with pytest.warns(UserWarning, match=r"^Unfinished: the last run has not ended; the same"):
+        kvp.read_results(out)
+    assert main(arguments) == 0
+    assert kvp.read_results(out).unfinished == ""
+    assert {path.name for path in out.iterdir()} == {path.name for path in finished.iterdir()}
+    (out / "timing.jsonl").unlink()
+    with pytest.warns(UserWarning, match=r"the last run left another timing.jsonl; the same"):
+        kvp.read_results(out)
+    assert main(arguments) == 0
+    assert kvp.read_results(out).unfinished == ""
+
+
+@pytest.mark.parametrize(
+    "odd", ["a`b", "a\tb", "a\nb", "a\x00b", "a\x85b", "a\u2028b", "\ud800", "x" * 1001]
+)
+@pytest.mark.parametrize("of", ["task", "file", "policy"])
+def test_a_name_that_results_cannot_hold_is_refused_before_any_work(
+    of: str,
+    odd: str,
+    tmp_path: Path,
+    tiny_folder: Path,
+    tiny_policy: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    changes: dict[str, object] = {"methods": "full,kvp", "tasks": "data", "split": "all"}
+    data = tmp_path / "rows.jsonl"
+    if of != "task" and ("\x00" in odd or len(odd) > 250):
+        return  # no file is called so
+    if of == "file":
+        data = tmp_path / os.fsdecode(f"{odd}.jsonl".encode("utf-8", "surrogatepass"))
+    row = {"context": "The sky is blue.", "question": "Which colour?", "answer": "blue"}
+    row["task"] = odd if of == "task" else ""
+    data.write_text(json.dumps(row))
+    label = odd if of == "policy" else "mine"
+    changes |= {"data": data, "policies": f"{label}={tiny_policy}"}
+    message = _refusal(capsys, _arguments(tiny_folder, tiny_policy, tmp_path / "out", **changes))
+    assert re.search("has (the character|more than 1,000 characters)", message)
+    assert not (tmp_path / "out").exists()
+
+
+class Twins:
+    """A task whose prompts have one name."""
+
+    name = "twins"
+
+    def build(self, settings: Any, tokenizer: Any) -> list[Sample]:
+        return [
+            Sample(id="same", task=self.name, split="test", context=f"{number} and", question="?",
+                   metric="all", references=("1",))
+            for number in range(settings.count)
+        ]  # fmt: skip
+
+    def score(self, sample: Sample, answer: str) -> float:
+        return 0.0
+
+
+def test_two_prompts_of_one_name_are_refused(
+    tmp_path: Path,
+    tiny_folder: Path,
+    tiny_policy: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "own_tasks", sys.modules[__name__])
+    changes = {"tasks": "own_tasks:Twins", "methods": "full"}
+    arguments = _arguments(tiny_folder, tiny_policy, tmp_path / "out", **changes)
+    assert "two prompts are called same of twins" in _refusal(capsys, arguments)
 
 
 def test_a_finished_run_can_be_extended(

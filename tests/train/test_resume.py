@@ -15,6 +15,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+import torch
 
 from kvp.artifacts.claim import OutputFolder
 from kvp.programs import train as main
@@ -109,10 +110,10 @@ def test_the_store_may_move(store: Path, tmp_path: Path) -> None:
     assert main(flags(moved, out, steps=3)) == 0
 
 
-def unfinished(store: Path, out: Path) -> None:
+def unfinished(store: Path, out: Path, **more: Any) -> None:
     """What a kill right before the end leaves."""
     with patch("train.run_folder.RunFolder.finish"):
-        assert main(flags(store, out, steps=8)) == 0
+        assert main(flags(store, out, steps=8, **more)) == 0
     (out / "policy.json").unlink()
 
 
@@ -129,6 +130,38 @@ def test_a_bit_that_flipped_in_a_checkpoint_is_found(
         assert main(flags(store, out, steps=8)) == 2
         assert f"{checkpoint} is damaged" in capsys.readouterr().err
     assert not (out / "policy.json").exists()
+
+
+class _Code:
+    """Runs when it is unpickled."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, ("touch EXECUTED",)
+
+
+def test_a_checkpoint_of_others_is_one_line_and_runs_no_code(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    out, other = tmp_path / "policy", tmp_path / "other"
+    unfinished(store, out)
+    unfinished(store, other, seed=1)
+    (checkpoint,) = out.glob("checkpoints/*.ckpt")
+    mine = torch.load(checkpoint, weights_only=True)
+    lacking = {**mine, "state_dict": dict(list(mine["state_dict"].items())[1:])}
+    no_loops = {name: value for name, value in mine.items() if name != "loops"}
+    for content in (_Code(), {**mine, "more": _Code()}, [1], {}, lacking, no_loops):
+        torch.save(content, checkpoint)
+        assert main(flags(store, out, steps=8)) == 2
+        said = capsys.readouterr().err.splitlines()[-1]
+        assert f"error: {checkpoint} is damaged or not of this run" in said
+    shutil.copy(other / "checkpoints" / checkpoint.name, checkpoint)
+    assert main(flags(store, out, steps=8)) == 2
+    assert "(it is of another run); delete it" in capsys.readouterr().err
+    assert not (tmp_path / "EXECUTED").exists()
+    del mine["callbacks"]["Checkpoints"]  # as earlier versions wrote it
+    torch.save(mine, checkpoint)
+    assert main(flags(store, out, steps=8)) == 0
 
 
 def test_one_training_writes_a_folder(

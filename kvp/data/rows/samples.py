@@ -30,6 +30,7 @@ from kvp.data.task import (
     blank_sample,
     context_name,
 )
+from kvp.known_names import plain_name
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -188,6 +189,10 @@ class _Maker:
         texts = [sample.text, *(turn["content"] for turn in (sample.messages or ())[:-1])]
         if sum(map(len, texts)) > (most := self.settings.length * CHARACTERS):
             return self._excess(most)
+        try:
+            plain_name(sample.task)
+        except ValueError as problem:
+            return f"names a task that results cannot hold: {problem}"
         tokens = encode(sample, self.tokenizer).prompt_length
         if tokens > self.settings.length:
             return self._excess(tokens)

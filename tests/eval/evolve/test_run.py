@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,18 @@ def test_a_finished_run_is_left_alone(
     output = capsys.readouterr()
     assert "is finished" in output.err
     assert "held out" in output.out
+
+
+def test_budgets_of_another_search_are_not_taken_for_this_one(
+    finished: Path, tiny_folder: Path, tmp_path: Path
+) -> None:
+    out, other = tmp_path / "search", tmp_path / "other"
+    shutil.copytree(finished, out)
+    assert main(_arguments(tiny_folder, other, scorer="knorm")) == 0
+    shutil.copy(other / "budgets.json", out)
+    assert main(_arguments(tiny_folder, out)) == 0
+    ours, theirs = load_budgets(out), load_budgets(finished)
+    assert (ours.scorer, ours.counts, ours.held_out) == ("keydiff", theirs.counts, theirs.held_out)
 
 
 def test_a_run_killed_between_generations_resumes(

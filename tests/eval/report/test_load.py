@@ -9,18 +9,24 @@ import json
 import re
 import shlex
 from collections.abc import Callable, Iterable
+from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import kvp
+from eval.records import altered, seal
 from eval.report.page import blocks_of, make_runs, render
 from eval.results import commands, join, labels, load_results, model_name
 from kvp.errors import ResultsError
 from kvp.manifest import read_sealed_json, write_sealed_json
 from kvp.metrics import METRICS_VERSION
 from kvp.programs import report as main
+from kvp.programs import run_program
+
+compare_main = partial(run_program, "compare")
 
 Record = dict[str, Any]
 Write = Callable[..., Path]
@@ -123,6 +129,61 @@ def test_a_torn_last_line_is_left_out_and_other_lines_are_unique(folder: Path) -
     _write_lines(path, [*records, {**records[0], "score": 0.25}])
     with pytest.raises(ResultsError, match=f"line {len(records) + 1} repeats line 1"):
         load_results(folder)
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("how", ["cut at the end of a line", "gone", "of another run"])
+def test_what_is_not_as_the_last_run_left_it_is_said(
+    folder: Path, tmp_path: Path, name: str, how: str, made: Any, write_results: Write,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    _change(folder, "manifest.json", files={})
+    assert load_results(folder).altered == "the last run has not ended"
+    seal(folder)
+    assert load_results(folder).altered == ""
+    other = write_results(tmp_path / "other", records=[*made.answers(), *made.replies()])
+    if how == "gone":
+        (folder / name).unlink()
+    else:
+        records = _lines(folder / name)
+        numbers = {"score": 0.25} if records[0].get("score") else {"kept_tokens": 7, "area": 0.5}
+        _write_lines(folder / name, records[:-1])
+        if how == "of another run":
+            _write_lines(folder / name, [{**records[0], **numbers}, *records[1:]])
+    if (name, how) == ("rows.jsonl", "gone"):
+        with pytest.raises(ResultsError, match=r"rows.jsonl does not exist"):
+            load_results(folder)
+        return
+    said = f"Unfinished: the last run left another {name}; the same command continues."
+    assert said in _page(folder)
+    assert compare_main([str(folder), str(other), "--bootstrap", "3"]) == 0
+    assert said in capsys.readouterr().out
+    with pytest.warns(UserWarning, match=re.escape(said)):
+        kvp.read_results(folder)
+    seal(folder)
+    assert said not in _page(folder)
+
+
+@pytest.mark.parametrize("files", [[], [1], None, {"rows.jsonl": [1]}, {"x": 1}, "x"])
+def test_a_manifest_that_says_something_else_of_its_files_is_one_line(
+    folder: Path, files: Any
+) -> None:
+    _change(folder, "manifest.json", files=files)
+    with pytest.raises(ResultsError, match=r"manifest.json is damaged or not what kvp writes"):
+        load_results(folder)
+    assert altered(folder, {"files": files}) != ""
+
+
+@pytest.mark.parametrize("name", FILES[1:])
+def test_measures_of_a_policy_without_rows_are_one_line(
+    folder: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _change(folder, name, policy="another", policy_seed=3)
+    for program, folders in ((main, [folder]), (compare_main, [folder, folder])):
+        assert program(list(map(str, folders))) == 2
+        (said,) = capsys.readouterr().err.splitlines()
+        assert f"{folder / name} is of a policy and seed of which rows.jsonl has no row" in said
+        assert "('another', 3)" in said
 
 
 @pytest.mark.parametrize("evil", [SCRIPT, QUOTE])

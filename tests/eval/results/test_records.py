@@ -89,6 +89,30 @@ def test_parts_of_several_workers_are_joined_to_the_same_file_twice(tmp_path: Pa
     assert RecordParts(tmp_path).keys == first.keys
 
 
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"score": None, "nll": float("nan"), "reply_tokens": 3}, "nll"),
+        ({"score": float("inf")}, "score"), ({"score": 1.5}, "contradict"),
+        ({"task": "a`b"}, "task"), ({"prediction": "\ud800"}, "surrogates"),
+        ({"labels": {"turn": "\ud800"}}, "surrogates"), ({"policy": "x" * 1001}, "policy"),
+    ],
+)  # fmt: skip
+def test_what_would_be_refused_on_reading_is_not_written(
+    changes: dict[str, Any], named: str, tmp_path: Path
+) -> None:
+    file, parts = RecordFile(tmp_path / "rows.jsonl"), RecordParts(tmp_path / "shared")
+    file.append([_record("a")])
+    before = file.path.read_bytes()  # type: ignore[union-attr]
+    for rows in (file, parts):
+        with pytest.raises(ResultsError, match=f"cannot hold a record.*{named}"):
+            rows.append([_record("b"), _record("c", **changes)])
+    with pytest.raises(ResultsError, match="cannot hold a record"):
+        merge_records(tmp_path / "rows.jsonl", [_record("c", **changes)], KEY_FIELDS)
+    assert (tmp_path / "rows.jsonl").read_bytes() == before
+    assert not [*tmp_path.glob("shared/*/*")]
+
+
 def test_a_damaged_part_is_named(tmp_path: Path) -> None:
     (tmp_path / "rows").mkdir()
     (tmp_path / "rows" / "a.jsonl").write_bytes(b'{"half": \n')

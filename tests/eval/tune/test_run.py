@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 
 from eval.records import read_records
 from eval.tuned_settings import load_settings
+from kvp.errors import ResultsError
 from kvp.programs import evaluate, report, run_program
 
 main = partial(run_program, "tune")
@@ -87,6 +89,27 @@ def test_a_cut_run_resumes_to_the_same_settings_and_may_be_extended(
     assert sorted((out / "rows.jsonl").read_bytes().splitlines()) == sorted(rows.splitlines())
     assert main(_tune(tiny_folder, out, settings_per_method=14)) == 0
     assert all(14 <= entry.tried <= 28 for entry in load_settings(out).methods)
+
+
+def test_settings_of_a_run_that_has_not_ended_are_refused(
+    tuned: Path, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    out = tmp_path / "tuned"
+    shutil.copytree(tuned, out)
+    with monkeypatch.context() as patch:
+        patch.setattr("eval.tune.run.save_settings", killed)
+        assert main(_tune(tiny_folder, out, settings_per_method=12)) == 130
+    with pytest.raises(ResultsError, match="the last run has not ended; repeat its kvp tune"):
+        load_settings(out)  # those of the run before
+    assert load_settings(out / "settings.json") == load_settings(tuned)
+    assert main(_tune(tiny_folder, out, settings_per_method=12)) == 0
+    assert all(entry.tried >= 12 for entry in load_settings(out).methods)
+    (out / "settings.csv").unlink()
+    with pytest.raises(ResultsError, match=r"left another settings.csv"):
+        load_settings(out)
 
 
 def test_the_chosen_settings_reproduce(tuned: Path, tiny_folder: Path, tmp_path: Path) -> None:

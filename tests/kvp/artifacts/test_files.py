@@ -5,6 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import pathlib
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -19,6 +22,7 @@ from kvp.artifacts.files import (
     atomic_write_text,
     create_bytes,
     is_partial,
+    replacing,
 )
 from kvp.artifacts.tensors import read_safetensors, write_safetensors
 from kvp.errors import StoreError
@@ -30,13 +34,21 @@ WRITERS: dict[str, Callable[[Path, int], None]] = {
     "json": lambda path, number: atomic_write_json(path, [number] * 1000),
     "tensors": lambda path, number: write_safetensors(path, {"x": torch.full((50,), number)}),
 }
-STEPS = ["pathlib.Path.write_bytes", "os.open", "os.fsync", "pathlib.Path.replace", "os.close"]
+STEPS = ["os.open", "os.fsync", "os.link", "pathlib.Path.replace", "os.close"]
 
 
 class Killed(BaseException):
     """Ends the writer as a signal would."""
 
 
+@pytest.fixture(params=["nameless", "named"])
+def _files_aside(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where new content is written: without a name, or on systems that know no such files."""
+    if request.param == "named":
+        monkeypatch.delattr(os, "O_TMPFILE")
+
+
+@pytest.mark.usefixtures("_files_aside")
 @pytest.mark.parametrize("writer", WRITERS)
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("call", [1, 2])
@@ -70,6 +82,40 @@ def test_at_every_crash_point_the_file_is_old_or_new(
     assert path.read_bytes() == new
     whole_files = {entry.name for entry in tmp_path.iterdir() if not is_partial(entry.name)}
     assert whole_files == {"file", "expected"}
+
+
+KILLED = """
+import os, signal
+from pathlib import Path
+from kvp.artifacts.files import replacing
+
+with replacing(Path("page.html")) as stream:
+    stream.write(b"half")
+    stream.flush()
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("system", ["", "import os; del os.O_TMPFILE"])
+def test_a_killed_writer_leaves_nothing_behind_the_next_one(system: str, tmp_path: Path) -> None:
+    path = tmp_path / "page.html"
+    path.write_bytes(b"old")
+    killed = subprocess.run(
+        [sys.executable, "-c", f"{system}\n{KILLED}"], cwd=tmp_path, check=False
+    )
+    assert killed.returncode == -signal.SIGKILL
+    assert path.read_bytes() == b"old"
+    assert len([*tmp_path.iterdir()]) == (2 if system else 1)
+    (tmp_path / "page.html.mine.partial").touch()  # no name of a writer
+    with pytest.MonkeyPatch.context() as patch:
+        if system:
+            patch.delattr(os, "O_TMPFILE")
+        with replacing(path) as first:  # two at once: neither takes the other for dead
+            first.write(b"first")
+            atomic_write_bytes(path, b"second")
+    assert path.read_bytes() == b"first"
+    names = {entry.name for entry in tmp_path.iterdir()}
+    assert names == {"page.html", "page.html.mine.partial"}
 
 
 @pytest.mark.parametrize("writer", WRITERS)
