@@ -504,8 +504,8 @@ class Comparison:
     def left_out(self) -> str:
         """Methods without numbers over all prompts, for captions; empty if there are none."""
         partial = [name for name, each in self.choices.items() if each.setting not in self.grid]
-        names = ", ".join(partial)
-        return f"; without {names}, which answered only some of the prompts" if partial else ""
+        lacking = f"; without {', '.join(partial)}, which answered only some of the prompts"
+        return lacking * bool(partial)
 
     @property
     def settings(self) -> list[ReportedMethod]:
@@ -638,13 +638,9 @@ def compare_all(results: Results, *, resamples: int) -> list[Comparison]:
 
 def in_order(families: Sequence[str]) -> list[str]:
     """Full cache, oracle, learned policies, then the others in the given order."""
+    method = {family: family.partition("/")[0] for family in families}
     first = (FULL, ORACLE, LEARNED)
-
-    def index(family: str) -> int:
-        method = family.partition("/")[0]
-        return first.index(method) if method in first else len(first)
-
-    return sorted(families, key=index)
+    return sorted(families, key=lambda each: (*first, method[each]).index(method[each]))
 
 
 def resolved(gaps: Mapping[Key, Interval], comparisons: int | None = None) -> set[Key]:

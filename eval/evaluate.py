@@ -298,24 +298,17 @@ def _in_batches(
     limit: int,
 ) -> list[Outcome[ResultT]]:
     """Run distinct caches in batches; outcomes in the order of `compressed`."""
-    numbers: dict[bytes, int] = {}
-    distinct: list[Kept] = []
-    number_of: list[int] = []
-    for kept in compressed:
-        content = kept.indices.cpu().numpy().tobytes()
-        if content not in numbers:
-            numbers[content] = len(distinct)
-            distinct.append(kept)
-        number_of.append(numbers[content])
-    found: dict[int, Outcome[ResultT]] = {}
-    order = sorted(range(len(distinct)), key=lambda number: distinct[number].tokens)
+    contents = [kept.indices.cpu().numpy().tobytes() for kept in compressed]
+    distinct = dict(zip(contents, compressed, strict=True))
+    found: dict[bytes, Outcome[ResultT]] = {}
+    order = sorted(distinct, key=lambda content: distinct[content].tokens)
     for start in range(0, len(order), limit):  # small caches first
         batch = order[start : start + limit]
-        cache = gather(prefix, [distinct[number] for number in batch])
+        cache = gather(prefix, [distinct[content] for content in batch])
         sizes = cache.entry_nbytes
-        for number, nbytes, result in zip(batch, sizes, run(cache, len(batch)), strict=True):
-            found[number] = Outcome(result=result, nbytes=nbytes)
-    return [found[number] for number in number_of]
+        for content, nbytes, result in zip(batch, sizes, run(cache, len(batch)), strict=True):
+            found[content] = Outcome(result=result, nbytes=nbytes)
+    return [found[content] for content in contents]
 
 
 Fields = dict[str, Any]
@@ -337,13 +330,10 @@ def outcomes(
             Outcome(nbytes=losses.nbytes, result=_chosen(prompt, losses.result))
             for losses in bench.choice_losses(prompt, prefix, compressed)
         ]
-    written = [
-        (answer.nbytes, bench.text(answer.result))
-        for answer in bench.answers(prompt, prefix, compressed)
-    ]
     return [
-        Outcome(nbytes=nbytes, result={"prediction": text, "score": prompt.score(text)})
-        for nbytes, text in written
+        Outcome(nbytes=answer.nbytes, result={"prediction": text, "score": prompt.score(text)})
+        for answer in bench.answers(prompt, prefix, compressed)
+        for text in (bench.text(answer.result),)
     ]
 
 
@@ -385,8 +375,9 @@ def evaluate_together(
     Methods that read the answer to come select tokens for each prompt anew, all others once.
     """
     start = run_prefix(bench, prompts[0], protocol, [setting.method for setting in settings])
-    blind = [each for each in settings if not _reads_future(each)]
-    seeing = [each for each in settings if _reads_future(each)]
+    scorers = [(each, each.method.scorer) for each in settings]
+    seeing = [each for each, scorer in scorers if scorer and scorer.needs.future]
+    blind = [each for each in settings if each not in seeing]
     prefix, shared = Prefix.of(start), list(keep(start, blind, None))
     for prompt in prompts:
         pieces = _pieces(bench, prompt)
@@ -405,10 +396,6 @@ def evaluate_together(
             }
             for (setting, kept), outcome in zip(compressed, results, strict=True)
         ]
-
-
-def _reads_future(setting: Setting) -> bool:
-    return setting.method.scorer is not None and setting.method.scorer.needs.future
 
 
 @torch.inference_mode()
@@ -488,10 +475,11 @@ def identify(config: EvalConfig, prompt: Prompt, protocol: str, setting: Setting
 def _record(
     bench: Bench, prompt: Prompt, protocol: str, setting: Setting, kept: Kept, tokens: int
 ) -> Record:
-    """A record without its outcome."""
+    """A record without its outcome; its budget may exceed the cached tokens."""
+    budget = setting.budget
     return {
         **identify(bench.config, prompt, protocol, setting),
-        "budget": _budget(setting, tokens),
+        "budget": budget and max(budget.tokens(tokens), setting.tokens(tokens)),
         "prompt_digest": prompt.sample.digest,
         "prompt_tokens": len(prompt.encoded.ids),
         "cached_tokens": tokens,
@@ -582,10 +570,3 @@ def _kept_fields(kept: Kept, pieces: Sequence[Piece], cached: int) -> Fields:
         for text, one in pieces
     )
     return {"excerpt_kept": "".join(marks)}
-
-
-def _budget(setting: Setting, cached: int) -> int | None:
-    """Budget in tokens per KV head; may exceed the cached tokens."""
-    if setting.budget is None:
-        return None
-    return max(setting.budget.tokens(cached), setting.tokens(cached))

@@ -235,10 +235,9 @@ def allocated(method: Method, spec: str | Allocator) -> Method:
 def registered_method(spec: str, seed: int) -> Method:
     """A registered method; random ones draw from the run's seed unless the spec names one."""
     scorer = make_scorer(spec)
-    method = method_of(scorer)
     if isinstance(scorer, Random) and "seed" not in parse(spec, "method").options:
-        return replace(method, scorer=make_scorer(spec, seed=seed))
-    return method
+        return replace(method_of(scorer), scorer=make_scorer(spec, seed=seed))
+    return method_of(scorer)
 
 
 def method_of(scorer: Scorer) -> Method:

@@ -207,11 +207,6 @@ class Prepared:
     notes: tuple[str, ...]
     """Settings that are left out or changed, one sentence each."""
 
-    @property
-    def first_answered(self) -> tuple[Prompt, str]:
-        """The first prompt whose answer is generated, or the first of all, and a protocol of it."""
-        return next((pair for pair in self.work if not pair[0].forced), self.work[0])
-
     def settings(self, prompt: Prompt, protocol: str) -> Sequence[Setting]:
         """Settings to run on a prompt under a protocol."""
         return self.planned[prompt.task, protocol]
@@ -262,7 +257,11 @@ def prepare(
             protection=config.protection,
             protected=protected_tokens(config, of_task),
         )
-        planned[task, protocol] = without_repeats(settings)
+        by_key = {  # a tuned setting may also be a default
+            (*method_fields(each.method).values(), each.protected, each.spec): each
+            for each in reversed(settings)
+        }
+        planned[task, protocol] = list(reversed(by_key.values()))
         if config.budgets not in (EvalConfig.budgets, TuneConfig.budgets):  # somebody named them
             notes += small
     return Prepared(
@@ -354,15 +353,6 @@ def plan(
                         )
                     )
     return settings, notes
-
-
-def without_repeats(settings: Sequence[Setting]) -> list[Setting]:
-    """Settings whose records would have different keys: a tuned setting may also be a default."""
-    by_key = {
-        (*method_fields(each.method).values(), each.protected, each.spec): each
-        for each in reversed(settings)
-    }
-    return list(reversed(by_key.values()))
 
 
 def _small(

@@ -188,7 +188,10 @@ def _begin(
         prepared.geometry.layer_indices, hub_records(prepared.methods), planned_rows(prepared),
         trained_tasks(prepared.methods),
     )  # fmt: skip
-    return _record_file(output)
+    path = output.path  # with parts where workers write them, or have left them
+    if output.shared or isinstance(path, ObjectPath) or (path / PARTS).is_dir():
+        return RecordParts(path)
+    return RecordFile(path / ROWS)
 
 
 def planned_rows(prepared: Prepared) -> list[dict[str, Any]]:
@@ -205,14 +208,6 @@ def planned_rows(prepared: Prepared) -> list[dict[str, Any]]:
         {"protocol": protocol, "prompts": tasks, "settings": [list(each) for each in settings]}
         for (protocol, *settings), tasks in parts.items() if settings
     ]  # fmt: skip
-
-
-def _record_file(output: OutputFolder) -> RecordFile:
-    """rows.jsonl, with parts where workers write them, or have left them."""
-    path = output.path
-    if output.shared or isinstance(path, ObjectPath) or (path / PARTS).is_dir():
-        return RecordParts(path)
-    return RecordFile(path / ROWS)
 
 
 def _close(prepared: Prepared, bench: Bench, output: OutputFolder) -> list[Record]:
@@ -325,8 +320,9 @@ def _counted(total: int, there: int) -> Iterator[Progress]:
 
 
 def measure_times(bench: Bench, prepared: Prepared, prompts: int, file: Path) -> None:
-    """The timing pass, on the first `prompts` prompts of one kind."""
-    prompt, protocol = prepared.first_answered
+    """The timing pass, on the first `prompts` prompts of one kind, generated answers preferred."""
+    work = prepared.work
+    prompt, protocol = next((pair for pair in work if not pair[0].forced), work[0])
     timed = [other for other in prepared.prompts if other.forced == prompt.forced][:prompts]
     settings = _timed(prepared.settings(prompt, protocol))
     merge_records(file, timing_records(bench, timed, protocol, settings), TIMING_KEY)

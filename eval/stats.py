@@ -292,7 +292,8 @@ def _prompt_draws(
         n, prompts = len(sums), float(counts.sum())
         weights = generator.standard_exponential((resamples, n))
         total, weight = weights @ sums, weights @ counts
-        centre, factor = float(sums.sum() / prompts), _small_sample(n)
+        # Ratio of the standard errors, s^2 / n unbiased to (n - 1) s^2 / (n (n + 1)) as drawn.
+        centre, factor = float(sums.sum() / prompts), math.sqrt((n + 1) / max(n - 1, 1))
         if bounds is None:
             factor *= _student(degrees)
         else:
@@ -306,29 +307,18 @@ def _prompt_draws(
     return draws
 
 
-def _small_sample(n: int) -> float:
-    """Ratio of two standard errors of a mean, the unbiased one to that under Dirichlet weights.
-
-    With s^2 the variance with divisor n - 1: s^2 / n against (n - 1) s^2 / (n (n + 1)).
-    """
-    return math.sqrt((n + 1) / max(n - 1, 1))
-
-
 def _student(degrees: int) -> float:
     """Quantile of Student's t as a multiple of the normal one; 1 without degrees of freedom."""
     return float(special.stdtrit(degrees, 1 - LEVEL / 2)) / _Z if degrees > 0 else 1.0
 
 
-def _answered_by_all(scores: Scores, units: Mapping[Unit, float]) -> list[dict[Unit, float]]:
-    """Values of every policy on the prompts that all of them answered; empty without any."""
-    shared = [unit for unit in units if all(unit in answers for answers in scores.values())]
-    return [{unit: answers[unit] for unit in shared} for answers in scores.values() if shared]
-
-
 def _means_of_seeds(
     scores: Scores, units: Mapping[Unit, float], weights: Mapping[Unit, float] | None = None
 ) -> list[float]:
-    return [_mean(part, weights) for part in _answered_by_all(scores, units)]
+    """Mean of every policy over the prompts that all of them answered; empty without any."""
+    shared = [unit for unit in units if all(unit in answers for answers in scores.values())]
+    parts = ({unit: answers[unit] for unit in shared} for answers in scores.values() if shared)
+    return [_mean(part, weights) for part in parts]
 
 
 def _standard_error(means: Sequence[float]) -> float:

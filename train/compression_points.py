@@ -121,7 +121,9 @@ def held_out_points(
     for record in records:
         kinds = points_by_kind(record, recipe)
         fixed = [kinds[kind][0] for kind in ("prompt", "context") if kind in kinds]
-        fixed = list(dict.fromkeys(fixed)) or [_middle(record, recipe)]
+        if not fixed:
+            fixed = [kinds["uniform"][len(kinds["uniform"]) // 2]]
+        fixed = list(dict.fromkeys(fixed))
         turn = turns[record.task] % len(fixed)
         turns[record.task] += 1
         for index, prefix_length in enumerate(fixed[turn:] + fixed[:turn]):
@@ -152,11 +154,6 @@ def _evenly(first: int, last: int, points: int) -> list[int]:
     if points == 0:
         return list(range(first, last + 1))
     return sorted({round(value) for value in np.linspace(first, last, points)})
-
-
-def _middle(record: SequenceRecord, recipe: Recipe) -> int:
-    uniform = points_by_kind(record, recipe)["uniform"]
-    return uniform[len(uniform) // 2]
 
 
 def _generator(*key: int) -> np.random.Generator:

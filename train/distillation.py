@@ -78,7 +78,12 @@ class Replies:
         """
         windows = reply_windows(record.reply_spans, point.prefix_length, point.stop)
         rows = torch.cat([torch.arange(*window) for window in windows]) - point.prefix_length
-        others = self._others(context, record, point)
+        others: Mapping[int, Any] = {}  # caches that traces do not hold: nothing is evicted there
+        if other_layers(self.model.config):
+            ids = torch.tensor(
+                [record.token_ids[: point.prefix_length]], device=context.keys.device
+            )
+            others = observe(self.model, ids, queries=0).others
         with torch.no_grad():
             full = self._log_probabilities(context, record, point, rows, None, others)
         following = torch.tensor(record.token_ids[point.prefix_length + 1 :], device=full.device)
@@ -94,15 +99,6 @@ class Replies:
                 loss = loss + self.hard_targets * excess
             losses.append(loss)
         return torch.stack(losses)
-
-    def _others(
-        self, context: Context, record: SequenceRecord, point: CompressionPoint
-    ) -> Mapping[int, Any]:
-        """Caches of the layers that nothing is evicted from, which traces do not hold."""
-        if not other_layers(self.model.config):
-            return {}
-        ids = torch.tensor([record.token_ids[: point.prefix_length]], device=context.keys.device)
-        return observe(self.model, ids, queries=0).others
 
     def _log_probabilities(
         self,

@@ -222,8 +222,11 @@ class ContinuationScorer:
             scores: dict[int, LogLikelihood] = {}
             for batch in self._batches(sorted(sharing, key=len)):
                 for fed, log_probs in self._fed(cache, batch, len(ids) - 1):
+                    best = log_probs.argmax(-1)
                     for number in sharing[fed]:
-                        scores[number] = _of_targets(log_probs, continuations[number])
+                        index = torch.tensor(continuations[number], device=log_probs.device)
+                        total = log_probs.gather(-1, index[:, None]).double().sum()
+                        scores[number] = float(total), bool((best == index).all())
         return [scores[number] for number in range(len(continuations))]
 
     def _batches(self, fed: Sequence[tuple[int, ...]]) -> Iterator[list[tuple[int, ...]]]:
@@ -252,13 +255,6 @@ class ContinuationScorer:
         logits = next_logits(self.model, fed, fork, position, keep=width)
         for tokens, row in zip(batch, logits, strict=True):
             yield tokens, row[: len(tokens)].log_softmax(-1, self.dtype)
-
-
-def _of_targets(log_probs: Tensor, targets: Sequence[int]) -> LogLikelihood:
-    """Sum over `targets` of their `log_probs` [F, V], and whether each is the most likely."""
-    index = torch.tensor(targets, device=log_probs.device)
-    total = log_probs.gather(-1, index[:, None]).double().sum()
-    return float(total), bool((log_probs.argmax(-1) == index).all())
 
 
 def shortened(context: Sequence[int], continuation: Sequence[int], limit: int) -> list[int]:

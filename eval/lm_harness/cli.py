@@ -7,8 +7,7 @@ Imports neither torch nor the harness before there is something to run.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 from kvp.errors import UsageError, guarded
 from kvp.plugins import require
@@ -56,22 +55,13 @@ def _run(arguments: Sequence[str]) -> None:
     import eval.lm_harness.model  # noqa: F401 - registers the class
 
     setup_logging()
-    with _program_arguments(words):
-        harness = HarnessCLI()
-        try:
-            harness.execute(harness.parse_args())
-        except ValueError as error:
-            if str(error).startswith("Tasks not found"):
-                raise UsageError(f"--tasks: {error}; kvp lm-eval ls tasks lists them") from None
-            raise
-
-
-@contextmanager
-def _program_arguments(words: Sequence[str]) -> Iterator[None]:
-    """What the harness's parser reads."""
-    before = sys.argv
-    sys.argv = ["kvp lm-eval", *words]
+    before, sys.argv = sys.argv, ["kvp lm-eval", *words]  # what the harness's parser reads
     try:
-        yield
+        harness = HarnessCLI()
+        harness.execute(harness.parse_args())
+    except ValueError as error:
+        if str(error).startswith("Tasks not found"):
+            raise UsageError(f"--tasks: {error}; kvp lm-eval ls tasks lists them") from None
+        raise
     finally:
         sys.argv = before

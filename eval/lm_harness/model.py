@@ -21,7 +21,6 @@ from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from eval.lm_harness.caches import (
-    Compression,
     ContinuationScorer,
     LogLikelihood,
     compressed_text,
@@ -96,7 +95,10 @@ class KvpLM(HFLM):  # type: ignore[misc]
             )
         how = compression(**settings)
         name, model, its_tokenizer = load(pretrained, tokenizer, **to_load)
-        _check(model, how)
+        if (scorer := how.method.scorer) is not None:  # refused before any request is read
+            check_inputs(model, [scorer])
+            check_methods([how.method], geometry_of(model.config))
+            warn_of_another_model(model, scorer)
         super().__init__(
             pretrained=model, tokenizer=its_tokenizer, backend="causal", batch_size=1, **of_hflm
         )
@@ -290,12 +292,3 @@ def _dtype(name: str, dtype: str, revision: str | None) -> str:
         return str(dtype).removeprefix("torch.")
     declared = str(load_config(name, revision=revision).dtype).removeprefix("torch.")
     return declared if declared in _DTYPES else "float32"
-
-
-def _check(model: PreTrainedModel, how: Compression) -> None:
-    """Refuse a method that does not fit the model before any request is read."""
-    if (scorer := how.method.scorer) is None:
-        return
-    check_inputs(model, [scorer])
-    check_methods([how.method], geometry_of(model.config))
-    warn_of_another_model(model, scorer)

@@ -69,12 +69,6 @@ class Picture:
     budget: str = ""
     """The budget that a file shows where the page can choose one."""
 
-    @property
-    def alternative(self) -> str:
-        """What is drawn, for who does not see it; the numbers are in the tables."""
-        names = self.figure.legends[0].get_texts()
-        return f"Curves of {', '.join(name.get_text() for name in names)}; numbers: see the tables"
-
     def image(self, form: str) -> bytes:
         """The drawing as a file, `svg` or `png`, at its budget."""
         for artist in self.figure.findobj(lambda one: _AT in (one.get_gid() or "")):
@@ -93,7 +87,9 @@ class Picture:
         svg = self.image("svg").decode()
         svg = re.sub(r"<metadata>.*?</metadata>| xmlns(:\w+)?=\"[^\"]*\"", "", svg, flags=re.DOTALL)
         svg = re.sub(rf'id="{_OF}(.*?)(?:{_AT}(.*?))?"', _data, svg[svg.index("<svg") :])
-        svg = svg.replace("<svg", f'<svg role="img" aria-label="{escape(self.alternative)}"', 1)
+        names = ", ".join(name.get_text() for name in self.figure.legends[0].get_texts())
+        label = escape(f"Curves of {names}; numbers: see the tables")
+        svg = svg.replace("<svg", f'<svg role="img" aria-label="{label}"', 1)
         named = {*re.findall(r'(?:href="#|url\(#)([^")]*)', svg)}
         svg = re.sub(r' id="(.*?)"', lambda one: one[0] if one[1] in named else "", svg)
         return re.sub(r'( id="|href="#|url\(#)', rf"\g<1>{self.name}-", svg)

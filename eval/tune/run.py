@@ -246,7 +246,8 @@ class Tuning:
         self.config, self.prepared = config, prepared
         self.budgets = config.evaluation.budget_list
         self.protected = protected_tokens(config, prepared.prompts)
-        self.protocols = tuple(dict.fromkeys(protocol for _, protocol in prepared.work))
+        work = prepared.work
+        self.protocols = tuple(dict.fromkeys(protocol for _, protocol in work))
         for note in prepared.notes:
             say(f"note: {note}")
         self._check()
@@ -254,9 +255,10 @@ class Tuning:
             Search(
                 subject=subject,
                 protocol=protocol,
-                space=subject.space(config.protection, max(self._lengths(protocol))),
+                space=subject.space(config.protection, longest),
             )
             for protocol in self.protocols
+            for longest in (max(one.boundary(name) for one, name in work if name == protocol),)
             for subject in subjects
         ]
         count = config.settings_per_method
@@ -279,7 +281,7 @@ class Tuning:
             budget for budget in self.budgets
             if any(
                 budget.tokens(length) < min(self.protected.tokens, length)
-                for protocol in self.protocols for length in self._lengths(protocol)
+                for length in (prompt.boundary(name) for prompt, name in self.prepared.work)
             )
         ]  # fmt: skip
         if self.config.protection != "off" and small:
@@ -287,10 +289,6 @@ class Tuning:
                 f"--budgets {small[0]} is below the {self.protected.tokens} protected tokens for "
                 "some prompts; raise it, or use --protection off, or fewer --recents"
             )
-
-    def _lengths(self, protocol: str) -> list[int]:
-        """Cached tokens of every prompt under a protocol."""
-        return [prompt.boundary(name) for prompt, name in self.prepared.work if name == protocol]
 
     def wanted(self) -> list[tuple[Search, list[Candidate]]]:
         """What each search that goes on wants to know next."""

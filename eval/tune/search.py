@@ -148,12 +148,16 @@ def next_batch(space: Space, scores: Scores, count: int) -> list[Candidate]:
     dimensions = space.dimensions(best)
     steps = (
         _unseen(dimensions, best, scores),
-        (each for one in dimensions for each in _neighbours(space, one, best, scores)),
+        (
+            one.changed(best, value)
+            for one in dimensions
+            for value in _next(space, one, best, scores)
+        ),
         (each for one in dimensions for each in _halfway(space, one, best, scores)),
         _combinations(space, best),
     )
     for step in steps:
-        fresh = (each for each in step if each not in scores)
+        fresh = (each for each in step if each is not None and each not in scores)
         if batch := list(dict.fromkeys(islice(fresh, min(FILL, count - len(scores))))):
             return batch
     return []
@@ -207,15 +211,7 @@ def _unseen(
                 return
 
 
-def _neighbours(
-    space: Space, one: Dimension, best: Candidate, scores: Scores
-) -> Iterator[Candidate]:
-    for value in _next_values(space, one, best, scores):
-        if (each := one.changed(best, value)) is not None:
-            yield each
-
-
-def _next_values(space: Space, one: Dimension, best: Candidate, scores: Scores) -> tuple[Any, ...]:
+def _next(space: Space, one: Dimension, best: Candidate, scores: Scores) -> tuple[Any, ...]:
     """All other choices, or the next smaller and greater number."""
     if isinstance(one.grid, Choices):
         return one.values
@@ -226,18 +222,20 @@ def _next_values(space: Space, one: Dimension, best: Candidate, scores: Scores) 
     return tuple(each for each in beside if each is not None)
 
 
-def _halfway(space: Space, one: Dimension, best: Candidate, scores: Scores) -> Iterator[Candidate]:
+def _halfway(
+    space: Space, one: Dimension, best: Candidate, scores: Scores
+) -> Iterator[Candidate | None]:
     value = _number(space, one, best, scores)
     if not isinstance(one.grid, Numbers) or value is None:
         return
-    for other in _next_values(space, one, best, scores):
+    for other in _next(space, one, best, scores):
         middle = one.grid.between(min(value, other), max(value, other))
-        if middle is not None and (each := one.changed(best, middle)) is not None:
-            yield each
+        if middle is not None:
+            yield one.changed(best, middle)
 
 
-def _combinations(space: Space, best: Candidate) -> Iterator[Candidate]:
-    """Every combination of the values of all grids."""
+def _combinations(space: Space, best: Candidate) -> Iterator[Candidate | None]:
+    """Every combination of the values of all grids; None where options exclude each other."""
     for allocator in space.allocators:
         dimensions = [
             one for one in space.dimensions(replace(best, allocator=allocator))
@@ -247,8 +245,7 @@ def _combinations(space: Space, best: Candidate) -> Iterator[Candidate]:
             candidate: Candidate | None = replace(best, allocator=allocator)
             for one, value in zip(dimensions, values, strict=True):
                 candidate = None if candidate is None else one.changed(candidate, value)
-            if candidate is not None:
-                yield candidate
+            yield candidate
 
 
 def _number(space: Space, one: Dimension, best: Candidate, scores: Scores) -> float | None:
