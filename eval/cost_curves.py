@@ -102,17 +102,6 @@ class Measured:
     """[L, H] float64 (`kvp.metrics.skill`); NaN for heads without signal."""
 
 
-def usable_records(
-    reader: TraceReader, config: EvalConfig
-) -> dict[str, tuple[SequenceRecord, ...]]:
-    """Held-out sequences that compress before their last token, by protocol to measure."""
-    records = held_out(reader)[: config.curve_sequences]
-    return {
-        protocol: tuple(r for r in records if 2 <= boundary(r, protocol) < r.length)
-        for protocol in protocols_apart(config.protocol_list, records)
-    }
-
-
 @torch.inference_mode()
 def measure_traces(
     config: EvalConfig,
@@ -127,10 +116,12 @@ def measure_traces(
     """
     protected = Protection(sinks=config.sinks, recents=config.recents)
     measured: dict[tuple[Method, bool, str], list[Measured]] = {}
-    usable = [
+    records = held_out(reader)[: config.curve_sequences]
+    usable = [  # what compresses before its last token
         (protocol, record)
-        for protocol, records in usable_records(reader, config).items()
+        for protocol in protocols_apart(config.protocol_list, records)
         for record in records
+        if 2 <= boundary(record, protocol) < record.length
     ]
     with Progress("cost curves", len(usable)) as progress:
         for protocol, record in progress.over(usable):
@@ -186,20 +177,16 @@ class TracedPrompt:
         needs = scorer.needs
         prompt = self._stored
         if needs_scorer_inputs(needs):
-            prompt = replace(prompt, inputs=self._scorer_inputs(needs))
+            assert self._model is not None, "methods that need extras need a model"
+            recorded = Needs(hidden_after=needs.hidden_after, every_state=needs.every_state)
+            if recorded not in self._inputs:  # one more prefill for all methods that agree
+                seen = prefill(self._model, self._token_ids, recorded, tokenizer=self._tokenizer)
+                self._inputs[recorded] = seen.inputs
+            prompt = replace(prompt, inputs=self._inputs[recorded])
         return [
             (score_prompt(scorer, prompt.views(needs, max(group), future=self._future)), max(group))
             for group in scored_together(needs, budgets)
         ]
-
-    def _scorer_inputs(self, needs: Needs) -> ScorerInputs | None:
-        """Extras of the stored tokens, from one more prefill; shared by the methods that agree."""
-        assert self._model is not None, "methods that need extras need a model"
-        recorded = Needs(hidden_after=needs.hidden_after, every_state=needs.every_state)
-        if recorded not in self._inputs:
-            seen = prefill(self._model, self._token_ids, recorded, tokenizer=self._tokenizer)
-            self._inputs[recorded] = seen.inputs
-        return self._inputs[recorded]
 
     def measure(self, scored: Sequence[tuple[Tensor, int]], protection: Protection) -> Measured:
         """Metrics of the rankings made for the grid's budgets (`kvp.metrics.grid_budgets`)."""

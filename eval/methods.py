@@ -200,13 +200,6 @@ def tuned_method(entry: Tuned, policies: Sequence[str], seed: int) -> list[Metho
     ]
 
 
-def for_any_protocol(methods: Iterable[Method]) -> tuple[Method, ...]:
-    """Methods without the protocol and protection that kvp tune chose, each once."""
-    return tuple(
-        dict.fromkeys(replace(method, protocol=None, protected=None) for method in methods)
-    )
-
-
 def spec_of(method: Given) -> str:
     """Name under which a method, given as name or object, is recorded."""
     (found,) = with_objects([method])

@@ -23,7 +23,6 @@ from eval.methods import (
     Setting,
     build_methods,
     check_methods,
-    for_any_protocol,
     method_fields,
 )
 from eval.records import READABLE
@@ -199,6 +198,7 @@ class Prepared:
     geometry: Geometry
     tokenizer: PreTrainedTokenizerBase
     methods: tuple[Method, ...]
+    """Without the protocol and protection that kvp tune chose, each once."""
     prompts: tuple[Prompt, ...]
     planned: Planned
     work: tuple[tuple[Prompt, str], ...]
@@ -267,7 +267,9 @@ def prepare(
     return Prepared(
         geometry=geometry,
         tokenizer=tokenizer,
-        methods=for_any_protocol(methods),
+        methods=tuple(
+            dict.fromkeys(replace(method, protocol=None, protected=None) for method in methods)
+        ),
         prompts=tuple(prompts),
         planned=planned,
         work=tuple(work),

@@ -148,7 +148,14 @@ def _prepare(config: EvalConfig, methods: Sequence[Method], loaded: Loaded | Non
     prepared = prepare(config, methods, loaded)
     for note in prepared.notes:
         say(f"note: {note}")
-    announce(prepared)
+    sizes = {len(settings) for settings in prepared.planned.values()}
+    settings = f"{min(sizes)} to {max(sizes)}" if len(sizes) > 1 else f"{max(sizes)}"
+    tasks = len({prompt.task for prompt in prepared.prompts})
+    say(
+        f"{len(prepared.prompts)} prompts of {tasks} tasks, {len(prepared.work)} evaluations of "
+        f"{settings} settings each; {prepared.geometry.total_kv_heads} KV heads in "
+        f"{prepared.geometry.layers} layers"
+    )
     return prepared
 
 
@@ -261,18 +268,6 @@ def made_for_others(bench: Bench, prepared: Prepared) -> list[str]:
         made["--traces"] = prepared.traces.manifest.get("identity", {}).get("model")
     named = {what: another_model(bench.model, recorded) for what, recorded in made.items()}
     return [f"{what}: made on {name}" for what, name in named.items() if name is not None]
-
-
-def announce(prepared: Prepared) -> None:
-    """Print how much work there is."""
-    sizes = {len(settings) for settings in prepared.planned.values()}
-    settings = f"{min(sizes)} to {max(sizes)}" if len(sizes) > 1 else f"{max(sizes)}"
-    tasks = len({prompt.task for prompt in prepared.prompts})
-    say(
-        f"{len(prepared.prompts)} prompts of {tasks} tasks, {len(prepared.work)} evaluations of "
-        f"{settings} settings each; {prepared.geometry.total_kv_heads} KV heads in "
-        f"{prepared.geometry.layers} layers"
-    )
 
 
 def estimate(bench: Bench, prepared: Prepared) -> list[Record]:

@@ -47,11 +47,10 @@ def points_by_kind(record: SequenceRecord, recipe: Recipe) -> dict[str, list[int
         "context": [record.context_length],
         "uniform": _evenly(first, last, recipe.uniform_points),
     }
-    weights = _weights(recipe)
     possible = {
         kind: [point for point in points if first <= point <= last]
         for kind, points in candidates.items()
-        if weights[kind] > 0
+        if getattr(recipe, f"compress_{kind}") > 0
     }
     return {kind: points for kind, points in possible.items() if points}
 
@@ -96,7 +95,7 @@ def draw_point(record: SequenceRecord, recipe: Recipe, *, seed: int, draw: int) 
     """The point of a sequence that serves a draw; draws are counted from the first step on."""
     random = _generator(seed, _POINTS, draw)
     kinds = points_by_kind(record, recipe)
-    weights = np.array([_weights(recipe)[kind] for kind in kinds])
+    weights = np.array([getattr(recipe, f"compress_{kind}") for kind in kinds])
     kind = list(kinds)[int(random.choice(len(kinds), p=weights / weights.sum()))]
     point = kinds[kind][int(random.integers(len(kinds[kind])))]
     return _point(record, point, recipe)
@@ -138,14 +137,6 @@ def _point(record: SequenceRecord, prefix_length: int, recipe: Recipe) -> Compre
     return CompressionPoint(
         sequence=record.index, prefix_length=prefix_length, stop=min(stop, record.length)
     )
-
-
-def _weights(recipe: Recipe) -> dict[str, float]:
-    return {
-        "prompt": recipe.compress_prompt,
-        "context": recipe.compress_context,
-        "uniform": recipe.compress_uniform,
-    }
 
 
 def _evenly(first: int, last: int, points: int) -> list[int]:

@@ -38,7 +38,7 @@ from policies.ranker import HeadRankers
 from train.compression_points import CompressionPoint, drawn_points, protection_of
 from train.config import DistillationSettings
 from train.contexts import Context, ContextSource, scores_of
-from train.optim import learning_rate_factor
+from train.optim import scheduled
 from train.recipe import Recipe
 
 HEAD_RATE = 20.0
@@ -244,16 +244,8 @@ class Distillation(pl.LightningModule):
             {"params": [policy.log_scale, policy.offset], "lr": HEAD_RATE * settings.lr},
         ]
         optimizer = torch.optim.AdamW(groups, lr=settings.lr, weight_decay=0.0)
-        scheduler = torch.optim.lr_scheduler.LambdaLR(
-            optimizer,
-            lambda step: learning_rate_factor(
-                step, steps=settings.steps, warmup=settings.steps // 10, final_factor=0.0
-            ),
-        )
-        return {
-            "optimizer": optimizer,
-            "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
-        }
+        steps = settings.steps
+        return scheduled(optimizer, steps=steps, warmup=steps // 10, final_factor=0.0)
 
     def configure_gradient_clipping(self, *args: object, **kwargs: object) -> None:
         """Clip the gradient of all heads together: they share one budget and one loss."""

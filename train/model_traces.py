@@ -85,7 +85,10 @@ class Prompts:
                 f"--sequences {recipe.sequences}: --data {config.data} has only {len(train)} for "
                 "training"
             )
-        training = [sample for sample in train if long_enough(sample, tokenizer, recipe)]
+        # Without an answer, so that a prompt is long enough whatever its answer turns out to be.
+        records = (sequence_record(one, encode(one, tokenizer), reply=(), index=0) for one in train)
+        pairs = zip(train, records, strict=True)
+        training = [sample for sample, record in pairs if points_by_kind(record, recipe)]
         if not training:
             raise UsageError(f"--data {config.data}: no prompt {too_short(recipe, config.length)}")
         return cls(
@@ -94,11 +97,6 @@ class Prompts:
             identity=data_identity(request, jobs.tasks),
             notes=jobs.notes,
         )
-
-    @property
-    def validation(self) -> int:
-        """How many are of validation."""
-        return len(self.samples) - self.training
 
 
 def open_model(
@@ -122,7 +120,7 @@ def open_model(
     if workers.first:
         phase(f"loading {config.model}")
     model, tokenizer = model_of(config, str(device))
-    counts = prompts.training, prompts.validation
+    counts = prompts.training, len(prompts.samples) - prompts.training
     plan, most_bytes = kept_in_ram(geometry_of(model_config), config, recipe, *counts)
     bound = int(config.memory_gb * 1e9) * 3 // 4
     if most_bytes > bound:
@@ -263,12 +261,6 @@ def kept_bytes(plan: StorePlan, recipe: Recipe, train: int, validation: int) -> 
         points = min(points, recipe.uniform_points + 2)
     importances = train * points + validation * _HELD_OUT_ATTENTION
     return total + importances * 4 * plan.max_tokens * plan.geometry.total_kv_heads
-
-
-def long_enough(sample: Sample, tokenizer: PreTrainedTokenizerBase, recipe: Recipe) -> bool:
-    """Whether a prompt is long enough to compress whatever its answer turns out to be."""
-    record = sequence_record(sample, encode(sample, tokenizer), reply=(), index=0)
-    return bool(points_by_kind(record, recipe))
 
 
 def too_short(recipe: Recipe, length: int) -> str:

@@ -38,7 +38,7 @@ from train.optim import (
     Muon,
     average_decay,
     clip_per_head,
-    learning_rate_factor,
+    scheduled,
     update_average,
 )
 from train.recipe import Recipe
@@ -156,19 +156,8 @@ class RankerTraining(pl.LightningModule):
         else:
             weights = self.rankers.parameters()
             optimizer = torch.optim.AdamW(weights, lr=lr, weight_decay=decay, fused=True)
-        scheduler = torch.optim.lr_scheduler.LambdaLR(
-            optimizer,
-            lambda step: learning_rate_factor(
-                step,
-                steps=recipe.steps,
-                warmup=recipe.warmup,
-                final_factor=min(1.0, recipe.final_lr / recipe.lr),
-            ),
-        )
-        return {
-            "optimizer": optimizer,
-            "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
-        }
+        final = min(1.0, recipe.final_lr / recipe.lr)
+        return scheduled(optimizer, steps=recipe.steps, warmup=recipe.warmup, final_factor=final)
 
     def configure_gradient_clipping(self, *args: object, **kwargs: object) -> None:
         """Clip the gradient of every head separately (Lightning's own clipping stays unset)."""
@@ -211,18 +200,11 @@ class RankerTraining(pl.LightningModule):
             )
         else:
             groups = [slice(i, i + max(size, 1)) for i in range(0, count, max(size, 1))]
-            parts = [
-                self._recomputed(
-                    h,
-                    tokens,
-                    keys[h],
-                    values[h],
-                    positions,
-                    length,
-                    None if recent is None else recent[h],
-                )
-                for h in groups
-            ]
+            parts = []
+            for h in groups:
+                last = None if recent is None else recent[h]
+                inputs = keys[h], values[h], positions, length, last
+                parts.append(self._recomputed(h, tokens, *inputs))
             scores = torch.cat(parts)  # [A, sum of N]
         return list(torch.split(scores, tokens, dim=1))
 

@@ -27,6 +27,7 @@ from transformers import PreTrainedTokenizerBase
 from eval.config import EvalConfig, EvolveConfig
 from eval.evaluate import Bench, Kept, Prefix, Prompt, outcomes
 from eval.evolve.search import (
+    FORMAT,
     GAMMA,
     JOURNAL,
     LAMBDA,
@@ -39,7 +40,6 @@ from eval.evolve.search import (
     Journal,
     Scheme,
     SearchPlan,
-    begin_search,
     layer_groups,
     reply_score,
     search,
@@ -221,7 +221,7 @@ def _search(config: EvolveConfig, output: OutputFolder, identity: dict[str, Any]
         config.model, config.revision, bench.model, bench.tokenizer
     )
     manifest = run_manifest(identity, seed=config.seed)
-    begin_search(output, identity, manifest)
+    output.begin({**FORMAT.head, "identity": identity, "run": manifest, "files": {}})
 
     journal = Journal(
         folder / JOURNAL, on_append=lambda entry: progress.advance(note=_note(plan, entry))
@@ -249,7 +249,13 @@ def _search(config: EvolveConfig, output: OutputFolder, identity: dict[str, Any]
         seed=config.seed,
         made_by=_summary(plan, journal, elite),
         held_out=_held_out(others, plan, elite, resamples=config.bootstrap),
-        data=_data(search_prompts, split=config.split, length=config.length),
+        data={
+            "tasks": list(dict.fromkeys(prompt.task for prompt in search_prompts)),
+            "split": config.split,
+            "length": config.length,
+            "prompts": len(search_prompts),
+            "sha256": digest_json([prompt.ids.tolist() for prompt in search_prompts]),
+        },
     )
     save_budgets(folder / BUDGET_FILE, budgets, manifest)
     seal(folder)
@@ -372,17 +378,6 @@ def _held_out(
         "uniform": uniform,
         "difference": interval.mean,
         "interval": [interval.low, interval.high],
-    }
-
-
-def _data(prompts: Sequence[Prompt], *, split: str, length: int) -> dict[str, Any]:
-    """Tasks, split, length and digest of the prompts of the search."""
-    return {
-        "tasks": list(dict.fromkeys(prompt.task for prompt in prompts)),
-        "split": split,
-        "length": length,
-        "prompts": len(prompts),
-        "sha256": digest_json([prompt.ids.tolist() for prompt in prompts]),
     }
 
 

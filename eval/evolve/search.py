@@ -18,10 +18,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from pydantic import Field, TypeAdapter
 
 from eval.records import MANIFEST
-from kvp.artifacts.claim import FolderKind, OutputFolder
+from kvp.artifacts.claim import FolderKind
 from kvp.artifacts.files import JsonLines, foreign
 from kvp.errors import ResultsError
 from kvp.manifest import Format
@@ -47,12 +47,6 @@ SEARCH = FolderKind(
     format=FORMAT,
     optional=("model_digest",),
 )
-
-
-def begin_search(folder: OutputFolder, identity: Mapping[str, Any], run: Mapping[str, Any]) -> None:
-    """Write the manifest of a claimed folder, unless it is there; else compare the identity."""
-    content = {**FORMAT.head, "identity": dict(identity), "run": dict(run), "files": {}}
-    folder.begin(content)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,13 +222,6 @@ def layer_groups(layers: int, size: int) -> list[slice]:
     return [slice(start, min(start + size, layers)) for start in range(0, layers, size)]
 
 
-def group_optimiser(plan: SearchPlan, group: int, size: int) -> CMA:
-    """CMA-ES of a group: starts at x = 1/2 (the mean budget), population 4 + floor(3 ln n)."""
-    bounds = np.tile([0.0, 1.0], (size, 1))
-    seed = int(np.random.SeedSequence([plan.seed, group]).generate_state(1)[0])
-    return CMA(mean=np.full(size, 0.5), sigma=SIGMA, bounds=bounds, seed=seed)
-
-
 def search(plan: SearchPlan, evaluate: Evaluate, journal: Journal) -> Elite:
     """Run a search, or replay what the journal holds and continue; returns the fittest scheme."""
     score_of: dict[Scheme, float] = {}
@@ -262,7 +249,10 @@ def search(plan: SearchPlan, evaluate: Evaluate, journal: Journal) -> Elite:
     )  # fmt: skip
     for group, span in enumerate(layer_groups(plan.layers, plan.group)):
         fixed = elite.weights
-        optimiser = group_optimiser(plan, group, span.stop - span.start)
+        size = span.stop - span.start
+        seed = int(np.random.SeedSequence([plan.seed, group]).generate_state(1)[0])
+        bounds = np.tile([0.0, 1.0], (size, 1))  # starts at x = 1/2, the mean budget
+        optimiser = CMA(mean=np.full(size, 0.5), sigma=SIGMA, bounds=bounds, seed=seed)
         for generation in range(plan.generations):
             if optimiser.should_stop():
                 break

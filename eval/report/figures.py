@@ -22,7 +22,7 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter, NullLocator, ScalarFormatter
 
-from eval.comparison import PROTECTED, Comparison, Estimate, ReportedMethod, best_of
+from eval.comparison import PROTECTED, Comparison, ReportedMethod, best_of
 from eval.records import FULL, LEARNED, ORACLE
 from eval.report.costs import Cost, Timing, passes, timing_of
 from policies.registry import attention_free
@@ -137,8 +137,6 @@ def line_styles(families: Iterable[str]) -> dict[str, dict[str, Any]]:
     return styles
 
 
-Points = Mapping[ReportedMethod, Mapping[str | None, tuple[float, Estimate]]]
-"""Setting and budget -> where a point lies on the horizontal axis, and its estimate."""
 Styles = Mapping[str, Mapping[str, Any]]
 
 
@@ -191,9 +189,10 @@ def _budget_panel(
     shown: Mapping[ReportedMethod, bool],
     styles: Styles,
 ) -> None:
+    """Curves with intervals, those behind thin and without; the full cache is a horizontal line."""
     budgets, grid = comparison.budgets, comparison.grid
     places = dict(zip(budgets.specs, budgets.positions, strict=True))
-    points: Points = {
+    points = {  # places on the horizontal axis, and estimates
         setting: {
             # A method that sizes the cache itself has one point, at the size that it took.
             spec: (places.get(spec, 100 * of.share if budgets.relative else of.kept_tokens), of)
@@ -201,8 +200,41 @@ def _budget_panel(
         }
         for setting in shown
     }  # fmt: skip
+    scale = comparison.scale
+    means = []
+    for number, (setting, front) in enumerate(shown.items()):
+        found = sorted(points[setting].values(), key=lambda point: point[0])
+        if not found:
+            continue
+        style = dict(styles[setting.family])
+        chosen = comparison.choices[setting.family].setting == setting
+        other = f"{setting.family}, {setting.details}"
+        label = setting.label.removesuffix(PROTECTED) if chosen else other
+        intervals = [estimate.interval for _, estimate in found]
+        y = scale * np.array([interval.mean for interval in intervals])
+        ends = scale * np.array([[each.low, each.high] for each in intervals]).T
+        x = np.array([place for place, _ in found]) * SPREAD ** (number - len(shown) / 2)
+        if not front:
+            style |= {"linewidth": 0.8, "markersize": 3, "alpha": 0.55}
+        bars = np.maximum(0, [y - ends[0], ends[1] - y]) if front else None
+        drawn = one.errorbar(
+            x, y, yerr=bars, label=_plain(label), elinewidth=0.8, capsize=2, **style
+        )
+        for part in drawn.get_children():
+            part.set_gid(_of(setting.family))
+        means += list(y)
     full = next((grid[each][None] for each in grid if each.method == FULL), None)
-    _draw(one, comparison, points, shown, styles, full)
+    if full is not None:
+        mean = scale * full.interval.mean
+        one.axhline(mean, label="full cache", gid=_of(FULL), **styles[FULL])
+        means.append(mean)
+    one.set_ylabel(comparison.measure)
+    if comparison.kind == "accuracy":
+        one.set_ylim(-3, 103)
+    elif means:
+        one.set_yscale("log")
+        one.set_ylim(min(means) / 1.15, max(means) * 1.15)
+        _log_axis(one.yaxis)
     one.set(xscale="log", xlabel=budgets.label)
     low, high = one.get_xlim()
     if high < 1.5 * low:  # a single budget
@@ -290,51 +322,6 @@ def _panels(count: int) -> tuple[Figure, list[Axes]]:
     for spare in axes[count:]:
         spare.set_visible(False)
     return figure, axes[:count]
-
-
-def _draw(
-    one: Axes,
-    comparison: Comparison,
-    points: Points,
-    shown: Mapping[ReportedMethod, bool],
-    styles: Styles,
-    full: Estimate | None,
-) -> None:
-    """Curves with intervals, those behind thin and without; `full` is a horizontal line."""
-    scale = comparison.scale
-    means = []
-    for number, (setting, front) in enumerate(shown.items()):
-        found = sorted(points.get(setting, {}).values(), key=lambda point: point[0])
-        if not found:
-            continue
-        style = dict(styles[setting.family])
-        label = setting.label.removesuffix(PROTECTED)
-        if comparison.choices[setting.family].setting != setting:
-            label = f"{setting.family}, {setting.details}"
-        intervals = [estimate.interval for _, estimate in found]
-        y = scale * np.array([interval.mean for interval in intervals])
-        ends = scale * np.array([[each.low, each.high] for each in intervals]).T
-        x = np.array([place for place, _ in found]) * SPREAD ** (number - len(shown) / 2)
-        if not front:
-            style |= {"linewidth": 0.8, "markersize": 3, "alpha": 0.55}
-        bars = np.maximum(0, [y - ends[0], ends[1] - y]) if front else None
-        drawn = one.errorbar(
-            x, y, yerr=bars, label=_plain(label), elinewidth=0.8, capsize=2, **style
-        )
-        for part in drawn.get_children():
-            part.set_gid(_of(setting.family))
-        means += list(y)
-    if full is not None:
-        mean = scale * full.interval.mean
-        one.axhline(mean, label="full cache", gid=_of(FULL), **styles[FULL])
-        means.append(mean)
-    one.set_ylabel(comparison.measure)
-    if comparison.kind == "accuracy":
-        one.set_ylim(-3, 103)
-    elif means:
-        one.set_yscale("log")
-        one.set_ylim(min(means) / 1.15, max(means) * 1.15)
-        _log_axis(one.yaxis)
 
 
 def _log_axis(axis: Any) -> None:  # noqa: ANN401 - an axis of either direction

@@ -2,9 +2,8 @@
 
 The page is one file: style, figures (SVG), answers and a CSV file of all numbers are in it, fonts
 are those of the reader's system. Its one script (`web/page.js`) shows the views that its address
-names, and unpacks what is
-compressed; a content security policy forbids every other one and every request. The template
-(`web/page.html`) escapes every text.
+names, and unpacks what is compressed; a content security policy forbids every other one and every
+request. The template (`web/page.html`) escapes every text.
 """
 
 from __future__ import annotations
@@ -239,15 +238,13 @@ def _run(run: Run, prefix: str, styles: figures.Styles) -> Iterator[Block]:
         yield Section(
             ident=f"{prefix}answers", title="Answers to read", blocks=[block], opened=True
         )
-    heads: list[Section] = []
     for protocol, found in run.costs.items():
         blocks = _heads(run, protocol, found, prefix, styles)
         title = f"Layers and heads: skill, and the cost of every budget, {_SEEN[protocol]}"
         name = f"{prefix}heads-{protocol}"
-        heads.append(Section(ident=name, title=title, blocks=blocks, protocol=protocol))
-    yield from heads
+        yield Section(ident=name, title=title, blocks=blocks, protocol=protocol)
     there: dict[str, object] = {each.kind: True for each in run.comparisons}
-    there |= {"curves": heads, "timing": run.timings}
+    there |= {"curves": run.costs, "timing": run.timings}
     lacking = [Text(text=words, style="missing") for part, words in _LACKING.items()
                if not there.get(part) and not unfinished(run.results)]  # fmt: skip
     title = "How this was made"

@@ -381,25 +381,8 @@ class Tuning:
                     open_ends=tuple(open_ends(search.space, search.scores)),
                 )
             )
-        split = self.config.split
-        return TunedSettings(split=split, data=self._data(), methods=tuple(entries)), everything
-
-    def _scored(self, values: Values, search: Search, candidate: Candidate) -> Scored:
-        interval = self.score(values, search, candidate, resamples=self.config.bootstrap)
-        method = search.subject.methods(candidate)[0]
-        return Scored(
-            scorer=search.subject.spec(candidate),
-            variant=method.variant,
-            allocator=method.allocator,
-            protected=candidate.protected,
-            score=interval.mean,
-            interval=(interval.low, interval.high),
-        )
-
-    def _data(self) -> dict[str, Any]:
-        """What the settings were chosen on."""
         config, prompts = self.config, self.prepared.prompts
-        return {
+        data = {
             "model": recorded_name(config.model),
             "revision": config.revision,
             "tasks": list(dict.fromkeys(prompt.task for prompt in prompts)),
@@ -413,6 +396,20 @@ class Tuning:
             "settings_per_method": config.settings_per_method,
             "metric": "nats per token" if prompts[0].forced else "score",
         }
+        chosen = TunedSettings(split=config.split, data=data, methods=tuple(entries))
+        return chosen, everything
+
+    def _scored(self, values: Values, search: Search, candidate: Candidate) -> Scored:
+        interval = self.score(values, search, candidate, resamples=self.config.bootstrap)
+        method = search.subject.methods(candidate)[0]
+        return Scored(
+            scorer=search.subject.spec(candidate),
+            variant=method.variant,
+            allocator=method.allocator,
+            protected=candidate.protected,
+            score=interval.mean,
+            interval=(interval.low, interval.high),
+        )
 
 
 def run(config: TuneConfig) -> TunedSettings | None:
