@@ -19,7 +19,6 @@ from eval.records import FULL, policy_groups, results_folder
 from eval.results import Results, load_results, measured, model_name, unfinished
 from eval.stats import (
     Scores,
-    Unit,
     bootstrap_mean,
     holm,
     paired_difference,
@@ -140,7 +139,10 @@ def paired(
             shared = prompts_of(mine.scores) & prompts_of(other.scores)
             if not shared:
                 continue
-            both = [_among(side.scores, shared) for side in (mine, other)]
+            both: list[Scores] = [
+                {policy: {unit: of[unit] for unit in of if unit in shared} for policy, of in each}
+                for each in (mine.scores.items(), other.scores.items())
+            ]
             how: dict[str, Any] = {"weights": mine.weights, "resamples": resamples, "seed": seed}
             gap = paired_difference(*both[::-1], bounds=bounds and (-1, 1), **how)
             numbers = [bootstrap_mean(side, bounds=bounds, **how) for side in both]
@@ -168,13 +170,6 @@ def paired(
         same = table["metric"] == metric
         table.loc[same, "differs"] = holm([gaps[number] for number in table.index[same]])
     return table
-
-
-def _among(scores: Scores, prompts: set[Unit]) -> Scores:
-    return {
-        policy: {unit: value for unit, value in values.items() if unit in prompts}
-        for policy, values in scores.items()
-    }
 
 
 def _shown(rows: pandas.DataFrame) -> str:

@@ -156,11 +156,6 @@ class Kept:
     """[L, H, S] int64, ascending per head, -1 after a head's last one."""
 
     @property
-    def width(self) -> int:
-        """S, tokens of the largest head."""
-        return self.indices.shape[-1]
-
-    @property
     def counts(self) -> Tensor:
         """Tokens kept: [L, H] int64."""
         return (self.indices != EMPTY_SLOT).sum(-1)
@@ -278,11 +273,11 @@ def all_kept(prefix: Prefix) -> Kept:
 
 def gather(prefix: Prefix, batch: Sequence[Kept]) -> EvictingCache:
     """One batch with an entry per `Kept`; heads with fewer tokens are filled with empty slots."""
-    width = max(kept.width for kept in batch)
+    width = max(kept.indices.shape[-1] for kept in batch)
     layers, heads, _ = batch[0].indices.shape
     slots = torch.full((len(batch), layers, heads, width), EMPTY_SLOT)
     for index, kept in enumerate(batch):
-        slots[index, :, :, : kept.width] = kept.indices
+        slots[index, :, :, : kept.indices.shape[-1]] = kept.indices
     widest = torch.stack([kept.counts for kept in batch]).amax(dim=(0, 2)).tolist()
     slots = slots.to(prefix.keys[0].device)
     indices = [slots[:, layer, :, : widest[layer]] for layer in range(layers)]

@@ -162,8 +162,20 @@ def _prepare(config: EvalConfig, methods: Sequence[Method], loaded: Loaded | Non
 def _run(
     prepared: Prepared, bench: Bench, output: OutputFolder, digests: Mapping[str, str]
 ) -> list[Record]:
-    """Evaluate into a claimed folder."""
-    rows = _begin(prepared, bench, output, digests)
+    """Evaluate into a claimed folder, whose manifest is written first."""
+    config = bench.config
+    digest = model_identity(config.model, config.revision, bench.model, bench.tokenizer)
+    notes = made_for_others(bench, prepared)
+    for note in notes:
+        say(f"note: {note}")
+    write_manifest(
+        output, config, digests, [*prepared.notes, *notes], digest,
+        prepared.geometry.layer_indices, hub_records(prepared.methods), planned_rows(prepared),
+        trained_tasks(prepared.methods),
+    )  # fmt: skip
+    path = output.path  # with parts where workers write them, or have left them
+    parts = output.shared or isinstance(path, ObjectPath) or (path / PARTS).is_dir()
+    rows = RecordParts(path) if parts else RecordFile(output.local / ROWS)
     evaluate_all(bench, prepared, rows, bench.config.worker)
     if isinstance(rows, RecordParts):
         rows.refresh()
@@ -179,26 +191,6 @@ def _run(
     if isinstance(rows, RecordParts):
         rows.delete()
     return records
-
-
-def _begin(
-    prepared: Prepared, bench: Bench, output: OutputFolder, digests: Mapping[str, str]
-) -> RecordFile:
-    """Write the manifest of a claimed folder, and open its rows."""
-    config = bench.config
-    digest = model_identity(config.model, config.revision, bench.model, bench.tokenizer)
-    notes = made_for_others(bench, prepared)
-    for note in notes:
-        say(f"note: {note}")
-    write_manifest(
-        output, config, digests, [*prepared.notes, *notes], digest,
-        prepared.geometry.layer_indices, hub_records(prepared.methods), planned_rows(prepared),
-        trained_tasks(prepared.methods),
-    )  # fmt: skip
-    path = output.path  # with parts where workers write them, or have left them
-    if output.shared or isinstance(path, ObjectPath) or (path / PARTS).is_dir():
-        return RecordParts(path)
-    return RecordFile(path / ROWS)
 
 
 def planned_rows(prepared: Prepared) -> list[dict[str, Any]]:
@@ -289,8 +281,7 @@ def estimate(bench: Bench, prepared: Prepared) -> list[Record]:
 def evaluate_all(bench: Bench, prepared: Prepared, file: RecordFile, rank: Rank = ALONE) -> None:
     """Append the records that are not there yet, prompt by prompt, of the share of one process.
 
-    A piece of the work is all prompts that share a prefill. Raises ResultsError where the folder
-    holds answers to other prompts of the same names.
+    Raises ResultsError as `WorkPieces`.
     """
     work = WorkPieces(bench.config, prepared, file)
     share = rank.share(range(len(work)))

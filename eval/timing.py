@@ -68,12 +68,11 @@ def timing_records(
     """
     # Counted first: the first run of anything pays for start-up.
     counted = _measure_prompt(bench, prompts[0], protocol, settings, _count_flops)
-    measured: dict[int, list[Measures]] = {number: [] for number in range(len(settings))}
     with Progress("timing", len(prompts)) as progress:
-        for prompt in progress.over(prompts):
-            found = _measure_prompt(bench, prompt, protocol, settings, _timed)
-            for number, values in enumerate(found):
-                measured[number].append(values)
+        rounds = [
+            _measure_prompt(bench, prompt, protocol, settings, _timed)
+            for prompt in progress.over(prompts)
+        ]
     middle = statistics.median_low(prompt.boundary(protocol) for prompt in prompts)
     return [
         {
@@ -84,14 +83,11 @@ def timing_records(
             "budget_spec": setting.spec,
             "budget": None if setting.budget is None else setting.tokens(middle),
             "prompts": len(prompts),
-            **{
-                name: statistics.median_low(values[name] for values in measured[number])
-                for name in measured[number][0]
-            },
-            **{flops: counted[number][name] for name, flops in FLOPS.items()},
-            "by_prompt": {name: [values[name] for values in measured[number]] for name in SECONDS},
+            **{name: statistics.median_low(one[name] for one in measured) for name in measured[0]},
+            **{flops: count[name] for name, flops in FLOPS.items()},
+            "by_prompt": {name: [values[name] for values in measured] for name in SECONDS},
         }
-        for number, setting in enumerate(settings)
+        for setting, count, *measured in zip(settings, counted, *rounds, strict=True)
     ]
 
 

@@ -172,13 +172,10 @@ class TrainConfig(
         target = calibration_target(self.calibration, self.label)
         object.__setattr__(self, "calibration", target)
         super().__post_init__()
-        self._check_parts(self.recipe())
-        self._check_source()
-
-    def _check_parts(self, recipe: Recipe) -> None:
-        if not 1 <= self.devices <= recipe.contexts:
+        contexts = self.recipe().contexts
+        if not 1 <= self.devices <= contexts:
             raise ValueError(
-                f"--devices must lie in 1..{recipe.contexts}, the --contexts that they share, "
+                f"--devices must lie in 1..{contexts}, the --contexts that they share, "
                 f"got {self.devices}"
             )
         if self.heads == AUTO_HEADS:
@@ -188,6 +185,7 @@ class TrainConfig(
             start, colon, stop = self.heads.partition(":")
             if not (colon and start.isdecimal() and stop.isdecimal() and int(start) < int(stop)):
                 raise ValueError(f"--heads must be START:STOP, as in 0:56, got {self.heads}")
+        self._check_source()
 
     def _check_source(self) -> None:
         if self.source == "traces":

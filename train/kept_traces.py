@@ -45,17 +45,17 @@ class ModelTraces:
     def keep(self, trace: Trace) -> SequenceRecord:
         """Keep what the plan says of a sequence with its queries; returns its record."""
         assert trace.queries is not None, "a model's traces have queries"
+        queries = self._trained_heads(trace.queries)
         trace = replace(
             trace,
-            queries=self._trained_heads(trace.queries),
+            queries=queries,
             keys=self._trained_heads(trace.keys),
             values=self._trained_heads(trace.values),
             labels={name: self._trained_heads(label) for name, label in trace.labels.items()},
         )
         computed: dict[Attention, Tensor] = {}
         if not self.plan.store_queries:
-            assert trace.queries is not None
-            queries, keys = trace.queries.to(self.device), trace.keys.to(self.device)
+            queries, keys = queries.to(self.device), trace.keys.to(self.device)
             for name, prefix_length, stop in dict.fromkeys(self.attention(trace.record)):
                 computed[name, prefix_length, stop] = (
                     label_of(name)

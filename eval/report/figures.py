@@ -370,10 +370,8 @@ COLORS = 16
 
 def rank_styles() -> str:
     """CSS of the classes `r0` to `r15`."""
-    shades = [
-        to_hex(matplotlib.colormaps["Blues"](level / (COLORS - 1))) for level in range(COLORS)
-    ]
+    blues = matplotlib.colormaps["Blues"](np.arange(COLORS) / (COLORS - 1))
     return "\n".join(
         f".r{level}{{background:{shade};color:{'#111111' if level < 11 else '#ffffff'}}}"
-        for level, shade in enumerate(shades)
+        for level, shade in enumerate(map(to_hex, blues))
     )
