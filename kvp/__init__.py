@@ -72,8 +72,7 @@ def collect(**settings: Any) -> None:  # noqa: ANN401
 def train(**settings: Any) -> None:  # noqa: ANN401
     """Write a policy, as kvp-train does: `train(traces="runs/traces", out="runs/policy", ...)`.
 
-    Settings are its flags, which `kvp train --help_all` and docs/reference/command_line.md list.
-    Raises KvpError on anything the caller can mend, with the name that was meant.
+    Settings and errors as `collect`; `kvp train --help_all` lists its flags.
     """
     _run("train", "TrainConfig", settings)
 

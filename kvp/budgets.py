@@ -61,7 +61,8 @@ def parse_budget(text: str | int | float | Budget) -> Budget:
         return text
     word = str(text).strip()
     if re.fullmatch(r"0?\.\d*[1-9]\d*", word):  # a share, as other tools write it
-        raise UsageError(f"budget {word}: write a share of the cache as {_as_percent(word)}")
+        percent = Budget(percent=Decimal(word) * 100)
+        raise UsageError(f'budget {word}: write a share of the cache as "{percent}"')
     try:
         if word.endswith("%"):
             return Budget(percent=Decimal(word[:-1].strip()))
@@ -70,10 +71,6 @@ def parse_budget(text: str | int | float | Budget) -> Budget:
         raise UsageError(
             f"budget {word!r} is neither a token count (128) nor a percentage (12.5%)"
         ) from None
-
-
-def _as_percent(share: str) -> str:
-    return f'"{Budget(percent=Decimal(share) * 100)}"'
 
 
 def parse_budgets(texts: str | Iterable[str | int]) -> tuple[Budget, ...]:

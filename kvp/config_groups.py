@@ -25,7 +25,6 @@ AnswersName = Literal["model", "reference"]
 
 Bounds = Mapping[str, float]
 _DEVICE = re.compile(r"(cpu|mps|(cuda|xpu)(:\d+)?)")
-_LOCAL = ("LOCAL_RANK", "SLURM_LOCALID")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -364,7 +363,13 @@ def rank_of(
         return Rank(index=rank, count=world_size)
     given = os.environ if environment is None else environment
     try:
-        found = _launched(given)
+        found = Rank()
+        if "RANK" in given and "WORLD_SIZE" in given:
+            found = Rank(index=int(given["RANK"]), count=int(given["WORLD_SIZE"]))
+        elif "SLURM_ARRAY_TASK_ID" in given and "SLURM_ARRAY_TASK_COUNT" in given:
+            found = _array_task(given)
+        elif "SLURM_PROCID" in given and "SLURM_NTASKS" in given:
+            found = Rank(index=int(given["SLURM_PROCID"]), count=int(given["SLURM_NTASKS"]))
     except ValueError as error:
         raise UsageError(f"a launcher's variable: {error}; give --rank and --world_size") from None
     if found.index >= found.count:
@@ -375,21 +380,10 @@ def rank_of(
     return found
 
 
-def _launched(given: Mapping[str, str]) -> Rank:
-    """The rank of the environment; ValueError on what is no number."""
-    if "RANK" in given and "WORLD_SIZE" in given:
-        return Rank(index=int(given["RANK"]), count=int(given["WORLD_SIZE"]))
-    if "SLURM_ARRAY_TASK_ID" in given and "SLURM_ARRAY_TASK_COUNT" in given:
-        return _array_task(given)
-    if "SLURM_PROCID" in given and "SLURM_NTASKS" in given:
-        return Rank(index=int(given["SLURM_PROCID"]), count=int(given["SLURM_NTASKS"]))
-    return Rank()
-
-
 def local_rank(environment: Mapping[str, str] | None = None) -> int:
     """Which process of its machine this is, as torchrun or srun say; 0 without them."""
     given = os.environ if environment is None else environment
-    return next((int(given[name]) for name in _LOCAL if name in given), 0)
+    return next((int(given[name]) for name in ("LOCAL_RANK", "SLURM_LOCALID") if name in given), 0)
 
 
 def _array_task(given: Mapping[str, str]) -> Rank:

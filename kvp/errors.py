@@ -89,7 +89,9 @@ def guarded(
         sys.stderr.close()  # the reader of the output has gone: say nothing
         return BROKEN_PIPE
     except OSError as error:
-        return _end(prog, error, f"error: {_of_system(error)}", USER_ERROR)
+        names = [str(name) for name in (error.filename, error.filename2) if name is not None]
+        parts = [*(" -> ".join(names),) * bool(names), error.strerror or str(error)]
+        return _end(prog, error, f"error: {': '.join(parts)}", USER_ERROR)
     return 0
 
 
@@ -108,12 +110,6 @@ def _sigterm_raises() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, earlier)
-
-
-def _of_system(error: OSError) -> str:
-    """The file and the system's error message."""
-    files = [str(name) for name in (error.filename, error.filename2) if name is not None]
-    return ": ".join([*(" -> ".join(files),) * bool(files), error.strerror or str(error)])
 
 
 def _end(prog: str, error: BaseException, message: str, code: int, *more: str) -> int:

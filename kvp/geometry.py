@@ -71,11 +71,8 @@ class Geometry:
     def to_dict(self) -> dict[str, Any]:
         """Plain dictionary for JSON, without the layer indices where they are the first ones."""
         data = asdict(self)
-        if not self.layer_indices:
-            del data["layer_indices"]
-        else:
-            data["layer_indices"] = list(self.layer_indices)
-        return data
+        indices = list(data.pop("layer_indices"))
+        return {**data, "layer_indices": indices} if indices else data
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Geometry:

@@ -48,20 +48,12 @@ def folder_meant(name: str, known: Iterable[str]) -> str:
     return did_you_mean(name, [*known, *map(str, folders)])
 
 
-@dataclass(frozen=True)
-class Snapshot:
-    """Files of one commit of a repository, in the hub's cache."""
-
-    folder: Path
-    commit: str
-    """40 hexadecimal digits."""
-
-
 def download(
     name: HubName, files: Sequence[str], *, first: str, error: type[KvpError], what: str
-) -> Snapshot:
+) -> Path:
     """Fetch the files of a repository that match the patterns `files`, or find them in the cache.
 
+    The result is a folder of the hub's cache whose name is the commit, 40 hexadecimal digits.
     `first` is the file that every such repository has; `what` names the option in messages. Raises
     `error` in one line: no such repository or revision, one that needs a permission, no network,
     nothing in the cache while `HF_HUB_OFFLINE` is set, no file `first`.
@@ -90,7 +82,7 @@ def download(
             f"{what}: the repository {name.repository} holds no {first} at its top in "
             f"{name.revision or 'main'}: it is of another kind, or was not uploaded wholly"
         )
-    return Snapshot(folder=folder, commit=folder.name)
+    return folder
 
 
 def _reason(name: HubName, problem: BaseException) -> str:

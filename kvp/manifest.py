@@ -12,6 +12,7 @@ import json
 import re
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -154,25 +155,22 @@ def run_manifest(config: Mapping[str, Any], *, seed: int, **facts: object) -> di
     `config` and `facts` (model, data, ...) hold JSON values; of local paths the last part is kept
     in `config`. `created` and `command` differ between identical runs; compare the rest instead.
     """
+    from importlib.metadata import PackageNotFoundError, version  # too slow for --help
+
+    packages = {}
+    for name in _PACKAGES:
+        with suppress(PackageNotFoundError):
+            packages[name] = version(name)
     return {
         "config": portable(config),
         "seed": seed,
         **facts,
         "kvp": kvp.__version__,
         "python": sys.version.partition(" ")[0],
-        "packages": {name: version for name in _PACKAGES if (version := _version(name))},
+        "packages": packages,
         "command": [Path(sys.argv[0]).name, *portable(sys.argv[1:])],
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-
-
-def _version(package: str) -> str | None:
-    from importlib.metadata import PackageNotFoundError, version  # too slow for --help
-
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def gguf_file(name: str) -> Path | None:

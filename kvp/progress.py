@@ -123,11 +123,11 @@ class Progress:
         elapsed = self._printed - self._started
         parts = [f"{self._text}: {self.completed}/{self._total}"]
         if elapsed >= 1:
-            parts.append(f"{_duration(elapsed)} so far")
+            parts.append(f"{timedelta(seconds=round(elapsed))} so far")
         done = self.completed - self._first
         if done and self.completed < self._total:
             left = elapsed / done * (self._total - self.completed)
-            parts.append(f"about {_duration(left)} left")
+            parts.append(f"about {timedelta(seconds=round(left))} left")
         parts += [part for part in (self._rate(), self._note) if part]
         print(", ".join(parts), file=self._stream, flush=True)
 
@@ -137,10 +137,6 @@ class Progress:
         if not done or elapsed < 1:
             return ""
         return f"{done / elapsed:.3g}/s" if done > elapsed else f"{elapsed / done:.3g} s each"
-
-
-def _duration(seconds: float) -> str:
-    return str(timedelta(seconds=round(seconds)))
 
 
 @contextmanager

@@ -330,17 +330,15 @@ class Selection:
 
         Raises UsageError on counts of an allocator that cannot be kept.
         """
-        return self._pooled_by(allocator)._counts(budget, allocator)
-
-    def _counts(self, budget: int, allocator: Allocator | None) -> Tensor:
         *heads, tokens = self._scores.shape
         if allocator is None:
             return torch.full(heads, min(budget, tokens), device=self._scores.device)
+        by = self._pooled_by(allocator)
         request = Request(
-            scores=self._raised,
+            scores=by._raised,
             budget=min(budget, tokens),
             floor=max(1, min(self._protection.tokens, tokens)),
-            sizes=None if self._sizes is None else self._sizes(self._raised),
+            sizes=None if by._sizes is None else by._sizes(by._raised),
         )
         return allocated_counts(allocator, request)
 

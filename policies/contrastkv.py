@@ -98,19 +98,17 @@ class ContrastKV(Heuristic):
         gated = self.beta > 0 and positive.shape[-1] >= _MINIMUM_TOKENS
         if not gated and self.gamma == 0:
             return positive.clone(memory_format=torch.contiguous_format)
-        fused = self._layer_fusion(positive, negative)
-        if gated:
-            high = [s >= quantile(s, 1 - self.beta) for s in (positive, negative)]
-            low = [s <= quantile(s, self.beta) for s in (positive, negative)]
-            fused = fused.masked_fill(low[0] & low[1], 0.0).masked_fill(high[0] & high[1], 1.0)
-        return ordered_scores(fused, positive)
-
-    def _layer_fusion(self, positive: Tensor, negative: Tensor) -> Tensor:
         axes = (-2, -1) if self.scope == "layer" else (-1,)
         low, high = negative.amin(axes, keepdim=True), negative.amax(axes, keepdim=True)
         spread = torch.where(high > low, high - low, 1.0)
         raised = positive + self.gamma * ((negative - low) / spread)  # [B, H, N]
-        return torch.minimum(raised, positive.amax(axes, keepdim=True))
+        fused = torch.minimum(raised, positive.amax(axes, keepdim=True))
+        if gated:
+            most = [s >= quantile(s, 1 - self.beta) for s in (positive, negative)]
+            least = [s <= quantile(s, self.beta) for s in (positive, negative)]
+            fused = fused.masked_fill(least[0] & least[1], 0.0)
+            fused = fused.masked_fill(most[0] & most[1], 1.0)
+        return ordered_scores(fused, positive)
 
 
 def quantile(scores: Tensor, share: float) -> Tensor:

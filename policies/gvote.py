@@ -146,7 +146,10 @@ class GVote(Heuristic):
 
     def _in_query_space(self, view: View, rope: Rope) -> Iterator[Tensor]:
         mean, covariance = query_moments(view, rope, self.n_skip)
-        root, shape = _square_root(covariance), mean.shape[1:]
+        values, vectors = torch.linalg.eigh(covariance.double())
+        scaled = vectors * values.clamp_min(0).sqrt()[..., None, :]
+        root = (scaled @ vectors.mT).float()  # symmetric
+        shape = mean.shape[1:]
         for sample in range(self.samples):
             noise = self._noise(view.layer, sample, shape.numel()).to(root.device).view(shape)
             yield mean + (root @ noise[..., None]).squeeze(-1)
@@ -162,11 +165,3 @@ def _first(ranking: Tensor, size: Tensor) -> Tensor:
     rank = torch.arange(ranking.shape[-1], device=ranking.device)
     kept = (rank < size).float()  # [..., N] by rank
     return torch.zeros_like(kept).scatter_(-1, ranking, kept)
-
-
-def _square_root(covariance: Tensor) -> Tensor:
-    """Symmetric root of positive semidefinite matrices [..., D, D]."""
-    values, vectors = torch.linalg.eigh(covariance.double())
-    scaled = vectors * values.clamp_min(0).sqrt()[..., None, :]
-    root: Tensor = scaled @ vectors.transpose(-1, -2)
-    return root.float()

@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -137,12 +136,6 @@ class LearnedScorer:
         """Keys, values and positions; the last queries where the rankers read them."""
         return Needs(queries=RECENT_QUERIES if self.rankers.spec.reads_queries else 0)
 
-    @cached_property
-    def _first_heads(self) -> Mapping[int, int]:
-        """Index of a layer in the model -> its first ranker."""
-        heads = self.geometry.kv_heads
-        return {layer: i * heads for i, layer in enumerate(self.geometry.model_layers)}
-
     @torch.no_grad()
     def score(self, view: View) -> Tensor:
         """Rank by the trained rankers: [B, H, N]; PolicyError if the view is another geometry's.
@@ -152,14 +145,14 @@ class LearnedScorer:
         batch, heads, seen, width = view.keys.shape
         tokens = seen - view.fed_again
         of_layer = range(self.geometry.kv_heads)[view.heads]
-        expected = (len(of_layer), self.geometry.head_dim)
-        if (heads, width) != expected or view.layer not in self._first_heads:
+        expected, layers = (len(of_layer), self.geometry.head_dim), self.geometry.model_layers
+        if (heads, width) != expected or view.layer not in layers:
             raise PolicyError(
                 f"policy {self.label} was trained for {self.geometry}, "
                 f"the model's layer {view.layer} has {heads} KV heads of head_dim {width}"
             )
         self.rankers.to(view.keys.device)
-        first = self._first_heads[view.layer] + of_layer.start
+        first = layers.index(view.layer) * self.geometry.kv_heads + of_layer.start
         of_policy = slice(first, first + heads)
         scores = self._in_blocks(view, of_policy)
         if self.calibration is not None:
@@ -199,14 +192,11 @@ class LearnedScorer:
         """
         reach = self.rankers.spec.neighbours
         block = CPU_BLOCK if device == "cpu" else BLOCK
-        if not reach:
-            for start in range(0, batch * tokens, block):
-                yield slice(start, start + block), slice(None)
-            return
-        for first in range(0, batch * tokens, tokens):
-            for start in range(first, first + tokens, block):
-                stop = min(start + block, first + tokens)
-                outer = slice(max(start - reach, first), min(stop + reach, first + tokens))
+        together = tokens if reach else batch * tokens
+        for first in range(0, batch * tokens, together):
+            for start in range(first, first + together, block):
+                stop = min(start + block, first + together)
+                outer = slice(max(start - reach, first), min(stop + reach, first + together))
                 yield outer, slice(start - outer.start, stop - outer.start)
 
 

@@ -45,8 +45,6 @@ from kvp.rope import Rope
 ARCHITECTURES = ("fourier", "paper")
 PAPER_INPUTS = ("key", "value", "position")
 """Inputs of the paper's ranker: its position table knows nothing of the end of the cache."""
-MAX_BLOCKS = 2
-MAX_NEIGHBOURS = 1024
 _SHORTEST_WAVELENGTH = 4.0
 RECENT_QUERIES = 32
 """Queries that are read; fewer where fewer tokens have been seen."""
@@ -122,7 +120,7 @@ class RankerSpec:
             raise ValueError(
                 f"key_frequencies of a ranker must be at most head_dim / 2 numbers, got {turned!r}"
             )
-        bounds = {"blocks": (1, MAX_BLOCKS), "neighbours": (0, MAX_NEIGHBOURS)}
+        bounds = {"blocks": (1, 2), "neighbours": (0, 1024)}
         for option in fields(self):
             if option.type == "int":
                 size = getattr(self, option.name)
@@ -151,15 +149,6 @@ class RankerSpec:
     def reads_queries(self) -> bool:
         """Whether scores need the last queries."""
         return "recent" in self.inputs
-
-    def width_of(self, name: str) -> int:
-        """Channels of one of `projected` once projected."""
-        return self.hidden if name in ("key", "value") else self.position_width
-
-    def features_of(self, name: str) -> int:
-        """Channels of one of `projected` before its projection."""
-        sizes = {"position": self.position_features, "recent": len(RECENT_FEATURES)}
-        return sizes.get(name, self.head_dim)
 
     @property
     def position_features(self) -> int:
@@ -235,14 +224,18 @@ class HeadRankers(nn.Module):
         super().__init__()
         self.spec = spec
         self.total_kv_heads = heads
-        sizes = {name: spec.width_of(name) for name in spec.projected}
+        given = {"key": spec.head_dim, "value": spec.head_dim, "recent": len(RECENT_FEATURES)}
+        given["position"] = spec.position_features
+        vectors = [name for name in ("key", "value") if name in spec.projected]
+        sizes = dict.fromkeys(spec.projected, spec.position_width)
+        sizes |= dict.fromkeys(vectors, spec.hidden)
         incoming = sum(sizes.values())
         for name, size in sizes.items():
             if name == "position" and spec.architecture == "paper":
                 table = torch.empty(heads, spec.max_positions, size).normal_(generator=generator)
                 self.register_parameter("position_table", nn.Parameter(table))
             else:
-                self._add_linear(name, spec.features_of(name), size, generator)
+                self._add_linear(name, given[name], size, generator)
         for name in spec.block_names:
             self._add_linear(name, incoming, spec.hidden, generator)
             incoming = sizes[name] = spec.hidden
@@ -255,7 +248,7 @@ class HeadRankers(nn.Module):
             self.register_parameter(f"{name}_norm_weight", nn.Parameter(ones))
             self.register_parameter(f"{name}_norm_bias", nn.Parameter(zeros))
         if spec.architecture == "fourier":  # statistics change nothing until `standardise`
-            for name in [name for name in ("key", "value") if name in sizes]:
+            for name in vectors:
                 self.register_buffer(f"{name}_mean", torch.zeros(heads, spec.head_dim))
                 self.register_buffer(f"{name}_std", torch.ones(heads, spec.head_dim))
 
@@ -315,7 +308,8 @@ class HeadRankers(nn.Module):
         if recent is not None:
             given["recent"] = recent
         inputs = {name: given[name] for name in spec.projected}
-        weights = self.weights(heads)
+        tensors = {**dict(self.named_parameters()), **dict(self.named_buffers())}
+        weights = {name: tensor[heads] for name, tensor in tensors.items()}  # [a, ...] each
         if stacked is None:  # what is faster, docs/results/speed.md
             stacked = keys.device.type != "cpu" or self.dtype == torch.bfloat16
         if stacked:
@@ -334,14 +328,6 @@ class HeadRankers(nn.Module):
             for head in range(count)
         ]
         return torch.cat(scores)  # [a, N]
-
-    def weights(self, heads: slice) -> dict[str, Tensor]:
-        """Parameters and statistics of the a heads in `heads`, name -> [a, ...].
-
-        They carry gradients.
-        """
-        tensors = {**dict(self.named_parameters()), **dict(self.named_buffers())}
-        return {name: tensor[heads] for name, tensor in tensors.items()}
 
     @property
     def dtype(self) -> torch.dtype:
@@ -475,27 +461,20 @@ def from_near_positions(added: Tensor, positions: Tensor) -> Tensor:
 
 
 def _projected(weights: Mapping[str, Tensor], name: str, inputs: Tensor) -> Tensor:
-    if f"{name}_table" not in weights:
-        inputs = _standard(weights, name, inputs)
-        if name in ("key", "value"):
-            inputs = inputs.to(weights[f"{name}_weight"].dtype)
-        return _linear(weights, name, inputs)
-    table = weights[f"{name}_table"]
-    return table.gather(1, inputs[..., None].expand(-1, -1, table.shape[-1]))
-
-
-def _standard(weights: Mapping[str, Tensor], name: str, inputs: Tensor) -> Tensor:
+    if (table := weights.get(f"{name}_table")) is not None:
+        return table.gather(1, inputs[..., None].expand(-1, -1, table.shape[-1]))
     inputs = inputs.float()
-    if f"{name}_mean" not in weights:
-        return inputs
-    mean, scale = weights[f"{name}_mean"][:, None], 1 / weights[f"{name}_std"][:, None]
-    return torch.addcmul(-mean * scale, inputs, scale)  # one pass over the tokens
+    if f"{name}_mean" in weights:
+        mean, scale = weights[f"{name}_mean"][:, None], 1 / weights[f"{name}_std"][:, None]
+        inputs = torch.addcmul(-mean * scale, inputs, scale)  # one pass over the tokens
+    if name in ("key", "value"):
+        inputs = inputs.to(weights[f"{name}_weight"].dtype)
+    return _linear(weights, name, inputs)
 
 
 def _linear(weights: Mapping[str, Tensor], name: str, inputs: Tensor) -> Tensor:
     weight, bias = (weights[f"{name}_{part}"].to(inputs.dtype) for part in ("weight", "bias"))
-    bias = bias[:, None]
-    return torch.baddbmm(bias, inputs, weight)
+    return torch.baddbmm(bias[:, None], inputs, weight)
 
 
 def _norm(weights: Mapping[str, Tensor], name: str, inputs: Tensor) -> Tensor:

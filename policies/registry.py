@@ -346,16 +346,13 @@ def _parse_options(name: str, text: str) -> dict[str, Value]:
             raise UsageError(f"{name}: {part!r} is not of the form option=value")
         if option in options:
             raise UsageError(f"{name}: option {option!r} is given twice")
-        options[option] = _parse_value(value)
+        if value.lower() in ("true", "false"):
+            options[option] = value.lower() == "true"
+        elif _INTEGER.fullmatch(value):
+            options[option] = int(value)
+        else:
+            options[option] = float(value) if _NUMBER.fullmatch(value) else value
     return options
-
-
-def _parse_value(text: str) -> Value:
-    if text.lower() in ("true", "false"):
-        return text.lower() == "true"
-    if _INTEGER.fullmatch(text):
-        return int(text)
-    return float(text) if _NUMBER.fullmatch(text) else text
 
 
 def attention_free(method: str) -> bool:

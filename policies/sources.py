@@ -76,9 +76,9 @@ def find_policy(name: str | Path) -> PolicySource:
     check_policy(name)
     hub_name = HubName.parse(name)
     assert hub_name is not None, "checked"
-    found = download(hub_name, PATTERNS, first=INDEX, error=PolicyError, what=f"policy {name}")
+    folder = download(hub_name, PATTERNS, first=INDEX, error=PolicyError, what=f"policy {name}")
     return PolicySource(
-        name=name, folder=found.folder, repository=hub_name.repository, commit=found.commit
+        name=name, folder=folder, repository=hub_name.repository, commit=folder.name
     )
 
 

@@ -99,7 +99,7 @@ class WindowKV(Heuristic):
     cost: ClassVar[str] = "one window's attention per group of layers, O(Q window N D)"
     presets: ClassVar[Presets] = {"llama": {"setting": "llama"}}
     limits: ClassVar[Limits] = {
-        "task": (QA, AGGREGATION, "heuristic", "bert"),
+        "task": (*TASK_TYPES, "heuristic", "bert"),
         "setting": tuple(SETTINGS),
         "observed": 1,
         "window": 1,
@@ -126,7 +126,7 @@ class WindowKV(Heuristic):
     @property
     def needs(self) -> Needs:
         """The observation queries, layer sharing, and what the task type takes."""
-        types = (self.task,) if self.task in (QA, AGGREGATION) else (QA, AGGREGATION)
+        types = (self.task,) if self.task in TASK_TYPES else TASK_TYPES
         return Needs(
             queries=max(self.setting_for(task_type).observed for task_type in types),
             text=WHOLE_PROMPT if self.task == "heuristic" else 0,
@@ -165,9 +165,7 @@ class WindowKV(Heuristic):
         short = -votes.shape[-1] % size
         shared = votes.mean(dim=1)  # [B, M]
         voters = votes if self.per_head else shared[:, None]  # [B, Q or 1, M]
-        windows = torch.unflatten(
-            F.pad(voters, (0, short)), -1, (-1, size)
-        )  # [B, ., windows, size]
+        windows = torch.unflatten(F.pad(voters, (0, short)), -1, (-1, size))  # of `size` tokens
         sums = windows.topk(setting.top, dim=-1).values.sum(dim=-1).mean(dim=1)  # [B, windows]
         outer = rank_tokens(sums).argsort(dim=-1)  # rank of each window
         padded = torch.unflatten(F.pad(shared, (0, short), value=-torch.inf), -1, (-1, size))
@@ -180,19 +178,20 @@ def task_type_of(view: View, task: str, classifier: str) -> str:
     """One of `TASK_TYPES` for the prompt of a view; UsageError where the view cannot tell."""
     if task in TASK_TYPES:
         return task
-    if (view.text if task == "heuristic" else view.text_class) is None:
+    read = view.text if task == "heuristic" else view.text_class
+    if read is None:
         raise UsageError(
             f"task={task} reads the prompt's text, which this view lacks (traces hold none): "
             f"name the task type, {' or '.join(TASK_TYPES)}"
         )
     if task == "heuristic":
-        return guess_task_type(view.text or "")
-    if view.text_class not in TASK_TYPES:
+        return guess_task_type(read)
+    if read not in TASK_TYPES:
         raise UsageError(
-            f"classifier={classifier} says {view.text_class!r}: its labels must be "
+            f"classifier={classifier} says {read!r}: its labels must be "
             f"{' and '.join(TASK_TYPES)}"
         )
-    return view.text_class
+    return read
 
 
 def _pattern(*alternatives: str) -> re.Pattern[str]:
@@ -235,12 +234,6 @@ _CODE_LINE = re.compile(
     r"^\s*(def |class |import |from \w+ import|return\b|if .*[:{]$|for .*[:{]$|#include|public |"
     r"private |static |//|@\w+$|[\w.\[\]]+ = .+\(|\}).*|.*[;{}]\s*$|^( {4}|\t)"
 )
-_ENDS = 400
-"""Characters at the end in which a request is looked for, else at the beginning."""
-_ASKING = 3
-"""Last sentences in which a question mark counts: running text asks, too."""
-_SHAPE = 2000
-"""Last characters whose lines may be code."""
 
 
 def guess_task_type(text: str) -> str:
@@ -251,10 +244,11 @@ def guess_task_type(text: str) -> str:
     other `qa`. Text that asks nothing is `aggregation` if it is mostly lines of code, and `UNASKED`
     otherwise.
     """
-    requests = _requests(text[-_ENDS:], asking=_ASKING) or _requests(text[:_ENDS], asking=0)
+    # A question mark counts in the last three sentences: running text asks, too.
+    requests = _requests(text[-400:], asking=3) or _requests(text[:400], asking=0)
     if requests:
         return AGGREGATION if any(map(_SPREAD.search, requests)) else QA
-    lines = [line for line in text[-_SHAPE:].splitlines() if line.strip()]
+    lines = [line for line in text[-2000:].splitlines() if line.strip()]
     code = sum(bool(_CODE_LINE.match(line)) for line in lines) * 2 > len(lines)
     return AGGREGATION if code else UNASKED
 

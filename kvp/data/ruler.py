@@ -200,11 +200,7 @@ def tracking(inputs: SampleInputs, count_tokens: CountTokens, *, example: bool) 
             lines += 1
         shown = _worked(chain, lines, inputs) + "\n"
     chain = _chain(inputs.rng("chain"), inputs.split, letters=5)
-
-    def make(amount: int) -> Sample:
-        return _assigned(inputs, chain, amount, "places", shown)
-
-    return make, HOPS + 1
+    return lambda amount: _assigned(inputs, chain, amount, "places", shown), HOPS + 1
 
 
 def _chain(rng: random.Random, split: Split, letters: int) -> tuple[str, list[str]]:
@@ -258,11 +254,7 @@ def common_words(inputs: SampleInputs, _: CountTokens) -> Maker:
 
     more = _compounds(inputs.rng("compounds"), inputs.split, avoided=frozenset(pool[:COMMON]))
     words = kept(chain(pool, more))
-
-    def make(amount: int) -> Sample:
-        return _list_prompt(inputs, words(COMMON + amount), times, "order", before)
-
-    return make, 0
+    return lambda amount: _list_prompt(inputs, words(COMMON + amount), times, "order", before), 0
 
 
 def _compounds(rng: random.Random, split: Split, avoided: Collection[str]) -> Iterator[str]:
@@ -339,10 +331,9 @@ MAKERS: Mapping[str, Callable[[SampleInputs, CountTokens], Maker]] = {
 
 RULER_TASKS = tuple(MAKERS)
 """All tasks that are generated: those of RULER, and `vt_0shot`."""
-OWN_TASKS = tuple(name for name in RULER_TASKS if name != "vt_0shot")
-"""RULER's own generated tasks: all but its qa_1 and qa_2, which need documents."""
-RULER_13 = (*OWN_TASKS, "qa_1", "qa_2")
-"""RULER's thirteen tasks, the meaning of `ruler`; its score is the mean over exactly these."""
+RULER_13 = (*(name for name in RULER_TASKS if name != "vt_0shot"), "qa_1", "qa_2")
+"""RULER's thirteen tasks, the meaning of `ruler`; its score is the mean over exactly these. Its
+qa_1 and qa_2 need documents."""
 
 
 def generate(

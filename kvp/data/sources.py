@@ -9,10 +9,10 @@ running model share it, so that the same flags give the same prompts.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -70,17 +70,13 @@ def turns(weights: Sequence[float]) -> Iterator[int]:
     parts and never more than the number of parts. The first of equal parts comes first.
     """
     total, given = math.fsum(weights), [0] * len(weights)
-    number = 0
-    while True:
-        number += 1
+    for number in itertools.count(1):
         behind = [weight / total * number - had for weight, had in zip(weights, given, strict=True)]
         part = behind.index(max(behind))
         given[part] += 1
         yield part
 
 
-_FILLED = 0.9
-"""Share of the length that the smallest prompt of a task may take for the task to fit."""
 SourceMaker = Callable[[Sequence[str], TaskSettings, PreTrainedTokenizerBase], Iterable[Sample]]
 """From task names, settings and a tokenizer to samples."""
 
@@ -99,13 +95,10 @@ def tasks_in_turn(
     return _interleaved(built, order)
 
 
-def _dialogues(
-    tasks: Sequence[str], settings: TaskSettings, tokenizer: PreTrainedTokenizerBase
-) -> Sequence[Sample]:
-    return TASKS[CHAT].build(replace(settings, chat=None), tokenizer)
-
-
-SOURCES: Mapping[str, SourceMaker] = {RULER: tasks_in_turn, CHAT: _dialogues}
+SOURCES: Mapping[str, SourceMaker] = {
+    RULER: tasks_in_turn,
+    CHAT: lambda _, settings, tokenizer: TASKS[CHAT].build(replace(settings, chat=None), tokenizer),
+}
 """Kinds of data by name; any other name is a file, a folder or a hub data set."""
 
 
@@ -137,7 +130,7 @@ def _mixture(
     if len(set(names)) < len(names):  # ids of samples begin with them
         alike = next(name for name in names if names.count(name) > 1)
         raise UsageError(f"--data: two parts are called {alike}; rename one of the files")
-    order = list(islice(turns(list(parts.values())), settings.count))
+    order = list(itertools.islice(turns(list(parts.values())), settings.count))
     sources = [
         _of_one_kind(part, replace(settings, count=order.count(number)), tokenizer)
         for number, part in enumerate(parts)
@@ -174,7 +167,6 @@ def _interleaved(sources: Sequence[Sequence[Sample]], order: Sequence[int]) -> S
         places.append((number, given[number]))
         given[number] += 1
     notes = (note for source in sources for note in getattr(source, "notes", ()))
-
     return Source(
         size=len(places),
         make=lambda index: sources[places[index][0]][places[index][1]],
@@ -279,7 +271,7 @@ def fitting_tasks(settings: TaskSettings, tokenizer: PreTrainedTokenizerBase) ->
 
 
 def _fits(task: str, settings: TaskSettings, tokenizer: PreTrainedTokenizerBase) -> bool:
-    length = int(settings.length * _FILLED)
+    length = int(settings.length * 0.9)  # the smallest prompt may not fill it
     smaller = replace(settings, split="train", count=1, seed=0, length=length, data=None)
     try:
         find_task(task).build(smaller, tokenizer)[0]

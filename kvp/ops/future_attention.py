@@ -79,15 +79,13 @@ def _of_the_future(
     weights: Tensor | None,
 ) -> Tensor:
     last = keys.shape[-2] if stop is None else stop
-    window = (prefix_length, last, prefix_length)
+    arguments = (queries, keys, prefix_length, last, prefix_length, reduction)
     if keys.is_cuda and find_spec("triton") is not None:
         # Imported here because triton is an extra, and nobody without a GPU should wait for it.
-        from kvp.ops import future_attention_kernel
+        from kvp.ops import future_attention_kernel as kernel
 
-        return future_attention_kernel.received_attention(
-            queries, keys, *window, reduction, weights=weights
-        )
-    return received_attention(queries, keys, *window, reduction, weights=weights)
+        return kernel.received_attention(*arguments, weights=weights)
+    return received_attention(*arguments, weights=weights)
 
 
 @torch.no_grad()

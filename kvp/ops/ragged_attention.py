@@ -324,9 +324,6 @@ class Group:
 
     def split(self, step: int) -> Iterator[Group]:
         """Parts of at most `step` heads."""
-        if step >= len(self.heads):
-            yield self
-            return
         for first in range(0, len(self.heads), step):
             part = slice(first, first + step)
             yield Group(

@@ -9,12 +9,15 @@ triton is: it is the optional extra `gpu`.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from kvp.ops.ragged_attention import RaggedLayout
 
 LOG2_E = 1.4426950408889634
 WIDEST = 256
@@ -23,23 +26,12 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 _TILE_BYTES = 2**14  # of keys: with values and stages, 64 KiB before compute capability 8, 99 after
 
 
-class Layout(Protocol):
-    """What the kernels read of a `kvp.ops.ragged_attention.RaggedLayout`."""
-
-    @property
-    def starts(self) -> Tensor: ...  # noqa: D102
-    @property
-    def piece(self) -> int: ...  # noqa: D102
-    @property
-    def pieces(self) -> tuple[Tensor, Tensor]: ...  # noqa: D102
-
-
 @torch.no_grad()
 def attend_by_kernel(
     query: Tensor,
     keys: Tensor,
     values: Tensor,
-    layout: Layout,
+    layout: RaggedLayout,
     tail_keys: Tensor,
     tail_values: Tensor,
     tail_visible: Tensor | None,

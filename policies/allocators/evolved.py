@@ -146,10 +146,5 @@ class Evolved(BaseAllocator):
         chosen = torch.tensor(self.budgets.counts, dtype=torch.float64)
         if self.rounding == "exact":
             return exact_counts(chosen, request)
-        return published_counts(completed(chosen, request.budget * layers), request)
-
-
-def completed(counts: Tensor, total: int) -> Tensor:
-    """The paper's budget completion: counts scaled to `total` (L - 1 more at most), rounded up."""
-    scaled = counts.double() * total / counts.sum()
-    return (scaled - 1e-9 * scaled.clamp_min(1)).ceil().long()
+        scaled = chosen * (request.budget * layers) / chosen.sum()  # the paper's completion
+        return published_counts((scaled - 1e-9 * scaled.clamp_min(1)).ceil().long(), request)

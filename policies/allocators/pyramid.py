@@ -51,10 +51,9 @@ class Pyramid(BaseAllocator):
 
     def allocate(self, request: Request) -> Tensor:
         """Falling counts: [L, H] int64, sum `request.total`; published roundings miss it."""
-        if self.rounding == "kvpress":
-            return published_counts(self._kvpress(request), request)
-        if self.rounding == "faithful":
-            return published_counts(self._faithful(request), request)
+        if self.rounding != "exact":
+            counts = self._kvpress if self.rounding == "kvpress" else self._faithful
+            return published_counts(counts(request), request)
         layers, _, tokens = request.scores.shape
         window = min(self.window, request.budget)
         base = request.budget - window
@@ -67,12 +66,8 @@ class Pyramid(BaseAllocator):
         base = request.budget - window
         if tokens < 2 * base or layers == 1:
             return torch.full((layers,), request.budget)
-        low = int(base // self.beta)
-        high = 2 * base - low
-        if high >= tokens - window:
-            high = tokens - window
-            low = 2 * base - high
-        return window + high - torch.arange(layers) * ((high - low) // (layers - 1))
+        high = min(2 * base - int(base // self.beta), tokens - window)
+        return window + high - torch.arange(layers) * (2 * (high - base) // (layers - 1))
 
     def _kvpress(self, request: Request) -> Tensor:
         layers, _, tokens = request.scores.shape

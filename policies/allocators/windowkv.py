@@ -55,10 +55,9 @@ class WindowKVAllocator(BaseAllocator):
         gamma = self.group if isinstance(self.group, int) else layers_per_group(layers, AUTO_GROUP)
         groups = -(-layers // gamma)
         of_layer = torch.arange(layers) // gamma
-        top = budget * (gamma if self.rule == "code" else 1) / self.divisor
-        top = min(top, float(budget))
-        if groups == 1:
-            top = float(budget)
+        top = float(budget)
+        if groups > 1:
+            top = min(budget * (gamma if self.rule == "code" else 1) / self.divisor, top)
         if self.rounding == "exact":
             return exact_counts(line(2 * budget - top, top, groups)[of_layer], request)
         bottom = 2 * budget - int(top)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from kvp.data.synthetic.lexicon import LISTS, people
 from kvp.data.synthetic.text import Split, draw_number, generated_split, owned, town
@@ -92,16 +93,15 @@ def generated_chat(
     It ends with a question about something said before, so evicting the wrong token costs
     likelihood. At least one exchange, even when that is too long.
     """
-    fits, too_many = 1, 2
-    while prompt_tokens(dialogue(seed=seed, split=split, turns=too_many)) <= length:
-        fits, too_many = too_many, 2 * too_many
-    while too_many - fits > 1:
-        middle = (fits + too_many) // 2
-        if prompt_tokens(dialogue(seed=seed, split=split, turns=middle)) <= length:
-            fits = middle
-        else:
-            too_many = middle
-    return tuple(dialogue(seed=seed, split=split, turns=fits))
+    make = partial(dialogue, seed=seed, split=split)
+    most, too_many = 1, 2
+    while prompt_tokens(make(turns=too_many)) <= length:
+        most, too_many = too_many, 2 * too_many
+    while too_many - most > 1:
+        middle = (most + too_many) // 2
+        fits = prompt_tokens(make(turns=middle)) <= length
+        most, too_many = (middle, too_many) if fits else (most, middle)
+    return tuple(make(turns=most))
 
 
 def _introduce(talk: _Talk) -> None:

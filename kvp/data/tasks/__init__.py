@@ -42,8 +42,6 @@ TASKS: dict[str, Task] = {
     DATA: RowsTask(),
 }
 """Tasks by name."""
-_MAX_NAMED = 6
-"""Missing tasks of RULER's that a message names at most."""
 GROUPS: dict[str, tuple[str, ...]] = {
     RULER: RULER_13,
     "scbench": tuple(CONTEXTS),
@@ -145,8 +143,7 @@ def ruler_share(names: Iterable[str]) -> str:
     text = f"{share}RULER's {len(RULER_13)} tasks"
     if others:
         text += f" and {len(others)} more ({', '.join(others)})"
-    named = 0 < len(lacking) <= _MAX_NAMED
-    return f"{text}, without {', '.join(lacking)}" if named else text
+    return f"{text}, without {', '.join(lacking)}" if 0 < len(lacking) <= 6 else text
 
 
 def _checked(candidate: object, where: str) -> Task:

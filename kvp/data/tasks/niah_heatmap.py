@@ -39,8 +39,6 @@ DEPTHS = (0.0, 25.0, 50.0, 75.0, 100.0)
 METRICS = ("all", "rouge_recall")
 """What `--metric` may be; the first one is the default."""
 NEW_TOKENS = 50
-_LENGTHS = 4
-"""Lengths where `--lengths` does not say: so many equal steps up to `--length`."""
 _SENTENCE_ENDS = (".", "!", "?", '."', '!"', '?"')
 
 
@@ -147,8 +145,8 @@ class NiahHeatmapTask(ScoredByMetric):
 
 
 def _lengths(settings: TaskSettings) -> tuple[int, ...]:
-    if settings.lengths is None:
-        return tuple(settings.length * step // _LENGTHS for step in range(1, _LENGTHS + 1))
+    if settings.lengths is None:  # four equal steps
+        return tuple(settings.length * step // 4 for step in range(1, 5))
     if (longest := max(settings.lengths)) > settings.length:
         raise UsageError(f"--lengths {longest}: more than --length {settings.length}; raise it")
     return tuple(dict.fromkeys(settings.lengths))

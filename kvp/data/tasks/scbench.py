@@ -15,7 +15,7 @@ import re
 import string
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import pairwise
 from statistics import median_low
 from typing import TYPE_CHECKING, Any
@@ -290,13 +290,9 @@ def prefix_suffix(inputs: SampleInputs) -> ContextMaker:
         question = f"Which string of the list begins with {begin} and ends with {end}? "
         turns.append((f"{question}Write the whole string.", (word,)))
 
-    def others() -> Iterator[str]:
-        rng = inputs.rng("others")
-        while True:
-            yield draw_name(rng, inputs.split, size, _MIXED)
-
+    others = iter(partial(draw_name, inputs.rng("others"), inputs.split, size, _MIXED), None)
     header = "Here is a list of strings, one per line.\n\n"
-    return _shuffled(inputs, [*asked, *near], others(), turns, (header, "\n", ""))
+    return _shuffled(inputs, [*asked, *near], others, turns, (header, "\n", ""))
 
 
 def variable_tracking(inputs: SampleInputs) -> ContextMaker:
