@@ -89,7 +89,7 @@ def flags_of(config_class: type[Any], preset: str | None = None) -> list[Flag]:
         kind, choices, optional = _kind_of(hints[name])
         default = chosen.get(name, declared[name].default)
         values = {label: given[name] for label, given in presets.items() if name in given}
-        result.append(Flag(
+        flag = Flag(
             name=name,
             kind=kind,
             choices=choices,
@@ -100,7 +100,8 @@ def flags_of(config_class: type[Any], preset: str | None = None) -> list[Flag]:
             default=default,
             section=_title(owner),
             help=f"{text}{_default(default, values)}",
-        ))
+        )
+        result.append(flag)
     return result
 
 
@@ -132,13 +133,7 @@ def parse_value(flag: Flag, value: object) -> object:
             raise UsageError(f"--{flag.name} must be true or false, got {value!r}")
         return text in _YES
     if flag.kind in (int, float):
-        if type(value) in ((str, int) if flag.kind is int else (str, int, float)):
-            with suppress(ValueError, OverflowError):
-                number: int | float = flag.kind(value)
-                if math.isfinite(number):
-                    return number
-        what = "a whole number" if flag.kind is int else "a number"
-        raise UsageError(f"--{flag.name} must be {what}, got {value!r}")
+        return _number(flag, value)
     if not isinstance(value, str):
         raise UsageError(f"--{flag.name} must be text; in YAML put it in quotes, got {value!r}")
     return value
@@ -300,6 +295,16 @@ def _default(default: object, values: Mapping[str, Any]) -> str:
 
 def _shown(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _number(flag: Flag, value: object) -> int | float:
+    if type(value) in ((str, int) if flag.kind is int else (str, int, float)):
+        with suppress(ValueError, OverflowError):
+            number: int | float = flag.kind(value)
+            if math.isfinite(number):
+                return number
+    what = "a whole number" if flag.kind is int else "a number"
+    raise UsageError(f"--{flag.name} must be {what}, got {value!r}")
 
 
 def main(

@@ -178,11 +178,7 @@ def spelled(name: str) -> str:
 
 
 def run_program(name: str, argv: Sequence[str] | None = None) -> int:
-    """Run one program with its arguments, by default the process's; returns the exit code.
-
-    0 on success, 2 on anything the user can mend (one line on stderr), 130 on Ctrl-C, 143 on
-    SIGTERM. `--help`, `--version` and `--print_config` leave by SystemExit(0).
-    """
+    """Run one program with its arguments, by default the process's, as `kvp.command_line.main`."""
     program = PROGRAMS[name]
     arguments = sys.argv[1:] if argv is None else argv
     if program.config is None:

@@ -64,15 +64,11 @@ UNPROTECTED = Protection(sinks=0, recents=0)
 def rank_tokens(scores: Tensor, protection: Protection = UNPROTECTED) -> Tensor:
     """Rank tokens by descending score: [..., N] floats -> [..., N] int64 token indices."""
     tokens = scores.shape[-1]
-    adjusted = scores.float().clamp(max=torch.finfo(torch.float32).max)  # inf is for protection
-    order = _protected_order(tokens, protection)
-    if order:
-        index = torch.tensor(order, device=scores.device)
-        adjusted[..., index] = torch.inf
-    newest_first = adjusted.flip(-1)  # a stable sort then puts the newer of equal tokens first
+    # Newest first: a stable sort then puts the newer of equal tokens first.
+    newest_first = protected_scores(scores, protection).flip(-1)
     ranking = tokens - 1 - newest_first.argsort(dim=-1, descending=True, stable=True)
-    if order:
-        ranking[..., : len(order)] = index
+    if order := _protected_order(tokens, protection):
+        ranking[..., : len(order)] = torch.tensor(order, device=scores.device)
     return ranking
 
 
@@ -265,7 +261,7 @@ def _best(scores: Tensor, count: int, *, allowed: Tensor | None = None) -> Tenso
 def protected_scores(scores: Tensor, protection: Protection) -> Tensor:
     """Scores [..., N] with protected tokens raised to +inf, everything else below."""
     tokens = scores.shape[-1]
-    raised = scores.float().clamp(max=torch.finfo(torch.float32).max)
+    raised = scores.float().clamp(max=torch.finfo(torch.float32).max)  # inf is for protection
     raised[..., : min(protection.sinks, tokens)] = torch.inf
     raised[..., max(tokens - protection.recents, 0) :] = torch.inf
     return raised

@@ -58,16 +58,13 @@ class Random(Heuristic):
         batch, heads, tokens, _ = view.keys.shape
         again = f"/{int(view.positions.max())}" if view.positions.ndim == 3 else ""
         first = view.heads.start or 0
-        by_head = [
-            self._draw(f"{view.layer}/{first + head}/{tokens}{again}", tokens)
-            for head in range(heads)
-        ]
+        by_head = []
+        for head in range(first, first + heads):
+            key = f"{self.seed}/{view.layer}/{head}/{tokens}{again}"
+            digest = hashlib.sha256(key.encode()).digest()
+            generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
+            by_head.append(torch.rand(tokens, generator=generator))
         return torch.stack(by_head).to(view.keys.device).expand(batch, -1, -1).contiguous()
-
-    def _draw(self, key: str, tokens: int) -> Tensor:
-        digest = hashlib.sha256(f"{self.seed}/{key}".encode()).digest()
-        generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
-        return torch.rand(tokens, generator=generator)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -79,8 +79,7 @@ class LagKV(Heuristic):
         body = states[..., self.n_sink : self.n_sink + partitions * lag, :].float()
         parts = torch.unflatten(body, -2, (partitions, lag))
         scored, reference = parts[..., :-1, :, :], parts[..., 1:, :, :]
-        low = reference.amin(dim=-2, keepdim=True)
-        high = reference.amax(dim=-2, keepdim=True)
+        low, high = reference.amin(dim=-2, keepdim=True), reference.amax(dim=-2, keepdim=True)
         scaled: Tensor = (scored - low) / (high - low).clamp_min(_SMALLEST_RANGE)
         # torch's own `std` over a short last axis is ten times slower on CPUs.
         centred = scaled - scaled.mean(dim=-1, keepdim=True)

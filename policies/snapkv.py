@@ -72,27 +72,22 @@ class SnapKV(Heuristic):
             return Needs(queries=self.window)
         return Needs(queries=_LARGEST_AUTO_WINDOW, budget=True)
 
-    def _window(self, view: View) -> int:
-        """Queries that vote."""
-        if isinstance(self.window, int):
-            return self.window
-        return min(_LARGEST_AUTO_WINDOW, max(1, view.budget // 4))
-
     def score(self, view: View) -> Tensor:
         """Pooled window attention, the window itself at 2: [B, H, N] float32."""
         assert view.queries is not None
         batch, heads, tokens, _ = view.keys.shape
         scores = torch.full((batch, heads, tokens), FORCED, device=view.keys.device)
-        window = min(self._window(view), max(view.queries.shape[2], 1))
+        window = self.window
+        if not isinstance(window, int):
+            window = min(_LARGEST_AUTO_WINDOW, max(1, view.budget // 4))
+        window = min(window, max(view.queries.shape[2], 1))
         before = tokens - window
         if before <= 0:
             return scores
         attention = recent_attention(view.queries, view.keys, window)
         votes = attention[..., :before].mean(dim=-2)
-        scores[..., :before] = self._pool(votes).mean(dim=-2)
-        return scores
-
-    def _pool(self, votes: Tensor) -> Tensor:
         signals = votes.flatten(0, -2)[:, None]  # [B * Q, 1, N], as 1-D pooling takes them
         pool = F.max_pool1d if self.pool == "max" else F.avg_pool1d
-        return pool(signals, self.kernel, stride=1, padding=self.kernel // 2).view_as(votes)
+        pooled = pool(signals, self.kernel, stride=1, padding=self.kernel // 2).view_as(votes)
+        scores[..., :before] = pooled.mean(dim=-2)
+        return scores

@@ -188,8 +188,7 @@ def task_type_of(view: View, task: str, classifier: str) -> str:
         return guess_task_type(read)
     if read not in TASK_TYPES:
         raise UsageError(
-            f"classifier={classifier} says {read!r}: its labels must be "
-            f"{' and '.join(TASK_TYPES)}"
+            f"classifier={classifier} says {read!r}: its labels must be {' and '.join(TASK_TYPES)}"
         )
     return read
 

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib.resources import files
+from itertools import cycle, islice
 from typing import Literal, TypeVar
 
 from kvp.data.rows.files import SHARES
@@ -240,10 +241,7 @@ class SampleInputs:
         if not words:
             raise UsageError(f"--essays: no words left for the {self.split} split")
         start = self.rng("essay").randrange(len(words))
-        drawn = words[start : start + self.length]
-        while len(drawn) < self.length:
-            drawn += words[: self.length - len(drawn)]
-        return drawn
+        return list(islice(cycle(words), start, start + self.length))
 
 
 @lru_cache(maxsize=4)
