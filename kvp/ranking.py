@@ -129,7 +129,6 @@ class Allocator(Protocol):
     @property
     def name(self) -> str:
         """Registered name with its options, e.g. `ada(safeguard=0.5)`."""
-        ...
 
     def allocate(self, request: Request) -> Tensor:
         """Tokens per layer and KV head: [L, H] int64, floor <= count <= N, sum `request.total`.
@@ -137,7 +136,6 @@ class Allocator(Protocol):
         A rule that misses the sum on purpose (it sizes the cache itself, or reproduces a published
         rounding) has the attribute `meets_budget = False`.
         """
-        ...
 
 
 @runtime_checkable
@@ -149,7 +147,6 @@ class Pooling(Protocol):
 
         What it puts at +inf comes right after the protected tokens.
         """
-        ...
 
 
 def allocated_counts(allocator: Allocator, request: Request) -> Tensor:

@@ -157,16 +157,13 @@ class Scorer(Protocol):
     @property
     def name(self) -> str:
         """Name in the registry, with its preset or options."""
-        ...
 
     @property
     def needs(self) -> Needs:
         """Inputs that the view must have."""
-        ...
 
     def score(self, view: View) -> Tensor:
         """Score every token of one layer: [B, H, N] float32, finite or -inf, never NaN."""
-        ...
 
 
 @runtime_checkable
@@ -178,7 +175,6 @@ class SelfSizing(Protocol):
 
         Protected tokens come at +inf, so that they add to the tokens the method selects.
         """
-        ...
 
 
 def score_layers(scorer: Scorer, views: Iterable[View]) -> list[Tensor]:

@@ -71,22 +71,19 @@ class ExpectedAttention(Heuristic):
         mean = rope.rotate(mean[:, :, None], cosine, sine)[:, :, 0]  # [B, Q, D]
         half = rope.rotate(covariance, cosine, sine).transpose(-1, -2)
         spread = rope.rotate(half, cosine, sine)  # [B, Q, D, D], R S R^T
-        expected = self._expected(view.keys[:, :, self.sinks :].float(), mean, spread)
+        keys = view.keys[:, :, self.sinks :].float()
+        heads, width = keys.shape[1], keys.shape[-1]
+        grouped = torch.unflatten(mean, 1, (heads, -1))  # [B, H, G, D]
+        logits = (grouped @ keys.transpose(-1, -2)) * width**-0.5  # [B, H, G, N]
+        if self.covariance:
+            spreads = torch.unflatten(spread, 1, (heads, -1))
+            for member in range(spreads.shape[2]):
+                form = ((keys @ spreads[:, :, member]) * keys).sum(dim=-1)  # [B, H, N]
+                logits[:, :, member] += form / (2 * width)
+        expected = logits.softmax(dim=-1).mean(dim=2)  # over query heads, [B, H, N]
         if self.values:
             norms = torch.linalg.vector_norm(view.values[:, :, self.sinks :].float(), dim=-1)
             expected = (expected + self.epsilon) * norms
         scores[..., self.sinks :] = expected
         scores[..., : self.sinks] = expected.amax(dim=(1, 2), keepdim=True) + 1
         return scores
-
-    def _expected(self, keys: Tensor, mean: Tensor, spread: Tensor) -> Tensor:
-        """Mean over query heads of the expected attention of keys [B, H, N, D]: [B, H, N]."""
-        heads, width = keys.shape[1], keys.shape[-1]
-        grouped = torch.unflatten(mean, 1, (heads, -1))  # [B, H, G, D]
-        logits: Tensor = (grouped @ keys.transpose(-1, -2)) * width**-0.5  # [B, H, G, N]
-        if self.covariance:
-            spreads = torch.unflatten(spread, 1, (heads, -1))
-            for member in range(spreads.shape[2]):
-                form = ((keys @ spreads[:, :, member]) * keys).sum(dim=-1)  # [B, H, N]
-                logits[:, :, member] += form / (2 * width)
-        return logits.softmax(dim=-1).mean(dim=2)

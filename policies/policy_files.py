@@ -77,10 +77,7 @@ class Shard:
 
 
 def head_file(layer: int, head: int) -> str:
-    """File name of the ranker of a KV head of a layer of the model.
-
-    For instance `layer_03_head_01.safetensors`.
-    """
+    """File name of the ranker of a KV head of a layer: `layer_03_head_01.safetensors`."""
     return f"layer_{layer:02d}_head_{head:02d}.safetensors"
 
 

@@ -30,10 +30,8 @@ def view_rope(view: View, method: str) -> Rope:
 def query_moments(view: View, rope: Rope, skip: int) -> tuple[Tensor, Tensor]:
     """Mean [B, Q, D] and biased covariance [B, Q, D, D] of all queries of a view before RoPE.
 
-    The first `skip` tokens are left out.
-
-    Needs every query (`ALL_QUERIES`) and more than `skip` tokens. One query head at a time, so
-    memory stays at [B, N, D] float32.
+    The first `skip` tokens, fewer than there are, are left out. Needs every query (`ALL_QUERIES`).
+    One query head at a time, so memory stays at [B, N, D] float32.
     """
     assert view.queries is not None
     cosine, sine = rope.inverse(view.positions[:, skip:])

@@ -363,10 +363,7 @@ class HeadRankers(nn.Module):
         ]
 
     def with_dtype(self, dtype: torch.dtype) -> HeadRankers:
-        """A copy with weights of `dtype`; statistics of the inputs stay float32.
-
-        bfloat16 halves them; scores are float32 all the same.
-        """
+        """A copy with weights of `dtype`; statistics and scores stay float32."""
         rankers = copy.deepcopy(self)
         for parameter in rankers.parameters():
             parameter.data = parameter.data.to(dtype)

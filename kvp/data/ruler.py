@@ -52,6 +52,7 @@ HEADER = (
     "{some} special magic {kind} {are} hidden within the following text. Make sure to memorize "
     "it. I will quiz you about the {kind} afterwards.\n"
 )
+TRACK = "Memorize and track the chain(s) of variable assignment hidden in the following text.\n\n"
 DEPTHS = tuple(round(100 * step / 39) for step in range(40))
 """Percentages of the sentences before a needle in an essay."""
 HOPS = 4
@@ -73,11 +74,15 @@ class Variant:
     """What tells one needle task from another."""
 
     haystack: Literal["noise", "essay", "needle"]
-    key: Literal["word", "uuid"] = "word"
+    key: Callable[[random.Random, Split], str] = draw_key
     kind: Literal["numbers", "uuids"] = "numbers"
     keys: int = 1
     values: int = 1
     queries: int = 1
+
+    def value(self, rng: random.Random, split: Split) -> str:
+        """A value to hide."""
+        return draw_uuid(rng, split) if self.kind == "uuids" else draw_number(rng, split)
 
 
 VARIANTS = {
@@ -86,7 +91,7 @@ VARIANTS = {
     "niah_single_3": Variant("essay", kind="uuids"),
     "niah_multikey_1": Variant("essay", keys=4),
     "niah_multikey_2": Variant("needle"),
-    "niah_multikey_3": Variant("needle", key="uuid", kind="uuids"),
+    "niah_multikey_3": Variant("needle", key=draw_uuid, kind="uuids"),
     "niah_multivalue": Variant("essay", values=4),
     "niah_multiquery": Variant("essay", keys=4, queries=4),
 }
@@ -94,11 +99,9 @@ VARIANTS = {
 
 def niah(variant: Variant, inputs: SampleInputs, _: CountTokens) -> Maker:
     """One sample of a needle task, for any number of haystack lines (essay: words)."""
-    make_key = draw_uuid if variant.key == "uuid" else draw_key
-    make_value = draw_uuid if variant.kind == "uuids" else draw_number
     rng = inputs.rng("needles")
-    keys = distinct(lambda: make_key(rng, inputs.split), variant.keys)
-    values = distinct(lambda: make_value(rng, inputs.split), variant.keys * variant.values)
+    keys = distinct(lambda: variant.key(rng, inputs.split), variant.keys)
+    values = distinct(lambda: variant.value(rng, inputs.split), variant.keys * variant.values)
     pairs = [(key, values.pop()) for key in keys for _ in range(variant.values)]
     rng.shuffle(pairs)
     needles = [_needle(variant, pair) for pair in pairs]
@@ -150,13 +153,11 @@ def _haystack_maker(
         return lambda amount: _in_essay(" ".join(words[:amount]), needles, depths)
     if variant.haystack == "noise":
         return lambda amount: _among_lines([NOISE] * amount, needles, inputs.rng("depths"))
-    make_key = draw_uuid if variant.key == "uuid" else draw_key
-    make_value = draw_uuid if variant.kind == "uuids" else draw_number
 
     def distractors() -> Iterator[str]:
         rng = inputs.rng("distractors")
         while True:
-            pair = make_key(rng, inputs.split), make_value(rng, inputs.split)
+            pair = variant.key(rng, inputs.split), variant.value(rng, inputs.split)
             if pair[0] not in taken:
                 yield _needle(variant, pair)
 
@@ -222,8 +223,7 @@ def _assigned(
     text = _among_lines([NOISE] * amount, statements, inputs.rng(places))
     return _sample(
         inputs,
-        context=f"{shown}Memorize and track the chain(s) of variable assignment hidden in the "
-        "following text.\n\n" + text.replace(". \n", ".\n") + "\n",
+        context=f"{shown}{TRACK}" + text.replace(". \n", ".\n") + "\n",
         question=f"Question: Find all variables that are assigned the value {value} in the text "
         "above.",
         answer_prefix=" Answer: According to the chain(s) of variable assignment in the text "

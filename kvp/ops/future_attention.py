@@ -30,6 +30,7 @@ def future_attention(
     prefix_length: int,
     stop: int | None = None,
     weights: Tensor | None = None,
+    reduction: Literal["sum", "max"] = "sum",
 ) -> Tensor:
     """Importance w_i = sum over future queries j in [N, stop) of max_g softmax_i(q_gj . k_i).
 
@@ -42,8 +43,8 @@ def future_attention(
         keys: [..., T, D] float after RoPE. Only keys 0..stop-1 are read.
         prefix_length: N, tokens in the cache when it is compressed.
         stop: end of the future (exclusive); None = T.
-        weights: [T] float, >= 0: what the attention of each query counts; None = 1 for all. The
-            future's sum (here) or maximum (below) is of the weighted attention.
+        weights: [T] float, >= 0: what the attention of each query counts; None = 1 for all.
+        reduction: over the queries, of the weighted attention: `sum` or `max`.
 
     Returns:
         [..., N] float32 importance. Zeros when there are no future queries.
@@ -51,7 +52,14 @@ def future_attention(
     Raises:
         ValueError: shapes disagree, or not 0 <= prefix_length <= stop <= T.
     """
-    return _of_the_future(queries, keys, prefix_length, stop, "sum", weights)
+    last = keys.shape[-2] if stop is None else stop
+    arguments = (queries, keys, prefix_length, last, prefix_length, reduction)
+    if keys.is_cuda and find_spec("triton") is not None:
+        # Imported here because triton is an extra, and nobody without a GPU should wait for it.
+        from kvp.ops import future_attention_kernel as kernel
+
+        return kernel.received_attention(*arguments, weights=weights)
+    return received_attention(*arguments, weights=weights)
 
 
 def max_future_attention(
@@ -67,25 +75,7 @@ def max_future_attention(
     little. Arguments, shapes and errors as `future_attention`; values lie in [0, 1], times the
     weights.
     """
-    return _of_the_future(queries, keys, prefix_length, stop, "max", weights)
-
-
-def _of_the_future(
-    queries: Tensor,
-    keys: Tensor,
-    prefix_length: int,
-    stop: int | None,
-    reduction: Literal["sum", "max"],
-    weights: Tensor | None,
-) -> Tensor:
-    last = keys.shape[-2] if stop is None else stop
-    arguments = (queries, keys, prefix_length, last, prefix_length, reduction)
-    if keys.is_cuda and find_spec("triton") is not None:
-        # Imported here because triton is an extra, and nobody without a GPU should wait for it.
-        from kvp.ops import future_attention_kernel as kernel
-
-        return kernel.received_attention(*arguments, weights=weights)
-    return received_attention(*arguments, weights=weights)
+    return future_attention(queries, keys, prefix_length, stop, weights, "max")
 
 
 @torch.no_grad()

@@ -32,7 +32,7 @@ from kvp.data.rows.benchmarks import (
     most_tokens,
 )
 from kvp.data.rows.values import RowError
-from kvp.data.ruler import NOISE
+from kvp.data.ruler import NOISE, TRACK
 from kvp.data.synthetic.lexicon import LISTS, people
 from kvp.data.synthetic.text import (
     SampleInputs,
@@ -317,10 +317,7 @@ def variable_tracking(inputs: SampleInputs) -> ContextMaker:
             places = sorted(rng.uniform(0, amount) for _ in chain)
             lines += zip(places, chain, strict=True)
         text = "\n".join(line for _, line in sorted(lines, key=lambda placed: placed[0]))
-        header = (
-            "Memorize and track the chain(s) of variable assignment hidden in the following text."
-        )
-        return f"{header}\n\n{text}", turns
+        return TRACK + text, turns
 
     return make
 
