@@ -118,8 +118,7 @@ class Request:
     @property
     def total(self) -> int:
         """Tokens to keep over all layers and KV heads."""
-        layers, heads, _ = self.scores.shape
-        return layers * heads * self.budget
+        return self.scores.shape[0] * self.scores.shape[1] * self.budget
 
 
 @runtime_checkable

@@ -154,16 +154,6 @@ class LearnedScorer:
         self.rankers.to(view.keys.device)
         first = layers.index(view.layer) * self.geometry.kv_heads + of_layer.start
         of_policy = slice(first, first + heads)
-        scores = self._in_blocks(view, of_policy)
-        if self.calibration is not None:
-            scores = self.calibration.apply(scores, of_policy)
-        scores = scores.view(heads, batch, tokens).transpose(0, 1)
-        return F.pad(scores, (0, view.fed_again)).contiguous()
-
-    def _in_blocks(self, view: View, of_policy: slice) -> Tensor:
-        """Scores [H, B * N] of the tokens that are not fed again."""
-        batch, heads, seen, width = view.keys.shape
-        tokens = seen - view.fed_again
         keys = view.keys[:, :, :tokens].transpose(0, 1).reshape(heads, batch * tokens, width)
         values = view.values[:, :, :tokens].transpose(0, 1).reshape(heads, batch * tokens, width)
         again = view.positions.ndim == 3  # the heads hold different tokens, with gaps
@@ -183,7 +173,11 @@ class LearnedScorer:
             )[:, inner]
             for b, inner in self._blocks(batch, tokens, view.keys.device.type)
         ]  # fmt: skip
-        return torch.cat(parts, dim=-1)
+        scores = torch.cat(parts, dim=-1)  # [H, B * N]
+        if self.calibration is not None:
+            scores = self.calibration.apply(scores, of_policy)
+        scores = scores.view(heads, batch, tokens).transpose(0, 1)
+        return F.pad(scores, (0, view.fed_again)).contiguous()
 
     def _blocks(self, batch: int, tokens: int, device: str) -> Iterator[tuple[slice, slice]]:
         """Tokens of B prompts in a row that are scored at once, and which of their scores count.

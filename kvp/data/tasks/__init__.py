@@ -9,7 +9,7 @@ A user's own task is an object with `build` and `score` (`kvp.data.task.Task`), 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 from kvp.data.ruler import RULER_13, RULER_TASKS, RulerTask
@@ -119,12 +119,10 @@ def listed_samples(made: Iterable[Sample], count: int, what: str) -> Source:
 
 def expand_tasks(names: Sequence[str]) -> tuple[str, ...]:
     """Task names with groups expanded, without repeats; raises UsageError on an unknown one."""
-    chosen: list[str] = []
-    for name in names:
-        chosen += GROUPS.get(name, (name,))
+    chosen = dict.fromkeys(chain.from_iterable(GROUPS.get(name, (name,)) for name in names))
     for name in chosen:
         find_task(name)
-    return tuple(dict.fromkeys(chosen))
+    return tuple(chosen)
 
 
 def check_tasks(names: Iterable[str]) -> None:
