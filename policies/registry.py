@@ -372,16 +372,24 @@ def make_scorer(spec: str | Scorer | type[Scorer], **options: Value) -> Scorer:
         UsageError: in one line, on an unknown method, preset or option, a value that is not
             allowed, an object that cannot be used or takes a built-in name.
     """
-    if not isinstance(spec, str):
-        return _checked_scorer(spec, options, f"method {_label(spec)}")
-    written = parse(spec, "method")
-    options = {**written.options, **options}
-    if written.name in METHODS:
-        return METHODS[written.name].build(written.argument, options)
-    if written.name in FROM_OUTSIDE:
-        return FROM_OUTSIDE[written.name](written.argument, options)
-    named = _named_object(written, "method", METHODS)
-    return _checked_scorer(named, options, f"method {written.name}:{written.argument}")
+    thing, label = spec, f"method {_label(spec)}"
+    if isinstance(spec, str):
+        written = parse(spec, "method")
+        options = {**written.options, **options}
+        if written.name in METHODS:
+            return METHODS[written.name].build(written.argument, options)
+        if written.name in FROM_OUTSIDE:
+            return FROM_OUTSIDE[written.name](written.argument, options)
+        thing, label = _named_object(written, "method", METHODS)
+    scorer = instance_of(thing, label, options)
+    if not isinstance(scorer, Scorer) or not isinstance(scorer.needs, Needs):
+        raise UsageError(
+            f"{label} is no scorer: it takes name, needs (kvp.scoring.Needs) and score(view)"
+        )
+    name = re.split(r"[:(]", scorer.name)[0]
+    if type(scorer) is not METHODS.get(name, type(scorer)):  # results would be mixed up
+        raise UsageError(f"{label}: kvp has its own {name!r}; give it another name")
+    return scorer
 
 
 def make_allocator(spec: str | Allocator | type[Allocator]) -> Allocator:
@@ -389,14 +397,16 @@ def make_allocator(spec: str | Allocator | type[Allocator]) -> Allocator:
 
     Raises UsageError as `make_scorer`, PolicyError on a damaged budget file.
     """
-    if not isinstance(spec, str):
-        return _checked_allocator(spec, {}, f"allocator {_label(spec)}")
-    written = parse(spec, "allocator")
-    if written.name in ALLOCATORS:
-        return ALLOCATORS[written.name].build(written.argument, written.options)
-    named = _named_object(written, "allocator", ALLOCATORS)
-    label = f"allocator {written.name}:{written.argument}"
-    return _checked_allocator(named, written.options, label)
+    thing, label, options = spec, f"allocator {_label(spec)}", None
+    if isinstance(spec, str):
+        written = parse(spec, "allocator")
+        if written.name in ALLOCATORS:
+            return ALLOCATORS[written.name].build(written.argument, written.options)
+        (thing, label), options = _named_object(written, "allocator", ALLOCATORS), written.options
+    allocator = instance_of(thing, label, options)
+    if not isinstance(allocator, Allocator):
+        raise UsageError(f"{label} is no allocator: it takes name and allocate(request)")
+    return allocator
 
 
 class ScorerAndAllocator(NamedTuple):
@@ -431,39 +441,18 @@ def make_method(
     return ScorerAndAllocator(scorer, made)
 
 
-def _named_object(written: Specification, kind: str, known: Mapping[str, object]) -> Any:  # noqa: ANN401
-    """The class or object that `package.module:Name` names.
+def _named_object(
+    written: Specification, kind: str, known: Mapping[str, object]
+) -> tuple[Any, str]:
+    """The class or object that `package.module:Name` names, and its name in messages.
 
     A name without a dot counts only if there is such a module, so that a misspelt method is not
     taken for one. Raises UsageError, naming the kind, where there is none.
     """
     name = f"{written.name}:{written.argument}"
     if is_object_name(name) and ("." in written.name or module_exists(name)):
-        return import_object(name, kind)
+        return import_object(name, kind), f"{kind} {name}"
     raise UsageError(unknown_name(kind, written.name, written.argument, known))
-
-
-def _checked_scorer(thing: object, options: Mapping[str, Value], label: str) -> Scorer:
-    """A scorer from a class and its options, or the object itself; `label` is its name in messages.
-
-    Raises UsageError where it is none, or has a built-in name: results would be mixed up.
-    """
-    scorer = instance_of(thing, label, options)
-    if not isinstance(scorer, Scorer) or not isinstance(scorer.needs, Needs):
-        raise UsageError(
-            f"{label} is no scorer: it takes name, needs (kvp.scoring.Needs) and score(view)"
-        )
-    name = re.split(r"[:(]", scorer.name)[0]
-    if type(scorer) is not METHODS.get(name, type(scorer)):
-        raise UsageError(f"{label}: kvp has its own {name!r}; give it another name")
-    return scorer
-
-
-def _checked_allocator(thing: object, options: Mapping[str, Value], label: str) -> Allocator:
-    allocator = instance_of(thing, label, options)
-    if not isinstance(allocator, Allocator):
-        raise UsageError(f"{label} is no allocator: it takes name and allocate(request)")
-    return allocator
 
 
 def _label(thing: object) -> str:
