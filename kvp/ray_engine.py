@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -39,7 +40,6 @@ _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_BACKEND_LOG_LEVEL": "fatal",
     "RAY_DEDUP_LOGS_SKIP_REGEX": ".*",  # what Ray itself says of a dead worker
-    "RAY_task_oom_retries": str(RETRIES),
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # workers without a GPU of their own share them all
 }
 _HANDED_ON = re.compile(r"(AWS|GOOGLE|KVP)_\w+|HF_(TOKEN|ENDPOINT|HUB_OFFLINE)")
@@ -93,28 +93,36 @@ def do_with_ray(
             name: value for name, value in os.environ.items()
             if _HANDED_ON.fullmatch(name) and not name.startswith(_OF_ONE_MACHINE)
         }  # fmt: skip
-        shares = [config.local(rank=rank, world_size=size) for rank in range(size)]
-        start = ray.remote(num_cpus=1, num_gpus=pool.gpus, max_retries=RETRIES)(_share)
-        tasks = [
-            start.remote(os.getcwd(), sys.argv, environment, pickle.dumps((run, share)))
-            for share in shares
-        ]
-        waiting = tasks
+        # Ray's own retries may complete a task twice, for which its core ends the program.
+        share = ray.remote(num_cpus=1, num_gpus=pool.gpus, max_retries=0)(_share)
+        start = partial(share.remote, os.getcwd(), sys.argv, environment)
+        of_job = [config.local(rank=rank, world_size=size) for rank in range(size)]
+        waiting = {
+            start(work): (work, RETRIES) for work in (pickle.dumps((run, one)) for one in of_job)
+        }
+        names = ("WorkerCrashedError", "OutOfMemoryError", "NodeDiedError")
+        died = tuple(getattr(ray.exceptions, name) for name in names)
         try:
             while waiting:
-                ended, waiting = ray.wait(waiting, num_returns=1, timeout=POLL_SECONDS)
-                ray.get(ended)
+                for task in ray.wait([*waiting], num_returns=1, timeout=POLL_SECONDS)[0]:
+                    work, again = waiting.pop(task)
+                    try:
+                        ray.get(task)
+                    except died:
+                        if not again:
+                            raise
+                        waiting[start(work)] = work, again - 1
                 shown()
         except ray.exceptions.RayTaskError as problem:
             raise _cause(problem) from None
-        except (ray.exceptions.WorkerCrashedError, ray.exceptions.OutOfMemoryError):
+        except died:
             raise UsageError(
                 f"--engine ray: a worker died {RETRIES + 1} times (out of memory?); {_WHY}"
             ) from None
         except ray.exceptions.RayError as problem:  # machines or Ray itself, no worker's error
             raise UsageError(f"--engine ray: {first_line(problem)}; {_WHY}") from None
         finally:
-            for task in tasks:
+            for task in waiting:
                 with suppress(ray.exceptions.RayError):
                     ray.cancel(task, force=True)
 
