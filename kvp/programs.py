@@ -200,15 +200,12 @@ collect, train, evaluate, report = (partial(run_program, name) for name in SCRIP
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `kvp PROGRAM ...`; returns the exit code as `run_program`."""
     words = list(sys.argv[1:] if argv is None else argv)
-    if words == ["--version"]:
-        print(f"kvp {__version__}")
-        return 0
     name, rest = " ".join(words[:1]), words[1:]
     if name in PROGRAMS:
         return run_program(name, rest)
-    if name in ("--help", "-h"):
-        print(_overview())
-        return 0
+    if name in ("--help", "-h", "--version"):
+        text = f"kvp {__version__}" if name == "--version" else _overview()
+        return guarded(lambda: print(text, flush=True), "kvp")
     return guarded(lambda: _refuse(name), "kvp")
 
 
