@@ -391,6 +391,7 @@ class EvictingBlock(AbstractContextManager[Kept]):
             return output
         finally:
             state.generating, state.answer = False, None
+            self._drop_failed()
 
     def init_continuous_batching(self, *_: object, **__: object) -> NoReturn:
         """Raise UsageError: its paged cache shares blocks between requests."""

@@ -7,10 +7,11 @@ Mistral, Phi-3. Models that kvp would evict from wrongly are refused in one line
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from threading import get_ident
@@ -359,8 +360,8 @@ def active_digest(model: nn.Module) -> str | None:
     """A digest of what changes a model's computation beside its weights; None for a plain model.
 
     Adapters of PEFT (which are active, merged or off, and their scale), numbers and texts that
-    modules of other packages hold, and forward hooks with the constants, numbers, texts and tensors
-    that they hold. Not seen: whole numbers, which may count calls, what else a hook or a module
+    modules of other packages hold, and forward hooks with their code and the constants, defaults,
+    numbers, texts and tensors that they hold. Not seen: whole numbers, which may count calls, what else a hook or a module
     reads, a `forward` that was replaced, and what a wrapper does before it calls the model.
     """
     parts: list[Any] = []
@@ -373,13 +374,34 @@ def active_digest(model: nn.Module) -> str | None:
         for hook in (*module._forward_pre_hooks.values(), *module._forward_hooks.values()):
             if _package(hook) in _NO_PARTS:
                 continue
-            function, owner = getattr(hook, "__func__", hook), getattr(hook, "__self__", hook)
-            cells = [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
-            constants = getattr(getattr(function, "__code__", None), "co_consts", ())
-            parts.append([name, getattr(function, "__qualname__", type(hook).__qualname__)])
-            parts[-1] += _held([*getattr(owner, "__dict__", {}).values(), *cells])
-            parts[-1] += [each for each in constants if isinstance(each, int | float | str)]
+            parts.append([name, *_told(hook)])
     return hashlib.sha256(repr(parts).encode()).hexdigest() if parts else None
+
+
+def _told(hook: object) -> list[Any]:
+    """What a forward hook says about itself, and about what it holds."""
+    if isinstance(hook, functools.partial):
+        given = [*hook.args, *hook.keywords.values()]
+        whole = [value for value in given if isinstance(value, int)]  # which count no calls
+        return [*_told(hook.func), *hook.keywords, *whole, *_held(given)]
+    function, owner = getattr(hook, "__func__", hook), getattr(hook, "__self__", hook)
+    cells = []
+    for cell in getattr(function, "__closure__", None) or ():
+        with suppress(ValueError):  # empty
+            cells.append(cell.cell_contents)
+    code = getattr(function, "__code__", None)
+    fixed = [
+        *(getattr(function, "__defaults__", None) or ()),
+        *(getattr(function, "__kwdefaults__", None) or {}).values(),
+        *getattr(code, "co_consts", ()),
+    ]
+    return [
+        getattr(function, "__qualname__", type(hook).__qualname__),
+        getattr(code, "co_code", b""),
+        getattr(code, "co_names", ()),
+        *_held([*getattr(owner, "__dict__", {}).values(), *cells, *fixed]),
+        *[each for each in fixed if isinstance(each, int)],
+    ]
 
 
 def _package(part: object) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from contextvars import copy_context
+from functools import partial
 from typing import Any
 
 import pytest
@@ -184,6 +185,19 @@ def test_an_answer_that_outlives_the_block_says_so(
     thread.join(60)
     assert len(errors) == 1
     assert "wait for the threads" in errors[0]
+
+
+def test_a_failed_call_of_a_thread_that_lives_on_is_over(
+    qwen: PreTrainedModel, prompt: Prompt, fixed: Any, generate: Any
+) -> None:
+    def fail(*_: Any) -> None:
+        raise MemoryError
+
+    with ThreadPoolExecutor(1) as pool, evicting(qwen, fixed(TOKENS), BUDGET):
+        hook = qwen.model.layers[1].mlp.register_forward_pre_hook(fail)
+        with pytest.raises(MemoryError):
+            pool.submit(generate, qwen, prompt(TOKENS), 2).result()
+        hook.remove()
 
 
 def test_kept_is_of_the_answer(
@@ -377,6 +391,19 @@ def steered(by: Any) -> Callable[..., Tensor]:
     return lambda module, args, output: output + by
 
 
+def scaled(module: nn.Module, args: Any, output: Tensor, by: float) -> Tensor:
+    return by * output
+
+
+def unfilled() -> Callable[..., Tensor]:
+    def hook(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+        return output + by
+
+    by = 1
+    del by
+    return hook
+
+
 def test_an_identity_covers_what_computes(
     qwen: PreTrainedModel, prompt: Prompt, fixed: Any, generate: Any, tmp_path: Any
 ) -> None:
@@ -401,12 +428,21 @@ def test_an_identity_covers_what_computes(
         lambda: layer.mlp.register_forward_pre_hook(halve),
         lambda: layer.mlp.register_forward_hook(steered(0.5)),
         lambda: layer.mlp.register_forward_hook(steered(torch.ones(32))),
+        lambda: layer.mlp.register_forward_hook(partial(scaled, by=0.5)),
+        lambda: layer.mlp.register_forward_hook(partial(scaled, by=2)),
+        lambda: layer.mlp.register_forward_hook(partial(scaled, by=3)),
+        lambda: layer.mlp.register_forward_hook(lambda m, a, o, by=2: o * by),
+        lambda: layer.mlp.register_forward_hook(lambda m, a, o, by=3: o * by),
+        lambda: layer.mlp.register_forward_hook(lambda m, a, o, by=3: o - by),
+        lambda: layer.mlp.register_forward_hook(unfilled()),
     ):
         change()
         with pytest.raises(CacheError, match="other adapters, scales of them or forward hooks"):
             load_cache(path, qwen)
         digests.add(weights_digest(qwen))
-    assert len(digests) == 10
+        if len(layer.mlp._forward_hooks) > 3:  # told apart from each other, not by their number
+            layer.mlp._forward_hooks.popitem()
+    assert len(digests) == 17
     layer.mlp._forward_hooks.clear()
     layer.mlp._forward_pre_hooks.clear()
     qwen.model.layers[1].self_attn.k_proj = projection
