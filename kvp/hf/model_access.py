@@ -361,8 +361,9 @@ def active_digest(model: nn.Module) -> str | None:
 
     Adapters of PEFT (which are active, merged or off, and their scale), numbers and texts that
     modules of other packages hold, and forward hooks with their code and the constants, defaults,
-    numbers, texts and tensors that they hold. Not seen: whole numbers, which may count calls, what else a hook or a module
-    reads, a `forward` that was replaced, and what a wrapper does before it calls the model.
+    numbers, texts and tensors that they hold. Not seen: whole numbers, which may count calls, what
+    else a hook or a module reads, a `forward` that was replaced, and what a wrapper does before it
+    calls the model.
     """
     parts: list[Any] = []
     for name, module in model.named_modules():

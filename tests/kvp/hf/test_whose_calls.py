@@ -397,7 +397,7 @@ def scaled(module: nn.Module, args: Any, output: Tensor, by: float) -> Tensor:
 
 def unfilled() -> Callable[..., Tensor]:
     def hook(module: nn.Module, args: Any, output: Tensor) -> Tensor:
-        return output + by
+        return output + by  # noqa: F821 (deleted below)
 
     by = 1
     del by
