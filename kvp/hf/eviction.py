@@ -13,7 +13,7 @@ many of them, or never. What a call needs between its two hooks belongs to the c
 several threads may generate inside one block.
 
 A block holds for the thread or asyncio task that entered it, and for the threads, tasks and calls
-of thread pools that are started inside it; other calls of the model are left alone.
+of a ThreadPoolExecutor that are started inside it; other calls are left alone.
 """
 
 from __future__ import annotations
@@ -224,7 +224,7 @@ def _inside(marks: frozenset[object], function: Any, *args: Any, **kwargs: Any) 
 
 @computed_once
 def _hand_on_blocks() -> None:
-    """From now on, threads and calls of thread pools are inside the blocks of who starts them.
+    """From now on, threads and calls of executors are inside the blocks of who starts them.
 
     As asyncio's tasks are by themselves, and threads from Python 3.14 on if so configured.
     """
