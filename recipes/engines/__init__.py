@@ -1,0 +1,1 @@
+"""Compressed contexts for engines: files, transformers, a vLLM connector and its client."""

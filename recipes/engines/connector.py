@@ -1,0 +1,403 @@
+"""A KV connector: requests whose prompt begins with a context's placeholders go on from its file.
+
+    vllm serve MODEL --kv-transfer-config '{"kv_connector": "KvpConnector",
+        "kv_connector_module_path": "engines.connector", "kv_role": "kv_both",
+        "kv_connector_extra_config": {"contexts": FOLDER, "policy": POLICY}}'
+
+The scheduler's side recognises contexts and tells how many tokens are there already; the worker's
+side writes their rows into vLLM's blocks through the attention backend's own writer, which knows
+layout and dtype. Rows of a block that another request has loaded are found by vLLM's prefix cache,
+because placeholders differ between contexts. A request that cannot be answered from the file that
+it names ends in an error, and the server's log says why in one line; nothing of it is looked up in,
+or left in, the prefix cache.
+
+A request with `kv_transfer_params: {"kvp_compress": BUDGET}` is a context itself: once the engine
+has read it, the worker ranks what its blocks hold, and writes the file. Hooks of vLLM show keys and
+values alone, so policies and methods that read queries are refused.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorMetadata,
+    KVConnectorRole,
+    KVConnectorWorkerMetadata,
+)
+from vllm.distributed.parallel_state import (
+    get_tensor_model_parallel_rank,
+    get_tensor_model_parallel_world_size,
+)
+from vllm.logger import init_logger
+from vllm.model_executor.models.utils import extract_layer_index
+
+from engines.contexts import (
+    MULTIPLE,
+    SUFFIX,
+    Context,
+    ContextFacts,
+    kept_rows,
+    read_context,
+    read_facts,
+    read_placeholders,
+    turned,
+    write_context,
+)
+from engines.engine import BlockLayout, EngineModel
+from kvp.budgets import parse_budget
+from kvp.errors import CacheError, KvpError, UsageError
+from kvp.plugins import import_own
+from kvp.ranking import select
+from kvp.scoring import Needs, Scorer, View, score_layers
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.forward_context import ForwardContext
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.outputs import KVConnectorOutput
+    from vllm.v1.request import Request
+
+logger = init_logger("vllm.kvp")
+MEMORY_GB = 4.0
+"""Contexts that a worker keeps in host memory, unless `memory_gb` says otherwise."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """Rows of one request that a worker writes before its next step."""
+
+    digest: str
+    blocks: tuple[int, ...]
+    """Blocks of the request, in order."""
+    start: int
+    """First row; those before it are in vLLM's prefix cache."""
+    stop: int
+    refused: str = ""
+    """Why the request ends in an error; nothing is written then."""
+
+
+@dataclass(frozen=True)
+class Save:
+    """One request whose prompt a worker compresses after the step that reads its last token."""
+
+    request: str
+    token_ids: tuple[int, ...]
+    blocks: tuple[int, ...]
+    budget: str
+
+
+@dataclass
+class Work(KVConnectorMetadata):
+    """What workers do before and after one step."""
+
+    loads: list[Load] = field(default_factory=list)
+    saves: list[Save] = field(default_factory=list)
+
+
+@dataclass
+class Saved(KVConnectorWorkerMetadata):
+    """What became of the saves of a step: of each request, what is told beside its answer."""
+
+    told: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
+        """Both."""
+        assert isinstance(other, Saved)
+        return Saved({**self.told, **other.told})
+
+
+class KvpConnector(KVConnectorBase_V1):
+    """Loads context files of one folder into the engine, and writes them."""
+
+    def __init__(
+        self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig
+    ) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        extra = vllm_config.kv_transfer_config.kv_connector_extra_config
+        self._model = EngineModel(vllm_config, kv_cache_config)
+        if not (folder := extra.get("contexts")):
+            raise ValueError('kv_connector_extra_config needs "contexts", the folder of the files')
+        self._folder = Path(folder)
+        self._block_size = vllm_config.cache_config.block_size
+        self._requests: dict[str, tuple[ContextFacts | None, Load]] = {}
+        self._waiting: list[Load] = []
+        self._unread: set[int] = set()
+        self._held = Held(self._folder, float(extra.get("memory_gb", MEMORY_GB)) * 1e9)
+        self._salts = count()
+        self._saves: dict[str, Save] = {}
+        self._told: dict[str, dict[str, Any]] = {}
+        self._saved = Saved()
+        self._layers: dict[int, Any] = {}
+        self._layout: BlockLayout | None = None
+        self._scorer = policy_of(extra["policy"]) if "policy" in extra else None
+
+    # The scheduler's side.
+
+    def on_new_request(self, request: Request) -> None:
+        """Find the context of a new request, and why it cannot be answered from it."""
+        ids = request.prompt_token_ids or []
+        name, found = request.request_id, read_placeholders(ids, self._model.vocabulary)
+        budget = (request.kv_transfer_params or {}).get("kvp_compress")
+        if budget is not None and found is None:
+            wrong = (
+                "an adapter" if request.lora_request else "images" if request.mm_features else ""
+            )
+            if wrong or len(ids) < MULTIPLE:
+                why = (
+                    f"with {wrong}" if wrong else f"of {len(ids)} tokens, {MULTIPLE} are the least"
+                )
+                self._told[name] = {"error": f"a context {why} is not compressed"}
+            else:
+                self._saves[name] = Save(name, tuple(ids), (), str(budget))
+        if found is None:
+            return
+        digest, written = found
+        facts = None
+        try:
+            facts = read_facts(self._folder / f"{digest}{SUFFIX}")[0]
+            self._model.check(facts)
+            refused = _refused(request, facts, written, self._model)
+            if budget is not None:
+                refused = "it asks to compress what is compressed"
+        except CacheError as error:
+            refused = str(error)
+        stop = facts.kept if facts and not refused else min(written, len(ids) - 1)
+        self._requests[request.request_id] = facts, Load(digest, (), 0, stop, refused)
+        if refused:
+            logger.error("request %s is refused: %s", request.request_id, refused)
+            # Never around the connector, and nothing in common with requests that are answered.
+            request.skip_reading_prefix_cache = False
+            request.cache_salt = f"kvp-refused-{next(self._salts)}"
+            request.block_hashes = []
+            request.update_block_hashes()
+
+    def get_num_new_matched_tokens(
+        self, request: Request, num_computed_tokens: int
+    ) -> tuple[int | None, bool]:
+        """Rows of the context that the engine does not have yet."""
+        _, load = self._requests.get(request.request_id, (None, None))
+        return (0 if load is None else max(load.stop - num_computed_tokens, 0)), False
+
+    def update_state_after_alloc(
+        self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int
+    ) -> None:
+        """Remember where the rows go."""
+        if num_external_tokens > 0:
+            _, load = self._requests[request.request_id]
+            (ids,) = blocks.get_block_ids()
+            start = load.stop - num_external_tokens
+            self._waiting.append(Load(load.digest, tuple(ids), start, load.stop, load.refused))
+
+    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> Work:
+        """What the workers load before this step and compress after it."""
+        work, self._waiting = Work(self._waiting), []
+        assert self._kv_cache_manager is not None
+        for name in self._saves.keys() & scheduler_output.num_scheduled_tokens.keys():
+            save = self._saves[name]
+            (blocks,) = self._kv_cache_manager.get_block_ids(name)
+            if self._read(scheduler_output, name) >= len(save.token_ids):
+                work.saves.append(replace(self._saves.pop(name), blocks=tuple(blocks)))
+        return work
+
+    @staticmethod
+    def _read(step: SchedulerOutput, name: str) -> int:
+        """Tokens of a request that the engine has read when the step is over."""
+        new = {request.req_id: request.num_computed_tokens for request in step.scheduled_new_reqs}
+        cached = step.scheduled_cached_reqs
+        before = {**dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True)), **new}
+        return int(before[name] + step.num_scheduled_tokens[name])
+
+    def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
+        """Remember what workers have saved until its request is answered."""
+        meta = connector_output.kv_connector_worker_meta
+        if isinstance(meta, Saved):
+            self._told.update(meta.told)
+
+    def request_finished(
+        self, request: Request, block_ids: Sequence[int]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """Tell, beside the answer, of how many tokens the context really is."""
+        self._saves.pop(request.request_id, None)
+        if (told := self._told.pop(request.request_id, None)) is not None:
+            return False, {"kvp_context": told}
+        facts, load = self._requests.pop(request.request_id, (None, None))
+        if facts is None or load is None or load.refused:
+            return False, None
+        told = {"digest": load.digest, "tokens": facts.tokens, "kept": facts.kept}
+        return False, {"kvp_context": told}
+
+    # A worker's side.
+
+    def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:  # noqa: ANN401
+        """Write the rows of all loads of this step into the blocks of every attention layer."""
+        metadata = self._get_connector_metadata()
+        assert isinstance(metadata, Work)
+        self._layers = layers = {
+            extract_layer_index(name): layer
+            for name, layer in forward_context.no_compile_layers.items()
+            if hasattr(getattr(layer, "impl", None), "do_kv_cache_update")
+        }
+        for load in metadata.loads:
+            try:
+                if load.refused:
+                    raise CacheError(load.refused)
+                self._write(self._held.context(load.digest), load, layers)
+            except CacheError as error:
+                logger.error("context %s is not loaded: %s", load.digest, error)
+                first = load.start // self._block_size
+                self._unread.update(load.blocks[first : -(-load.stop // self._block_size)])
+
+    def _write(self, context: Context, load: Load, layers: Mapping[int, Any]) -> None:
+        self._model.check(context.facts)
+        rows = torch.arange(load.start, load.stop)
+        blocks = torch.tensor(load.blocks)[rows // self._block_size]
+        slots = blocks * self._block_size + rows % self._block_size
+        for index, layer in layers.items():
+            parts = (context.keys[index], context.values[index])
+            keys, values = (_of_rank(part[rows], layer) for part in parts)
+            device = layer.kv_cache.device
+            layer.impl.do_kv_cache_update(
+                layer, keys.to(device), values.to(device), layer.kv_cache, slots.to(device)
+            )
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        """Blocks that hold nothing: their requests end in an error."""
+        unread, self._unread = self._unread, set()
+        return unread
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """Nothing to wait for: `start_load_kv` has written all layers."""
+
+    def save_kv_layer(
+        self,
+        layer_name: str,
+        kv_layer: Tensor,
+        attn_metadata: object,
+        **kwargs: Any,  # noqa: ANN401
+    ) -> None:
+        """Nothing is saved layer by layer."""
+
+    def wait_for_save(self) -> None:
+        """Compress the prompts that this step has read to their end."""
+        metadata = self._get_connector_metadata()
+        assert isinstance(metadata, Work)
+        for save in metadata.saves:
+            try:
+                told = self._compress(save)
+            except KvpError as error:
+                logger.error("request %s is not compressed: %s", save.request, error)
+                told = {"error": str(error)}
+            self._saved.told[save.request] = told
+
+    def _compress(self, save: Save) -> dict[str, Any]:
+        if self._scorer is None:
+            raise UsageError('kv_connector_extra_config has no "policy" to compress with')
+        if get_tensor_model_parallel_world_size() > 1:
+            raise UsageError("compress with engines.compress: this engine is tensor parallel")
+        tokens = len(save.token_ids)
+        kept = kept_rows(parse_budget(save.budget), tokens)
+        positions, keys, values = torch.arange(tokens)[None], [], []
+        for index, layer in sorted(self._layers.items()):
+            self._layout = self._layout or BlockLayout(layer, self._block_size)
+            blocks = torch.tensor(save.blocks, device=layer.kv_cache.device)
+            rows = self._layout.rows(layer.kv_cache, blocks, tokens)
+            of_heads = [part.transpose(0, 1) for part in rows]  # [H, N, D]
+            view = View(
+                layer=index, keys=of_heads[0][None], values=of_heads[1][None],
+                positions=positions.to(blocks.device), budget=kept,
+            )  # fmt: skip
+            chosen = select(score_layers(self._scorer, [view])[0][0], kept)  # [H, k]
+            wide = chosen[..., None].expand(-1, -1, of_heads[0].shape[-1])
+            mine = [part.gather(1, wide).transpose(0, 1).cpu().contiguous() for part in of_heads]
+            keys.append(turned(mine[0], self._model.rope, kept - tokens))
+            values.append(mine[1])
+        facts = ContextFacts(
+            model=self._model.identity, geometry=self._model.geometry.to_dict(),
+            vocabulary=self._model.vocabulary, rope=self._model.rope_facts, tokenizer=None,
+            policy=getattr(self._scorer, "label", self._scorer.name), budget=save.budget,
+            tokens=tokens, kept=kept,
+        )  # fmt: skip
+        context = Context(
+            facts=facts, keys=keys, values=values, token_ids=torch.tensor(save.token_ids)
+        )
+        write_context(context, self._folder)
+        told = {"digest": context.digest[:32], "tokens": tokens, "kept": kept}
+        return {**told, "placeholders": context.placeholders}
+
+    def build_connector_worker_meta(self) -> Saved | None:
+        """What `wait_for_save` has saved."""
+        saved, self._saved = self._saved, Saved()
+        return saved if saved.told else None
+
+
+def _of_rank(part: Tensor, layer: Any) -> Tensor:  # noqa: ANN401 - vLLM's attention layer
+    """Rows [n, H, D] of the KV heads that this tensor-parallel rank has."""
+    heads, here = part.shape[1], layer.num_kv_heads
+    ranks = get_tensor_model_parallel_world_size()
+    first = get_tensor_model_parallel_rank() * heads // ranks
+    return part[:, first : first + here].contiguous()
+
+
+def _refused(request: Request, facts: ContextFacts, written: int, model: EngineModel) -> str:
+    """Why a request with this context cannot be answered; empty where it can."""
+    ids, options = request.prompt_token_ids or [], request.sampling_params
+    if written < facts.kept:
+        return f"{written} of the context's {facts.kept} placeholders are there"
+    if len(ids) == facts.kept:
+        return "nothing follows the placeholders: add a question"
+    if request.skip_reading_prefix_cache:
+        return "prompt_logprobs and skip_reading_prefix_cache would compute the placeholders"
+    if request.lora_request is not None:
+        return (
+            f"it asks for the adapter {request.lora_request.lora_name}, without which it was made"
+        )
+    answer = 0 if options is None else options.max_tokens or 0
+    length = facts.tokens + len(ids) - facts.kept + answer
+    if length > model.positions:
+        return f"context, question and answer have {length} tokens, the model {model.positions}"
+    return ""
+
+
+def policy_of(name: str) -> Scorer:
+    """The policy or method that an engine compresses with; ValueError where it reads queries."""
+    scorer, allocator = import_own("policies").named(name)
+    if allocator is not None or scorer.needs != Needs():
+        raise ValueError(f"policy {name}: engines show keys and values alone, in equal numbers")
+    rule: Scorer = scorer
+    return rule
+
+
+class Held:
+    """Contexts in host memory, the least recently used one forgotten first."""
+
+    def __init__(self, folder: Path, most: float) -> None:
+        self._folder, self._most = folder, most
+        self._contexts: OrderedDict[str, Context] = OrderedDict()
+
+    def context(self, digest: str) -> Context:
+        """The context; CacheError where its file cannot be used."""
+        if digest not in self._contexts:
+            path = self._folder / f"{digest}{SUFFIX}"
+            if (size := read_facts(path)[0].nbytes) > self._most:
+                raise CacheError(f"{path} takes {size:,} bytes, memory_gb allows {self._most:,.0f}")
+            context = read_context(path)
+            while self._contexts and self._nbytes + size > self._most:
+                self._contexts.popitem(last=False)
+            self._contexts[digest] = context
+        self._contexts.move_to_end(digest)
+        return self._contexts[digest]
+
+    @property
+    def _nbytes(self) -> int:
+        return sum(context.facts.nbytes for context in self._contexts.values())

@@ -1,0 +1,286 @@
+"""Context files: a compressed context that an engine goes on from as from an ordinary prefix.
+
+A context of N tokens keeps k entries per KV head, every head its own. They are packed as rows
+0..k-1 of each layer, and every key is turned by k - N positions. The next token, which an engine
+places at position k, then meets every key at its true distance, because rotary embeddings see
+differences of positions alone and attention does not see the order of rows. So vLLM, llama.cpp and
+transformers take the file for a prompt of k tokens that they have read before.
+
+What stands in a prompt for these k tokens are *placeholders*: token ids that spell the digest of
+the file and a checksum (`placeholder_ids`). They name one context, an engine's own prefix cache
+keeps contexts apart by them, and ordinary text does not contain them. Imports no transformers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kvp.artifacts.files import foreign, parse_json
+from kvp.artifacts.tensors import (
+    read_safetensors,
+    read_safetensors_header,
+    tensors_digest,
+    write_safetensors,
+)
+from kvp.budgets import Budget
+from kvp.errors import CacheError
+from kvp.geometry import Geometry
+from kvp.manifest import SEAL, digest_json
+from kvp.rope import Rope
+
+FORMAT, FORMAT_VERSION = "kvp-context", 1
+SUFFIX = ".context"
+"""How names of context files end; the rest of the name is the start of their digest."""
+MULTIPLE = 32
+"""Kept tokens are a multiple of it, so that they fill whole blocks of vLLM, also on CPUs."""
+_HEADER = "kvp"
+_DIGEST_BITS = 128
+_CHECKED = 8
+"""Placeholders that must fit the checksum before a prompt is taken for one of a context."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContextFacts:
+    """What a context file says of its tensors."""
+
+    model: Mapping[str, Any]
+    """`id`, digest of `weights`, `norms` (`norms_digest`), `dtype` and `adapters`."""
+    geometry: Mapping[str, Any]
+    """`kvp.geometry.Geometry.to_dict`."""
+    vocabulary: int
+    """Size of the model's vocabulary: placeholders lie in it."""
+    rope: Mapping[str, Any]
+    """`rope_facts` of the rotary embedding that the keys have."""
+    tokenizer: str | None
+    """Digest of vocabulary and chat template; None of a context that an engine made."""
+    policy: str
+    """What ranked the tokens, as --methods or --policies name it."""
+    budget: str
+    """What was asked for, such as `12.5%`."""
+    tokens: int
+    """N, tokens of the context."""
+    kept: int
+    """k, tokens that every KV head keeps."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of keys and values."""
+        size = Geometry.from_dict(self.geometry)
+        width = torch.finfo(getattr(torch, self.model["dtype"])).bits // 8
+        return 2 * size.layers * size.kv_heads * size.head_dim * self.kept * width
+
+
+@dataclass(frozen=True, kw_only=True)
+class Context:
+    """A compressed context, in memory."""
+
+    facts: ContextFacts
+    keys: Sequence[Tensor]
+    """Per layer [k, H, D] in the model's dtype, turned by k - N."""
+    values: Sequence[Tensor]
+    """Per layer [k, H, D]."""
+    token_ids: Tensor
+    """[N] int64 tokens of the context as it was read."""
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """By the names of README.md."""
+        named = {"token_ids": self.token_ids}
+        for layer, (keys, values) in enumerate(zip(self.keys, self.values, strict=True)):
+            named |= {f"{layer}.keys": keys, f"{layer}.values": values}
+        return named
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 (hex) of facts and tensors."""
+        return _digest(self.facts, tensors_digest(self.tensors))
+
+    @property
+    def placeholders(self) -> list[int]:
+        """The k token ids that stand for this context in a prompt."""
+        return placeholder_ids(self.digest, self.facts.kept, self.facts.vocabulary)
+
+
+def kept_rows(budget: Budget, tokens: int, multiple: int = MULTIPLE, least: int = 0) -> int:
+    """Tokens that every head keeps of a context: `budget`, at least `least`, in whole multiples.
+
+    All `tokens` of it where that is no fewer.
+    """
+    wanted = -(-max(budget.tokens(tokens), least) // multiple) * multiple
+    return min(wanted, tokens)
+
+
+def write_context(context: Context, folder: Path) -> Path:
+    """Write `context` into `folder`, under its digest; the path. CacheError where that fails."""
+    digest = context.digest
+    header = {
+        "format": FORMAT,
+        "format_version": FORMAT_VERSION,
+        **asdict(context.facts),
+        "tensors": tensors_digest(context.tensors),
+        "digest": digest,
+    }
+    path = folder / f"{digest[: _DIGEST_BITS // 4]}{SUFFIX}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        text = json.dumps({**header, SEAL: digest_json(header)})
+        write_safetensors(path, context.tensors, {_HEADER: text})
+    except OSError as problem:
+        raise CacheError(f"{path} cannot be written: {problem.strerror}") from None
+    return path
+
+
+def read_facts(path: Path) -> tuple[ContextFacts, str]:
+    """Facts and digest of a context file, from its header alone.
+
+    Raises CacheError, in one line that names the file, where it is missing, damaged or another one.
+    """
+    if path.is_symlink() or not path.is_file():
+        raise CacheError(f"{path} is no regular file" if path.exists() else f"{path} is missing")
+    text = read_safetensors_header(path, CacheError).get(_HEADER)
+    if text is None:
+        raise CacheError(f"{path} is no context file: engines.compress writes them")
+    with foreign(path, CacheError):
+        header = parse_json(text)
+        seal = header.pop(SEAL, None)
+        if seal != digest_json(header):
+            raise CacheError(f"{path} is damaged: its checksum does not match its header")
+        if (header.get("format"), header.get("format_version")) != (FORMAT, FORMAT_VERSION):
+            raise CacheError(f"{path} is no {FORMAT} {FORMAT_VERSION}: make it again")
+        facts = ContextFacts(**{field.name: header[field.name] for field in fields(ContextFacts)})
+        digest = _digest(facts, header["tensors"])
+        if digest != header["digest"] or not digest.startswith(path.name.removesuffix(SUFFIX)):
+            raise CacheError(f"{path} is damaged or renamed: its name is the start of its digest")
+        return facts, digest
+
+
+def read_context(path: Path) -> Context:
+    """A context file; raises CacheError as `read_facts`, and where a tensor does not fit."""
+    facts, digest = read_facts(path)
+    tensors = read_safetensors(path, CacheError)
+    with foreign(path, CacheError):
+        size = Geometry.from_dict(facts.geometry)
+        layers = range(size.layers)
+        context = Context(
+            facts=facts,
+            keys=[tensors[f"{layer}.keys"] for layer in layers],
+            values=[tensors[f"{layer}.values"] for layer in layers],
+            token_ids=tensors["token_ids"],
+        )
+        shape = (facts.kept, size.kv_heads, size.head_dim)
+        kind = (shape, facts.model["dtype"])
+        held = {
+            (tuple(part.shape), str(part.dtype).removeprefix("torch."))
+            for part in (*context.keys, *context.values)
+        }
+        if held != {kind} or context.token_ids.shape != (facts.tokens,):
+            raise ValueError("its tensors do not fit its header")
+        if context.digest != digest:
+            raise CacheError(f"{path} is damaged: its checksum does not match its tensors")
+    return context
+
+
+def _digest(facts: ContextFacts, tensors: str) -> str:
+    return digest_json({**asdict(facts), "tensors": tensors})
+
+
+TURNED = ("default", "linear", "llama3", "yarn")
+"""Kinds of RoPE whose frequencies do not depend on the length of the input."""
+
+
+def rope_facts(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a model's `rope_parameters` decides about keys, without what is not set."""
+    given = {name: value for name, value in parameters.items() if value is not None}
+    return {"rope_type": "default", **given}
+
+
+def turned(keys: Tensor, rope: Rope, by: int) -> Tensor:
+    """Keys [..., D] after RoPE, moved by `by` positions: same dtype, computed in float32.
+
+    `rope.scaling` is part of them already, so they are rotated without it.
+    """
+    plain = Rope(frequencies=rope.frequencies)
+    cosine, sine = plain.rotation(torch.tensor(by, device=keys.device))
+    return plain.rotate(keys.float(), cosine, sine).to(keys.dtype)
+
+
+def norms_digest(weights: Mapping[str, Tensor]) -> str:
+    """Digest of the weights of the layers' norms, by name, rounded to bfloat16.
+
+    Engines merge and cut projections and leave norms as the checkpoint has them, so that a
+    checkpoint's files, transformers' modules and an engine's can be compared.
+    """
+    digest = hashlib.sha256()
+    for name, weight in sorted(weights.items()):
+        digest.update(name.encode())
+        digest.update(weight.to("cpu", torch.bfloat16).view(torch.int16).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def is_norm(name: str) -> bool:
+    """True of the names that `norms_digest` takes from a model's weights."""
+    return name.endswith("norm.weight")
+
+
+def placeholder_ids(digest: str, count: int, vocabulary: int) -> list[int]:
+    """`count` token ids that name a context: its digest first, then a checksum of it.
+
+    They lie in the middle half of the vocabulary, where no family has special tokens. Raises
+    CacheError for so few that nobody could tell them from ordinary text.
+    """
+    bits, base, span = _alphabet(vocabulary)
+    number = int(digest[: _DIGEST_BITS // 4], 16)
+    head = -(-_DIGEST_BITS // bits)
+    if count < head + _CHECKED:
+        raise CacheError(f"{count} tokens cannot name a context: keep {head + _CHECKED} or more")
+    ids = [base + (number >> (bits * place)) % (1 << bits) for place in range(head)]
+    checks = _checks(digest, base, span)
+    return [*ids, *(next(checks) for _ in range(count - head))][:count]
+
+
+def read_placeholders(ids: Sequence[int], vocabulary: int) -> tuple[str, int] | None:
+    """The context that a prompt begins with: start of its digest (hex), and its placeholders.
+
+    None where the prompt begins with none. What follows the placeholders may continue the checksum
+    by chance, so a context's own `kept` decides where they end.
+    """
+    bits, base, span = _alphabet(vocabulary)
+    head = -(-_DIGEST_BITS // bits)
+    digits = [token - base for token in ids[:head]]
+    if len(ids) < head + _CHECKED or not all(0 <= digit < 1 << bits for digit in digits):
+        return None
+    number = sum(digit << (bits * place) for place, digit in enumerate(digits))
+    if number >> _DIGEST_BITS:
+        return None
+    digest = f"{number:0{_DIGEST_BITS // 4}x}"
+    count = head
+    for token, check in zip(ids[head:], _checks(digest, base, span), strict=False):
+        if token != check:
+            break
+        count += 1
+    return (digest, count) if count >= head + _CHECKED else None
+
+
+def _alphabet(vocabulary: int) -> tuple[int, int, int]:
+    """Bits of the digest per id, the first id and how many ids there are."""
+    span = vocabulary // 2
+    return span.bit_length() - 1, vocabulary // 4, span
+
+
+def _checks(digest: str, base: int, span: int) -> Iterator[int]:
+    """Ids that follow those of the digest, without end."""
+    start, block = digest[: _DIGEST_BITS // 4], 0
+    while True:
+        drawn = hashlib.sha256(f"{start}/{block}".encode()).digest()
+        yield from (
+            base + int.from_bytes(drawn[at : at + 4], "big") % span for at in range(0, 32, 4)
+        )
+        block += 1

@@ -1,0 +1,152 @@
+"""What a vLLM engine is to context files: its model, and how its blocks hold keys and values."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from engines.contexts import TURNED, ContextFacts, is_norm, norms_digest, rope_facts
+from kvp.errors import CacheError, UsageError
+from kvp.geometry import Geometry
+from kvp.rope import Rope
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+
+
+class EngineModel:
+    """What contexts have to fit."""
+
+    def __init__(self, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> None:
+        """Raise ValueError, at the start of the engine, where no context can be right in it."""
+        model, transfer = vllm_config.model_config, vllm_config.kv_transfer_config
+        self._config = model
+        self._text = text = model.hf_text_config
+        rope = getattr(text, "rope_parameters", None) or {}
+        wrong = {
+            "kv_load_failure_policy must be fail: recompute would compute placeholders": (
+                transfer.kv_load_failure_policy != "fail"
+            ),
+            "draft models read no contexts: leave speculative decoding out": (
+                vllm_config.speculative_config is not None
+            ),
+            "the model has layers that do not see every token, or caches of several kinds": (
+                len(kv_cache_config.kv_cache_groups) != 1 or getattr(text, "sliding_window", None)
+            ),
+            "the model attends over latent entries (MLA)": model.use_mla,
+            "the model has no rotary embedding": not rope,
+            "the model's RoPE depends on the length or on more than one position": (
+                rope.get("rope_type", "default") not in TURNED or "mrope_section" in rope
+            ),
+        }
+        for why, found in wrong.items():
+            if found:
+                raise ValueError(f"kvp contexts: {why}")
+        self.positions = int(text.max_position_embeddings)
+        self.vocabulary = int(text.vocab_size)
+        self.geometry = Geometry(
+            layers=model.get_total_num_hidden_layers(),
+            query_heads=int(text.num_attention_heads),
+            kv_heads=model.get_total_num_kv_heads(),
+            head_dim=model.get_head_size(),
+        )
+        self.dtype = str(model.dtype).removeprefix("torch.")
+        self.rope_facts = rope_facts(rope)
+
+    def check(self, facts: ContextFacts) -> None:
+        """Raise CacheError for a context of another model or dtype."""
+        made = f"it was made by {facts.model['id']}"
+        size = Geometry.from_dict(facts.geometry)
+        if size != self.geometry or facts.vocabulary != self.vocabulary:
+            raise CacheError(f"{made}, {size}; this engine has {self.geometry}")
+        if facts.model["dtype"] != self.dtype:
+            raise CacheError(f"{made} in {facts.model['dtype']}; this engine computes {self.dtype}")
+        if dict(facts.rope) != self.rope_facts:
+            raise CacheError(f"{made} with another RoPE than this engine's model has")
+        if self.norms is not None and facts.model["norms"] != self.norms:
+            raise CacheError(f"{made}, with other weights than this engine's model")
+
+    @cached_property
+    def norms(self) -> str | None:
+        """`norms_digest` of the checkpoint's files; None where they are not safetensors here."""
+        try:
+            folder = Path(self._config.model)
+            if not folder.is_dir():
+                from huggingface_hub import snapshot_download
+
+                found = snapshot_download(
+                    self._config.model, revision=self._config.revision, local_files_only=True
+                )
+                folder = Path(found)
+            norms: dict[str, Tensor] = {}
+            for path in sorted(folder.glob("*.safetensors")):
+                with safe_open(path, framework="pt") as file:
+                    names = filter(is_norm, file.keys())
+                    norms |= {name: file.get_tensor(name) for name in names}
+        except (OSError, ValueError, SafetensorError):
+            return None
+        return norms_digest(norms) if norms else None
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """`ContextFacts.model` of a context that the engine makes; it digests no merged weights."""
+        name = self._config.served_model_name
+        name = name[0] if isinstance(name, list) else name
+        return {"id": Path(name).name, "weights": None, "norms": self.norms, "dtype": self.dtype}
+
+    @cached_property
+    def rope(self) -> Rope:
+        """Frequencies of the model's keys."""
+        kind = self.rope_facts["rope_type"]
+        if kind != "default":
+            frequencies, _ = ROPE_INIT_FUNCTIONS[kind](self._text, "cpu")
+            return Rope(frequencies=frequencies.float())
+        share = self.rope_facts.get("partial_rotary_factor", 1.0)
+        width = int(self.geometry.head_dim * share)
+        steps = torch.arange(0, width, 2, dtype=torch.int64).float() / width
+        return Rope(frequencies=1.0 / self.rope_facts["rope_theta"] ** steps)
+
+
+class BlockLayout:
+    """Where the rows of a block lie in its memory, learnt from the backend's own writer.
+
+    Backends order the elements of a block as their kernels read them, CPUs with transposed keys.
+    The writer is given numbered elements once, and what it makes of them is the order. It holds for
+    writers that move elements without changing them, so not for quantised caches.
+    """
+
+    DIGIT = 7
+    """Bits of an element's number that every floating-point dtype holds exactly."""
+
+    def __init__(self, layer: Any, block_size: int) -> None:  # noqa: ANN401 - vLLM's layer
+        """Raise UsageError where the cache is quantised or the writer changes elements."""
+        cache = layer.kv_cache
+        shape = (block_size, layer.num_kv_heads, layer.head_size)
+        count = 2 * torch.Size(shape).numel()
+        numbers = torch.arange(count, device=cache.device).view(2, *shape)
+        found = torch.zeros(cache[:1].numel(), dtype=torch.int64, device=cache.device)
+        if not cache.is_floating_point() or cache[:1].numel() != count:
+            raise UsageError("this engine's cache is quantised: contexts are not compressed in it")
+        for place in range(-(-count.bit_length() // self.DIGIT)):
+            digits = numbers >> (self.DIGIT * place) & (1 << self.DIGIT) - 1
+            keys, values = digits.to(cache.dtype)
+            scratch = cache[:1].clone()
+            slots = torch.arange(block_size, device=cache.device)
+            layer.impl.do_kv_cache_update(layer, keys, values, scratch, slots)
+            found += scratch.flatten().round().long() << (self.DIGIT * place)
+        if not torch.equal(found.sort().values, numbers.flatten()):
+            raise UsageError("this engine's attention backend stores keys in a way kvp cannot read")
+        self._places = found.argsort().view(2, *shape)
+
+    def rows(self, cache: Tensor, blocks: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
+        """Keys and values [N, H, D] of the first `tokens` rows of `blocks`."""
+        flat = cache[blocks].flatten(1)  # [blocks, elements]
+        keys, values = (flat[:, places].flatten(0, 1)[:tokens] for places in self._places)
+        return keys, values

@@ -1,0 +1,205 @@
+"""Compressed contexts of transformers models: made from an evicted cache, and gone on from.
+
+A context goes on as a `DynamicCache` of k tokens, in any code of transformers, with kvp or without:
+what a token after it meets are keys at their true distances (`engines.contexts`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
+
+from engines.contexts import (
+    MULTIPLE,
+    TURNED,
+    Context,
+    ContextFacts,
+    is_norm,
+    kept_rows,
+    norms_digest,
+    read_context,
+    rope_facts,
+    turned,
+)
+from kvp.budgets import Budget, parse_budget
+from kvp.errors import CacheError, ModelError, UsageError
+from kvp.geometry import Geometry
+from kvp.hf.cache import EvictingCache
+from kvp.hf.cache_layers import EMPTY
+from kvp.hf.eviction import prefill_and_evict
+from kvp.hf.model_access import (
+    layer_devices,
+    name_of,
+    rope_of,
+    tokenizer_digest,
+    weights_digest,
+)
+from kvp.hf.model_config import FULL, attention_window, context_limit, geometry_of, layer_kinds
+from kvp.hf.prefill import unwrapped
+from kvp.manifest import recorded_name
+from kvp.ranking import UNPROTECTED, Protection
+from kvp.scoring import Scorer
+
+Text = str | Sequence[dict[str, str]]
+"""A document, or messages (`role`, `content`) that begin a conversation."""
+
+
+def context_ids(text: Text, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Tokens of a text as it is, or of messages as a template writes them before the next one."""
+    if isinstance(text, str):
+        return list(tokenizer(text).input_ids)
+    made: Any = tokenizer.apply_chat_template(list(text), tokenize=True, return_dict=True)
+    return list(made["input_ids"])
+
+
+def compress(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    text: Text,
+    scorer: Scorer,
+    budget: int | str | Budget = "12.5%",
+    *,
+    protection: Protection = UNPROTECTED,
+    multiple: int = MULTIPLE,
+) -> Context:
+    """Read `text` once and keep `budget` tokens per KV head, every head its own.
+
+    `text` is a document, or the opening messages of a conversation. The number of kept tokens is
+    `budget` rounded up to a multiple of `multiple`. Nothing is evicted from a context that is no
+    longer. Raises UsageError and ModelError as `prefill_and_evict`, UsageError for a context that
+    is shorter than `multiple`, and ModelError for a model whose contexts engines cannot go on from.
+    """
+    inner = unwrapped(model)
+    check_model(inner)
+    ids, asked = context_ids(text, tokenizer), parse_budget(budget)
+    if len(ids) < multiple:
+        raise UsageError(f"a context of {len(ids)} tokens: at least {multiple} are compressed")
+    limit = context_limit(inner.config)
+    if limit is not None and len(ids) >= limit:
+        raise UsageError(f"a context of {len(ids)} tokens leaves no room in the model's {limit}")
+    kept = kept_rows(asked, len(ids), multiple, least=protection.tokens)
+    feed = torch.tensor([ids], device=model.device)
+    cache = prefill_and_evict(model, feed, scorer, kept, protection, tokenizer=tokenizer)
+    policy = getattr(scorer, "label", scorer.name)
+    return context_of(cache, model, tokenizer, ids, policy=policy, budget=str(asked))
+
+
+def context_of(
+    cache: EvictingCache,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    token_ids: Sequence[int],
+    *,
+    policy: str,
+    budget: str,
+) -> Context:
+    """The context that `cache`, made by `model` from `token_ids`, holds for engines.
+
+    Raises UsageError where the cache has another number of tokens, several rows, or heads with
+    unequal numbers of tokens (allocators); ModelError as `check_model`.
+    """
+    inner = unwrapped(model)
+    check_model(inner)
+    seen = cache.get_seq_length()
+    if seen != len(token_ids):
+        raise UsageError(f"this cache has seen {seen} tokens, not the {len(token_ids)} given")
+    rope = rope_of(inner, seen)
+    keys, values = [], []
+    for layer in cache.stored.values():
+        if layer.batch != 1 or bool((layer.positions == EMPTY).any()):
+            raise UsageError(
+                "engines hold as many tokens in every head: compress one context at a time, "
+                "without an allocator"
+            )
+        of_keys, of_values = (part[0].transpose(0, 1) for part in layer.slots)  # [k, H, D]
+        keys.append(turned(of_keys, rope, of_keys.shape[0] - seen).cpu().contiguous())
+        values.append(of_values.cpu().contiguous())
+    kept = {len(part) for part in keys}
+    if len(kept) != 1:
+        raise UsageError(
+            "engines hold as many tokens in every layer: compress without an allocator"
+        )
+    facts = ContextFacts(
+        model=_identity(inner), geometry=geometry_of(inner.config).to_dict(),
+        vocabulary=int(inner.config.get_text_config(decoder=True).vocab_size),
+        rope=_rope_facts(inner), tokenizer=tokenizer_digest(tokenizer),
+        policy=recorded_name(policy), budget=budget, tokens=seen, kept=kept.pop(),
+    )  # fmt: skip
+    ids = torch.tensor(list(token_ids), dtype=torch.int64)
+    return Context(facts=facts, keys=keys, values=values, token_ids=ids)
+
+
+def load_context(context: Context | str | Path, model: PreTrainedModel) -> DynamicCache:
+    """A transformers cache of the context's k tokens, which `model` goes on from at position k.
+
+    `model.generate(placeholders + question, past_key_values=cache)` feeds the question alone. Each
+    call makes a cache of its own. Raises CacheError for a damaged file, and for a context that
+    another model, another dtype or other adapters made.
+    """
+    inner = unwrapped(model)
+    check_model(inner)
+    if not isinstance(context, Context):
+        context = read_context(Path(context))
+    facts, ours = context.facts, _identity(inner)
+    size = Geometry.from_dict(facts.geometry)
+    compared = [name for name in ("weights", "norms", "dtype") if facts.model[name] is not None]
+    if any(facts.model[name] != ours[name] for name in compared) or size != geometry_of(
+        inner.config
+    ):
+        raise CacheError(
+            f"this context was made by {facts.model['id']}, {size}, in {facts.model['dtype']}; "
+            f"this model is {ours['id']}, {geometry_of(inner.config)}, in {ours['dtype']}, or has "
+            "other weights or adapters"
+        )
+    if dict(facts.rope) != _rope_facts(inner):
+        raise CacheError("this context was made with another RoPE than this model has")
+    cache = DynamicCache(config=inner.config)
+    devices = layer_devices(inner)
+    for layer, parts in enumerate(zip(context.keys, context.values, strict=True)):
+        keys, values = (_rows(part, devices[layer]) for part in parts)
+        cache.update(keys, values, layer)
+    return cache
+
+
+def _rows(part: Tensor, device: torch.device) -> Tensor:
+    """[k, H, D] as transformers holds it: [1, H, k, D]."""
+    return part.to(device, copy=True).transpose(0, 1)[None].contiguous()
+
+
+def check_model(model: PreTrainedModel) -> None:
+    """Raise ModelError, in one line, for a model whose contexts no engine goes on from."""
+    config = model.config.get_text_config(decoder=True)
+    kind = f"model type {model.config.model_type!r}"
+    if set(layer_kinds(model.config)) != {FULL} or attention_window(config) is not None:
+        raise ModelError(f"{kind} has layers that do not see every token: no context file for it")
+    rope = getattr(config, "rope_parameters", None) or {}
+    name = rope.get("rope_type", "default")
+    if (
+        name not in TURNED
+        or "mrope_section" in rope
+        or getattr(config, "attn_temperature_tuning", None)
+    ):
+        raise ModelError(
+            f"{kind} attends by more than differences of positions (RoPE {name!r}): its keys "
+            "cannot be turned, so there is no context file for it"
+        )
+
+
+def _rope_facts(model: PreTrainedModel) -> dict[str, object]:
+    return rope_facts(model.config.get_text_config(decoder=True).rope_parameters)
+
+
+def _identity(model: PreTrainedModel) -> dict[str, object]:
+    """What keys and values depend on beside geometry and RoPE."""
+    norms = {name: weight for name, weight in model.state_dict().items() if is_norm(name)}
+    return {
+        "id": name_of(model) or type(model).__name__,
+        "weights": weights_digest(model),
+        "norms": norms_digest(norms),
+        "dtype": str(model.dtype).removeprefix("torch."),
+    }

@@ -1,0 +1,108 @@
+"""Contexts go on in transformers as the evicted cache that they were made from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from engines.contexts import Context, write_context
+from engines.hf import compress, context_of, load_context
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from kvp.errors import CacheError, ModelError, UsageError
+from kvp.hf import load_model, prefill_and_evict
+from policies.registry import make_allocator, make_scorer
+
+
+@pytest.fixture(scope="module")
+def bundled() -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    return load_model("nano")
+
+
+@pytest.fixture
+def nano(bundled: tuple[PreTrainedModel, PreTrainedTokenizerBase]) -> PreTrainedModel:
+    return bundled[0]
+
+
+@pytest.fixture
+def words(bundled: tuple[PreTrainedModel, PreTrainedTokenizerBase]) -> PreTrainedTokenizerBase:
+    return bundled[1]
+
+
+N, QUESTION = 120, torch.tensor([[5, 9, 2, 33, 7]])
+
+
+def made(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, kept: int = 40) -> Context:
+    ids = torch.randint(0, 60, (1, N), generator=torch.Generator().manual_seed(1))
+    cache = prefill_and_evict(model, ids, make_scorer("keydiff"), kept)
+    return context_of(cache, model, tokenizer, ids[0].tolist(), policy="keydiff", budget="40")
+
+
+def test_logits_are_those_of_the_evicted_cache(
+    family: str, build: Callable[[str], PreTrainedModel], words: PreTrainedTokenizerBase,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    model = build(family)
+    ids = torch.randint(0, 60, (1, N), generator=torch.Generator().manual_seed(1))
+    cache = prefill_and_evict(model, ids, make_scorer("keydiff"), 40)
+    context = context_of(cache, model, words, ids[0].tolist(), policy="keydiff", budget="40")
+    positions = torch.arange(N, N + 5)[None]
+    with torch.no_grad():
+        expected = model(QUESTION, past_key_values=cache, position_ids=positions).logits
+    model.set_attn_implementation("eager")
+    for source in (context, write_context(context, tmp_path)):
+        past = load_context(source, model)
+        assert past.get_seq_length() == 40
+        with torch.no_grad():
+            found = model(QUESTION, past_key_values=past).logits
+        assert float((found - expected).abs().max()) < 1e-4
+
+
+def test_generate_feeds_the_question_alone(
+    nano: PreTrainedModel, words: PreTrainedTokenizerBase
+) -> None:
+    text = "One of the special magic numbers for lazy-cat is: 4821973. The grass is green. " * 4
+    context = compress(nano, words, text, make_scorer("streaming_llm"), "60%")
+    assert context.facts.kept % 32 == 0
+    prompt = torch.tensor([[*context.placeholders, 100, 101]])
+    answer = nano.generate(prompt, past_key_values=load_context(context, nano), max_new_tokens=3)
+    assert answer.shape[1] == context.facts.kept + 5
+
+
+def test_messages_are_the_beginning_of_a_conversation(
+    nano: PreTrainedModel, words: PreTrainedTokenizerBase
+) -> None:
+    messages = [{"role": "user", "content": "The sky is blue. " * 30}]
+    context = compress(nano, words, messages, make_scorer("knorm"), 32)
+    whole = words.apply_chat_template(
+        [*messages, {"role": "assistant", "content": "Yes."}], tokenize=True, return_dict=True
+    )["input_ids"]
+    assert whole[: context.facts.tokens] == context.token_ids.tolist()
+
+
+def test_what_engines_cannot_hold_is_refused(
+    nano: PreTrainedModel, words: PreTrainedTokenizerBase,
+    build: Callable[[str], PreTrainedModel],
+) -> None:  # fmt: skip
+    ids = torch.randint(0, 60, (1, N))
+    uneven = prefill_and_evict(
+        nano, ids, make_scorer("snapkv"), 40, allocator=make_allocator("ada")
+    )
+    facts = {"policy": "snapkv", "budget": "40"}
+    with pytest.raises(UsageError, match="as many tokens in every head"):
+        context_of(uneven, nano, words, ids[0].tolist(), **facts)
+    with pytest.raises(UsageError, match="has seen 120 tokens, not the 3"):
+        context_of(uneven, nano, words, [1, 2, 3], **facts)
+    with pytest.raises(UsageError, match="at least 32"):
+        compress(nano, words, "Short.", make_scorer("knorm"))
+    model = build("llama")
+    context = made(model, words)
+    with torch.no_grad():
+        next(model.parameters()).add_(1)
+    with pytest.raises(CacheError, match="other weights"):
+        load_context(context, model)
+    model.config.rope_parameters = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    with pytest.raises(ModelError, match="cannot be turned"):
+        load_context(context, model)

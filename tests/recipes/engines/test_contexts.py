@@ -1,0 +1,140 @@
+"""Context files: placeholders that name them, the turn of their keys, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+import torch
+from engines.contexts import (
+    Context,
+    ContextFacts,
+    kept_rows,
+    placeholder_ids,
+    read_context,
+    read_facts,
+    read_placeholders,
+    turned,
+    write_context,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvp.artifacts.tensors import write_safetensors
+from kvp.budgets import parse_budget
+from kvp.errors import CacheError
+from kvp.rope import Rope
+
+DIGESTS = st.text("0123456789abcdef", min_size=64, max_size=64)
+
+
+@pytest.fixture
+def context() -> Context:
+    torch.manual_seed(0)
+    facts = ContextFacts(
+        model={"id": "m", "weights": "w", "norms": "n", "dtype": "float32"},
+        geometry={"layers": 2, "query_heads": 4, "kv_heads": 2, "head_dim": 8, "layer_indices": []},
+        vocabulary=1000, rope={"rope_type": "default", "rope_theta": 1e4}, tokenizer="t",
+        policy="knorm", budget="50%", tokens=64, kept=32,
+    )  # fmt: skip
+    parts = [torch.randn(32, 2, 8) for _ in range(4)]
+    return Context(facts=facts, keys=parts[:2], values=parts[2:], token_ids=torch.arange(64))
+
+
+@given(DIGESTS, st.integers(64, 400), st.integers(200, 300_000), st.lists(st.integers(0, 199)))
+def test_placeholders_spell_their_digest(
+    digest: str, count: int, vocabulary: int, question: list[int]
+) -> None:
+    ids = placeholder_ids(digest, count, vocabulary)
+    assert len(ids) == count
+    assert vocabulary // 4 <= min(ids) <= max(ids) < vocabulary - vocabulary // 4
+    found = read_placeholders([*ids, *question], vocabulary)
+    assert found is not None
+    assert found[0] == digest[:32]
+    assert count <= found[1] <= count + len(question)
+
+
+@given(st.lists(st.integers(0, 999), max_size=80))
+def test_ordinary_prompts_name_no_context(ids: list[int]) -> None:
+    assert read_placeholders(ids, 1000) is None
+
+
+def test_placeholders_end_where_one_is_changed() -> None:
+    ids = placeholder_ids("5" * 64, 64, 1000)
+    assert read_placeholders([*ids[:40], ids[40] ^ 1, *ids[41:]], 1000) == ("5" * 32, 40)
+    assert read_placeholders([ids[0] ^ 1, *ids[1:]], 1000) is None
+
+
+@given(st.integers(-5000, 0), st.integers(0, 5000), st.integers(0, 5000))
+def test_turned_keys_meet_queries_at_their_true_distance(by: int, key: int, query: int) -> None:
+    generator = torch.Generator().manual_seed(abs(by))
+    rope = Rope(frequencies=1e4 ** (-torch.arange(0, 16, 2) / 16), scaling=1.3)
+    plain = torch.randn(2, 20, generator=generator)  # four channels do not rotate
+    there = [rope.rotate(each, *rope.rotation(torch.tensor(at)))
+             for each, at in zip(plain, (key, query), strict=True)]  # fmt: skip
+    moved = rope.rotate(plain[1], *rope.rotation(torch.tensor(query + by)))
+    assert float((turned(there[0], rope, by) @ moved - there[0] @ there[1]).abs()) < 1e-3
+
+
+def test_a_context_comes_back_as_it_was(context: Context, tmp_path: Path) -> None:
+    path = write_context(context, tmp_path)
+    assert path.name == f"{context.digest[:32]}.context"
+    again = read_context(path)
+    assert again.facts == context.facts
+    assert all(map(torch.equal, again.keys, context.keys))
+    assert again.digest == context.digest
+    assert again.placeholders == placeholder_ids(context.digest, 32, 1000)
+    assert context.facts.nbytes == 2 * 2 * 2 * 8 * 32 * 4
+
+
+def test_another_file_under_its_name_is_refused(context: Context, tmp_path: Path) -> None:
+    path = write_context(context, tmp_path)
+    other = write_context(replace(context, keys=[-keys for keys in context.keys]), tmp_path)
+    other.replace(path)
+    with pytest.raises(CacheError, match="renamed"):
+        read_context(path)
+
+
+def test_damage_is_named(context: Context, tmp_path: Path) -> None:
+    path = write_context(context, tmp_path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    with pytest.raises(CacheError, match="does not match its tensors"):
+        read_context(path)
+    path.write_bytes(whole[:100])
+    with pytest.raises(CacheError, match=path.name):
+        read_facts(path)
+    path.unlink()
+    with pytest.raises(CacheError, match="is missing"):
+        read_facts(path)
+    (tmp_path / "there").write_bytes(whole)
+    path.symlink_to(tmp_path / "there")
+    with pytest.raises(CacheError, match="no regular file"):
+        read_facts(path)
+
+
+def test_a_header_that_was_changed_is_refused(context: Context, tmp_path: Path) -> None:
+    path = write_context(context, tmp_path)
+    header = {"format": "kvp-context", "format_version": 1, **asdict(context.facts), "sha256": "0"}
+    write_safetensors(path, context.tensors, {"kvp": json.dumps(header)})
+    with pytest.raises(CacheError, match="checksum does not match its header"):
+        read_facts(path)
+    write_safetensors(path, context.tensors, {})
+    with pytest.raises(CacheError, match=r"engines\.compress"):
+        read_facts(path)
+
+
+@pytest.mark.parametrize(
+    ("budget", "tokens", "kept"),
+    [
+        ("12.5%", 1000, 128),
+        ("100%", 1000, 1000),
+        ("1", 1000, 32),
+        ("99%", 1000, 992),
+        ("999", 40, 40),
+    ],
+)
+def test_kept_rows_are_whole_blocks(budget: str, tokens: int, kept: int) -> None:
+    assert kept_rows(parse_budget(budget), tokens) == kept

@@ -1,0 +1,181 @@
+"""A stock vLLM goes on from contexts, and compresses them itself, as transformers does.
+
+In an environment with vLLM (`make test-vllm`); skipped, and says so, elsewhere.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from engines.contexts import Context, placeholder_ids, read_context, write_context
+from engines.hf import compress, load_context
+
+from kvp import load_model, load_policy
+from kvp.nano import path
+
+vllm = pytest.importorskip("vllm", reason="needs vLLM: make test-vllm")
+pytestmark = pytest.mark.vllm
+
+FILLER = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back. "
+BUDGETS = ("100%", "25%", "12.5%", "6%")
+PROMPTS = 24
+
+
+class Engine:
+    """One vLLM engine of the bundled model with kvp's connector, and the same in transformers."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.model, self.tokenizer = load_model("nano")
+        settings = {"contexts": str(folder), "policy": "nano", "memory_gb": 0.01}
+        self.llm = vllm.LLM(
+            str(path()), dtype="float32", enforce_eager=True, max_model_len=2048, max_logprobs=-1,
+            enable_prefix_caching=True,
+            kv_transfer_config=vllm.config.KVTransferConfig(
+                kv_connector="KvpConnector", kv_connector_module_path="engines.connector",
+                kv_role="kv_both", kv_connector_extra_config=settings,
+            ),
+        )  # fmt: skip
+
+    def answer(self, ids: list[int], **options: Any) -> Any:
+        sampling = vllm.SamplingParams(**{"temperature": 0, "max_tokens": 8, **options})
+        return self.llm.generate({"prompt_token_ids": ids}, sampling, use_tqdm=False)[0]
+
+    def expected(self, context: Context, question: list[int]) -> tuple[torch.Tensor, list[int]]:
+        """Log-probabilities of the first token, and eight tokens, of transformers."""
+        ids = torch.tensor([[*context.placeholders, *question]])
+        made = self.model.generate(
+            ids, past_key_values=load_context(context, self.model), max_new_tokens=8,
+            do_sample=False, output_logits=True, return_dict_in_generate=True,
+        )  # fmt: skip
+        return made.logits[0][0].log_softmax(-1), made.sequences[0, ids.shape[1] :].tolist()
+
+    def context(self, number: int, budget: str) -> tuple[Context, list[int]]:
+        """A document with a needle, compressed, and the question about it."""
+        draw = random.Random(number)
+        needle = (
+            f"One of the special magic numbers for cat-{number} is: {draw.randint(10**6, 10**7)}. "
+        )
+        sentences = [FILLER] * draw.randint(8, 16)
+        sentences.insert(draw.randrange(len(sentences)), needle)
+        context = compress(
+            self.model, self.tokenizer, "".join(sentences), load_policy("nano"), budget
+        )
+        write_context(context, self.folder)
+        question = (
+            f"What is the special magic number for cat-{number}? The special magic number for"
+        )
+        return context, list(self.tokenizer(question, add_special_tokens=False).input_ids)
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    os.environ.update(
+        VLLM_CPU_KVCACHE_SPACE="1", VLLM_CPU_OMP_THREADS_BIND="nobind",
+        VLLM_WORKER_MULTIPROC_METHOD="spawn",
+    )  # fmt: skip
+    return Engine(tmp_path_factory.mktemp("contexts"))
+
+
+def test_first_tokens_and_answers_are_those_of_transformers(engine: Engine) -> None:
+    worst = 0.0
+    for number in range(PROMPTS):
+        for budget in BUDGETS:
+            context, question = engine.context(number, budget)
+            expected, tokens = engine.expected(context, question)
+            found = engine.answer([*context.placeholders, *question], logprobs=-1)
+            first = found.outputs[0].logprobs[0]
+            ours = torch.tensor([first[token].logprob for token in range(len(expected))])
+            worst = max(worst, float((ours - expected).abs().max()))
+            assert list(found.outputs[0].token_ids) == tokens
+            told = found.kv_transfer_params["kvp_context"]
+            assert (told["tokens"], told["kept"]) == (context.facts.tokens, context.facts.kept)
+    print(f"largest difference of a log-probability: {worst:.1e}")
+    assert worst < 2e-4
+
+
+def test_later_questions_load_nothing(engine: Engine) -> None:
+    context, question = engine.context(100, "12.5%")
+    engine.answer([*context.placeholders, *question])
+    (engine.folder / f"{context.digest[:32]}.context").rename(engine.folder / "away")
+    try:  # the file is not read again, and whoever asks for it is told that it is missing
+        assert engine.answer([*context.placeholders, *question]).outputs[0].finish_reason == "error"
+    finally:
+        (engine.folder / "away").rename(engine.folder / f"{context.digest[:32]}.context")
+    again = engine.answer([*context.placeholders, *question])
+    assert again.num_cached_tokens >= context.facts.kept
+    assert list(again.outputs[0].token_ids) == engine.expected(context, question)[1]
+
+
+def test_the_engine_compresses_as_transformers_does(engine: Engine) -> None:
+    same = rows = 0
+    for number in range(4):
+        theirs, question = engine.context(200 + number, "12.5%")
+        made = engine.answer(
+            theirs.token_ids.tolist(), max_tokens=4, min_tokens=4,
+            extra_args={"kv_transfer_params": {"kvp_compress": "12.5%"}},
+        )  # fmt: skip
+        told = made.kv_transfer_params["kvp_context"]
+        ours = read_context(engine.folder / f"{told['digest']}.context")
+        for mine, other in zip(ours.keys, theirs.keys, strict=True):
+            close = (mine - other).abs().amax(-1) < 1e-3
+            same, rows = same + int(close.sum()), rows + close.numel()
+        found = engine.answer([*told["placeholders"], *question])
+        assert list(found.outputs[0].token_ids) == engine.expected(theirs, question)[1]
+    print(f"{same} of {rows} rows are the same")
+    assert same >= 0.999 * rows
+
+
+def test_what_cannot_be_right_ends_in_an_error_and_the_next_request_is_right(
+    engine: Engine,
+) -> None:
+    context, question = engine.context(300, "12.5%")
+    ids, kept = context.placeholders, context.facts.kept
+    missing = placeholder_ids("0" * 64, 64, context.facts.vocabulary)
+    expected = engine.expected(context, question)[1]
+    refused: dict[str, tuple[list[int], dict[str, Any]]] = {
+        "cut": ([*ids[:-3], *question], {}),
+        "changed": ([*ids[:50], ids[50] ^ 1, *ids[51:], *question], {}),
+        "no question": (ids, {}),
+        "missing": ([*missing, *question], {}),
+        "prompt_logprobs": ([*ids, *question], {"prompt_logprobs": 1}),
+        "around the cache": ([*ids, *question], {"skip_reading_prefix_cache": True}),
+        "too long": ([*ids, *question * ((2040 - kept) // len(question))], {}),
+    }
+    for name, (prompt, options) in refused.items():
+        assert engine.answer(prompt, **options).outputs[0].finish_reason == "error", name
+        right = engine.answer([*ids, *question]).outputs[0]
+        assert list(right.token_ids) == expected, name
+
+
+def test_files_of_others_are_refused(engine: Engine) -> None:
+    context, question = engine.context(400, "12.5%")
+    other, _ = engine.context(401, "12.5%")
+    path = engine.folder / f"{context.digest[:32]}.context"
+    whole = path.read_bytes()
+    for content in ((engine.folder / f"{other.digest[:32]}.context").read_bytes(), whole[:-9], b""):
+        path.write_bytes(content)
+        found = engine.answer([*context.placeholders, *question])
+        assert found.outputs[0].finish_reason == "error"
+    path.write_bytes(whole)
+    found = engine.answer([*context.placeholders, *question])
+    assert list(found.outputs[0].token_ids) == engine.expected(context, question)[1]
+
+
+def test_random_requests_never_get_another_contexts_answer(engine: Engine) -> None:
+    made = [engine.context(500 + number, "6%") for number in range(6)]
+    expected = [engine.expected(*each)[1] for each in made]
+    draw = random.Random(5)
+    picks = [draw.randrange(6) for _ in range(60)]
+    prompts = [
+        {"prompt_token_ids": [*made[pick][0].placeholders, *made[pick][1]]} for pick in picks
+    ]
+    sampling = vllm.SamplingParams(temperature=0, max_tokens=8)
+    answers = engine.llm.generate(prompts, sampling, use_tqdm=False)
+    for pick, found in zip(picks, answers, strict=True):
+        assert list(found.outputs[0].token_ids) == expected[pick]
