@@ -152,7 +152,7 @@ def _serve(args: argparse.Namespace) -> dict[str, Any]:
     try:
         for number in range(round(1000 * args.scale)):
             said = said if number % 12 else []
-            said += [{"role": "user", "content": f"{number}. {TEXT}{TEXT}"}]
+            said += [{"role": "user", "content": f"{number}. {TEXT}"}]
             body = {"messages": said, "max_tokens": 4, "stream": number % 3 == 0}
             _post(f"http://127.0.0.1:{port}/v1/chat/completions", body)
             said += [{"role": "assistant", "content": "Yes."}]
