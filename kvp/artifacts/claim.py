@@ -147,12 +147,14 @@ class OutputFolder(AbstractContextManager["OutputFolder"]):
             if refusal := check_folder(path, kind, identity, shared=shared):
                 raise kind.error(refusal)
             marker = kind.read_marker(path)
+            different = [] if marker is None else kind.differences(marker, identity)
+            folder._anew = bool(different) and isinstance(path, Path) and not shared
+            if different and not folder._anew:  # who shares it, or its lock, was quicker still
+                raise kind.error(_others(path, different))
         except BaseException:
             folder.release()
             raise
-        folder._anew = marker is not None and bool(kind.differences(marker, identity))
-        if not folder._anew:
-            folder.existing_marker = marker
+        folder.existing_marker = None if folder._anew else marker
         return folder
 
     def begin(self, content: Mapping[str, Any]) -> bool:
@@ -236,7 +238,8 @@ def check_folder(
     """
     if path.exists() and not (isinstance(path, Path) and path.is_dir()):
         return f"--out {path} is a file; name a folder"
-    if isinstance(path, Path) and (link := next(_links_to_elsewhere(path), None)):
+    there = path if isinstance(path, Path) and path.is_dir() else None
+    if there and (link := next(_links_to_elsewhere(there), None)):
         return f"--out {path}: {link} is a link to elsewhere; delete it, or copy what it is"
     marker = kind.read_marker(path)
     if marker is None:
@@ -253,11 +256,15 @@ def check_folder(
     return _others(path, different)
 
 
-def _links_to_elsewhere(folder: Path) -> Iterator[Path]:
-    for parent, folders, names in os.walk(folder):
-        for one in (Path(parent, name) for name in (*folders, *names)):
-            if one.is_symlink() and not one.resolve().is_relative_to(folder.resolve()):
-                yield one.relative_to(folder)
+def _links_to_elsewhere(folder: Path, inside: str = "") -> Iterator[str]:
+    with os.scandir(folder / inside) as entries:  # which says what is a link without a request each
+        for one in entries:
+            name = os.path.join(inside, one.name)
+            if one.is_symlink():
+                if not Path(one.path).resolve().is_relative_to(folder.resolve()):
+                    yield name
+            elif one.is_dir(follow_symlinks=False):
+                yield from _links_to_elsewhere(folder, name)
 
 
 def _others(path: Place, different: list[str]) -> str:

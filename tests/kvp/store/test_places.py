@@ -205,7 +205,7 @@ def test_what_a_chunk_takes_is_known_before_it_is_decompressed(
 
 
 def test_a_store_has_one_owner_when_several_begin_it(tmp_path: Path, plan: StorePlan) -> None:
-    for turn in range(15):
+    for turn in range(60):
         barrier, store = Barrier(6), tmp_path / str(turn)
 
         def begin(
