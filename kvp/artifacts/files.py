@@ -71,8 +71,11 @@ def is_partial(name: str) -> bool:
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Yield a stream for new content; it takes the place of `path` unless the block fails."""
+def replacing(path: Path, *, new: bool = False) -> Iterator[BinaryIO]:
+    """Yield a stream for new content; it takes the place of `path` unless the block fails.
+
+    FileExistsError, and nothing is written, where it is to be `new` and there is a file by then.
+    """
     partial = path.with_name(f"{path.name}.{os.urandom(4).hex()}.partial")
     with naming(path):
         try:
@@ -83,10 +86,14 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
                 if not os.fstat(stream.fileno()).st_nlink:
                     own = f"/proc/self/fd/{stream.fileno()}"
                     os.link(own, partial, src_dir_fd=stream.fileno())  # with it, links are followed
-                partial.replace(path)
-        except BaseException:
+                try:
+                    (os.link if new else os.replace)(partial, path)
+                except FileExistsError:
+                    raise
+                except OSError:  # also a file system without links, where the last one wins
+                    partial.replace(path)
+        finally:
             partial.unlink(missing_ok=True)
-            raise
         sync_path(path.parent)
 
 
@@ -132,18 +139,11 @@ def create_bytes(path: Place, content: bytes) -> bool:
     """
     if isinstance(path, ObjectPath):
         return path.create(content)
-    aside = path.with_name(f"{path.name}.{os.urandom(4).hex()}.partial")
-    with naming(path):
-        atomic_write_bytes(aside, content)
-        try:
-            os.link(aside, path)
-        except FileExistsError:
-            return False
-        except OSError:  # a file system without links, where the last one to write wins
-            aside.replace(path)
-        finally:
-            aside.unlink(missing_ok=True)
-        sync_path(path.parent)
+    try:
+        with replacing(path, new=True) as stream:
+            stream.write(content)
+    except FileExistsError:
+        return False
     return True
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -12,8 +14,12 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from kvp.artifacts.addresses import Place, size_of
-from kvp.artifacts.files import atomic_write_bytes, parse_json
+from kvp.artifacts.files import atomic_write_bytes, foreign, parse_json
 from kvp.errors import KvpError
+from kvp.manifest import SEAL, Format, digest_json
+
+_HEADER = "kvp"
+"""Name of the JSON text in the header of a safetensors file."""
 
 
 def write_safetensors(
@@ -47,16 +53,45 @@ def read_safetensors(
         raise error(f"{path} is not a readable safetensors file: {problem}") from None
 
 
-def read_safetensors_header(path: Path, error: type[KvpError]) -> dict[str, str]:
-    """The text in the header of a file, empty where it has none; errors as `read_safetensors`."""
+def write_sealed_safetensors(
+    path: Place, tensors: Mapping[str, Tensor], content: Mapping[str, Any]
+) -> None:
+    """`write_safetensors` with a sealed JSON object in the header."""
+    text = json.dumps({**content, SEAL: digest_json(content)})
+    write_safetensors(path, tensors, {_HEADER: text})
+
+
+def read_sealed_header(
+    path: Path, error: type[KvpError], kind: Format, writer: str
+) -> dict[str, Any]:
+    """What `writer` said by `write_sealed_safetensors`, without reading a tensor.
+
+    Raises `error`, naming the file, where it is missing, damaged, of others or of another version.
+    """
+    if not path.is_file():
+        raise error(f"{path} {'is no regular file' if path.exists() else 'is missing'}")
     try:
         with path.open("rb") as stream:
             size = int.from_bytes(stream.read(8), "little")
             if size > path.stat().st_size:
                 raise ValueError("its header is cut off")
-            return dict(parse_json(stream.read(size)).get("__metadata__", {}))
+            text = parse_json(stream.read(size)).get("__metadata__", {}).get(_HEADER)
     except (ValueError, TypeError, AttributeError, RecursionError, OSError) as problem:
         raise error(f"{path} is not a readable safetensors file: {problem}") from None
+    if text is None:
+        raise error(f"{path} was not written by {writer}")
+    with foreign(path, error):
+        content: dict[str, Any] = parse_json(text)
+        whole = content.pop(SEAL, None) == digest_json(content)
+    if not whole:
+        raise error(f"{path} is damaged: its checksum does not match its header")
+    version = content.get("format_version")
+    if (content.get("format"), version) != (kind.name, kind.version):
+        raise error(
+            f"{path} has format {content.get('format')} {version}, this kvp reads {kind.name} "
+            f"{kind.version}: make it again"
+        )
+    return content
 
 
 def tensors_digest(tensors: Mapping[str, Tensor]) -> str:

@@ -175,7 +175,8 @@ class EvictingCache(Cache):
         while len(self.layers) <= layer_idx:
             self.layers.append(EvictingLayer())
         layer = self.layers[layer_idx]
-        first, top = next(iter(self.stored.items()))
+        own = ((i, one) for i, one in enumerate(self.layers) if isinstance(one, EvictingLayer))
+        first, top = next(own)
         if layer_idx <= first:  # the first layer of a pass
             self.check_rows(len(key_states))
         if not isinstance(layer, EvictingLayer):

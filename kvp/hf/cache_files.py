@@ -6,7 +6,6 @@ which model they belong to, and their digest (`docs/formats.md`, "Cache files").
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -18,12 +17,12 @@ from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
 import kvp
-from kvp.artifacts.files import foreign, parse_json
+from kvp.artifacts.files import foreign
 from kvp.artifacts.tensors import (
     read_safetensors,
-    read_safetensors_header,
+    read_sealed_header,
     tensors_digest,
-    write_safetensors,
+    write_sealed_safetensors,
 )
 from kvp.errors import CacheError, ModelError, UsageError
 from kvp.geometry import Geometry
@@ -41,13 +40,10 @@ from kvp.hf.cache_layers import (
 from kvp.hf.model_access import active_digest, layer_devices, name_of, on_meta, weights_digest
 from kvp.hf.model_config import evicted_layers, geometry_of
 from kvp.hf.prefill import unwrapped
-from kvp.manifest import SEAL, digest_json
+from kvp.manifest import Format, digest_json
 from kvp.scoring import ALL_QUERIES
 
-FORMAT = "kvp-cache"
-FORMAT_VERSION = 2
-_HEADER = "kvp"
-"""Name of the JSON text in the header of the safetensors file."""
+FORMAT = Format("kvp-cache", 2)
 _FACTS = {"seen": int, "evicted": bool, "gaps": bool, "window": int}
 _KINDS: Mapping[str, type[EvictingLayer]] = {"dense": EvictingLayer, "ragged": RaggedLayer}
 
@@ -82,8 +78,7 @@ def save_cache(cache: EvictingCache, path: str | Path, model: nn.Module) -> None
         held = cache.recorder.held
         tensors.update({f"{index}.queries": queries for index, queries in held.items()})
     header = {
-        "format": FORMAT,
-        "format_version": FORMAT_VERSION,
+        **FORMAT.head,
         "kvp": kvp.__version__,
         "model": _identity(inner),
         "turn": None if cache.turn is None else asdict(cache.turn),
@@ -96,8 +91,7 @@ def save_cache(cache: EvictingCache, path: str | Path, model: nn.Module) -> None
         "tensors": tensors_digest(tensors),
     }
     try:
-        text = json.dumps({**header, SEAL: digest_json(header)})
-        write_safetensors(path, tensors, {_HEADER: text})
+        write_sealed_safetensors(path, tensors, header)
     except OSError as problem:
         raise CacheError(f"{path} cannot be written: {problem.strerror}") from None
 
@@ -109,7 +103,7 @@ def load_cache(path: str | Path, model: nn.Module) -> EvictingCache:
     where it is missing, damaged, no cache file, or made by another model or in another dtype.
     """
     path, inner = Path(path), unwrapped(model)
-    header = _read_header(path)
+    header = read_sealed_header(path, CacheError, FORMAT, "save_cache")
     with foreign(path, CacheError):
         try:
             return _load(path, header, inner)
@@ -196,28 +190,6 @@ def _check_content(layer: EvictingLayer) -> None:
 def _fits(right: bool) -> None:
     if not right:
         raise ValueError("tensors and numbers of its layers do not fit each other or the model")
-
-
-def _read_header(path: Path) -> dict[str, Any]:
-    """What `save_cache` wrote about the tensors; raises CacheError where it cannot be trusted."""
-    if not path.is_file():
-        raise CacheError(f"{path} {'is no regular file' if path.exists() else 'is missing'}")
-    text = read_safetensors_header(path, CacheError).get(_HEADER)
-    if text is None:
-        raise CacheError(f"{path} was not written by save_cache")
-    with foreign(path, CacheError):
-        header = parse_json(text)
-        seal = header.pop(SEAL, None)
-        whole = seal == digest_json(header)
-    if not whole:
-        raise CacheError(f"{path} is damaged: its checksum does not match its header")
-    version = header.get("format_version")
-    if header.get("format") != FORMAT or version != FORMAT_VERSION:
-        raise CacheError(
-            f"{path} has format {header.get('format')} {version}, this kvp reads {FORMAT} "
-            f"{FORMAT_VERSION}: make it again"
-        )
-    return dict(header)
 
 
 def _identity(model: PreTrainedModel) -> dict[str, Any]:

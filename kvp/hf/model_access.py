@@ -7,7 +7,6 @@ Mistral, Phi-3. Models that kvp would evict from wrongly are refused in one line
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -381,7 +380,7 @@ def active_digest(model: nn.Module) -> str | None:
 
 def _told(hook: object) -> list[Any]:
     """What a forward hook says about itself, and about what it holds."""
-    if isinstance(hook, functools.partial):
+    if isinstance(hook, partial):
         given = [*hook.args, *hook.keywords.values()]
         whole = [value for value in given if isinstance(value, int)]  # which count no calls
         return [*_told(hook.func), *hook.keywords, *whole, *_held(given)]

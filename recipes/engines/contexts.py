@@ -14,7 +14,6 @@ keeps contexts apart by them, and ordinary text does not contain them. Imports n
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -23,25 +22,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvp.artifacts.files import foreign, parse_json
+from kvp.artifacts.files import foreign
 from kvp.artifacts.tensors import (
     read_safetensors,
-    read_safetensors_header,
+    read_sealed_header,
     tensors_digest,
-    write_safetensors,
+    write_sealed_safetensors,
 )
 from kvp.budgets import Budget
 from kvp.errors import CacheError
 from kvp.geometry import Geometry
-from kvp.manifest import SEAL, digest_json
+from kvp.manifest import Format, digest_json
 from kvp.rope import Rope
 
-FORMAT, FORMAT_VERSION = "kvp-context", 1
+FORMAT = Format("kvp-context", 1)
 SUFFIX = ".context"
 """How names of context files end; the rest of the name is the start of their digest."""
 MULTIPLE = 32
 """Kept tokens are a multiple of it, so that they fill whole blocks of vLLM, also on CPUs."""
-_HEADER = "kvp"
 _DIGEST_BITS = 128
 _CHECKED = 8
 """Placeholders that must fit the checksum before a prompt is taken for one of a context."""
@@ -122,8 +120,7 @@ def write_context(context: Context, folder: Path) -> Path:
     """Write `context` into `folder`, under its digest; the path. CacheError where that fails."""
     digest = context.digest
     header = {
-        "format": FORMAT,
-        "format_version": FORMAT_VERSION,
+        **FORMAT.head,
         **asdict(context.facts),
         "tensors": tensors_digest(context.tensors),
         "digest": digest,
@@ -131,8 +128,7 @@ def write_context(context: Context, folder: Path) -> Path:
     path = folder / f"{digest[: _DIGEST_BITS // 4]}{SUFFIX}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        text = json.dumps({**header, SEAL: digest_json(header)})
-        write_safetensors(path, context.tensors, {_HEADER: text})
+        write_sealed_safetensors(path, context.tensors, header)
     except OSError as problem:
         raise CacheError(f"{path} cannot be written: {problem.strerror}") from None
     return path
@@ -143,18 +139,10 @@ def read_facts(path: Path) -> tuple[ContextFacts, str]:
 
     Raises CacheError, in one line that names the file, where it is missing, damaged or another one.
     """
-    if path.is_symlink() or not path.is_file():
-        raise CacheError(f"{path} is no regular file" if path.exists() else f"{path} is missing")
-    text = read_safetensors_header(path, CacheError).get(_HEADER)
-    if text is None:
-        raise CacheError(f"{path} is no context file: engines.compress writes them")
+    if path.is_symlink():
+        raise CacheError(f"{path} is no regular file")
+    header = read_sealed_header(path, CacheError, FORMAT, "engines.compress")
     with foreign(path, CacheError):
-        header = parse_json(text)
-        seal = header.pop(SEAL, None)
-        if seal != digest_json(header):
-            raise CacheError(f"{path} is damaged: its checksum does not match its header")
-        if (header.get("format"), header.get("format_version")) != (FORMAT, FORMAT_VERSION):
-            raise CacheError(f"{path} is no {FORMAT} {FORMAT_VERSION}: make it again")
         facts = ContextFacts(**{field.name: header[field.name] for field in fields(ContextFacts)})
         digest = _digest(facts, header["tensors"])
         if digest != header["digest"] or not digest.startswith(path.name.removesuffix(SUFFIX)):
