@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -90,21 +91,43 @@ class Context:
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """By the names of README.md."""
+        """By their names in the file (docs/engines.md)."""
         named = {"token_ids": self.token_ids}
         for layer, (keys, values) in enumerate(zip(self.keys, self.values, strict=True)):
             named |= {f"{layer}.keys": keys, f"{layer}.values": values}
         return named
 
+    @cached_property
+    def checksum(self) -> str:
+        """SHA-256 (hex) of the tensors."""
+        return tensors_digest(self.tensors)
+
     @property
     def digest(self) -> str:
         """SHA-256 (hex) of facts and tensors."""
-        return _digest(self.facts, tensors_digest(self.tensors))
+        return _digest(self.facts, self.checksum)
 
     @property
     def placeholders(self) -> list[int]:
         """The k token ids that stand for this context in a prompt."""
         return placeholder_ids(self.digest, self.facts.kept, self.facts.vocabulary)
+
+    @property
+    def name(self) -> str:
+        """Name of its file without the suffix: the start of the digest, 32 hexadecimal digits."""
+        return self.digest[: _DIGEST_BITS // 4]
+
+    def write(self, folder: Path | str) -> Path:
+        """Write the file into `folder`, under its name; the path. CacheError where that fails."""
+        checksums = {"tensors": self.checksum, "digest": self.digest}
+        path = Path(folder) / f"{self.name}{SUFFIX}"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            header = {**FORMAT.head, **asdict(self.facts), **checksums}
+            write_sealed_safetensors(path, self.tensors, header)
+        except OSError as problem:
+            raise CacheError(f"{path} cannot be written: {problem.strerror}") from None
+        return path
 
 
 def kept_rows(budget: Budget, tokens: int, multiple: int = MULTIPLE, least: int = 0) -> int:
@@ -116,24 +139,6 @@ def kept_rows(budget: Budget, tokens: int, multiple: int = MULTIPLE, least: int 
     return min(wanted, tokens)
 
 
-def write_context(context: Context, folder: Path) -> Path:
-    """Write `context` into `folder`, under its digest; the path. CacheError where that fails."""
-    digest = context.digest
-    header = {
-        **FORMAT.head,
-        **asdict(context.facts),
-        "tensors": tensors_digest(context.tensors),
-        "digest": digest,
-    }
-    path = folder / f"{digest[: _DIGEST_BITS // 4]}{SUFFIX}"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_sealed_safetensors(path, context.tensors, header)
-    except OSError as problem:
-        raise CacheError(f"{path} cannot be written: {problem.strerror}") from None
-    return path
-
-
 def read_facts(path: Path) -> tuple[ContextFacts, str]:
     """Facts and digest of a context file, from its header alone.
 
@@ -141,7 +146,7 @@ def read_facts(path: Path) -> tuple[ContextFacts, str]:
     """
     if path.is_symlink():
         raise CacheError(f"{path} is no regular file")
-    header = read_sealed_header(path, CacheError, FORMAT, "engines.compress")
+    header = read_sealed_header(path, CacheError, FORMAT, "kvp compress")
     with foreign(path, CacheError):
         facts = ContextFacts(**{field.name: header[field.name] for field in fields(ContextFacts)})
         digest = _digest(facts, header["tensors"])

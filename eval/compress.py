@@ -8,10 +8,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from engines.contexts import write_context
-from engines.hf import compress
 from kvp import load_model
 from kvp.errors import UsageError, guarded
+from kvp.hf.contexts import compress
 from kvp.ranking import Protection
 from policies import named
 
@@ -26,11 +25,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--budget", default="12.5%", help="tokens that every KV head keeps")
     parser.add_argument("--out", type=Path, default=Path("contexts"))
     given = parser.parse_args(arguments)
-    return guarded(lambda: run(given), "engines.compress")
+    return guarded(lambda: run(given), "kvp compress")
 
 
 def run(given: argparse.Namespace) -> None:
-    """Compress every text; errors as `engines.hf.compress`."""
+    """Compress every text; errors as `kvp.hf.contexts.compress`."""
     scorer, allocator = named(given.policy)
     if allocator is not None:
         raise UsageError(f"--policy {given.policy}: engines hold as many tokens in every head")
@@ -40,7 +39,7 @@ def run(given: argparse.Namespace) -> None:
             model, tokenizer, path.read_text(encoding="utf-8"), scorer, given.budget,
             protection=Protection(),
         )  # fmt: skip
-        facts, file = context.facts, write_context(context, given.out)
+        facts, file = context.facts, context.write(given.out)
         told = {"text": str(path), "file": str(file), "tokens": facts.tokens, "kept": facts.kept}
         print(json.dumps({**told, "placeholders": context.placeholders}), flush=True)
 

@@ -8,7 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from engines.contexts import (
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvp.artifacts.tensors import write_safetensors
+from kvp.budgets import parse_budget
+from kvp.contexts import (
     Context,
     ContextFacts,
     kept_rows,
@@ -17,13 +22,7 @@ from engines.contexts import (
     read_facts,
     read_placeholders,
     turned,
-    write_context,
 )
-from hypothesis import given
-from hypothesis import strategies as st
-
-from kvp.artifacts.tensors import write_safetensors
-from kvp.budgets import parse_budget
 from kvp.errors import CacheError
 from kvp.rope import Rope
 
@@ -79,7 +78,7 @@ def test_turned_keys_meet_queries_at_their_true_distance(by: int, key: int, quer
 
 
 def test_a_context_comes_back_as_it_was(context: Context, tmp_path: Path) -> None:
-    path = write_context(context, tmp_path)
+    path = context.write(tmp_path)
     assert path.name == f"{context.digest[:32]}.context"
     again = read_context(path)
     assert again.facts == context.facts
@@ -90,15 +89,15 @@ def test_a_context_comes_back_as_it_was(context: Context, tmp_path: Path) -> Non
 
 
 def test_another_file_under_its_name_is_refused(context: Context, tmp_path: Path) -> None:
-    path = write_context(context, tmp_path)
-    other = write_context(replace(context, keys=[-keys for keys in context.keys]), tmp_path)
+    path = context.write(tmp_path)
+    other = replace(context, keys=[-keys for keys in context.keys]).write(tmp_path)
     other.replace(path)
     with pytest.raises(CacheError, match="renamed"):
         read_context(path)
 
 
 def test_damage_is_named(context: Context, tmp_path: Path) -> None:
-    path = write_context(context, tmp_path)
+    path = context.write(tmp_path)
     whole = path.read_bytes()
     path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
     with pytest.raises(CacheError, match="does not match its tensors"):
@@ -116,13 +115,13 @@ def test_damage_is_named(context: Context, tmp_path: Path) -> None:
 
 
 def test_a_header_that_was_changed_is_refused(context: Context, tmp_path: Path) -> None:
-    path = write_context(context, tmp_path)
+    path = context.write(tmp_path)
     header = {"format": "kvp-context", "format_version": 1, **asdict(context.facts), "sha256": "0"}
     write_safetensors(path, context.tensors, {"kvp": json.dumps(header)})
     with pytest.raises(CacheError, match="checksum does not match its header"):
         read_facts(path)
     write_safetensors(path, context.tensors, {})
-    with pytest.raises(CacheError, match=r"engines\.compress"):
+    with pytest.raises(CacheError, match=r"kvp compress"):
         read_facts(path)
 
 

@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from engines.contexts import TURNED, ContextFacts, is_norm, norms_digest, rope_facts
+from kvp.contexts import TURNED, ContextFacts, is_norm, norms_digest, rope_facts
 from kvp.errors import CacheError, UsageError
 from kvp.geometry import Geometry
 from kvp.rope import Rope

@@ -1,7 +1,7 @@
 """Compressed contexts of transformers models: made from an evicted cache, and gone on from.
 
 A context goes on as a `DynamicCache` of k tokens, in any code of transformers, with kvp or without:
-what a token after it meets are keys at their true distances (`engines.contexts`).
+what a token after it meets are keys at their true distances (`kvp.contexts`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
-from engines.contexts import (
+from kvp.budgets import Budget, parse_budget
+from kvp.contexts import (
     MULTIPLE,
     TURNED,
     Context,
@@ -26,7 +27,6 @@ from engines.contexts import (
     rope_facts,
     turned,
 )
-from kvp.budgets import Budget, parse_budget
 from kvp.errors import CacheError, ModelError, UsageError
 from kvp.geometry import Geometry
 from kvp.hf.cache import EvictingCache

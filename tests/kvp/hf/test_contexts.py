@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from engines.contexts import Context, write_context
-from engines.hf import compress, context_of, load_context
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from kvp.contexts import Context
 from kvp.errors import CacheError, ModelError, UsageError
 from kvp.hf import load_model, prefill_and_evict
+from kvp.hf.contexts import compress, context_of, load_context
 from policies.registry import make_allocator, make_scorer
 
 
@@ -52,7 +52,7 @@ def test_logits_are_those_of_the_evicted_cache(
     with torch.no_grad():
         expected = model(QUESTION, past_key_values=cache, position_ids=positions).logits
     model.set_attn_implementation("eager")
-    for source in (context, write_context(context, tmp_path)):
+    for source in (context, context.write(tmp_path)):
         past = load_context(source, model)
         assert past.get_seq_length() == 40
         with torch.no_grad():

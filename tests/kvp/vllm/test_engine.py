@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 import torch
-from engines.contexts import Context, placeholder_ids, read_context, write_context
-from engines.hf import compress, load_context
 
 from kvp import load_model, load_policy
+from kvp.contexts import Context, placeholder_ids, read_context
+from kvp.hf.contexts import compress, load_context
 from kvp.nano import path
 
 vllm = pytest.importorskip("vllm", reason="needs vLLM: make test-vllm")
@@ -37,7 +37,7 @@ class Engine:
             str(path()), dtype="float32", enforce_eager=True, max_model_len=2048, max_logprobs=-1,
             enable_prefix_caching=True,
             kv_transfer_config=vllm.config.KVTransferConfig(
-                kv_connector="KvpConnector", kv_connector_module_path="engines.connector",
+                kv_connector="KvpConnector", kv_connector_module_path="kvp.vllm.connector",
                 kv_role="kv_both", kv_connector_extra_config=settings,
             ),
         )  # fmt: skip
@@ -66,7 +66,7 @@ class Engine:
         context = compress(
             self.model, self.tokenizer, "".join(sentences), load_policy("nano"), budget
         )
-        write_context(context, self.folder)
+        context.write(self.folder)
         question = (
             f"What is the special magic number for cat-{number}? The special magic number for"
         )

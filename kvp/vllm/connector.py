@@ -1,7 +1,7 @@
 """A KV connector: requests whose prompt begins with a context's placeholders go on from its file.
 
     vllm serve MODEL --kv-transfer-config '{"kv_connector": "KvpConnector",
-        "kv_connector_module_path": "engines.connector", "kv_role": "kv_both",
+        "kv_connector_module_path": "kvp.vllm.connector", "kv_role": "kv_both",
         "kv_connector_extra_config": {"contexts": FOLDER, "policy": POLICY}}'
 
 The scheduler's side recognises contexts and tells how many tokens are there already; the worker's
@@ -40,7 +40,8 @@ from vllm.distributed.parallel_state import (
 from vllm.logger import init_logger
 from vllm.model_executor.models.utils import extract_layer_index
 
-from engines.contexts import (
+from kvp.budgets import parse_budget
+from kvp.contexts import (
     MULTIPLE,
     SUFFIX,
     Context,
@@ -50,14 +51,12 @@ from engines.contexts import (
     read_facts,
     read_placeholders,
     turned,
-    write_context,
 )
-from engines.engine import BlockLayout, EngineModel
-from kvp.budgets import parse_budget
 from kvp.errors import CacheError, KvpError, UsageError
 from kvp.plugins import import_own
 from kvp.ranking import select
 from kvp.scoring import Needs, Scorer, View, score_layers
+from kvp.vllm.engine import BlockLayout, EngineModel
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -304,7 +303,7 @@ class KvpConnector(KVConnectorBase_V1):
         if self._scorer is None:
             raise UsageError('kv_connector_extra_config has no "policy" to compress with')
         if get_tensor_model_parallel_world_size() > 1:
-            raise UsageError("compress with engines.compress: this engine is tensor parallel")
+            raise UsageError("compress with `kvp compress`: this engine is tensor parallel")
         tokens = len(save.token_ids)
         kept = kept_rows(parse_budget(save.budget), tokens)
         positions, keys, values = torch.arange(tokens)[None], [], []
@@ -331,8 +330,8 @@ class KvpConnector(KVConnectorBase_V1):
         context = Context(
             facts=facts, keys=keys, values=values, token_ids=torch.tensor(save.token_ids)
         )
-        write_context(context, self._folder)
-        told = {"digest": context.digest[:32], "tokens": tokens, "kept": kept}
+        context.write(self._folder)
+        told = {"digest": context.name, "tokens": tokens, "kept": kept}
         return {**told, "placeholders": context.placeholders}
 
     def build_connector_worker_meta(self) -> Saved | None:

@@ -1,1 +1,0 @@
-"""Compressed contexts for engines: files, transformers, a vLLM connector and its client."""
