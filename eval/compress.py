@@ -1,48 +1,95 @@
-"""Texts -> context files that engines go on from, and a line of JSON for each (README.md)."""
+"""kvp compress: texts to context files that engines go on from, a line of JSON for each."""
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from kvp import load_model
-from kvp.errors import UsageError, guarded
-from kvp.hf.contexts import compress
+from rich.filesize import decimal
+
+from eval.config import CompressConfig
+from kvp.budgets import parse_budget
+from kvp.contexts import kept_rows
+from kvp.data.rows.files import TEXT_SUFFIXES, Tally, read_rows, read_text
+from kvp.data.rows.values import RowError, text_of
+from kvp.errors import UsageError
+from kvp.hf.contexts import Text, check_length, compress, context_ids
+from kvp.hf.loading import load_config, model_of, tokenizer_of
+from kvp.hf.model_config import context_limit, geometry_of
+from kvp.progress import Progress, say
 from kvp.ranking import Protection
-from policies import named
+from policies import load_policy, make_scorer
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the files; 2, after one line, where something cannot be."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0], allow_abbrev=False)
-    parser.add_argument("texts", nargs="+", type=Path, help="text files, a context each")
-    parser.add_argument("--model", default="nano", help="nano, a folder, a GGUF file or a hub id")
-    parser.add_argument("--dtype", default="float32", help="that of the engine")
-    parser.add_argument("--policy", default="nano", help="a policy or a method")
-    parser.add_argument("--budget", default="12.5%", help="tokens that every KV head keeps")
-    parser.add_argument("--out", type=Path, default=Path("contexts"))
-    given = parser.parse_args(arguments)
-    return guarded(lambda: run(given), "kvp compress")
+def run(config: CompressConfig) -> None:
+    """Write a context file per document; with `dry_run` print what that takes and stop.
+
+    Raises KvpError, in one line that names the flag or the document, on anything that cannot work.
+    """
+    if config.gguf and config.model == type(config).model:
+        config = replace(config, model=config.gguf)
+    scorer = load_policy(config.policy) if config.policy else make_scorer(config.method)
+    documents, tokenizer = dict(_documents(config.documents)), tokenizer_of(config)
+    model_config, budget = load_config(config.model), parse_budget(config.budget)
+    sizes = {}
+    for name, text in documents.items():
+        tokens = len(context_ids(text, tokenizer))
+        try:
+            check_length(tokens, context_limit(model_config))
+        except UsageError as error:
+            raise UsageError(f"{name}: {error}") from None
+        sizes[name] = tokens, kept_rows(budget, tokens, least=Protection().tokens)
+    if config.dry_run:
+        size = geometry_of(model_config)
+        width = 4 if config.dtype == "float32" else 2
+        row = 2 * size.total_kv_heads * size.head_dim * width
+        for name, (tokens, kept) in sizes.items():
+            instead = f"{decimal(kept * row)} instead of {decimal(tokens * row)}"
+            print(f"{name}: {tokens:,} tokens, {kept:,} kept, {instead}")
+        print("dry run: nothing was written")
+        return
+    model, tokenizer = model_of(config, config.device)
+    with Progress("compressing", len(documents)) as progress:
+        for name, text in documents.items():
+            context = compress(model, tokenizer, text, scorer, budget)
+            told: dict[str, Any] = {"document": name, "file": str(context.write(config.out))}
+            if config.gguf:
+                from kvp.llamacpp.slots import write_slot
+
+                told["slot"] = str(write_slot(context, Path(config.gguf), Path(config.out)))
+            told |= {"tokens": context.facts.tokens, "kept": context.facts.kept}
+            print(json.dumps({**told, "placeholders": context.placeholders}), flush=True)
+            progress.advance(note=name)
+    say(f"{len(documents)} contexts are in {config.out}")
 
 
-def run(given: argparse.Namespace) -> None:
-    """Compress every text; errors as `kvp.hf.contexts.compress`."""
-    scorer, allocator = named(given.policy)
-    if allocator is not None:
-        raise UsageError(f"--policy {given.policy}: engines hold as many tokens in every head")
-    model, tokenizer = load_model(given.model, dtype=given.dtype)
-    for path in given.texts:
-        context = compress(
-            model, tokenizer, path.read_text(encoding="utf-8"), scorer, given.budget,
-            protection=Protection(),
-        )  # fmt: skip
-        facts, file = context.facts, context.write(given.out)
-        told = {"text": str(path), "file": str(file), "tokens": facts.tokens, "kept": facts.kept}
-        print(json.dumps({**told, "placeholders": context.placeholders}), flush=True)
+def _documents(names: str | Sequence[str]) -> Iterator[tuple[str, Text]]:
+    """Every text that is named, with its location; of rows that share a context the first one."""
+    for name in (names,) if isinstance(names, str) else names:
+        path, tally, seen = Path(name), Tally(), set()
+        texts = [path] if path.suffix.lower() in TEXT_SUFFIXES else []
+        if path.is_dir():
+            texts = [file for end in TEXT_SUFFIXES for file in sorted(path.glob(f"*{end}"))]
+        yield from ((str(file), read_text(str(file), "documents")) for file in texts)
+        if texts:
+            continue
+        for location, text in tally.parsed(read_rows(name, "documents"), _context):
+            if (key := json.dumps(text)) not in seen:
+                seen.add(key)
+                yield f"{name} {location}", text
+        tally.check(name, seen)
+        if note := tally.note():
+            say(f"{name}: {note}")
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def _context(_: str, row: Mapping[str, Any]) -> Text:
+    """The context of a row: its messages, all of them, or its text."""
+    if (messages := row.get("messages")) is not None:
+        return [{"role": str(one["role"]), "content": text_of(one["content"])} for one in messages]
+    for column in ("context", "text"):
+        if row.get(column) is not None:
+            return text_of(row[column])
+    raise RowError("has no context, text or messages")

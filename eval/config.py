@@ -17,6 +17,7 @@ from kvp.budgets import Budget, parse_budget, parse_budgets
 from kvp.config_groups import (
     Bounds,
     DataConfig,
+    DeviceConfig,
     DryRunConfig,
     Group,
     MemoryConfig,
@@ -338,16 +339,53 @@ class PushConfig(IntervalConfig, DryRunConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServeConfig(Group):
-    """Model, method and address."""
+class PolicyConfig(Group):
+    """Policy."""
 
-    gguf: str = field(kw_only=False)
-    """GGUF file of a model."""
     policy: str | None = None
     """Policy directory written by kvp-train or kvp distill. Or a bundled one's name, an address, or
     org/name on the hub: what chooses tokens."""
     method: str = "streaming_llm"
-    """Method that chooses tokens where there is no policy: reads keys, values or recent queries."""
+    """Method that chooses tokens where there is no policy. In llama.cpp one that reads keys, values
+    or recent queries."""
+
+    @property
+    def label(self) -> str:
+        """What chooses tokens, as files and messages name it."""
+        return self.policy or self.method
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompressConfig(PolicyConfig, ModelConfig, DeviceConfig, DryRunConfig):
+    """Compress."""
+
+    documents: str | Sequence[str] = field(kw_only=False)
+    """Texts to compress, a context each. Text files, folders of them, or rows (JSONL, JSON, CSV,
+    parquet, a hub data set) whose `context`, `text` or `messages` is the context."""
+    budget: str = "12.5%"
+    """Tokens kept per KV head on average, protected ones included; here rounded up to a multiple of
+    32, the same in every head. 4 first and 16 last tokens are protected."""
+    gguf: str | None = None
+    """GGUF file of a model. A slot file for a llama-server that runs it is written beside each
+    context; without --model this file also computes the context."""
+    out: str = ""
+    """What is written. A folder of contexts, each a file that its digest names."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError, naming the flag, on a budget that is none."""
+        super().__post_init__()
+        try:
+            parse_budget(self.budget)
+        except ValueError as error:
+            raise ValueError(f"--budget: {error}") from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeConfig(PolicyConfig):
+    """Model, method and address."""
+
+    gguf: str = field(kw_only=False)
+    """GGUF file of a model."""
     cells: int = 2048
     """Tokens of keys and values that are held, of whatever length a conversation is."""
     host: str = "127.0.0.1"

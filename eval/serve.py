@@ -217,7 +217,6 @@ def run(config: ServeConfig) -> None:
         llama = Llama(config.gguf, n_ctx=config.cells, flash_attn=True, verbose=False)
     except (ValueError, RuntimeError) as error:
         raise UsageError(f"{config.gguf}: llama.cpp cannot load it ({error})") from None
-    name = f"policy {config.policy}" if config.policy else scorer.name
     with bounded(llama, scorer, config.cells), listener, suppress(KeyboardInterrupt):
         app = _Application(llama, Path(config.gguf).stem, config.cells)
         app.server = server = uvicorn.Server(
@@ -227,5 +226,5 @@ def run(config: ServeConfig) -> None:
             )
         )  # fmt: skip
         with app.thread:
-            say(f"http://{config.host}:{config.port}/v1: {config.cells} cells, {name}")
+            say(f"http://{config.host}:{config.port}/v1: {config.cells} cells, {config.label}")
             server.run(sockets=[listener])

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from eval.frame import ResultsFrame
     from kvp.hf import evicting, load_cache, load_model, prefill_and_evict, save_cache
+    from kvp.hf.contexts import compress, load_context
     from kvp.ranking import Protection
     from kvp.store import TraceReader
     from policies import load_policy, make_allocator, make_method, make_scorer
@@ -36,9 +37,11 @@ __all__ = [
     "TraceReader",
     "collect",
     "compare",
+    "compress",
     "evaluate",
     "evicting",
     "load_cache",
+    "load_context",
     "load_model",
     "load_policy",
     "make_allocator",
@@ -55,6 +58,7 @@ _MODULES = {
     "Protection": "kvp.ranking",
     "TraceReader": "kvp.store",
     **dict.fromkeys(_HF, "kvp.hf"),
+    **dict.fromkeys(("compress", "load_context"), "kvp.hf.contexts"),
     **dict.fromkeys(("load_policy", "make_allocator", "make_method", "make_scorer"), "policies"),
 }
 """Name -> the module that has it."""
@@ -184,7 +188,7 @@ def _imported(name: str) -> property:
 
     def found(_: object) -> Any:  # noqa: ANN401
         thing = getattr(import_own(_MODULES[name]), name)
-        return _by_name(thing) if name in ("evicting", "prefill_and_evict") else thing
+        return _by_name(thing) if name in ("compress", "evicting", "prefill_and_evict") else thing
 
     return property(found)
 
@@ -201,8 +205,12 @@ def _by_name(function: Callable[..., Any]) -> Callable[..., Any]:
         given = signature(function).bind(*args, **options)
         sides = given.arguments["scorer"], given.arguments.get("allocator")
         if any(isinstance(side, str) for side in sides):
-            sides = import_own("policies").named(*sides)
-            given.arguments.update(zip(("scorer", "allocator"), sides, strict=True))
+            scorer, allocator = import_own("policies").named(*sides)
+            given.arguments["scorer"] = scorer
+            if allocator is not None and "allocator" not in signature(function).parameters:
+                raise UsageError("a context has equal heads: leave the allocator out")
+            if allocator is not None:
+                given.arguments["allocator"] = allocator
         return function(*given.args, **given.kwargs)
 
     return taking_names

@@ -158,6 +158,20 @@ PROGRAMS = {
             "kvp push runs/policies org/name --private --license apache-2.0 --results runs/results",
         ),
     ),
+    "compress": Program(
+        "eval.config:CompressConfig",
+        "eval.compress:run",
+        "Compress contexts for vLLM, llama-server and transformers. Each text is read once, a "
+        "policy or a method chooses the tokens of every KV head, and a context file is written "
+        "that these engines go on from (docs/engines.md). Prints a line of JSON for each, with "
+        "the token ids that stand for it in a prompt.",
+        (
+            "kvp compress manual.txt --model Qwen/Qwen2.5-7B-Instruct --dtype bfloat16 --device "
+            "cuda --method keydiff --out contexts",
+            "kvp compress manual.txt --gguf models/smollm2.gguf --policy smollm2-135m-instruct "
+            "--out contexts",
+        ),
+    ),
     "serve": Program(
         "eval.config:ServeConfig",
         "eval.serve:run",

@@ -42,7 +42,8 @@ from kvp.hf.model_access import (
 from kvp.hf.model_config import FULL, attention_window, context_limit, geometry_of, layer_kinds
 from kvp.hf.prefill import unwrapped
 from kvp.manifest import recorded_name
-from kvp.ranking import UNPROTECTED, Protection
+from kvp.plugins import reason_of
+from kvp.ranking import Protection
 from kvp.scoring import Scorer
 
 Text = str | Sequence[dict[str, str]]
@@ -53,8 +54,20 @@ def context_ids(text: Text, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Tokens of a text as it is, or of messages as a template writes them before the next one."""
     if isinstance(text, str):
         return list(tokenizer(text).input_ids)
-    made: Any = tokenizer.apply_chat_template(list(text), tokenize=True, return_dict=True)
+    try:
+        made: Any = tokenizer.apply_chat_template(list(text), tokenize=True, return_dict=True)
+    except Exception as error:  # whatever a template raises
+        why = reason_of(error)
+        raise UsageError(f"the chat template cannot write these messages: {why}") from None
     return list(made["input_ids"])
+
+
+def check_length(tokens: int, limit: int | None, multiple: int = MULTIPLE) -> None:
+    """Raise UsageError for a context that is too short to be named, or leaves no position."""
+    if tokens < multiple:
+        raise UsageError(f"a context of {tokens} tokens: at least {multiple} are compressed")
+    if limit is not None and tokens >= limit:
+        raise UsageError(f"a context of {tokens} tokens leaves no room in the model's {limit}")
 
 
 def compress(
@@ -64,24 +77,21 @@ def compress(
     scorer: Scorer,
     budget: int | str | Budget = "12.5%",
     *,
-    protection: Protection = UNPROTECTED,
+    protection: Protection | None = None,
     multiple: int = MULTIPLE,
 ) -> Context:
     """Read `text` once and keep `budget` tokens per KV head, every head its own.
 
     `text` is a document, or the opening messages of a conversation. The number of kept tokens is
-    `budget` rounded up to a multiple of `multiple`. Nothing is evicted from a context that is no
+    `budget` rounded up to a multiple of `multiple`; `protection` is of 4 first and 16 last tokens
+    unless another one is given. Nothing is evicted from a context that is no
     longer. Raises UsageError and ModelError as `prefill_and_evict`, UsageError for a context that
     is shorter than `multiple`, and ModelError for a model whose contexts engines cannot go on from.
     """
-    inner = unwrapped(model)
+    inner, protection = unwrapped(model), protection or Protection()
     check_model(inner)
     ids, asked = context_ids(text, tokenizer), parse_budget(budget)
-    if len(ids) < multiple:
-        raise UsageError(f"a context of {len(ids)} tokens: at least {multiple} are compressed")
-    limit = context_limit(inner.config)
-    if limit is not None and len(ids) >= limit:
-        raise UsageError(f"a context of {len(ids)} tokens leaves no room in the model's {limit}")
+    check_length(len(ids), context_limit(inner.config), multiple)
     kept = kept_rows(asked, len(ids), multiple, least=protection.tokens)
     feed = torch.tensor([ids], device=model.device)
     cache = prefill_and_evict(model, feed, scorer, kept, protection, tokenizer=tokenizer)

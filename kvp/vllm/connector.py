@@ -54,7 +54,7 @@ from kvp.contexts import (
 )
 from kvp.errors import CacheError, KvpError, UsageError
 from kvp.plugins import import_own
-from kvp.ranking import select
+from kvp.ranking import Protection, select
 from kvp.scoring import Needs, Scorer, View, score_layers
 from kvp.vllm.engine import BlockLayout, EngineModel
 
@@ -138,6 +138,7 @@ class KvpConnector(KVConnectorBase_V1):
         self._told: dict[str, dict[str, Any]] = {}
         self._saved = Saved()
         self._layers: dict[int, Any] = {}
+        self._protection = Protection()
         self._layout: BlockLayout | None = None
         self._scorer = policy_of(extra["policy"]) if "policy" in extra else None
 
@@ -305,7 +306,7 @@ class KvpConnector(KVConnectorBase_V1):
         if get_tensor_model_parallel_world_size() > 1:
             raise UsageError("compress with `kvp compress`: this engine is tensor parallel")
         tokens = len(save.token_ids)
-        kept = kept_rows(parse_budget(save.budget), tokens)
+        kept = kept_rows(parse_budget(save.budget), tokens, least=self._protection.tokens)
         positions, keys, values = torch.arange(tokens)[None], [], []
         for index, layer in sorted(self._layers.items()):
             self._layout = self._layout or BlockLayout(layer, self._block_size)
@@ -316,7 +317,8 @@ class KvpConnector(KVConnectorBase_V1):
                 layer=index, keys=of_heads[0][None], values=of_heads[1][None],
                 positions=positions.to(blocks.device), budget=kept,
             )  # fmt: skip
-            chosen = select(score_layers(self._scorer, [view])[0][0], kept)  # [H, k]
+            scores = score_layers(self._scorer, [view])[0][0]
+            chosen = select(scores, kept, self._protection)  # [H, k]
             wide = chosen[..., None].expand(-1, -1, of_heads[0].shape[-1])
             mine = [part.gather(1, wide).transpose(0, 1).cpu().contiguous() for part in of_heads]
             keys.append(turned(mine[0], self._model.rope, kept - tokens))
