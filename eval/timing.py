@@ -18,19 +18,11 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from eval.evaluate import (
-    Bench,
-    Kept,
-    Prefix,
-    Prompt,
-    gather,
-    hindsight,
-    keep,
-    run_prefix,
-)
+from eval.evaluate import Bench, Prompt, hindsight, keep, run_prefix, tokens_per_head
 from eval.methods import Setting, method_fields
 from eval.records import Record
 from kvp.hf import EvictingCache, Prefill
+from kvp.hf.evict import gather
 from kvp.hf.prefill import next_logits
 from kvp.progress import Progress
 from kvp.scoring import Needs
@@ -117,7 +109,7 @@ def _measure_prompt(
         results.append(
             {
                 "prompt_tokens": prompt.encoded.prompt_length,
-                "kept_tokens": kept.tokens,
+                "kept_tokens": tokens_per_head(kept),
                 "cache_bytes": nbytes,
                 "prefill_seconds": prefill_seconds,
                 "evict_seconds": evict_seconds,
@@ -129,13 +121,13 @@ def _measure_prompt(
 
 def _evict(
     bench: Bench, seen: Prefill, ids: Tensor, setting: Setting, future: list[Tensor] | None
-) -> tuple[EvictingCache, Kept]:
+) -> tuple[EvictingCache, Tensor]:
     """Extra passes, scores, selection and gathering of one prompt; the full cache is gathered."""
     assert seen.observation is not None, "the prompt was just run"
     # Anew for every setting, so that its time includes the extra passes that it needs.
     fresh = Prefill.of(seen.observation, bench.model, ids, bench.tokenizer).inputs
     ((_, kept),) = keep(replace(seen, inputs=fresh), [setting], future)
-    return gather(Prefix.of(seen), [kept]), kept
+    return gather(seen, [kept]), kept
 
 
 def _decode(bench: Bench, cache: EvictingCache, feed: Tensor, position: int, meter: Meter) -> float:
