@@ -34,13 +34,9 @@ Record = dict[str, Any]
 Key = tuple[Any, ...]
 Item = TypeVar("Item")
 
-KEY_FIELDS = (
-    "model", "method", "variant", "allocator", "protected", "policy", "protocol", "task",
-    "budget_spec", "example",
-)  # fmt: skip
-"""Fields that together identify a record."""
-
 _METHOD_KEY = ("model", "method", "variant", "allocator", "protected", "policy", "protocol")
+KEY_FIELDS = (*_METHOD_KEY, "task", "budget_spec", "example")
+"""Fields that together identify a record."""
 TIMING_KEY = (*_METHOD_KEY, "budget_spec")
 CURVE_KEY = (*_METHOD_KEY, "layer", "head")
 """The same for timing.jsonl and curves.jsonl."""

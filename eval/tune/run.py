@@ -181,17 +181,14 @@ def _registered(spec: str, seed: int, common: Mapping[str, Any]) -> Subject:
     scorer = method.scorer
     assert scorer is not None, "a registered method has a scorer"
     written = parse(spec, "method")
-    presets: list[Scorer] = []
-    fixed = set(written.options)
-    if isinstance(scorer, Options):
-        plain = not written.options and written.argument is None
-        if plain:
-            presets = [make_scorer(f"{spec}:{preset}") for preset in scorer.presets]
-        fixed |= set(scorer.presets.get(written.argument or "", {}))
+    presets = scorer.presets if isinstance(scorer, Options) else {}
+    plain = not written.options and written.argument is None
+    published = [make_scorer(f"{spec}:{preset}") for preset in presets] if plain else []
+    fixed = {*written.options, *presets.get(written.argument or "", {})}
     return Subject(
         group="",
         runs=(method,),
-        start=tuple(dict.fromkeys([scorer, *presets])),
+        start=tuple(dict.fromkeys([scorer, *published])),
         options={
             name: grid for name, grid in getattr(scorer, "grid", {}).items() if name not in fixed
         },
