@@ -284,7 +284,10 @@ def load_prompts(
     """
     first, _ = load_all(settings, tokenizer, positions)
     tasks = tuple(dict.fromkeys(prompt.requested_as for prompt in first))
-    shares = [_shares(searched, len(tasks)), _shares(compared, len(tasks))]
+    shares = [
+        [len(part) for part in np.array_split(range(count), len(tasks))]  # as even as possible
+        for count in (searched, compared)
+    ]
     maximum = max(map(sum, zip(*shares, strict=True)))
     if len({context_of(prompt.sample.id) for prompt in first}) < len(first):
         maximum *= 2  # the held-out ones begin with another context
@@ -303,11 +306,6 @@ def load_prompts(
             f"{len(search_prompts)} and {len(held_out)} in the {settings.split} split; lower them"
         )
     return search_prompts, held_out
-
-
-def _shares(count: int, tasks: int) -> list[int]:
-    """Prompts per task, as even as possible."""
-    return [count // tasks + (index < count % tasks) for index in range(tasks)]
 
 
 def _method(config: EvalConfig) -> tuple[Method, Scorer]:

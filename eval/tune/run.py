@@ -101,10 +101,6 @@ class Subject:
             tokens=tokens,
         )
 
-    def every_rule(self) -> list[Method]:
-        """The defaults with every allocator, to check and to digest the files they come from."""
-        return [allocated(method, rule.name) for method in self.runs for rule in self.allocators]
-
     def methods(self, candidate: Candidate) -> list[Method]:
         """The candidate as kvp-eval runs it, one method per policy seed."""
         methods: Sequence[Method] = self.runs
@@ -382,7 +378,10 @@ class Tuning:
 def run(config: TuneConfig) -> TunedSettings | None:
     """Run kvp tune; None after a dry run. Raises KvpError on anything the user can mend."""
     subjects = subjects_of(config)
-    methods = [method for subject in subjects for method in subject.every_rule()]
+    methods = [  # with every allocator: to check, and to digest the files they come from
+        allocated(method, rule.name)
+        for subject in subjects for method in subject.runs for rule in subject.allocators
+    ]  # fmt: skip
     evaluation = config.evaluation
     phase("preparing prompts")
     if config.dry_run:
