@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import cached_property, partial
+from operator import itemgetter
 from statistics import fmean
 from typing import Literal, TypeVar
 
@@ -31,6 +32,7 @@ from eval.records import (
     SELF_SIZED,
     UNIFORM,
     Record,
+    grouped,
     method_label,
     policy_groups,
 )
@@ -179,14 +181,13 @@ def estimates(
     Scores, 0 to 1: the mean over tasks of the mean over prompts. Perplexity: exp(sum of nll / sum
     of reply tokens).
     """
-    parts: dict[ReportedMethod, dict[str | None, list[Record]]] = {}
-    for record in records:
-        if record[FIELDS[kind]] is not None:
-            budgets = parts.setdefault(method_of(record, groups), {})
-            budgets.setdefault(record["budget_spec"], []).append(record)
+    scored = [record for record in records if record[FIELDS[kind]] is not None]
     return {
-        method: {spec: _estimate(kind, part, resamples) for spec, part in budgets.items()}
-        for method, budgets in parts.items()
+        method: {
+            spec: _estimate(kind, part, resamples)
+            for spec, part in grouped(of_method, itemgetter("budget_spec")).items()
+        }
+        for method, of_method in grouped(scored, lambda each: method_of(each, groups)).items()
     }
 
 
@@ -264,13 +265,10 @@ def sort_tasks(kind: Kind, records: Iterable[Record], *, resamples: int = 2000) 
     cache gains less than `LEAST_GAIN` nats per token: these prompts cannot show what lies between.
     All are usable where the full cache was not run.
     """
-    tasks: dict[str, list[Record]] = {}
-    for record in records:
-        some = tasks.setdefault(record["task"], [])
-        if record["method"] in (FULL, *NULLS):
-            some.append(record)
+    tasks = grouped(records, itemgetter("task"))
     apart: dict[str, tuple[str, str]] = {}
-    for task, some in tasks.items():
+    for task, of_task in tasks.items():
+        some = [record for record in of_task if record["method"] in (FULL, *NULLS)]
         specs = {record["budget_spec"] for record in some} - {None}
         tokens = {
             spec: fmean(each["budget"] for each in some if each["budget_spec"] == spec)
@@ -330,12 +328,11 @@ class Budgets:
 
 def budget_axis(records: Iterable[Record]) -> Budgets:
     """Budgets of records; none where only the full cache and self-sized methods occur."""
-    sizes: dict[str, list[float]] = defaultdict(list)
-    for record in records:
-        spec = record["budget_spec"]
-        if spec is not None and spec != SELF_SIZED:
-            sizes[spec].append(record["budget"])
-    means = {spec: float(np.mean(values)) for spec, values in sizes.items()}
+    means = {
+        spec: float(np.mean([record["budget"] for record in same]))
+        for spec, same in grouped(records, itemgetter("budget_spec")).items()
+        if spec not in (None, SELF_SIZED)
+    }
     specs = sorted(means, key=lambda spec: means[spec])
     return Budgets(
         specs=tuple(specs),
@@ -368,11 +365,8 @@ def choose(
 
     Of several that were tuned, such as seeds of a policy, the one with the best score.
     """
-    families: dict[str, list[ReportedMethod]] = {}
-    for setting in settings:
-        families.setdefault(setting.family, []).append(setting)
     choices = {}
-    for family, of_family in families.items():
+    for family, of_family in grouped(settings, lambda setting: setting.family).items():
         found = [(one, *entry) for entry in tuned for one in of_family if _is_chosen(one, entry[0])]
         best, how = min(of_family, key=partial(_distance_from_default, kind)), ""
         if found:
@@ -458,12 +452,9 @@ class Comparison:
     @cached_property
     def tasks(self) -> Mapping[str, Grid]:
         """Numbers by task, also of those that are set apart."""
-        parts: dict[str, list[Record]] = {}
-        for record in self.records:
-            parts.setdefault(record["task"], []).append(record)
         return {
             name: estimates(self.kind, part, self.groups, resamples=self.resamples)
-            for name, part in parts.items()
+            for name, part in grouped(self.records, itemgetter("task")).items()
         }
 
     @property

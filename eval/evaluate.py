@@ -1,18 +1,18 @@
 """One prompt under one protocol: prefill once, select tokens per setting, decode as one batch.
 
 Each compressed cache holds the same prompt with other tokens evicted; its heads may keep different
-numbers of them. `EvictingCache.select` gathers all from one prefill. Caches leave the batch when
+numbers of them. `kvp.hf.evict.gather` gathers all from one prefill. Caches leave the batch when
 their answer ends, and equal ones run once. Greedy decoding only (`kvp.hf.prefill`); one by one
 the tokens are those of `model.generate(do_sample=False)` on the same cache.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from numbers import Real
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ from kvp.data.metrics import chosen as choice_of
 from kvp.data.task import Sample
 from kvp.errors import UsageError
 from kvp.hf import EvictingCache, Prefill, observe, prefill
+from kvp.hf.evict import all_kept, gather
 from kvp.hf.prefill import end_tokens, greedy, next_logits
 from kvp.ops.future_attention import future_attention
 from kvp.plugins import own_errors
@@ -116,63 +117,17 @@ class Prompt:
 
 
 ResultT = TypeVar("ResultT")
+Outcome = tuple[ResultT, int]
+"""Result of one compressed cache, and the bytes of its keys and values right after the eviction."""
 
 MAXIMUM_LOGITS = 2**26
 """Logits of one teacher-forced batch (256 MiB in float32)."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Prefix:
-    """Keys and values of a prefill: what compressed caches are gathered from."""
-
-    keys: Sequence[Tensor]
-    """Per layer [1, H, N, D], after RoPE."""
-    values: Sequence[Tensor]
-    """Per layer [1, H, N, D]."""
-    others: Mapping[int, Any] = field(default_factory=dict)
-    """Caches of the layers that nothing is evicted from, after N tokens (`kvp.hf.model_config`)."""
-
-    @classmethod
-    def of(cls, prefill: Prefill) -> Prefix:
-        """What a cache may keep of a prefill: not the tokens that are fed again."""
-        tokens = prefill.tokens
-        return cls(
-            keys=[keys[:, :, :tokens] for keys in prefill.keys],
-            values=[values[:, :, :tokens] for values in prefill.values],
-            others={} if prefill.observation is None else prefill.observation.others_kept,
-        )
-
-    @property
-    def tokens(self) -> int:
-        """N, tokens in the cache before eviction."""
-        return self.keys[0].shape[2]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Kept:
-    """The tokens one compressed cache keeps."""
-
-    indices: Tensor
-    """[L, H, S] int64, ascending per head, -1 after a head's last one."""
-
-    @property
-    def counts(self) -> Tensor:
-        """Tokens kept: [L, H] int64."""
-        return (self.indices != EMPTY_SLOT).sum(-1)
-
-    @property
-    def tokens(self) -> float:
-        """Tokens kept per head, the mean over all heads of the model."""
-        return float(self.counts.double().mean())
-
-
-@dataclass(frozen=True, kw_only=True)
-class Outcome(Generic[ResultT]):
-    """Result of one compressed cache."""
-
-    result: ResultT
-    nbytes: int
-    """Bytes of its keys and values right after the eviction."""
+def rows_of_logits(model: PreTrainedModel, tokens: int, most: int) -> int:
+    """Rows whose logits of `tokens` tokens are computed at once, 1 to `most`."""
+    vocabulary = int(model.config.get_text_config().vocab_size)
+    return max(1, min(most, MAXIMUM_LOGITS // (tokens * vocabulary)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,68 +149,65 @@ class Bench:
 
     @torch.inference_mode()
     def answers(
-        self, prompt: Prompt, prefix: Prefix, compressed: Sequence[Kept]
+        self, prompt: Prompt, start: Prefill, compressed: Sequence[Tensor]
     ) -> list[Outcome[list[int]]]:
         """Greedy answer from every cache, as token ids, the ending token included."""
-        feed = prompt.ids[prefix.tokens :]
+        feed = prompt.ids[start.tokens :]
         ends = end_tokens(self.model, self.tokenizer)
         new = self.config.max_new_tokens or prompt.sample.max_new_tokens
 
-        def run(cache: EvictingCache, batch: int) -> list[list[int]]:
-            fed = feed.expand(batch, -1)
-            return greedy(self.model, cache, fed, prefix.tokens, max_new_tokens=new, ends=ends)
+        def run(cache: EvictingCache) -> list[list[int]]:
+            fed = feed.expand(cache.batch, -1)
+            return greedy(self.model, cache, fed, start.tokens, max_new_tokens=new, ends=ends)
 
-        return _in_batches(prefix, compressed, run, self.config.decode_batch)
+        return _in_batches(start, compressed, run, self.config.decode_batch)
 
     @torch.inference_mode()
     def losses(
-        self, prompt: Prompt, prefix: Prefix, compressed: Sequence[Kept]
+        self, prompt: Prompt, start: Prefill, compressed: Sequence[Tensor]
     ) -> list[Outcome[float]]:
         """Negative log-likelihood of the prompt's reply from every cache, summed, in nats."""
-        feed = prompt.ids[prefix.tokens :]
+        feed = prompt.ids[start.tokens :]
 
-        def run(cache: EvictingCache, batch: int) -> list[float]:
-            return self._losses(cache, feed, prompt.reply, prefix.tokens, batch)
+        def run(cache: EvictingCache) -> list[float]:
+            return self._losses(cache, feed, prompt.reply, start.tokens)
 
-        return _in_batches(prefix, compressed, run, self._rows_of_logits(len(prompt.reply)))
+        limit = rows_of_logits(self.model, len(prompt.reply), self.config.decode_batch)
+        return _in_batches(start, compressed, run, limit)
 
     @torch.inference_mode()
     def choice_losses(
-        self, prompt: Prompt, prefix: Prefix, compressed: Sequence[Kept]
+        self, prompt: Prompt, start: Prefill, compressed: Sequence[Tensor]
     ) -> list[Outcome[list[float]]]:
         """Negative log-likelihood of each of the prompt's choices from every cache, in nats.
 
         All choices go on from the same cache after the prompt.
         """
-        feed = prompt.ids[prefix.tokens :]
+        feed = prompt.ids[start.tokens :]
         choices = [torch.tensor(ids) for ids in prompt.encoded.choice_ids]
 
-        def run(cache: EvictingCache, batch: int) -> list[list[float]]:
+        def run(cache: EvictingCache) -> list[list[float]]:
             if len(feed) > 1:
-                before = feed[:-1].to(self.model.device).expand(batch, -1)
-                next_logits(self.model, before, cache, prefix.tokens, keep=1)
-            position = prefix.tokens + len(feed) - 1
+                before = feed[:-1].to(self.model.device).expand(cache.batch, -1)
+                next_logits(self.model, before, cache, start.tokens, keep=1)
+            position = start.tokens + len(feed) - 1
             by_choice = [
-                self._losses(cache.fork(), feed[-1:], choice, position, batch) for choice in choices
+                self._losses(cache.fork(), feed[-1:], choice, position) for choice in choices
             ]
             return [list(losses) for losses in zip(*by_choice, strict=True)]
 
-        return _in_batches(prefix, compressed, run, self._rows_of_logits(max(map(len, choices))))
-
-    def _rows_of_logits(self, tokens: int) -> int:
-        """Caches whose logits of `tokens` tokens are computed at once."""
-        vocabulary = int(self.model.config.get_text_config().vocab_size)
-        return max(1, min(self.config.decode_batch, MAXIMUM_LOGITS // (tokens * vocabulary)))
+        limit = rows_of_logits(self.model, max(map(len, choices)), self.config.decode_batch)
+        return _in_batches(start, compressed, run, limit)
 
     def _losses(
-        self, cache: EvictingCache, feed: Tensor, reply: Tensor, position: int, batch: int
+        self, cache: EvictingCache, feed: Tensor, reply: Tensor, position: int
     ) -> list[float]:
         """Negative log-likelihood of `reply` [R] after `feed` [F], which begins at `position`."""
         target = reply.to(self.model.device)
-        fed = torch.cat([feed.to(self.model.device), target[:-1]]).expand(batch, -1)
+        fed = torch.cat([feed.to(self.model.device), target[:-1]]).expand(cache.batch, -1)
         logits = next_logits(self.model, fed, cache, position, keep=len(reply))
         log_probs = logits.float().log_softmax(-1)
-        of_targets = log_probs.gather(-1, target.expand(batch, -1)[..., None])[..., 0]
+        of_targets = log_probs.gather(-1, target.expand(len(fed), -1)[..., None])[..., 0]
         totals: list[float] = (-of_targets.double().sum(-1)).tolist()
         return totals
 
@@ -264,46 +216,28 @@ class Bench:
         return str(self.tokenizer.decode(ids, skip_special_tokens=True))
 
 
-def all_kept(prefix: Prefix) -> Kept:
-    """The cache that keeps everything."""
-    heads = prefix.keys[0].shape[1]
-    indices = torch.arange(prefix.tokens).expand(len(prefix.keys), heads, -1)
-    return Kept(indices=indices)
-
-
-def gather(prefix: Prefix, batch: Sequence[Kept]) -> EvictingCache:
-    """One batch with an entry per `Kept`; heads with fewer tokens are filled with empty slots."""
-    width = max(kept.indices.shape[-1] for kept in batch)
-    layers, heads, _ = batch[0].indices.shape
-    slots = torch.full((len(batch), layers, heads, width), EMPTY_SLOT)
-    for index, kept in enumerate(batch):
-        slots[index, :, :, : kept.indices.shape[-1]] = kept.indices
-    widest = torch.stack([kept.counts for kept in batch]).amax(dim=(0, 2)).tolist()
-    slots = slots.to(prefix.keys[0].device)
-    indices = [slots[:, layer, :, : widest[layer]] for layer in range(layers)]
-    return EvictingCache.select(
-        prefix.keys, prefix.values, indices, seen=prefix.tokens, others=prefix.others
-    )
-
-
 def _in_batches(
-    prefix: Prefix,
-    compressed: Sequence[Kept],
-    run: Callable[[EvictingCache, int], list[ResultT]],
+    start: Prefill,
+    compressed: Sequence[Tensor],
+    run: Callable[[EvictingCache], list[ResultT]],
     limit: int,
 ) -> list[Outcome[ResultT]]:
     """Run distinct caches in batches; outcomes in the order of `compressed`."""
-    contents = [kept.indices.cpu().numpy().tobytes() for kept in compressed]
+    contents = [kept.cpu().numpy().tobytes() for kept in compressed]
     distinct = dict(zip(contents, compressed, strict=True))
     found: dict[bytes, Outcome[ResultT]] = {}
-    order = sorted(distinct, key=lambda content: distinct[content].tokens)
-    for start in range(0, len(order), limit):  # small caches first
-        batch = order[start : start + limit]
-        cache = gather(prefix, [distinct[content] for content in batch])
+    order = sorted(distinct, key=lambda content: tokens_per_head(distinct[content]))
+    for first in range(0, len(order), limit):  # small caches first
+        batch = order[first : first + limit]
+        cache = gather(start, [distinct[content] for content in batch])
         sizes = cache.entry_nbytes
-        for content, nbytes, result in zip(batch, sizes, run(cache, len(batch)), strict=True):
-            found[content] = Outcome(result=result, nbytes=nbytes)
+        found |= zip(batch, zip(run(cache), sizes, strict=True), strict=True)
     return [found[content] for content in contents]
+
+
+def tokens_per_head(kept: Tensor) -> float:
+    """Tokens that a cache keeps per head, the mean over all heads of the model."""
+    return float((kept != EMPTY_SLOT).sum(-1).double().mean())
 
 
 Fields = dict[str, Any]
@@ -311,24 +245,27 @@ Fields = dict[str, Any]
 
 
 def outcomes(
-    bench: Bench, prompt: Prompt, prefix: Prefix, compressed: Sequence[Kept]
+    bench: Bench, prompt: Prompt, start: Prefill, compressed: Sequence[Tensor]
 ) -> list[Outcome[Fields]]:
-    """Outcome of every cache, as the prompt's metric asks: `score` or, of a given reply, `nll`."""
+    """Outcome of every cache, as the prompt's metric asks: `score` or, of a given reply, `nll`.
+
+    What each cache keeps is as of `kvp.ranking.Selection.tokens`.
+    """
     if prompt.forced:
         tokens = len(prompt.reply)
         return [
-            Outcome(nbytes=loss.nbytes, result={"nll": loss.result, "reply_tokens": tokens})
-            for loss in bench.losses(prompt, prefix, compressed)
+            ({"nll": loss, "reply_tokens": tokens}, nbytes)
+            for loss, nbytes in bench.losses(prompt, start, compressed)
         ]
     if prompt.encoded.choice_ids:
         return [
-            Outcome(nbytes=losses.nbytes, result=_chosen(prompt, losses.result))
-            for losses in bench.choice_losses(prompt, prefix, compressed)
+            (_chosen(prompt, losses), nbytes)
+            for losses, nbytes in bench.choice_losses(prompt, start, compressed)
         ]
     return [
-        Outcome(nbytes=answer.nbytes, result={"prediction": text, "score": prompt.score(text)})
-        for answer in bench.answers(prompt, prefix, compressed)
-        for text in (bench.text(answer.result),)
+        ({"prediction": text, "score": prompt.score(text)}, nbytes)
+        for answer, nbytes in bench.answers(prompt, start, compressed)
+        for text in (bench.text(answer),)
     ]
 
 
@@ -373,23 +310,23 @@ def evaluate_together(
     scorers = [(each, each.method.scorer) for each in settings]
     seeing = [each for each, scorer in scorers if scorer and scorer.needs.future]
     blind = [each for each in settings if each not in seeing]
-    prefix, shared = Prefix.of(start), list(keep(start, blind, None))
+    shared = list(keep(start, blind, None))
     for prompt in prompts:
         pieces = _pieces(bench, prompt)
         text = _text_fields(bench, prompt, pieces)
         compressed = list(shared)
         if seeing:
             compressed += keep(start, seeing, hindsight(bench, prompt, start))
-        results = outcomes(bench, prompt, prefix, [kept for _, kept in compressed])
+        results = outcomes(bench, prompt, start, [kept for _, kept in compressed])
         yield [
             {
                 **_record(bench, prompt, protocol, setting, kept, start.tokens),
-                "cache_bytes": outcome.nbytes,
-                **outcome.result,
+                "cache_bytes": nbytes,
+                **result,
                 **text,
                 **_kept_fields(kept, pieces, start.tokens),
             }
-            for (setting, kept), outcome in zip(compressed, results, strict=True)
+            for (setting, kept), (result, nbytes) in zip(compressed, results, strict=True)
         ]
 
 
@@ -403,9 +340,8 @@ def hindsight(bench: Bench, prompt: Prompt, start: Prefill) -> list[Tensor]:
     if prompt.forced or prompt.encoded.choice_ids:
         reply = prompt.reply
     else:
-        prefix = Prefix.of(start)
-        (answer,) = bench.answers(prompt, prefix, [all_kept(prefix)])
-        reply = torch.tensor(answer.result)
+        ((answer, _),) = bench.answers(prompt, start, [all_kept(start)])
+        reply = torch.tensor(answer)
     seen = start.observation
     assert seen is not None, "a prompt that was just run has an observation"
     rest = prompt.ids[seen.cache.get_seq_length() :]
@@ -422,10 +358,10 @@ def hindsight(bench: Bench, prompt: Prompt, start: Prefill) -> list[Tensor]:
 
 def keep(
     start: Prefill, settings: Sequence[Setting], future: list[Tensor] | None
-) -> Iterator[tuple[Setting, Kept]]:
+) -> Iterator[tuple[Setting, Tensor]]:
     """Select the tokens of every setting; settings with the same scorer share its scores."""
     tokens = start.tokens
-    everything = all_kept(Prefix.of(start))
+    everything = all_kept(start)
     by_ranking: dict[tuple[str, str, str | None], list[Setting]] = {}
     for setting in settings:
         if setting.method.self_sized or setting.tokens(tokens) < tokens:
@@ -448,7 +384,7 @@ def keep(
                 if protection not in selections:
                     selections[protection] = Selection(scores, protection, sizes)
                 selection = selections[protection]
-                yield setting, Kept(indices=selection.tokens(budget, setting.method.rule))
+                yield setting, selection.tokens(budget, setting.method.rule)
 
 
 def identify(config: EvalConfig, prompt: Prompt, protocol: str, setting: Setting) -> Record:
@@ -468,18 +404,18 @@ def identify(config: EvalConfig, prompt: Prompt, protocol: str, setting: Setting
 
 
 def _record(
-    bench: Bench, prompt: Prompt, protocol: str, setting: Setting, kept: Kept, tokens: int
+    bench: Bench, prompt: Prompt, protocol: str, setting: Setting, kept: Tensor, tokens: int
 ) -> Record:
     """A record without its outcome; its budget may exceed the cached tokens."""
-    budget = setting.budget
+    budget, size = setting.budget, tokens_per_head(kept)
     return {
         **identify(bench.config, prompt, protocol, setting),
         "budget": budget and max(budget.tokens(tokens), setting.tokens(tokens)),
         "prompt_digest": prompt.sample.digest,
         "prompt_tokens": len(prompt.encoded.ids),
         "cached_tokens": tokens,
-        "kept_tokens": int(kept.tokens) if kept.tokens.is_integer() else kept.tokens,
-        **_evidence_fields(prompt.evidence, kept.indices, tokens),
+        "kept_tokens": int(size) if size.is_integer() else size,
+        **_evidence_fields(prompt.evidence, kept, tokens),
         "cache_bytes": None,
         "prediction": None,
         "references": list(prompt.sample.references),
@@ -550,16 +486,15 @@ def _text_fields(bench: Bench, prompt: Prompt, pieces: Sequence[Piece]) -> Field
     }
 
 
-def _kept_fields(kept: Kept, pieces: Sequence[Piece], cached: int) -> Fields:
+def _kept_fields(kept: Tensor, pieces: Sequence[Piece], cached: int) -> Fields:
     """For every character of an excerpt the ninths of all heads that keep its token, rounded up.
 
     0 is no head; `-` a gap, or a token behind the first `cached` ones, which nothing evicts.
     """
     if not pieces:
         return {}
-    indices = kept.indices[kept.indices != EMPTY_SLOT]
-    heads = torch.bincount(indices, minlength=cached).tolist()
-    total = kept.counts.numel()
+    heads = torch.bincount(kept[kept != EMPTY_SLOT], minlength=cached).tolist()
+    total = kept.shape[0] * kept.shape[1]
     marks = (
         (str(-(-9 * heads[one] // total)) if 0 <= one < cached else "-") * len(text)
         for text, one in pieces

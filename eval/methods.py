@@ -268,9 +268,10 @@ def file_digests(policies: Sequence[str], methods: Sequence[Method]) -> dict[str
 
     `policy.json` holds the checksums of all other files of a policy.
     """
-    folders = {label: source.folder for label, source in policy_sources(policies).items()}
-    folders |= {label: source.folder for label, source in _loaded(methods).items()}
-    digests = {label: sha256_file(folder / INDEX) for label, folder in folders.items()}
+    sources = policy_sources(policies) | {
+        label: scorer.source for label, scorer in policies_of(methods).items() if scorer.source
+    }
+    digests = {label: sha256_file(source.folder / INDEX) for label, source in sources.items()}
     for method in methods:
         if isinstance(method.rule, Evolved):
             digests[method.allocator] = sha256_file(budget_path(method.rule.file))
@@ -282,7 +283,8 @@ def file_digests(policies: Sequence[str], methods: Sequence[Method]) -> dict[str
 def hub_records(methods: Iterable[Method]) -> dict[str, dict[str, str]]:
     """`repository` and `commit` of what comes from the hub: policies by label, others by method."""
     methods = list(methods)
-    found = {label: dict(source.record) for label, source in _loaded(methods).items()}
+    sources = {label: scorer.source for label, scorer in policies_of(methods).items()}
+    found = {label: dict(source.record) for label, source in sources.items() if source}
     gates = [method.scorer for method in methods if isinstance(method.scorer, KVzap)]
     found |= {gate.name: dict(gate.record) for gate in gates}
     return {name: record for name, record in found.items() if record}
@@ -290,21 +292,19 @@ def hub_records(methods: Iterable[Method]) -> dict[str, dict[str, str]]:
 
 def trained_tasks(methods: Iterable[Method]) -> dict[str, list[str]]:
     """Tasks that policies were trained on, by label, where their records say so."""
-    training = {
-        method.policy: method.scorer.metadata.get("training", {})
-        for method in methods if method.policy and isinstance(method.scorer, LearnedScorer)
-    }  # fmt: skip
-    data = {label: record.get("text", {}).get("data") or {} for label, record in training.items()}
+    data = {
+        label: scorer.metadata.get("training", {}).get("text", {}).get("data") or {}
+        for label, scorer in policies_of(methods).items()
+    }
     return {label: list(each["tasks"]) for label, each in data.items() if each.get("tasks")}
 
 
-def _loaded(methods: Iterable[Method]) -> dict[str, PolicySource]:
-    """Sources of the policies that methods rank with, by label."""
+def policies_of(methods: Iterable[Method]) -> dict[str, LearnedScorer]:
+    """The policies that methods rank with, by label."""
     return {
-        method.policy: method.scorer.source
-        for method in methods
-        if method.policy and isinstance(method.scorer, LearnedScorer) and method.scorer.source
-    }
+        method.policy: method.scorer
+        for method in methods if method.policy and isinstance(method.scorer, LearnedScorer)
+    }  # fmt: skip
 
 
 def policy_sources(arguments: Sequence[str]) -> dict[str, PolicySource]:

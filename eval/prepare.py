@@ -222,22 +222,32 @@ def methods_of(config: EvalConfig) -> tuple[Method, ...]:
     )
 
 
-def prepare(
+def read_model(
     config: EvalConfig, methods: Sequence[Method], loaded: Loaded | None = None
-) -> Prepared:
-    """Load and check all but the weights; raises KvpError on anything the user can mend."""
-    expand_tasks(config.task_list)
+) -> tuple[Geometry, PreTrainedTokenizerBase, int | None]:
+    """Geometry, tokenizer and number of positions (None: no limit) of a model, without its weights.
+
+    Raises KvpError where the device, or one of the methods, does not go with it.
+    """
     check_quantization(config.quantization, torch_device(config.device))
-    tuning = check_settings(config)
     if loaded is None:
         model_config = load_config(config.model, revision=config.revision)
     else:
         model_config = loaded.model.config
     geometry = geometry_of(model_config)
     check_methods(methods, geometry)
-    traces = open_traces(config.traces, geometry) if config.traces else None
     tokenizer = tokenizer_of(config, loaded.tokenizer if loaded else None)
-    positions = context_limit(model_config)
+    return geometry, tokenizer, context_limit(model_config)
+
+
+def prepare(
+    config: EvalConfig, methods: Sequence[Method], loaded: Loaded | None = None
+) -> Prepared:
+    """Load and check all but the weights; raises KvpError on anything the user can mend."""
+    expand_tasks(config.task_list)
+    tuning = check_settings(config)
+    geometry, tokenizer, positions = read_model(config, methods, loaded)
+    traces = open_traces(config.traces, geometry) if config.traces else None
     requested = TaskSettings.of(config, count=config.prompts)
     prompts, notes = load_all(requested, tokenizer, positions)
     notes += tuning
@@ -357,6 +367,11 @@ def plan(
     return settings, notes
 
 
+def too_short(lengths: Iterable[int], budget: Budget, protected: Protection) -> list[int]:
+    """Those of some cache lengths of which a budget is less than the protected tokens."""
+    return [each for each in lengths if budget.tokens(each) < min(protected.tokens, each)]
+
+
 def _small(
     budgets: Sequence[Budget], lengths: Sequence[int], *, protection: str, protected: Protection
 ) -> tuple[set[Budget], list[str]]:
@@ -366,10 +381,7 @@ def _small(
     if protection == "off":
         return left_out, notes
     for budget in budgets:
-        short = [
-            tokens for tokens in lengths
-            if budget.tokens(tokens) < min(protected.tokens, tokens)
-        ]  # fmt: skip
+        short = too_short(lengths, budget, protected)
         if not short:
             if lengths and 2 * protected.tokens >= max(map(budget.tokens, lengths)):
                 notes.append(

@@ -9,11 +9,11 @@ finds all of them there joins them to rows.jsonl. Joining twice gives the same f
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from eval.shapes import FULL as FULL
 from eval.shapes import SELF_SIZED as SELF_SIZED
@@ -32,14 +32,11 @@ _SEALED = (*RECORDS, "settings.json", "settings.csv", "budgets.json")
 
 Record = dict[str, Any]
 Key = tuple[Any, ...]
-
-KEY_FIELDS = (
-    "model", "method", "variant", "allocator", "protected", "policy", "protocol", "task",
-    "budget_spec", "example",
-)  # fmt: skip
-"""Fields that together identify a record."""
+Item = TypeVar("Item")
 
 _METHOD_KEY = ("model", "method", "variant", "allocator", "protected", "policy", "protocol")
+KEY_FIELDS = (*_METHOD_KEY, "task", "budget_spec", "example")
+"""Fields that together identify a record."""
 TIMING_KEY = (*_METHOD_KEY, "budget_spec")
 CURVE_KEY = (*_METHOD_KEY, "layer", "head")
 """The same for timing.jsonl and curves.jsonl."""
@@ -105,6 +102,14 @@ def setting_of(record: Mapping[str, Any]) -> tuple[Any, ...]:
     return tuple(record[name] for name in _SETTING)
 
 
+def grouped(items: Iterable[Item], key: Callable[[Item], Hashable]) -> dict[Any, list[Item]]:
+    """Items by their key; groups, and items within one, are in the order given."""
+    groups: dict[Any, list[Item]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
+
+
 def value_of(record: Mapping[str, Any]) -> float:
     """The score of an answer, or the log-likelihood per token of a given reply: more is better."""
     if record["nll"] is None:
@@ -151,12 +156,13 @@ def without_seed(label: str, seed: float | None) -> str:
 
 
 class RecordFile:
-    """rows.jsonl of a results folder, and the keys of the records that it already holds."""
+    """rows.jsonl of a results folder, and what is known of the records that it already holds."""
 
     def __init__(self, path: Path) -> None:
         """Open or create the file, dropping a torn last line; raises ResultsError on damage."""
         self.path: Place = path
-        self.keys: set[Key] = set()
+        self.values: dict[Key, float] = {}
+        """Value of every record (`value_of`), by its key."""
         self.digests: dict[tuple[str, str], str] = {}
         """Task and example -> digest of the prompt (`Sample.digest`)."""
         self._lines = record_lines(path, KEY_FIELDS)
@@ -172,7 +178,7 @@ class RecordFile:
             self._remember(record)
 
     def _remember(self, record: Record) -> None:
-        self.keys.add(key_of(record))
+        self.values[key_of(record)] = value_of(record)
         self.digests[record["task"], record["example"]] = record["prompt_digest"]
 
 
@@ -215,7 +221,7 @@ class RecordParts(RecordFile):
     def __init__(self, folder: Place) -> None:
         """Read what is there; raises ResultsError on damage."""
         self.path = folder / ROWS
-        self.keys = set()
+        self.values = {}
         self.digests = {}
         self._folder = folder / PARTS
         self._known: set[str] = set()
@@ -228,7 +234,7 @@ class RecordParts(RecordFile):
 
     def append(self, records: Iterable[Record]) -> None:
         """Write records that are not there yet as one part; other workers see all or none."""
-        new = [record for record in records if key_of(record) not in self.keys]
+        new = [record for record in records if key_of(record) not in self.values]
         if new:
             name = f"{digest_json(sorted(map(str, map(key_of, new))))[:32]}.jsonl"
             make_folder(self._folder)

@@ -57,12 +57,6 @@ INPUT_FLAGS = ("essays", "squad", "hotpotqa", "chat", "text", "data")
 """Settings that name files or folders which prompts come from."""
 
 
-def tuned_of(path: Path, manifest: Mapping[str, Any]) -> tuple[TunedSettings, ...]:
-    """What kvp tune chose for the runs of a manifest; raises ResultsError where it is damaged."""
-    content = manifest.get("tuned", {})
-    return tuple(TunedSettings.from_json(each, str(path)) for each in content.values())
-
-
 RESULTS = FolderKind(
     noun="results folder",
     marker=MANIFEST,
@@ -142,25 +136,24 @@ def write_manifest(
     runs = list(earlier.get("earlier_runs", []))
     if earlier and earlier.get("config") != settings:
         runs.append({name: earlier.get(name) for name in ("config", "created", "command")})
-    repositories = {**earlier.get("policy_repositories", {}), **(hub or {})}
-    tasks = {**earlier.get("policy_tasks", {}), **(trained or {})}
-    paths = tuned_files(config.method_list)
+    chosen = [load_settings(Path(path)).to_json() for path in tuned_files(config.method_list)]
+    facts: dict[str, Mapping[str, Any]] = {
+        "policy_repositories": hub or {},
+        "policy_tasks": trained or {},
+        "tuned": {digest_json(content): content for content in chosen},
+    }
+    facts = {name: {**earlier.get(name, {}), **new} for name, new in facts.items()}
     plans: dict[str, dict[str, Any]] = {}
     for part in (*earlier.get("planned", []), *planned):  # the last word on a setting counts
         plan = plans.setdefault(digest_json([part["protocol"], part["settings"]]), dict(part))
         plan["prompts"] = {**plan["prompts"], **part["prompts"]}
-    tuned = dict(earlier.get("tuned", {}))
-    chosen = [load_settings(Path(path)).to_json() for path in paths]
-    tuned |= {digest_json(content): content for content in chosen}
     content = {
         **FORMAT.head,
         **run_manifest(settings, seed=config.seed),
         "identity": identity,
         "policies": {**earlier.get("policies", {}), **policies},
-        **({"policy_repositories": repositories} if repositories else {}),
-        **({"policy_tasks": tasks} if tasks else {}),
         "notes": list(dict.fromkeys([*earlier.get("notes", []), *notes])),
-        **({"tuned": tuned} if tuned else {}),
+        **{name: fact for name, fact in facts.items() if fact},
         **({"layers": list(layers)} if layers else {}),
         "planned": list(plans.values()),
         "earlier_runs": runs,
@@ -293,7 +286,10 @@ def load_results(folder: Path) -> Results:
         folder=folder,
         manifest=manifest,
         **records,
-        tuned=tuned_of(folder / MANIFEST, manifest),
+        tuned=tuple(
+            TunedSettings.from_json(each, str(folder / MANIFEST))
+            for each in manifest.get("tuned", {}).values()
+        ),
         notes=tuple(notes),
         altered=altered(folder, manifest),
     )

@@ -36,6 +36,7 @@ from eval.methods import (
     file_digests,
     hub_records,
     method_fields,
+    policies_of,
     spec_of,
     trained_tasks,
     with_objects,
@@ -53,6 +54,7 @@ from eval.records import (
     Record,
     RecordFile,
     RecordParts,
+    grouped,
     key_of,
     merge_records,
     results_folder,
@@ -73,7 +75,6 @@ from kvp.hf.prefill import unwrapped
 from kvp.hf.scorer_inputs import check_inputs
 from kvp.progress import Progress, phase, say
 from kvp.ray_engine import do_with_ray
-from policies.learned import LearnedScorer
 
 ALONE = Rank()
 
@@ -252,10 +253,8 @@ def load_bench(
 
 def made_for_others(bench: Bench, prepared: Prepared) -> list[str]:
     """Notes on policies and traces of another model with the same heads."""
-    made = {
-        f"policy {method.policy}": method.scorer.metadata.get("model")
-        for method in prepared.methods if isinstance(method.scorer, LearnedScorer)
-    }  # fmt: skip
+    policies = policies_of(prepared.methods)
+    made = {f"policy {label}": each.metadata.get("model") for label, each in policies.items()}
     if prepared.traces:
         made["--traces"] = prepared.traces.manifest.get("identity", {}).get("model")
     named = {what: another_model(bench.model, recorded) for what, recorded in made.items()}
@@ -331,19 +330,14 @@ Work = tuple[Prompt, str, Sequence[Setting]]
 
 def by_prefill(work: Iterable[Work]) -> list[list[Work]]:
     """Groups of equal prefill, protocol, task and settings, in the order of their first members."""
-    groups: dict[object, list[Work]] = {}
-    for prompt, protocol, settings in work:
-        again = prompt.fed_again(protocol)
-        key = (
-            prompt.task,
-            protocol,
-            prompt.encoded.ids[: prompt.boundary(protocol) + again],
-            again,
-            prompt.question_tokens(protocol),
-            tuple(map(id, settings)),
-        )
-        groups.setdefault(key, []).append((prompt, protocol, settings))
-    return list(groups.values())
+
+    def key(work: Work) -> tuple[object, ...]:
+        prompt, protocol, settings = work
+        again, question = prompt.fed_again(protocol), prompt.question_tokens(protocol)
+        read = prompt.encoded.ids[: prompt.boundary(protocol) + again]
+        return prompt.task, protocol, read, again, question, tuple(map(id, settings))
+
+    return list(grouped(work, key).values())
 
 
 class WorkPieces:
@@ -379,10 +373,11 @@ class WorkPieces:
     def missing(self, number: int) -> list[Work]:
         """The prompts of a piece with the settings that have no record yet."""
         left: list[Work] = []
+        there = self._file.values
         for prompt, protocol, planned in self._groups[number]:
             settings = [
                 setting for setting in planned
-                if key_of(identify(self._config, prompt, protocol, setting)) not in self._file.keys
+                if key_of(identify(self._config, prompt, protocol, setting)) not in there
             ]  # fmt: skip
             if settings:
                 left.append((prompt, protocol, settings))

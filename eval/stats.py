@@ -260,17 +260,13 @@ def _by_task(
     for of_task in tasks.values():
         counts = [1.0 if weights is None else weights[unit] for unit in of_task]
         sums = [value * count for value, count in zip(of_task.values(), counts, strict=True)]
-        found.append(_by_context(of_task, sums, counts))
+        numbers: dict[Unit, int] = {}  # of contexts, which prompts share
+        places = [
+            numbers.setdefault((task, context_of(example)), len(numbers))
+            for task, example in of_task
+        ]
+        found.append([np.bincount(places, weights=each).astype(float) for each in (sums, counts)])
     return found
-
-
-def _by_context(units: Iterable[Unit], *columns: Sequence[float]) -> list[Floats]:
-    """Sums [contexts] of the values of prompts that share a context, in the order of the first."""
-    numbers: dict[Unit, int] = {}
-    places = [
-        numbers.setdefault((task, context_of(example)), len(numbers)) for task, example in units
-    ]
-    return [np.bincount(places, weights=column).astype(float) for column in columns]
 
 
 def _prompt_draws(

@@ -9,28 +9,19 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from functools import partial
-from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from eval.evaluate import (
-    Bench,
-    Kept,
-    Prefix,
-    Prompt,
-    gather,
-    hindsight,
-    keep,
-    run_prefix,
-)
+from eval.evaluate import Bench, Prompt, hindsight, keep, run_prefix, tokens_per_head
 from eval.methods import Setting, method_fields
 from eval.records import Record
 from kvp.hf import EvictingCache, Prefill
+from kvp.hf.evict import gather
 from kvp.hf.prefill import next_logits
 from kvp.progress import Progress
 from kvp.scoring import Needs
@@ -45,14 +36,8 @@ FLOPS = {name: name.replace("seconds", "flops") for name in SECONDS}
 
 Measures = dict[str, float]
 
-ValueT = TypeVar("ValueT")
-
-
-class Meter(Protocol):
-    """A way to measure a piece of work."""
-
-    def __call__(self, bench: Bench, work: Callable[[], ValueT], /) -> tuple[ValueT, float]:
-        """Do the work; its result, and what it took."""
+Meter = Callable[[Bench], AbstractContextManager[list[float]]]
+"""Around a piece of work: a list that holds what the work took once it is done."""
 
 
 def timing_records(
@@ -108,19 +93,20 @@ def _measure_prompt(
             future = hindsight(bench, prompt, run_prefix(bench, prompt, protocol))
         recorded = needs.queries, needs.hidden_after, needs.every_state
         if recorded not in prefills:
-            run = partial(bench.prefill, prompt, protocol, needs)
-            prefills[recorded] = meter(bench, run)
+            with meter(bench) as took:
+                seen = bench.prefill(prompt, protocol, needs)
+            prefills[recorded] = seen, took[0]
         seen, prefill_seconds = prefills[recorded]
-        evicting = partial(_evict, bench, seen, before, setting, future)
-        (cache, kept), evict_seconds = meter(bench, evicting)
+        with meter(bench) as took:
+            cache, kept = _evict(bench, seen, before, setting, future)
         nbytes = cache.nbytes
         results.append(
             {
                 "prompt_tokens": prompt.encoded.prompt_length,
-                "kept_tokens": kept.tokens,
+                "kept_tokens": tokens_per_head(kept),
                 "cache_bytes": nbytes,
                 "prefill_seconds": prefill_seconds,
-                "evict_seconds": evict_seconds,
+                "evict_seconds": took[0],
                 "decode_seconds_per_token": _decode(bench, cache, ids[boundary:], boundary, meter),
             }
         )
@@ -129,45 +115,48 @@ def _measure_prompt(
 
 def _evict(
     bench: Bench, seen: Prefill, ids: Tensor, setting: Setting, future: list[Tensor] | None
-) -> tuple[EvictingCache, Kept]:
+) -> tuple[EvictingCache, Tensor]:
     """Extra passes, scores, selection and gathering of one prompt; the full cache is gathered."""
     assert seen.observation is not None, "the prompt was just run"
     # Anew for every setting, so that its time includes the extra passes that it needs.
     fresh = Prefill.of(seen.observation, bench.model, ids, bench.tokenizer).inputs
     ((_, kept),) = keep(replace(seen, inputs=fresh), [setting], future)
-    return gather(Prefix.of(seen), [kept]), kept
+    return gather(seen, [kept]), kept
 
 
 def _decode(bench: Bench, cache: EvictingCache, feed: Tensor, position: int, meter: Meter) -> float:
     """What one token takes, the median of several."""
     tokens = feed[None]
-    took = []
+    steps = []
     for _ in range(DECODED_TOKENS + 1):
-        step = partial(next_logits, bench.model, tokens, cache, position, keep=1)
-        logits, one = meter(bench, step)
-        took.append(one)
+        with meter(bench) as took:
+            logits = next_logits(bench.model, tokens, cache, position, keep=1)
+        steps += took
         position += tokens.shape[1]
         tokens = logits[:, -1:].argmax(-1)
-    return statistics.median(took[1:])
+    return statistics.median(steps[1:])
 
 
-def _timed(bench: Bench, work: Callable[[], ValueT], /) -> tuple[ValueT, float]:
-    def settle() -> None:
+@contextmanager
+def _timed(bench: Bench) -> Iterator[list[float]]:
+    def now() -> float:
         if bench.model.device.type == "cuda":
             torch.cuda.synchronize(bench.model.device)
+        return time.perf_counter()
 
-    settle()
-    begin = time.perf_counter()
-    result = work()
-    settle()
-    return result, time.perf_counter() - begin
+    took: list[float] = []
+    begin = now()
+    yield took
+    took.append(now() - begin)
 
 
-def _count_flops(bench: Bench, work: Callable[[], ValueT], /) -> tuple[ValueT, float]:
+@contextmanager
+def _count_flops(_: Bench) -> Iterator[list[float]]:
     attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    took: list[float] = []
     with FlopCounterMode(display=False, custom_mapping={attention: _attention_flops}) as counter:
-        result = work()
-    return result, float(counter.get_total_flops())
+        yield took
+    took.append(float(counter.get_total_flops()))
 
 
 def _attention_flops(

@@ -109,10 +109,8 @@ class LearnedScorer:
     source: PolicySource | None = None
     """Where it was loaded from; None for one that was made in memory."""
 
-    @property
-    def name(self) -> str:
-        """`kvp`; `label` says which policy it is."""
-        return "kvp"
+    name = "kvp"
+    """`label` says which policy it is."""
 
     def __repr__(self) -> str:
         model, source = self.metadata.get("model", {}), self.source

@@ -25,7 +25,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from eval.config import EvalConfig, EvolveConfig
-from eval.evaluate import Bench, Kept, Prefix, Prompt, outcomes
+from eval.evaluate import Bench, Prompt, outcomes
 from eval.evolve.search import (
     FORMAT,
     GAMMA,
@@ -44,8 +44,8 @@ from eval.evolve.search import (
     reply_score,
     search,
 )
-from eval.methods import Method, check_methods, file_digests
-from eval.prepare import load_all, methods_of, protected_tokens
+from eval.methods import Method, file_digests
+from eval.prepare import load_all, methods_of, protected_tokens, read_model
 from eval.records import UNIFORM, altered, seal
 from eval.results import input_digests
 from eval.run import load_bench
@@ -55,10 +55,8 @@ from kvp.artifacts.files import foreign
 from kvp.budgets import Budget
 from kvp.data.task import TaskSettings, context_of
 from kvp.errors import PolicyError, UsageError
-from kvp.hf import geometry_of, load_config
-from kvp.hf.loading import check_quantization, tokenizer_of, torch_device
+from kvp.hf import Prefill
 from kvp.hf.model_access import model_identity
-from kvp.hf.model_config import context_limit
 from kvp.manifest import digest_json, recorded_name, run_manifest
 from kvp.progress import Progress, phase, say
 from kvp.ranking import UNPROTECTED, Protection, Selection, apportion
@@ -105,13 +103,13 @@ class PromptSet:
         protocol: str,
         keep_bytes: int,
     ) -> None:
-        """Hold on to the prompts; nothing is run yet. Prefixes are kept up to `keep_bytes`."""
+        """Hold on to the prompts; nothing is run yet. Prefills are kept up to `keep_bytes`."""
         self._bench, self._scorer, self._target = bench, scorer, target
         self._protocol = protocol
         self.prompts = tuple(prompts)
         self._scores: dict[int, Tensor] = {}
         """[L, H, N] float32 of each prompt that was scored."""
-        self._prefixes: dict[int, Prefix] = {}
+        self._prefills: dict[int, Prefill] = {}
         self._free_bytes = keep_bytes
 
     def scores(self, schemes: Sequence[Scheme]) -> list[float]:
@@ -136,35 +134,36 @@ class PromptSet:
     def _run(self, index: int, schemes: Sequence[Scheme]) -> list[float]:
         prompt, bench = self.prompts[index], self._bench
         if index not in self._scores:
-            prefix = self._score(index)
-        elif index in self._prefixes:
-            prefix = self._prefixes[index]
+            start = self._score(index)
         else:
-            prefix = Prefix.of(bench.prefill(prompt, self._protocol))
+            start = self._prefills.get(index) or bench.prefill(prompt, self._protocol)
         scores = self._scores[index]
         heads, selection = scores.shape[1], Selection(scores, self._target.protection)
         compressed = []
         for scheme in schemes:
-            counts = torch.tensor(self._target.counts(scheme, prefix.tokens))  # [L]
-            kept = selection.tokens_of(counts[:, None].expand(-1, heads))
-            compressed.append(Kept(indices=kept))
-        found = [outcome.result for outcome in outcomes(bench, prompt, prefix, compressed)]
+            counts = torch.tensor(self._target.counts(scheme, start.tokens))  # [L]
+            compressed.append(selection.tokens_of(counts[:, None].expand(-1, heads)))
+        found = [fields for fields, _ in outcomes(bench, prompt, start, compressed)]
         if prompt.forced:
             return [reply_score(fields["nll"], fields["reply_tokens"]) for fields in found]
         return [float(fields["score"]) for fields in found]
 
-    def _score(self, index: int) -> Prefix:
+    def _score(self, index: int) -> Prefill:
         """Prefill with what the scorer reads, score every layer, keep what fits."""
         needs = self._scorer.needs
         seen = self._bench.prefill(self.prompts[index], self._protocol, needs)
         budget = min(self._target.budget.tokens(seen.tokens), seen.tokens)
         self._scores[index] = torch.cat(score_layers(self._scorer, seen.views(needs, budget)))
-        prefix = Prefix.of(seen)
+        assert seen.observation is not None, "the prompt was just run"
+        seen = replace(  # what decoding reads
+            seen, queries=(), inputs=None,
+            observation=replace(seen.observation, queries=(), hidden=None),
+        )  # fmt: skip
         size = sum(part.nbytes for part in (*seen.keys, *seen.values))
         if size <= self._free_bytes:
             self._free_bytes -= size
-            self._prefixes[index] = prefix
-        return prefix
+            self._prefills[index] = seen
+        return seen
 
 
 def target_of(budget: Budget, protection: Protection, cached: Sequence[int]) -> tuple[Target, int]:
@@ -194,14 +193,9 @@ def run_search(config: EvolveConfig) -> None:
 def _search(config: EvolveConfig, output: OutputFolder, identity: dict[str, Any]) -> None:
     """Search in a claimed folder, and write its budget file."""
     folder = output.local
-    check_quantization(config.quantization, torch_device(config.device))
-    model_config = load_config(config.model, revision=config.revision)
-    geometry = geometry_of(model_config)
     method, scorer = _method(config.evaluation)
-    check_methods([method], geometry)
+    geometry, tokenizer, positions = read_model(config.evaluation, [method])
     phase("preparing prompts")
-    tokenizer = tokenizer_of(config)
-    positions = context_limit(model_config)
     search_prompts, held_out = load_prompts(
         TaskSettings.of(config),
         tokenizer,
@@ -233,7 +227,7 @@ def _search(config: EvolveConfig, output: OutputFolder, identity: dict[str, Any]
     generations = 1 + plan.generations * len(layer_groups(plan.layers, plan.group))
     with Progress("searching", generations, completed=len(journal.generations)) as progress:
         elite = search(plan, searched.scores, journal)
-    others = PromptSet(  # run once: no prefix is kept
+    others = PromptSet(  # run once: no prefill is kept
         bench, scorer, target, held_out, protocol=config.protocol, keep_bytes=0
     )
     start = journal.generations[0]
@@ -290,7 +284,10 @@ def load_prompts(
     """
     first, _ = load_all(settings, tokenizer, positions)
     tasks = tuple(dict.fromkeys(prompt.requested_as for prompt in first))
-    shares = [_shares(searched, len(tasks)), _shares(compared, len(tasks))]
+    shares = [
+        [len(part) for part in np.array_split(range(count), len(tasks))]  # as even as possible
+        for count in (searched, compared)
+    ]
     maximum = max(map(sum, zip(*shares, strict=True)))
     if len({context_of(prompt.sample.id) for prompt in first}) < len(first):
         maximum *= 2  # the held-out ones begin with another context
@@ -309,11 +306,6 @@ def load_prompts(
             f"{len(search_prompts)} and {len(held_out)} in the {settings.split} split; lower them"
         )
     return search_prompts, held_out
-
-
-def _shares(count: int, tasks: int) -> list[int]:
-    """Prompts per task, as even as possible."""
-    return [count // tasks + (index < count % tasks) for index in range(tasks)]
 
 
 def _method(config: EvalConfig) -> tuple[Method, Scorer]:

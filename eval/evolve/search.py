@@ -68,7 +68,7 @@ class Generation:
 
 
 class Journal:
-    """The generations of a search: first replayed, then appended to."""
+    """The generations of a search: first taken from there, then appended to."""
 
     def __init__(
         self, path: Path, *, on_append: Callable[[Generation], None] | None = None
@@ -87,7 +87,6 @@ class Journal:
                 entry = TypeAdapter(Generation).validate_python(record)
                 [*zip(entry.scores, entry.fitness, entry.schemes, strict=True)]
             self.generations.append(entry)
-        self._replayed = 0
         self._started = time.monotonic()
 
     @property
@@ -100,22 +99,6 @@ class Journal:
         """Wall-clock time of all generations, over all runs."""
         return sum(entry.seconds for entry in self.generations)
 
-    def replay(self, group: int, generation: int, schemes: Sequence[Scheme]) -> Generation | None:
-        """The next recorded generation, if there is one.
-
-        Raises ResultsError if it is of another search.
-        """
-        if self._replayed == len(self.generations):
-            return None
-        entry = self.generations[self._replayed]
-        if (entry.group, entry.generation, entry.schemes) != (group, generation, list(schemes)):
-            raise ResultsError(
-                f"{self.path} line {self._replayed + 1} is not what this search draws; "
-                "choose another --out"
-            )
-        self._replayed += 1
-        return entry
-
     def append(self, entry: Generation) -> None:
         """Add a generation and bring it to the disk."""
         now = time.monotonic()
@@ -123,7 +106,6 @@ class Journal:
         self._started = now
         self._lines.append([asdict(entry)])
         self.generations.append(entry)
-        self._replayed += 1
         if self._on_append is not None:
             self._on_append(entry)
 
@@ -223,12 +205,22 @@ def layer_groups(layers: int, size: int) -> list[slice]:
 
 
 def search(plan: SearchPlan, evaluate: Evaluate, journal: Journal) -> Elite:
-    """Run a search, or replay what the journal holds and continue; returns the fittest scheme."""
+    """Run a search, or replay what the journal holds and continue; returns the fittest scheme.
+
+    Raises ResultsError where the journal is of another search.
+    """
     score_of: dict[Scheme, float] = {}
+    recorded = enumerate([*journal.generations], start=1)
 
     def evaluate_once(group: int, generation: int, schemes: list[Scheme]) -> None:
-        if replayed := journal.replay(group, generation, schemes):
-            score_of.update(zip(schemes, replayed.scores, strict=True))
+        line, entry = next(recorded, (0, None))
+        if entry is not None:
+            if (entry.group, entry.generation, entry.schemes) != (group, generation, schemes):
+                raise ResultsError(
+                    f"{journal.path} line {line} is not what this search draws; "
+                    "choose another --out"
+                )
+            score_of.update(zip(schemes, entry.scores, strict=True))
             return
         new = [scheme for scheme in dict.fromkeys(schemes) if scheme not in score_of]
         score_of.update(zip(new, evaluate(new) if new else (), strict=True))

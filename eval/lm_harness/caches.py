@@ -1,7 +1,7 @@
 """What the harness's `--model_args` say about eviction, and the caches and likelihoods they give.
 
 One method, one budget, one boundary. A context is prefilled and compressed once, the rest fed. The
-pieces are those of kvp-eval (`eval.evaluate`): `keep` selects, `gather` builds the cache.
+pieces are those of kvp-eval: `eval.evaluate.keep` selects, `kvp.hf.evict.gather` builds the cache.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from eval.evaluate import MAXIMUM_LOGITS, Prefix, gather, keep
+from eval.evaluate import keep, rows_of_logits
 from eval.methods import Method, Setting, build_methods, file_digests
 from kvp.budgets import Budget, parse_budget
 from kvp.config_groups import split_list
 from kvp.errors import UsageError
 from kvp.hf import EvictingCache, prefill
 from kvp.hf.attention import kvp_attention_set
+from kvp.hf.evict import gather
 from kvp.hf.prefill import next_logits
 from kvp.ranking import UNPROTECTED, Protection, kept_tokens
 from kvp.scoring import Needs
@@ -198,7 +199,7 @@ class ContinuationScorer:
         fed = ids[None, : cut + again].to(self.model.device)
         seen = prefill(self.model, fed, needs, tokenizer=self.tokenizer, fed_again=again)
         ((_, kept),) = keep(seen, [setting], None)
-        return gather(Prefix.of(seen), [kept])
+        return gather(seen, [kept])
 
     @torch.inference_mode()
     def continuations(
@@ -231,11 +232,9 @@ class ContinuationScorer:
 
     def _batches(self, fed: Sequence[tuple[int, ...]]) -> Iterator[list[tuple[int, ...]]]:
         """Inputs, short ones first, as many together as `batch` and the memory of logits allow."""
-        vocabulary = self.model.config.get_text_config().vocab_size
         batch: list[tuple[int, ...]] = []
         for tokens in fed:
-            limit = max(1, min(self.batch, MAXIMUM_LOGITS // (len(tokens) * vocabulary)))
-            if len(batch) >= limit:
+            if len(batch) >= rows_of_logits(self.model, len(tokens), self.batch):
                 yield batch
                 batch = []
             batch.append(tokens)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from lm_eval.api.instance import Instance
@@ -28,6 +28,7 @@ from eval.lm_harness.caches import (
     shortened,
 )
 from eval.methods import check_methods
+from kvp.config_groups import DtypeName
 from kvp.errors import UsageError
 from kvp.hf import geometry_of, load_config, load_model, load_tokenizer
 from kvp.hf.attention import kvp_attention_set
@@ -41,7 +42,6 @@ _OF_HFLM = (
     "think_end_token", "enable_thinking", "chat_template_args", "truncation",
 )  # fmt: skip
 """Arguments of HFLM that mean here what they mean there."""
-_DTYPES = ("float32", "bfloat16", "float16")
 _SETTINGS = "settings of kvp"
 """Key in the file of `--use_cache`."""
 
@@ -259,10 +259,13 @@ def load(
             raise UsageError("pretrained= is a model object: give its tokenizer=, too")
         check_model(pretrained)
         return None, pretrained, tokenizer
+    if dtype == "auto":
+        declared = str(load_config(pretrained, revision=revision).dtype).removeprefix("torch.")
+        dtype = declared if declared in get_args(DtypeName) else "float32"
     model, own = load_model(
         pretrained,
         device=_device(device),
-        dtype=_dtype(pretrained, dtype, revision),
+        dtype=str(dtype).removeprefix("torch."),
         revision=revision,
         attention=attention,
         quantization=quantization,
@@ -284,11 +287,3 @@ def _device(device: str | None) -> str:
         return device
     say("note: no CUDA device here, computing on the CPU")
     return "cpu"
-
-
-def _dtype(name: str, dtype: str, revision: str | None) -> str:
-    """The dtype to load weights in; auto is the configuration's."""
-    if dtype != "auto":
-        return str(dtype).removeprefix("torch.")
-    declared = str(load_config(name, revision=revision).dtype).removeprefix("torch.")
-    return declared if declared in _DTYPES else "float32"

@@ -8,14 +8,14 @@ from __future__ import annotations
 import base64
 import gzip
 import json
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from operator import itemgetter
 from typing import ClassVar
 
 from eval.comparison import Comparison, method_of
-from eval.records import FULL, READABLE, Record
+from eval.records import FULL, READABLE, Record, grouped
 
 LETTERS = 400
 """Of an answer on the page at most."""
@@ -49,30 +49,29 @@ def answers(comparisons: Sequence[Comparison]) -> Answers | None:
 
     `READABLE` prompts per task at most, and as few as make less than `BYTES`.
     """
-    found: dict[tuple[str, str], dict[str, list[Record]]] = defaultdict(dict)
-    for comparison in comparisons:
-        chosen = {choice.setting for choice in comparison.choices.values()}
-        for record in comparison.records:
-            setting = method_of(record, comparison.groups)
-            if setting in chosen:
-                prompts = found[comparison.protocol, record["task"]]
-                prompts.setdefault(record["example"], []).append(
-                    {**record, "family": setting.family}
-                )
-    if not found:
+    chosen = [
+        {**record, "family": setting.family}
+        for comparison in comparisons
+        for shown in ({choice.setting for choice in comparison.choices.values()},)
+        for record in comparison.records
+        if (setting := method_of(record, comparison.groups)) in shown
+    ]
+    tasks = [
+        [*grouped(of_task, itemgetter("example")).values()]  # by prompt
+        for of_task in grouped(chosen, itemgetter("protocol", "task")).values()
+    ]
+    if not tasks:
         return None
     for count in (READABLE, READABLE // 2, READABLE // 4, 1):
         shown = [
             _prompt(records)
-            for prompts in found.values()
-            for records in sorted(prompts.values(), key=lambda each: "excerpt" not in each[0])[
-                :count
-            ]
+            for prompts in tasks
+            for records in sorted(prompts, key=lambda each: "excerpt" not in each[0])[:count]
         ]
         content = json.dumps(shown, separators=(",", ":"))
         if len(packed(content)) <= BYTES:
             break
-    most = max(map(len, found.values()))
+    most = max(map(len, tasks))
     return Answers(
         caption=f"{min(count, most)} of up to {most} prompts per task, each method in the setting "
         "of the tables; every answer is in rows.jsonl.",

@@ -6,14 +6,14 @@ The cost of a budget is the share of future attention that the evicted tokens wo
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 
 import numpy as np
 
 from eval.comparison import ReportedMethod, method_of
-from eval.records import FULL, ORACLE, Record
+from eval.records import FULL, ORACLE, Record, grouped
 from eval.stats import Interval, median_interval
 from policies.registry import METHODS
 
@@ -42,22 +42,16 @@ class Cost:
 
 def costs(curves: Sequence[Record], groups: Mapping[str | None, str]) -> dict[ReportedMethod, Cost]:
     """Cost curves of one protocol by setting."""
-    by_setting: dict[ReportedMethod, list[Record]] = defaultdict(list)
-    for record in curves:
-        by_setting[method_of(record, groups)].append(record)
+    by_setting = grouped(curves, lambda record: method_of(record, groups))
     oracles = {
         setting.protected: _head_areas(records)
         for setting, records in by_setting.items() if setting.method == ORACLE
     }  # fmt: skip
     found = {}
     for setting, records in by_setting.items():
-        heads: dict[Head, list[Record]] = defaultdict(list)
-        policies: dict[str | None, list[Record]] = defaultdict(list)
-        for record in records:
-            heads[record["layer"], record["head"]].append(record)
-            policies[record["policy"]].append(record)
+        heads = grouped(records, itemgetter("layer", "head"))
         oracle = oracles.get(setting.protected, {})
-        areas = [_head_areas(of_policy) for of_policy in policies.values()]
+        areas = [*map(_head_areas, grouped(records, itemgetter("policy")).values())]
         by_head = [np.mean([record["cost"] for record in same], axis=0) for same in heads.values()]
         found[setting] = Cost(
             budgets=tuple(records[0]["budgets"]),
@@ -146,10 +140,14 @@ def timings(records: Iterable[Record], groups: Mapping[str | None, str]) -> list
 
     Policies are averaged, the seconds of each prompt by itself.
     """
-    parts: dict[tuple[str, str | None, ReportedMethod], list[Record]] = defaultdict(list)
-    for record in records:
-        spec = None if record["method"] == FULL else record["budget_spec"]
-        parts[record["protocol"], spec, method_of(record, groups)].append(record)
+    parts = grouped(
+        records,
+        lambda each: (
+            each["protocol"],
+            None if each["method"] == FULL else each["budget_spec"],
+            method_of(each, groups),
+        ),
+    )
     wholes = {key[0]: same for key, same in parts.items() if key[2].method == FULL}
     measured = []
     for (protocol, spec, setting), same in parts.items():

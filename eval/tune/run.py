@@ -12,10 +12,8 @@ their prompts: of the answers' scores, or of minus the nats per token where repl
 from __future__ import annotations
 
 import time
-from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import pandas
@@ -23,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from eval.config import TUNED, TuneConfig
-from eval.evaluate import Bench, evaluate
+from eval.evaluate import Bench, evaluate, identify
 from eval.methods import (
     ALL_NULLS,
     PROTECTIONS,
@@ -36,16 +34,16 @@ from eval.methods import (
     method_of,
     registered_method,
 )
-from eval.prepare import Prepared, plan, prepare, protected_tokens
+from eval.prepare import Prepared, plan, prepare, protected_tokens, too_short
 from eval.records import (
     FULL,
     LEARNED,
     ROWS,
-    Record,
     RecordFile,
+    grouped,
+    key_of,
     policy_groups,
     seal,
-    value_of,
 )
 from eval.results import open_folder, write_manifest
 from eval.run import evaluate_all, load_bench
@@ -102,10 +100,6 @@ class Subject:
             allocator_options=not self.fixed_allocator,
             tokens=tokens,
         )
-
-    def every_rule(self) -> list[Method]:
-        """The defaults with every allocator, to check and to digest the files they come from."""
-        return [allocated(method, rule.name) for method in self.runs for rule in self.allocators]
 
     def methods(self, candidate: Candidate) -> list[Method]:
         """The candidate as kvp-eval runs it, one method per policy seed."""
@@ -183,17 +177,14 @@ def _registered(spec: str, seed: int, common: Mapping[str, Any]) -> Subject:
     scorer = method.scorer
     assert scorer is not None, "a registered method has a scorer"
     written = parse(spec, "method")
-    presets: list[Scorer] = []
-    fixed = set(written.options)
-    if isinstance(scorer, Options):
-        plain = not written.options and written.argument is None
-        if plain:
-            presets = [make_scorer(f"{spec}:{preset}") for preset in scorer.presets]
-        fixed |= set(scorer.presets.get(written.argument or "", {}))
+    presets = scorer.presets if isinstance(scorer, Options) else {}
+    plain = not written.options and written.argument is None
+    published = [make_scorer(f"{spec}:{preset}") for preset in presets] if plain else []
+    fixed = {*written.options, *presets.get(written.argument or "", {})}
     return Subject(
         group="",
         runs=(method,),
-        start=tuple(dict.fromkeys([scorer, *presets])),
+        start=tuple(dict.fromkeys([scorer, *published])),
         options={
             name: grid for name, grid in getattr(scorer, "grid", {}).items() if name not in fixed
         },
@@ -209,7 +200,7 @@ COLUMNS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Search:
     """The search of one method under one protocol, so far."""
 
@@ -217,25 +208,6 @@ class Search:
     protocol: str
     space: Space
     scores: dict[Candidate, float] = field(default_factory=dict)
-
-
-Values = dict[tuple[object, ...], dict[Unit, float]]
-"""(method, variant, allocator, protected, policy, protocol, budget) -> prompt -> value."""
-_KEY = ("method", "variant", "allocator", "protected", "policy", "protocol", "budget_spec")
-
-
-class MeasuredRecords(RecordFile):
-    """rows.jsonl with the values of its records in memory."""
-
-    def __init__(self, path: Path) -> None:
-        """Open or create, as `RecordFile`."""
-        self.values: Values = defaultdict(dict)
-        super().__init__(path)
-
-    def _remember(self, record: Record) -> None:
-        super()._remember(record)
-        key = tuple(record[name] for name in _KEY)
-        self.values[key][record["task"], record["example"]] = value_of(record)
 
 
 class Tuning:
@@ -252,11 +224,7 @@ class Tuning:
             say(f"note: {note}")
         self._check()
         self.searches = [
-            Search(
-                subject=subject,
-                protocol=protocol,
-                space=subject.space(config.protection, longest),
-            )
+            Search(subject, protocol, subject.space(config.protection, longest))
             for protocol in self.protocols
             for longest in (max(one.boundary(name) for one, name in work if name == protocol),)
             for subject in subjects
@@ -277,13 +245,8 @@ class Tuning:
             raise UsageError(
                 "--tasks: some have answers, others given replies (chat, text); tune on one kind"
             )
-        small = [
-            budget for budget in self.budgets
-            if any(
-                budget.tokens(length) < min(self.protected.tokens, length)
-                for length in (prompt.boundary(name) for prompt, name in self.prepared.work)
-            )
-        ]  # fmt: skip
+        lengths = [prompt.boundary(name) for prompt, name in self.prepared.work]
+        small = [each for each in self.budgets if too_short(lengths, each, self.protected)]
         if self.config.protection != "off" and small:
             raise UsageError(
                 f"--budgets {small[0]} is below the {self.protected.tokens} protected tokens for "
@@ -301,16 +264,20 @@ class Tuning:
         settings: dict[str, list[Setting]] = {protocol: [] for protocol in self.protocols}
         for search, candidates in wanted:
             for candidate in candidates:
-                found, _ = plan(
-                    search.subject.methods(candidate), self.budgets, (),
-                    protection="on" if candidate.protected else "off", protected=self.protected,
-                )  # fmt: skip
-                settings[search.protocol] += found
+                settings[search.protocol] += self.settings(search, candidate)
         planned = {
             (prompt.task, protocol): settings[protocol] for prompt, protocol in self.prepared.work
         }
         work = tuple(pair for pair in self.prepared.work if settings[pair[1]])
         return replace(self.prepared, planned=planned, work=work)
+
+    def settings(self, search: Search, candidate: Candidate) -> list[Setting]:
+        """A candidate at every budget, as kvp-eval takes it."""
+        found, _ = plan(
+            search.subject.methods(candidate), self.budgets, (),
+            protection="on" if candidate.protected else "off", protected=self.protected,
+        )  # fmt: skip
+        return found
 
     def estimate(self) -> None:
         """Measure the first settings of all methods on one prompt, and estimate the whole."""
@@ -325,7 +292,7 @@ class Tuning:
             "answers. Nothing was written."
         )
 
-    def search(self, bench: Bench, file: MeasuredRecords) -> None:
+    def search(self, bench: Bench, file: RecordFile) -> None:
         """Search for all methods; all candidates of a round share the prefill of a prompt."""
         round_number = 1
         while wanted := self.wanted():
@@ -337,36 +304,32 @@ class Tuning:
             evaluate_all(bench, self.planned(wanted), file)
             for search, batch in wanted:
                 for candidate in batch:
-                    score = self.score(file.values, search, candidate, resamples=1)
+                    score = self.score(file, search, candidate, resamples=1)
                     search.scores[candidate] = score.mean
             round_number += 1
 
     def score(
-        self, values: Values, search: Search, candidate: Candidate, *, resamples: int
+        self, file: RecordFile, search: Search, candidate: Candidate, *, resamples: int
     ) -> Interval:
         """Score of a measured candidate on the prompts and budgets of this run."""
-        units = [
-            (prompt.task, prompt.sample.id)
-            for prompt, name in self.prepared.work if name == search.protocol
-        ]  # fmt: skip
+        config, settings = self.config.evaluation, self.settings(search, candidate)
         scores: dict[Hashable, dict[Unit, float]] = {}
-        for method in search.subject.methods(candidate):
-            keys = [
-                (method.name, method.variant, method.allocator, candidate.protected,
-                 method.policy, search.protocol, str(budget))
-                for budget in self.budgets
-            ]  # fmt: skip
-            scores[method.policy] = {
-                unit: sum(values[key][unit] for key in keys) / len(keys) for unit in units
-            }
+        for policy, of_policy in grouped(settings, lambda each: each.method.policy).items():
+            scores[policy] = {
+                (prompt.task, prompt.sample.id): sum(
+                    file.values[key_of(identify(config, prompt, protocol, each))]
+                    for each in of_policy
+                ) / len(of_policy)
+                for prompt, protocol in self.prepared.work if protocol == search.protocol
+            }  # fmt: skip
         bounds = None if self.prepared.prompts[0].forced else (0, 1)
         return bootstrap_mean(scores, bounds=bounds, resamples=resamples)
 
-    def found(self, values: Values) -> tuple[TunedSettings, list[list[Scored]]]:
+    def found(self, file: RecordFile) -> tuple[TunedSettings, list[list[Scored]]]:
         """What was chosen, and all that each search tried."""
         entries, everything = [], []
         for search in self.searches:
-            scored = {each: self._scored(values, search, each) for each in search.scores}
+            scored = {each: self._scored(file, search, each) for each in search.scores}
             everything.append(list(scored.values()))
             entries.append(
                 Tuned(
@@ -399,8 +362,8 @@ class Tuning:
         chosen = TunedSettings(split=config.split, data=data, methods=tuple(entries))
         return chosen, everything
 
-    def _scored(self, values: Values, search: Search, candidate: Candidate) -> Scored:
-        interval = self.score(values, search, candidate, resamples=self.config.bootstrap)
+    def _scored(self, file: RecordFile, search: Search, candidate: Candidate) -> Scored:
+        interval = self.score(file, search, candidate, resamples=self.config.bootstrap)
         method = search.subject.methods(candidate)[0]
         return Scored(
             scorer=search.subject.spec(candidate),
@@ -415,7 +378,10 @@ class Tuning:
 def run(config: TuneConfig) -> TunedSettings | None:
     """Run kvp tune; None after a dry run. Raises KvpError on anything the user can mend."""
     subjects = subjects_of(config)
-    methods = [method for subject in subjects for method in subject.every_rule()]
+    methods = [  # with every allocator: to check, and to digest the files they come from
+        allocated(method, rule.name)
+        for subject in subjects for method in subject.runs for rule in subject.allocators
+    ]  # fmt: skip
     evaluation = config.evaluation
     phase("preparing prompts")
     if config.dry_run:
@@ -429,9 +395,9 @@ def run(config: TuneConfig) -> TunedSettings | None:
         write_manifest(
             output, evaluation, digests, tuning.prepared.notes, model, hub=hub_records(methods)
         )
-        file = MeasuredRecords(output.local / ROWS)
+        file = RecordFile(output.local / ROWS)
         tuning.search(bench, file)
-        settings, tried = tuning.found(file.values)
+        settings, tried = tuning.found(file)
         atomic_write_text(output.local / TABLE, csv_text(settings, tried))
         manifest = run_manifest(dict(vars(config)), seed=config.seed)
         save_settings(output.local / SETTINGS, settings, manifest)

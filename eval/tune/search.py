@@ -67,7 +67,7 @@ class Dimension:
     def changed(self, candidate: Candidate, value: object) -> Candidate | None:
         """The candidate with another value; None where options exclude each other."""
         if self.name == ALLOCATOR:
-            (allocator,) = (each for each in self.choices if rule_name(each) == value)
+            allocator: Any = next(each for each in self.grid.values if rule_name(each) == value)
             return replace(candidate, allocator=allocator)
         if not self.part:
             return replace(candidate, protected=bool(value))
@@ -78,19 +78,14 @@ class Dimension:
             return None
         return replace(candidate, **{self.part: owner})
 
-    @property
-    def choices(self) -> tuple[Any, ...]:
-        """Values of `Choices`; none of numbers."""
-        return self.grid.values if isinstance(self.grid, Choices) else ()
-
     @cached_property
     def values(self) -> tuple[Any, ...]:
         """Values of the grid, `auto` first where the option takes it."""
         if isinstance(self.grid, Numbers):
             return (*(("auto",) if self.grid.auto else ()), *self.grid.values)
         if self.name == ALLOCATOR:
-            return tuple(rule_name(allocator) for allocator in self.choices)
-        return self.choices
+            return tuple(map(rule_name, self.grid.values))
+        return self.grid.values
 
 
 Scores = Mapping[Candidate, float]

@@ -103,12 +103,29 @@ def evict(
             cache.layers[index] = other
 
 
+def all_kept(prefill: Prefill) -> Tensor:
+    """Every token that a cache may keep, in every head: [L, H, N] int64."""
+    every = torch.arange(prefill.tokens, device=prefill.keys[0].device)
+    return every.expand(len(prefill.keys), prefill.keys[0].shape[1], -1)
+
+
+def gather(prefill: Prefill, kept: Sequence[Tensor]) -> EvictingCache:
+    """One prompt's cache with an entry for each choice of tokens, [L, H, S] as of `Selection`."""
+    tokens, device = prefill.tokens, prefill.keys[0].device
+    moved = [each.to(device) for each in kept]
+    return EvictingCache.select(
+        [keys[:, :, :tokens] for keys in prefill.keys],
+        [values[:, :, :tokens] for values in prefill.values],
+        [_stacked([each[layer] for each in moved]) for layer in range(len(prefill.keys))],
+        seen=tokens,
+        others={} if prefill.observation is None else prefill.observation.others_kept,
+    )
+
+
 def _tokens_kept(prefill: Prefill, budget: int, rule: EvictionRule) -> list[Tensor]:
     """Tokens that stay, [L, H, S], for each prompt of the batch."""
-    batch, heads = prefill.keys[0].shape[:2]
     if rule.allocator is None and budget == prefill.tokens:
-        every = torch.arange(prefill.tokens, device=prefill.keys[0].device)
-        return [every.expand(len(prefill.keys), heads, -1)] * batch
+        return [all_kept(prefill)] * prefill.keys[0].shape[0]
     scores = score_layers(rule.scorer, prefill.views(rule.scorer.needs, budget))
     device = scores[0].device  # layers may lie on several devices
     together = torch.stack([layer.to(device) for layer in scores], dim=1)  # [B, L, H, N]

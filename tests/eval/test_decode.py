@@ -8,8 +8,9 @@ import torch
 from transformers import PreTrainedModel
 
 from eval.config import EvalConfig
-from eval.evaluate import Bench, Kept, Prefix, all_kept, gather
-from kvp.hf import EvictingCache, observe
+from eval.evaluate import Bench
+from kvp.hf import EvictingCache, Prefill, prefill
+from kvp.hf.evict import all_kept, gather
 
 PROMPT = 24
 BOUNDARY = 20
@@ -25,26 +26,21 @@ def _prompt(ids: torch.Tensor, reply: torch.Tensor | None = None) -> Any:
     return SimpleNamespace(ids=ids, reply=reply)
 
 
-def _prefix(model: PreTrainedModel, ids: torch.Tensor) -> Prefix:
-    seen = observe(model, ids[None, :BOUNDARY])
-    return Prefix(keys=seen.keys, values=seen.values)
-
-
-def _random_caches(prefix: Prefix, sizes: list[int], seed: int) -> list[Kept]:
+def _random_caches(start: Prefill, sizes: list[int], seed: int) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     caches = []
     for size in sizes:
-        noise = torch.rand(2, 2, prefix.tokens, generator=generator)
-        caches.append(Kept(indices=noise.argsort(-1)[..., :size].sort(-1).values))
+        noise = torch.rand(2, 2, start.tokens, generator=generator)
+        caches.append(noise.argsort(-1)[..., :size].sort(-1).values)
     return caches
 
 
 def _generate(
-    model: PreTrainedModel, prefix: Prefix, kept: Kept, ids: torch.Tensor, new: int
+    model: PreTrainedModel, start: Prefill, kept: torch.Tensor, ids: torch.Tensor, new: int
 ) -> list[int]:
     """Unmodified `generate` from a cache of these tokens alone."""
-    indices = [kept.indices[None, layer] for layer in range(2)]
-    cache = EvictingCache.select(prefix.keys, prefix.values, indices, seen=BOUNDARY)
+    indices = [kept[None, layer] for layer in range(2)]
+    cache = EvictingCache.select(start.keys, start.values, indices, seen=BOUNDARY)
     out = model.generate(
         ids[None],
         attention_mask=torch.ones_like(ids[None]),
@@ -63,13 +59,13 @@ def test_every_cache_decodes_as_generate_does_alone(
     ended = 0
     for seed in (0, 2):
         ids = torch.randint(1, 40, (PROMPT,), generator=torch.Generator().manual_seed(seed))
-        prefix = _prefix(tiny_model, ids)
-        caches = [*_random_caches(prefix, [3, 18, 5, 8, 5, 12], seed), all_kept(prefix)]
-        answers = _bench(tiny_model, decode_batch).answers(_prompt(ids), prefix, caches)
-        assert [answer.result for answer in answers] == [
-            _generate(tiny_model, prefix, kept, ids, 12) for kept in caches
+        start = prefill(tiny_model, ids[None, :BOUNDARY])
+        caches = [*_random_caches(start, [3, 18, 5, 8, 5, 12], seed), all_kept(start)]
+        answers = _bench(tiny_model, decode_batch).answers(_prompt(ids), start, caches)
+        assert [answer for answer, _ in answers] == [
+            _generate(tiny_model, start, kept, ids, 12) for kept in caches
         ]
-        ended += sum(answer.result[-1] == 0 for answer in answers)
+        ended += sum(answer[-1] == 0 for answer, _ in answers)
     assert (
         0 < ended < 14
     )  # some answers end early and some do not, so caches really leave the batch
@@ -79,8 +75,8 @@ def test_equal_caches_run_once(
     tiny_model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ids = torch.arange(1, PROMPT + 1)
-    prefix = _prefix(tiny_model, ids)
-    first, second = _random_caches(prefix, [6, 6], 0)
+    start = prefill(tiny_model, ids[None, :BOUNDARY])
+    first, second = _random_caches(start, [6, 6], 0)
     widths = []
     tiny_model_forward = tiny_model.forward
 
@@ -90,7 +86,7 @@ def test_equal_caches_run_once(
 
     monkeypatch.setattr(tiny_model, "forward", counted)
     caches = [first, second, first, first]
-    answers = _bench(tiny_model, 8, new=2).answers(_prompt(ids), prefix, caches)
+    answers = _bench(tiny_model, 8, new=2).answers(_prompt(ids), start, caches)
     assert max(widths) == 2
     assert answers[0] == answers[2] == answers[3]
 
@@ -99,14 +95,14 @@ def test_gathered_cache_holds_the_kept_tokens_at_their_positions(
     tiny_model: PreTrainedModel,
 ) -> None:
     ids = torch.arange(1, PROMPT + 1)
-    prefix = _prefix(tiny_model, ids)
-    caches = _random_caches(prefix, [3, 5], 2)
-    cache = gather(prefix, caches)
+    start = prefill(tiny_model, ids[None, :BOUNDARY])
+    caches = _random_caches(start, [3, 5], 2)
+    cache = gather(start, caches)
     assert cache.get_seq_length() == BOUNDARY
     layer = cache.layers[1]
-    assert layer.positions[1, 0].tolist() == caches[1].indices[1, 0].tolist()
-    assert layer.positions[0, 1, :3].tolist() == caches[0].indices[1, 1].tolist()
+    assert layer.positions[1, 0].tolist() == caches[1][1, 0].tolist()
+    assert layer.positions[0, 1, :3].tolist() == caches[0][1, 1].tolist()
     assert (layer.positions[0, :, 3:] == torch.iinfo(torch.int64).max).all()
-    kept = prefix.keys[1][0, 0, caches[1].indices[1, 0]]
+    kept = start.keys[1][0, 0, caches[1][1, 0]]
     before = int(layer.lengths[0].sum())  # heads lie one after the other, sequence after sequence
     assert torch.equal(layer.keys[before : before + 5], kept)

@@ -115,7 +115,7 @@ def test_records_count_the_evidence_of_every_head(
     settings = [*_settings("full", None)[1:], *_settings("ring,random,knorm+ada", "40%")]
     rows = evaluate(bench, prompt, protocol, settings)
     start = run_prefix(bench, prompt, protocol)
-    kept = {(s.method.label, s.protected): k.indices for s, k in keep(start, settings, None)}
+    kept = {(s.method.label, s.protected): k for s, k in keep(start, settings, None)}
     assert rows[0]["evidence_kept"] == [[len(prompt.evidence)] * 2] * 2
     assert rows[0]["evidence_lost"] == 0
     for row, setting in zip(rows, [s for s, _ in keep(start, settings, None)], strict=True):
@@ -136,7 +136,7 @@ def test_records_hold_what_people_read(
     prompt = prompts["niah_single_1"]
     settings = _settings("knorm,knorm+ada", "20%")
     start = run_prefix(bench, prompt, protocol)
-    kept = [kept.indices for _, kept in keep(start, settings, None)]
+    kept = [kept for _, kept in keep(start, settings, None)]
     around = {n for one in prompt.evidence for n in range(one - 16, one + 17) if n >= 0}
     for row, indices in zip(evaluate(bench, prompt, protocol, settings), kept, strict=True):
         assert row["question"] == prompt.sample.question + prompt.sample.answer_prefix
@@ -169,9 +169,9 @@ def test_the_pinned_question_is_kept_where_it_is_seen(
         (_, pinned), (_, plain) = keep(start, settings, None)
         question = range(prompt.encoded.context_length, start.tokens)
         assert len(question) == prompt.question_tokens(protocol)
-        for head in pinned.indices.flatten(0, 1).tolist():
+        for head in pinned.flatten(0, 1).tolist():
             assert set(question) <= set(head)
-        assert torch.equal(pinned.indices, plain.indices) is (protocol == "query_agnostic")
+        assert torch.equal(pinned, plain) is (protocol == "query_agnostic")
 
 
 def test_one_scoring_pass_serves_all_allocators(

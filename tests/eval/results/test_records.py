@@ -37,7 +37,11 @@ def test_records_come_back_in_order_and_their_keys_are_known(tmp_path: Path) -> 
         next(record for record in read_records(path) if record["example"] == "b")["prediction"]
         == "é\n"
     )
-    assert RecordFile(path).keys == file.keys == {key_of(_record(name)) for name in "abc"}
+    assert (
+        RecordFile(path).values.keys()
+        == file.values.keys()
+        == {key_of(_record(name)) for name in "abc"}
+    )
 
 
 def test_a_record_without_its_key_names_file_and_line(tmp_path: Path) -> None:
@@ -75,7 +79,7 @@ def test_parts_of_several_workers_are_joined_to_the_same_file_twice(tmp_path: Pa
     second.append([_record("b", prompt_digest="x"), _record("c")])  # a rank started twice
     (tmp_path / "rows" / "half.0123abcd.partial").write_bytes(b'{"half": ')  # what a kill leaves
     first.refresh()
-    assert first.keys == {key_of(_record(name)) for name in "abc"}
+    assert first.values.keys() == {key_of(_record(name)) for name in "abc"}
     assert first.digests == {("x", "a"): "0", ("x", "b"): "x", ("x", "c"): "0"}
     rows = tmp_path / "rows.jsonl"
     first.join(rows)
@@ -86,7 +90,7 @@ def test_parts_of_several_workers_are_joined_to_the_same_file_twice(tmp_path: Pa
     first.delete()
     second.join(rows)  # the parts are gone, the records are not
     assert rows.read_bytes() == content
-    assert RecordParts(tmp_path).keys == first.keys
+    assert RecordParts(tmp_path).values == first.values
 
 
 @pytest.mark.parametrize(
