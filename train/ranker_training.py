@@ -27,20 +27,8 @@ from policies.ranker import HeadRankers, bytes_per_token
 from train.compression_points import drawn_points, noise_seed, protection_of
 from train.contexts import Context, ContextSource, StepContexts
 from train.distributed import ALONE, Workers
-from train.losses import (
-    Batch,
-    losses_of,
-    mean_of_counted,
-    objective_of,
-    top_entropy,
-)
-from train.optim import (
-    Muon,
-    average_decay,
-    clip_per_head,
-    scheduled,
-    update_average,
-)
+from train.losses import Batch, losses_of, mean_of_counted, objective_of, top_entropy
+from train.optim import Muon, average_decay, clip_per_head, scheduled, update_average
 from train.recipe import Recipe
 from train.validation import HeldOut, evaluate
 
