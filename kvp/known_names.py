@@ -55,6 +55,8 @@ INPUTS = (*TOKEN_INPUTS, "recent")
 """All that a ranker can read of a token, in the order in which its network takes them; recent is
 what the last queries attend to."""
 
+STORED_LABELS = ("kvzip", "kvzip_plus")
+"""Labels a trace store may hold: importance of every prompt token by another method."""
 NANO, SMOLLM2, SMOLLM2_KV = POLICIES = ("nano", "smollm2-135m-instruct", "smollm2-135m-instruct-kv")
 """Bundled policies; the last one reads keys and values, and no queries."""
 MODELS = (NANO, "HuggingFaceTB/SmolLM2-135M-Instruct")
