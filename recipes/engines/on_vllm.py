@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import random
 import re
 import socket
 import subprocess
@@ -33,17 +32,19 @@ from kvp.errors import UsageError
 from kvp.nano import path as nano
 from kvp.vllm.client import Client
 
-THINGS = (
-    "lazy-cat",
-    "old-lamp",
-    "red-boat",
-    "tall-tree",
-    "quiet-river",
-    "green-door",
-    "small-bird",
+FACTS = (
+    ("The special magic number for lazy-cat is", "7463343"),
+    ("The password of the library is", "bluebell"),
+    ("The next ferry leaves at", "17:45"),
+    ("The telephone number of the pharmacy is", "555-0182"),
+    ("The new mayor of the town is called", "Henrietta Plum"),
+    ("The recipe needs", "350 grams of flour"),
+    ("The treasure is buried under the old", "windmill"),
+    ("The code of the north gate is", "90817"),
+    ("The exhibition opens on", "14 March"),
+    ("The winning horse is named", "Copperfield"),
 )
-THINGS += ("blue-stone", "warm-bread", "last-train")
-ASKED = "What is the special magic number for {0}? The special magic number for {0} is"
+"""How a sentence of a document begins, and how it ends: a question is its beginning."""
 
 
 def main() -> None:
@@ -64,8 +65,7 @@ def main() -> None:
         for compressed in (True, False):
             before, space, right = metrics(url), 0.0, 0
             for (text, facts), context in zip(documents, contexts, strict=True):
-                for thing, number in facts.items():
-                    question = ASKED.format(thing)
+                for question, fact in facts.items():
                     prompt = client.prompt(question, context) if compressed else text + question
                     answer = ""
                     for piece in openai.completions.create(
@@ -73,29 +73,24 @@ def main() -> None:
                     ):
                         answer += piece.choices[0].text
                         space = max(space, metrics(url)["space"])
-                    right += number in answer
-                    print(f"  {thing}: {answer.strip()[:30]!r}, the document says {number}")
+                    right += fact in answer
+                    print(f"  {question}: {answer.strip()[:30]!r}, the document says {fact!r}")
             used = {name: value - before[name] for name, value in metrics(url).items()}
             print(f"{f'{given.budget} of each document' if compressed else 'whole documents'}:")
-            print(
-                f"  {right} of {len(THINGS)} right; by the server's own metrics one question took"
-            )
+            print(f"  {right} of {len(FACTS)} right; by the server's own metrics one question took")
             first = used["first"] / used["firsts"]
             print(f"  {space:.1%} of the KV space, {first:.2f} s to the first token (mean),")
-            tokens = used["tokens"] - len(THINGS)
+            tokens = used["tokens"] - len(FACTS)
             print(f"  and answers came at {tokens / used['decode']:.1f} tokens/s")
 
 
-def document(index: int, words: int) -> tuple[str, dict[str, str]]:
-    """Prose with three or four facts in it: what stands there, and number by thing."""
-    draw = random.Random(index)
-    things = THINGS[index * 3 : index * 3 + (4 if index == 2 else 3)]
-    facts = {thing: str(draw.randrange(10**6, 10**7)) for thing in things}
-    parts = []
-    for place, (thing, number) in enumerate(facts.items()):
-        parts.append(prose(10 * index + place, words=words // (len(facts) + 1), split="test"))
-        parts.append(f"One of the special magic numbers for {thing} is: {number}.")
-    parts.append(prose(10 * index + 9, words=words // (len(facts) + 1), split="test"))
+def document(index: int, words: int) -> tuple[str, Mapping[str, str]]:
+    """Prose with three or four facts in it: what stands there, and the facts."""
+    facts = dict(FACTS[3 * index : 3 * index + (4 if index == 2 else 3)])
+    size = words // (len(facts) + 1)
+    parts = [prose(10 * index + 9, words=size, split="test")]
+    for place, (begins, ends) in enumerate(facts.items()):
+        parts = [*parts, f"{begins} {ends}.", prose(10 * index + place, words=size, split="test")]
     return " ".join(parts) + "\n", facts
 
 
