@@ -38,13 +38,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--model", required=True)
     parser.add_argument("--policy", required=True, help="reads keys and values alone")
-    parser.add_argument("--text", type=Path, required=True, help="folder of text files")
+    parser.add_argument("--text", required=True, help="folder of text files")
     parser.add_argument("--length", type=int, default=4096, help="tokens of a context")
     parser.add_argument("--contexts", type=int, default=24)
     parser.add_argument("--tokens", type=int, default=64, help="of an answer")
     parser.add_argument("--budgets", default="12.5%,25%")
     parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--out", required=True)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         write_report(given, results=measure(given, folder))
@@ -54,7 +54,9 @@ def measure(given: argparse.Namespace, folder: str) -> dict[str, Any]:
     """The report of one length."""
     tokenizer = load_tokenizer(given.model)
     question = tokenizer(QUESTION, add_special_tokens=False).input_ids
-    text = "\n".join(path.read_text(errors="replace") for path in sorted(given.text.glob("*.txt")))
+    text = "\n".join(
+        path.read_text(errors="replace") for path in sorted(Path(given.text).glob("*.txt"))
+    )
     ids = tokenizer(text[: given.length * given.contexts * 8]).input_ids
     documents = [ids[i * given.length : (i + 1) * given.length] for i in range(given.contexts)]
     assert len(documents[-1]) == given.length, "give more text"

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import re
 import socket
 import subprocess
@@ -32,19 +33,17 @@ from kvp.errors import UsageError
 from kvp.nano import path as nano
 from kvp.vllm.client import Client
 
-FACTS = (
-    ("The special magic number for lazy-cat is", "7463343"),
-    ("The password of the library is", "bluebell"),
-    ("The next ferry leaves at", "17:45"),
-    ("The telephone number of the pharmacy is", "555-0182"),
-    ("The new mayor of the town is called", "Henrietta Plum"),
-    ("The recipe needs", "350 grams of flour"),
-    ("The treasure is buried under the old", "windmill"),
-    ("The code of the north gate is", "90817"),
-    ("The exhibition opens on", "14 March"),
-    ("The winning horse is named", "Copperfield"),
+THINGS = ["lazy-cat", "old-lamp", "red-boat", "tall-tree", "quiet-river", "green-door"]
+THINGS += ["small-bird", "blue-stone", "warm-bread", "last-train"]
+OPENING = (
+    "Some special magic numbers are hidden within the following text. Make sure to memorize it. "
+    "I will quiz you about the numbers afterwards.\n"
 )
-"""How a sentence of a document begins, and how it ends: a question is its beginning."""
+ASKED = (
+    "What is the special magic number for {0} mentioned in the provided text? The special magic "
+    "number for {0} mentioned in the provided text is"
+)
+"""As RULER asks: the kind of task that the bundled policies were trained on."""
 
 
 def main() -> None:
@@ -56,16 +55,17 @@ def main() -> None:
     parser.add_argument("--words", type=int, default=700, help="of each document")
     given = parser.parse_args()
     model = str(nano()) if given.model == "nano" else given.model
-    documents = [document(index, given.words) for index in range(3)]
+    texts = documents(given.words)
     with tempfile.TemporaryDirectory() as folder, server(model, given.policy, folder) as url:
         client, openai = Client(url), OpenAI(base_url=f"{url}/v1", api_key="none")
         started = time.perf_counter()
-        contexts = [client.remember(text, given.budget) for text, _ in documents]
+        contexts = [client.remember(text, given.budget) for text, _ in texts]
         print(f"three documents read and compressed in {time.perf_counter() - started:.1f} s")
         for compressed in (True, False):
             before, space, right = metrics(url), 0.0, 0
-            for (text, facts), context in zip(documents, contexts, strict=True):
-                for question, fact in facts.items():
+            for (text, facts), context in zip(texts, contexts, strict=True):
+                for thing, number in facts.items():
+                    question = ASKED.format(thing)
                     prompt = client.prompt(question, context) if compressed else text + question
                     answer = ""
                     for piece in openai.completions.create(
@@ -73,25 +73,33 @@ def main() -> None:
                     ):
                         answer += piece.choices[0].text
                         space = max(space, metrics(url)["space"])
-                    right += fact in answer
-                    print(f"  {question}: {answer.strip()[:30]!r}, the document says {fact!r}")
+                    right += number in answer
+                    print(f"  {thing}: {answer.strip()[:30]!r}, the document says {number}")
             used = {name: value - before[name] for name, value in metrics(url).items()}
             print(f"{f'{given.budget} of each document' if compressed else 'whole documents'}:")
-            print(f"  {right} of {len(FACTS)} right; by the server's own metrics one question took")
+            print(
+                f"  {right} of {len(THINGS)} right; by the server's own metrics one question took"
+            )
             first = used["first"] / used["firsts"]
             print(f"  {space:.1%} of the KV space, {first:.2f} s to the first token (mean),")
-            tokens = used["tokens"] - len(FACTS)
+            tokens = used["tokens"] - len(THINGS)
             print(f"  and answers came at {tokens / used['decode']:.1f} tokens/s")
 
 
-def document(index: int, words: int) -> tuple[str, Mapping[str, str]]:
-    """Prose with three or four facts in it: what stands there, and the facts."""
-    facts = dict(FACTS[3 * index : 3 * index + (4 if index == 2 else 3)])
-    size = words // (len(facts) + 1)
-    parts = [prose(10 * index + 9, words=size, split="test")]
-    for place, (begins, ends) in enumerate(facts.items()):
-        parts = [*parts, f"{begins} {ends}.", prose(10 * index + place, words=size, split="test")]
-    return " ".join(parts) + "\n", facts
+def documents(words: int) -> list[tuple[str, Mapping[str, str]]]:
+    """Three documents of prose with three or four numbers in each: the text, number by thing."""
+    draw, made = random.Random(1), []
+    numbers = {thing: str(draw.randrange(10**6, 10**7)) for thing in THINGS}
+    for first, last in ((0, 3), (3, 6), (6, 10)):
+        size, parts = words // (last - first + 1), []
+        for place in range(first, last):
+            thing = THINGS[place]
+            parts.append(prose(100 + place, words=size, split="test"))
+            parts.append(f"One of the special magic numbers for {thing} is: {numbers[thing]}.")
+        parts.append(prose(200 + first // 3, words=size, split="test"))
+        text = OPENING + " ".join(parts) + "\n"
+        made.append((text, {thing: numbers[thing] for thing in THINGS[first:last]}))
+    return made
 
 
 @contextmanager
