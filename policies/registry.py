@@ -364,8 +364,9 @@ def make_scorer(spec: str | Scorer | type[Scorer], **options: Value) -> Scorer:
     """Build a scorer.
 
     Args:
-        spec: a specification (`snapkv`, `snapkv:paper`, `snapkv(window=16)`, `kvpress:Press`,
-            `package.module:Name`), a scorer, which is returned, or a class of scorers.
+        spec: a specification (`snapkv`, `snapkv:paper`, `snapkv(window=16)`,
+            `kvzap:FOLDER`, `package.module:Name`), a scorer, which is returned, or a class of
+            scorers.
         options: override those of the specification.
 
     Raises:
@@ -474,7 +475,6 @@ ALLOCATORS: Mapping[str, type[BaseAllocator]] = {
 """Built-in allocators: name -> class."""
 
 FROM_OUTSIDE: Mapping[str, Callable[[str | None, Mapping[str, Value]], Scorer]] = {
-    "kvpress": import_object("policies.kvpress_scorers:press_scorer", "method"),
     "kvzap": import_object("policies.kvzap:kvzap_scorer", "method"),
 }
 """Methods whose weights or code do not come with kvp, written `NAME:WHAT`, by name: from what
