@@ -290,7 +290,6 @@ def needs_in_words(needs: Needs) -> str:
         (needs.noise is not None, "an extra pass of random tokens"),
         (needs.question, "where the question begins"),
         (needs.text > 0, "the prompt's text"),
-        (needs.classifier is not None, "a text classifier"),
     )
     words += [word for needed, word in others if needed]
     return ", ".join(words) or PLAIN
