@@ -44,11 +44,6 @@ def scorer_lines(methods: Mapping[str, type[Heuristic]]) -> Iterator[str]:
         "what published networks predict of KVzip+ (a folder, or org/name on the hub)",
         [("reads", "every hidden state"), ("costs", "a linear map or a small network per layer")],
     )
-    yield from _entry(
-        "kvpress:PRESS",
-        "a press of kvpress that reads keys and values, where kvpress is installed",
-        [("reads", PLAIN), ("costs", "as the press"), ("options", "those of the press")],
-    )
     yield ""
     yield f"Nulls: what a score has to beat ({ALL_NULLS} stands for all of them)"
     yield from _scorers(entry for entry in methods.values() if entry.null)

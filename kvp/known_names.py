@@ -46,7 +46,7 @@ ALLOCATORS = {
     "evolved": "policies.allocators.evolved:Evolved",
 }
 """Built-in allocators: name -> class, a `policies.registry.BaseAllocator`."""
-OTHER_METHODS = ("kvpress", "kvzap", "kvp", "full", "nulls", "tuned")
+OTHER_METHODS = ("kvzap", "kvp", "full", "nulls", "tuned")
 """Names before a colon or alone that mean no scorer of `SCORERS`."""
 
 TOKEN_INPUTS = ("key", "value", "position", "distance")

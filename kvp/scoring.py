@@ -73,8 +73,6 @@ class Needs:
     """True to be told which cached tokens are the question."""
     text: int = 0
     """Prompt tokens, counted from the end, whose text the method reads (0: none)."""
-    classifier: str | None = None
-    """Folder or hub name of a text classifier whose label of the prompt the method reads."""
     budget: bool = False
     """True to read `View.budget`; such a method is scored anew for every budget."""
     layer_group: int = 1
@@ -139,8 +137,6 @@ class View:
     the model answers; 0 before that."""
     text: str | None = None
     """Text of the last `needs.text` tokens (views that carry it have B = 1)."""
-    text_class: str | None = None
-    """Class that `needs.classifier` gives the text of all tokens (B = 1, too)."""
 
     if not TYPE_CHECKING:
 

@@ -290,7 +290,6 @@ def needs_in_words(needs: Needs) -> str:
         (needs.noise is not None, "an extra pass of random tokens"),
         (needs.question, "where the question begins"),
         (needs.text > 0, "the prompt's text"),
-        (needs.classifier is not None, "a text classifier"),
     )
     words += [word for needed, word in others if needed]
     return ", ".join(words) or PLAIN
@@ -364,8 +363,9 @@ def make_scorer(spec: str | Scorer | type[Scorer], **options: Value) -> Scorer:
     """Build a scorer.
 
     Args:
-        spec: a specification (`snapkv`, `snapkv:paper`, `snapkv(window=16)`, `kvpress:Press`,
-            `package.module:Name`), a scorer, which is returned, or a class of scorers.
+        spec: a specification (`snapkv`, `snapkv:paper`, `snapkv(window=16)`,
+            `kvzap:FOLDER`, `package.module:Name`), a scorer, which is returned, or a class of
+            scorers.
         options: override those of the specification.
 
     Raises:
@@ -474,7 +474,6 @@ ALLOCATORS: Mapping[str, type[BaseAllocator]] = {
 """Built-in allocators: name -> class."""
 
 FROM_OUTSIDE: Mapping[str, Callable[[str | None, Mapping[str, Value]], Scorer]] = {
-    "kvpress": import_object("policies.kvpress_scorers:press_scorer", "method"),
     "kvzap": import_object("policies.kvzap:kvzap_scorer", "method"),
 }
 """Methods whose weights or code do not come with kvp, written `NAME:WHAT`, by name: from what

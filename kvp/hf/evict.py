@@ -83,10 +83,9 @@ def evict(
         )
     if rule.allocator is None and budgets == [seen - pad for pad in padding]:
         return
-    one_by_one = scorer.needs.text > 0 or scorer.needs.classifier is not None
     parts = unpadded(
         observation, padding, model, input_ids, tokenizer,
-        one_by_one=one_by_one, fed_again=fed_again,
+        one_by_one=scorer.needs.text > 0, fed_again=fed_again,
     )  # fmt: skip
     kept: list[Tensor] = []  # per prompt [L, H, S], counted with padding
     for batch, part in parts:

@@ -13,21 +13,14 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import (
-    AutoModelForSequenceClassification,
-    AutoTokenizer,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from kvp.data.encode import template_frame
-from kvp.errors import ModelError, UsageError, first_line
+from kvp.errors import ModelError, UsageError
 from kvp.hf.cache_layers import OtherLayer
 from kvp.hf.extra_passes import SoftmaxWindow, run_pass
 from kvp.hf.model_access import attention_modules, query_projection, rope_of, states_watched
@@ -44,7 +37,6 @@ class LayerInputs:
     reconstruction: Tensor | None = None
     noise: Tensor | None = None
     text: str | None = None
-    text_class: str | None = None
 
 
 _OF_PROMPT = {
@@ -53,7 +45,6 @@ _OF_PROMPT = {
     "reconstruction": "how the whole prompt is repeated",
     "noise": "what random tokens after the whole prompt attend to",
     "text": "the text of the whole prompt",
-    "classifier": "the text of the whole prompt",
 }
 """Fields of `Needs` that only a prompt that is read at once can serve, and what they read."""
 
@@ -68,7 +59,7 @@ def needs_scorer_inputs(needs: Needs) -> str:
 def reads_text(needs: Needs) -> bool:
     """True if a scorer with `needs` can only be served with the model's tokenizer."""
     beginning = needs.noise is not None and needs.noise.beginning > 0
-    return bool(needs.reconstruction or needs.text or needs.classifier or beginning)
+    return bool(needs.reconstruction or needs.text or beginning)
 
 
 def check_inputs(model: PreTrainedModel, scorers: Iterable[Scorer]) -> None:
@@ -126,7 +117,6 @@ class ScorerInputs:
         self._tokenizer = tokenizer
         self._rope: Rope | None = None
         self._signals: dict[Reconstruction | Noise, tuple[Tensor, ...]] = {}
-        self._text_classes: dict[str, str] = {}
 
     @property
     def tokens(self) -> int:
@@ -142,7 +132,6 @@ class ScorerInputs:
         nothing = (None,) * len(self._keys)
         rope = self.rope() if needs.rope else None
         text = self.text(needs.text) if needs.text else None
-        text_class = self.text_class(needs.classifier) if needs.classifier else None
         spec, after = needs.reconstruction, needs.hidden_after
         reconstruction = self.reconstruction(spec) if spec else nothing
         noise = self.noise(needs.noise) if needs.noise else nothing
@@ -153,7 +142,6 @@ class ScorerInputs:
                 reconstruction=reconstruction[layer],
                 noise=noise[layer],
                 text=text,
-                text_class=text_class,
             )
             for layer in range(len(nothing))
         )
@@ -220,12 +208,6 @@ class ScorerInputs:
         if ids.shape[0] != 1:
             raise UsageError(f"the prompt's text is read one prompt at a time, got {ids.shape[0]}")
         return str(tokenizer.decode(ids[0, -last:].tolist(), skip_special_tokens=True))
-
-    def text_class(self, classifier: str) -> str:
-        """Class of the cached text by a classifier (folder or hub name); needs a batch of 1."""
-        if classifier not in self._text_classes:
-            self._text_classes[classifier] = classify(self.text(self.tokens), classifier)
-        return self._text_classes[classifier]
 
     def _replay(self, spec: Reconstruction) -> tuple[Tensor, ...]:
         tokenizer, ids = self._readable("replaying the context (kvzip, contrastkv)")
@@ -412,46 +394,3 @@ class HiddenRecorder:
                 assert moments is not None
                 now.append(moments)
             moments_of[layer] = now
-
-
-_MAX_PIECES = 512
-
-
-def classify(text: str, source: str) -> str:
-    """Label that the classifier `source` (folder or hub name) gives a text (WindowKV).
-
-    It runs on the CPU, in float32. Raises ModelError when there is no such classifier.
-    """
-    model, tokenizer = load_classifier(source)
-    limit = min(_MAX_PIECES, getattr(model.config, "max_position_embeddings", _MAX_PIECES))
-    ids = torch.tensor([both_ends(tokenizer, text, limit)])
-    with torch.no_grad():
-        logits: Tensor = model(input_ids=ids).logits
-    if getattr(model.config, "relu_logits", False):  # as WindowKV's public code
-        logits = logits.relu()
-    best = int(logits.argmax(dim=-1))
-    names: dict[int, str] = model.config.id2label or {}  # type: ignore[assignment]
-    return names.get(best, str(best))
-
-
-def both_ends(tokenizer: PreTrainedTokenizerBase, text: str, limit: int) -> list[int]:
-    """Token ids of a text, special tokens included: of too long a text the first and last halves.
-
-    WindowKV's public code feeds 256 + 256 word pieces to its classifier (`limit` 512).
-    """
-    ids: list[int] = tokenizer(text, truncation=False, verbose=False)["input_ids"]
-    half = limit // 2
-    return ids if len(ids) <= limit else ids[:half] + ids[-half:]
-
-
-@lru_cache(maxsize=2)
-def load_classifier(source: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Model, in evaluation mode, and tokenizer of a classifier; ModelError as `classify`."""
-    options: dict[str, Any] = {"local_files_only": Path(source).exists()}
-    try:
-        model = AutoModelForSequenceClassification.from_pretrained(source, **options)
-        tokenizer = AutoTokenizer.from_pretrained(source, **options)
-    except (OSError, ValueError) as error:
-        reason = first_line(error)
-        raise ModelError(f"classifier={source}: no text classifier there ({reason})") from error
-    return model.float().eval(), tokenizer

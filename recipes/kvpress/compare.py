@@ -121,9 +121,9 @@ def presses() -> None:
         return [[set(head.tolist()) for head in layer] for layer in tokens]
 
     for press, own in (
-        ("kvpress:KnormPress", "knorm"), ("kvpress:KeyDiffPress", "keydiff"),
-        ("kvpress:LagKVPress", "lagkv:kvpress"), ("kvpress:StreamingLLMPress", None),
-        ("kvpress:CURPress", None), ("kvpress:LagKVPress(n_sink=8)", None),
+        ("presses:KnormPress", "knorm"), ("presses:KeyDiffPress", "keydiff"),
+        ("presses:LagKVPress", "lagkv:kvpress"), ("presses:StreamingLLMPress", None),
+        ("presses:CURPress", None), ("presses:LagKVPress(n_sink=8)", None),
     ):  # fmt: skip
         tokens = kept(press)
         text = ""
@@ -138,12 +138,12 @@ def presses() -> None:
             assert share >= SAME, f"{press} and {own} keep other tokens"
         print(f"{make_scorer(press).name}: {BUDGET} tokens per head{text}")
     answer = model.generate(prompt(), max_new_tokens=5, do_sample=False)
-    with evicting(model, make_scorer("kvpress:KnormPress"), budget=BUDGET):
+    with evicting(model, make_scorer("presses:KnormPress"), budget=BUDGET):
         evicted = model.generate(prompt(), max_new_tokens=5, do_sample=False)
     assert answer.shape == evicted.shape
     for hidden in (None, 24):
         compare_kvzap(model, hidden)
-    for press in ("kvpress:SnapKVPress", "kvpress:AdaKVPress"):
+    for press in ("presses:SnapKVPress", "presses:AdaKVPress"):
         try:
             kept(press)
         except UsageError as error:

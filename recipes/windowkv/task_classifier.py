@@ -1,4 +1,4 @@
-"""Train a classifier of prompts for WindowKV's `task=bert`: a folder that transformers can load.
+"""Train a classifier of prompts for WindowKV's `ByClassifier`: a folder that transformers can load.
 
     python recipes/windowkv/task_classifier.py --out FOLDER [--base google-bert/bert-base-cased]
 
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from task_types import both_ends, guess_task_type
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 from torch import Tensor
 from transformers import (
@@ -36,8 +37,7 @@ from kvp.data.encode import encode
 from kvp.data.task import TaskSettings
 from kvp.data.tasks import build_samples
 from kvp.errors import KvpError, UsageError
-from kvp.hf.scorer_inputs import both_ends
-from policies.windowkv import AGGREGATION, QA, TASK_TYPES, guess_task_type
+from policies.windowkv import AGGREGATION, QA, TASK_TYPES
 
 TASKS = {
     QA: ("niah_single_1", "niah_single_2", "niah_multikey_1", "niah_multikey_2", "niah_multivalue",
@@ -204,7 +204,7 @@ def measure(model: PreTrainedModel, examples: Sequence[Example], batch: int) -> 
 
 
 def heuristic(texts: Sequence[Text]) -> float:
-    """Accuracy of `task=heuristic`, beside the classifier's."""
+    """Accuracy of `ByWording`, beside the classifier's."""
     return sum(guess_task_type(text) == TASK_TYPES[label] for text, label in texts) / len(texts)
 
 

@@ -68,7 +68,7 @@ def test_lists_name_everything_with_what_it_reads_and_costs(
     print_methods(NoSettings())
     lines = capsys.readouterr().out.splitlines()
     names = {line.split()[0] for line in lines if line.startswith("  ") and line[2] != " "}
-    assert names == {"full", "kvp", "kvzap:WEIGHTS", "kvpress:PRESS", *METHODS, *ALLOCATORS}
+    assert names == {"full", "kvp", "kvzap:WEIGHTS", *METHODS, *ALLOCATORS}
     kvzip = lines[next(n for n, line in enumerate(lines) if line.startswith("  kvzip")) :][:4]
     assert "extra passes that repeat the context" in kvzip[1]
     assert "forward pass" in kvzip[2]

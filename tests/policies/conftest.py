@@ -54,7 +54,6 @@ def make_view() -> Callable[..., View]:
                 mean=states.mean(1), variance=states.var(1, correction=0), project=project
             ),
             text="Which city is meant here? Answer in one word.",
-            text_class="qa",
         )
 
     return make

@@ -131,8 +131,8 @@ def test_mistakes_are_one_line(spec: str, message: str) -> None:
          "future attention, every query, where the question begins"),
         (Needs(reconstruction=Reconstruction(), noise=Noise()),
          "extra passes that repeat the context, an extra pass of random tokens"),
-        (Needs(queries=16, text=256, classifier="x"),
-         "last 16 queries, the prompt's text, a text classifier"),
+        (Needs(queries=16, text=256),
+         "last 16 queries, the prompt's text"),
     ],
 )  # fmt: skip
 def test_needs_are_put_in_words(needs: Needs, words: str) -> None:
@@ -162,9 +162,7 @@ def test_needs_are_put_in_words(needs: Needs, words: str) -> None:
         ("snapkv", {"window": "wide"}, "window must be"),
         ("snapkv", {"kernel": 4}, "kernel must be odd, got 4"),
         ("snapkv", {"pool": "min"}, "pool must be one of max, avg, got 'min'"),
-        ("windowkv", {"task": "poetry"}, "task must be one of qa, aggregation, heuristic, bert"),
-        ("windowkv", {"task": "bert"}, "task=bert and classifier=FOLDER go together, got task=b"),
-        ("windowkv", {"classifier": "x"}, "task=bert and classifier=FOLDER go together, got tas"),
+        ("windowkv", {"task": "poetry"}, "task must be one of qa, aggregation"),
         ("windowkv", {"setting": "gemma"}, "setting must be one of qwen, llama"),
     ],
 )

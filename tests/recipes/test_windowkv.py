@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tokenizers import Tokenizer as Words
+from tokenizers import models, pre_tokenizers
+from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
 
 from kvp import load_model, make_scorer
-from kvp.errors import UsageError
+from kvp.errors import ModelError, UsageError
 from kvp.hf import prefill
-from kvp.hf.scorer_inputs import classify, load_classifier
-from kvp.scoring import Needs, score_layers
-from policies.windowkv import TASK_TYPES
+from kvp.scoring import Needs, View, score_layers
+from policies.windowkv import AGGREGATION, QA, TASK_TYPES
 
 Recipe = dict[str, Any]
 RECIPE = Path(__file__).parents[2] / "recipes" / "windowkv"
-MODULES = ("task_classifier",)
+MODULES = ("task_types", "task_classifier")
 ASKED = {"qa": "Who found the mill?", "aggregation": "Summarize it all."}
 
 
@@ -46,8 +49,9 @@ def classifier(recipe: Recipe, data: Path, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.mark.parametrize("label", TASK_TYPES)
-def test_the_folder_is_what_the_method_reads(classifier: Path, label: str) -> None:
+def test_the_folder_is_what_the_method_reads(recipe: Recipe, classifier: Path, label: str) -> None:
     """Scores are those of the task that the classifier names, also of a text that is too long."""
+    classify = recipe["task_types"].classify
     assert classify("the old river " * 400 + ASKED[label], str(classifier)) == label
     model, tokenizer = load_model("nano")
     ids = torch.tensor([tokenizer.encode("the river old mill town " * 12 + ASKED[label])])
@@ -55,7 +59,7 @@ def test_the_folder_is_what_the_method_reads(classifier: Path, label: str) -> No
     scored = [
         score_layers(scorer, seen.views(scorer.needs, 40))
         for scorer in (
-            make_scorer(f"windowkv(task=bert,classifier={classifier})"),
+            make_scorer(f"task_types:ByClassifier(classifier={classifier})"),
             make_scorer(f"windowkv(task={label})"),
         )
     ]
@@ -85,7 +89,7 @@ def test_a_given_encoder_and_the_settings_of_the_paper(
     )
     assert made["settings"]["base"] == str(classifier)
     assert (made["settings"]["batch"], made["settings"]["dropout"]) == (16, 0.5)
-    model, _ = load_classifier(str(out))
+    model, _ = recipe["task_types"].load_classifier(str(out))
     assert model.config.relu_logits
     assert model.config.classifier_dropout == 0.5
 
@@ -134,3 +138,148 @@ def test_mistakes_are_one_line(recipe: Recipe, tmp_path: Path, lines: str, messa
     with pytest.raises(UsageError, match="exists already: name a new folder"):
         recipe["task_classifier"].run(tmp_path)
     assert not (tmp_path / "new").exists()
+
+
+def test_the_words_of_the_prompt_decide_the_setting(recipe: Recipe) -> None:
+    draw = torch.Generator().manual_seed(0)
+    keys, values, queries = (torch.randn(1, heads, 90, 8, generator=draw) for heads in (2, 2, 4))
+    view = View(
+        layer=0, keys=keys, values=values, positions=torch.arange(90)[None], budget=16,
+        queries=queries,
+    )  # fmt: skip
+    scorer = make_scorer("task_types:ByWording")
+    assert scorer.needs.queries == 16
+    assert scorer.needs.text >= 1_000_000
+    for text, task in (("Who was it?", "qa"), ("Summarize the report.", "aggregation")):
+        scores = make_scorer(f"windowkv(task={task})").score(view)
+        assert torch.equal(scorer.score(replace(view, text=text)), scores)
+    for name in ("ByWording", "ByClassifier(classifier=x)"):
+        with pytest.raises(UsageError, match="use windowkv, with task=qa or task=aggregation"):
+            make_scorer(f"task_types:{name}").score(view)
+
+
+def test_other_labels_are_refused(recipe: Recipe, tmp_path: Path) -> None:
+    scorer = make_scorer(f"task_types:ByClassifier(classifier={_save(tmp_path, [0.0, 1.0])})")
+    with pytest.raises(UsageError, match="says 'LABEL_1': its labels must be qa and aggregation"):
+        scorer.task_of("1 2 3")
+
+
+def _save(folder: Path, bias: list[float], **options: object) -> str:
+    """A random BERT whose linear layer is its bias alone."""
+    vocabulary = {"[UNK]": 0, "[PAD]": 1, **{str(n): n + 2 for n in range(30)}}
+    words = Words(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=words, pad_token="[PAD]").save_pretrained(folder)
+    config = BertConfig(
+        vocab_size=32, hidden_size=8, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=8, max_position_embeddings=16, num_labels=len(bias), **options,
+    )  # fmt: skip
+    model = BertForSequenceClassification(config)
+    with torch.no_grad():
+        model.classifier.weight.zero_()
+        model.classifier.bias.copy_(torch.tensor(bias))
+    model.save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.mark.parametrize(("bias", "label"), [([2.0, -1.0], "qa"), ([-2.0, -1.0], "aggregation")])
+def test_the_largest_logit_names_the_label(
+    recipe: Recipe, tmp_path: Path, bias: list[float], label: str
+) -> None:
+    source = _save(tmp_path, bias, id2label={0: "qa", 1: "aggregation"})
+    assert recipe["task_types"].classify("1 2 3", source) == label
+    assert recipe["task_types"].classify("1 2 3 " * 100, source) == label
+
+
+def test_relu_hides_negative_logits(recipe: Recipe, tmp_path: Path) -> None:
+    """Both are 0 then, and the first label wins: what the published head does."""
+    source = _save(tmp_path, [-2.0, -1.0], id2label={0: "qa", 1: "aggregation"}, relu_logits=True)
+    assert recipe["task_types"].classify("1 2 3", source) == "qa"
+
+
+@pytest.mark.parametrize("count", [1, 7, 8, 9, 10, 30])
+def test_long_texts_lose_their_middle(recipe: Recipe, tmp_path: Path, count: int) -> None:
+    _, tokenizer = recipe["task_types"].load_classifier(_save(tmp_path, [0.0, 0.0]))
+    ids = recipe["task_types"].both_ends(tokenizer, " ".join(str(n) for n in range(count)), 8)
+    every = [n + 2 for n in range(count)]
+    assert ids == (every if count <= 8 else every[:4] + every[-4:])
+
+
+def test_what_is_no_classifier_is_one_line(recipe: Recipe, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    for folder in ("empty", "missing"):
+        with pytest.raises(ModelError, match="no text classifier there") as error:
+            recipe["task_types"].classify("1", str(tmp_path / folder))
+        assert "\n" not in str(error.value)
+
+
+FILLER = "The council met in the old hall and the weather was mild for the season. " * 12
+
+QUESTIONS = [
+    "Who signed the treaty of the two rivers?",
+    "Question: In which year did the mill burn down?\nAnswer:",
+    "Answer the question based on the given passages. Only give me the answer.",
+    "What is the special magic number for wandering-age mentioned in the provided text?",
+    "Find the passage that mentions the lighthouse keeper and give its number.",
+    "How many sheep did the farmer sell? Answer with one number.",
+    "Based on the story above, why does the captain turn back?",
+]
+SPREAD = [
+    "Write a one-page summary of the report above.",
+    "Summarize the meeting.\nSummary:",
+    "Please give a brief overview of the main findings of this study.",
+    "TL;DR:",
+    "List the ten most common words in the text above.",
+    "Please complete the code given below.\ndef read(path):\n    handle = open(path)\n",
+    "import os\n\nclass Reader:\n    def read(self, path):\n        return open(path)\n",
+    "static int add(int a, int b) {\n  return a + b;\n}\nint main() {\n  int c = add(1, 2);\n",
+    "Recap the dialogue in a few sentences.",
+    "What are the 10 most common words in the above list? Answer: The top 10 words are:",
+    "Question: Ignore the dots. Which three words are most frequently used above? Answer:",
+    "How often does the name of the harbour occur in the letters? Reply with a number.",
+    "Query: Summarize what the treasurer said.\nAnswer:",
+    "Count every sheep that the story names. Do not explain. Keep it short.",
+]
+CONTEXTS_THAT_SAY_IT = [
+    ("Memorize the words that appear most often.\n1. rope 2. lamp 3. rope 4. oar\n", AGGREGATION),
+    ("Find the three most frequent words. xuqa ... lomu xuqa ... pity xuqa", AGGREGATION),
+    ("Write a one-page summary of the letters below.\n\n" + FILLER, AGGREGATION),
+    ("A number is hidden in this text. Make sure to memorize it.\n" + FILLER, QA),
+    ("Answer the question with the passages below.\n\n" + FILLER, QA),
+]
+"""Contexts whose beginning says what will be asked; the question is not there yet."""
+
+
+@pytest.mark.parametrize("before", ["", FILLER])
+@pytest.mark.parametrize("request_text", QUESTIONS)
+def test_questions_ask_for_a_place(recipe: Recipe, request_text: str, before: str) -> None:
+    assert recipe["task_types"].guess_task_type(before + "\n" + request_text) == QA
+
+
+@pytest.mark.parametrize("before", ["", "The council met in the old hall. "])
+@pytest.mark.parametrize("request_text", SPREAD)
+def test_summaries_code_and_counting_ask_for_the_whole(
+    recipe: Recipe, request_text: str, before: str
+) -> None:
+    assert recipe["task_types"].guess_task_type(before + "\n" + request_text) == AGGREGATION
+
+
+@pytest.mark.parametrize(("context", "expected"), CONTEXTS_THAT_SAY_IT)
+def test_where_the_question_is_not_seen_the_beginning_says_what_it_will_be(
+    recipe: Recipe, context: str, expected: str
+) -> None:
+    assert recipe["task_types"].guess_task_type(context) == expected
+
+
+def test_the_question_decides_against_the_beginning(recipe: Recipe) -> None:
+    guess = recipe["task_types"].guess_task_type
+    context = "Write a one-page summary of the letters below.\n\n" + FILLER
+    assert guess(context + "\nWho met in the old hall?") == QA
+    assert guess("Memorize all numbers.\n" + FILLER + "\nSummarize it.") == AGGREGATION
+
+
+def test_words_of_running_text_ask_for_nothing(recipe: Recipe) -> None:
+    guess, unasked = recipe["task_types"].guess_task_type, recipe["task_types"].UNASKED
+    story = 'Who would come? "Find the key," she said, "and count the rest." ' + FILLER
+    assert guess(story) == guess(FILLER) == unasked
+    assert guess("") == guess("Hello there") == unasked

@@ -202,7 +202,7 @@ def test_code_that_a_file_names_needs_the_caller_to_name_it(
     file, _ = _make("settings", tmp_path / "a")
     content = read_sealed_json(file)
     chosen = content["methods"][0]["chosen"]
-    for chosen[side] in ("kvpress:KnormPress", "kvzap:org/name", f"{CODE}(a=1)"):
+    for chosen[side] in ("kvzap:org/name", f"{CODE}(a=1)"):
         write_sealed_json(file, content)
         refusal = _line(lambda: build_methods([f"tuned:{file}", "json:Other"]))
         assert f"names {chosen[side].partition('(')[0]}, which is not kvp's own" in refusal

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -16,7 +16,16 @@ from kvp.errors import UsageError
 from kvp.scoring import Scorer, View, score_layers
 from policies import make_scorer
 
-MakeView = Callable[..., View]
+RECIPE = Path(__file__).parents[2] / "recipes" / "kvpress"
+MODULES = ("presses",)
+pytestmark = pytest.mark.usefixtures("recipe")
+
+
+def view_of(tokens: int, *, budget: int = 16) -> View:
+    """A view of layer 1: two prompts, two heads of width 8."""
+    keys = torch.randn(2, 2, tokens, 8)
+    positions = torch.arange(tokens).expand(2, tokens)
+    return View(layer=1, keys=keys, values=keys, positions=positions, budget=budget)
 
 
 @pytest.fixture
@@ -69,46 +78,43 @@ def kvpress(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("kvpress")
-def test_a_press_gets_keys_the_ratio_and_the_layer(make_view: MakeView) -> None:
-    scorer = make_scorer("kvpress:RatioPress")
+def test_a_press_gets_keys_the_ratio_and_the_layer() -> None:
+    scorer = make_scorer("presses:RatioPress")
     assert isinstance(scorer, Scorer)
-    (scores,) = score_layers(scorer, [make_view(tokens=40, budget=10, layer=1)])
+    (scores,) = score_layers(scorer, [view_of(40, budget=10)])
     assert scores.dtype == torch.float32
     assert torch.equal(scores, torch.full((2, 2, 40), 0.75 + 1 + 8))
-    (more,) = score_layers(scorer, [make_view(tokens=40, budget=80, layer=1)])
+    (more,) = score_layers(scorer, [view_of(40, budget=80)])
     assert torch.equal(more, torch.full((2, 2, 40), 0.0 + 1 + 8))
 
 
 @pytest.mark.usefixtures("kvpress")
-def test_names_make_the_same_press_again() -> None:
-    for spec in ("kvpress:RatioPress", "kvpress:RatioPress(factor=3)"):
-        scorer = make_scorer(spec)
-        (method,) = build_methods([spec])
-        assert make_scorer(method.label).name == scorer.name == method.label
-    assert make_scorer("kvpress(press=RatioPress,factor=3)").name == scorer.name
+def test_names_tell_the_press_and_its_options() -> None:
+    for name in ("RatioPress", "RatioPress(factor=3)"):
+        (method,) = build_methods([f"presses:{name}"])
+        assert make_scorer(f"presses:{name}").name == name == method.label
 
 
 @pytest.mark.usefixtures("kvpress")
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("kvpress:StatesPress", "method kvpress:StatesPress reads hidden states"),
-        ("kvpress:PositionsPress", "method kvpress:PositionsPress reads positions"),
-        ("kvpress:WrappingPress", "has no press of this name that scores tokens; it has Positions"),
-        ("kvpress:Missing", "has no press of this name"),
-        ("kvpress:RatioPress(size=3)", "kvpress:RatioPress cannot be made"),
-        ("kvpress", "name a press, kvpress:KnormPress"),
+        ("presses:StatesPress", "method StatesPress reads hidden states"),
+        ("presses:PositionsPress", "method PositionsPress reads positions"),
+        ("presses:WrappingPress", "has no press of this name that scores tokens; it has Positions"),
+        ("presses:Missing", "has no press of this name"),
+        ("presses:RatioPress(size=3)", "presses:RatioPress cannot be made"),
     ],
 )
-def test_what_cannot_be_given_is_refused(make_view: MakeView, spec: str, message: str) -> None:
+def test_what_cannot_be_given_is_refused(spec: str, message: str) -> None:
     with pytest.raises(UsageError) as raised:
-        score_layers(make_scorer(spec), [make_view(tokens=20)])
+        score_layers(make_scorer(spec), [view_of(20)])
     assert message in str(raised.value)
 
 
-def test_without_kvpress_one_line_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_kvpress_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "kvpress", None)
-    with pytest.raises(UsageError, match=r"kvpress cannot be imported .* pip install --no-deps"):
-        make_scorer("kvpress:KnormPress")
+    with pytest.raises(UsageError, match=r"presses:KnormPress: cannot be loaded .*kvpress"):
+        make_scorer("presses:KnormPress")
     with pytest.raises(ImportError, match=r"policies\.kvpress_press needs kvpress"):
         import policies.kvpress_press  # noqa: F401
