@@ -23,6 +23,7 @@ import llama_cpp
 import numpy as np
 import torch
 from gguf import GGMLQuantizationType
+from gguf.quants import quantize
 from llama_cpp import Llama
 from llama_cpp._ggml import libggml
 from llama_cpp._internals import LlamaBatch, LlamaContext
@@ -31,6 +32,7 @@ from torch import Tensor
 from kvp.errors import CacheError, ModelError, UsageError
 from kvp.geometry import Geometry
 from kvp.llamacpp.state import Rows, SequenceState
+from kvp.rope import Rope
 from kvp.scoring import ALL_QUERIES, Needs, View
 
 HADAMARD = 64
@@ -109,10 +111,16 @@ class Engine:
             raise
 
     def views(
-        self, state: SequenceState, needs: Needs, budget: int, tokens: Sequence[int]
+        self,
+        state: SequenceState,
+        needs: Needs,
+        budget: int,
+        tokens: Sequence[int],
+        places: np.ndarray,
     ) -> Iterator[View]:
         """A view per layer, as scorers read it; `tokens` are the ids of all tokens
-        that were read, N or more: the last ones count.
+        that were read, N or more: the last ones count. `places` [L, H, N] int64 are the positions
+        that the keys of every head have.
 
         Raises UsageError where `needs` has what llama.cpp cannot give.
         """
@@ -125,18 +133,16 @@ class Engine:
                 "in llama.cpp a method can read keys, values, positions and the last queries: "
                 "use a policy, keydiff, knorm, lagkv, streaming_llm, snapkv or tova"
             )
-        unbroken = _unbroken(state.positions)
+        unbroken = shared_end(places, int(places[0, 0, -1]) + 1)
         queries = self._queries(state, min(wanted, unbroken), tokens)
-        positions = torch.from_numpy(state.positions.astype(np.int64))
-        gaps = unbroken < len(positions)
+        positions = torch.from_numpy(places)
+        gaps = unbroken < positions.shape[-1]
         for layer in range(self.geometry.layers):
             yield View(
                 layer=layer,
                 keys=self._in_order(self._heads(state.keys[layer], "keys"))[None],
                 values=self._heads(state.values[layer], "values")[None],
-                positions=positions.expand(1, self.geometry.kv_heads, -1)
-                if gaps
-                else positions[None],
+                positions=positions[layer][None] if gaps else positions[0, :1],
                 budget=budget,
                 queries=queries[layer][None] if queries else None,
             )
@@ -167,6 +173,64 @@ class Engine:
             for side, width in (("keys", self.geometry.head_dim), ("values", HADAMARD))
         }
 
+    def moved(self, state: SequenceState, by: np.ndarray) -> SequenceState:
+        """The state with its keys turned by `by` [L, H, N] int64 positions, every head's own.
+
+        Raises ModelError and CacheError where llama.cpp cannot turn keys, or kvp not write them.
+        """
+        keys, order = [], self._pairs
+        for rows, own in zip(state.keys, torch.from_numpy(by), strict=True):
+            heads = self._heads(rows, "keys").clone()
+            heads[..., order] = self._rope.rotate(heads[..., order], *self._rope.rotation(own))
+            if rows.type not in PLAIN and (block := self._turned["keys"]):
+                heads = _turned_back(heads, block)
+            flat = heads.transpose(0, 1).reshape(len(rows.data), -1).numpy()
+            try:
+                data = quantize(flat, rows.type).view(np.uint8).reshape(rows.data.shape)
+            except NotImplementedError:
+                raise CacheError(f"kvp cannot write keys of type {rows.type.name}") from None
+            keys.append(replace(rows, data=data))
+        return replace(state, keys=tuple(keys))
+
+    @property
+    def _pairs(self) -> Tensor:
+        """Channels of a head, so that i turns with i + R / 2, R of them turning: [D] int64."""
+        order = torch.arange(self.geometry.head_dim)
+        turning = order[: self._turning]
+        if llama_cpp.llama_model_rope_type(self.llama.model) == llama_cpp.LLAMA_ROPE_TYPE_NORM:
+            turning = torch.cat([turning[0::2], turning[1::2]])
+        return torch.cat([turning, order[self._turning :]])
+
+    @property
+    def _turning(self) -> int:
+        name = self.llama.metadata.get("general.architecture", "?")
+        width = self.geometry.head_dim
+        return int(self.llama.metadata.get(f"{name}.rope.dimension_count", width))
+
+    @cached_property
+    def _rope(self) -> Rope:
+        """How far llama.cpp turns keys per position, as it does when cells move."""
+        half = self._turning // 2
+        with closing(_Probe(self, 64, GGMLQuantizationType.F32)) as probe:
+            memory = llama_cpp.llama_get_memory(probe.context.ctx)
+            if not llama_cpp.llama_memory_can_shift(memory):
+                raise ModelError("llama.cpp cannot move this model's keys")
+
+            def turned(by: int) -> np.ndarray:
+                llama_cpp.llama_memory_seq_add(memory, 0, 0, -1, by)
+                probe.decode([0], _last_position(probe.context, 0) + 1)
+                keys = _read(probe.context, 0, self.geometry).keys[0]
+                heads = self._heads(keys, "keys")[:, :32, self._pairs].double().numpy()
+                return np.asarray(heads[..., :half] + 1j * heads[..., half : 2 * half])
+
+            probe.decode(range(32), 0)
+            start, at, frequencies = turned(0), 0, np.zeros(half)
+            for by in (1, 64, 4096):  # the angle after more positions tells the frequency better
+                product = (turned(by - at) * start.conj()).sum((0, 1))
+                rest = np.angle(product * np.exp(-1j * by * frequencies))
+                frequencies, at = frequencies + rest / by, by
+        return Rope(frequencies=torch.from_numpy(frequencies))
+
     def _in_order(self, heads: Tensor) -> Tensor:
         """Channels as transformers has them: [..., D]."""
         if not self.interleaved:
@@ -183,7 +247,8 @@ class Engine:
             if cells > count:
                 # Positions must follow each other to be read on; keys hold their own rotation.
                 called = np.arange(count - cells, 0, dtype=np.int32) + state.positions[-count]
-                first = replace(state.take(np.arange(cells - count)), positions=called)
+                before = np.tile(np.arange(cells - count), (self.geometry.layers, 1, 1))
+                first = replace(state.take(before), positions=called)
                 _write(probe.context, replace(first, sequence=0, streams=1, stream=0))
             probe.decode(tokens[-count:], int(state.positions[-count]))
             given = dict(probe.found)
@@ -268,7 +333,7 @@ def _read(context: LlamaContext, sequence: int, geometry: Geometry) -> SequenceS
     state = SequenceState.read(_state_bytes(context, sequence))
     channels = geometry.kv_heads * geometry.head_dim
     for rows in state.keys + state.values:
-        width = len(rows.data) if rows.transposed else rows.take(np.arange(1)).floats().shape[1]
+        width = len(rows.data) if rows.transposed else rows.take(np.zeros((1, 1), np.int64)).floats().shape[1]
         if len(state.keys) != geometry.layers or width != channels:
             raise CacheError(
                 f"llama.cpp's cache has {len(state.keys)} layers of {width} channels, the model "
@@ -287,10 +352,11 @@ def _write(context: LlamaContext, state: SequenceState) -> None:
         )
 
 
-def _unbroken(positions: np.ndarray) -> int:
-    """How many of the last positions follow each other."""
-    gaps = np.flatnonzero(np.diff(positions) != 1)
-    return len(positions) - (int(gaps[-1]) + 1 if len(gaps) else 0)
+def shared_end(places: np.ndarray, end: int) -> int:
+    """How many of the last cells [L, H, N] hold `end` - 1, `end` - 2, ... in every head."""
+    count = places.shape[-1]
+    other = np.flatnonzero((places != np.arange(end - count, end)).any((0, 1)))
+    return count - (int(other[-1]) + 1 if len(other) else 0)
 
 
 def _block(stored: np.ndarray, plain: np.ndarray, width: int) -> int:
