@@ -363,8 +363,9 @@ class CompressConfig(PolicyConfig, ModelConfig, DeviceConfig, DryRunConfig):
     """Texts to compress, a context each. Text files, folders of them, or rows (JSONL, JSON, CSV,
     parquet, a hub data set) whose `context`, `text` or `messages` is the context."""
     budget: str = "12.5%"
-    """Tokens kept per KV head on average, protected ones included; here rounded up to a multiple of
-    32, the same in every head. 4 first and 16 last tokens are protected."""
+    """Tokens kept per KV head on average, protected ones included; `%` is of the tokens in the
+    cache. Rounded up to a multiple of 32, the same number in every head; 4 first and 16 last tokens
+    are protected."""
     gguf: str | None = None
     """GGUF file of a model. A slot file for a llama-server that runs it is written beside each
     context; without --model this file also computes the context."""

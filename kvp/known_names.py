@@ -55,8 +55,10 @@ INPUTS = (*TOKEN_INPUTS, "recent")
 """All that a ranker can read of a token, in the order in which its network takes them; recent is
 what the last queries attend to."""
 
-NANO, SMOLLM2 = POLICIES = ("nano", "smollm2-135m-instruct")
-"""Bundled policies."""
+STORED_LABELS = ("kvzip", "kvzip_plus")
+"""Labels a trace store may hold: importance of every prompt token by another method."""
+NANO, SMOLLM2, SMOLLM2_KV = POLICIES = ("nano", "smollm2-135m-instruct", "smollm2-135m-instruct-kv")
+"""Bundled policies; the last one reads keys and values, and no queries."""
 MODELS = (NANO, "HuggingFaceTB/SmolLM2-135M-Instruct")
 """Models that kvp brings policies of; nano is bundled, too."""
 NEEDS_POLICIES = "--methods kvp needs --policies: a folder that kvp-train made, nano, or org/name"
@@ -100,7 +102,7 @@ def check_policy(name: str, flag: str = "") -> None:
     if not there and (HubName.parse(name) is None or is_path(name)):
         raise PolicyError(
             f"{flag}there is no folder {name!r}{folder_meant(name, POLICIES)}: a policy is a "
-            f"folder that kvp-train made, {' or '.join(POLICIES)} (bundled), org/name[@revision] "
+            f"folder that kvp-train made, {', '.join(POLICIES)} (bundled), org/name[@revision] "
             "on the hub or an address (s3://bucket/folder); other methods are for --methods, or "
             "make_scorer"
         )

@@ -38,6 +38,7 @@ PAGES = [
 ]
 OTHER_FLAGS = {"extra-index-url", "nproc-per-node", "logdir", "help", "help_all", "config"} | {
     "print_config", "version", "lambda", "no-deps", "local-dir", "skip_evaluation", "to",
+    "kv-transfer-config",
 }  # fmt: skip
 """Flags of pip, hf, torchrun, tensorboard, recipes and every program, and kvp's other spellings."""
 BENCHMARKS = "".join(path.read_text() for path in (ROOT / "benchmarks").rglob("*.py"))

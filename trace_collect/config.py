@@ -17,11 +17,9 @@ from kvp.config_groups import (
     WorkersConfig,
     split_list,
 )
-from kvp.known_names import NO_TRACES
+from kvp.known_names import NO_TRACES, STORED_LABELS
 
 SPLITS = ("train", "validation", "test")
-STORED_LABELS = ("kvzip", "kvzip_plus")
-"""As `kvp.store.STORED_LABELS`, without torch."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,6 +32,7 @@ from train.recipe import (
     ContextSettings,
     ObjectiveSettings,
     OptimizerSettings,
+    PointSettings,
     PresetName,
     RankerSettings,
     Recipe,
@@ -238,13 +239,11 @@ class MergeConfig(Group):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DistillationSettings(Group):
+class DistillationSettings(PointSettings):
     """Distillation."""
 
     steps: int = 300
     """Optimiser steps."""
-    contexts: int = 4
-    """Contexts (sequence, compression point) per step."""
     lr: float = 1e-3
     """Highest learning rate, reached after the warm-up. That of each head's scale and offset is
     twenty times as high."""
@@ -253,21 +252,15 @@ class DistillationSettings(Group):
     allocator: Literal["global", "shared"] = "global"
     """What the policy is meant for: heads that compete for one budget, or keep the same tokens."""
     compress_prompt: float = 0.5
-    """Weight of compression points one token before the end of the prompt (query_aware)."""
     compress_context: float = 0.5
-    """Weight of compression points at the end of the context (query_agnostic)."""
     compress_uniform: float = 0.0
-    """Weight of compression points anywhere in the sequence."""
     future_tokens: int = 256
     """Tokens after a compression point that the model is run on; 0 = all."""
     hard_targets: float = 1.0
     """Weight of the replies' own tokens in the loss, 0 to 1; the rest is the divergence from what
     the full cache predicts. With 1, given replies may become likelier than with the full cache."""
 
-    MINIMUMS: ClassVar[Bounds] = {
-        "steps": 1, "contexts": 1, "compress_prompt": 0, "compress_context": 0,
-        "compress_uniform": 0, "future_tokens": 0, "hard_targets": 0,
-    }  # fmt: skip
+    MINIMUMS: ClassVar[Bounds] = {"steps": 1, "future_tokens": 0, "hard_targets": 0}
     MAXIMUMS: ClassVar[Bounds] = {"steps": 10_000_000, "contexts": 65_536, "hard_targets": 1}
 
     def __post_init__(self) -> None:
@@ -279,10 +272,6 @@ class DistillationSettings(Group):
             parse_budget_range(self.budget_range)
         except KvpError as error:
             raise ValueError(f"--budget_range: {error}") from None
-        if self.compress_prompt + self.compress_context + self.compress_uniform <= 0:
-            raise ValueError(
-                "--compress_prompt, --compress_context and --compress_uniform cannot all be 0"
-            )
 
 
 @dataclass(frozen=True, kw_only=True)

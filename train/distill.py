@@ -8,9 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import lightning.pytorch as pl
 import torch
-from lightning.pytorch.callbacks import Callback
 
 from kvp.artifacts.addresses import place
 from kvp.errors import ModelError, PolicyError, StoreError, UsageError
@@ -18,21 +16,19 @@ from kvp.hf import load_model
 from kvp.hf.model_access import another_model
 from kvp.manifest import digest_json, run_manifest
 from kvp.progress import phase
-from kvp.ranking import Protection
 from kvp.store import TraceReader
 from policies.policy_files import Shard, load_shard, save_policy
 from train.calibration import recipe_of
-from train.callbacks import Bar, Checkpoints, Log, Metrics, due
 from train.compression_points import CompressionPoint, held_out_points, protection_of
 from train.config import DistillConfig
 from train.contexts import ContextSource
 from train.distillation import Distillation, Policy, Replies
-from train.fit import check_finite, fit
+from train.fit import Between, check_finite, fit
 from train.initial_rankers import rankers_digest
 from train.labels import EVALUATED
 from train.recipe import FOURIER
 from train.run_folder import RunFolder
-from train.summary import print_summary
+from train.summary import head_layers, print_summary
 from train.training_data import check_store, device_of, recorded_model, store_identity, usable
 from train.validation import HeldOut, Heuristics, evaluate
 
@@ -90,16 +86,25 @@ def run(config: DistillConfig) -> None:
             seed=config.seed,
         )  # fmt: skip
         points = held_out_points(validation, recipe, limit=config.validation_contexts)
-        held_out = HeldOutLoss(
-            evaluated, points, every_steps=config.validate_every, protection=protection_of(recipe)
+        if target.start is None:  # measure what the run starts from: it never ends with worse
+            phase("measuring the policy before the first step")
+            module.to(device).begin(module.held_out_loss(points))
+
+        def validate() -> HeldOut:
+            module.keep_best(module.held_out_loss(points))
+            contexts, protection = map(evaluated.context, points), protection_of(recipe)
+            return evaluate(module.policy.rankers, contexts, reward_protection=protection)
+
+        between = Between(
+            target,
+            "distilling",
+            validate=validate,
+            note=module.note,
+            layers=head_layers(reader.geometry),
+            validate_every=config.validate_every,
+            checkpoint_every=config.checkpoint_every,
         )
-        callbacks = [
-            held_out,
-            Log(target, reader.geometry, held_out, heads=range(reader.geometry.total_kv_heads)),
-            Bar("distilling", _note),
-            Checkpoints(target, every_steps=config.checkpoint_every),
-        ]
-        fit(module, callbacks, device=device, steps=config.steps, checkpoint=target.start)
+        fit(module, between, device=device, steps=config.steps, checkpoint=target.start)
         _export(config, policy, module, evaluated, points, manifest, target.folder)
         target.finish()
     finally:
@@ -179,46 +184,3 @@ def _export(
         f"{float(module.first_loss):.4f} before, {float(module.best_loss):.4f} after step {step}"
     )
     print(f"policy: {config.out}")
-
-
-class HeldOutLoss(Callback):
-    """Measure the policy before the first step, every few steps and at the last; keep the best."""
-
-    def __init__(
-        self,
-        source: ContextSource,
-        points: Sequence[CompressionPoint],
-        *,
-        every_steps: int,
-        protection: Protection,
-    ) -> None:
-        """Measure at fixed points of `source`, which has the label of skill."""
-        self._source, self._points = source, points
-        self._every, self._protection = every_steps, protection
-        self.latest: HeldOut | None = None
-        """Skill and shares kept of the latest measurement, for the log."""
-
-    def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        """Measure what the run starts from, so that it never ends with worse."""
-        assert isinstance(module, Distillation)
-        if trainer.global_step == 0:
-            phase("measuring the policy before the first step")
-            loss = module.held_out_loss(self._points)
-            module.first_loss.copy_(loss)
-            module.keep_best(loss)
-
-    def on_train_batch_end(
-        self, trainer: pl.Trainer, module: pl.LightningModule, *args: object
-    ) -> None:
-        """Measure when due."""
-        assert isinstance(module, Distillation)
-        if due(trainer, self._every):
-            module.keep_best(module.held_out_loss(self._points))
-            contexts = map(self._source.context, self._points)
-            rankers = module.policy.rankers
-            self.latest = evaluate(rankers, contexts, reward_protection=self._protection)
-
-
-def _note(module: pl.LightningModule, metrics: Metrics) -> str:
-    assert isinstance(module, Distillation)
-    return f"loss {metrics['train/loss']:.4f}, held out {module.best_loss:.4f}"

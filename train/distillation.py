@@ -228,6 +228,15 @@ class Distillation(pl.LightningModule):
             losses.append(self._losses(context, point, budgets, None))
         return torch.cat(losses).mean()
 
+    def begin(self, loss: Tensor) -> None:
+        """Remember the held-out loss, and the policy, before the first step."""
+        self.first_loss.copy_(loss)
+        self.keep_best(loss)
+
+    def note(self, metrics: Mapping[str, float]) -> str:
+        """A step in short: its loss, and the least held-out one."""
+        return f"loss {metrics['train/loss']:.4f}, held out {self.best_loss:.4f}"
+
     def keep_best(self, loss: Tensor) -> None:
         """Remember the policy if its held-out loss is the least so far."""
         self.held_out = {"held_out/loss": float(loss)}

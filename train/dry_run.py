@@ -50,7 +50,7 @@ def print_time(job: Job) -> None:
     clock = LambdaCallback(on_train_start=note, on_train_batch_end=note)
     module = job.module(job.initial_rankers())
     job.source(job.recipe.label).forget()  # contexts that the first rankers were made from
-    fit(module, [clock], device=job.device, steps=min(_STEPS + 1, job.recipe.steps))
+    fit(module, clock, device=job.device, steps=min(_STEPS + 1, job.recipe.steps))
     first = 1 if job.recipe.steps > 1 else 0
     each = (times[-1] - times[first]) / (len(times) - 1 - first)
     print(

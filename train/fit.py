@@ -1,11 +1,11 @@
-"""Let Lightning run the steps of a training."""
+"""Let Lightning run the steps of a training, with what is done between them (`Between`)."""
 
 from __future__ import annotations
 
 import logging
 import signal
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,125 @@ from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.strategies import DDPStrategy
 from torch import nn
+from torch.utils.tensorboard import SummaryWriter
 
 from kvp.artifacts.files import replacing
 from kvp.errors import KvpError, UsageError, first_line
+from kvp.progress import Progress
 from train.distributed import ALONE, Workers
+from train.run_folder import RunFolder
+from train.validation import HeldOut
 
+LOG_EVERY = 10
+"""Steps between two entries of the log."""
+SHOWN_BUDGET = "12.5%"
+"""Budget at which TensorBoard shows the attention that is kept."""
+_CHARTS = {
+    "loss or reward": "(train/(loss|reward)|held_out/loss)$",
+    "held-out skill, by layer": "skill_by_layer/.*",
+    f"attention kept with {SHOWN_BUDGET} of the cache, by layer": "kept_by_layer/.*",
+}
+SCREEN = {"training": {title: ["Multiline", [tags]] for title, tags in _CHARTS.items()}}
+"""What TensorBoard's page of custom scalars shows."""
 _TERMINATED = 128 + signal.SIGTERM
 """Exit code of a program that SIGTERM ended."""
+
+
+class Between(pl.Callback):
+    """What is done after a step when it is due, and after the last one.
+
+    In this order, so that a checkpoint has what a validation changes: validation, TensorBoard,
+    progress on standard error, and the one checkpoint, which is replaced as a whole.
+    """
+
+    state_key = "Checkpoints"  # its place in checkpoints (docs/formats.md)
+
+    def __init__(
+        self,
+        target: RunFolder,
+        title: str,
+        *,
+        validate: Callable[[], HeldOut | None],
+        note: Callable[[Mapping[str, float]], str],
+        layers: list[str],
+        validate_every: int,
+        checkpoint_every: int,
+        shown: bool = True,
+    ) -> None:
+        """Write to the folder of a run, and show its progress as `title`.
+
+        `validate` returns what it found in the process that validates; `note` makes a line of the
+        metrics of a step. `layers` [A] are the names of the layers of the heads that are trained.
+        Of several processes one logs and shows its progress (`shown`); its run has the folder's
+        name in TensorBoard.
+        """
+        self._target, self._title, self._shown = target, title, shown
+        self._validate, self._note, self._layers = validate, note, layers
+        self._validate_every, self._checkpoint_every = validate_every, checkpoint_every
+
+    def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        """Begin at the step that is resumed from; entries of the log after it are hidden."""
+        if self._shown:
+            step, logs = trainer.global_step, self._target.logs
+            folder = logs / self._target.place.absolute().name
+            self._writer = SummaryWriter(folder, purge_step=step + 1)
+            self._writer.add_custom_scalars(SCREEN)
+            self._progress = Progress(self._title, int(trainer.max_steps), completed=step)
+            self._progress.__enter__()
+
+    def on_train_batch_end(
+        self,
+        trainer: pl.Trainer,
+        module: pl.LightningModule,
+        outputs: Any,  # noqa: ANN401
+        *_: object,
+    ) -> None:
+        """Do what is due."""
+        step, last = trainer.global_step, trainer.global_step == trainer.max_steps
+        held_out = self._validate() if last or step % self._validate_every == 0 else None
+        if self._shown:
+            if step % LOG_EVERY == 0:
+                norms: Any = module.gradient_norms
+                rate = trainer.optimizers[0].param_groups[0]["lr"]
+                own = {"train/gradient_norm": norms.mean(), "train/lr": rate}
+                for name, value in {**outputs["metrics"], **own}.items():
+                    self._writer.add_scalar(name, value, step)
+            if held_out is not None:
+                for name, value in _by_layer(held_out, self._layers).items():
+                    self._writer.add_scalar(name, value, step)
+            self._progress.update(step, note=self._note(outputs["metrics"]))
+        if last or step % self._checkpoint_every == 0:
+            trainer.save_checkpoint(self._target.checkpoint)  # the first writes, others wait
+            if trainer.is_global_zero:
+                self._target.checkpoint_saved()
+
+    def on_train_end(self, *_: object) -> None:
+        """Close the log and give the terminal back, also after an error."""
+        if hasattr(self, "_progress"):
+            self._writer.close()
+            self._progress.__exit__()
+
+    on_exception = on_train_end  # type: ignore[assignment]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Whose a checkpoint is."""
+        return {"run": self._target.digest}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Raise ValueError on a checkpoint of another run; earlier versions did not say whose."""
+        if state != self.state_dict():
+            raise ValueError("it is of another run")
+
+
+def _by_layer(held_out: HeldOut, layers: list[str]) -> dict[str, torch.Tensor]:
+    """Means of a validation over heads, and layer by layer; skill without signal counts as 0."""
+    skill, kept = held_out.skill.nan_to_num(0.0).cpu(), 1 - held_out.lost[SHOWN_BUDGET].cpu()
+    means = {"held_out/skill": skill.mean(), "held_out/worst_head": skill.min()}
+    for layer in dict.fromkeys(layers):
+        of_layer = torch.tensor([one == layer for one in layers])
+        for name, values in (("skill", skill), ("kept", kept)):
+            means[f"{name}_by_layer/{layer.zfill(2)}"] = values[of_layer].mean()
+    return means
 
 
 class _WholeFiles(TorchCheckpointIO):
@@ -40,7 +152,7 @@ class _WholeFiles(TorchCheckpointIO):
 
 def fit(
     module: pl.LightningModule,
-    callbacks: Sequence[pl.Callback],
+    callback: pl.Callback,
     *,
     device: torch.device,
     steps: int,
@@ -72,7 +184,7 @@ def fit(
             _WholeFiles(),
         ],
         max_steps=steps,
-        callbacks=[*callbacks, LambdaCallback(on_train_start=begin)],
+        callbacks=[callback, LambdaCallback(on_train_start=begin)],
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,

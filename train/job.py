@@ -14,12 +14,7 @@ from train.compression_points import CompressionPoint, held_out_points, protecti
 from train.config import TrainConfig
 from train.contexts import ContextSource
 from train.distributed import Workers, device_of_worker
-from train.initial_rankers import (
-    key_frequencies,
-    random_rankers,
-    rankers_digest,
-    rankers_of_policy,
-)
+from train.initial_rankers import key_frequencies, random_rankers, rankers_digest, rankers_of_policy
 from train.ranker_training import RankerTraining
 from train.recipe import Recipe
 from train.run_folder import RunFolder

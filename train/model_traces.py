@@ -23,13 +23,7 @@ from kvp.geometry import Geometry
 from kvp.hf import geometry_of, load_config
 from kvp.hf.loading import model_of, tokenizer_of
 from kvp.hf.model_access import known_frequencies, known_output_gram, model_identity
-from kvp.hf.trace import (
-    Recorded,
-    check_reach,
-    collect_all,
-    default_batch_size,
-    sequence_record,
-)
+from kvp.hf.trace import Recorded, check_reach, collect_all, default_batch_size, sequence_record
 from kvp.manifest import recorded_name
 from kvp.progress import phase
 from kvp.store import SequenceRecord, StorePlan, planned_bytes

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import lightning.pytorch as pl
@@ -27,21 +27,10 @@ from policies.ranker import HeadRankers, bytes_per_token
 from train.compression_points import drawn_points, noise_seed, protection_of
 from train.contexts import Context, ContextSource, StepContexts
 from train.distributed import ALONE, Workers
-from train.losses import (
-    Batch,
-    losses_of,
-    mean_of_counted,
-    objective_of,
-    top_entropy,
-)
-from train.optim import (
-    Muon,
-    average_decay,
-    clip_per_head,
-    scheduled,
-    update_average,
-)
+from train.losses import Batch, losses_of, mean_of_counted, objective_of, top_entropy
+from train.optim import Muon, average_decay, clip_per_head, scheduled, update_average
 from train.recipe import Recipe
+from train.validation import HeldOut, evaluate
 
 
 class RankerTraining(pl.LightningModule):
@@ -168,6 +157,26 @@ class RankerTraining(pl.LightningModule):
         super().optimizer_step(*args, **kwargs)
         decay = average_decay(self.global_step, warmup=self._recipe.warmup, ema=self._recipe.ema)
         update_average(self.average, self.rankers, decay)
+
+    def validate(self, contexts: Iterable[Context]) -> HeldOut | None:
+        """Evaluate the averaged weights on held-out contexts, and keep each head's best.
+
+        Of several processes the first one does, and returns what it found.
+        """
+        found, skill = None, torch.empty_like(self.best_skill)
+        if self._workers.first:
+            found = evaluate(self.average, contexts, reward_protection=self._protection)
+            skill = found.skill
+        self.keep_best(self._workers.from_first(skill))
+        return found
+
+    def note(self, metrics: Mapping[str, float]) -> str:
+        """A step in short: loss or reward, and held-out skill on the label."""
+        name = "reward" if "train/reward" in metrics else "loss"
+        text = f"{name} {metrics[f'train/{name}']:.3f}"
+        if torch.isfinite(self.best_skill).all():
+            text += f", held-out skill on {self._recipe.label} {self.best_skill.mean():.3f}"
+        return text
 
     @torch.no_grad()
     def keep_best(self, skill: Tensor) -> None:

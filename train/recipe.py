@@ -142,28 +142,43 @@ class OptimizerSettings(Group):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ContextSettings(Group):
+class PointSettings(Group):
     """Contexts."""
 
     contexts: int = 4
     """Contexts (sequence, compression point) per step."""
-    sequences: int = 0
-    """Training sequences used, the first of the store; 0 = all."""
     compress_prompt: float = 0.4
     """Weight of compression points one token before the end of the prompt (query_aware)."""
     compress_context: float = 0.4
     """Weight of compression points at the end of the context (query_agnostic)."""
     compress_uniform: float = 0.2
     """Weight of compression points anywhere in the sequence."""
+
+    MINIMUMS: ClassVar[Bounds] = {
+        "contexts": 1, "compress_prompt": 0, "compress_context": 0, "compress_uniform": 0,
+    }  # fmt: skip
+
+    def __post_init__(self) -> None:
+        """Raise ValueError naming the flags that cannot work."""
+        super().__post_init__()
+        if self.compress_prompt + self.compress_context + self.compress_uniform <= 0:
+            raise ValueError(
+                "--compress_prompt, --compress_context and --compress_uniform cannot all be 0"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContextSettings(PointSettings):
+    """Contexts."""
+
+    sequences: int = 0
+    """Training sequences used, the first of the store; 0 = all."""
     min_prefix: int = 64
     """Shortest prefix that is compressed, tokens; never fewer than the protected tokens and two."""
     future_max: int = 512
     """Future tokens whose attention counts; 0 = all."""
 
-    MINIMUMS: ClassVar[Bounds] = {
-        "contexts": 1, "sequences": 0, "compress_prompt": 0, "compress_context": 0,
-        "compress_uniform": 0, "min_prefix": 1, "future_max": 0,
-    }  # fmt: skip
+    MINIMUMS: ClassVar[Bounds] = {"sequences": 0, "min_prefix": 1, "future_max": 0}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,10 +228,6 @@ class Recipe(RankerSettings, ObjectiveSettings, OptimizerSettings, ContextSettin
             }
             if wrong := [name for name, differs in chosen.items() if differs]:
                 raise ValueError(f"--{wrong[0]} cannot be chosen for the paper's architecture")
-        if self.compress_prompt + self.compress_context + self.compress_uniform <= 0:
-            raise ValueError(
-                "--compress_prompt, --compress_context and --compress_uniform cannot all be 0"
-            )
 
     @property
     def input_list(self) -> tuple[str, ...]:

@@ -9,14 +9,13 @@ from kvp.manifest import run_manifest
 from kvp.progress import phase
 from policies.policy_files import PolicyMeta, save_policy
 from train.calibration import TARGET_LABELS, calibrate
-from train.callbacks import Bar, Checkpoints, Log, Validation, skill_note
 from train.config import AUTO_HEADS, TrainConfig
 from train.distributed import ALONE, Workers, launch, launched, this_worker, together
-from train.fit import check_finite, fit
+from train.fit import Between, check_finite, fit
 from train.job import Job, Sources, prepare
 from train.labels import EVALUATED
 from train.ranker_training import RankerTraining
-from train.summary import print_end, print_start, print_summary
+from train.summary import head_layers, print_end, print_start, print_summary
 from train.training_data import recorded_model, recorded_text
 from train.validation import Heuristics, evaluate
 
@@ -94,26 +93,21 @@ def _trained(job: Job) -> RankerTraining:
     if job.workers.first:
         print_start(job, rankers)
     module = job.module(rankers)
-    validation = Validation(
-        source,
-        job.held_out(config.validation_contexts) if job.workers.first else [],
-        every_steps=config.validate_every,
-        reward_protection=job.protection,
-        workers=job.workers,
+    points = job.held_out(config.validation_contexts) if job.workers.first else []
+    between = Between(
+        job.target,
+        "training",
+        validate=lambda: module.validate(map(source.context, points)),
+        note=module.note,
+        layers=head_layers(job.traces.geometry, job.heads),
+        validate_every=config.validate_every,
+        checkpoint_every=config.checkpoint_every,
+        shown=job.workers.first,
     )
-    shown = [
-        Log(job.target, job.traces.geometry, validation, heads=job.heads),
-        Bar("training", skill_note(job.recipe.label)),
-    ]
-    saved = Checkpoints(job.target, every_steps=config.checkpoint_every)
     fit(
-        module,
-        [validation, *(shown if job.workers.first else []), saved],
-        device=job.device,
-        steps=job.recipe.steps,
-        workers=job.workers,
+        module, between, device=job.device, steps=job.recipe.steps, workers=job.workers,
         checkpoint=job.target.start,
-    )
+    )  # fmt: skip
     return module
 
 

@@ -93,6 +93,11 @@ def head_names(geometry: Geometry, heads: range | None = None) -> list[str]:
     return [f"{layers[index // width]}.{index % width}" for index in indices]
 
 
+def head_layers(geometry: Geometry, heads: range | None = None) -> list[str]:
+    """The layer in each of `head_names`."""
+    return [name.partition(".")[0] for name in head_names(geometry, heads)]
+
+
 def print_end(job: Job) -> None:
     """Print the written folder and the next command."""
     folder = shlex.quote(str(job.target.place))

@@ -17,7 +17,7 @@ from io import StringIO
 from pathlib import Path
 from time import monotonic
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import torch
 from huggingface_hub import try_to_load_from_cache
@@ -34,7 +34,7 @@ from transformers import (
 from transformers.models.auto.tokenization_auto import get_tokenizer_config
 from transformers.utils import logging
 
-from kvp.config_groups import ModelConfig, Rank, local_rank
+from kvp.config_groups import DtypeName, ModelConfig, QuantizationName, Rank, local_rank
 from kvp.errors import ModelError, UsageError, first_line
 from kvp.hf.attention import ATTENTIONS
 from kvp.hf.model_access import check_model, check_weights
@@ -52,11 +52,6 @@ _MOST = {"layers": 2**12, "n_layer": 2**12, "_size": 2**20}
 transformers makes a list entry and a module, of sizes tensors, before any file is read."""
 TEMPLATE_SECONDS = 5.0
 """For one short message, where chat templates take milliseconds."""
-
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-QUANTIZATIONS = ("none", "8bit", "4bit")
-"""Of weights, by bitsandbytes; keys and values are not quantised."""
 
 
 def load_model(
@@ -80,15 +75,16 @@ def load_model(
     way (over several devices, say) is as good everywhere that takes a model.
     """
     target = torch_device(device)
-    if dtype not in _DTYPES:
-        raise UsageError(f"--dtype {dtype} is not one of {', '.join(_DTYPES)}")
+    if dtype not in (names := get_args(DtypeName)):
+        raise UsageError(f"--dtype {dtype} is not one of {', '.join(names)}")
     if attention not in ATTENTIONS:
         raise UsageError(f"--attention {attention} is not one of {', '.join(ATTENTIONS)}")
-    quantized = _quantized(target, _DTYPES[dtype], quantization)
+    weights: torch.dtype = getattr(torch, dtype)
+    quantized = _quantized(target, weights, quantization)
     config = load_config(name, revision=revision)
     tokenizer = load_tokenizer(name, revision=revision)
     source, options = _source(name, revision)
-    options |= {**quantized, "config": config, "dtype": _DTYPES[dtype]}
+    options |= {**quantized, "config": config, "dtype": weights}
     options["attn_implementation"] = ATTENTIONS[attention]
     model, report = _load(_quietly_loaded, name, "model weights", source, options)
     check_weights(model, name, missing=report["missing_keys"])
@@ -113,8 +109,8 @@ def _contiguous(_: torch.nn.Module, inputs: tuple[torch.Tensor]) -> tuple[torch.
 
 def check_quantization(quantization: str, target: torch.device) -> None:
     """Raise UsageError, naming --quantization, where weights cannot be quantised for `target`."""
-    if quantization not in QUANTIZATIONS:
-        raise UsageError(f"--quantization {quantization} is not one of {', '.join(QUANTIZATIONS)}")
+    if quantization not in (names := get_args(QuantizationName)):
+        raise UsageError(f"--quantization {quantization} is not one of {', '.join(names)}")
     if quantization == "none":
         return
     asked = f"--quantization {quantization}"

@@ -259,27 +259,19 @@ def _check_queries(model: PreTrainedModel, rotary: _Rotary) -> None:
 
 
 @torch.no_grad()
-def output_gram(model: PreTrainedModel) -> Tensor:
+def known_output_gram(model: PreTrainedModel) -> Tensor | None:
     """Gram matrices M of the output projection: [L, H, D, D] float32 on the CPU.
 
     sqrt(v^T M v) is the norm of value v behind the projection, as a root mean square over the
-    query heads that share the KV head. Raises ModelError for a model whose attention modules are
-    not found.
+    query heads that share the KV head. None where the model's attention modules are not found.
     """
-    geometry = geometry_of(model.config)
-    grams = [
-        projection_gram(attention, geometry.kv_heads, geometry.group, geometry.head_dim).mean(dim=1)
-        for attention in attention_modules(model)
-    ]
-    return torch.stack(grams).cpu()
-
-
-def known_output_gram(model: PreTrainedModel) -> Tensor | None:
-    """`output_gram`, or None where the model's attention modules are not found."""
     try:
-        return output_gram(model)
+        modules = attention_modules(model)
     except ModelError:
         return None
+    size = geometry_of(model.config)
+    grams = (projection_gram(one, size.kv_heads, size.group, size.head_dim) for one in modules)
+    return torch.stack([gram.mean(dim=1) for gram in grams]).cpu()
 
 
 @torch.no_grad()

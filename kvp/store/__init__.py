@@ -1,13 +1,8 @@
 """The trace store: queries, keys and values of collected sequences (`docs/formats.md`)."""
 
+from kvp.known_names import STORED_LABELS
 from kvp.store.reader import TraceReader
-from kvp.store.schema import (
-    STORED_LABELS,
-    SequenceRecord,
-    StorePlan,
-    Trace,
-    planned_bytes,
-)
+from kvp.store.schema import SequenceRecord, StorePlan, Trace, planned_bytes
 from kvp.store.writer import TraceWriter
 
 __all__ = [

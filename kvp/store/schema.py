@@ -11,6 +11,7 @@ from pydantic import TypeAdapter, create_model
 from torch import Tensor
 
 from kvp.geometry import Geometry
+from kvp.known_names import STORED_LABELS
 from kvp.manifest import Format
 
 _NAMES: Any = (dict[str, str | None], {})
@@ -25,8 +26,6 @@ _MANIFEST = create_model(
 FORMAT = Format("kvp-traces", 3, TypeAdapter(_MANIFEST))
 
 TENSORS = ("q", "k", "v")
-STORED_LABELS = ("kvzip", "kvzip_plus")
-"""Labels a store may hold: importance of every prompt token by another method."""
 ARRAYS = (*TENSORS, *(f"label_{name}" for name in STORED_LABELS))
 """Every array a store may have."""
 

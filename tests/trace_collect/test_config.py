@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from kvp.store import STORED_LABELS
-from trace_collect.config import STORED_LABELS as CONFIG_LABELS
 from trace_collect.config import CollectConfig
 
 
@@ -10,4 +8,3 @@ def test_lists_and_counts() -> None:
     assert config.task_list == ("vt", "fwe")
     assert config.counts == {"train": 3, "validation": 2, "test": 1}
     assert (config.sequences, config.max_tokens) == (6, 178)
-    assert CONFIG_LABELS == STORED_LABELS

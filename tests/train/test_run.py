@@ -15,8 +15,8 @@ from kvp.programs import train as main
 from kvp.scoring import View
 from kvp.store import TraceReader
 from policies.policy_files import load_policy
-from train.callbacks import SCREEN
 from train.config import TrainConfig
+from train.fit import SCREEN
 from train.job import Sources
 from train.run import run
 

@@ -14,14 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvp.data.encode import encode
-from kvp.data.rows.files import (
-    Row,
-    Tally,
-    files_of,
-    is_saved,
-    read_rows,
-    reader_of,
-)
+from kvp.data.rows.files import Row, Tally, files_of, is_saved, read_rows, reader_of
 from kvp.data.rows.values import RowError, text_of, texts_of
 from kvp.data.synthetic.text import split_of
 from kvp.data.task import ALL, NoPromptError, Sample, Source, TaskSettings, context_of

@@ -23,14 +23,7 @@ from kvp.data.rows.files import (
     read_text,
     share_of,
 )
-from kvp.data.rows.forms import (
-    ACCEPTED,
-    Document,
-    Turn,
-    alternating,
-    document_of,
-    role_of,
-)
+from kvp.data.rows.forms import ACCEPTED, Document, Turn, alternating, document_of, role_of
 from kvp.data.rows.values import RowError, name_in, plain_row
 from kvp.data.synthetic.text import SPLITS, split_of
 from kvp.data.task import TaskSettings

@@ -16,6 +16,7 @@ import string
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from importlib.resources import files
 from itertools import pairwise
 from statistics import median_low
 from typing import TYPE_CHECKING, Any
@@ -55,7 +56,6 @@ HOPS = 3
 """Assignments between the first and the last hash of a chain."""
 VARIABLES = 5
 """Variables of a chain in variable tracking."""
-_READ = "Read the book and answer the question."
 _EXTREME = re.compile(r"[Tt]he (.+) is")
 _REAL = re.compile(r"-?\d+(?:\.\d+)?")
 _MIXED = string.ascii_letters + string.digits
@@ -86,39 +86,9 @@ class Published:
     """Whether a question has four options."""
 
 
-PUBLISHED: Mapping[str, Published] = {
-    "scbench_kv": Published(
-        metric="contains",
-        new_tokens=150,
-        header="Extract the value corresponding to the specified key in the JSON object below.\n\n",
-    ),
-    "scbench_prefix_suffix": Published(metric="contains", new_tokens=150),
-    "scbench_vt": Published(metric="all", new_tokens=30),
-    "scbench_hashhop": Published(metric="contains", new_tokens=150),
-    "scbench_mf": Published(metric="first_number", new_tokens=5),
-    "scbench_many_shot": Published(metric="part", new_tokens=10),
-    "scbench_choice_eng": Published(
-        metric="choice_letter",
-        new_tokens=40,
-        header=f"{_READ}\n\n",
-        question="Question: {}\nA. {}\nB. {}\nC. {}\nD. {}\n\nThe the correct answer is",
-        options=True,  # the repeated word is SCBench's
-    ),
-    "scbench_qa_eng": Published(
-        metric="part",
-        new_tokens=40,
-        header=f"{_READ} Be very concise in your answer.\n\n",
-        question="Question: {}\nAnswer:",
-    ),
-    "scbench_qa_chn": Published(
-        metric="character_f1",
-        new_tokens=40,
-        header="阅读以下书籍然后回答问题。\n\n",
-        question="问题：{}\n答案：",
-    ),
-    "scbench_summary": Published(metric="rouge_l_sum", new_tokens=200),
-}
-"""By task name, as SCBench names its data."""
+_DEFINITION = json.loads((files("kvp.data") / "scbench.json").read_text(encoding="utf-8"))
+PUBLISHED = {name: Published(**fields) for name, fields in _DEFINITION.items()}
+"""By task name, as SCBench names its data; the repeated word of `scbench_choice_eng` is its own."""
 
 
 @dataclass(frozen=True)

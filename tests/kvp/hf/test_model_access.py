@@ -29,7 +29,7 @@ from kvp.errors import ModelError
 from kvp.hf import ScorerInputs, geometry_of, observe
 from kvp.hf.model_access import (
     known_frequencies,
-    output_gram,
+    known_output_gram,
     projected_norms,
     query_projection,
     rope_kept,
@@ -205,7 +205,8 @@ def test_other_models_are_refused_in_one_line() -> None:
 
 def test_norms_behind_the_projection_are_those_of_the_model(model: PreTrainedModel) -> None:
     geometry = geometry_of(model.config)
-    gram = output_gram(model)
+    gram = known_output_gram(model)
+    assert gram is not None
     assert gram.shape == (3, 2, geometry.head_dim, geometry.head_dim)
     value = torch.randn(geometry.head_dim, generator=torch.Generator().manual_seed(0))
     for layer in range(3):
@@ -238,9 +239,9 @@ def test_quantised_projections_have_the_same_norms(qwen: PreTrainedModel) -> Non
     """Labels (`output_gram`) and KVzip+ (`projected_norms`) both read them as they act."""
     attention = qwen.model.layers[0].self_attn
     values = torch.randn(1, 2, 5, 8, generator=torch.Generator().manual_seed(0))
-    norms, gram = projected_norms(attention, values, 2), output_gram(qwen)
+    norms, gram = projected_norms(attention, values, 2), known_output_gram(qwen)
     assert norms.shape == (1, 2, 2, 5)
     for layer in qwen.model.layers:
         layer.self_attn.o_proj = Packed(layer.self_attn.o_proj)
     torch.testing.assert_close(projected_norms(attention, values, 2), norms, rtol=1e-3, atol=1e-3)
-    torch.testing.assert_close(output_gram(qwen), gram, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(known_output_gram(qwen), gram, rtol=1e-3, atol=1e-3)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,8 @@ class Engine:
         settings = {"contexts": str(folder), "policy": "nano", "memory_gb": 0.01}
         self.llm = vllm.LLM(
             str(path()), dtype="float32", enforce_eager=True, max_model_len=2048, max_logprobs=-1,
-            enable_prefix_caching=True,
+            enable_prefix_caching=True, block_size=32, num_gpu_blocks_override=70,
+            disable_log_stats=False,
             kv_transfer_config=vllm.config.KVTransferConfig(
                 kv_connector="KvpConnector", kv_connector_module_path="kvp.vllm.connector",
                 kv_role="kv_both", kv_connector_extra_config=settings,
@@ -54,6 +56,12 @@ class Engine:
             do_sample=False, output_logits=True, return_dict_in_generate=True,
         )  # fmt: skip
         return made.logits[0][0].log_softmax(-1), made.sequences[0, ids.shape[1] :].tolist()
+
+    def whole(self, ids: list[int]) -> list[int]:
+        """Eight tokens of transformers after a prompt without a context."""
+        made = self.model.generate(torch.tensor([ids]), max_new_tokens=8, do_sample=False)
+        tokens: list[int] = made[0, len(ids) :].tolist()
+        return tokens
 
     def context(self, number: int, budget: str) -> tuple[Context, list[int]]:
         """A document with a needle, compressed, and the question about it."""
@@ -167,15 +175,82 @@ def test_files_of_others_are_refused(engine: Engine) -> None:
     assert list(found.outputs[0].token_ids) == engine.expected(context, question)[1]
 
 
-def test_random_requests_never_get_another_contexts_answer(engine: Engine) -> None:
-    made = [engine.context(500 + number, "6%") for number in range(6)]
-    expected = [engine.expected(*each)[1] for each in made]
-    draw = random.Random(5)
-    picks = [draw.randrange(6) for _ in range(60)]
-    prompts = [
-        {"prompt_token_ids": [*made[pick][0].placeholders, *made[pick][1]]} for pick in picks
-    ]
-    sampling = vllm.SamplingParams(temperature=0, max_tokens=8)
-    answers = engine.llm.generate(prompts, sampling, use_tqdm=False)
-    for pick, found in zip(picks, answers, strict=True):
-        assert list(found.outputs[0].token_ids) == expected[pick]
+def test_five_hundred_mixed_requests(engine: Engine) -> None:
+    """Contexts, plain prompts, what is refused, and clients that leave, in little KV space."""
+    made = [engine.context(500 + number, "12.5%") for number in range(3)]
+    answers = [engine.expected(*each)[1] for each in made]
+    plain = [[*context.token_ids.tolist(), *question] for context, question in made]
+    whole = [engine.whole(ids) for ids in plain]
+    stranger, _ = engine.context(503, "12.5%")
+    model = {**stranger.facts.model, "norms": "0" * 64}
+    stranger = replace(stranger, facts=replace(stranger.facts, model=model))
+    stranger.write(engine.folder)
+    rewritten, _ = engine.context(504, "12.5%")
+    path = engine.folder / f"{rewritten.name}.context"
+    path.write_bytes((engine.folder / f"{made[0][0].name}.context").read_bytes())
+    missing = placeholder_ids("1" * 64, 64, stranger.facts.vocabulary)
+
+    draw, core = random.Random(5), engine.llm.llm_engine
+    wanted: dict[str, list[int] | None] = {}
+    leaving: dict[str, int] = {}
+    kinds = (
+        "context",
+        "context",
+        "plain",
+        "missing",
+        "cut",
+        "stranger",
+        "rewritten",
+        "logprobs",
+        "leaves",
+    )
+    for number in range(500):
+        kind, pick = draw.choice(kinds), draw.randrange(3)
+        (context, question), name = made[pick], f"{number}-{kind}"
+        ids: list[int] = {
+            "plain": plain[pick], "missing": [*missing, *question],
+            "cut": [*context.placeholders[:-2], *question],
+            "stranger": [*stranger.placeholders, *question],
+            "rewritten": [*rewritten.placeholders, *question],
+        }.get(kind, [*context.placeholders, *question])  # fmt: skip
+        options = {"prompt_logprobs": 1} if kind == "logprobs" else {}
+        right = {"context": answers, "plain": whole}.get(kind)
+        wanted[name] = None if right is None else right[pick]
+        if kind == "leaves":
+            leaving[name] = draw.randint(1, 20)
+        sampling = vllm.SamplingParams(temperature=0, max_tokens=80, ignore_eos=True, **options)
+        core.add_request(name, {"prompt_token_ids": ids}, sampling)
+    finished = {}
+    while core.has_unfinished_requests():
+        finished |= {each.request_id: each for each in core.step() if each.finished}
+        leaving = {name: left - 1 for name, left in leaving.items()}
+        gone = [name for name, left in leaving.items() if left == 0]
+        core.abort_request(gone, internal=False)
+    assert len(finished) >= 500 - sum("leaves" in name for name in wanted)
+    for name, found in finished.items():
+        if "leaves" in name:
+            continue
+        if wanted[name] is None:
+            assert found.outputs[0].finish_reason == "error", name
+        else:
+            right = wanted[name] or []
+            assert list(found.outputs[0].token_ids)[: len(right)] == right, name
+    (preempted,) = (m.value for m in engine.llm.get_metrics() if m.name == "vllm:num_preemptions")
+    assert preempted > 0, "the KV space was meant to be too small"
+    context, question = made[0]
+    assert (
+        list(engine.answer([*context.placeholders, *question]).outputs[0].token_ids) == answers[0]
+    )
+
+
+def test_nothing_outside_the_folder_is_read(engine: Engine, tmp_path: Path) -> None:
+    context, question = engine.context(600, "12.5%")
+    inside = engine.folder / f"{context.name}.context"
+    outside = inside.rename(tmp_path / inside.name)
+    inside.symlink_to(outside)
+    found = engine.answer([*context.placeholders, *question])
+    assert found.outputs[0].finish_reason == "error"
+    inside.unlink()
+    inside.write_bytes((1 << 62).to_bytes(8, "little") + b"{}")  # a header larger than any file
+    found = engine.answer([*context.placeholders, *question])
+    assert found.outputs[0].finish_reason == "error"

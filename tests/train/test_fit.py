@@ -3,18 +3,16 @@ from __future__ import annotations
 import copy
 import math
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from kvp.ranking import Protection
+from kvp.ranking import UNPROTECTED
 from kvp.store import TraceReader
 from policies.policy_files import load_policy
 from policies.ranker import HeadRankers, RankerSpec
-from train import callbacks
-from train.callbacks import Validation
+from train import ranker_training
 from train.compression_points import held_out_points
 from train.config import TrainConfig
 from train.contexts import ContextSource
@@ -52,7 +50,7 @@ def test_the_exported_file_holds_every_head_s_best_average(
         object.__setattr__(result, "skill", torch.tensor(SKILLS[2 * len(seen)]))
         return result
 
-    monkeypatch.setattr(callbacks, "evaluate", reported)
+    monkeypatch.setattr(ranker_training, "evaluate", reported)
     out = tmp_path / "policy"
     run(
         TrainConfig(
@@ -89,18 +87,13 @@ def test_validation_evaluates_the_averaged_weights(store: Path) -> None:
         for weight, value in zip(module.average.parameters(), other.parameters(), strict=True):
             weight.copy_(value)
     points = held_out_points(reader.records("validation"), recipe, limit=2)
-    validation = Validation(source, points, every_steps=5, reward_protection=Protection())
-    trainer: Any = SimpleNamespace(global_step=4, max_steps=9)
-    validation.on_train_batch_end(trainer, module)
-    assert validation.latest is None  # not due
-    trainer.global_step = 9  # the last step
-    validation.on_train_batch_end(trainer, module)
+    found = module.validate(map(source.context, points))
 
     def skill(rankers: HeadRankers) -> torch.Tensor:
         contexts = (source.context(point) for point in points)
-        return evaluate(rankers, contexts, reward_protection=Protection()).skill
+        return evaluate(rankers, contexts, reward_protection=UNPROTECTED).skill
 
-    assert validation.latest is not None
-    assert torch.equal(validation.latest.skill, skill(module.average))
-    assert not torch.equal(validation.latest.skill, skill(module.rankers))
-    assert torch.equal(module.best_skill, validation.latest.skill)
+    assert found is not None
+    assert torch.equal(found.skill, skill(module.average))
+    assert not torch.equal(found.skill, skill(module.rankers))
+    assert torch.equal(module.best_skill, found.skill)

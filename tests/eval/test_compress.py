@@ -1,0 +1,81 @@
+"""kvp compress: texts, messages and rows become context files, and what is refused in one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from kvp import compress, load_context, load_model, make_scorer
+from kvp.contexts import read_context
+from kvp.errors import UsageError
+from kvp.programs import main
+
+TEXT = "The grass is green. One of the special magic numbers for lazy-cat is: 4821973. " * 12
+
+
+def test_texts_and_rows_become_contexts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a.txt").write_text(TEXT)
+    (tmp_path / "texts" / "b.md").write_text(TEXT[:-300])
+    rows = [
+        {"context": TEXT, "question": "Which?", "answer": "4821973"},
+        {"context": TEXT, "question": "And?", "answer": "none"},
+        {"messages": [{"role": "user", "content": TEXT}]},
+        {"other": 1},
+    ]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    documents = [str(tmp_path / "texts"), str(tmp_path / "rows.jsonl")]
+    out = tmp_path / "contexts"
+    given = [*documents, "--policy", "nano", "--budget", "25%", "--out", str(out)]
+    assert main(["compress", *given, "--dry_run"]) == 0
+    assert "nothing was written" in capsys.readouterr().out
+    assert not out.exists()
+    assert main(["compress", *given]) == 0
+    printed = capsys.readouterr()
+    told = [json.loads(line) for line in printed.out.splitlines()]
+    names = [Path(each["document"]).name for each in told]
+    assert names == ["a.txt", "b.md", "rows.jsonl line 1", "rows.jsonl line 3"]
+    assert "skipped 1 of 4 rows" in printed.err
+    model, _ = load_model("nano")
+    for each in told:
+        context = read_context(Path(each["file"]))
+        assert context.placeholders == each["placeholders"]
+        assert load_context(context, model).get_seq_length() == each["kept"]
+    assert told[0]["file"] == told[2]["file"]  # the same context, the same name
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["none.txt", "--out", "x"], "none.txt"),
+        (["short.txt", "--out", "x"], "short.txt: a context of"),
+        (["a.txt"], "--out is missing"),
+        (["a.txt", "--out", "x", "--budget", "many"], "budget"),
+        (["a.txt", "--out", "x", "--method", "snapkv+ada"], "snapkv"),
+        (["a.txt", "--out", "x", "--policy", "nope"], "there is no folder 'nope'"),
+        (["rows.jsonl", "--out", "x"], "none of its 1 rows"),
+    ],
+)
+def test_what_cannot_be_compressed_is_one_line(
+    flags: list[str], message: str, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    Path("a.txt").write_text(TEXT)
+    Path("short.txt").write_text("Hello.")
+    Path("rows.jsonl").write_text('{"messages": [{"content": "x"}]}')
+    assert main(["compress", *flags]) == 2
+    said = capsys.readouterr().err.strip().splitlines()
+    assert len(said) == 1, said
+    assert message in said[0]
+    assert not Path("x").exists()
+
+
+def test_names_do_in_python_and_allocators_do_not() -> None:
+    model, tokenizer = load_model("nano")
+    by_name = compress(model, tokenizer, TEXT, "keydiff", 64)
+    assert by_name.digest == compress(model, tokenizer, TEXT, make_scorer("keydiff"), 64).digest
+    with pytest.raises(UsageError, match="leave the allocator out"):
+        compress(model, tokenizer, TEXT, "keydiff+ada", 64)
