@@ -333,7 +333,11 @@ def _read(context: LlamaContext, sequence: int, geometry: Geometry) -> SequenceS
     state = SequenceState.read(_state_bytes(context, sequence))
     channels = geometry.kv_heads * geometry.head_dim
     for rows in state.keys + state.values:
-        width = len(rows.data) if rows.transposed else rows.take(np.zeros((1, 1), np.int64)).floats().shape[1]
+        width = (
+            len(rows.data)
+            if rows.transposed
+            else rows.take(np.zeros((1, 1), np.int64)).floats().shape[1]
+        )
         if len(state.keys) != geometry.layers or width != channels:
             raise CacheError(
                 f"llama.cpp's cache has {len(state.keys)} layers of {width} channels, the model "

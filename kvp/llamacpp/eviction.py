@@ -295,9 +295,7 @@ def _protection(asked: Protection | None, scorer: Scorer) -> Protection:
 class _Bound:
     """Sequence 0 of a llama within a number of cells."""
 
-    def __init__(
-        self, engine: Engine, scorer: Scorer, cells: int, protection: Protection
-    ) -> None:
+    def __init__(self, engine: Engine, scorer: Scorer, cells: int, protection: Protection) -> None:
         self.engine, self.scorer, self.cells = engine, scorer, cells
         self.protection = protection
         self.empty = _Held.of(engine.geometry, np.zeros(0))
