@@ -117,10 +117,11 @@ class Engine:
         budget: int,
         tokens: Sequence[int],
         places: np.ndarray,
+        whole: int,
     ) -> Iterator[View]:
         """A view per layer, as scorers read it; `tokens` are the ids of all tokens
         that were read, N or more: the last ones count. `places` [L, H, N] int64 are the positions
-        that the keys of every head have.
+        that the keys have; the last `whole` cells hold one token in all heads, without a gap.
 
         Raises UsageError where `needs` has what llama.cpp cannot give.
         """
@@ -133,10 +134,9 @@ class Engine:
                 "in llama.cpp a method can read keys, values, positions and the last queries: "
                 "use a policy, keydiff, knorm, lagkv, streaming_llm, snapkv or tova"
             )
-        unbroken = shared_end(places, int(places[0, 0, -1]) + 1)
-        queries = self._queries(state, min(wanted, unbroken), tokens)
+        queries = self._queries(state, min(wanted, whole), tokens)
         positions = torch.from_numpy(places)
-        gaps = unbroken < positions.shape[-1]
+        gaps = whole < positions.shape[-1]
         for layer in range(self.geometry.layers):
             yield View(
                 layer=layer,
@@ -174,62 +174,45 @@ class Engine:
         }
 
     def moved(self, state: SequenceState, by: np.ndarray) -> SequenceState:
-        """The state with its keys turned by `by` [L, H, N] int64 positions, every head's own.
-
-        Raises ModelError and CacheError where llama.cpp cannot turn keys, or kvp not write them.
-        """
-        keys, order = [], self._pairs
+        """The state with its keys turned by `by` [L, H, N] int64 positions, every head's own."""
+        keys, (rope, order) = [], self._rope
         for rows, own in zip(state.keys, torch.from_numpy(by), strict=True):
             heads = self._heads(rows, "keys").clone()
-            heads[..., order] = self._rope.rotate(heads[..., order], *self._rope.rotation(own))
+            heads[..., order] = rope.rotate(heads[..., order], *rope.rotation(own))
             if rows.type not in PLAIN and (block := self._turned["keys"]):
                 heads = _turned_back(heads, block)
-            flat = heads.transpose(0, 1).reshape(len(rows.data), -1).numpy()
-            try:
-                data = quantize(flat, rows.type).view(np.uint8).reshape(rows.data.shape)
-            except NotImplementedError:
-                raise CacheError(f"kvp cannot write keys of type {rows.type.name}") from None
+            flat = heads.transpose(0, 1).flatten(1).numpy()
+            data = quantize(flat, rows.type).view(np.uint8).reshape(rows.data.shape)
             keys.append(replace(rows, data=data))
         return replace(state, keys=tuple(keys))
 
-    @property
-    def _pairs(self) -> Tensor:
-        """Channels of a head, so that i turns with i + R / 2, R of them turning: [D] int64."""
-        order = torch.arange(self.geometry.head_dim)
-        turning = order[: self._turning]
-        if llama_cpp.llama_model_rope_type(self.llama.model) == llama_cpp.LLAMA_ROPE_TYPE_NORM:
-            turning = torch.cat([turning[0::2], turning[1::2]])
-        return torch.cat([turning, order[self._turning :]])
-
-    @property
-    def _turning(self) -> int:
-        name = self.llama.metadata.get("general.architecture", "?")
-        width = self.geometry.head_dim
-        return int(self.llama.metadata.get(f"{name}.rope.dimension_count", width))
-
     @cached_property
-    def _rope(self) -> Rope:
-        """How far llama.cpp turns keys per position, as it does when cells move."""
-        half = self._turning // 2
+    def _rope(self) -> tuple[Rope, Tensor]:
+        """How llama.cpp turns keys whose cells move, and channels [D] as `Rope` pairs them.
+
+        Raises ModelError where it cannot.
+        """
+        name = f"{self.llama.metadata.get('general.architecture')}.rope.dimension_count"
+        turning = int(self.llama.metadata.get(name, self.geometry.head_dim))
+        order, half = torch.arange(self.geometry.head_dim), turning // 2
+        if llama_cpp.llama_model_rope_type(self.llama.model) == llama_cpp.LLAMA_ROPE_TYPE_NORM:
+            order[:turning] = order[:turning].view(-1, 2).T.flatten()
         with closing(_Probe(self, 64, GGMLQuantizationType.F32)) as probe:
             memory = llama_cpp.llama_get_memory(probe.context.ctx)
             if not llama_cpp.llama_memory_can_shift(memory):
                 raise ModelError("llama.cpp cannot move this model's keys")
-
-            def turned(by: int) -> np.ndarray:
-                llama_cpp.llama_memory_seq_add(memory, 0, 0, -1, by)
-                probe.decode([0], _last_position(probe.context, 0) + 1)
-                keys = _read(probe.context, 0, self.geometry).keys[0]
-                heads = self._heads(keys, "keys")[:, :32, self._pairs].double().numpy()
-                return np.asarray(heads[..., :half] + 1j * heads[..., half : 2 * half])
-
             probe.decode(range(32), 0)
-            start, at, frequencies = turned(0), 0, np.zeros(half)
-            for by in (1, 64, 4096):  # the angle after more positions tells the frequency better
-                product = (turned(by - at) * start.conj()).sum((0, 1))
-                rest = np.angle(product * np.exp(-1j * by * frequencies))
-                frequencies, at = frequencies + rest / by, by
-        return Rope(frequencies=torch.from_numpy(frequencies))
+            found, frequencies, at = [], np.zeros(half), 0
+            for by in (0, 1, 64, 4096):  # the further, the more exact
+                llama_cpp.llama_memory_seq_add(memory, 0, 0, -1, by - at)
+                probe.decode([0], _last_position(probe.context, 0) + 1)
+                rows = _read(probe.context, 0, self.geometry).keys[0]
+                heads = self._heads(rows, "keys")[:, :32, order[:turning]].numpy()
+                low, high = heads.T.reshape(2, half, -1)
+                found.append(low + 1j * high)
+                turned = (found[-1] * found[0].conj()).sum(-1) * np.exp(-1j * by * frequencies)
+                frequencies, at = frequencies + np.angle(turned) / max(by, 1), by
+        return Rope(frequencies=torch.from_numpy(frequencies)), order
 
     def _in_order(self, heads: Tensor) -> Tensor:
         """Channels as transformers has them: [..., D]."""
@@ -354,13 +337,6 @@ def _write(context: LlamaContext, state: SequenceState) -> None:
             f"llama.cpp has no room for {len(state.positions)} cells of sequence {state.sequence}: "
             "load the model with a larger n_ctx"
         )
-
-
-def shared_end(places: np.ndarray, end: int) -> int:
-    """How many of the last cells [L, H, N] hold `end` - 1, `end` - 2, ... in every head."""
-    count = places.shape[-1]
-    other = np.flatnonzero((places != np.arange(end - count, end)).any((0, 1)))
-    return count - (int(other[-1]) + 1 if len(other) else 0)
 
 
 def _block(stored: np.ndarray, plain: np.ndarray, width: int) -> int:

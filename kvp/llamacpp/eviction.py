@@ -1,9 +1,9 @@
 """Shrink a sequence's cache in llama.cpp, once (`shrink`) or whenever it is full (`bounded`).
 
 Every head keeps its own tokens, all of them equally many. llama.cpp has one list of cells for all
-layers and heads: cell j of those that are kept holds every head's j-th kept token, and the cells are
-called by the last positions. Keys carry the rotation of their own tokens, which is all that
-attention sees; what a cell is called decides about causality, and about what can be cut off.
+layers and heads: cell j of those that are kept holds every head's j-th kept token, and the cells
+are called by the last positions. Keys carry the rotation of their own tokens, which is all that
+attention sees; what a cell is called decides about causality and about what can be cut off.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 
 import llama_cpp
 import numpy as np
@@ -22,9 +21,9 @@ from llama_cpp import Llama
 from rich.filesize import decimal
 
 from kvp.budgets import Budget, parse_budget
-from kvp.errors import CacheError, ModelError, UsageError
+from kvp.errors import CacheError, UsageError
 from kvp.geometry import Geometry
-from kvp.llamacpp.engine import Engine, shared_end
+from kvp.llamacpp.engine import Engine
 from kvp.llamacpp.state import SequenceState
 from kvp.ranking import Protection, kept_tokens, select
 from kvp.scoring import Scorer, score_layers
@@ -37,49 +36,39 @@ _SHRUNK: weakref.WeakKeyDictionary[Llama, dict[int, _Held]] = weakref.WeakKeyDic
 
 @dataclass(frozen=True)
 class _Held:
-    """What cells held right after an eviction, head by head."""
+    """What cells held right after an eviction."""
 
-    tokens: np.ndarray
-    """[L, H, S] int64: numbers of the tokens, ascending."""
     places: np.ndarray
-    """[L, H, S] int64: positions that their keys are turned to."""
+    """[L, H, S] int64: positions of the keys, ascending."""
     seen: int
     """Tokens that had been read."""
     end: int
-    """Position at which the sequence goes on."""
-    mark: int = 0
-    """Hash of keys that tells whether cells are these."""
+    """Position in llama.cpp at which the sequence goes on."""
+    floor: int
+    """Tokens to which it can be cut back: the cells after them hold one token in all heads."""
 
-    @classmethod
-    def of(cls, geometry: Geometry, positions: np.ndarray) -> _Held:
-        """All heads hold the same tokens [S], at their own positions."""
-        same = np.tile(positions.astype(np.int64), (geometry.layers, geometry.kv_heads, 1))
-        end = int(same[0, 0, -1]) + 1 if len(positions) else 0
-        return cls(same, same, end, end)
-
-    def at(self, seen: int) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens and places after `seen` tokens: more were read, or the last ones cut off."""
-        old, new = self.cells(min(seen, self.seen)), np.arange(max(seen - self.seen, 0))
-        both = ((self.tokens, self.seen), (self.places, self.end))
-        grown = [
-            np.concatenate([one[..., :old], np.tile(first + new, (*one.shape[:2], 1))], -1)
-            for one, first in both
-        ]
-        return grown[0], grown[1]
+    def at(self, seen: int) -> np.ndarray:
+        """Places after `seen` tokens, at least `floor`."""
+        new = self.end + np.arange(max(seen - self.seen, 0))
+        new = np.broadcast_to(new, (*self.places.shape[:2], len(new)))
+        return np.concatenate([self.places, new], -1)[..., : self.cells(seen)]
 
     def cells(self, seen: int) -> int:
         """How many cells there are after `seen` tokens."""
-        return self.tokens.shape[-1] + seen - self.seen
+        return self.places.shape[-1] + seen - self.seen
 
-    @cached_property
-    def floor(self) -> int:
-        """The fewest tokens that the cells can be cut back to: those after it are whole."""
-        return self.seen - shared_end(self.tokens, self.seen)
 
-    def marked(self, state: SequenceState) -> int:
-        """Hash of those cells that are never cut off, in `state`."""
-        whole = self.cells(self.floor)
-        return hash(state.keys[0].data[:whole].tobytes())
+def _whole(geometry: Geometry, positions: np.ndarray) -> _Held:
+    """All heads hold the tokens at `positions` [N]."""
+    places = np.tile(positions.astype(np.int64), (geometry.layers, geometry.kv_heads, 1))
+    end = int(positions[-1]) + 1 if len(positions) else 0
+    return _Held(places, end, end, end - _unbroken(positions[None] - end))
+
+
+def _unbroken(places: np.ndarray) -> int:
+    """How many of the last cells [A, N] are -1, -2, ... in all rows."""
+    other = np.flatnonzero((places != np.arange(-places.shape[-1], 0)).any(0))
+    return places.shape[-1] - (int(other[-1]) + 1 if len(other) else 0)
 
 
 @dataclass
@@ -97,8 +86,9 @@ class Cells:
 
     @property
     def positions(self) -> np.ndarray:
-        """[L, H, S] int64: which tokens every head keeps, ascending from 0."""
-        return self.held.at(self.seen)[0]
+        """[L, H, S] int64: which tokens every head keeps, ascending from 0, until `bounded` closes
+        gaps; then where they have been moved to."""
+        return self.held.at(self.seen)
 
     @property
     def end(self) -> int:
@@ -168,50 +158,35 @@ def shrink(
     if len(tokens) != seen and scorer.needs.queries:
         raise UsageError(f"{scorer.name} reads queries: give shrink the sequence's tokens=")
     budgeted = kept_tokens(parse_budget(budget), len(state.positions), protection)
-    kept = Cells(_known(engine, state), seen)
+    held, first = _SHRUNK.get(llama, {}).get(sequence), int(state.positions[0])
+    if held is None or first != held.end - held.cells(held.seen) or seen < held.floor:
+        held = _whole(engine.geometry, state.positions)
+        if first:
+            raise CacheError(
+                f"the cells of sequence {sequence} begin at position {first}: kvp does not know "
+                "which tokens they hold; shrink what this Llama has read itself"
+            )
+    kept = Cells(held, seen)
     _cut(engine, scorer, state, kept, budgeted, protection, tokens)
     _SHRUNK.setdefault(llama, {})[sequence] = kept.held
     if sequence == 0:
-        _read_anew_before(kept.held.floor, llama)
+        _read_anew_before(kept.held.floor, weakref.ref(llama))
     llama._requires_eval = True  # the logits of the last token are those of the full cache
     return kept
 
 
-def _known(engine: Engine, state: SequenceState) -> _Held:
-    """What the cells of `state` hold: all tokens, or what an earlier `shrink` left and later ones.
-
-    Raises CacheError where something else has cut or moved the first cells.
-    """
-    end, first = int(state.positions[-1]) + 1, int(state.positions[0])
-    unbroken = end - first == len(state.positions)
-    for held in _SHRUNK.get(engine.llama, {}).values():
-        if unbroken and first == held.end - held.cells(held.seen) and end >= held.floor:
-            if held.mark == held.marked(state):
-                return held
-    if first:
-        raise CacheError(
-            f"the cells of sequence {state.sequence} begin at position {first}: kvp does not know "
-            "which tokens they hold; shrink what this Llama has read itself"
-        )
-    return _Held.of(engine.geometry, state.positions)
-
-
-def _read_anew_before(floor: int, llama: Llama) -> None:
-    """Let `llama` read a prompt anew that leaves what it holds before `floor` tokens.
-
-    Cells before it hold other tokens in every head, so none of them can be cut off.
-    """
-    reference = weakref.ref(llama)
+def _read_anew_before(floor: int, reference: weakref.ref[Llama]) -> None:
+    """Let a llama read a prompt anew that leaves what it holds before `floor` tokens."""
 
     def read(tokens: Sequence[int]) -> None:
         llama = reference()
         if llama.n_tokens < floor:
             tokens = [*llama.input_ids[: llama.n_tokens].tolist(), *tokens]
             llama.n_tokens = 0
-            vars(llama).pop("eval", None)
+            del llama.eval
         type(llama).eval(llama, tokens)
 
-    llama.eval = read
+    reference().eval = read
 
 
 @contextmanager
@@ -264,10 +239,9 @@ def bounded(
     llama.reset()
     try:
         llama.eval([0] * (least // 2))
-        trial = Cells(_Held.of(engine.geometry, np.arange(least // 2)), least // 2)
+        trial = Cells(_whole(engine.geometry, np.arange(least // 2)), least // 2)
         _cut(engine, scorer, engine.read(), trial, least // 4, protection, [0] * least)
-        if trained < LONGEST:
-            _close_gaps(engine, trial)
+        _close_gaps(engine, trial)
         llama.reset()
         llama._n_ctx, llama.input_ids = LONGEST, np.zeros(LONGEST, np.intc)
         llama.eval = bound.eval
@@ -298,7 +272,7 @@ class _Bound:
     def __init__(self, engine: Engine, scorer: Scorer, cells: int, protection: Protection) -> None:
         self.engine, self.scorer, self.cells = engine, scorer, cells
         self.protection = protection
-        self.empty = _Held.of(engine.geometry, np.zeros(0))
+        self.empty = _whole(engine.geometry, np.zeros(0))
         self.kept = Cells(self.empty)
         self.trained = llama_cpp.llama_model_n_ctx_train(engine.llama.model)
 
@@ -337,11 +311,10 @@ class _Bound:
 
 def _close_gaps(engine: Engine, kept: Cells) -> None:
     """Turn the keys of every head to positions 0, 1, ..."""
-    tokens, places = kept.held.at(kept.seen)
-    closed = np.broadcast_to(np.arange(kept.kept), places.shape)
-    state = engine.moved(engine.read(), closed - places)
+    places = np.broadcast_to(np.arange(kept.kept), kept.positions.shape)
+    state = engine.moved(engine.read(), places - kept.positions)
     engine.write(replace(state, positions=np.arange(kept.kept, dtype=np.int32)))
-    kept.held = _Held(tokens, closed, kept.seen, kept.kept)
+    kept.held = _Held(places, kept.seen, kept.kept, kept.held.floor)
 
 
 def _cut(
@@ -354,16 +327,14 @@ def _cut(
     tokens: Sequence[int],
 ) -> None:
     """Keep the `keep` best cells of every head, and say so in `kept`."""
-    started = time.perf_counter()
-    held, places = kept.held.at(kept.seen)
+    started, places, held = time.perf_counter(), kept.positions, kept.held
     with torch.inference_mode():
-        views = engine.views(state, scorer.needs, keep, tokens, places)
+        views = engine.views(state, scorer.needs, keep, tokens, places, kept.seen - held.floor)
         best = select(torch.cat(score_layers(scorer, views)), keep, protection).numpy()
-    smaller = state.take(best)
-    engine.write(smaller)
-    own = [np.take_along_axis(one, best, -1) for one in (held, places)]
-    new = _Held(own[0], own[1], kept.seen, int(state.positions[-1]) + 1)
-    kept.held = replace(new, mark=new.marked(smaller))
+    engine.write(state.take(best))
+    own = np.take_along_axis(places, best, -1)
+    floor = kept.seen - _unbroken(best.reshape(-1, keep) - kept.kept)
+    kept.held = _Held(own, kept.seen, kept.end, max(held.floor, floor))
     kept.cell_nbytes = state.nbytes // len(state.positions)
     kept.evictions += 1
     kept.seconds += time.perf_counter() - started

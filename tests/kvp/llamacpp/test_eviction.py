@@ -6,6 +6,7 @@ import gc
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from policies import load_policy, make_scorer
 
 llama_cpp = pytest.importorskip("llama_cpp", reason="the extra llama-cpp is not installed")
 from kvp.llamacpp import bounded, engine, shrink  # noqa: E402
-from kvp.llamacpp.engine import Engine, shared_end  # noqa: E402
+from kvp.llamacpp.engine import Engine  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
 
@@ -140,7 +141,7 @@ def test_a_view_has_what_transformers_has(pair: Pair, cache: str, limit: float) 
     llama, ids = pair.load(**CACHES[cache]), ids_of(100)
     llama.eval(ids)
     engine = Engine.of(llama)
-    views = list(engine.views(engine.read(), Needs(queries=32), 50, ids, places(100)))
+    views = list(engine.views(engine.read(), Needs(queries=32), 50, ids, places(100), 100))
     queries: list[Tensor] = []
     hooks = [
         layer.self_attn.q_proj.register_forward_hook(lambda *a: queries.append(a[2]))
@@ -229,7 +230,7 @@ def test_a_cache_is_shrunk_again_and_again(pair: Pair, llama: Any, cache: str) -
     llama, ids, random = pair.load(**CACHES[cache]), ids_of(170), np.random.default_rng(1)
     plain = pair.load(**CACHES[cache])
     stops, held = [0, 80, 120, 160], np.zeros((2, 2, 0), np.int64)
-    for start, stop in zip(stops, stops[1:], strict=False):
+    for start, stop in pairwise(stops):
         llama.eval(ids[start:stop])
         held = np.concatenate([held, np.tile(np.arange(start, stop), (2, 2, 1))], -1)
         best = subset(random, (2, 2), held.shape[-1], 50)
@@ -241,8 +242,8 @@ def test_a_cache_is_shrunk_again_and_again(pair: Pair, llama: Any, cache: str) -
     assert first.positions.tolist() == [*range(80, 160)]
     engine = Engine.of(llama)
     assert engine.read().positions.tolist() == [*range(110, 160)]
-    (view, _) = engine.views(engine.read(), Needs(), 50, [], held)
-    whole = next(iter(engine.views(Engine.of(plain).read(), Needs(), 50, [], places(160))))
+    (view, _) = engine.views(engine.read(), Needs(), 50, [], held, 0)
+    whole = next(iter(engine.views(Engine.of(plain).read(), Needs(), 50, [], places(160), 160)))
     index = torch.from_numpy(held[0])[None, ..., None].expand(-1, -1, -1, 64)
     assert view.positions.tolist() == [held[0].tolist()]
     assert distance(view.keys, whole.keys.gather(2, index)) < 1e-6  # layer 0 sees no others
@@ -281,7 +282,7 @@ def test_methods_choose_for_every_head(pair: Pair, llama: Any, method: str) -> N
     llama.eval(ids)
     scorer = make_scorer(method)
     engine = Engine.of(llama)
-    views = engine.views(engine.read(), scorer.needs, 40, ids, places(130))
+    views = engine.views(engine.read(), scorer.needs, 40, ids, places(130), 130)
     expected = select(torch.cat([scorer.score(view) for view in views]), 40, Protection())
     np.testing.assert_array_equal(shrink(llama, scorer, 40).positions, expected)
 
@@ -294,17 +295,17 @@ def test_queries_are_read_right_after_a_cut(
     """What the last tokens ask after a cut is what they ask in transformers, masked."""
     ids, scorer = ids_of(128), make_scorer(method)
     llama.eval(ids)
-    first = shrink(llama, scorer, "50%", protection).positions
+    kept = shrink(llama, scorer, "50%", protection)
+    first, count = kept.positions, 128 - kept.held.floor
     engine = Engine.of(llama)
     asked: list[Tensor] = []
     hook = pair.model.model.layers[1].self_attn.q_proj.register_forward_hook(
         lambda *a: asked.append(a[2])
     )
-    count = shared_end(first, 128)
     assert count >= (16 if protection is None else 1)
     pair.logits(ids, first[..., :-count], of=count)
     hook.remove()
-    (*_, view) = engine.views(engine.read(), Needs(queries=count), 30, ids, first)
+    (*_, view) = engine.views(engine.read(), Needs(queries=count), 30, ids, first, count)
     theirs = asked[0].view(1, 128, 4, 64).transpose(1, 2)[:, :, -count:]
     cos, sin = pair.model.model.rotary_emb(torch.zeros(1), torch.arange(128)[None, -count:])
     turned = torch.cat([-theirs[..., 32:], theirs[..., :32]], -1)
@@ -394,20 +395,23 @@ def test_gaps_are_closed_at_the_trained_length(pair: Pair, cache: str, limit: fl
         state = engine.read()
         assert len(state.positions) == kept.kept <= 128
         assert state.positions[-1] < 256 <= kept.seen
-        tokens, where = kept.held.at(kept.seen)
-        assert (np.diff(tokens) > 0).all()
+        where = kept.positions
         assert 0 <= where.min() < where.max() == state.positions[-1]
-        (first, *_) = engine.views(state, Needs(), 64, [], where)
-    # Keys of the first layer depend on token and position alone.
+        (first, *_) = engine.views(state, Needs(), 64, [], where, 0)
+    # Keys of the first layer depend on token and position alone: they are those of a part of `ids`.
     for head in range(2):
-        with torch.no_grad():
-            alone = [
-                pair.model(
-                    torch.tensor([[ids[true]]]), position_ids=torch.tensor([[position]])
-                ).past_key_values.layers[0].keys[0, head, 0]
-                for true, position in zip(tokens[0, head], where[0, head], strict=True)
-            ]  # fmt: skip
-        assert distance(first.keys[0, head], torch.stack(alone)) < limit
+        told, found = [], []
+        for own, position in zip(first.keys[0, head], where[0, head].tolist(), strict=True):
+            at = torch.full((127, 1), position)
+            with torch.no_grad():
+                out = pair.model(torch.arange(1, 128)[:, None], position_ids=at)
+            all_keys = out.past_key_values.layers[0].keys[:, head, 0]
+            found.append(all_keys[(all_keys - own).norm(dim=-1).argmin()])
+            told.append(1 + int((all_keys - own).norm(dim=-1).argmin()))
+        assert distance(first.keys[0, head], torch.stack(found)) < limit
+        rest = iter(ids)
+        assert all(token in rest for token in told)
+    llama.close()
 
 
 def test_a_prompt_goes_on_from_the_one_before(llama: Any) -> None:
@@ -450,7 +454,8 @@ def test_after_shrink_nothing_is_cut_midway(pair: Pair, llama: Any, stop: int) -
     ids, more = ids_of(100), [1 + (ids_of(100)[min(stop, 99)] + 5) % 120, 7, 8]
     llama.eval(ids)
     kept = shrink(llama, make_scorer("keydiff"), 40)
-    assert (floor := 100 - shared_end(kept.positions, 100)) == 84
+    floor = kept.held.floor
+    assert floor == 84
     next(llama.generate([*ids[:stop], *more], temp=0))
     assert ("eval" in vars(llama)) == (stop >= floor)
     seen = kept.positions[..., : 40 - (100 - stop)] if stop >= floor else places(stop)
