@@ -87,7 +87,8 @@ class Cells:
     @property
     def positions(self) -> np.ndarray:
         """[L, H, S] int64: which tokens every head keeps, ascending from 0, until `bounded` closes
-        gaps; then where they have been moved to."""
+        gaps; then where they have been moved to.
+        """
         return self.held.at(self.seen)
 
     @property

