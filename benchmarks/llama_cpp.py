@@ -57,7 +57,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--model", help="the same model's folder, for its tokenizer")
     parser.add_argument("--policy", default="smollm2-135m-instruct")
     parser.add_argument("--methods", default="kvp,keydiff,knorm,streaming_llm,random")
-    parser.add_argument("--pool", default="logsumexp")
     parser.add_argument("--budgets", default="6%,12.5%,25%,50%")
     parser.add_argument("--protocols", default="query_agnostic,query_aware")
     parser.add_argument(
@@ -130,7 +129,7 @@ def quality(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
                 Engine.of(llama).write(whole)
                 llama.n_tokens = boundary
                 if name != "full":
-                    shrink(llama, scorers[name], budget, UNPROTECTED, pool=given.pool)
+                    shrink(llama, scorers[name], budget, UNPROTECTED)
                 score = prompt.scored_by(prompt.sample, _answer(llama, ids[boundary:]))
                 scores[name, budget].append((prompt, score))
         for (name, budget), of_setting in scores.items():

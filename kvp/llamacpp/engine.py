@@ -23,6 +23,7 @@ import llama_cpp
 import numpy as np
 import torch
 from gguf import GGMLQuantizationType
+from gguf.quants import quantize
 from llama_cpp import Llama
 from llama_cpp._ggml import libggml
 from llama_cpp._internals import LlamaBatch, LlamaContext
@@ -31,6 +32,7 @@ from torch import Tensor
 from kvp.errors import CacheError, ModelError, UsageError
 from kvp.geometry import Geometry
 from kvp.llamacpp.state import Rows, SequenceState
+from kvp.rope import Rope
 from kvp.scoring import ALL_QUERIES, Needs, View
 
 HADAMARD = 64
@@ -109,10 +111,17 @@ class Engine:
             raise
 
     def views(
-        self, state: SequenceState, needs: Needs, budget: int, tokens: Sequence[int]
+        self,
+        state: SequenceState,
+        needs: Needs,
+        budget: int,
+        tokens: Sequence[int],
+        places: np.ndarray,
+        whole: int,
     ) -> Iterator[View]:
         """A view per layer, as scorers read it; `tokens` are the ids of all tokens
-        that were read, N or more: the last ones count.
+        that were read, N or more: the last ones count. `places` [L, H, N] int64 are the positions
+        that the keys have; the last `whole` cells hold one token in all heads, without a gap.
 
         Raises UsageError where `needs` has what llama.cpp cannot give.
         """
@@ -125,18 +134,15 @@ class Engine:
                 "in llama.cpp a method can read keys, values, positions and the last queries: "
                 "use a policy, keydiff, knorm, lagkv, streaming_llm, snapkv or tova"
             )
-        unbroken = _unbroken(state.positions)
-        queries = self._queries(state, min(wanted, unbroken), tokens)
-        positions = torch.from_numpy(state.positions.astype(np.int64))
-        gaps = unbroken < len(positions)
+        queries = self._queries(state, min(wanted, whole), tokens)
+        positions = torch.from_numpy(places)
+        gaps = whole < positions.shape[-1]
         for layer in range(self.geometry.layers):
             yield View(
                 layer=layer,
                 keys=self._in_order(self._heads(state.keys[layer], "keys"))[None],
                 values=self._heads(state.values[layer], "values")[None],
-                positions=positions.expand(1, self.geometry.kv_heads, -1)
-                if gaps
-                else positions[None],
+                positions=positions[layer][None] if gaps else positions[0, :1],
                 budget=budget,
                 queries=queries[layer][None] if queries else None,
             )
@@ -167,6 +173,47 @@ class Engine:
             for side, width in (("keys", self.geometry.head_dim), ("values", HADAMARD))
         }
 
+    def moved(self, state: SequenceState, by: np.ndarray) -> SequenceState:
+        """The state with its keys turned by `by` [L, H, N] int64 positions, every head's own."""
+        keys, (rope, order) = [], self._rope
+        for rows, own in zip(state.keys, torch.from_numpy(by), strict=True):
+            heads = self._heads(rows, "keys").clone()
+            heads[..., order] = rope.rotate(heads[..., order], *rope.rotation(own))
+            if rows.type not in PLAIN and (block := self._turned["keys"]):
+                heads = _turned_back(heads, block)
+            flat = heads.transpose(0, 1).flatten(1).numpy()
+            data = quantize(flat, rows.type).view(np.uint8).reshape(rows.data.shape)
+            keys.append(replace(rows, data=data))
+        return replace(state, keys=tuple(keys))
+
+    @cached_property
+    def _rope(self) -> tuple[Rope, Tensor]:
+        """How llama.cpp turns keys whose cells move, and channels [D] as `Rope` pairs them.
+
+        Raises ModelError where it cannot.
+        """
+        name = f"{self.llama.metadata.get('general.architecture')}.rope.dimension_count"
+        turning = int(self.llama.metadata.get(name, self.geometry.head_dim))
+        order, half = torch.arange(self.geometry.head_dim), turning // 2
+        if llama_cpp.llama_model_rope_type(self.llama.model) == llama_cpp.LLAMA_ROPE_TYPE_NORM:
+            order[:turning] = order[:turning].view(-1, 2).T.flatten()
+        with closing(_Probe(self, 64, GGMLQuantizationType.F32)) as probe:
+            memory = llama_cpp.llama_get_memory(probe.context.ctx)
+            if not llama_cpp.llama_memory_can_shift(memory):
+                raise ModelError("llama.cpp cannot move this model's keys")
+            probe.decode(range(32), 0)
+            found, frequencies, at = [], np.zeros(half), 0
+            for by in (0, 1, 64, 4096):  # the further, the more exact
+                llama_cpp.llama_memory_seq_add(memory, 0, 0, -1, by - at)
+                probe.decode([0], _last_position(probe.context, 0) + 1)
+                rows = _read(probe.context, 0, self.geometry).keys[0]
+                heads = self._heads(rows, "keys")[:, :32, order[:turning]].numpy()
+                low, high = heads.T.reshape(2, half, -1)
+                found.append(low + 1j * high)
+                turned = (found[-1] * found[0].conj()).sum(-1) * np.exp(-1j * by * frequencies)
+                frequencies, at = frequencies + np.angle(turned) / max(by, 1), by
+        return Rope(frequencies=torch.from_numpy(frequencies)), order
+
     def _in_order(self, heads: Tensor) -> Tensor:
         """Channels as transformers has them: [..., D]."""
         if not self.interleaved:
@@ -183,7 +230,8 @@ class Engine:
             if cells > count:
                 # Positions must follow each other to be read on; keys hold their own rotation.
                 called = np.arange(count - cells, 0, dtype=np.int32) + state.positions[-count]
-                first = replace(state.take(np.arange(cells - count)), positions=called)
+                before = np.tile(np.arange(cells - count), (self.geometry.layers, 1, 1))
+                first = replace(state.take(before), positions=called)
                 _write(probe.context, replace(first, sequence=0, streams=1, stream=0))
             probe.decode(tokens[-count:], int(state.positions[-count]))
             given = dict(probe.found)
@@ -268,7 +316,11 @@ def _read(context: LlamaContext, sequence: int, geometry: Geometry) -> SequenceS
     state = SequenceState.read(_state_bytes(context, sequence))
     channels = geometry.kv_heads * geometry.head_dim
     for rows in state.keys + state.values:
-        width = len(rows.data) if rows.transposed else rows.take(np.arange(1)).floats().shape[1]
+        width = (
+            len(rows.data)
+            if rows.transposed
+            else rows.take(np.zeros((1, 1), np.int64)).floats().shape[1]
+        )
         if len(state.keys) != geometry.layers or width != channels:
             raise CacheError(
                 f"llama.cpp's cache has {len(state.keys)} layers of {width} channels, the model "
@@ -285,12 +337,6 @@ def _write(context: LlamaContext, state: SequenceState) -> None:
             f"llama.cpp has no room for {len(state.positions)} cells of sequence {state.sequence}: "
             "load the model with a larger n_ctx"
         )
-
-
-def _unbroken(positions: np.ndarray) -> int:
-    """How many of the last positions follow each other."""
-    gaps = np.flatnonzero(np.diff(positions) != 1)
-    return len(positions) - (int(gaps[-1]) + 1 if len(gaps) else 0)
 
 
 def _block(stored: np.ndarray, plain: np.ndarray, width: int) -> int:

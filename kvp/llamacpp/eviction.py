@@ -1,12 +1,15 @@
 """Shrink a sequence's cache in llama.cpp, once (`shrink`) or whenever it is full (`bounded`).
 
-llama.cpp has one list of cells for all layers and heads, so eviction is by token: the scores of all
-heads are pooled (`policies.allocators.shared`), and the best tokens' cells are written back.
+Every head keeps its own tokens, all of them equally many. llama.cpp has one list of cells for all
+layers and heads: cell j of those that are kept holds every head's j-th kept token, and the cells
+are called by the last positions. Keys carry the rotation of their own tokens, which is all that
+attention sees; what a cell is called decides about causality and about what can be cut off.
 """
 
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -18,24 +21,63 @@ from llama_cpp import Llama
 from rich.filesize import decimal
 
 from kvp.budgets import Budget, parse_budget
-from kvp.errors import CacheError, ModelError, UsageError
+from kvp.errors import CacheError, UsageError
+from kvp.geometry import Geometry
 from kvp.llamacpp.engine import Engine
 from kvp.llamacpp.state import SequenceState
-from kvp.ranking import Protection, kept_tokens, pooled_scores, select
+from kvp.ranking import Protection, kept_tokens, select
 from kvp.scoring import Scorer, score_layers
 
 LONGEST = 1 << 20
 """Tokens that a bounded sequence may have in all."""
+_SHRUNK: weakref.WeakKeyDictionary[Llama, dict[int, _Held]] = weakref.WeakKeyDictionary()
+"""What `shrink` left in the sequences of a llama."""
+
+
+@dataclass(frozen=True)
+class _Held:
+    """What cells held right after an eviction."""
+
+    places: np.ndarray
+    """[L, H, S] int64: positions of the keys, ascending."""
+    seen: int
+    """Tokens that had been read."""
+    end: int
+    """Position in llama.cpp at which the sequence goes on."""
+    floor: int
+    """Tokens to which it can be cut back: the cells after them hold one token in all heads."""
+
+    def at(self, seen: int) -> np.ndarray:
+        """Places after `seen` tokens, at least `floor`."""
+        new = self.end + np.arange(max(seen - self.seen, 0))
+        new = np.broadcast_to(new, (*self.places.shape[:2], len(new)))
+        return np.concatenate([self.places, new], -1)[..., : self.cells(seen)]
+
+    def cells(self, seen: int) -> int:
+        """How many cells there are after `seen` tokens."""
+        return self.places.shape[-1] + seen - self.seen
+
+
+def _whole(geometry: Geometry, positions: np.ndarray) -> _Held:
+    """All heads hold the tokens at `positions` [N]."""
+    places = np.tile(positions.astype(np.int64), (geometry.layers, geometry.kv_heads, 1))
+    end = int(positions[-1]) + 1 if len(positions) else 0
+    return _Held(places, end, end, end - _unbroken(positions[None] - end))
+
+
+def _unbroken(places: np.ndarray) -> int:
+    """How many of the last cells [A, N] are -1, -2, ... in all rows."""
+    other = np.flatnonzero((places != np.arange(-places.shape[-1], 0)).any(0))
+    return places.shape[-1] - (int(other[-1]) + 1 if len(other) else 0)
 
 
 @dataclass
 class Cells:
     """What a sequence holds after its latest eviction."""
 
+    held: _Held = field(repr=False)
     seen: int = 0
     """Tokens read and written."""
-    positions: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
-    """[S] int64: which of them are kept, ascending from 0."""
     cell_nbytes: int = 0
     """Bytes of one token's keys and values, known after the first eviction."""
     evictions: int = 0
@@ -43,9 +85,26 @@ class Cells:
     """Time spent on evictions."""
 
     @property
+    def positions(self) -> np.ndarray:
+        """[L, H, S] int64: which tokens every head keeps, ascending from 0, until `bounded` closes
+        gaps; then where they have been moved to.
+        """
+        return self.held.at(self.seen)
+
+    @property
+    def end(self) -> int:
+        """Position in llama.cpp at which the sequence goes on."""
+        return self.held.end + self.seen - self.held.seen
+
+    @property
+    def kept(self) -> int:
+        """S, tokens that every head keeps."""
+        return self.held.cells(self.seen)
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the kept tokens' keys and values."""
-        return self.cell_nbytes * len(self.positions)
+        return self.cell_nbytes * self.kept
 
     @property
     def full_nbytes(self) -> int:
@@ -56,7 +115,7 @@ class Cells:
         if not self.evictions:
             return f"{self.seen:,} tokens, nothing was evicted"
         return (
-            f"{len(self.positions):,} of {self.seen:,} tokens kept, {decimal(self.nbytes)} of keys "
+            f"{self.kept:,} of {self.seen:,} tokens kept, {decimal(self.nbytes)} of keys "
             f"and values instead of {decimal(self.full_nbytes)}; {self.evictions} evictions took "
             f"{self.seconds:.2f} s"
         )
@@ -68,22 +127,21 @@ def shrink(
     budget: int | str | Budget,
     protection: Protection | None = None,
     *,
-    pool: str = "logsumexp",
     sequence: int = 0,
     tokens: Sequence[int] | None = None,
 ) -> Cells:
-    """Keep `budget` tokens of what `llama` has read, by `scorer`; it goes on from there.
+    """Keep `budget` tokens per head of what `llama` has read, by `scorer`; it goes on from there.
 
-    Kept cells keep their positions and their bytes. `llama.eval` and `generate` continue, as does a
-    completion whose prompt begins with what was read.
+    Kept keys and values keep their bytes. `llama.eval` and `generate` continue, as does a
+    completion whose prompt begins with what was read. A prompt that diverges before the last tokens
+    that all heads keep is read anew.
 
     Args:
         llama: has read the text (`llama.eval`).
         scorer: a policy, or a method that reads keys, values, positions or the last queries.
         budget: tokens (128) or a share ("25%").
         protection: tokens that are always kept, by default 4 first and 16 last ones; the last one
-            is in any case, since llama.cpp goes on at the position after it.
-        pool: how scores of heads become one (`policies.allocators.shared`).
+            is in any case where the method reads queries.
         sequence: which sequence of the context.
         tokens: its token ids, where it is not the one that `llama.eval` fills; read by methods that
             read queries alone.
@@ -93,25 +151,43 @@ def shrink(
         ModelError, CacheError: not a cache that kvp can cut; nothing has been changed.
         PolicyError: the policy is of another model.
     """
-    started = time.perf_counter()
-    engine, protection = _engine(llama), _protection(protection)
+    engine, protection = _engine(llama), _protection(protection, scorer)
     state = engine.read(sequence)
     seen = int(state.positions[-1]) + 1
     if tokens is None:
         tokens = llama.input_ids[: llama.n_tokens].tolist() if sequence == 0 else []
     if len(tokens) != seen and scorer.needs.queries:
         raise UsageError(f"{scorer.name} reads queries: give shrink the sequence's tokens=")
-    kept = kept_tokens(parse_budget(budget), len(state.positions), protection)
-    smaller = _cut(engine, scorer, state, kept, protection, pool, tokens)
-    engine.write(smaller)
+    budgeted = kept_tokens(parse_budget(budget), len(state.positions), protection)
+    held, first = _SHRUNK.get(llama, {}).get(sequence), int(state.positions[0])
+    if held is None or first != held.end - held.cells(held.seen) or seen < held.floor:
+        held = _whole(engine.geometry, state.positions)
+        if first:
+            raise CacheError(
+                f"the cells of sequence {sequence} begin at position {first}: kvp does not know "
+                "which tokens they hold; shrink what this Llama has read itself"
+            )
+    kept = Cells(held, seen)
+    _cut(engine, scorer, state, kept, budgeted, protection, tokens)
+    _SHRUNK.setdefault(llama, {})[sequence] = kept.held
+    if sequence == 0:
+        _read_anew_before(kept.held.floor, weakref.ref(llama))
     llama._requires_eval = True  # the logits of the last token are those of the full cache
-    return Cells(
-        seen=seen,
-        positions=smaller.positions.astype(np.int64),
-        cell_nbytes=state.nbytes // len(state.positions),
-        evictions=1,
-        seconds=time.perf_counter() - started,
-    )
+    return kept
+
+
+def _read_anew_before(floor: int, reference: weakref.ref[Llama]) -> None:
+    """Let a llama read a prompt anew that leaves what it holds before `floor` tokens."""
+
+    def read(tokens: Sequence[int]) -> None:
+        llama = reference()
+        if llama.n_tokens < floor:
+            tokens = [*llama.input_ids[: llama.n_tokens].tolist(), *tokens]
+            llama.n_tokens = 0
+            del llama.eval
+        type(llama).eval(llama, tokens)
+
+    reference().eval = read
 
 
 @contextmanager
@@ -120,17 +196,16 @@ def bounded(
     scorer: Scorer,
     cells: int | None = None,
     protection: Protection | None = None,
-    *,
-    pool: str = "logsumexp",
 ) -> Iterator[Cells]:
     """Let `llama` read and write texts of any length within `cells` cells.
 
     Inside the block all of llama-cpp-python's methods (`eval`, `generate`, `create_completion`,
     chats, a server's requests) work as ever. When the next piece of at most `n_batch` tokens does
-    not fit, an eighth of the cells, or what the piece needs, is freed. Positions are the true ones
-    up to the length that the model was trained for; then the gaps that evicted tokens have left
-    are closed. A prompt that begins as the one before it is read on from there, with the tokens
-    that are still held; it is read anew where these are less than half of what fits. The cache is
+    not fit, an eighth of the cells, or what the piece needs, is freed. Distances are the true ones
+    up to the length that the model was trained for; then the gaps that evicted tokens have left in
+    every head are closed, so that from there on a distance counts the tokens that the head held at
+    that time, and all later ones. A prompt that begins as the one before it is read on from there;
+    it is read anew where it diverges before the latest eviction. The cache is
     empty when the block begins and when it ends; a few tokens are read and evicted before, so that
     a method that cannot work with this model is refused at once.
 
@@ -139,7 +214,6 @@ def bounded(
         scorer: as for `shrink`.
         cells: at most, and by default, all of `n_ctx` or the length that the model was trained for.
         protection: as for `shrink`.
-        pool: as for `shrink`.
 
     Yields:
         What is held, brought up to date by every eviction.
@@ -149,7 +223,7 @@ def bounded(
             within another `bounded`, with `logits_all`, a cache or a draft model; ModelError and
             PolicyError as for `shrink`.
     """
-    protection = _protection(protection)
+    protection = _protection(protection, scorer)
     engine, least = _engine(llama), 4 * max(protection.tokens, 8)
     room = min(llama.n_ctx(), trained := llama_cpp.llama_model_n_ctx_train(llama.model))
     cells = room if cells is None else cells
@@ -160,12 +234,15 @@ def bounded(
         )
     if llama._logits_all or llama.cache is not None or llama.draft_model is not None:
         raise UsageError("bounded works without logits_all, set_cache and draft models")
-    bound = _Bound(engine, scorer, cells, protection, pool)
+    bound = _Bound(engine, scorer, cells, protection)
     own = {"_n_ctx": llama._n_ctx, "input_ids": llama.input_ids}
+    vars(llama).pop("eval", None)
     llama.reset()
     try:
         llama.eval([0] * (least // 2))
-        shrink(llama, scorer, least // 4, protection, pool=pool)
+        trial = Cells(_whole(engine.geometry, np.arange(least // 2)), least // 2)
+        _cut(engine, scorer, engine.read(), trial, least // 4, protection, [0] * least)
+        _close_gaps(engine, trial)
         llama.reset()
         llama._n_ctx, llama.input_ids = LONGEST, np.zeros(LONGEST, np.intc)
         llama.eval = bound.eval
@@ -180,108 +257,85 @@ def bounded(
 
 def _engine(llama: Llama) -> Engine:
     engine = Engine.of(llama)
-    if "eval" in vars(llama):
+    if isinstance(getattr(llama.eval, "__self__", None), _Bound):
         raise UsageError("this Llama is within bounded, which evicts by itself: leave that first")
     return engine
 
 
-def _protection(asked: Protection | None) -> Protection:
+def _protection(asked: Protection | None, scorer: Scorer) -> Protection:
     asked = asked or Protection()
-    return replace(asked, recents=max(asked.recents, 1))
+    return replace(asked, recents=max(asked.recents, int(scorer.needs.queries > 0)))
 
 
 class _Bound:
     """Sequence 0 of a llama within a number of cells."""
 
-    def __init__(
-        self, engine: Engine, scorer: Scorer, cells: int, protection: Protection, pool: str
-    ) -> None:
+    def __init__(self, engine: Engine, scorer: Scorer, cells: int, protection: Protection) -> None:
         self.engine, self.scorer, self.cells = engine, scorer, cells
-        self.protection, self.pool = protection, pool
-        self.kept = Cells()
-        self.true = np.zeros(0, np.int64)
-        """[N] which token each cell holds, ascending."""
-        self.positions = np.zeros(0, np.int64)
-        """[N] the cell's position in llama.cpp, ascending."""
+        self.protection = protection
+        self.empty = _whole(engine.geometry, np.zeros(0))
+        self.kept = Cells(self.empty)
         self.trained = llama_cpp.llama_model_n_ctx_train(engine.llama.model)
 
     def eval(self, tokens: Sequence[int]) -> None:
         """Read tokens after the first `llama.n_tokens`, in place of `Llama.eval`."""
-        llama = self.engine.llama
-        self._forget(llama.n_tokens)
-        if len(self.true) < min(llama.n_tokens, self.cells) // 2:  # too little is left of it
+        llama, kept = self.engine.llama, self.kept
+        if llama.n_tokens < kept.held.floor:  # heads hold different tokens there
             tokens = [*llama.input_ids[: llama.n_tokens].tolist(), *tokens]
-            llama.n_tokens = 0
-            self._forget(0)
+            llama.n_tokens, kept.held = 0, self.empty
+        kept.seen = llama.n_tokens
+        self.engine.context.kv_cache_seq_rm(0, kept.end, -1)
         size = min(llama.n_batch, self.cells // 4)
         for start in range(0, len(tokens), size):
             piece = list(tokens[start : start + size])
-            seen = llama.n_tokens
-            if seen + len(piece) > LONGEST:
+            if kept.seen + len(piece) > LONGEST:
                 raise UsageError(f"a bounded sequence has at most {LONGEST:,} tokens")
-            if len(self.true) + len(piece) > self.cells:
+            if kept.kept + len(piece) > self.cells:
                 self._evict(self.cells - max(len(piece), self.cells // 8))
-            if self._next() + len(piece) > self.trained:
-                self._close_gaps()
-            first = self._next()
-            llama._batch.set_batch(batch=piece, n_past=first, logits_all=False)
+            if kept.end + len(piece) > self.trained:
+                _close_gaps(self.engine, kept)
+            llama._batch.set_batch(batch=piece, n_past=kept.end, logits_all=False)
             self.engine.context.decode(llama._batch)
-            llama.input_ids[seen : seen + len(piece)] = piece
-            self.true = np.append(self.true, seen + np.arange(len(piece)))
-            self.positions = np.append(self.positions, first + np.arange(len(piece)))
-            llama.n_tokens += len(piece)
+            llama.input_ids[kept.seen : kept.seen + len(piece)] = piece
+            kept.seen += len(piece)
+            llama.n_tokens = kept.seen
             llama._requires_eval = False
-            self.kept.seen, self.kept.positions = llama.n_tokens, self.true
-
-    def _next(self) -> int:
-        return int(self.positions[-1]) + 1 if len(self.positions) else 0
-
-    def _forget(self, tokens: int) -> None:
-        """Drop the cells of all but the first `tokens` tokens."""
-        keep = int(np.searchsorted(self.true, tokens))
-        self.true, self.positions = self.true[:keep], self.positions[:keep]
-        self.engine.context.kv_cache_seq_rm(0, self._next(), -1)
 
     def _evict(self, keep: int) -> None:
-        started = time.perf_counter()
-        state = self.engine.read()
-        tokens = self.engine.llama.input_ids[self.true].tolist()
-        if not np.array_equal(state.positions, self.positions):
+        state, end = self.engine.read(), self.kept.end
+        if not np.array_equal(state.positions, np.arange(end - self.kept.kept, end)):
             raise CacheError("the llama.cpp cache was changed inside the block by something else")
-        smaller = _cut(self.engine, self.scorer, state, keep, self.protection, self.pool, tokens)
-        self.engine.write(smaller)
-        held = np.isin(self.positions, smaller.positions)
-        self.true, self.positions = self.true[held], self.positions[held]
-        self.kept.cell_nbytes = state.nbytes // len(state.positions)
-        self.kept.evictions += 1
-        self.kept.seconds += time.perf_counter() - started
+        first = max(self.kept.seen - self.scorer.needs.queries, 0)
+        tokens = self.engine.llama.input_ids[first : self.kept.seen].tolist()
+        _cut(self.engine, self.scorer, state, self.kept, keep, self.protection, tokens)
 
-    def _close_gaps(self) -> None:
-        """Move the cells to positions 0, 1, ...; llama.cpp turns their keys when it next reads."""
-        memory = llama_cpp.llama_get_memory(self.engine.context.ctx)
-        if not llama_cpp.llama_memory_can_shift(memory):
-            raise ModelError(
-                f"llama.cpp cannot move this model's keys: {self.trained} tokens at most"
-            )
-        starts = np.flatnonzero(np.diff(self.positions, prepend=-2) != 1)
-        for start, stop in zip(starts, [*starts[1:], len(self.positions)], strict=True):
-            low, high = int(self.positions[start]), int(self.positions[stop - 1]) + 1
-            if low != start:
-                llama_cpp.llama_memory_seq_add(memory, 0, low, high, int(start) - low)
-        self.positions = np.arange(len(self.positions))
+
+def _close_gaps(engine: Engine, kept: Cells) -> None:
+    """Turn the keys of every head to positions 0, 1, ..."""
+    places = np.broadcast_to(np.arange(kept.kept), kept.positions.shape)
+    state = engine.moved(engine.read(), places - kept.positions)
+    engine.write(replace(state, positions=np.arange(kept.kept, dtype=np.int32)))
+    kept.held = _Held(places, kept.seen, kept.kept, kept.held.floor)
 
 
 def _cut(
     engine: Engine,
     scorer: Scorer,
     state: SequenceState,
+    kept: Cells,
     keep: int,
     protection: Protection,
-    pool: str,
     tokens: Sequence[int],
-) -> SequenceState:
-    """The state with its `keep` best cells; `tokens` as for `Engine.views`."""
+) -> None:
+    """Keep the `keep` best cells of every head, and say so in `kept`."""
+    started, places, held = time.perf_counter(), kept.positions, kept.held
     with torch.inference_mode():
-        scores = score_layers(scorer, engine.views(state, scorer.needs, keep, tokens))
-        pooled = pooled_scores(torch.cat(scores), pool)
-    return state.take(select(pooled[None], keep, protection)[0].numpy())
+        views = engine.views(state, scorer.needs, keep, tokens, places, kept.seen - held.floor)
+        best = select(torch.cat(score_layers(scorer, views)), keep, protection).numpy()
+    engine.write(state.take(best))
+    own = np.take_along_axis(places, best, -1)
+    floor = kept.seen - _unbroken(best.reshape(-1, keep) - kept.kept)
+    kept.held = _Held(own, kept.seen, kept.end, max(held.floor, floor))
+    kept.cell_nbytes = state.nbytes // len(state.positions)
+    kept.evictions += 1
+    kept.seconds += time.perf_counter() - started

@@ -37,8 +37,11 @@ class Rows:
         return self.data.ndim == 3
 
     def take(self, cells: np.ndarray) -> Rows:
-        """Rows of `cells` [n] int64, in that order."""
-        return replace(self, data=np.take(self.data, cells, axis=self.data.ndim - 2))
+        """Rows of `cells` [H, n] int64, every head's own, in that order; [1, n] for all heads."""
+        side, rows = (0, 1) if self.transposed else (1, 0)
+        heads = zip(np.split(self.data, len(cells), axis=side), cells, strict=True)
+        taken = [np.take(part, own, axis=rows) for part, own in heads]
+        return replace(self, data=np.concatenate(taken, axis=side))
 
     def floats(self) -> np.ndarray:
         """Every cell's numbers: [N, channels] float32."""
@@ -84,12 +87,16 @@ class SequenceState:
         return cls(sequence, streams, *found)
 
     def take(self, cells: np.ndarray) -> SequenceState:
-        """The state with `cells` alone ([n] int64, ascending indices of its cells)."""
+        """The state with `cells` alone: [L, H, n] int64 indices, ascending in every head.
+
+        They are called by the last n positions, so that the sequence goes on where it ended.
+        """
+        end = int(self.positions[-1]) + 1
         return replace(
             self,
-            positions=self.positions[cells],
-            keys=tuple(rows.take(cells) for rows in self.keys),
-            values=tuple(rows.take(cells) for rows in self.values),
+            positions=np.arange(end - cells.shape[-1], end, dtype=np.int32),
+            keys=tuple(rows.take(own) for rows, own in zip(self.keys, cells, strict=True)),
+            values=tuple(rows.take(own) for rows, own in zip(self.values, cells, strict=True)),
         )
 
     def write(self) -> np.ndarray:
@@ -151,7 +158,7 @@ def _cells(
     read_values = _channels if transposed else _rows
     values = tuple(read_values(reader, count) for _ in range(layers))
     if (np.diff(order) != 1).any():
-        keys, values = (tuple(rows.take(order) for rows in side) for side in (keys, values))
+        keys, values = (tuple(rows.take(order[None]) for rows in side) for side in (keys, values))
     return positions, keys, values
 
 

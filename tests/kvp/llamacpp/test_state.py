@@ -71,10 +71,14 @@ def test_a_state_in_order_is_written_as_it_was_read(transposed: bool) -> None:
 
 @pytest.mark.parametrize("transposed", [False, True])
 def test_a_cut_holds_the_chosen_cells(transposed: bool) -> None:
-    cut = read(read(state(transposed=transposed)).take(np.array([0, 2])).write().tobytes())
-    assert cut.positions.tolist() == [0, 5]
-    np.testing.assert_array_equal(cut.keys[0].floats(), KEYS[0][[1, 0]].astype(np.float32))
-    np.testing.assert_array_equal(cut.values[1].floats(), VALUES[1][[1, 0]].astype(np.float32))
+    """Two heads of two channels, each with its own cells: in order 1, 2, 0 of the buffer."""
+    cells = np.array([[[0, 2], [1, 2]], [[0, 1], [0, 2]]])
+    cut = read(read(state(transposed=transposed)).take(cells).write().tobytes())
+    assert cut.positions.tolist() == [4, 5]
+    keys = np.concatenate([KEYS[0][[1, 0], :2], KEYS[0][[2, 0], 2:]], 1)
+    values = np.concatenate([VALUES[1][[1, 2], :2], VALUES[1][[1, 0], 2:]], 1)
+    np.testing.assert_array_equal(cut.keys[0].floats(), keys.astype(np.float32))
+    np.testing.assert_array_equal(cut.values[1].floats(), values.astype(np.float32))
 
 
 REFUSED = {

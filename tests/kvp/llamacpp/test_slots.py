@@ -1,0 +1,183 @@
+"""Slot files: their bytes, what is refused, and what a stock llama-server makes of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import struct
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from urllib.request import Request, urlopen
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from transformers import (
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    Qwen2ForCausalLM,
+)
+
+from kvp.contexts import Context
+from kvp.errors import CacheError
+from kvp.hf.contexts import compress, load_context
+from kvp.llamacpp.slots import VERSION, write_slot
+from policies import make_scorer
+
+SERVER = os.environ.get("KVP_LLAMA_SERVER", "")
+TEXT = "One of the special magic numbers for lazy-cat is: 4821973. The grass is green. " * 5
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen2"])
+def model(request: pytest.FixtureRequest, model_folder: Path) -> PreTrainedModel:
+    small = Qwen2ForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
+    if request.param == "llama":
+        names = (
+            "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
+            "num_attention_heads", "num_key_value_heads", "max_position_embeddings",
+        )  # fmt: skip
+        given = {name: getattr(small.config, name) for name in names}
+        torch.manual_seed(4)
+        small = LlamaForCausalLM(LlamaConfig(**given, eos_token_id=2, initializer_range=0.06))
+    return small.eval()
+
+
+@pytest.fixture(scope="module")
+def file(
+    model: PreTrainedModel,
+    model_folder: Path,
+    write_gguf: Callable[..., None],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Path:
+    path = tmp_path_factory.mktemp("gguf") / "model.gguf"
+    write_gguf(path, model, model_folder / "tokenizer.json")
+    return path
+
+
+@pytest.fixture(scope="module")
+def context(model: PreTrainedModel, model_folder: Path) -> Context:
+    tokenizer = AutoTokenizer.from_pretrained(model_folder)
+    return compress(model, tokenizer, TEXT, make_scorer("keydiff"), "30%")
+
+
+def test_a_file_holds_rows_under_placeholders(context: Context, file: Path, tmp_path: Path) -> None:
+    path = write_slot(context, file, tmp_path / "slots")
+    assert path == tmp_path / "slots" / f"{context.name}.slot"
+    data, kept = path.read_bytes(), context.facts.kept
+    assert struct.unpack("<4sII", data[:12]) == (b"qsgg", VERSION, kept + 4)
+    at = 12 + 4 * (kept + 4)
+    assert [*struct.unpack(f"<{kept + 4}i", data[12:at])] == [-1, 1, kept, *context.placeholders, 0]
+    assert struct.unpack("<II", data[at : at + 8]) == (1, kept)
+    cells = np.frombuffer(data, "<i4", 3 * kept, at + 8).reshape(kept, 3)
+    assert cells.tolist() == [[place, 1, 0] for place in range(kept)]
+    at += 8 + 12 * kept
+    layers = context.facts.geometry["layers"]
+    assert struct.unpack("<4I", data[at : at + 16]) == (0, layers, 0, 0)
+    at += 16
+    interleaved = gguf.GGUFReader(file).fields["general.architecture"].contents() == "llama"
+    for keys, part in [
+        *((True, one) for one in context.keys),
+        *((False, v) for v in context.values),
+    ]:
+        size = 2 * part[0].numel()
+        assert struct.unpack("<iQ", data[at : at + 12]) == (1, size)
+        rows = np.frombuffer(data, np.float16, kept * size // 2, at + 12).reshape(part.shape)
+        if keys and interleaved:
+            rows = np.concatenate([rows[..., 0::2], rows[..., 1::2]], -1)
+        np.testing.assert_array_equal(rows, part.to(torch.float16))
+        at += 12 + kept * size
+    assert at == len(data)
+
+
+def test_another_model_is_refused_in_one_line(
+    context: Context, model: PreTrainedModel, file: Path, model_folder: Path, tmp_path: Path,
+    write_gguf: Callable[..., None],
+) -> None:  # fmt: skip
+    def changed(**facts: Any) -> Context:
+        return replace(context, facts=replace(context.facts, **facts))
+
+    rope, size, who = context.facts.rope, context.facts.geometry, context.facts.model
+    cases = {
+        "geometry": changed(geometry={**size, "layers": size["layers"] + 1}),
+        "vocabulary 600, not 601": changed(vocabulary=601),
+        "RoPE": changed(rope={**rope, "rope_theta": 500_000.0}),
+        "RoPE .*not .*'linear'": changed(rope={**rope, "rope_type": "linear"}),
+        "norms": changed(model={**who, "norms": "0"}),
+        "numbers that float16 cannot": replace(
+            context, values=[1e6 + one for one in context.values]
+        ),
+    }
+    for expected, one in cases.items():
+        with pytest.raises(CacheError, match=expected) as refused:
+            write_slot(one, file, tmp_path)
+        assert "\n" not in str(refused.value)
+    with pytest.raises(CacheError, match="cannot be read"):
+        write_slot(context, tmp_path / "none.gguf", tmp_path)
+    (tmp_path / "text.gguf").write_text("no model")
+    with pytest.raises(CacheError, match=r"text.gguf is damaged"):
+        write_slot(context, tmp_path / "text.gguf", tmp_path)
+    writer = gguf.GGUFWriter(tmp_path / "other.gguf", "gemma2")
+    writer.write_header_to_file(), writer.write_kv_data_to_file(), writer.close()
+    with pytest.raises(CacheError, match="architecture gemma2: kvp writes slots for llama"):
+        write_slot(context, tmp_path / "other.gguf", tmp_path)
+    assert not [*tmp_path.glob("*.slot")]
+
+
+@pytest.fixture
+def server(file: Path, tmp_path: Path) -> Iterator[Callable[[str, Any], Any]]:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    running = subprocess.Popen(
+        [SERVER, "-m", file, "-c", "512", "-np", "1", "-fa", "on", "-t", "1", "--port", str(port),
+         "--no-warmup", "--slot-save-path", tmp_path],
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+
+    def post(path: str, body: Any) -> Any:
+        request = Request(f"http://127.0.0.1:{port}{path}", json.dumps(body).encode())
+        with urlopen(request, timeout=60) as answer:
+            return json.load(answer)
+
+    for _ in range(120):
+        try:
+            urlopen(f"http://127.0.0.1:{port}/health", timeout=5).close()
+            break
+        except OSError:
+            assert running.poll() is None
+            time.sleep(0.5)
+    yield post
+    running.terminate()
+    running.wait(30)
+
+
+@pytest.mark.skipif(not SERVER, reason="KVP_LLAMA_SERVER names no llama-server")
+def test_a_stock_server_goes_on_as_transformers_does(
+    context: Context, model: PreTrainedModel, file: Path, server: Callable[[str, Any], Any],
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    name = write_slot(context, file, tmp_path).name
+    told = server("/slots/0?action=restore", {"filename": name})
+    assert told["n_restored"] == context.facts.kept
+    for question in ([30, 40, 50], [61, 62, 63, 64, 65]):  # the second one restores nothing
+        prompt = [*context.placeholders, *question]
+        told = server(
+            "/completion",
+            {"prompt": prompt, "cache_prompt": True, "n_predict": 1, "temperature": 0,
+             "n_probs": 20},
+        )  # fmt: skip
+        assert told["timings"]["prompt_n"] == len(question)
+        with torch.no_grad():
+            logits = model(
+                torch.tensor([question]), past_key_values=load_context(context, model)
+            ).logits[0, -1]
+        expected = logits.log_softmax(-1)
+        for one in told["completion_probabilities"][0]["top_logprobs"]:
+            assert one["logprob"] == pytest.approx(float(expected[one["id"]]), abs=0.02)
