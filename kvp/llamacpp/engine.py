@@ -182,7 +182,10 @@ class Engine:
             if rows.type not in PLAIN and (block := self._turned["keys"]):
                 heads = _turned_back(heads, block)
             flat = heads.transpose(0, 1).flatten(1).numpy()
-            data = quantize(flat, rows.type).view(np.uint8).reshape(rows.data.shape)
+            try:
+                data = quantize(flat, rows.type).view(np.uint8).reshape(rows.data.shape)
+            except NotImplementedError:
+                raise CacheError(f"kvp cannot write keys of type {rows.type.name}") from None
             keys.append(replace(rows, data=data))
         return replace(state, keys=tuple(keys))
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import llama_cpp
 import numpy as np
@@ -55,7 +56,7 @@ class _Held:
 
     def cells(self, seen: int) -> int:
         """How many cells there are after `seen` tokens."""
-        return self.places.shape[-1] + seen - self.seen
+        return int(self.places.shape[-1]) + seen - self.seen
 
 
 def _whole(geometry: Geometry, positions: np.ndarray) -> _Held:
@@ -68,7 +69,7 @@ def _whole(geometry: Geometry, positions: np.ndarray) -> _Held:
 def _unbroken(places: np.ndarray) -> int:
     """How many of the last cells [A, N] are -1, -2, ... in all rows."""
     other = np.flatnonzero((places != np.arange(-places.shape[-1], 0)).any(0))
-    return places.shape[-1] - (int(other[-1]) + 1 if len(other) else 0)
+    return int(places.shape[-1]) - (int(other[-1]) + 1 if len(other) else 0)
 
 
 @dataclass
@@ -176,7 +177,7 @@ def shrink(
     return kept
 
 
-def _read_anew_before(floor: int, reference: weakref.ref[Llama]) -> None:
+def _read_anew_before(floor: int, reference: Callable[[], Any]) -> None:
     """Let a llama read a prompt anew that leaves what it holds before `floor` tokens."""
 
     def read(tokens: Sequence[int]) -> None:

@@ -94,7 +94,10 @@ def _read(gguf: Path, _: int) -> tuple[str, tuple[Geometry, int, tuple[str, floa
 
         layers, heads = fact("block_count"), fact("attention.head_count")
         width = fact("attention.key_length", fact("embedding_length") // heads)
-        size = Geometry(layers, heads, fact("attention.head_count_kv", heads), width)
+        size = Geometry(
+            layers=layers, query_heads=heads, kv_heads=fact("attention.head_count_kv", heads),
+            head_dim=width,
+        )  # fmt: skip
         scaled = fact("rope.scaling.type", "none")
         if scaled == "none":
             scaled = "llama3" if "rope_freqs.weight" in tensors else "default"
@@ -113,7 +116,7 @@ def _read(gguf: Path, _: int) -> tuple[str, tuple[Geometry, int, tuple[str, floa
 def _rows(part: Tensor, interleaved: bool) -> Rows:
     """[k, H, D] as rows of float16, its channels in the file's order."""
     if interleaved:
-        part = part.unflatten(-1, (2, -1)).mT.flatten(-2)
+        part = part.view(*part.shape[:2], 2, -1).mT.flatten(-2)
     rows = part.to(torch.float16).flatten(1)
     if not rows.isfinite().all():
         raise CacheError("this context holds numbers that float16 cannot: no slot file for it")
