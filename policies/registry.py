@@ -228,11 +228,8 @@ class BaseAllocator(Options):
 
     @property
     def meets_budget(self) -> bool:
-        """Whether its counts add up to the budget; not where sizes or a rounding are others'.
-
-        The option `rounding`, where there is one, is `exact` or that of published code.
-        """
-        return not self.sized_by_scorer and getattr(self, "rounding", "exact") == "exact"
+        """Whether its counts add up to the budget; not where a scorer gives the sizes."""
+        return not self.sized_by_scorer
 
     def allocate(self, request: Request) -> Tensor:
         """Tokens per layer and KV head (`kvp.ranking.Allocator`): [L, H] int64."""

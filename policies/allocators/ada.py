@@ -5,11 +5,6 @@ head are kept; the rest of the H C tokens are the best remaining ones of all hea
 layer keeps exactly H C. The protected tokens of a head are always among its kept ones. This is the
 form of kvpress (0.5.5), default safeguard 0.2 as there and in the authors' scripts.
 
-`rule=paper` is the published code: m_h = tokens of head h among the best H B of the layer, B = C
-without the protected tokens, capacity = protected + round((1 - a) m_h + floor(a B)), halves to
-even, a = safeguard. Rounding can miss the layer's budget by some H tokens. Preset `paper` has the
-default of that code, 0.5. The two forms agree in spirit, not token by token.
-
 Scores must compare across the heads of a layer: attention does (snapkv, tova, h2o, kvzip,
 contrastkv), and so do policies that kvp-train calibrated; norms and cosines (knorm, keydiff) are
 on a different scale per head. Cost O(H N) per layer.
@@ -20,7 +15,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from kvp.ranking import Request, winners
@@ -33,31 +27,17 @@ class Ada(BaseAllocator):
 
     safeguard: float = 0.2
     """Share of the budget that every head has for itself, 0 to 1; 1 is uniform."""
-    rule: str = "kvpress"
-    """`kvpress` (exact sum) or `paper` (rounds)."""
 
     method: ClassVar[str] = "ada"
     line: ClassVar[str] = "the heads of a layer compete, each with a safeguard"
     cost: ClassVar[str] = "a selection per layer, O(H N)"
     reads: ClassVar[str] = "scores that compare within a layer"
-    presets: ClassVar[Presets] = {"kvpress": {}, "paper": {"safeguard": 0.5, "rule": "paper"}}
-    limits: ClassVar[Limits] = {"safeguard": (0, 1), "rule": ("kvpress", "paper")}
+    presets: ClassVar[Presets] = {"kvpress": {}}
+    limits: ClassVar[Limits] = {"safeguard": (0, 1)}
     grid: ClassVar[Grid] = {"safeguard": SHARES}
 
-    @property
-    def meets_budget(self) -> bool:
-        """The published code rounds and misses it."""
-        return self.rule == "kvpress"
-
     def allocate(self, request: Request) -> Tensor:
-        """Tokens of each head: [L, H] int64, every layer H * budget (`paper`: about that)."""
-        scores, heads = request.scores, request.scores.shape[1]
-        if self.rule == "kvpress":
-            safe = max(request.floor, int(self.safeguard * request.budget))
-            return winners(scores, heads * request.budget, guaranteed=safe)
-        protected = int(scores[0, 0].isposinf().sum())
-        base = request.budget - protected
-        won = winners(scores, heads * request.budget, guaranteed=protected) - protected
-        shared = (1 - self.safeguard) * won.double() + int(self.safeguard * base)
-        counts = protected + torch.round(shared).long()
-        return counts.clamp(request.floor, scores.shape[-1])
+        """Tokens of each head: [L, H] int64, every layer H * budget."""
+        safe = max(request.floor, int(self.safeguard * request.budget))
+        budget = request.scores.shape[1] * request.budget
+        return winners(request.scores, budget, guaranteed=safe)

@@ -24,7 +24,7 @@ from kvp.artifacts.files import foreign
 from kvp.errors import PolicyError
 from kvp.manifest import Format, write_sealed_json
 from kvp.ranking import Protection, Request
-from policies.allocators.per_layer import ROUNDINGS, exact_counts, published_counts
+from policies.allocators.per_layer import exact_counts, in_every_head
 from policies.registry import BaseAllocator, Limits
 
 FORMAT = Format("kvp-budgets", 1)
@@ -106,7 +106,7 @@ class Evolved(BaseAllocator):
     line: ClassVar[str] = "what a search chose (kvp evolve)"
     cost: ClassVar[str] = "nothing per prompt; the search before it"
     reads: ClassVar[str] = "a budget file"
-    limits: ClassVar[Limits] = {"rounding": ROUNDINGS}
+    limits: ClassVar[Limits] = {"rounding": ("exact", "faithful")}
     file_option: ClassVar[str] = "file"
 
     file: str
@@ -130,6 +130,11 @@ class Evolved(BaseAllocator):
         rounding = "" if self.rounding == "exact" else f"(rounding={self.rounding})"
         return f"{self.method}:{self.file}{rounding}"
 
+    @property
+    def meets_budget(self) -> bool:
+        """Rounded up, they miss it."""
+        return self.rounding == "exact"
+
     def check(self, *, layers: int, kv_heads: int) -> None:
         """Raise PolicyError, in one line, if the file was made for another geometry."""
         theirs = self.budgets
@@ -147,4 +152,5 @@ class Evolved(BaseAllocator):
         if self.rounding == "exact":
             return exact_counts(chosen, request)
         scaled = chosen * (request.budget * layers) / chosen.sum()  # the paper's completion
-        return published_counts((scaled - 1e-9 * scaled.clamp_min(1)).ceil().long(), request)
+        counts = (scaled - 1e-9 * scaled.clamp_min(1)).ceil().long()
+        return in_every_head(counts.clamp(request.floor, request.scores.shape[-1]), request)

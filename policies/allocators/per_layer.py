@@ -7,9 +7,6 @@ from torch import Tensor
 
 from kvp.ranking import Request, apportion
 
-ROUNDINGS = ("exact", "faithful")
-"""`exact` meets the budget, `faithful` gives the published integers."""
-
 
 def exact_counts(shares: Tensor, request: Request) -> Tensor:
     """Tokens in proportion to `shares` ([L] float64): [L, H] int64, sum `request.total`.
@@ -18,15 +15,10 @@ def exact_counts(shares: Tensor, request: Request) -> Tensor:
     """
     layers, _, tokens = request.scores.shape
     counts = apportion(shares, layers * request.budget, minimum=request.floor, maximum=tokens)
-    return _every_head(counts, request)
+    return in_every_head(counts, request)
 
 
-def published_counts(counts: Tensor, request: Request) -> Tensor:
-    """Integers of published code ([L] int64) within `request.floor` and N: [L, H] int64."""
-    return _every_head(counts.clamp(request.floor, request.scores.shape[-1]), request)
-
-
-def _every_head(counts: Tensor, request: Request) -> Tensor:
+def in_every_head(counts: Tensor, request: Request) -> Tensor:
     """The count of a layer in each of its heads: [L] int64 -> [L, H] int64."""
     return counts[:, None].expand(request.scores.shape[:2]).contiguous()
 

@@ -9,9 +9,9 @@ group and all their heads, but for one token where the exact sum needs it. Paper
 - `rule=paper`: top = C / lambda, whatever gamma.
 
 Defaults: lambda 14; groups as the scorer `windowkv` has them (7 of 28 layers, 8 of 32, the last one
-shorter where they do not divide). `rounding=faithful` gives the code's integers, top rounded down
-and steps rounded down: 768, 598, 428, 258 for C = 512 and 4 groups of 7, a mean of 513. The code
-adds its observation window to these numbers; here it counts inside. Cost: nothing per token.
+shorter where they do not divide). The code rounds top and steps down, to a mean of 513 for C = 512
+and 4 groups of 7, and adds its observation window; here that counts inside. Cost: nothing per
+token.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch import Tensor
 
 from kvp.ranking import Request
 from kvp.scoring import AUTO_GROUP, layers_per_group
-from policies.allocators.per_layer import ROUNDINGS, exact_counts, line, published_counts
+from policies.allocators.per_layer import exact_counts, line
 from policies.registry import AUTO, BaseAllocator, Grid, Limits, Numbers
 
 
@@ -39,18 +39,14 @@ class WindowKVAllocator(BaseAllocator):
     """Lambda: what the budget is divided by to get the smallest."""
     group: int | str = AUTO
     """Gamma: layers per group, or `auto`."""
-    rounding: str = "exact"
-    """`exact` meets the budget, `faithful` gives the code's integers."""
 
     method: ClassVar[str] = "windowkv"
     line: ClassVar[str] = "groups of layers on a falling line, the lowest has most"
-    limits: ClassVar[Limits] = {
-        "rule": ("code", "paper"), "divisor": (1, inf), "group": 1, "rounding": ROUNDINGS,
-    }  # fmt: skip
+    limits: ClassVar[Limits] = {"rule": ("code", "paper"), "divisor": (1, inf), "group": 1}
     grid: ClassVar[Grid] = {"divisor": Numbers(values=(1.0, 3.0, 7.0, 14.0, 28.0), minimum=1)}
 
     def allocate(self, request: Request) -> Tensor:
-        """Falling counts: [L, H] int64, sum `request.total`; `faithful` misses it."""
+        """Falling counts: [L, H] int64, sum `request.total`."""
         layers, budget = request.scores.shape[0], request.budget
         gamma = self.group if isinstance(self.group, int) else layers_per_group(layers, AUTO_GROUP)
         groups = -(-layers // gamma)
@@ -58,8 +54,4 @@ class WindowKVAllocator(BaseAllocator):
         top = float(budget)
         if groups > 1:
             top = min(budget * (gamma if self.rule == "code" else 1) / self.divisor, top)
-        if self.rounding == "exact":
-            return exact_counts(line(2 * budget - top, top, groups)[of_layer], request)
-        bottom = 2 * budget - int(top)
-        step = (bottom - int(top)) // max(groups - 1, 1)
-        return published_counts(bottom - of_layer * step, request)
+        return exact_counts(line(2 * budget - top, top, groups)[of_layer], request)

@@ -93,9 +93,9 @@ def test_allocators_apply_to_methods_that_name_none() -> None:
     assert methods[1].rule is None
     assert methods[1].scorer is methods[2].scorer
     assert methods[1].ranking == methods[2].ranking
-    presets = methods_of(_config(methods="snapkv(window=9)+ada(safeguard=0.5),h2o+ada:paper"))
+    presets = methods_of(_config(methods="snapkv(window=9)+ada(safeguard=0.5),h2o+global:kvzip"))
     assert [method.label for method in presets] == [
-        "snapkv(window=9)+ada(safeguard=0.5)", "h2o+ada:paper",
+        "snapkv(window=9)+ada(safeguard=0.5)", "h2o+global:kvzip",
     ]  # fmt: skip
 
 

@@ -82,7 +82,7 @@ def test_objects_and_classes_are_taken_as_they_are() -> None:
     assert make_scorer(SnapKV(window=7)) == make_scorer("snapkv(window=7)")
     assert make_allocator(Ada) == make_allocator("ada")
     assert make_method(scorer) == (scorer, make_allocator("uniform"))
-    assert make_method(Mine(), "ada:paper")[1] == make_allocator("ada:paper")
+    assert make_method(Mine(), "global:kvzip")[1] == make_allocator("global:kvzip")
     assert make_method("snapkv", Ada(safeguard=0.5))[1].name == "ada(safeguard=0.5)"
     with pytest.raises(UsageError, match="the allocator is given twice"):
         make_method("snapkv+ada", "ada")

@@ -22,7 +22,7 @@ from policies.registry import METHODS, needs_in_words
         ("kvzip+global", "kvzip", "global"),
         ("contrastkv + global:kvzip", "contrastkv", "global:kvzip"),
         ("snapkv:kvpress+ada(safeguard=0.3)", "snapkv:kvpress", "ada(safeguard=0.3)"),
-        (" snapkv( window = 16 ) + ada:paper ", "snapkv(window=16)", "ada:paper"),
+        (" snapkv( window = 16 ) + global:kvzip ", "snapkv(window=16)", "global:kvzip"),
         ("random(seed=+3)+pyramid(beta=1e+1)", "random(seed=3)", "pyramid(beta=10)"),
         ("gvote+self_sized", "gvote", "self_sized"),
         ("windowkv+windowkv", "windowkv", "windowkv"),

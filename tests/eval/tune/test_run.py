@@ -167,7 +167,7 @@ def test_settings_are_refused_on_the_prompts_that_chose_them(
     [
         ({"methods": "full"}, "--methods full: nothing is chosen for it"),
         ({"methods": "gvote+self_sized"}, "it ignores the budget"),
-        ({"allocators": "ada,ada:paper"}, "name each allocator once"),
+        ({"allocators": "global,global:kvzip"}, "name each allocator once"),
         ({"budgets": "3%"}, "--budgets 3% is below the 20 protected tokens"),
         ({"tasks": "niah_single_1,chat"}, "tune on one kind"),
         ({"methods": "kvp"}, "needs --policies: a folder"),

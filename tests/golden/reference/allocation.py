@@ -53,21 +53,6 @@ def ada(scores: Array, budget: int, floor: int, safeguard: float = 0.2) -> Array
     return np.stack([best_tokens(layer, heads * budget, safe) for layer in scores])
 
 
-def ada_paper(scores: Array, budget: int, floor: int, safeguard: float = 0.5) -> Array:
-    """The published code: what heads win among all, mixed with equal shares, rounded."""
-    layers, heads, tokens = scores.shape
-    counts = np.zeros((layers, heads), dtype=int)
-    for layer in range(layers):
-        always = int(np.isposinf(scores[layer, 0]).sum())
-        base = budget - always
-        free = np.where(np.isposinf(scores[layer]), -np.inf, scores[layer])
-        won = best_tokens(free, heads * base, 0)
-        for head in range(heads):
-            share = round((1 - safeguard) * int(won[head]) + math.floor(safeguard * base))
-            counts[layer, head] = min(max(always + share, floor), tokens)
-    return counts
-
-
 def over_all(scores: Array, budget: int, floor: int, safeguard: float = 0.2) -> Array:
     layers, heads, tokens = scores.shape
     safe = max(floor, int(safeguard * budget))
@@ -102,22 +87,6 @@ def pyramid(layers: int, tokens: int, budget: int, window: int = 8, beta: int = 
     return largest_remainder(shares, layers * budget)
 
 
-def pyramid_published(
-    layers: int, tokens: int, budget: int, window: int = 8, beta: int = 20
-) -> list[int]:
-    """The integers of KVCache-Factory."""
-    base = budget - window
-    if tokens < 2 * base:
-        return [budget] * layers
-    low = base // beta
-    high = 2 * base - low
-    if high >= tokens - window:
-        high = tokens - window
-        low = 2 * base - high
-    step = (high - low) // (layers - 1)
-    return [high - layer * step + window for layer in range(layers)]
-
-
 def group_of(layers: int, gamma: int) -> list[int]:
     return [layer // gamma for layer in range(layers)]
 
@@ -131,14 +100,6 @@ def windowkv(
     per_group = falling(2 * budget - top, top, groups)
     shares = [per_group[group] for group in group_of(layers, gamma)]
     return largest_remainder(shares, layers * budget)
-
-
-def windowkv_published(layers: int, budget: int, gamma: int, divisor: int = 14) -> list[int]:
-    """The integers of its code."""
-    top = budget * gamma // divisor
-    groups = -(-layers // gamma)
-    step = (2 * budget - 2 * top) // (groups - 1)
-    return [2 * budget - top - group * step for group in group_of(layers, gamma)]
 
 
 def completed(counts: Sequence[int], budget: int, *, exact: bool) -> list[int]:

@@ -115,27 +115,6 @@ def expected_attention(
     return _padded((weights + epsilon) * norms, front=sinks)
 
 
-def pyramid_budgets(
-    tokens: int, ratio: float, layers: int, window: int = 64, beta: float = 20.0
-) -> list[int]:
-    """Tokens per head of every layer."""
-    return pyramid_budgets_of(tokens, tokens * (1 - ratio), layers, window, beta)
-
-
-def pyramid_budgets_of(
-    tokens: int, mean: float, layers: int, window: int = 64, beta: float = 20.0
-) -> list[int]:
-    """The same for a mean budget in tokens."""
-    least = mean / beta
-    most = 2 * mean - least
-    if most >= tokens - window:
-        most = tokens - window
-        least = 2 * mean - most
-    if not tokens >= most >= least >= window:
-        return [max(1, round(mean))] * layers
-    return [round(most - layer * (most - least) / (layers - 1)) for layer in range(layers)]
-
-
 def adakv(scores: Array, ratio: float, safeguard: float = 0.2) -> Array:
     """Mask [B, H, T] of what a layer keeps."""
     batch, heads, tokens = scores.shape
