@@ -38,9 +38,9 @@ PAGES = [
 ]
 OTHER_FLAGS = {"extra-index-url", "nproc-per-node", "logdir", "help", "help_all", "config"} | {
     "print_config", "version", "lambda", "no-deps", "local-dir", "skip_evaluation", "to",
-    "kv-transfer-config",
+    "kv-transfer-config", "slot-save-path",
 }  # fmt: skip
-"""Flags of pip, hf, torchrun, tensorboard, recipes and every program, and kvp's other spellings."""
+"""Flags of other programs (pip, hf, vLLM, ...), of recipes and of every program of kvp's."""
 BENCHMARKS = "".join(path.read_text() for path in (ROOT / "benchmarks").rglob("*.py"))
 BENCHMARK_FLAGS = {
     *re.findall(r"""add_argument\(\s*"--([\w-]+)""", BENCHMARKS),
