@@ -42,6 +42,10 @@ def run(config: CompressConfig) -> None:
         except UsageError as error:
             raise UsageError(f"{name}: {error}") from None
         sizes[name] = tokens, kept_rows(budget, tokens, least=Protection().tokens)
+    if config.gguf:
+        from kvp.llamacpp.slots import read_gguf, write_slot
+
+        read_gguf(config.gguf)
     if config.dry_run:
         size = geometry_of(model_config)
         width = 4 if config.dtype == "float32" else 2
@@ -57,8 +61,6 @@ def run(config: CompressConfig) -> None:
             context = compress(model, tokenizer, text, scorer, budget)
             told: dict[str, Any] = {"document": name, "file": str(context.write(config.out))}
             if config.gguf:
-                from kvp.llamacpp.slots import write_slot
-
                 told["slot"] = str(write_slot(context, Path(config.gguf), Path(config.out)))
             told |= {"tokens": context.facts.tokens, "kept": context.facts.kept}
             print(json.dumps({**told, "placeholders": context.placeholders}), flush=True)

@@ -45,11 +45,7 @@ def write_slot(context: Context, gguf: Path | str, folder: Path | str) -> Path:
     than made the context: geometry, vocabulary, RoPE or norms; where its keys or values are no
     float16 numbers; and where the file cannot be written.
     """
-    gguf, facts = Path(gguf), context.facts
-    try:
-        architecture, found = _read(gguf, gguf.stat().st_mtime_ns)
-    except OSError as problem:
-        raise CacheError(f"{gguf} cannot be read: {problem.strerror}") from None
+    facts, (architecture, found) = context.facts, read_gguf(gguf)
     rope = facts.rope["rope_type"], round(float(facts.rope.get("rope_theta", 10_000.0)), 3)
     ours = Geometry.from_dict(facts.geometry), facts.vocabulary, rope, facts.model["norms"]
     names = "geometry", "vocabulary", "RoPE", "norms"
@@ -75,6 +71,17 @@ def write_slot(context: Context, gguf: Path | str, folder: Path | str) -> Path:
     except OSError as problem:
         raise CacheError(f"{path} cannot be written: {problem.strerror}") from None
     return path
+
+
+def read_gguf(gguf: Path | str) -> tuple[str, tuple[Geometry, int, tuple[str, float], str]]:
+    """Architecture of a GGUF file, and geometry, vocabulary, RoPE and norms of its model.
+
+    Raises CacheError where it cannot be read, or is of an architecture without slots.
+    """
+    try:
+        return _read(Path(gguf), Path(gguf).stat().st_mtime_ns)
+    except OSError as problem:
+        raise CacheError(f"{gguf} cannot be read: {problem.strerror}") from None
 
 
 @lru_cache(maxsize=1)  # the vocabulary takes seconds to read
