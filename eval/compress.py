@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from warnings import catch_warnings
 
 from rich.filesize import decimal
 
@@ -56,7 +58,8 @@ def run(config: CompressConfig) -> None:
         print("dry run: nothing was written")
         return
     model, tokenizer = model_of(config, config.device)
-    with Progress("compressing", len(documents)) as progress:
+    with catch_warnings(), Progress("compressing", len(documents)) as progress:
+        warnings.showwarning = lambda message, *_, **__: say(f"note: {message}")
         for name, text in documents.items():
             context = compress(model, tokenizer, text, scorer, budget)
             told: dict[str, Any] = {"document": name, "file": str(context.write(config.out))}
