@@ -23,6 +23,7 @@ from kvp.hf.loading import load_config, model_of, tokenizer_of
 from kvp.hf.model_config import context_limit, geometry_of
 from kvp.progress import Progress, say
 from kvp.ranking import Protection
+from kvp.store.schema import planned_bytes
 from policies import load_policy, make_scorer
 
 
@@ -50,8 +51,7 @@ def run(config: CompressConfig) -> None:
         read_gguf(config.gguf)
     if config.dry_run:
         size = geometry_of(model_config)
-        width = 4 if config.dtype == "float32" else 2
-        row = 2 * size.total_kv_heads * size.head_dim * width
+        row = planned_bytes(size, dtype=config.dtype, tokens=1, store="kv")
         for name, (tokens, kept) in sizes.items():
             instead = f"{decimal(kept * row)} instead of {decimal(tokens * row)}"
             print(f"{name}: {tokens:,} tokens, {kept:,} kept, {instead}")

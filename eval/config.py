@@ -7,7 +7,7 @@ method, budget) is decided where it is used; this module imports no torch.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from typing import Any, ClassVar, Literal
@@ -127,6 +127,14 @@ class PromptConfig(DataConfig, BenchmarkConfig):
             )
 
 
+def _check(flag: str, parse: Callable[[str], object], text: str) -> None:
+    """Raise UsageError, naming the flag, where `parse` raises it."""
+    try:
+        parse(text)
+    except UsageError as error:
+        raise UsageError(f"--{flag}: {error}") from None
+
+
 def _numbers(flag: str, text: str | None, *, most: float) -> tuple[float, ...] | None:
     """Numbers of a comma-separated list from 0 to `most`; ValueError, naming the flag, else."""
     if text is None:
@@ -243,10 +251,7 @@ class EvalConfig(
                 raise ValueError(
                     f"--protocols: no protocol {protocol!r}; use {', '.join(PROTOCOLS)}"
                 )
-        try:
-            parse_budgets(self.budgets)
-        except UsageError as error:
-            raise UsageError(f"--budgets: {error}") from None
+        _check("budgets", parse_budgets, self.budgets)
 
     def check_names(self) -> None:
         """Raise KvpError on a name that cannot exist, and where `kvp` has no policy."""
@@ -373,12 +378,9 @@ class CompressConfig(PolicyConfig, ModelConfig, DeviceConfig, DryRunConfig):
     """What is written. A folder of contexts, each a file that its digest names."""
 
     def __post_init__(self) -> None:
-        """Raise ValueError, naming the flag, on a budget that is none."""
+        """Raise UsageError, naming the flag, on a budget that is none."""
         super().__post_init__()
-        try:
-            parse_budget(self.budget)
-        except ValueError as error:
-            raise ValueError(f"--budget: {error}") from None
+        _check("budget", parse_budget, self.budget)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -525,10 +527,7 @@ class EvolveConfig(
         super().__post_init__()
         if not split_list(self.scorer):
             raise ValueError("--scorer is empty")
-        try:
-            parse_budget(self.budget)
-        except UsageError as error:
-            raise UsageError(f"--budget: {error}") from None
+        _check("budget", parse_budget, self.budget)
 
     def check_names(self) -> None:
         """Raise KvpError on an unknown scorer, and as kvp-eval does."""

@@ -69,6 +69,26 @@ class ContextFacts:
     kept: int
     """k, tokens that every KV head keeps."""
 
+    def check(
+        self, model: Mapping[str, Any], geometry: Geometry, vocabulary: int, rope: Mapping[str, Any]
+    ) -> None:
+        """Raise CacheError, in one line, where another model than this one made the context.
+
+        Engines know no digest of `weights`: only those that both sides know are compared. `norms`
+        are wherever this model's are known.
+        """
+        made = f"this context was made by {self.model['id']}"
+        size, dtype = Geometry.from_dict(self.geometry), self.model["dtype"]
+        if (size, self.vocabulary) != (geometry, vocabulary):
+            raise CacheError(f"{made}, {size}; this model has {geometry}")
+        if dtype != model["dtype"]:
+            raise CacheError(f"{made} in {dtype}; this model computes in {model['dtype']}")
+        if dict(self.rope) != dict(rope):
+            raise CacheError(f"{made} with another RoPE than this model has")
+        names = ("norms",) if self.model["weights"] is None else ("weights", "norms")
+        if any(model[name] not in (None, self.model[name]) for name in names):
+            raise CacheError(f"{made}; this model is {model['id']} with other weights or adapters")
+
     @property
     def nbytes(self) -> int:
         """Bytes of keys and values."""
@@ -102,7 +122,7 @@ class Context:
         """SHA-256 (hex) of the tensors."""
         return tensors_digest(self.tensors)
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """SHA-256 (hex) of facts and tensors."""
         return _digest(self.facts, self.checksum)
@@ -155,9 +175,14 @@ def read_facts(path: Path) -> tuple[ContextFacts, str]:
         return facts, digest
 
 
-def read_context(path: Path) -> Context:
-    """A context file; raises CacheError as `read_facts`, and where a tensor does not fit."""
+def read_context(path: Path, most: float = float("inf")) -> Context:
+    """A context file of at most `most` bytes of keys and values.
+
+    Raises CacheError as `read_facts`, for a larger one, and where a tensor does not fit.
+    """
     facts, digest = read_facts(path)
+    if facts.nbytes > most:
+        raise CacheError(f"{path} takes {facts.nbytes:,} bytes, memory_gb allows {most:,.0f}")
     tensors = read_safetensors(path, CacheError)
     with foreign(path, CacheError):
         size = Geometry.from_dict(facts.geometry)
@@ -187,6 +212,11 @@ def _digest(facts: ContextFacts, tensors: str) -> str:
 
 TURNED = ("default", "linear", "llama3", "yarn")
 """Kinds of RoPE whose frequencies do not depend on the length of the input."""
+
+
+def can_turn(parameters: Mapping[str, Any]) -> bool:
+    """Whether keys depend on one position each, by frequencies that are the same at any length."""
+    return parameters.get("rope_type", "default") in TURNED and "mrope_section" not in parameters
 
 
 def rope_facts(parameters: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,9 +17,9 @@ from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 from kvp.budgets import Budget, parse_budget
 from kvp.contexts import (
     MULTIPLE,
-    TURNED,
     Context,
     ContextFacts,
+    can_turn,
     is_norm,
     kept_rows,
     norms_digest,
@@ -27,8 +27,7 @@ from kvp.contexts import (
     rope_facts,
     turned,
 )
-from kvp.errors import CacheError, ModelError, UsageError
-from kvp.geometry import Geometry
+from kvp.errors import ModelError, UsageError
 from kvp.hf.cache import EvictingCache
 from kvp.hf.cache_layers import EMPTY
 from kvp.hf.eviction import prefill_and_evict
@@ -136,8 +135,8 @@ def context_of(
         )
     facts = ContextFacts(
         model=_identity(inner), geometry=geometry_of(inner.config).to_dict(),
-        vocabulary=int(inner.config.get_text_config(decoder=True).vocab_size),
-        rope=_rope_facts(inner), tokenizer=tokenizer_digest(tokenizer),
+        vocabulary=_vocabulary(inner), rope=_rope_facts(inner),
+        tokenizer=tokenizer_digest(tokenizer),
         policy=recorded_name(policy), budget=budget, tokens=seen, kept=kept.pop(),
     )  # fmt: skip
     ids = torch.tensor(list(token_ids), dtype=torch.int64)
@@ -155,19 +154,9 @@ def load_context(context: Context | str | Path, model: PreTrainedModel) -> Dynam
     check_model(inner)
     if not isinstance(context, Context):
         context = read_context(Path(context))
-    facts, ours = context.facts, _identity(inner)
-    size = Geometry.from_dict(facts.geometry)
-    compared = [name for name in ("weights", "norms", "dtype") if facts.model[name] is not None]
-    if any(facts.model[name] != ours[name] for name in compared) or size != geometry_of(
-        inner.config
-    ):
-        raise CacheError(
-            f"this context was made by {facts.model['id']}, {size}, in {facts.model['dtype']}; "
-            f"this model is {ours['id']}, {geometry_of(inner.config)}, in {ours['dtype']}, or has "
-            "other weights or adapters"
-        )
-    if dict(facts.rope) != _rope_facts(inner):
-        raise CacheError("this context was made with another RoPE than this model has")
+    context.facts.check(
+        _identity(inner), geometry_of(inner.config), _vocabulary(inner), _rope_facts(inner)
+    )
     cache = DynamicCache(config=inner.config)
     devices = layer_devices(inner)
     for layer, parts in enumerate(zip(context.keys, context.values, strict=True)):
@@ -188,16 +177,16 @@ def check_model(model: PreTrainedModel) -> None:
     if set(layer_kinds(model.config)) != {FULL} or attention_window(config) is not None:
         raise ModelError(f"{kind} has layers that do not see every token: no context file for it")
     rope = getattr(config, "rope_parameters", None) or {}
-    name = rope.get("rope_type", "default")
-    if (
-        name not in TURNED
-        or "mrope_section" in rope
-        or getattr(config, "attn_temperature_tuning", None)
-    ):
+    if not can_turn(rope) or getattr(config, "attn_temperature_tuning", None):
+        name = rope.get("rope_type", "default")
         raise ModelError(
             f"{kind} attends by more than differences of positions (RoPE {name!r}): its keys "
             "cannot be turned, so there is no context file for it"
         )
+
+
+def _vocabulary(model: PreTrainedModel) -> int:
+    return int(model.config.get_text_config(decoder=True).vocab_size)
 
 
 def _rope_facts(model: PreTrainedModel) -> dict[str, object]:

@@ -389,11 +389,8 @@ class Held:
     def context(self, digest: str) -> Context:
         """The context; CacheError where its file cannot be used."""
         if digest not in self._contexts:
-            path = self._folder / f"{digest}{SUFFIX}"
-            if (size := read_facts(path)[0].nbytes) > self._most:
-                raise CacheError(f"{path} takes {size:,} bytes, memory_gb allows {self._most:,.0f}")
-            context = read_context(path)
-            while self._contexts and self._nbytes + size > self._most:
+            context = read_context(self._folder / f"{digest}{SUFFIX}", self._most)
+            while self._contexts and self._nbytes + context.facts.nbytes > self._most:
                 self._contexts.popitem(last=False)
             self._contexts[digest] = context
         self._contexts.move_to_end(digest)

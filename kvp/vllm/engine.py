@@ -11,8 +11,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from kvp.contexts import TURNED, ContextFacts, is_norm, norms_digest, rope_facts
-from kvp.errors import CacheError, UsageError
+from kvp.contexts import ContextFacts, can_turn, is_norm, norms_digest, rope_facts
+from kvp.errors import UsageError
 from kvp.geometry import Geometry
 from kvp.rope import Rope
 
@@ -43,7 +43,7 @@ class EngineModel:
             "the model attends over latent entries (MLA)": model.use_mla,
             "the model has no rotary embedding": not rope,
             "the model's RoPE depends on the length or on more than one position": (
-                rope.get("rope_type", "default") not in TURNED or "mrope_section" in rope
+                not can_turn(rope)
             ),
         }
         for why, found in wrong.items():
@@ -62,16 +62,7 @@ class EngineModel:
 
     def check(self, facts: ContextFacts) -> None:
         """Raise CacheError for a context of another model or dtype."""
-        made = f"it was made by {facts.model['id']}"
-        size = Geometry.from_dict(facts.geometry)
-        if size != self.geometry or facts.vocabulary != self.vocabulary:
-            raise CacheError(f"{made}, {size}; this engine has {self.geometry}")
-        if facts.model["dtype"] != self.dtype:
-            raise CacheError(f"{made} in {facts.model['dtype']}; this engine computes {self.dtype}")
-        if dict(facts.rope) != self.rope_facts:
-            raise CacheError(f"{made} with another RoPE than this engine's model has")
-        if self.norms is not None and facts.model["norms"] != self.norms:
-            raise CacheError(f"{made}, with other weights than this engine's model")
+        facts.check(self.identity, self.geometry, self.vocabulary, self.rope_facts)
 
     @cached_property
     def norms(self) -> str | None:

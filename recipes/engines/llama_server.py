@@ -12,21 +12,19 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import socket
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
-from urllib.error import URLError
 from urllib.request import Request, urlopen
+
+from servers import answering, free_port
 
 from kvp import load_model, load_policy
 from kvp.data.synthetic.text import prose
-from kvp.errors import KvpError, UsageError
+from kvp.errors import KvpError
 from kvp.hf.contexts import compress
 from kvp.llamacpp.slots import write_slot
 
@@ -95,29 +93,11 @@ def document(things: tuple[str, ...], words: int) -> tuple[str, dict[str, str]]:
     return " ".join(parts) + "\n", facts
 
 
-@contextmanager
-def server(program: str, gguf: str, folder: str) -> Iterator[str]:
+def server(program: str, gguf: str, folder: str) -> AbstractContextManager[str]:
     """A server of `gguf` whose slot files are in `folder`; its address, once it answers."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     command = [program, "-m", gguf, "-c", "4096", "-np", "1", "-fa", "on", "--port", str(port)]
-    log = Path(folder) / "server.log"
-    with log.open("w") as file:
-        running = subprocess.Popen([*command, "--slot-save-path", folder], stdout=file, stderr=file)
-        try:
-            url = f"http://127.0.0.1:{port}"
-            while True:
-                if running.poll() is not None:
-                    raise UsageError(f"llama-server ended:\n{log.read_text()[-2000:]}")
-                try:
-                    urlopen(f"{url}/health", timeout=5).close()
-                    break
-                except (URLError, OSError):
-                    time.sleep(1)
-            yield url
-        finally:
-            running.terminate()
-            running.wait(60)
+    return answering("llama-server", [*command, "--slot-save-path", folder], port, Path(folder))
 
 
 def post(url: str, body: dict[str, Any]) -> Any:  # noqa: ANN401 - JSON

@@ -15,18 +15,16 @@ import json
 import os
 import random
 import re
-import socket
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
-from urllib.error import URLError
 from urllib.request import urlopen
 
 from openai import OpenAI
+from servers import answering, free_port
 
 from kvp.data.synthetic.text import prose
 from kvp.errors import UsageError
@@ -102,42 +100,19 @@ def documents(words: int) -> list[tuple[str, Mapping[str, str]]]:
     return made
 
 
-@contextmanager
-def server(model: str, policy: str, folder: str) -> Iterator[str]:
+def server(model: str, policy: str, folder: str) -> AbstractContextManager[str]:
     """A server of `model` whose contexts are in `folder`; its address, once it answers."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     connector = {
         "kv_connector": "KvpConnector", "kv_connector_module_path": "kvp.vllm.connector",
         "kv_role": "kv_both",
         "kv_connector_extra_config": {"contexts": folder, "policy": policy},
     }  # fmt: skip
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model]
-    command += [
-        "--port",
-        str(port),
-        "--enforce-eager",
-        "--kv-transfer-config",
-        json.dumps(connector),
-    ]
+    command += ["--port", str(port), "--enforce-eager"]
+    command += ["--kv-transfer-config", json.dumps(connector)]
     cpu = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_CPU_KVCACHE_SPACE": "1"}
-    log = Path(folder) / "server.log"
-    with log.open("w") as file:
-        running = subprocess.Popen(command, env=cpu | os.environ, stdout=file, stderr=file)
-        try:
-            url = f"http://127.0.0.1:{port}"
-            while True:
-                if running.poll() is not None:
-                    raise UsageError(f"vLLM ended:\n{log.read_text()[-2000:]}")
-                try:
-                    urlopen(f"{url}/health", timeout=5).close()
-                    break
-                except (URLError, OSError):
-                    time.sleep(1)
-            yield url
-        finally:
-            running.terminate()
-            running.wait(60)
+    return answering("vLLM", command, port, Path(folder), cpu | os.environ)
 
 
 def metrics(url: str) -> Mapping[str, float]:

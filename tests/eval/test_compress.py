@@ -52,7 +52,7 @@ def test_texts_and_rows_become_contexts(tmp_path: Path, capsys: pytest.CaptureFi
         (["none.txt", "--out", "x"], "none.txt"),
         (["short.txt", "--out", "x"], "short.txt: a context of"),
         (["a.txt"], "--out is missing"),
-        (["a.txt", "--out", "x", "--budget", "many"], "budget"),
+        (["a.txt", "--out", "x", "--budget", "many"], "--budget: budget"),
         (["a.txt", "--out", "x", "--method", "snapkv+ada"], "snapkv"),
         (["a.txt", "--out", "x", "--policy", "nope"], "there is no folder 'nope'"),
         (["rows.jsonl", "--out", "x"], "none of its 1 rows"),
