@@ -55,7 +55,7 @@ test-fast: $(INSTALLED)
 
 # On SmolLM2-135M-Instruct; skipped, and says so, where it cannot be fetched.
 test-real: $(INSTALLED)
-	$(BIN)/python recipes/smollm2/fetch.py || echo "tests on a pretrained model will be skipped"
+	$(BIN)/python recipes/real_models/fetch.py || echo "tests on a pretrained model will be skipped"
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m real tests/kvp/hf/test_real_model.py
 
 # A stock vLLM with kvp in it, in an environment of its own (3.4 GB); skipped, and says so, where it cannot be had.
@@ -101,7 +101,7 @@ test-families: $(INSTALLED)
 test-llama-cpp: $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) \
 		--constraint .ci/constraints.txt --editable '.[dev,llama-cpp]'
-	$(BIN)/python recipes/smollm2/fetch.py --to models/smollm2.gguf || echo "the server is not tried"
+	$(BIN)/python recipes/real_models/fetch.py --to models/smollm2.gguf || echo "the server is not tried"
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "real or not real" tests/kvp/llamacpp tests/eval/test_serve.py
 
 site: $(WITH_DOCS)

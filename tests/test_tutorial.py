@@ -63,7 +63,7 @@ def test_the_example_of_readme_runs(tmp_path: Path) -> None:
 def test_the_chat_of_the_docs_is_the_one_of_the_recipe() -> None:
     page = (ROOT / "docs/python.md").read_text(encoding="utf-8")
     code = page.split("```python\n")[1].partition("```")[0]
-    recipe = (ROOT / "recipes/smollm2/chat.py").read_text(encoding="utf-8")
+    recipe = (ROOT / "recipes/real_models/chat.py").read_text(encoding="utf-8")
     recipe = recipe.replace("from pathlib import Path\n\n", "")  # it knows where its clone is
     recipe = re.sub(r"str\(Path\(.* / (.*)\)\)", r"\1)", recipe)
     assert recipe.endswith(f'"""\n\n{code}')

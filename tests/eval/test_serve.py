@@ -29,7 +29,7 @@ SUPPRESSED = {"0": -100, "2": -100}
 """The tokens that end an answer of SmolLM2."""
 GGUF = Path(__file__).parents[2] / "models" / "smollm2.gguf"
 WITH_MODEL = pytest.mark.skipif(
-    not GGUF.exists(), reason="recipes/smollm2/fetch.py --to models/smollm2.gguf"
+    not GGUF.exists(), reason="recipes/real_models/fetch.py --to models/smollm2.gguf"
 )
 
 

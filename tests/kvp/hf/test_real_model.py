@@ -30,7 +30,7 @@ def folder() -> str:
     path = Path(os.environ.get("KVP_REAL_MODEL", DEFAULT))
     if not path.is_dir():
         pytest.skip(
-            "no pretrained model: recipes/smollm2/fetch.py could not fetch it, or did not run"
+            "no pretrained model: recipes/real_models/fetch.py could not fetch it, or did not run"
         )
     return str(path)
 

@@ -252,7 +252,7 @@ def test_a_cache_is_shrunk_again_and_again(pair: Pair, llama: Any, cache: str) -
 
 
 @pytest.mark.real
-@pytest.mark.skipif(not GGUF.exists(), reason="recipes/smollm2/fetch.py --to models/smollm2.gguf")
+@pytest.mark.skipif(not GGUF.exists(), reason="recipes/real_models/fetch.py --to FILE")
 @pytest.mark.parametrize("seed", range(3))
 def test_subsets_of_a_model_in_4_bits(seed: int) -> None:
     """Logits of ten subsets differ as those of the full cache do at eleven tokens."""

@@ -1,6 +1,6 @@
 """Tables and figure of docs/results/smollm2.md, from results folders of kvp-eval.
 
-    python recipes/smollm2/pages.py RUN
+    python recipes/real_models/pages.py RUN
 
 fills the blocks of the page with the folders RUN/NAME that are there, and writes one number per
 column to benchmarks/results/smollm2/NAME.csv.

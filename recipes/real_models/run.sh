@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # A policy for SmolLM2-135M-Instruct from an empty folder, and a report of what it keeps.
-# Usage: recipes/smollm2/run.sh     (settings below can be set in the environment; a stopped step goes on)
+# Usage: recipes/real_models/run.sh     (settings below can be set in the environment; a stopped step goes on)
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 [ -n "${BIN:-}" ] || BIN=$(dirname "$(command -v .venv/bin/kvp || command -v kvp || echo kvp)")
@@ -8,7 +8,7 @@ cd "$(dirname "$0")/../.."
 : "${RUN:=runs/smollm2}" "${SEED:=0}" "${DEVICE:=cpu}"    # cuda for a GPU
 if [ -z "${MODEL:-}" ]; then    # or any other: MODEL=Qwen/Qwen2.5-7B-Instruct
   MODEL=models/smollm2-135m-instruct
-  [ -d "$MODEL" ] || "$BIN/python" recipes/smollm2/fetch.py --to "$MODEL"
+  [ -d "$MODEL" ] || "$BIN/python" recipes/real_models/fetch.py --to "$MODEL"
 fi
 : "${LENGTH:=1024}" "${TRAIN:=240}" "${PROMPTS:=4}"
 # Processes that share the work: on two cores two are faster than one with two threads.

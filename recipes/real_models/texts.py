@@ -1,6 +1,6 @@
 """Texts of the mixture that the bundled policy is trained on, from files of public data sets.
 
-    python recipes/smollm2/texts.py SOURCES D
+    python recipes/real_models/texts.py SOURCES D
 
 SOURCES holds `squad.json` (rows of context, question, answer), `dialogues.jsonl` and
 `dialogues_dev.jsonl` (Schema-Guided Dialogue: `services`, and `turns`, pairs of speaker and text),

