@@ -126,6 +126,13 @@ class PromptConfig(DataConfig, BenchmarkConfig):
                 f"--metric: no metric {self.metric!r}; use one of {', '.join(METRIC_NAMES)}"
             )
 
+    def check_names(self) -> None:
+        """Raise KvpError on a name that cannot exist."""
+        from kvp.data.tasks import check_tasks  # no sooner: --help stays fast
+
+        super().check_names()
+        check_tasks(self.task_list)
+
 
 def _check(flag: str, parse: Callable[[str], object], text: str) -> None:
     """Raise UsageError, naming the flag, where `parse` raises it."""

@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from kvp.errors import UsageError
+from kvp.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
     from kvp.ranking import Protection
     from kvp.store import TraceReader
     from policies import load_policy, make_allocator, make_method, make_scorer
-
-__version__ = "0.1.0"
 
 __all__ = [
     "Protection",

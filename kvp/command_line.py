@@ -20,9 +20,9 @@ from dataclasses import MISSING, dataclass, fields
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from kvp import __version__
 from kvp.errors import UsageError, guarded
 from kvp.plugins import did_you_mean
+from kvp.version import __version__
 
 if TYPE_CHECKING:
     from kvp.config_groups import Group

@@ -149,13 +149,6 @@ class TaskConfig(Group):
         if not self.task_list:
             raise ValueError("--tasks is empty")
 
-    def check_names(self) -> None:
-        """Raise KvpError on a name that cannot exist."""
-        from kvp.data.tasks import check_tasks  # no sooner: --help stays fast
-
-        super().check_names()
-        check_tasks(self.task_list)
-
     @property
     def task_list(self) -> tuple[str, ...]:
         """Task names in order, without repeats."""

@@ -18,10 +18,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import kvp
 from kvp.artifacts.addresses import ObjectPath, Place, is_address
 from kvp.artifacts.files import atomic_write_bytes, create_bytes, foreign, parse_json
 from kvp.errors import KvpError, ModelError, StoreError
+from kvp.version import __version__
 
 SEAL = "sha256"
 """Key under which a sealed file keeps the digest of all its other keys."""
@@ -165,7 +165,7 @@ def run_manifest(config: Mapping[str, Any], *, seed: int, **facts: object) -> di
         "config": portable(config),
         "seed": seed,
         **facts,
-        "kvp": kvp.__version__,
+        "kvp": __version__,
         "python": sys.version.partition(" ")[0],
         "packages": packages,
         "command": [Path(sys.argv[0]).name, *portable(sys.argv[1:])],

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from kvp import __version__
 from kvp.command_line import main as run_configured
 from kvp.errors import UsageError, guarded
 from kvp.plugins import did_you_mean, import_own, prefer_own_packages
+from kvp.version import __version__
 
 prefer_own_packages()
 

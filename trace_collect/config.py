@@ -60,6 +60,13 @@ class CollectConfig(DataConfig, AnswerConfig, ModelConfig, RunConfig, WorkersCon
             if label not in STORED_LABELS:
                 raise ValueError(f"--labels: no label {label!r}; use {', '.join(STORED_LABELS)}")
 
+    def check_names(self) -> None:
+        """Raise KvpError on a name that cannot exist."""
+        from kvp.data.tasks import check_tasks  # no sooner: --help stays fast
+
+        super().check_names()
+        check_tasks(self.task_list)
+
     @property
     def label_list(self) -> tuple[str, ...]:
         """Labels of `--labels`, in the order of `STORED_LABELS`."""

@@ -16,7 +16,6 @@ from torch import Tensor, int32, int64, nn
 from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
-import kvp
 from kvp.artifacts.files import foreign
 from kvp.artifacts.tensors import (
     read_safetensors,
@@ -42,6 +41,7 @@ from kvp.hf.model_config import evicted_layers, geometry_of
 from kvp.hf.prefill import unwrapped
 from kvp.manifest import Format, digest_json
 from kvp.scoring import ALL_QUERIES
+from kvp.version import __version__
 
 FORMAT = Format("kvp-cache", 2)
 _FACTS = {"seen": int, "evicted": bool, "gaps": bool, "window": int}
@@ -79,7 +79,7 @@ def save_cache(cache: EvictingCache, path: str | Path, model: nn.Module) -> None
         tensors.update({f"{index}.queries": queries for index, queries in held.items()})
     header = {
         **FORMAT.head,
-        "kvp": kvp.__version__,
+        "kvp": __version__,
         "model": _identity(inner),
         "turn": None if cache.turn is None else asdict(cache.turn),
         "window": None if cache.recorder is None else cache.recorder.window,

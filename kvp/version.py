@@ -1,0 +1,3 @@
+"""The version of kvp, which the package, `--version` and everything written name."""
+
+__version__ = "0.1.0"
