@@ -43,8 +43,8 @@ TUNED = "tuned"
 IDENTITY_FIELDS = (
     "model", "revision", "length", "split", "essays", "squad", "hotpotqa", "chat", "text",
     "data", "columns", "metric", "answer_prefix", "where", "tree_paths", "measure", "depths",
-    "lengths", "scbench_mode", "continuation_tokens", "seed", "dtype", "attention",
-    "quantization", "sinks", "recents", "max_new_tokens", "chat_template", "protect_system",
+    "lengths", "scbench_mode", "continuation_tokens", "seed", "dtype", "attention", "sinks",
+    "recents", "max_new_tokens", "chat_template", "protect_system",
 )  # fmt: skip
 """Settings that decide what a record means: a results folder keeps them for life. All others may
 change between runs that extend one folder (`docs/formats.md`, Results folder)."""
@@ -229,7 +229,7 @@ class EvalConfig(
     """Maximum sequences of --traces used for the curves."""
 
     VISIBLE: ClassVar[tuple[str, ...]] = (
-        "out", "model", "dtype", "quantization", "device", "methods", "policies",
+        "out", "model", "dtype", "device", "methods", "policies",
         "allocators", "budgets", "protocols", "protection", "tasks", "length",
         "data", "chat_template", "metric", "max_new_tokens", "prompts", "split", "seed", "traces",
         "engine", "workers", "dry_run",

@@ -38,7 +38,7 @@ from kvp.data.tasks.rows import TEXT
 from kvp.errors import UsageError
 from kvp.geometry import Geometry
 from kvp.hf import geometry_of, load_config
-from kvp.hf.loading import check_quantization, tokenizer_of, torch_device
+from kvp.hf.loading import tokenizer_of, torch_device
 from kvp.hf.model_config import context_limit
 from kvp.known_names import plain_name
 from kvp.ranking import UNPROTECTED, Protection
@@ -229,7 +229,7 @@ def read_model(
 
     Raises KvpError where the device, or one of the methods, does not go with it.
     """
-    check_quantization(config.quantization, torch_device(config.device))
+    torch_device(config.device)
     if loaded is None:
         model_config = load_config(config.model, revision=config.revision)
     else:
