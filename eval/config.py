@@ -105,9 +105,8 @@ class PromptConfig(DataConfig, BenchmarkConfig):
     `text`."""
     metric: str | None = None
     """Metric of all rows of --data, instead of the one that each row names or that fits its form:
-    all, part, exact, f1, rouge_l, rouge_recall, number, number_marked, code, choice,
-    choice_norm, or none (perplexity). For `longmemeval` those of written answers, for
-    `niah_heatmap` all and rouge_recall."""
+    all, part, exact, f1, rouge_l, rouge_recall, number, number_marked, code, or none (perplexity).
+    For `longmemeval` those of written answers, for `niah_heatmap` all and rouge_recall."""
     continuation_tokens: int = 128
     """Tokens of running text whose likelihood the task `text` measures."""
     max_new_tokens: int | None = None
@@ -123,7 +122,8 @@ class PromptConfig(DataConfig, BenchmarkConfig):
         super().__post_init__()
         if self.metric is not None and self.metric not in METRIC_NAMES:
             raise ValueError(
-                f"--metric: no metric {self.metric!r}; use one of {', '.join(METRIC_NAMES)}"
+                f"--metric: no metric {self.metric!r}; use one of {', '.join(METRIC_NAMES)} "
+                "(multiple choice: kvp lm-eval)"
             )
 
 
