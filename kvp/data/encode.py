@@ -173,10 +173,9 @@ def _question(
     turns: list[_Piece] = []
     for text, after_it in zip(said, between, strict=True):
         turns += [_Piece(text), _Piece(after_it, template=templated)]
-    texts = (sample.context, sample.question, sample.answer_prefix)
-    context, question, prefix = map(_Piece, texts)
+    context, question = _Piece(sample.context), _Piece(sample.question)
     before, after = ([context], [*turns, question]) if context.text else ([*turns, question], [])
-    rest = [*after, _Piece(closing, template=True), prefix]
+    rest = [*after, _Piece(closing, template=True), _Piece(sample.answer_prefix)]
     return [_Piece(opening, template=True), *before], rest
 
 
