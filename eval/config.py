@@ -43,8 +43,8 @@ TUNED = "tuned"
 IDENTITY_FIELDS = (
     "model", "revision", "length", "split", "essays", "squad", "hotpotqa", "chat", "text",
     "data", "columns", "metric", "answer_prefix", "where", "tree_paths", "measure", "depths",
-    "lengths", "scbench_mode", "continuation_tokens", "seed", "dtype", "attention",
-    "quantization", "sinks", "recents", "max_new_tokens", "chat_template", "protect_system",
+    "lengths", "scbench_mode", "continuation_tokens", "seed", "dtype", "attention", "sinks",
+    "recents", "max_new_tokens", "chat_template", "protect_system",
 )  # fmt: skip
 """Settings that decide what a record means: a results folder keeps them for life. All others may
 change between runs that extend one folder (`docs/formats.md`, Results folder)."""
@@ -105,9 +105,8 @@ class PromptConfig(DataConfig, BenchmarkConfig):
     `text`."""
     metric: str | None = None
     """Metric of all rows of --data, instead of the one that each row names or that fits its form:
-    all, part, exact, f1, rouge_l, rouge_recall, number, number_marked, code, choice,
-    choice_norm, or none (perplexity). For `longmemeval` those of written answers, for
-    `niah_heatmap` all and rouge_recall."""
+    all, part, exact, f1, rouge_l, rouge_recall, number, number_marked, code, or none (perplexity).
+    For `longmemeval` those of written answers, for `niah_heatmap` all and rouge_recall."""
     continuation_tokens: int = 128
     """Tokens of running text whose likelihood the task `text` measures."""
     max_new_tokens: int | None = None
@@ -123,7 +122,8 @@ class PromptConfig(DataConfig, BenchmarkConfig):
         super().__post_init__()
         if self.metric is not None and self.metric not in METRIC_NAMES:
             raise ValueError(
-                f"--metric: no metric {self.metric!r}; use one of {', '.join(METRIC_NAMES)}"
+                f"--metric: no metric {self.metric!r}; use one of {', '.join(METRIC_NAMES)} "
+                "(multiple choice: kvp lm-eval)"
             )
 
     def check_names(self) -> None:
@@ -236,7 +236,7 @@ class EvalConfig(
     """Maximum sequences of --traces used for the curves."""
 
     VISIBLE: ClassVar[tuple[str, ...]] = (
-        "out", "model", "dtype", "quantization", "device", "methods", "policies",
+        "out", "model", "dtype", "device", "methods", "policies",
         "allocators", "budgets", "protocols", "protection", "tasks", "length",
         "data", "chat_template", "metric", "max_new_tokens", "prompts", "split", "seed", "traces",
         "engine", "workers", "dry_run",

@@ -23,8 +23,6 @@ from eval.config import EvalConfig
 from eval.methods import Method, Setting, method_fields
 from eval.records import Record
 from kvp.data.encode import Encoded
-from kvp.data.metrics import CHOICE, CHOICE_NORM
-from kvp.data.metrics import chosen as choice_of
 from kvp.data.task import Sample
 from kvp.errors import UsageError
 from kvp.hf import EvictingCache, Prefill, observe, prefill
@@ -167,49 +165,19 @@ class Bench:
         self, prompt: Prompt, start: Prefill, compressed: Sequence[Tensor]
     ) -> list[Outcome[float]]:
         """Negative log-likelihood of the prompt's reply from every cache, summed, in nats."""
-        feed = prompt.ids[start.tokens :]
+        target = prompt.reply.to(self.model.device)  # [R]
+        feed = torch.cat([prompt.ids[start.tokens :].to(self.model.device), target[:-1]])
 
         def run(cache: EvictingCache) -> list[float]:
-            return self._losses(cache, feed, prompt.reply, start.tokens)
+            fed = feed.expand(cache.batch, -1)
+            logits = next_logits(self.model, fed, cache, start.tokens, keep=len(target))
+            log_probs = logits.float().log_softmax(-1)
+            of_targets = log_probs.gather(-1, target.expand(len(fed), -1)[..., None])[..., 0]
+            totals: list[float] = (-of_targets.double().sum(-1)).tolist()
+            return totals
 
-        limit = rows_of_logits(self.model, len(prompt.reply), self.config.decode_batch)
+        limit = rows_of_logits(self.model, len(target), self.config.decode_batch)
         return _in_batches(start, compressed, run, limit)
-
-    @torch.inference_mode()
-    def choice_losses(
-        self, prompt: Prompt, start: Prefill, compressed: Sequence[Tensor]
-    ) -> list[Outcome[list[float]]]:
-        """Negative log-likelihood of each of the prompt's choices from every cache, in nats.
-
-        All choices go on from the same cache after the prompt.
-        """
-        feed = prompt.ids[start.tokens :]
-        choices = [torch.tensor(ids) for ids in prompt.encoded.choice_ids]
-
-        def run(cache: EvictingCache) -> list[list[float]]:
-            if len(feed) > 1:
-                before = feed[:-1].to(self.model.device).expand(cache.batch, -1)
-                next_logits(self.model, before, cache, start.tokens, keep=1)
-            position = start.tokens + len(feed) - 1
-            by_choice = [
-                self._losses(cache.fork(), feed[-1:], choice, position) for choice in choices
-            ]
-            return [list(losses) for losses in zip(*by_choice, strict=True)]
-
-        limit = rows_of_logits(self.model, max(map(len, choices)), self.config.decode_batch)
-        return _in_batches(start, compressed, run, limit)
-
-    def _losses(
-        self, cache: EvictingCache, feed: Tensor, reply: Tensor, position: int
-    ) -> list[float]:
-        """Negative log-likelihood of `reply` [R] after `feed` [F], which begins at `position`."""
-        target = reply.to(self.model.device)
-        fed = torch.cat([feed.to(self.model.device), target[:-1]]).expand(cache.batch, -1)
-        logits = next_logits(self.model, fed, cache, position, keep=len(reply))
-        log_probs = logits.float().log_softmax(-1)
-        of_targets = log_probs.gather(-1, target.expand(len(fed), -1)[..., None])[..., 0]
-        totals: list[float] = (-of_targets.double().sum(-1)).tolist()
-        return totals
 
     def text(self, ids: list[int]) -> str:
         """The text of an answer."""
@@ -257,29 +225,11 @@ def outcomes(
             ({"nll": loss, "reply_tokens": tokens}, nbytes)
             for loss, nbytes in bench.losses(prompt, start, compressed)
         ]
-    if prompt.encoded.choice_ids:
-        return [
-            (_chosen(prompt, losses), nbytes)
-            for losses, nbytes in bench.choice_losses(prompt, start, compressed)
-        ]
     return [
         ({"prediction": text, "score": prompt.score(text)}, nbytes)
         for answer, nbytes in bench.answers(prompt, start, compressed)
         for text in (bench.text(answer),)
     ]
-
-
-def _chosen(prompt: Prompt, losses: Sequence[float]) -> Fields:
-    """The choice that the metric picks; `losses` in nats, one per choice."""
-    sample = prompt.sample
-    choice, by_character = (choice_of(losses, sample.choices, one) for one in (CHOICE, CHOICE_NORM))
-    picked = by_character if sample.metric == CHOICE_NORM else choice
-    return {
-        "prediction": sample.choices[picked],
-        "score": float(picked == sample.gold),
-        "score_norm": float(by_character == sample.gold),
-        "choice_nll": list(losses),
-    }
 
 
 def run_prefix(
@@ -335,9 +285,9 @@ def hindsight(bench: Bench, prompt: Prompt, start: Prefill) -> list[Tensor]:
     """Attention from all tokens after the boundary to the cached ones: per layer [1, H, N] float32.
 
     The future is the rest of the prompt and the greedy answer with the full cache (or the reference
-    reply, where the task scores one, or the right choice).
+    reply, where the task scores one).
     """
-    if prompt.forced or prompt.encoded.choice_ids:
+    if prompt.forced:
         reply = prompt.reply
     else:
         ((answer, _),) = bench.answers(prompt, start, [all_kept(start)])

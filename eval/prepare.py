@@ -30,15 +30,14 @@ from eval.tuned_settings import load_settings
 from kvp.artifacts.files import foreign
 from kvp.budgets import Budget
 from kvp.config_groups import ProtectionConfig
-from kvp.data.encode import Encoded, encode, evidence_tokens
-from kvp.data.metrics import CHOICES
-from kvp.data.task import NoPromptError, Sample, TaskSettings
+from kvp.data.encode import encode, evidence_tokens
+from kvp.data.task import NoPromptError, TaskSettings
 from kvp.data.tasks import RULER, build_samples, expand_tasks, find_task, ruler_share
 from kvp.data.tasks.rows import TEXT
 from kvp.errors import UsageError
 from kvp.geometry import Geometry
 from kvp.hf import geometry_of, load_config
-from kvp.hf.loading import check_quantization, tokenizer_of, torch_device
+from kvp.hf.loading import tokenizer_of, torch_device
 from kvp.hf.model_config import context_limit
 from kvp.known_names import plain_name
 from kvp.ranking import UNPROTECTED, Protection
@@ -112,18 +111,6 @@ TASKS_OF_FLAG = {
 """Flags that some tasks read, one of which must be among those requested; the first is named."""
 
 
-def _fault(sample: Sample, encoded: Encoded) -> str | None:
-    """Why a sample cannot be measured by its metric; None where it can."""
-    if sample.metric == "none" and not encoded.reply_ids:
-        return "has no reply to measure"
-    if sample.metric not in CHOICES:
-        return None
-    if len(encoded.choice_ids) < 2 or not all(encoded.choice_ids):
-        return "has no choices of one token or more"
-    known = sample.gold is not None and 0 <= sample.gold < len(sample.choices)
-    return None if known else "has no right choice"
-
-
 def _check_flags(settings: TaskSettings, names: Sequence[str]) -> None:
     """Raise UsageError on a flag that nothing would read."""
     for flag, readers in TASKS_OF_FLAG.items():
@@ -153,8 +140,8 @@ def load_prompts(
         if settings.measure == "perplexity":
             sample = replace(sample, metric="none")
         encoded = encode(sample, tokenizer)
-        if (fault := _fault(sample, encoded)) is not None:
-            raise UsageError(f"--tasks {name}: sample {sample.id} {fault}")
+        if sample.metric == "none" and not encoded.reply_ids:
+            raise UsageError(f"--tasks {name}: sample {sample.id} has no reply to measure")
         prompts.append(
             Prompt(
                 task=sample.task,
@@ -229,7 +216,7 @@ def read_model(
 
     Raises KvpError where the device, or one of the methods, does not go with it.
     """
-    check_quantization(config.quantization, torch_device(config.device))
+    torch_device(config.device)
     if loaded is None:
         model_config = load_config(config.model, revision=config.revision)
     else:

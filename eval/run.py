@@ -398,7 +398,7 @@ class WorkPieces:
                 yield f"{prompt.task} {protocol}"
 
 
-OF_THE_MODEL = ("dtype", "device", "attention", "revision", "quantization")
+OF_THE_MODEL = ("dtype", "device", "attention", "revision")
 """Settings that a loaded model has already."""
 
 

@@ -20,7 +20,6 @@ from kvp.errors import UsageError
 from kvp.known_names import check_model_name
 
 DtypeName = Literal["float32", "bfloat16", "float16"]
-QuantizationName = Literal["none", "8bit", "4bit"]
 AnswersName = Literal["model", "reference"]
 
 Bounds = Mapping[str, float]
@@ -109,9 +108,6 @@ class ModelConfig(Group):
     """Hub revision of the model."""
     dtype: DtypeName = "float32"
     """Dtype of the model, and of traces that are taken from it."""
-    quantization: QuantizationName = "none"
-    """Bits in which the model's weights are held (bitsandbytes, on a CUDA device); keys, values and
-    traces keep `--dtype`."""
     chat_template: bool = True
     """Put prompts into the tokenizer's chat template, where it has one; without it they are plain
     text. Running text and worked examples never have one."""

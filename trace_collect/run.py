@@ -20,7 +20,7 @@ from kvp.data.sources import CollectionPlan, data_identity, plan_collection
 from kvp.data.task import TaskSettings
 from kvp.errors import ModelError, StoreError
 from kvp.hf import geometry_of, load_config
-from kvp.hf.loading import check_quantization, device_of_rank, model_of, tokenizer_of, torch_device
+from kvp.hf.loading import device_of_rank, model_of, tokenizer_of, torch_device
 from kvp.hf.model_access import (
     known_frequencies,
     known_output_gram,
@@ -50,7 +50,7 @@ def run(config: CollectConfig) -> None:
         _dry_run(config, model_config)
         return
     if config.engine == "local":  # Ray's workers have devices of their own
-        check_quantization(config.quantization, torch_device(config.device))
+        torch_device(config.device)
     tokenizer = tokenizer_of(config)
     jobs = planned(config, tokenizer)
     missing = len(jobs) - check_out(config, jobs, tokenizer)

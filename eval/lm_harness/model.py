@@ -245,7 +245,6 @@ def load(
     dtype: str = "auto",
     revision: str | None = None,
     attention: str = "sdpa",
-    quantization: str = "none",
 ) -> tuple[str | None, PreTrainedModel, PreTrainedTokenizerBase]:
     """Hub id (None: it is none), model and tokenizer.
 
@@ -268,7 +267,6 @@ def load(
         dtype=str(dtype).removeprefix("torch."),
         revision=revision,
         attention=attention,
-        quantization=quantization,
     )
     return None if local_folder(pretrained) else pretrained, model, tokenizer or own
 

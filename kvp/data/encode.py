@@ -46,12 +46,9 @@ class Encoded:
     opening_length: int
     """Tokens before the user's first text: those of the chat template and the system prompt."""
     reply_ids: tuple[int, ...]
-    """The reference continuation, or the right choice, without an end-of-turn token; empty when
-    unknown."""
+    """The reference continuation without an end-of-turn token; empty when unknown."""
     reply_spans: tuple[tuple[int, int], ...]
     """[start, stop) of earlier turns of the assistant inside the prompt."""
-    choice_ids: tuple[tuple[int, ...], ...] = ()
-    """Each choice as a continuation of the prompt; empty where there are none."""
 
     @property
     def prompt_length(self) -> int:
@@ -90,9 +87,9 @@ def encode(sample: Sample, tokenizer: PreTrainedTokenizerBase) -> Encoded:
     sample = as_written(sample, tokenizer)
     if sample.messages is not None:
         context, rest = _chat(sample.messages, tokenizer, templated=templated)
-        reply, choices = sample.messages[-1]["content"], sample.choices
+        reply = sample.messages[-1]["content"]
     else:
-        context, rest, choices = _question(sample, tokenizer, templated=templated)
+        context, rest = _question(sample, tokenizer, templated=templated)
         reply = sample.reply
     ids = [] if templated else opening_ids(tokenizer)
     spans: list[tuple[int, int]] = []
@@ -108,19 +105,12 @@ def encode(sample: Sample, tokenizer: PreTrainedTokenizerBase) -> Encoded:
         ids += _ids(piece, tokenizer)
     if not ids:
         raise UsageError(f"sample {sample.id} has no token")
-    # A choice is tokenised behind the text before it, white space between them included.
-    pieces = [piece for piece in (*context, *rest) if piece.text]
-    before = "" if not pieces or pieces[-1].template else pieces[-1].text
-    begun = len(content_ids(before, tokenizer))
-    choice_ids = [tuple(content_ids(before + one, tokenizer)[begun:]) for one in choices]
-    gold = [] if sample.gold is None else choice_ids[sample.gold : sample.gold + 1]
     return Encoded(
         ids=tuple(ids),
         context_length=max(1, min(context_length, len(ids) - 1)),
         opening_length=opening_length,
-        reply_ids=gold[0] if gold else tuple(content_ids(reply, tokenizer)),
+        reply_ids=tuple(content_ids(reply, tokenizer)),
         reply_spans=tuple(spans),
-        choice_ids=tuple(choice_ids),
     )
 
 
@@ -168,12 +158,10 @@ def _in_turn(count: int) -> list[str]:
 
 def _question(
     sample: Sample, tokenizer: PreTrainedTokenizerBase, *, templated: bool
-) -> tuple[list[_Piece], list[_Piece], tuple[str, ...]]:
-    """The context, the rest of the prompt, and choices with the white space before them.
+) -> tuple[list[_Piece], list[_Piece]]:
+    """The context and the rest of the prompt.
 
     Without a chat template white space ends an earlier question, and two line breaks an answer.
-    Choices are divided from the text before them as lm-evaluation-harness does: white space belongs
-    to the choice, a space where there is none, nothing between a chat template and the choice.
     """
     said = [*chain(*sample.earlier)]
     if templated:
@@ -185,18 +173,10 @@ def _question(
     turns: list[_Piece] = []
     for text, after_it in zip(said, between, strict=True):
         turns += [_Piece(text), _Piece(after_it, template=templated)]
-    texts = [sample.context, sample.question, sample.answer_prefix]
-    choices = sample.choices
-    if choices:
-        last = 2 if texts[2] or templated else 1 if texts[1] else 0
-        bare = texts[last].rstrip()
-        space = texts[last][len(bare) :] or (" " if bare else "")
-        choices = tuple(one if one[:1].isspace() else space + one for one in choices)
-        texts[last] = bare
-    context, question, prefix = map(_Piece, texts)
+    context, question = _Piece(sample.context), _Piece(sample.question)
     before, after = ([context], [*turns, question]) if context.text else ([*turns, question], [])
-    rest = [*after, _Piece(closing, template=True), prefix]
-    return [_Piece(opening, template=True), *before], rest, choices
+    rest = [*after, _Piece(closing, template=True), _Piece(sample.answer_prefix)]
+    return [_Piece(opening, template=True), *before], rest
 
 
 def _chat(

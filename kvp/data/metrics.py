@@ -2,8 +2,8 @@
 
 `METRICS` holds those that rows and `--metric` name, `BENCHMARK_METRICS` those of LongBench and
 SCBench by their published definitions; of several references the best one counts, except in `all`.
-Others are measured without a generated answer: `choice` and `choice_norm` (`chosen`), and `none`,
-the likelihood of the reply. Averaging, percent and rounding are the caller's.
+`none` is measured without a generated answer, by the likelihood of the reply. Averaging, percent
+and rounding are the caller's.
 """
 
 from __future__ import annotations
@@ -25,12 +25,6 @@ if TYPE_CHECKING:
 Metric = Callable[[str, Sequence[str]], float]
 """From a prediction and one or more references to a score from 0 to 1."""
 
-CHOICE = "choice"
-"""Metric of rows with choices: is the right one the most likely continuation?"""
-CHOICE_NORM = "choice_norm"
-"""The same per character, so that long choices are not at a disadvantage."""
-CHOICES = (CHOICE, CHOICE_NORM)
-"""Metrics that compare the likelihoods of given choices."""
 NONE = "none"
 """No metric: nothing is generated, the likelihood of the reply is measured."""
 
@@ -279,19 +273,6 @@ def classification(prediction: str, references: Sequence[str], classes: Sequence
     return max(scores)
 
 
-def chosen(losses: Sequence[float], choices: Sequence[str], metric: str) -> int:
-    """Index of the choice of the smallest loss, with `choice_norm` of the smallest per character.
-
-    `losses` are negative log-likelihoods in nats, summed over the tokens of each choice; the first
-    of equal ones counts. Characters are those of the choice without white space around it. That the
-    chosen one is right is what lm-evaluation-harness calls `acc` and `acc_norm`.
-    """
-    values = list(losses)
-    if metric == CHOICE_NORM:
-        values = [loss / len(one.strip()) for loss, one in zip(losses, choices, strict=True)]
-    return min(range(len(values)), key=values.__getitem__)
-
-
 METRICS: Mapping[str, Metric] = {
     "all": string_match_all,
     "part": string_match_part,
@@ -315,7 +296,7 @@ BENCHMARK_METRICS: Mapping[str, Metric] = {
 }
 """Those of benchmarks alone; `classification` also needs the classes of the sample."""
 
-METRIC_NAMES = (*METRICS, *CHOICES, NONE)
+METRIC_NAMES = (*METRICS, NONE)
 """Everything that `metric` of a row may be."""
 
 
@@ -338,10 +319,8 @@ class ScoredByMetric:
         return score_answer(answer, sample.metric, sample.references, sample.classes)
 
 
-def fault_of(metric: str, references: Sequence[str], choices: Sequence[str]) -> str | None:
+def fault_of(metric: str, references: Sequence[str]) -> str | None:
     """Why a metric cannot score an answer, as the end of a sentence; None where it can."""
-    if metric in CHOICES and not choices:
-        return "has no choices"
     if metric.startswith("number") and None in map(_number_of_reference, references):
         return f"has an answer without a number, for metric {metric}"
     return None

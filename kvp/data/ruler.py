@@ -43,7 +43,6 @@ CountTokens = Callable[[str], int]
 Maker = tuple[Callable[[int], Sample], int]
 """From an amount of haystack (lines, words or entries, as the task counts them) to the prompt with
 the same needles and answers, and the least amount."""
-Pair = tuple[str, str]
 
 NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
 """One line of RULER's repeated haystack."""
@@ -139,7 +138,7 @@ def wording(kind: str, queries: Sequence[str], *, several: bool) -> tuple[str, s
     )
 
 
-def _needle(variant: Variant, pair: Pair) -> str:
+def _needle(variant: Variant, pair: tuple[str, str]) -> str:
     return NEEDLE.format(kind=variant.kind, key=pair[0], value=pair[1])
 
 

@@ -72,19 +72,14 @@ class Sample:
     max_new_tokens: int = REPLY_TOKENS
     """Tokens to generate."""
     metric: str = "none"
-    """A name of `kvp.data.metrics`, which scores an answer; `choice`, `choice_norm`: the
-    likelihoods of `choices` are compared; `none`: nothing is generated, the likelihood of the reply
-    is measured."""
+    """A name of `kvp.data.metrics`, which scores an answer; `none`: nothing is generated, the
+    likelihood of the reply is measured."""
     reply: str = ""
     """Reference continuation after `answer_prefix`; empty when unknown."""
     token_ids: tuple[int, ...] = ()
     """Running text that is given as tokens, instead of everything above: the prompt."""
     reply_token_ids: tuple[int, ...] = ()
     """The tokens that follow `token_ids`."""
-    choices: tuple[str, ...] = ()
-    """Continuations to choose from after `answer_prefix`, for the metrics that compare them."""
-    gold: int | None = None
-    """Index of the right choice."""
     earlier: tuple[tuple[str, str], ...] = ()
     """Questions between `context` and `question`, each with the answer that is given: turns of the
     user and the assistant, the first one behind the context in its turn."""

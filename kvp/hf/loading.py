@@ -25,7 +25,6 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
-    BitsAndBytesConfig,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -34,7 +33,7 @@ from transformers import (
 from transformers.models.auto.tokenization_auto import get_tokenizer_config
 from transformers.utils import logging
 
-from kvp.config_groups import DtypeName, ModelConfig, QuantizationName, Rank, local_rank
+from kvp.config_groups import DtypeName, ModelConfig, Rank, local_rank
 from kvp.errors import ModelError, UsageError, first_line
 from kvp.hf.attention import ATTENTIONS
 from kvp.hf.model_access import check_model, check_weights
@@ -61,18 +60,15 @@ def load_model(
     dtype: str = "float32",
     revision: str | None = None,
     attention: str = "sdpa",
-    quantization: str = "none",
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load model and tokenizer for inference: evaluation mode, frozen weights, kvp's attention.
 
     `name` is "nano", a folder, a GGUF file (whose weights are then held in `dtype`) or a hub id;
     `dtype` float32, bfloat16 or float16; `attention` sdpa or eager
-    (`kvp.hf.attention.ATTENTIONS`). `quantization` "8bit" or "4bit" (NF4) holds the weights of
-    linear layers in so many bits and computes in `dtype` (bitsandbytes, on a CUDA device). Raises
-    ModelError (no such model, no tokenizer, weights that are missing or not finite, a kind of
-    attention kvp cannot evict from) and UsageError (dtype, device, attention, quantization, a
-    package that is not installed), one line each. A model that transformers has loaded in another
-    way (over several devices, say) is as good everywhere that takes a model.
+    (`kvp.hf.attention.ATTENTIONS`). Raises ModelError (no such model, no tokenizer, weights that
+    are missing or not finite, a kind of attention kvp cannot evict from) and UsageError (dtype,
+    device, attention, a package that is not installed), one line each. A model that transformers
+    has loaded in another way (over several devices, say) is as good everywhere that takes a model.
     """
     target = torch_device(device)
     if dtype not in (names := get_args(DtypeName)):
@@ -80,19 +76,17 @@ def load_model(
     if attention not in ATTENTIONS:
         raise UsageError(f"--attention {attention} is not one of {', '.join(ATTENTIONS)}")
     weights: torch.dtype = getattr(torch, dtype)
-    quantized = _quantized(target, weights, quantization)
     config = load_config(name, revision=revision)
     tokenizer = load_tokenizer(name, revision=revision)
     source, options = _source(name, revision)
-    options |= {**quantized, "config": config, "dtype": weights}
+    options |= {"config": config, "dtype": weights}
     options["attn_implementation"] = ATTENTIONS[attention]
     model, report = _load(_quietly_loaded, name, "model weights", source, options)
     check_weights(model, name, missing=report["missing_keys"])
     if "gguf_file" in options:  # the weights are dequantised: an ordinary model, which can be saved
         del model.config.quantization_config, model.hf_quantizer
     model.requires_grad_(False).train(False)
-    if not quantized:  # otherwise the weights are where they belong
-        model.to(target)  # type: ignore[arg-type]
+    model.to(target)  # type: ignore[arg-type]
     check_model(model)
     if dtype == "bfloat16" and target.type == "cpu":
         head: torch.nn.Module = model.get_output_embeddings()  # type: ignore[no-untyped-call]
@@ -105,32 +99,6 @@ def _contiguous(_: torch.nn.Module, inputs: tuple[torch.Tensor]) -> tuple[torch.
     seconds (6.4 s for 36 rows of 576 channels and 49,152 tokens, 10 ms as a copy).
     """
     return (inputs[0].contiguous(),)
-
-
-def check_quantization(quantization: str, target: torch.device) -> None:
-    """Raise UsageError, naming --quantization, where weights cannot be quantised for `target`."""
-    if quantization not in (names := get_args(QuantizationName)):
-        raise UsageError(f"--quantization {quantization} is not one of {', '.join(names)}")
-    if quantization == "none":
-        return
-    asked = f"--quantization {quantization}"
-    require(asked, "quantization", "bitsandbytes", "accelerate")
-    if target.type != "cuda":
-        raise UsageError(f"{asked} needs a CUDA device: use --device cuda, or no quantization")
-
-
-def _quantized(target: torch.device, dtype: torch.dtype, quantization: str) -> dict[str, Any]:
-    """Options that quantise the weights while they are loaded; UsageError where that cannot be."""
-    check_quantization(quantization, target)
-    if quantization == "none":
-        return {}
-    config = BitsAndBytesConfig(  # type: ignore[no-untyped-call]
-        load_in_8bit=quantization == "8bit",
-        load_in_4bit=quantization == "4bit",
-        bnb_4bit_quant_type="nf4",
-        bnb_4bit_compute_dtype=dtype,
-    )
-    return {"device_map": {"": target}, "quantization_config": config}
 
 
 def load_tokenizer(name: str, *, revision: str | None = None) -> PreTrainedTokenizerBase:
@@ -190,7 +158,7 @@ def model_of(
     """The model and the tokenizer that settings name; errors as `load_model`."""
     model, tokenizer = load_model(
         config.model, device=device, dtype=config.dtype, revision=config.revision,
-        attention=attention, quantization=config.quantization,
+        attention=attention,
     )  # fmt: skip
     return model, tokenizer_of(config, tokenizer)
 

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# The policy in the package, and what docs/results/smollm2.md shows of it. About a day on two cores.
+# The policy in the package, and what docs/results/smollm2.md shows of it but classification. About a day on two cores.
 # Usage: D=FOLDER recipes/real_models/evidence.sh    (README.md says what FOLDER holds; a stopped step goes on)
 # Prompts are those of the committed tables: of a task, or texts. Fewer, as PROMPTS=10 FRESH=10, take less time.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 : "${D:?the folder of texts}" "${RUN:=runs/smollm2-evidence}" "${BIN:=.venv/bin}" "${MODEL:=models/smollm2-135m-instruct}"
-: "${PROMPTS:=48}" "${FRESH:=100}" "${LEARNED:=8}" "${FEW:=4}" "${LONG:=7}" "${OTHER:=3}" "${QUESTIONS:=8}" "${TEXTS:=30}" "${CLASSIFIED:=100}" "${ARTICLES:=16}" "${SEED:=2027}"
+: "${PROMPTS:=48}" "${FRESH:=100}" "${LEARNED:=8}" "${FEW:=4}" "${LONG:=7}" "${OTHER:=3}" "${QUESTIONS:=8}" "${TEXTS:=30}" "${ARTICLES:=16}" "${SEED:=2027}"
 export OMP_NUM_THREADS=1
 NEEDLES=niah_single_1,niah_single_2,niah_single_3,niah_multikey_1,niah_multivalue,niah_multiquery
 # The settings that were best on validation prompts (`tune` below).
@@ -74,22 +74,13 @@ evaluate tune-window 1024 "${tune[@]}" --essays "$D/novels_train" --methods "ful
 evaluate tune-epsilon 1024 "${tune[@]}" --essays "$D/news" --methods "full,$epsilon"    # in articles
 guards="$TWICE,kvzip+global(safeguard=0),kvzip+global(safeguard=0.4),contrastkv(beta=0)+global(safeguard=0),contrastkv(beta=0)+global(safeguard=0.4)"
 evaluate tune-safeguard 1024 "${tune[@]}" --essays "$D/news" --budgets 2%,6%,12.5%,25% --methods "full,kvp+ada,$guards" --policies smollm2-135m-instruct
-# Texts to classify after 36 examples, running text and dialogues have best settings of their own.
-classify=(--split all --chat_template false --tasks data --policies smollm2-135m-instruct)
+# Running text and dialogues have best settings of their own.
 shared="full,kvp,kvp+ada,kvp+global,snapkv,snapkv(kernel=3),snapkv(kernel=15),snapkv(kernel=31),snapkv+ada,snapkv(kernel=31)+ada,snapkv(window=64)+ada"
 shared="$shared,snapkv(window=16)+ada,snapkv+global,keydiff,keydiff+ada,keydiff+global,lagkv,knorm+ada,expected_attention,expected_attention+ada"
 shared="$shared,expected_attention(epsilon=0.1)+ada,expected_attention+global,expected_attention(values=false)+ada,tova,tova+ada,h2o,h2o+ada"
 shared="$shared,streaming_llm,windowkv:llama,kvzip+global,kvzip+ada,kvzip(plus=true)+global,contrastkv(beta=0)+global,contrastkv(beta=0)+ada"
 shared="$shared,contrastkv(beta=0.02)+global,lagkv(lag=32),expected_attention(future=128)+ada,h2o+global,tova+global,snapkv(window=4)+global"
-labels="$shared,snapkv(kernel=63),lagkv+ada,kvzip,snapkv(window=8)+ada,snapkv(window=4)+ada,snapkv(kernel=3)+ada,snapkv(window=16,kernel=3)+ada"
-labels="$labels,snapkv(window=8,kernel=3)+ada,snapkv(window=16,kernel=15)+ada,snapkv(window=16)+global,snapkv(window=16),lagkv(lag=64),lagkv(lag=256)"
-labels="$labels,lagkv:kvpress,expected_attention(epsilon=0)+ada,expected_attention(epsilon=0.003)+ada,h2o:kvpress,expected_attention:kvpress"
-labels="$labels,snapkv(window=2)+ada,snapkv(window=4,kernel=3)+ada,snapkv(window=4,kernel=15)+ada,snapkv(window=4)"
 running="$shared,snapkv(window=128)+ada,snapkv(window=64)+global,snapkv(window=64,kernel=15)+ada"
-for kind in subjects topics; do
-  evaluate tune-$kind 1024 "${classify[@]}" --seed 5 --data "$D/${kind}_validation.jsonl" --measure perplexity --prompts 12 \
-    --budgets 12.5%,25% --methods "$labels"
-done
 evaluate tune-text 1024 --seed 5 --split all --protocols query_agnostic --tasks text --text "$D/wiki_train.jsonl" \
   --policies smollm2-135m-instruct --prompts 6 --budgets 12.5%,25% --methods "$running"
 dialogues="full,kvp+ada,kvp+global,snapkv,snapkv+ada,snapkv(kernel=31)+ada,snapkv(window=16)+ada,snapkv(window=64)+ada,snapkv(window=4)+global,keydiff,keydiff+ada"
@@ -120,11 +111,6 @@ long=("${news[@]}" --tasks niah_single_2,niah_multikey_1,niah_multivalue --budge
 lengthy="full,kvp+ada,kvzip+global,snapkv(kernel=31)+ada,keydiff+ada"
 evaluate long-2048 2048 "${long[@]}" --methods "$lengthy,contrastkv(beta=0)+global"
 evaluate long-4096 4096 "${long[@]}" --methods "$lengthy"
-for kind in subjects topics; do
-  evaluate $kind 1024 "${classify[@]}" --data "$D/${kind}_test.jsonl" --prompts "$CLASSIFIED" --budgets 3%,6%,12.5%,25%,50% \
-    --methods "full,kvp+ada,kvp+global,$TWICE,snapkv(window=4)+global,h2o+global,expected_attention+ada,tova,keydiff+ada,streaming_llm"
-  evaluate $kind-alone 1024 "${classify[@]}" --data "$D/${kind}_alone.jsonl" --prompts "$CLASSIFIED" --protocols query_aware --methods full
-done
 texts=(--protocols query_agnostic --policies smollm2-135m-instruct --budgets 12.5%,25%)
 texts+=(--methods "full,kvp,kvp+ada,kvp+global,$TWICE,h2o+global,snapkv(window=64)+ada,expected_attention(future=128)+ada,keydiff+ada,tova,streaming_llm")
 for text in wiki_test.jsonl novels_test news; do

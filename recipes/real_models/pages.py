@@ -38,7 +38,7 @@ from recipes.all_methods.blocks import fill_file
 PAGE = Path("docs/results/smollm2.md")
 NUMBERS = Path("benchmarks/results/smollm2")
 ANSWERS = (
-    *("needles", "fresh", "kvzap", "references", "sources", "topics", "other"),
+    *("needles", "fresh", "kvzap", "references", "sources", "other"),
     *("long-2048", "long-4096"),
 )
 BY_TASK = ("needles", "other")
@@ -48,16 +48,11 @@ TUNED = (
     "epsilon",
     "safeguard",
     "window",
-    "subjects",
-    "topics",
     "text",
     "chat-validation",
     "chat-test",
 )
 UNSHOWN = (
-    "subjects",
-    "subjects-alone",
-    "topics-alone",
     "tune",
     *(f"tune-{what}" for what in TUNED),
 )

@@ -25,8 +25,7 @@ def rows(path: Path) -> Path:
     content = [
         {"context": CONTEXT, "questions": ["What is the sky?", "Who is it?", "Where?"],
          "answers": ["blue", "we", "There"], "task": "sky"},
-        {"context": CONTEXT, "question": "Which one?", "choices": ["sky", "sun"], "gold": 0,
-         "task": "sky"},
+        {"context": CONTEXT, "question": "Which one?", "answer": "sky", "task": "sky"},
         {"context": CONTEXT[20:], "question": "What is the grass?", "answer": "green",
          "task": "sky"},
     ]  # fmt: skip

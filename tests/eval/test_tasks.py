@@ -221,9 +221,6 @@ def test_every_metric(tiny_folder: Path, tmp_path: Path) -> None:
          "task": metric}
         for metric in (*METRICS, "none")
     ]  # fmt: skip
-    for metric in ("choice", "choice_norm"):
-        rows.append({"context": CONTEXT, "question": "What?", "choices": ["blue", "a"], "gold": 0,
-                     "metric": metric, "task": metric})  # fmt: skip
     for row in rows:
         row["answers"] = ["7", "8"] if str(row["metric"]).startswith("num") else row.get("answers")
     out = tmp_path / "out"
@@ -236,14 +233,9 @@ def test_every_metric(tiny_folder: Path, tmp_path: Path) -> None:
         if record["metric"] == "none":
             assert record["nll"] > 0
             assert record["score"] is None
-        elif record["metric"] in METRICS:
+        else:
             score = score_answer(record["prediction"], record["metric"], record["references"])
             assert record["score"] == score
-            assert "score_norm" not in record
-        else:
-            assert record["prediction"] in ("blue", "a")
-            assert record["score"] == float(record["prediction"] == "blue")
-            assert len(record["choice_nll"]) == 2
     assert report([str(out), "--out", str(tmp_path / "report.html")]) == 0
 
 
@@ -275,17 +267,18 @@ def test_what_cannot_be_used_is_one_line_each(
         good,
         {**good, "metric": "bleu"},
         {**good, "answer": None},
-        {**good, "metric": "choice"},
+        {**good, "choices": ["e", "f"], "metric": "choice"},
         {**good, "metric": "number"},
         {"context": CONTEXT},
     )
     assert _rows(tiny_folder, data, tmp_path / "out") == 0
     message = _said(capsys)
-    assert "skipped 2 of 6 rows: line 2 has metric 'bleu', which is not one of all, part" in message
+    assert "skipped 3 of 6 rows: line 2 has metric 'bleu', which is not one of all, part" in message
+    assert "line 4 is multiple choice (metric choice), which kvp lm-eval measures" in message
     assert "line 6 has none of the accepted columns (it has: context)" in message
-    assert "left out 3 rows" in message
+    assert "left out 2 rows" in message
     for reason in (
-        "line 3 has no answer to measure", "line 4 has no choices",
+        "line 3 has no answer to measure",
         "line 5 has an answer without a number, for metric number",
     ):  # fmt: skip
         assert reason in message

@@ -42,7 +42,6 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize(
     ("extra", "begin", "use"),
     [
-        ("quantization", "--quantization 8bit", lambda: load_model("nano", quantization="8bit")),
         ("gguf", "--model x.gguf", lambda: (Path("x.gguf").touch(), load_model("x.gguf"))),
         ("benchmarks", "--tasks scbench_summary", rouge_scorer.__wrapped__),
         ("object-stores", "s3://b", lambda: size_of(place("s3://b/x"))),

@@ -27,13 +27,12 @@ def test_two_workers_evaluate_what_one_process_does(
 
 
 def test_errors_of_workers_are_one_line(cluster: Any, end: End, tmp_path: Path) -> None:
-    # Whether a quantisation can be loaded is found out where the model is: in the workers.
+    # Whether a device is there is found out where the model is: in the workers, here without GPU.
     out = tmp_path / "store"
-    code, _, errors = end(
-        cluster.start("collect", "--quantization=4bit", "--train=1", "--out", out)
-    )
+    flags = ("--device=cuda", "--gpus_per_worker=0", "--train=1", "--out", out)
+    code, _, errors = end(cluster.start("collect", *flags))
     assert code == 2
-    assert errors.splitlines()[-1].startswith("kvp-collect: error: --quantization 4bit")
+    assert errors.splitlines()[-1].startswith("kvp-collect: error: --device cuda is not available")
     assert "Traceback" not in errors
     assert not out.exists()
 

@@ -39,7 +39,6 @@ def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--essays=/no/such/file"], "--essays /no/such/file: cannot be read"),
         (["--train=0", "--validation=0"], "nothing to collect"),
         (["--device=cuda:99"], "--device cuda:99"),
-        (["--quantization=4bit"], "--quantization 4bit needs"),
         (["--labels=kvzip,snap"], "--labels: no label 'snap'; use kvzip, kvzip_plus"),
         *(
             ([flag], "is about rows of files, and --data ruler names none")

@@ -222,7 +222,6 @@ def test_prompts_too_short_to_compress_are_skipped(
         ({"sequences": 90}, "--sequences 90: --data"),
         ({"heads": "2:9"}, "--heads 2:9: the model has 4 KV heads"),
         ({"device": "cuda:99"}, "--device cuda:99"),
-        ({"quantization": "8bit"}, "--quantization 8bit needs"),
     ],
 )
 def test_what_cannot_work_is_one_line_and_exit_code_2(

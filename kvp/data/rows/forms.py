@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kvp.data.metrics import CHOICE, METRIC_NAMES, marked_number
+from kvp.data.metrics import METRIC_NAMES, marked_number
 from kvp.data.rows.values import RowError, name_in, plain_row, text_of, texts_of, whole_number
 from kvp.data.synthetic.text import split_of
 from kvp.data.task import REPLY_TOKENS, Sample
@@ -20,7 +20,7 @@ Turn = Mapping[str, str]
 
 ACCEPTED = (
     "text; messages or conversations; prompt, with or without completion; context and question, "
-    "with answer or choices; question alone; questions or multi_turns of a context; message trees "
+    "with answer; question alone; questions or multi_turns of a context; message trees "
     "(message_id, parent_id, role, text, or prompt with replies); --columns renames others"
 )
 """Columns that a row may have, for messages."""
@@ -30,16 +30,13 @@ _ROLES = {
     "assistant": "assistant", "gpt": "assistant", "chatgpt": "assistant", "model": "assistant",
     "ai": "assistant", "bot": "assistant",
 }  # fmt: skip
-_MOST_CHOICES, _MOST_NEW_TOKENS = 1000, 2**20
+_MOST_NEW_TOKENS = 2**20
 _TURN_KEYS = (("role", "from"), ("content", "value"))
 _ANSWERS = ("answer", "answers", "reference", "references")
 """Columns with the texts of right answers; the first one that is there counts."""
-_GOLD = ("gold", "label", "answerKey", "answer")
-"""Columns that name the right one of several choices; the first one that is there counts."""
-_CHOICE_LISTS = ("choices", "endings")
-_NUMBERED = re.compile(r"choice(\d+)")
+_CHOICES = re.compile(r"choices|endings|choice\d+")
+"""Columns with texts to choose from."""
 _LISTS = ("questions", "multi_turns")
-_PER_QUESTION = (*_ANSWERS, *_CHOICE_LISTS, "gold", "label", "answerKey")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)  # there may be millions
@@ -82,7 +79,7 @@ def document_of(row: Mapping[str, Any]) -> Document:
         text = text_of(row["text"])
         return Document(split=split_of(text), text=text)
     answered = any(row.get(name) is not None for name in _ANSWERS)
-    if question or (context and (answered or _choices(row)[0])):
+    if question or (context and (answered or _is_multiple_choice(row))):
         return _questions(row)
     if "text" in row:
         raise RowError("has no text")
@@ -153,7 +150,7 @@ def _prompt(row: Mapping[str, Any]) -> Document:
     if turns[-1]["content"] != "-":
         raise RowError("has a prompt in which user and assistant do not take turns")
     target = _target(row)
-    questions = (target,) if target.references or target.choices else ()
+    questions = (target,) if target.references else ()
     reply = {**turns[-1], "content": ", ".join(target.references)}
     return replace(document, turns=(*turns[:-1], reply), alone=True, questions=questions)
 
@@ -170,7 +167,7 @@ def questions_of(row: Mapping[str, Any]) -> tuple[Sample, ...]:
     if name is None:
         return (_question(row),)
     asked: list[Any] = row[name]
-    listed = [column for column in _PER_QUESTION if row.get(column) is not None]
+    listed = [column for column in _ANSWERS if row.get(column) is not None]
     shared = {key: value for key, value in row.items() if key not in (name, *listed)}
     if not asked:
         raise RowError("has an empty list of questions")
@@ -196,20 +193,16 @@ def _question(row: Mapping[str, Any]) -> Sample:
     question, target = row.get("question"), _target(row)
     context = "" if row.get("context") is None else text_of(row["context"], " in context")
     blank = question is None or (isinstance(question, str) and not question.strip())
-    if context and blank and (target.references or target.choices):
+    if context and blank and target.references:
         return replace(target, question=context)  # all of the prompt
     return replace(target, context=context, question=text_of(question, " in question"))
 
 
 def _target(row: Mapping[str, Any]) -> Sample:
     """What an answer is compared with: a question without texts."""
-    choices, labels = _choices(row)
-    gold = _gold(row, choices, labels) if choices else None
-    answers, default = ((), CHOICE) if choices else _answers(row)
-    if not choices and isinstance(row.get("answer"), bool):  # BoolQ
-        choices, gold, default = ("no", "yes"), int(row["answer"]), CHOICE
-    if gold is not None:
-        answers = (choices[gold],)
+    if _is_multiple_choice(row):
+        raise RowError("is multiple choice (metric choice), which kvp lm-eval measures")
+    answers, default = _answers(row)
     task = name_in(row, "task")
     if default == "all" and task.startswith("qa"):
         default = "part"
@@ -224,8 +217,6 @@ def _target(row: Mapping[str, Any]) -> Sample:
         references=answers,
         max_new_tokens=whole_number(row, "max_new_tokens", _MOST_NEW_TOKENS) or REPLY_TOKENS,
         metric=metric,
-        choices=choices,
-        gold=gold,
     )
 
 
@@ -239,53 +230,7 @@ def _answers(row: Mapping[str, Any]) -> tuple[tuple[str, ...], str]:
     return answers, default
 
 
-def _choices(row: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[str, ...] | None]:
-    """Texts to choose from, and their labels where the row has some; both empty without choices.
-
-    Labels of columns `choice0`, `choice1` and so on are their numbers.
-    """
-    given: Any = next((row[name] for name in _CHOICE_LISTS if row.get(name) is not None), None)
-    labels: Any = None
-    there = [key for key in row if row[key] is not None]
-    columns = sorted((int(found[1]), key) for key in there if (found := _NUMBERED.fullmatch(key)))
-    if given is None and columns:
-        given = [row[key] for _, key in columns]
-        labels = [str(number) for number, _ in columns]
-    if given is None:
-        return (), None
-    if isinstance(given, Mapping):
-        given, labels = given.get("text"), given.get("label")
-    if not isinstance(given, list) or len(given) < 2:
-        raise RowError("has choices that are not a list of at least two")
-    if len(given) > _MOST_CHOICES:
-        raise RowError(f"has {len(given)} choices, more than {_MOST_CHOICES}")
-    texts = tuple(text_of(one, " in a choice") for one in given)
-    if labels is not None and (not isinstance(labels, list) or len(labels) != len(texts)):
-        raise RowError(f"has {len(texts)} choices but not as many labels")
-    return texts, None if labels is None else tuple(map(str, labels))
-
-
-def _gold(
-    row: Mapping[str, Any], choices: tuple[str, ...], labels: tuple[str, ...] | None
-) -> int | None:
-    """Index of the right choice: a label, an index from 0, a text or a letter; None without one."""
-    column = next((name for name in _GOLD if row.get(name) is not None), None)
-    if column is None:
-        return None
-    value = row[column]
-    if isinstance(value, list) and len(value) == 1:
-        (value,) = value
-    text = str(value).strip()
-    if labels is not None and labels.count(text) == 1:
-        return labels.index(text)
-    meant = {int(text)} if text.isdecimal() and int(text) < len(choices) else set()
-    if isinstance(value, bool) or not isinstance(value, int):
-        meant |= {index for index, choice in enumerate(choices) if choice.strip() == text}
-        if not meant and re.fullmatch("[A-Za-z]", text):
-            meant = {ord(text.upper()) - ord("A")} & set(range(len(choices)))
-        if not meant and re.fullmatch(r"\d{1,4}\.0*", text):
-            meant = {int(text.partition(".")[0])} & set(range(len(choices)))
-    if len(meant) != 1:
-        many = "more than one" if meant else "none"
-        raise RowError(f"has {column} {value!r:.40}, which names {many} of its choices")
-    return meant.pop()
+def _is_multiple_choice(row: Mapping[str, Any]) -> bool:
+    """Whether the right one of given texts is to be found, or whether something is true (BoolQ)."""
+    listed = any(value is not None and _CHOICES.fullmatch(name) for name, value in row.items())
+    return listed or isinstance(row.get("answer"), bool)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvp.data.encode import CHARACTERS, as_written, content_ids, encode
-from kvp.data.metrics import CHOICES, NONE, fault_of
+from kvp.data.metrics import NONE, fault_of
 from kvp.data.rows.documents import read_documents
 from kvp.data.rows.files import Skipped, listed
 from kvp.data.rows.forms import Document, Turn
@@ -133,9 +133,6 @@ class _Maker:
 
     def _chats(self, dialogues: Sequence[Document]) -> Iterator[Sample]:
         metric = self.settings.metric or NONE
-        if metric in CHOICES:
-            self.skipped += [(one.location, "has no choices") for one in dialogues]
-            return
         dialogues = in_rounds(dialogues)
 
         def too_long(index: int, tokens: int) -> None:
@@ -180,8 +177,6 @@ class _Maker:
             answer_prefix=asked.answer_prefix or self.settings.answer_prefix or "",
             metric=metric,
             reply=space + ", ".join(answers),
-            choices=asked.choices if metric in CHOICES else (),
-            gold=asked.gold if metric in CHOICES else None,
         )
 
     def _fault(self, sample: Sample) -> str | None:
@@ -198,7 +193,7 @@ class _Maker:
             return self._excess(tokens)
         if self.settings.needs_reply and not sample.references:
             return "has no answer to measure"
-        return fault_of(sample.metric, sample.references, sample.choices)
+        return fault_of(sample.metric, sample.references)
 
     def _excess(self, tokens: int) -> str:
         counted = "" if tokens >= self.settings.length * CHARACTERS else f"{tokens} prompt tokens, "

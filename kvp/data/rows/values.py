@@ -23,7 +23,7 @@ MISSING = frozenset({"", "nan", "NaN", "NaT", "<NA>"})
 """Cells without a value, as pandas spells them."""
 _OBJECTS = {"messages", "conversations", "prompt", "completion", "questions", "multi_turns"}
 """Columns that may hold a list of objects; those that may hold a list follow."""
-_LISTS = _OBJECTS | {"answer", "answers", "reference", "references", "choices", "endings"}
+_LISTS = _OBJECTS | {"answer", "answers", "reference", "references"}
 
 
 class RowError(Exception):

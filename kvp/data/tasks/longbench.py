@@ -29,8 +29,6 @@ from kvp.errors import UsageError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-PREFIX = "longbench_"
-
 
 @dataclass(frozen=True, kw_only=True)
 class Published:
@@ -63,7 +61,7 @@ class LongBenchTask(ScoredByMetric):
     @property
     def name(self) -> str:
         """`longbench_` and the data set's own name."""
-        return PREFIX + self.dataset
+        return f"longbench_{self.dataset}"
 
     def build(self, settings: TaskSettings, tokenizer: PreTrainedTokenizerBase) -> Source:
         """Samples of the rows of the data set in `--data`, one per row."""

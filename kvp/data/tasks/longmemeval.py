@@ -9,7 +9,7 @@ are left out. Records have the label `question_type`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from kvp.data.metrics import METRICS, ScoredByMetric
@@ -41,11 +41,10 @@ Session = tuple[str, Sequence[Mapping[str, str]]]
 """Date, such as `2023/05/20 (Sat) 02:21`, and turns with `role` and `content`."""
 
 
-@dataclass(frozen=True)
 class LongMemEvalTask(ScoredByMetric):
     """Rows of `--data` in the published form."""
 
-    name: str = "longmemeval"
+    name = "longmemeval"
 
     def build(self, settings: TaskSettings, tokenizer: PreTrainedTokenizerBase) -> Source:
         """Samples of one history each.

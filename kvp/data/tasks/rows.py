@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,11 +29,10 @@ if TYPE_CHECKING:
 DATA, CHAT, TEXT = "data", "chat", "text"
 
 
-@dataclass(frozen=True)
 class RowsTask(ScoredByMetric):
     """Rows of `--data`, scored by their metric; dialogues and texts without one by likelihood."""
 
-    name: str = DATA
+    name = DATA
 
     def build(self, settings: TaskSettings, tokenizer: PreTrainedTokenizerBase) -> Source:
         """Samples of all rows that have an answer, or a reply, to measure."""
@@ -43,11 +42,10 @@ class RowsTask(ScoredByMetric):
         return row_samples(settings.data, measured, tokenizer, flag="data")
 
 
-@dataclass(frozen=True)
 class DialogueTask(ScoredByMetric):
     """Dialogues of `--chat`, packed into chats of the requested length, or generated ones."""
 
-    name: str = CHAT
+    name = CHAT
 
     def build(self, settings: TaskSettings, tokenizer: PreTrainedTokenizerBase) -> Source:
         """Chats whose last turn is the assistant's reply."""
@@ -81,11 +79,10 @@ class DialogueTask(ScoredByMetric):
         return Source(size=settings.count, make=make)
 
 
-@dataclass(frozen=True)
 class TextTask(ScoredByMetric):
     """Stretches of `--text` of exactly `--length` tokens, context and continuation together."""
 
-    name: str = TEXT
+    name = TEXT
 
     def build(self, settings: TaskSettings, tokenizer: PreTrainedTokenizerBase) -> Source:
         """Stretches of a split, in a seeded order.

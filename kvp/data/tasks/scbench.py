@@ -49,7 +49,6 @@ from kvp.data.task import Sample, Source, TaskSettings, blank_sample, context_na
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-MULTI_TURN = "multi_turn"
 TURNS = 5
 """Questions of one generated context."""
 HOPS = 3
@@ -158,7 +157,7 @@ class ScbenchTask(ScoredByMetric):
         blank = blank_sample(settings, self.name, f"0{context_name(context)}")
         replies = [", ".join(answers) for _, answers in turns]
         earlier = tuple(zip(questions, replies, strict=True))
-        continued = settings.scbench_mode == MULTI_TURN
+        continued = settings.scbench_mode == "multi_turn"
         return [
             replace(
                 blank,

@@ -7,7 +7,7 @@ from decimal import Decimal
 
 import pytest
 
-from kvp.data.metrics import METRICS, chosen, fault_of, last_number, score_answer
+from kvp.data.metrics import METRICS, fault_of, last_number, score_answer
 
 
 @pytest.mark.parametrize(
@@ -115,17 +115,9 @@ def test_the_last_number(text: str, number: str | None) -> None:
     assert last_number(text) == (None if number is None else Decimal(number))
 
 
-def test_the_most_likely_choice_and_that_per_character() -> None:
-    losses = [6.0, 4.0, 4.0]
-    assert chosen(losses, ["four letters", "ab", "b"], "choice") == 1  # the first of equal ones
-    assert chosen(losses, ["four letters", "ab", "b"], "choice_norm") == 0  # 0.5 nats a letter
-    assert chosen([2.0, 1.1], [" ab ", "c"], "choice_norm") == 0  # white space is no character
-
-
 def test_what_a_metric_cannot_score() -> None:
-    assert fault_of("choice", ["a"], ()) == "has no choices"
-    assert "without a number" in str(fault_of("number", ["7", "seven"], ()))
-    assert fault_of("f1", ["a"], ()) is None
+    assert "without a number" in str(fault_of("number", ["7", "seven"]))
+    assert fault_of("f1", ["a"]) is None
 
 
 @pytest.mark.parametrize(

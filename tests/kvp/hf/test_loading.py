@@ -20,7 +20,6 @@ from tokenizers.pre_tokenizers import Split
 from transformers import (
     AutoModelForCausalLM,
     BartConfig,
-    BitsAndBytesConfig,
     DeepseekV3Config,
     DiffLlamaConfig,
     DiffLlamaForCausalLM,
@@ -36,7 +35,6 @@ from transformers import (
     Qwen3Config,
 )
 
-from kvp import plugins
 from kvp.config_groups import Rank
 from kvp.errors import KvpError, ModelError, UsageError
 from kvp.geometry import Geometry
@@ -219,25 +217,13 @@ def test_geometry(config: Any, geometry: tuple[int, int, int, int]) -> None:
     )
 
 
-def test_quantization_says_what_it_lacks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "--quantization 2bit is not one of none, 8bit, 4bit" in refusal(
-        str(folder), quantization="2bit"
-    )
-    monkeypatch.setattr(plugins, "find_spec", str)
-    line = refusal(str(folder), quantization="8bit")
-    assert line.startswith("--quantization 8bit needs a CUDA device: use --device cuda")
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("bits", ["none", "8bit", "4bit"])
 def test_what_transformers_is_asked_for(
     folder: Path,
     build: Callable[[str], PreTrainedModel],
     monkeypatch: pytest.MonkeyPatch,
-    bits: str,
     dtype: torch.dtype,
 ) -> None:
-    """Quantisation itself needs a GPU; which options reach it does not."""
     asked: dict[str, Any] = {}
     made = build("qwen2")
     moved: list[Any] = []
@@ -249,24 +235,10 @@ def test_what_transformers_is_asked_for(
 
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", from_pretrained)
     monkeypatch.setattr(loading, "torch_device", torch.device)
-    monkeypatch.setattr(plugins, "find_spec", str)
-    model, _ = load_model(
-        str(folder), device="cuda:0", dtype=str(dtype).removeprefix("torch."),
-        quantization=bits,
-    )  # fmt: skip
+    model, _ = load_model(str(folder), device="cuda:0", dtype=str(dtype).removeprefix("torch."))
     assert model is made
     assert (asked["dtype"], asked["attn_implementation"]) == (dtype, "kvp")
-    cuda = torch.device("cuda:0")
-    assert moved == ([cuda] if bits == "none" else [])
-    assert asked.get("device_map") == (None if bits == "none" else {"": cuda})
-    config = asked.get("quantization_config")
-    if bits == "none":
-        assert config is None
-    else:
-        assert isinstance(config, BitsAndBytesConfig)
-        assert (config.load_in_8bit, config.load_in_4bit) == (bits == "8bit", bits == "4bit")
-    if bits == "4bit":
-        assert (config.bnb_4bit_quant_type, config.bnb_4bit_compute_dtype) == ("nf4", dtype)
+    assert moved == [torch.device("cuda:0")]
 
 
 def test_a_model_is_run_once(qwen: PreTrainedModel) -> None:

@@ -146,29 +146,21 @@ def test_questions_and_their_answers(
     assert (found.metric, found.answer_prefix, found.max_new_tokens) == (metric, "p", 5)
 
 
-LIST = ["red", "green", "blue"]
-
-
 @pytest.mark.parametrize(
-    ("columns", "gold"),
+    "columns",
     [
-        ({"choices": LIST, "gold": 2}, 2),
-        ({"choices": LIST, "label": "1"}, 1),
-        ({"choices": LIST, "answer": "green"}, 1),
-        ({"choices": LIST, "answer": "C"}, 2),
-        ({"choices": {"text": LIST, "label": ["A", "B", "C"]}, "answerKey": "C"}, 2),
-        ({"endings": LIST, "label": "0"}, 0),
-        ({"choice0": "4", "choice1": "0", "choice2": "2", "answer": "2"}, 2),
-        ({"choice1": "a", "choice2": "b", "answer": "2"}, 1),
-        ({"choices": LIST}, None),
-        ({"context": "c", "answer": True}, 1),
+        {"choices": ["red", "green"], "gold": 1},
+        {"choices": {"text": ["red", "green"], "label": ["A", "B"]}, "answerKey": "B"},
+        {"endings": ["red", "green"], "label": "0", "metric": "choice_norm"},
+        {"choice0": "4", "choice1": "0", "answer": "0"},
+        {"context": "c", "answer": True},
+        {"context": "c", "question": None, "choices": ["red", "green"]},
+        {"context": "c", "questions": ["q1", "q2"], "answers": [True, False]},
     ],
 )
-def test_the_right_choice(columns: dict[str, Any], gold: int | None) -> None:
-    (found,) = questions_of({"question": "Which?", **columns})
-    assert found.metric == "choice"
-    assert found.gold == gold
-    assert found.references == (() if gold is None else (found.choices[gold],))
+def test_multiple_choice_is_for_the_harness(columns: dict[str, Any]) -> None:
+    with pytest.raises(RowError, match=r"\(metric choice\), which kvp lm-eval measures"):
+        document_of({"question": "Which?", **columns})
 
 
 @pytest.mark.parametrize(
@@ -191,10 +183,6 @@ def test_several_questions_of_a_row(row: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("columns", "reason"),
     [
-        ({"choices": ["1", "2", "3"], "answer": "2"}, "names more than one of its choices"),
-        ({"choices": LIST, "gold": 3}, "has gold 3, which names none of its choices"),
-        ({"choices": LIST, "answer": "yellow"}, "has answer 'yellow', which names none"),
-        ({"choices": {"text": LIST, "label": ["A"]}, "answerKey": "A"}, "not as many labels"),
         ({"answer": "x", "metric": "bleu"}, "has metric 'bleu', which is not one of all, part,"),
         ({"context": "c", "questions": ["q"], "answers": ["a", "b"]},
          "has 1 questions but not as many answers"),

@@ -242,17 +242,14 @@ def test_the_metric_of_all_rows(tmp_path: Path, tokenizer: PreTrainedTokenizerBa
     assert "line 6 has no answer to measure" in source.notes[0]
     source = measured(data, tokenizer, metric="number")
     assert "line 2 has an answer without a number, for metric number" in source.notes[0]
-    source = measured(data, tokenizer, metric="choice")
-    assert not source
-    assert "has no choices" in source.notes[0]
 
 
 def test_columns_of_other_names(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
     with (tmp_path / "my.csv").open("w", newline="") as file:
-        csv.writer(file).writerows([["query", "A", "B", "right"], ["Which?", "x", "y", "1"]])
-    names = renamed_columns("question=query, choice0=A,choice1=B,gold=right")
+        csv.writer(file).writerows([["query", "A", "B"], ["Which?", "x", "y"]])
+    names = renamed_columns("question=query, context=A,answer=B")
     (sample,) = measured(str(tmp_path / "my.csv"), tokenizer, columns=names)
-    assert (sample.question, sample.choices, sample.gold) == ("Which?", ("x", "y"), 1)
+    assert (sample.question, sample.context, sample.references) == ("Which?", "x", ("y",))
     written(tmp_path / "other.jsonl", [{"query": "q", "answer": "a"}, {"question": "q"}])
     source = measured(str(tmp_path / "other.jsonl"), tokenizer, columns={"question": "query"})
     assert len(source) == 1

@@ -64,7 +64,6 @@ CELLS = {
     "answer": st.one_of(
         st.lists(NUMBERS | st.none(), min_size=3, max_size=3),
         st.lists(WORDS, min_size=3, max_size=3),
-        st.lists(st.booleans() | st.none(), min_size=3, max_size=3),
         st.lists(st.lists(WORDS, min_size=1, max_size=3), min_size=3, max_size=3),
     ),
     "max_new_tokens": st.lists(st.integers(1, 999) | st.none(), min_size=3, max_size=3),
@@ -88,14 +87,11 @@ def test_the_same_table_gives_the_same_samples(cells: dict[str, list[Any]]) -> N
 
 
 @pytest.mark.parametrize("name", WRITERS)
-def test_choices_and_labels_of_a_table(tmp_path: Path, name: str) -> None:
-    table = pd.DataFrame(
-        {"question": ["a", "b"], "choice0": ["x", "y"], "choice1": ["z", "w"],
-         "choice2": ["v", None], "label": [1, None]}
-    )  # fmt: skip
-    WRITERS[name](table, tmp_path / name)
-    found = [one.questions[0] for one in read(tmp_path / name)]
-    assert [(one.choices, one.gold) for one in found] == [(("x", "z", "v"), 1), (("y", "w"), None)]
+def test_truth_values_of_a_table_are_no_answers(tmp_path: Path, name: str) -> None:
+    WRITERS[name](pd.DataFrame({"question": ["a", "b"], "answer": [True, None]}), tmp_path / name)
+    documents, tally = read_documents(str(tmp_path / name), "data", TaskSettings(length=99))
+    assert [one.questions[0].question for one in documents] == ["b"]
+    assert "is multiple choice" in tally.skipped[0][1]
 
 
 @pytest.mark.parametrize("name", WRITERS)
@@ -272,7 +268,6 @@ def test_a_damaged_file_is_named(tmp_path: Path, name: str, content: bytes) -> N
         ('{"a": ' * 5000, "is not JSON"),
         ('{"text": 1' + "0" * 5000 + "}", "is not JSON"),
         ('{"text": ' + "[" * 400 + "]" * 400 + "}", "not text"),
-        ({"question": "q", "choices": ["a"] * 100_000, "label": 1}, "100000 choices, more than"),
         ('{"question": "q", "answer": "\\ud800"}', "has half of a surrogate pair"),
         ({"question": "q", "answer": {"value": "x"}}, "has an object without 'text' in answer"),
         ({"question": "q", "answer": [["x"]]}, "has a list within a list in answer"),
