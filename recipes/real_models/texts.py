@@ -38,6 +38,8 @@ SUBJECTS = (
 EXAMPLES, CLASSIFIED = 36, {"validation": 48, "test": 200}
 """Examples in a context, and contexts."""
 CLASSIFIED_WORDS = range(6, 26)
+LABEL_TOKENS = 6
+"""Of an answer: a label, and what would follow it."""
 
 
 def halves(rows: Iterable[Row]) -> dict[str, list[Row]]:
@@ -152,8 +154,9 @@ def examples(
             row = {
                 "context": "".join(f"{text}: {one}\n{label}: {kind}\n\n" for one, kind in shown),
                 "question": f"{text}: {asked}\n{label}:",
-                "choices": [f" {kind}" for kind in kinds],
-                "gold": gold,
+                "answer": kinds[gold],
+                "metric": "part",
+                "max_new_tokens": LABEL_TOKENS,
             }
             rows[f"{name}_{split}"].append(row)
     alone = [{k: v for k, v in row.items() if k != "context"} for row in rows[f"{name}_test"]]
