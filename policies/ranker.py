@@ -296,18 +296,7 @@ class HeadRankers(nn.Module):
         if spec.reads_queries and (recent is None or recent.shape[:2] != keys.shape[:2]):
             raise ValueError("rankers with the input recent need its features of every token")
         places = positions.expand(count, -1) if gaps else None  # [a, N]
-        if spec.key_frequencies:  # [a, N, D] either way
-            keys = keys_seen_from_the_end(spec, keys, length)
-        given = {"key": keys, "value": values}
-        if spec.architecture == "paper":
-            indices = positions.clamp(0, spec.max_positions - 1)  # [N] or [a, N]
-            given["position"] = indices.expand(count, keys.shape[1])  # [a, N]
-        elif "position" in spec.projected:
-            features = position_features(spec, positions, length)  # [..., N, features]
-            given["position"] = features.expand(count, *features.shape[-2:])  # [a, N, features]
-        if recent is not None:
-            given["recent"] = recent
-        inputs = {name: given[name] for name in spec.projected}
+        inputs = _inputs_of(spec, keys, values, positions, length, recent)
         tensors = {**dict(self.named_parameters()), **dict(self.named_buffers())}
         weights = {name: tensor[heads] for name, tensor in tensors.items()}  # [a, ...] each
         if stacked is None:  # what is faster, docs/results/speed.md
@@ -404,6 +393,30 @@ def bytes_per_token(spec: RankerSpec) -> int:
     """
     taps = 2 * spec.neighbours + 1 if spec.neighbours else 0
     return 4 * (13 * spec.hidden + 2 * spec.head_dim + 2 * taps)
+
+
+def _inputs_of(
+    spec: RankerSpec,
+    keys: Tensor,
+    values: Tensor,
+    positions: Tensor,
+    length: int | Tensor,
+    recent: Tensor | None,
+) -> dict[str, Tensor]:
+    """Inputs of the network by name, [a, N, ...] each, of tokens as `HeadRankers.forward`."""
+    if spec.key_frequencies:  # [a, N, D] either way
+        keys = keys_seen_from_the_end(spec, keys, length)
+    count, tokens, _ = keys.shape
+    given = {"key": keys, "value": values}
+    if spec.architecture == "paper":
+        indices = positions.clamp(0, spec.max_positions - 1)  # [N] or [a, N]
+        given["position"] = indices.expand(count, tokens)  # [a, N]
+    elif "position" in spec.projected:
+        features = position_features(spec, positions, length)  # [..., N, features]
+        given["position"] = features.expand(count, *features.shape[-2:])  # [a, N, features]
+    if recent is not None:
+        given["recent"] = recent
+    return {name: given[name] for name in spec.projected}
 
 
 def _network(

@@ -230,7 +230,6 @@ def _search(config: EvolveConfig, output: OutputFolder, identity: dict[str, Any]
     others = PromptSet(  # run once: no prefill is kept
         bench, scorer, target, held_out, protocol=config.protocol, keep_bytes=0
     )
-    start = journal.generations[0]
     budgets = BudgetFile(
         model={"id": recorded_name(config.model), "revision": config.revision},
         layers=geometry.layers,
@@ -242,20 +241,7 @@ def _search(config: EvolveConfig, output: OutputFolder, identity: dict[str, Any]
         cached_tokens=reference,
         counts=elite.scheme,
         seed=config.seed,
-        made_by={
-            "constraint": plan.constraint,
-            "lambda": LAMBDA,
-            "gamma": GAMMA,
-            "sigma": SIGMA,
-            "reach": REACH,
-            "group": plan.group,
-            "generations": len(journal.generations) - 1,
-            "evaluations": journal.evaluations,
-            "seconds": journal.seconds,
-            "uniform": {"score": start.scores[0], "fitness": start.fitness[0]},
-            "elite": {"score": elite.score, "fitness": elite.fitness},
-            "best_fitness": [max(entry.fitness) for entry in journal.generations],
-        },
+        made_by=_made_by(plan, journal, elite),
         held_out=_held_out(others, plan, elite, resamples=config.bootstrap),
         data={
             "tasks": list(dict.fromkeys(prompt.task for prompt in search_prompts)),
@@ -343,6 +329,25 @@ def _note(plan: SearchPlan, entry: Generation) -> str:
         return f"uniform: score {entry.scores[0]:.4f}"
     groups = len(layer_groups(plan.layers, plan.group))
     return f"group {entry.group + 1}/{groups}: best score {max(entry.scores):.4f}"
+
+
+def _made_by(plan: SearchPlan, journal: Journal, elite: Elite) -> dict[str, Any]:
+    """How a search came to its budgets, for the budget file."""
+    start = journal.generations[0]
+    return {
+        "constraint": plan.constraint,
+        "lambda": LAMBDA,
+        "gamma": GAMMA,
+        "sigma": SIGMA,
+        "reach": REACH,
+        "group": plan.group,
+        "generations": len(journal.generations) - 1,
+        "evaluations": journal.evaluations,
+        "seconds": journal.seconds,
+        "uniform": {"score": start.scores[0], "fitness": start.fitness[0]},
+        "elite": {"score": elite.score, "fitness": elite.fitness},
+        "best_fitness": [max(entry.fitness) for entry in journal.generations],
+    }
 
 
 def _held_out(

@@ -226,16 +226,7 @@ def bounded(
     """
     protection = _protection(protection, scorer)
     engine, least = _engine(llama), 4 * max(protection.tokens, 8)
-    room = min(llama.n_ctx(), trained := llama_cpp.llama_model_n_ctx_train(llama.model))
-    cells = room if cells is None else cells
-    if not (isinstance(cells, int) and least <= cells <= room):
-        raise UsageError(
-            f"cells={cells}: give {least} to {room}, the smaller one of n_ctx ({llama.n_ctx()}) "
-            f"and the {trained} positions that the model was trained for"
-        )
-    if llama._logits_all or llama.cache is not None or llama.draft_model is not None:
-        raise UsageError("bounded works without logits_all, set_cache and draft models")
-    bound = _Bound(engine, scorer, cells, protection)
+    bound = _Bound(engine, scorer, _bound_of(llama, cells, least), protection)
     own = {"_n_ctx": llama._n_ctx, "input_ids": llama.input_ids}
     vars(llama).pop("eval", None)
     llama.reset()
@@ -254,6 +245,20 @@ def bounded(
         llama.reset()
         if llama.ctx is not None:
             llama._ctx.kv_cache_clear()
+
+
+def _bound_of(llama: Llama, cells: int | None, least: int) -> int:
+    """Cells that `bounded` may use, at least `least`; UsageError where it cannot work."""
+    room = min(llama.n_ctx(), trained := llama_cpp.llama_model_n_ctx_train(llama.model))
+    cells = room if cells is None else cells
+    if not (isinstance(cells, int) and least <= cells <= room):
+        raise UsageError(
+            f"cells={cells}: give {least} to {room}, the smaller one of n_ctx ({llama.n_ctx()}) "
+            f"and the {trained} positions that the model was trained for"
+        )
+    if llama._logits_all or llama.cache is not None or llama.draft_model is not None:
+        raise UsageError("bounded works without logits_all, set_cache and draft models")
+    return cells
 
 
 def _engine(llama: Llama) -> Engine:

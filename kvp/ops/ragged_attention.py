@@ -216,7 +216,7 @@ def attend_by_size(
 
 def _parts(
     layout: RaggedLayout, packed: Tensor, tail: int, working: int
-) -> Iterator[tuple[Group, slice]]:
+) -> Iterator[tuple[HeadGroup, slice]]:
     """Parts of the groups and of the tokens whose masks are held together."""
     group_size, tokens = packed.shape[1:3]
     for group in layout.groups:
@@ -274,7 +274,7 @@ class RaggedLayout:
         return head.int(), pad(cut.cumsum(0), (1, 0))
 
     @cached_property
-    def groups(self) -> list[Group]:
+    def groups(self) -> list[HeadGroup]:
         """The heads, the longest first, in groups that are padded by a quarter or by little.
 
         A head of `_LONG` tokens or more is a group of its own: gathering its tokens would cost more
@@ -293,22 +293,22 @@ class RaggedLayout:
                 width, stored, padded = count, count, 0
         return [self._group(heads) for heads in members]
 
-    def _group(self, members: list[int]) -> Group:
+    def _group(self, members: list[int]) -> HeadGroup:
         """Heads `members`, the longest first."""
         device, counts = self.lengths.device, [self.counts[head] for head in members]
         heads = torch.tensor(sorted(members), device=device)
         lengths, starts = self.lengths.flatten()[heads], self.starts[:-1][heads]
         width = counts[0]
         if counts[-1] == width and members == [*range(members[0], members[0] + len(members))]:
-            return Group(heads=heads, width=width, start=sum(self.counts[: members[0]]))
+            return HeadGroup(heads=heads, width=width, start=sum(self.counts[: members[0]]))
         slot = torch.arange(width, device=device)
         present = slot < lengths[:, None]
         index = (starts[:, None] + slot).where(present, 0)
-        return Group(heads=heads, width=width, index=index, present=present)
+        return HeadGroup(heads=heads, width=width, index=index, present=present)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Group:
+class HeadGroup:
     """Heads that share a call, A of them."""
 
     heads: Tensor
@@ -322,11 +322,11 @@ class Group:
     present: Tensor | None = None
     """[A, W] bool, slots with a token; None where all have one."""
 
-    def split(self, step: int) -> Iterator[Group]:
+    def split(self, step: int) -> Iterator[HeadGroup]:
         """Parts of at most `step` heads."""
         for first in range(0, len(self.heads), step):
             part = slice(first, first + step)
-            yield Group(
+            yield HeadGroup(
                 heads=self.heads[part],
                 width=self.width,
                 start=self.start + first * self.width,

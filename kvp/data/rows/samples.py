@@ -60,7 +60,7 @@ def row_samples(
     of_split = [one for one in documents if settings.split in (one.split, ALL)]
     random.Random(f"order/{settings.split}/{settings.seed}").shuffle(of_split)
     name = name_of(data)
-    maker = _Maker(settings, tokenizer, task or name, dialogues)
+    maker = _SampleMaker(settings, tokenizer, task or name, dialogues)
     first = islice(maker.samples(of_split), settings.count)
     asked = Counter(
         question.context for one in of_split for question in one.questions if question.context
@@ -88,7 +88,7 @@ def name_of(data: str) -> str:
 
 
 @dataclass
-class _Maker:
+class _SampleMaker:
     """Makes samples and remembers what it left out."""
 
     settings: TaskSettings

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Published:
+class DataSet:
     """What LongBench publishes of a data set besides its rows."""
 
     prompt: str
@@ -46,7 +46,7 @@ class Published:
 
 
 _DEFINITION = json.loads((files("kvp.data") / "longbench.json").read_text(encoding="utf-8"))
-DATA_SETS = {name: Published(**fields) for name, fields in _DEFINITION["datasets"].items()}
+DATA_SETS = {name: DataSet(**fields) for name, fields in _DEFINITION["datasets"].items()}
 """By the name of the data set."""
 REFUSED: Mapping[str, str] = _DEFINITION["refused"]
 """Data sets that cannot be scored here, and why."""

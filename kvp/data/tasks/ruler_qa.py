@@ -189,7 +189,7 @@ class RulerQaTask(ScoredByMetric):
                 f"--tasks {self.name} needs --{flag} FILE (docs/data.md says what it may hold)",
                 reason=f"it needs --{flag} FILE",
             )
-        maker = _Maker(Fitting(self.name, settings, tokenizer), read_questions(data, flag))
+        maker = _QuestionMaker(Fitting(self.name, settings, tokenizer), read_questions(data, flag))
         asked = maker.data.of_split(settings.split)
         if not asked:
             raise UsageError(f"--{flag} {data}: no question of the {settings.split} split")
@@ -215,7 +215,7 @@ class RulerQaTask(ScoredByMetric):
 
 
 @dataclass(frozen=True)
-class _Maker:
+class _QuestionMaker:
     """Makes the samples of one task."""
 
     fitting: Fitting

@@ -71,7 +71,7 @@ first, so that questions and answers are the same for every amount."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Published:
+class PublishedTask:
     """What SCBench publishes of a task besides its data."""
 
     metric: str
@@ -86,7 +86,7 @@ class Published:
 
 
 _DEFINITION = json.loads((files("kvp.data") / "scbench.json").read_text(encoding="utf-8"))
-PUBLISHED = {name: Published(**fields) for name, fields in _DEFINITION.items()}
+PUBLISHED = {name: PublishedTask(**fields) for name, fields in _DEFINITION.items()}
 """By task name, as SCBench names its data; the repeated word of `scbench_choice_eng` is its own."""
 
 
@@ -174,7 +174,7 @@ class ScbenchTask(ScoredByMetric):
         ]
 
 
-def _parsed(row: Mapping[str, Any], published: Published) -> SharedContext:
+def _parsed(row: Mapping[str, Any], published: PublishedTask) -> SharedContext:
     """A row of SCBench: `context` (or `input`), and `multi_turns` with `input` and `answer`."""
     context = column(row, "context" if "context" in row else "input")
     turns = row.get("multi_turns")
@@ -189,7 +189,7 @@ def _parsed(row: Mapping[str, Any], published: Published) -> SharedContext:
     return context, parsed
 
 
-def _turn(turn: Mapping[str, Any], published: Published) -> Turn:
+def _turn(turn: Mapping[str, Any], published: PublishedTask) -> Turn:
     text, answers = column(turn, "input"), answers_of(turn, "answer")
     if published.metric == "first_number" and not all(map(_REAL.fullmatch, answers)):
         raise RowError(f"has the answer {answers[0]!r:.40}, which is no number")
