@@ -331,7 +331,7 @@ class PushConfig(IntervalConfig, DryRunConfig):
     """Policy and repository."""
 
     policy: str = field(kw_only=False)
-    """Policy directory written by kvp-train or kvp distill."""
+    """Policy directory written by kvp-train."""
     repository: str = field(kw_only=False)
     """Repository of the hub, org/name. It is created where it does not exist."""
     private: bool = False
@@ -355,7 +355,7 @@ class PolicyConfig(Group):
     """Policy."""
 
     policy: str | None = None
-    """Policy directory written by kvp-train or kvp distill. Or a bundled one's name, an address, or
+    """Policy directory written by kvp-train. Or a bundled one's name, an address, or
     org/name on the hub: what chooses tokens."""
     method: str = "streaming_llm"
     """Method that chooses tokens where there is no policy. In llama.cpp one that reads keys, values

@@ -139,7 +139,7 @@ def model_card(
     on_hub = HubName.parse(base_model) is not None and not Path(base_model).exists()
     measured = None if results is None else _measured(results, policy, resamples)
     allocator = measured["allocator"] if measured else "global" if policy.calibration else None
-    runs = (training.get("text", {}), training, training.get("distillation", {}))
+    runs = (training.get("text", {}), training)
     trained_by = [join(run["command"]) for run in runs if run.get("command")]
     card = ModelCard.from_template(
         ModelCardData(

@@ -93,7 +93,6 @@ _KINDS = {
         "model": dict[str, _Name | None], "held_out": list[dict[str, _Number | _Name | None]],
         "training": _object({
             "seed?": int | None, "command?": list[str], "recipe?": _object(_RECIPE),
-            "distillation?": _object({"command?": list[str]}),
             "text?": _object({**_TEXT, "data?": _object(_TEXT)}),
         }),
     }),

@@ -84,15 +84,3 @@ def parse_budgets(texts: str | Iterable[str | int]) -> tuple[Budget, ...]:
     if not budgets:
         raise UsageError("no budget given; give token counts or percentages, e.g. 128,12.5%")
     return budgets
-
-
-def parse_budget_range(text: str) -> tuple[Budget, Budget]:
-    """Read LOW:HIGH ("6%:50%", "64:512"); raises UsageError on anything else."""
-    low, colon, high = text.partition(":")
-    if not colon:
-        raise UsageError(f"budgets {text!r} are not LOW:HIGH (6%:50%, 64:512)")
-    smallest, largest = parse_budget(low), parse_budget(high)
-    same_unit = (smallest.percent is None) == (largest.percent is None)
-    if same_unit and smallest.tokens(10**6) > largest.tokens(10**6):
-        raise UsageError(f"budgets {text!r}: the range ends before it begins")
-    return smallest, largest

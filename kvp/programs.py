@@ -114,14 +114,6 @@ PROGRAMS = {
             "kvp-eval --methods full,tuned:runs/tuned --out runs/test",
         ),
     ),
-    "distill": Program(
-        "train.config:DistillConfig",
-        "train.distill:run",
-        "Fine-tune a trained policy end to end. The model runs over the replies of traces behind a "
-        "softly evicted cache, and the policy learns what makes these replies likely, or what "
-        "changes the model's predictions least. Heads that compete for one budget gain most.",
-        ("kvp distill --policy runs/policies --traces runs/traces --out runs/distilled",),
-    ),
     "evolve": Program(
         "eval.config:EvolveConfig",
         "eval.evolve.run:run_search",

@@ -45,8 +45,7 @@ class Calibration:
     """
 
     target: str
-    """What the map's values are logarithms of the expectation of (`train.calibration`), or
-    `distilled`: scales and offsets that `kvp distill` has learned."""
+    """What the map's values are logarithms of the expectation of (`train.calibration`)."""
     scores: Tensor
     """[A, K] float32 scores at the knots, strictly increasing along K."""
     values: Tensor
@@ -201,7 +200,6 @@ def _trained(training: Mapping[str, Any]) -> str:
     tasks = f" ({', '.join(data['tasks'])})" if data.get("tasks") else ""
     return (
         f"trained on {training.get('traces', {}).get('train')} sequences{text}{tasks}: label "
-        f"{recipe['label']}, objective {recipe['objective']}, {recipe['steps']} steps"
-        f"{', then distilled' if 'distillation' in training else ''}, "
+        f"{recipe['label']}, objective {recipe['objective']}, {recipe['steps']} steps, "
         f"{training.get('created', '')[:10]}"
     )

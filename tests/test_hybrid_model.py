@@ -1,4 +1,4 @@
-"""Collect, train, distil, evaluate and report on a model most of whose layers see a window only."""
+"""Collect, train, evaluate and report on a model most of whose layers see a window only."""
 
 from __future__ import annotations
 
@@ -52,11 +52,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "--validate_every", "2", "--hidden", "16", "--contexts", "2",
     )  # fmt: skip
     run(
-        "distill", "--policy", f"{root}/policy", "--traces", f"{root}/traces",
-        "--model", f"{root}/model", "--out", f"{root}/distilled", "--steps", "2",
-    )  # fmt: skip
-    run(
-        "eval", *data, "--model", f"{root}/model", "--policies", f"{root}/distilled",
+        "eval", *data, "--model", f"{root}/model", "--policies", f"{root}/policy",
         "--traces", f"{root}/traces", "--out", f"{root}/results", "--prompts", "1",
         "--budgets", "25%", "--max_new_tokens", "6", "--timing_prompts", "1",
         "--curve_sequences", "1", "--bootstrap", "50",
@@ -75,11 +71,10 @@ def test_traces_and_policies_are_of_the_layers_that_see_everything(folder: Path)
     reader = TraceReader(folder / "traces")
     assert list(reader.geometry.model_layers) == EVICTED
     assert reader.trace(0).keys.shape[:2] == (2, 2)
-    for name in ("policy", "distilled"):
-        policy = load_policy(folder / name)
-        assert policy.geometry == reader.geometry
-        files = {path.name for path in (folder / name).glob("layer_*.safetensors")}
-        assert files == {f"layer_{n:02d}_head_{h:02d}.safetensors" for n in EVICTED for h in (0, 1)}
+    policy = load_policy(folder / "policy")
+    assert policy.geometry == reader.geometry
+    files = {path.name for path in (folder / "policy").glob("layer_*.safetensors")}
+    assert files == {f"layer_{n:02d}_head_{h:02d}.safetensors" for n in EVICTED for h in (0, 1)}
 
 
 def test_budgets_and_bytes_are_of_the_layers_that_see_everything(folder: Path) -> None:
@@ -100,7 +95,7 @@ def test_reports_name_the_layers_of_the_model(folder: Path) -> None:
 
 
 def test_what_is_passed_on_tells_no_local_path(folder: Path) -> None:
-    parts = ("traces", "policy", "distilled", "results")
+    parts = ("traces", "policy", "results")
     files = [file for part in parts for file in (folder / part).rglob("*") if file.is_file()]
     assert len(files) > 20
     telling = [file for file in files if str(folder).encode() in file.read_bytes()]

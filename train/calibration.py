@@ -8,10 +8,7 @@ steps becomes one knot, and logarithms are interpolated between knots (`policies
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields, replace
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
@@ -19,16 +16,12 @@ from numpy.typing import NDArray
 from scipy.optimize import isotonic_regression
 from torch import Tensor
 
-from kvp.artifacts.files import foreign
-from kvp.errors import PolicyError
 from kvp.progress import Progress
 from kvp.ranking import Protection
 from policies.learned import Calibration
 from policies.ranker import HeadRankers
 from train.compression_points import CompressionPoint
 from train.contexts import Context, ContextSource, scores_of
-from train.labels import EVALUATED
-from train.recipe import FOURIER, Recipe
 
 Array = NDArray[np.float64]
 
@@ -47,15 +40,6 @@ FLOOR = 1e-9
 """Smallest expectation whose logarithm is taken."""
 MINIMUM_SLOPE = 1e-3
 """Smallest slope of the map; keeps the order of a head's tokens where their targets are equal."""
-
-
-def recipe_of(training: Mapping[str, Any]) -> Recipe:
-    """The recipe a policy was trained with, as far as it is recorded, labelled by attention."""
-    names = {field.name for field in fields(Recipe)}
-    with foreign(Path("policy.json"), PolicyError):
-        recorded = training.get("recipe", {})
-        settings = {name: value for name, value in recorded.items() if name in names}
-        return replace(FOURIER, **{**settings, "label": EVALUATED})
 
 
 def calibrate(

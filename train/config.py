@@ -1,4 +1,4 @@
-"""Settings of `kvp-train`, `kvp merge` and `kvp distill`; no torch here.
+"""Settings of `kvp-train` and `kvp merge`; no torch here.
 
 What is not given of the recipe (`train.recipe`), the command line and `kvp.train` take from the
 preset; a config that is made directly has the defaults of the first one.
@@ -6,24 +6,21 @@ preset; a config that is made directly has the defaults of the first one.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Literal
 
-from kvp.budgets import parse_budget_range
 from kvp.config_groups import (
     AnswerConfig,
     Bounds,
     DataConfig,
     DryRunConfig,
-    DtypeName,
     Group,
     MemoryConfig,
     ModelConfig,
     RunConfig,
 )
-from kvp.errors import KvpError, UsageError
+from kvp.errors import UsageError
 from kvp.geometry import Geometry
 from kvp.known_names import NO_TRACES
 from train.recipe import (
@@ -32,7 +29,6 @@ from train.recipe import (
     ContextSettings,
     ObjectiveSettings,
     OptimizerSettings,
-    PointSettings,
     PresetName,
     RankerSettings,
     Recipe,
@@ -243,76 +239,3 @@ class MergeConfig(Group):
     that --heads auto has written them into."""
     out: str
     """What is written. A policy directory."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class DistillationSettings(PointSettings):
-    """Distillation."""
-
-    steps: int = 300
-    """Optimiser steps."""
-    lr: float = 1e-3
-    """Highest learning rate, reached after the warm-up. That of each head's scale and offset is
-    twenty times as high."""
-    budget_range: str = "3%:75%"
-    """Budgets that are trained for, LOW:HIGH, mean per KV head; drawn evenly on a log scale."""
-    allocator: Literal["global", "shared"] = "global"
-    """What the policy is meant for: heads that compete for one budget, or keep the same tokens."""
-    compress_prompt: float = 0.5
-    compress_context: float = 0.5
-    compress_uniform: float = 0.0
-    future_tokens: int = 256
-    """Tokens after a compression point that the model is run on; 0 = all."""
-    hard_targets: float = 1.0
-    """Weight of the replies' own tokens in the loss, 0 to 1; the rest is the divergence from what
-    the full cache predicts. With 1, given replies may become likelier than with the full cache."""
-
-    MINIMUMS: ClassVar[Bounds] = {"steps": 1, "future_tokens": 0, "hard_targets": 0}
-    MAXIMUMS: ClassVar[Bounds] = {"steps": 10_000_000, "contexts": 65_536, "hard_targets": 1}
-
-    def __post_init__(self) -> None:
-        """Raise ValueError naming the flag that cannot work."""
-        super().__post_init__()
-        if not (self.lr > 0 and math.isfinite(self.lr)):
-            raise ValueError(f"--lr must be a positive number, got {self.lr}")
-        try:
-            parse_budget_range(self.budget_range)
-        except KvpError as error:
-            raise ValueError(f"--budget_range: {error}") from None
-
-
-@dataclass(frozen=True, kw_only=True)
-class DistillConfig(RunConfig, MemoryConfig, ValidationConfig, DistillationSettings):
-    """Policy, traces and model."""
-
-    policy: str
-    """Policy directory written by kvp-train or kvp distill. It must be calibrated, and stays as it
-    is; `nano` (bundled) or `org/name[@revision]` on the hub, too."""
-    traces: str
-    """Trace store written by kvp-collect. Of the policy's model, with queries."""
-    out: str
-    """What is written. A policy directory; an unfinished run of the same settings is continued."""
-    model: str | None = None
-    """`nano` (bundled), a local folder, a GGUF file or a hub id. Without it, the model that
-    the traces name, which cannot be a local one."""
-    revision: str | None = None
-    """Hub revision of the model."""
-    dtype: DtypeName = "float32"
-    """Dtype of the model, and of traces that are taken from it."""
-    allow_incomplete: bool = False
-    """Use a store whose collection has not finished."""
-    validate_every: int = 50
-
-    VISIBLE: ClassVar[tuple[str, ...]] = (
-        "policy", "traces", "out", "model", "dtype", "device", "steps", "contexts", "lr",
-        "budget_range", "allocator", "compress_prompt", "compress_context", "compress_uniform",
-        "future_tokens", "hard_targets", "validate_every", "seed",
-    )  # fmt: skip
-    ADDRESSES: ClassVar[tuple[str, ...]] = ("policy", "traces", "out")
-    FOLDERS: ClassVar[Mapping[str, str]] = {"traces": NO_TRACES}
-
-    def identity(self) -> dict[str, Any]:
-        """Settings that decide the weights, next to policy and traces."""
-        names = {field.name for field in fields(DistillationSettings)}
-        decisive = {*names, "seed", "dtype", "validate_every", "validation_contexts"}
-        return {name: value for name, value in asdict(self).items() if name in decisive}

@@ -74,19 +74,16 @@ class ContextSource:
         *,
         memory_bytes: int,
         device: torch.device | None = None,
-        label: str | None = EVALUATED,
+        label: str = EVALUATED,
         recent: bool = False,
     ) -> None:
         """Make contexts of `reader` with their `label`, and with `recent` where asked for.
-
-        Without a label (None) every importance is 0, and nothing is computed for it.
 
         Use at most `memory_bytes` of RAM: three quarters for traces, a quarter for labels. Traces
         that lie in RAM anyway are not cached again.
         """
         self.traces = reader
-        self._label_name = label or ""
-        self._label = None if label is None else label_of(label)
+        self._label_name, self._label = label, label_of(label)
         self._with_recent = recent
         self.device = device or torch.device("cpu")
         self._turn = threading.Lock()
@@ -157,7 +154,6 @@ class ContextSource:
                 queries, keys = self._queries_and_keys(point.sequence)
                 record = self.traces.record(point.sequence)
                 if importance is None:
-                    assert self._label is not None, "without a label it is kept"
                     importance = self._label.computed(
                         queries, keys, point.prefix_length, point.stop, record.reply_spans
                     ).cpu()
@@ -182,9 +178,6 @@ class ContextSource:
 
     def _kept_label(self, point: CompressionPoint) -> Tensor | None:
         """[L, H, N] float32 on the CPU, None where it is computed from queries."""
-        if self._label is None:
-            keys, _ = self._keys_and_values(point.sequence)
-            return torch.zeros(*keys.shape[:2], point.prefix_length)
         if self._label.stored is not None:
             stored = self.traces.label(self._label.stored, point.sequence)
             return stored[..., : point.prefix_length]

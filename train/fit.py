@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import signal
 import warnings
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +15,15 @@ from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvir
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.strategies import DDPStrategy
-from torch import nn
 from torch.utils.tensorboard import SummaryWriter
 
 from kvp.artifacts.files import replacing
 from kvp.errors import KvpError, UsageError, first_line
 from kvp.progress import Progress
 from train.distributed import ALONE, Workers
-from train.run_folder import RunFolder
+from train.job import Job
+from train.ranker_training import RankerTraining
+from train.summary import head_layers
 from train.validation import HeldOut
 
 LOG_EVERY = 10
@@ -31,7 +31,7 @@ LOG_EVERY = 10
 SHOWN_BUDGET = "12.5%"
 """Budget at which TensorBoard shows the attention that is kept."""
 _CHARTS = {
-    "loss or reward": "(train/(loss|reward)|held_out/loss)$",
+    "loss or reward": "train/(loss|reward)$",
     "held-out skill, by layer": "skill_by_layer/.*",
     f"attention kept with {SHOWN_BUDGET} of the cache, by layer": "kept_by_layer/.*",
 }
@@ -50,28 +50,17 @@ class Between(pl.Callback):
 
     state_key = "Checkpoints"  # its place in checkpoints (docs/formats.md)
 
-    def __init__(
-        self,
-        target: RunFolder,
-        title: str,
-        *,
-        validate: Callable[[], HeldOut | None],
-        note: Callable[[Mapping[str, float]], str],
-        layers: list[str],
-        validate_every: int,
-        checkpoint_every: int,
-        shown: bool = True,
-    ) -> None:
-        """Write to the folder of a run, and show its progress as `title`.
+    def __init__(self, job: Job, module: RankerTraining) -> None:
+        """Validate `module` on the job's held-out contexts, and write to the folder of its run.
 
-        `validate` returns what it found in the process that validates; `note` makes a line of the
-        metrics of a step. `layers` [A] are the names of the layers of the heads that are trained.
-        Of several processes one logs and shows its progress (`shown`); its run has the folder's
+        Of several processes the first one logs and shows its progress; its run has the folder's
         name in TensorBoard.
         """
-        self._target, self._title, self._shown = target, title, shown
-        self._validate, self._note, self._layers = validate, note, layers
-        self._validate_every, self._checkpoint_every = validate_every, checkpoint_every
+        self._job, self._module, self._target = job, module, job.target
+        self._shown = job.workers.first
+        self._points = job.held_out(job.config.validation_contexts) if self._shown else []
+        self._source = job.source(job.recipe.label)
+        self._layers = head_layers(job.traces.geometry, job.heads)
 
     def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         """Begin at the step that is resumed from; entries of the log after it are hidden."""
@@ -80,7 +69,7 @@ class Between(pl.Callback):
             folder = logs / self._target.place.absolute().name
             self._writer = SummaryWriter(folder, purge_step=step + 1)
             self._writer.add_custom_scalars(SCREEN)
-            self._progress = Progress(self._title, int(trainer.max_steps), completed=step)
+            self._progress = Progress("training", int(trainer.max_steps), completed=step)
             self._progress.__enter__()
 
     def on_train_batch_end(
@@ -91,20 +80,22 @@ class Between(pl.Callback):
         *_: object,
     ) -> None:
         """Do what is due."""
+        config, training = self._job.config, self._module
         step, last = trainer.global_step, trainer.global_step == trainer.max_steps
-        held_out = self._validate() if last or step % self._validate_every == 0 else None
+        held_out = None
+        if last or step % config.validate_every == 0:
+            held_out = training.validate(map(self._source.context, self._points))
         if self._shown:
             if step % LOG_EVERY == 0:
-                norms: Any = module.gradient_norms
                 rate = trainer.optimizers[0].param_groups[0]["lr"]
-                own = {"train/gradient_norm": norms.mean(), "train/lr": rate}
-                for name, value in {**outputs["metrics"], **own}.items():
+                more = {"train/gradient_norm": training.gradient_norms.mean(), "train/lr": rate}
+                for name, value in {**outputs["metrics"], **more}.items():
                     self._writer.add_scalar(name, value, step)
             if held_out is not None:
                 for name, value in _by_layer(held_out, self._layers).items():
                     self._writer.add_scalar(name, value, step)
-            self._progress.update(step, note=self._note(outputs["metrics"]))
-        if last or step % self._checkpoint_every == 0:
+            self._progress.update(step, note=training.note(outputs["metrics"]))
+        if last or step % config.checkpoint_every == 0:
             trainer.save_checkpoint(self._target.checkpoint)  # the first writes, others wait
             if trainer.is_global_zero:
                 self._target.checkpoint_saved()
@@ -206,12 +197,3 @@ def fit(
                 f"{checkpoint} is damaged or not of this run ({first_line(problem)}); delete it to "
                 "start this run again"
             ) from problem
-
-
-def check_finite(best: nn.Module, *, steps: int, lr: float) -> None:
-    """Raise UsageError where a training has ended in weights that are no numbers."""
-    if not all(bool(weight.isfinite().all()) for weight in best.parameters()):
-        raise UsageError(
-            f"training diverged: weights are not finite after {steps} steps; lower --lr (now "
-            f"{lr:g}), in a new --out"
-        )

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
@@ -140,19 +139,6 @@ def learning_rate_factor(step: int, *, steps: int, warmup: int, final_factor: fl
         return WARMUP_START + (1 - WARMUP_START) * step / warmup
     progress = min((step - warmup) / max(steps - warmup, 1), 1.0)
     return final_factor + (1 - final_factor) * (1 + math.cos(math.pi * progress)) / 2
-
-
-def scheduled(
-    optimizer: torch.optim.Optimizer, *, steps: int, warmup: int, final_factor: float
-) -> OptimizerLRSchedulerConfig:
-    """An optimizer whose learning rate follows `learning_rate_factor` step by step."""
-    scheduler = torch.optim.lr_scheduler.LambdaLR(
-        optimizer,
-        lambda step: learning_rate_factor(
-            step, steps=steps, warmup=warmup, final_factor=final_factor
-        ),
-    )
-    return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
 
 @torch.no_grad()

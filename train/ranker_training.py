@@ -28,7 +28,7 @@ from train.compression_points import drawn_points, noise_seed, protection_of
 from train.contexts import Context, ContextSource, StepContexts
 from train.distributed import ALONE, Workers
 from train.losses import Batch, losses_of, mean_of_counted, objective_of, top_entropy
-from train.optim import Muon, average_decay, clip_per_head, scheduled, update_average
+from train.optim import Muon, average_decay, clip_per_head, learning_rate_factor, update_average
 from train.recipe import Recipe
 from train.validation import HeldOut, evaluate
 
@@ -146,7 +146,16 @@ class RankerTraining(pl.LightningModule):
             weights = self.rankers.parameters()
             optimizer = torch.optim.AdamW(weights, lr=lr, weight_decay=decay, fused=True)
         final = min(1.0, recipe.final_lr / recipe.lr)
-        return scheduled(optimizer, steps=recipe.steps, warmup=recipe.warmup, final_factor=final)
+        scheduler = torch.optim.lr_scheduler.LambdaLR(
+            optimizer,
+            lambda step: learning_rate_factor(
+                step, steps=recipe.steps, warmup=recipe.warmup, final_factor=final
+            ),
+        )
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
+        }
 
     def configure_gradient_clipping(self, *args: object, **kwargs: object) -> None:
         """Clip the gradient of every head separately (Lightning's own clipping stays unset)."""

@@ -142,7 +142,7 @@ class OptimizerSettings(Group):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PointSettings(Group):
+class ContextSettings(Group):
     """Contexts."""
 
     contexts: int = 4
@@ -153,9 +153,16 @@ class PointSettings(Group):
     """Weight of compression points at the end of the context (query_agnostic)."""
     compress_uniform: float = 0.2
     """Weight of compression points anywhere in the sequence."""
+    sequences: int = 0
+    """Training sequences used, the first of the store; 0 = all."""
+    min_prefix: int = 64
+    """Shortest prefix that is compressed, tokens; never fewer than the protected tokens and two."""
+    future_max: int = 512
+    """Future tokens whose attention counts; 0 = all."""
 
     MINIMUMS: ClassVar[Bounds] = {
         "contexts": 1, "compress_prompt": 0, "compress_context": 0, "compress_uniform": 0,
+        "sequences": 0, "min_prefix": 1, "future_max": 0,
     }  # fmt: skip
 
     def __post_init__(self) -> None:
@@ -165,20 +172,6 @@ class PointSettings(Group):
             raise ValueError(
                 "--compress_prompt, --compress_context and --compress_uniform cannot all be 0"
             )
-
-
-@dataclass(frozen=True, kw_only=True)
-class ContextSettings(PointSettings):
-    """Contexts."""
-
-    sequences: int = 0
-    """Training sequences used, the first of the store; 0 = all."""
-    min_prefix: int = 64
-    """Shortest prefix that is compressed, tokens; never fewer than the protected tokens and two."""
-    future_max: int = 512
-    """Future tokens whose attention counts; 0 = all."""
-
-    MINIMUMS: ClassVar[Bounds] = {"sequences": 0, "min_prefix": 1, "future_max": 0}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,17 +5,18 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 from typing import Any
 
+from kvp.errors import UsageError
 from kvp.manifest import run_manifest
 from kvp.progress import phase
 from policies.policy_files import PolicyMeta, save_policy
 from train.calibration import TARGET_LABELS, calibrate
 from train.config import AUTO_HEADS, TrainConfig
 from train.distributed import ALONE, Workers, launch, launched, this_worker, together
-from train.fit import Between, check_finite, fit
+from train.fit import Between, fit
 from train.job import Job, Sources, prepare
 from train.labels import EVALUATED
 from train.ranker_training import RankerTraining
-from train.summary import head_layers, print_end, print_start, print_summary
+from train.summary import print_end, print_start, print_summary
 from train.training_data import recorded_model, recorded_text
 from train.validation import Heuristics, evaluate
 
@@ -86,27 +87,15 @@ def train(config: TrainConfig, workers: Workers, sources: Sources | None = None)
 
 def _trained(job: Job) -> RankerTraining:
     """The module after the last step."""
-    config, source = job.config, job.source(job.recipe.label)
     if job.workers.first:
         phase("reading training sequences")
     rankers = job.initial_rankers()
     if job.workers.first:
         print_start(job, rankers)
     module = job.module(rankers)
-    points = job.held_out(config.validation_contexts) if job.workers.first else []
-    between = Between(
-        job.target,
-        "training",
-        validate=lambda: module.validate(map(source.context, points)),
-        note=module.note,
-        layers=head_layers(job.traces.geometry, job.heads),
-        validate_every=config.validate_every,
-        checkpoint_every=config.checkpoint_every,
-        shown=job.workers.first,
-    )
     fit(
-        module, between, device=job.device, steps=job.recipe.steps, workers=job.workers,
-        checkpoint=job.target.start,
+        module, Between(job, module), device=job.device, steps=job.recipe.steps,
+        workers=job.workers, checkpoint=job.target.start,
     )  # fmt: skip
     return module
 
@@ -115,7 +104,11 @@ def _export(job: Job, module: RankerTraining, manifest: dict[str, Any]) -> None:
     """Evaluate the best weights, calibrate and write them."""
     config, geometry = job.config, job.traces.geometry
     best = module.best.to(job.device)
-    check_finite(best, steps=job.recipe.steps, lr=job.recipe.lr)
+    if not all(bool(weight.isfinite().all()) for weight in best.parameters()):
+        raise UsageError(
+            f"training diverged: weights are not finite after {job.recipe.steps} steps; lower --lr "
+            f"(now {job.recipe.lr:g}), in a new --out"
+        )
     calibration, target = None, config.calibration
     if target != "none":
         points = job.held_out(config.calibration_contexts)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -74,19 +74,11 @@ def open_store(config: TrainConfig, recipe: Recipe) -> TrainingData:
     records["train"] = records["train"][: recipe.sequences or None]
     identity = {
         "geometry": reader.geometry.to_dict(),
-        **store_identity(reader, *records.values()),
+        "store": store_digest(reader.manifest, reader.plan),
+        "sequences": digest_json([one.to_dict() for found in records.values() for one in found]),
         **{split: len(found) for split, found in records.items()},
     }
     return TrainingData(traces=reader, identity=identity, sequences_of=records.__getitem__)
-
-
-def store_identity(reader: TraceReader, *splits: Sequence[SequenceRecord]) -> dict[str, str]:
-    """Digests of a store and of the sequences that are read of it, for a run's identity."""
-    used = [record.to_dict() for split in splits for record in split]
-    return {
-        "store": store_digest(reader.manifest, reader.plan),
-        "sequences": digest_json(used),
-    }
 
 
 def check_store(reader: TraceReader, *, allow_incomplete: bool) -> None:

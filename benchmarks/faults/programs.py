@@ -27,10 +27,6 @@ _TRAIN = (
     "--traces {made}/traces --hidden 4 --steps 4 --contexts 1 --min_prefix 32 --validate_every 2 "
     "--checkpoint_every 1 --validation_contexts 1 --calibration_contexts 1"
 )
-_DISTILL = (
-    "--policy {made}/policy --traces {made}/traces --steps 3 --contexts 1 --validate_every 2 "
-    "--validation_contexts 1 --checkpoint_every 1 --budget_range 20%:40% --future_tokens 16"
-)
 _EVAL = f"{_PROMPTS} --methods full,knorm,snapkv --prompts 2 --budgets 25%,50% --timing_prompts 1"
 _TUNE = (
     f"{_PROMPTS} --methods knorm,snapkv --settings_per_method 3 --allocators uniform --prompts 1 "
@@ -192,7 +188,6 @@ COMMANDS = {
     "eval": Command("eval", f"{_EVAL} --out {{out}}", read_results),
     "tune": Command("tune", f"{_TUNE} --out {{out}}", read_settings, on_s3=False),
     "evolve": Command("evolve", f"{_EVOLVE} --out {{out}}", read_budgets, on_s3=False),
-    "distill": Command("distill", f"{_DISTILL} --out {{out}}", read_policy),
     "report": Command(
         "report",
         "{made}/results --bootstrap 20 --out {out}/page.html",

@@ -216,9 +216,8 @@ def grouped_attention(
     """Attention with one mask per KV head, without copying keys once per query head.
 
     The G query heads of a group become G * T queries of one KV head. Shapes: query [B, Q, T, D],
-    keys and values [B, H, S, D], visible [B, H or 1, T or 1, S] bool, or floats that are added to
-    the logits (None: all) -> [B, T, Q, D]. A query that sees no slot gets zeros. `options` as
-    `AttendingLayer.attend`.
+    keys and values [B, H, S, D], visible [B, H or 1, T or 1, S] bool (None: all) -> [B, T, Q, D].
+    A query that sees no slot gets zeros. `options` as `AttendingLayer.attend`.
     """
     if not _fused(module, options):
         return _eager_attention(query, keys, values, visible, options)
@@ -250,10 +249,9 @@ def _eager_attention(
 ) -> Tensor:
     """Logits and sums in the dtype of `query`, softmax in float32: [B, T, Q, D].
 
-    Keys and values [B, H, S, D], visible [B, H or 1, T or 1, S] bool, or floats that are added to
-    the logits (None: all). `softcap` bounds logits x before that, to softcap * tanh(x / softcap);
-    `s_aux` [Q] floats are the logits of one slot more per query head, whose value is zero. A query
-    that sees no slot gets zeros.
+    Keys and values [B, H, S, D], visible [B, H or 1, T or 1, S] bool (None: all). `softcap` bounds
+    logits x to softcap * tanh(x / softcap); `s_aux` [Q] floats are the logits of one slot more per
+    query head, whose value is zero. A query that sees no slot gets zeros.
     """
     group = query.shape[1] // keys.shape[1]
     keys, values = keys.repeat_interleave(group, dim=1), values.repeat_interleave(group, dim=1)
@@ -269,8 +267,6 @@ def _eager_attention(
         logits = capped(query[:, :, part] @ keys.transpose(2, 3) * scaling, options.get("softcap"))
         seen = visible if visible is None or visible.shape[2] == 1 else visible[:, :, part]
         if seen is not None:
-            if seen.dtype != torch.bool:
-                logits, seen = logits + seen, seen > -torch.inf
             logits = logits.masked_fill(~seen, torch.finfo(logits.dtype).min)
         if sinks is not None:
             sink = sinks.to(logits).view(1, -1, 1, 1).expand(*logits.shape[:3], 1)

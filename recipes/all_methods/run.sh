@@ -21,12 +21,10 @@ each_seed() { # program, its flags with {} for the seed; several at a time
 }
 
 policies() { # protocol (query_aware reads the last queries, too)
-  local inputs=key,value,position,distance other=prompt
-  if [ "$1" = query_aware ]; then inputs=$inputs,recent other=context; fi
+  local inputs=key,value,position,distance
+  if [ "$1" = query_aware ]; then inputs=$inputs,recent; fi
   each_seed train --config configs/all_methods/train.yaml --inputs "$inputs" \
-    --traces "$RUN/traces" --steps "$STEPS" --seed {} --out "$RUN/trained-$1/seed{}"
-  each_seed distill --policy "$RUN/trained-$1/seed{}" --traces "$RUN/traces" "--compress_$other" 0 \
-    --steps "$DISTILLATION_STEPS" --seed {} --out "$RUN/policies-$1/seed{}"
+    --traces "$RUN/traces" --steps "$STEPS" --seed {} --out "$RUN/policies-$1/seed{}"
 }
 
 train() {

@@ -9,7 +9,6 @@
 : "${SEEDS:=0 1 2}"            # of the policies
 : "${TRACES:=360}"             # training sequences; a fifth as many for validation and for test
 : "${STEPS:=500}"              # of kvp-train
-: "${DISTILLATION_STEPS:=300}" # of kvp distill
 : "${DATA:=ruler:0.5,chat:0.5}" # of the traces
 : "${TUNE_PROMPTS:=3}"         # validation prompts of each task
 : "${TUNE_SETTINGS:=96}"       # settings of each method, and what encloses the best number
@@ -22,7 +21,7 @@ FEW_BUDGETS=6%,12.5%,25%,50%   # of tuning
 : "${NAMES:=niah_single_1,niah_single_2,niah_single_3,niah_multikey_1,niah_multikey_2,niah_multikey_3,niah_multivalue,niah_multiquery,vt}"
 : "${TOKENS:=40}"              # of an answer: a quarter more than the longest right one
 
-# What kvp tune tunes. Policies are not: kvp distill trains for one budget of all heads, and nothing protected.
+# What kvp tune tunes. Policies are not: all heads compete for one budget, and nothing is protected.
 OURS=kvp+global:kvzip
 : "${TUNED=streaming_llm,knorm,keydiff,lagkv,snapkv,tova,h2o,expected_attention,windowkv,gvote,kvzip,contrastkv}"
 export OMP_NUM_THREADS=1

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvp.budgets import Budget, parse_budget, parse_budget_range, parse_budgets
+from kvp.budgets import Budget, parse_budget, parse_budgets
 from kvp.errors import UsageError
 
 
@@ -56,19 +56,3 @@ def test_lists() -> None:
 def test_a_share_is_refused_with_the_percentage_to_write(share: str | float, percent: str) -> None:
     with pytest.raises(UsageError, match=f'write a share of the cache as "{percent}"'):
         parse_budget(share)
-
-
-@pytest.mark.parametrize(
-    ("text", "cached", "range_"),
-    [("64:512", 4_000, (64, 512)), ("6%:50%", 1_000, (60, 500)), ("16:50%", 100, (16, 50))],
-)
-def test_ranges(text: str, cached: int, range_: tuple[int, int]) -> None:
-    low, high = parse_budget_range(text)
-    assert (low.tokens(cached), high.tokens(cached)) == range_
-
-
-@pytest.mark.parametrize("text", ["", "64", "512:64", "50%:6%", "0:64", "a:b", "1:2:3", ":64"])
-def test_bad_ranges_are_one_line_errors(text: str) -> None:
-    with pytest.raises(UsageError, match="budget") as error:
-        parse_budget_range(text)
-    assert "\n" not in str(error.value)

@@ -88,7 +88,6 @@ def test_a_misspelt_name_is_refused_before_torch_is_imported() -> None:
         "collect --model ./nano --out o": "--model ./nano: no such folder (did you mean nano?)",
         "tune --model org/x --methods kvp --out o": "tune: error: --methods kvp needs --policies",
         "train --traces here --out o": "kvp-train: error: no trace store at here: no such folder",
-        "distill --policy nano --traces s --out o": "distill: error: no trace store at s: no such",
         "verify there": "kvp verify: error: no trace store at there: no such folder; kvp-collect",
         "report results": "kvp-report: error: results is not a folder; give the results folder",
         "compare . results": "kvp compare: error: results is not a folder; give the results folder",

@@ -231,6 +231,16 @@ def test_calibrations_round_trip(tmp_path: Path) -> None:
     assert torch.equal(result.values, _calibration().values)
 
 
+def test_a_policy_that_an_earlier_version_fine_tuned_loads(tmp_path: Path) -> None:
+    recipe = {"label": "max_reply_attention", "objective": "listwise", "steps": 9}
+    training = {"recipe": recipe, "distillation": {"command": ["kvp", "distill"], "best_step": 3}}
+    calibration = replace(_calibration(), target="distilled")
+    save_policy(tmp_path, _rankers(), replace(META, training=training), calibration=calibration)
+    policy = load_policy(tmp_path)
+    assert policy.metadata["training"] == training
+    assert "calibrated (distilled)" in repr(policy)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -38,7 +38,6 @@ from kvp.store.metadata import STORE
 from policies import load_policy, make_allocator
 from policies.policy_files import PolicyMeta, load_shard, save_policy
 from policies.ranker import HeadRankers, RankerSpec
-from train.calibration import recipe_of
 
 compare = partial(run_program, "compare")
 CODE = "hostile_code:Scorer"
@@ -82,7 +81,7 @@ def _make(kind: str, folder: Path) -> tuple[Path, Callable[[], object]]:
 
         def read() -> None:
             policy = load_policy(folder)
-            repr(policy), recipe_of(policy.metadata["training"])
+            repr(policy)
             assert "<script>" not in model_card(load_shard(folder), "a/b", license=None)
 
         return folder / "policy.json", read
