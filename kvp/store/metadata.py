@@ -23,12 +23,12 @@ from torch import Tensor
 from zarr.core.buffer import Buffer
 from zarr.storage import MemoryStore
 
-from kvp.artifacts.addresses import ObjectPath, Place, files_below, make_folder, size_of
+from kvp.artifacts.addresses import ObjectPath, Place, files_below, size_of
 from kvp.artifacts.claim import FolderKind, OutputFolder
 from kvp.artifacts.files import atomic_write_bytes, foreign
 from kvp.errors import StoreError
 from kvp.known_names import NO_TRACES
-from kvp.manifest import digest_json, read_sealed_json, sha256_file
+from kvp.manifest import digest_json, read_sealed_json
 from kvp.store.schema import ARRAYS, FORMAT, SequenceRecord, StorePlan
 from kvp.store.shards import array_settings
 
@@ -88,9 +88,9 @@ def create_metadata(
     for name, content in files.items():
         path = folder.path / name
         if made or (listed.get(name) == digests[name] and size_of(path) is None):
-            make_folder(path.parent)
+            path.parent.mkdir(parents=True, exist_ok=True)
             atomic_write_bytes(path, content)
-    make_folder(folder.path / SEQUENCES)
+    (folder.path / SEQUENCES).mkdir(parents=True, exist_ok=True)
 
 
 def load_metadata(store: Place) -> tuple[dict[str, Any], StorePlan]:
@@ -111,7 +111,7 @@ def load_metadata(store: Place) -> tuple[dict[str, Any], StorePlan]:
     for name, digest in files.items():
         if size_of(store / name) is None:
             raise StoreError(f"{store / name} is missing")
-        if sha256_file(store / name) != digest:
+        if sha256((store / name).read_bytes()).hexdigest() != digest:
             raise StoreError(f"{store / name} is damaged: its checksum does not match {MANIFEST}")
     return manifest, plan
 
