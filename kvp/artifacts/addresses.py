@@ -22,10 +22,9 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache
 from pathlib import Path
-from textwrap import shorten
 from typing import Any, TypeVar
 
-from kvp.errors import AddressError
+from kvp.errors import AddressError, first_line
 from kvp.plugins import require
 
 T = TypeVar("T")
@@ -192,9 +191,8 @@ class ObjectPath:
             return f"access denied (check {credentials})"
         if "169.254.169.254" in text or "metadata.google" in text:
             return f"no credentials were found (set {credentials})"
-        first = shorten((text.strip().splitlines() or [""])[0], 300, placeholder=" ...")
         return (
-            f"the store could not be reached, or refused ({first or type(problem).__name__}); "
+            f"the store could not be reached, or refused ({first_line(problem, 300)}); "
             "the same command continues once it answers"
         )
 

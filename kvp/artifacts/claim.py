@@ -180,9 +180,9 @@ class OutputFolder(AbstractContextManager["OutputFolder"]):
         return Path(self._copy.name)
 
     def pull(self, *names: str) -> None:
-        """Fetch files to `local`: these or, where none is named, all; nothing on a disk."""
+        """Fetch files that are there to `local`; nothing on a disk."""
         if isinstance(self.path, ObjectPath):
-            fetch(self.path, self.local, names or None)
+            fetch(self.path, self.local, names)
 
     def push(self, *names: str) -> None:
         """Write files of `local` to where the folder is, in this order; nothing on a disk."""

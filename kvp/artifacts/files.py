@@ -36,7 +36,6 @@ Record = dict[str, Any]
 CHECKSUM = "checksum"
 """Key of a line's checksum: the first 16 hex digits of the SHA-256 of all its other keys."""
 _DAMAGED = "is damaged or not what kvp writes"
-_ENDING = ".01234567.partial"
 _PARTIAL = re.compile(r".+\.[0-9a-f]{8}\.partial", re.DOTALL)
 
 
@@ -79,7 +78,7 @@ def replacing(path: Path, *, new: bool = False) -> Iterator[BinaryIO]:
     partial = path.with_name(f"{path.name}.{os.urandom(4).hex()}.partial")
     with naming(path):
         try:
-            with _aside(partial) as stream:
+            with _aside(path, partial) as stream:
                 yield stream
                 stream.flush()
                 os.fsync(stream.fileno())
@@ -101,14 +100,14 @@ def replacing(path: Path, *, new: bool = False) -> Iterator[BinaryIO]:
             os.close(folder)
 
 
-def _aside(partial: Path) -> BinaryIO:
-    """A new file without a name, in the same folder; where there are none, `partial`, locked."""
+def _aside(path: Path, partial: Path) -> BinaryIO:
+    """A new file without a name, beside `path`; where there are none, `partial`, locked."""
     try:
         if Path("/proc/self/fd").is_dir():
-            return open(os.open(partial.parent, os.O_TMPFILE | os.O_WRONLY, 0o666), "wb")
+            return open(os.open(path.parent, os.O_TMPFILE | os.O_WRONLY, 0o666), "wb")
     except (AttributeError, OSError):  # this system or this file system knows none
         pass
-    for left in partial.parent.glob(f"{escape(partial.name[: -len(_ENDING)])}.*"):
+    for left in path.parent.glob(f"{escape(path.name)}.*"):
         if is_partial(left.name):
             with suppress(OSError), left.open("rb") as old:  # else somebody is writing it
                 fcntl.flock(old, fcntl.LOCK_EX | fcntl.LOCK_NB)

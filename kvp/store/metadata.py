@@ -48,7 +48,7 @@ STORE = FolderKind(
 )
 
 
-def remove_metadata(store: Place) -> None:
+def remove_metadata(store: Path) -> None:
     """Delete a store that has no sequence, but for what is not its own."""
     for leftover in (MANIFEST, "zarr.json", OUTPUT):  # no more a store from the first on
         (store / leftover).unlink(missing_ok=True)
@@ -56,7 +56,7 @@ def remove_metadata(store: Place) -> None:
         for name, _ in [*files_below(folder)]:
             if name == "zarr.json" or name.startswith("c."):
                 (folder / name).unlink(missing_ok=True)
-        if isinstance(folder, Path) and folder.is_dir() and not any(folder.iterdir()):
+        if folder.is_dir() and not any(folder.iterdir()):
             folder.rmdir()
 
 
