@@ -79,7 +79,7 @@ def find_policy(name: str | Path) -> PolicySource:
     check_policy(name)
     hub_name = HubName.parse(name)
     assert hub_name is not None, "checked"
-    folder = download(hub_name, PATTERNS, first=INDEX, error=PolicyError, what=f"policy {name}")
+    folder = download(hub_name, PATTERNS, error=PolicyError, what=f"policy {name}")
     return PolicySource(
         name=name, folder=folder, repository=hub_name.repository, commit=folder.name
     )
