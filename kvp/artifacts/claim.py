@@ -229,6 +229,7 @@ def check_folder(
 
     Touches nothing, so that a program can refuse before it loads a model.
     """
+    # Asked in this order, because another worker may make the folder in between.
     if path.exists() and not (isinstance(path, Path) and path.is_dir()):
         raise kind.error(f"--out {path} is a file; name a folder")
     there = path if isinstance(path, Path) and path.is_dir() else None
