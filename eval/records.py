@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from eval.shapes import FULL as FULL
 from eval.shapes import SELF_SIZED as SELF_SIZED
 from eval.shapes import SHAPES
-from kvp.artifacts.addresses import Place, files_below, make_folder, place
+from kvp.artifacts.addresses import Place, files_below, place
 from kvp.artifacts.files import JsonLines, cache_folder, fetch, is_partial, staging_folder
 from kvp.errors import AddressError, ResultsError
 from kvp.manifest import digest_json, read_sealed_json, sha256_file, write_sealed_json
@@ -237,7 +237,7 @@ class RecordParts(RecordFile):
         new = [record for record in records if key_of(record) not in self.values]
         if new:
             name = f"{digest_json(sorted(map(str, map(key_of, new))))[:32]}.jsonl"
-            make_folder(self._folder)
+            self._folder.mkdir(parents=True, exist_ok=True)
             record_lines(self._folder / name, KEY_FIELDS).rewrite(new)
             for record in new:
                 self._remember(record)

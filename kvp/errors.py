@@ -55,10 +55,10 @@ class AddressError(KvpError):
     """An address of an object store that cannot be understood, reached, read or written."""
 
 
-def first_line(error: BaseException) -> str:
+def first_line(error: BaseException, width: int = 120) -> str:
     """What an error of another library says, in one short line; its type where it says nothing."""
     text = str(error).strip().partition("\n")[0]
-    return shorten(text, width=120, placeholder=" ...") or type(error).__name__
+    return shorten(text, width=width, placeholder=" ...") or type(error).__name__
 
 
 class Terminated(BaseException):

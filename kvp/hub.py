@@ -48,24 +48,21 @@ def folder_meant(name: str, known: Iterable[str]) -> str:
     return did_you_mean(name, [*known, *map(str, folders)])
 
 
-def download(
-    name: HubName, files: Sequence[str], *, first: str, error: type[KvpError], what: str
-) -> Path:
+def download(name: HubName, files: Sequence[str], *, error: type[KvpError], what: str) -> Path:
     """Fetch the files of a repository that match the patterns `files`, or find them in the cache.
 
-    The result is a folder of the hub's cache whose name is the commit, 40 hexadecimal digits.
-    `first` is the file that every such repository has; `what` names the option in messages. Raises
-    `error` in one line: no such repository or revision, one that needs a permission, no network,
-    nothing in the cache while `HF_HUB_OFFLINE` is set, no file `first`.
+    The result is a folder of the hub's cache whose name is the commit, 40 hexadecimal digits. The
+    first of `files` is one that every such repository has; `what` names the option in messages.
+    Raises `error` in one line: no such repository or revision, one that needs a permission, no
+    network, nothing in the cache while `HF_HUB_OFFLINE` is set, no such first file.
     """
     from huggingface_hub import snapshot_download, try_to_load_from_cache
 
     from kvp.progress import phase, quiet_logs  # no sooner: rich is slow, and --help stays fast
 
     try:
-        if not isinstance(
-            try_to_load_from_cache(name.repository, first, revision=name.revision), str
-        ):
+        cached = try_to_load_from_cache(name.repository, files[0], revision=name.revision)
+        if not isinstance(cached, str):
             phase(f"looking for {name.repository} on the model hub")
         with quiet_logs():
             path = snapshot_download(
@@ -77,9 +74,9 @@ def download(
     except Exception as problem:  # the client lets through what its HTTP library raises
         raise error(f"{what}: {_reason(name, problem)}") from problem
     folder = Path(path)
-    if not (folder / first).is_file():
+    if not (folder / files[0]).is_file():
         raise error(
-            f"{what}: the repository {name.repository} holds no {first} at its top in "
+            f"{what}: the repository {name.repository} holds no {files[0]} at its top in "
             f"{name.revision or 'main'}: it is of another kind, or was not uploaded wholly"
         )
     return folder

@@ -18,8 +18,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from kvp.artifacts.addresses import ObjectPath, Place, is_address
-from kvp.artifacts.files import atomic_write_bytes, create_bytes, foreign, parse_json
+from kvp.artifacts.addresses import Place, is_address
+from kvp.artifacts.files import atomic_write_bytes, foreign, parse_json
 from kvp.errors import KvpError, ModelError, StoreError
 from kvp.version import __version__
 
@@ -39,11 +39,8 @@ def atomic_write_json(path: Place, content: object, *, new: bool = False) -> boo
 
     False, and nothing is written, where it is to be `new` and there is another file.
     """
-    text = (json.dumps(content, indent=1, allow_nan=False) + "\n").encode()
-    if new:
-        return create_bytes(path, text)
-    atomic_write_bytes(path, text)
-    return True
+    text = json.dumps(content, indent=1, allow_nan=False) + "\n"
+    return atomic_write_bytes(path, text.encode(), new=new)
 
 
 def read_json(path: Place, error: type[KvpError] = StoreError) -> dict[str, Any]:
@@ -133,10 +130,8 @@ def differences(theirs: object, ours: object, name: str = "") -> list[str]:
     return [] if theirs == ours else [f"{name}: {theirs} there, {ours} here"]
 
 
-def sha256_file(path: Place) -> str:
+def sha256_file(path: Path) -> str:
     """SHA-256 (hex) of a file's bytes."""
-    if isinstance(path, ObjectPath):
-        return hashlib.sha256(path.read_bytes()).hexdigest()
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 

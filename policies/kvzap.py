@@ -97,9 +97,7 @@ def kvzap_scorer(source: str | None, options: Mapping[str, Value]) -> KVzap:
     folder, hub_name, record = Path(source), HubName.parse(source), {}
     if hub_name is not None and not folder.exists() and not is_path(source):
         files = (CONFIG, WEIGHTS)
-        folder = download(
-            hub_name, files, first=CONFIG, error=UsageError, what=f"method {NAME}:{source}"
-        )
+        folder = download(hub_name, files, error=UsageError, what=f"method {NAME}:{source}")
         record = {"repository": hub_name.repository, "commit": folder.name}
     config = read_json(folder / CONFIG, PolicyError)
     tensors = read_safetensors(folder / WEIGHTS, PolicyError)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvp import nano
-from kvp.artifacts.addresses import ObjectPath, Place, is_address, place
+from kvp.artifacts.addresses import Place, is_address, place
 from kvp.artifacts.files import cache_folder, fetch, foreign
 from kvp.errors import PolicyError
 from kvp.hub import HubName, download
@@ -79,7 +79,7 @@ def find_policy(name: str | Path) -> PolicySource:
     check_policy(name)
     hub_name = HubName.parse(name)
     assert hub_name is not None, "checked"
-    folder = download(hub_name, PATTERNS, first=INDEX, error=PolicyError, what=f"policy {name}")
+    folder = download(hub_name, PATTERNS, error=PolicyError, what=f"policy {name}")
     return PolicySource(
         name=name, folder=folder, repository=hub_name.repository, commit=folder.name
     )
@@ -87,7 +87,6 @@ def find_policy(name: str | Path) -> PolicySource:
 
 def _fetched(address: Place) -> Path:
     """A policy of an object store in the cache, by the digest that its index carries."""
-    assert isinstance(address, ObjectPath)
     check_index(address)
     index = read_sealed_json(address / INDEX, PolicyError)
     folder = cache_folder() / "policies" / digest_json(index)

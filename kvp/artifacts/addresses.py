@@ -22,22 +22,17 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache
 from pathlib import Path
-from textwrap import shorten
 from typing import Any, TypeVar
 
-from kvp.errors import AddressError
+from kvp.errors import AddressError, first_line
 from kvp.plugins import require
 
 T = TypeVar("T")
 
-SCHEMES = ("s3", "gs")
-"""Kinds of addresses."""
 _ADDRESS = re.compile(r"(?P<scheme>[a-z][a-z0-9]+):/(?P<rest>/.*)", re.DOTALL)
 
 _ANSWERED = set[str]()
 """Buckets that have answered, so that they exist."""
-RETRY_VARIABLE = "KVP_RETRY_SECONDS"
-_RETRY_SECONDS = 180.0
 _PAGE = 1000
 """Objects of one request for a list, as many as a store gives at once."""
 _NO_BUCKET = "NoSuchBucket"
@@ -46,6 +41,7 @@ _CREDENTIALS = {
     "s3": "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and, for another server, AWS_ENDPOINT_URL",
     "gs": "GOOGLE_APPLICATION_CREDENTIALS or GOOGLE_SERVICE_ACCOUNT",
 }
+"""Kinds of addresses, and where their credentials come from."""
 
 
 @dataclass(frozen=True)
@@ -67,8 +63,8 @@ class ObjectPath:
         """The path of an address; AddressError where it is of no known kind or names no bucket."""
         match = _ADDRESS.fullmatch(address)
         scheme = match["scheme"] if match else ""
-        if match is None or scheme not in SCHEMES:
-            known = ", ".join(f"{name}://" for name in SCHEMES)
+        if match is None or scheme not in _CREDENTIALS:
+            known = ", ".join(f"{name}://" for name in _CREDENTIALS)
             raise AddressError(
                 f"{address} is no address that kvp knows ({known}); hf download fetches what lies "
                 "on the hub"
@@ -104,17 +100,15 @@ class ObjectPath:
         """Whether there is an object of this name."""
         return self.size() is not None
 
-    def is_dir(self) -> bool:
-        """Whether there is an object below it."""
-        return any(True for _ in self.below())
+    def mkdir(self, parents: bool = False, exist_ok: bool = False) -> None:
+        """Do nothing: a folder is there with its first object."""
 
     def size(self) -> int | None:
         """Bytes of the object, None where there is none."""
+        if not self.key:
+            return None
         try:
-            found: int | None = (
-                self._ask(lambda api, store: api.head(store, self.key)["size"])
-                if self.key else None
-            )  # fmt: skip
+            found = int(self._ask(lambda store: store.head(self.key)["size"]))
         except FileNotFoundError:
             if self.root not in _ANSWERED:  # it has no text: the bucket itself may be missing
                 next(self.below(), None)
@@ -127,8 +121,8 @@ class ObjectPath:
         prefix, last, full = f"{self.key}/" if self.key else "", None, True
         while full:
 
-            def page(api: Any, store: Any, after: str | None = last) -> Any:  # noqa: ANN401
-                found = api.list(store, prefix=prefix or None, offset=after, chunk_size=_PAGE)
+            def page(store: Any, after: str | None = last) -> Any:  # noqa: ANN401
+                found = store.list(prefix or None, offset=after, chunk_size=_PAGE)
                 return next(iter(found), ())
 
             batch = self._ask(page)
@@ -140,46 +134,43 @@ class ObjectPath:
 
     def read_bytes(self) -> bytes:
         """The whole object; raises FileNotFoundError where there is none."""
-        return self._ask(lambda api, store: bytes(api.get(store, self.key).bytes()))
+        return self._ask(lambda store: bytes(store.get(self.key).bytes()))
 
-    def write_bytes(self, content: bytes) -> None:
-        """Replace the object as a whole: readers see the old or the new one, never a part."""
-        self._ask(lambda api, store: api.put(store, self.key, content))
+    def write_bytes(self, content: bytes, *, new: bool = False) -> bool:
+        """Replace the object as a whole: readers see the old or the new one, never a part.
 
-    def create(self, content: bytes) -> bool:
-        """Write the object unless there is one of this name (`If-None-Match`).
-
-        False where there is one of other content; of several programs one gets True.
+        False where it is to be `new` and there is one of other content; of several programs that
+        create one (`If-None-Match`), one gets True.
         """
-        from obstore.exceptions import AlreadyExistsError
-
+        mode = "create" if new else "overwrite"
         try:
-            self._ask(lambda api, store: api.put(store, self.key, content, mode="create"))
-        except AlreadyExistsError:  # or this request was repeated after an answer was lost
+            self._ask(lambda store: store.put(self.key, content, mode=mode))
+        except FileExistsError:  # or this request was repeated after an answer was lost
             return self.read_bytes() == content
         return True
 
     def unlink(self, missing_ok: bool = False) -> None:
         """Delete the object; one that is not there is no error."""
         with suppress(FileNotFoundError):
-            self._ask(lambda api, store: api.delete(store, self.key))
+            self._ask(lambda store: store.delete(self.key))
 
-    def _ask(self, request: Callable[[Any, Any], T]) -> T:
-        """The answer of obstore and a store of it to a request that may be made twice.
+    def _ask(self, request: Callable[[Any], T]) -> T:
+        """The answer of a store of obstore to a request that may be made twice.
 
         Repeats what obstore does not: answers that were cut short. FileNotFoundError of a single
-        object and AlreadyExistsError go through; the rest is an AddressError of one line.
+        object and FileExistsError go through; the rest is an AddressError of one line.
         """
         require(self.root, "object-stores", "obstore", error=AddressError)
-        import obstore
         from obstore.exceptions import AlreadyExistsError, GenericError
 
         end, pause = time.monotonic() + retry_seconds(), 0.1
         while True:
             try:
-                return request(obstore, opened(self.root, os.getpid()))
-            except (AddressError, AlreadyExistsError):
+                return request(opened(self.root, os.getpid()))
+            except AddressError:
                 raise
+            except AlreadyExistsError:
+                raise FileExistsError(f"{self} exists") from None
             except Exception as problem:
                 text = str(problem)
                 if isinstance(problem, FileNotFoundError) and _NO_BUCKET not in text:
@@ -200,9 +191,8 @@ class ObjectPath:
             return f"access denied (check {credentials})"
         if "169.254.169.254" in text or "metadata.google" in text:
             return f"no credentials were found (set {credentials})"
-        first = shorten((text.strip().splitlines() or [""])[0], 300, placeholder=" ...")
         return (
-            f"the store could not be reached, or refused ({first or type(problem).__name__}); "
+            f"the store could not be reached, or refused ({first_line(problem, 300)}); "
             "the same command continues once it answers"
         )
 
@@ -229,12 +219,6 @@ def place(name: str | Place) -> Place:
     return name
 
 
-def make_folder(folder: Place) -> None:
-    """Make a folder and those above it; object stores need none."""
-    if isinstance(folder, Path):
-        folder.mkdir(parents=True, exist_ok=True)
-
-
 def size_of(path: Place) -> int | None:
     """Bytes of a file; None where there is no file of that name."""
     if isinstance(path, ObjectPath):
@@ -245,8 +229,9 @@ def size_of(path: Place) -> int | None:
 def read_ranges(path: Place, spans: Sequence[tuple[int, int]]) -> list[bytes]:
     """The bytes [start, stop) of a file, for each; fewer where it ends before."""
     if isinstance(path, ObjectPath):
-        ends = dict(zip(("starts", "ends"), zip(*spans, strict=True), strict=True))
-        return path._ask(lambda api, store: [*map(bytes, api.get_ranges(store, path.key, **ends))])
+        starts, ends = zip(*spans, strict=True)
+        parts = path._ask(lambda store: store.get_ranges(path.key, starts=starts, ends=ends))
+        return [*map(bytes, parts)]
     with path.open("rb") as stream:
         return [os.pread(stream.fileno(), stop - start, start) for start, stop in spans]
 
@@ -293,8 +278,8 @@ def opened(address: str, process: int) -> Any:  # noqa: ANN401 - a store of obst
 
 def retry_seconds() -> float:
     """How long a request that fails is repeated; AddressError where the variable is no number."""
-    text = os.environ.get(RETRY_VARIABLE, str(_RETRY_SECONDS))
+    text = os.environ.get("KVP_RETRY_SECONDS", "180")
     try:
         return max(float(text), 0.0)
     except ValueError:
-        raise AddressError(f"{RETRY_VARIABLE} is no number of seconds: {text!r}") from None
+        raise AddressError(f"KVP_RETRY_SECONDS is no number of seconds: {text!r}") from None

@@ -139,21 +139,15 @@ class OutputFolder(AbstractContextManager["OutputFolder"]):
         `identity` holds JSON values; `optional` ones may be left to `refresh`. Raises the kind's
         error where `check_folder` refuses it, another process writes it, or it cannot be made.
         """
-        if refusal := check_folder(path, kind, identity, shared=shared):
-            raise kind.error(refusal)
+        check_folder(path, kind, identity, shared=shared)
         folder = cls(path, kind, shared=shared)
         try:
             # Another process may have been quicker between the check and the lock.
-            if refusal := check_folder(path, kind, identity, shared=shared):
-                raise kind.error(refusal)
-            marker = kind.read_marker(path)
-            different = [] if marker is None else kind.differences(marker, identity)
-            folder._anew = bool(different) and isinstance(path, Path) and not shared
-            if different and not folder._anew:  # who shares it, or its lock, was quicker still
-                raise kind.error(_others(path, different))
+            marker = check_folder(path, kind, identity, shared=shared)
         except BaseException:
             folder.release()
             raise
+        folder._anew = marker is not None and bool(kind.differences(marker, identity))
         folder.existing_marker = None if folder._anew else marker
         return folder
 
@@ -186,9 +180,9 @@ class OutputFolder(AbstractContextManager["OutputFolder"]):
         return Path(self._copy.name)
 
     def pull(self, *names: str) -> None:
-        """Fetch files to `local`: these or, where none is named, all; nothing on a disk."""
+        """Fetch files that are there to `local`; nothing on a disk."""
         if isinstance(self.path, ObjectPath):
-            fetch(self.path, self.local, names or None)
+            fetch(self.path, self.local, names)
 
     def push(self, *names: str) -> None:
         """Write files of `local` to where the folder is, in this order; nothing on a disk."""
@@ -230,17 +224,19 @@ def _locked(handle: int, mode: int) -> bool:
 
 def check_folder(
     path: Place, kind: FolderKind, identity: Mapping[str, Any], *, shared: bool = False
-) -> str | None:
-    """Say in one line why `OutputFolder.claim` would refuse a folder; None if it would not.
+) -> dict[str, Any] | None:
+    """The marker of a folder, None where it has none; the kind's error where `claim` refuses it.
 
-    Touches nothing, so that a program can refuse before it loads a model. Raises the kind's error
-    on a damaged marker.
+    Touches nothing, so that a program can refuse before it loads a model.
     """
+    # Asked in this order, because another worker may make the folder in between.
     if path.exists() and not (isinstance(path, Path) and path.is_dir()):
-        return f"--out {path} is a file; name a folder"
+        raise kind.error(f"--out {path} is a file; name a folder")
     there = path if isinstance(path, Path) and path.is_dir() else None
     if there and (link := next(_links_to_elsewhere(there), None)):
-        return f"--out {path}: {link} is a link to elsewhere; delete it, or copy what it is"
+        raise kind.error(
+            f"--out {path}: {link} is a link to elsewhere; delete it, or copy what it is"
+        )
     marker = kind.read_marker(path)
     if marker is None:
         names = (name for name, _ in files_below(path) if name != LOCK and not is_partial(name))
@@ -249,11 +245,13 @@ def check_folder(
             return None
         marker = kind.read_marker(path)  # another worker may have begun the folder meanwhile
         if marker is None:
-            return f"--out {path} is not empty and not a {kind.noun} ({foreign}); name another"
+            raise kind.error(
+                f"--out {path} is not empty and not a {kind.noun} ({foreign}); name another"
+            )
     different = kind.differences(marker, identity)
-    if not different or (isinstance(path, Path) and not shared and kind.empty(path)):
-        return None
-    return _others(path, different)
+    if different and (shared or isinstance(path, ObjectPath) or not kind.empty(path)):
+        raise kind.error(_others(path, different))
+    return marker
 
 
 def _links_to_elsewhere(folder: Path, inside: str = "") -> Iterator[str]:

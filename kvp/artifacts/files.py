@@ -36,7 +36,6 @@ Record = dict[str, Any]
 CHECKSUM = "checksum"
 """Key of a line's checksum: the first 16 hex digits of the SHA-256 of all its other keys."""
 _DAMAGED = "is damaged or not what kvp writes"
-_ENDING = ".01234567.partial"
 _PARTIAL = re.compile(r".+\.[0-9a-f]{8}\.partial", re.DOTALL)
 
 
@@ -79,7 +78,7 @@ def replacing(path: Path, *, new: bool = False) -> Iterator[BinaryIO]:
     partial = path.with_name(f"{path.name}.{os.urandom(4).hex()}.partial")
     with naming(path):
         try:
-            with _aside(partial) as stream:
+            with _aside(path, partial) as stream:
                 yield stream
                 stream.flush()
                 os.fsync(stream.fileno())
@@ -94,17 +93,21 @@ def replacing(path: Path, *, new: bool = False) -> Iterator[BinaryIO]:
                     partial.replace(path)
         finally:
             partial.unlink(missing_ok=True)
-        sync_path(path.parent)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
 
 
-def _aside(partial: Path) -> BinaryIO:
-    """A new file without a name, in the same folder; where there are none, `partial`, locked."""
+def _aside(path: Path, partial: Path) -> BinaryIO:
+    """A new file without a name, beside `path`; where there are none, `partial`, locked."""
     try:
         if Path("/proc/self/fd").is_dir():
-            return open(os.open(partial.parent, os.O_TMPFILE | os.O_WRONLY, 0o666), "wb")
+            return open(os.open(path.parent, os.O_TMPFILE | os.O_WRONLY, 0o666), "wb")
     except (AttributeError, OSError):  # this system or this file system knows none
         pass
-    for left in partial.parent.glob(f"{escape(partial.name[: -len(_ENDING)])}.*"):
+    for left in path.parent.glob(f"{escape(path.name)}.*"):
         if is_partial(left.name):
             with suppress(OSError), left.open("rb") as old:  # else somebody is writing it
                 fcntl.flock(old, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -123,27 +126,21 @@ def naming(path: Place) -> Iterator[None]:
         raise OSError(problem.errno, problem.strerror or str(problem), str(path)) from problem
 
 
-def atomic_write_bytes(path: Place, content: bytes) -> None:
-    """Write a file as a whole, or not at all: OSError, in an object store AddressError."""
-    if isinstance(path, ObjectPath):
-        path.write_bytes(content)
-        return
-    with replacing(path) as stream:
-        stream.write(content)
+def atomic_write_bytes(path: Place, content: bytes, *, new: bool = False) -> bool:
+    """Write a file as a whole, or not at all: OSError, in an object store AddressError.
 
-
-def create_bytes(path: Place, content: bytes) -> bool:
-    """Write a new file as a whole; False, and nothing is written, where there is another.
-
-    Of several programs that create one file, on this machine or others, one gets True.
+    False, and nothing is written, where it is to be `new` and there is another file: of several
+    programs that create one, on this machine or others, one gets True.
     """
     if isinstance(path, ObjectPath):
-        return path.create(content)
+        return path.write_bytes(content, new=new)
     try:
-        with replacing(path, new=True) as stream:
+        with replacing(path, new=new) as stream:
             stream.write(content)
     except FileExistsError:
-        return False
+        if new:
+            return False
+        raise
     return True
 
 
@@ -158,15 +155,6 @@ def refuse_others(out: Path, mark: str, program: str) -> None:
         raise UsageError(
             f"--out: {out} was not written by {program} and would be lost; name another path"
         )
-
-
-def sync_path(path: Path) -> None:
-    """Flush a file, or a directory and the names in it, so that it survives a power loss."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def fetch(source: Place, folder: Path, names: Iterable[str] | None = None) -> None:

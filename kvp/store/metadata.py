@@ -23,12 +23,12 @@ from torch import Tensor
 from zarr.core.buffer import Buffer
 from zarr.storage import MemoryStore
 
-from kvp.artifacts.addresses import ObjectPath, Place, files_below, make_folder, size_of
+from kvp.artifacts.addresses import ObjectPath, Place, files_below, size_of
 from kvp.artifacts.claim import FolderKind, OutputFolder
 from kvp.artifacts.files import atomic_write_bytes, foreign
 from kvp.errors import StoreError
 from kvp.known_names import NO_TRACES
-from kvp.manifest import digest_json, read_sealed_json, sha256_file
+from kvp.manifest import digest_json, read_sealed_json
 from kvp.store.schema import ARRAYS, FORMAT, SequenceRecord, StorePlan
 from kvp.store.shards import array_settings
 
@@ -48,7 +48,7 @@ STORE = FolderKind(
 )
 
 
-def remove_metadata(store: Place) -> None:
+def remove_metadata(store: Path) -> None:
     """Delete a store that has no sequence, but for what is not its own."""
     for leftover in (MANIFEST, "zarr.json", OUTPUT):  # no more a store from the first on
         (store / leftover).unlink(missing_ok=True)
@@ -56,7 +56,7 @@ def remove_metadata(store: Place) -> None:
         for name, _ in [*files_below(folder)]:
             if name == "zarr.json" or name.startswith("c."):
                 (folder / name).unlink(missing_ok=True)
-        if isinstance(folder, Path) and folder.is_dir() and not any(folder.iterdir()):
+        if folder.is_dir() and not any(folder.iterdir()):
             folder.rmdir()
 
 
@@ -88,9 +88,9 @@ def create_metadata(
     for name, content in files.items():
         path = folder.path / name
         if made or (listed.get(name) == digests[name] and size_of(path) is None):
-            make_folder(path.parent)
+            path.parent.mkdir(parents=True, exist_ok=True)
             atomic_write_bytes(path, content)
-    make_folder(folder.path / SEQUENCES)
+    (folder.path / SEQUENCES).mkdir(parents=True, exist_ok=True)
 
 
 def load_metadata(store: Place) -> tuple[dict[str, Any], StorePlan]:
@@ -111,7 +111,7 @@ def load_metadata(store: Place) -> tuple[dict[str, Any], StorePlan]:
     for name, digest in files.items():
         if size_of(store / name) is None:
             raise StoreError(f"{store / name} is missing")
-        if sha256_file(store / name) != digest:
+        if sha256((store / name).read_bytes()).hexdigest() != digest:
             raise StoreError(f"{store / name} is damaged: its checksum does not match {MANIFEST}")
     return manifest, plan
 

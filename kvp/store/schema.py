@@ -25,8 +25,7 @@ _MANIFEST = create_model(
 )
 FORMAT = Format("kvp-traces", 3, TypeAdapter(_MANIFEST))
 
-TENSORS = ("q", "k", "v")
-ARRAYS = (*TENSORS, *(f"label_{name}" for name in STORED_LABELS))
+ARRAYS = ("q", "k", "v", *(f"label_{name}" for name in STORED_LABELS))
 """Every array a store may have."""
 
 DTYPES: dict[str, tuple[torch.dtype, str]] = {
@@ -38,7 +37,7 @@ DTYPES: dict[str, tuple[torch.dtype, str]] = {
 READING = 0.2
 """Weight of queries that write no reply in `max_reply_attention`; those that do have 1."""
 StoreKind = Literal["qkv", "kv"]
-"""Tensors kept: queries, keys and values, or keys and values alone."""
+"""Tensors kept, by the letters of their arrays: queries, keys and values, or no queries."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,8 +159,7 @@ class StorePlan:
     @property
     def arrays(self) -> tuple[str, ...]:
         """Names of the zarr arrays."""
-        tensors = TENSORS if self.store_queries else TENSORS[1:]
-        return (*tensors, *(label_array(name) for name in self.labels))
+        return (*self.store, *(label_array(name) for name in self.labels))
 
     def shape(self, array: str, record: SequenceRecord | None = None) -> tuple[int, ...]:
         """One sequence of an array, as long as a record says or padded.

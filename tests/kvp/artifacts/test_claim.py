@@ -64,8 +64,9 @@ def test_other_settings_are_named(tmp_path: Path) -> None:
     other = {"seed": 0, "data": {"length": 32}}
     assert "(data.length: 16 there, 32 here)" in _refused(tmp_path / "t", other)
     assert "(seed: 0 there, the default here)" in _refused(tmp_path / "t", {"data": {"length": 16}})
-    assert check_folder(tmp_path / "t", KIND, other) is not None
-    assert check_folder(tmp_path / "t", KIND, IDENTITY) is None
+    with pytest.raises(ResultsError, match="begun with other settings"):
+        check_folder(tmp_path / "t", KIND, other)
+    assert check_folder(tmp_path / "t", KIND, IDENTITY) == {**HEAD, "identity": IDENTITY}
     with OutputFolder.claim(tmp_path / "t", replace(KIND, empty=lambda _: True), other) as folder:
         assert folder.existing_marker is None
         assert folder.begin({**HEAD, "identity": other})

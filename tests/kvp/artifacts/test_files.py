@@ -20,7 +20,6 @@ from kvp.artifacts.files import (
     JsonLines,
     atomic_write_bytes,
     atomic_write_text,
-    create_bytes,
     is_partial,
     replacing,
 )
@@ -178,7 +177,7 @@ def test_what_was_read_does_not_change_with_its_file(tmp_path: Path) -> None:
 def test_a_file_is_created_once(tmp_path: Path) -> None:
     path = tmp_path / "x"
     with ThreadPoolExecutor(8) as threads:
-        made = [*threads.map(lambda number: create_bytes(path, str(number).encode()), range(8))]
+        made = [*threads.map(lambda n: atomic_write_bytes(path, b"%d" % n, new=True), range(8))]
     assert made.index(True) == int(path.read_bytes())
     assert sum(made) == 1
     assert [*tmp_path.iterdir()] == [path]
