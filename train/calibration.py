@@ -30,7 +30,8 @@ TARGET_LABELS = {
     "reply_contribution": "max_reply_attention",
 }
 """Calibration target -> label of the contexts. Scores are fitted to it times the norm of the
-token's value after the output projection: a bound of how far it moves the residual stream."""
+token's value after the output projection: a bound of how far it moves the residual stream. Every
+other target is the name of a label, which scores are fitted to as it is."""
 
 SMALLEST_BIN = 16
 """Tokens in the bin of the best scores."""
@@ -50,7 +51,7 @@ def calibrate(
     target: str,
     protection: Protection,
 ) -> Calibration:
-    """Calibrate `rankers` on points of a source whose label is the target's in `TARGET_LABELS`.
+    """Calibrate `rankers` on points of a source that has the target's label (`TARGET_LABELS`).
 
     Raises StoreError where the store is damaged.
     """
@@ -87,8 +88,10 @@ def fit_calibration(
             continue
         score = scores_of(rankers, context)  # [A, N]
         scores.append(score[:, free].cpu())  # [A, unprotected]
-        contribution = context.importance * output_norms(context, output_gram)  # [A, N]
-        targets.append(contribution[:, free].cpu())
+        importance = context.importance  # [A, N]
+        if target in TARGET_LABELS:
+            importance = importance * output_norms(context, output_gram)
+        targets.append(importance[:, free].cpu())
     if not scores:
         raise ValueError("no contexts to calibrate on: none is longer than the protected tokens")
     heads = zip(torch.cat(scores, dim=1), torch.cat(targets, dim=1), strict=True)

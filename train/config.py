@@ -22,7 +22,7 @@ from kvp.config_groups import (
 )
 from kvp.errors import UsageError
 from kvp.geometry import Geometry
-from kvp.known_names import NO_TRACES
+from kvp.known_names import NO_TRACES, STORED_LABELS
 from train.recipe import (
     PRESETS,
     CalibrationName,
@@ -79,8 +79,8 @@ class CalibrationConfig(Group):
 
     calibration: CalibrationName = "auto"
     """What scores are calibrated to on validation contexts (docs/method.md), so that heads can
-    compete; auto is reply_contribution for rankers trained on max_reply_attention, else
-    contribution."""
+    compete: label is the label itself. auto is label for rankers trained on kvzip or kvzip_plus,
+    reply_contribution for max_reply_attention, else contribution."""
     calibration_contexts: int = 48
     """Held-out contexts the calibration is fitted on."""
 
@@ -91,7 +91,10 @@ def calibration_target(calibration: CalibrationName, label: str) -> CalibrationN
     """What rankers trained on `label` are calibrated to: `calibration`, where it is not auto."""
     if calibration != "auto":
         return calibration
-    return "reply_contribution" if label == "max_reply_attention" else "contribution"
+    targets: dict[str, CalibrationName] = {
+        "max_reply_attention": "reply_contribution", **dict.fromkeys(STORED_LABELS, "label"),
+    }  # fmt: skip
+    return targets.get(label, "contribution")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -196,7 +196,7 @@ def attention_of(
         points = held_out_points([record], recipe, limit=2) if possible else []
         labels = [recipe.label, EVALUATED]
         if config.calibration != "none":
-            labels.append(TARGET_LABELS[config.calibration])
+            labels.append(TARGET_LABELS.get(config.calibration, recipe.label))
     computed = [label for label in labels if label_of(label).from_queries is not None]
     return [(label, point.prefix_length, point.stop) for point in points for label in computed]
 

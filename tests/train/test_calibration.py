@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from kvp.ranking import Protection
+from kvp.ranking import UNPROTECTED, Protection
 from policies.ranker import HeadRankers, RankerSpec
 from train.calibration import (
     FLOOR,
@@ -121,6 +121,23 @@ def test_heads_are_calibrated_on_their_own_and_without_protected_tokens() -> Non
     torch.testing.assert_close(again.values[1], fitted.values[1] + np.log(2))
 
 
+def test_a_label_is_the_target_as_it_is() -> None:
+    rankers = HeadRankers(RankerSpec(head_dim=4, hidden=8), 2, torch.Generator().manual_seed(0))
+    sample = [context(0), context(1)]
+    fitted, by_value = (
+        fit_calibration(rankers, sample, target=target, protection=UNPROTECTED)
+        for target in ("kvzip", "contribution")
+    )
+    for part in sample:  # values of norm 1 leave the label as it is
+        part.values[:] = torch.nn.functional.normalize(part.values, dim=-1)
+    again = [
+        fit_calibration(rankers, sample, target=target, protection=UNPROTECTED)
+        for target in ("kvzip", "contribution")
+    ]
+    torch.testing.assert_close(again[0].values, again[1].values)
+    assert not torch.equal(fitted.values, by_value.values)
+
+
 def test_calibrating_on_nothing_is_refused() -> None:
     rankers = HeadRankers(RankerSpec(head_dim=4, hidden=8), 2)
     with pytest.raises(ValueError, match="no contexts"):
@@ -129,7 +146,11 @@ def test_calibrating_on_nothing_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("label", "target"),
-    [("max_reply_attention", "reply_contribution"), ("future_attention", "contribution")],
+    [
+        ("max_reply_attention", "reply_contribution"),
+        ("future_attention", "contribution"),
+        ("kvzip", "label"),
+    ],
 )
 def test_the_target_follows_the_label(label: str, target: str) -> None:
     assert calibration_target("auto", label) == target
