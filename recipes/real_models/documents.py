@@ -1,0 +1,321 @@
+"""Documents of many kinds with questions about them: traces of a policy that has seen no benchmark.
+
+    python recipes/real_models/documents.py OUT [D]
+
+Code is of Python's standard library; records, tables and logs are drawn. D adds what it holds of
+`novels_train` (a folder of texts), `wiki_train.jsonl` and `sgd.jsonl` (`texts.py` makes them) and
+`gsm8k.jsonl` (its training questions). OUT gets conversations: a document, and nine questions about
+names, numbers and lines of it, drawn at random, with exact answers. No needle is put into any text.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import re
+import sys
+import sysconfig
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+DOCUMENTS, WORDS, CHARACTERS = 280, 620, 4300
+"""How many documents, words of each, and characters that a conversation begins with."""
+QUESTIONS = 9
+FIRST = (
+    "Amara Bruno Chen Dalia Emeka Fiona Goran Hana Ivo Jamila Kofi Lena Mateo Nadia Oscar Priya "
+    "Quentin Rosa Selim Tova Umar Vera Wes Ximena Yusuf Zora"
+)
+LAST = (
+    "Abbott Banerjee Castillo Dvorak Eriksen Fontaine Gupta Hashimoto Ibarra Jansen Kowalski "
+    "Lindqvist Moreau Novak Okafor Petrov Quinn Rossi Sato Tanaka Ueda Vasquez Weber Xu Yilmaz "
+    "Zhang"
+)
+CITIES = (
+    "Lisbon Tallinn Accra Osaka Quito Bergen Tunis Leeds Davao Turin Perth Lagos Graz Lima "
+    "Porto Hanoi Malmo Cusco"
+)
+ITEMS = (
+    "kettle drill ladder monitor keyboard lantern jacket tent router printer blender saddle "
+    "telescope helmet microphone projector"
+)
+ENTITY = re.compile(
+    r"(?<![A-Za-z0-9])(?:[0-9][0-9A-Za-z.,:/\-]*[0-9A-Za-z]|[0-9]+|[A-Z][a-z]+(?: [A-Z][a-z]+)+"
+    r"|[A-Z][a-z]{3,}|[A-Za-z]+_[A-Za-z_0-9]+|[A-Z0-9]{4,}|[a-z]+\.[a-z]+\(\))"
+)
+"""A number, a name, or an identifier of code."""
+CLOZE = (
+    'What comes right after "{}" in the text above?',
+    'Complete from the text above: "{} ..."',
+    'The text above says "{} ...". What follows?',
+    'Which name or number follows "{}"?',
+)
+ABOUT = (
+    "Quote the line about {}.",
+    "What does the text above say about {}?",
+    "Find {} in the text above and quote what it says there.",
+)
+
+
+def source_files() -> list[Path]:
+    """Half of the standard library's longer modules; the others are for tests."""
+    root = Path(sysconfig.get_paths()["stdlib"])
+    left_out = ("site-packages", "/test", "idlelib")
+    return [
+        Path(file)
+        for file in sorted(map(str, [*root.glob("*.py"), *root.glob("[a-z]*/*.py")]))
+        if not any(part in file for part in left_out)
+        and 6_000 < Path(file).stat().st_size < 200_000
+        and int(hashlib.sha256(Path(file).name.encode()).hexdigest(), 16) % 2 == 0
+    ]
+
+
+class Documents:
+    """Draws documents; every method gives one of about `words` words."""
+
+    def __init__(self, texts: Path | None) -> None:
+        """Read what is drawn from; kinds whose files are not in `texts` are left out."""
+        self.words = WORDS
+        self.draw = random.Random(11)
+        novels = sorted((texts / "novels_train").glob("*.txt")) if texts else []
+        self.novels = [file.read_text(encoding="utf-8") for file in novels]
+        self.articles = [row["text"] for row in _rows(texts, "wiki_train")]
+        self.dialogues = [row["messages"] for row in _rows(texts, "sgd")]
+        self.problems = _rows(texts, "gsm8k")
+        self.code = source_files()
+
+    def available(self, kinds: Iterable[Callable[[], str]]) -> list[Callable[[], str]]:
+        """Those of the kinds whose files are there."""
+        needed = {
+            self.novel: self.novels, self.article: self.articles, self.dialogue: self.dialogues,
+            self.exercises: self.problems,
+        }  # fmt: skip
+        return [kind for kind in kinds if needed.get(kind, True)]
+
+    def novel(self) -> str:
+        """A stretch of a novel."""
+        return self._stretch(self.draw.choice(self.novels))
+
+    def article(self) -> str:
+        """The beginning of a piece of an article."""
+        return self._cut(self.draw.choice(self.articles))
+
+    def program(self) -> str:
+        """A stretch of a module."""
+        return self._stretch(self.draw.choice(self.code).read_text(encoding="utf-8"))
+
+    def dialogue(self) -> str:
+        """Dialogues of a customer and an agent."""
+        text = ""
+        while len(text.split()) < self.words:
+            for turn in self.draw.choice(self.dialogues):
+                speaker = "Customer" if turn["role"] == "user" else "Agent"
+                text += f"{speaker}: {turn['content']}\n"
+            text += "\n"
+        return self._cut(text)
+
+    def exercises(self) -> str:
+        """Exercises with their solutions."""
+
+        def line() -> str:
+            row = self.draw.choice(self.problems)
+            return f"{row['question']}\n{row['answer']}\n"
+
+        return self._lines(line)
+
+    def records(self) -> str:
+        """Records of one kind."""
+        choice, number = self.draw.choice, self.draw.randrange
+        kind = number(4)
+
+        def person() -> str:
+            row = {"id": number(1000, 99999), "name": self._name(), "city": choice(CITIES.split())}
+            row["phone"] = f"+{number(10, 99)} {number(100, 999)} {number(1000, 9999)}"
+            return json.dumps({**row, "joined": self._date()})
+
+        def order() -> str:
+            return (
+                f"Order {self._code()}\n  customer: {self._name()}\n"
+                f"  item: {number(1, 9)} x {choice(ITEMS.split())}\n  total: {self._price()} EUR\n"
+                f"  ship to: {choice(CITIES.split())}\n"
+            )
+
+        def setting() -> str:
+            suffix = ["limit", "port", "path", "timeout", "owner", "mode"]
+            key = f"{choice(ITEMS.split())}_{choice(suffix)}"
+            values = [
+                str(number(9999)),
+                choice(CITIES.split()).lower(),
+                "/srv/" + self._code().lower(),
+            ]
+            return f"{key} = {choice([*values, 'true', 'false', self._name()])}"
+
+        def desk() -> str:
+            place = f"{self._name()}, room {number(100, 600)}, extension {number(1000, 9999)}"
+            return f"- {place}, {choice(['sales', 'legal', 'research', 'support', 'finance'])}"
+
+        return self._lines((person, order, setting, desk)[kind])
+
+    def log(self) -> str:
+        """A server's log."""
+        choice, number = self.draw.choice, self.draw.randrange
+        seconds = 0
+
+        def line() -> str:
+            nonlocal seconds
+            seconds += number(1, 90)
+            time = f"{8 + seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+            head = f"{self._date()[:4]}-03-14 {time}"
+            head += f" {choice(['INFO', 'INFO', 'INFO', 'WARN', 'ERROR', 'DEBUG'])}"
+            head += f" {choice(['auth', 'db', 'cache', 'http', 'queue', 'disk'])}: "
+            user = f"user {self._name().split()[0].lower()}{number(99)}"
+            events = [
+                f"{user} logged in from 10.{number(255)}.{number(255)}.{number(255)}",
+                f"GET /api/{choice(ITEMS.split())}/{number(9999)} 200 in {number(900)} ms",
+                f"request {self._code().lower()} failed: " + choice(
+                    ["timeout after 30 s", "connection reset", "no space left", "permission denied"]
+                ),
+                f"evicted {number(5000)} entries",
+                f"job {number(99999)} finished in {number(60)}.{number(9)} s",
+                f"retrying {choice(CITIES.split()).lower()}-{number(9)} (attempt {number(1, 5)})",
+            ]  # fmt: skip
+            return head + choice(events)
+
+        return self._lines(line)
+
+    def table(self) -> str:
+        """A table."""
+        choice, number = self.draw.choice, self.draw.randrange
+
+        def product() -> str:
+            item = f"{choice(ITEMS.split())} {self._code()[:3]}"
+            return f"| {item} | {number(500)} | {self._price()} | {choice(LAST.split())} |"
+
+        def weather() -> str:
+            where = f"{self._date()},{choice(CITIES.split())}"
+            return f"{where},{number(-10, 38)}.{number(10)},{number(60)},{self._name()}"
+
+        def city() -> str:
+            facts = (
+                choice(CITIES.split()),
+                number(20000, 4000000),
+                number(800, 1900),
+                self._name(),
+            )
+            return "\t".join(map(str, facts))
+
+        head, line = choice([
+            ("| product | stock | price | supplier |\n|---|---|---|---|", product),
+            ("date,station,temperature,rain_mm,observer", weather),
+            ("city\tpopulation\tfounded\tmayor", city),
+        ])  # fmt: skip
+        return f"{head}\n{self._lines(line)}"
+
+    def mixture(self) -> str:
+        """Five short documents of any kind."""
+        whole, self.words = self.words, self.words // 5
+        kinds = self.available((
+            self.novel, self.article, self.program, self.dialogue,
+            self.records, self.log, self.table, self.exercises,
+        ))  # fmt: skip
+        parts = [kind() for kind in [self.draw.choice(kinds) for _ in range(5)]]
+        self.words = whole
+        return "\n\n".join(parts)
+
+    def _cut(self, text: str) -> str:
+        words = 0
+        for place, character in enumerate(text):
+            words += character in " \n"
+            if words >= self.words:
+                return text[:place]
+        return text
+
+    def _stretch(self, text: str) -> str:
+        start = self.draw.randrange(max(1, len(text) - self.words * 8))
+        return self._cut(text[text.find("\n", start) + 1 :].strip())
+
+    def _lines(self, line: Callable[[], str]) -> str:
+        text = ""
+        while len(text) < self.words * 5:
+            text += line() + "\n"
+        return text.strip()
+
+    def _name(self) -> str:
+        return f"{self.draw.choice(FIRST.split())} {self.draw.choice(LAST.split())}"
+
+    def _code(self) -> str:
+        length = self.draw.choice([4, 6, 8])
+        return "".join(
+            self.draw.choice("0123456789ABCDEFGHJKLMNPQRSTUVWXYZ") for _ in range(length)
+        )
+
+    def _date(self) -> str:
+        number = self.draw.randrange
+        return f"20{number(10, 27)}-{number(1, 13):02}-{number(1, 29):02}"
+
+    def _price(self) -> str:
+        return f"{self.draw.randrange(1, 900)}.{self.draw.randrange(100):02}"
+
+
+def _rows(texts: Path | None, name: str) -> list[dict[str, Any]]:
+    file = None if texts is None else texts / f"{name}.jsonl"
+    if file is None or not file.exists():
+        return []
+    return list(map(json.loads, file.read_text(encoding="utf-8").splitlines()))
+
+
+def conversation(text: str, seed: int) -> dict[str, Any] | None:
+    """The document and questions about it; None where it has too few names and numbers."""
+    draw, text = random.Random(seed), text[:CHARACTERS]
+    entities = [
+        match for match in ENTITY.finditer(text)
+        if match.start() > 60 and len(match.group()) < 40
+        and text[match.start() - 2 : match.start() - 1] not in '.!?"\n'
+    ]  # fmt: skip
+    if len(entities) < QUESTIONS:
+        return None
+    messages: list[dict[str, str]] = []
+    for number, match in enumerate(draw.sample(entities, QUESTIONS)):
+        entity = match.group()
+        quoted = line_around(text, match) if number % 3 == 2 and text.count(entity) == 1 else ""
+        if 10 < len(quoted) < 260:
+            question, answer = draw.choice(ABOUT).format(entity), quoted
+        else:
+            before = text[: match.start()].rstrip().split(" ")[-draw.choice([5, 8, 12]) :]
+            opening = " ".join(before).strip().replace("\n", " ")[-90:]
+            question, answer = draw.choice(CLOZE).format(opening), entity
+        document = "" if messages else text + "\n\n"
+        messages += [
+            {"role": "user", "content": document + question},
+            {"role": "assistant", "content": answer},
+        ]
+    return {"messages": messages}
+
+
+def line_around(text: str, match: re.Match[str]) -> str:
+    """The line or sentence that a match stands in."""
+    start = max(text.rfind("\n", 0, match.start()), text.rfind(". ", 0, match.start()) + 1) + 1
+    ends = [end for end in (text.find("\n", match.end()), text.find(". ", match.end())) if end > 0]
+    return text[start : min(ends, default=len(text))].strip()
+
+
+def main(out: Path, texts: Path | None = None) -> None:
+    """Write the conversations."""
+    made = Documents(texts)
+    kinds = made.available((
+        made.novel, made.article, made.program, made.dialogue, made.mixture, made.records,
+        made.novel, made.article, made.log, made.mixture, made.program, made.table, made.mixture,
+        made.exercises,
+    ))  # fmt: skip
+    rows = [
+        conversation(kinds[number % len(kinds)](), 1000 + number) for number in range(DOCUMENTS)
+    ]
+    lines = (json.dumps(row) + "\n" for row in rows if row is not None)
+    out.write_text("".join(lines), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) not in (2, 3):
+        raise SystemExit(__doc__)
+    main(*map(Path, sys.argv[1:]))

@@ -1,0 +1,46 @@
+"""Documents with questions: exact answers, the same for the same files, no text added."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from recipes.real_models.documents import CHARACTERS, QUESTIONS, main
+
+PROSE = "Then Walter saw the Maid of Westing near the 14 ships and said nothing to her.\n" * 400
+DIALOGUE = [
+    {"role": "user", "content": "I need a table at Casa Roja for 3 people."},
+    {"role": "assistant", "content": "It is booked for 19:30 on March 4th."},
+]
+
+
+@pytest.fixture
+def sources(tmp_path: Path) -> Path:
+    (tmp_path / "novels_train").mkdir()
+    (tmp_path / "novels_train/one.txt").write_text(PROSE, encoding="utf-8")
+    rows = {
+        "wiki_train": {"text": PROSE},
+        "sgd": {"messages": DIALOGUE},
+        "gsm8k": {"question": "Ann has 3 pens. How many?", "answer": "She has 3.\n#### 3"},
+    }
+    for name, row in rows.items():
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps(row) + "\n", encoding="utf-8")
+    return tmp_path
+
+
+@pytest.mark.parametrize("files", [True, False])
+def test_answers_stand_in_the_document(sources: Path, files: bool) -> None:
+    out = sources / "out.jsonl"
+    texts = sources if files else None
+    main(out, texts)
+    rows = [json.loads(line)["messages"] for line in out.read_text(encoding="utf-8").splitlines()]
+    assert len(rows) > 200
+    for messages in rows:
+        document = messages[0]["content"][: CHARACTERS + 200]
+        assert [turn["role"] for turn in messages] == ["user", "assistant"] * QUESTIONS
+        assert all(turn["content"] in document for turn in messages[1::2])
+    again = sources / "again.jsonl"
+    main(again, texts)
+    assert again.read_bytes() == out.read_bytes()
