@@ -576,12 +576,12 @@ class Comparison:
             return {}
         first = self.best.settings[0]
         lead = self.grid[first]
-        found = {
-            (setting, spec): self.minus(of, lead[spec])
+        return {
+            (setting, spec): gap
             for setting in dict.fromkeys((*self.chosen, *self.best.compared)) if setting != first
-            for spec, of in self.grid.get(setting, {}).items() if spec and spec in lead
+            for spec, of in self.grid.get(setting, {}).items()
+            if spec and spec in lead and (gap := self.minus(of, lead[spec]))
         }  # fmt: skip
-        return {key: gap for key, gap in found.items() if gap is not None}
 
     @property
     def tests(self) -> int:
