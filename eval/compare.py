@@ -17,13 +17,7 @@ from eval.comparison import Estimate, Kind, ReportedMethod, budget_order, estima
 from eval.config import CompareConfig
 from eval.records import FULL, policy_groups, results_folder
 from eval.results import Results, load_results, measured, model_name, unfinished
-from eval.stats import (
-    Scores,
-    bootstrap_mean,
-    holm,
-    paired_difference,
-    prompts_of,
-)
+from eval.stats import Interval, bootstrap_mean, holm, paired_difference, prompts_of
 from kvp.artifacts.files import atomic_write_text, refuse_others
 from kvp.errors import ResultsError, UsageError
 from kvp.progress import Progress
@@ -94,15 +88,16 @@ def check_prompts(first: Results, second: Results) -> None:
 
 def curves_of(
     results: Results, *, named: bool = False
-) -> dict[tuple[str, str, ReportedMethod], Mapping[str | None, Estimate]]:
-    """By metric, protocol and method the values per prompt at every budget (`policy_groups`)."""
+) -> dict[tuple[str, str, ReportedMethod, str], Estimate]:
+    """Values per prompt by metric, protocol, method and budget in its order (`policy_groups`)."""
     groups = policy_groups(results.records, named=named)
     return {
-        (metric, protocol, method): budgets
+        (metric, protocol, method, spec or FULL): budgets[spec]
         for metric, kind in KINDS.items()
         for protocol in results.protocols
         for records in ([each for each in results.records if each["protocol"] == protocol],)
         for method, budgets in estimates(kind, records, groups, resamples=1).items()
+        for spec in sorted(budgets, key=lambda spec: budget_order(spec or FULL))
     }
 
 
@@ -122,42 +117,21 @@ def paired(
     sides = {"first": first, "second": second}
     lacking = " and ".join(side for side, results in sides.items() if unfinished(results))
     several = any(len(set(policy_groups(one.records).values())) > 1 for one in (first, second))
-    ours_of, theirs_of = (curves_of(one, named=several) for one in (first, second))
+    ours, theirs = (curves_of(one, named=several) for one in (first, second))
+    both_have = [key for key in ours if key in theirs]
     rows, gaps = [], []
-    both_have = [
-        (*key, budget)
-        for key, ours in ours_of.items()
-        for budget in sorted(
-            ours.keys() & theirs_of.get(key, {}).keys(),
-            key=lambda each: budget_order(each) if each else (),
-        )
-    ]
     with Progress("comparing", len(both_have)) as progress:
-        for metric, protocol, method, budget in progress.over(both_have):
-            bounds = (0, 1) if metric == ANSWERS else None
-            mine, other = (of[metric, protocol, method][budget] for of in (ours_of, theirs_of))
-            shared = prompts_of(mine.scores) & prompts_of(other.scores)
-            if not shared:
+        for key in progress.over(both_have):
+            if not (numbers := _numbers(ours[key], theirs[key], resamples, seed)):
                 continue
-            both: list[Scores] = [
-                {policy: {unit: of[unit] for unit in of if unit in shared} for policy, of in each}
-                for each in (mine.scores.items(), other.scores.items())
-            ]
-            how: dict[str, Any] = {"weights": mine.weights, "resamples": resamples, "seed": seed}
-            gap = paired_difference(*both[::-1], bounds=bounds and (-1, 1), **how)
-            numbers = [bootstrap_mean(side, bounds=bounds, **how) for side in both]
-            gaps.append(gap)
-            named = zip((*sides, "difference"), (*numbers, gap), strict=True)
+            metric, protocol, method, budget = key
+            gaps.append(numbers["difference"])
             rows.append(
-                {
-                    "metric": metric, "protocol": protocol,
-                    "method": method.label,
-                    "budget": budget or FULL, "pairs": gap.prompts,
-                    **{
-                        f"{name}{part}": number
-                        for name, one in named
-                        for part, number in zip(("", "_low", "_high"), one.numbers, strict=True)
-                    },
+                {"metric": metric, "protocol": protocol, "method": method.label, "budget": budget}
+                | {"pairs": gaps[-1].prompts}
+                | {
+                    f"{name}{part}": number for name, interval in numbers.items()
+                    for part, number in zip(("", "_low", "_high"), interval.numbers, strict=True)
                 }
             )  # fmt: skip
     if not rows:
@@ -170,6 +144,24 @@ def paired(
         same = table["metric"] == metric
         table.loc[same, "differs"] = holm([gaps[number] for number in table.index[same]])
     return table
+
+
+def _numbers(ours: Estimate, theirs: Estimate, resamples: int, seed: int) -> dict[str, Interval]:
+    """Both sides and their difference on the prompts that both answered; empty without any."""
+    shared = prompts_of(ours.scores) & prompts_of(theirs.scores)
+    if not shared:
+        return {}
+    first, second = (
+        {policy: {unit: of[unit] for unit in of if unit in shared} for policy, of in scores.items()}
+        for scores in (ours.scores, theirs.scores)
+    )
+    how: dict[str, Any] = {"weights": ours.weights, "resamples": resamples, "seed": seed}
+    bounds, around = ((0, 1), (-1, 1)) if ours.weights is None else (None, None)
+    return {
+        "first": bootstrap_mean(first, bounds=bounds, **how),
+        "second": bootstrap_mean(second, bounds=bounds, **how),
+        "difference": paired_difference(second, first, bounds=around, **how),
+    }
 
 
 def _shown(rows: pandas.DataFrame) -> str:

@@ -1,4 +1,4 @@
-"""What methods score under one protocol: every number, the settings shown, and sentences on them.
+"""What methods score under one protocol: every number, and the settings shown.
 
 The closing table of kvp-eval, reports and model cards show these numbers. A method is reported as
 it was run: preset, allocator, protection, and for `kvp` the group of policies that differ only in
@@ -7,8 +7,8 @@ prompts shown never choose it: it is the one that kvp tune chose on others, else
 default among those that were run. Intervals are over prompts and policy seeds (`eval.stats`).
 
 Tasks on which the full cache fails, or nothing is lost without context, are set apart
-(`sort_tasks`), and what is unfinished ranks no method. `sentences` are the only words on a
-comparison: terminal, page, tables and Python show them.
+(`sort_tasks`), and what is unfinished ranks no method. What is said of the numbers is in
+`eval.sentences`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import cached_property, partial
 from operator import itemgetter
-from statistics import fmean
 from typing import Literal, TypeVar
 
 import numpy as np
@@ -38,19 +37,15 @@ from eval.records import (
 )
 from eval.results import Results, measured, unfinished
 from eval.stats import (
-    RESOLUTION,
-    Bounds,
     Interval,
     Scores,
     Unit,
     bootstrap_mean,
-    excludes_zero,
     holm,
     paired_difference,
     perplexity,
     prompt_values,
     prompts_of,
-    prompts_to_resolve,
     reply_tokens,
 )
 from eval.tuned_settings import Tuned
@@ -72,8 +67,6 @@ RECOMMENDED: Mapping[Kind, Sequence[str]] = {
     "accuracy": ("ada", "global"), "perplexity": ("global", "ada"),
 }  # fmt: skip
 """Allocators of a policy, the one that is shown first (docs/results/smollm2.md has the reasons)."""
-PICKED = "the best methods were picked on these prompts, which favours them"
-"""What tables and figures say of what sentences call the best."""
 USUAL_BUDGET = "12.5%"
 """The budget of sentences where most methods have it; else the middle one that most have."""
 FAILED, NEEDLESS = "the full cache fails", "nothing is lost without context on"
@@ -238,11 +231,6 @@ class SortedTasks:
         """All of them, those that are set apart last."""
         return (*self.usable, *self.reasons)
 
-    def only(self, task: str) -> SortedTasks:
-        """What is known of one of them."""
-        reasons = {task: self.reasons[task]} if task in self.reasons else {}
-        return SortedTasks(usable=() if reasons else (task,), reasons=reasons)
-
     @property
     def apart(self) -> str:
         """What is set apart, and why, in a sentence; "" where nothing is."""
@@ -269,12 +257,7 @@ def sort_tasks(kind: Kind, records: Iterable[Record], *, resamples: int = 2000) 
     apart: dict[str, tuple[str, str]] = {}
     for task, of_task in tasks.items():
         some = [record for record in of_task if record["method"] in (FULL, *NULLS)]
-        specs = {record["budget_spec"] for record in some} - {None}
-        tokens = {
-            spec: fmean(each["budget"] for each in some if each["budget_spec"] == spec)
-            for spec in specs
-        }
-        least = min(specs, key=lambda spec: (tokens[spec], budget_order(spec)), default=None)
+        least = next(iter(budget_axis(some).specs), None)
         few = [record for record in some if record["budget_spec"] in (None, least)]
         grid = estimates(kind, few, defaultdict(str), resamples=resamples)
         full = next((each[None] for each in grid.values() if None in each), None)
@@ -333,7 +316,7 @@ def budget_axis(records: Iterable[Record]) -> Budgets:
         for spec, same in grouped(records, itemgetter("budget_spec")).items()
         if spec not in (None, SELF_SIZED)
     }
-    specs = sorted(means, key=lambda spec: means[spec])
+    specs = sorted(means, key=lambda spec: (means[spec], budget_order(spec)))
     return Budgets(
         specs=tuple(specs),
         tokens=tuple(means[spec] for spec in specs),
@@ -398,6 +381,26 @@ def _distance_from_default(kind: Kind, setting: ReportedMethod) -> tuple[bool, i
 
 
 @dataclass(frozen=True, kw_only=True)
+class Best:
+    """The methods that sentences name, at one budget."""
+
+    budget: str
+    learned: ReportedMethod | None
+    """The first policy, or group of policies."""
+    others: tuple[ReportedMethod, ...]
+    """The best method without training; where there is no policy, the next one, too."""
+    null: ReportedMethod | None
+    """The best null in any of its settings."""
+    compared: tuple[ReportedMethod, ...]
+    """All that these were picked from: policies, methods without training and nulls."""
+
+    @property
+    def settings(self) -> list[ReportedMethod]:
+        """Those that there are; the first is the one that all words are about."""
+        return [each for each in (self.learned, *self.others, self.null) if each]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Comparison:
     """All methods by one metric under one protocol."""
 
@@ -439,8 +442,10 @@ class Comparison:
 
     def alone(self, task: str) -> Comparison:
         """One of several tasks, in the settings that are shown for all."""
+        reasons = {name: why for name, why in self.sorted.reasons.items() if name == task}
         return replace(
-            self, sorted=self.sorted.only(task), grid=complete(self.tasks[task]),
+            self, grid=complete(self.tasks[task]),
+            sorted=SortedTasks(usable=() if reasons else (task,), reasons=reasons),
             records=[record for record in self.records if record["task"] == task],
         )  # fmt: skip
 
@@ -467,16 +472,11 @@ class Comparison:
         """What a mean is shown times: answers in percent."""
         return 100 if self.kind == "accuracy" else 1
 
-    @property
-    def bounds(self) -> Bounds | None:
-        """Least and largest difference of two prompts' values (`eval.stats`)."""
-        return (-1, 1) if self.kind == "accuracy" else None
-
     def estimate(self, family: str, spec: str | None) -> Estimate | None:
-        """Estimate of a method in its chosen setting; None where there is none."""
+        """Estimate of a method in its chosen setting, of the full cache at any budget."""
         if family not in self.choices:
             return None
-        return self.grid.get(self.choices[family].setting, {}).get(spec)
+        return self.grid.get(self.choices[family].setting, {}).get(None if family == FULL else spec)
 
     @property
     def interval(self) -> str:
@@ -498,10 +498,15 @@ class Comparison:
         lacking = f"; without {', '.join(partial)}, which answered only some of the prompts"
         return lacking * bool(partial)
 
+    @cached_property
+    def chosen(self) -> list[ReportedMethod]:
+        """The setting of each method that is shown, in display order."""
+        return [choice.setting for choice in self.choices.values()]
+
     @property
     def settings(self) -> list[ReportedMethod]:
         """All settings: presets and allocators, with and without protection, method by method."""
-        families = in_order(list(dict.fromkeys(setting.family for setting in self.grid)))
+        families = in_order(setting.family for setting in self.grid)
         return sorted(
             self.grid,
             key=lambda item: (
@@ -520,50 +525,76 @@ class Comparison:
         return paired_difference(
             ours.scores,
             theirs.scores,
-            bounds=self.bounds,
+            bounds=(-1, 1) if self.kind == "accuracy" else None,
             weights=ours.weights,
             resamples=self.resamples,
         )
 
     @cached_property
+    def best(self) -> Best | None:
+        """The methods that sentences name, at one budget.
+
+        That is 12.5 % or else the middle one of those at which most of the methods were run. None
+        where nothing was run at a budget, no task is usable, or the folder is unfinished. Each
+        method counts in the setting that is shown, nulls in every one. "Best" is by the prompts
+        shown, which favours them.
+        """
+        grid, chosen = self.grid, self.chosen
+        shown = [each for each in self.settings if each.method in NULLS or each in chosen]
+        compared = [each for each in shown if each.method not in (FULL, ORACLE, *NULLS)]
+        number = Counter(spec for each in compared for spec in grid[each] if spec)
+        del number[SELF_SIZED]
+        most = max(number.values(), default=0)
+        budgets = [spec for spec in number if number[spec] == most]
+        if not budgets or self.unfinished or not self.sorted.usable:
+            return None
+        ordered = sorted(budgets, key=budget_order)
+        budget = USUAL_BUDGET if USUAL_BUDGET in budgets else ordered[len(ordered) // 2]
+        compared = [each for each in compared if budget in grid[each]]
+        nulls = [each for each in shown if each.method in NULLS and budget in grid[each]]
+
+        def ranked(some: Iterable[ReportedMethod]) -> list[ReportedMethod]:
+            return sorted(some, key=lambda each: -_goodness(self.kind, grid[each][budget]))
+
+        learned = next((each for each in compared if each.method == LEARNED), None)
+        others = ranked(each for each in compared if each.method != LEARNED)
+        return Best(
+            budget=budget,
+            learned=learned,
+            others=tuple(others[: 1 if learned else 2]),
+            null=next(iter(ranked(nulls)), None),
+            compared=(*compared, *nulls),
+        )
+
+    @cached_property
     def gaps(self) -> Mapping[tuple[ReportedMethod, str], Interval]:
-        """What methods have over the first of `best_of`, by setting and budget, paired by prompt.
+        """What methods have over the first of `best`, by setting and budget, paired by prompt.
 
         Of the settings shown, and of all nulls.
         """
-        best = best_of(self)
-        if best is None:
+        if self.best is None:
             return {}
-        shown = (*(choice.setting for choice in self.choices.values()), *best.compared)
-        lead = self.grid[best.settings[0]]
-        found = {
-            (setting, spec): self.minus(of, lead[spec])
-            for setting in dict.fromkeys(shown) if setting != best.settings[0]
-            for spec, of in self.grid.get(setting, {}).items() if spec and spec in lead
+        first = self.best.settings[0]
+        lead = self.grid[first]
+        return {
+            (setting, spec): gap
+            for setting in dict.fromkeys((*self.chosen, *self.best.compared)) if setting != first
+            for spec, of in self.grid.get(setting, {}).items()
+            if spec and spec in lead and (gap := self.minus(of, lead[spec]))
         }  # fmt: skip
-        return {key: gap for key, gap in found.items() if gap is not None}
 
     @property
     def tests(self) -> int:
         """How many differences one test corrects for: `gaps`, and where the first method is no
         policy but the best of all on these prompts, those of every other pair.
         """
-        best = best_of(self)
-        methods = len(best.compared) if best and not best.learned else 2
+        methods = len(self.best.compared) if self.best and not self.best.learned else 2
         return len(self.gaps) * max(2, methods) // 2
 
     @cached_property
     def told(self) -> set[tuple[ReportedMethod, str]]:
         """Keys of the `gaps` that are not 0, wherever they are shown (Holm)."""
         return resolved(self.gaps, self.tests)
-
-    def words(self, gap: Interval) -> str:
-        """A difference with its interval, for sentences: points, or nats and a ratio."""
-        digits = 1 if self.kind == "accuracy" else 3
-        mean, low, high = (f"{self.scale * each:+.{digits}f}" for each in gap.numbers)
-        if self.kind == "accuracy":
-            return f"{mean} points ({low} to {high})"
-        return f"{mean} nats per token ({low} to {high}), {np.exp(-gap.mean):.2f} x the perplexity"
 
     def over_null(self, setting: ReportedMethod, spec: str | None) -> Interval | None:
         """What a setting has over the best null of its protection, paired by prompt.
@@ -611,7 +642,7 @@ def compare(results: Results, kind: Kind, protocol: str, *, resamples: int) -> C
         sorted=tasks,
         unfinished=unfinished(results),
         grid=grid,
-        choices={family: choices[family] for family in in_order(list(choices))},
+        choices={family: choices[family] for family in in_order(choices)},
         results=results,
         resamples=resamples,
     )
@@ -627,173 +658,14 @@ def compare_all(results: Results, *, resamples: int) -> list[Comparison]:
     return [each for each in found if each is not None]
 
 
-def in_order(families: Sequence[str]) -> list[str]:
-    """Full cache, oracle, learned policies, then the others in the given order."""
+def in_order(families: Iterable[str]) -> list[str]:
+    """Each once: full cache, oracle, learned policies, then the others in the given order."""
     method = {family: family.partition("/")[0] for family in families}
     first = (FULL, ORACLE, LEARNED)
-    return sorted(families, key=lambda each: (*first, method[each]).index(method[each]))
+    return sorted(method, key=lambda each: (*first, method[each]).index(method[each]))
 
 
 def resolved(gaps: Mapping[Key, Interval], comparisons: int | None = None) -> set[Key]:
     """Keys of the differences of one table that are not 0 (`holm`)."""
     differ = holm(list(gaps.values()), comparisons)
     return {key for key, differs in zip(gaps, differ, strict=True) if differs}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Best:
-    """The methods that sentences name, at one budget."""
-
-    budget: str
-    learned: ReportedMethod | None
-    """The first policy, or group of policies."""
-    others: tuple[ReportedMethod, ...]
-    """The best method without training; where there is no policy, the next one, too."""
-    null: ReportedMethod | None
-    """The best null in any of its settings."""
-    compared: tuple[ReportedMethod, ...]
-    """All that these were picked from: policies, methods without training and nulls."""
-
-    @property
-    def settings(self) -> list[ReportedMethod]:
-        """Those that there are; the first is the one that all words are about."""
-        return [each for each in (self.learned, *self.others, self.null) if each]
-
-
-def best_of(comparison: Comparison) -> Best | None:
-    """The methods that sentences name, at one budget.
-
-    That is 12.5 % or else the middle one of those at which most of the methods were run. None where
-    nothing was run at a budget, no task is usable, or the folder is unfinished. Each
-    method counts in the setting that is shown, nulls in every one. "Best" is by the prompts shown,
-    which favours them.
-    """
-    grid = comparison.grid
-    shown = [
-        setting for setting in comparison.settings
-        if setting.method in NULLS or comparison.choices[setting.family].setting == setting
-    ]  # fmt: skip
-    compared = [each for each in shown if each.method not in (FULL, ORACLE, *NULLS)]
-    number = Counter(spec for each in compared for spec in grid[each] if spec)
-    del number[SELF_SIZED]
-    most = max(number.values(), default=0)
-    budgets = [spec for spec in number if number[spec] == most]
-    if not budgets or comparison.unfinished or not comparison.sorted.usable:
-        return None
-    ordered = sorted(budgets, key=budget_order)
-    budget = USUAL_BUDGET if USUAL_BUDGET in budgets else ordered[len(ordered) // 2]
-    compared = [each for each in compared if budget in grid[each]]
-    nulls = [each for each in shown if each.method in NULLS and budget in grid[each]]
-
-    def best(some: Iterable[ReportedMethod]) -> list[ReportedMethod]:
-        return sorted(some, key=lambda each: -_goodness(comparison.kind, grid[each][budget]))
-
-    learned = next((each for each in compared if each.method == LEARNED), None)
-    others = best(each for each in compared if each.method != LEARNED)
-    return Best(
-        budget=budget,
-        learned=learned,
-        others=tuple(others[: 1 if learned else 2]),
-        null=next(iter(best(nulls)), None),
-        compared=(*compared, *nulls),
-    )
-
-
-def sentences(comparison: Comparison) -> list[str]:
-    """All that is said of a comparison, wherever it is shown; none where nothing is to be said.
-
-    An unfinished folder says so and nothing else. Then what is set apart; then, over the other
-    tasks, what was measured, what the methods of `best_of` score, and their differences.
-    """
-    if comparison.unfinished:
-        return [comparison.unfinished]
-    found = [comparison.sorted.apart] if comparison.sorted.apart else []
-    best = best_of(comparison)
-    if best is None:
-        return found
-    said = _main_sentence(comparison, best), *_difference_sentences(comparison, best)
-    return [*found, comparison.measured, *said]
-
-
-def _main_sentence(comparison: Comparison, best: Best) -> str:
-    """The named methods at the budget, and the full cache where that was run."""
-    full, budget = comparison.estimate(FULL, None), best.budget
-    verb, digits, sign = " answers", 0, "%"
-    if comparison.kind != "accuracy":
-        verb, digits, sign = " has a perplexity of", 2, ""
-
-    def numbers(of: Estimate) -> str:
-        mean, low, high = (f"{comparison.scale * one:.{digits}f}" for one in of.interval.numbers)
-        return f"{mean}{sign}{f' ({low} to {high})' * (low != high)}"
-
-    named = [
-        *["{}"] * bool(best.learned),
-        *("the best method without training, {},", "the next, {},")[: len(best.others)],
-        *["the best null, {},"] * bool(best.null),
-    ]
-    parts = []
-    for name, each in zip(named, best.settings, strict=True):
-        more = _trained(comparison, each) or _level(comparison, best, each)
-        words = name.format(f"{each.label}{more}")
-        parts.append(f"{words}{verb} {numbers(comparison.grid[each][budget])}")
-        verb = ""
-    if full is not None:
-        parts.append(f"the full cache {numbers(full)}")
-    place = f"At {budget} of the cache" if budget.endswith("%") else f"At {budget} tokens per head"
-    seen = "the question seen" if comparison.protocol == "query_aware" else "the question not seen"
-    return f"{place} ({seen} before compression; 95 % intervals) {'; '.join(parts)}."
-
-
-def _trained(comparison: Comparison, one: ReportedMethod) -> str:
-    """How many of the tasks a policy was trained on; "" where it was not, or no record says so."""
-    recorded = comparison.results.manifest.get("policy_tasks", {})
-    seen = {
-        task for policy, tasks in recorded.items()
-        if one.method == LEARNED and comparison.groups.get(policy) == one.group for task in tasks
-    }  # fmt: skip
-    tasks = comparison.sorted.usable
-    number = len(seen.intersection(tasks))
-    those = f"{number} of these {len(tasks)} tasks" if number < len(tasks) else "these tasks"
-    return f", trained on {'this task' if len(tasks) == 1 else those}," if number else ""
-
-
-def _level(comparison: Comparison, best: Best, one: ReportedMethod) -> str:
-    """Methods of the same kind, without training or nulls, that are level with one."""
-
-    def place(each: ReportedMethod) -> tuple[bool, float]:
-        mean = comparison.grid[each][best.budget].interval.mean
-        return each.method in NULLS, round(mean, 9)
-
-    level = [
-        each.label for each in best.compared
-        if each != one and LEARNED not in (one.method, each.method) and place(each) == place(one)
-    ]  # fmt: skip
-    more = f" and {len(level) - 2} more" if len(level) > 2 else ""
-    return f" (level with {', '.join(level[:2])}{more})" if level else ""
-
-
-def _difference_sentences(comparison: Comparison, best: Best) -> list[str]:
-    """The first of the methods minus the others; nothing where they share no prompts."""
-    first, *others = best.settings
-    found = {each: comparison.gaps.get((each, best.budget)) for each in others}
-    gaps = {each: -gap for each, gap in found.items() if gap is not None}
-    if not gaps:
-        return []
-    parts, open_ones = [], []
-    for each, gap in gaps.items():
-        text, name = comparison.words(gap), each.label
-        if (each, best.budget) in comparison.told:
-            parts.append(f"{'ahead of' if gap.mean > 0 else 'behind'} {name}, {text}")
-            continue
-        open_ones.append(gap)
-        if excludes_zero(gap):
-            corrected = f"not after correction for {comparison.tests} comparisons"
-            parts.append(f"{text} against {name}, {corrected}")
-        else:
-            parts.append(f"not told apart from {name}, {text}")
-    said = [f"Paired by prompt, {first.label} is {'; '.join(parts)}."]
-    if open_ones:
-        most = max(map(prompts_to_resolve, open_ones))
-        unit = "5 points" if comparison.kind == "accuracy" else f"{RESOLUTION} nats per token"
-        said.append(f"About {most:,} prompts would narrow that to ±{unit}.")
-    return said

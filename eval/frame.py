@@ -16,19 +16,16 @@ from typing import ClassVar
 import pandas
 
 from eval.comparison import (
-    PICKED,
     PROTECTED,
     Comparison,
     ReportedMethod,
-    best_of,
     budget_order,
     compare_all,
     resolved,
-    sentences,
 )
 from eval.records import FULL, SELF_SIZED, results_folder
 from eval.results import Results, load_results, unfinished
-from eval.stats import Interval
+from eval.sentences import PICKED, sentences
 
 OVERALL = "all"
 """`task` of the rows over all usable tasks."""
@@ -53,13 +50,13 @@ def short_table(
     comparison: Comparison, *, interval: bool = False, finer: bool = False
 ) -> pandas.DataFrame:
     """Settings by budgets, as texts: the mean, with its `interval`; `finer`: one digit more."""
-    scale, digits = comparison.scale, finer + (0 if comparison.kind == "accuracy" else 2)
+    digits = finer + (0 if comparison.kind == "accuracy" else 2)
 
     def cell(setting: ReportedMethod, spec: str | None) -> str:
         of = comparison.grid[setting].get(spec)
         if of is None:
             return ""
-        mean, low, high = (f"{scale * each:.{digits}f}" for each in of.interval.numbers)
+        mean, low, high = of.interval.texts(comparison.scale, f".{digits}f")
         around = f" ({low}-{high})" * (interval and low != high)  # of one text there is none
         size = f" @{of.share:.0%}" if spec == SELF_SIZED else ""
         return f"{mean}{around}{size}"
@@ -75,7 +72,7 @@ def _legend(comparisons: Sequence[Comparison]) -> list[str]:
     """What the numbers in the tables are over."""
     settings = {setting for each in comparisons for setting in each.grid}
     lines = [each.interval for each in comparisons]
-    if any(map(best_of, comparisons)):
+    if any(each.best for each in comparisons):
         lines.append(PICKED)
     if any(setting.protected for setting in settings):
         lines.append(f"{PROTECTED.strip()}: first and last tokens are always kept")
@@ -97,49 +94,48 @@ def tidy(comparison: Comparison) -> pandas.DataFrame:
     _differs (`eval.stats.holm`; of the lead `Comparison.told`). By task for the chosen settings
     alone.
     """
-    chosen = {choice.setting for choice in comparison.choices.values()}
-    usable, best = comparison.sorted.usable, best_of(comparison)
+    chosen = comparison.chosen
+    usable = comparison.sorted.usable
     rows: list[dict[str, object]] = []
-    tasks = {f"task {name}" if name == OVERALL else name: name for name in comparison.tasks}
-    grids = {name: comparison.tasks[own] for name, own in tasks.items()}
-    for task, grid in {OVERALL: comparison.grid, **grids}.items():
+    for name, grid in ((None, comparison.grid), *comparison.tasks.items()):
+        overall = name is None
         cells = {
-            (setting, spec): of
-            for setting in comparison.settings if task == OVERALL or setting in chosen
+            (setting, spec or FULL): of
+            for setting in comparison.settings if overall or setting in chosen
             for spec, of in grid.get(setting, {}).items()
         }  # fmt: skip
+        apart = not usable if overall else name not in usable
         full = next((of for (each, _), of in cells.items() if each.method == FULL), None)
-        apart = not usable if task == OVERALL else tasks[task] not in usable
         whole = None if apart or comparison.unfinished else full
         mean = whole.interval.mean if whole else 0.0
-        gaps: dict[str, dict[int, Interval]] = {"minus_full": {}, "minus_lead": {}}
+        to_full = {
+            key: gap for key, of in cells.items()
+            if whole and of is not whole and (gap := comparison.minus(of, whole))
+        }  # fmt: skip
+        to_lead = {key: gap for key, gap in comparison.gaps.items() if overall and key[0] in chosen}
+        gaps = {
+            "minus_full": (to_full, resolved(to_full)),
+            "minus_lead": (to_lead, comparison.told if overall else set()),
+        }
         for (setting, spec), of in cells.items():
-            shown, key = task == OVERALL and setting in chosen, (setting, spec or FULL)
-            lead = grid.get(best.settings[0], {}).get(spec) if best and shown else None
             row: dict[str, object] = {
                 "unfinished": bool(comparison.unfinished),
                 "metric": "answers" if comparison.kind == "accuracy" else comparison.kind,
-                "protocol": comparison.protocol, "task": task, "apart": apart,
-                "method": setting.family, "setting": setting.details, "chosen": setting in chosen,
-                "budget": spec or FULL, "estimate": of.interval.mean, "low": of.interval.low,
-                "high": of.interval.high, "n": of.interval.prompts, "policies": of.policies,
-                "kept_tokens": of.kept_tokens, "kept_share": of.share, "cache_bytes": of.nbytes,
+                "protocol": comparison.protocol,
+                "task": OVERALL if overall else f"task {name}" if name == OVERALL else name,
+                "apart": apart, "method": setting.family, "setting": setting.details,
+                "chosen": setting in chosen, "budget": spec, "estimate": of.interval.mean,
+                "low": of.interval.low, "high": of.interval.high, "n": of.interval.prompts,
+                "policies": of.policies, "kept_tokens": of.kept_tokens, "kept_share": of.share,
+                "cache_bytes": of.nbytes,
                 "share_of_full": of.interval.mean / mean if mean else math.nan,
             }  # fmt: skip
-            for name, other in (("minus_full", whole), ("minus_lead", lead)):
-                told = name == "minus_lead" and task == OVERALL  # by the test of the sentences
-                gap = None
-                if other is not None and other is not of:
-                    gap = comparison.gaps.get(key) if told else comparison.minus(of, other)
-                numbers = (math.nan,) * 3 if gap is None else gap.numbers
-                row |= zip((name, f"{name}_low", f"{name}_high"), numbers, strict=True)
-                row[f"{name}_differs"] = told and key in comparison.told
-                if gap is not None and not told:
-                    gaps[name][len(rows)] = gap
+            for minus, (known, differ) in gaps.items():
+                gap = known.get((setting, spec))
+                numbers = gap.numbers if gap else (math.nan,) * 3
+                row |= zip((minus, f"{minus}_low", f"{minus}_high"), numbers, strict=True)
+                row[f"{minus}_differs"] = (setting, spec) in differ
             rows.append(row)
-        for name, found in gaps.items():
-            for number in resolved(found):
-                rows[number][f"{name}_differs"] = True
     return pandas.DataFrame(rows)
 
 

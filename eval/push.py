@@ -1,6 +1,7 @@
 """Check a policy, make its card, upload both in one commit: readers see all of it or nothing.
 
-The card is made from what the policy's own files record: nothing in it is typed by hand.
+The card, `card.jinja`, is filled with what the policy's own files record: nothing in it is typed by
+hand.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib import resources
 from pathlib import Path
 from shlex import join
 from statistics import fmean
@@ -29,82 +31,6 @@ from kvp.manifest import sha256_file
 from kvp.progress import phase, quiet_logs, say
 from policies.policy_files import PolicyMeta, Shard, load_shard
 from policies.sources import INDEX, policy_files
-
-_TEMPLATE = """\
----
-{{ card_data }}
----
-
-# {{ name }}
-
-A policy of kvp: one small network per KV head that ranks cached tokens by how much the model will \
-need them, so that the others can be evicted. The model stays as it is.
-
-- Model: `{{ meta.model.id }}`
-{%- if meta.model.revision %}, revision {{ meta.model.revision }}{% endif %}
-{%- if meta.model.weights %}, weights `{{ meta.model.weights[:12] }}`{% endif %}
-- Geometry: {{ geometry.layers }} layers of {{ geometry.query_heads }} query and \
-{{ geometry.kv_heads }} KV heads of {{ geometry.head_dim }}; other geometries are refused
-- Rankers: {{ geometry.total_kv_heads }}, architecture `{{ spec.architecture }}`, hidden width \
-{{ spec.hidden }}, {{ "{:,}".format(parameters) }} parameters together
-- Reads: {{ spec.inputs | join(", ") }}
-{%- if spec.reads_queries %} (the last of them: what the last 32 queries attend to){% endif %}
-- Scores of its heads: {% if calibration -%}
-calibrated ({{ calibration.target }}), for allocators such as `global`
-{%- else -%}
-not calibrated, so heads cannot compete for one budget
-{%- endif %}
-
-## Use
-
-```python
-from kvp import evicting, load_model, load_policy{% if allocator %}, make_allocator{% endif %}
-
-model, tokenizer = load_model({{ base_model | tojson }})
-policy = load_policy("{{ name }}")
-with evicting(model, policy, budget="12.5%"\
-{% if allocator %}, allocator=make_allocator({{ allocator | tojson }}){% endif %}):
-    model.generate(**tokenizer("...", return_tensors="pt"))
-```
-
-## Training
-
-{% if data -%}
-- Text: `{{ data.name }}`{% if data.tasks %} ({{ data.tasks | join(", ") }}){% endif %}, at most \
-{{ data.length }} tokens; answers: {{ training.text.answers }}
-{% endif %}
-{%- if training.recipe -%}
-- Recipe: objective `{{ training.recipe.objective }}`, label `{{ training.recipe.label }}`, \
-{{ training.recipe.steps }} steps, seed {{ training.seed }}
-{% endif -%}
-{%- if trained_by %}
-
-```
-{{ trained_by | join("\n") }}
-```
-{%- endif %}
-{%- if skills %}
-
-Skill on held-out traces (0: chance, 1: the ideal ranking of future attention), over KV heads; the \
-best heuristic is the best one of each head that reads no attention:
-
-| | mean | lowest | highest |
-|---|--:|--:|--:|
-{{ skills | join("\n") }}
-{%- endif %}
-{%- if results %}
-
-## Measured
-
-{{ results.setup }}.
-
-{{ results.tables | join("\n\n") }}
-
-```
-{{ results.commands | join("\n") }}
-```
-{%- endif %}
-"""
 
 
 def model_card(
@@ -148,7 +74,7 @@ def model_card(
             license=license,
             tags=["kv-cache", "kv-cache-eviction", "kvp"],
         ),
-        template_str=_TEMPLATE,
+        template_str=(resources.files("eval") / "card.jinja").read_text("utf-8"),
         allocator=allocator,
         base_model=base_model,
         calibration=policy.calibration,

@@ -40,6 +40,8 @@ KEY_FIELDS = (*_METHOD_KEY, "task", "budget_spec", "example")
 TIMING_KEY = (*_METHOD_KEY, "budget_spec")
 CURVE_KEY = (*_METHOD_KEY, "layer", "head")
 """The same for timing.jsonl and curves.jsonl."""
+SETTING_FIELDS = ("method", "variant", "allocator", "policy", "protected", "budget_spec")
+"""Fields that tell records of one prompt under one protocol apart."""
 _SHAPES = {KEY_FIELDS: SHAPES[ROWS], TIMING_KEY: SHAPES[TIMING], CURVE_KEY: SHAPES[CURVES]}
 
 
@@ -89,17 +91,9 @@ READABLE = 8
 """Prompts of a task, the first ones, whose records also hold what people read."""
 
 
-def key_of(record: Mapping[str, Any]) -> Key:
-    """Values of `KEY_FIELDS`; raises KeyError on a record that lacks one."""
-    return tuple(record[field] for field in KEY_FIELDS)
-
-
-_SETTING = ("method", "variant", "allocator", "policy", "protected", "budget_spec")
-
-
-def setting_of(record: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Method, preset, allocator, policy, protection and budget of a record."""
-    return tuple(record[name] for name in _SETTING)
+def key_of(record: Mapping[str, Any], fields: Iterable[str] = KEY_FIELDS) -> Key:
+    """Values of some fields of a record; raises KeyError where it lacks one."""
+    return tuple(record[field] for field in fields)
 
 
 def grouped(items: Iterable[Item], key: Callable[[Item], Hashable]) -> dict[Any, list[Item]]:
@@ -131,11 +125,7 @@ def policy_groups(records: Iterable[Record], *, named: bool = False) -> dict[str
     Policies of one group are averaged. Where there is only one group, its name is "", unless
     `named`.
     """
-    seeds = {
-        record["policy"]: record["policy_seed"]
-        for record in records
-        if record["policy"] is not None
-    }
+    seeds = {each["policy"]: each["policy_seed"] for each in records if each["policy"] is not None}
     names = {label: without_seed(label, seed) for label, seed in seeds.items()}
     if len(set(names.values())) <= 1 and not named:
         names = dict.fromkeys(names, "")
@@ -167,19 +157,18 @@ class RecordFile:
         """Task and example -> digest of the prompt (`Sample.digest`)."""
         self._lines = record_lines(path, KEY_FIELDS)
         self._lines.cut_torn_line()
-        for record in read_records(path, KEY_FIELDS) if path.exists() else ():
-            self._remember(record)
+        self._remember(read_records(path, KEY_FIELDS) if path.exists() else ())
 
     def append(self, records: Iterable[Record]) -> None:
         """Append records in one write, flushed to the disk."""
         records = list(records)
         self._lines.append(records)
-        for record in records:
-            self._remember(record)
+        self._remember(records)
 
-    def _remember(self, record: Record) -> None:
-        self.values[key_of(record)] = value_of(record)
-        self.digests[record["task"], record["example"]] = record["prompt_digest"]
+    def _remember(self, records: Iterable[Record]) -> None:
+        for record in records:
+            self.values[key_of(record)] = value_of(record)
+            self.digests[record["task"], record["example"]] = record["prompt_digest"]
 
 
 def read_records(path: Place, key_fields: Sequence[str] = ()) -> Iterator[Record]:
@@ -192,7 +181,7 @@ def read_records(path: Place, key_fields: Sequence[str] = ()) -> Iterator[Record
         raise ResultsError(f"{path} does not exist; is this a results folder?")
     lines: dict[Key, tuple[int, int]] = {}
     for number, record in record_lines(path, key_fields).numbered():
-        key = tuple(map(str, (record[field] for field in key_fields)))
+        key = key_of(record, key_fields)
         told = number, hash(repr(record))
         first = lines.setdefault(key, told) if key_fields else told
         if first[1] != told[1]:
@@ -205,7 +194,7 @@ def merge_records(path: Path, records: Iterable[Record], key_fields: Sequence[st
     """Rewrite a JSON-lines file: the given records replace those with the same key."""
     merged = {}
     for record in (*(read_records(path, key_fields) if path.exists() else ()), *records):
-        merged[tuple(record[field] for field in key_fields)] = record
+        merged[key_of(record, key_fields)] = record
     record_lines(path, key_fields).rewrite(merged.values())
 
 
@@ -229,8 +218,7 @@ class RecordParts(RecordFile):
 
     def refresh(self) -> None:
         """Read the records of other workers; raises ResultsError on damage."""
-        for record in self._read(self._names() - self._known):
-            self._remember(record)
+        self._remember(self._read(self._names() - self._known))
 
     def append(self, records: Iterable[Record]) -> None:
         """Write records that are not there yet as one part; other workers see all or none."""
@@ -239,8 +227,7 @@ class RecordParts(RecordFile):
             name = f"{digest_json(sorted(map(str, map(key_of, new))))[:32]}.jsonl"
             self._folder.mkdir(parents=True, exist_ok=True)
             record_lines(self._folder / name, KEY_FIELDS).rewrite(new)
-            for record in new:
-                self._remember(record)
+            self._remember(new)
             self._known.add(name)
 
     def join(self, file: Path) -> None:

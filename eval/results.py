@@ -26,12 +26,13 @@ from eval.records import (
     KEY_FIELDS,
     MANIFEST,
     ROWS,
+    SETTING_FIELDS,
     TIMING,
     TIMING_KEY,
     Record,
     altered,
+    key_of,
     read_records,
-    setting_of,
 )
 from eval.shapes import SHAPES
 from eval.tuned_settings import TunedSettings, load_settings
@@ -212,11 +213,12 @@ def progress(results: Results) -> dict[tuple[str, str], tuple[int, int]]:
 
     A prompt is done where every setting of the runs that planned it has its row. Empty for a
     folder without a plan, such as one of kvp tune. `planned` of the manifest has an entry per run
-    and group of tasks: `protocol`, `prompts` by task, and `settings` (`setting_of`).
+    and group of tasks: `protocol`, `prompts` by task, and `settings` (`SETTING_FIELDS`).
     """
     rows: dict[tuple[Any, ...], set[str]] = defaultdict(set)
     for record in results.records:
-        rows[record["task"], record["protocol"], *setting_of(record)].add(record["example"])
+        of = key_of(record, ("task", "protocol", *SETTING_FIELDS))
+        rows[of].add(record["example"])
     found: dict[tuple[str, str], tuple[int, int]] = {}
     for part in results.manifest.get("planned", ()):
         for task, prompts in part["prompts"].items():
@@ -260,12 +262,12 @@ def load_results(folder: Path) -> Results:
         raise ResultsError(f"{folder} holds no {MANIFEST}; is this a results folder of kvp-eval?")
     manifest = FORMAT.read(folder / MANIFEST, ResultsError)
     notes: list[str] = list(manifest.get("notes", []))
-    records = {
-        field: _records(folder / name, key, notes)
-        if field == "records" or (folder / name).exists()
-        else ()
-        for field, (name, key) in _FILES.items()
-    }
+    records: dict[str, tuple[Record, ...]] = dict.fromkeys(_FILES, ())
+    for field, (name, key) in _FILES.items():
+        if field == "records" or (folder / name).exists():
+            records[field] = tuple(read_records(folder / name, key))
+            if (folder / name).read_bytes()[-1:] not in (b"", b"\n"):
+                notes.append(f"The last line of {name} is torn (an interrupted run) and left out.")
     if not records["records"]:
         raise ResultsError(f"{folder / ROWS} holds no records yet; run kvp-eval first")
     known, *others = ({(each["policy"], each["policy_seed"]) for each in records[field]}
@@ -295,21 +297,6 @@ def load_results(folder: Path) -> Results:
     )
 
 
-def _records(path: Path, key: Sequence[str], notes: list[str]) -> tuple[Record, ...]:
-    """Records of a file; adds a note on a torn last line.
-
-    Checksums of lines find damage (`kvp.artifacts.files`).
-    """
-    records = tuple(read_records(path, key))
-    if path.read_bytes()[-1:] not in (b"", b"\n"):
-        notes.append(f"The last line of {path.name} is torn (an interrupted run) and left out.")
-    return records
-
-
-def _key(record: Record, key: Sequence[str]) -> tuple[str, ...]:
-    return tuple(repr(record.get(name)) for name in key)
-
-
 def join(folders: Sequence[Results]) -> list[Results]:
     """Folders of equal settings (`identity` of their manifests) as one, in the order of the first.
 
@@ -334,9 +321,9 @@ def _joined(first: Results, second: Results) -> Results:
             )
     records: dict[str, tuple[Record, ...]] = {}
     for field, (_, key) in _FILES.items():
-        keys = {_key(record, key) for record in getattr(first, field)}
+        keys = {key_of(record, key) for record in getattr(first, field)}
         for record in getattr(second, field):
-            if _key(record, key) in keys:
+            if key_of(record, key) in keys:
                 shown = ("method", "task", "budget_spec", "example")
                 named = ", ".join(f"{name} {record[name]}" for name in shown if record.get(name))
                 raise ResultsError(

@@ -49,6 +49,7 @@ from eval.records import (
     PARTS,
     RECORDS,
     ROWS,
+    SETTING_FIELDS,
     TIMING,
     TIMING_KEY,
     Record,
@@ -59,7 +60,6 @@ from eval.records import (
     merge_records,
     results_folder,
     seal,
-    setting_of,
 )
 from eval.results import Results, load_results, open_folder, unfinished, write_manifest
 from eval.timing import timing_records
@@ -199,11 +199,12 @@ def planned_rows(prepared: Prepared) -> list[dict[str, Any]]:
     prompts = Counter(prompt.task for prompt in prepared.prompts)
     parts: dict[tuple[Any, ...], dict[str, int]] = {}
     for (task, protocol), settings in prepared.planned.items():
-        rows = [
+        rows = (
             {**method_fields(each.method), "protected": each.protected, "budget_spec": each.spec}
             for each in settings
-        ]
-        parts.setdefault((protocol, *map(setting_of, rows)), {})[task] = prompts[task]
+        )
+        keys = (key_of(row, SETTING_FIELDS) for row in rows)
+        parts.setdefault((protocol, *keys), {})[task] = prompts[task]
     return [
         {"protocol": protocol, "prompts": tasks, "settings": [list(each) for each in settings]}
         for (protocol, *settings), tasks in parts.items() if settings

@@ -67,6 +67,16 @@ class Interval:
         """Estimate and ends of its interval."""
         return self.mean, self.low, self.high
 
+    def texts(self, scale: float, form: str) -> tuple[str, str, str]:
+        """`numbers` times `scale`, each in a format such as `.1f`."""
+        mean, low, high = (format(scale * number, form) for number in self.numbers)
+        return mean, low, high
+
+    def text(self, scale: float, form: str, unit: str = "") -> str:
+        """The estimate in its unit, and its interval: `72% (64 to 80)`."""
+        mean, low, high = self.texts(scale, form)
+        return f"{mean}{unit} ({low} to {high})"
+
     def __neg__(self) -> Interval:
         """The difference the other way round."""
         return replace(self, mean=0.0 - self.mean, low=0.0 - self.high, high=0.0 - self.low)

@@ -82,9 +82,10 @@ def test_bundled_model_stays_within_twelve_megabytes() -> None:
     assert 0 < sum(path.stat().st_size for path in policy) <= 2.5 * 1024 * 1024
 
 
-def test_wheel_ships_the_page_of_reports(wheel_names: list[str]) -> None:
+def test_wheel_ships_the_page_of_reports_and_the_card_of_policies(wheel_names: list[str]) -> None:
     for part in ("page.html", "page.css", "page.js"):
         assert f"eval/report/web/{part}" in wheel_names
+    assert "eval/card.jinja" in wheel_names
 
 
 def test_types_are_in_the_wheel(wheel_names: list[str]) -> None:

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
-from typing import ClassVar
 
 from eval.comparison import Comparison, method_of
 from eval.records import FULL, READABLE, Record, grouped
@@ -27,12 +26,10 @@ BYTES = 500_000
 class Answers:
     """The answers that the page shows of one run."""
 
-    kind: ClassVar[str] = "answers"
-
     caption: str
     methods: tuple[str, ...]
     """Families, in display order."""
-    ident: str = ""
+    ident: str
     """Its name in the page."""
     content: str
     """JSON, a list of prompts (`_prompt`)."""
@@ -44,7 +41,7 @@ def packed(text: str) -> str:
     return base64.b64encode(data).decode()
 
 
-def answers(comparisons: Sequence[Comparison]) -> Answers | None:
+def answers(comparisons: Sequence[Comparison], ident: str) -> Answers | None:
     """The first prompts of every task, each method in its chosen setting; None without any.
 
     `READABLE` prompts per task at most, and as few as make less than `BYTES`.
@@ -52,9 +49,8 @@ def answers(comparisons: Sequence[Comparison]) -> Answers | None:
     chosen = [
         {**record, "family": setting.family}
         for comparison in comparisons
-        for shown in ({choice.setting for choice in comparison.choices.values()},)
         for record in comparison.records
-        if (setting := method_of(record, comparison.groups)) in shown
+        if (setting := method_of(record, comparison.groups)) in comparison.chosen
     ]
     tasks = [
         [*grouped(of_task, itemgetter("example")).values()]  # by prompt
@@ -76,6 +72,7 @@ def answers(comparisons: Sequence[Comparison]) -> Answers | None:
         caption=f"{min(count, most)} of up to {most} prompts per task, each method in the setting "
         "of the tables; every answer is in rows.jsonl.",
         methods=tuple(dict.fromkeys(family for each in comparisons for family in each.choices)),
+        ident=ident,
         content=content,
     )
 

@@ -141,12 +141,7 @@ def timings(records: Iterable[Record], groups: Mapping[str | None, str]) -> list
     Policies are averaged, the seconds of each prompt by itself.
     """
     parts = grouped(
-        records,
-        lambda each: (
-            each["protocol"],
-            None if each["method"] == FULL else each["budget_spec"],
-            method_of(each, groups),
-        ),
+        records, lambda each: (each["protocol"], each["budget_spec"], method_of(each, groups))
     )
     wholes = {key[0]: same for key, same in parts.items() if key[2].method == FULL}
     measured = []

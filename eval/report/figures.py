@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from io import BytesIO
-from typing import Any, ClassVar
+from typing import Any
 from urllib.parse import quote, unquote
 
 import matplotlib
@@ -22,7 +22,7 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter, NullLocator, ScalarFormatter
 
-from eval.comparison import PROTECTED, Comparison, ReportedMethod, best_of
+from eval.comparison import PROTECTED, Comparison, ReportedMethod
 from eval.records import FULL, LEARNED, ORACLE
 from eval.report.costs import Cost, Timing, passes, timing_of
 from policies.registry import attention_free
@@ -58,8 +58,6 @@ _SETTINGS: Any = {
 @dataclass(frozen=True, kw_only=True)
 class Picture:
     """A figure of the page, and a PNG file where these are asked for."""
-
-    kind: ClassVar[str] = "picture"
 
     name: str
     """File name of the PNG without ending."""
@@ -143,12 +141,11 @@ Styles = Mapping[str, Mapping[str, Any]]
 def drawn_settings(comparison: Comparison, maximum: int = 12) -> dict[ReportedMethod, bool]:
     """At most `maximum` settings for a figure, and whether it draws them in front.
 
-    In front: the full cache, the oracle, and `best_of`. Behind: the others of the best means over
-    the budgets that they have.
+    In front: the full cache, the oracle, and `Comparison.best`. Behind: the others of the best
+    means over the budgets that they have.
     """
-    best = best_of(comparison)
-    settings = [choice.setting for choice in comparison.choices.values()
-                if choice.setting in comparison.grid]  # fmt: skip
+    best = comparison.best
+    settings = [each for each in comparison.chosen if each in comparison.grid]
     front = [setting for setting in settings if setting.method in (FULL, ORACLE, LEARNED)]
     front = list(dict.fromkeys([*front, *(best.settings if best else settings)]))
 
@@ -190,44 +187,36 @@ def _budget_panel(
     styles: Styles,
 ) -> None:
     """Curves with intervals, those behind thin and without; the full cache is a horizontal line."""
-    budgets, grid = comparison.budgets, comparison.grid
+    budgets, scale = comparison.budgets, comparison.scale
     places = dict(zip(budgets.specs, budgets.positions, strict=True))
-    points = {  # places on the horizontal axis, and estimates
-        setting: {
-            # A method that sizes the cache itself has one point, at the size that it took.
-            spec: (places.get(spec, 100 * of.share if budgets.relative else of.kept_tokens), of)
-            for spec, of in grid.get(setting, {}).items() if spec is not None
-        }
-        for setting in shown
-    }  # fmt: skip
-    scale = comparison.scale
-    means = []
+    means: list[float] = []
     for number, (setting, front) in enumerate(shown.items()):
-        found = sorted(points[setting].values(), key=lambda point: point[0])
-        if not found:
+        points = [
+            # A method that sizes the cache itself has one point, at the size that it took.
+            (places.get(spec, 100 * of.share if budgets.relative else of.kept_tokens),
+             *of.interval.numbers)
+            for spec, of in comparison.grid.get(setting, {}).items() if spec is not None
+        ]  # fmt: skip
+        if not points:
             continue
-        style = dict(styles[setting.family])
-        chosen = comparison.choices[setting.family].setting == setting
-        other = f"{setting.family}, {setting.details}"
-        label = setting.label.removesuffix(PROTECTED) if chosen else other
-        intervals = [estimate.interval for _, estimate in found]
-        y = scale * np.array([interval.mean for interval in intervals])
-        ends = scale * np.array([[each.low, each.high] for each in intervals]).T
-        x = np.array([place for place, _ in found]) * SPREAD ** (number - len(shown) / 2)
-        if not front:
-            style |= {"linewidth": 0.8, "markersize": 3, "alpha": 0.55}
-        bars = np.maximum(0, [y - ends[0], ends[1] - y]) if front else None
+        points.sort(key=lambda point: point[0])
+        x, *numbers = np.array(points).T
+        y, low, high = (scale * each for each in numbers)
+        means += list(y)
+        label = setting.label.removesuffix(PROTECTED)
+        if setting not in comparison.chosen:
+            label = f"{setting.family}, {setting.details}"
+        thin = {} if front else {"linewidth": 0.8, "markersize": 3, "alpha": 0.55}
         drawn = one.errorbar(
-            x, y, yerr=bars, label=_plain(label), elinewidth=0.8, capsize=2, **style
-        )
+            x * SPREAD ** (number - len(shown) / 2), y, label=_plain(label), elinewidth=0.8,
+            yerr=np.maximum(0, [y - low, high - y]) if front else None, capsize=2,
+            **{**styles[setting.family], **thin},
+        )  # fmt: skip
         for part in drawn.get_children():
             part.set_gid(_of(setting.family))
-        means += list(y)
-    full = next((grid[each][None] for each in grid if each.method == FULL), None)
-    if full is not None:
-        mean = scale * full.interval.mean
-        one.axhline(mean, label="full cache", gid=_of(FULL), **styles[FULL])
-        means.append(mean)
+    if full := comparison.estimate(FULL, None):
+        means.append(scale * full.interval.mean)
+        one.axhline(means[-1], label="full cache", gid=_of(FULL), **styles[FULL])
     one.set_ylabel(comparison.measure)
     if comparison.kind == "accuracy":
         one.set_ylim(-3, 103)

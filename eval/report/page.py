@@ -12,25 +12,22 @@ import base64
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pandas
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from eval.comparison import (
     MEASURES,
-    PICKED,
     Comparison,
     ReportedMethod,
-    best_of,
     budget_order,
     compare_all,
     in_order,
     method_of,
-    sentences,
 )
 from eval.config import ReportConfig
 from eval.frame import tidy
@@ -41,6 +38,7 @@ from eval.report.costs import Cost, costs, shown_costs, timings
 from eval.report.figures import Picture, drawn_settings, rank_styles
 from eval.report.tables import Table
 from eval.results import Results, commands, join, labels, load_results, model_name, unfinished
+from eval.sentences import PICKED, sentences
 from kvp.artifacts.addresses import is_address
 from kvp.artifacts.files import atomic_write_bytes, refuse_others
 from kvp.errors import UsageError
@@ -61,8 +59,6 @@ _LACKING = {
 class Text:
     """A paragraph; with the style `code`, lines of code."""
 
-    kind: ClassVar[str] = "text"
-
     text: str
     style: str = ""
     """CSS class."""
@@ -71,8 +67,6 @@ class Text:
 @dataclass(frozen=True, kw_only=True)
 class Section:
     """A part of the page with a title, folded unless `opened`."""
-
-    kind: ClassVar[str] = "section"
 
     ident: str
     title: str
@@ -95,9 +89,7 @@ class Run:
         self.results, self.label = results, label
         records = [*results.records, *results.curves, *results.timing]
         groups = policy_groups(records)
-        self.families = in_order(
-            list(dict.fromkeys(method_of(record, groups).family for record in records))
-        )
+        self.families = in_order(method_of(record, groups).family for record in records)
         compared = compare_all(results, resamples=resamples)
         self.comparisons = [one for one in compared if any(r["budget_spec"] for r in one.records)]
         self.measured = list(dict.fromkeys(each.measured for each in compared))
@@ -135,7 +127,7 @@ def blocks_of(runs: Sequence[Run]) -> list[Block]:
             (run.label, each) for run in runs for each in run.comparisons
             if (each.kind, each.protocol) == (kind, protocol)
         ]  # fmt: skip
-        best = best_of(named[0][1])
+        best = named[0][1].best
         title = f"Side by side: {MEASURES[kind]}, {_SEEN[protocol]}"
         rows = {label: (each, drawn_settings(each)) for label, each in named}
         picture = Picture(
@@ -178,7 +170,7 @@ def render(runs: Sequence[Run], blocks: Sequence[Block]) -> str:
     named = [name for each in compared for name in each.sorted.tasks]
     protocols = [(each.protocol, _SEEN[each.protocol]) for each in compared]
     specs = sorted({spec for each in compared for spec in each.budgets.specs}, key=budget_order)
-    best = next((best.budget for each in compared if (best := best_of(each))), "")
+    best = next((each.best.budget for each in compared if each.best), "")
     script = (web / "page.js").read_text("utf-8").strip()
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     models = list(dict.fromkeys(model_name(each.results) for each in runs))
@@ -198,7 +190,7 @@ def render(runs: Sequence[Run], blocks: Sequence[Block]) -> str:
         tasks=[("", "all"), *((name, name) for name in dict.fromkeys(named))],
         budgets=[*((spec, spec) for spec in specs), ("", "every")],
         budget=best or (specs or [""])[-1],
-        families=in_order([*dict.fromkeys(name for run in runs for name in run.families)]),
+        families=in_order(name for run in runs for name in run.families),
         blocks=blocks,
         drawn=drawn,
         csv=numbers(runs).to_csv(index=False, float_format="%.6g"),
@@ -232,12 +224,9 @@ def _run(run: Run, prefix: str, styles: figures.Styles) -> Iterator[Block]:
     alone = (each.alone(task) for each in several for task in each.sorted.tasks)
     for number, comparison in enumerate(alone):
         yield _compared(run, comparison, f"{prefix}task-{number}-", styles)
-    read = answers(run.comparisons)
-    if read is not None:
-        block = replace(read, ident=f"{prefix}read")
-        yield Section(
-            ident=f"{prefix}answers", title="Answers to read", blocks=[block], opened=True
-        )
+    if read := answers(run.comparisons, f"{prefix}read"):
+        name = f"{prefix}answers"
+        yield Section(ident=name, title="Answers to read", blocks=[read], opened=True)
     for protocol, found in run.costs.items():
         blocks = _heads(run, protocol, found, prefix, styles)
         title = f"Layers and heads: skill, and the cost of every budget, {_SEEN[protocol]}"
@@ -262,7 +251,7 @@ def _compared(
     """All that a comparison says: sentences, figure and tables; of a task alone without `more`."""
     kind, protocol = comparison.kind, comparison.protocol
     measure, name = comparison.measure.capitalize(), f"{prefix}{kind}-{protocol}"
-    best, shown = best_of(comparison), drawn_settings(comparison)
+    best, shown = comparison.best, drawn_settings(comparison)
     budget = best.budget if best else (*comparison.budgets.specs, "")[-1]
     alone, tasks = more is None, comparison.sorted.tasks
     blocks: list[Block] = list(_said(comparison))

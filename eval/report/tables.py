@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any
 
 from pandas import DataFrame
 
@@ -13,7 +13,6 @@ from eval.comparison import (
     Comparison,
     Estimate,
     ReportedMethod,
-    best_of,
     in_order,
     resolved,
 )
@@ -46,8 +45,6 @@ NOTHING = Field(text="–")
 @dataclass(frozen=True, kw_only=True)
 class Table:
     """A table with a caption; the first field of each row is its heading."""
-
-    kind: ClassVar[str] = "table"
 
     caption: str
     header: Sequence[str]
@@ -154,26 +151,20 @@ def differences(comparison: Comparison, numbers: DataFrame) -> Iterator[Table]:
     if numbers.empty:
         return
     of_all = numbers[numbers["task"] == OVERALL]
-    best, specs = best_of(comparison), comparison.budgets.specs
-    points, scale = comparison.kind == "accuracy", comparison.scale
-    digits = 1 if points else 3
+    best, specs = comparison.best, comparison.budgets.specs
+    points = comparison.kind == "accuracy"
+    form = "+.1f" if points else "+.3f"
     lead = best.settings[0].label if best else ""
     for name, other in (("minus_full", "the full cache"), ("minus_lead", lead)):
         paired = of_all[of_all[name].notna()]
         rows: list[Sequence[Field | str]] = []
         for method, some in paired[paired["chosen"]].groupby("method", sort=False):
-            cells = {each["budget"]: each for each in some.to_dict("records")}
-            row: list[Field | str] = [Field(text=str(method), method=str(method))]
-            for spec in specs:
-                if (cell := cells.get(spec)) is None:
-                    row.append(NOTHING)
-                    continue
-                mean, low, high = (
-                    f"{scale * cell[name + part]:+.{digits}f}" for part in ("", "_low", "_high")
-                )
-                star = " *" * bool(cell[f"{name}_differs"])
-                row.append(Field(text=f"{mean}{star}", small=f"{low} to {high}"))
-            rows.append(row)
+            cells = {
+                each["budget"]: _difference(each, name, comparison.scale, form)
+                for each in some.to_dict("records")
+            }
+            first = Field(text=str(method), method=str(method))
+            rows.append([first, *(cells.get(spec, NOTHING) for spec in specs)])
         if rows:
             tests = comparison.tests if name == "minus_lead" else len(paired)
             yield Table(
@@ -187,7 +178,7 @@ def differences(comparison: Comparison, numbers: DataFrame) -> Iterator[Table]:
 
 def areas(by_setting: Mapping[ReportedMethod, Cost], protocol: str) -> Table:
     """Area under the cost curves of every setting, against the oracle's (`kvp.metrics`)."""
-    order = in_order(list(dict.fromkeys(item.family for item in by_setting)))
+    order = in_order(item.family for item in by_setting)
     rows: list[Sequence[Field | str]] = []
     for setting, cost in sorted(by_setting.items(), key=lambda each: order.index(each[0].family)):
         ratio, skill = NOTHING, "–" if cost.skill is None else f"{cost.skill:.2f}"
@@ -245,15 +236,15 @@ def costs_of_requests(timings: Sequence[Timing]) -> Table:
             "all" if each.setting.method == FULL else f"{each.budget:.0f}",
             f"{each.cache_bytes:,.0f}",
             "–" if each.bytes_to_full is None else f"{each.bytes_to_full:.3f}",
-            _rounded(each.prefill, 1000, 1),
-            _rounded(each.evict, 1000, 1),
+            _rounded(each.prefill, 1000, ".1f"),
+            _rounded(each.evict, 1000, ".1f"),
             *(
                 "–" if share is None else f"{100 * share:.0f} %"
                 for share in (each.seconds, each.flops)
             ),
             "1" if each.setting.method == FULL else str(passes(each.setting.method)),
-            _rounded(each.decode, 1000, 2),
-            _rounded(each.decode_to_full, 1, 3),
+            _rounded(each.decode, 1000, ".2f"),
+            _rounded(each.decode_to_full, 1, ".3f"),
         ]
         for each in timings
     ]
@@ -278,7 +269,7 @@ def side_by_side(named: Iterable[tuple[str, Comparison]], spec: str) -> Table:
     """The chosen settings of several runs at one budget, a column per run."""
     runs = list(named)
     _, first = runs[0]
-    families = in_order(list(dict.fromkeys(name for _, each in runs for name in each.choices)))
+    families = in_order(name for _, each in runs for name in each.choices)
     return Table(
         caption=f"{first.measure.capitalize()} of every run at {spec}, 95 % intervals; "
         f"{PROTOCOL_NAMES[first.protocol]}.",
@@ -286,10 +277,7 @@ def side_by_side(named: Iterable[tuple[str, Comparison]], spec: str) -> Table:
         rows=[
             [
                 "full cache" if family == FULL else family,
-                *(
-                    _number(each, each.estimate(family, None if family == FULL else spec))
-                    for _, each in runs
-                ),
+                *(_number(each, each.estimate(family, spec)) for _, each in runs),
             ]
             for family in families
         ],
@@ -318,17 +306,24 @@ def _heading(setting: ReportedMethod, note: str) -> Field:
 def _number(comparison: Comparison, estimate: Estimate | None, mark: str = "") -> Field:
     if estimate is None:
         return NOTHING
-    digits = 2 if comparison.kind == "perplexity" else 1
-    number = _rounded(estimate.interval, comparison.scale, digits, mark=mark)
+    form = ".1f" if comparison.kind == "accuracy" else ".2f"
+    number = _rounded(estimate.interval, comparison.scale, form)
     alone = estimate.interval.low == estimate.interval.high
-    return replace(number, small="") if alone else number
+    return replace(number, small="" if alone else number.small, mark=mark)
 
 
-def _rounded(interval: Interval | None, scale: float, digits: int, *, mark: str = "") -> Field:
+def _rounded(interval: Interval | None, scale: float, form: str) -> Field:
     if interval is None:
         return NOTHING
-    mean, low, high = (f"{scale * value:.{digits}f}" for value in interval.numbers)
-    return Field(text=mean, small=f"{low} to {high}", mark=mark)
+    mean, low, high = interval.texts(scale, form)
+    return Field(text=mean, small=f"{low} to {high}")
+
+
+def _difference(row: Mapping[str, Any], name: str, scale: float, form: str) -> Field:
+    """A difference of `eval.frame.tidy`, with a star where it is not 0."""
+    low, high = (format(scale * row[f"{name}_{end}"], form) for end in ("low", "high"))
+    star = " *" * bool(row[f"{name}_differs"])
+    return Field(text=f"{scale * row[name]:{form}}{star}", small=f"{low} to {high}")
 
 
 def _mark(setting: ReportedMethod) -> str:

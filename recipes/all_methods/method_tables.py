@@ -6,14 +6,12 @@ Each method stands in the setting that kvp tune chose for it. Intervals and p-va
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from eval.comparison import Comparison
 from eval.records import FULL, LEARNED, ORACLE
 from eval.report import tables
 from eval.report.tables import Table
-from eval.stats import Interval
 from policies.registry import NULLS
 
 RESAMPLES = 2000
@@ -75,8 +73,9 @@ def _number(comparison: Comparison, family: str, spec: str | None) -> str:
     estimate = comparison.estimate(family, spec)
     if estimate is None:
         return "–"
-    scale, digits, unit = (100, 1, " %") if comparison.kind == "accuracy" else (1, 2, "")
-    return _text(estimate.interval, f".{digits}f", scale, unit)
+    if comparison.kind == "accuracy":
+        return estimate.interval.text(100, ".1f", " %")
+    return estimate.interval.text(1, ".2f")
 
 
 def _gap(comparison: Comparison, ours: str, theirs: str, spec: str) -> str:
@@ -88,11 +87,5 @@ def _gap(comparison: Comparison, ours: str, theirs: str, spec: str) -> str:
     gap = comparison.minus(sides[0], sides[1])
     assert gap is not None, "both answered the same prompts"
     if answers:
-        return _text(gap, "+.1f", 100, " points")
-    return _text(gap, "+.3f", 1, " nats per token")
-
-
-def _text(interval: Interval, form: str, scale: float, unit: str) -> str:
-    values: Sequence[float] = (interval.mean, interval.low, interval.high)
-    mean, low, high = (format(scale * value, form) for value in values)
-    return f"{mean}{unit} ({low} to {high})"
+        return gap.text(100, "+.1f", " points")
+    return gap.text(1, "+.3f", " nats per token")

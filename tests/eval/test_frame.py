@@ -12,9 +12,10 @@ from typing import Any
 import pandas
 import pytest
 
-from eval.comparison import Comparison, compare_all, sentences, sort_tasks
+from eval.comparison import Comparison, compare_all, sort_tasks
 from eval.frame import OVERALL, summary, tidy
 from eval.results import Results
+from eval.sentences import sentences
 from eval.tuned_settings import Scored, Tuned, TunedSettings
 from kvp.data.ruler import RULER_13
 

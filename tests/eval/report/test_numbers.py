@@ -18,7 +18,6 @@ from eval.comparison import (
     budget_axis,
     choose,
     estimates,
-    sentences,
 )
 from eval.frame import summary, tidy
 from eval.records import policy_groups
@@ -26,6 +25,7 @@ from eval.report import tables
 from eval.report.costs import costs, shown_costs, timings
 from eval.report.figures import drawn_settings, line_styles
 from eval.report.tables import Field, Table
+from eval.sentences import sentences
 from eval.tuned_settings import Scored, Tuned
 from policies.registry import METHODS
 

@@ -1,0 +1,119 @@
+"""All that is said of a comparison, in words: terminal, page, tables and Python show the same."""
+
+from __future__ import annotations
+
+from math import exp
+
+from eval.comparison import Best, Comparison, Estimate, ReportedMethod
+from eval.records import FULL, LEARNED
+from eval.stats import RESOLUTION, Interval, excludes_zero, prompts_to_resolve
+from policies.registry import NULLS
+
+PICKED = "the best methods were picked on these prompts, which favours them"
+"""What tables and figures say of what sentences call the best."""
+
+
+def sentences(comparison: Comparison) -> list[str]:
+    """All that is said of a comparison, wherever it is shown; none where nothing is to be said.
+
+    An unfinished folder says so and nothing else. Then what is set apart; then, over the other
+    tasks, what was measured, what the methods of `Comparison.best` score, and their differences.
+    """
+    if comparison.unfinished:
+        return [comparison.unfinished]
+    found = [comparison.sorted.apart] if comparison.sorted.apart else []
+    if (best := comparison.best) is None:
+        return found
+    said = _main_sentence(comparison, best), *_difference_sentences(comparison, best)
+    return [*found, comparison.measured, *said]
+
+
+def _main_sentence(comparison: Comparison, best: Best) -> str:
+    """The named methods at the budget, and the full cache where that was run."""
+    full, budget = comparison.estimate(FULL, None), best.budget
+    verb, digits, sign = " answers", 0, "%"
+    if comparison.kind != "accuracy":
+        verb, digits, sign = " has a perplexity of", 2, ""
+
+    def numbers(of: Estimate) -> str:
+        mean, low, high = of.interval.texts(comparison.scale, f".{digits}f")
+        return f"{mean}{sign}{f' ({low} to {high})' * (low != high)}"
+
+    named = [
+        *["{}"] * bool(best.learned),
+        *("the best method without training, {},", "the next, {},")[: len(best.others)],
+        *["the best null, {},"] * bool(best.null),
+    ]
+    parts = []
+    for name, each in zip(named, best.settings, strict=True):
+        more = _trained(comparison, each) or _level(comparison, best, each)
+        words = name.format(f"{each.label}{more}")
+        parts.append(f"{words}{verb} {numbers(comparison.grid[each][budget])}")
+        verb = ""
+    if full is not None:
+        parts.append(f"the full cache {numbers(full)}")
+    place = f"At {budget} of the cache" if budget.endswith("%") else f"At {budget} tokens per head"
+    seen = "the question seen" if comparison.protocol == "query_aware" else "the question not seen"
+    return f"{place} ({seen} before compression; 95 % intervals) {'; '.join(parts)}."
+
+
+def _trained(comparison: Comparison, one: ReportedMethod) -> str:
+    """How many of the tasks a policy was trained on; "" where it was not, or no record says so."""
+    recorded = comparison.results.manifest.get("policy_tasks", {})
+    seen = {
+        task for policy, tasks in recorded.items()
+        if one.method == LEARNED and comparison.groups.get(policy) == one.group for task in tasks
+    }  # fmt: skip
+    tasks = comparison.sorted.usable
+    number = len(seen.intersection(tasks))
+    those = f"{number} of these {len(tasks)} tasks" if number < len(tasks) else "these tasks"
+    return f", trained on {'this task' if len(tasks) == 1 else those}," if number else ""
+
+
+def _level(comparison: Comparison, best: Best, one: ReportedMethod) -> str:
+    """Methods of the same kind, without training or nulls, that are level with one."""
+
+    def place(each: ReportedMethod) -> tuple[bool, float]:
+        mean = comparison.grid[each][best.budget].interval.mean
+        return each.method in NULLS, round(mean, 9)
+
+    level = [
+        each.label for each in best.compared
+        if each != one and LEARNED not in (one.method, each.method) and place(each) == place(one)
+    ]  # fmt: skip
+    more = f" and {len(level) - 2} more" if len(level) > 2 else ""
+    return f" (level with {', '.join(level[:2])}{more})" if level else ""
+
+
+def _difference_sentences(comparison: Comparison, best: Best) -> list[str]:
+    """The first of the methods minus the others; nothing where they share no prompts."""
+    first, *others = best.settings
+    found = {each: comparison.gaps.get((each, best.budget)) for each in others}
+    gaps = {each: -gap for each, gap in found.items() if gap is not None}
+    if not gaps:
+        return []
+    parts, open_ones = [], []
+    for each, gap in gaps.items():
+        text, name = _difference(comparison, gap), each.label
+        if (each, best.budget) in comparison.told:
+            parts.append(f"{'ahead of' if gap.mean > 0 else 'behind'} {name}, {text}")
+            continue
+        open_ones.append(gap)
+        if excludes_zero(gap):
+            corrected = f"not after correction for {comparison.tests} comparisons"
+            parts.append(f"{text} against {name}, {corrected}")
+        else:
+            parts.append(f"not told apart from {name}, {text}")
+    said = [f"Paired by prompt, {first.label} is {'; '.join(parts)}."]
+    if open_ones:
+        most = max(map(prompts_to_resolve, open_ones))
+        unit = "5 points" if comparison.kind == "accuracy" else f"{RESOLUTION} nats per token"
+        said.append(f"About {most:,} prompts would narrow that to ±{unit}.")
+    return said
+
+
+def _difference(comparison: Comparison, gap: Interval) -> str:
+    """A difference with its interval: points, or nats and a ratio."""
+    if comparison.kind == "accuracy":
+        return gap.text(100, "+.1f", " points")
+    return f"{gap.text(1, '+.3f', ' nats per token')}, {exp(-gap.mean):.2f} x the perplexity"
