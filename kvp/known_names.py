@@ -57,9 +57,11 @@ what the last queries attend to."""
 
 STORED_LABELS = ("kvzip", "kvzip_plus")
 """Labels a trace store may hold: importance of every prompt token by another method."""
-NANO, SMOLLM2, SMOLLM2_KV = POLICIES = ("nano", "smollm2-135m-instruct", "smollm2-135m-instruct-kv")
-"""Bundled policies; the last one reads keys and values, and no queries."""
-MODELS = (NANO, "HuggingFaceTB/SmolLM2-135M-Instruct")
+NANO, SMOLLM2, SMOLLM2_KV, QWEN = POLICIES = (
+    "nano", "smollm2-135m-instruct", "smollm2-135m-instruct-kv", "qwen2.5-coder-0.5b-instruct",
+)  # fmt: skip
+"""Bundled policies; the last two read keys and values, and no queries."""
+MODELS = (NANO, "HuggingFaceTB/SmolLM2-135M-Instruct", "Qwen/Qwen2.5-Coder-0.5B-Instruct")
 """Models that kvp brings policies of; nano is bundled, too."""
 NEEDS_POLICIES = "--methods kvp needs --policies: a folder that kvp-train made, nano, or org/name"
 NO_TRACES = "no trace store at {}: no such folder; kvp-collect makes one"

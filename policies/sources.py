@@ -13,7 +13,7 @@ from kvp.artifacts.addresses import Place, is_address, place
 from kvp.artifacts.files import cache_folder, fetch, foreign
 from kvp.errors import PolicyError
 from kvp.hub import HubName, download
-from kvp.known_names import NANO, SMOLLM2, SMOLLM2_KV, check_policy
+from kvp.known_names import NANO, QWEN, SMOLLM2, SMOLLM2_KV, check_policy
 from kvp.manifest import digest_json, read_sealed_json
 
 INDEX = "policy.json"
@@ -22,9 +22,10 @@ PATTERNS = (INDEX, "layer_*_head_*.safetensors")
 """Files of a policy as the hub's client matches them: nothing else is fetched or uploaded."""
 _HERE = Path(__file__).parent
 BUNDLED = {
-    NANO: nano.path() / "policy", SMOLLM2: _HERE / "smollm2", SMOLLM2_KV: _HERE / "smollm2_kv"
+    NANO: nano.path() / "policy", SMOLLM2: _HERE / "smollm2", SMOLLM2_KV: _HERE / "smollm2_kv",
+    QWEN: _HERE / "qwen2_5_coder",
 }  # fmt: skip
-"""Policies in the wheel, by name: of the bundled model, and of SmolLM2-135M-Instruct."""
+"""Policies in the wheel, by name, of the models that kvp brings policies of."""
 
 
 @dataclass(frozen=True, kw_only=True)
