@@ -181,15 +181,15 @@ def __dir__() -> list[str]:
     return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
 
 
-def _imported(name: str) -> property:
+def _public_property(name: str) -> property:
     """A public name, imported whenever it is used."""
     from kvp.plugins import import_own
 
-    def found(_: object) -> Any:  # noqa: ANN401
+    def load(_: object) -> Any:  # noqa: ANN401
         thing = getattr(import_own(_MODULES[name]), name)
         return _by_name(thing) if name in ("compress", "evicting", "prefill_and_evict") else thing
 
-    return property(found)
+    return property(load)
 
 
 @cache
@@ -216,5 +216,5 @@ def _by_name(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 # Completion lists properties without reading them: `kvp.<TAB>` imports nothing.
-_PROPERTIES = {name: _imported(name) for name in _MODULES}
+_PROPERTIES = {name: _public_property(name) for name in _MODULES}
 sys.modules[__name__].__class__ = type("Package", (ModuleType,), _PROPERTIES)

@@ -228,18 +228,18 @@ def winners(scores: Tensor, total: int, *, guaranteed: int) -> Tensor:
     """
     competitions, heads, tokens = scores.shape
     newest_first = scores.flip(-1)
-    safe = _best(newest_first, guaranteed)
+    safe = _mark_best(newest_first, guaranteed)
     open_to_all = newest_first.masked_fill(safe, -torch.inf).mT.reshape(
         competitions, tokens * heads
     )
     # A safe token must not be counted twice, so it also loses every tie at -inf.
-    taken = _best(
+    taken = _mark_best(
         open_to_all, total - heads * guaranteed, allowed=~safe.mT.reshape(competitions, -1)
     )
     return guaranteed + taken.view(competitions, tokens, heads).sum(dim=1)
 
 
-def _best(scores: Tensor, count: int, *, allowed: Tensor | None = None) -> Tensor:
+def _mark_best(scores: Tensor, count: int, *, allowed: Tensor | None = None) -> Tensor:
     """Mark the `count` largest along the last axis, ties to the first: [..., M] -> [..., M] bool.
 
     Entries that are not `allowed` ([..., M] bool) must be -inf and are never marked.

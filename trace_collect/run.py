@@ -199,7 +199,7 @@ def _open(
         labels=config.label_list,
     )
     manifest = run_manifest(
-        config.recorded(),
+        config.recorded_settings(),
         seed=config.seed,
         model={"id": recorded_name(config.model), "revision": config.revision},
         rope_frequencies=known_frequencies(model, config.max_tokens),

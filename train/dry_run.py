@@ -5,7 +5,7 @@ from __future__ import annotations
 from lightning.pytorch.callbacks import LambdaCallback
 from rich.filesize import decimal
 
-from kvp.costs import in_words, now
+from kvp.costs import in_words, read_clock
 from kvp.hf import geometry_of, load_config
 from kvp.hf.trace import check_reach
 from kvp.progress import phase
@@ -45,7 +45,7 @@ def print_time(job: Job) -> None:
     times: list[float] = []
 
     def note(*_: object) -> None:
-        times.append(now(job.device))
+        times.append(read_clock(job.device))
 
     clock = LambdaCallback(on_train_start=note, on_train_batch_end=note)
     module = job.module(job.initial_rankers())

@@ -22,7 +22,7 @@ from kvp.budgets import parse_budgets
 from kvp.geometry import Geometry
 from kvp.metrics import area, attention_lost, grid_budgets, lost_importance, skill
 from kvp.ranking import Protection, pooled_scores
-from kvp.scoring import View, score_prompt, scored_together
+from kvp.scoring import View, group_budgets, score_prompt
 from policies.allocators.shared import Shared
 from policies.learned import Calibration
 from policies.ranker import HeadRankers, parameters_per_head
@@ -175,7 +175,7 @@ class Heuristics:
         skills = []
         for name in self.names:
             scorer, scored = METHODS[name](), []
-            for budgets in scored_together(scorer.needs, grid_budgets(context.length)):
+            for budgets in group_budgets(scorer.needs, grid_budgets(context.length)):
                 at = (replace(view, budget=budgets[-1]) for view in views)
                 scored.append((score_prompt(scorer, at).flatten(0, 1)[heads], budgets[-1]))
             lost = lost_importance(context.importance, scored, reward_protection)
