@@ -204,7 +204,7 @@ def _by_name(function: Callable[..., Any]) -> Callable[..., Any]:
         given = signature(function).bind(*args, **options)
         sides = given.arguments["scorer"], given.arguments.get("allocator")
         if any(isinstance(side, str) for side in sides):
-            scorer, allocator = import_own("policies").named(*sides)
+            scorer, allocator = import_own("policies").resolve_method(*sides)
             given.arguments["scorer"] = scorer
             if allocator is not None and "allocator" not in signature(function).parameters:
                 raise UsageError("a context has equal heads: leave the allocator out")

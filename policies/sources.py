@@ -71,7 +71,7 @@ def find_policy(name: str | Path) -> PolicySource:
             permission, cannot be reached, or holds no policy.
     """
     if isinstance(name, str) and is_address(name):
-        return PolicySource(name=name, folder=_fetched(place(name)))
+        return PolicySource(name=name, folder=_fetch_policy(place(name)))
     if isinstance(name, Path) or Path(name).exists():
         return PolicySource(name=str(name), folder=Path(name))
     if name in BUNDLED:
@@ -85,7 +85,7 @@ def find_policy(name: str | Path) -> PolicySource:
     )
 
 
-def _fetched(address: Place) -> Path:
+def _fetch_policy(address: Place) -> Path:
     """A policy of an object store in the cache, by the digest that its index carries."""
     assert isinstance(address, ObjectPath)
     check_index(address)

@@ -372,7 +372,7 @@ def _refusal_reason(request: Request, facts: ContextFacts, written: int, model: 
 
 def policy_of(name: str) -> Scorer:
     """The policy or method that an engine compresses with; ValueError where it reads queries."""
-    scorer, allocator = import_own("policies").named(name)
+    scorer, allocator = import_own("policies").resolve_method(name)
     if allocator is not None or scorer.needs != Needs():
         raise ValueError(f"policy {name}: engines show keys and values alone, in equal numbers")
     rule: Scorer = scorer
