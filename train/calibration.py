@@ -100,7 +100,7 @@ def fit_calibration(
 def calibration_of(target: str, knots: Sequence[tuple[Array, Array]]) -> Calibration:
     """The calibration of heads with these knots, of which some may have more than others."""
     most = max(len(scores) for scores, _ in knots)
-    padded = np.array([lengthened(*pair, knots=most) for pair in knots])  # [A, 2, P]
+    padded = np.array([add_knots(*pair, knots=most) for pair in knots])  # [A, 2, P]
     scores, values = torch.from_numpy(padded).float().unbind(1)  # [A, P] each
     return Calibration(target=target, scores=scores.contiguous(), values=values.contiguous())
 
@@ -120,7 +120,7 @@ def fit_head(scores: Array, targets: Array) -> tuple[Array, Array]:
     tokens = np.add.reduceat(sizes, steps)  # [P] tokens of every step
     knot_scores = np.add.reduceat(bin_scores * sizes, steps) / tokens  # [P]
     values = np.log(np.maximum(fit.x[steps], FLOOR))  # [P]
-    return _rising(knot_scores, values)
+    return _rising_knots(knot_scores, values)
 
 
 def bin_starts(tokens: int) -> NDArray[np.int64]:
@@ -133,7 +133,7 @@ def bin_starts(tokens: int) -> NDArray[np.int64]:
     return np.array(starts[::-1])
 
 
-def lengthened(knot_scores: Array, values: Array, *, knots: int) -> tuple[Array, Array]:
+def add_knots(knot_scores: Array, values: Array, *, knots: int) -> tuple[Array, Array]:
     """The same function with `knots` knots: those added lie on its upper end line."""
     slope = (values[-1] - values[-2]) / (knot_scores[-1] - knot_scores[-2])
     steps = np.arange(1, knots - len(knot_scores) + 1)
@@ -154,7 +154,7 @@ def output_norms(context: Context, output_gram: Tensor | None) -> Tensor:
     return norms
 
 
-def _rising(knot_scores: Array, values: Array) -> tuple[Array, Array]:
+def _rising_knots(knot_scores: Array, values: Array) -> tuple[Array, Array]:
     """Two knots or more, distinct in float32, with at least `MINIMUM_SLOPE` between them."""
     nearest = max(1e-4 * (knot_scores[-1] - knot_scores[0]), 1e-6 * np.abs(knot_scores).max())
     kept = [(knot_scores[0], values[0])]

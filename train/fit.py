@@ -98,7 +98,7 @@ class Between(pl.Callback):
         if last or step % config.checkpoint_every == 0:
             trainer.save_checkpoint(self._target.checkpoint)  # the first writes, others wait
             if trainer.is_global_zero:
-                self._target.checkpoint_saved()
+                self._target.send_checkpoint()
 
     def on_train_end(self, *_: object) -> None:
         """Close the log and give the terminal back, also after an error."""

@@ -104,7 +104,7 @@ class RankerTraining(pl.LightningModule):
         scores = [  # C times [A, N]
             score[:, kept] for score, kept in zip(self._scores(whole), free, strict=True)
         ]
-        contexts = [context.without(self._protection) for context in whole]
+        contexts = [context.drop_protected(self._protection) for context in whole]
         counted = torch.stack([has_signal(context.importance) for context in contexts])  # [C, A]
         seeds = [
             noise_seed(self._seed, step, index) for index in workers.share(range(recipe.contexts))
@@ -222,11 +222,11 @@ class RankerTraining(pl.LightningModule):
             for h in groups:
                 last = None if recent is None else recent[h]
                 inputs = keys[h], values[h], positions, length, last
-                parts.append(self._recomputed(h, tokens, *inputs))
+                parts.append(self._recompute(h, tokens, *inputs))
             scores = torch.cat(parts)  # [A, sum of N]
         return list(torch.split(scores, tokens, dim=1))
 
-    def _recomputed(self, heads: slice, contexts: Sequence[int], *inputs: Tensor | None) -> Tensor:
+    def _recompute(self, heads: slice, contexts: Sequence[int], *inputs: Tensor | None) -> Tensor:
         """Scores of some heads, whose activations are computed again in the backward pass."""
         scores: Tensor = checkpoint(
             self.rankers,

@@ -30,7 +30,7 @@ from train.config import TrainConfig
 from train.contexts import Context, ContextSource, scores_of
 from train.recipe import PRESETS
 from train.run import Sources, run
-from train.training_data import usable
+from train.training_data import usable_records
 from train.validation import evaluate
 
 RESULT = "result.json"
@@ -175,7 +175,7 @@ def contexts_of(traces: Path, split: str, recent: bool, heads: range) -> list[Co
     reader = TraceReader(traces, heads=slice(heads.start, heads.stop))
     recipe = PRESETS["fourier"]
     source = ContextSource(reader, memory_bytes=int(2e9), recent=recent)
-    points = held_out_points(usable(reader, split, recipe), recipe, limit=MAX_CONTEXTS)
+    points = held_out_points(usable_records(reader, split, recipe), recipe, limit=MAX_CONTEXTS)
     return [source.context(point) for point in points]
 
 

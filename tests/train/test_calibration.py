@@ -12,10 +12,10 @@ from train.calibration import (
     FLOOR,
     GROWTH,
     SMALLEST_BIN,
+    add_knots,
     bin_starts,
     fit_calibration,
     fit_head,
-    lengthened,
     output_norms,
 )
 from train.config import calibration_target
@@ -74,7 +74,7 @@ def test_bins_grow_from_the_top_and_cover_everything() -> None:
 
 
 def test_added_knots_do_not_change_the_map() -> None:
-    points, values = lengthened(np.array([0.0, 2.0]), np.array([1.0, 2.0]), knots=4)
+    points, values = add_knots(np.array([0.0, 2.0]), np.array([1.0, 2.0]), knots=4)
     assert points.tolist() == [0.0, 2.0, 3.0, 4.0]
     assert values.tolist() == [1.0, 2.0, 2.5, 3.0]
 

@@ -51,12 +51,12 @@ def test_a_context_is_the_stored_prefix_with_its_future_attention(store: Path) -
 
 def test_protected_tokens_can_be_left_out(store: Path) -> None:
     context = ContextSource(TraceReader(store), memory_bytes=10**8).context(POINT)
-    rest = context.without(Protection(sinks=4, recents=16))
+    rest = context.drop_protected(Protection(sinks=4, recents=16))
     assert rest.positions.tolist() == list(range(4, 24))
     assert rest.length == 40
     assert torch.equal(rest.importance, context.importance[:, 4:24])
     assert torch.equal(rest.keys, context.keys[:, 4:24])
-    assert torch.equal(context.without(UNPROTECTED).values, context.values)
+    assert torch.equal(context.drop_protected(UNPROTECTED).values, context.values)
 
 
 @pytest.mark.parametrize(("memory_bytes", "reads"), [(40_000, 6), (10**8, 2)])
@@ -110,7 +110,7 @@ def test_recent_queries_are_those_that_a_scorer_sees(store: Path, prefix_length:
     torch.testing.assert_close(torch.cat(scores, 1)[0], trained, rtol=1e-5, atol=1e-5)
 
     competing = Protection(sinks=4, recents=4)
-    part = scores_of(rankers, context.without(competing))
+    part = scores_of(rankers, context.drop_protected(competing))
     torch.testing.assert_close(part, trained[:, 4:-4], rtol=1e-5, atol=1e-5)
     assert ContextSource(reader, memory_bytes=10**8).context(point).recent is None
 
