@@ -21,7 +21,7 @@ from kvp.ranking import Protection
 from policies.learned import Calibration
 from policies.ranker import HeadRankers
 from train.compression_points import CompressionPoint
-from train.contexts import Context, ContextSource, scores_of
+from train.contexts import ContextSource, RankingContext, scores_of
 
 Array = NDArray[np.float64]
 
@@ -68,7 +68,7 @@ def calibrate(
 @torch.no_grad()
 def fit_calibration(
     rankers: HeadRankers,
-    contexts: Iterable[Context],
+    contexts: Iterable[RankingContext],
     *,
     target: str,
     protection: Protection,
@@ -143,7 +143,7 @@ def add_knots(knot_scores: Array, values: Array, *, knots: int) -> tuple[Array, 
     )
 
 
-def output_norms(context: Context, output_gram: Tensor | None) -> Tensor:
+def output_norms(context: RankingContext, output_gram: Tensor | None) -> Tensor:
     """Norms of the values after the output projection, [A, N]; before it where it is unknown."""
     values = context.values  # [A, N, D]
     if output_gram is None:

@@ -27,7 +27,7 @@ from policies.allocators.shared import Shared
 from policies.learned import Calibration
 from policies.ranker import HeadRankers, parameters_per_head
 from policies.registry import METHODS, attention_free
-from train.contexts import Context, scores_of
+from train.contexts import RankingContext, scores_of
 
 VALIDATED_BUDGETS = parse_budgets("6.25%,12.5%,25%,50%")
 """Budgets whose lost attention is reported."""
@@ -104,7 +104,7 @@ class HeldOut:
 @torch.no_grad()
 def evaluate(
     rankers: HeadRankers,
-    contexts: Iterable[Context],
+    contexts: Iterable[RankingContext],
     *,
     reward_protection: Protection,
     heuristics: Heuristics | None = None,
@@ -167,7 +167,7 @@ class Heuristics:
         self.names = [name for name in METHODS if attention_free(name) and name not in _SAME]
 
     @torch.no_grad()
-    def skills(self, context: Context, reward_protection: Protection) -> Tensor:
+    def skills(self, context: RankingContext, reward_protection: Protection) -> Tensor:
         """Skill of M heuristics on A heads, [M, A] float32 on the CPU; NaN without signal."""
         views = self._views(context)
         start = self._heads[0] % self._geometry.kv_heads
@@ -182,7 +182,7 @@ class Heuristics:
             skills.append(skill(context.importance, lost, reward_protection))
         return torch.stack(skills).float().cpu()
 
-    def _views(self, context: Context) -> list[View]:
+    def _views(self, context: RankingContext) -> list[View]:
         """Every layer that has some of the heads; the other heads are zero.
 
         Heuristics see head by head, so that these change nothing for the others.

@@ -27,7 +27,7 @@ from policies.ranker import parameters_per_head
 from recipes.training.settings import SPLITS, Arm, Flags, Grid, Settings
 from train.compression_points import held_out_points
 from train.config import TrainConfig
-from train.contexts import Context, ContextSource, scores_of
+from train.contexts import ContextSource, RankingContext, scores_of
 from train.recipe import PRESETS
 from train.run import Sources, run
 from train.training_data import usable_records
@@ -170,7 +170,7 @@ def judged(folder: Path, traces: Path, split: str) -> Result:
 
 
 @functools.cache
-def contexts_of(traces: Path, split: str, recent: bool, heads: range) -> list[Context]:
+def contexts_of(traces: Path, split: str, recent: bool, heads: range) -> list[RankingContext]:
     """Contexts of a split, at the points where the default preset validates."""
     reader = TraceReader(traces, heads=slice(heads.start, heads.stop))
     recipe = PRESETS["fourier"]

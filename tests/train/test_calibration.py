@@ -19,7 +19,7 @@ from train.calibration import (
     output_norms,
 )
 from train.config import calibration_target
-from train.contexts import Context
+from train.contexts import RankingContext
 
 
 def test_a_known_map_is_recovered() -> None:
@@ -79,9 +79,9 @@ def test_added_knots_do_not_change_the_map() -> None:
     assert values.tolist() == [1.0, 2.0, 2.5, 3.0]
 
 
-def context(seed: int, tokens: int = 200) -> Context:
+def context(seed: int, tokens: int = 200) -> RankingContext:
     random = torch.Generator().manual_seed(seed)
-    return Context(
+    return RankingContext(
         keys=torch.randn(2, tokens, 4, generator=random),
         values=torch.randn(2, tokens, 4, generator=random),
         positions=torch.arange(tokens),
@@ -91,7 +91,7 @@ def context(seed: int, tokens: int = 200) -> Context:
 
 
 def test_norms_after_the_output_projection_by_hand() -> None:
-    sample = Context(
+    sample = RankingContext(
         keys=torch.zeros(1, 2, 2),
         values=torch.tensor([[[3.0, 4.0], [0.0, 1.0]]]),
         positions=torch.arange(2),

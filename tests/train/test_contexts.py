@@ -20,13 +20,13 @@ from kvp.store.shards import shard_path
 from policies.learned import LearnedScorer
 from policies.ranker import HeadRankers, RankerSpec
 from train.compression_points import CompressionPoint
-from train.contexts import Context, ContextSource, StepContexts, scores_of
+from train.contexts import ContextSource, RankingContext, StepContexts, scores_of
 from train.initial_rankers import feature_statistics
 
 POINT = CompressionPoint(sequence=1, prefix_length=40, stop=90)
 
 
-def read_alone(store: Path, point: CompressionPoint) -> Context:
+def read_alone(store: Path, point: CompressionPoint) -> RankingContext:
     """The context of a point from a source that has read nothing before."""
     return ContextSource(TraceReader(store), memory_bytes=10**8).context(point)
 
@@ -133,12 +133,12 @@ class Recorded(ContextSource):
         super().__init__(reader, memory_bytes=options.get("memory_bytes", 10**8))
         self.requested: list[tuple[CompressionPoint, int]] = []
 
-    def context(self, point: CompressionPoint) -> Context:
+    def context(self, point: CompressionPoint) -> RankingContext:
         self.requested.append((point, threading.get_ident()))
         return super().context(point)
 
 
-def equal(some: list[Context], others: list[Context]) -> bool:
+def equal(some: list[RankingContext], others: list[RankingContext]) -> bool:
     return len(some) == len(others) and all(
         torch.equal(one.keys, other.keys)
         and torch.equal(one.values, other.values)
