@@ -26,7 +26,7 @@ from kvp.data.encode import Encoded
 from kvp.data.task import Sample
 from kvp.errors import UsageError
 from kvp.hf import EvictingCache, Prefill, observe, prefill
-from kvp.hf.evict import all_kept, gather
+from kvp.hf.evict import all_tokens, gather
 from kvp.hf.prefill import decode_greedily, end_tokens, next_logits
 from kvp.ops.future_attention import future_attention
 from kvp.plugins import own_errors
@@ -292,7 +292,7 @@ def hindsight(bench: Bench, prompt: Prompt, start: Prefill) -> list[Tensor]:
     if prompt.forced:
         reply = prompt.reply
     else:
-        ((answer, _),) = bench.answers(prompt, start, [all_kept(start)])
+        ((answer, _),) = bench.answers(prompt, start, [all_tokens(start)])
         reply = torch.tensor(answer)
     seen = start.observation
     assert seen is not None, "a prompt that was just run has an observation"
@@ -313,7 +313,7 @@ def keep(
 ) -> Iterator[tuple[Setting, Tensor]]:
     """Select the tokens of every setting; settings with the same scorer share its scores."""
     tokens = start.tokens
-    everything = all_kept(start)
+    everything = all_tokens(start)
     by_ranking: dict[tuple[str, str, str | None], list[Setting]] = {}
     for setting in settings:
         if setting.method.self_sized or setting.tokens(tokens) < tokens:

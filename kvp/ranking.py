@@ -301,7 +301,7 @@ class Selection:
     def _raised(self) -> Tensor:
         return protected_scores(self._scores, self._protection)
 
-    def _pooled_by(self, allocator: Allocator | None) -> Selection:
+    def _pool_by(self, allocator: Allocator | None) -> Selection:
         """The selection by the scores that a `Pooling` allocator makes; this one for others."""
         if not isinstance(allocator, Pooling):
             return self
@@ -325,7 +325,7 @@ class Selection:
         *heads, tokens = self._scores.shape
         if allocator is None:
             return torch.full(heads, min(budget, tokens), device=self._scores.device)
-        by = self._pooled_by(allocator)
+        by = self._pool_by(allocator)
         request = Request(
             scores=by._raised,
             budget=min(budget, tokens),
@@ -339,7 +339,7 @@ class Selection:
 
         Raises UsageError as `counts`.
         """
-        return self._pooled_by(allocator).tokens_of(self.counts(budget, allocator))
+        return self._pool_by(allocator).tokens_of(self.counts(budget, allocator))
 
     def tokens_of(self, counts: Tensor) -> Tensor:
         """The first `counts` [L, H] tokens of every head, as `tokens`."""

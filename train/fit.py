@@ -58,7 +58,7 @@ class Between(pl.Callback):
         """
         self._job, self._module, self._target = job, module, job.target
         self._shown = job.workers.first
-        self._points = job.held_out(job.config.validation_contexts) if self._shown else []
+        self._points = job.validation_points(job.config.validation_contexts) if self._shown else []
         self._source = job.source(job.recipe.label)
         self._layers = head_layers(job.traces.geometry, job.heads)
 

@@ -119,7 +119,7 @@ def open_model(
     if workers.first:
         phase(f"loading {config.model}")
     model, tokenizer = model_of(config, str(device))
-    plan, most_bytes = kept_in_ram(geometry_of(model_config), config, recipe, *prompts.counts)
+    plan, most_bytes = plan_memory(geometry_of(model_config), config, recipe, *prompts.counts)
     _announce(config, prompts, plan, most_bytes, workers)
     manifest = _manifest_of(config, prompts, model, tokenizer)
     traces = ModelTraces(
@@ -244,7 +244,7 @@ def draws_of(number: int, sequences: int, recipe: Recipe, *, seed: int) -> list[
     return [draw for draw in served if draw < draws]
 
 
-def kept_in_ram(
+def plan_memory(
     geometry: Geometry, config: TrainConfig, recipe: Recipe, train: int, validation: int
 ) -> tuple[StorePlan, int]:
     """What is kept of every sequence of the trained heads, and its maximum bytes.

@@ -111,11 +111,11 @@ def _export(job: Job, module: RankerTraining, manifest: dict[str, Any]) -> None:
         )
     calibration, target = None, config.calibration
     if target != "none":
-        points = job.held_out(config.calibration_contexts)
+        points = job.validation_points(config.calibration_contexts)
         source = job.source(TARGET_LABELS[target])
         calibration = calibrate(best, source, points, target=target, protection=job.protection)
     phase("evaluating the policy and the attention-free heuristics")
-    source, points = job.source(EVALUATED), job.held_out(config.validation_contexts)
+    source, points = job.source(EVALUATED), job.validation_points(config.validation_contexts)
     result = evaluate(
         best,
         map(source.context, points),

@@ -387,12 +387,12 @@ class RaggedLayer(EvictingLayer):  # type: ignore[no-untyped-call]
         """Keys and values [B, H, S, D] of all slots, zeros where none is."""
         present, (keys, values, _) = self._present_slots(), self._used
 
-        def padded(flat: Tensor, tail: Tensor) -> Tensor:
+        def pad_heads(flat: Tensor, tail: Tensor) -> Tensor:
             slots = flat.new_zeros(*present.shape, flat.shape[1])
             slots[present] = flat
             return torch.cat([slots, tail], dim=2)
 
-        return padded(self.keys, keys), padded(self.values, values)
+        return pad_heads(self.keys, keys), pad_heads(self.values, values)
 
     @property
     def entry_nbytes(self) -> list[int]:

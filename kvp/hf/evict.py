@@ -102,7 +102,7 @@ def evict(
             cache.layers[index] = other
 
 
-def all_kept(prefill: Prefill) -> Tensor:
+def all_tokens(prefill: Prefill) -> Tensor:
     """Every token that a cache may keep, in every head: [L, H, N] int64."""
     every = torch.arange(prefill.tokens, device=prefill.keys[0].device)
     return every.expand(len(prefill.keys), prefill.keys[0].shape[1], -1)
@@ -124,7 +124,7 @@ def gather(prefill: Prefill, kept: Sequence[Tensor]) -> EvictingCache:
 def _tokens_kept(prefill: Prefill, budget: int, rule: EvictionRule) -> list[Tensor]:
     """Tokens that stay, [L, H, S], for each prompt of the batch."""
     if rule.allocator is None and budget == prefill.tokens:
-        return [all_kept(prefill)] * prefill.keys[0].shape[0]
+        return [all_tokens(prefill)] * prefill.keys[0].shape[0]
     scores = score_layers(rule.scorer, prefill.views(rule.scorer.needs, budget))
     device = scores[0].device  # layers may lie on several devices
     together = torch.stack([layer.to(device) for layer in scores], dim=1)  # [B, L, H, N]
