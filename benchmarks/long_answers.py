@@ -35,7 +35,7 @@ from kvp.data.task import TaskSettings
 from kvp.errors import UsageError
 from kvp.hf import evicting, load_model
 from kvp.hf.cache import EvictingCache
-from kvp.hf.prefill import end_tokens, greedy
+from kvp.hf.prefill import decode_greedily, end_tokens
 from kvp.ranking import Protection
 from kvp.scoring import Scorer
 from policies import load_policy, make_scorer
@@ -171,7 +171,7 @@ def _answered(
                 input_ids=ids[:, position : position + 1], past_key_values=cache, use_cache=True,
                 position_ids=torch.full((len(ids), 1), position), logits_to_keep=1,
             )  # fmt: skip
-    answers = greedy(
+    answers = decode_greedily(
         model, cache, ids[:, stop:], stop, max_new_tokens=given.max_new_tokens,
         ends=end_tokens(model, bench.tokenizer),
     )  # fmt: skip

@@ -34,7 +34,7 @@ from benchmarks.measuring import (
 )
 
 if TYPE_CHECKING:  # the parent stays small: memory is that of the processes it starts
-    from train.contexts import Context
+    from train.contexts import RankingContext
     from train.ranker_training import RankerTraining
 
 
@@ -165,12 +165,12 @@ class _RandomContexts:
     def __init__(self, heads: int, args: argparse.Namespace) -> None:
         import torch
 
-        from train.contexts import Context
+        from train.contexts import RankingContext
 
         self.device = torch.device(args.device)
         random = torch.Generator(self.device).manual_seed(0)
         shape = (heads, args.tokens, args.head_dim)
-        self._context = Context(
+        self._context = RankingContext(
             keys=torch.randn(shape, generator=random, device=self.device),
             values=torch.randn(shape, generator=random, device=self.device),
             positions=torch.arange(args.tokens, device=self.device),
@@ -178,7 +178,7 @@ class _RandomContexts:
             importance=torch.rand(shape[:2], generator=random, device=self.device).pow(8),
         )
 
-    def context(self, point: object) -> Context:
+    def context(self, point: object) -> RankingContext:
         return self._context
 
 

@@ -81,7 +81,7 @@ def _documents(names: str | Sequence[str]) -> Iterator[tuple[str, Text]]:
         yield from ((str(file), read_text(str(file), "documents")) for file in texts)
         if texts:
             continue
-        for location, text in tally.parsed(read_rows(name, "documents"), _context):
+        for location, text in tally.parse_rows(read_rows(name, "documents"), _context):
             if (key := json.dumps(text)) not in seen:
                 seen.add(key)
                 yield f"{name} {location}", text

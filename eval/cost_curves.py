@@ -26,7 +26,7 @@ from kvp.hf.scorer_inputs import needs_scorer_inputs
 from kvp.ops.future_attention import future_attention
 from kvp.progress import Progress
 from kvp.ranking import UNPROTECTED, Protection
-from kvp.scoring import Needs, score_prompt, scored_together
+from kvp.scoring import Needs, group_budgets, score_prompt
 from kvp.store import SequenceRecord, Trace, TraceReader
 
 GRID_STEPS = 64
@@ -185,7 +185,7 @@ class TracedPrompt:
             prompt = replace(prompt, inputs=self._inputs[recorded])
         return [
             (score_prompt(scorer, prompt.views(needs, max(group), future=self._future)), max(group))
-            for group in scored_together(needs, budgets)
+            for group in group_budgets(needs, budgets)
         ]
 
     def measure(self, scored: Sequence[tuple[Tensor, int]], protection: Protection) -> Measured:

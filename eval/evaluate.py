@@ -26,12 +26,12 @@ from kvp.data.encode import Encoded
 from kvp.data.task import Sample
 from kvp.errors import UsageError
 from kvp.hf import EvictingCache, Prefill, observe, prefill
-from kvp.hf.evict import all_kept, gather
-from kvp.hf.prefill import end_tokens, greedy, next_logits
+from kvp.hf.evict import all_tokens, gather
+from kvp.hf.prefill import decode_greedily, end_tokens, next_logits
 from kvp.ops.future_attention import future_attention
 from kvp.plugins import own_errors
 from kvp.ranking import EMPTY_SLOT, Protection, Selection
-from kvp.scoring import ALL_QUERIES, Needs, SelfSizing, score_prompt, scored_together
+from kvp.scoring import ALL_QUERIES, Needs, SelfSizing, group_budgets, score_prompt
 
 AROUND, END, MOST = 16, 96, 384
 """Tokens of an excerpt: on each side of evidence, at the end, with all evidence at most."""
@@ -156,7 +156,9 @@ class Bench:
 
         def run(cache: EvictingCache) -> list[list[int]]:
             fed = feed.expand(cache.batch, -1)
-            return greedy(self.model, cache, fed, start.tokens, max_new_tokens=new, ends=ends)
+            return decode_greedily(
+                self.model, cache, fed, start.tokens, max_new_tokens=new, ends=ends
+            )
 
         return _in_batches(start, compressed, run, self.config.decode_batch)
 
@@ -290,7 +292,7 @@ def hindsight(bench: Bench, prompt: Prompt, start: Prefill) -> list[Tensor]:
     if prompt.forced:
         reply = prompt.reply
     else:
-        ((answer, _),) = bench.answers(prompt, start, [all_kept(start)])
+        ((answer, _),) = bench.answers(prompt, start, [all_tokens(start)])
         reply = torch.tensor(answer)
     seen = start.observation
     assert seen is not None, "a prompt that was just run has an observation"
@@ -311,7 +313,7 @@ def keep(
 ) -> Iterator[tuple[Setting, Tensor]]:
     """Select the tokens of every setting; settings with the same scorer share its scores."""
     tokens = start.tokens
-    everything = all_kept(start)
+    everything = all_tokens(start)
     by_ranking: dict[tuple[str, str, str | None], list[Setting]] = {}
     for setting in settings:
         if setting.method.self_sized or setting.tokens(tokens) < tokens:
@@ -323,7 +325,7 @@ def keep(
         assert scorer is not None, "the full cache keeps everything"
         sizes = scorer.sizes if isinstance(scorer, SelfSizing) else None
         needed = sorted({setting.tokens(tokens) for setting in same})
-        for budgets in scored_together(scorer.needs, needed):
+        for budgets in group_budgets(scorer.needs, needed):
             views = start.views(scorer.needs, budgets[0], future=future)
             scores = score_prompt(scorer, views)
             selections: dict[Protection, Selection] = {}

@@ -133,7 +133,7 @@ def write_manifest(
     folder.refresh(identity)
     _check_policies(folder, policies)
     earlier = folder.existing_marker or {}
-    settings = portable(config.recorded())
+    settings = portable(config.recorded_settings())
     runs = list(earlier.get("earlier_runs", []))
     if earlier and earlier.get("config") != settings:
         runs.append({name: earlier.get(name) for name in ("config", "created", "command")})

@@ -71,7 +71,7 @@ from kvp.errors import ResultsError, UsageError
 from kvp.hf.attention import kvp_attention_set
 from kvp.hf.loading import device_of_rank, model_of, tokenizer_of
 from kvp.hf.model_access import another_model, check_model, model_identity, name_of
-from kvp.hf.prefill import unwrapped
+from kvp.hf.prefill import unwrap_model
 from kvp.hf.scorer_inputs import check_inputs
 from kvp.progress import Progress, phase, say
 from kvp.ray_engine import do_with_ray
@@ -425,7 +425,7 @@ def loaded_model(
         raise UsageError("model= is a model object: give its tokenizer=, too")
     if given := [name for name in OF_THE_MODEL if name in settings]:
         raise UsageError(f"{given[0]}= is the model's own: leave it out, or name the model")
-    model = unwrapped(model)
+    model = unwrap_model(model)
     check_model(model)
     return Loaded(model=model, tokenizer=tokenizer)
 

@@ -181,15 +181,15 @@ def __dir__() -> list[str]:
     return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
 
 
-def _imported(name: str) -> property:
+def _public_property(name: str) -> property:
     """A public name, imported whenever it is used."""
     from kvp.plugins import import_own
 
-    def found(_: object) -> Any:  # noqa: ANN401
+    def load(_: object) -> Any:  # noqa: ANN401
         thing = getattr(import_own(_MODULES[name]), name)
         return _by_name(thing) if name in ("compress", "evicting", "prefill_and_evict") else thing
 
-    return property(found)
+    return property(load)
 
 
 @cache
@@ -204,7 +204,7 @@ def _by_name(function: Callable[..., Any]) -> Callable[..., Any]:
         given = signature(function).bind(*args, **options)
         sides = given.arguments["scorer"], given.arguments.get("allocator")
         if any(isinstance(side, str) for side in sides):
-            scorer, allocator = import_own("policies").named(*sides)
+            scorer, allocator = import_own("policies").resolve_method(*sides)
             given.arguments["scorer"] = scorer
             if allocator is not None and "allocator" not in signature(function).parameters:
                 raise UsageError("a context has equal heads: leave the allocator out")
@@ -216,5 +216,5 @@ def _by_name(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 # Completion lists properties without reading them: `kvp.<TAB>` imports nothing.
-_PROPERTIES = {name: _imported(name) for name in _MODULES}
+_PROPERTIES = {name: _public_property(name) for name in _MODULES}
 sys.modules[__name__].__class__ = type("Package", (ModuleType,), _PROPERTIES)

@@ -20,7 +20,7 @@ from dataclasses import MISSING, dataclass, fields
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from kvp.errors import UsageError, guarded
+from kvp.errors import UsageError, call_program
 from kvp.plugins import did_you_mean
 from kvp.version import __version__
 
@@ -76,7 +76,7 @@ def flags_of(config_class: type[Any], preset: str | None = None) -> list[Flag]:
     hints = get_type_hints(config_class)
     declared = {one.name: one for one in fields(config_class)}
     result = []
-    for owner, name, text in _declared(config_class):
+    for owner, name, text in _documented_fields(config_class):
         kind, choices, optional = _kind_of(hints[name])
         default = chosen.get(name, declared[name].default)
         values = {label: given[name] for label, given in presets.items() if name in given}
@@ -211,7 +211,7 @@ def _yaml(path: str, known: Sequence[str]) -> dict[str, Any]:
     return settings
 
 
-def _declared(config_class: type[Any]) -> Iterator[tuple[type[Any], str, str]]:
+def _documented_fields(config_class: type[Any]) -> Iterator[tuple[type[Any], str, str]]:
     """Each field, the class that documents it and its text, in the order of --help."""
     owners: dict[str, type[Any]] = {}
     order = config_class.__mro__
@@ -280,11 +280,11 @@ def _default(default: object, values: Mapping[str, Any]) -> str:
         return " (required)"
     if default is None or default == "":
         return ""
-    others = [f"{name}: {_shown(value)}" for name, value in values.items() if value != default]
-    return f" (default: {_shown(default)}{'; ' + ', '.join(others) if others else ''})"
+    others = [f"{name}: {_value_text(value)}" for name, value in values.items() if value != default]
+    return f" (default: {_value_text(default)}{'; ' + ', '.join(others) if others else ''})"
 
 
-def _shown(value: object) -> str:
+def _value_text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -307,7 +307,7 @@ def main(
     description: str = "",
     examples: Sequence[str] = (),
 ) -> int:
-    """Parse `argv` into `config_class`, call `run`, and return the exit code (`guarded`).
+    """Parse `argv` into `config_class`, call `run`, and return the exit code (`call_program`).
 
     `--help`, `--version` and `--print_config` leave by SystemExit(0).
     """
@@ -317,7 +317,7 @@ def main(
         config.check_names()
         run(config)
 
-    return guarded(program, prog)
+    return call_program(program, prog)
 
 
 def parse(
@@ -355,7 +355,7 @@ def parse(
 
         print(yaml.safe_dump(settings, sort_keys=False), end="")
         raise SystemExit(0)
-    missing = [_spelled(flag) for flag in flags.values() if flag.name not in settings]
+    missing = [_flag_text(flag) for flag in flags.values() if flag.name not in settings]
     if missing:
         raise UsageError(f"{', '.join(missing)} is missing")
     try:
@@ -388,7 +388,7 @@ def _values(
     return settings
 
 
-def _spelled(flag: Flag) -> str:
+def _flag_text(flag: Flag) -> str:
     return flag.name.upper() if flag.positional else f"--{flag.name}"
 
 
@@ -397,7 +397,7 @@ def _help(
 ) -> str:
     """What --help prints: flags in a column, those of a group together; `shown` ones only."""
     needed = "".join(
-        f"{_spelled(flag)} " + ("" if flag.positional else f"{flag.metavar} ")
+        f"{_flag_text(flag)} " + ("" if flag.positional else f"{flag.metavar} ")
         for flag in flags
         if flag.required
     )
@@ -411,7 +411,7 @@ def _help(
     for section, group in itertools.groupby(visible, key=lambda flag: flag.section):
         lines += ["", f"{section}:"]
         for flag in group:
-            name = _spelled(flag) if flag.positional else f"{_spelled(flag)} {flag.metavar}"
+            name = _flag_text(flag) if flag.positional else f"{_flag_text(flag)} {flag.metavar}"
             lines += _row(name, flag.help)
     if examples:
         lines += ["", "examples:", *(f"  {line}" for line in examples)]

@@ -290,9 +290,9 @@ class WorkersConfig(Group):
         """The same job without Ray, with other `settings`."""
         return replace(self, engine="local", workers=None, gpus_per_worker=None, **settings)
 
-    def recorded(self) -> dict[str, Any]:
+    def recorded_settings(self) -> dict[str, Any]:
         """All settings but these, which change nothing in what is written."""
-        left_out = {one.name for one in fields(WorkersConfig)}
+        left_out = {field.name for field in fields(WorkersConfig)}
         return {name: value for name, value in asdict(self).items() if name not in left_out}
 
 

@@ -225,7 +225,7 @@ def rope_facts(parameters: Mapping[str, Any]) -> dict[str, Any]:
     return {"rope_type": "default", **given}
 
 
-def turned(keys: Tensor, rope: Rope, by: int) -> Tensor:
+def rotate_keys(keys: Tensor, rope: Rope, by: int) -> Tensor:
     """Keys [..., D] after RoPE, moved by `by` positions: same dtype, computed in float32.
 
     `rope.scaling` is part of them already, so they are rotated without it.

@@ -10,7 +10,7 @@ COMPRESSED = {"float32": 0.9, "float16": 0.7, "bfloat16": 0.7}
 """Share of the raw bytes that compression leaves, cautiously; 16-bit traces measured 0.69."""
 
 
-def now(device: torch.device) -> float:
+def read_clock(device: torch.device) -> float:
     """Seconds on a clock: processor time of this process on a CPU, wall time on a GPU.
 
     Other programs make processor time longer by a little; wall time grows with what they do. A GPU
@@ -23,7 +23,7 @@ def now(device: torch.device) -> float:
 
 
 def in_words(seconds: float, device: torch.device) -> str:
-    """Seconds between two times of `now`, for people: `12 min (processor time)`."""
+    """Seconds between two times of `read_clock`, for people: `12 min (processor time)`."""
     return f"{span(seconds)} ({'processor' if device.type == 'cpu' else 'wall'} time)"
 
 

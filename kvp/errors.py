@@ -65,7 +65,7 @@ class Terminated(BaseException):
     """SIGTERM has arrived; not an Exception, so that nothing on the way swallows it."""
 
 
-def guarded(
+def call_program(
     program: Callable[[], object], prog: str, *, again: str = "the same command continues"
 ) -> int:
     """Call `program` and return the exit code.

@@ -114,7 +114,7 @@ def check_methods(specs: Iterable[str], flag: str) -> None:
     """Raise UsageError, naming the flag, on a scorer or allocator that cannot exist."""
     for spec in specs:
         scorer, allocator = split_method(spec)
-        if message := _unknown("method", scorer, SCORERS, OTHER_METHODS):
+        if message := _name_error("method", scorer, SCORERS, OTHER_METHODS):
             raise UsageError(f"--{flag}: {message}, kvp, full")
         if allocator is not None:
             check_allocators([allocator])
@@ -123,7 +123,7 @@ def check_methods(specs: Iterable[str], flag: str) -> None:
 def check_allocators(specs: Iterable[str]) -> None:
     """Raise UsageError, naming the flags, on an allocator that cannot exist."""
     for spec in specs:
-        if message := _unknown("allocator", spec, ALLOCATORS):
+        if message := _name_error("allocator", spec, ALLOCATORS):
             raise UsageError(f"--methods, --allocators: {message}")
 
 
@@ -151,7 +151,7 @@ def unknown_name(kind: str, name: str, argument: str | None, names: Iterable[str
     return f"unknown {kind} {name!r}{hint}: choose from {choices}"
 
 
-def _unknown(kind: str, spec: str, names: Iterable[str], others: tuple[str, ...] = ()) -> str:
+def _name_error(kind: str, spec: str, names: Iterable[str], others: tuple[str, ...] = ()) -> str:
     """`unknown_name` of a specification whose name cannot exist; empty where it may."""
     name, colon, argument = (part.strip() for part in spec.partition("(")[0].partition(":"))
     if not name or name in (*names, *others):

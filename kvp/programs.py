@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from kvp.command_line import main as run_configured
-from kvp.errors import UsageError, guarded
+from kvp.errors import UsageError, call_program
 from kvp.plugins import did_you_mean, import_own, prefer_own_packages
 from kvp.version import __version__
 
@@ -178,7 +178,7 @@ PROGRAMS = {
 """Programs by name."""
 
 
-def spelled(name: str) -> str:
+def spell_program(name: str) -> str:
     """How pages and messages write a program: `kvp-train`, `kvp tune`."""
     return f"kvp-{name}" if name in SCRIPTS else f"kvp {name}"
 
@@ -194,7 +194,7 @@ def run_program(name: str, argv: Sequence[str] | None = None) -> int:
         load(program.config),
         lambda config: load(program.run)(config),
         argv=arguments,
-        prog=spelled(name),
+        prog=spell_program(name),
         description=program.description,
         examples=program.examples,
     )
@@ -211,8 +211,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return run_program(name, rest)
     if name in ("--help", "-h", "--version"):
         text = f"kvp {__version__}" if name == "--version" else _overview()
-        return guarded(lambda: print(text, flush=True), "kvp")
-    return guarded(lambda: _refuse(name), "kvp")
+        return call_program(lambda: print(text, flush=True), "kvp")
+    return call_program(lambda: _refuse(name), "kvp")
 
 
 def load(name: str) -> Any:  # noqa: ANN401
@@ -223,12 +223,12 @@ def load(name: str) -> Any:  # noqa: ANN401
 
 def _overview() -> str:
     """What `kvp --help` prints."""
-    width = max(len(spelled(name)) for name in PROGRAMS)
+    width = max(len(spell_program(name)) for name in PROGRAMS)
     rows = []
     for name, program in PROGRAMS.items():
         line = program.description.partition(". ")[0].rstrip(".")
         rows += textwrap.wrap(
-            f"{spelled(name):<{width}}  {line}", 100,
+            f"{spell_program(name):<{width}}  {line}", 100,
             initial_indent="  ", subsequent_indent=" " * (width + 4),
         )  # fmt: skip
     return "\n".join(["usage: kvp PROGRAM ... (each has --help)", "", *rows])

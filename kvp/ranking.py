@@ -228,18 +228,18 @@ def winners(scores: Tensor, total: int, *, guaranteed: int) -> Tensor:
     """
     competitions, heads, tokens = scores.shape
     newest_first = scores.flip(-1)
-    safe = _best(newest_first, guaranteed)
+    safe = _mark_best(newest_first, guaranteed)
     open_to_all = newest_first.masked_fill(safe, -torch.inf).mT.reshape(
         competitions, tokens * heads
     )
     # A safe token must not be counted twice, so it also loses every tie at -inf.
-    taken = _best(
+    taken = _mark_best(
         open_to_all, total - heads * guaranteed, allowed=~safe.mT.reshape(competitions, -1)
     )
     return guaranteed + taken.view(competitions, tokens, heads).sum(dim=1)
 
 
-def _best(scores: Tensor, count: int, *, allowed: Tensor | None = None) -> Tensor:
+def _mark_best(scores: Tensor, count: int, *, allowed: Tensor | None = None) -> Tensor:
     """Mark the `count` largest along the last axis, ties to the first: [..., M] -> [..., M] bool.
 
     Entries that are not `allowed` ([..., M] bool) must be -inf and are never marked.
@@ -301,7 +301,7 @@ class Selection:
     def _raised(self) -> Tensor:
         return protected_scores(self._scores, self._protection)
 
-    def _pooled_by(self, allocator: Allocator | None) -> Selection:
+    def _pool_by(self, allocator: Allocator | None) -> Selection:
         """The selection by the scores that a `Pooling` allocator makes; this one for others."""
         if not isinstance(allocator, Pooling):
             return self
@@ -325,7 +325,7 @@ class Selection:
         *heads, tokens = self._scores.shape
         if allocator is None:
             return torch.full(heads, min(budget, tokens), device=self._scores.device)
-        by = self._pooled_by(allocator)
+        by = self._pool_by(allocator)
         request = Request(
             scores=by._raised,
             budget=min(budget, tokens),
@@ -339,7 +339,7 @@ class Selection:
 
         Raises UsageError as `counts`.
         """
-        return self._pooled_by(allocator).tokens_of(self.counts(budget, allocator))
+        return self._pool_by(allocator).tokens_of(self.counts(budget, allocator))
 
     def tokens_of(self, counts: Tensor) -> Tensor:
         """The first `counts` [L, H] tokens of every head, as `tokens`."""

@@ -36,7 +36,7 @@ def log_prob(scores: Tensor, ranking: Tensor) -> Tensor:
     Returns:
         [...] natural-log probabilities, one per ranking.
     """
-    ranked = _single(scores).expand(ranking.shape).gather(-1, ranking)
+    ranked = _single_precision(scores).expand(ranking.shape).gather(-1, ranking)
     log_rest = ranked.flip(-1).logcumsumexp(-1).flip(-1)
     return (ranked - log_rest).sum(-1)
 
@@ -73,10 +73,10 @@ def gumbel_sort(
     unit = torch.empty((samples, *shape), device=source).exponential_(generator=generator)
     noise = -unit.clamp_min(torch.finfo(unit.dtype).tiny).log().to(scores.device)  # [K, ..., N]
     noise = noise if shard is None else noise[:, shard]
-    return (_single(scores) + noise).argsort(dim=-1, descending=True)
+    return (_single_precision(scores) + noise).argsort(dim=-1, descending=True)
 
 
-def _single(scores: Tensor) -> Tensor:
+def _single_precision(scores: Tensor) -> Tensor:
     """At least float32: half-precision scores would tie."""
     return scores if scores.dtype == torch.float64 else scores.float()
 
@@ -91,7 +91,7 @@ def all_budgets_cost(importance: Tensor, ranking: Tensor) -> Tensor:
     Returns:
         [...] costs in the importance's dtype.
     """
-    ranked = _ranked(importance, ranking)
+    ranked = _rank_importance(importance, ranking)
     # Not a matrix product, which would round a row by the number of other rows.
     return (ranked * _coefficients(ranked)).sum(-1)
 
@@ -159,11 +159,11 @@ def cost_curve(importance: Tensor, ranking: Tensor) -> Tensor:
 
     E_0 = W and E_N = 0. Arguments as `all_budgets_cost`.
     """
-    lost = _ranked(importance, ranking).flip(-1).cumsum(-1).flip(-1)
+    lost = _rank_importance(importance, ranking).flip(-1).cumsum(-1).flip(-1)
     return torch.nn.functional.pad(lost, (0, 1))
 
 
-def _ranked(importance: Tensor, ranking: Tensor) -> Tensor:
+def _rank_importance(importance: Tensor, ranking: Tensor) -> Tensor:
     return importance.expand(ranking.shape).gather(-1, ranking)
 
 

@@ -222,6 +222,6 @@ def score_prompt(scorer: Scorer, views: Iterable[View]) -> Tensor:
     return torch.cat([layer.cpu() for layer in score_layers(scorer, views)])
 
 
-def scored_together(needs: Needs, budgets: Sequence[int]) -> list[Sequence[int]]:
+def group_budgets(needs: Needs, budgets: Sequence[int]) -> list[Sequence[int]]:
     """Budgets in groups that one scoring serves: all of them, or each where a method reads it."""
     return [[budget] for budget in budgets] if needs.budget else [budgets]

@@ -16,7 +16,7 @@ from policies.sources import BUNDLED
 
 __all__ = [
     "convert_policy", "load_policy", "make_allocator", "make_method", "make_scorer",
-    "named", "sizes_itself", "split_method",
+    "resolve_method", "sizes_itself", "split_method",
 ]  # fmt: skip
 
 _POLICIES = f"{', '.join(BUNDLED)}, a folder, org/name"
@@ -27,7 +27,7 @@ _INSTEAD = {
 """What to do in place of a name that only --methods has."""
 
 
-def named(scorer: Any, allocator: Any = None) -> tuple[Any, Any]:  # noqa: ANN401
+def resolve_method(scorer: Any, allocator: Any = None) -> tuple[Any, Any]:  # noqa: ANN401
     """Scorer and allocator of `METHOD[+ALLOCATOR]` or `POLICY[+ALLOCATOR]`, or of two sides.
 
     A policy is named as for `load_policy`; a side that is an object stays as it is. Without an

@@ -142,12 +142,12 @@ def ordered_scores(fused: Tensor, positive: Tensor) -> Tensor:
     the third shifts them by no more than one unit (6e-8 of the score) per tied token.
     """
     bits = _bits(positive.clamp(0, 1))  # [B, H, N]
-    between = _ties_resolved(_bits(fused.clamp(0, 1)).flatten(1), bits.flatten(1)).view(bits.shape)
+    between = _resolve_ties(_bits(fused.clamp(0, 1)).flatten(1), bits.flatten(1)).view(bits.shape)
     above, below = _float(_ONE + bits), -_float(_ONE - bits)
     return torch.where(fused >= 1, above, torch.where(fused <= 0, below, _float(between)))
 
 
-def _ties_resolved(fused: Tensor, positive: Tensor) -> Tensor:
+def _resolve_ties(fused: Tensor, positive: Tensor) -> Tensor:
     """Bits [B, M] of the fused scores strictly between 0 and 1, ties resolved by `positive`."""
     by_positive = positive.argsort(dim=-1, stable=True)
     order = by_positive.gather(1, fused.gather(1, by_positive).argsort(dim=-1, stable=True))

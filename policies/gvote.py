@@ -109,13 +109,13 @@ class GVote(Heuristic):
         size = ((mass < self.p_nuc).sum(dim=-1, keepdim=True) + 1).clamp(max=mass.shape[-1])
         votes = torch.zeros_like(current)
         if self.include_current:
-            votes += _first(ranking, size)
+            votes += _mark_first(ranking, size)
         attention = torch.zeros_like(current)
         keys, scale = view.keys.float(), view.keys.shape[3] ** -0.5
         for queries in self.guesses(view):
             grouped = torch.unflatten(queries * scale, 1, (keys.shape[1], -1))  # [B, H, G, D]
             logits = group_products(grouped[..., None, :], keys).squeeze(-2)  # [B, H, G, N]
-            votes += _first(rank_tokens(logits), size)
+            votes += _mark_first(rank_tokens(logits), size)
             attention += logits.softmax(dim=-1)
         mean = attention.mean(dim=2) / self.samples  # [B, H, N]
         return votes.sum(dim=2) + mean.clamp(max=_LARGEST_FRACTION)
@@ -160,7 +160,7 @@ class GVote(Heuristic):
         return torch.randn(count, generator=generator)
 
 
-def _first(ranking: Tensor, size: Tensor) -> Tensor:
+def _mark_first(ranking: Tensor, size: Tensor) -> Tensor:
     """1.0 for the first `size` [..., 1] tokens of `ranking` [..., N], 0.0 for others: [..., N]."""
     rank = torch.arange(ranking.shape[-1], device=ranking.device)
     kept = (rank < size).float()  # [..., N] by rank

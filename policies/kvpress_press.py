@@ -73,7 +73,7 @@ class PolicyPress(ScorerPress):  # type: ignore[misc]  # kvpress has no types he
         batch, _, tokens, _ = keys.shape
         queries = None
         if window := min(self.scorer.needs.queries, tokens):
-            queries = _turned(
+            queries = _rotate_queries(
                 get_prerope_query_states(module, hidden_states[:, -window:]),
                 *(part[:, -window:] for part in kwargs["position_embeddings"]),
             )
@@ -88,7 +88,7 @@ class PolicyPress(ScorerPress):  # type: ignore[misc]  # kvpress has no types he
         return self.scorer.score(view)
 
 
-def _turned(queries: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+def _rotate_queries(queries: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     """Queries [B, Q, W, D] after RoPE, of which cosine and sine are [B, W, D]."""
     low, high = queries.chunk(2, dim=-1)
     return queries * cosine[:, None] + torch.cat([-high, low], dim=-1) * sine[:, None]

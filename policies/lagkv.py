@@ -66,14 +66,14 @@ class LagKV(Heuristic):
         if tokens < self.n_sink + 2 * lag:
             scores[...] = index / tokens
         else:
-            spread = self._spread(view.keys, lag) + self._spread(view.values, lag)
+            spread = self._lag_spread(view.keys, lag) + self._lag_spread(view.values, lag)
             ranks = (spread.argsort(dim=-1, stable=True).argsort(dim=-1) / lag).flatten(-2)
             scores[..., self.n_sink : self.n_sink + ranks.shape[-1]] = ranks
         sinks = index[: self.n_sink]
         scores[..., : self.n_sink] = 3 - sinks / max(self.n_sink, 1)
         return scores
 
-    def _spread(self, states: Tensor, lag: int) -> Tensor:
+    def _lag_spread(self, states: Tensor, lag: int) -> Tensor:
         """[B, H, N, D] -> softmaxed spread [B, H, partitions - 1, lag] of compared partitions."""
         partitions = (states.shape[-2] - self.n_sink) // lag
         body = states[..., self.n_sink : self.n_sink + partitions * lag, :].float()

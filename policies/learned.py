@@ -119,7 +119,7 @@ class LearnedScorer:
             calibrated = f"calibrated ({self.calibration.target}): heads can compete (ada, global)"
         trained = "no sound record of its training"
         with suppress(AttributeError, KeyError, TypeError):
-            trained = _trained(self.metadata.get("training", {}))
+            trained = _describe_training(self.metadata.get("training", {}))
         return (
             f"policy {self.label!r} for {model.get('base_model') or model.get('id')}: "
             f"{self.geometry}\n{self.geometry.total_kv_heads} rankers, {count:,} parameters, which "
@@ -191,7 +191,7 @@ class LearnedScorer:
                 yield outer, slice(start - outer.start, stop - outer.start)
 
 
-def _trained(training: Mapping[str, Any]) -> str:
+def _describe_training(training: Mapping[str, Any]) -> str:
     """What a training manifest says, in one line."""
     if not (recipe := training.get("recipe")):
         return "no record of its training"

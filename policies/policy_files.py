@@ -111,7 +111,7 @@ def save_policy(
     weights = {dtype: name for name, dtype in WEIGHTS.items()}.get(rankers.dtype)
     if weights is None:
         raise ValueError(f"weights of a policy are {' or '.join(WEIGHTS)}, not {rankers.dtype}")
-    calibration = _covering(calibration, len(heads))
+    calibration = _check_heads(calibration, len(heads))
     target = Path(directory)
     if target.exists() and not target.is_dir():
         raise PolicyError(f"{target} is a file: name a directory for the policy")
@@ -202,7 +202,7 @@ def load_shard(name: str | Path | PolicySource) -> Shard:
         )
         record = content["calibration"]
         calibration = None if record is None else Calibration.from_dict(record)
-        _covering(calibration, len(meta.head_range))
+        _check_heads(calibration, len(meta.head_range))
         objects = {*map(type, (meta.model, meta.training, *meta.held_out))}
         if objects != {dict} or not isinstance(meta.training.get("seed"), int | None):
             raise TypeError("model, training and every part of held_out are objects, a seed is not")
@@ -218,7 +218,7 @@ def load_shard(name: str | Path | PolicySource) -> Shard:
     return Shard(rankers=rankers, meta=meta, calibration=calibration, source=source)
 
 
-def _covering(calibration: Calibration | None, heads: int) -> Calibration | None:
+def _check_heads(calibration: Calibration | None, heads: int) -> Calibration | None:
     """The calibration; ValueError where it is not one of so many heads."""
     if calibration is not None and calibration.scores.shape[0] != heads:
         raise ValueError(f"a calibration of {calibration.scores.shape[0]} heads is not of {heads}")

@@ -430,7 +430,7 @@ def _network(
 
     `places` [a, N] are positions with gaps, None without gaps.
     """
-    parts = [_norm(weights, name, _projected(weights, name, inputs[name])) for name in inputs]
+    parts = [_norm(weights, name, _project_input(weights, name, inputs[name])) for name in inputs]
     dtype = weights["first_weight"].dtype
     hidden = torch.cat([part.to(dtype) for part in parts], dim=-1)  # [a, N, sum of input widths]
     for block in spec.block_names:
@@ -470,7 +470,7 @@ def from_near_positions(added: Tensor, positions: Tensor) -> Tensor:
     return from_there.masked_fill(~there.view(heads, taps, tokens), 0.0).sum(1)
 
 
-def _projected(weights: Mapping[str, Tensor], name: str, inputs: Tensor) -> Tensor:
+def _project_input(weights: Mapping[str, Tensor], name: str, inputs: Tensor) -> Tensor:
     if (table := weights.get(f"{name}_table")) is not None:
         return table.gather(1, inputs[..., None].expand(-1, -1, table.shape[-1]))
     inputs = inputs.float()

@@ -76,21 +76,21 @@ class Numbers:
         """Whether the option takes integers."""
         return all(isinstance(value, int) for value in self.values)
 
-    def below(self, value: float, known: Collection[float] = ()) -> float | None:
+    def step_down(self, value: float, known: Collection[float] = ()) -> float | None:
         """Next smaller value: the nearest known one, else half; None at the minimum."""
         if smaller := [other for other in known if other < value]:
             return max(smaller)
-        return self._within(value // 2 if self.whole else value / 2, value, self.minimum)
+        return self._bound_step(value // 2 if self.whole else value / 2, value, self.minimum)
 
-    def above(self, value: float, tokens: int, known: Collection[float] = ()) -> float | None:
+    def step_up(self, value: float, tokens: int, known: Collection[float] = ()) -> float | None:
         """Next greater value: the nearest known one, else twice; None at the maximum."""
         if greater := [other for other in known if other > value]:
             return min(greater)
         bound = tokens if self.maximum is None else self.maximum
         step = max(2 * value, 1) if self.whole else 2 * value
-        return self._within(step, value, bound)
+        return self._bound_step(step, value, bound)
 
-    def between(self, low: float, high: float) -> float | None:
+    def bisect(self, low: float, high: float) -> float | None:
         """A value in the middle of two, None where they differ by less than a quarter."""
         if high - low < 0.25 * high:
             return None
@@ -100,7 +100,7 @@ class Numbers:
             middle = int(middle) | 1 if self.odd else middle
         return middle if low < middle < high else None
 
-    def _within(self, step: float, value: float, bound: float) -> float | None:
+    def _bound_step(self, step: float, value: float, bound: float) -> float | None:
         """A step from `value`, at most to the bound; None where that is no step."""
         reached = max(step, bound) if step < value else min(step, bound)
         if self.odd:
@@ -148,7 +148,7 @@ class Options:
         """Raise UsageError on an option outside its `limits`."""
         for option in fields(self):
             value = getattr(self, option.name)
-            wanted = _wanted(value, option.default, self.limits.get(option.name))
+            wanted = _required_value(value, option.default, self.limits.get(option.name))
             if wanted:
                 raise UsageError(f"{self.method}: {option.name} must be {wanted}, got {value!r}")
 
@@ -245,7 +245,7 @@ def _text(value: object) -> str:
     return str(value)
 
 
-def _wanted(value: Any, default: object, limit: Any) -> str | None:  # noqa: ANN401
+def _required_value(value: Any, default: object, limit: Any) -> str | None:  # noqa: ANN401
     """What an option with this default must be where `value` is not; None where it may be it."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if isinstance(default, float):

@@ -72,7 +72,7 @@ def find_policy(name: str | Path) -> PolicySource:
             permission, cannot be reached, or holds no policy.
     """
     if isinstance(name, str) and is_address(name):
-        return PolicySource(name=name, folder=_fetched(place(name)))
+        return PolicySource(name=name, folder=_fetch_policy(place(name)))
     if isinstance(name, Path) or Path(name).exists():
         return PolicySource(name=str(name), folder=Path(name))
     if name in BUNDLED:
@@ -86,7 +86,7 @@ def find_policy(name: str | Path) -> PolicySource:
     )
 
 
-def _fetched(address: Place) -> Path:
+def _fetch_policy(address: Place) -> Path:
     """A policy of an object store in the cache, by the digest that its index carries."""
     check_index(address)
     index = read_sealed_json(address / INDEX, PolicyError)

@@ -19,11 +19,13 @@ from eval.lm_harness.caches import compression
 from eval.lm_harness.model import load as load_harness_model
 from kvp.command_line import flags_given, flags_of, parse, parse_value
 from kvp.errors import UsageError
-from kvp.programs import PROGRAMS, SCRIPTS, load, spelled
+from kvp.programs import PROGRAMS, SCRIPTS, load, spell_program
 
 ROOT = Path(__file__).parents[1]
 CONFIGS: dict[str, type[Any]] = {
-    spelled(name): load(program.config) for name, program in PROGRAMS.items() if program.config
+    spell_program(name): load(program.config)
+    for name, program in PROGRAMS.items()
+    if program.config
 }
 """Settings of each program, as pages write its name."""
 EXAMPLES = [example for program in PROGRAMS.values() for example in program.examples]
@@ -73,7 +75,7 @@ def _with_program(words: list[str]) -> list[str]:
     """The words of a command, the first of which is a program as pages write it."""
     if words[0] != "kvp":
         return words
-    return [spelled(words[1]), *words[2:]]
+    return [spell_program(words[1]), *words[2:]]
 
 
 @cache

@@ -52,7 +52,7 @@ def run(config: CollectConfig) -> None:
     if config.engine == "local":  # Ray's workers have devices of their own
         torch_device(config.device)
     tokenizer = tokenizer_of(config)
-    jobs = planned(config, tokenizer)
+    jobs = plan_prompts(config, tokenizer)
     missing = len(jobs) - check_out(config, jobs, tokenizer)
     if missing:
         check_disk(place(config.out), announce(config, model_config, missing))
@@ -74,7 +74,7 @@ def prompts_of(config: CollectConfig) -> TaskSettings:
     return TaskSettings.of(config, needs_reply=config.answers == "reference")
 
 
-def planned(config: CollectConfig, tokenizer: PreTrainedTokenizerBase) -> CollectionPlan:
+def plan_prompts(config: CollectConfig, tokenizer: PreTrainedTokenizerBase) -> CollectionPlan:
     """The prompts by index; what is to be known of them is printed.
 
     Raises UsageError for data that does not exist or fit.
@@ -175,7 +175,7 @@ def _dry_run(config: CollectConfig, model_config: PreTrainedConfig) -> None:
     except ModelError as error:
         print(f"note: no prompts were made: {error}")
     else:
-        jobs = planned(config, tokenizer)
+        jobs = plan_prompts(config, tokenizer)
         if config.out:
             check_out(config, jobs, tokenizer)
         count = len(jobs)
@@ -198,7 +198,7 @@ def _open(
         labels=config.label_list,
     )
     manifest = run_manifest(
-        config.recorded(),
+        config.recorded_settings(),
         seed=config.seed,
         model={"id": recorded_name(config.model), "revision": config.revision},
         rope_frequencies=known_frequencies(model, config.max_tokens),
@@ -230,11 +230,11 @@ def _collect(config: CollectConfig, jobs: CollectionPlan) -> None:
         with Progress("collecting", len(indices)) as progress:
             started, tokens = time.monotonic(), 0
 
-            def given(trace: Trace) -> None:
+            def log_speed(trace: Trace) -> None:
                 nonlocal tokens
                 tokens += trace.record.length
                 rate = tokens / (time.monotonic() - started)
                 progress.advance(note=f"{rate:.0f} tokens/s")
 
             samples = ((index, jobs[index]) for index in indices)
-            writer.write_all(collect_all(model, tokenizer, samples, recorded, rows=rows), given)
+            writer.write_all(collect_all(model, tokenizer, samples, recorded, rows=rows), log_speed)

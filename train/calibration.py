@@ -21,7 +21,7 @@ from kvp.ranking import Protection
 from policies.learned import Calibration
 from policies.ranker import HeadRankers
 from train.compression_points import CompressionPoint
-from train.contexts import Context, ContextSource, scores_of
+from train.contexts import ContextSource, RankingContext, scores_of
 
 Array = NDArray[np.float64]
 
@@ -69,7 +69,7 @@ def calibrate(
 @torch.no_grad()
 def fit_calibration(
     rankers: HeadRankers,
-    contexts: Iterable[Context],
+    contexts: Iterable[RankingContext],
     *,
     target: str,
     protection: Protection,
@@ -103,7 +103,7 @@ def fit_calibration(
 def calibration_of(target: str, knots: Sequence[tuple[Array, Array]]) -> Calibration:
     """The calibration of heads with these knots, of which some may have more than others."""
     most = max(len(scores) for scores, _ in knots)
-    padded = np.array([lengthened(*pair, knots=most) for pair in knots])  # [A, 2, P]
+    padded = np.array([add_knots(*pair, knots=most) for pair in knots])  # [A, 2, P]
     scores, values = torch.from_numpy(padded).float().unbind(1)  # [A, P] each
     return Calibration(target=target, scores=scores.contiguous(), values=values.contiguous())
 
@@ -123,7 +123,7 @@ def fit_head(scores: Array, targets: Array) -> tuple[Array, Array]:
     tokens = np.add.reduceat(sizes, steps)  # [P] tokens of every step
     knot_scores = np.add.reduceat(bin_scores * sizes, steps) / tokens  # [P]
     values = np.log(np.maximum(fit.x[steps], FLOOR))  # [P]
-    return _rising(knot_scores, values)
+    return _rising_knots(knot_scores, values)
 
 
 def bin_starts(tokens: int) -> NDArray[np.int64]:
@@ -136,7 +136,7 @@ def bin_starts(tokens: int) -> NDArray[np.int64]:
     return np.array(starts[::-1])
 
 
-def lengthened(knot_scores: Array, values: Array, *, knots: int) -> tuple[Array, Array]:
+def add_knots(knot_scores: Array, values: Array, *, knots: int) -> tuple[Array, Array]:
     """The same function with `knots` knots: those added lie on its upper end line."""
     slope = (values[-1] - values[-2]) / (knot_scores[-1] - knot_scores[-2])
     steps = np.arange(1, knots - len(knot_scores) + 1)
@@ -146,7 +146,7 @@ def lengthened(knot_scores: Array, values: Array, *, knots: int) -> tuple[Array,
     )
 
 
-def output_norms(context: Context, output_gram: Tensor | None) -> Tensor:
+def output_norms(context: RankingContext, output_gram: Tensor | None) -> Tensor:
     """Norms of the values after the output projection, [A, N]; before it where it is unknown."""
     values = context.values  # [A, N, D]
     if output_gram is None:
@@ -157,7 +157,7 @@ def output_norms(context: Context, output_gram: Tensor | None) -> Tensor:
     return norms
 
 
-def _rising(knot_scores: Array, values: Array) -> tuple[Array, Array]:
+def _rising_knots(knot_scores: Array, values: Array) -> tuple[Array, Array]:
     """Two knots or more, distinct in float32, with at least `MINIMUM_SLOPE` between them."""
     nearest = max(1e-4 * (knot_scores[-1] - knot_scores[0]), 1e-6 * np.abs(knot_scores).max())
     kept = [(knot_scores[0], values[0])]

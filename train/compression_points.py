@@ -45,7 +45,7 @@ def points_by_kind(record: SequenceRecord, recipe: Recipe) -> dict[str, list[int
     candidates = {
         "prompt": [record.prompt_length - 1],
         "context": [record.context_length],
-        "uniform": _evenly(first, last, recipe.uniform_points),
+        "uniform": _space_evenly(first, last, recipe.uniform_points),
     }
     possible = {
         kind: [point for point in points if first <= point <= last]
@@ -139,7 +139,7 @@ def _point(record: SequenceRecord, prefix_length: int, recipe: Recipe) -> Compre
     )
 
 
-def _evenly(first: int, last: int, points: int) -> list[int]:
+def _space_evenly(first: int, last: int, points: int) -> list[int]:
     if last < first:
         return []
     if points == 0:

@@ -28,7 +28,7 @@ from train.training_data import Traces
 
 
 @dataclass(frozen=True, kw_only=True)
-class Context:
+class RankingContext:
     """Cached tokens that compete with each other, for all A heads."""
 
     keys: Tensor
@@ -44,10 +44,10 @@ class Context:
     recent: Tensor | None = None
     """[A, N, features] float32 (`policies.ranker`), where rankers read them."""
 
-    def without(self, protection: Protection) -> Context:
+    def drop_protected(self, protection: Protection) -> RankingContext:
         """The tokens that are not protected; at least two must remain."""
         kept = protection.competing(self.length)
-        return Context(
+        return RankingContext(
             keys=self.keys[:, kept],
             values=self.values[:, kept],
             positions=self.positions[kept],
@@ -57,7 +57,7 @@ class Context:
         )
 
 
-def scores_of(rankers: HeadRankers, context: Context) -> Tensor:
+def scores_of(rankers: HeadRankers, context: RankingContext) -> Tensor:
     """Scores [A, N] of the tokens of one context."""
     scores: Tensor = rankers(
         context.keys, context.values, context.positions, context.length, context.recent
@@ -92,7 +92,7 @@ class ContextSource:
         ("queries", sequence)."""
         self._label_memory = _Memory(memory_bytes // 4)
 
-    def context(self, point: CompressionPoint) -> Context:
+    def context(self, point: CompressionPoint) -> RankingContext:
         """All cached tokens of a point, on the source's device.
 
         Raises StoreError when the sequence is damaged.
@@ -101,7 +101,7 @@ class ContextSource:
             importance, *last = self._importance(point)
             keys, values = self._keys_and_values(point.sequence)
         keys = keys.to(self.device)
-        return Context(
+        return RankingContext(
             keys=self._tokens(keys, point.prefix_length),
             values=self._tokens(values, point.prefix_length),
             positions=torch.arange(point.prefix_length, device=self.device),
@@ -154,25 +154,25 @@ class ContextSource:
                 queries, keys = self._queries_and_keys(point.sequence)
                 record = self.traces.record(point.sequence)
                 if importance is None:
-                    importance = self._label.computed(
+                    importance = self._label.importance_of(
                         queries, keys, point.prefix_length, point.stop, record.reply_spans
                     ).cpu()
                 if self._with_recent:
-                    seen = self._seen(point)
+                    seen = self._count_seen(point)
                     last = [queries[..., max(0, seen - RECENT_QUERIES) : seen, :].cpu().clone()]
             cached = (importance.flatten(0, 1), *last)
             _check_finite(point.sequence, *cached)
             self._label_memory.put(point, cached)
         return cached
 
-    def _seen(self, point: CompressionPoint) -> int:
+    def _count_seen(self, point: CompressionPoint) -> int:
         """Tokens whose queries a scorer sees at a point."""
         record = self.traces.record(point.sequence)
         return point.prefix_length + record.fed_again(point.prefix_length)
 
     def _recent(self, point: CompressionPoint, last: Tensor, keys: Tensor) -> Tensor:
         """[A, N, features] of the last queries that a scorer sees; keys [L, H, T, D]."""
-        queries, seen = last.to(self.device).flatten(1, 2), keys[..., : self._seen(point), :]
+        queries, seen = last.to(self.device).flatten(1, 2), keys[..., : self._count_seen(point), :]
         features = recent_features(queries, seen)
         return features[..., : point.prefix_length, :].flatten(0, 1)
 
@@ -246,21 +246,21 @@ class StepContexts:
         self._points = points
         self._steps = steps
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="contexts")
-        self._next: dict[int, Future[list[Context]]] = {}
+        self._next: dict[int, Future[list[RankingContext]]] = {}
 
-    def contexts(self, step: int) -> list[Context]:
+    def contexts(self, step: int) -> list[RankingContext]:
         """Contexts of a step, in the order of its points; steps may come in any order.
 
         Raises what `source` raises, StoreError for a damaged sequence, in the step that needs it.
         """
         future = self._next.get(step)
-        contexts = self._made(step) if future is None else future.result()
+        contexts = self._make_contexts(step) if future is None else future.result()
         self._next = {}
         if step + 1 < self._steps:
-            self._next[step + 1] = self._thread.submit(self._made, step + 1)
+            self._next[step + 1] = self._thread.submit(self._make_contexts, step + 1)
         return contexts
 
-    def _made(self, step: int) -> list[Context]:
+    def _make_contexts(self, step: int) -> list[RankingContext]:
         device = self._source.device
         on_device = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
         with on_device:  # the current device is set per thread

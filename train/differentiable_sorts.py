@@ -46,7 +46,7 @@ def soft_rank_objective(batch: Batch, recipe: Recipe) -> tuple[Tensor, dict[str,
     """Loss of projected ranks, [A] (`train.losses`)."""
     losses = []
     for scores, importance in zip(batch.scores, batch.importances, strict=True):
-        ranks = soft_rank(standardised(scores), recipe.temperature)  # [A, N]
+        ranks = soft_rank(standardise_scores(scores), recipe.temperature)  # [A, N]
         if recipe.sort_loss == "ranks":
             losses.append(rank_error(ranks, importance))
         else:
@@ -60,11 +60,11 @@ def matrix_objective(permutation: Matrix) -> Objective:
     def objective(batch: Batch, recipe: Recipe) -> tuple[Tensor, dict[str, float]]:
         losses = []
         for context, seed in enumerate(batch.seeds):
-            kept = thinned(batch.scores[context].shape[-1], seed)
+            kept = thin_tokens(batch.scores[context].shape[-1], seed)
             scores, importance = batch.scores[context], batch.importances[context]
             if kept is not None:
                 scores, importance = scores[:, kept], importance[:, kept]
-            matrix = permutation(standardised(scores), recipe.temperature)  # [A, N, N]
+            matrix = permutation(standardise_scores(scores), recipe.temperature)  # [A, N, N]
             if recipe.sort_loss == "ranks":
                 losses.append(rank_error(mean_rank(matrix), importance))
             else:
@@ -74,7 +74,7 @@ def matrix_objective(permutation: Matrix) -> Objective:
     return objective
 
 
-def standardised(scores: Tensor) -> Tensor:
+def standardise_scores(scores: Tensor) -> Tensor:
     """Scores of a context with mean 0 and standard deviation 1: [..., N] -> [..., N]."""
     centred = scores - scores.mean(-1, keepdim=True)  # [..., N]
     return centred / centred.square().mean(-1, keepdim=True).clamp_min(1e-12).sqrt()
@@ -96,7 +96,7 @@ def soft_skill(matrix: Tensor, importance: Tensor) -> Tensor:
     return skill_of_cost(importance, (importance * mean_rank(matrix, first=0)).sum(-1))
 
 
-def thinned(tokens: int, seed: int) -> Tensor | None:
+def thin_tokens(tokens: int, seed: int) -> Tensor | None:
     """Ascending indices of `MAXIMUM_TOKENS` random tokens, None where there are no more."""
     if tokens <= MAXIMUM_TOKENS:
         return None

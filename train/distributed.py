@@ -71,7 +71,7 @@ ALONE = Workers()
 """One process, which trains by itself."""
 
 
-def launched() -> bool:
+def is_launched() -> bool:
     """Whether torchrun, or `launch`, has started this process."""
     return "TORCHELASTIC_RUN_ID" in os.environ
 
@@ -115,7 +115,7 @@ def launch(devices: int, run: Callable[[ConfigT], None], config: ConfigT) -> Non
 
 def this_worker(devices: int) -> Workers:
     """Which of `devices` processes this is; UsageError where torchrun started other than these."""
-    if not launched():
+    if not is_launched():
         return Workers(count=devices)
     started = int(os.environ["WORLD_SIZE"])
     if started != devices:

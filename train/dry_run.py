@@ -5,14 +5,14 @@ from __future__ import annotations
 from lightning.pytorch.callbacks import LambdaCallback
 from rich.filesize import decimal
 
-from kvp.costs import in_words, now
+from kvp.costs import in_words, read_clock
 from kvp.hf import geometry_of, load_config
 from kvp.hf.trace import check_reach
 from kvp.progress import phase
 from train.config import TrainConfig
 from train.fit import fit
 from train.job import Job
-from train.model_traces import SEQUENCES, kept_in_ram, memory_gb_for
+from train.model_traces import SEQUENCES, memory_gb_for, plan_memory
 from train.recipe import Recipe
 from train.summary import print_start
 
@@ -29,7 +29,7 @@ def print_memory(config: TrainConfig, recipe: Recipe) -> None:
     check_reach(model_config, config.model, config.length, config.max_new_tokens)
     geometry = geometry_of(model_config)
     training, validation = recipe.sequences or SEQUENCES, config.validation_sequences
-    _, kept = kept_in_ram(geometry, config, recipe, training, validation)
+    _, kept = plan_memory(geometry, config, recipe, training, validation)
     print(
         f"{geometry}, {config.dtype}; {training} training and {validation} validation sequences of "
         f"at most {config.length} + {config.max_new_tokens} tokens take {decimal(kept)} of RAM "
@@ -45,7 +45,7 @@ def print_time(job: Job) -> None:
     times: list[float] = []
 
     def note(*_: object) -> None:
-        times.append(now(job.device))
+        times.append(read_clock(job.device))
 
     clock = LambdaCallback(on_train_start=note, on_train_batch_end=note)
     module = job.module(job.initial_rankers())

@@ -58,7 +58,7 @@ class Between(pl.Callback):
         """
         self._job, self._module, self._target = job, module, job.target
         self._shown = job.workers.first
-        self._points = job.held_out(job.config.validation_contexts) if self._shown else []
+        self._points = job.validation_points(job.config.validation_contexts) if self._shown else []
         self._source = job.source(job.recipe.label)
         self._layers = head_layers(job.traces.geometry, job.heads)
 
@@ -98,7 +98,7 @@ class Between(pl.Callback):
         if last or step % config.checkpoint_every == 0:
             trainer.save_checkpoint(self._target.checkpoint)  # the first writes, others wait
             if trainer.is_global_zero:
-                self._target.checkpoint_saved()
+                self._target.send_checkpoint()
 
     def on_train_end(self, *_: object) -> None:
         """Close the log and give the terminal back, also after an error."""

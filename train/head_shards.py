@@ -93,7 +93,7 @@ def shards_in(folder: str) -> list[str]:
 
 def check_same_run(named: dict[str, Shard]) -> None:
     """Raise PolicyError, naming two shards and what differs, unless all are of one run."""
-    (first, reference), *others = [(name, _made_by(shard)) for name, shard in named.items()]
+    (first, reference), *others = [(name, _shared_settings(shard)) for name, shard in named.items()]
     for name, settings in others:
         if different := differences(reference, settings):
             raise PolicyError(
@@ -102,7 +102,7 @@ def check_same_run(named: dict[str, Shard]) -> None:
             )
 
 
-def _made_by(shard: Shard) -> dict[str, Any]:
+def _shared_settings(shard: Shard) -> dict[str, Any]:
     """Settings that all shards of a policy must share; JSON."""
     training = shard.meta.training
     return {

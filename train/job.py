@@ -77,7 +77,7 @@ class Job:
             )  # fmt: skip
         return self.sources[key]
 
-    def held_out(self, limit: int) -> list[CompressionPoint]:
+    def validation_points(self, limit: int) -> list[CompressionPoint]:
         """At most `limit` compression points of validation sequences."""
         return held_out_points(self.training_data.validation, self.recipe, limit=limit)
 

@@ -59,7 +59,7 @@ class ModelTraces:
             for name, prefix_length, stop in dict.fromkeys(self.attention(trace.record)):
                 computed[name, prefix_length, stop] = (
                     label_of(name)
-                    .computed(queries, keys, prefix_length, stop, trace.record.reply_spans)
+                    .importance_of(queries, keys, prefix_length, stop, trace.record.reply_spans)
                     .cpu()
                 )
             trace = replace(trace, queries=None)

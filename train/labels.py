@@ -45,7 +45,7 @@ class Label:
         if (self.from_queries is None) == (self.stored is None):
             raise ValueError("a label is either computed from queries or stored")
 
-    def computed(
+    def importance_of(
         self,
         queries: Tensor,
         keys: Tensor,

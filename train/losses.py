@@ -179,14 +179,15 @@ def rloo_batch_objective(batch: Batch, recipe: Recipe) -> tuple[Tensor, dict[str
 def _sampled_objective(
     batch: Batch, recipe: Recipe, baseline: Baseline
 ) -> tuple[Tensor, dict[str, float]]:
-    rankings = [sampled(batch, context, recipe.permutations) for context in range(len(batch.seeds))]
+    contexts = range(len(batch.seeds))
+    rankings = [sample_rankings(batch, context, recipe.permutations) for context in contexts]
     rewards = torch.stack(
         [
             _REWARDS_OF_RANKINGS[recipe.reward](importance, ranking)
             for importance, ranking in zip(batch.importances, rankings, strict=True)
         ]
     )
-    advantage = normalised(baseline(rewards, batch), batch, recipe.advantage_clip)  # [C, K, A]
+    advantage = normalise(baseline(rewards, batch), batch, recipe.advantage_clip)  # [C, K, A]
     metrics = {
         "train/reward": float(mean_of_counted(rewards.mean(1), batch.counted)),
         "train/floor_share": floor_share(recipe.reward, rewards, batch.counted),
@@ -194,7 +195,7 @@ def _sampled_objective(
     return policy_loss(batch, rankings, advantage), metrics
 
 
-def sampled(batch: Batch, context: int, permutations: int) -> Tensor:
+def sample_rankings(batch: Batch, context: int, permutations: int) -> Tensor:
     """Draw K rankings of one context from its seed: [K, A, N] int64."""
     scores = batch.scores[context].detach()  # [A, N]
     noise = torch.Generator(scores.device).manual_seed(batch.seeds[context])
@@ -214,7 +215,7 @@ def within_step(rewards: Tensor, batch: Batch) -> Tensor:
     return (rewards - mean) * counted * (episodes / (episodes - 1).clamp_min(1))
 
 
-def normalised(raw: Tensor, batch: Batch, clip: float) -> Tensor:
+def normalise(raw: Tensor, batch: Batch, clip: float) -> Tensor:
     """Advantages with unit standard deviation per head over the contexts that count, then clipped.
 
     Args:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from rich.filesize import decimal
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from kvp.data.encode import encode
 from kvp.data.sources import data_identity, plan_collection
@@ -92,6 +92,11 @@ class Prompts:
             notes=jobs.notes,
         )
 
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Prompts of training and of validation."""
+        return self.training, len(self.samples) - self.training
+
 
 def open_model(
     config: TrainConfig, recipe: Recipe, device: torch.device, workers: Workers
@@ -114,41 +119,12 @@ def open_model(
     if workers.first:
         phase(f"loading {config.model}")
     model, tokenizer = model_of(config, str(device))
-    counts = prompts.training, len(prompts.samples) - prompts.training
-    plan, most_bytes = kept_in_ram(geometry_of(model_config), config, recipe, *counts)
-    bound = int(config.memory_gb * 1e9) * 3 // 4
-    if most_bytes > bound:
-        raise UsageError(
-            f"--sequences {counts[0]} and --validation_sequences {counts[1]} may take "
-            f"{decimal(most_bytes)}, three quarters of --memory_gb {config.memory_gb:g} are "
-            f"{decimal(bound)}; use fewer, or --memory_gb {memory_gb_for(most_bytes):g}"
-        )
-    each = "" if workers.count == 1 else f" in each of {workers.count} processes"
-    if workers.first:
-        for note in prompts.notes:
-            print(f"note: {note}")
-        kept = "queries" if plan.store_queries else "their attention"
-        print(
-            f"{counts[0]} sequences and {counts[1]} for validation, of at most {plan.max_tokens} "
-            f"tokens, will run through {config.model}; they take at most {decimal(most_bytes)} of "
-            f"RAM{each} (keys, values and {kept}, {plan.dtype})"
-        )
-    identity = {
-        "model": model_identity(config.model, config.revision, model, tokenizer),
-        "data": prompts.identity,
-        "continuation": config.answers,
-        "max_new_tokens": config.max_new_tokens,
-        "dtype": config.dtype,
-        "train": counts[0],
-        "validation": counts[1],
-    }
+    plan, most_bytes = plan_memory(geometry_of(model_config), config, recipe, *prompts.counts)
+    _announce(config, prompts, plan, most_bytes, workers)
+    manifest = _manifest_of(config, prompts, model, tokenizer)
     traces = ModelTraces(
         plan=plan,
-        manifest={
-            "model": {"id": recorded_name(config.model), "revision": config.revision},
-            "rope_frequencies": known_frequencies(model, config.max_tokens),
-            "identity": identity,
-        },
+        manifest=manifest,
         gram=known_output_gram(model),
         attention=lambda record: attention_of(record, config, recipe, prompts.training),
         device=device,
@@ -159,25 +135,78 @@ def open_model(
     )
     rows = default_batch_size(model_config, dtype=config.dtype, max_tokens=config.max_tokens)
 
-    def traced(split: str) -> list[SequenceRecord]:
+    def trace_split(split: str) -> list[SequenceRecord]:
         """Run the model over the prompts of a split and keep their traces."""
         started = time.monotonic()
-        numbered = list(enumerate(prompts.samples))
-        samples = numbered[: counts[0]] if split == "train" else numbered[counts[0] :]
+        numbered, first = list(enumerate(prompts.samples)), prompts.training
+        samples = numbered[:first] if split == "train" else numbered[first:]
         made = collect_all(model, tokenizer, samples, recorded, rows=rows)
         records = traces.keep_all(made, len(samples), shown=workers.first)
         if split == "train":
             if workers.first:
                 speed = sum(record.length for record in records) / (time.monotonic() - started)
-                print(f"{len(records)} sequences through the model at {speed:.0f} tokens/s{each}")
+                print(
+                    f"{len(records)} sequences through the model at {speed:.0f} tokens/s"
+                    f"{_in_each_process(workers)}"
+                )
             return records
-        found = [record for record in records if points_by_kind(record, recipe)]
-        if not found:
+        usable = [record for record in records if points_by_kind(record, recipe)]
+        if not usable:
             rule = too_short(recipe, config.length)
             raise UsageError(f"--validation_sequences {len(records)}: none of them {rule}")
-        return found
+        return usable
 
-    return TrainingData(traces=traces, identity=identity, sequences_of=traced)
+    return TrainingData(traces=traces, identity=manifest["identity"], sequences_of=trace_split)
+
+
+def _announce(
+    config: TrainConfig, prompts: Prompts, plan: StorePlan, most_bytes: int, workers: Workers
+) -> None:
+    """Print what will run and the RAM it takes; UsageError where that is too much."""
+    train, validation = prompts.counts
+    bound = int(config.memory_gb * 1e9) * 3 // 4
+    if most_bytes > bound:
+        raise UsageError(
+            f"--sequences {train} and --validation_sequences {validation} may take "
+            f"{decimal(most_bytes)}, three quarters of --memory_gb {config.memory_gb:g} are "
+            f"{decimal(bound)}; use fewer, or --memory_gb {memory_gb_for(most_bytes):g}"
+        )
+    if not workers.first:
+        return
+    for note in prompts.notes:
+        print(f"note: {note}")
+    kept = "queries" if plan.store_queries else "their attention"
+    print(
+        f"{train} sequences and {validation} for validation, of at most {plan.max_tokens} "
+        f"tokens, will run through {config.model}; they take at most {decimal(most_bytes)} of "
+        f"RAM{_in_each_process(workers)} (keys, values and {kept}, {plan.dtype})"
+    )
+
+
+def _in_each_process(workers: Workers) -> str:
+    return "" if workers.count == 1 else f" in each of {workers.count} processes"
+
+
+def _manifest_of(
+    config: TrainConfig,
+    prompts: Prompts,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+) -> dict[str, Any]:
+    train, validation = prompts.counts
+    return {
+        "model": {"id": recorded_name(config.model), "revision": config.revision},
+        "rope_frequencies": known_frequencies(model, config.max_tokens),
+        "identity": {
+            "model": model_identity(config.model, config.revision, model, tokenizer),
+            "data": prompts.identity,
+            "continuation": config.answers,
+            "max_new_tokens": config.max_new_tokens,
+            "dtype": config.dtype,
+            "train": train,
+            "validation": validation,
+        },
+    }
 
 
 def attention_of(
@@ -215,7 +244,7 @@ def draws_of(number: int, sequences: int, recipe: Recipe, *, seed: int) -> list[
     return [draw for draw in served if draw < draws]
 
 
-def kept_in_ram(
+def plan_memory(
     geometry: Geometry, config: TrainConfig, recipe: Recipe, train: int, validation: int
 ) -> tuple[StorePlan, int]:
     """What is kept of every sequence of the trained heads, and its maximum bytes.

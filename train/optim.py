@@ -69,7 +69,7 @@ class Muon(torch.optim.Optimizer):
                 state["momentum"] = torch.zeros_like(weight)
             momentum = state["momentum"]
             momentum.lerp_(weight.grad, 1 - _MOMENTUM)
-            update = orthogonalised(weight.grad.lerp(momentum, _MOMENTUM))
+            update = orthogonalise_matrices(weight.grad.lerp(momentum, _MOMENTUM))
             scale = _UPDATE_RMS * max(weight.shape[1:]) ** 0.5
             weight.mul_(1 - group["lr"] * group["weight_decay"])
             weight.add_(update, alpha=-group["lr"] * scale)
@@ -111,7 +111,7 @@ def is_matrix(name: str, weight: Tensor) -> bool:
     return name.endswith("_weight") and weight.dim() == 3 and weight.shape[2] > 1
 
 
-def orthogonalised(matrices: Tensor) -> Tensor:
+def orthogonalise_matrices(matrices: Tensor) -> Tensor:
     """About the nearest matrices with orthonormal rows or columns: float [A, m, n] -> [A, m, n].
 
     Five steps of Newton and Schulz on each; the singular values end between 0.6 and 1.2, which is

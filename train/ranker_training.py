@@ -25,7 +25,7 @@ from kvp.metrics import has_signal
 from kvp.store import SequenceRecord
 from policies.ranker import HeadRankers, bytes_per_token
 from train.compression_points import drawn_points, noise_seed, protection_of
-from train.contexts import Context, ContextSource, StepContexts
+from train.contexts import ContextSource, RankingContext, StepContexts
 from train.distributed import ALONE, Workers
 from train.losses import Batch, losses_of, mean_of_counted, objective_of, top_entropy
 from train.optim import Muon, average_decay, clip_per_head, learning_rate_factor, update_average
@@ -104,7 +104,7 @@ class RankerTraining(pl.LightningModule):
         scores = [  # C times [A, N]
             score[:, kept] for score, kept in zip(self._scores(whole), free, strict=True)
         ]
-        contexts = [context.without(self._protection) for context in whole]
+        contexts = [context.drop_protected(self._protection) for context in whole]
         counted = torch.stack([has_signal(context.importance) for context in contexts])  # [C, A]
         seeds = [
             noise_seed(self._seed, step, index) for index in workers.share(range(recipe.contexts))
@@ -167,7 +167,7 @@ class RankerTraining(pl.LightningModule):
         decay = average_decay(self.global_step, warmup=self._recipe.warmup, ema=self._recipe.ema)
         update_average(self.average, self.rankers, decay)
 
-    def validate(self, contexts: Iterable[Context]) -> HeldOut | None:
+    def validate(self, contexts: Iterable[RankingContext]) -> HeldOut | None:
         """Evaluate the averaged weights on held-out contexts, and keep each head's best.
 
         Of several processes the first one does, and returns what it found.
@@ -200,7 +200,7 @@ class RankerTraining(pl.LightningModule):
         self.best_skill[better] = skill[better]
         self.best_step[better] = self.global_step
 
-    def _scores(self, contexts: Sequence[Context]) -> list[Tensor]:
+    def _scores(self, contexts: Sequence[RankingContext]) -> list[Tensor]:
         """Scores [A, N] of every context, from one pass over their concatenation."""
         tokens = [context.keys.shape[1] for context in contexts]
         lengths = torch.tensor([context.length for context in contexts], device=self.device)
@@ -222,11 +222,11 @@ class RankerTraining(pl.LightningModule):
             for h in groups:
                 last = None if recent is None else recent[h]
                 inputs = keys[h], values[h], positions, length, last
-                parts.append(self._recomputed(h, tokens, *inputs))
+                parts.append(self._recompute(h, tokens, *inputs))
             scores = torch.cat(parts)  # [A, sum of N]
         return list(torch.split(scores, tokens, dim=1))
 
-    def _recomputed(self, heads: slice, contexts: Sequence[int], *inputs: Tensor | None) -> Tensor:
+    def _recompute(self, heads: slice, contexts: Sequence[int], *inputs: Tensor | None) -> Tensor:
         """Scores of some heads, whose activations are computed again in the backward pass."""
         scores: Tensor = checkpoint(
             self.rankers,

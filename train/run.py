@@ -11,7 +11,7 @@ from kvp.progress import phase
 from policies.policy_files import PolicyMeta, save_policy
 from train.calibration import TARGET_LABELS, calibrate
 from train.config import AUTO_HEADS, TrainConfig
-from train.distributed import ALONE, Workers, launch, launched, this_worker, together
+from train.distributed import ALONE, Workers, is_launched, launch, this_worker, together
 from train.fit import Between, fit
 from train.job import Job, Sources, prepare
 from train.labels import EVALUATED
@@ -38,7 +38,7 @@ def run(config: TrainConfig, sources: Sources | None = None) -> None:
         train(own_heads(config), ALONE, sources)
     elif config.dry_run:
         train(replace(config, devices=1), ALONE, sources)
-    elif config.devices > 1 and not launched():
+    elif config.devices > 1 and not is_launched():
         launch(config.devices, run, config)
     else:
         train(config, this_worker(config.devices), sources)
@@ -58,7 +58,7 @@ def train(config: TrainConfig, workers: Workers, sources: Sources | None = None)
 
         print_time(job)
         return
-    if job.target.finished():
+    if job.target.is_finished():
         if workers.first:
             job.target.finish()
             print(f"{config.out} already holds the finished policy of exactly these settings.")
@@ -76,7 +76,7 @@ def train(config: TrainConfig, workers: Workers, sources: Sources | None = None)
         job.target.prepare(manifest)
     try:
         with together(workers, job.device):
-            module = _trained(job)
+            module = _train_rankers(job)
         if workers.first:
             _export(job, module, manifest)
             job.target.finish()
@@ -85,7 +85,7 @@ def train(config: TrainConfig, workers: Workers, sources: Sources | None = None)
         job.target.release()
 
 
-def _trained(job: Job) -> RankerTraining:
+def _train_rankers(job: Job) -> RankerTraining:
     """The module after the last step."""
     if job.workers.first:
         phase("reading training sequences")
@@ -111,14 +111,14 @@ def _export(job: Job, module: RankerTraining, manifest: dict[str, Any]) -> None:
         )
     calibration, target = None, config.calibration
     if target != "none":
-        points = job.held_out(config.calibration_contexts)
+        points = job.validation_points(config.calibration_contexts)
         label = TARGET_LABELS.get(target, job.recipe.label)
         name = label if target == "label" else target
         calibration = calibrate(
             best, job.source(label), points, target=name, protection=job.protection
         )
     phase("evaluating the policy and the attention-free heuristics")
-    source, points = job.source(EVALUATED), job.held_out(config.validation_contexts)
+    source, points = job.source(EVALUATED), job.validation_points(config.validation_contexts)
     result = evaluate(
         best,
         map(source.context, points),

@@ -54,7 +54,7 @@ class RunFolder:
         """SHA-256 of the identity, by which a checkpoint is known."""
         self._claim: OutputFolder | None = None
 
-    def finished(self) -> bool:
+    def is_finished(self) -> bool:
         """Whether the folder holds the finished policy of exactly this run."""
         previous = RUN.read_marker(self.place) if (self.place / INDEX).exists() else None
         return previous is not None and not RUN.differences(previous, self._identity)
@@ -82,7 +82,7 @@ class RunFolder:
                 shutil.rmtree(self.folder, ignore_errors=True)  # of a run that was killed here
                 self.folder.mkdir(parents=True)
                 fetch(self.place, self.folder)
-            if self.start is not None and not _undamaged(self.start):
+            if self.start is not None and not _is_undamaged(self.start):
                 raise UsageError(f"{self.start} is damaged; delete it to start this run again")
         except BaseException:
             self.release()
@@ -93,7 +93,7 @@ class RunFolder:
         """The checkpoint to continue from, None where there is none."""
         return self.checkpoint if self.checkpoint.exists() else None
 
-    def checkpoint_saved(self) -> None:
+    def send_checkpoint(self) -> None:
         """Send the new checkpoint to where the run's folder is, if that is not this disk."""
         self._send(LOGS, CHECKPOINT)
 
@@ -124,7 +124,7 @@ class RunFolder:
                 (self.place / folder / name).unlink()
 
 
-def _undamaged(archive: Path) -> bool:
+def _is_undamaged(archive: Path) -> bool:
     """Whether the files inside have the checksums that the archive holds of them."""
     try:
         return ZipFile(archive).testzip() is None

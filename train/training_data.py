@@ -65,7 +65,7 @@ def open_store(config: TrainConfig, recipe: Recipe) -> TrainingData:
             f"--label {recipe.label}: --traces {path} holds no such label; collect it with "
             f"kvp-collect --labels {stored}"
         )
-    records = {split: usable(reader, split, recipe) for split in ("train", "validation")}
+    records = {split: usable_records(reader, split, recipe) for split in ("train", "validation")}
     if recipe.sequences > len(records["train"]):
         raise UsageError(
             f"--sequences {recipe.sequences}: the store has {len(records['train'])} training "
@@ -93,7 +93,7 @@ def check_store(reader: TraceReader, *, allow_incomplete: bool) -> None:
         )
 
 
-def usable(reader: TraceReader, split: str, recipe: Recipe) -> list[SequenceRecord]:
+def usable_records(reader: TraceReader, split: str, recipe: Recipe) -> list[SequenceRecord]:
     """Records of a split that are long enough to compress; StoreError if there are none."""
     records = reader.records(split)
     long_enough = [record for record in records if points_by_kind(record, recipe)]

@@ -22,12 +22,12 @@ from kvp.budgets import parse_budgets
 from kvp.geometry import Geometry
 from kvp.metrics import area, attention_lost, grid_budgets, lost_importance, skill
 from kvp.ranking import Protection, pooled_scores
-from kvp.scoring import View, score_prompt, scored_together
+from kvp.scoring import View, group_budgets, score_prompt
 from policies.allocators.shared import Shared
 from policies.learned import Calibration
 from policies.ranker import HeadRankers, parameters_per_head
 from policies.registry import METHODS, attention_free
-from train.contexts import Context, scores_of
+from train.contexts import RankingContext, scores_of
 
 VALIDATED_BUDGETS = parse_budgets("6.25%,12.5%,25%,50%")
 """Budgets whose lost attention is reported."""
@@ -104,7 +104,7 @@ class HeldOut:
 @torch.no_grad()
 def evaluate(
     rankers: HeadRankers,
-    contexts: Iterable[Context],
+    contexts: Iterable[RankingContext],
     *,
     reward_protection: Protection,
     heuristics: Heuristics | None = None,
@@ -167,7 +167,7 @@ class Heuristics:
         self.names = [name for name in METHODS if attention_free(name) and name not in _SAME]
 
     @torch.no_grad()
-    def skills(self, context: Context, reward_protection: Protection) -> Tensor:
+    def skills(self, context: RankingContext, reward_protection: Protection) -> Tensor:
         """Skill of M heuristics on A heads, [M, A] float32 on the CPU; NaN without signal."""
         views = self._views(context)
         start = self._heads[0] % self._geometry.kv_heads
@@ -175,14 +175,14 @@ class Heuristics:
         skills = []
         for name in self.names:
             scorer, scored = METHODS[name](), []
-            for budgets in scored_together(scorer.needs, grid_budgets(context.length)):
+            for budgets in group_budgets(scorer.needs, grid_budgets(context.length)):
                 at = (replace(view, budget=budgets[-1]) for view in views)
                 scored.append((score_prompt(scorer, at).flatten(0, 1)[heads], budgets[-1]))
             lost = lost_importance(context.importance, scored, reward_protection)
             skills.append(skill(context.importance, lost, reward_protection))
         return torch.stack(skills).float().cpu()
 
-    def _views(self, context: Context) -> list[View]:
+    def _views(self, context: RankingContext) -> list[View]:
         """Every layer that has some of the heads; the other heads are zero.
 
         Heuristics see head by head, so that these change nothing for the others.

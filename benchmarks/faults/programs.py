@@ -19,7 +19,7 @@ import torch
 from benchmarks.faults.harness import in_child
 from kvp import programs
 from kvp.artifacts.addresses import Place, place
-from kvp.errors import KvpError, guarded
+from kvp.errors import KvpError, call_program
 
 Reader = Callable[[Place], object]
 _PROMPTS = "--tasks niah_single_1 --length 160 --max_new_tokens 4"
@@ -53,7 +53,7 @@ class Command:
     @property
     def spelled(self) -> str:
         """Its name as users know it."""
-        return "shrink" if self.program == "shrink" else programs.spelled(self.program)
+        return "shrink" if self.program == "shrink" else programs.spell_program(self.program)
 
     @property
     def there(self) -> bool:
@@ -64,7 +64,7 @@ class Command:
         """A call of the program."""
         words = [word.format(made=made, out=out) for word in self.flags.split()]
         if self.program == "shrink":
-            return partial(guarded, partial(_shrink, *words), "shrink")
+            return partial(call_program, partial(_shrink, *words), "shrink")
         return partial(programs.run_program, self.program, words)
 
     def content(self, out: str) -> Callable[[], dict[str, object]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from kvp.errors import UsageError, guarded
+from kvp.errors import UsageError, call_program
 from kvp.plugins import require
 
 DESCRIPTION = """usage: kvp lm-eval [run] [ARGUMENTS OF lm-eval ...]
@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     cached = any(word.split("=")[0] in ("--use_cache", "-c") for word in arguments)
     again = "the same command continues" if cached else "nothing was kept: --use_cache FILE does"
-    return guarded(lambda: _run(arguments), "kvp lm-eval", again=again)
+    return call_program(lambda: _run(arguments), "kvp lm-eval", again=again)
 
 
 def _run(arguments: Sequence[str]) -> None:

@@ -179,9 +179,9 @@ def _beyond(space: Space, scores: Scores) -> dict[str, list[Candidate]]:
         known = _numbers(one.value(each) for each in same)
         values = []
         if min(known) >= value:
-            values.append(one.grid.below(value))
+            values.append(one.grid.step_down(value))
         if max(known) <= value:
-            values.append(one.grid.above(value, space.tokens))
+            values.append(one.grid.step_up(value, space.tokens))
         changed = [one.changed(best, beyond) for beyond in values if beyond is not None]
         if able := [each for each in changed if each is not None]:
             found[one.name] = able
@@ -213,7 +213,7 @@ def _next(space: Space, one: Dimension, best: Candidate, scores: Scores) -> tupl
     if (value := _number(space, one, best, scores)) is None:
         return ()
     known = {*one.grid.values, *_numbers(one.value(each) for each in scores)}
-    beside = (one.grid.below(value, known), value, one.grid.above(value, space.tokens, known))
+    beside = (one.grid.step_down(value, known), value, one.grid.step_up(value, space.tokens, known))
     return tuple(each for each in beside if each is not None)
 
 
@@ -224,7 +224,7 @@ def _halfway(
     if not isinstance(one.grid, Numbers) or value is None:
         return
     for other in _next(space, one, best, scores):
-        middle = one.grid.between(min(value, other), max(value, other))
+        middle = one.grid.bisect(min(value, other), max(value, other))
         if middle is not None:
             yield one.changed(best, middle)
 

@@ -31,7 +31,7 @@ CHARACTERS = 40
 """More characters than a token of text has on average: a text with more for each token of a limit
 need not be tokenised to know that it is too long."""
 _STEPS = 4
-"""Steps of `largest` whose size the last one's cost suggests, before they are doubled at least."""
+"""Steps of `find_largest` whose size the last one's cost suggests, before they double at least."""
 _MARK = re.compile("\ue000\\d+\ue001")
 
 
@@ -300,7 +300,7 @@ def evidence_tokens(
     )
 
 
-def largest(
+def find_largest(
     make: Callable[[int], T],
     tokens: Callable[[T], int],
     *,

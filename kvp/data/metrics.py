@@ -53,20 +53,20 @@ _BREAKS = str.maketrans(dict.fromkeys("\n\"'.,?!{}", " "))
 
 def string_match_all(prediction: str, references: Sequence[str]) -> float:
     """The fraction of `references` contained in `prediction`, ignoring case (RULER)."""
-    return sum(_contained(prediction, references)) / len(references)
+    return sum(_find_references(prediction, references)) / len(references)
 
 
 def string_match_part(prediction: str, references: Sequence[str]) -> float:
     """1 when any of `references` is contained in `prediction`, ignoring case, else 0 (RULER)."""
-    return float(any(_contained(prediction, references)))
+    return float(any(_find_references(prediction, references)))
 
 
-def _contained(prediction: str, references: Sequence[str]) -> list[bool]:
+def _find_references(prediction: str, references: Sequence[str]) -> list[bool]:
     text = _CONTROL.sub("\n", prediction.strip()).strip().lower()
     return [reference.lower() in text for reference in references]
 
 
-def normalised(text: str) -> str:
+def normalise(text: str) -> str:
     """Lower case without ASCII punctuation, English articles and repeated white space (SQuAD)."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split())
 
@@ -76,7 +76,7 @@ def exact_match(prediction: str, references: Sequence[str]) -> float:
 
     Source: the evaluation script of SQuAD (Rajpurkar et al. 2016).
     """
-    return float(normalised(prediction) in map(normalised, references))
+    return float(normalise(prediction) in map(normalise, references))
 
 
 def token_f1(prediction: str, references: Sequence[str]) -> float:
@@ -84,7 +84,7 @@ def token_f1(prediction: str, references: Sequence[str]) -> float:
 
     Where prediction or reference has no word left, 1 if both have none, else 0 (SQuAD 2.0).
     """
-    return max(_f1(normalised(prediction).split(), normalised(one).split()) for one in references)
+    return max(_f1(normalise(prediction).split(), normalise(one).split()) for one in references)
 
 
 def _f1(prediction: list[str], reference: list[str]) -> float:

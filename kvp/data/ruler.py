@@ -18,19 +18,19 @@ from functools import cached_property, lru_cache, partial
 from itertools import chain, pairwise, repeat
 from typing import TYPE_CHECKING, Any, Literal
 
-from kvp.data.encode import encode, largest
+from kvp.data.encode import encode, find_largest
 from kvp.data.metrics import ScoredByMetric
 from kvp.data.rows.files import read_text
 from kvp.data.synthetic.text import (
     SampleInputs,
     Split,
-    distinct,
+    draw_distinct,
     draw_key,
     draw_name,
     draw_number,
     draw_uuid,
     generated_split,
-    kept,
+    keep_drawn,
     word_pool,
 )
 from kvp.data.task import NoPromptError, Sample, Source, TaskSettings, blank_sample
@@ -99,8 +99,8 @@ VARIANTS = {
 def niah(variant: Variant, inputs: SampleInputs, _: CountTokens) -> Maker:
     """One sample of a needle task, for any number of haystack lines (essay: words)."""
     rng = inputs.rng("needles")
-    keys = distinct(lambda: variant.key(rng, inputs.split), variant.keys)
-    values = distinct(lambda: variant.value(rng, inputs.split), variant.keys * variant.values)
+    keys = draw_distinct(lambda: variant.key(rng, inputs.split), variant.keys)
+    values = draw_distinct(lambda: variant.value(rng, inputs.split), variant.keys * variant.values)
     pairs = [(key, values.pop()) for key in keys for _ in range(variant.values)]
     rng.shuffle(pairs)
     needles = [_needle(variant, pair) for pair in pairs]
@@ -160,7 +160,7 @@ def _haystack_maker(
             if pair[0] not in taken:
                 yield _needle(variant, pair)
 
-    first = kept(distractors())
+    first = keep_drawn(distractors())
     return lambda amount: _among_lines(first(amount), needles, inputs.rng("depths"))
 
 
@@ -196,24 +196,24 @@ def tracking(inputs: SampleInputs, count_tokens: CountTokens, *, example: bool) 
         rng = inputs.rng("example")
         chain = _chain(rng, inputs.split, letters=3)
         lines = HOPS + 1
-        while count_tokens(_worked(chain, lines + 1, inputs)) <= limit:
+        while count_tokens(_worked_example(chain, lines + 1, inputs)) <= limit:
             lines += 1
-        shown = _worked(chain, lines, inputs) + "\n"
+        shown = _worked_example(chain, lines, inputs) + "\n"
     chain = _chain(inputs.rng("chain"), inputs.split, letters=5)
-    return lambda amount: _assigned(inputs, chain, amount, "places", shown), HOPS + 1
+    return lambda amount: _assignment_sample(inputs, chain, amount, "places", shown), HOPS + 1
 
 
 def _chain(rng: random.Random, split: Split, letters: int) -> tuple[str, list[str]]:
-    names = distinct(lambda: draw_name(rng, split, letters), HOPS + 1)
+    names = draw_distinct(lambda: draw_name(rng, split, letters), HOPS + 1)
     return draw_number(rng, split, digits=5), names
 
 
-def _worked(chain: tuple[str, list[str]], lines: int, inputs: SampleInputs) -> str:
-    prompt = _assigned(inputs, chain, lines, "example places", "")
+def _worked_example(chain: tuple[str, list[str]], lines: int, inputs: SampleInputs) -> str:
+    prompt = _assignment_sample(inputs, chain, lines, "example places", "")
     return f"{prompt.text} {' '.join(chain[1])}\n"
 
 
-def _assigned(
+def _assignment_sample(
     inputs: SampleInputs, chain: tuple[str, list[str]], amount: int, places: str, shown: str
 ) -> Sample:
     value, names = chain
@@ -249,10 +249,10 @@ def common_words(inputs: SampleInputs, _: CountTokens) -> Maker:
     shown = pool[: COMMON + shown_others]
     pool = pool[COMMON + shown_others :]
     example = _list_prompt(inputs, shown, shown_times, "example", "")
-    before = f"{example.text} {_numbered(shown[:COMMON])}\n"
+    before = f"{example.text} {_number_words(shown[:COMMON])}\n"
 
     more = _compounds(inputs.rng("compounds"), inputs.split, avoided=frozenset(pool[:COMMON]))
-    words = kept(chain(pool, more))
+    words = keep_drawn(chain(pool, more))
     return lambda amount: _list_prompt(inputs, words(COMMON + amount), times, "order", before), 0
 
 
@@ -275,16 +275,16 @@ def _list_prompt(
         inputs,
         context=f"{before}Below is a numbered list of words. In these words, some appear more "
         "often than others. Memorize the ones that appear most often.\n"
-        f"{_numbered(entries)}\n",
+        f"{_number_words(entries)}\n",
         question="Question: What are the 10 most common words in the above list?",
         answer_prefix=" Answer: The top 10 words that appear most often in the list are:",
         references=tuple(words[:COMMON]),
-        reply=f" {_numbered(sorted(words[:COMMON], key=entries.index))}",
+        reply=f" {_number_words(sorted(words[:COMMON], key=entries.index))}",
         max_new_tokens=120,
     )
 
 
-def _numbered(words: list[str]) -> str:
+def _number_words(words: list[str]) -> str:
     return " ".join(f"{number}. {word}" for number, word in enumerate(words, start=1))
 
 
@@ -295,7 +295,7 @@ def frequent_words(inputs: SampleInputs, _: CountTokens) -> Maker:
     """
     size = max(4, (inputs.length - FWE_MAX_NEW_TOKENS) // FWE_MAX_NEW_TOKENS)
     rng = inputs.rng("words")
-    coded = distinct(lambda: draw_name(rng, inputs.split, 6, string.ascii_lowercase), size - 1)
+    coded = draw_distinct(lambda: draw_name(rng, inputs.split, 6, string.ascii_lowercase), size - 1)
     vocabulary = ["...", *coded]
 
     def make(amount: int) -> Sample:
@@ -366,7 +366,7 @@ def generate(
     )
     make, smallest = MAKERS[task](inputs, count_tokens)
     limit = length if limit is None else limit
-    sample = largest(
+    sample = find_largest(
         make, lambda sample: count_tokens(sample.text),
         limit=limit, smallest=smallest, what=task, probe=PROBE,
         most=max(limit, smallest),  # each unit is a token at least
@@ -393,7 +393,7 @@ class RulerTask(ScoredByMetric):
         @lru_cache(maxsize=1)
         def make(index: int, attempt: int = 0) -> Sample:
             try:
-                return fitting.fitted(
+                return fitting.fit_sample(
                     lambda limit: generate(
                         self.name,
                         count_tokens=fitting.count_tokens,
@@ -424,7 +424,7 @@ class Fitting:
     settings: TaskSettings
     tokenizer: PreTrainedTokenizerBase
 
-    def fitted(self, make: Callable[[int], Sample]) -> Sample:
+    def fit_sample(self, make: Callable[[int], Sample]) -> Sample:
         """What `make` makes for the largest limit whose encoded prompt is within `--length`.
 
         `make` takes the most tokens that `count_tokens` may return for the prompt, and raises

@@ -92,7 +92,7 @@ def tasks_in_turn(
         build_samples(name, replace(settings, count=order.count(turn)), tokenizer)
         for turn, name in enumerate(tasks)
     ]
-    return _interleaved(built, order)
+    return _interleave_sources(built, order)
 
 
 SOURCES: Mapping[str, SourceMaker] = {
@@ -135,7 +135,7 @@ def _mixture(
         _of_one_kind(part, replace(settings, count=order.count(number)), tokenizer)
         for number, part in enumerate(parts)
     ]
-    mixed = _interleaved(sources, order)
+    mixed = _interleave_sources(sources, order)
     if len(mixed) == settings.count:
         return mixed
     ended = order[len(mixed)]
@@ -157,7 +157,7 @@ def _of_one_kind(data: str, settings: TaskSettings, tokenizer: PreTrainedTokeniz
         return listed_samples(samples, settings.count, f"--data {data}")
 
 
-def _interleaved(sources: Sequence[Sequence[Sample]], order: Sequence[int]) -> Source:
+def _interleave_sources(sources: Sequence[Sequence[Sample]], order: Sequence[int]) -> Source:
     """Sample i from source order[i], until one has no more where its turn would come."""
     places: list[tuple[int, int]] = []  # source, index in it
     given = [0] * len(sources)

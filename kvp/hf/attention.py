@@ -26,7 +26,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from kvp.errors import ModelError
-from kvp.ops.ragged_attention import capped
+from kvp.ops.ragged_attention import cap_logits
 from kvp.scoring import ALL_QUERIES
 
 ATTENTION = "kvp"
@@ -176,7 +176,7 @@ def query_unit(width: int, scaling: float | None) -> float:
     return 1.0 if math.isclose(unit, 1.0, rel_tol=1e-6) else unit
 
 
-def _fused(module: nn.Module, options: Mapping[str, Any]) -> bool:
+def _is_fused(module: nn.Module, options: Mapping[str, Any]) -> bool:
     """Whether torch's kernels compute the products: neither loaded as eager, nor capped or sunk."""
     config = getattr(module, "config", None)
     eager = getattr(config, "_attn_implementation", None) == ATTENTIONS["eager"]
@@ -196,7 +196,7 @@ def plain_attention(
     `mask` is a bool [B, 1, T, S], or None for causal attention of S tokens (of one: to all);
     `options` as `AttendingLayer.attend`.
     """
-    if _fused(module, options):
+    if _is_fused(module, options):
         attended, _ = sdpa_attention_forward(module, query, keys, values, mask, **options)
         return attended
     tokens = query.shape[2]
@@ -219,7 +219,7 @@ def grouped_attention(
     keys and values [B, H, S, D], visible [B, H or 1, T or 1, S] bool (None: all) -> [B, T, Q, D].
     A query that sees no slot gets zeros. `options` as `AttendingLayer.attend`.
     """
-    if not _fused(module, options):
+    if not _is_fused(module, options):
         return _eager_attention(query, keys, values, visible, options)
     batch, query_heads, tokens, head_dim = query.shape
     kv_heads, slots = keys.shape[1], keys.shape[2]
@@ -264,7 +264,9 @@ def _eager_attention(
     parts = []
     for start in range(0, query.shape[2], block):
         part = slice(start, start + block)
-        logits = capped(query[:, :, part] @ keys.transpose(2, 3) * scaling, options.get("softcap"))
+        logits = cap_logits(
+            query[:, :, part] @ keys.transpose(2, 3) * scaling, options.get("softcap")
+        )
         seen = visible if visible is None or visible.shape[2] == 1 else visible[:, :, part]
         if seen is not None:
             logits = logits.masked_fill(~seen, torch.finfo(logits.dtype).min)
@@ -282,7 +284,7 @@ def _eager_attention(
 Undo = Callable[[], object]
 
 
-def changed_once(
+def share_change(
     change: Callable[[PreTrainedModel], Undo],
 ) -> Callable[[PreTrainedModel], AbstractContextManager[None]]:
     """`change` of a model by the first block that opens; undone after the last, in any order."""
@@ -290,7 +292,7 @@ def changed_once(
     users: MutableMapping[PreTrainedModel, tuple[int, Undo]] = WeakKeyDictionary()
 
     @contextmanager
-    def changed(model: PreTrainedModel) -> Iterator[None]:
+    def change_model(model: PreTrainedModel) -> Iterator[None]:
         with lock:
             count, undo = users.get(model) or (0, change(model))
             users[model] = count + 1, undo
@@ -304,10 +306,10 @@ def changed_once(
                 else:
                     undo()
 
-    return changed
+    return change_model
 
 
-@changed_once
+@share_change
 def kvp_attention_set(model: PreTrainedModel) -> Undo:
     """Set kvp's attention on `model`; the former one is back after the last open block.
 

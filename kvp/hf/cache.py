@@ -23,7 +23,7 @@ from kvp.hf.attention import QueryRecorder, StoredKeys
 from kvp.hf.cache_layers import (
     EvictingLayer,
     OtherLayer,
-    arranged,
+    arrange_layers,
     copies,
     other_layers,
     selected_layer,
@@ -40,7 +40,7 @@ class Turn:
     shrunk_at: int
     """Tokens the cache had seen when it was shrunk the last time."""
 
-    def taken(self, entries: Sequence[int]) -> Turn:
+    def take_entries(self, entries: Sequence[int]) -> Turn:
         """The same for other entries of the batch."""
         return replace(self, prompts=tuple(self.prompts[entry] for entry in entries))
 
@@ -65,7 +65,7 @@ class EvictingCache(Cache):
     def of(cls, config: PreTrainedConfig) -> EvictingCache:
         """An empty cache for a model with this config."""
         own = [EvictingLayer() for _ in evicted_layers(config)]
-        return cls(arranged(own, other_layers(config)))
+        return cls(arrange_layers(own, other_layers(config)))
 
     @classmethod
     def adopt(cls, cache: Cache, config: PreTrainedConfig) -> EvictingCache:
@@ -104,7 +104,7 @@ class EvictingCache(Cache):
             layers.append(selected_layer(layer_keys, layer_values, positions, layer_indices, seen))
         batch, entries = keys[0].shape[0], indices[0].shape[0]
         spread = None if batch == entries else torch.zeros(entries, dtype=torch.int64)
-        return cls(arranged(layers, copies(others or {}, spread)))
+        return cls(arrange_layers(layers, copies(others or {}, spread)))
 
     def fork(self, n: int = 1) -> EvictingCache:
         """An independent cache that goes on from here; this one stays as it is.
@@ -122,13 +122,13 @@ class EvictingCache(Cache):
         fork = copy.copy(self)
         own = [layer.fork(n) for layer in self.stored.values()]
         spread = torch.arange(self.batch).repeat_interleave(n)
-        fork.layers = arranged(own, copies(self.others, spread if n > 1 else None))
+        fork.layers = arrange_layers(own, copies(self.others, spread if n > 1 else None))
         if self.recorder is not None:
             fork.recorder = QueryRecorder(self.recorder.window, self.recorder.held)
             if n > 1:
                 fork.recorder.take(spread)
         if n > 1 and fork.turn is not None:
-            fork.turn = fork.turn.taken(spread.tolist())
+            fork.turn = fork.turn.take_entries(spread.tolist())
         return fork
 
     def check_rows(self, rows: int) -> None:
@@ -243,7 +243,7 @@ class EvictingCache(Cache):
             if self.recorder is not None:
                 self.recorder.take(indices)
             if self.turn is not None:
-                self.turn = self.turn.taken(indices.tolist())
+                self.turn = self.turn.take_entries(indices.tolist())
 
     @property
     def lengths(self) -> list[int]:

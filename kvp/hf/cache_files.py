@@ -33,12 +33,12 @@ from kvp.hf.cache_layers import (
     LayerState,
     OtherState,
     RaggedLayer,
-    arranged,
+    arrange_layers,
     other_layers,
 )
 from kvp.hf.model_access import active_digest, layer_devices, name_of, on_meta, weights_digest
 from kvp.hf.model_config import evicted_layers, geometry_of
-from kvp.hf.prefill import unwrapped
+from kvp.hf.prefill import unwrap_model
 from kvp.manifest import Format, digest_json
 from kvp.scoring import ALL_QUERIES
 from kvp.version import __version__
@@ -55,7 +55,7 @@ def save_cache(cache: EvictingCache, path: str | Path, model: nn.Module) -> None
     Raises UsageError for a cache that is empty or of another class, CacheError where the file
     cannot be written.
     """
-    path, inner = Path(path), unwrapped(model)
+    path, inner = Path(path), unwrap_model(model)
     if not isinstance(cache, EvictingCache):
         raise UsageError(f"save_cache writes an EvictingCache, got a {type(cache).__name__}")
     if cache.get_seq_length() == 0:
@@ -102,7 +102,7 @@ def load_cache(path: str | Path, model: nn.Module) -> EvictingCache:
     Tensors have the dtype they were saved with. Raises CacheError, in one line that names the file,
     where it is missing, damaged, no cache file, or made by another model or in another dtype.
     """
-    path, inner = Path(path), unwrapped(model)
+    path, inner = Path(path), unwrap_model(model)
     header = read_sealed_header(path, CacheError, FORMAT, "save_cache")
     with foreign(path, CacheError):
         try:
@@ -143,7 +143,7 @@ def _load(path: Path, header: Mapping[str, Any], inner: PreTrainedModel) -> Evic
         saved.restore(layer, devices[index])
         rows = {len(tensor) for tensor in states[index].values() if tensor.ndim > 1}
         _fits(rows <= {batch} and getattr(layer, "cumulative_length", seen) == seen)
-    cache = EvictingCache(arranged(own, others))
+    cache = EvictingCache(arrange_layers(own, others))
     if header["window"] is not None:
         cache.recorder = QueryRecorder(header["window"], queries)
     if (turn := header["turn"]) is not None:

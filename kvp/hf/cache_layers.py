@@ -178,10 +178,10 @@ class EvictingLayer(DynamicLayer):
         stored, stop = self._stored, self._stored + tokens
         if self._shared or stop > self._key_storage.shape[2]:
             capacity = stored + max(tokens, self._growth)
-            storages = [_grown(storage, stored, capacity) for storage in storages]
+            storages = [_grow_storage(storage, stored, capacity) for storage in storages]
             storages[2][:, :, stored:] = EMPTY  # until `attend` brings them
             self._shared = False
-        keys, values, positions = (_writable(storage) for storage in storages)
+        keys, values, positions = (_make_writable(storage) for storage in storages)
         keys[:, :, stored:stop], values[:, :, stored:stop] = key_states, value_states
         self._key_storage, self._value_storage, self._position_storage = keys, values, positions
         self._stored = stop
@@ -234,7 +234,7 @@ class EvictingLayer(DynamicLayer):
         self.unattended = False
         return self._attend(module, query, mask, options)
 
-    def _visible(self, tokens: int, options: Mapping[str, Any]) -> Tensor | None:
+    def _visible_slots(self, tokens: int, options: Mapping[str, Any]) -> Tensor | None:
         """[B, H or 1, T, S] bool: used slots of the storage that each of the new tokens sees.
 
         None for all of them: one new token sees every slot, unless some are empty.
@@ -306,7 +306,7 @@ class EvictingLayer(DynamicLayer):
         self._show()
         if not self.evicted:
             return plain_attention(module, query, self.keys, self.values, mask, options)
-        visible = self._visible(query.shape[2], options)
+        visible = self._visible_slots(query.shape[2], options)
         return grouped_attention(module, query, self.keys, self.values, visible, options)
 
     def _tensors(self) -> dict[str, Tensor]:
@@ -338,14 +338,14 @@ class EvictingLayer(DynamicLayer):
             )
 
 
-def _grown(storage: Tensor, stored: int, capacity: int) -> Tensor:
+def _grow_storage(storage: Tensor, stored: int, capacity: int) -> Tensor:
     """The first `stored` slots of `storage` [B, H, S, ...] in a tensor of `capacity` slots."""
     larger = storage.new_empty(*storage.shape[:2], capacity, *storage.shape[3:])
     larger[:, :, :stored] = storage[:, :, :stored]
     return larger
 
 
-def _writable(tensor: Tensor) -> Tensor:
+def _make_writable(tensor: Tensor) -> Tensor:
     """`tensor`, or a copy where it was made in `torch.inference_mode` and is now used outside."""
     inside = torch.is_inference_mode_enabled()
     return tensor.clone() if tensor.is_inference() and not inside else tensor
@@ -377,7 +377,7 @@ class RaggedLayer(EvictingLayer):  # type: ignore[no-untyped-call]
 
         Slots are those of the longest flat head, then the tail.
         """
-        present = self._present()  # [B, H, longest]
+        present = self._present_slots()  # [B, H, longest]
         flat = torch.full(present.shape, EMPTY, device=present.device)
         flat[present] = self._flat_positions.long()
         return torch.cat([flat, super().positions], dim=-1)
@@ -385,14 +385,14 @@ class RaggedLayer(EvictingLayer):  # type: ignore[no-untyped-call]
     @property
     def slots(self) -> tuple[Tensor, Tensor]:
         """Keys and values [B, H, S, D] of all slots, zeros where none is."""
-        present, (keys, values, _) = self._present(), self._used
+        present, (keys, values, _) = self._present_slots(), self._used
 
-        def padded(flat: Tensor, tail: Tensor) -> Tensor:
+        def pad_heads(flat: Tensor, tail: Tensor) -> Tensor:
             slots = flat.new_zeros(*present.shape, flat.shape[1])
             slots[present] = flat
             return torch.cat([slots, tail], dim=2)
 
-        return padded(self.keys, keys), padded(self.values, values)
+        return pad_heads(self.keys, keys), pad_heads(self.values, values)
 
     @property
     def entry_nbytes(self) -> list[int]:
@@ -402,7 +402,7 @@ class RaggedLayer(EvictingLayer):  # type: ignore[no-untyped-call]
         counts: list[int] = self.lengths.sum(dim=1).tolist()
         return [(count + tail) * token for count in counts]
 
-    def _present(self) -> Tensor:
+    def _present_slots(self) -> Tensor:
         """[B, H, longest] bool: which slots of the padded flat part hold a token."""
         longest = int(self.lengths.max()) if self.lengths.numel() else 0
         return torch.arange(longest, device=self.lengths.device) < self.lengths[..., None]
@@ -416,7 +416,7 @@ class RaggedLayer(EvictingLayer):  # type: ignore[no-untyped-call]
     ) -> Tensor:
         if options.get("dropout", 0.0):
             raise UsageError("heads of different lengths have no dropout: call model.eval() first")
-        visible = self._visible(query.shape[2], options)  # [B, 1, T, tail]
+        visible = self._visible_slots(query.shape[2], options)  # [B, 1, T, tail]
         attended = ragged_attention(
             query,
             self.keys,
@@ -527,15 +527,15 @@ def copies(
     for twin in twins.values():
         for name, value in vars(twin).items():
             if isinstance(value, dict):
-                setattr(twin, name, {key: _cloned(item) for key, item in value.items()})
+                setattr(twin, name, {key: _clone_item(item) for key, item in value.items()})
             else:
-                setattr(twin, name, _cloned(value))
+                setattr(twin, name, _clone_item(value))
         if entries is not None:
             twin.reorder_cache(entries)
     return twins
 
 
-def _cloned(item: Any) -> Any:  # noqa: ANN401
+def _clone_item(item: Any) -> Any:  # noqa: ANN401
     return item.clone() if isinstance(item, Tensor) else item
 
 
@@ -553,7 +553,7 @@ def without_padding(others: Mapping[int, OtherLayer], entry: int, padding: int) 
     return alone
 
 
-def arranged(own: Sequence[LayerT], others: Mapping[int, OtherLayer]) -> list[LayerT]:
+def arrange_layers(own: Sequence[LayerT], others: Mapping[int, OtherLayer]) -> list[LayerT]:
     """All layers of a model in order: `others` at their indices, `own` in the places between."""
     places: Iterator[LayerT] = iter(own)
     count = len(own) + len(others)

@@ -25,7 +25,7 @@ from kvp.contexts import (
     norms_digest,
     read_context,
     rope_facts,
-    turned,
+    rotate_keys,
 )
 from kvp.errors import ModelError, UsageError
 from kvp.hf.cache import EvictingCache
@@ -39,7 +39,7 @@ from kvp.hf.model_access import (
     weights_digest,
 )
 from kvp.hf.model_config import FULL, attention_window, context_limit, geometry_of, layer_kinds
-from kvp.hf.prefill import unwrapped
+from kvp.hf.prefill import unwrap_model
 from kvp.manifest import recorded_name
 from kvp.plugins import reason_of
 from kvp.ranking import Protection
@@ -87,7 +87,7 @@ def compress(
     longer. Raises UsageError and ModelError as `prefill_and_evict`, UsageError for a context that
     is shorter than `multiple`, and ModelError for a model whose contexts engines cannot go on from.
     """
-    inner, protection = unwrapped(model), protection or Protection()
+    inner, protection = unwrap_model(model), protection or Protection()
     check_model(inner)
     ids, asked = context_ids(text, tokenizer), parse_budget(budget)
     check_length(len(ids), context_limit(inner.config), multiple)
@@ -112,7 +112,7 @@ def context_of(
     Raises UsageError where the cache has another number of tokens, several rows, or heads with
     unequal numbers of tokens (allocators); ModelError as `check_model`.
     """
-    inner = unwrapped(model)
+    inner = unwrap_model(model)
     check_model(inner)
     seen = cache.get_seq_length()
     if seen != len(token_ids):
@@ -126,7 +126,7 @@ def context_of(
                 "without an allocator"
             )
         of_keys, of_values = (part[0].transpose(0, 1) for part in layer.slots)  # [k, H, D]
-        keys.append(turned(of_keys, rope, of_keys.shape[0] - seen).cpu().contiguous())
+        keys.append(rotate_keys(of_keys, rope, of_keys.shape[0] - seen).cpu().contiguous())
         values.append(of_values.cpu().contiguous())
     kept = {len(part) for part in keys}
     if len(kept) != 1:
@@ -150,7 +150,7 @@ def load_context(context: Context | str | Path, model: PreTrainedModel) -> Dynam
     call makes a cache of its own. Raises CacheError for a damaged file, and for a context that
     another model, another dtype or other adapters made.
     """
-    inner = unwrapped(model)
+    inner = unwrap_model(model)
     check_model(inner)
     if not isinstance(context, Context):
         context = read_context(Path(context))

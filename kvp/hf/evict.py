@@ -27,7 +27,7 @@ from kvp.budgets import Budget
 from kvp.errors import UsageError
 from kvp.hf.cache import EvictingCache
 from kvp.hf.cache_layers import EMPTY
-from kvp.hf.prefill import Observation, Prefill, unpadded
+from kvp.hf.prefill import Observation, Prefill, split_batch
 from kvp.hf.scorer_inputs import needs_scorer_inputs
 from kvp.ranking import EMPTY_SLOT, Allocator, Pooling, Protection, Selection, select
 from kvp.scoring import (
@@ -83,7 +83,7 @@ def evict(
         )
     if rule.allocator is None and budgets == [seen - pad for pad in padding]:
         return
-    parts = unpadded(
+    parts = split_batch(
         observation, padding, model, input_ids, tokenizer,
         one_by_one=scorer.needs.text > 0, fed_again=fed_again,
     )  # fmt: skip
@@ -96,13 +96,13 @@ def evict(
         return
     with cache.changing():
         for number, (index, layer) in enumerate(cache.stored.items()):
-            indices = _stacked([tokens[number] for tokens in kept])
+            indices = _stack_prompts([tokens[number] for tokens in kept])
             cache.layers[index] = layer.select(indices, fed_again)
         for index, other in observation.others_kept.items():
             cache.layers[index] = other
 
 
-def all_kept(prefill: Prefill) -> Tensor:
+def all_tokens(prefill: Prefill) -> Tensor:
     """Every token that a cache may keep, in every head: [L, H, N] int64."""
     every = torch.arange(prefill.tokens, device=prefill.keys[0].device)
     return every.expand(len(prefill.keys), prefill.keys[0].shape[1], -1)
@@ -115,7 +115,7 @@ def gather(prefill: Prefill, kept: Sequence[Tensor]) -> EvictingCache:
     return EvictingCache.select(
         [keys[:, :, :tokens] for keys in prefill.keys],
         [values[:, :, :tokens] for values in prefill.values],
-        [_stacked([each[layer] for each in moved]) for layer in range(len(prefill.keys))],
+        [_stack_prompts([each[layer] for each in moved]) for layer in range(len(prefill.keys))],
         seen=tokens,
         others={} if prefill.observation is None else prefill.observation.others_kept,
     )
@@ -124,7 +124,7 @@ def gather(prefill: Prefill, kept: Sequence[Tensor]) -> EvictingCache:
 def _tokens_kept(prefill: Prefill, budget: int, rule: EvictionRule) -> list[Tensor]:
     """Tokens that stay, [L, H, S], for each prompt of the batch."""
     if rule.allocator is None and budget == prefill.tokens:
-        return [all_kept(prefill)] * prefill.keys[0].shape[0]
+        return [all_tokens(prefill)] * prefill.keys[0].shape[0]
     scores = score_layers(rule.scorer, prefill.views(rule.scorer.needs, budget))
     device = scores[0].device  # layers may lie on several devices
     together = torch.stack([layer.to(device) for layer in scores], dim=1)  # [B, L, H, N]
@@ -137,7 +137,7 @@ def _tokens_kept(prefill: Prefill, budget: int, rule: EvictionRule) -> list[Tens
     ]
 
 
-def _stacked(prompts: Sequence[Tensor]) -> Tensor:
+def _stack_prompts(prompts: Sequence[Tensor]) -> Tensor:
     """Indices [H, S] of each prompt as [B, H, widest], `EMPTY_SLOT` after a head's last one."""
     prompts = [kept[:, : int((kept != EMPTY_SLOT).sum(dim=-1).max())] for kept in prompts]
     width = max(kept.shape[-1] for kept in prompts)
@@ -177,7 +177,7 @@ def evict_again(
             for (index, keys, values, places), recorded in zip(stored, of_entry, strict=True)
         ]
         kept.append(_slots_kept(layers, rule, budget, prompt))
-    chosen = [_stacked([slots[number] for slots in kept]) for number in range(len(stored))]
+    chosen = [_stack_prompts([slots[number] for slots in kept]) for number in range(len(stored))]
     if all(
         indices.shape[2] == layer.positions.shape[2] and not bool((indices == EMPTY_SLOT).any())
         for indices, layer in zip(chosen, cache.stored.values(), strict=True)
@@ -221,7 +221,7 @@ class _Layer:
             heads = slice(head, head + size)
             taken = torch.stack(slots[heads])  # [h, N]
             positions = self.positions[heads].gather(1, taken)
-            window = _latest(positions, needs.queries)
+            window = _count_latest(positions, needs.queries)
             wide = taken[..., None].expand(-1, -1, self.keys.shape[-1])
             queries = None
             if window and self.queries is not None:
@@ -240,7 +240,7 @@ class _Layer:
             yield heads, taken, view
 
 
-def _latest(positions: Tensor, wanted: int) -> int:
+def _count_latest(positions: Tensor, wanted: int) -> int:
     """How many of the last tokens every head of positions [h, N] holds, at most `wanted`.
 
     Methods line up queries and the last keys, so that queries of evicted tokens are left out.
@@ -267,7 +267,7 @@ def _slots_kept(
             )
     slots = [layer.slots for layer in layers]
     width = max(len(of_head) for of_layer in slots for of_head in of_layer)
-    orders = [_arranged(of_layer, width, rule.protection) for of_layer in slots]  # [H, width]
+    orders = [_arrange_slots(of_layer, width, rule.protection) for of_layer in slots]  # [H, width]
     queries = layers[0].queries
     nothing_new = queries is not None and not queries.shape[1]  # a piece of padding alone
     if nothing_new or (rule.allocator is None and width <= budget):
@@ -280,35 +280,35 @@ def _slots_kept(
         for layer, of_layer in zip(layers, scores, strict=True)
         for part in layer.views(rule.scorer.needs, budget, prompt)
     ]
-    scored = _scored(rule.scorer, [view for *_, view in parts], len(layers))
+    scored = _score_views(rule.scorer, [view for *_, view in parts], len(layers))
     for (of_layer, heads, places, _), of_part in zip(parts, scored, strict=True):
         of_layer[heads] = of_layer[heads].scatter(1, places, of_part[0])
     device = scores[0].device  # layers may lie on several devices
     arranged = [
-        _taken(layer, order, -torch.inf).to(device)
+        _take_slots(layer, order, -torch.inf).to(device)
         for layer, order in zip(scores, orders, strict=True)
     ]
     tokens = Selection(torch.stack(arranged), rule.protection).tokens(
         min(budget, width), rule.allocator
     )
     return [
-        _in_front(_taken(order, chosen.to(order.device), EMPTY_SLOT))
+        _in_front(_take_slots(order, chosen.to(order.device), EMPTY_SLOT))
         for order, chosen in zip(orders, tokens, strict=True)
     ]
 
 
-def _scored(scorer: Scorer, views: Sequence[View], layers: int) -> list[Tensor]:
+def _score_views(scorer: Scorer, views: Sequence[View], layers: int) -> list[Tensor]:
     """Scores of all views, those of a layer group from its first where all hold the same tokens."""
     size = layers_per_group(layers, scorer.needs.layer_group)
     places = [view.positions.cpu() for view in views] if size > 1 else []
     if len(views) == layers and all(
-        torch.equal(each, places[index - index % size]) for index, each in enumerate(places)
+        torch.equal(held, places[index - index % size]) for index, held in enumerate(places)
     ):
         return score_layers(scorer, views)
     return [score_layers(scorer, [view])[0] for view in views]
 
 
-def _arranged(slots: Sequence[Tensor], width: int, protection: Protection) -> Tensor:
+def _arrange_slots(slots: Sequence[Tensor], width: int, protection: Protection) -> Tensor:
     """Slots of every head in `width` places, [H, width]; `EMPTY_SLOT` between sinks and the rest.
 
     So the first and the last places are the tokens that `protection` means.
@@ -321,7 +321,7 @@ def _arranged(slots: Sequence[Tensor], width: int, protection: Protection) -> Te
     return places
 
 
-def _taken(tensor: Tensor, indices: Tensor, empty: float) -> Tensor:
+def _take_slots(tensor: Tensor, indices: Tensor, empty: float) -> Tensor:
     """`tensor` [H, S] at `indices` [H, n], and `empty` where they are `EMPTY_SLOT`."""
     return tensor.gather(1, indices.clamp_min(0)).masked_fill(indices == EMPTY_SLOT, empty)
 

@@ -37,7 +37,7 @@ from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
 from kvp.budgets import Budget, parse_budget
 from kvp.errors import UsageError
-from kvp.hf.attention import ATTENTIONS, QueryRecorder, Undo, changed_once, kvp_attention_set
+from kvp.hf.attention import ATTENTIONS, QueryRecorder, Undo, kvp_attention_set, share_change
 from kvp.hf.cache import EvictingCache, Turn
 from kvp.hf.evict import EvictionRule, check_repeatable, evict, evict_again
 from kvp.hf.kept import Kept
@@ -49,7 +49,7 @@ from kvp.hf.prefill import (
     prefill,
     recorded_hidden,
     refuse_inside_block,
-    unwrapped,
+    unwrap_model,
 )
 from kvp.hf.scorer_inputs import HiddenRecorder, check_inputs, reads_text
 from kvp.plugins import instance_of
@@ -78,7 +78,7 @@ def prefill_and_evict(
     Raises as `evicting` does; UsageError also where `fed_again` leaves no token, and inside an
     `evicting` block of the same model.
     """
-    model, rule = _prepared(model, scorer, budget, protection, allocator, tokenizer)
+    model, rule = _prepare_rule(model, scorer, budget, protection, allocator, tokenizer)
     warn_of_another_model(model, rule.scorer)
     batch, tokens = input_ids.shape
     if not 0 <= fed_again < tokens:
@@ -136,7 +136,7 @@ def evicting(
     models kvp cannot evict from, or that lack what the scorer reads. Warns of a policy trained on
     another model.
     """
-    model, rule = _prepared(model, scorer, budget, protection, allocator, tokenizer)
+    model, rule = _prepare_rule(model, scorer, budget, protection, allocator, tokenizer)
     warn_of_another_model(model, rule.scorer)
     if every is not None:
         if every < 1:
@@ -147,7 +147,7 @@ def evicting(
     return EvictingBlock(model, rule, tokenizer, every=every, prefill_chunk=prefill_chunk)
 
 
-def _prepared(
+def _prepare_rule(
     model: PreTrainedModel,
     scorer: str | Scorer | type[Scorer],
     budget: int | str | Budget,
@@ -156,7 +156,7 @@ def _prepared(
     tokenizer: PreTrainedTokenizerBase | None,
 ) -> tuple[PreTrainedModel, EvictionRule]:
     """The model inside its wrappers, and the rule, when both fit together."""
-    model = unwrapped(model)
+    model = unwrap_model(model)
     refuse_inside_block(model)
     ranks: Any = instance_of(scorer, f"scorer {getattr(scorer, '__name__', 'scorer')}")
     splits: Any = instance_of(allocator, f"allocator {getattr(allocator, '__name__', 'allocator')}")
@@ -217,7 +217,7 @@ _ENTERED: ContextVar[frozenset[object]] = ContextVar("entered", default=frozense
 """Marks of the blocks that this thread or task, or the one that started it, is inside."""
 
 
-def _inside(marks: frozenset[object], function: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+def _run_inside(marks: frozenset[object], function: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
     _ENTERED.set(marks)
     return function(*args, **kwargs)
 
@@ -233,13 +233,13 @@ def _hand_on_blocks() -> None:
     @wraps(start)
     def start_inside(thread: Thread) -> None:
         if marks := _ENTERED.get():
-            thread.run = partial(_inside, marks, thread.run)  # type: ignore[method-assign]
+            thread.run = partial(_run_inside, marks, thread.run)  # type: ignore[method-assign]
         start(thread)
 
     @wraps(submit)  # type: ignore[arg-type]
     def submit_inside(pool: Any, function: Any, /, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         # Also without a block: the pool's thread may have been started inside one.
-        return submit(pool, _inside, _ENTERED.get(), function, *args, **kwargs)
+        return submit(pool, _run_inside, _ENTERED.get(), function, *args, **kwargs)
 
     Thread.start = start_inside  # type: ignore[assignment,method-assign]
     ThreadPoolExecutor.submit = submit_inside  # type: ignore[method-assign]
@@ -249,8 +249,8 @@ _INSTEAD = ("generate", "init_continuous_batching")
 """Methods of a model, and of its block, which is called instead where it holds."""
 
 
-@changed_once
-def _methods_replaced(model: PreTrainedModel) -> Undo:
+@share_change
+def _replace_methods(model: PreTrainedModel) -> Undo:
     own = vars(model)
     before = {name: own[name] for name in _INSTEAD if name in own}
     for name in _INSTEAD:
@@ -262,7 +262,7 @@ def _methods_replaced(model: PreTrainedModel) -> Undo:
             called = method if block is None else partial(getattr(block, name), method)
             return called(*args, **kwargs)
 
-        vars(call)["__self__"] = model  # as of a method: `unwrapped` looks for it
+        vars(call)["__self__"] = model  # as of a method: `unwrap_model` looks for it
         own[name] = call
 
     def undo() -> None:
@@ -299,9 +299,9 @@ class EvictingBlock(AbstractContextManager[Kept]):
         with ExitStack() as undo:
             model = self.model
             undo.enter_context(kvp_attention_set(model))
-            undo.enter_context(_methods_replaced(model))
-            undo.callback(model.register_forward_pre_hook(self._before, with_kwargs=True).remove)
-            undo.callback(model.register_forward_hook(self._after, with_kwargs=True).remove)
+            undo.enter_context(_replace_methods(model))
+            undo.callback(model.register_forward_pre_hook(self._open_pass, with_kwargs=True).remove)
+            undo.callback(model.register_forward_hook(self._close_pass, with_kwargs=True).remove)
             self._undo = undo.pop_all()
         _hand_on_blocks()
         _ENTERED.set(_ENTERED.get() | {self._mark})
@@ -336,7 +336,7 @@ class EvictingBlock(AbstractContextManager[Kept]):
         return self._mark in _ENTERED.get() and not self._thread.evicting
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _before(
+    def _open_pass(
         self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         passed, kwargs = (args, kwargs), {**dict(zip(self._names, args, strict=False)), **kwargs}
@@ -493,7 +493,7 @@ class EvictingBlock(AbstractContextManager[Kept]):
         return [max(budget.tokens(length), least) for length in lengths]
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _after(
+    def _close_pass(
         self,
         model: torch.nn.Module,
         args: tuple[Any, ...],

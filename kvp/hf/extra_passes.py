@@ -20,7 +20,7 @@ from transformers.cache_utils import Cache, DynamicLayer
 
 from kvp.errors import ModelError, UsageError
 from kvp.hf.attention import StoredKeys, kvp_attention_set, plain_attention
-from kvp.hf.cache_layers import OtherLayer, arranged, copies
+from kvp.hf.cache_layers import OtherLayer, arrange_layers, copies
 from kvp.hf.model_access import on_meta, projected_norms, rope_kept, states_watched
 from kvp.hf.model_config import rope_switch
 from kvp.ops.attention import reconstruction_attention
@@ -30,7 +30,7 @@ class _LentCache(Cache):
     """A full cache that a pass may read; `others` are copied."""
 
     def __init__(self, lent: Sequence[_LentLayer], others: Mapping[int, OtherLayer] | None) -> None:
-        super().__init__(layers=arranged(lent, copies(others or {})))
+        super().__init__(layers=arrange_layers(lent, copies(others or {})))
 
     def update(  # type: ignore[override]
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: object, **__: object

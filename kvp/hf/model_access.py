@@ -155,7 +155,7 @@ def rope_of(model: PreTrainedModel, tokens: int) -> Rope:
     last = torch.tensor([[0, max(tokens - 1, 0)]], device=next(model.parameters()).device)
     with rope_kept(model):
         rotary.cosine_and_sine(last)
-        rope = rotary.now()
+        rope = rotary.read_rope()
     if model not in _ROTATES_QUERIES:
         _check_queries(model, rotary)
         _ROTATES_QUERIES.add(model)
@@ -199,7 +199,7 @@ class _Rotary:
     kind: str | None
     """Kind of those layers, where it has frequencies for each kind (Gemma 3); else None."""
 
-    def now(self) -> Rope:
+    def read_rope(self) -> Rope:
         """Frequencies [R / 2] and the factor on cosine and sine as they are now."""
         prefix = "" if self.kind is None else f"{self.kind}_"
         frequencies: Tensor = getattr(self.module, f"{prefix}inv_freq")
@@ -245,7 +245,7 @@ def _check_queries(model: PreTrainedModel, rotary: _Rotary) -> None:
     ):
         model.base_model(input_ids=ids, past_key_values=cache, use_cache=True)
         cosine, sine = rotary.cosine_and_sine(torch.arange(8, device=ids.device)[None])
-        rope = rotary.now()
+        rope = rotary.read_rope()
     half = rope.frequencies.shape[0]
     for layer, used in enumerate(recorder.queries):
         projected = query_projection(model, layer)(states[layer])  # [1, Q, 8, D]
@@ -362,20 +362,20 @@ def active_digest(model: nn.Module) -> str | None:
             parts.append([name, [getattr(module, each, None) for each in _ADAPTER]])
         elif _package(module) not in _NO_PARTS | {_package(model)}:
             held = {key: value for key, value in vars(module).items() if key != "training"}
-            parts.append([name, type(module).__qualname__, *_held(held.values())])
+            parts.append([name, type(module).__qualname__, *_comparable_values(held.values())])
         for hook in (*module._forward_pre_hooks.values(), *module._forward_hooks.values()):
             if _package(hook) in _NO_PARTS:
                 continue
-            parts.append([name, *_told(hook)])
+            parts.append([name, *_describe_hook(hook)])
     return hashlib.sha256(repr(parts).encode()).hexdigest() if parts else None
 
 
-def _told(hook: object) -> list[Any]:
+def _describe_hook(hook: object) -> list[Any]:
     """What a forward hook says about itself, and about what it holds."""
     if isinstance(hook, partial):
         given = [*hook.args, *hook.keywords.values()]
         whole = [value for value in given if isinstance(value, int)]  # which count no calls
-        return [*_told(hook.func), *hook.keywords, *whole, *_held(given)]
+        return [*_describe_hook(hook.func), *hook.keywords, *whole, *_comparable_values(given)]
     function, owner = getattr(hook, "__func__", hook), getattr(hook, "__self__", hook)
     cells = []
     for cell in getattr(function, "__closure__", None) or ():
@@ -391,8 +391,8 @@ def _told(hook: object) -> list[Any]:
         getattr(function, "__qualname__", type(hook).__qualname__),
         getattr(code, "co_code", b""),
         getattr(code, "co_names", ()),
-        *_held([*getattr(owner, "__dict__", {}).values(), *cells, *fixed]),
-        *[each for each in fixed if isinstance(each, int)],
+        *_comparable_values([*getattr(owner, "__dict__", {}).values(), *cells, *fixed]),
+        *[value for value in fixed if isinstance(value, int)],
     ]
 
 
@@ -400,7 +400,7 @@ def _package(part: object) -> str:
     return str(getattr(part, "__module__", "")).partition(".")[0]
 
 
-def _held(values: Iterable[object]) -> list[Any]:
+def _comparable_values(values: Iterable[object]) -> list[Any]:
     """The numbers and texts among `values`, and a few entries of the tensors."""
     seen = [_few(value) if isinstance(value, Tensor) else value for value in values]
     return [value for value in seen if isinstance(value, bool | float | str | bytes)]

@@ -1,9 +1,9 @@
 """Run a model: what one forward pass records, the views that scorers read of it, and answers.
 
 The one path from a model to scores: collection, eviction, evaluation and calibration observe a
-prompt, build a `Prefill` and iterate over `Prefill.views`. A `Prefill` holds no padding; `unpadded`
-splits a padded batch. Hidden states are reduced to statistics the moment they pass, unless a scorer
-reads those of every token (KVzap).
+prompt, build a `Prefill` and iterate over `Prefill.views`. A `Prefill` holds no padding:
+`split_batch` splits a padded batch. Hidden states are reduced to statistics the moment they pass,
+unless a scorer reads those of every token (KVzap).
 
 Before a prompt is answered, its last token is fed again (`fed_again`), because its logits are to
 feel the eviction. Scorers still see it, above all its query: views hold every token of the prefill,
@@ -38,7 +38,7 @@ from kvp.hf.scorer_inputs import (
 from kvp.scoring import ALL_QUERIES, Needs, View
 
 
-def unwrapped(model: nn.Module) -> PreTrainedModel:
+def unwrap_model(model: nn.Module) -> PreTrainedModel:
     """The model itself, or the one that torch.compile, PEFT or a delegating wrapper holds.
 
     Raises ModelError for a wrapper that does not show whose `generate` it calls.
@@ -118,7 +118,7 @@ def observe(
     on the model stays set. Raises UsageError when `cache` has already been shrunk and inside an
     `evicting` block of the same model, and as `kvp.hf.model_access.check_mode`.
     """
-    model = unwrapped(model)
+    model = unwrap_model(model)
     check_mode(model)
     refuse_inside_block(model)
     cache = EvictingCache.of(model.config) if cache is None else cache
@@ -292,7 +292,7 @@ def recorded_hidden(needs: Iterable[Needs]) -> tuple[int, ...]:
     return tuple(sorted({need.hidden_after for need in needs if need.hidden_after is not None}))
 
 
-def unpadded(
+def split_batch(
     observation: Observation,
     padding: Sequence[int],
     model: PreTrainedModel,
@@ -346,7 +346,7 @@ def end_tokens(
 
 
 @torch.inference_mode()
-def greedy(
+def decode_greedily(
     model: PreTrainedModel,
     cache: EvictingCache,
     feed: Tensor,

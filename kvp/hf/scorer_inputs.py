@@ -188,7 +188,7 @@ class ScorerInputs:
         """
         if spec not in self._signals:
             if spec.beginning:
-                _, fed = self._readable("feeding the beginning of the prompt")
+                _, fed = self._tokenizer_and_ids("feeding the beginning of the prompt")
                 fed = fed[:, : max(1, round(spec.beginning * self.tokens))]
             else:
                 embedding: Any = self._model.get_input_embeddings()
@@ -204,13 +204,13 @@ class ScorerInputs:
 
     def text(self, last: int) -> str:
         """The last `last` cached tokens as text, special tokens left out; needs a batch of 1."""
-        tokenizer, ids = self._readable("reading the prompt's text")
+        tokenizer, ids = self._tokenizer_and_ids("reading the prompt's text")
         if ids.shape[0] != 1:
             raise UsageError(f"the prompt's text is read one prompt at a time, got {ids.shape[0]}")
         return str(tokenizer.decode(ids[0, -last:].tolist(), skip_special_tokens=True))
 
     def _replay(self, spec: Reconstruction) -> tuple[Tensor, ...]:
-        tokenizer, ids = self._readable("replaying the context (kvzip, contrastkv)")
+        tokenizer, ids = self._tokenizer_and_ids("replaying the context (kvzip, contrastkv)")
         signals = [
             torch.zeros(keys.shape[:3], dtype=torch.float32, device=keys.device)
             for keys in self._keys
@@ -231,7 +231,7 @@ class ScorerInputs:
             others=self._others, weighted=weighted,
         )  # fmt: skip
 
-    def _readable(self, purpose: str) -> tuple[PreTrainedTokenizerBase, Tensor]:
+    def _tokenizer_and_ids(self, purpose: str) -> tuple[PreTrainedTokenizerBase, Tensor]:
         if self._tokenizer is None:
             raise UsageError(f"{purpose} needs the tokenizer: pass tokenizer=")
         if self._ids is None:
@@ -332,7 +332,7 @@ _Moments = tuple[int, Tensor, Tensor]
 """Tokens, mean [W] and sum of squared deviations [W] of a prompt's states in one layer."""
 
 
-def _joined(moments: _Moments | None, states: Tensor) -> _Moments:
+def _join_moments(moments: _Moments | None, states: Tensor) -> _Moments:
     """Moments of the tokens before and of `states` [S, W] float32."""
     count, mean = states.shape[0], states.mean(dim=0)
     square = (states - mean).square().sum(dim=0)
@@ -390,7 +390,7 @@ class HiddenRecorder:
                     pad = self._padding[prompt] if self._padding else 0
                     start = pad + min(after, tokens - pad - 1)
                 for part in states[prompt, start:].split(_BLOCK):  # type: ignore[no-untyped-call]
-                    moments = _joined(moments, part.detach().float())
+                    moments = _join_moments(moments, part.detach().float())
                 assert moments is not None
                 now.append(moments)
             moments_of[layer] = now

@@ -106,11 +106,11 @@ def collect_all(
             batch, prompts, replies, limits, strict=True
         ):
             record = sequence_record(sample, prompt, reply[:limit], index)
-            yield _traced(model, tokenizer, record, recorded)
+            yield _trace_sequence(model, tokenizer, record, recorded)
 
 
 @torch.no_grad()
-def _traced(
+def _trace_sequence(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     record: SequenceRecord,

@@ -153,7 +153,7 @@ class Engine:
         heads = flat.view(-1, self.geometry.kv_heads, self.geometry.head_dim).transpose(0, 1)
         if rows.type in PLAIN or not (block := self._turned[side]):
             return heads
-        return _turned_back(heads, block)
+        return _transform_channels(heads, block)
 
     @cached_property
     def _turned(self) -> dict[str, int]:
@@ -173,14 +173,14 @@ class Engine:
             for side, width in (("keys", self.geometry.head_dim), ("values", HADAMARD))
         }
 
-    def moved(self, state: SequenceState, by: np.ndarray) -> SequenceState:
+    def move_keys(self, state: SequenceState, by: np.ndarray) -> SequenceState:
         """The state with its keys turned by `by` [L, H, N] int64 positions, every head's own."""
         keys, (rope, order) = [], self._rope
         for rows, own in zip(state.keys, torch.from_numpy(by), strict=True):
             heads = self._heads(rows, "keys").clone()
             heads[..., order] = rope.rotate(heads[..., order], *rope.rotation(own))
             if rows.type not in PLAIN and (block := self._turned["keys"]):
-                heads = _turned_back(heads, block)
+                heads = _transform_channels(heads, block)
             flat = heads.transpose(0, 1).flatten(1).numpy()
             try:
                 data = quantize(flat, rows.type).view(np.uint8).reshape(rows.data.shape)
@@ -350,7 +350,7 @@ def _block(stored: np.ndarray, plain: np.ndarray, width: int) -> int:
     for block in (0, largest):
         back = stored
         if block and stored.shape[1] % block == 0:
-            back = _turned_back(torch.from_numpy(stored.copy()), block).numpy()
+            back = _transform_channels(torch.from_numpy(stored.copy()), block).numpy()
         if np.linalg.norm(back - plain) < QUANTISED * np.linalg.norm(plain):
             return block
     raise CacheError(
@@ -358,7 +358,7 @@ def _block(stored: np.ndarray, plain: np.ndarray, width: int) -> int:
     )
 
 
-def _turned_back(channels: Tensor, block: int) -> Tensor:
+def _transform_channels(channels: Tensor, block: int) -> Tensor:
     """Channels [..., C] times the Walsh-Hadamard matrix, its own inverse, in blocks of `block`."""
     matrix = torch.ones(1, 1)
     while len(matrix) < block:

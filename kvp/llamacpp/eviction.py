@@ -59,14 +59,14 @@ class _Held:
         return int(self.places.shape[-1]) + seen - self.seen
 
 
-def _whole(geometry: Geometry, positions: np.ndarray) -> _Held:
+def _hold_all(geometry: Geometry, positions: np.ndarray) -> _Held:
     """All heads hold the tokens at `positions` [N]."""
     places = np.tile(positions.astype(np.int64), (geometry.layers, geometry.kv_heads, 1))
     end = int(positions[-1]) + 1 if len(positions) else 0
-    return _Held(places, end, end, end - _unbroken(positions[None] - end))
+    return _Held(places, end, end, end - _count_unbroken(positions[None] - end))
 
 
-def _unbroken(places: np.ndarray) -> int:
+def _count_unbroken(places: np.ndarray) -> int:
     """How many of the last cells [A, N] are -1, -2, ... in all rows."""
     other = np.flatnonzero((places != np.arange(-places.shape[-1], 0)).any(0))
     return int(places.shape[-1]) - (int(other[-1]) + 1 if len(other) else 0)
@@ -162,7 +162,7 @@ def shrink(
     budgeted = kept_tokens(parse_budget(budget), len(state.positions), protection)
     held, first = _SHRUNK.get(llama, {}).get(sequence), int(state.positions[0])
     if held is None or first != held.end - held.cells(held.seen) or seen < held.floor:
-        held = _whole(engine.geometry, state.positions)
+        held = _hold_all(engine.geometry, state.positions)
         if first:
             raise CacheError(
                 f"the cells of sequence {sequence} begin at position {first}: kvp does not know "
@@ -232,7 +232,7 @@ def bounded(
     llama.reset()
     try:
         llama.eval([0] * (least // 2))
-        trial = Cells(_whole(engine.geometry, np.arange(least // 2)), least // 2)
+        trial = Cells(_hold_all(engine.geometry, np.arange(least // 2)), least // 2)
         _cut(engine, scorer, engine.read(), trial, least // 4, protection, [0] * least)
         _close_gaps(engine, trial)
         llama.reset()
@@ -279,7 +279,7 @@ class _Bound:
     def __init__(self, engine: Engine, scorer: Scorer, cells: int, protection: Protection) -> None:
         self.engine, self.scorer, self.cells = engine, scorer, cells
         self.protection = protection
-        self.empty = _whole(engine.geometry, np.zeros(0))
+        self.empty = _hold_all(engine.geometry, np.zeros(0))
         self.kept = Cells(self.empty)
         self.trained = llama_cpp.llama_model_n_ctx_train(engine.llama.model)
 
@@ -319,7 +319,7 @@ class _Bound:
 def _close_gaps(engine: Engine, kept: Cells) -> None:
     """Turn the keys of every head to positions 0, 1, ..."""
     places = np.broadcast_to(np.arange(kept.kept), kept.positions.shape)
-    state = engine.moved(engine.read(), places - kept.positions)
+    state = engine.move_keys(engine.read(), places - kept.positions)
     engine.write(replace(state, positions=np.arange(kept.kept, dtype=np.int32)))
     kept.held = _Held(places, kept.seen, kept.kept, kept.held.floor)
 
@@ -340,7 +340,7 @@ def _cut(
         best = select(torch.cat(score_layers(scorer, views)), keep, protection).numpy()
     engine.write(state.take(best))
     own = np.take_along_axis(places, best, -1)
-    floor = kept.seen - _unbroken(best.reshape(-1, keep) - kept.kept)
+    floor = kept.seen - _count_unbroken(best.reshape(-1, keep) - kept.kept)
     kept.held = _Held(own, kept.seen, kept.end, max(held.floor, floor))
     kept.cell_nbytes = state.nbytes // len(state.positions)
     kept.evictions += 1

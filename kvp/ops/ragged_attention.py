@@ -114,7 +114,7 @@ def ragged_attention_reference(
             stop = start + layout.counts[entry * heads + head]
             head_keys = torch.cat([keys[start:stop], tail_keys[entry, head]]).to(working)
             head_values = torch.cat([values[start:stop], tail_values[entry, head]]).to(working)
-            logits = capped(scaling * grouped[entry, head] @ head_keys.T, softcap)
+            logits = cap_logits(scaling * grouped[entry, head] @ head_keys.T, softcap)
             if tail_visible is not None:
                 logits[..., stop - start :].masked_fill_(~tail_visible[entry], -torch.inf)
             attention = _weights(logits, None if of_heads is None else of_heads[head])
@@ -132,7 +132,7 @@ def _weights(logits: Tensor, sinks: Tensor | None) -> Tensor:
     return logits.softmax(dim=-1)[..., :slots].masked_fill(blind, 0.0)
 
 
-def capped(logits: Tensor, softcap: float | None) -> Tensor:
+def cap_logits(logits: Tensor, softcap: float | None) -> Tensor:
     """Logits x as softcap * tanh(x / softcap), or as they are without a cap."""
     return logits if softcap is None else softcap * torch.tanh(logits / softcap)
 

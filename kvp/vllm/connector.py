@@ -50,7 +50,7 @@ from kvp.contexts import (
     read_context,
     read_facts,
     read_placeholders,
-    turned,
+    rotate_keys,
 )
 from kvp.errors import CacheError, KvpError, UsageError
 from kvp.plugins import import_own
@@ -167,7 +167,7 @@ class KvpConnector(KVConnectorBase_V1):
         try:
             facts = read_facts(self._folder / f"{digest}{SUFFIX}")[0]
             self._model.check(facts)
-            refused = _refused(request, facts, written, self._model)
+            refused = _refusal_reason(request, facts, written, self._model)
             if budget is not None:
                 refused = "it asks to compress what is compressed"
         except CacheError as error:
@@ -321,7 +321,7 @@ class KvpConnector(KVConnectorBase_V1):
             chosen = select(scores, kept, self._protection)  # [H, k]
             wide = chosen[..., None].expand(-1, -1, of_heads[0].shape[-1])
             mine = [part.gather(1, wide).transpose(0, 1).cpu().contiguous() for part in of_heads]
-            keys.append(turned(mine[0], self._model.rope, kept - tokens))
+            keys.append(rotate_keys(mine[0], self._model.rope, kept - tokens))
             values.append(mine[1])
         facts = ContextFacts(
             model=self._model.identity, geometry=self._model.geometry.to_dict(),
@@ -350,7 +350,7 @@ def _of_rank(part: Tensor, layer: Any) -> Tensor:  # noqa: ANN401 - vLLM's atten
     return part[:, first : first + here].contiguous()
 
 
-def _refused(request: Request, facts: ContextFacts, written: int, model: EngineModel) -> str:
+def _refusal_reason(request: Request, facts: ContextFacts, written: int, model: EngineModel) -> str:
     """Why a request with this context cannot be answered; empty where it can."""
     ids, options = request.prompt_token_ids or [], request.sampling_params
     if written < facts.kept:
@@ -372,7 +372,7 @@ def _refused(request: Request, facts: ContextFacts, written: int, model: EngineM
 
 def policy_of(name: str) -> Scorer:
     """The policy or method that an engine compresses with; ValueError where it reads queries."""
-    scorer, allocator = import_own("policies").named(name)
+    scorer, allocator = import_own("policies").resolve_method(name)
     if allocator is not None or scorer.needs != Needs():
         raise ValueError(f"policy {name}: engines show keys and values alone, in equal numbers")
     rule: Scorer = scorer

@@ -27,10 +27,10 @@ from policies.ranker import parameters_per_head
 from recipes.training.settings import SPLITS, Arm, Flags, Grid, Settings
 from train.compression_points import held_out_points
 from train.config import TrainConfig
-from train.contexts import Context, ContextSource, scores_of
+from train.contexts import ContextSource, RankingContext, scores_of
 from train.recipe import PRESETS
 from train.run import Sources, run
-from train.training_data import usable
+from train.training_data import usable_records
 from train.validation import evaluate
 
 RESULT = "result.json"
@@ -170,12 +170,12 @@ def judged(folder: Path, traces: Path, split: str) -> Result:
 
 
 @functools.cache
-def contexts_of(traces: Path, split: str, recent: bool, heads: range) -> list[Context]:
+def contexts_of(traces: Path, split: str, recent: bool, heads: range) -> list[RankingContext]:
     """Contexts of a split, at the points where the default preset validates."""
     reader = TraceReader(traces, heads=slice(heads.start, heads.stop))
     recipe = PRESETS["fourier"]
     source = ContextSource(reader, memory_bytes=int(2e9), recent=recent)
-    points = held_out_points(usable(reader, split, recipe), recipe, limit=MAX_CONTEXTS)
+    points = held_out_points(usable_records(reader, split, recipe), recipe, limit=MAX_CONTEXTS)
     return [source.context(point) for point in points]
 
 

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from eval.config import EvalConfig
 from eval.evaluate import Bench
 from kvp.hf import EvictingCache, Prefill, prefill
-from kvp.hf.evict import all_kept, gather
+from kvp.hf.evict import all_tokens, gather
 
 PROMPT = 24
 BOUNDARY = 20
@@ -60,7 +60,7 @@ def test_every_cache_decodes_as_generate_does_alone(
     for seed in (0, 2):
         ids = torch.randint(1, 40, (PROMPT,), generator=torch.Generator().manual_seed(seed))
         start = prefill(tiny_model, ids[None, :BOUNDARY])
-        caches = [*_random_caches(start, [3, 18, 5, 8, 5, 12], seed), all_kept(start)]
+        caches = [*_random_caches(start, [3, 18, 5, 8, 5, 12], seed), all_tokens(start)]
         answers = _bench(tiny_model, decode_batch).answers(_prompt(ids), start, caches)
         assert [answer for answer, _ in answers] == [
             _generate(tiny_model, start, kept, ids, 12) for kept in caches

@@ -21,7 +21,7 @@ from kvp.contexts import (
     read_context,
     read_facts,
     read_placeholders,
-    turned,
+    rotate_keys,
 )
 from kvp.errors import CacheError
 from kvp.rope import Rope
@@ -74,7 +74,7 @@ def test_turned_keys_meet_queries_at_their_true_distance(by: int, key: int, quer
     there = [rope.rotate(each, *rope.rotation(torch.tensor(at)))
              for each, at in zip(plain, (key, query), strict=True)]  # fmt: skip
     moved = rope.rotate(plain[1], *rope.rotation(torch.tensor(query + by)))
-    assert float((turned(there[0], rope, by) @ moved - there[0] @ there[1]).abs()) < 1e-3
+    assert float((rotate_keys(there[0], rope, by) @ moved - there[0] @ there[1]).abs()) < 1e-3
 
 
 def test_a_context_comes_back_as_it_was(context: Context, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import threading
 
 import pytest
 
-from kvp.errors import StoreError, guarded
+from kvp.errors import StoreError, call_program
 
 
 def _raise(error: BaseException) -> None:
@@ -34,7 +34,7 @@ def _raise(error: BaseException) -> None:
 def test_what_the_user_can_mend_is_one_line(
     error: BaseException, code: int, line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert guarded(lambda: _raise(error), "p") == code
+    assert call_program(lambda: _raise(error), "p") == code
     assert capsys.readouterr().err == line + "\n"
 
 
@@ -52,7 +52,7 @@ def test_sigterm_ends_with_143_and_the_earlier_handler_returns(
         finally:
             cleaned.append("closed")
 
-    assert guarded(program, "p") == 143
+    assert call_program(program, "p") == 143
     assert cleaned == ["closed"]
     assert capsys.readouterr().err == "p: terminated; the same command continues\n"
     assert signal.getsignal(signal.SIGTERM) is before
@@ -63,14 +63,14 @@ def test_bugs_keep_their_traceback() -> None:
         endless()
 
     with pytest.raises(RecursionError):
-        guarded(endless, "p")
+        call_program(endless, "p")
     with pytest.raises(ZeroDivisionError):
-        guarded(lambda: 1 / 0, "p")
+        call_program(lambda: 1 / 0, "p")
 
 
 def test_a_program_runs_in_a_thread_too() -> None:
     codes: list[int] = []
-    thread = threading.Thread(target=lambda: codes.append(guarded(lambda: None, "p")))
+    thread = threading.Thread(target=lambda: codes.append(call_program(lambda: None, "p")))
     thread.start()
     thread.join()
     assert codes == [0]
@@ -80,7 +80,7 @@ def test_too_few_open_files_are_one_line(capsys: pytest.CaptureFixture[str]) -> 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (12, hard))
     try:
-        assert guarded(lambda: None, "kvp x") == 2
+        assert call_program(lambda: None, "kvp x") == 2
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     error = capsys.readouterr().err

@@ -24,7 +24,7 @@ from kvp.metrics import (
 from kvp.ops.future_attention import future_attention
 from kvp.ranking import UNPROTECTED, Protection
 from kvp.store import SequenceRecord, StorePlan, Trace, TraceWriter
-from train.contexts import Context
+from train.contexts import RankingContext
 from train.validation import Heuristics
 
 PROTECTIONS = [UNPROTECTED, Protection(), Protection(sinks=0, recents=3)]
@@ -134,7 +134,7 @@ def test_training_and_evaluation_give_one_number_for_one_trace(tmp_path: Path) -
         assert trace.queries is not None
         importance = future_attention(trace.queries, trace.keys, prefix_length=PREFIX)
         contexts.append(
-            Context(
+            RankingContext(
                 keys=trace.keys[:, :, :PREFIX].flatten(0, 1),
                 values=trace.values[:, :, :PREFIX].flatten(0, 1),
                 positions=torch.arange(PREFIX),

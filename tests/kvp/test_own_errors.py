@@ -47,11 +47,11 @@ def test_labels_that_return_no_importance_are_refused() -> None:
         return keys[..., :prefix_length, 0].log() * 0
 
     with pytest.raises(UsageError, match="undefined returned NaN or infinity"):
-        Label(from_queries=undefined).computed(queries, keys, 3, 6)
+        Label(from_queries=undefined).importance_of(queries, keys, 3, 6)
     with pytest.raises(UsageError, match=r"whole returned \(1, 2, 6\), expected \(1, 2, 3\)"):
-        Label(from_queries=whole).computed(queries, keys, 3, 6)
+        Label(from_queries=whole).importance_of(queries, keys, 3, 6)
     with pytest.raises(UsageError, match="negative returned negative importance"):
-        Label(from_queries=negative).computed(queries, keys, 3, 6)
+        Label(from_queries=negative).importance_of(queries, keys, 3, 6)
 
 
 def test_objectives_that_return_no_losses_are_refused() -> None:

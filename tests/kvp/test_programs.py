@@ -13,7 +13,7 @@ from eval.records import FULL, LEARNED
 from kvp import __version__
 from kvp.command_line import flags_of, visible_flags
 from kvp.known_names import ALLOCATORS, OTHER_METHODS, SCORERS
-from kvp.programs import PROGRAMS, SCRIPTS, load, main, run_program, spelled
+from kvp.programs import PROGRAMS, SCRIPTS, load, main, run_program, spell_program
 from policies import registry
 from policies.registry import METHODS
 
@@ -45,7 +45,7 @@ def test_help_of_every_program_imports_nothing_heavy() -> None:
     printed = _fresh(*([name, "--help"] for name in PROGRAMS), ["--help"])
     assert printed.count("code 0") == len(PROGRAMS) + 1
     for name in PROGRAMS:
-        assert f"usage: {spelled(name)} " in printed
+        assert f"usage: {spell_program(name)} " in printed
 
 
 @pytest.mark.parametrize("name", CONFIGURED)
@@ -62,7 +62,7 @@ def test_help_shows_at_most_25_settings(name: str, capsys: pytest.CaptureFixture
         written = f"\n  {flag.name.upper() if flag.positional else '--' + flag.name}"
         assert (f"{written} " in text or f"{written}\n" in text) == (flag.name in shown), flag.name
     if hidden := len(flags) - len(shown):
-        end = f"{hidden} more settings, as flags or in YAML: {spelled(name)} --help_all\n"
+        end = f"{hidden} more settings, as flags or in YAML: {spell_program(name)} --help_all\n"
         assert text.endswith(f"\n\n{end}")
     with pytest.raises(SystemExit):
         run_program(name, ["--help-all"])

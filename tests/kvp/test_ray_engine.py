@@ -28,7 +28,7 @@ def test_flags_that_do_not_fit_are_refused(settings: dict[str, Any], message: st
 def test_a_share_is_that_of_any_launcher() -> None:
     share = WorkersConfig(engine="ray", workers=3).local(rank=1, world_size=3)
     assert (share.engine, share.worker) == ("local", Rank(index=1, count=3))
-    assert share.recorded() == {}
+    assert share.recorded_settings() == {}
 
 
 def test_the_pool_follows_the_device() -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kvp.errors import UsageError
-from kvp.scoring import Needs, View, score_layers, score_prompt, scored_together
+from kvp.scoring import Needs, View, group_budgets, score_layers, score_prompt
 
 
 class _ByNorm:
@@ -36,8 +36,8 @@ def _views(budget: int) -> Iterator[View]:
 
 
 def test_a_method_that_does_not_declare_the_budget_is_scored_once_for_all() -> None:
-    assert scored_together(Needs(), [2, 4, 5]) == [[2, 4, 5]]
-    assert scored_together(Needs(budget=True), [2, 4]) == [[2], [4]]
+    assert group_budgets(Needs(), [2, 4, 5]) == [[2, 4, 5]]
+    assert group_budgets(Needs(budget=True), [2, 4]) == [[2], [4]]
 
 
 def test_a_method_that_declares_the_budget_reads_it() -> None:

@@ -12,27 +12,27 @@ WINDOW = Numbers(values=(4, 8), minimum=1)
 
 
 def test_numbers_go_on_by_halving_and_doubling_up_to_the_bounds() -> None:
-    assert [KERNEL.above(15, 512), KERNEL.above(31, 60), KERNEL.above(59, 60)] == [31, 59, None]
-    assert [KERNEL.below(3), KERNEL.below(1)] == [1, None]
-    assert [WINDOW.above(8, 12), WINDOW.above(12, 12), WINDOW.below(4), WINDOW.below(1)] == [
-        12, None, 2, None,
-    ]  # fmt: skip
-    assert Numbers(values=(0, 4)).above(0, 9) == 1
-    assert SHARES.above(1.0, 512) is None
-    assert SHARES.below(0.0) is None
-    assert Numbers(values=(1.0, 2.0), minimum=1).above(2.0, 512) == 4.0
+    assert KERNEL.step_up(15, 512) == 31
+    assert [KERNEL.step_up(31, 60), KERNEL.step_up(59, 60)] == [59, None]
+    assert [KERNEL.step_down(3), KERNEL.step_down(1)] == [1, None]
+    assert [WINDOW.step_up(8, 12), WINDOW.step_up(12, 12)] == [12, None]
+    assert [WINDOW.step_down(4), WINDOW.step_down(1)] == [2, None]
+    assert Numbers(values=(0, 4)).step_up(0, 9) == 1
+    assert SHARES.step_up(1.0, 512) is None
+    assert SHARES.step_down(0.0) is None
+    assert Numbers(values=(1.0, 2.0), minimum=1).step_up(2.0, 512) == 4.0
 
 
 def test_known_values_are_the_nearest_neighbours() -> None:
-    assert KERNEL.above(7, 512, {3, 7, 11, 15}) == 11
-    assert KERNEL.below(7, {3, 5, 15}) == 5
+    assert KERNEL.step_up(7, 512, {3, 7, 11, 15}) == 11
+    assert KERNEL.step_down(7, {3, 5, 15}) == 5
 
 
 def test_a_value_halfway_is_one_the_option_takes() -> None:
-    assert (KERNEL.between(15, 31), KERNEL.between(7, 15), KERNEL.between(3, 7)) == (23, 11, 5)
-    assert WINDOW.between(4, 5) is None
-    assert SHARES.between(0.2, 0.35) == 0.28
-    assert SHARES.between(0.3, 0.35) is None
+    assert (KERNEL.bisect(15, 31), KERNEL.bisect(7, 15), KERNEL.bisect(3, 7)) == (23, 11, 5)
+    assert WINDOW.bisect(4, 5) is None
+    assert SHARES.bisect(0.2, 0.35) == 0.28
+    assert SHARES.bisect(0.3, 0.35) is None
 
 
 OPTIONS: list[type[Options]] = [*METHODS.values(), *ALLOCATORS.values()]

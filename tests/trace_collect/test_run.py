@@ -18,7 +18,7 @@ from kvp.hf.trace import Recorded, collect_all
 from kvp.scoring import Reconstruction
 from kvp.store import TraceReader
 from trace_collect.config import CollectConfig
-from trace_collect.run import planned
+from trace_collect.run import plan_prompts
 
 Collect = Callable[..., int]
 
@@ -42,7 +42,7 @@ def test_a_store_holds_exactly_the_requested_samples(
     config = CollectConfig(
         out="unused", tasks="niah_single_1,niah_single_2", length=300, train=3, validation=2
     )
-    jobs = planned(config, tokenizer)
+    jobs = plan_prompts(config, tokenizer)
     recorded = Recorded(continuation="model", max_new_tokens=4)
     samples = [(index, jobs[index]) for index in (0, 4)]
     alone = list(collect_all(model, tokenizer, samples, recorded, rows=1))

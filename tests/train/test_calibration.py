@@ -12,14 +12,14 @@ from train.calibration import (
     FLOOR,
     GROWTH,
     SMALLEST_BIN,
+    add_knots,
     bin_starts,
     fit_calibration,
     fit_head,
-    lengthened,
     output_norms,
 )
 from train.config import calibration_target
-from train.contexts import Context
+from train.contexts import RankingContext
 
 
 def test_a_known_map_is_recovered() -> None:
@@ -74,14 +74,14 @@ def test_bins_grow_from_the_top_and_cover_everything() -> None:
 
 
 def test_added_knots_do_not_change_the_map() -> None:
-    points, values = lengthened(np.array([0.0, 2.0]), np.array([1.0, 2.0]), knots=4)
+    points, values = add_knots(np.array([0.0, 2.0]), np.array([1.0, 2.0]), knots=4)
     assert points.tolist() == [0.0, 2.0, 3.0, 4.0]
     assert values.tolist() == [1.0, 2.0, 2.5, 3.0]
 
 
-def context(seed: int, tokens: int = 200) -> Context:
+def context(seed: int, tokens: int = 200) -> RankingContext:
     random = torch.Generator().manual_seed(seed)
-    return Context(
+    return RankingContext(
         keys=torch.randn(2, tokens, 4, generator=random),
         values=torch.randn(2, tokens, 4, generator=random),
         positions=torch.arange(tokens),
@@ -91,7 +91,7 @@ def context(seed: int, tokens: int = 200) -> Context:
 
 
 def test_norms_after_the_output_projection_by_hand() -> None:
-    sample = Context(
+    sample = RankingContext(
         keys=torch.zeros(1, 2, 2),
         values=torch.tensor([[[3.0, 4.0], [0.0, 1.0]]]),
         positions=torch.arange(2),

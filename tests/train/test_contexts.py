@@ -20,13 +20,13 @@ from kvp.store.shards import shard_path
 from policies.learned import LearnedScorer
 from policies.ranker import HeadRankers, RankerSpec
 from train.compression_points import CompressionPoint
-from train.contexts import Context, ContextSource, StepContexts, scores_of
+from train.contexts import ContextSource, RankingContext, StepContexts, scores_of
 from train.initial_rankers import feature_statistics
 
 POINT = CompressionPoint(sequence=1, prefix_length=40, stop=90)
 
 
-def read_alone(store: Path, point: CompressionPoint) -> Context:
+def read_alone(store: Path, point: CompressionPoint) -> RankingContext:
     """The context of a point from a source that has read nothing before."""
     return ContextSource(TraceReader(store), memory_bytes=10**8).context(point)
 
@@ -51,12 +51,12 @@ def test_a_context_is_the_stored_prefix_with_its_future_attention(store: Path) -
 
 def test_protected_tokens_can_be_left_out(store: Path) -> None:
     context = ContextSource(TraceReader(store), memory_bytes=10**8).context(POINT)
-    rest = context.without(Protection(sinks=4, recents=16))
+    rest = context.drop_protected(Protection(sinks=4, recents=16))
     assert rest.positions.tolist() == list(range(4, 24))
     assert rest.length == 40
     assert torch.equal(rest.importance, context.importance[:, 4:24])
     assert torch.equal(rest.keys, context.keys[:, 4:24])
-    assert torch.equal(context.without(UNPROTECTED).values, context.values)
+    assert torch.equal(context.drop_protected(UNPROTECTED).values, context.values)
 
 
 @pytest.mark.parametrize(("memory_bytes", "reads"), [(40_000, 6), (10**8, 2)])
@@ -110,7 +110,7 @@ def test_recent_queries_are_those_that_a_scorer_sees(store: Path, prefix_length:
     torch.testing.assert_close(torch.cat(scores, 1)[0], trained, rtol=1e-5, atol=1e-5)
 
     competing = Protection(sinks=4, recents=4)
-    part = scores_of(rankers, context.without(competing))
+    part = scores_of(rankers, context.drop_protected(competing))
     torch.testing.assert_close(part, trained[:, 4:-4], rtol=1e-5, atol=1e-5)
     assert ContextSource(reader, memory_bytes=10**8).context(point).recent is None
 
@@ -133,12 +133,12 @@ class Recorded(ContextSource):
         super().__init__(reader, memory_bytes=options.get("memory_bytes", 10**8))
         self.requested: list[tuple[CompressionPoint, int]] = []
 
-    def context(self, point: CompressionPoint) -> Context:
+    def context(self, point: CompressionPoint) -> RankingContext:
         self.requested.append((point, threading.get_ident()))
         return super().context(point)
 
 
-def equal(some: list[Context], others: list[Context]) -> bool:
+def equal(some: list[RankingContext], others: list[RankingContext]) -> bool:
     return len(some) == len(others) and all(
         torch.equal(one.keys, other.keys)
         and torch.equal(one.values, other.values)

@@ -27,7 +27,7 @@ from train.differentiable_sorts import (
     rank_error,
     soft_rank,
     soft_sort,
-    thinned,
+    thin_tokens,
 )
 from train.losses import Batch, objective_of
 from train.recipe import PRESETS
@@ -244,13 +244,13 @@ def test_equal_scores_have_finite_gradients(name: str) -> None:
 
 
 def test_long_contexts_are_thinned() -> None:
-    assert thinned(MAXIMUM_TOKENS, 3) is None
-    kept = thinned(3_000, 3)
+    assert thin_tokens(MAXIMUM_TOKENS, 3) is None
+    kept = thin_tokens(3_000, 3)
     assert kept is not None
     assert len(kept) == MAXIMUM_TOKENS
     assert (kept.diff() > 0).all()
-    assert torch.equal(kept, thinned(3_000, 3))
-    assert not torch.equal(kept, thinned(3_000, 4))
+    assert torch.equal(kept, thin_tokens(3_000, 3))
+    assert not torch.equal(kept, thin_tokens(3_000, 4))
 
 
 @pytest.mark.parametrize("name", SORTS[1:])
@@ -258,7 +258,7 @@ def test_thinned_losses_are_those_of_the_kept_tokens(name: str) -> None:
     scores, importance = (part[:1] for part in scored(1_500))
     scores.requires_grad_()
     loss = losses(name, scores, importance, temperature=HARD)
-    kept = thinned(1_500, 7)
+    kept = thin_tokens(1_500, 7)
     assert kept is not None
     ranking = scores[:, kept].argsort(descending=True)
     expected = -skill_reward(importance[:, kept], ranking)

@@ -16,10 +16,10 @@ from kvp.reward import ratio_of_cost, ratio_reward, skill_of_cost, skill_reward
 from train.losses import (
     Baseline,
     Batch,
-    normalised,
+    normalise,
     objective_of,
     policy_loss,
-    sampled,
+    sample_rankings,
     within_context,
     within_step,
 )
@@ -83,7 +83,7 @@ def test_policy_gradients_estimate_the_exact_one(
     reward: RewardName, baseline: Baseline, permutations: int
 ) -> None:
     batch = copied(COPIES)
-    rankings = [sampled(batch, context, permutations) for context in range(3)]
+    rankings = [sample_rankings(batch, context, permutations) for context in range(3)]
     rewards = torch.stack(
         [REWARDS[reward](w, r) for w, r in zip(batch.importances, rankings, strict=True)]
     )
@@ -113,7 +113,7 @@ def test_step_baselines_by_hand() -> None:
 def test_a_lone_episode_has_nobody_to_compare_with() -> None:
     batch = replace(copied(1), counted=torch.tensor([[False], [True], [False]]))
     assert torch.equal(within_step(torch.randn(3, 1, 1), batch), torch.zeros(3, 1, 1))
-    advantages = normalised(torch.zeros(3, 1, 1), batch, 3.0)
+    advantages = normalise(torch.zeros(3, 1, 1), batch, 3.0)
     assert torch.equal(advantages, torch.zeros(3, 1, 1))
 
 

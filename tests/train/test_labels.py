@@ -76,7 +76,7 @@ def test_queries_that_write_a_reply_count_in_full(store: Path) -> None:
     queries = torch.randn(trace.queries.shape, generator=torch.Generator().manual_seed(0))
     label = label_of("max_reply_attention")
     spans = ((70, 75), (84, 90))
-    importance = label.computed(queries, trace.keys, 60, 96, spans)
+    importance = label.importance_of(queries, trace.keys, 60, 96, spans)
     everything = max_future_attention(queries, trace.keys, 60, 96)
     written = torch.stack([
         max_future_attention(queries, trace.keys, first, stop)[..., :60]
@@ -85,7 +85,7 @@ def test_queries_that_write_a_reply_count_in_full(store: Path) -> None:
     torch.testing.assert_close(importance, torch.maximum(written, label.reading * everything))
     assert 0 < label.reading < 1
     assert (importance < everything).any()
-    text = label.computed(queries, trace.keys, 60, 96)  # running text: all of it is written
+    text = label.importance_of(queries, trace.keys, 60, 96)  # running text: all of it is written
     torch.testing.assert_close(text, everything)
 
 

@@ -14,7 +14,7 @@ from train.losses import (
     Batch,
     cross_entropy,
     floor_share,
-    normalised,
+    normalise,
     objective_of,
     policy_loss,
     squared_error,
@@ -30,7 +30,7 @@ def batch_of(scores: list[torch.Tensor], counted: torch.Tensor) -> Batch:
 
 def advantages(rewards: torch.Tensor, counted: torch.Tensor, clip: float) -> torch.Tensor:
     batch = batch_of([rewards[0]] * len(rewards), counted)
-    return normalised(within_context(rewards, batch), batch, clip)
+    return normalise(within_context(rewards, batch), batch, clip)
 
 
 def test_loss_by_hand() -> None:

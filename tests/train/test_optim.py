@@ -16,7 +16,7 @@ from train.optim import (
     clip_per_head,
     is_matrix,
     learning_rate_factor,
-    orthogonalised,
+    orthogonalise_matrices,
     update_average,
 )
 
@@ -103,7 +103,7 @@ def rankers_with_gradients(seed: int = 0) -> HeadRankers:
 @pytest.mark.parametrize("shape", [(6, 20), (20, 6), (10, 10)])
 def test_directions_are_kept_and_lengths_made_equal(shape: tuple[int, int]) -> None:
     matrices = torch.randn(HEADS, *shape, generator=torch.Generator().manual_seed(1))
-    result = orthogonalised(matrices)
+    result = orthogonalise_matrices(matrices)
     left, lengths, right = torch.linalg.svd(matrices, full_matrices=False)
     inside = left.transpose(1, 2) @ result @ right.transpose(1, 2)
     diagonal = inside.diagonal(dim1=1, dim2=2)
@@ -115,16 +115,16 @@ def test_directions_are_kept_and_lengths_made_equal(shape: tuple[int, int]) -> N
 
 
 def test_zeros_stay_zeros() -> None:
-    assert not orthogonalised(torch.zeros(2, 3, 5)).any()
+    assert not orthogonalise_matrices(torch.zeros(2, 3, 5)).any()
 
 
 def test_one_head_does_not_reach_another() -> None:
     # In float64 the order of a product's sums, which depends on the CPU, leaves 1e-15.
     generator = torch.Generator().manual_seed(2)
     matrices = torch.randn(HEADS, 7, 9, generator=generator, dtype=torch.float64)
-    together = orthogonalised(matrices)
+    together = orthogonalise_matrices(matrices)
     for head in range(HEADS):
-        alone = orthogonalised(matrices[head : head + 1])
+        alone = orthogonalise_matrices(matrices[head : head + 1])
         torch.testing.assert_close(together[head], alone[0], rtol=0, atol=1e-12)
 
 

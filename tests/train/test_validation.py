@@ -14,7 +14,7 @@ from kvp.scoring import View
 from policies.learned import Calibration
 from policies.ranker import HeadRankers, RankerSpec
 from policies.registry import METHODS
-from train.contexts import Context
+from train.contexts import RankingContext
 from train.validation import Heuristics, evaluate
 
 TOKENS, HEADS = 40, 2
@@ -25,11 +25,11 @@ def rankers() -> HeadRankers:
     return HeadRankers(RankerSpec(head_dim=4, hidden=8), HEADS, torch.Generator().manual_seed(0))
 
 
-def context(seed: int, importance: torch.Tensor | None = None) -> Context:
+def context(seed: int, importance: torch.Tensor | None = None) -> RankingContext:
     random = torch.Generator().manual_seed(seed)
     if importance is None:
         importance = torch.rand(HEADS, TOKENS, generator=random) ** 6
-    return Context(
+    return RankingContext(
         keys=torch.randn(HEADS, TOKENS, 4, generator=random),
         values=torch.randn(HEADS, TOKENS, 4, generator=random),
         positions=torch.arange(TOKENS),
@@ -135,10 +135,10 @@ def test_flat_heads_have_no_best_heuristic(rankers: HeadRankers) -> None:
 MODEL = Geometry(layers=3, query_heads=4, kv_heads=4, head_dim=4)
 
 
-def of_model(importance: Tensor, *, seed: int = 0, keys: Tensor | None = None) -> Context:
+def of_model(importance: Tensor, *, seed: int = 0, keys: Tensor | None = None) -> RankingContext:
     heads, tokens = importance.shape
     drawn = torch.randn(2, heads, tokens, 4, generator=torch.Generator().manual_seed(seed))
-    return Context(
+    return RankingContext(
         keys=drawn[0] if keys is None else keys,
         values=drawn[1],
         positions=torch.arange(tokens),
@@ -148,7 +148,7 @@ def of_model(importance: Tensor, *, seed: int = 0, keys: Tensor | None = None) -
 
 
 def skills_of(
-    context: Context, protection: Protection = UNPROTECTED, heads: range | None = None
+    context: RankingContext, protection: Protection = UNPROTECTED, heads: range | None = None
 ) -> dict[str, Tensor]:
     heuristics = Heuristics(MODEL, heads)
     return dict(zip(heuristics.names, heuristics.skills(context, protection), strict=True))
@@ -208,7 +208,7 @@ def test_some_heads_are_evaluated_as_among_all() -> None:
     everything = skills_of(whole)
     for heads in (range(2, 7), range(5, 6), range(4, 8), range(9, 12)):
         part = slice(heads.start, heads.stop)
-        shard = Context(
+        shard = RankingContext(
             keys=whole.keys[part],
             values=whole.values[part],
             positions=whole.positions,

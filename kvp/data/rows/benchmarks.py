@@ -46,7 +46,7 @@ def benchmark_source(
             f"--tasks {task} needs --data FILE, FOLDER or a hub data set (docs/data.md)"
         )
     tally = Tally(where=settings.where)
-    usable = list(tally.parsed(rows_of(data, names), lambda _, row: parse(row)))
+    usable = list(tally.parse_rows(rows_of(data, names), lambda _, row: parse(row)))
     if not tally.rows:
         called = f": neither a file called {names[0]} nor rows with this in the column 'dataset'"
         raise NoPromptError(
@@ -117,10 +117,10 @@ def middle_cut(text: str, keep: int, tokenizer: PreTrainedTokenizerBase) -> str:
     if len(ids) <= keep:
         return text
     half = keep // 2
-    return decoded(ids[:half], tokenizer) + decoded(ids[len(ids) - half :], tokenizer)
+    return decode_tokens(ids[:half], tokenizer) + decode_tokens(ids[len(ids) - half :], tokenizer)
 
 
-def decoded(ids: list[int], tokenizer: PreTrainedTokenizerBase) -> str:
+def decode_tokens(ids: list[int], tokenizer: PreTrainedTokenizerBase) -> str:
     """The text of tokens, without special ones and as it was."""
     return str(tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 

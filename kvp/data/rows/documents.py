@@ -23,7 +23,7 @@ from kvp.data.rows.files import (
     read_text,
     share_of,
 )
-from kvp.data.rows.forms import ACCEPTED, Document, Turn, alternating, document_of, role_of
+from kvp.data.rows.forms import ACCEPTED, Document, Turn, alternating_turns, document_of, role_of
 from kvp.data.rows.values import RowError, name_in, plain_row
 from kvp.data.synthetic.text import SPLITS, split_of
 from kvp.data.task import TaskSettings
@@ -55,10 +55,10 @@ def read_documents(
         prompt = row.get("prompt")
         if isinstance(prompt, Mapping) and "text" in prompt:
             name = name_in(row, "message_tree_id")
-            return _of_tree(list(_nested(prompt)), name, location, all_threads)
+            return _of_tree(list(_walk_tree(prompt)), name, location, all_threads)
         return [replace(document_of(row), location=location)]
 
-    for _, made in tally.parsed(read_rows(data, flag), documents):
+    for _, made in tally.parse_rows(read_rows(data, flag), documents):
         usable += made
     trees: dict[str, list[tuple[str, Message]]] = {}
     for name, member in zip(_tree_names([one for _, one in messages]), messages, strict=True):
@@ -107,11 +107,11 @@ def _message(row: Message) -> Message:
     return row
 
 
-def _nested(message: Message, name: str = "0", parent: str | None = None) -> Iterator[Message]:
+def _walk_tree(message: Message, name: str = "0", parent: str | None = None) -> Iterator[Message]:
     """A message of a nested tree and all below it, each with an id and that of its parent."""
     yield {**plain_row(message), "message_id": name, "parent_id": parent}
     for number, reply in enumerate(message.get("replies") or []):
-        yield from _nested(reply, f"{name}.{number}", name)
+        yield from _walk_tree(reply, f"{name}.{number}", name)
 
 
 def _tree_names(messages: Sequence[Message]) -> list[str]:
@@ -147,7 +147,7 @@ def threads(messages: Iterable[Message]) -> Iterator[tuple[Turn, ...]]:
     for _, thread in sorted(reversed(found), key=lambda one: one[0]):
         turns = [{"role": one.get("role"), "content": one.get("text")} for one in thread]
         try:
-            yield alternating(turns)
+            yield alternating_turns(turns)
             usable += 1
         except RowError as error:
             refusal = refusal or error
@@ -161,16 +161,16 @@ def _threads(
     """The threads that begin with these messages: better-ranked siblings passed by, messages."""
     role = ("user", "assistant")[len(thread) % 2]
 
-    def below(parent: object, role: str) -> list[Message]:
-        return [one for one in replies.get(parent, ()) if role_of(one.get("role")) == role]
+    def replies_to(parent: object, role: str) -> list[Message]:
+        return [reply for reply in replies.get(parent, ()) if role_of(reply.get("role")) == role]
 
-    fitting = below(thread[-1]["message_id"] if thread else None, role)
+    fitting = replies_to(thread[-1]["message_id"] if thread else None, role)
     if role == "user":
-        fitting = [one for one in fitting if below(one["message_id"], "assistant")]
+        fitting = [reply for reply in fitting if replies_to(reply["message_id"], "assistant")]
         if thread and not fitting:
             yield lost, thread
-    for place, one in enumerate(sorted(fitting, key=_rank)):
-        yield from _threads(replies, (*thread, one), lost + place)
+    for place, reply in enumerate(sorted(fitting, key=_rank)):
+        yield from _threads(replies, (*thread, reply), lost + place)
 
 
 def _rank(message: Message) -> float:

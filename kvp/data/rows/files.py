@@ -360,7 +360,7 @@ class Tally:
     """Rows that `where` leaves out."""
     skipped: list[Skipped] = field(default_factory=list)
 
-    def parsed(
+    def parse_rows(
         self, rows: Iterable[Row], parse: Callable[[str, Mapping[str, Any]], T]
     ) -> Iterator[tuple[str, T]]:
         """Location of every row that is chosen, and what `parse` makes of both; others are counted.
@@ -372,7 +372,7 @@ class Tally:
             try:
                 if not isinstance(row, Mapping):
                     raise row if isinstance(row, RowError) else RowError("is not a JSON object")
-                row = plain_row(self._renamed(row))
+                row = plain_row(self._rename_columns(row))
                 if self._takes(row):
                     yield location, parse(location, row)
                 else:
@@ -385,7 +385,7 @@ class Tally:
                 reason = f"has cells of another form ({type(error).__name__}: {error})"
                 self.skipped.append((location, reason))
 
-    def _renamed(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _rename_columns(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
         columns = self.columns or {}
         for old in columns.values():
             if old not in row:
@@ -420,7 +420,7 @@ class Tally:
         if self.rows == self.not_chosen:
             raise NoPromptError(f"{what}: --where {self.where} takes none of its {self.rows} rows")
         if not usable:
-            why = f": {listed(self.skipped[:1])}" if self.skipped else ""
+            why = f": {list_skipped(self.skipped[:1])}" if self.skipped else ""
             raise UsageError(
                 f"{what}: none of its {self.rows} rows {use}{why}{hint} (docs/data.md)"
             )
@@ -432,11 +432,13 @@ class Tally:
             taken = self.rows - self.not_chosen
             parts.append(f"--where {self.where} takes {taken} of {self.rows} rows")
         if self.skipped:
-            parts.append(f"skipped {len(self.skipped)} of {self.rows} rows: {listed(self.skipped)}")
+            parts.append(
+                f"skipped {len(self.skipped)} of {self.rows} rows: {list_skipped(self.skipped)}"
+            )
         return "; ".join(parts) or None
 
 
-def listed(skipped: Sequence[Skipped]) -> str:
+def list_skipped(skipped: Sequence[Skipped]) -> str:
     """The first few locations with their reasons, in short, and how many more there are."""
     texts = [f"{location} {reason}" for location, reason in skipped[:_MAX_NAMED]]
     printable = ("".join(c if c.isprintable() else " " for c in text) for text in texts)

@@ -68,7 +68,7 @@ def document_of(row: Mapping[str, Any]) -> Document:
     """The document a row is; raises RowError with the reason where it is none."""
     for column in ("messages", "conversations"):
         if isinstance(row.get(column), list):
-            return _measured(_dialogue(alternating(row[column])), row)
+            return _apply_metric(_dialogue(alternating_turns(row[column])), row)
     question, context = row.get("question") is not None, row.get("context") is not None
     several = any(isinstance(row.get(name), list) for name in _LISTS)
     if context and (question or several):
@@ -92,7 +92,7 @@ def role_of(name: object) -> str | None:
     return _ROLES.get(name.strip().lower()) if isinstance(name, str) else None
 
 
-def alternating(turns: Sequence[object]) -> tuple[Turn, ...]:
+def alternating_turns(turns: Sequence[object]) -> tuple[Turn, ...]:
     """The longest start of a dialogue in which user and assistant take turns, assistant last.
 
     Turns have `role` and `content`, or `from` and `value`. Messages of the system and the developer
@@ -127,7 +127,7 @@ def _dialogue(turns: tuple[Turn, ...]) -> Document:
     return Document(split=split_of(json.dumps(turns)), turns=turns)
 
 
-def _measured(document: Document, row: Mapping[str, Any]) -> Document:
+def _apply_metric(document: Document, row: Mapping[str, Any]) -> Document:
     """A dialogue with a metric of its own: a prompt that is answered, its reply the reference."""
     if row.get("metric") in (None, "", "none"):
         return document
@@ -144,8 +144,8 @@ def _prompt(row: Mapping[str, Any]) -> Document:
     if not isinstance(prompt, Sequence) or not isinstance(completion, Sequence | None):
         raise RowError("has a prompt or completion that is neither text nor a list of messages")
     if completion:
-        return _measured(_dialogue(alternating([*prompt, *completion])), row)
-    turns = alternating([*prompt, {"role": "assistant", "content": "-"}])
+        return _apply_metric(_dialogue(alternating_turns([*prompt, *completion])), row)
+    turns = alternating_turns([*prompt, {"role": "assistant", "content": "-"}])
     document = _dialogue(turns)
     if turns[-1]["content"] != "-":
         raise RowError("has a prompt in which user and assistant do not take turns")

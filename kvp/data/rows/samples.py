@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from kvp.data.encode import CHARACTERS, as_written, content_ids, encode
 from kvp.data.metrics import NONE, fault_of
 from kvp.data.rows.documents import read_documents
-from kvp.data.rows.files import Skipped, listed
+from kvp.data.rows.files import Skipped, list_skipped
 from kvp.data.rows.forms import Document, Turn
 from kvp.data.task import (
     ALL,
@@ -103,7 +103,7 @@ class _SampleMaker:
         parts = []
         if self.skipped:
             rows = "row" if len(self.skipped) == 1 else "rows"
-            parts.append(f"left out {len(self.skipped)} {rows}: {listed(self.skipped)}")
+            parts.append(f"left out {len(self.skipped)} {rows}: {list_skipped(self.skipped)}")
         if self.short_chats:
             chats = "chat" if len(self.short_chats) == 1 else "chats"
             parts.append(
@@ -122,7 +122,7 @@ class _SampleMaker:
             elif document.text:
                 yield from self._stretches(document)
             elif document.alone or document.questions:
-                for sample in self._asked(document):
+                for sample in self._document_samples(document):
                     if fault := self._fault(sample):
                         self.skipped.append((document.location, fault))
                     else:
@@ -149,7 +149,7 @@ class _SampleMaker:
             references = () if metric == NONE else (turns[-1]["content"],)
             yield replace(self._blank(), messages=turns, metric=metric, references=references)
 
-    def _asked(self, document: Document) -> Iterator[Sample]:
+    def _document_samples(self, document: Document) -> Iterator[Sample]:
         """The samples of a row's questions, or of its prompt; of one message it is a question."""
         turns = document.turns
         samples = [self._question(question) for question in document.questions]
@@ -206,7 +206,7 @@ class _SampleMaker:
             self.skipped.append((document.location, f"is running text, not for metric {metric}"))
             return
         while text:
-            context = self._shortened(text)
+            context = self._shorten_text(text)
             rest = text[len(context) :]
             reply = rest[: REPLY_TOKENS * CHARACTERS]
             if self.settings.needs_reply and not reply.strip():
@@ -217,7 +217,7 @@ class _SampleMaker:
             yield replace(self._blank(), context=context, reply=reply)
             text = rest.lstrip() if document.long else ""
 
-    def _shortened(self, text: str) -> str:
+    def _shorten_text(self, text: str) -> str:
         """The longest start of a text, cut before a word, that has at most `length` tokens."""
         low, high = 1, min(len(text), self.settings.length * CHARACTERS) + 1
         while high - low > 1:
@@ -303,20 +303,20 @@ class ChatTokens:
         if len(turns) not in self._frames:
             empty = tuple({**turn, "content": "a"} for turn in turns)
             framed = encode(replace(self.blank, messages=empty), self.tokenizer).prompt_length
-            self._frames[len(turns)] = framed - (len(turns) - 1) * self._of("a")
-        written = self._written(turns) if self._trims else turns
-        return self._frames[len(turns)] + sum(self._of(turn["content"]) for turn in written[:-1])
+            self._frames[len(turns)] = framed - (len(turns) - 1) * self._count("a")
+        written = self._strip_turns(turns) if self._trims else turns
+        return self._frames[len(turns)] + sum(self._count(turn["content"]) for turn in written[:-1])
 
     @cached_property
     def _trims(self) -> bool:
         turns = [{"role": role, "content": "\n a \n"} for role in ("user", "assistant")]
-        return list(self._written(turns)) != turns
+        return list(self._strip_turns(turns)) != turns
 
-    def _written(self, turns: Sequence[Turn]) -> Sequence[Turn]:
+    def _strip_turns(self, turns: Sequence[Turn]) -> Sequence[Turn]:
         chat = replace(self.blank, messages=tuple(turns))
         return as_written(chat, self.tokenizer).messages or ()
 
-    def _of(self, content: str) -> int:
+    def _count(self, content: str) -> int:
         if len(content) > (most := self.length * CHARACTERS):
             return most
         if content not in self._contents:

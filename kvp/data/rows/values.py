@@ -47,7 +47,7 @@ def plain_row(row: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(cell, str) and cell in MISSING:
             cell = None
         elif isinstance(cell, str) and isinstance(row, Untyped) and name in _LISTS:
-            cell = _listed(cell, name)
+            cell = _parse_list(cell, name)
         if name in _OBJECTS and isinstance(cell, dict):
             columns = [one for one in cell.values() if isinstance(one, list)]
             if columns and len(columns) == len(cell):
@@ -82,7 +82,7 @@ def plain_value(value: object) -> Any:  # noqa: ANN401
     return value
 
 
-def _listed(text: str, name: str) -> object:
+def _parse_list(text: str, name: str) -> object:
     """The list or object that a cell is written as, by JSON or by Python; else the cell."""
     if text[0] + text[-1] not in ("[]", "{}"):
         return text

@@ -20,7 +20,7 @@ from importlib.resources import files
 from typing import Any
 
 from kvp.data.synthetic.lexicon import LISTS, people
-from kvp.data.synthetic.text import Split, draw_number, generated_split, owned, town
+from kvp.data.synthetic.text import Split, draw_number, draw_own, generated_split, town
 
 Turn = dict[str, str]
 _TALKS = json.loads((files("kvp.data") / "synthetic/dialogues.json").read_text(encoding="utf-8"))
@@ -52,7 +52,7 @@ class _Talk:
         if kind == "town":
             return town(rng, split)
         if kind == "time":
-            return owned(split, lambda: f"{rng.randrange(6, 23)}:{rng.randrange(0, 60, 5):02d}")
+            return draw_own(split, lambda: f"{rng.randrange(6, 23)}:{rng.randrange(0, 60, 5):02d}")
         return str(rng.randint(2, 9)) if kind == "guests" else rng.choice(LISTS[kind])
 
     def talk_about(self, topic: Mapping[str, Any]) -> None:

@@ -67,7 +67,7 @@ def word_pool(split: Split) -> tuple[str, ...]:
     return tuple(sorted(word for word in every if split_of(word) == split))
 
 
-def distinct(draw: Callable[[], str], count: int) -> list[str]:
+def draw_distinct(draw: Callable[[], str], count: int) -> list[str]:
     """The first so many different strings that are drawn."""
     drawn: dict[str, None] = {}
     while len(drawn) < count:
@@ -75,19 +75,19 @@ def distinct(draw: Callable[[], str], count: int) -> list[str]:
     return list(drawn)
 
 
-def kept(series: Iterator[str]) -> Callable[[int], list[str]]:
+def keep_drawn(series: Iterator[str]) -> Callable[[int], list[str]]:
     """The first so many of an endless series, which are kept for the next, larger request."""
     drawn: list[str] = []
 
-    def first(count: int) -> list[str]:
+    def take_first(count: int) -> list[str]:
         while len(drawn) < count:
             drawn.append(next(series))
         return drawn[:count]
 
-    return first
+    return take_first
 
 
-def owned(split: Split, draw: Callable[[], str]) -> str:
+def draw_own(split: Split, draw: Callable[[], str]) -> str:
     """The first string drawn that belongs to `split`."""
     while True:
         text = draw()
@@ -97,24 +97,24 @@ def owned(split: Split, draw: Callable[[], str]) -> str:
 
 def draw_key(rng: random.Random, split: Split) -> str:
     """An `adjective-noun` key owned by `split`."""
-    return owned(split, lambda: f"{rng.choice(words('adjective'))}-{rng.choice(words('noun'))}")
+    return draw_own(split, lambda: f"{rng.choice(words('adjective'))}-{rng.choice(words('noun'))}")
 
 
 def draw_number(rng: random.Random, split: Split, digits: int = 7) -> str:
     """A number of exactly `digits` digits owned by `split`."""
-    return owned(split, lambda: str(rng.randint(10 ** (digits - 1), 10**digits - 1)))
+    return draw_own(split, lambda: str(rng.randint(10 ** (digits - 1), 10**digits - 1)))
 
 
 def draw_uuid(rng: random.Random, split: Split) -> str:
     """A version-4 uuid owned by `split`."""
-    return owned(split, lambda: str(uuid.UUID(int=rng.getrandbits(128), version=4)))
+    return draw_own(split, lambda: str(uuid.UUID(int=rng.getrandbits(128), version=4)))
 
 
 def draw_name(
     rng: random.Random, split: Split, letters: int, alphabet: str = string.ascii_uppercase
 ) -> str:
     """A name of `letters` letters of `alphabet` owned by `split`."""
-    return owned(split, lambda: "".join(rng.choices(alphabet, k=letters)))
+    return draw_own(split, lambda: "".join(rng.choices(alphabet, k=letters)))
 
 
 def prose(seed: int, words: int, split: str) -> str:

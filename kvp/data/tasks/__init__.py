@@ -60,7 +60,7 @@ def register(task: Task) -> None:
 
     Raises UsageError where the name is a built-in task's, or the object is no task.
     """
-    task = _checked(task, f"task {task!r}")
+    task = _check_task(task, f"task {task!r}")
     if task.name in _BUILT_IN:
         raise UsageError(f"task {task.name!r}: kvp has its own of this name; rename it")
     TASKS[task.name] = task
@@ -81,7 +81,7 @@ def find_task(name: str) -> Task:
     if name in TASKS:
         return TASKS[name]
     if is_object_name(name):
-        return _checked(import_object(name, "--tasks"), f"--tasks {name}")
+        return _check_task(import_object(name, "--tasks"), f"--tasks {name}")
     unlisted = [task for task in TASKS if task.startswith(tuple(f"{one}_" for one in GROUPS))]
     listed = [task for task in TASKS if task not in unlisted]  # a group stands for the others
     raise UsageError(
@@ -144,7 +144,7 @@ def ruler_share(names: Iterable[str]) -> str:
     return f"{text}, without {', '.join(lacking)}" if 0 < len(lacking) <= 6 else text
 
 
-def _checked(candidate: object, where: str) -> Task:
+def _check_task(candidate: object, where: str) -> Task:
     """A task, made from its class if need be."""
     task = instance_of(candidate, where)
     if not isinstance(task, Task):

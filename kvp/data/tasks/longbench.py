@@ -69,7 +69,7 @@ class LongBenchTask(ScoredByMetric):
             raise UsageError(f"--tasks {self.name}: {REFUSED[self.dataset]}, which kvp lacks")
 
         def parse(row: Mapping[str, Any]) -> Parsed:
-            whole = self._whole(row, settings)
+            whole = self._whole_sample(row, settings)
 
             def make(keep: int) -> Sequence[Sample]:
                 text = middle_cut(whole.text, keep, tokenizer)
@@ -83,7 +83,7 @@ class LongBenchTask(ScoredByMetric):
 
         return benchmark_source(self.name, (self.dataset,), parse, settings)
 
-    def _whole(self, row: Mapping[str, Any], settings: TaskSettings) -> Sample:
+    def _whole_sample(self, row: Mapping[str, Any], settings: TaskSettings) -> Sample:
         """A row in its prompt of any length; RowError where a column is missing or empty."""
         of = DATA_SETS[self.dataset]
         before, _, after = of.prompt.partition("{context}")

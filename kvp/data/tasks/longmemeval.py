@@ -19,7 +19,7 @@ from kvp.data.rows.benchmarks import (
     benchmark_source,
     column,
     cut_to_length,
-    decoded,
+    decode_tokens,
 )
 from kvp.data.rows.values import RowError
 from kvp.data.task import Sample, Source, TaskSettings, blank_sample
@@ -74,7 +74,7 @@ class LongMemEvalTask(ScoredByMetric):
                 ids = tokenizer.encode(history, add_special_tokens=False, verbose=False)
 
                 def cut(keep: int) -> Sequence[Sample]:
-                    text = history if keep >= len(ids) else decoded(ids[:keep], tokenizer)
+                    text = history if keep >= len(ids) else decode_tokens(ids[:keep], tokenizer)
                     return [replace(sample, context=HEADER + text)]
 
                 samples = cut_to_length(cut, settings.length, tokenizer)

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from kvp.data.encode import encode, largest
+from kvp.data.encode import encode, find_largest
 from kvp.data.metrics import ScoredByMetric
 from kvp.data.rows.files import read_text
 from kvp.data.ruler import NEEDLE, wording
@@ -82,7 +82,7 @@ def number_needle(rng: random.Random, split: Split) -> Needle:
     )
 
 
-def woven(words: list[str], needle: str, depth: float) -> str:
+def insert_needle(words: list[str], needle: str, depth: float) -> str:
     """`words` joined, with a needle behind the last whole sentence of their first `depth` percent.
 
     At 100 percent it stands behind the last word.
@@ -130,12 +130,12 @@ class NiahHeatmapTask(ScoredByMetric):
                 labels={"depth": depth, "prompt_length": length},
             )
 
-            def of(amount: int) -> Sample:
-                text = woven(words[:amount], needle.sentence, depth)
+            def make_sample(amount: int) -> Sample:
+                text = insert_needle(words[:amount], needle.sentence, depth)
                 return replace(whole, context=f"{needle.header}{text}\n")
 
-            return largest(
-                of, lambda one: encode(one, tokenizer).prompt_length,
+            return find_largest(
+                make_sample, lambda sample: encode(sample, tokenizer).prompt_length,
                 limit=length, smallest=0, what=self.name, flag="lengths",
             )  # fmt: skip
 

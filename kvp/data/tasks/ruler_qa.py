@@ -15,7 +15,7 @@ from functools import cached_property
 from itertools import cycle, islice
 from typing import TYPE_CHECKING, Any
 
-from kvp.data.encode import encode, largest
+from kvp.data.encode import encode, find_largest
 from kvp.data.metrics import ScoredByMetric
 from kvp.data.rows.files import Tally, read_rows
 from kvp.data.rows.values import RowError, text_of, texts_of
@@ -79,13 +79,14 @@ def read_questions(data: str, flag: str) -> QuestionSet:
     questions: list[DocumentQuestion] = []
     articles: dict[str, str | None] = {}
     tally = Tally()
-    for _, made in tally.parsed(read_rows(data, flag), lambda _, row: list(_READERS[flag](row))):
-        for one in made:
-            if isinstance(one, tuple):
-                articles.setdefault(*one)
+    rows = read_rows(data, flag)
+    for _, made in tally.parse_rows(rows, lambda _, row: list(_READERS[flag](row))):
+        for item in made:
+            if isinstance(item, tuple):
+                articles.setdefault(*item)
             else:
-                questions.append(one)
-                articles |= {text: one.article for text in one.documents}
+                questions.append(item)
+                articles |= {text: item.article for text in item.documents}
     tally.check(f"--{flag} {data}", questions, "has a question with an answer")
     documents = {text: articles[text] for text in sorted(articles)}
     return QuestionSet(tuple(questions), documents, _owners(questions), tally)
@@ -229,7 +230,7 @@ class _QuestionMaker:
         around = self.fitting.count_tokens("")
         for question in asked:
             sample = document_prompt(
-                "smallest", self.fitting.settings.split, question, self._own(question)
+                "smallest", self.fitting.settings.split, question, self._own_documents(question)
             )
             # A token is a byte at least, so a short text need not be tokenised.
             if around + len(sample.text.encode()) > length:
@@ -243,7 +244,7 @@ class _QuestionMaker:
         """The sample of a question with as many documents as fit."""
         settings, task = self.fitting.settings, self.fitting.task
         name = f"{task}/{settings.split}/{settings.seed}/{index}"
-        own, filling = self._own(question), self._filling(question, name)
+        own, filling = self._own_documents(question), self._filling_documents(question, name)
 
         def prompt(amount: int) -> Sample:
             shown = [*own, *islice(cycle(filling), amount - len(own))]
@@ -251,7 +252,7 @@ class _QuestionMaker:
 
         def make(limit: int) -> Sample:
             try:
-                return largest(
+                return find_largest(
                     prompt, lambda sample: self.fitting.count_tokens(sample.text),
                     limit=limit, smallest=len(own), what=task, probe=PROBE,
                     most=max(limit, len(own)) if filling else len(own),
@@ -259,9 +260,9 @@ class _QuestionMaker:
             except NoPromptError:  # the limit of pieces tokenised apart; the smallest prompt fits
                 return prompt(len(own))
 
-        return self.fitting.fitted(make)
+        return self.fitting.fit_sample(make)
 
-    def _own(self, question: DocumentQuestion) -> list[str]:
+    def _own_documents(self, question: DocumentQuestion) -> list[str]:
         """Documents that are always shown."""
         split = self.fitting.settings.split
         return [
@@ -270,10 +271,10 @@ class _QuestionMaker:
             if text in question.answering or self.data.may_show(text, split)
         ]
 
-    def _filling(self, question: DocumentQuestion, name: str) -> list[str]:
+    def _filling_documents(self, question: DocumentQuestion, name: str) -> list[str]:
         """Documents that fill the prompt, again and again: those of the same article first."""
         rng, own = random.Random(f"{name}/documents"), question.article
-        found = [one for one in self._shown if one[0] not in question.documents]
+        found = [document for document in self._shown if document[0] not in question.documents]
         related = [text for text, article in found if article and article == own]
         others = [text for text, article in found if not article or article != own]
         return [*rng.sample(related, len(related)), *rng.sample(others, len(others))]

@@ -21,7 +21,7 @@ from itertools import pairwise
 from statistics import median_low
 from typing import TYPE_CHECKING, Any
 
-from kvp.data.encode import largest
+from kvp.data.encode import find_largest
 from kvp.data.metrics import ScoredByMetric, rouge_scorer
 from kvp.data.rows.benchmarks import (
     Parsed,
@@ -37,12 +37,12 @@ from kvp.data.ruler import NOISE, TRACK
 from kvp.data.synthetic.lexicon import LISTS, people
 from kvp.data.synthetic.text import (
     SampleInputs,
-    distinct,
+    draw_distinct,
     draw_name,
     draw_number,
     draw_uuid,
     generated_split,
-    kept,
+    keep_drawn,
 )
 from kvp.data.task import Sample, Source, TaskSettings, blank_sample, context_name
 
@@ -105,10 +105,10 @@ class ScbenchTask(ScoredByMetric):
         if PUBLISHED[self.name].metric == "rouge_l_sum":
             rouge_scorer()  # says now where it is not installed
         if settings.data is None and self.name in CONTEXTS:
-            return self._generated(settings, tokenizer)
+            return self._make_source(settings, tokenizer)
 
         def parse(row: Mapping[str, Any]) -> Parsed:
-            context, turns = _parsed(row, PUBLISHED[self.name])
+            context, turns = _parse_row(row, PUBLISHED[self.name])
 
             def make(keep: int) -> Sequence[Sample]:
                 return self._samples((middle_cut(context, keep, tokenizer), turns), settings)
@@ -117,7 +117,7 @@ class ScbenchTask(ScoredByMetric):
 
         return benchmark_source(self.name, (self.name,), parse, settings)
 
-    def _generated(self, settings: TaskSettings, tokenizer: PreTrainedTokenizerBase) -> Source:
+    def _make_source(self, settings: TaskSettings, tokenizer: PreTrainedTokenizerBase) -> Source:
         """Sample i is question i modulo `TURNS` of context i divided by it."""
         split = generated_split(settings.split)
         prefix = f"{self.name}/{split}/{settings.seed}"
@@ -126,7 +126,7 @@ class ScbenchTask(ScoredByMetric):
         def context(index: int) -> Sequence[Sample]:
             inputs = SampleInputs(name=f"{prefix}/{index}", split=split, length=settings.length)
             maker = CONTEXTS[self.name](inputs)
-            return largest(
+            return find_largest(
                 lambda amount: self._samples(maker(amount), settings),
                 lambda samples: most_tokens(samples, tokenizer),
                 limit=settings.length, smallest=0, what=self.name,
@@ -174,7 +174,7 @@ class ScbenchTask(ScoredByMetric):
         ]
 
 
-def _parsed(row: Mapping[str, Any], published: PublishedTask) -> SharedContext:
+def _parse_row(row: Mapping[str, Any], published: PublishedTask) -> SharedContext:
     """A row of SCBench: `context` (or `input`), and `multi_turns` with `input` and `answer`."""
     context = column(row, "context" if "context" in row else "input")
     turns = row.get("multi_turns")
@@ -202,7 +202,7 @@ def _turn(turn: Mapping[str, Any], published: PublishedTask) -> Turn:
     return published.question.format(text, *options), tuple(dict.fromkeys([*named, *answers]))
 
 
-def _shuffled(
+def _shuffle_lines(
     inputs: SampleInputs,
     asked: Sequence[str],
     others: Iterator[str],
@@ -213,7 +213,7 @@ def _shuffled(
 
     `frame` is the text before, between and after lines.
     """
-    drawn = kept(others)
+    drawn = keep_drawn(others)
     before, between, after = frame
 
     def make(amount: int) -> SharedContext:
@@ -233,13 +233,13 @@ def key_value(inputs: SampleInputs) -> ContextMaker:
             key, value = draw_uuid(rng, inputs.split), draw_uuid(rng, inputs.split)
             yield f"{json.dumps(key)}: {json.dumps(value)}"
 
-    asked = kept(pairs("asked"))(TURNS)
+    asked = keep_drawn(pairs("asked"))(TURNS)
     turns: list[Turn] = []
     for pair in asked:
         key, value = pair.split(": ")
         question = f"Key: {key}\nThe value associated with the specified key is: "
         turns.append((question, (json.loads(value),)))
-    return _shuffled(inputs, asked, pairs("others"), turns, ("JSON data:\n{", ",\n", "}"))
+    return _shuffle_lines(inputs, asked, pairs("others"), turns, ("JSON data:\n{", ",\n", "}"))
 
 
 def prefix_suffix(inputs: SampleInputs) -> ContextMaker:
@@ -261,15 +261,15 @@ def prefix_suffix(inputs: SampleInputs) -> ContextMaker:
 
     others = iter(partial(draw_name, inputs.rng("others"), inputs.split, size, _MIXED), None)
     header = "Here is a list of strings, one per line.\n\n"
-    return _shuffled(inputs, [*asked, *near], others, turns, (header, "\n", ""))
+    return _shuffle_lines(inputs, [*asked, *near], others, turns, (header, "\n", ""))
 
 
 def variable_tracking(inputs: SampleInputs) -> ContextMaker:
     """Chains of variable assignments in RULER's noise; the amount is the lines of noise."""
     rng = inputs.rng("chains")
-    names = distinct(lambda: draw_name(rng, inputs.split, 5), TURNS * VARIABLES)
+    names = draw_distinct(lambda: draw_name(rng, inputs.split, 5), TURNS * VARIABLES)
     statements, turns = [], []
-    for value in distinct(lambda: draw_number(rng, inputs.split, digits=5), TURNS):
+    for value in draw_distinct(lambda: draw_number(rng, inputs.split, digits=5), TURNS):
         chain, names = names[:VARIABLES], names[VARIABLES:]
         steps = [f"VAR {new} = VAR {old}" for old, new in pairwise(chain)]
         statements.append([f"VAR {chain[0]} = {value}", *steps])
@@ -302,14 +302,14 @@ def hash_hop(inputs: SampleInputs) -> ContextMaker:
             ]
             yield "\n".join(f"{one} = {other}" for one, other in pairwise(hashes))
 
-    asked = kept(chains("asked"))(TURNS)
+    asked = keep_drawn(chains("asked"))(TURNS)
     turns: list[Turn] = []
     for chain in asked:
         first, *_, last = chain.split()
         question = f"Start at {first} and follow {HOPS} assignments. Which hash do you arrive at?"
         turns.append((question, (last,)))
     header = "Each line assigns one hash to another one.\n\n"
-    return _shuffled(inputs, asked, chains("others"), turns, (header, "\n", ""))
+    return _shuffle_lines(inputs, asked, chains("others"), turns, (header, "\n", ""))
 
 
 _EXTREMES = {
@@ -341,7 +341,7 @@ def math_find(inputs: SampleInputs) -> ContextMaker:
             if low <= int(number) < high:
                 yield number
 
-    drawn = kept(numbers())
+    drawn = keep_drawn(numbers())
 
     def make(amount: int) -> SharedContext:
         values = [int(number) for number in drawn((amount + 7) // 2 * 2 + 1)]
@@ -378,7 +378,7 @@ def many_shot(inputs: SampleInputs) -> ContextMaker:
                 text = sentence(rng, rng.choice(words[kind][TURNS:]))
                 yield f"{text} ({letters[kind]})"
 
-    drawn = kept(examples())
+    drawn = keep_drawn(examples())
     turns: list[Turn] = []
     for turn in range(TURNS):
         kind = rng.randrange(len(topics))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from kvp import nano
-from kvp.data.encode import encode, evidence_tokens, largest
+from kvp.data.encode import encode, evidence_tokens, find_largest
 from kvp.data.ruler import RULER_TASKS, generate
 from kvp.data.task import Sample, TaskSettings, blank_sample
 from kvp.data.tasks import build_samples
@@ -295,7 +295,7 @@ def test_the_values_of_the_needles_asked_for(
 def test_one_more_would_not_fit(costs: list[int], smallest: int, before: int, limit: int) -> None:
     totals = [before, *(before + cost for cost in accumulate(costs))]
     limit += totals[smallest]
-    amount = largest(
+    amount = find_largest(
         lambda units: units, totals.__getitem__, limit=min(limit, totals[59]), smallest=smallest,
         what="t",
     )  # fmt: skip
@@ -309,11 +309,14 @@ def test_few_texts_are_tried() -> None:
         tried.append(amount)
         return amount
 
-    assert largest(make, lambda units: 50 + 7 * units, limit=131_072, smallest=0, what="t") == 18717
+    assert (
+        find_largest(make, lambda units: 50 + 7 * units, limit=131_072, smallest=0, what="t")
+        == 18717
+    )
     assert len(tried) < 20
     assert max(tried) < 19_000
 
 
 def test_a_length_below_the_smallest_is_refused() -> None:
     with pytest.raises(UsageError, match="--length 9: the smallest kv prompt already has 10"):
-        largest(lambda units: units, lambda units: 10 + units, limit=9, smallest=0, what="kv")
+        find_largest(lambda units: units, lambda units: 10 + units, limit=9, smallest=0, what="kv")

@@ -13,7 +13,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from kvp.errors import UsageError
 from kvp.hf import EvictingCache, Prefill, observe, prefill
-from kvp.hf.prefill import end_tokens, greedy
+from kvp.hf.prefill import decode_greedily, end_tokens
 from kvp.hf.scorer_inputs import HiddenRecorder
 from kvp.scoring import ALL_QUERIES, Needs
 
@@ -225,8 +225,8 @@ def test_greedy_answers_are_those_of_generate(
     for answer in whole:
         stops = [index for index, token in enumerate(answer) if token in ends]
         expected.append(answer[: stops[0] + 1] if stops else answer)
-    assert greedy(qwen, EvictingCache(), ids, 0, max_new_tokens=12, ends=ends) == expected
-    assert greedy(qwen, EvictingCache(), ids, 0, max_new_tokens=12, ends=()) == whole
+    assert decode_greedily(qwen, EvictingCache(), ids, 0, max_new_tokens=12, ends=ends) == expected
+    assert decode_greedily(qwen, EvictingCache(), ids, 0, max_new_tokens=12, ends=()) == whole
 
 
 def test_what_was_not_observed_is_refused(qwen: PreTrainedModel, prompt: Prompt) -> None:

@@ -11,7 +11,7 @@ from kvp.data.encode import encode
 from kvp.data.synthetic.text import split_of
 from kvp.data.task import Sample, Source, TaskSettings
 from kvp.data.tasks import TASKS
-from kvp.data.tasks.niah_heatmap import NiahHeatmapTask, woven
+from kvp.data.tasks.niah_heatmap import NiahHeatmapTask, insert_needle
 from kvp.errors import UsageError
 
 SETTINGS = TaskSettings(
@@ -43,7 +43,7 @@ def _needle_at(sample: Sample) -> tuple[int, int]:
     ],
 )
 def test_a_needle_is_pushed_back_to_the_end_of_a_sentence(depth: float, text: str) -> None:
-    assert woven(["One", "two.", "Three", "four", "five.", "Six"], "N.", depth) == text
+    assert insert_needle(["One", "two.", "Three", "four", "five.", "Six"], "N.", depth) == text
 
 
 @pytest.mark.parametrize("name", ["niah_heatmap", "niah_heatmap_numbers"])
