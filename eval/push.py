@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from importlib import resources
+from operator import itemgetter
 from pathlib import Path
 from shlex import join
 from statistics import fmean
@@ -20,7 +21,7 @@ from rich.filesize import decimal
 
 from eval.comparison import compare_all
 from eval.config import PushConfig
-from eval.records import UNIFORM
+from eval.records import UNIFORM, grouped
 from eval.report import tables
 from eval.results import commands, load_results, measured, unfinished
 from eval.shapes import SHAPES
@@ -102,27 +103,32 @@ def _skills(meta: PolicyMeta) -> Iterator[str]:
 def _measured(folder: Path, policy: Shard, resamples: int) -> dict[str, Any]:
     """What a results folder says of a policy: `setup`, `tables`, `commands`, and `allocator`.
 
-    The last one is the rule of the policy's records; of several the first in the alphabet that is
-    not `uniform`, None for that one.
+    The last one is the rule with which the policy's records are best on average, None for
+    `uniform`.
     """
     results = load_results(folder)
     manifest, policies = results.manifest, results.manifest.get("policies", {})
     digest = sha256_file(policy.source.folder / INDEX)
     labels = {name for name, other in policies.items() if other == digest}
     records = [record for record in results.records if record["policy"] in {None, *labels}]
-    rules = {record["allocator"] for record in records if record["policy"] in labels}
+    rules = grouped((each for each in records if each["policy"] in labels), itemgetter("allocator"))
     if not rules:
         raise UsageError(
             f"--results {folder} holds no results of {policy.source.name} as it is: evaluate this "
             "policy with kvp-eval, or name another folder"
         )
+    means = {
+        rule: fmean(-each["nll"] if each["score"] is None else each["score"] for each in of_rule)
+        for rule, of_rule in sorted(rules.items())
+    }
+    allocator = max(means, key=lambda rule: means[rule])
     # Rows of other policies are left out on purpose: what is unfinished is said of the whole.
     ours = replace(results, records=tuple(records), manifest={**manifest, "planned": []})
     lacking = unfinished(results)
     shown = [replace(each, unfinished=lacking) for each in compare_all(ours, resamples=resamples)]
     weights = ((results.setting("model_digest") or {}).get("weights") or "")[:12]
     return {
-        "allocator": next(iter(sorted(rules - {UNIFORM})), None),
+        "allocator": None if allocator == UNIFORM else allocator,
         "commands": [each.replace("`", "'") for each in commands(manifest)],
         "setup": f"{lacking} {measured(results, records)} Computed in {results.setting('dtype')}"
         f"{f', weights {weights}' if weights else ''}".lstrip(),

@@ -4,7 +4,7 @@
         --results RUN/test-query_agnostic --name nano --more recipes/all_methods/card.md
     python recipes/all_methods/bundle.py RUN/policy --results RUN/results \
         --name smollm2-135m-instruct --weights bfloat16 \
-        --base_model HuggingFaceTB/SmolLM2-135M-Instruct --more recipes/real_models/card.md
+        --base_model HuggingFaceTB/SmolLM2-135M-Instruct --more recipes/real_models/card_smollm2.md
 
 The model's digests are taken from the results. `--base_model` is the hub id of the model that a
 quantised copy was made of. The card ends with the text of `--more`.

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from recipes.real_models import lookups
 from recipes.real_models.documents import CHARACTERS, QUESTIONS, main
 
 PROSE = "Then Walter saw the Maid of Westing near the 14 ships and said nothing to her.\n" * 400
@@ -44,3 +45,16 @@ def test_answers_stand_in_the_document(sources: Path, files: bool) -> None:
     again = sources / "again.jsonl"
     main(again, texts)
     assert again.read_bytes() == out.read_bytes()
+
+
+def test_answers_of_lookups_stand_in_the_context(sources: Path) -> None:
+    (sources / "novels_test").mkdir()
+    (sources / "novels_test/other.txt").write_text(PROSE, encoding="utf-8")
+    out = sources / "lookups.jsonl"
+    lookups.main(out, sources)
+    rows = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+    assert len(rows) == 6 * lookups.CONTEXTS
+    for row in rows:
+        context = " ".join(row["context"].split())
+        assert len(row["questions"]) == lookups.ASKED
+        assert all(" ".join(turn["answer"].split()) in context for turn in row["questions"])

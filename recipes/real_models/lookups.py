@@ -1,0 +1,135 @@
+"""Questions to choose settings on that are no task of a benchmark: three about each context.
+
+    python -m recipes.real_models.lookups OUT D
+
+Contexts are a staff directory, orders, a table of prices, and stretches of a novel of
+`D/novels_test`, of a module that `documents.py` does not use and of an article. Questions ask for
+an entry, or what follows some words. Rows are for `kvp eval --tasks data --split all`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import sys
+import sysconfig
+from pathlib import Path
+
+from recipes.real_models.documents import CITIES, FIRST, ITEMS, LAST, Documents
+
+CONTEXTS, ASKED = 10, 3
+"""Contexts of each kind, and questions about each."""
+Question = tuple[str, str]
+
+
+class Lookups(Documents):
+    """Draws contexts and questions."""
+
+    def __init__(self, texts: Path) -> None:
+        """Read the files; OSError where they are not there."""
+        super().__init__(texts)
+        self.draw = random.Random(977)
+        novels = sorted((texts / "novels_test").glob("*.txt"))
+        self.other_novels = [file.read_text(encoding="utf-8") for file in novels]
+        modules = sorted(map(str, Path(sysconfig.get_paths()["stdlib"]).glob("*.py")))
+        self.other_code = [
+            file for file in map(Path, modules)
+            if int(hashlib.sha256(file.name.encode()).hexdigest(), 16) % 2 == 1
+            and file.stat().st_size > 9000
+        ]  # fmt: skip
+
+    def people(self) -> tuple[str, list[Question]]:
+        """A staff directory."""
+        number = self.draw.randrange
+        everyone = [f"{first} {last}" for first in FIRST.split() for last in LAST.split()]
+        units = ["sales", "legal", "research", "support", "finance"]
+        rows = [
+            (name, number(100, 600), number(1000, 9999), self.draw.choice(units))
+            for name in self.draw.sample(everyone, 40)
+        ]
+        asked = [
+            (f"Which extension does {row[0]} have?", f"{row[2]}")
+            for row in self.draw.sample(rows, ASKED)
+        ]
+        lines = (f"- {a}, room {b}, extension {c}, {d}" for a, b, c, d in rows)
+        return "Staff directory\n" + "\n".join(lines), asked
+
+    def orders(self) -> tuple[str, list[Question]]:
+        """Orders."""
+        choice = self.draw.choice
+        rows = [
+            (self._code() + str(i), self._name(), choice(ITEMS.split()), self._price(),
+             choice(CITIES.split()))
+            for i in range(26)
+        ]  # fmt: skip
+        totals, (buyer,) = self.draw.sample(rows, 2), self.draw.sample(rows, 1)
+        asked = [(f"What is the total of order {row[0]}?", row[3]) for row in totals]
+        lines = (
+            f"Order {a}\n  customer: {b}\n  item: {c}\n  total: {d} EUR\n  ship to: {e}\n"
+            for a, b, c, d, e in rows
+        )
+        return "\n".join(lines), [*asked, (f"Who placed order {buyer[0]}?", buyer[1])]
+
+    def prices(self) -> tuple[str, list[Question]]:
+        """A table."""
+        choice, number = self.draw.choice, self.draw.randrange
+        rows = [
+            (f"{choice(ITEMS.split())} {self._code()[:4]}{i}", number(500), self._price(),
+             choice(LAST.split()))
+            for i in range(38)
+        ]  # fmt: skip
+        priced, (supplied,) = self.draw.sample(rows, 2), self.draw.sample(rows, 1)
+        asked = [(f"What is the price of the {row[0]}?", row[2]) for row in priced]
+        head = "| product | stock | price | supplier |\n|---|---|---|---|\n"
+        lines = "\n".join(f"| {a} | {b} | {c} | {d} |" for a, b, c, d in rows)
+        return head + lines, [*asked, (f"Who supplies the {supplied[0]}?", supplied[3])]
+
+    def novel_words(self) -> tuple[str, list[Question]]:
+        """A stretch of a novel."""
+        return self._followed(" ".join(self._stretch(self.draw.choice(self.other_novels)).split()))
+
+    def code_lines(self) -> tuple[str, list[Question]]:
+        """A stretch of a module."""
+        text = self._stretch(self.draw.choice(self.other_code).read_text(encoding="utf-8"))
+        lines, asked = [line for line in text.split("\n") if len(line.strip()) > 25], []
+        for _ in range(ASKED):
+            place = self.draw.randrange(3, len(lines) - 2)
+            question = f"Which line of the code comes right after `{lines[place].strip()}`?"
+            asked.append((question, lines[place + 1].strip()))
+        return text, asked
+
+    def article_words(self) -> tuple[str, list[Question]]:
+        """An article."""
+        return self._followed(self.article())
+
+    def _followed(self, text: str) -> tuple[str, list[Question]]:
+        words, asked = text.split(), []
+        for _ in range(ASKED):
+            start = self.draw.randrange(20, len(words) - 40)
+            opening, answer = words[start : start + 8], words[start + 8 : start + 14]
+            question = f'Which words follow "{" ".join(opening)}" in the text?'
+            asked.append((question, " ".join(answer)))
+        return text, asked
+
+
+def main(out: Path, texts: Path) -> None:
+    """Write the rows."""
+    made = Lookups(texts)
+    kinds = {
+        "people": made.people, "orders": made.orders, "prices": made.prices,
+        "novel": made.novel_words, "code": made.code_lines, "wiki": made.article_words,
+    }  # fmt: skip
+    rows = []
+    for _ in range(CONTEXTS):
+        for name, kind in kinds.items():
+            context, asked = kind()
+            questions = [{"input": question, "answer": answer} for question, answer in asked]
+            rows.append({"task": name, "context": context + "\n\n", "questions": questions})
+    out.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        raise SystemExit(__doc__)
+    main(Path(sys.argv[1]), Path(sys.argv[2]))
