@@ -2,8 +2,8 @@
 # A policy for a pretrained model from an empty folder, and a report of what it keeps.
 # Usage: recipes/real_models/run.sh [NAME] [tasks|documents]
 #   NAME: smollm2-135m-instruct (default) or qwen2.5-coder-0.5b-instruct; MODEL names any other.
-#   tasks: trained on the kinds of task that it is evaluated on. documents: on texts of many kinds, labelled by
-#   KVzip's scores, and evaluated on RULER, of which it has seen nothing.
+#   tasks: trained on the kinds of task that it is evaluated on. documents: on exact questions about texts of many
+#   kinds, and evaluated on RULER, of which it has seen nothing.
 # Settings below can be set in the environment; a stopped step goes on.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -30,7 +30,7 @@ tasks)    # needles, questions over passages, dialogues and running text; withou
   : "${DATA:=ruler:0.6,chat:0.4}" "${TRAIN:=240}" "${LENGTH:=1024}" "${EVALUATED_LENGTH:=$LENGTH}"
   : "${EVALUATED:=$TASKS}" "${BUDGETS:=2%,6%,12.5%,25%}" "${PROMPTS:=4}"
   : "${METHODS:=full,kvp+ada,$rivals}"
-  labels=() training=() protocols=()
+  training=() protocols=()
   ;;
 documents)
   mkdir -p "$RUN"
@@ -38,16 +38,15 @@ documents)
   : "${TASKS:=ruler}" "${DATA:=$RUN/documents.jsonl}" "${TRAIN:=126}" "${LENGTH:=1700}" "${EVALUATED_LENGTH:=2048}"
   : "${EVALUATED:=ruler}" "${BUDGETS:=6.25%,12.5%,25%}" "${PROMPTS:=2}"
   : "${METHODS:=full,kvp,kvp+global,$rivals}"
-  labels=(--labels kvzip) protocols=(--protocols query_agnostic)
+  protocols=(--protocols query_agnostic)
   # Points anywhere in a conversation: no question is privileged, and no query is read.
-  training=(--label kvzip --inputs "key,value,position,distance" --steps 300)
-  training+=(--compress_prompt 0 --compress_context 0 --compress_uniform 1)
+  training=(--inputs "key,value,position,distance" --steps 200 --compress_prompt 0 --compress_context 0 --compress_uniform 1)
   ;;
 *) echo "run.sh: $TRAINED_ON is neither tasks nor documents" >&2; exit 2 ;;
 esac
 common=(--model "$MODEL" --device "$DEVICE" --dtype bfloat16 $FILES)
 
-shared kvp-collect "${common[@]}" --length "$LENGTH" --data "$DATA" --tasks "$TASKS" --answers reference "${labels[@]}" \
+shared kvp-collect "${common[@]}" --length "$LENGTH" --data "$DATA" --tasks "$TASKS" --answers reference \
   --train "$TRAIN" --validation $((TRAIN / 6)) --out "$RUN/traces"
 "$BIN/kvp-train" --traces "$RUN/traces" --seed "$SEED" --device "$DEVICE" --devices "$DEVICES" "${training[@]}" --out "$RUN/policy"
 shared kvp-eval "${common[@]}" --length "$EVALUATED_LENGTH" --tasks "$EVALUATED" --prompts "$PROMPTS" --max_new_tokens 64 \
