@@ -21,7 +21,7 @@ INTRODUCTION = """# Performance
 What kvp costs, written by `python -m benchmarks.performance` from the JSON files it links to;
 what the numbers decided is in [speed.md]({speed}). Compare numbers of one table only.
 *Processor time* is that of all threads, *wall* the time on the clock; on a GPU only wall time
-counts.
+counts. The files also have the other clock, medians, rounds and the prefill with each method.
 """
 COMMAND = "python -m benchmarks.performance"
 
@@ -94,6 +94,6 @@ def _machine(report: Report) -> str:
     if hardware and hardware == of.get("gpu"):
         parts.append(f"driver {of.get('driver') or 'unknown'}")
     parts.append(commit)
-    parts += [of["date"], f"{report['seconds']:,.0f} s in all", f"load {of['load']:.1f} at its end"]
+    parts += [of["date"], f"load {of['load']:.1f}"]
     ended = report["settings"].get("ended")
     return ", ".join(parts) + ("." if ended is None else f". The rows until it was ended: {ended}.")

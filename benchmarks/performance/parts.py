@@ -52,13 +52,12 @@ PARTS: Sequence[Part] = (
         title="What a method adds to a prefill",
         module="benchmarks.method_scoring",
         text=(
-            "Recording, extra passes, scores, choice of tokens and gathering, over the prefill "
+            "Recording, extra passes, scores, choice of tokens and gathering, in % of the prefill "
             "of the same prompt by transformers alone. Random weights, about the proportions of "
-            "Qwen2.5-7B; a quarter of the tokens stays. *whole*: prefill with the method over "
-            "prefill without. *kvpress*: the same press in its own environment. *kvp* has "
-            "networks as large as the bundled policy's, *kvzap* of the published shape. †: "
-            "difference of two prefills. kvpress's KVzip frees nothing. There is no fused scorer: "
-            "scores are torch."
+            "Qwen2.5-7B; a quarter of the tokens stays. *kvpress*: the same press in its own "
+            "environment, whose versions the file has; its KVzip frees nothing. The method *kvp* "
+            "has networks as large as the bundled policy's, *kvzap* of the published shape. †: "
+            "difference of two prefills. There is no fused scorer: scores are torch."
         ),
         table=tables.scoring,
         cuda="--tokens 2048,16384 --width 3584 --repeats 3,3",
@@ -89,8 +88,7 @@ PARTS: Sequence[Part] = (
         text=(
             "Future attention of one KV head of Qwen2.5-7B at a cache cut in the middle, "
             "float32, two threads (bfloat16 on a GPU). *blocked* is what CPUs use, *naive* the "
-            "whole matrix. Memory is beyond queries, keys and libraries; *process* is all. "
-            "Nothing is extrapolated."
+            "whole matrix. Memory is beyond queries, keys and libraries. Nothing is extrapolated."
         ),
         table=tables.labels,
         cpu="--forms naive,blocked --lengths 1024,4096,16384,32768,65536,131072 "
@@ -125,8 +123,8 @@ PARTS: Sequence[Part] = (
             "`wide`: 2 layers of 28 query and 4 KV heads of 128, random weights; `attention`: "
             "that of one such layer alone. *full* is transformers' cache and attention (torch's "
             "sdpa), *dense* has an eighth of the tokens in every head, *ragged* as many in heads "
-            "of very different lengths. Float32 on one thread, bfloat16 on a GPU, where *ragged* "
-            "is the Triton kernel and *ragged:torch* is not."
+            "of very different lengths. Milliseconds of the fastest token; float32 on one thread, "
+            "bfloat16 on a GPU, where *ragged* is the Triton kernel and *ragged:torch* is not."
         ),
         table=tables.decoding,
         cpu="--cases wide:1024,wide:4096,wide:16384,wide:32768,nano:1024 --rounds 2 --steps 12",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -49,43 +50,43 @@ def percent(share: float) -> str:
 
 
 def scoring(report: Report) -> list[Table]:
-    """Methods of kvp and presses of kvpress side by side, a table for each number of tokens."""
-    rows: Sequence[Row] = report["results"]
+    """Methods of kvp and presses of kvpress side by side, at each number of tokens."""
     clock = "wall_share" if report["settings"].get("device") == "cuda" else "share"
-    found = []
-    for tokens in dict.fromkeys(row["tokens"] for row in rows):
-        here = [row for row in rows if row["tokens"] == tokens]
-        presses = {row["method"]: row for row in here if row["source"] == "kvpress"}
-        own = [row for row in here if row["source"] == "kvp"]
-        ran = [row for row in own if "share" in row]
-        headings = [f"{tokens:,} tokens", "kvp, % of the prefill", "whole"]
-        other = next((row["environment"] for row in presses.values()), "kvpress")
-        headings += [f"{other}, %", "whole", "kvp / kvpress"]
-        lines = [_methods(row, presses.get(row["method"]), clock) for row in ran]
-        lines += [
-            [row["method"], f"not run: {row['skipped']}", *[""] * 4]
-            for row in own if "skipped" in row
-        ]  # fmt: skip
-        found.append(Table(headings=headings, rows=lines))
-    return found
+    ran: Sequence[Row] = [row for row in report["results"] if "share" in row]
+    present = {row["source"] for row in ran}
+    sources = [name for name in ("kvp", "kvpress") if name in present]
+    columns = list(itertools.product(dict.fromkeys(row["tokens"] for row in ran), sources))
+    found = {(row["tokens"], row["source"], row["method"]): row for row in ran}
+    lines = [
+        [method, *(_share(found.get((*column, method)), clock) for column in columns)]
+        for method in dict.fromkeys(row["method"] for row in ran)
+    ]
+    skipped = {
+        row["method"]: row["skipped"]
+        for row in report["results"] if "skipped" in row and row["source"] == "kvp"
+    }  # fmt: skip
+    lines += [
+        [method, f"not run: {reason}", *[""] * (len(columns) - 1)]
+        for method, reason in skipped.items()
+    ]
+    headings = ["method", *(f"{source}, {tokens:,} tokens" for tokens, source in columns)]
+    return [Table(headings=headings, rows=lines)]
 
 
-def _methods(own: Row, press: Row | None, clock: str) -> list[str]:
-    cells = [own["method"], percent(own[clock]), f"{own['whole_share']:.2f}"]
-    if press is None:
-        return [*cells, NONE, NONE, NONE]
-    mark = "†" if press["by_difference"] else ""
-    ratio = own[clock] / press[clock] if press[clock] > 0 else None
-    return [*cells, percent(press[clock]) + mark, f"{press['whole_share']:.2f}", number(ratio)]
+def _share(row: Row | None, clock: str) -> str:
+    if row is None:
+        return NONE
+    return percent(row[clock]) + "†" * row["by_difference"]
 
 
 def labels(report: Report) -> list[Table]:
     """Forms beside each other at each length."""
     rows: Sequence[Row] = report["results"]
+    clock, words = _clock(report)
     forms = list(dict.fromkeys(row["form"] for row in rows))
     headings = ["tokens"]
     for form in forms:
-        headings += [f"{form}, processor ms", "wall ms", "memory, MiB", "process, MiB"]
+        headings += [f"{form}, {words}", "MiB"]
     lines = []
     for length in dict.fromkeys(row["length"] for row in rows):
         cells = [f"{length:,}"]
@@ -93,43 +94,41 @@ def labels(report: Report) -> list[Table]:
             here = (each for each in rows if (each["length"], each["form"]) == (length, form))
             row = next(here, {"skipped": "not reached"})
             if "skipped" in row:
-                cells += [row["skipped"], NONE, NONE, NONE]
+                cells += [row["skipped"], NONE]
                 continue
-            cells += [milliseconds(row["processor_seconds"]), milliseconds(row["seconds"])]
-            cells += [number(row["working_mib"]), number(row["peak_mib"])]
+            cells += [milliseconds(row[clock]), number(row["working_mib"])]
         lines.append(cells)
     return [Table(headings=headings, rows=lines)]
 
 
+def _clock(report: Report) -> tuple[str, str]:
+    """Which seconds count on the device, and what their column is called."""
+    if report["settings"]["device"] == "cuda":
+        return "seconds", "wall ms"
+    return "processor_seconds", "processor ms"
+
+
 def training(report: Report) -> list[Table]:
     """Objective by number of heads."""
-    clock = "seconds" if report["settings"]["device"] == "cuda" else "processor_seconds"
-    headings = ["objective", "network", "heads", "processor ms", "wall ms"]
-    headings += [f"{'wall' if clock == 'seconds' else 'processor'} ms per head", "GB"]
+    clock, words = _clock(report)
     lines = [
-        [
-            row["objective"], row["network"], str(row["heads"]),
-            milliseconds(row["processor_seconds"]), milliseconds(row["seconds"]),
-            milliseconds(row[clock] / row["heads"]), number(row["peak_gb"]),
-        ]
+        [row["objective"], str(row["heads"]), milliseconds(row[clock]), number(row["peak_gb"])]
         for row in report["results"]
-    ]  # fmt: skip
-    return [Table(headings=headings, rows=lines, names=2)]
+    ]
+    return [Table(headings=["objective", "heads", words, "GB"], rows=lines)]
 
 
 def decoding(report: Report) -> list[Table]:
     """Caches beside each other."""
-    headings = ["model", "tokens", "cache", "ms", "wall ms", "fastest ms", "full over it"]
+    rows: Sequence[Row] = report["results"]
+    caches = list(dict.fromkeys(row["cache"] for row in rows))
+    found = {(row["model"], row["tokens"], row["cache"]): row["fastest"] for row in rows}
     lines = [
-        [
-            row["model"],
-            f"{row['tokens']:,}",
-            "dense" if row["cache"] == "uniform" else row["cache"].removesuffix(":auto"),
-            *map(number, map(row.get, ("milliseconds", "wall_milliseconds", "fastest", "speedup"))),
-        ]
-        for row in report["results"]
+        [model, f"{tokens:,}", *(number(found.get((model, tokens, cache))) for cache in caches)]
+        for model, tokens in dict.fromkeys((row["model"], row["tokens"]) for row in rows)
     ]
-    return [Table(headings=headings, rows=lines, names=3)]
+    names = ["dense" if name == "uniform" else name.removesuffix(":auto") for name in caches]
+    return [Table(headings=["model", "tokens", *names], rows=lines)]
 
 
 def collecting(report: Report) -> list[Table]:

@@ -3,7 +3,8 @@
     python -m recipes.training.tables configs/training/objectives.yaml RUN
 
 An arm is in them once all its seeds are trained, its answers once they are evaluated. The page has
-answers to test prompts at the first budget of the settings, the CSV files have all.
+test skill, and answers to test prompts with the question not seen at the first budget of the
+settings; the CSV files have all.
 """
 
 from __future__ import annotations
@@ -50,6 +51,18 @@ class Table:
             rows=[[row[i] for i in kept] for row in self.rows],
         )
 
+    def without(self, *names: str) -> Table:
+        """Without these columns, and those in which no row has a value."""
+        cells = list(zip(*self.rows, strict=True))
+        kept = [
+            i for i, name in enumerate(self.header) if name not in names and {*cells[i]} != {"–"}
+        ]
+        return Table(
+            caption=self.caption,
+            header=[self.header[i] for i in kept],
+            rows=[[row[i] for i in kept] for row in self.rows],
+        )
+
 
 def main() -> None:
     """Command line."""
@@ -71,7 +84,8 @@ def main() -> None:
     every = [first, *itertools.chain(*found.values())]
     text = "\n".join(table.markdown() for table in every)
     write(tables_of(text.splitlines()), folder)
-    shown = [first, *(table.at(budget) for table in found["test"])]
+    shown = [first.without("skill, validation", "seeds")]
+    shown += [table.at(budget) for table in found["test"][-1:]]
     index = os.path.relpath(folder / "README.md", given.page.parent)
     link = f"All tables: [CSV]({index})."
     others = dict.fromkeys(names(given.page.read_text(encoding="utf-8")))
