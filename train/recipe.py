@@ -2,7 +2,8 @@
 
 `fourier`, all defaults of `Recipe`: positions as features, 31 tokens on either side that add to a
 token's score, what the last 32 queries attend to, keys as seen from the end of the cache, Muon, and
-the listwise loss on the largest attention of the future, replies first (docs/results/smollm2.md).
+the listwise loss on the largest attention of the future, replies first
+(docs/results/smollm2_details.md).
 The loss needs no rankings (`permutations` and `reward` are for `--objective rloo`).
 
 `paper` follows the KVP paper (section 3, Algorithm 1, appendix A.2) and, where the paper is silent,

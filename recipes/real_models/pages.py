@@ -1,9 +1,10 @@
-"""Tables and figure of docs/results/smollm2.md, from results folders of kvp-eval.
+"""Numbers, tables and figure of docs/results/smollm2.md, from results folders of kvp-eval.
 
     python recipes/real_models/pages.py RUN
 
-fills the blocks of the page with the folders RUN/NAME that are there, and writes one number per
-column to benchmarks/results/smollm2/NAME.csv.
+writes what is in the folders RUN/NAME that are there to benchmarks/results/smollm2: NAME.csv, a
+line per task, and the lines of NAME in overall.csv, all tasks together. Tables and figure show
+numbers of these files.
 """
 
 from __future__ import annotations
@@ -11,8 +12,7 @@ from __future__ import annotations
 import csv
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
-from itertools import compress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 
@@ -37,41 +37,53 @@ from recipes.all_methods.blocks import fill_file
 
 PAGE = Path("docs/results/smollm2.md")
 NUMBERS = Path("benchmarks/results/smollm2")
-ANSWERS = (
+OVERALL, COSTS = NUMBERS / "overall.csv", NUMBERS / "costs.csv"
+TESTED = (
     *("needles", "fresh", "kvzap", "references", "sources", "other"),
     *("long-2048", "long-4096"),
+    *("text-wiki", "text-novels", "text-news", "texts", "sources-text"),
 )
-BY_TASK = ("needles", "other")
-"""Those with a table of tasks on the page; of the others they are in the CSV file."""
-TEXTS = ("text-wiki", "text-novels", "text-news", "texts", "sources-text")
-TUNED = (
-    "epsilon",
-    "safeguard",
-    "window",
-    "text",
-    "chat-validation",
-    "chat-test",
-)
-UNSHOWN = (
-    "tune",
-    *(f"tune-{what}" for what in TUNED),
-)
-"""CSV files without a table: settings of rivals on validation prompts, and more."""
+TUNED = ("epsilon", "safeguard", "window", "text", "chat-validation", "chat-test")
+UNSHOWN = ("tune", *(f"tune-{what}" for what in TUNED))
+"""Settings of rivals on validation prompts: not in overall.csv."""
 OURS = "kvp+ada"
 BUNDLED = "smollm2-135m-instruct"
 """The policy in the package, seed 0."""
 REFERENCES = (FULL, "oracle", "oracle+global")
 TIMED = "12.5%"
 """Budget of the timing pass."""
-LAST_TURN = ("streaming_llm", "4")
+RECENCY = "streaming_llm"
+LAST_TURN = (RECENCY, "4")
 """Method and budget whose cache holds a dialogue's last turn and four first tokens."""
 LEAST_GAIN = 0.05
 """Nats per token of the reply."""
-SHOWN = ("2%", "6%", "12.5%", "25%")
-"""Budgets of the tables of tasks."""
+SEEN, UNSEEN = "query_aware", "query_agnostic"
+RIVALS = {
+    OURS: OURS,
+    "KVzip+global, two passes": "kvzip",
+    "ContrastKV+global, two passes": "contrastkv",
+    "SnapKV+ada": "snapkv",
+    "KeyDiff+ada": "keydiff",
+    "recency, 24 prompts": RECENCY,
+}
+"""Methods of a table, and how their names begin, whatever their setting."""
+READERS = {
+    "full cache": FULL,
+    OURS: OURS,
+    "kvp+global": "kvp+global",
+    "KVzip+global": "kvzip",
+    "ContrastKV+global": "contrastkv",
+    "H2O+global": "h2o",
+    "SnapKV+ada": "snapkv",
+}
 
-Cells = dict[tuple[str, str, str], list[Record]]
-"""Records by protocol, method and budget."""
+Key = tuple[str, str, str]
+"""Protocol, method and budget (`full` where there is none)."""
+Cells = dict[Key, list[Record]]
+Row = Mapping[str, str]
+"""A line of overall.csv."""
+Column = tuple[str, str, str]
+"""Results, protocol and budget."""
 
 
 def method(record: Record) -> str:
@@ -87,7 +99,7 @@ def method(record: Record) -> str:
 
 
 def cells(records: Iterable[Record]) -> Cells:
-    """Records by protocol, method and budget (`full` where there is none)."""
+    """Records by protocol, method and budget."""
     found: Cells = defaultdict(list)
     for record in records:
         found[record["protocol"], method(record), record["budget_spec"] or FULL].append(record)
@@ -104,172 +116,155 @@ def estimate(records: list[Record]) -> Interval:
     )
 
 
-def budgets_of(found: Cells) -> list[str]:
-    """Budgets in order, without the full cache and that of the last turn alone."""
-    return sorted({key[2] for key in found} - {FULL, LAST_TURN[1]}, key=budget_order)
+def told_apart(found: Cells) -> dict[Key, str]:
+    """Whether each differs from ours, paired by prompt: not 0 at 5 % after Holm, per protocol."""
+    told = {}
+    for protocol in {key[0] for key in found}:
+        paired = {}
+        for key, theirs in found.items():
+            ours = found.get((protocol, OURS, key[2]))
+            if key[0] == protocol and ours and key[1] not in (OURS, *REFERENCES):
+                weights = reply_tokens(ours)
+                paired[key] = paired_difference(
+                    prompt_values(ours),
+                    prompt_values(theirs),
+                    bounds=None if weights else (-1, 1),
+                    weights=weights,
+                )
+        for key, differs in zip(paired, holm(list(paired.values())), strict=True):
+            told[key] = "yes" if differs else "no"
+    return told
 
 
-def methods_of(found: Cells, protocol: str) -> list[str]:
-    """Methods of a protocol, ours first, references last."""
-    names = {key[1] for key in found if key[0] == protocol} - {FULL}
-    return sorted(names, key=lambda name: (name in REFERENCES, not name.startswith("kvp"), name))
-
-
-def table(found: Cells, taken: Mapping[str, str]) -> Iterator[str]:
-    """Methods by budgets, a table per protocol; `*`: `told_apart` from ours.
-
-    `taken` is the cost of each method (`shares`).
-    """
-    budgets = budgets_of(found)
-    for protocol in sorted({key[0] for key in found}, reverse=True):
-        full, apart = found[protocol, FULL, FULL], told_apart(found, protocol)
-        prompts = estimate(full).prompts
-        yield f"\n**{protocol}**, full cache {_text(full)}, {prompts} prompts\n"
-        yield f"| method | passes, FLOPs, seconds | {' | '.join(budgets)} |"
-        yield f"|---|---|{'--:|' * len(budgets)}"
-        for name in methods_of(found, protocol):
-            row = [
-                _text(found.get((protocol, name, budget))) + "*" * ((name, budget) in apart)
-                for budget in budgets
-            ]
-            yield f"| {name} | {taken.get(name, '')} | {' | '.join(row)} |"
-
-
-def told_apart(found: Cells, protocol: str) -> set[tuple[str, str]]:
-    """Methods and budgets that differ from ours, paired by prompt: not 0 at 5 % after Holm."""
-    paired = {}
-    for (of_protocol, name, budget), theirs in found.items():
-        ours = found.get((protocol, OURS, budget))
-        if of_protocol == protocol and ours and name != OURS and name not in REFERENCES:
-            weights = reply_tokens(ours)
-            paired[name, budget] = paired_difference(
-                prompt_values(ours),
-                prompt_values(theirs),
-                bounds=None if weights else (-1, 1),
-                weights=weights,
-            )
-    return set(compress(paired, holm(list(paired.values()))))
-
-
-def tasks(records: Iterable[Record]) -> Iterator[str]:
-    """Every task alone at a few budgets, a table per protocol."""
-    by_task: dict[str, list[Record]] = defaultdict(list)
-    for record in records:
-        by_task[record["task"]].append(record)
-    parts = {name: cells(part) for name, part in by_task.items()}
-    for protocol in sorted({key[0] for part in parts.values() for key in part}, reverse=True):
-        names = [n for n in methods_of(cells(records), protocol) if not n.startswith("random")]
-        yield f"\n**{protocol}**, at {', '.join(SHOWN)} of the cache\n"
-        yield f"| task | full | {' | '.join(names)} |\n|---|--:|{'--:|' * len(names)}"
-        for task, part in parts.items():
-            row = [_number(part.get((protocol, FULL, FULL)))]
-            for name in names:
-                row.append(" / ".join(_number(part.get((protocol, name, b))) for b in SHOWN))
-            yield f"| {task} | {' | '.join(row)} |"
-
-
-def shares(timing: Iterable[Record]) -> dict[str, str]:
-    """Per method: readings of the prompt, FLOPs and seconds to evict as shares of the prefill."""
-    prefill = next((record for record in timing if record["method"] == FULL), {})
-    found = {}
-    for record in timing:
-        flops, seconds = (
-            100 * record[f"evict_{unit}"] / prefill[f"prefill_{unit}"]
-            for unit in ("flops", "seconds")
-        )
-        found[method(record)] = f"{passes(record['method'])}, {flops:.0f} %, {seconds:.0f} %"
-    return found
-
-
-def costs_on_page() -> dict[str, str]:
-    """`shares` as an earlier run wrote them."""
-    block = PAGE.read_text(encoding="utf-8").partition("begin costs:")[2].partition("end costs")[0]
-    rows = [line.split("|")[1:3] for line in block.splitlines() if line.startswith("| ")]
-    return {name.strip(): cost.strip() for name, cost in rows}
-
-
-def costs(timing: Iterable[Record], taken: Mapping[str, str]) -> Iterator[str]:
-    """What evicting from one prompt costs (`shares`), and the bytes that are left."""
-    yield "| method | passes, FLOPs, seconds | bytes kept |"
-    yield "|---|---|--:|"
-    full = next(record for record in timing if record["method"] == FULL)
-    for record in timing:
-        kept = record["cache_bytes"] / full["cache_bytes"]
-        yield f"| {method(record)} | {taken[method(record)]} | {100 * kept:.1f} % |"
-
-
-def gain(records: Iterable[Record]) -> Iterator[str]:
-    """Share that methods keep of what the full cache gains over one of the last turn alone.
+def gain(records: Iterable[Record]) -> Iterator[tuple[Key, Interval]]:
+    """Share that methods keep of what the full cache gains over one of the last turn alone, %.
 
     The last turn is fed after the eviction, so its cache is what StreamingLLM's four first tokens
     leave. Only dialogues count in which the full cache gains `LEAST_GAIN`.
     """
-    found = cells(records)
-    protocol = "query_agnostic"
-    nll: dict[tuple[str, str], dict[str, float]] = {}
-    for (of_protocol, name, budget), group in found.items():
-        if of_protocol == protocol:
-            losses = defaultdict(list)
-            for record in group:
-                losses[record["example"]].append(record["nll"] / record["reply_tokens"])
-            nll[name, budget] = {example: fmean(values) for example, values in losses.items()}
-    full, last = nll[FULL, FULL], nll.get(LAST_TURN, {})
+    nll: dict[Key, dict[str, float]] = {}
+    for key, group in cells(records).items():
+        losses = defaultdict(list)
+        for record in group:
+            losses[record["example"]].append(record["nll"] / record["reply_tokens"])
+        nll[key] = {example: fmean(values) for example, values in losses.items()}
+    full, last = nll.pop((UNSEEN, FULL, FULL)), nll.pop((UNSEEN, *LAST_TURN), {})
     gains = {name: last[name] - full[name] for name in full if name in last}
     counted = [name for name, value in gains.items() if value >= LEAST_GAIN]
-    budgets = budgets_of(found)
-    yield (
-        f"\n{len(counted)} of {len(gains)} dialogues, where the full cache gains at least "
-        f"{LEAST_GAIN} nats per token: share of it kept, %\n"
-    )
-    yield f"| method | {' | '.join(budgets)} |\n|---|{'--:|' * len(budgets)}"
+    if not counted:
+        return
     resampled = np.random.default_rng(0).integers(len(counted), size=(2000, len(counted)))
-    for name in methods_of(found, protocol):
-        row = []
-        for budget in budgets:
-            ours = nll.get((name, budget))
-            if ours is None or not counted:
-                row.append("")
-                continue
-            kept = np.array([last[one] - ours[one] for one in counted])
-            whole = np.array([gains[one] for one in counted])
-            draws = kept[resampled].sum(1) / whole[resampled].sum(1)
-            low, high = np.quantile(draws, [0.025, 0.975])
-            share = kept.sum() / whole.sum()
-            row.append(f"{100 * share:.0f} ({100 * low:.0f} to {100 * high:.0f})")
-        yield f"| {name} | {' | '.join(row)} |"
+    whole = np.array([gains[one] for one in counted])
+    for key, ours in nll.items():
+        kept = np.array([last[one] - ours[one] for one in counted])
+        draws = 100 * kept[resampled].sum(1) / whole[resampled].sum(1)
+        low, high = np.quantile(draws, [0.025, 0.975])
+        share = 100 * kept.sum() / whole.sum()
+        yield key, Interval(mean=share, low=low, high=high, prompts=len(counted))
 
 
-def draw(numbers: Path, taken: Mapping[str, str], path: Path) -> None:
-    """Answers against budget beside answers against cost at 6 %, a row per protocol.
+def overall(name: str, records: list[Record]) -> Iterator[tuple[str | int, ...]]:
+    """Lines of overall.csv: all tasks together, each training seed alone, the dialogues' gain."""
+    found = cells(records)
+    told = told_apart(found)
+    for key, group in found.items():
+        yield (name, *key, *_numbers(estimate(group)), told.get(key, ""))
+    ours = [record for record in records if method(record) == OURS]
+    if len(policies := sorted({record["policy"] for record in ours})) > 1:
+        for policy in policies:
+            for key, group in cells(r for r in ours if r["policy"] == policy).items():
+                yield (f"{name}-{policy}", *key, *_numbers(estimate(group)), "")
+    if name == "texts":
+        for key, share in gain(records):
+            yield ("gain", *key, *_numbers(share), "")
 
-    `numbers` is what `write_csv` wrote, of as many prompts of each task; `taken` as in `table`.
-    """
-    answers: dict[tuple[str, str, str], list[float]] = defaultdict(list)
-    with numbers.open(encoding="utf-8") as file:
-        for row in csv.DictReader(file):
-            key = row["protocol"], row["method"], row["budget"]
-            answers[key].append(float(row["estimate"]))
+
+def write_overall(name: str, records: list[Record]) -> None:
+    """The lines of these results take the place of those that the file has."""
+    rows = [tuple(map(str, row)) for row in overall(name, records)]
+    new = {row[0] for row in rows}
+    rows += [tuple(row.values()) for row in read(OVERALL) if row["results"] not in new]
+    header = ("results", "protocol", "method", "budget", "prompts", "estimate", "low", "high")
+    _write(OVERALL, (*header, "differs"), sorted(rows, key=lambda row: row[0]))
+
+
+def write_tasks(records: Iterable[Record], path: Path) -> None:
+    """One line per protocol, task, method and budget."""
+    by_task: dict[str, list[Record]] = defaultdict(list)
+    for record in records:
+        by_task[record["task"]].append(record)
+    rows = [
+        (protocol, task, name, budget, *_numbers(estimate(group)))
+        for task, part in by_task.items()
+        for (protocol, name, budget), group in cells(part).items()
+    ]
+    header = ("protocol", "task", "method", "budget", "prompts", "estimate", "low", "high")
+    _write(path, header, rows)
+
+
+def write_costs(timing: Iterable[Record]) -> None:
+    """Per method: readings of the prompt, FLOPs and seconds to evict in % of the prefill's."""
+    prefill = next(record for record in timing if record["method"] == FULL)
+    rows = []
+    for record in timing:
+        shares = (
+            f"{100 * record[f'evict_{unit}'] / prefill[f'prefill_{unit}']:.0f}"
+            for unit in ("flops", "seconds")
+        )
+        rows.append((method(record), passes(record["method"]), *shares))
+    _write(COSTS, ("method", "passes", "flops_percent", "seconds_percent"), rows)
+
+
+def texts() -> Iterator[str]:
+    """Perplexity of running text at 12.5 %."""
+    yield "| method | WikiText-2 | novels | articles |\n|---|--:|--:|--:|"
+    for label, start in READERS.items():
+        columns = ((f"text-{name}", UNSEEN, "12.5%") for name in ("wiki", "novels", "news"))
+        row = [_text(_find(column, start), digits=2) for column in columns]
+        yield f"| {label} | {' | '.join(row)} |"
+
+
+def kept() -> Iterator[str]:
+    """Shares of the full cache's answers: rivals of 600 prompts, recency on some of them."""
+    budgets = ("2%", "6%", "12.5%", "25%")
+    yield f"| question | method | {' | '.join(budgets)} |\n|---|---|{'--:|' * len(budgets)}"
+    for question, protocol in (("seen", SEEN), ("not seen", UNSEEN)):
+        for label, start in RIVALS.items():
+            results = "references" if start == RECENCY else "fresh"
+            full = float(_find((results, protocol, FULL), FULL)["estimate"])
+            found = (_find((results, protocol, budget), start) for budget in budgets)
+            row = [_text(number, scale=100 / full) for number in found]
+            yield f"| {question} | {label} | {' | '.join(row)} |"
+
+
+def draw(path: Path) -> None:
+    """Answers against budget beside answers against cost at 6 %, a row per protocol."""
+    answers = {
+        (row["protocol"], row["method"], row["budget"]): float(row["estimate"])
+        for row in read(OVERALL)
+        if row["results"] == "needles"
+    }
+    seconds = {row["method"]: float(row["seconds_percent"]) for row in read(COSTS)}
     budgets = sorted({key[2] for key in answers} - {FULL}, key=budget_order)
-    kept = [float(budget.rstrip("%")) for budget in budgets]
+    shares = [float(budget.rstrip("%")) for budget in budgets]
     names = sorted({key[1] for key in answers} - {FULL}, key=lambda name: (name != OURS, name))
     figure = Figure(figsize=(10, 7), layout="constrained")
     panels = figure.subplots(2, 2)
-    titles = {"query_aware": "question seen", "query_agnostic": "question not seen"}
+    titles = {SEEN: "question seen", UNSEEN: "question not seen"}
     for (protocol, title), (quality, cost) in zip(titles.items(), panels, strict=True):
         for name, marker, color in zip(
             names, "osD^vP", ("C3", "C0", "C1", "C2", "C4", "C5"), strict=True
         ):
-            means = [fmean(answers[protocol, name, budget]) for budget in budgets]
-            seconds = float(taken[name].rpartition(", ")[2].rstrip(" %"))
+            means = [answers[protocol, name, budget] for budget in budgets]
             style = {"marker": marker, "color": color, "label": name}
-            quality.plot(kept, means, lw=1 + 2 * (name == OURS), **style)
-            cost.plot(seconds, means[budgets.index("6%")], ls="", ms=8, **style)
+            quality.plot(shares, means, lw=1 + 2 * (name == OURS), **style)
+            cost.plot(seconds[name], means[budgets.index("6%")], ls="", ms=8, **style)
         for panel in (quality, cost):
-            full = fmean(answers[protocol, FULL, FULL])
+            full = answers[protocol, FULL, FULL]
             panel.axhline(full, color="gray", ls="--", lw=1, label="full cache")
             panel.set(xscale="log", ylim=(-2, 100), ylabel="answers, %")
         quality.set(title=title, xlabel="share of the cache kept")
-        quality.set_xticks(kept, budgets)
+        quality.set_xticks(shares, budgets)
         quality.xaxis.set_minor_locator(NullLocator())
         cost.set(title=f"{title}, 6 % kept", xlabel="eviction, share of the prefill's seconds")
         cost.set_xticks((1, 10, 100), ("1%", "10%", "100%"))
@@ -277,79 +272,57 @@ def draw(numbers: Path, taken: Mapping[str, str], path: Path) -> None:
     figure.savefig(path, dpi=100)
 
 
-def seeds(records: Iterable[Record]) -> Iterator[str]:
-    """Each training seed of our policy alone, %, on the same prompts."""
-    found = cells(records)
-    budgets = budgets_of(found)
-    for protocol in sorted({key[0] for key in found}, reverse=True):
-        full = found[protocol, FULL, FULL]
-        yield f"\n**{protocol}**, full cache {_number(full)}, {estimate(full).prompts} prompts\n"
-        yield f"| policy | {' | '.join(budgets)} |\n|---|{'--:|' * len(budgets)}"
-        ours = {b: found.get((protocol, OURS, b), []) for b in budgets}
-        for policy in sorted({r["policy"] for group in ours.values() for r in group}):
-            row = [[r for r in ours[b] if r["policy"] == policy] for b in budgets]
-            yield f"| {policy} | {' | '.join(map(_number, row))} |"
+def read(path: Path) -> list[Row]:
+    """Lines of a committed file."""
+    with path.open(encoding="utf-8") as file:
+        return list(csv.DictReader(file))
 
 
-def write_csv(records: Iterable[Record], path: Path) -> None:
-    """One line per protocol, task, method and budget."""
-    by_task: dict[str, list[Record]] = defaultdict(list)
-    for record in records:
-        by_task[record["task"]].append(record)
-    path.parent.mkdir(parents=True, exist_ok=True)
+def _write(path: Path, header: Sequence[str], rows: Iterable[Sequence[str | int]]) -> None:
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(
-            ("protocol", "task", "method", "budget", "prompts", "estimate", "low", "high")
-        )
-        for task, part in by_task.items():
-            for (protocol, name, budget), group in cells(part).items():
-                one = estimate(group)
-                numbers = (f"{x:.4g}" for x in (one.mean, one.low, one.high))
-                writer.writerow((protocol, task, name, budget, one.prompts, *numbers))
+        writer.writerow(header)
+        writer.writerows(rows)
 
 
-def _text(records: list[Record] | None) -> str:
-    if not records:
-        return ""
-    one, digits = estimate(records), 0 if records[0]["nll"] is None else 2
-    return f"{one.mean:.{digits}f} ({one.low:.{digits}f} to {one.high:.{digits}f})"
+def _numbers(one: Interval) -> tuple[int | str, ...]:
+    return (one.prompts, *(f"{number:.4g}" for number in one.numbers))
 
 
-def _number(records: list[Record] | None) -> str:
-    if not records:
-        return "–"
-    one = estimate(records)
-    return f"{one.mean:.2f}" if records[0]["nll"] is not None else f"{one.mean:.0f}"
+def _find(column: Column, start: str) -> Row:
+    """The line of the method whose name begins so."""
+    results, protocol, budget = column
+    wanted = results, protocol, FULL if start == FULL else budget
+    return next(
+        row
+        for row in read(OVERALL)
+        if row["method"].startswith(start)
+        and (row["results"], row["protocol"], row["budget"]) == wanted
+    )
 
 
-def blocks(run: Path) -> Mapping[str, str | None]:
-    """Contents of the page's blocks; None where a folder is not there."""
-    contents: dict[str, str | None] = {}
-    timed = load_results(run / "timing").timing if (run / "timing").exists() else ()
-    timing = [record for record in timed if record["budget_spec"] in (None, TIMED)]
-    taken = shares(timing) or costs_on_page()
-    found = {
-        name: list(load_results(run / name).records) if (run / name).exists() else []
-        for name in (*ANSWERS, *TEXTS)
-    }
-    for name, records in found.items():
-        contents[name] = "\n".join(table(cells(records), taken)) if records else None
-        if name in BY_TASK:
-            contents[f"{name}-tasks"] = "\n".join(tasks(records)) if records else None
-        if name == "texts":
-            contents["gain"] = "\n".join(gain(records)) if records else None
-        if records:
-            write_csv(records, NUMBERS / f"{name}.csv")
-        if name == "needles":
-            contents["seeds"] = "\n".join(seeds(records)) if records else None
-    for name in UNSHOWN:
+def _text(row: Row, digits: int = 0, scale: float = 1) -> str:
+    mean, low, high = (
+        f"{scale * float(row[name]):.{digits}f}" for name in ("estimate", "low", "high")
+    )
+    return f"{mean} ({low} to {high})" + "*" * (row["differs"] == "yes")
+
+
+def main(run: Path) -> None:
+    """Files, tables and figure from the folders that are there."""
+    for name in (*TESTED, *UNSHOWN):
         if (run / name).exists():
-            write_csv(load_results(run / name).records, NUMBERS / f"{name}.csv")
-    contents["costs"] = "\n".join(costs(timing, taken)) if timing else None
-    draw(NUMBERS / "needles.csv", taken, PAGE.with_suffix(".png"))
-    return contents
+            records = list(load_results(run / name).records)
+            write_tasks(records, NUMBERS / f"{name}.csv")
+            if name in TESTED:
+                write_overall(name, records)
+    if (run / "timing").exists():
+        timing = load_results(run / "timing").timing
+        write_costs([record for record in timing if record["budget_spec"] in (None, TIMED)])
+    tables = {"kept": kept(), "texts": texts()}
+    fill_file(PAGE, {name: "\n".join(lines) for name, lines in tables.items()})
+    draw(PAGE.with_suffix(".png"))
 
 
 if __name__ == "__main__":
-    fill_file(PAGE, blocks(Path(sys.argv[1])))
+    main(Path(sys.argv[1]))
