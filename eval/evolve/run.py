@@ -243,13 +243,7 @@ def _search(config: EvolveConfig, output: OutputFolder, identity: dict[str, Any]
         seed=config.seed,
         made_by=_made_by(plan, journal, elite),
         held_out=_held_out(others, plan, elite, resamples=config.bootstrap),
-        data={
-            "tasks": list(dict.fromkeys(prompt.task for prompt in search_prompts)),
-            "split": config.split,
-            "length": config.length,
-            "prompts": len(search_prompts),
-            "sha256": digest_json([prompt.ids.tolist() for prompt in search_prompts]),
-        },
+        data=_data_of(config, search_prompts),
     )
     save_budgets(folder / BUDGET_FILE, budgets, manifest)
     seal(folder)
@@ -347,6 +341,17 @@ def _made_by(plan: SearchPlan, journal: Journal, elite: Elite) -> dict[str, Any]
         "uniform": {"score": start.scores[0], "fitness": start.fitness[0]},
         "elite": {"score": elite.score, "fitness": elite.fitness},
         "best_fitness": [max(entry.fitness) for entry in journal.generations],
+    }
+
+
+def _data_of(config: EvolveConfig, prompts: Sequence[Prompt]) -> dict[str, Any]:
+    """Which prompts were searched on, for the budget file."""
+    return {
+        "tasks": list(dict.fromkeys(prompt.task for prompt in prompts)),
+        "split": config.split,
+        "length": config.length,
+        "prompts": len(prompts),
+        "sha256": digest_json([prompt.ids.tolist() for prompt in prompts]),
     }
 
 
