@@ -30,11 +30,11 @@ def run(config):
 """
 PROGRAM = """
 from dying import Config, run
-from kvp.errors import guarded
+from kvp.errors import call_program
 from kvp.ray_engine import do_with_ray
 
 config = Config(engine="ray", workers=2, out="out")
-raise SystemExit(guarded(lambda: do_with_ray(run, config, "cpu", lambda: None), "program"))
+raise SystemExit(call_program(lambda: do_with_ray(run, config, "cpu", lambda: None), "program"))
 """
 
 
