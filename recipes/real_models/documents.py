@@ -58,6 +58,11 @@ ABOUT = (
 )
 
 
+def is_even(file: Path) -> bool:
+    """Which half of a set a file belongs to, by the digest of its name."""
+    return int(hashlib.sha256(file.name.encode()).hexdigest(), 16) % 2 == 0
+
+
 def source_files() -> list[Path]:
     """Half of the standard library's longer modules; the others are for tests."""
     root = Path(sysconfig.get_paths()["stdlib"])
@@ -67,7 +72,7 @@ def source_files() -> list[Path]:
         for file in sorted(map(str, [*root.glob("*.py"), *root.glob("[a-z]*/*.py")]))
         if not any(part in file for part in left_out)
         and 6_000 < Path(file).stat().st_size < 200_000
-        and int(hashlib.sha256(Path(file).name.encode()).hexdigest(), 16) % 2 == 0
+        and is_even(Path(file))
     ]
 
 

@@ -9,14 +9,13 @@ an entry, or what follows some words. Rows are for `kvp eval --tasks data --spli
 
 from __future__ import annotations
 
-import hashlib
 import json
 import random
 import sys
 import sysconfig
 from pathlib import Path
 
-from recipes.real_models.documents import CITIES, FIRST, ITEMS, LAST, Documents
+from recipes.real_models.documents import CITIES, FIRST, ITEMS, LAST, Documents, is_even
 
 CONTEXTS, ASKED = 10, 3
 """Contexts of each kind, and questions about each."""
@@ -34,10 +33,8 @@ class Lookups(Documents):
         self.other_novels = [file.read_text(encoding="utf-8") for file in novels]
         modules = sorted(map(str, Path(sysconfig.get_paths()["stdlib"]).glob("*.py")))
         self.other_code = [
-            file for file in map(Path, modules)
-            if int(hashlib.sha256(file.name.encode()).hexdigest(), 16) % 2 == 1
-            and file.stat().st_size > 9000
-        ]  # fmt: skip
+            file for file in map(Path, modules) if not is_even(file) and file.stat().st_size > 9000
+        ]
 
     def people(self) -> tuple[str, list[Question]]:
         """A staff directory."""
