@@ -30,9 +30,9 @@ from benchmarks.long_answers import by_tasks
 from benchmarks.measuring import timed, write_report
 from eval.evaluate import Prompt
 from eval.prepare import load_all
-from kvp.config_groups import split_list
 from kvp.data.task import TaskSettings
 from kvp.hf.loading import load_tokenizer
+from kvp.known_names import split_list
 from kvp.llamacpp import bounded, shrink
 from kvp.llamacpp.engine import Engine
 from kvp.ranking import UNPROTECTED

@@ -25,11 +25,11 @@ from kvp.config_groups import (
     ProtectionConfig,
     RunConfig,
     WorkersConfig,
-    split_list,
 )
 from kvp.data.metrics import METRIC_NAMES
 from kvp.errors import UsageError
 from kvp.hub import HubName
+from kvp.known_names import split_list
 from kvp.manifest import portable, recorded_name
 
 _LEARNED = re.compile(r"kvp(?=$|[+:(])")
@@ -125,13 +125,6 @@ class PromptConfig(DataConfig, BenchmarkConfig):
                 f"--metric: no metric {self.metric!r}; use one of {', '.join(METRIC_NAMES)} "
                 "(multiple choice: kvp lm-eval)"
             )
-
-    def check_names(self) -> None:
-        """Raise KvpError on a name that cannot exist."""
-        from kvp.data.tasks import check_tasks  # no sooner: --help stays fast
-
-        super().check_names()
-        check_tasks(self.task_list)
 
 
 def _check(flag: str, parse: Callable[[str], object], text: str) -> None:

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from kvp.artifacts.addresses import is_address
 from kvp.errors import UsageError
-from kvp.known_names import check_model_name
+from kvp.known_names import check_model_name, split_list
 
 DtypeName = Literal["float32", "bfloat16", "float16"]
 AnswersName = Literal["model", "reference"]
@@ -144,6 +144,13 @@ class TaskConfig(Group):
         super().__post_init__()
         if not self.task_list:
             raise ValueError("--tasks is empty")
+
+    def check_names(self) -> None:
+        """Raise KvpError on a name that cannot exist."""
+        from kvp.data.tasks import check_tasks  # no sooner: --help stays fast
+
+        super().check_names()
+        check_tasks(self.task_list)
 
     @property
     def task_list(self) -> tuple[str, ...]:
@@ -324,15 +331,6 @@ def renamed_columns(text: str) -> dict[str, str]:
             raise ValueError(f"--columns: {new!r} is named twice")
         names[new] = old
     return names
-
-
-def split_list(text: str) -> tuple[str, ...]:
-    """Parts of a comma-separated list, stripped, without empties and repeats.
-
-    Commas inside parentheses do not separate: `snapkv(window=16,pool=avg),tova` has two parts.
-    """
-    parts = (part.strip() for part in re.findall(r"(?:\([^()]*\)|[^,])+", text))
-    return tuple(dict.fromkeys(part for part in parts if part))
 
 
 def rank_of(

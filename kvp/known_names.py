@@ -5,6 +5,7 @@ A new scorer or allocator is a file in `policies` and a line here; `policies.reg
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Iterable
 from pathlib import Path
@@ -159,3 +160,12 @@ def _name_error(kind: str, spec: str, names: Iterable[str], others: tuple[str, .
     if is_object_name(f"{name}:{argument}") and ("." in name or module_exists(name)):
         return ""
     return unknown_name(kind, name, argument if colon else None, names)
+
+
+def split_list(text: str) -> tuple[str, ...]:
+    """Parts of a comma-separated list, stripped, without empties and repeats.
+
+    Commas inside parentheses do not separate: `snapkv(window=16,pool=avg),tova` has two parts.
+    """
+    parts = (part.strip() for part in re.findall(r"(?:\([^()]*\)|[^,])+", text))
+    return tuple(dict.fromkeys(part for part in parts if part))

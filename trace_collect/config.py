@@ -15,9 +15,8 @@ from kvp.config_groups import (
     ModelConfig,
     RunConfig,
     WorkersConfig,
-    split_list,
 )
-from kvp.known_names import NO_TRACES, STORED_LABELS
+from kvp.known_names import NO_TRACES, STORED_LABELS, split_list
 
 SPLITS = ("train", "validation", "test")
 
@@ -59,13 +58,6 @@ class CollectConfig(DataConfig, AnswerConfig, ModelConfig, RunConfig, WorkersCon
         for label in split_list(self.labels):
             if label not in STORED_LABELS:
                 raise ValueError(f"--labels: no label {label!r}; use {', '.join(STORED_LABELS)}")
-
-    def check_names(self) -> None:
-        """Raise KvpError on a name that cannot exist."""
-        from kvp.data.tasks import check_tasks  # no sooner: --help stays fast
-
-        super().check_names()
-        check_tasks(self.task_list)
 
     @property
     def label_list(self) -> tuple[str, ...]:

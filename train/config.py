@@ -187,13 +187,6 @@ class TrainConfig(
                 raise ValueError(f"--heads must be START:STOP, as in 0:56, got {self.heads}")
         self._check_source()
 
-    def check_names(self) -> None:
-        """Raise KvpError on a name that cannot exist."""
-        from kvp.data.tasks import check_tasks  # no sooner: --help stays fast
-
-        super().check_names()
-        check_tasks(self.task_list)
-
     def _check_source(self) -> None:
         if self.source == "traces":
             for one in (one for group in _ONLINE_GROUPS for one in fields(group)):

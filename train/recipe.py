@@ -30,8 +30,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-from kvp.config_groups import Bounds, Group, split_list
-from kvp.known_names import INPUTS, TOKEN_INPUTS
+from kvp.config_groups import Bounds, Group
+from kvp.known_names import INPUTS, TOKEN_INPUTS, split_list
 from kvp.plugins import Registry
 
 LABELS = Registry(

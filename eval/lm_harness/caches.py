@@ -18,12 +18,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from eval.evaluate import keep, rows_of_logits
 from eval.methods import Method, Setting, build_methods, file_digests
 from kvp.budgets import Budget, parse_budget
-from kvp.config_groups import split_list
 from kvp.errors import UsageError
 from kvp.hf import EvictingCache, prefill
 from kvp.hf.attention import kvp_attention_set
 from kvp.hf.evict import gather
 from kvp.hf.prefill import next_logits
+from kvp.known_names import split_list
 from kvp.ranking import UNPROTECTED, Protection, kept_tokens
 from kvp.scoring import Needs
 

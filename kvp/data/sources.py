@@ -18,7 +18,6 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from kvp.config_groups import split_list
 from kvp.data.rows.samples import name_of, row_samples
 from kvp.data.task import NoPromptError, Sample, Source, TaskSettings
 from kvp.data.tasks import (
@@ -33,6 +32,7 @@ from kvp.data.tasks import (
 )
 from kvp.data.tasks.rows import CHAT
 from kvp.errors import UsageError
+from kvp.known_names import split_list
 from kvp.manifest import digest_json, portable, sha256_input
 from kvp.plugins import import_object, is_object_name, module_exists, own_errors
 

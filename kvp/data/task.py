@@ -13,11 +13,12 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from kvp.config_groups import TaskConfig
 from kvp.errors import UsageError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from kvp.config_groups import TaskConfig
 
 REPLY_TOKENS = 128
 """Tokens to generate where the data does not say."""

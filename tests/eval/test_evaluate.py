@@ -16,9 +16,9 @@ from eval.evaluate import Bench, Prompt, evaluate, hindsight, keep, run_prefix
 from eval.methods import Setting, build_methods
 from eval.prepare import load_all
 from kvp.budgets import parse_budget
-from kvp.config_groups import split_list
 from kvp.data.task import TaskSettings
 from kvp.hf import prefill_and_evict
+from kvp.known_names import split_list
 from kvp.ranking import UNPROTECTED, Protection
 from policies import make_allocator, make_scorer
 from policies.knorm import KNorm

@@ -16,8 +16,8 @@ from eval.methods import Method, Setting, build_methods
 from eval.prepare import load_all
 from eval.timing import timing_records
 from kvp.budgets import parse_budget
-from kvp.config_groups import split_list
 from kvp.data.task import TaskSettings
+from kvp.known_names import split_list
 from kvp.ranking import UNPROTECTED, Protection
 from kvp.scoring import ALL_QUERIES, Needs, View
 

@@ -11,8 +11,9 @@ import pytest
 
 from kvp import __version__
 from kvp.command_line import main, parse
-from kvp.config_groups import Group, split_list
+from kvp.config_groups import Group
 from kvp.errors import StoreError, UsageError
+from kvp.known_names import split_list
 
 
 @dataclass(frozen=True, kw_only=True)

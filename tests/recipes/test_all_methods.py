@@ -17,7 +17,7 @@ from eval.tune.run import subjects_of
 from eval.tuned_settings import load_settings
 from kvp.artifacts.files import JsonLines
 from kvp.command_line import parse
-from kvp.config_groups import split_list
+from kvp.known_names import split_list
 from kvp.manifest import write_sealed_json
 from train.config import TrainConfig
 

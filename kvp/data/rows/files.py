@@ -22,10 +22,10 @@ from pathlib import Path
 from textwrap import shorten
 from typing import IO, Any, TypeVar, cast
 
-from kvp.config_groups import split_list
 from kvp.data.rows.values import MISSING, MOST_TEXT, RowError, Untyped, plain_row
 from kvp.data.task import NoPromptError
 from kvp.errors import UsageError, first_line
+from kvp.known_names import split_list
 from kvp.plugins import is_object_name, module_exists
 from kvp.progress import quiet_logs
 
