@@ -10,6 +10,7 @@ cd "$(dirname "$0")/../.."
 [ -n "${BIN:-}" ] || BIN=$(dirname "$(command -v .venv/bin/kvp || command -v kvp || echo kvp)")
 [ -x "$BIN/kvp-collect" ] || { echo "run.sh: install kvp first (README.md), or set BIN to the folder of its programs" >&2; exit 2; }
 NAME=${1:-smollm2-135m-instruct} TRAINED_ON=${2:-tasks}
+case $TRAINED_ON in tasks|documents) ;; *) echo "run.sh: $TRAINED_ON is neither tasks nor documents" >&2; exit 2 ;; esac
 : "${RUN:=runs/$NAME-$TRAINED_ON}" "${SEED:=0}" "${DEVICE:=cpu}"    # cuda for a GPU
 if [ -z "${MODEL:-}" ]; then    # or any other: MODEL=Qwen/Qwen2.5-7B-Instruct
   MODEL=models/$NAME
@@ -42,7 +43,6 @@ documents)
   # Points anywhere in a conversation: no question is privileged, and no query is read.
   training=(--inputs "key,value,position,distance" --steps 200 --compress_prompt 0 --compress_context 0 --compress_uniform 1)
   ;;
-*) echo "run.sh: $TRAINED_ON is neither tasks nor documents" >&2; exit 2 ;;
 esac
 common=(--model "$MODEL" --device "$DEVICE" --dtype bfloat16 $FILES)
 
