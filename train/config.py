@@ -79,7 +79,7 @@ class CalibrationConfig(Group):
 
     calibration: CalibrationName = "auto"
     """What scores are calibrated to on validation contexts (docs/method.md), so that heads can
-    compete: label is the label itself. auto is label for rankers trained on kvzip or kvzip_plus,
+    compete: label is the label itself. auto is label where kvp-collect stored the label or a part,
     reply_contribution for max_reply_attention, else contribution."""
     calibration_contexts: int = 48
     """Held-out contexts the calibration is fitted on."""
@@ -92,7 +92,8 @@ def calibration_target(calibration: CalibrationName, label: str) -> CalibrationN
     if calibration != "auto":
         return calibration
     targets: dict[str, CalibrationName] = {
-        "max_reply_attention": "reply_contribution", **dict.fromkeys(STORED_LABELS, "label"),
+        "max_reply_attention": "reply_contribution",
+        **dict.fromkeys(("reply_and_kvzip", *STORED_LABELS), "label"),
     }  # fmt: skip
     return targets.get(label, "contribution")
 

@@ -160,6 +160,8 @@ class ContextSource:
                 if self._with_recent:
                     seen = self._count_seen(point)
                     last = [queries[..., max(0, seen - RECENT_QUERIES) : seen, :].cpu().clone()]
+            if self._label.stored is not None and self._label.from_queries is not None:
+                importance = self._label.add(self._stored_label(point), importance)
             cached = (importance.flatten(0, 1), *last)
             _check_finite(point.sequence, *cached)
             self._label_memory.put(point, cached)
@@ -178,12 +180,16 @@ class ContextSource:
 
     def _kept_label(self, point: CompressionPoint) -> Tensor | None:
         """[L, H, N] float32 on the CPU, None where it is computed from queries."""
-        if self._label.stored is not None:
-            stored = self.traces.label(self._label.stored, point.sequence)
-            return stored[..., : point.prefix_length]
+        if self._label.from_queries is None:
+            return self._stored_label(point)
         return self.traces.importance(
             self._label_name, point.sequence, point.prefix_length, point.stop
         )
+
+    def _stored_label(self, point: CompressionPoint) -> Tensor:
+        """[L, H, N] float32 on the CPU."""
+        assert self._label.stored is not None
+        return self.traces.label(self._label.stored, point.sequence)[..., : point.prefix_length]
 
 
 class _Memory:

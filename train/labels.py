@@ -28,8 +28,8 @@ label with `reading` below 1 takes a fifth argument: [T] float32, what each quer
 class Label:
     """Importance of cached tokens at a compression point.
 
-    Either computed from a trace's queries (`from_queries`) or stored next to it for every prompt
-    token (`stored`); exactly one of the two.
+    Computed from a trace's queries (`from_queries`), stored next to it for every prompt token
+    (`stored`), or the sum of both, each head's computed one scaled to the total of its stored one.
     """
 
     from_queries: FromQueries | None = None
@@ -41,9 +41,9 @@ class Label:
     that write them have 1."""
 
     def __post_init__(self) -> None:
-        """Raise ValueError unless there is exactly one way to get the label."""
-        if (self.from_queries is None) == (self.stored is None):
-            raise ValueError("a label is either computed from queries or stored")
+        """Raise ValueError where there is no way to get the label."""
+        if self.from_queries is None and self.stored is None:
+            raise ValueError("a label is computed from queries, stored, or the sum of both")
 
     def importance_of(
         self,
@@ -59,7 +59,7 @@ class Label:
 
         Raises UsageError where a user's own label fails or returns what is no importance.
         """
-        assert self.from_queries is not None, "stored labels come with the trace"
+        assert self.from_queries is not None, "labels that are only stored come with the trace"
         given = [queries, keys, prefix_length, stop]
         if self.reading < 1:
             weights = torch.full(keys.shape[-2:-1], self.reading, device=keys.device)
@@ -76,6 +76,12 @@ class Label:
         if bool((importance < 0).any()):
             raise UsageError(f"{what} returned negative importance")
         return importance
+
+    @staticmethod
+    def add(stored: Tensor, computed: Tensor) -> Tensor:
+        """The sum of both parts, [L, H, N] each, with the total of `stored` twice."""
+        total = computed.sum(-1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
+        return stored + computed * (stored.sum(-1, keepdim=True) / total)
 
 
 def _finite(tensor: Tensor) -> bool:
@@ -105,6 +111,12 @@ MAX_REPLY_ATTENTION = Label(from_queries=max_future_attention, reading=READING)
 Queries of the question and of an answer's prefix are read, not written: asked for the value of a
 key, a model attends to the key while it reads the question, and needs the value alone to answer.
 They still count a little, since what they find may be passed on to the reply."""
+
+REPLY_AND_KVZIP = Label(from_queries=max_future_attention, stored="kvzip", reading=READING)
+"""`MAX_REPLY_ATTENTION` and KVzip's scores, half of the importance each.
+
+What answers attend to says what is asked for; what repeating the context attends to says what no
+other token can replace."""
 
 KVZIP, KVZIP_PLUS = Label(stored="kvzip"), Label(stored="kvzip_plus")
 """KVzip's scores: the attention a token gets while the model repeats its prompt.

@@ -40,6 +40,7 @@ LABELS = Registry(
         "future_attention": "train.labels:FUTURE_ATTENTION",
         "max_future_attention": "train.labels:MAX_FUTURE_ATTENTION",
         "max_reply_attention": "train.labels:MAX_REPLY_ATTENTION",
+        "reply_and_kvzip": "train.labels:REPLY_AND_KVZIP",
         "kvzip": "train.labels:KVZIP",
         "kvzip_plus": "train.labels:KVZIP_PLUS",
     },
@@ -111,7 +112,7 @@ class ObjectiveSettings(Group):
     """Importance of a token: future_attention (the sum over all future queries),
     max_future_attention (the largest of any future query), max_reply_attention (the same, queries
     that write no reply counted a fifth), kvzip or kvzip_plus where kvp-collect stored it with
-    --labels, or package.module:NAME."""
+    --labels, reply_and_kvzip (half of each), or package.module:NAME."""
     permutations: int = 32
     """Permutations sampled per context and head (rloo, at least 2; rloo_batch)."""
     sort_loss: SortLossName = "cost"

@@ -24,29 +24,30 @@ shared() { # program, flags: each process takes its share
     env RANK={rank} LOCAL_RANK={rank} WORLD_SIZE="$DEVICES" "$BIN/$1" "${@:2}"
 }
 : "${FILES:=}"       # further flags of the prompts, such as --squad FILE --essays FOLDER
-rivals="kvzip+global,snapkv(kernel=31)+ada,keydiff+ada,streaming_llm"
 case $TRAINED_ON in
 tasks)    # needles, questions over passages, dialogues and running text; without files kvp's generated prompts
   : "${TASKS:=niah_single_1,niah_single_2,niah_single_3,niah_multikey_1,niah_multivalue,niah_multiquery}"
   : "${DATA:=ruler:0.6,chat:0.4}" "${TRAIN:=240}" "${LENGTH:=1024}" "${EVALUATED_LENGTH:=$LENGTH}"
   : "${EVALUATED:=$TASKS}" "${BUDGETS:=2%,6%,12.5%,25%}" "${PROMPTS:=4}"
-  : "${METHODS:=full,kvp+ada,$rivals}"
-  training=() protocols=()
+  : "${METHODS:=full,kvp+ada,kvzip+global,snapkv(kernel=31)+ada,keydiff+ada,streaming_llm}"
+  collecting=() training=() protocols=()
   ;;
 documents)
   mkdir -p "$RUN"
   [ -f "$RUN/documents.jsonl" ] || "$BIN/python" recipes/real_models/documents.py "$RUN/documents.jsonl" ${TEXTS:-}
-  : "${TASKS:=ruler}" "${DATA:=$RUN/documents.jsonl}" "${TRAIN:=126}" "${LENGTH:=1700}" "${EVALUATED_LENGTH:=2048}"
+  : "${TASKS:=ruler}" "${DATA:=$RUN/documents.jsonl}" "${TRAIN:=240}" "${LENGTH:=1700}" "${EVALUATED_LENGTH:=2048}"
   : "${EVALUATED:=ruler}" "${BUDGETS:=6.25%,12.5%,25%}" "${PROMPTS:=2}"
-  : "${METHODS:=full,kvp,kvp+global,$rivals}"
+  : "${METHODS:=full,kvp,kvp+global,kvzip+global,keydiff+global,expected_attention(epsilon=0.1)+ada,streaming_llm}"
   protocols=(--protocols query_agnostic)
   # Points anywhere in a conversation: no question is privileged, and no query is read.
-  training=(--inputs "key,value,position,distance" --steps 200 --compress_prompt 0 --compress_context 0 --compress_uniform 1)
+  collecting=(--labels kvzip)
+  training=(--inputs "key,value,position,distance" --label reply_and_kvzip --steps 400)
+  training+=(--compress_prompt 0 --compress_context 0 --compress_uniform 1)
   ;;
 esac
 common=(--model "$MODEL" --device "$DEVICE" --dtype bfloat16 $FILES)
 
-shared kvp-collect "${common[@]}" --length "$LENGTH" --data "$DATA" --tasks "$TASKS" --answers reference \
+shared kvp-collect "${common[@]}" --length "$LENGTH" --data "$DATA" --tasks "$TASKS" --answers reference "${collecting[@]}" \
   --train "$TRAIN" --validation $((TRAIN / 6)) --out "$RUN/traces"
 "$BIN/kvp-train" --traces "$RUN/traces" --seed "$SEED" --device "$DEVICE" --devices "$DEVICES" "${training[@]}" --out "$RUN/policy"
 shared kvp-eval "${common[@]}" --length "$EVALUATED_LENGTH" --tasks "$EVALUATED" --prompts "$PROMPTS" --max_new_tokens 64 \

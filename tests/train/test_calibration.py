@@ -150,6 +150,7 @@ def test_calibrating_on_nothing_is_refused() -> None:
         ("max_reply_attention", "reply_contribution"),
         ("future_attention", "contribution"),
         ("kvzip", "label"),
+        ("reply_and_kvzip", "label"),
     ],
 )
 def test_the_target_follows_the_label(label: str, target: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -47,6 +48,18 @@ def test_a_context_is_the_stored_prefix_with_its_future_attention(store: Path) -
         weights = np.exp(logits[: query + 1])
         label += (weights / weights.sum())[:40]
     np.testing.assert_allclose(context.importance[2].numpy(), label, rtol=1e-5)
+
+
+def test_a_label_of_two_parts_is_half_of_each(make_store: Any) -> None:
+    reader = TraceReader(make_store(labels=("kvzip",)))
+    parts = {
+        name: ContextSource(reader, label=name, memory_bytes=10**8).context(POINT).importance
+        for name in ("reply_and_kvzip", "max_reply_attention", "kvzip")
+    }
+    both, computed, stored = parts.values()
+    shares = [part / part.sum(-1, keepdim=True) for part in (computed, stored)]
+    torch.testing.assert_close(both / both.sum(-1, keepdim=True), sum(shares) / 2)
+    torch.testing.assert_close(both.sum(-1), 2 * stored.sum(-1))
 
 
 def test_protected_tokens_can_be_left_out(store: Path) -> None:

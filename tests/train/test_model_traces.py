@@ -133,12 +133,12 @@ def test_a_run_that_stopped_continues_to_the_same_weights(
     assert_same(stopped, whole)
 
 
-@pytest.mark.parametrize("label", ["max_future_attention", "kvzip"])
+@pytest.mark.parametrize("label", ["max_future_attention", "kvzip", "reply_and_kvzip"])
 def test_a_store_gives_the_same_policy(
     base: dict[str, Any], tmp_path: Path, watch: Watch, label: str, assert_same: Any
 ) -> None:
     """The same sequences, collected first, give the same policy bit for bit."""
-    labels = {} if label == "max_future_attention" else {"labels": label}
+    labels = {} if label == "max_future_attention" else {"labels": "kvzip"}
     store, recipe = tmp_path / "store", {**TRAIN, "label": label}
     assert collect_main(collected(store, base, train=5, **labels)) == 0
     assert main(flags(out=tmp_path / "offline", traces=store, **recipe)) == 0
