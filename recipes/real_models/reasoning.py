@@ -1,0 +1,92 @@
+"""Accuracy on GSM8K while a cache of fixed size holds question and written-out reasoning.
+
+    python -m recipes.real_models.reasoning MODEL GSM8K.jsonl OUT.csv COUNT CACHES METHOD ...
+
+Answers the first COUNT questions, twenty together, greedily, at most 256 tokens each. CACHES are
+tokens per KV head, such as 64,128,256; the cache is compressed to that many every 16 tokens, the
+first 4 and the last 16 stay. METHOD is as in --methods, or a policy's folder or name; `full` evicts
+nothing. Prints accuracy with 95 % intervals (Wilson) and OUT.csv has every answer; what is there
+is not computed again.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+
+import pandas as pd
+import torch
+from scipy.stats import binomtest
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from kvp import evicting, load_model
+
+TOGETHER, NEW_TOKENS, EVERY = 20, 256, 16
+ASKED = "{}\nReason step by step, and end with the answer after ####."
+NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
+
+
+def last_number(text: str) -> str:
+    """The last number of a text without commas and without a fraction of zeros."""
+    found = NUMBER.findall(text)
+    return found[-1].replace(",", "").removesuffix(".00").removesuffix(".0") if found else ""
+
+
+def answer(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    questions: list[str],
+    method: str,
+    cache: int,
+) -> list[str]:
+    """Greedy answers to questions that are padded on the left."""
+    chats = [[{"role": "user", "content": ASKED.format(question)}] for question in questions]
+    texts = tokenizer.apply_chat_template(chats, tokenize=False, add_generation_prompt=True)
+    tokenizer.padding_side = "left"
+    batch = tokenizer(texts, return_tensors="pt", padding=True, add_special_tokens=False)
+    evicted = nullcontext() if method == "full" else evicting(model, method, cache, every=EVERY)
+    with evicted:
+        made = model.generate(
+            **batch, max_new_tokens=NEW_TOKENS, do_sample=False, repetition_penalty=1.0
+        )
+    return tokenizer.batch_decode(made[:, batch["input_ids"].shape[1] :], skip_special_tokens=True)
+
+
+def main(path: str, data: str, out: str, count: str, caches: str, *methods: str) -> None:
+    """Answer what is missing in `out`, then print the table."""
+    lines = Path(data).read_text(encoding="utf-8").splitlines()[: int(count)]
+    rows = [json.loads(line) for line in lines]
+    settings = [
+        (method, cache)
+        for method in methods
+        for cache in ([0] if method == "full" else map(int, caches.split(",")))
+    ]
+    answers = Path(out)
+    if not answers.exists():
+        answers.write_text("method,cache,question,right,answer\n", encoding="utf-8")
+    done = set(pd.read_csv(answers)[["method", "cache", "question"]].itertuples(index=False))
+    model, tokenizer = load_model(path, dtype="bfloat16")
+    for first in range(0, len(rows), TOGETHER):
+        asked = rows[first : first + TOGETHER]
+        for method, cache in settings:
+            if (method, cache, first) in done:
+                continue
+            texts = answer(model, tokenizer, [row["question"] for row in asked], method, cache)
+            made = [
+                (method, cache, number, int(last_number(text) == last_number(row["answer"])), text)
+                for number, (row, text) in enumerate(zip(asked, texts, strict=True), first)
+            ]
+            pd.DataFrame(made).to_csv(answers, mode="a", header=False, index=False)
+            print(f"{first + len(asked)}/{len(rows)} {method} {cache}", file=sys.stderr, flush=True)
+    for (method, cache), right in pd.read_csv(answers).groupby(["method", "cache"])["right"]:
+        interval = binomtest(int(right.sum()), len(right)).proportion_ci(method="wilson")
+        share, low, high = (round(100 * value) for value in (right.mean(), *interval))
+        print(f"{method:40} {cache:5} {share:3} ({low} to {high}) of {len(right)}")
+
+
+if __name__ == "__main__":
+    with torch.inference_mode():
+        main(*sys.argv[1:])
