@@ -1,7 +1,7 @@
 """An allocator: each layer keeps what its heads win in `global`, split evenly among them.
 
-`--methods kvp+recipes.real_models.layers:Layers`, for engines that could hold other counts per layer
-and the same in all heads of a layer; none that kvp serves with can.
+`--methods kvp+recipes.real_models.layers:Layers`, for engines that could hold another count in every
+layer and the same in all its heads; none that kvp serves with can.
 """
 
 from torch import Tensor
