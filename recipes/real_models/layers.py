@@ -1,6 +1,6 @@
 """An allocator: each layer keeps what its heads win in `global`, split evenly among them.
 
-`--methods kvp+recipes.real_models.layers:Layers`, for engines that could hold another count in every
+`--methods kvp+recipes.real_models.layers:Layers`, for engines that could hold another count in each
 layer and the same in all its heads; none that kvp serves with can.
 """
 
