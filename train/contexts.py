@@ -11,17 +11,18 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from kvp.errors import StoreError
 from kvp.ranking import Protection
-from policies.ranker import RECENT_QUERIES, HeadRankers, recent_features
+from policies.ranker import RECENT_QUERIES, HeadRankers, bytes_per_token, recent_features
 from train.compression_points import CompressionPoint
 from train.labels import EVALUATED, label_of
 from train.training_data import Traces
@@ -63,6 +64,43 @@ def scores_of(rankers: HeadRankers, context: RankingContext) -> Tensor:
         context.keys, context.values, context.positions, context.length, context.recent
     )
     return scores
+
+
+def score_together(
+    rankers: HeadRankers,
+    contexts: Sequence[RankingContext],
+    *,
+    activation_bytes: float,
+) -> list[Tensor]:
+    """Scores [A, N] of every context, from one pass over their concatenation.
+
+    Where the activations of all heads need more than `activation_bytes`, they are computed again in
+    the backward pass, in groups of heads.
+    """
+    tokens = [context.keys.shape[1] for context in contexts]
+    keys = torch.cat([context.keys for context in contexts], dim=1)  # [A, sum of N, D]
+    values = torch.cat([context.values for context in contexts], dim=1)  # [A, sum of N, D]
+    positions = torch.cat([context.positions for context in contexts])  # [sum of N]
+    lengths = [torch.full_like(context.positions, context.length) for context in contexts]
+    length = torch.cat(lengths)  # [sum of N]
+    read = [context.recent for context in contexts if context.recent is not None]
+    recent = torch.cat(read, dim=1) if read else None  # [A, sum of N, features]
+    count = rankers.total_kv_heads
+    size = max(1, int(activation_bytes // (sum(tokens) * bytes_per_token(rankers.spec))))
+    if size >= count:
+        scores = rankers(keys, values, positions, length, recent, contexts=tokens)
+    else:
+        groups = [slice(start, start + size) for start in range(0, count, size)]
+        parts = [
+            checkpoint(
+                rankers, keys[heads], values[heads], positions, length,
+                None if recent is None else recent[heads], heads=heads, contexts=tokens,
+                use_reentrant=False, preserve_rng_state=False,
+            )
+            for heads in groups
+        ]  # fmt: skip
+        scores = torch.cat(parts)  # [A, sum of N]
+    return list(torch.split(scores, tokens, dim=1))
 
 
 class ContextSource:

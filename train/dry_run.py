@@ -15,6 +15,7 @@ from train.job import Job
 from train.model_traces import SEQUENCES, memory_gb_for, plan_memory
 from train.recipe import Recipe
 from train.summary import print_start
+from train.training import RankerTraining
 
 _STEPS = 5
 """Steps that are measured, after one in which a GPU loads its kernels."""
@@ -40,7 +41,8 @@ def print_memory(config: TrainConfig, recipe: Recipe) -> None:
 
 def print_time(job: Job) -> None:
     """Take a few steps of a training on a store and print what all of them take."""
-    print_start(job, job.initial_rankers())
+    rankers = job.initial_rankers()
+    print_start(job, rankers)
     phase("measuring a few steps")
     times: list[float] = []
 
@@ -48,8 +50,7 @@ def print_time(job: Job) -> None:
         times.append(read_clock(job.device))
 
     clock = LambdaCallback(on_train_start=note, on_train_batch_end=note)
-    module = job.module(job.initial_rankers())
-    job.source(job.recipe.label).forget()  # contexts that the first rankers were made from
+    module = RankerTraining.of(job, rankers)
     fit(module, clock, device=job.device, steps=min(_STEPS + 1, job.recipe.steps))
     first = 1 if job.recipe.steps > 1 else 0
     each = (times[-1] - times[first]) / (len(times) - 1 - first)

@@ -15,7 +15,6 @@ from train.config import TrainConfig
 from train.contexts import ContextSource
 from train.distributed import Workers, device_of_worker
 from train.initial_rankers import key_frequencies, random_rankers, rankers_digest, rankers_of_policy
-from train.ranker_training import RankerTraining
 from train.recipe import Recipe
 from train.run_folder import RunFolder
 from train.training_data import Traces, TrainingData, device_of, open_store
@@ -87,20 +86,6 @@ class Job:
             return self.initial.rankers
         return random_rankers(
             self.recipe, self.traces, self.training_data.training, self.heads, self.config.seed
-        )
-
-    def module(self, rankers: HeadRankers) -> RankerTraining:
-        """What trains `rankers`."""
-        return RankerTraining(
-            rankers,
-            self.recipe,
-            self.source(self.recipe.label),
-            self.training_data.training,
-            seed=self.config.seed,
-            activation_bytes=self.config.activation_gb * 1e9,
-            heads=self.heads,
-            model_heads=self.traces.geometry.total_kv_heads,
-            workers=self.workers,
         )
 
 

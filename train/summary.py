@@ -1,9 +1,10 @@
-"""What a training prints: its scope, at its end a table of every head, and what comes next."""
+"""What a training prints and shows: its scope, charts, a table of every head, and what is next."""
 
 from __future__ import annotations
 
 import shlex
 
+import torch
 from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
@@ -16,6 +17,18 @@ from train.validation import HeldOut
 
 SHOWN_BUDGETS = ("12.5%", "25%", "50%")
 """Budgets that fit into 80 columns; the policy's file has all of them."""
+CHARTED_BUDGET = "12.5%"
+"""Budget at which TensorBoard shows the attention that is kept."""
+CHARTS = {
+    "training": {
+        "loss or reward": ["Multiline", ["train/(loss|reward)$"]],
+        "held-out skill, by layer": ["Multiline", ["skill_by_layer/.*"]],
+        f"attention kept with {CHARTED_BUDGET} of the cache, by layer": [
+            "Multiline", ["kept_by_layer/.*"],
+        ],
+    }
+}  # fmt: skip
+"""What TensorBoard's page of custom scalars shows."""
 
 
 def print_start(job: Job, rankers: HeadRankers) -> None:
@@ -93,9 +106,16 @@ def head_names(geometry: Geometry, heads: range | None = None) -> list[str]:
     return [f"{layers[index // width]}.{index % width}" for index in indices]
 
 
-def head_layers(geometry: Geometry, heads: range | None = None) -> list[str]:
-    """The layer in each of `head_names`."""
-    return [name.partition(".")[0] for name in head_names(geometry, heads)]
+def means_by_layer(held_out: HeldOut, geometry: Geometry, heads: range) -> dict[str, Tensor]:
+    """Means of a validation over heads, and layer by layer; skill without signal counts as 0."""
+    layers = [name.partition(".")[0] for name in head_names(geometry, heads)]
+    skill, kept = held_out.skill.nan_to_num(0.0).cpu(), 1 - held_out.lost[CHARTED_BUDGET].cpu()
+    means = {"held_out/skill": skill.mean(), "held_out/worst_head": skill.min()}
+    for layer in dict.fromkeys(layers):
+        of_layer = torch.tensor([one == layer for one in layers])
+        for name, values in (("skill", skill), ("kept", kept)):
+            means[f"{name}_by_layer/{layer.zfill(2)}"] = values[of_layer].mean()
+    return means
 
 
 def print_end(job: Job) -> None:

@@ -12,13 +12,13 @@ from kvp.ranking import UNPROTECTED
 from kvp.store import TraceReader
 from policies.policy_files import load_policy
 from policies.ranker import HeadRankers, RankerSpec
-from train import ranker_training
+from train import training
 from train.compression_points import held_out_points
 from train.config import TrainConfig
 from train.contexts import ContextSource
-from train.ranker_training import RankerTraining
 from train.recipe import FOURIER, Recipe
 from train.run import run
+from train.training import RankerTraining
 from train.validation import HeldOut, evaluate
 
 SKILLS = {2: [0.9, 0.1, 0.5, math.nan], 4: [0.8, 0.6, 0.5, math.nan]}
@@ -50,7 +50,7 @@ def test_the_exported_file_holds_every_head_s_best_average(
         object.__setattr__(result, "skill", torch.tensor(SKILLS[2 * len(seen)]))
         return result
 
-    monkeypatch.setattr(ranker_training, "evaluate", reported)
+    monkeypatch.setattr(training, "evaluate", reported)
     out = tmp_path / "policy"
     run(
         TrainConfig(

@@ -19,8 +19,8 @@ import torch
 
 from kvp.artifacts.claim import OutputFolder
 from kvp.programs import train as main
-from train.ranker_training import RankerTraining
 from train.run_folder import RUN
+from train.training import RankerTraining
 
 Compare = Callable[[Path, Path], None]
 TINY = {

@@ -15,8 +15,8 @@ from kvp.store import TraceReader
 from policies.ranker import HeadRankers, RankerSpec
 from train.contexts import ContextSource
 from train.optim import learning_rate_factor
-from train.ranker_training import RankerTraining
 from train.recipe import PAPER, Recipe
+from train.training import RankerTraining
 
 RATE, DECAY, CLIP = 1e-2, 0.5, 2.0
 RECIPE = replace(
