@@ -34,7 +34,7 @@ from benchmarks.measuring import (
 )
 
 if TYPE_CHECKING:  # the parent stays small: memory is that of the processes it starts
-    from train.contexts import RankingContext
+    from train.data.contexts import RankingContext
     from train.training import RankerTraining
 
 
@@ -104,7 +104,7 @@ def _step(module: RankerTraining, optimizer: Any, step: int, device: str) -> dic
 
     Where activations are made again, in the backward pass, they are part of that.
     """
-    from train.optim import update_average
+    from train.learning.optim import update_average
 
     watch, spent = Stopwatch(device), {}
     with patch.object(module.rankers, "forward", watch.around(module.rankers.forward)):
@@ -134,7 +134,7 @@ def _training(
 
     from kvp.store import SequenceRecord
     from policies.ranker import HeadRankers, RankerSpec
-    from train.contexts import ContextSource
+    from train.data.contexts import ContextSource
     from train.recipe import PRESETS
     from train.training import RankerTraining
 
@@ -168,7 +168,7 @@ class _RandomContexts:
     def __init__(self, heads: int, args: argparse.Namespace) -> None:
         import torch
 
-        from train.contexts import RankingContext
+        from train.data.contexts import RankingContext
 
         self.device = torch.device(args.device)
         random = torch.Generator(self.device).manual_seed(0)

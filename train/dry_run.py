@@ -10,11 +10,11 @@ from kvp.hf import geometry_of, load_config
 from kvp.hf.trace import check_reach
 from kvp.progress import phase
 from train.config import TrainConfig
-from train.fit import fit
-from train.job import Job
-from train.model_traces import SEQUENCES, memory_gb_for, plan_memory
+from train.data.model_traces import SEQUENCES, memory_gb_for, plan_memory
+from train.job.fit import fit
+from train.job.prepare import Job
+from train.job.summary import print_start
 from train.recipe import Recipe
-from train.summary import print_start
 from train.training import RankerTraining
 
 _STEPS = 5

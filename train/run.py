@@ -9,15 +9,15 @@ from kvp.errors import UsageError
 from kvp.manifest import run_manifest
 from kvp.progress import phase
 from policies.policy_files import PolicyMeta, save_policy
-from train.calibration import TARGET_LABELS, calibrate
 from train.config import AUTO_HEADS, TrainConfig
+from train.data.labels import EVALUATED, TARGET_LABELS
+from train.data.training_data import recorded_model, recorded_text
 from train.distributed import ALONE, Workers, is_launched, launch, this_worker, together
-from train.job import Job, Sources, prepare
-from train.labels import EVALUATED
-from train.summary import print_end, print_summary
+from train.job.prepare import Job, Sources, prepare
+from train.job.summary import print_end, print_summary
+from train.learning.calibration import calibrate
+from train.learning.validation import Heuristics, evaluate
 from train.training import RankerTraining, train_rankers
-from train.training_data import recorded_model, recorded_text
-from train.validation import Heuristics, evaluate
 
 
 def run(config: TrainConfig, sources: Sources | None = None) -> None:

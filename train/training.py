@@ -4,10 +4,10 @@ A step: `training_step` scores contexts and computes the loss, Lightning its gra
 `configure_gradient_clipping` clips them, `optimizer_step` updates the weights and their average.
 `Between` two steps the average is validated, and log, progress and checkpoint are written.
 
-What a step does depends on the seed, the step and the weights only (`train.compression_points`),
-never on a generator's state, so a run continued from a checkpoint computes what it would have
-computed anyway. The averaged weights and the best averaged weights of every head are part of the
-module, hence of every checkpoint.
+What a step does depends on the seed, the step and the weights only
+(`train.data.compression_points`), never on a generator's state, so a run continued from a
+checkpoint computes what it would have computed anyway. The averaged weights and the best averaged
+weights of every head are part of the module, hence of every checkpoint.
 """
 
 from __future__ import annotations
@@ -29,16 +29,22 @@ from kvp.metrics import has_signal
 from kvp.progress import Progress, phase
 from kvp.store import SequenceRecord
 from policies.ranker import HeadRankers
-from train.compression_points import drawn_points, noise_seed, protection_of
-from train.contexts import ContextSource, RankingContext, StepContexts, score_together
+from train.data.compression_points import drawn_points, noise_seed, protection_of
+from train.data.contexts import ContextSource, RankingContext, StepContexts, score_together
 from train.distributed import ALONE, Workers
-from train.fit import fit
-from train.job import Job
-from train.losses import Batch, losses_of, mean_of_counted, objective_of, top_entropy
-from train.optim import Muon, average_decay, clip_per_head, learning_rate_factor, update_average
+from train.job.fit import fit
+from train.job.prepare import Job
+from train.job.summary import CHARTS, means_by_layer, print_start
+from train.learning.losses import Batch, losses_of, mean_of_counted, objective_of, top_entropy
+from train.learning.optim import (
+    Muon,
+    average_decay,
+    clip_per_head,
+    learning_rate_factor,
+    update_average,
+)
+from train.learning.validation import HeldOut, evaluate
 from train.recipe import Recipe
-from train.summary import CHARTS, means_by_layer, print_start
-from train.validation import HeldOut, evaluate
 
 LOG_EVERY = 10
 """Steps between two entries of the log."""

@@ -13,9 +13,9 @@ from torch import Tensor
 from kvp.geometry import Geometry
 from kvp.programs import train as main
 from kvp.store import TraceReader
-from train.contexts import score_together
-from train.summary import head_names, print_summary
-from train.validation import HeldOut
+from train.data.contexts import score_together
+from train.job.summary import head_names, print_summary
+from train.learning.validation import HeldOut
 
 TINY = {"contexts": 1, "hidden": 8, "min_prefix": 40, "steps": 4, "calibration": "none"}
 

@@ -16,9 +16,9 @@ from kvp.scoring import View
 from kvp.store import TraceReader
 from policies.policy_files import load_policy
 from train.config import TrainConfig
-from train.job import Sources
+from train.job.prepare import Sources
+from train.job.summary import CHARTS
 from train.run import run
-from train.summary import CHARTS
 
 MakeStore = Callable[..., Path]
 Weights = Callable[[Path], dict[str, dict[str, Tensor]]]

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from kvp.store import TraceReader
 from policies.ranker import HeadRankers, RankerSpec
-from train.contexts import ContextSource
-from train.optim import learning_rate_factor
+from train.data.contexts import ContextSource
+from train.learning.optim import learning_rate_factor
 from train.recipe import PAPER, Recipe
 from train.training import RankerTraining
 

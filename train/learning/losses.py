@@ -3,8 +3,8 @@
 Every KV head is an agent with a policy of its own (the paper's view): rewards, baselines and
 normalisation stay within one head, and losses are summed over heads, so that what "gradient norm 5"
 means does not depend on how many heads train together. Left out: differentiable sorts
-(`train.differentiable_sorts`), where contexts come from (`train.contexts`), and the ranker
-(`policies.ranker`).
+(`train.learning.differentiable_sorts`), where contexts come from (`train.data.contexts`), and the
+ranker (`policies.ranker`).
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ from kvp.scoring import View
 from policies.learned import Calibration
 from policies.ranker import HeadRankers, RankerSpec
 from policies.registry import METHODS
-from train.contexts import RankingContext
-from train.validation import Heuristics, evaluate
+from train.data.contexts import RankingContext
+from train.learning.validation import Heuristics, evaluate
 
 TOKENS, HEADS = 40, 2
 

@@ -19,9 +19,9 @@ from kvp.store import TraceReader
 from kvp.store.shards import shard_path
 from policies.learned import LearnedScorer
 from policies.ranker import HeadRankers, RankerSpec
-from train.compression_points import CompressionPoint
-from train.contexts import ContextSource, RankingContext, StepContexts, scores_of
-from train.initial_rankers import feature_statistics
+from train.data.compression_points import CompressionPoint
+from train.data.contexts import ContextSource, RankingContext, StepContexts, scores_of
+from train.learning.initial_rankers import feature_statistics
 
 POINT = CompressionPoint(sequence=1, prefix_length=40, stop=90)
 

@@ -13,13 +13,13 @@ from kvp.store import TraceReader
 from policies.policy_files import load_policy
 from policies.ranker import HeadRankers, RankerSpec
 from train import training
-from train.compression_points import held_out_points
 from train.config import TrainConfig
-from train.contexts import ContextSource
+from train.data.compression_points import held_out_points
+from train.data.contexts import ContextSource
+from train.learning.validation import HeldOut, evaluate
 from train.recipe import FOURIER, Recipe
 from train.run import run
 from train.training import RankerTraining
-from train.validation import HeldOut, evaluate
 
 SKILLS = {2: [0.9, 0.1, 0.5, math.nan], 4: [0.8, 0.6, 0.5, math.nan]}
 """Skill of every head that validation reports at a step."""

@@ -27,7 +27,7 @@ from policies.allocators.shared import Shared
 from policies.learned import Calibration
 from policies.ranker import HeadRankers, parameters_per_head
 from policies.registry import METHODS, attention_free
-from train.contexts import RankingContext, scores_of
+from train.data.contexts import RankingContext, scores_of
 
 VALIDATED_BUDGETS = parse_budgets("6.25%,12.5%,25%,50%")
 """Budgets whose lost attention is reported."""

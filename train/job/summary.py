@@ -12,8 +12,8 @@ from torch import Tensor
 
 from kvp.geometry import Geometry
 from policies.ranker import HeadRankers
-from train.job import Job
-from train.validation import HeldOut
+from train.job.prepare import Job
+from train.learning.validation import HeldOut
 
 SHOWN_BUDGETS = ("12.5%", "25%", "50%")
 """Budgets that fit into 80 columns; the policy's file has all of them."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from kvp.reward import ratio_of_cost, ratio_reward, skill_of_cost, skill_reward
-from train.losses import (
+from train.learning.losses import (
     Baseline,
     Batch,
     normalise,

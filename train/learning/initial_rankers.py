@@ -17,8 +17,8 @@ from kvp.geometry import Geometry
 from kvp.store import SequenceRecord
 from policies.policy_files import Shard, load_shard
 from policies.ranker import HeadRankers, RankerSpec, keys_seen_from_the_end
+from train.data.training_data import Traces
 from train.recipe import Recipe
-from train.training_data import Traces
 
 _SEQUENCES = 64
 """Sequences that statistics are taken over: thousands of tokens per channel are plenty."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from kvp.geometry import Geometry
 from kvp.progress import Progress
 from kvp.store import SequenceRecord, StorePlan, Trace
-from train.labels import label_of
+from train.data.labels import label_of
 
 Attention = tuple[str, int, int]
 """Label, prefix length and stop of one importance."""

@@ -33,7 +33,7 @@ from torch import Tensor
 
 from kvp.ranking import rank_tokens
 from kvp.reward import skill_of_cost
-from train.losses import Batch, Objective
+from train.learning.losses import Batch, Objective
 from train.recipe import Recipe
 
 MAXIMUM_TOKENS = 1024
@@ -43,7 +43,7 @@ Matrix = Callable[[Tensor, float], Tensor]
 
 
 def soft_rank_objective(batch: Batch, recipe: Recipe) -> tuple[Tensor, dict[str, float]]:
-    """Loss of projected ranks, [A] (`train.losses`)."""
+    """Loss of projected ranks, [A] (`train.learning.losses`)."""
     losses = []
     for scores, importance in zip(batch.scores, batch.importances, strict=True):
         ranks = soft_rank(standardise_scores(scores), recipe.temperature)  # [A, N]

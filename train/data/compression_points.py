@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from kvp.ranking import UNPROTECTED, Protection
 from kvp.store import SequenceRecord
-from train.labels import label_of
+from train.data.labels import label_of
 from train.recipe import Recipe
 
 _SEQUENCES, _POINTS, _NOISE = range(3)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kvp.reward import log_prob
-from train.losses import (
+from train.learning.losses import (
     FLOOR,
     Batch,
     cross_entropy,

@@ -10,14 +10,19 @@ from kvp.artifacts.addresses import place
 from kvp.ranking import Protection
 from policies.policy_files import Shard
 from policies.ranker import HeadRankers
-from train.compression_points import CompressionPoint, held_out_points, protection_of
 from train.config import TrainConfig
-from train.contexts import ContextSource
+from train.data.compression_points import CompressionPoint, held_out_points, protection_of
+from train.data.contexts import ContextSource
+from train.data.training_data import Traces, TrainingData, device_of, open_store
 from train.distributed import Workers, device_of_worker
-from train.initial_rankers import key_frequencies, random_rankers, rankers_digest, rankers_of_policy
+from train.job.run_folder import RunFolder
+from train.learning.initial_rankers import (
+    key_frequencies,
+    random_rankers,
+    rankers_digest,
+    rankers_of_policy,
+)
 from train.recipe import Recipe
-from train.run_folder import RunFolder
-from train.training_data import Traces, TrainingData, device_of, open_store
 
 Sources = dict[tuple[str, bool], ContextSource]
 """Contexts by label, and by whether they hold what the last queries attend to."""
@@ -94,7 +99,9 @@ def prepare(config: TrainConfig, recipe: Recipe, workers: Workers, sources: Sour
     identity = config.identity() | asdict(recipe)
     device = device_of_worker(device_of(config.device), workers)
     if config.source == "model":
-        from train.model_traces import open_model  # brings transformers, which stores do not need
+        from train.data.model_traces import (
+            open_model,  # brings transformers, which stores do not need
+        )
 
         training_data = open_model(config, recipe, device, workers)
     else:

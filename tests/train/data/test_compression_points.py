@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kvp.store import SequenceRecord
-from train.compression_points import (
+from train.data.compression_points import (
     CompressionPoint,
     drawn_points,
     held_out_points,

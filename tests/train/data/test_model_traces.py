@@ -21,9 +21,9 @@ from kvp.programs import collect as collect_main
 from kvp.programs import train as main
 from kvp.store import SequenceRecord, StorePlan, Trace
 from policies.policy_files import load_policy
-from train.compression_points import sequence_order
-from train.kept_traces import Attention, ModelTraces
-from train.model_traces import draws_of
+from train.data.compression_points import sequence_order
+from train.data.kept_traces import Attention, ModelTraces
+from train.data.model_traces import draws_of
 from train.recipe import PRESETS
 
 TRAIN = {
@@ -82,7 +82,7 @@ class Watch:
                 self.numbers.append(traced.record.index)
                 yield traced
 
-        monkeypatch.setattr("train.model_traces.collect_all", counted)
+        monkeypatch.setattr("train.data.model_traces.collect_all", counted)
 
 
 @pytest.fixture

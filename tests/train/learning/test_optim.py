@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from policies.ranker import HeadRankers, RankerSpec
-from train.optim import (
+from train.learning.optim import (
     Muon,
     average_decay,
     clip_per_head,

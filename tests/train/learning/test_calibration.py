@@ -8,7 +8,9 @@ import torch
 
 from kvp.ranking import UNPROTECTED, Protection
 from policies.ranker import HeadRankers, RankerSpec
-from train.calibration import (
+from train.config import calibration_target
+from train.data.contexts import RankingContext
+from train.learning.calibration import (
     FLOOR,
     GROWTH,
     SMALLEST_BIN,
@@ -18,8 +20,6 @@ from train.calibration import (
     fit_head,
     output_norms,
 )
-from train.config import calibration_target
-from train.contexts import RankingContext
 
 
 def test_a_known_map_is_recovered() -> None:

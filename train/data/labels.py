@@ -17,6 +17,13 @@ from train.recipe import LABELS
 
 EVALUATED = "future_attention"
 """Label that every policy is evaluated on, whatever it was trained on."""
+TARGET_LABELS = {
+    "contribution": "max_future_attention",
+    "reply_contribution": "max_reply_attention",
+}
+"""Calibration target -> label of the contexts. Scores are fitted to it times the norm of the
+token's value after the output projection: a bound of how far it moves the residual stream. Every
+other target is the name of a label, which scores are fitted to as it is."""
 
 FromQueries = Callable[..., Tensor]
 """(queries [L, H, G, T, D], keys [L, H, T, D], prefix_length N, stop) -> importance [L, H, N]
@@ -87,7 +94,7 @@ def label_of(name: str) -> Label:
     """The label of a name in `LABELS`; UsageError where there is none that can be used."""
     label = LABELS.load(name)
     if not isinstance(label, Label):
-        raise UsageError(f"--label {name} is not a train.labels.Label")
+        raise UsageError(f"--label {name} is not a train.data.labels.Label")
     return label
 
 

@@ -14,10 +14,10 @@ from kvp.errors import StoreError, UsageError
 from kvp.manifest import digest_json
 from kvp.store import SequenceRecord, TraceReader
 from kvp.store.metadata import store_digest
-from train.compression_points import points_by_kind, shortest_prefix
 from train.config import TrainConfig
-from train.kept_traces import ModelTraces
-from train.labels import label_of
+from train.data.compression_points import points_by_kind, shortest_prefix
+from train.data.kept_traces import ModelTraces
+from train.data.labels import label_of
 from train.recipe import Recipe
 
 Traces = TraceReader | ModelTraces

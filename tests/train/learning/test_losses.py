@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from train.losses import Batch, objective_of
+from train.learning.losses import Batch, objective_of
 from train.recipe import OBJECTIVES, PRESETS, Recipe
 
 SORTS = ("soft_rank", "soft_sort", "neural_sort")

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from kvp.ranking import rank_tokens
 from kvp.reward import skill_reward
-from train.differentiable_sorts import (
+from train.learning.differentiable_sorts import (
     MAXIMUM_TOKENS,
     mean_rank,
     neural_sort,
@@ -29,7 +29,7 @@ from train.differentiable_sorts import (
     soft_sort,
     thin_tokens,
 )
-from train.losses import Batch, objective_of
+from train.learning.losses import Batch, objective_of
 from train.recipe import PRESETS
 
 Relaxation = Callable[[Tensor, float], Tensor]

@@ -20,18 +20,11 @@ from kvp.progress import Progress
 from kvp.ranking import Protection
 from policies.learned import Calibration
 from policies.ranker import HeadRankers
-from train.compression_points import CompressionPoint
-from train.contexts import ContextSource, RankingContext, scores_of
+from train.data.compression_points import CompressionPoint
+from train.data.contexts import ContextSource, RankingContext, scores_of
+from train.data.labels import TARGET_LABELS
 
 Array = NDArray[np.float64]
-
-TARGET_LABELS = {
-    "contribution": "max_future_attention",
-    "reply_contribution": "max_reply_attention",
-}
-"""Calibration target -> label of the contexts. Scores are fitted to it times the norm of the
-token's value after the output projection: a bound of how far it moves the residual stream. Every
-other target is the name of a label, which scores are fitted to as it is."""
 
 SMALLEST_BIN = 16
 """Tokens in the bin of the best scores."""

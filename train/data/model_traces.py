@@ -27,20 +27,19 @@ from kvp.hf.trace import Recorded, check_reach, collect_all, default_batch_size,
 from kvp.manifest import recorded_name
 from kvp.progress import phase
 from kvp.store import SequenceRecord, StorePlan, planned_bytes
-from train.calibration import TARGET_LABELS
-from train.compression_points import (
+from train.config import TrainConfig
+from train.data.compression_points import (
     draw_point,
     held_out_points,
     points_by_kind,
     sequence_order,
     shortest_prefix,
 )
-from train.config import TrainConfig
+from train.data.kept_traces import Attention, ModelTraces
+from train.data.labels import EVALUATED, TARGET_LABELS, label_of
+from train.data.training_data import TrainingData
 from train.distributed import Workers
-from train.kept_traces import Attention, ModelTraces
-from train.labels import EVALUATED, label_of
 from train.recipe import Recipe
-from train.training_data import TrainingData
 
 SEQUENCES = 100
 """Training sequences where `--sequences` names no number: learning curves are flat from twenty on
@@ -233,7 +232,7 @@ def attention_of(
 def draws_of(number: int, sequences: int, recipe: Recipe, *, seed: int) -> list[int]:
     """Draws (contexts counted from the first step on) that one of `sequences` sequences serves.
 
-    What `train.compression_points.drawn_points` will draw, computed ahead.
+    What `train.data.compression_points.drawn_points` will draw, computed ahead.
     """
     draws = recipe.steps * recipe.contexts
     orders = (

@@ -1,8 +1,8 @@
 """Contexts a ranker learns from, read from a trace store and cached within a bound of RAM.
 
 A context is a sequence at a compression point: keys and values of the cached tokens of every head,
-and their importance (`train.labels`), computed from the stored queries, kept in their place
-(`train.model_traces`), or stored as it is. Labels depend on sequence and point
+and their importance (`train.data.labels`), computed from the stored queries, kept in their place
+(`train.data.model_traces`), or stored as it is. Labels depend on sequence and point
 only, so they are cached while they fit and recomputed afterwards, with the same result. Traces stay
 in their stored dtype and become float32 when a context is made.
 """
@@ -23,9 +23,9 @@ from torch.utils.checkpoint import checkpoint
 from kvp.errors import StoreError
 from kvp.ranking import Protection
 from policies.ranker import RECENT_QUERIES, HeadRankers, bytes_per_token, recent_features
-from train.compression_points import CompressionPoint
-from train.labels import EVALUATED, label_of
-from train.training_data import Traces
+from train.data.compression_points import CompressionPoint
+from train.data.labels import EVALUATED, label_of
+from train.data.training_data import Traces
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,9 +12,9 @@ from kvp.errors import UsageError
 from kvp.ops.future_attention import future_attention, max_future_attention
 from kvp.store import TraceReader
 from kvp.store.schema import reply_windows
-from train.compression_points import CompressionPoint, draw_point
-from train.contexts import ContextSource
-from train.labels import LABELS, Label, label_of
+from train.data.compression_points import CompressionPoint, draw_point
+from train.data.contexts import ContextSource
+from train.data.labels import LABELS, Label, label_of
 from train.recipe import FOURIER
 
 
