@@ -46,17 +46,12 @@ def run(config: TrainConfig, sources: Sources | None = None) -> None:
 def train(config: TrainConfig, workers: Workers, sources: Sources | None = None) -> None:
     """Train as one of the processes that train together; the first one writes. Raises as `run`."""
     recipe = config.recipe()
-    if config.dry_run and config.source == "model":
-        from train.dry_run import print_memory  # brings transformers
+    if config.dry_run:
+        from train.dry_run import print_costs  # brings transformers
 
-        print_memory(config, recipe)
+        print_costs(config, recipe)
         return
     job = prepare(config, recipe, workers, sources)
-    if config.dry_run:
-        from train.dry_run import print_time
-
-        print_time(job)
-        return
     if job.target.is_finished():
         if workers.first:
             job.target.finish()

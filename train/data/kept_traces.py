@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -11,7 +10,6 @@ import torch
 from torch import Tensor
 
 from kvp.geometry import Geometry
-from kvp.progress import Progress
 from kvp.store import SequenceRecord, StorePlan, Trace
 from train.data.labels import label_of
 
@@ -65,11 +63,6 @@ class ModelTraces:
             trace = replace(trace, queries=None)
         self._kept[trace.record.index] = trace, computed
         return trace.record
-
-    def keep_all(self, made: Iterable[Trace], total: int, *, shown: bool) -> list[SequenceRecord]:
-        """`keep` of `total` sequences; their progress is `shown` by one of several workers."""
-        with Progress("collecting", total) if shown else nullcontext() as progress:
-            return [self.keep(trace) for trace in (progress.over(made) if progress else made)]
 
     def record(self, index: int) -> SequenceRecord:
         """Record of one sequence."""

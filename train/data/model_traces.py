@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,7 +26,7 @@ from kvp.hf.loading import model_of, tokenizer_of
 from kvp.hf.model_access import known_frequencies, known_output_gram, model_identity
 from kvp.hf.trace import Recorded, check_reach, collect_all, default_batch_size, sequence_record
 from kvp.manifest import recorded_name
-from kvp.progress import phase
+from kvp.progress import Progress, phase
 from kvp.store import SequenceRecord, StorePlan, planned_bytes
 from train.config import TrainConfig
 from train.data.compression_points import (
@@ -140,7 +141,8 @@ def open_model(
         numbered, first = list(enumerate(prompts.samples)), prompts.training
         samples = numbered[:first] if split == "train" else numbered[first:]
         made = collect_all(model, tokenizer, samples, recorded, rows=rows)
-        records = traces.keep_all(made, len(samples), shown=workers.first)
+        with Progress("collecting", len(samples)) if workers.first else nullcontext() as progress:
+            records = [traces.keep(trace) for trace in (progress.over(made) if progress else made)]
         if split == "train":
             if workers.first:
                 speed = sum(record.length for record in records) / (time.monotonic() - started)

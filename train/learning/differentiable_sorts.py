@@ -39,36 +39,27 @@ from train.recipe import Recipe
 MAXIMUM_TOKENS = 1024
 """Tokens a permutation matrix is made of; longer contexts are thinned at random."""
 
-Matrix = Callable[[Tensor, float], Tensor]
+Relaxation = Callable[[Tensor, float], Tensor]
 
 
-def soft_rank_objective(batch: Batch, recipe: Recipe) -> tuple[Tensor, dict[str, float]]:
-    """Loss of projected ranks, [A] (`train.learning.losses`)."""
-    losses = []
-    for scores, importance in zip(batch.scores, batch.importances, strict=True):
-        ranks = soft_rank(standardise_scores(scores), recipe.temperature)  # [A, N]
-        if recipe.sort_loss == "ranks":
-            losses.append(rank_error(ranks, importance))
-        else:
-            losses.append(-skill_of_cost(importance, (importance * (ranks - 1)).sum(-1)))
-    return batch.mean(torch.stack(losses)), {}
-
-
-def matrix_objective(permutation: Matrix) -> Objective:
-    """The objective of a softened permutation matrix, [..., N] -> [..., N, N]."""
+def sort_objective(relaxation: Relaxation, *, matrix: bool = True) -> Objective:
+    """The objective of a softened permutation matrix, [..., N] -> [..., N, N], or of soft ranks."""
 
     def objective(batch: Batch, recipe: Recipe) -> tuple[Tensor, dict[str, float]]:
+        first = 1 if recipe.sort_loss == "ranks" else 0
         losses = []
-        for context, seed in enumerate(batch.seeds):
-            kept = thin_tokens(batch.scores[context].shape[-1], seed)
-            scores, importance = batch.scores[context], batch.importances[context]
+        for scores, importance, seed in zip(
+            batch.scores, batch.importances, batch.seeds, strict=True
+        ):
+            kept = thin_tokens(scores.shape[-1], seed) if matrix else None
             if kept is not None:
                 scores, importance = scores[:, kept], importance[:, kept]
-            matrix = permutation(standardise_scores(scores), recipe.temperature)  # [A, N, N]
+            soft = relaxation(standardise_scores(scores), recipe.temperature)
+            ranks = mean_rank(soft, first) if matrix else soft - (1 - first)  # [A, N]
             if recipe.sort_loss == "ranks":
-                losses.append(rank_error(mean_rank(matrix), importance))
+                losses.append(rank_error(ranks, importance))
             else:
-                losses.append(-soft_skill(matrix, importance))
+                losses.append(-skill_of_cost(importance, (importance * ranks).sum(-1)))
         return batch.mean(torch.stack(losses)), {}
 
     return objective
@@ -84,16 +75,6 @@ def rank_error(ranks: Tensor, importance: Tensor) -> Tensor:
     """Mean squared error of ranks [..., N] against those of the importance, over N^2: [...]."""
     true = rank_tokens(importance).argsort(-1) + 1  # [..., N]
     return ((ranks - true) / ranks.shape[-1]).square().mean(-1)
-
-
-def soft_skill(matrix: Tensor, importance: Tensor) -> Tensor:
-    """Skill of a softened ranking, sum_i w_i E[i's rank - 1], [..., N, N] -> [...].
-
-    The mean over ranks takes a token's normalised column. With the matrix as it is,
-    sum_r (r - 1) (P w)_r, important tokens can leave the rows altogether (their columns shrink):
-    that loss falls without any better ranking.
-    """
-    return skill_of_cost(importance, (importance * mean_rank(matrix, first=0)).sum(-1))
 
 
 def thin_tokens(tokens: int, seed: int) -> Tensor | None:
@@ -141,7 +122,9 @@ def neural_sort(scores: Tensor, temperature: float) -> Tensor:
 def mean_rank(permutation: Tensor, first: int = 1) -> Tensor:
     """Mean rank, counted from `first`, of every token of a soft matrix: [..., N, N] -> [..., N].
 
-    A token's column is normalised first: rows sum to 1, columns only in the hard limit.
+    A token's column is normalised first: rows sum to 1, columns only in the hard limit. With the
+    matrix as it is important tokens can leave the rows altogether (their columns shrink): a loss of
+    such ranks falls without any better ranking.
     """
     tokens = permutation.shape[-1]
     ranks = torch.arange(tokens, dtype=permutation.dtype, device=permutation.device) + first  # [N]
@@ -175,5 +158,6 @@ class _Projection(torch.autograd.Function):
         return torch.zeros_like(upstream).scatter(-1, order, centred)
 
 
-soft_sort_objective = matrix_objective(soft_sort)
-neural_sort_objective = matrix_objective(neural_sort)
+soft_rank_objective = sort_objective(soft_rank, matrix=False)
+soft_sort_objective = sort_objective(soft_sort)
+neural_sort_objective = sort_objective(neural_sort)
