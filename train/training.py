@@ -232,8 +232,8 @@ class RankerTraining(pl.LightningModule):
 class Between(pl.Callback):
     """What is done after a step when it is due, and after the last one.
 
-    In this order, so that a checkpoint has what a validation changes. Lightning's own validation
-    comes after its checkpoint, and its checkpoint callback not after the last step.
+    In this order, so that a checkpoint has what a validation changes: Lightning by itself validates
+    after it has written a checkpoint, and writes none after the last step.
     """
 
     state_key = "Checkpoints"  # its place in checkpoints (docs/formats.md)
