@@ -5,7 +5,7 @@
 
 The default shapes are those of the KVP paper: Qwen2.5-7B (28 layers of 4 KV heads, D = 128), caches
 of 4,500 tokens, 16 contexts per step. Keys, values and importance are random: time does not depend
-on them. The step is that of `train.ranker_training`, without Lightning, reading and
+on them. The step is that of `train.training`, without Lightning, reading and
 validation. Variants take turns, so that other work of the machine slows all of them equally.
 `seconds` is the wall time of a step (median over steps and rounds), `processor_seconds` what its
 threads computed: the number to compare on a busy CPU.
@@ -34,8 +34,8 @@ from benchmarks.measuring import (
 )
 
 if TYPE_CHECKING:  # the parent stays small: memory is that of the processes it starts
-    from train.contexts import RankingContext
-    from train.ranker_training import RankerTraining
+    from train.data.contexts import RankingContext
+    from train.training import RankerTraining
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -100,11 +100,11 @@ def _measure(
 
 
 def _step(module: RankerTraining, optimizer: Any, step: int, device: str) -> dict[str, float]:  # noqa: ANN401
-    """Seconds of a step, as Lightning makes `train.ranker_training` take it, and of its parts.
+    """Seconds of a step, as Lightning makes `train.training` take it, and of its parts.
 
     Where activations are made again, in the backward pass, they are part of that.
     """
-    from train.optim import update_average
+    from train.learning.optim import update_average
 
     watch, spent = Stopwatch(device), {}
     with patch.object(module.rankers, "forward", watch.around(module.rankers.forward)):
@@ -134,9 +134,9 @@ def _training(
 
     from kvp.store import SequenceRecord
     from policies.ranker import HeadRankers, RankerSpec
-    from train.contexts import ContextSource
-    from train.ranker_training import RankerTraining
+    from train.data.contexts import ContextSource
     from train.recipe import PRESETS
+    from train.training import RankerTraining
 
     sizes: dict[str, Any] = {"hidden": args.hidden, "contexts": args.contexts, "min_prefix": 1}
     sizes |= {"compress_prompt": 0.0, "compress_context": 1.0, "compress_uniform": 0.0}
@@ -153,10 +153,13 @@ def _training(
         index=0, id="random", task="random", split="train", length=length,
         context_length=args.tokens, prompt_length=args.tokens, token_ids=tuple(range(length)),
     )  # fmt: skip
-    return RankerTraining(
+    module = RankerTraining(
         rankers, recipe, cast("ContextSource", _RandomContexts(heads, args)), [record], seed=0,
-        activation_bytes=args.activation_gb * 1e9, stacked=network == "stacked",
+        activation_bytes=args.activation_gb * 1e9,
     )  # fmt: skip
+    forward: Any = partial(rankers.forward, stacked=network == "stacked")
+    rankers.forward = forward
+    return module
 
 
 class _RandomContexts:
@@ -165,7 +168,7 @@ class _RandomContexts:
     def __init__(self, heads: int, args: argparse.Namespace) -> None:
         import torch
 
-        from train.contexts import RankingContext
+        from train.data.contexts import RankingContext
 
         self.device = torch.device(args.device)
         random = torch.Generator(self.device).manual_seed(0)

@@ -39,13 +39,13 @@ class Calibration:
 
     Scores of different heads are not comparable: a ranking does not change when all scores of a
     head shift. The map gives the logarithm of the importance of tokens with that score on held-out
-    traces (`train.calibration` fits it), so that one threshold can serve all heads. It is
+    traces (`train.learning.calibration` fits it), so that one threshold can serve all heads. It is
     piecewise linear between the K >= 2 knots of each of A heads, goes on beyond them with its end
     slopes, and never changes a head's ranking (but for scores that float32 cannot separate).
     """
 
     target: str
-    """What the map's values are logarithms of the expectation of (`train.calibration`)."""
+    """What the map's values are logarithms of the expectation of (`train.learning.calibration`)."""
     scores: Tensor
     """[A, K] float32 scores at the knots, strictly increasing along K."""
     values: Tensor

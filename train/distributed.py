@@ -56,8 +56,7 @@ class Workers(Rank):
         if self.count == 1:
             return dict(numbers)
         device = "cuda" if dist.get_backend() == "nccl" else "cpu"
-        total = torch.tensor(list(numbers.values()), device=device) * weight
-        dist.all_reduce(total)
+        total = self.sum(torch.tensor(list(numbers.values()), device=device) * weight)
         return dict(zip(numbers, total.tolist(), strict=True))
 
     def from_first(self, tensor: Tensor) -> Tensor:

@@ -10,21 +10,28 @@ from kvp.hf import geometry_of, load_config
 from kvp.hf.trace import check_reach
 from kvp.progress import phase
 from train.config import TrainConfig
-from train.fit import fit
-from train.job import Job
-from train.model_traces import SEQUENCES, memory_gb_for, plan_memory
+from train.data.model_traces import SEQUENCES, memory_gb_for, plan_memory
+from train.distributed import ALONE
+from train.job.fit import fit
+from train.job.prepare import Job, prepare
+from train.job.summary import print_start
 from train.recipe import Recipe
-from train.summary import print_start
+from train.training import RankerTraining
 
 _STEPS = 5
 """Steps that are measured, after one in which a GPU loads its kernels."""
 
 
-def print_memory(config: TrainConfig, recipe: Recipe) -> None:
-    """Print what the traces of `--source model` take, from the model's configuration alone.
+def print_costs(config: TrainConfig, recipe: Recipe) -> None:
+    """Print what a training takes. Raises as the training itself would, as far as can be known."""
+    if config.source == "model":
+        _print_memory(config, recipe)
+    else:
+        _print_time(prepare(config, recipe, ALONE, None))
 
-    Raises ModelError and UsageError as the training itself would, as far as it can be known.
-    """
+
+def _print_memory(config: TrainConfig, recipe: Recipe) -> None:
+    """Print what the traces of `--source model` take, from the model's configuration alone."""
     model_config = load_config(config.model, revision=config.revision)
     check_reach(model_config, config.model, config.length, config.max_new_tokens)
     geometry = geometry_of(model_config)
@@ -38,9 +45,10 @@ def print_memory(config: TrainConfig, recipe: Recipe) -> None:
     )
 
 
-def print_time(job: Job) -> None:
+def _print_time(job: Job) -> None:
     """Take a few steps of a training on a store and print what all of them take."""
-    print_start(job, job.initial_rankers())
+    rankers = job.initial_rankers()
+    print_start(job, rankers)
     phase("measuring a few steps")
     times: list[float] = []
 
@@ -48,8 +56,7 @@ def print_time(job: Job) -> None:
         times.append(read_clock(job.device))
 
     clock = LambdaCallback(on_train_start=note, on_train_batch_end=note)
-    module = job.module(job.initial_rankers())
-    job.source(job.recipe.label).forget()  # contexts that the first rankers were made from
+    module = RankerTraining.of(job, rankers)
     fit(module, clock, device=job.device, steps=min(_STEPS + 1, job.recipe.steps))
     first = 1 if job.recipe.steps > 1 else 0
     each = (times[-1] - times[first]) / (len(times) - 1 - first)

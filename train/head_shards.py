@@ -25,8 +25,8 @@ from policies.learned import Calibration
 from policies.policy_files import POLICY, PolicyMeta, Shard, load_shard, save_policy
 from policies.ranker import HeadRankers
 from policies.sources import INDEX
-from train.calibration import calibration_of
 from train.config import OF_A_RUN, MergeConfig, TrainConfig
+from train.learning.calibration import calibration_of
 
 SHARD_FOLDER = "heads-{start}-{stop}"
 """Folder in `--out` of a process that trains some heads."""

@@ -18,7 +18,7 @@ the facts known about its released code. Differences that remain:
 - Advantages are normalised over the episodes of one head in one step; gradients are clipped per
   head, because all heads train in one job here and each learns by itself.
 - The averaging of weights reaches its decay of 0.99 about 900 steps after the warm-up instead of at
-  once (`train.optim.average_decay`).
+  once (`train.learning.optim.average_decay`).
 - Weights, scores and optimiser are float32; the released code trains in bfloat16.
 - The position table has 12,288 rows; the paper's parameter counts fit 10 to 12 thousand.
 
@@ -37,31 +37,31 @@ from kvp.plugins import Registry
 LABELS = Registry(
     flag="--label",
     builtin={
-        "future_attention": "train.labels:FUTURE_ATTENTION",
-        "max_future_attention": "train.labels:MAX_FUTURE_ATTENTION",
-        "max_reply_attention": "train.labels:MAX_REPLY_ATTENTION",
-        "reply_and_kvzip": "train.labels:REPLY_AND_KVZIP",
-        "kvzip": "train.labels:KVZIP",
-        "kvzip_plus": "train.labels:KVZIP_PLUS",
+        "future_attention": "train.data.labels:FUTURE_ATTENTION",
+        "max_future_attention": "train.data.labels:MAX_FUTURE_ATTENTION",
+        "max_reply_attention": "train.data.labels:MAX_REPLY_ATTENTION",
+        "reply_and_kvzip": "train.data.labels:REPLY_AND_KVZIP",
+        "kvzip": "train.data.labels:KVZIP",
+        "kvzip_plus": "train.data.labels:KVZIP_PLUS",
     },
 )
 """Definitions of importance, the number that rankers learn to order tokens by. A new one is a
-`train.labels.Label` and a line here; a user's own is `package.module:NAME`."""
+`train.data.labels.Label` and a line here; a user's own is `package.module:NAME`."""
 OBJECTIVES = Registry(
     flag="--objective",
     builtin={
-        "rloo": "train.losses:rloo_objective",
-        "rloo_batch": "train.losses:rloo_batch_objective",
-        "exact": "train.losses:exact_objective",
-        "listwise": "train.losses:listwise_objective",
-        "regress": "train.losses:regress_objective",
-        "soft_rank": "train.differentiable_sorts:soft_rank_objective",
-        "soft_sort": "train.differentiable_sorts:soft_sort_objective",
-        "neural_sort": "train.differentiable_sorts:neural_sort_objective",
+        "rloo": "train.learning.losses:rloo_objective",
+        "rloo_batch": "train.learning.losses:rloo_batch_objective",
+        "exact": "train.learning.losses:exact_objective",
+        "listwise": "train.learning.losses:listwise_objective",
+        "regress": "train.learning.losses:regress_objective",
+        "soft_rank": "train.learning.differentiable_sorts:soft_rank_objective",
+        "soft_sort": "train.learning.differentiable_sorts:soft_sort_objective",
+        "neural_sort": "train.learning.differentiable_sorts:neural_sort_objective",
     },
 )
-"""Losses of rankers, of the type `train.losses.Objective`. A new one is a function, a line here and
-a row in docs/method.md; a user's own is `package.module:function`."""
+"""Losses of rankers, of the type `train.learning.losses.Objective`. A new one is a function, a line
+here and a row in docs/method.md; a user's own is `package.module:function`."""
 
 Architecture = Literal["fourier", "paper"]
 RewardName = Literal["skill", "ratio"]

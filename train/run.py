@@ -9,16 +9,15 @@ from kvp.errors import UsageError
 from kvp.manifest import run_manifest
 from kvp.progress import phase
 from policies.policy_files import PolicyMeta, save_policy
-from train.calibration import TARGET_LABELS, calibrate
 from train.config import AUTO_HEADS, TrainConfig
+from train.data.labels import EVALUATED, TARGET_LABELS
+from train.data.training_data import recorded_model, recorded_text
 from train.distributed import ALONE, Workers, is_launched, launch, this_worker, together
-from train.fit import Between, fit
-from train.job import Job, Sources, prepare
-from train.labels import EVALUATED
-from train.ranker_training import RankerTraining
-from train.summary import print_end, print_start, print_summary
-from train.training_data import recorded_model, recorded_text
-from train.validation import Heuristics, evaluate
+from train.job.prepare import Job, Sources, prepare
+from train.job.summary import print_end, print_summary
+from train.learning.calibration import calibrate
+from train.learning.validation import Heuristics, evaluate
+from train.training import RankerTraining, train_rankers
 
 
 def run(config: TrainConfig, sources: Sources | None = None) -> None:
@@ -47,17 +46,12 @@ def run(config: TrainConfig, sources: Sources | None = None) -> None:
 def train(config: TrainConfig, workers: Workers, sources: Sources | None = None) -> None:
     """Train as one of the processes that train together; the first one writes. Raises as `run`."""
     recipe = config.recipe()
-    if config.dry_run and config.source == "model":
-        from train.dry_run import print_memory  # brings transformers
+    if config.dry_run:
+        from train.dry_run import print_costs  # brings transformers
 
-        print_memory(config, recipe)
+        print_costs(config, recipe)
         return
     job = prepare(config, recipe, workers, sources)
-    if config.dry_run:
-        from train.dry_run import print_time
-
-        print_time(job)
-        return
     if job.target.is_finished():
         if workers.first:
             job.target.finish()
@@ -76,28 +70,13 @@ def train(config: TrainConfig, workers: Workers, sources: Sources | None = None)
         job.target.prepare(manifest)
     try:
         with together(workers, job.device):
-            module = _train_rankers(job)
+            module = train_rankers(job)
         if workers.first:
             _export(job, module, manifest)
             job.target.finish()
             print_end(job)
     finally:
         job.target.release()
-
-
-def _train_rankers(job: Job) -> RankerTraining:
-    """The module after the last step."""
-    if job.workers.first:
-        phase("reading training sequences")
-    rankers = job.initial_rankers()
-    if job.workers.first:
-        print_start(job, rankers)
-    module = job.module(rankers)
-    fit(
-        module, Between(job, module), device=job.device, steps=job.recipe.steps,
-        workers=job.workers, checkpoint=job.target.start,
-    )  # fmt: skip
-    return module
 
 
 def _export(job: Job, module: RankerTraining, manifest: dict[str, Any]) -> None:

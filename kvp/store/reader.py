@@ -88,7 +88,7 @@ class TraceReader:
     def importance(
         self, label: str, index: int, prefix_length: int, stop: int | None = None
     ) -> None:
-        """None: stores keep queries, not importance in their place (`train.model_traces`)."""
+        """None: stores keep queries, not importance in their place (`train.data.model_traces`)."""
 
     def output_gram(self) -> Tensor | None:
         """Gram matrices of the model's output projection, [L, H, D, D] float32; None where unknown.

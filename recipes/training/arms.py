@@ -25,13 +25,13 @@ from kvp.store import TraceReader
 from policies.policy_files import load_shard
 from policies.ranker import parameters_per_head
 from recipes.training.settings import SPLITS, Arm, Flags, Grid, Settings
-from train.compression_points import held_out_points
 from train.config import TrainConfig
-from train.contexts import ContextSource, RankingContext, scores_of
+from train.data.compression_points import held_out_points
+from train.data.contexts import ContextSource, RankingContext, scores_of
+from train.data.training_data import usable_records
+from train.learning.validation import evaluate
 from train.recipe import PRESETS
 from train.run import Sources, run
-from train.training_data import usable_records
-from train.validation import evaluate
 
 RESULT = "result.json"
 MAX_CONTEXTS = 96

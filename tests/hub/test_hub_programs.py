@@ -17,7 +17,7 @@ from kvp.programs import evaluate
 from policies import load_policy
 from policies.policy_files import PolicyMeta, save_policy
 from policies.ranker import HeadRankers, RankerSpec
-from train.training_data import recorded_model, recorded_text
+from train.data.training_data import recorded_model, recorded_text
 
 COMMIT = "89abcdef0123456789abcdef0123456789abcdef"
 

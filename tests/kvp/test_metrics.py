@@ -24,8 +24,8 @@ from kvp.metrics import (
 from kvp.ops.future_attention import future_attention
 from kvp.ranking import UNPROTECTED, Protection
 from kvp.store import SequenceRecord, StorePlan, Trace, TraceWriter
-from train.contexts import RankingContext
-from train.validation import Heuristics
+from train.data.contexts import RankingContext
+from train.learning.validation import Heuristics
 
 PROTECTIONS = [UNPROTECTED, Protection(), Protection(sinks=0, recents=3)]
 

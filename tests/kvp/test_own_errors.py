@@ -9,8 +9,8 @@ from torch import Tensor
 from kvp.errors import UsageError
 from kvp.plugins import own_errors
 from kvp.reward import ideal_cost
-from train.labels import Label
-from train.losses import Batch, losses_of
+from train.data.labels import Label
+from train.learning.losses import Batch, losses_of
 from train.recipe import PRESETS, Recipe
 
 

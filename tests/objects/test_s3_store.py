@@ -16,7 +16,7 @@ from kvp.geometry import Geometry
 from kvp.store import SequenceRecord, StorePlan, Trace, TraceReader, TraceWriter
 from kvp.store.metadata import record_path
 from kvp.store.shards import shard_path
-from train.run_folder import RunFolder
+from train.job.run_folder import RunFolder
 
 PLAN = StorePlan(
     geometry=Geometry(layers=3, query_heads=4, kv_heads=2, head_dim=16),

@@ -11,7 +11,7 @@ import pytest
 
 from kvp.costs import span
 from kvp.programs import train as main
-from train.ranker_training import RankerTraining
+from train.training import RankerTraining
 
 QWEN = Path(__file__).parents[2] / "benchmarks" / "configs" / "qwen2.5-7b"
 

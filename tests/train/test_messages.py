@@ -13,9 +13,9 @@ from torch import Tensor
 from kvp.geometry import Geometry
 from kvp.programs import train as main
 from kvp.store import TraceReader
-from train.ranker_training import RankerTraining
-from train.summary import head_names, print_summary
-from train.validation import HeldOut
+from train.data.contexts import score_together
+from train.job.summary import head_names, print_summary
+from train.learning.validation import HeldOut
 
 TINY = {"contexts": 1, "hidden": 8, "min_prefix": 40, "steps": 4, "calibration": "none"}
 
@@ -72,10 +72,10 @@ def test_a_loss_that_is_not_finite_ends_the_run(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    scores = RankerTraining._scores
-    monkeypatch.setattr(
-        RankerTraining, "_scores", lambda *given: [part * float("nan") for part in scores(*given)]
-    )
+    def scores(*given: Any, **options: Any) -> list[Tensor]:
+        return [part * float("nan") for part in score_together(*given, **options)]
+
+    monkeypatch.setattr("train.training.score_together", scores)
     assert train(store, tmp_path / "p") == 2
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.startswith("kvp-train: error: training diverged: the loss of step 1 is nan; lower")

@@ -19,8 +19,8 @@ import torch
 
 from kvp.artifacts.claim import OutputFolder
 from kvp.programs import train as main
-from train.ranker_training import RankerTraining
-from train.run_folder import RUN
+from train.job.run_folder import RUN
+from train.training import RankerTraining
 
 Compare = Callable[[Path, Path], None]
 TINY = {
@@ -112,7 +112,7 @@ def test_the_store_may_move(store: Path, tmp_path: Path) -> None:
 
 def unfinished(store: Path, out: Path, **more: Any) -> None:
     """What a kill right before the end leaves."""
-    with patch("train.run_folder.RunFolder.finish"):
+    with patch("train.job.run_folder.RunFolder.finish"):
         assert main(flags(store, out, steps=8, **more)) == 0
     (out / "policy.json").unlink()
 

@@ -16,8 +16,8 @@ from kvp.scoring import View
 from kvp.store import TraceReader
 from policies.policy_files import load_policy
 from train.config import TrainConfig
-from train.fit import SCREEN
-from train.job import Sources
+from train.job.prepare import Sources
+from train.job.summary import CHARTS
 from train.run import run
 
 MakeStore = Callable[..., Path]
@@ -169,7 +169,7 @@ def test_logs_stay_next_to_the_policy_and_checkpoints_go(trained: Path) -> None:
     events.Reload()
     names = events.Tags()["scalars"]
     assert {"train/lr", "held_out/skill"} <= set(names)
-    charts = SCREEN["training"].values()  # on one page of TensorBoard
+    charts = CHARTS["training"].values()  # on one page of TensorBoard
     shown = [name for _, tags in charts for tag in tags for name in names if re.match(tag, name)]
     of_layers = [f"{kind}_by_layer/{layer}" for kind in ("skill", "kept") for layer in ("00", "01")]
     assert shown == ["train/loss", *of_layers]

@@ -1,0 +1,203 @@
+"""Contexts: what they hold, what is remembered, and what is made a step ahead."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from eval.cost_curves import stored_prefill
+from kvp.errors import StoreError
+from kvp.known_names import INPUTS
+from kvp.ranking import UNPROTECTED, Protection
+from kvp.scoring import score_layers
+from kvp.store import TraceReader
+from kvp.store.shards import shard_path
+from policies.learned import LearnedScorer
+from policies.ranker import HeadRankers, RankerSpec
+from train.data.compression_points import CompressionPoint
+from train.data.contexts import ContextSource, RankingContext, StepContexts, scores_of
+from train.learning.initial_rankers import feature_statistics
+
+POINT = CompressionPoint(sequence=1, prefix_length=40, stop=90)
+
+
+def read_alone(store: Path, point: CompressionPoint) -> RankingContext:
+    """The context of a point from a source that has read nothing before."""
+    return ContextSource(TraceReader(store), memory_bytes=10**8).context(point)
+
+
+def test_a_context_is_the_stored_prefix_with_its_future_attention(store: Path) -> None:
+    reader = TraceReader(store)
+    context = ContextSource(reader, memory_bytes=10**8).context(POINT)
+    keys, values = reader.kv(1)
+    assert torch.equal(context.keys, keys.flatten(0, 1)[:, :40])
+    assert torch.equal(context.values, values.flatten(0, 1)[:, :40])
+    assert context.positions.tolist() == list(range(40))
+    assert context.length == 40
+
+    # Head 2 = layer 1, KV head 0: both its query heads ask for channel 2 with strength 6.
+    logits = 6 * keys[1, 0, :, 2].double().numpy() / np.sqrt(8)
+    label = np.zeros(40)
+    for query in range(40, 90):
+        weights = np.exp(logits[: query + 1])
+        label += (weights / weights.sum())[:40]
+    np.testing.assert_allclose(context.importance[2].numpy(), label, rtol=1e-5)
+
+
+def test_a_label_of_two_parts_is_half_of_each(make_store: Any) -> None:
+    reader = TraceReader(make_store(labels=("kvzip",)))
+    parts = {
+        name: ContextSource(reader, label=name, memory_bytes=10**8).context(POINT).importance
+        for name in ("reply_and_kvzip", "max_reply_attention", "kvzip")
+    }
+    both, computed, stored = parts.values()
+    shares = [part / part.sum(-1, keepdim=True) for part in (computed, stored)]
+    torch.testing.assert_close(both / both.sum(-1, keepdim=True), sum(shares) / 2)
+    torch.testing.assert_close(both.sum(-1), 2 * stored.sum(-1))
+
+
+def test_protected_tokens_can_be_left_out(store: Path) -> None:
+    context = ContextSource(TraceReader(store), memory_bytes=10**8).context(POINT)
+    rest = context.drop_protected(Protection(sinks=4, recents=16))
+    assert rest.positions.tolist() == list(range(4, 24))
+    assert rest.length == 40
+    assert torch.equal(rest.importance, context.importance[:, 4:24])
+    assert torch.equal(rest.keys, context.keys[:, 4:24])
+    assert torch.equal(context.drop_protected(UNPROTECTED).values, context.values)
+
+
+@pytest.mark.parametrize(("memory_bytes", "reads"), [(40_000, 6), (10**8, 2)])
+def test_queries_stay_where_everything_fits(
+    store: Path, memory_bytes: int, reads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader = TraceReader(store)
+    read, trace = [], reader.trace
+    monkeypatch.setattr(reader, "trace", lambda index: read.append(index) or trace(index))
+    source = ContextSource(reader, memory_bytes=memory_bytes)
+    for tokens in (30, 40, 50):
+        for sequence in (1, 4):
+            point = CompressionPoint(sequence=sequence, prefix_length=tokens, stop=90)
+            context, again = source.context(point), read_alone(store, point)
+            assert torch.equal(context.importance, again.importance)
+    assert len(read) == reads
+    assert source._trace_memory.used + source._label_memory.used <= memory_bytes
+    source.forget()
+    assert source._trace_memory.used + source._label_memory.used == 0
+
+
+def test_feature_statistics_are_those_of_the_training_tokens(store: Path) -> None:
+    reader = TraceReader(store)
+    statistics = feature_statistics(reader, reader.records("train"), RankerSpec(head_dim=8))
+    keys = np.concatenate(
+        [reader.kv(i)[0].flatten(0, 1).double().numpy() for i in range(6)], axis=1
+    )
+    values = np.concatenate(
+        [reader.kv(i)[1].flatten(0, 1).double().numpy() for i in range(6)], axis=1
+    )
+    np.testing.assert_allclose(statistics["key_mean"], keys.mean(1), atol=1e-6)
+    np.testing.assert_allclose(statistics["key_std"], keys.std(1), rtol=1e-6)
+    np.testing.assert_allclose(statistics["value_mean"], values.mean(1), atol=1e-6)
+    np.testing.assert_allclose(statistics["value_std"], values.std(1), rtol=1e-6)
+
+
+@pytest.mark.parametrize("prefix_length", [20, 40, 70, 79])
+def test_recent_queries_are_those_that_a_scorer_sees(store: Path, prefix_length: int) -> None:
+    """Training and inference agree: the prompt's last token is seen at its end (79 of 80)."""
+    reader = TraceReader(store)
+    source = ContextSource(reader, memory_bytes=10**8, recent=True)
+    point = CompressionPoint(sequence=1, prefix_length=prefix_length, stop=90)
+    context = source.context(point)
+    spec = RankerSpec(head_dim=8, hidden=12, inputs=INPUTS)
+    geometry = reader.geometry
+    rankers = HeadRankers(spec, geometry.total_kv_heads, torch.Generator().manual_seed(0))
+    scorer = LearnedScorer(rankers=rankers, geometry=geometry)
+    prefill = stored_prefill(reader.trace(1), prefix_length)
+    scores = score_layers(scorer, prefill.views(scorer.needs, budget=8))
+    trained = scores_of(rankers, context).detach()
+    torch.testing.assert_close(torch.cat(scores, 1)[0], trained, rtol=1e-5, atol=1e-5)
+
+    competing = Protection(sinks=4, recents=4)
+    part = scores_of(rankers, context.drop_protected(competing))
+    torch.testing.assert_close(part, trained[:, 4:-4], rtol=1e-5, atol=1e-5)
+    assert ContextSource(reader, memory_bytes=10**8).context(point).recent is None
+
+
+STEPS = 8
+
+
+def points_of(step: int) -> list[CompressionPoint]:
+    """Two contexts per step; every third sequence comes again."""
+    return [
+        CompressionPoint(sequence=(2 * step + i) % 6, prefix_length=40 + step, stop=90)
+        for i in range(2)
+    ]
+
+
+class Recorded(ContextSource):
+    """A source that notes which thread requested which point."""
+
+    def __init__(self, reader: TraceReader, **options: int) -> None:
+        super().__init__(reader, memory_bytes=options.get("memory_bytes", 10**8))
+        self.requested: list[tuple[CompressionPoint, int]] = []
+
+    def context(self, point: CompressionPoint) -> RankingContext:
+        self.requested.append((point, threading.get_ident()))
+        return super().context(point)
+
+
+def equal(some: list[RankingContext], others: list[RankingContext]) -> bool:
+    return len(some) == len(others) and all(
+        torch.equal(one.keys, other.keys)
+        and torch.equal(one.values, other.values)
+        and torch.equal(one.positions, other.positions)
+        and torch.equal(one.importance, other.importance)
+        and one.length == other.length
+        for one, other in zip(some, others, strict=True)
+    )
+
+
+@pytest.mark.parametrize("memory_bytes", [1, 10**8])
+@pytest.mark.parametrize("first", [0, 5])
+def test_contexts_are_the_same_as_without_reading_ahead(
+    store: Path, memory_bytes: int, first: int
+) -> None:
+    source = ContextSource(TraceReader(store), memory_bytes=memory_bytes)
+    ahead = StepContexts(source, points_of, steps=STEPS)
+    for step in range(first, STEPS):
+        fresh = ContextSource(TraceReader(store), memory_bytes=10**8)
+        assert equal(ahead.contexts(step), [fresh.context(point) for point in points_of(step)])
+
+
+def test_one_step_is_made_ahead_in_another_thread_and_none_after_the_last(store: Path) -> None:
+    source = Recorded(TraceReader(store))
+    ahead = StepContexts(source, points_of, steps=3)
+    ahead.contexts(0)
+    ahead.contexts(1)
+    ahead.contexts(2)
+    here = threading.get_ident()
+    assert [point for point, _ in source.requested] == [
+        point for step in range(3) for point in points_of(step)
+    ]
+    assert [thread == here for _, thread in source.requested] == [True] * 2 + [False] * 4
+
+
+def test_a_damaged_sequence_is_an_error_of_the_step_that_needs_it(
+    make_store: Callable[..., Path],
+) -> None:
+    path = make_store(train=4)
+    reader = TraceReader(path)
+    shard = shard_path(path, "k", 3)
+    damaged = bytearray(shard.read_bytes())
+    damaged[len(damaged) // 3] ^= 1
+    shard.write_bytes(damaged)
+    source = ContextSource(reader, memory_bytes=10**8)
+    ahead = StepContexts(source, points_of, steps=STEPS)
+    ahead.contexts(0)
+    with pytest.raises(StoreError, match=shard.name):
+        ahead.contexts(1)

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from kvp.errors import UsageError
+from kvp.ops.future_attention import future_attention, max_future_attention
+from kvp.store import TraceReader
+from kvp.store.schema import reply_windows
+from train.data.compression_points import CompressionPoint, draw_point
+from train.data.contexts import ContextSource
+from train.data.labels import LABELS, Label, label_of
+from train.recipe import FOURIER
+
+
+def last_query(queries: torch.Tensor, keys: torch.Tensor, first: int, stop: int) -> torch.Tensor:
+    """Attention logits of the last query: a label of somebody's own."""
+    return (queries[..., 0, stop - 1 : stop, :] * keys[..., :first, :]).sum(-1).exp()
+
+
+OWN = Label(from_queries=last_query)
+
+
+def test_every_label_of_the_registry_is_one() -> None:
+    assert all(isinstance(label_of(name), Label) for name in LABELS.builtin)
+
+
+@pytest.mark.parametrize(
+    ("label", "expected"),
+    [
+        ("future_attention", future_attention),
+        ("max_future_attention", max_future_attention),
+        ("my_labels:OWN", last_query),
+    ],
+)
+def test_contexts_carry_the_importance_of_their_label(
+    label: str, expected: object, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = ModuleType("my_labels")
+    package.OWN = OWN  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "my_labels", package)
+    reader = TraceReader(store)
+    source = ContextSource(reader, memory_bytes=10**7, label=label)
+    context = source.context(CompressionPoint(sequence=1, prefix_length=60, stop=90))
+    trace = reader.trace(1)
+    assert callable(expected)
+    wanted = expected(trace.queries, trace.keys, 60, 90).flatten(0, 1)
+    torch.testing.assert_close(context.importance, wanted)
+
+
+def test_what_is_no_label_is_refused() -> None:
+    with pytest.raises(UsageError, match="is not a train"):
+        label_of("json:dumps")
+    with pytest.raises(UsageError, match="--label no"):
+        label_of("no.such.module:X")
+    with pytest.raises(ValueError, match="did you mean max_future_attention"):
+        replace(FOURIER, label="max_future_atention")
+
+
+def test_reply_windows_are_the_queries_that_write() -> None:
+    spans = ((10, 14), (30, 40))
+    assert reply_windows(spans, 5, 40) == [(9, 14), (29, 40)]
+    assert reply_windows(spans, 12, 35) == [(12, 14), (29, 35)]
+    assert reply_windows(spans, 20, 25) == [(20, 25)]  # no reply in sight: all of it
+    assert reply_windows((), 5, 9) == [(5, 9)]
+
+
+def test_queries_that_write_a_reply_count_in_full(store: Path) -> None:
+    trace = TraceReader(store).trace(1)
+    assert trace.queries is not None
+    queries = torch.randn(trace.queries.shape, generator=torch.Generator().manual_seed(0))
+    label = label_of("max_reply_attention")
+    spans = ((70, 75), (84, 90))
+    importance = label.importance_of(queries, trace.keys, 60, 96, spans)
+    everything = max_future_attention(queries, trace.keys, 60, 96)
+    written = torch.stack([
+        max_future_attention(queries, trace.keys, first, stop)[..., :60]
+        for first, stop in ((69, 75), (83, 90))
+    ]).amax(0)  # fmt: skip
+    torch.testing.assert_close(importance, torch.maximum(written, label.reading * everything))
+    assert 0 < label.reading < 1
+    assert (importance < everything).any()
+    text = label.importance_of(queries, trace.keys, 60, 96)  # running text: all of it is written
+    torch.testing.assert_close(text, everything)
+
+
+def test_a_window_reaches_the_first_reply(store: Path) -> None:
+    record = replace(TraceReader(store).record(1), reply_spans=((80, 96),))
+    reply = replace(FOURIER, future_max=4, min_prefix=40, compress_prompt=0, compress_context=0)
+    near = replace(reply, label="max_future_attention")
+    for draw in range(20):
+        plain, extended = (draw_point(record, r, seed=0, draw=draw) for r in (near, reply))
+        assert plain.prefix_length == extended.prefix_length
+        assert plain.stop == min(plain.prefix_length + 4, 96)
+        assert extended.stop == 96

@@ -1,0 +1,314 @@
+"""Training from a running model, from the command line to the policy; what is kept of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.filesize import decimal
+
+from kvp.data.synthetic.text import prose
+from kvp.errors import KvpError
+from kvp.geometry import Geometry
+from kvp.hf.trace import collect_all
+from kvp.ops.future_attention import future_attention, max_future_attention
+from kvp.programs import collect as collect_main
+from kvp.programs import train as main
+from kvp.store import SequenceRecord, StorePlan, Trace
+from policies.policy_files import load_policy
+from train.data.compression_points import sequence_order
+from train.data.kept_traces import Attention, ModelTraces
+from train.data.model_traces import draws_of
+from train.recipe import PRESETS
+
+TRAIN = {
+    "inputs": "key,value,position,distance",
+    "steps": 12,
+    "contexts": 3,
+    "hidden": 16,
+    "permutations": 4,
+    "min_prefix": 40,
+    "lr": "0.01",
+    "validate_every": 6,
+    "validation_contexts": 4,
+    "calibration_contexts": 4,
+    "checkpoint_every": 2,
+}
+MODEL = {"length": 110, "max_new_tokens": 8, "validation_sequences": 2}
+ONLINE = {"source": "model", "sequences": 4}
+
+
+@pytest.fixture(scope="session")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Eighty texts of some hundred tokens."""
+    path = tmp_path_factory.mktemp("texts") / "texts.jsonl"
+    rows = (json.dumps({"text": prose(number, 60, "train")}) for number in range(80))
+    path.write_text("\n".join(rows))
+    return path
+
+
+@pytest.fixture
+def base(model_folder: Path, texts: Path) -> dict[str, Any]:
+    return {"model": model_folder, "data": texts, **MODEL}
+
+
+def flags(**settings: Any) -> list[str]:
+    return [f"--{name}={value}" for name, value in settings.items()]
+
+
+def collected(out: Path, base: dict[str, Any], **settings: Any) -> list[str]:
+    """Flags of kvp-collect for the sequences of `base`."""
+    counts = {"validation": base["validation_sequences"], **settings}
+    rest = {name: value for name, value in base.items() if name != "validation_sequences"}
+    return flags(out=out, **counts, **rest)
+
+
+class Watch:
+    """What ran through the model; the power goes out after `stop_after` sequences."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.numbers: list[int] = []
+        self.stop_after = 10**6
+
+        def counted(*args: Any, rows: int) -> Iterator[Trace]:
+            for traced in collect_all(*args, rows=rows):
+                if len(self.numbers) == self.stop_after:
+                    raise KvpError("the power went out")
+                self.numbers.append(traced.record.index)
+                yield traced
+
+        monkeypatch.setattr("train.data.model_traces.collect_all", counted)
+
+
+@pytest.fixture
+def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
+    return Watch(monkeypatch)
+
+
+def test_a_policy_without_a_store(
+    base: dict[str, Any], tmp_path: Path, watch: Watch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "policy"
+    assert main(flags(out=out, **ONLINE, **TRAIN, **base)) == 0
+    assert sorted(watch.numbers) == list(range(4 + 2)), "each once, and 2 for validation"
+    output = capsys.readouterr().out
+    # 118 tokens of 4 heads, each: keys and values of 8 channels, attention at 9 points or 6
+    most = 118 * 4 * (4 * (2 * 8 + 9) + 2 * (2 * 8 + 6)) * 4
+    assert f"at most {decimal(most)} of RAM (keys, values and their attention" in output
+    assert "4 sequences and 2 for validation, of at most 118 tokens" in output
+    assert "4 sequences through the model at" in output
+    assert load_policy(out).rankers.total_kv_heads == 4
+    content = json.loads((out / "policy.json").read_text())
+    assert content["model"].pop("id") == base["model"].name
+    assert content["model"].pop("revision") is None
+    assert set(content["model"]) == {"weights", "tokenizer"}  # digests
+    identity = content["training"]["traces"]
+    assert (identity["train"], identity["validation"]) == (4, 2)
+    assert {entry.name for entry in tmp_path.iterdir()} == {"policy"}
+
+
+def test_a_run_that_stopped_continues_to_the_same_weights(
+    base: dict[str, Any], tmp_path: Path, watch: Watch, monkeypatch: pytest.MonkeyPatch,
+    assert_same: Any,
+) -> None:  # fmt: skip
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    assert main(flags(out=whole, **ONLINE, **TRAIN, **base)) == 0
+
+    def no_policy(*_: object, **__: object) -> None:
+        raise KvpError("the power went out")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("train.run.save_policy", no_policy)
+        assert main(flags(out=stopped, **ONLINE, **TRAIN, **base)) == 2
+    assert list(stopped.glob("checkpoints/*.ckpt"))
+    assert not (stopped / "policy.json").exists()
+    watch.numbers.clear()
+    assert main(flags(out=stopped, **ONLINE, **TRAIN, **base)) == 0
+    assert sorted(watch.numbers) == list(range(4 + 2)), "the model runs again"
+    assert_same(stopped, whole)
+
+
+@pytest.mark.parametrize("label", ["max_future_attention", "kvzip", "reply_and_kvzip"])
+def test_a_store_gives_the_same_policy(
+    base: dict[str, Any], tmp_path: Path, watch: Watch, label: str, assert_same: Any
+) -> None:
+    """The same sequences, collected first, give the same policy bit for bit."""
+    labels = {} if label == "max_future_attention" else {"labels": "kvzip"}
+    store, recipe = tmp_path / "store", {**TRAIN, "label": label}
+    assert collect_main(collected(store, base, train=5, **labels)) == 0
+    assert main(flags(out=tmp_path / "offline", traces=store, **recipe)) == 0
+    online = {**ONLINE, "sequences": 5}
+    assert main(flags(out=tmp_path / "online", **online, **recipe, **base)) == 0
+    assert sorted(watch.numbers) == list(range(5 + 2))
+    assert_same(tmp_path / "online", tmp_path / "offline")
+    ours, theirs = (
+        json.loads((tmp_path / name / "policy.json").read_text()) for name in ("online", "offline")
+    )
+    assert ours["held_out"] == theirs["held_out"]
+
+
+def test_attention_kept_and_queries_kept_give_the_same(
+    base: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str], assert_same: Any
+) -> None:
+    """Sixteen channels of queries are as much as sixteen points: more points, and queries stay."""
+    few = {**TRAIN, "steps": 4}
+    many = {**few, "contexts": 24}
+    for recipe, kept in ((few, "their attention"), (many, "queries")):
+        out = tmp_path / kept.split()[-1]
+        assert main(flags(out=out, source="model", sequences=3, **recipe, **base)) == 0
+        assert f"values and {kept}" in capsys.readouterr().out
+    store = tmp_path / "store"
+    assert collect_main(collected(store, base, train=3)) == 0
+    assert main(flags(out=tmp_path / "offline", traces=store, **many)) == 0
+    assert_same(tmp_path / "queries", tmp_path / "offline")
+
+
+def test_some_heads(base: dict[str, Any], tmp_path: Path, weights: Any) -> None:
+    short = {**TRAIN, "steps": 4}
+    assert main(flags(out=tmp_path / "whole", **ONLINE, **short, **base)) == 0
+    assert main(flags(out=tmp_path / "part", heads="1:3", **ONLINE, **short, **base)) == 0
+    part, whole = weights(tmp_path / "part"), weights(tmp_path / "whole")
+    assert len(part) == 2
+    for name, state in part.items():
+        del state["score_bias"]  # shifts all scores equally, so its gradient is rounding alone
+        for key, tensor in state.items():
+            torch.testing.assert_close(tensor, whole[name][key], rtol=1e-4, atol=1e-5)
+
+
+def test_prompts_too_short_to_compress_are_skipped(
+    model_folder: Path,
+    texts: Path,
+    tmp_path: Path,
+    assert_same: Any,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    data = tmp_path / "some.jsonl"
+    long = texts.read_text().splitlines()
+    short = [json.dumps({"text": f"Only {number}."}) for number in range(len(long))]
+    data.write_text("\n".join(row for pair in zip(long, short, strict=True) for row in pair))
+    given = {"model": model_folder, "data": data, **MODEL, "validation_sequences": 8}
+    few = {**TRAIN, "steps": 4}
+    assert main(flags(out=tmp_path / "policy", **ONLINE, **few, **given)) == 0
+    none = {**given, "data": tmp_path / "none.jsonl"}
+    none["data"].write_text("\n".join(short))
+    out = tmp_path / "none"
+    assert main(flags(out=out, **ONLINE, **few, **none)) == 2
+    message = "no prompt is longer than --min_prefix 40; lower it or raise --length 110"
+    assert message in capsys.readouterr().err
+    # what has saved nothing does not occupy its directory
+    assert main(flags(out=out, **ONLINE, **few, **given)) == 0
+    assert_same(out, tmp_path / "policy")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"source": "traces"}, "--model needs --source model"),
+        ({"traces": "x"}, "--traces cannot be used with --source model"),
+        (None, "--traces is missing: name a trace store, or use --source model"),
+        ({"validation_sequences": 0}, "--validation_sequences must be at least 1, got 0"),
+        ({"allow_incomplete": "true"}, "--allow_incomplete needs --source traces"),
+        ({"min_prefix": 600}, "longer than --min_prefix 600; lower it or raise --length 110"),
+        ({"length": 1020}, "--max_new_tokens 8 exceeds the context"),
+        ({"data": "ruler", "tasks": "niah_single_9"}, "--tasks: unknown task 'niah_single_9'"),
+        ({"data": "none.jsonl"}, "--data none.jsonl: no such file or folder"),
+        ({"model": "/no/such/folder"}, "--model /no/such/folder: no such folder"),
+        ({"memory_gb": "0.0001"}, "--memory_gb 0.0001 are 75.0 kB; use fewer, or --memory_gb"),
+        ({"sequences": 90}, "--sequences 90: --data"),
+        ({"heads": "2:9"}, "--heads 2:9: the model has 4 KV heads"),
+        ({"device": "cuda:99"}, "--device cuda:99"),
+    ],
+)
+def test_what_cannot_work_is_one_line_and_exit_code_2(
+    base: dict[str, Any],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    changes: dict[str, Any] | None,
+    message: str,
+) -> None:
+    given = {} if changes is None else {**ONLINE, **TRAIN, **base, **changes}
+    assert main(flags(out=tmp_path / "out", **given)) == 2
+    lines = [x for x in capsys.readouterr().err.splitlines() if x.startswith("kvp-train:")]
+    assert len(lines) == 1
+    assert message in lines[0]
+    assert not (tmp_path / "out").exists()
+
+
+GEOMETRY = Geometry(layers=2, query_heads=4, kv_heads=2, head_dim=8)
+ASKED: list[Attention] = [("future_attention", 20, 48), ("max_future_attention", 30, 40)]
+GRAM = torch.arange(2.0 * 2 * 8 * 8).view(2, 2, 8, 8)
+
+
+def trace() -> Trace:
+    random, tokens = torch.Generator().manual_seed(3), 48
+    record = SequenceRecord(
+        index=3, id="3", task="random", split="train", length=tokens, context_length=30,
+        prompt_length=40, token_ids=tuple(range(tokens)),
+    )  # fmt: skip
+    return Trace(
+        record=record,
+        queries=torch.randn(2, 2, 2, tokens, 8, generator=random),
+        keys=torch.randn(2, 2, tokens, 8, generator=random),
+        values=torch.randn(2, 2, tokens, 8, generator=random),
+        labels={"kvzip": torch.rand(2, 2, 40, generator=random)},
+    )
+
+
+def traces(store: str = "kv", heads: range = range(4)) -> ModelTraces:
+    plan = StorePlan(
+        geometry=GEOMETRY, dtype="float32", max_tokens=48, sequences=5, labels=("kvzip",),
+        store=store,  # type: ignore[arg-type]
+    )  # fmt: skip
+    kept = ModelTraces(
+        plan=plan, manifest={"model": {}}, gram=GRAM, attention=lambda record: ASKED,
+        device=torch.device("cpu"), heads=heads,
+    )  # fmt: skip
+    kept.keep(trace())
+    return kept
+
+
+@pytest.mark.parametrize("store", ["kv", "qkv"])
+def test_what_is_read_is_what_ran(store: str) -> None:
+    kept, whole = traces(store), trace()
+    assert whole.queries is not None
+    assert torch.equal(kept.kv(3)[0], whole.keys)
+    assert torch.equal(kept.kv(3)[1], whole.values)
+    assert torch.equal(kept.label("kvzip", 3), whole.labels["kvzip"])
+    assert (kept.trace(3).queries is None) == (store == "kv")
+    if store == "qkv":
+        assert kept.importance("future_attention", 3, 20) is None
+    else:
+        expected = future_attention(whole.queries, whole.keys, 20)
+        assert torch.equal(kept.importance("future_attention", 3, 20), expected)
+        largest = max_future_attention(whole.queries, whole.keys, 30, 40)
+        assert torch.equal(kept.importance("max_future_attention", 3, 30, 40), largest)
+
+
+def test_some_heads_only() -> None:
+    part, whole = traces(heads=range(1, 3)), traces()
+    for some, full in zip(part.kv(3), whole.kv(3), strict=True):
+        assert torch.equal(some, full.flatten(0, 1)[1:3][None])
+    full = whole.importance("future_attention", 3, 20)
+    some = part.importance("future_attention", 3, 20)
+    assert full is not None
+    torch.testing.assert_close(some, full.flatten(0, 1)[1:3][None])
+    assert part.label("kvzip", 3).shape == (1, 2, 40)
+    gram = part.output_gram()
+    assert gram is not None
+    assert torch.equal(gram, GRAM.flatten(0, 1)[1:3][None])
+
+
+def test_draws_are_computed_ahead() -> None:
+    recipe = replace(PRESETS["fourier"], steps=13, contexts=4)
+    expected: dict[int, list[int]] = {}
+    for draw in range(13 * 4):
+        passes, index = divmod(draw, 5)
+        number = int(sequence_order(5, seed=3, passes=passes)[index])
+        expected.setdefault(number, []).append(draw)
+    for number in range(5):
+        assert draws_of(number, 5, recipe, seed=3) == expected.get(number, [])

@@ -1,0 +1,158 @@
+"""Calibration: known maps come back, odd data still gives a map."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from kvp.ranking import UNPROTECTED, Protection
+from policies.ranker import HeadRankers, RankerSpec
+from train.config import calibration_target
+from train.data.contexts import RankingContext
+from train.learning.calibration import (
+    FLOOR,
+    GROWTH,
+    SMALLEST_BIN,
+    add_knots,
+    bin_starts,
+    fit_calibration,
+    fit_head,
+    output_norms,
+)
+
+
+def test_a_known_map_is_recovered() -> None:
+    random = np.random.default_rng(0)
+    scores = random.normal(size=60_000)
+    expected = np.exp(1.5 * scores - 6)
+    noise = random.gamma(0.5, 2.0, size=len(scores))  # mean 1, most of it near 0
+    points, values = fit_head(scores, expected * noise)
+    assert (np.diff(points) > 0).all()
+    assert (np.diff(values) > 0).all()
+    grid = np.linspace(-1, 2.5, 8)
+    np.testing.assert_allclose(np.interp(grid, points, values), 1.5 * grid - 6, atol=0.25)
+
+
+def test_a_score_that_says_nothing_gives_an_almost_flat_map() -> None:
+    random = np.random.default_rng(1)
+    points, values = fit_head(random.normal(size=20_000), random.gamma(1.0, size=20_000))
+    middle = np.interp([-1, 0, 1], points, values)
+    np.testing.assert_allclose(middle, 0, atol=0.1)
+
+
+@pytest.mark.parametrize(
+    ("scores", "importance"),
+    [
+        (np.zeros(50), np.ones(50)),
+        (np.arange(50.0), np.zeros(50)),
+        (np.arange(50.0), np.arange(50.0)[::-1].copy()),  # the wrong way round
+        (np.arange(3.0), np.ones(3)),
+        (np.full(400, 1e6), np.arange(400.0)),
+        (np.linspace(1, 1 + 1e-7, 400), np.arange(400.0)),
+    ],
+)
+def test_odd_heads_still_get_an_increasing_map(scores: np.ndarray, importance: np.ndarray) -> None:
+    points, values = fit_head(scores, importance)
+    assert len(points) >= 2
+    for knots in (points.astype(np.float32), values.astype(np.float32)):
+        assert np.isfinite(knots).all()
+        assert (np.diff(knots) > 0).all()
+    assert values[0] >= np.log(FLOOR) - 1e-9
+
+
+def test_bins_grow_from_the_top_and_cover_everything() -> None:
+    starts = bin_starts(1000)
+    sizes = np.diff([*starts, 1000])
+    assert starts[0] == 0
+    assert sizes[-1] == SMALLEST_BIN
+    assert sizes.sum() == 1000
+    whole = sizes[1:]  # the lowest bin takes what is left
+    assert (np.diff(whole) <= 0).all()
+    assert whole[0] < GROWTH * whole[1] + 2
+    assert bin_starts(3).tolist() == [0]
+
+
+def test_added_knots_do_not_change_the_map() -> None:
+    points, values = add_knots(np.array([0.0, 2.0]), np.array([1.0, 2.0]), knots=4)
+    assert points.tolist() == [0.0, 2.0, 3.0, 4.0]
+    assert values.tolist() == [1.0, 2.0, 2.5, 3.0]
+
+
+def context(seed: int, tokens: int = 200) -> RankingContext:
+    random = torch.Generator().manual_seed(seed)
+    return RankingContext(
+        keys=torch.randn(2, tokens, 4, generator=random),
+        values=torch.randn(2, tokens, 4, generator=random),
+        positions=torch.arange(tokens),
+        length=tokens,
+        importance=torch.rand(2, tokens, generator=random) ** 8,
+    )
+
+
+def test_norms_after_the_output_projection_by_hand() -> None:
+    sample = RankingContext(
+        keys=torch.zeros(1, 2, 2),
+        values=torch.tensor([[[3.0, 4.0], [0.0, 1.0]]]),
+        positions=torch.arange(2),
+        length=2,
+        importance=torch.tensor([[6.0, 2.0]]),
+    )
+    gram = torch.tensor([[[4.0, 0.0], [0.0, 1.0]]])  # norms sqrt(36 + 16) and 1
+    torch.testing.assert_close(output_norms(sample, gram), torch.tensor([[52**0.5, 1.0]]))
+    assert output_norms(sample, None).tolist() == [[5.0, 1.0]]
+
+
+def test_heads_are_calibrated_on_their_own_and_without_protected_tokens() -> None:
+    target = "contribution"
+    rankers = HeadRankers(RankerSpec(head_dim=4, hidden=8), 2, torch.Generator().manual_seed(0))
+    protection = Protection(sinks=4, recents=16)
+    fitted = fit_calibration(
+        rankers, [context(0), context(1)], target=target, protection=protection
+    )
+    assert fitted.target == target
+    sample = [context(0), context(1)]
+    for part in sample:
+        part.importance[1] *= 2  # another head, and tokens that are protected anyway
+        part.importance[0, :4] = part.importance[0, -16:] = 99.0
+    again = fit_calibration(rankers, sample, target=target, protection=protection)
+    assert torch.equal(again.scores[0], fitted.scores[0])
+    assert torch.equal(again.values[0], fitted.values[0])
+    torch.testing.assert_close(again.values[1], fitted.values[1] + np.log(2))
+
+
+def test_a_label_is_the_target_as_it_is() -> None:
+    rankers = HeadRankers(RankerSpec(head_dim=4, hidden=8), 2, torch.Generator().manual_seed(0))
+    sample = [context(0), context(1)]
+    fitted, by_value = (
+        fit_calibration(rankers, sample, target=target, protection=UNPROTECTED)
+        for target in ("kvzip", "contribution")
+    )
+    for part in sample:  # values of norm 1 leave the label as it is
+        part.values[:] = torch.nn.functional.normalize(part.values, dim=-1)
+    again = [
+        fit_calibration(rankers, sample, target=target, protection=UNPROTECTED)
+        for target in ("kvzip", "contribution")
+    ]
+    torch.testing.assert_close(again[0].values, again[1].values)
+    assert not torch.equal(fitted.values, by_value.values)
+
+
+def test_calibrating_on_nothing_is_refused() -> None:
+    rankers = HeadRankers(RankerSpec(head_dim=4, hidden=8), 2)
+    with pytest.raises(ValueError, match="no contexts"):
+        fit_calibration(rankers, [], target="contribution", protection=Protection())
+
+
+@pytest.mark.parametrize(
+    ("label", "target"),
+    [
+        ("max_reply_attention", "reply_contribution"),
+        ("future_attention", "contribution"),
+        ("kvzip", "label"),
+        ("reply_and_kvzip", "label"),
+    ],
+)
+def test_the_target_follows_the_label(label: str, target: str) -> None:
+    assert calibration_target("auto", label) == target
+    assert calibration_target("none", label) == "none"

@@ -1,0 +1,272 @@
+"""Differentiable sorts: published numbers, independent formulas, limits, gradients, objectives.
+
+Rank 1 goes to the largest score; the published soft ranks are ascending, hence the minus signs.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import LinearConstraint, minimize
+from torch import Tensor
+
+from kvp.ranking import rank_tokens
+from kvp.reward import skill_reward
+from train.learning.differentiable_sorts import (
+    MAXIMUM_TOKENS,
+    mean_rank,
+    neural_sort,
+    rank_error,
+    soft_rank,
+    soft_sort,
+    thin_tokens,
+)
+from train.learning.losses import Batch, objective_of
+from train.recipe import PRESETS
+
+Relaxation = Callable[[Tensor, float], Tensor]
+
+MATRICES = [soft_sort, neural_sort]
+
+
+def softened_ranks(relaxation: Relaxation) -> Relaxation:
+    """Ranks from any of the three relaxations."""
+    if relaxation is soft_rank:
+        return relaxation
+    return lambda scores, strength: mean_rank(relaxation(scores, strength))
+
+
+RANKS = [
+    pytest.param(softened_ranks(relaxation), id=relaxation.__name__)
+    for relaxation in (soft_rank, *MATRICES)
+]
+
+
+def draw(*shape: int, seed: int = 0) -> Tensor:
+    random = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=random, dtype=torch.float64)
+
+
+def hard_ranks(scores: Tensor) -> Tensor:
+    """1 for the largest, counted one by one."""
+    return 1 + (scores[..., None, :] > scores[..., :, None]).double().sum(-1)
+
+
+def projected(z: np.ndarray) -> np.ndarray:
+    """Nearest point to z of the permutahedron, from its facets: any k ranks sum to at most the
+    k largest ones, all of them to N (N + 1) / 2."""
+    tokens = len(z)
+    facets = [
+        LinearConstraint(
+            np.isin(np.arange(tokens), members).astype(float),
+            ub=sum(range(tokens, tokens - k, -1)),
+        )
+        for k in range(1, tokens)
+        for members in itertools.combinations(range(tokens), k)
+    ]
+    total = tokens * (tokens + 1) / 2
+    plane = LinearConstraint(np.ones(tokens), lb=total, ub=total)
+    start = np.full(tokens, (tokens + 1) / 2)
+    result = minimize(
+        lambda y: ((y - z) ** 2).sum(),
+        start,
+        jac=lambda y: 2 * (y - z),
+        method="SLSQP",
+        constraints=[plane, *facets],
+        options={"ftol": 1e-14, "maxiter": 500},
+    )
+    return np.asarray(result.x)
+
+
+@pytest.mark.parametrize(("strength", "ranks"), [(2.0, [3, 1.25, 1.75]), (1.0, [3, 1, 2])])
+def test_published_soft_ranks(strength: float, ranks: list[float]) -> None:
+    scores = torch.tensor([5.0, 1.0, 2.0])
+    assert soft_rank(-scores, strength).tolist() == ranks
+    assert soft_rank(scores, strength).tolist() == [4 - rank for rank in ranks]
+
+
+@pytest.mark.parametrize("strength", [0.1, 0.5, 1.0, 3.0])
+def test_soft_ranks_are_the_projection_onto_the_permutahedron(strength: float) -> None:
+    for seed in range(3):
+        scores = draw(4, seed=seed)
+        expected = projected(-scores.numpy() / strength)
+        np.testing.assert_allclose(soft_rank(scores, strength), expected, atol=2e-5)
+
+
+def test_soft_ranks_of_one_block_by_hand() -> None:
+    # Everything pools: ranks (N + 1) / 2 - (s - mean) / strength.
+    scores = draw(5)
+    expected = 3 - (scores - scores.mean()) / 100
+    torch.testing.assert_close(soft_rank(scores, 100.0), expected)
+    jacobian = torch.autograd.functional.jacobian(lambda s: soft_rank(s, 100.0), scores)
+    identity = torch.eye(5, dtype=torch.float64)
+    torch.testing.assert_close(jacobian, -(identity - 0.2) / 100)
+
+
+@pytest.mark.parametrize("relaxation", RANKS)
+def test_hard_limit(relaxation: Relaxation) -> None:
+    scores = draw(3, 12)
+    torch.testing.assert_close(relaxation(scores, 1e-6), hard_ranks(scores))
+
+
+@pytest.mark.parametrize("relaxation", RANKS)
+def test_constant_limit_and_ties(relaxation: Relaxation) -> None:
+    middle = torch.full((9,), 5.0, dtype=torch.float64)
+    torch.testing.assert_close(relaxation(draw(9), 1e9), middle)
+    torch.testing.assert_close(relaxation(torch.zeros(9, dtype=torch.float64), 0.1), middle)
+
+
+@pytest.mark.parametrize("relaxation", RANKS)
+@given(seed=st.integers(0, 2**31), tokens=st.integers(1, 12), strength=st.floats(0.05, 5))
+@settings(max_examples=30, deadline=None)
+def test_equivariance_and_shifts(
+    relaxation: Relaxation, seed: int, tokens: int, strength: float
+) -> None:
+    scores = draw(2, tokens, seed=seed)
+    ranks = relaxation(scores, strength)
+    order = torch.from_numpy(np.random.default_rng(seed).permutation(tokens))
+    torch.testing.assert_close(relaxation(scores[:, order], strength), ranks[:, order])
+    torch.testing.assert_close(relaxation(scores + 3.25, strength), ranks)
+    together = (scores[..., None, :] > scores[..., :, None]) & (
+        ranks[..., None, :] > ranks[..., :, None] + 1e-9
+    )
+    assert not together.any()  # a larger score never has a larger rank
+
+
+@pytest.mark.parametrize("matrix", MATRICES)
+def test_rows_say_who_is_at_a_rank(matrix: Relaxation) -> None:
+    scores = torch.tensor([0.1, 3.0, -2.0, 1.0], dtype=torch.float64)
+    rows = matrix(scores, 0.8)
+    torch.testing.assert_close(rows.sum(-1), torch.ones(4, dtype=torch.float64))
+    assert rows.argmax(-1).tolist() == [1, 3, 0, 2]
+    hard = torch.eye(4, dtype=torch.float64)[torch.tensor([1, 3, 0, 2])]
+    torch.testing.assert_close(matrix(scores, 1e-6), hard)
+
+
+def test_neural_sort_by_its_formula() -> None:
+    scores, temperature, tokens = draw(6).numpy(), 0.9, 6
+    spread = np.abs(scores[:, None] - scores[None, :]) @ np.ones(tokens)
+    for row in range(1, tokens + 1):
+        logits = ((tokens + 1 - 2 * row) * scores - spread) / temperature
+        expected = np.exp(logits) / np.exp(logits).sum()
+        result = neural_sort(torch.from_numpy(scores), temperature)[row - 1]
+        np.testing.assert_allclose(result, expected, rtol=1e-10)
+
+
+def test_ranks_of_a_matrix_by_hand() -> None:
+    rows = torch.tensor([[0.5, 0.5, 0.0], [0.25, 0.75, 0.0], [0.0, 0.25, 0.75]])
+    # Columns 1/2, 1/4, 0 and 1/2, 3/4, 1/4 and 0, 0, 3/4, each divided by its sum.
+    expected = torch.tensor([1.0 / 0.75, 2.75 / 1.5, 3.0])
+    torch.testing.assert_close(mean_rank(rows), expected)
+
+
+SORTS = ("soft_rank", "soft_sort", "neural_sort")
+HARD = 1e-9
+
+
+def scored(tokens: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Scores and heavy-tailed importance [2, N] float64."""
+    random = torch.Generator().manual_seed(seed)
+    scores = torch.randn(2, tokens, generator=random, dtype=torch.float64)
+    return scores, torch.rand(2, tokens, generator=random, dtype=torch.float64) ** 4
+
+
+def losses(name: Any, scores: Tensor, importance: Tensor, *, seed: int = 7, **to: Any) -> Tensor:
+    batch = Batch(
+        scores=[scores],
+        importances=[importance],
+        counted=torch.ones(1, len(scores), dtype=torch.bool),
+        seeds=[seed],
+    )
+    recipe = replace(PRESETS["fourier"], **{"objective": name, "sort_loss": "cost", **to})
+    return objective_of(recipe.objective)(batch, recipe)[0]
+
+
+@pytest.mark.parametrize("name", SORTS)
+def test_the_cost_variant_hardens_to_minus_the_skill_of_the_ranking(name: str) -> None:
+    scores, importance = scored(15)
+    expected = -skill_reward(importance, scores.argsort(descending=True))
+    torch.testing.assert_close(losses(name, scores, importance, temperature=HARD), expected)
+
+
+@pytest.mark.parametrize("name", SORTS)
+def test_the_rank_variant_is_zero_for_the_right_order_only(name: str) -> None:
+    _, importance = scored(15)
+    right = importance.log()
+    limit = {"temperature": HARD, "sort_loss": "ranks"}
+    assert losses(name, right, importance, **limit).max() < 1e-20
+    # Reversed ranks are r and 16 - r: mean of (16 - 2 r)^2 over 15^2.
+    reverse = sum((16 - 2 * rank) ** 2 for rank in range(1, 16)) / 15 / 15**2
+    result = losses(name, -right, importance, **limit)
+    torch.testing.assert_close(result, torch.full_like(result, reverse))
+
+
+@pytest.mark.parametrize("sort_loss", ["ranks", "cost"])
+@pytest.mark.parametrize("name", SORTS)
+def test_following_the_gradient_ranks_better(name: str, sort_loss: Any) -> None:
+    """Softened costs that rankings do not have to follow would end at a skill near 0 here."""
+    scores, importance = scored(20)
+    for _ in range(200):
+        scores = scores.detach().requires_grad_()
+        loss = losses(name, scores, importance, temperature=1.0, sort_loss=sort_loss)
+        (gradient,) = torch.autograd.grad(loss.sum(), scores)
+        scores = scores - 0.08 * gradient / gradient.norm(dim=-1, keepdim=True)
+    skill = skill_reward(importance, scores.argsort(descending=True))
+    assert skill.min() > 0.9
+
+
+def test_rank_error_by_hand() -> None:
+    importance = torch.tensor([0.1, 0.7, 0.2])  # true ranks 3, 1, 2
+    assert rank_error(torch.tensor([3.0, 1.0, 2.0]), importance) == 0
+    error = rank_error(torch.tensor([2.0, 1.0, 3.0]), importance).item()
+    assert error == pytest.approx(2 / 3 / 9)
+    ties = torch.tensor([0.0, 0.5, 0.0])  # the newer of equal tokens comes first
+    assert rank_error(torch.tensor([3.0, 1.0, 2.0]), ties) == 0
+    assert rank_tokens(ties).tolist() == [1, 2, 0]
+
+
+@pytest.mark.parametrize("name", SORTS)
+def test_equal_scores_have_finite_gradients(name: str) -> None:
+    scores, importance = scored(10)
+    scores = torch.zeros_like(scores).requires_grad_()
+    for sort_loss in ("ranks", "cost"):
+        loss = losses(name, scores, importance, sort_loss=sort_loss)
+        (gradient,) = torch.autograd.grad(loss.sum(), scores)
+        assert gradient.isfinite().all()
+
+
+def test_long_contexts_are_thinned() -> None:
+    assert thin_tokens(MAXIMUM_TOKENS, 3) is None
+    kept = thin_tokens(3_000, 3)
+    assert kept is not None
+    assert len(kept) == MAXIMUM_TOKENS
+    assert (kept.diff() > 0).all()
+    assert torch.equal(kept, thin_tokens(3_000, 3))
+    assert not torch.equal(kept, thin_tokens(3_000, 4))
+
+
+@pytest.mark.parametrize("name", SORTS[1:])
+def test_thinned_losses_are_those_of_the_kept_tokens(name: str) -> None:
+    scores, importance = (part[:1] for part in scored(1_500))
+    scores.requires_grad_()
+    loss = losses(name, scores, importance, temperature=HARD)
+    kept = thin_tokens(1_500, 7)
+    assert kept is not None
+    ranking = scores[:, kept].argsort(descending=True)
+    expected = -skill_reward(importance[:, kept], ranking)
+    torch.testing.assert_close(loss, expected)
+    (gradient,) = torch.autograd.grad(loss.sum(), scores)
+    dropped = torch.ones(1_500, dtype=torch.bool)
+    dropped[kept] = False
+    assert gradient[:, dropped].abs().max() == 0
+    assert torch.equal(losses(name, scores, importance, temperature=HARD), loss)
+    other = losses(name, scores, importance, seed=8, temperature=HARD)
+    assert not torch.equal(other, loss)

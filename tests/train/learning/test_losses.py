@@ -1,0 +1,183 @@
+"""What holds for all objectives: gradients, equivariance, shares of a step, noise of a shard."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from threading import Barrier
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from train.learning.losses import Batch, objective_of
+from train.recipe import OBJECTIVES, PRESETS, Recipe
+
+SORTS = ("soft_rank", "soft_sort", "neural_sort")
+SAMPLED = ("rloo", "rloo_batch")
+
+
+def recipe_of(**changes: Any) -> Recipe:
+    """The default recipe with few permutations and softening that reaches several tokens."""
+    return replace(PRESETS["fourier"], **{"permutations": 4, "temperature": 0.5, **changes})
+
+
+def cases(*, sampled_too: bool = True) -> list[Any]:
+    """Recipes of every objective: sorts with both losses, rewards that are normalised or not."""
+    changes: list[dict[str, Any]] = [
+        {"objective": "listwise"},
+        {"objective": "regress"},
+        *({"objective": "exact", "reward": reward} for reward in ("skill", "ratio")),
+        *({"objective": name, "sort_loss": loss} for name in SORTS for loss in ("ranks", "cost")),
+    ]
+    if sampled_too:
+        changes += [
+            {"objective": name, "reward": r} for name in SAMPLED for r in ("skill", "ratio")
+        ]
+    return [
+        pytest.param(recipe_of(**change), id="-".join(map(str, change.values())))
+        for change in changes
+    ]
+
+
+def draw(*tokens: int, heads: int = 2, seed: int = 0) -> tuple[list[Tensor], list[Tensor]]:
+    """Scores and heavy-tailed importance, float64, of contexts of some lengths."""
+    random = torch.Generator().manual_seed(seed)
+    scores = [torch.randn(heads, n, generator=random, dtype=torch.float64) for n in tokens]
+    return scores, [
+        torch.rand(heads, n, generator=random, dtype=torch.float64) ** 4 for n in tokens
+    ]
+
+
+def batch_of(
+    scores: Sequence[Tensor],
+    importances: Sequence[Tensor],
+    counted: list[list[bool]],
+    **others: Any,
+) -> Batch:
+    given = {"seeds": range(100, 100 + len(scores)), **others}
+    return Batch(scores=scores, importances=importances, counted=torch.tensor(counted), **given)
+
+
+def losses_and_gradients(batch: Batch, recipe: Recipe) -> tuple[Tensor, list[Tensor]]:
+    """Losses [A] and the gradient of their sum with respect to the scores of every context."""
+    scores = [score.detach().clone().requires_grad_() for score in batch.scores]
+    losses, _ = objective_of(recipe.objective)(replace(batch, scores=scores), recipe)
+    return losses.detach(), list(torch.autograd.grad(losses.sum(), scores))
+
+
+def test_the_cases_are_all_objectives() -> None:
+    assert {case.values[0].objective for case in cases()} == set(OBJECTIVES.builtin)
+
+
+@pytest.mark.parametrize("recipe", cases(sampled_too=False))
+def test_gradients_agree_with_finite_differences(recipe: Recipe) -> None:
+    scores, importances = draw(7, 5, seed=3)
+    counted = [[True, True], [False, True]]
+    inputs = [score.requires_grad_() for score in scores]
+
+    def losses(*given: Tensor) -> Tensor:
+        return objective_of(recipe.objective)(batch_of(given, importances, counted), recipe)[0]
+
+    assert torch.autograd.gradcheck(losses, inputs)
+
+
+@pytest.mark.parametrize("recipe", cases())
+def test_only_heads_that_count_learn(recipe: Recipe) -> None:
+    scores, importances = draw(9, 6, heads=3)
+    counted = [[True, False, False], [True, True, False]]
+    losses, gradients = losses_and_gradients(batch_of(scores, importances, counted), recipe)
+    learned = [[bool(head.abs().sum() > 0) for head in gradient] for gradient in gradients]
+    assert learned == counted
+    assert losses[2] == 0
+
+
+@pytest.mark.parametrize("recipe", cases())
+def test_heads_do_not_mix(recipe: Recipe) -> None:
+    scores, importances = draw(9, 6, heads=3)
+    counted = [[True, True, False], [True, False, True]]
+    whole, gradients = losses_and_gradients(batch_of(scores, importances, counted), recipe)
+    for head in range(3):
+        one = slice(head, head + 1)
+        alone = batch_of(
+            [score[one] for score in scores],
+            [importance[one] for importance in importances],
+            [row[one] for row in counted],
+            heads=one,
+            model_heads=3,
+        )
+        loss, gradient = losses_and_gradients(alone, recipe)
+        torch.testing.assert_close(loss, whole[one])
+        torch.testing.assert_close(gradient, [part[one] for part in gradients])
+
+
+@pytest.mark.parametrize("recipe", cases(sampled_too=False))
+def test_names_of_tokens_do_not_matter(recipe: Recipe) -> None:
+    scores, importances = draw(9)
+    order = torch.tensor([4, 0, 7, 1, 8, 2, 6, 3, 5])
+    counted = [[True, True]]
+    losses, gradients = losses_and_gradients(batch_of(scores, importances, counted), recipe)
+    moved = batch_of([scores[0][:, order]], [importances[0][:, order]], counted)
+    losses_moved, gradients_moved = losses_and_gradients(moved, recipe)
+    torch.testing.assert_close(losses_moved, losses)
+    torch.testing.assert_close(gradients_moved[0], gradients[0][:, order])
+
+
+# Regression fits the values themselves.
+@pytest.mark.parametrize(
+    "recipe", [case for case in cases() if case.values[0].objective != "regress"]
+)
+def test_shifted_scores_are_the_same_ranker(recipe: Recipe) -> None:
+    scores, importances = draw(9, 6)
+    batch = batch_of(scores, importances, [[True, True], [True, True]])
+    shifted = replace(batch, scores=[score + 2.5 for score in scores])
+    losses, gradients = losses_and_gradients(batch, recipe)
+    losses_shifted, gradients_shifted = losses_and_gradients(shifted, recipe)
+    torch.testing.assert_close(losses_shifted, losses)
+    torch.testing.assert_close(gradients_shifted, gradients)
+    for gradient in gradients:
+        torch.testing.assert_close(gradient.sum(-1), torch.zeros(2, dtype=torch.float64))
+
+
+class TwoProcesses:
+    """`Batch.across` for two threads in place of the processes of a data-parallel step."""
+
+    def __init__(self) -> None:
+        self._barrier = Barrier(2, timeout=20)
+        self._given: dict[int, Tensor] = {}
+
+    def across(self, process: int) -> Callable[[Tensor], Tensor]:
+        def total(tensor: Tensor) -> Tensor:
+            self._given[process] = tensor.clone()
+            self._barrier.wait()
+            result = self._given[0] + self._given[1]
+            self._barrier.wait()
+            return result
+
+        return total
+
+
+@pytest.mark.parametrize("recipe", cases())
+def test_shares_of_two_processes_add_up_to_the_whole(recipe: Recipe) -> None:
+    scores, importances = draw(9, 6, 11, 7, heads=3)
+    # The second head learns in one process only, the third in neither.
+    counted = [[True, False, False], [True, True, False], [False, True, False], [True, True, False]]
+    whole = batch_of(scores, importances, counted)
+    processes = TwoProcesses()
+    parts = [
+        replace(
+            batch_of(scores[here], importances[here], counted[here]),
+            seeds=whole.seeds[here],
+            across=processes.across(process),
+        )
+        for process, here in enumerate((slice(0, 1), slice(1, 4)))
+    ]
+    with ThreadPoolExecutor(2) as pool:
+        (loss, gradient), (other_loss, other_gradient) = pool.map(
+            lambda part: losses_and_gradients(part, recipe), parts
+        )
+    expected, gradients = losses_and_gradients(whole, recipe)
+    torch.testing.assert_close(loss + other_loss, expected)
+    torch.testing.assert_close([*gradient, *other_gradient], gradients)

@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import copy
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kvp.ranking import UNPROTECTED
+from kvp.store import TraceReader
+from policies.policy_files import load_policy
+from policies.ranker import HeadRankers, RankerSpec
+from train import training
+from train.config import TrainConfig
+from train.data.compression_points import held_out_points
+from train.data.contexts import ContextSource
+from train.learning.validation import HeldOut, evaluate
+from train.recipe import FOURIER, Recipe
+from train.run import run
+from train.training import RankerTraining
+
+SKILLS = {2: [0.9, 0.1, 0.5, math.nan], 4: [0.8, 0.6, 0.5, math.nan]}
+"""Skill of every head that validation reports at a step."""
+
+
+def rankers(store: Path, recipe: Recipe, seed: int) -> HeadRankers:
+    reader = TraceReader(store)
+    spec = RankerSpec(
+        head_dim=reader.geometry.head_dim,
+        architecture=recipe.architecture,
+        hidden=8,
+        max_positions=recipe.max_positions,
+        reference_length=96,
+        inputs=recipe.input_list,
+        blocks=recipe.blocks,
+    )
+    return HeadRankers(spec, reader.geometry.total_kv_heads, torch.Generator().manual_seed(seed))
+
+
+def test_the_exported_file_holds_every_head_s_best_average(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[HeadRankers] = []
+
+    def reported(rankers: HeadRankers, *args: Any, **options: Any) -> HeldOut:
+        result = evaluate(rankers, *args, **options)
+        seen.append(copy.deepcopy(rankers))
+        object.__setattr__(result, "skill", torch.tensor(SKILLS[2 * len(seen)]))
+        return result
+
+    monkeypatch.setattr(training, "evaluate", reported)
+    out = tmp_path / "policy"
+    run(
+        TrainConfig(
+            traces=str(store),
+            out=str(out),
+            steps=4,
+            validate_every=2,
+            hidden=8,
+            contexts=1,
+            min_prefix=40,
+            validation_contexts=2,
+            calibration="none",
+        )
+    )
+    exported = load_policy(out)
+    # equal skill keeps the earlier, no skill the later weights
+    assert exported.metadata["training"]["best_step"] == [2, 4, 2, 4]
+    states = exported.rankers.head_states()
+    for head, index in enumerate([0, 1, 0, 1]):
+        expected = seen[index].head_states()[head]
+        for name, tensor in states[head].items():
+            assert torch.equal(tensor, expected[name]), (head, name)
+
+
+def test_validation_evaluates_the_averaged_weights(store: Path) -> None:
+    reader = TraceReader(store)
+    source = ContextSource(reader, memory_bytes=10**7)
+    recipe = FOURIER.for_traces(queries=False)
+    module = RankerTraining(
+        rankers(store, recipe, 0), recipe, source, reader.records("train"), seed=0
+    )
+    with torch.no_grad():
+        other = rankers(store, recipe, 1)
+        for weight, value in zip(module.average.parameters(), other.parameters(), strict=True):
+            weight.copy_(value)
+    points = held_out_points(reader.records("validation"), recipe, limit=2)
+    found = module.validate(map(source.context, points))
+
+    def skill(rankers: HeadRankers) -> torch.Tensor:
+        contexts = (source.context(point) for point in points)
+        return evaluate(rankers, contexts, reward_protection=UNPROTECTED).skill
+
+    assert found is not None
+    assert torch.equal(found.skill, skill(module.average))
+    assert not torch.equal(found.skill, skill(module.rankers))
+    assert torch.equal(module.best_skill, found.skill)

@@ -1,0 +1,1 @@
+"""What a training learns from: traces, compression points, labels and contexts."""

@@ -1,0 +1,311 @@
+"""Contexts a ranker learns from, read from a trace store and cached within a bound of RAM.
+
+A context is a sequence at a compression point: keys and values of the cached tokens of every head,
+and their importance (`train.data.labels`), computed from the stored queries, kept in their place
+(`train.data.model_traces`), or stored as it is. Labels depend on sequence and point
+only, so they are cached while they fit and recomputed afterwards, with the same result. Traces stay
+in their stored dtype and become float32 when a context is made.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from kvp.errors import StoreError
+from kvp.ranking import Protection
+from policies.ranker import RECENT_QUERIES, HeadRankers, bytes_per_token, recent_features
+from train.data.compression_points import CompressionPoint
+from train.data.labels import EVALUATED, label_of
+from train.data.training_data import Traces
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankingContext:
+    """Cached tokens that compete with each other, for all A heads."""
+
+    keys: Tensor
+    """[A, N, D] float32 keys after RoPE."""
+    values: Tensor
+    """[A, N, D] float32 values."""
+    positions: Tensor
+    """[N] int64 true positions."""
+    length: int
+    """Tokens in the cache; more than N where protected tokens were left out."""
+    importance: Tensor
+    """[A, N] float32 importance of the tokens, by the label of the source."""
+    recent: Tensor | None = None
+    """[A, N, features] float32 (`policies.ranker`), where rankers read them."""
+
+    def drop_protected(self, protection: Protection) -> RankingContext:
+        """The tokens that are not protected; at least two must remain."""
+        kept = protection.competing(self.length)
+        return RankingContext(
+            keys=self.keys[:, kept],
+            values=self.values[:, kept],
+            positions=self.positions[kept],
+            length=self.length,
+            importance=self.importance[:, kept],
+            recent=None if self.recent is None else self.recent[:, kept],
+        )
+
+
+def scores_of(rankers: HeadRankers, context: RankingContext) -> Tensor:
+    """Scores [A, N] of the tokens of one context."""
+    scores: Tensor = rankers(
+        context.keys, context.values, context.positions, context.length, context.recent
+    )
+    return scores
+
+
+def score_together(
+    rankers: HeadRankers,
+    contexts: Sequence[RankingContext],
+    *,
+    activation_bytes: float,
+) -> list[Tensor]:
+    """Scores [A, N] of every context, from one pass over their concatenation.
+
+    Where the activations of all heads need more than `activation_bytes`, they are computed again in
+    the backward pass, in groups of heads.
+    """
+    tokens = [context.keys.shape[1] for context in contexts]
+    keys = torch.cat([context.keys for context in contexts], dim=1)  # [A, sum of N, D]
+    values = torch.cat([context.values for context in contexts], dim=1)  # [A, sum of N, D]
+    positions = torch.cat([context.positions for context in contexts])  # [sum of N]
+    lengths = [torch.full_like(context.positions, context.length) for context in contexts]
+    length = torch.cat(lengths)  # [sum of N]
+    read = [context.recent for context in contexts if context.recent is not None]
+    recent = torch.cat(read, dim=1) if read else None  # [A, sum of N, features]
+    count = rankers.total_kv_heads
+    size = max(1, int(activation_bytes // (sum(tokens) * bytes_per_token(rankers.spec))))
+    if size >= count:
+        scores = rankers(keys, values, positions, length, recent, contexts=tokens)
+    else:
+        groups = [slice(start, start + size) for start in range(0, count, size)]
+        parts = [
+            checkpoint(
+                rankers, keys[heads], values[heads], positions, length,
+                None if recent is None else recent[heads], heads=heads, contexts=tokens,
+                use_reentrant=False, preserve_rng_state=False,
+            )
+            for heads in groups
+        ]  # fmt: skip
+        scores = torch.cat(parts)  # [A, sum of N]
+    return list(torch.split(scores, tokens, dim=1))
+
+
+class ContextSource:
+    """Contexts of one store, by compression point; safe to share between threads."""
+
+    def __init__(
+        self,
+        reader: Traces,
+        *,
+        memory_bytes: int,
+        device: torch.device | None = None,
+        label: str = EVALUATED,
+        recent: bool = False,
+    ) -> None:
+        """Make contexts of `reader` with their `label`, and with `recent` where asked for.
+
+        Use at most `memory_bytes` of RAM: three quarters for traces, a quarter for labels. Traces
+        that lie in RAM anyway are not cached again.
+        """
+        self.traces = reader
+        self._label_name, self._label = label, label_of(label)
+        self._with_recent = recent
+        self.device = device or torch.device("cpu")
+        self._turn = threading.Lock()
+        self._trace_memory = _Memory(0 if reader.in_memory else memory_bytes * 3 // 4)
+        """Keys and values by ("kv", sequence), queries, which new labels alone need, by
+        ("queries", sequence)."""
+        self._label_memory = _Memory(memory_bytes // 4)
+
+    def context(self, point: CompressionPoint) -> RankingContext:
+        """All cached tokens of a point, on the source's device.
+
+        Raises StoreError when the sequence is damaged.
+        """
+        with self._turn:
+            importance, *last = self._importance(point)
+            keys, values = self._keys_and_values(point.sequence)
+        keys = keys.to(self.device)
+        return RankingContext(
+            keys=self._tokens(keys, point.prefix_length),
+            values=self._tokens(values, point.prefix_length),
+            positions=torch.arange(point.prefix_length, device=self.device),
+            length=point.prefix_length,
+            importance=importance.to(self.device),
+            recent=self._recent(point, last[0], keys) if last else None,
+        )
+
+    def forget(self) -> None:
+        """Empty the memory; later contexts are read and computed again."""
+        with self._turn:
+            self._trace_memory.clear()
+            self._label_memory.clear()
+
+    def _tokens(self, tensor: Tensor, tokens: int) -> Tensor:
+        return tensor[..., :tokens, :].flatten(0, 1).to(self.device).float()
+
+    def _keys_and_values(self, sequence: int) -> tuple[Tensor, Tensor]:
+        cached = self._trace_memory.get(("kv", sequence))
+        if cached is None:
+            cached = self.traces.kv(sequence)
+            _check_finite(sequence, *cached)
+            self._trace_memory.put(("kv", sequence), cached)
+        keys, values = cached
+        return keys, values
+
+    def _queries_and_keys(self, sequence: int) -> tuple[Tensor, Tensor]:
+        """[L, H, G, T, D] and [L, H, T, D] on the device."""
+        cached = self._trace_memory.get(("queries", sequence))
+        if cached is None:
+            trace = self.traces.trace(sequence)
+            assert trace.queries is not None, "a store holds queries"
+            _check_finite(sequence, trace.keys, trace.values)
+            cached, keys = (trace.queries,), trace.keys
+            self._trace_memory.put(("queries", sequence), cached)
+            self._trace_memory.put(("kv", sequence), (trace.keys, trace.values))
+        else:
+            keys, _ = self._keys_and_values(sequence)
+        return cached[0].to(self.device), keys.to(self.device)
+
+    def _importance(self, point: CompressionPoint) -> tuple[Tensor, ...]:
+        """[A, N] float32 label of a point; where rankers read them, its last queries, too.
+
+        They are [L, H, G, W, D], a sixth of the features of 1,024 tokens that are made of them.
+        """
+        cached = self._label_memory.get(point)
+        if cached is None:
+            importance, last = self._kept_label(point), []
+            if importance is None or self._with_recent:
+                queries, keys = self._queries_and_keys(point.sequence)
+                record = self.traces.record(point.sequence)
+                if importance is None:
+                    importance = self._label.importance_of(
+                        queries, keys, point.prefix_length, point.stop, record.reply_spans
+                    ).cpu()
+                if self._with_recent:
+                    seen = self._count_seen(point)
+                    last = [queries[..., max(0, seen - RECENT_QUERIES) : seen, :].cpu().clone()]
+            if self._label.stored is not None and self._label.from_queries is not None:
+                importance = self._label.add(self._stored_label(point), importance)
+            cached = (importance.flatten(0, 1), *last)
+            _check_finite(point.sequence, *cached)
+            self._label_memory.put(point, cached)
+        return cached
+
+    def _count_seen(self, point: CompressionPoint) -> int:
+        """Tokens whose queries a scorer sees at a point."""
+        record = self.traces.record(point.sequence)
+        return point.prefix_length + record.fed_again(point.prefix_length)
+
+    def _recent(self, point: CompressionPoint, last: Tensor, keys: Tensor) -> Tensor:
+        """[A, N, features] of the last queries that a scorer sees; keys [L, H, T, D]."""
+        queries, seen = last.to(self.device).flatten(1, 2), keys[..., : self._count_seen(point), :]
+        features = recent_features(queries, seen)
+        return features[..., : point.prefix_length, :].flatten(0, 1)
+
+    def _kept_label(self, point: CompressionPoint) -> Tensor | None:
+        """[L, H, N] float32 on the CPU, None where it is computed from queries."""
+        if self._label.from_queries is None:
+            return self._stored_label(point)
+        return self.traces.importance(
+            self._label_name, point.sequence, point.prefix_length, point.stop
+        )
+
+    def _stored_label(self, point: CompressionPoint) -> Tensor:
+        """[L, H, N] float32 on the CPU."""
+        assert self._label.stored is not None
+        return self.traces.label(self._label.stored, point.sequence)[..., : point.prefix_length]
+
+
+class _Memory:
+    """Tensors up to a bound; those that were used longest ago are forgotten first."""
+
+    def __init__(self, bound_bytes: int) -> None:
+        self._bound = bound_bytes
+        self.used = 0
+        """Bytes of all that is remembered."""
+        self._items: OrderedDict[Hashable, tuple[Tensor, ...]] = OrderedDict()
+
+    def clear(self) -> None:
+        self._items.clear()
+        self.used = 0
+
+    def get(self, key: Hashable) -> tuple[Tensor, ...] | None:
+        if key in self._items:
+            self._items.move_to_end(key)
+        return self._items.get(key)
+
+    def put(self, key: Hashable, item: tuple[Tensor, ...]) -> None:
+        if key in self._items or not self._bound:
+            return
+        self._items[key] = item
+        self.used += _size(item)
+        while self.used > self._bound and len(self._items) > 1:
+            _, forgotten = self._items.popitem(last=False)
+            self.used -= _size(forgotten)
+
+
+def _check_finite(sequence: int, *tensors: Tensor) -> None:
+    """Raise StoreError where a model's NaN or infinite numbers would train rankers on nothing."""
+    if not all(bool(tensor.isfinite().all()) for tensor in tensors):
+        raise StoreError(
+            f"sequence {sequence} of the traces holds NaN or infinite numbers: the model that was "
+            "traced is broken, or its --dtype too narrow; collect again"
+        )
+
+
+def _size(item: tuple[Tensor, ...]) -> int:
+    return sum(tensor.nbytes for tensor in item)
+
+
+class StepContexts:
+    """Contexts by step; only ever one step ahead, and never beyond the last."""
+
+    def __init__(
+        self,
+        source: ContextSource,
+        points: Callable[[int], Iterable[CompressionPoint]],
+        *,
+        steps: int,
+    ) -> None:
+        """Make the contexts of the points `points(step)` for steps below `steps`.
+
+        `points` must give the same for a step at every call, and `source` be safe to use from two
+        threads.
+        """
+        self._source = source
+        self._points = points
+        self._steps = steps
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="contexts")
+        self._next: dict[int, Future[list[RankingContext]]] = {}
+
+    def contexts(self, step: int) -> list[RankingContext]:
+        """Contexts of a step, in the order of its points; steps may come in any order.
+
+        Raises what `source` raises, StoreError for a damaged sequence, in the step that needs it.
+        """
+        future = self._next.get(step)
+        contexts = self._make_contexts(step) if future is None else future.result()
+        self._next = {}
+        if step + 1 < self._steps:
+            self._next[step + 1] = self._thread.submit(self._make_contexts, step + 1)
+        return contexts
+
+    def _make_contexts(self, step: int) -> list[RankingContext]:
+        device = self._source.device
+        on_device = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+        with on_device:  # the current device is set per thread
+            return [self._source.context(point) for point in self._points(step)]

@@ -1,0 +1,132 @@
+"""Labels: how the importance of a token is computed, or which stores hold it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from kvp.errors import UsageError
+from kvp.ops.future_attention import future_attention, max_future_attention
+from kvp.plugins import own_errors
+from kvp.store.schema import READING, reply_windows
+from train.recipe import LABELS
+
+EVALUATED = "future_attention"
+"""Label that every policy is evaluated on, whatever it was trained on."""
+TARGET_LABELS = {
+    "contribution": "max_future_attention",
+    "reply_contribution": "max_reply_attention",
+}
+"""Calibration target -> label of the contexts. Scores are fitted to it times the norm of the
+token's value after the output projection: a bound of how far it moves the residual stream. Every
+other target is the name of a label, which scores are fitted to as it is."""
+
+FromQueries = Callable[..., Tensor]
+"""(queries [L, H, G, T, D], keys [L, H, T, D], prefix_length N, stop) -> importance [L, H, N]
+float32, >= 0, of the first N tokens for the queries at N <= j < stop; both after RoPE. That of a
+label with `reading` below 1 takes a fifth argument: [T] float32, what each query counts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Label:
+    """Importance of cached tokens at a compression point.
+
+    Computed from a trace's queries (`from_queries`), stored next to it for every prompt token
+    (`stored`), or the sum of both, each head's computed one scaled to the total of its stored one.
+    """
+
+    from_queries: FromQueries | None = None
+    """Computes the label from the queries of a trace."""
+    stored: str | None = None
+    """Name under which `kvp-collect --labels` stores it."""
+    reading: float = 1.0
+    """Weight of queries that write none of the assistant's replies (`kvp.store.schema`); those
+    that write them have 1."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError where there is no way to get the label."""
+        if self.from_queries is None and self.stored is None:
+            raise ValueError("a label is computed from queries, stored, or the sum of both")
+
+    def importance_of(
+        self,
+        queries: Tensor,
+        keys: Tensor,
+        prefix_length: int,
+        stop: int,
+        replies: Sequence[tuple[int, int]] = (),
+    ) -> Tensor:
+        """The label from the queries of a trace, shapes as `FromQueries`.
+
+        `replies` are the [start, stop) token ranges that the assistant wrote.
+
+        Raises UsageError where a user's own label fails or returns what is no importance.
+        """
+        assert self.from_queries is not None, "labels that are only stored come with the trace"
+        given = [queries, keys, prefix_length, stop]
+        if self.reading < 1:
+            weights = torch.full(keys.shape[-2:-1], self.reading, device=keys.device)
+            for first, last in reply_windows(replies, prefix_length, stop):
+                weights[first:last] = 1.0
+            given.append(weights)
+        what = f"label {getattr(self.from_queries, '__name__', self.from_queries)}"
+        with own_errors(self.from_queries, what):
+            importance = self.from_queries(*given)
+        if (shape := (*keys.shape[:2], prefix_length)) != tuple(importance.shape):
+            raise UsageError(f"{what} returned {tuple(importance.shape)}, expected {shape}")
+        if not _finite(importance) and _finite(queries) and _finite(keys):  # else: broken traces
+            raise UsageError(f"{what} returned NaN or infinity")
+        if bool((importance < 0).any()):
+            raise UsageError(f"{what} returned negative importance")
+        return importance
+
+    @staticmethod
+    def add(stored: Tensor, computed: Tensor) -> Tensor:
+        """The sum of both parts, [L, H, N] each, with the total of `stored` twice."""
+        total = computed.sum(-1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
+        return stored + computed * (stored.sum(-1, keepdim=True) / total)
+
+
+def _finite(tensor: Tensor) -> bool:
+    return bool(tensor.isfinite().all())
+
+
+@cache
+def label_of(name: str) -> Label:
+    """The label of a name in `LABELS`; UsageError where there is none that can be used."""
+    label = LABELS.load(name)
+    if not isinstance(label, Label):
+        raise UsageError(f"--label {name} is not a train.data.labels.Label")
+    return label
+
+
+FUTURE_ATTENTION = Label(from_queries=future_attention)
+"""Attention to a token, summed over future queries (KVP paper, section 3.1.1). Of the query heads
+that share a KV head the largest counts."""
+
+MAX_FUTURE_ATTENTION = Label(from_queries=max_future_attention)
+"""The most that any single future query pays to a token: one that a query depends on is more
+important than one that many attend to a little (docs/decisions.md#default-label)."""
+
+MAX_REPLY_ATTENTION = Label(from_queries=max_future_attention, reading=READING)
+"""Largest attention of the queries that write a reply, and a fifth of that of all others.
+
+Queries of the question and of an answer's prefix are read, not written: asked for the value of a
+key, a model attends to the key while it reads the question, and needs the value alone to answer.
+They still count a little, since what they find may be passed on to the reply."""
+
+REPLY_AND_KVZIP = Label(from_queries=max_future_attention, stored="kvzip", reading=READING)
+"""`MAX_REPLY_ATTENTION` and KVzip's scores, half of the importance each.
+
+What answers attend to says what is asked for; what repeating the context attends to says what no
+other token can replace."""
+
+KVZIP, KVZIP_PLUS = Label(stored="kvzip"), Label(stored="kvzip_plus")
+"""KVzip's scores: the attention a token gets while the model repeats its prompt.
+
+They need passes of the model, so `kvp-collect --labels` computes and stores them
+(`kvp.hf.trace.LABEL_PASSES`); the answer's tokens have none."""

@@ -1,0 +1,133 @@
+"""Training data: traces and their sequences, from a store or from a model that runs first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from kvp.artifacts.addresses import place
+from kvp.errors import StoreError, UsageError
+from kvp.manifest import digest_json
+from kvp.store import SequenceRecord, TraceReader
+from kvp.store.metadata import store_digest
+from train.config import TrainConfig
+from train.data.compression_points import points_by_kind, shortest_prefix
+from train.data.kept_traces import ModelTraces
+from train.data.labels import label_of
+from train.recipe import Recipe
+
+Traces = TraceReader | ModelTraces
+"""Traces by sequence, of a store or of a model that has run; shapes are those of `TraceReader`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingData:
+    """Traces of the heads that are trained, with the sequences to train and to validate on."""
+
+    traces: Traces
+    identity: dict[str, Any]
+    """Identity of the training data, independent of where it is stored; JSON."""
+    sequences_of: Callable[[str], list[SequenceRecord]]
+    """Sequences of the split `train` or `validation`; a model runs over them when it is called."""
+
+    @cached_property
+    def training(self) -> list[SequenceRecord]:
+        """Sequences to draw contexts from."""
+        return self.sequences_of("train")
+
+    @cached_property
+    def validation(self) -> list[SequenceRecord]:
+        """Sequences to validate on."""
+        return self.sequences_of("validation")
+
+
+def open_store(config: TrainConfig, recipe: Recipe) -> TrainingData:
+    """Open the store of a run, for the heads that it trains.
+
+    Raises:
+        StoreError: the store is damaged, incomplete or holds nothing to train or validate on.
+        UsageError: settings that cannot work.
+    """
+    assert config.traces is not None, "checked by the configuration"
+    path = place(config.traces)
+    reader = TraceReader(path)
+    heads = config.heads_of(reader.geometry)
+    if config.heads is not None:
+        reader = TraceReader(path, heads=slice(heads.start, heads.stop))
+    check_store(reader, allow_incomplete=config.allow_incomplete)
+    stored = label_of(recipe.label).stored
+    if stored is not None and stored not in reader.plan.labels:
+        raise StoreError(
+            f"--label {recipe.label}: --traces {path} holds no such label; collect it with "
+            f"kvp-collect --labels {stored}"
+        )
+    records = {split: usable_records(reader, split, recipe) for split in ("train", "validation")}
+    if recipe.sequences > len(records["train"]):
+        raise UsageError(
+            f"--sequences {recipe.sequences}: the store has {len(records['train'])} training "
+            "sequences that are long enough"
+        )
+    records["train"] = records["train"][: recipe.sequences or None]
+    identity = {
+        "geometry": reader.geometry.to_dict(),
+        "store": store_digest(reader.manifest, reader.plan),
+        "sequences": digest_json([one.to_dict() for found in records.values() for one in found]),
+        **{split: len(found) for split, found in records.items()},
+    }
+    return TrainingData(traces=reader, identity=identity, sequences_of=records.__getitem__)
+
+
+def check_store(reader: TraceReader, *, allow_incomplete: bool) -> None:
+    """Raise StoreError unless a store is complete and names its model."""
+    if not reader.manifest.get("model", {}).get("id"):
+        raise StoreError(f"--traces {reader.path} does not say which model it is of")
+    planned, committed = reader.plan.sequences, len(reader.records())
+    if committed < planned and not allow_incomplete:
+        raise StoreError(
+            f"--traces {reader.path} lacks {planned - committed} of {planned} sequences; "
+            "let kvp-collect finish, or pass --allow_incomplete"
+        )
+
+
+def usable_records(reader: TraceReader, split: str, recipe: Recipe) -> list[SequenceRecord]:
+    """Records of a split that are long enough to compress; StoreError if there are none."""
+    records = reader.records(split)
+    long_enough = [record for record in records if points_by_kind(record, recipe)]
+    if not long_enough:
+        limit = f"--min_prefix {shortest_prefix(recipe)}"
+        reason = f"none of its {len(records)} sequences is longer than {limit}"
+        raise StoreError(
+            f"--traces {reader.path} has no {split} sequences long enough to compress: "
+            + (reason if records else f"collect some with the split {split}")
+        )
+    return long_enough
+
+
+def device_of(name: str) -> torch.device:
+    """The device of a flag; UsageError where it does not exist."""
+    device = torch.device(name)
+    if device.type == "cuda" and (device.index or 0) < torch.cuda.device_count():
+        return device
+    if device.type != "cpu":
+        raise UsageError(f"--device {name} does not exist here; use cpu, cuda or cuda:INDEX")
+    return device
+
+
+def recorded_text(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """What traces were taken of: `data` (names, length, sequences), `answers` and `command`."""
+    identity = manifest.get("identity", {})
+    found = {"data": identity.get("data"), "answers": identity.get("continuation")}
+    found["command"] = manifest.get("command")
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def recorded_model(manifest: Mapping[str, Any]) -> dict[str, str | None]:
+    """Name, revision and digests of the model that traces come from, as far as they are recorded.
+
+    Policies carry it, so that a user is warned where another model of the same heads is meant.
+    """
+    return {**manifest["model"], **manifest.get("identity", {}).get("model", {})}

@@ -1,0 +1,1 @@
+"""What surrounds the steps of one run: checks, folder, Lightning's Trainer, printed tables."""

@@ -1,0 +1,95 @@
+"""Lightning's Trainer as a training needs it.
+
+What Lightning cannot do is ours: checkpoints that replace one another on the disk they are on (its
+own are made in /tmp), progress as of the other programs, exit codes of signals, and one line about
+a checkpoint that cannot be continued from.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import warnings
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
+from lightning.fabric.plugins.environments.lightning import LightningEnvironment
+from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
+from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
+from lightning.pytorch.callbacks import LambdaCallback
+from lightning.pytorch.strategies import DDPStrategy
+
+from kvp.artifacts.files import replacing
+from kvp.errors import KvpError, UsageError, first_line
+from train.distributed import ALONE, Workers
+
+
+class _WholeFiles(TorchCheckpointIO):
+    """Checkpoints that replace one another as a whole."""
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: str | Path, storage_options: object = None
+    ) -> None:
+        """Write one."""
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        with replacing(Path(path)) as stream:
+            torch.save(checkpoint, stream)
+
+
+def fit(
+    module: pl.LightningModule,
+    callback: pl.Callback,
+    *,
+    device: torch.device,
+    steps: int,
+    workers: Workers = ALONE,
+    checkpoint: Path | None = None,
+) -> None:
+    """Train `module` in place up to step `steps`, from a checkpoint if there is one.
+
+    Of a checkpoint tensors and plain values are read, and no code. Raises UsageError where it is
+    not of this run, KeyboardInterrupt on Ctrl-C; SIGTERM ends it by SystemExit(143).
+    """
+    begun: list[int] = []
+
+    def begin(trainer: pl.Trainer, _: pl.LightningModule) -> None:
+        if checkpoint is not None and not trainer.global_step:
+            raise ValueError("it is of no step")
+        begun.append(trainer.global_step)
+
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    alone, on_gpu = workers.count == 1, device.type == "cuda"
+    environment: ClusterEnvironment = LightningEnvironment() if alone else TorchElasticEnvironment()
+    # Other launchers' variables (of a Slurm array, `--heads auto`) do not make us a rank.
+    environment.set_global_rank(workers.index)
+    trainer = pl.Trainer(
+        accelerator="gpu" if on_gpu else "cpu",
+        devices=[device.index or 0] if on_gpu and alone else workers.count,
+        strategy="auto" if alone else DDPStrategy(),
+        plugins=[environment, _WholeFiles()],
+        max_steps=steps,
+        callbacks=[callback, LambdaCallback(on_train_start=begin)],
+        logger=False,  # it is made when the step is known that a run is resumed from
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    with warnings.catch_warnings():
+        # Lightning 2.6 uses a class that torch 2.13 deprecates.
+        warnings.filterwarnings("ignore", message=r".*treespec, LeafSpec", category=FutureWarning)
+        try:
+            trainer.fit(module, ckpt_path=checkpoint, weights_only=True)
+        except SystemExit:
+            if trainer.received_sigterm:
+                raise SystemExit(128 + signal.SIGTERM) from None
+            raise KeyboardInterrupt from None  # Lightning answers Ctrl-C by SystemExit
+        except Exception as problem:
+            if begun or checkpoint is None or isinstance(problem, KvpError | OSError):
+                raise
+            raise UsageError(
+                f"{checkpoint} is damaged or not of this run ({first_line(problem)}); delete it to "
+                "start this run again"
+            ) from problem

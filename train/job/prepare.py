@@ -1,0 +1,129 @@
+"""Preparation of a run: everything that can be checked before anything is written."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+import torch
+
+from kvp.artifacts.addresses import place
+from kvp.ranking import Protection
+from policies.policy_files import Shard
+from policies.ranker import HeadRankers
+from train.config import TrainConfig
+from train.data.compression_points import CompressionPoint, held_out_points, protection_of
+from train.data.contexts import ContextSource
+from train.data.training_data import Traces, TrainingData, device_of, open_store
+from train.distributed import Workers, device_of_worker
+from train.job.run_folder import RunFolder
+from train.learning.initial_rankers import (
+    key_frequencies,
+    random_rankers,
+    rankers_digest,
+    rankers_of_policy,
+)
+from train.recipe import Recipe
+
+Sources = dict[tuple[str, bool], ContextSource]
+"""Contexts by label, and by whether they hold what the last queries attend to."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """Everything a run needs, checked before training."""
+
+    config: TrainConfig
+    recipe: Recipe
+    workers: Workers
+    device: torch.device
+    training_data: TrainingData
+    """Traces of the heads that are trained, and of no others."""
+    heads: range
+    """KV heads of the model that are trained."""
+    target: RunFolder
+    sources: Sources
+    """Contexts that are in use."""
+    shared: bool
+    """Whether other runs of the process use `sources`, too."""
+    initial: Shard | None
+    """Policy of `--init_from`, with the trained heads; None: weights are random."""
+
+    @property
+    def traces(self) -> Traces:
+        """Traces of the heads that are trained."""
+        return self.training_data.traces
+
+    @property
+    def whole(self) -> bool:
+        """Whether all heads of the model are trained."""
+        return len(self.heads) == self.traces.geometry.total_kv_heads
+
+    @property
+    def protection(self) -> Protection:
+        """Tokens that take no part in ranking, reward and calibration."""
+        return protection_of(self.recipe)
+
+    def source(self, label: str) -> ContextSource:
+        """Contexts of the store with a label.
+
+        One label after the other, within `--memory_gb`: those of other labels remember nothing from
+        then on, unless `sources` are shared.
+        """
+        key = (label, self.recipe.reads_queries)
+        if not self.shared:
+            for other in self.sources.keys() - {key}:
+                self.sources[other].forget()
+        if key not in self.sources:
+            memory = int(self.config.memory_gb * 1e9)
+            self.sources[key] = ContextSource(
+                self.traces, memory_bytes=memory, device=self.device, label=label,
+                recent=self.recipe.reads_queries,
+            )  # fmt: skip
+        return self.sources[key]
+
+    def validation_points(self, limit: int) -> list[CompressionPoint]:
+        """At most `limit` compression points of validation sequences."""
+        return held_out_points(self.training_data.validation, self.recipe, limit=limit)
+
+    def initial_rankers(self) -> HeadRankers:
+        """Rankers of the trained heads before the first step."""
+        if self.initial is not None:
+            return self.initial.rankers
+        return random_rankers(
+            self.recipe, self.traces, self.training_data.training, self.heads, self.config.seed
+        )
+
+
+def prepare(config: TrainConfig, recipe: Recipe, workers: Workers, sources: Sources | None) -> Job:
+    """Check everything that can be checked before anything is written."""
+    identity = config.identity() | asdict(recipe)
+    device = device_of_worker(device_of(config.device), workers)
+    if config.source == "model":
+        from train.data.model_traces import (
+            open_model,  # brings transformers, which stores do not need
+        )
+
+        training_data = open_model(config, recipe, device, workers)
+    else:
+        training_data = open_store(config, recipe)
+    traces = training_data.traces
+    recipe = recipe.for_traces(queries=traces.plan.store_queries)
+    key_frequencies(traces, recipe)  # raises before anything is written
+    heads = config.heads_of(traces.geometry)
+    initial = None
+    identity["traces"] = training_data.identity
+    if config.init_from is not None:
+        initial = rankers_of_policy(config.init_from, recipe, traces, heads)
+        identity["init_from"] = rankers_digest(initial.rankers)
+    return Job(
+        config=config,
+        recipe=recipe,
+        workers=workers,
+        device=device,
+        training_data=training_data,
+        heads=heads,
+        target=RunFolder(place(config.out), identity),
+        sources={} if sources is None else sources,
+        shared=sources is not None,
+        initial=initial,
+    )

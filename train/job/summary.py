@@ -1,0 +1,131 @@
+"""What a training prints and shows: its scope, charts, a table of every head, and what is next."""
+
+from __future__ import annotations
+
+import shlex
+
+import torch
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from kvp.geometry import Geometry
+from policies.ranker import HeadRankers
+from train.job.prepare import Job
+from train.learning.validation import HeldOut
+
+SHOWN_BUDGETS = ("12.5%", "25%", "50%")
+"""Budgets that fit into 80 columns; the policy's file has all of them."""
+CHARTED_BUDGET = "12.5%"
+"""Budget at which TensorBoard shows the attention that is kept."""
+CHARTS = {
+    "training": {
+        "loss or reward": ["Multiline", ["train/(loss|reward)$"]],
+        "held-out skill, by layer": ["Multiline", ["skill_by_layer/.*"]],
+        f"attention kept with {CHARTED_BUDGET} of the cache, by layer": [
+            "Multiline", ["kept_by_layer/.*"],
+        ],
+    }
+}  # fmt: skip
+"""What TensorBoard's page of custom scalars shows."""
+
+
+def print_start(job: Job, rankers: HeadRankers) -> None:
+    """Print heads, parameters, sequences, label, objective, steps and device of a run."""
+    recipe, data = job.recipe, job.training_data
+    each = sum(weight.numel() for weight in rankers.parameters()) // len(job.heads)
+    start = "" if job.initial is None else f", starting from {job.config.init_from}"
+    print(
+        f"training {len(job.heads)} of {job.traces.geometry.total_kv_heads} KV heads, {each:,} "
+        f"parameters each, on {len(data.training)} sequences ({len(data.validation)} for "
+        f"validation): label {recipe.label}, objective {recipe.objective}, {recipe.steps:,} steps "
+        f"of {recipe.contexts} contexts, {job.device}{start}",
+        flush=True,
+    )
+
+
+def print_summary(
+    result: HeldOut,
+    best_step: Tensor,
+    geometry: Geometry,
+    heads: range | None = None,
+    shared: HeldOut | None = None,
+) -> None:
+    """Print the metrics of every head, and on how many its policy loses to a heuristic.
+
+    Args:
+        result: held-out metrics of the exported weights, heuristics included.
+        best_step: [A] int64 step the exported weights of every head come from.
+        geometry: layers and heads, for the labels.
+        heads: which heads of the model the result is about, None for all.
+        shared: the same weights with one ranking for all heads, a row of means; None without.
+    """
+    table = Table(
+        title=f"{result.contexts} held-out contexts; budgets: share of the attention lost there",
+        caption=(
+            "skill in keeping attention: 0 random, 1 ideal order of the tokens that are not "
+            "protected; excess: lost beyond the ideal order, mean over budgets"
+            + ("" if shared is None else "; shared: all heads keep the same tokens")
+        ),
+        box=SIMPLE,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+    )
+    for column in ("head", "skill", "excess", *SHOWN_BUDGETS):
+        table.add_column(column, justify="right")
+    for column in ("best heuristic", "params", "step"):
+        table.add_column(column, justify="right", no_wrap=True)
+    columns = [result.skill, result.excess, *(result.lost[budget] for budget in SHOWN_BUDGETS)]
+    best = result.best_heuristics()
+    for index, name in enumerate(head_names(geometry, heads)):
+        numbers = [f"{float(column[index]):.3f}" for column in columns]
+        heuristic = "" if (one := best[index]) is None else f"{one[0]} {one[1]:.3f}"
+        step = str(int(best_step[index]))
+        table.add_row(name, *numbers, heuristic, f"{result.parameters:,}", step)
+    table.add_section()
+    means = [f"{float(column.nanmean()):.3f}" for column in columns]
+    skills = [one[1] for one in best if one is not None]
+    mean = f"{sum(skills) / len(skills):.3f}" if skills else ""
+    table.add_row("all", *means, mean, "", "")
+    if shared is not None:
+        columns = [shared.skill, shared.excess, *(shared.lost[each] for each in SHOWN_BUDGETS)]
+        table.add_row("shared", *(f"{float(column.nanmean()):.3f}" for column in columns))
+    Console().print(table)
+    if skills:
+        print(
+            f"The best attention-free heuristic has more skill on {result.losing_heads()} of "
+            f"{len(skills)} heads."
+        )
+
+
+def head_names(geometry: Geometry, heads: range | None = None) -> list[str]:
+    """Names of heads, LAYER.HEAD, the layer as the model counts it, from 0."""
+    indices = range(geometry.total_kv_heads) if heads is None else heads
+    layers, width = geometry.model_layers, geometry.kv_heads
+    return [f"{layers[index // width]}.{index % width}" for index in indices]
+
+
+def means_by_layer(held_out: HeldOut, geometry: Geometry, heads: range) -> dict[str, Tensor]:
+    """Means of a validation over heads, and layer by layer; skill without signal counts as 0."""
+    layers = [name.partition(".")[0] for name in head_names(geometry, heads)]
+    skill, kept = held_out.skill.nan_to_num(0.0).cpu(), 1 - held_out.lost[CHARTED_BUDGET].cpu()
+    means = {"held_out/skill": skill.mean(), "held_out/worst_head": skill.min()}
+    for layer in dict.fromkeys(layers):
+        of_layer = torch.tensor([one == layer for one in layers])
+        for name, values in (("skill", skill), ("kept", kept)):
+            means[f"{name}_by_layer/{layer.zfill(2)}"] = values[of_layer].mean()
+    return means
+
+
+def print_end(job: Job) -> None:
+    """Print the written folder and the next command."""
+    folder = shlex.quote(str(job.target.place))
+    print(f"policy: {folder}")
+    if job.whole:
+        name = str(job.traces.manifest["model"].get("id"))
+        on_disk = name != "nano" and "/" not in name  # recorded without its folder
+        model = shlex.quote(f".../{name}" if on_disk else name)
+        print(f"next: kvp-eval --model {model} --policies {folder} --out RESULTS")
+    else:
+        print(f"next, when all heads are trained: kvp merge --shards {folder},... --out POLICY")

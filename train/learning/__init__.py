@@ -1,0 +1,1 @@
+"""How rankers learn: their first weights, losses, optimiser, validation and calibration."""

@@ -1,0 +1,165 @@
+"""Calibration of a policy: the expected importance of a token with a given score.
+
+For every head, the unprotected tokens of held-out contexts are sorted by score and put into bins
+that grow from the top downwards: eviction is decided among the best tokens, and they are few.
+Isotonic regression of the bins' means gives the increasing function closest to them; each of its
+steps becomes one knot, and logarithms are interpolated between knots (`policies.learned`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.optimize import isotonic_regression
+from torch import Tensor
+
+from kvp.progress import Progress
+from kvp.ranking import Protection
+from policies.learned import Calibration
+from policies.ranker import HeadRankers
+from train.data.compression_points import CompressionPoint
+from train.data.contexts import ContextSource, RankingContext, scores_of
+from train.data.labels import TARGET_LABELS
+
+Array = NDArray[np.float64]
+
+SMALLEST_BIN = 16
+"""Tokens in the bin of the best scores."""
+GROWTH = 1.15
+"""Size of each bin over that of the bin above it."""
+FLOOR = 1e-9
+"""Smallest expectation whose logarithm is taken."""
+MINIMUM_SLOPE = 1e-3
+"""Smallest slope of the map; keeps the order of a head's tokens where their targets are equal."""
+
+
+def calibrate(
+    rankers: HeadRankers,
+    source: ContextSource,
+    points: Sequence[CompressionPoint],
+    *,
+    target: str,
+    protection: Protection,
+) -> Calibration:
+    """Calibrate `rankers` on points of a source that has the target's label (`TARGET_LABELS`).
+
+    Raises StoreError where the store is damaged.
+    """
+    gram = source.traces.output_gram()
+    with Progress(f"calibrating to {target}", len(points)) as progress:
+        return fit_calibration(
+            rankers,
+            map(source.context, progress.over(points)),
+            target=target,
+            protection=protection,
+            output_gram=None if gram is None else gram.flatten(0, 1).to(source.device),
+        )
+
+
+@torch.no_grad()
+def fit_calibration(
+    rankers: HeadRankers,
+    contexts: Iterable[RankingContext],
+    *,
+    target: str,
+    protection: Protection,
+    output_gram: Tensor | None = None,
+) -> Calibration:
+    """Calibrate `rankers` on whole contexts that carry the target's label.
+
+    Tokens that `protection` keeps take no part. `output_gram` is [A, D, D] (`TraceReader`), None
+    where it is unknown: then the norm is that of the value itself. Raises ValueError when there are
+    no contexts.
+    """
+    scores, targets = [], []
+    for context in contexts:
+        free = protection.competing(context.length)
+        if free.start >= free.stop:
+            continue
+        score = scores_of(rankers, context)  # [A, N]
+        scores.append(score[:, free].cpu())  # [A, unprotected]
+        importance = context.importance  # [A, N]
+        if target in TARGET_LABELS:
+            importance = importance * output_norms(context, output_gram)
+        targets.append(importance[:, free].cpu())
+    if not scores:
+        raise ValueError("no contexts to calibrate on: none is longer than the protected tokens")
+    heads = zip(torch.cat(scores, dim=1), torch.cat(targets, dim=1), strict=True)
+    return calibration_of(
+        target, [fit_head(score.double().numpy(), value.double().numpy()) for score, value in heads]
+    )
+
+
+def calibration_of(target: str, knots: Sequence[tuple[Array, Array]]) -> Calibration:
+    """The calibration of heads with these knots, of which some may have more than others."""
+    most = max(len(scores) for scores, _ in knots)
+    padded = np.array([add_knots(*pair, knots=most) for pair in knots])  # [A, 2, P]
+    scores, values = torch.from_numpy(padded).float().unbind(1)  # [A, P] each
+    return Calibration(target=target, scores=scores.contiguous(), values=values.contiguous())
+
+
+def fit_head(scores: Array, targets: Array) -> tuple[Array, Array]:
+    """Knots of one head from its tokens: [M] scores and [M] targets -> two increasing arrays [P].
+
+    Values are natural logarithms of the expected target.
+    """
+    order = np.argsort(scores, kind="stable")
+    starts = bin_starts(len(order))  # [bins]
+    sizes = np.diff([*starts, len(order)])
+    bin_scores = np.add.reduceat(scores[order], starts) / sizes  # [bins]
+    bin_targets = np.add.reduceat(targets[order], starts) / sizes
+    fit = isotonic_regression(bin_targets, weights=sizes)
+    steps = fit.blocks[:-1]  # [P] first bin of every step
+    tokens = np.add.reduceat(sizes, steps)  # [P] tokens of every step
+    knot_scores = np.add.reduceat(bin_scores * sizes, steps) / tokens  # [P]
+    values = np.log(np.maximum(fit.x[steps], FLOOR))  # [P]
+    return _rising_knots(knot_scores, values)
+
+
+def bin_starts(tokens: int) -> NDArray[np.int64]:
+    """First index of every bin of `tokens` tokens sorted by ascending score."""
+    starts, size, start = [], float(SMALLEST_BIN), tokens
+    while start > 0:
+        start = max(start - int(size), 0)
+        starts.append(start)
+        size *= GROWTH
+    return np.array(starts[::-1])
+
+
+def add_knots(knot_scores: Array, values: Array, *, knots: int) -> tuple[Array, Array]:
+    """The same function with `knots` knots: those added lie on its upper end line."""
+    slope = (values[-1] - values[-2]) / (knot_scores[-1] - knot_scores[-2])
+    steps = np.arange(1, knots - len(knot_scores) + 1)
+    return (
+        np.concatenate([knot_scores, knot_scores[-1] + steps]),
+        np.concatenate([values, values[-1] + steps * slope]),
+    )
+
+
+def output_norms(context: RankingContext, output_gram: Tensor | None) -> Tensor:
+    """Norms of the values after the output projection, [A, N]; before it where it is unknown."""
+    values = context.values  # [A, N, D]
+    if output_gram is None:
+        unprojected: Tensor = values.norm(dim=-1)  # [A, N]
+        return unprojected
+    squares = torch.einsum("and,ade,ane->an", values, output_gram, values)  # [A, N]
+    norms: Tensor = squares.clamp_min(0).sqrt()
+    return norms
+
+
+def _rising_knots(knot_scores: Array, values: Array) -> tuple[Array, Array]:
+    """Two knots or more, distinct in float32, with at least `MINIMUM_SLOPE` between them."""
+    nearest = max(1e-4 * (knot_scores[-1] - knot_scores[0]), 1e-6 * np.abs(knot_scores).max())
+    kept = [(knot_scores[0], values[0])]
+    for score, value in zip(knot_scores[1:], values[1:], strict=True):
+        gap = score - kept[-1][0]
+        if gap > nearest:
+            rise = max(MINIMUM_SLOPE * gap, 1e-5)
+            kept.append((score, max(value, kept[-1][1] + rise)))
+    if len(kept) == 1:
+        kept.append((kept[0][0] + 1.0, kept[0][1] + MINIMUM_SLOPE))
+    first, second = np.array(kept, dtype=np.float64).T
+    return first, second

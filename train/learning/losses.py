@@ -1,0 +1,256 @@
+"""The losses of rankers: sampled rankings, closed form, listwise and regression; and their input.
+
+Every KV head is an agent with a policy of its own (the paper's view): rewards, baselines and
+normalisation stay within one head, and losses are summed over heads, so that what "gradient norm 5"
+means does not depend on how many heads train together. Left out: differentiable sorts
+(`train.learning.differentiable_sorts`), where contexts come from (`train.data.contexts`), and the
+ranker (`policies.ranker`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from kvp.errors import UsageError
+from kvp.plugins import own_errors
+from kvp.reward import (
+    RATIO_FLOOR,
+    expected_cost,
+    gumbel_sort,
+    log_prob,
+    ratio_of_cost,
+    ratio_reward,
+    rloo_advantages,
+    skill_of_cost,
+    skill_reward,
+)
+from train.recipe import OBJECTIVES, Recipe, RewardName
+
+FLOOR = 1e-6
+"""Added before the logarithm (regress): below it, differences mean nothing."""
+_REWARDS_OF_RANKINGS = {"skill": skill_reward, "ratio": ratio_reward}
+_REWARDS_OF_COSTS = {"skill": skill_of_cost, "ratio": ratio_of_cost}
+_TILE = 2**22
+"""Pairs that `exact` handles at a time: 16 MB of float32."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """C contexts, whose numbers of tokens N may differ, for A heads."""
+
+    scores: Sequence[Tensor]
+    """Per context [A, N] floating point, differentiable."""
+    importances: Sequence[Tensor]
+    """Per context [A, N], >= 0, importance of the tokens (`Recipe.label`)."""
+    counted: Tensor
+    """[C, A] bool, heads that learn from a context."""
+    seeds: Sequence[int]
+    """Per context, the seed of its noise."""
+    heads: slice = field(default_factory=lambda: slice(None))
+    """Which heads of the model the A are."""
+    model_heads: int | None = None
+    """Heads of the model, None for A: noise is drawn for all of them, so that a run of some heads
+    draws what a run of all draws for them."""
+    across: Callable[[Tensor], Tensor] = lambda tensor: tensor
+    """Sum of a tensor over the processes that share the contexts of a step; nothing to add in one
+    process. Every statistic over contexts goes through it."""
+
+    def mean(self, values: Tensor) -> Tensor:
+        """Mean over contexts of [C, A] values, for each head over those that count: [A], or 0.
+
+        This process's share of it where processes share the contexts: shares add up to the mean.
+        """
+        total = self.across(self.counted.sum(0))  # [A] contexts that count
+        return values.where(self.counted, 0.0).sum(0) / total.clamp_min(1)
+
+
+Objective = Callable[[Batch, Recipe], tuple[Tensor, dict[str, float]]]
+"""Loss of every head, [A], of which the sum is minimised, and numbers for the log."""
+
+
+def objective_of(name: str) -> Objective:
+    """The objective of a name in `OBJECTIVES`; UsageError where there is none that can be used."""
+    objective: Objective = OBJECTIVES.load(name)
+    if not callable(objective):
+        raise UsageError(f"--objective {name} is not a function")
+    return objective
+
+
+def losses_of(
+    objective: Objective, batch: Batch, recipe: Recipe
+) -> tuple[Tensor, dict[str, float]]:
+    """Loss of every head and numbers for the log; UsageError where a user's own objective fails."""
+    what = f"--objective {recipe.objective}"
+    with own_errors(objective, what):
+        losses, logged = objective(batch, recipe)
+        heads = batch.counted.shape[1]
+        if losses.ndim != 1 or len(losses) != heads:
+            shape = tuple(losses.shape)
+            raise UsageError(f"{what} returned losses {shape}, expected one for each head: {heads}")
+    return losses, logged
+
+
+def mean_of_counted(values: Tensor, counted: Tensor) -> Tensor:
+    """Mean of [C, A] values over the pairs that count; 0 where none does."""
+    return values.where(counted, 0.0).sum() / counted.sum().clamp_min(1)
+
+
+def top_entropy(scores: Tensor) -> Tensor:
+    """Entropy of the first pick over that of a uniform pick: [A, N] -> [A], in [0, 1]."""
+    log_share = scores.log_softmax(-1)  # [A, N]
+    entropy = -(log_share.exp() * log_share).sum(-1)  # [A], nats
+    return entropy / torch.tensor(float(scores.shape[-1])).log()
+
+
+def listwise_objective(batch: Batch, recipe: Recipe) -> tuple[Tensor, dict[str, float]]:
+    """Cross-entropy between the tokens' shares of the importance and softmax of the scores, [A].
+
+    It needs no sampled rankings, and has its minimum at log shares up to a constant per context:
+    the order of the all-budgets cost (descending w).
+    """
+    losses = [cross_entropy(s, w) for s, w in zip(batch.scores, batch.importances, strict=True)]
+    return batch.mean(torch.stack(losses)), {}
+
+
+def cross_entropy(scores: Tensor, importance: Tensor) -> Tensor:
+    """- sum_i (w_i / W) log softmax(s)_i in nats: two [..., N] of one dtype -> [...]; 0 if W is."""
+    total = importance.sum(-1, keepdim=True).clamp_min(torch.finfo(scores.dtype).tiny)  # [..., 1]
+    share = importance / total  # [..., N]
+    return -(share * scores.log_softmax(-1)).sum(-1)
+
+
+def regress_objective(batch: Batch, recipe: Recipe) -> tuple[Tensor, dict[str, float]]:
+    """Squared error of the logarithm of importance, [A]: the control without a ranking.
+
+    With `--label kvzip_plus` this is KVzap's objective (arXiv 2601.07891) for our network: keys,
+    values and positions where KVzap reads hidden states.
+    """
+    losses = [squared_error(s, w) for s, w in zip(batch.scores, batch.importances, strict=True)]
+    return batch.mean(torch.stack(losses)), {}
+
+
+def squared_error(scores: Tensor, importance: Tensor) -> Tensor:
+    """mean_i (s_i - log(w_i + FLOOR))^2: two [..., N] of one dtype -> [...]."""
+    return (scores - (importance + FLOOR).log()).square().mean(-1)
+
+
+def exact_objective(batch: Batch, recipe: Recipe) -> tuple[Tensor, dict[str, float]]:
+    """Minus the expected reward in closed form, which RLOO estimates from sampled rankings: [A].
+
+    Under Plackett-Luce the mean all-budgets cost is sum_i w_i sum_{j != i} sigmoid(s_j - s_i)
+    (`expected_cost`): a pairwise logistic ranking loss, weighted by importance. Rewards are
+    linear in the cost, so this is minus the mean reward (`ratio` without its floor).
+    """
+    rewards = []
+    for scores, importance in zip(batch.scores, batch.importances, strict=True):
+        block = max(_TILE // scores.numel(), 16)
+        cost = expected_cost(importance, scores, block)  # [A]
+        rewards.append(_REWARDS_OF_COSTS[recipe.reward](importance, cost))
+    reward = torch.stack(rewards)  # [C, A]
+    metrics = {"train/reward": float(mean_of_counted(reward.detach(), batch.counted))}
+    return -batch.mean(reward), metrics
+
+
+Baseline = Callable[[Tensor, Batch], Tensor]
+"""Rewards [C, K, A] of a batch -> rewards minus their baselines, 0 where a head does not count."""
+
+
+def rloo_objective(batch: Batch, recipe: Recipe) -> tuple[Tensor, dict[str, float]]:
+    """Policy-gradient loss of every head, [A]: rankings sampled by Gumbel sort, their rewards,
+    REINFORCE (KVP paper, section 3.2, eq. 6).
+
+    The baseline of a ranking is the mean reward of the others of its context (Algorithm 1).
+    """
+    return _sampled_objective(batch, recipe, within_context)
+
+
+def rloo_batch_objective(batch: Batch, recipe: Recipe) -> tuple[Tensor, dict[str, float]]:
+    """The same gradient; the baseline is the mean reward of all other rankings of the step.
+
+    So the text under equation 6, and the released code with one ranking of each of many contexts.
+    """
+    return _sampled_objective(batch, recipe, within_step)
+
+
+def _sampled_objective(
+    batch: Batch, recipe: Recipe, baseline: Baseline
+) -> tuple[Tensor, dict[str, float]]:
+    contexts = range(len(batch.seeds))
+    rankings = [sample_rankings(batch, context, recipe.permutations) for context in contexts]
+    rewards = torch.stack(
+        [
+            _REWARDS_OF_RANKINGS[recipe.reward](importance, ranking)
+            for importance, ranking in zip(batch.importances, rankings, strict=True)
+        ]
+    )
+    advantage = normalise(baseline(rewards, batch), batch, recipe.advantage_clip)  # [C, K, A]
+    metrics = {
+        "train/reward": float(mean_of_counted(rewards.mean(1), batch.counted)),
+        "train/floor_share": floor_share(recipe.reward, rewards, batch.counted),
+    }
+    return policy_loss(batch, rankings, advantage), metrics
+
+
+def sample_rankings(batch: Batch, context: int, permutations: int) -> Tensor:
+    """Draw K rankings of one context from its seed: [K, A, N] int64."""
+    scores = batch.scores[context].detach()  # [A, N]
+    noise = torch.Generator(scores.device).manual_seed(batch.seeds[context])
+    return gumbel_sort(scores, permutations, noise, shard=batch.heads, of=batch.model_heads)
+
+
+def within_context(rewards: Tensor, batch: Batch) -> Tensor:
+    """Reward minus the mean of the other K-1 rankings of its context, K > 1."""
+    return rloo_advantages(rewards.transpose(0, 1)).transpose(0, 1) * batch.counted[:, None]
+
+
+def within_step(rewards: Tensor, batch: Batch) -> Tensor:
+    """Reward minus the mean of all other rankings of the step that count; 0 for a single one."""
+    counted = batch.counted[:, None]  # [C, 1, A]
+    episodes = batch.across(batch.counted.sum(0)) * rewards.shape[1]  # [A]
+    mean = batch.across((rewards * counted).sum((0, 1))) / episodes.clamp_min(1)  # [A]
+    return (rewards - mean) * counted * (episodes / (episodes - 1).clamp_min(1))
+
+
+def normalise(raw: Tensor, batch: Batch, clip: float) -> Tensor:
+    """Advantages with unit standard deviation per head over the contexts that count, then clipped.
+
+    Args:
+        raw: [C, K, A] rewards minus baselines; their mean is 0 for every head.
+        batch: says which contexts count.
+        clip: bound in standard deviations.
+    """
+    episodes = batch.across(batch.counted.sum(0)).clamp_min(1) * raw.shape[1]
+    deviation = (batch.across(raw.square().sum((0, 1))) / episodes).sqrt()  # [A]
+    return (raw / deviation.clamp_min(1e-8)).clamp(-clip, clip)
+
+
+def policy_loss(batch: Batch, rankings: Sequence[Tensor], advantages: Tensor) -> Tensor:
+    """Loss of every head: minus advantage times log-probability per token, mean over episodes.
+
+    Args:
+        batch: scores, per context [A, N] float32, and the contexts that count.
+        rankings: per context [K, A, N] int64.
+        advantages: [C, K, A].
+
+    Returns:
+        [A] losses; their sum over heads is what is minimised.
+    """
+    losses = [
+        -(advantage * log_prob(scores, ranking)).mean(0) / scores.shape[-1]
+        for scores, ranking, advantage in zip(batch.scores, rankings, advantages, strict=True)
+    ]
+    return batch.mean(torch.stack(losses))
+
+
+def floor_share(reward: RewardName, rewards: Tensor, counted: Tensor) -> float:
+    """Share of `ratio` rewards [C, K, A] of heads that count [C, A] that sit on their floor.
+
+    0 for the other rewards, which have no floor.
+    """
+    if reward != "ratio":
+        return 0.0
+    return float(mean_of_counted((rewards <= RATIO_FLOOR).float().mean(1), counted))

@@ -1,0 +1,314 @@
+"""A training, from contexts to saved weights, in the order in which Lightning calls its parts.
+
+A step: `training_step` scores contexts and computes the loss, Lightning its gradients,
+`configure_gradient_clipping` clips them, `optimizer_step` updates the weights and their average.
+`Between` two steps the average is validated, and log, progress and checkpoint are written.
+
+What a step does depends on the seed, the step and the weights only
+(`train.data.compression_points`), never on a generator's state, so a run continued from a
+checkpoint computes what it would have computed anyway. The averaged weights and the best averaged
+weights of every head are part of the module, hence of every checkpoint.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
+from torch import Tensor
+
+from kvp.errors import UsageError
+from kvp.metrics import has_signal
+from kvp.progress import Progress, phase
+from kvp.store import SequenceRecord
+from policies.ranker import HeadRankers
+from train.data.compression_points import drawn_points, noise_seed, protection_of
+from train.data.contexts import ContextSource, RankingContext, StepContexts, score_together
+from train.distributed import ALONE, Workers
+from train.job.fit import fit
+from train.job.prepare import Job
+from train.job.summary import CHARTS, means_by_layer, print_start
+from train.learning.losses import Batch, losses_of, mean_of_counted, objective_of, top_entropy
+from train.learning.optim import (
+    Muon,
+    average_decay,
+    clip_per_head,
+    learning_rate_factor,
+    update_average,
+)
+from train.learning.validation import HeldOut, evaluate
+from train.recipe import Recipe
+
+LOG_EVERY = 10
+"""Steps between two entries of the log."""
+
+
+def train_rankers(job: Job) -> RankerTraining:
+    """Train the rankers of a job; returns the module after the last step."""
+    if job.workers.first:
+        phase("reading training sequences")
+    rankers = job.initial_rankers()
+    if job.workers.first:
+        print_start(job, rankers)
+    module = RankerTraining.of(job, rankers)
+    fit(
+        module, Between(job, module), device=job.device, steps=job.recipe.steps,
+        workers=job.workers, checkpoint=job.target.start,
+    )  # fmt: skip
+    return module
+
+
+class RankerTraining(pl.LightningModule):
+    """Train the rankers of all heads at once."""
+
+    best_skill: Tensor
+    """[A] float32 best held-out skill so far, -inf before the first validation."""
+    best_step: Tensor
+    """[A] int64 step at which each head was best."""
+
+    def __init__(
+        self,
+        rankers: HeadRankers,
+        recipe: Recipe,
+        source: ContextSource,
+        records: Sequence[SequenceRecord],
+        *,
+        seed: int,
+        activation_bytes: float = 8e9,
+        heads: range | None = None,
+        model_heads: int | None = None,
+        workers: Workers = ALONE,
+    ) -> None:
+        """Train `rankers` on contexts of `records`, drawn from `source`.
+
+        `activation_bytes` as for `score_together`. `rankers` and `source` are those of the `heads`
+        of a model that has `model_heads`, None for all; `workers` share a step's contexts.
+        """
+        super().__init__()
+        self.rankers = rankers
+        self.average = copy.deepcopy(rankers).requires_grad_(False)
+        self.best = copy.deepcopy(rankers).requires_grad_(False)
+        self.register_buffer("best_skill", torch.full((rankers.total_kv_heads,), -torch.inf))
+        self.register_buffer("best_step", torch.zeros(rankers.total_kv_heads, dtype=torch.int64))
+        self.gradient_norms = torch.zeros(0)
+        """[A] of the latest step, before clipping."""
+        self._recipe = recipe
+        self._objective = objective_of(recipe.objective)
+        self._contexts = StepContexts(
+            source,
+            lambda step: drawn_points(
+                records, recipe, seed=seed, step=step, slots=workers.share(range(recipe.contexts))
+            ),
+            steps=recipe.steps,
+        )
+        self._seed = seed
+        self._activation_bytes = activation_bytes
+        self._heads = slice(None) if heads is None else slice(heads.start, heads.stop)
+        self._model_heads = model_heads
+        self._workers = workers
+        self._protection = protection_of(recipe)
+
+    @classmethod
+    def of(cls, job: Job, rankers: HeadRankers) -> RankerTraining:
+        """What trains `rankers` on the data of a job."""
+        return cls(
+            rankers,
+            job.recipe,
+            job.source(job.recipe.label),
+            job.training_data.training,
+            seed=job.config.seed,
+            activation_bytes=job.config.activation_gb * 1e9,
+            heads=job.heads,
+            model_heads=job.traces.geometry.total_kv_heads,
+            workers=job.workers,
+        )
+
+    def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
+        """AdamW or Muon with the paper's warm-up and cosine, by step."""
+        recipe = self._recipe
+        lr, decay = recipe.lr, recipe.weight_decay
+        optimizer: torch.optim.Optimizer
+        if recipe.optimizer == "muon":
+            optimizer = Muon(self.rankers, lr=lr, weight_decay=decay)
+        else:
+            weights = self.rankers.parameters()
+            optimizer = torch.optim.AdamW(weights, lr=lr, weight_decay=decay, fused=True)
+        final = min(1.0, recipe.final_lr / recipe.lr)
+        scheduler = torch.optim.lr_scheduler.LambdaLR(
+            optimizer,
+            lambda step: learning_rate_factor(
+                step, steps=recipe.steps, warmup=recipe.warmup, final_factor=final
+            ),
+        )
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
+        }
+
+    def train_dataloader(self) -> Iterator[int]:
+        """Step numbers from the current one on; contexts are made from them."""
+        return itertools.count(self.global_step)
+
+    def training_step(self, step: int, batch_idx: int) -> dict[str, Any]:
+        """Score the contexts of a step and return the loss of the recipe's objective.
+
+        Next to `loss` the result holds `metrics`, name -> float, for the log. Where processes share
+        the step, metrics are means over them by their numbers of contexts, and `loss` is this
+        process's share times their number, because DDP takes the mean of the gradients.
+        """
+        recipe, workers = self._recipe, self._workers
+        whole = self._contexts.contexts(step)
+        scores = score_together(self.rankers, whole, activation_bytes=self._activation_bytes)
+        free = [self._protection.competing(context.length) for context in whole]
+        contexts = [context.drop_protected(self._protection) for context in whole]
+        counted = torch.stack([has_signal(context.importance) for context in contexts])  # [C, A]
+        batch = Batch(
+            scores=[score[:, kept] for score, kept in zip(scores, free, strict=True)],
+            importances=[context.importance for context in contexts],
+            counted=counted,
+            seeds=[
+                noise_seed(self._seed, step, index)
+                for index in workers.share(range(recipe.contexts))
+            ],
+            heads=self._heads,
+            model_heads=self._model_heads,
+            across=workers.sum,
+        )
+        losses, logged = losses_of(self._objective, batch, recipe)
+        entropy = torch.stack([top_entropy(score.detach()) for score in batch.scores])  # [C, A]
+        share = len(contexts) / recipe.contexts
+        metrics = {
+            "train/loss": float(losses.detach().mean()) / share,
+            "train/entropy": float(mean_of_counted(entropy, counted)),
+            "train/flat_share": float(1 - counted.float().mean()),
+            **logged,
+        }
+        metrics = workers.weighted_sum(metrics, share)
+        if not math.isfinite(metrics["train/loss"]):
+            raise UsageError(
+                f"training diverged: the loss of step {step + 1} is {metrics['train/loss']}; lower "
+                f"--lr (now {recipe.lr:g}), in a new --out"
+            )
+        return {"loss": losses.sum() * workers.count, "metrics": metrics}
+
+    def configure_gradient_clipping(self, *args: object, **kwargs: object) -> None:
+        """Clip the gradient of every head separately (Lightning's own clipping stays unset)."""
+        self.gradient_norms = clip_per_head(self.rankers.parameters(), self._recipe.gradient_clip)
+
+    def optimizer_step(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
+        """Step, then average."""
+        super().optimizer_step(*args, **kwargs)
+        decay = average_decay(self.global_step, warmup=self._recipe.warmup, ema=self._recipe.ema)
+        update_average(self.average, self.rankers, decay)
+
+    @torch.no_grad()
+    def validate(self, contexts: Iterable[RankingContext]) -> HeldOut | None:
+        """Evaluate the averaged weights on held-out contexts, and keep each head's best.
+
+        Of several processes the first one does, and returns what it found. A head without signal in
+        every held-out context (NaN) keeps its latest weights.
+        """
+        found, skill = None, torch.empty_like(self.best_skill)
+        if self._workers.first:
+            found = evaluate(self.average, contexts, reward_protection=self._protection)
+            skill = found.skill
+        skill = self._workers.from_first(skill)
+        better = ~(skill <= self.best_skill)  # [A] bool
+        averages = self.average.parameters()  # [A, ...] each
+        for best, average in zip(self.best.parameters(), averages, strict=True):
+            best[better] = average[better]
+        self.best_skill[better] = skill[better]
+        self.best_step[better] = self.global_step
+        return found
+
+
+class Between(pl.Callback):
+    """What is done after a step when it is due, and after the last one.
+
+    In this order, so that a checkpoint has what a validation changes: Lightning by itself validates
+    after it has written a checkpoint, and writes none after the last step.
+    """
+
+    state_key = "Checkpoints"  # its place in checkpoints (docs/formats.md)
+
+    def __init__(self, job: Job, module: RankerTraining) -> None:
+        """Validate `module` on the job's held-out contexts, and write to the folder of its run.
+
+        Of several processes the first one logs and shows its progress; its run has the folder's
+        name in TensorBoard.
+        """
+        self._job, self._module, self._target = job, module, job.target
+        self._shown = job.workers.first
+        self._points = job.validation_points(job.config.validation_contexts) if self._shown else []
+        self._progress: Progress | None = None
+
+    def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        """Begin at the step that is resumed from; entries of the log after it are hidden."""
+        if self._shown:
+            step, name = trainer.global_step, self._target.place.absolute().name
+            self._log = TensorBoardLogger(
+                self._target.logs, name=name, version="", purge_step=step + 1
+            )
+            self._log.experiment.add_custom_scalars(CHARTS)
+            trainer.logger = self._log  # closed by Lightning
+            self._progress = Progress("training", int(trainer.max_steps), completed=step)
+            self._progress.__enter__()
+
+    def on_train_batch_end(
+        self,
+        trainer: pl.Trainer,
+        module: pl.LightningModule,
+        outputs: Any,  # noqa: ANN401
+        *_: object,
+    ) -> None:
+        """Do what is due."""
+        job, training = self._job, self._module
+        step, last = trainer.global_step, trainer.global_step == trainer.max_steps
+        metrics, logged = outputs["metrics"], {}
+        if step % LOG_EVERY == 0:
+            rate = trainer.optimizers[0].param_groups[0]["lr"]
+            logged = {"train/gradient_norm": training.gradient_norms.mean(), "train/lr": rate}
+            logged |= metrics
+        if last or step % job.config.validate_every == 0:
+            source = job.source(job.recipe.label)
+            held_out = training.validate(map(source.context, self._points))
+            if held_out is not None:
+                logged |= means_by_layer(held_out, job.traces.geometry, job.heads)
+        if self._progress is not None:
+            self._log.log_metrics(logged, step)
+            self._progress.update(step, note=self._note(metrics))
+        if last or step % job.config.checkpoint_every == 0:
+            trainer.save_checkpoint(self._target.checkpoint)  # the first writes, others wait
+            if self._shown:
+                self._target.send_checkpoint()
+
+    def _note(self, metrics: dict[str, float]) -> str:
+        """A step in short: loss or reward, and held-out skill on the label."""
+        name = "reward" if "train/reward" in metrics else "loss"
+        text, skill = f"{name} {metrics[f'train/{name}']:.3f}", self._module.best_skill
+        if torch.isfinite(skill).all():
+            text += f", held-out skill on {self._job.recipe.label} {skill.mean():.3f}"
+        return text
+
+    def on_train_end(self, *_: object) -> None:
+        """Give the terminal back, also after an error."""
+        if self._progress is not None:
+            self._progress.__exit__()
+
+    on_exception = on_train_end  # type: ignore[assignment]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Whose a checkpoint is."""
+        return {"run": self._target.digest}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Raise ValueError on a checkpoint of another run; earlier versions did not say whose."""
+        if state != self.state_dict():
+            raise ValueError("it is of another run")
