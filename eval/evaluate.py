@@ -294,13 +294,11 @@ def hindsight(bench: Bench, prompt: Prompt, start: Prefill) -> list[Tensor]:
     else:
         ((answer, _),) = bench.answers(prompt, start, [all_tokens(start)])
         reply = torch.tensor(answer)
-    seen = start.observation
-    assert seen is not None, "a prompt that was just run has an observation"
-    rest = prompt.ids[seen.cache.get_seq_length() :]
+    rest = prompt.ids[start.cache.get_seq_length() :]
     fed = torch.cat([rest, reply]).to(bench.model.device)
-    after = observe(bench.model, fed[None], cache=seen.cache.fork())
+    after = observe(bench.model, fed[None], cache=start.cache.fork())
     result = []
-    for keys, before, later in zip(after.keys, seen.queries, after.queries, strict=True):
+    for keys, before, later in zip(after.keys, start.queries, after.queries, strict=True):
         queries = torch.cat([before, later], dim=2)  # [1, Q, T, D], T tokens of prompt and reply
         heads = keys.shape[1]
         grouped = queries.view(1, heads, -1, *queries.shape[2:])  # [1, H, G, T, D]

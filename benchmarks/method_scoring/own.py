@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from unittest.mock import patch
 
@@ -131,8 +130,7 @@ def _evict(
     tokenizer: PreTrainedTokenizerBase,
 ) -> EvictingCache:  # fmt: skip
     """Extra passes, scores, choice and gathering, as `kvp.hf.prefill_and_evict` does them."""
-    assert seen.observation is not None
-    fresh = replace(seen, inputs=Prefill.of(seen.observation, model, ids, tokenizer).inputs)
+    fresh = seen.with_inputs(model, ids, tokenizer)
     budget = parse_budget(f"{setting.KEPT:.0%}").tokens(ids.shape[1])
     scores = torch.stack(score_layers(scorer, fresh.views(scorer.needs, budget)), dim=1)
     slots = select(scores, budget, Protection()).unbind(dim=1)

@@ -154,11 +154,7 @@ class PromptSet:
         seen = self._bench.prefill(self.prompts[index], self._protocol, needs)
         budget = min(self._target.budget.tokens(seen.tokens), seen.tokens)
         self._scores[index] = torch.cat(score_layers(self._scorer, seen.views(needs, budget)))
-        assert seen.observation is not None, "the prompt was just run"
-        seen = replace(  # what decoding reads
-            seen, queries=(), inputs=None,
-            observation=replace(seen.observation, queries=(), hidden=None),
-        )  # fmt: skip
+        seen = replace(seen, queries=(), inputs=None, hidden=None)  # what decoding reads
         size = sum(part.nbytes for part in (*seen.keys, *seen.values))
         if size <= self._free_bytes:
             self._free_bytes -= size

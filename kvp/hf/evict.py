@@ -27,7 +27,7 @@ from kvp.budgets import Budget
 from kvp.errors import UsageError
 from kvp.hf.cache import EvictingCache
 from kvp.hf.cache_layers import EMPTY
-from kvp.hf.prefill import Observation, Prefill, split_batch
+from kvp.hf.prefill import Prefill, split_batch
 from kvp.hf.scorer_inputs import needs_scorer_inputs
 from kvp.ranking import EMPTY_SLOT, Allocator, Pooling, Protection, Selection, select
 from kvp.scoring import (
@@ -54,25 +54,24 @@ class EvictionRule:
 
 def evict(
     model: PreTrainedModel,
-    observation: Observation,
+    seen: Prefill,
     rule: EvictionRule,
     *,
     padding: Sequence[int],
     input_ids: Tensor | None,
     tokenizer: PreTrainedTokenizerBase | None = None,
     budgets: Sequence[int],
-    fed_again: int = 0,
 ) -> None:
-    """Shrink `observation.cache` in place; a cache of which everything stays is left as it is.
+    """Shrink `seen.cache` in place; a cache of which everything stays is left as it is.
 
     `padding` are the columns of left padding of each prompt; `input_ids` [B, T] int64 include them
     (None when the prompts were given as embeddings). `budgets` are tokens per KV head of each
-    prompt. The last `fed_again` tokens are seen by scorers and not kept. Raises UsageError when an
-    allocator returns counts that cannot be kept, and as `ScorerInputs.for_needs`.
+    prompt. Raises UsageError when an allocator returns counts that cannot be kept, and as
+    `ScorerInputs.for_needs`.
     """
-    cache, scorer = observation.cache, rule.scorer
-    seen = cache.get_seq_length()
-    lengths = [seen - fed_again - pad for pad in padding]
+    cache, scorer = seen.cache, rule.scorer
+    columns = cache.get_seq_length()
+    lengths = [columns - seen.fed_again - pad for pad in padding]
     budgets = [min(budget, length) for budget, length in zip(budgets, lengths, strict=True)]
     least = min(budgets, default=0)
     if least < max(lengths, default=0) and 2 * rule.protection.tokens >= least:
@@ -81,24 +80,23 @@ def evict(
             "protected ones: protection=Protection(sinks=0, recents=0) leaves all to the method",
             stacklevel=2,
         )
-    if rule.allocator is None and budgets == [seen - pad for pad in padding]:
+    if rule.allocator is None and budgets == [columns - pad for pad in padding]:
         return
     parts = split_batch(
-        observation, padding, model, input_ids, tokenizer,
-        one_by_one=scorer.needs.text > 0, fed_again=fed_again,
-    )  # fmt: skip
+        seen, padding, model, input_ids, tokenizer, one_by_one=scorer.needs.text > 0
+    )
     kept: list[Tensor] = []  # per prompt [L, H, S], counted with padding
     for batch, part in parts:
         pad = padding[batch.start]
         for tokens in _tokens_kept(part, budgets[batch.start], rule):
             kept.append(torch.where(tokens == EMPTY_SLOT, tokens, tokens + pad))
-    if all(tokens.shape[-1] == seen and bool((tokens != EMPTY_SLOT).all()) for tokens in kept):
+    if all(tokens.shape[-1] == columns and bool((tokens != EMPTY_SLOT).all()) for tokens in kept):
         return
     with cache.changing():
         for number, (index, layer) in enumerate(cache.stored.items()):
             indices = _stack_prompts([tokens[number] for tokens in kept])
-            cache.layers[index] = layer.select(indices, fed_again)
-        for index, other in observation.others_kept.items():
+            cache.layers[index] = layer.select(indices, seen.fed_again)
+        for index, other in seen.others_kept.items():
             cache.layers[index] = other
 
 
@@ -117,7 +115,7 @@ def gather(prefill: Prefill, kept: Sequence[Tensor]) -> EvictingCache:
         [values[:, :, :tokens] for values in prefill.values],
         [_stack_prompts([each[layer] for each in moved]) for layer in range(len(prefill.keys))],
         seen=tokens,
-        others={} if prefill.observation is None else prefill.observation.others_kept,
+        others=prefill.others_kept,
     )
 
 

@@ -44,7 +44,7 @@ from kvp.hf.kept import Kept
 from kvp.hf.model_access import check_mode, check_model, warn_of_another_model
 from kvp.hf.model_config import rope_switch
 from kvp.hf.prefill import (
-    Observation,
+    Prefill,
     block_here,
     prefill,
     recorded_hidden,
@@ -86,11 +86,10 @@ def prefill_and_evict(
     cached = tokens - fed_again
     kept = kept_tokens(rule.budget, cached, rule.protection)
     needs = rule.scorer.needs if rule.allocator is not None or kept < cached else Needs()
-    seen = prefill(model, input_ids, needs, tokenizer=tokenizer, fed_again=fed_again).observation
-    assert seen is not None
+    seen = prefill(model, input_ids, needs, tokenizer=tokenizer, fed_again=fed_again)
     evict(
         model, seen, rule, padding=[0] * batch, input_ids=input_ids, tokenizer=tokenizer,
-        budgets=[kept] * batch, fed_again=fed_again,
+        budgets=[kept] * batch,
     )  # fmt: skip
     return seen.cache
 
@@ -539,13 +538,12 @@ class EvictingBlock(AbstractContextManager[Kept]):
         if call.padding is None:
             evict_again(cache, rule, budgets, [0] * len(budgets))
         else:
-            seen = Observation(
-                keys=tuple(layer.keys for layer in cache.stored.values()),
-                values=tuple(layer.values for layer in cache.stored.values()),
+            seen = Prefill.of_cache(
+                cache,
                 queries=() if cache.recorder is None else cache.recorder.queries,
-                cache=cache,
                 hidden=None if call.hidden is None else call.hidden.record,
                 others=cache.others,
+                others_kept={},
             )
             evict(
                 self.model, seen, rule, padding=call.padding, input_ids=input_ids,
