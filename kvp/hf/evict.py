@@ -1,8 +1,10 @@
 """Which tokens a cache keeps: views to scores, scores to counts, counts to tokens.
 
-Prompts without padding are scored together, padded ones one at a time, so that views hold no
-padding. Without an allocator every head keeps the budget; with one, the budget of each prompt is
-split by itself.
+One prefill makes many caches: `choose` scores it once for all budgets and allocators of a method,
+`gather` makes a cache of the tokens chosen, `evict` shrinks the cache of the prefill. Prompts
+without padding are scored together, padded ones one at a time, so that views hold no padding.
+Without an allocator every head keeps the budget; with one, the budget of each prompt is split by
+itself.
 
 A cache that has been shrunk before is ranked by scores of what it still holds (`evict_again`):
 while a model answers, between the pieces of a prompt, and in further turns of a conversation. Heads
@@ -29,13 +31,14 @@ from kvp.hf.cache import EvictingCache
 from kvp.hf.cache_layers import EMPTY
 from kvp.hf.prefill import Prefill, split_batch
 from kvp.hf.scorer_inputs import needs_scorer_inputs
-from kvp.ranking import EMPTY_SLOT, Allocator, Pooling, Protection, Selection, select
+from kvp.ranking import EMPTY_SLOT, Allocator, Pooling, Protection, Selection
 from kvp.scoring import (
     ALL_QUERIES,
     Needs,
     Scorer,
     SelfSizing,
     View,
+    group_budgets,
     layers_per_group,
     score_layers,
 )
@@ -88,7 +91,12 @@ def evict(
     kept: list[Tensor] = []  # per prompt [L, H, S], counted with padding
     for batch, part in parts:
         pad = padding[batch.start]
-        for tokens in _tokens_kept(part, budgets[batch.start], rule):
+        budget = budgets[batch.start]
+        chosen = [all_tokens(part)] * part.keys[0].shape[0]
+        if rule.allocator is not None or budget < part.tokens:
+            choice = budget, rule.protection, rule.allocator
+            ((_, chosen),) = choose(part, rule.scorer, [choice])
+        for tokens in chosen:
             kept.append(torch.where(tokens == EMPTY_SLOT, tokens, tokens + pad))
     if all(tokens.shape[-1] == columns and bool((tokens != EMPTY_SLOT).all()) for tokens in kept):
         return
@@ -98,6 +106,37 @@ def evict(
             cache.layers[index] = layer.select(indices, seen.fed_again)
         for index, other in seen.others_kept.items():
             cache.layers[index] = other
+
+
+Choice = tuple[int, Protection, Allocator | None]
+"""Tokens per KV head, those that come before all others, and what splits them over the heads."""
+
+
+@torch.no_grad()
+def choose(
+    prefill: Prefill,
+    scorer: Scorer,
+    choices: Sequence[Choice],
+    future: Sequence[Tensor] | None = None,
+) -> Iterator[tuple[int, list[Tensor]]]:
+    """The number of each choice, and the tokens that stay by it: [L, H, S] for every prompt.
+
+    The scorer is asked once for all, or, where it reads the budget, once for each. `future` is as
+    of `Prefill.views`. Raises UsageError as `score_layers` and `Selection.tokens`.
+    """
+    sizes = scorer.sizes if isinstance(scorer, SelfSizing) else None
+    for budgets in group_budgets(scorer.needs, sorted({budget for budget, *_ in choices})):
+        views = list(prefill.views(scorer.needs, budgets[0], future=future))
+        scores = score_layers(scorer, views)
+        device = scores[0].device  # layers may lie on several devices
+        prompts = torch.stack([layer.to(device) for layer in scores], dim=1)  # [B, L, H, N]
+        rankings: dict[Protection, list[Selection]] = {}
+        for number, (budget, protection, allocator) in enumerate(choices):
+            if budget not in budgets:
+                continue
+            if protection not in rankings:
+                rankings[protection] = [Selection(each, protection, sizes) for each in prompts]
+            yield number, [each.tokens(budget, allocator) for each in rankings[protection]]
 
 
 def all_tokens(prefill: Prefill) -> Tensor:
@@ -117,22 +156,6 @@ def gather(prefill: Prefill, kept: Sequence[Tensor]) -> EvictingCache:
         seen=tokens,
         others=prefill.others_kept,
     )
-
-
-def _tokens_kept(prefill: Prefill, budget: int, rule: EvictionRule) -> list[Tensor]:
-    """Tokens that stay, [L, H, S], for each prompt of the batch."""
-    if rule.allocator is None and budget == prefill.tokens:
-        return [all_tokens(prefill)] * prefill.keys[0].shape[0]
-    scores = score_layers(rule.scorer, prefill.views(rule.scorer.needs, budget))
-    device = scores[0].device  # layers may lie on several devices
-    together = torch.stack([layer.to(device) for layer in scores], dim=1)  # [B, L, H, N]
-    if rule.allocator is None:
-        return list(select(together, budget, rule.protection))
-    sizes = rule.scorer.sizes if isinstance(rule.scorer, SelfSizing) else None
-    return [
-        Selection(prompt, rule.protection, sizes).tokens(budget, rule.allocator)
-        for prompt in together
-    ]
 
 
 def _stack_prompts(prompts: Sequence[Tensor]) -> Tensor:

@@ -103,30 +103,6 @@ class Prefill:
     fed_again: int = 0
     """Last tokens that are fed once more after the eviction."""
 
-    @classmethod
-    def of_cache(
-        cls,
-        cache: EvictingCache,
-        *,
-        queries: Sequence[Tensor],
-        hidden: HiddenRecord | None,
-        others: Mapping[int, OtherLayer],
-        others_kept: Mapping[int, OtherLayer],
-        fed_again: int = 0,
-    ) -> Prefill:
-        """What `cache`, from which nothing was evicted, holds after a pass."""
-        return cls(
-            keys=tuple(layer.keys for layer in cache.stored.values()),
-            values=tuple(layer.values for layer in cache.stored.values()),
-            queries=queries,
-            layers=tuple(cache.stored),
-            cache=cache,
-            hidden=hidden,
-            others=others,
-            others_kept=others_kept,
-            fed_again=fed_again,
-        )
-
     def with_inputs(
         self,
         model: PreTrainedModel,
@@ -237,9 +213,12 @@ def observe(
             others = copies(cache.others)
     finally:
         cache.recorder = None
-    return Prefill.of_cache(
-        cache,
+    return Prefill(
+        keys=tuple(layer.keys for layer in cache.stored.values()),
+        values=tuple(layer.values for layer in cache.stored.values()),
         queries=recorder.queries,
+        layers=tuple(cache.stored),
+        cache=cache,
         hidden=None if states is None else states.record,
         others=others,
         others_kept=kept if split else others,
