@@ -14,7 +14,7 @@ PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 \
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 QUICK_HF := tests/kvp/hf/test_attention.py
 # What `make test-fast` leaves out: whole programs that run to the end, are killed or use processes.
-SLOW_FILES := tests/recipes tests/benchmarks tests/golden tests/test_demo.py tests/test_extending.py \
+SLOW_FILES := tests/recipes tests/benchmarks tests/golden tests/test_demo.py tests/test_extending.py tests/test_walks.py \
 	tests/trace_collect/test_run.py \
 	tests/trace_collect/test_dry_run.py tests/trace_collect/test_refused.py \
 	tests/train/test_distributed.py tests/train/test_resume.py tests/train/test_run.py tests/train/data/test_model_traces.py \

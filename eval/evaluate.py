@@ -26,12 +26,12 @@ from kvp.data.encode import Encoded
 from kvp.data.task import Sample
 from kvp.errors import UsageError
 from kvp.hf import EvictingCache, Prefill, observe, prefill
-from kvp.hf.evict import all_tokens, gather
+from kvp.hf.evict import all_tokens, choose, gather
 from kvp.hf.prefill import decode_greedily, end_tokens, next_logits
 from kvp.ops.future_attention import future_attention
 from kvp.plugins import own_errors
-from kvp.ranking import EMPTY_SLOT, Protection, Selection
-from kvp.scoring import ALL_QUERIES, Needs, SelfSizing, group_budgets, score_prompt
+from kvp.ranking import EMPTY_SLOT
+from kvp.scoring import ALL_QUERIES, Needs
 
 AROUND, END, MOST = 16, 96, 384
 """Tokens of an excerpt: on each side of evidence, at the end, with all evidence at most."""
@@ -294,13 +294,11 @@ def hindsight(bench: Bench, prompt: Prompt, start: Prefill) -> list[Tensor]:
     else:
         ((answer, _),) = bench.answers(prompt, start, [all_tokens(start)])
         reply = torch.tensor(answer)
-    seen = start.observation
-    assert seen is not None, "a prompt that was just run has an observation"
-    rest = prompt.ids[seen.cache.get_seq_length() :]
+    rest = prompt.ids[start.cache.get_seq_length() :]
     fed = torch.cat([rest, reply]).to(bench.model.device)
-    after = observe(bench.model, fed[None], cache=seen.cache.fork())
+    after = observe(bench.model, fed[None], cache=start.cache.fork())
     result = []
-    for keys, before, later in zip(after.keys, seen.queries, after.queries, strict=True):
+    for keys, before, later in zip(after.keys, start.queries, after.queries, strict=True):
         queries = torch.cat([before, later], dim=2)  # [1, Q, T, D], T tokens of prompt and reply
         heads = keys.shape[1]
         grouped = queries.view(1, heads, -1, *queries.shape[2:])  # [1, H, G, T, D]
@@ -313,30 +311,18 @@ def keep(
 ) -> Iterator[tuple[Setting, Tensor]]:
     """Select the tokens of every setting; settings with the same scorer share its scores."""
     tokens = start.tokens
-    everything = all_tokens(start)
     by_ranking: dict[tuple[str, str, str | None], list[Setting]] = {}
     for setting in settings:
-        if setting.method.self_sized or setting.tokens(tokens) < tokens:
+        if setting.shrinks(tokens):
             by_ranking.setdefault(setting.method.ranking, []).append(setting)
         else:
-            yield setting, everything
+            yield setting, all_tokens(start)
     for same in by_ranking.values():
         scorer = same[0].method.scorer
         assert scorer is not None, "the full cache keeps everything"
-        sizes = scorer.sizes if isinstance(scorer, SelfSizing) else None
-        needed = sorted({setting.tokens(tokens) for setting in same})
-        for budgets in group_budgets(scorer.needs, needed):
-            views = start.views(scorer.needs, budgets[0], future=future)
-            scores = score_prompt(scorer, views)
-            selections: dict[Protection, Selection] = {}
-            for setting in same:
-                budget, protection = setting.tokens(tokens), setting.protection
-                if budget not in budgets:
-                    continue
-                if protection not in selections:
-                    selections[protection] = Selection(scores, protection, sizes)
-                selection = selections[protection]
-                yield setting, selection.tokens(budget, setting.method.rule)
+        choices = [(each.tokens(tokens), each.protection, each.method.rule) for each in same]
+        for number, (kept,) in choose(start, scorer, choices, future):
+            yield same[number], kept
 
 
 def identify(config: EvalConfig, prompt: Prompt, protocol: str, setting: Setting) -> Record:

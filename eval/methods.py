@@ -381,3 +381,7 @@ class Setting:
     def tokens(self, cached: int) -> int:
         """Tokens per KV head that it may keep of `cached` ones, all of them without a budget."""
         return cached if self.budget is None else kept_tokens(self.budget, cached, self.protection)
+
+    def shrinks(self, cached: int) -> bool:
+        """Whether it may evict some of `cached` tokens."""
+        return self.method.self_sized or self.tokens(cached) < cached

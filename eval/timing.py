@@ -11,7 +11,6 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -117,10 +116,9 @@ def _evict(
     bench: Bench, seen: Prefill, ids: Tensor, setting: Setting, future: list[Tensor] | None
 ) -> tuple[EvictingCache, Tensor]:
     """Extra passes, scores, selection and gathering of one prompt; the full cache is gathered."""
-    assert seen.observation is not None, "the prompt was just run"
     # Anew for every setting, so that its time includes the extra passes that it needs.
-    fresh = Prefill.of(seen.observation, bench.model, ids, bench.tokenizer).inputs
-    ((_, kept),) = keep(replace(seen, inputs=fresh), [setting], future)
+    fresh = seen.with_inputs(bench.model, ids, bench.tokenizer)
+    ((_, kept),) = keep(fresh, [setting], future)
     return gather(seen, [kept]), kept
 
 

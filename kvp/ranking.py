@@ -263,10 +263,10 @@ def protected_scores(scores: Tensor, protection: Protection) -> Tensor:
     return raised
 
 
-def kept_tokens(budget: Budget, cached: int, protection: Protection) -> int:
-    """Tokens per KV head that `budget` keeps of `cached` ones; at most all of them.
+def budget_tokens(budget: Budget, cached: int, protection: Protection) -> int:
+    """Tokens per KV head that `budget` is of `cached` ones; a count may be more than these.
 
-    A percentage never keeps fewer than the protected tokens, so that a short prompt among long ones
+    A percentage is never fewer than the protected tokens, so that a short prompt among long ones
     stops nothing. Raises UsageError for a token count below them.
     """
     if budget.count is not None and budget.count < min(protection.tokens, cached):
@@ -274,7 +274,12 @@ def kept_tokens(budget: Budget, cached: int, protection: Protection) -> int:
             f"budget {budget} keeps {budget} tokens, fewer than the {protection.tokens} protected "
             "ones: raise the budget or turn protection off"
         )
-    return min(max(budget.tokens(cached), protection.tokens), cached)
+    return max(budget.tokens(cached), protection.tokens)
+
+
+def kept_tokens(budget: Budget, cached: int, protection: Protection) -> int:
+    """Tokens per KV head that stay of `cached` ones: `budget_tokens`, at most all of them."""
+    return min(budget_tokens(budget, cached, protection), cached)
 
 
 class Selection:

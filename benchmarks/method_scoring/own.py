@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from unittest.mock import patch
 
@@ -21,10 +20,11 @@ from kvp import __version__
 from kvp.budgets import parse_budget
 from kvp.hf import EvictingCache, Prefill, load_tokenizer
 from kvp.hf.attention import QueryRecorder
+from kvp.hf.evict import choose, gather
 from kvp.hf.prefill import prefill
 from kvp.hf.scorer_inputs import HiddenRecorder
-from kvp.ranking import Protection, select
-from kvp.scoring import Needs, Scorer, score_layers
+from kvp.ranking import Protection
+from kvp.scoring import Needs, Scorer
 from policies.kvzap import KVzap
 from policies.registry import METHODS, make_scorer
 
@@ -131,9 +131,7 @@ def _evict(
     tokenizer: PreTrainedTokenizerBase,
 ) -> EvictingCache:  # fmt: skip
     """Extra passes, scores, choice and gathering, as `kvp.hf.prefill_and_evict` does them."""
-    assert seen.observation is not None
-    fresh = replace(seen, inputs=Prefill.of(seen.observation, model, ids, tokenizer).inputs)
+    fresh = seen.with_inputs(model, ids, tokenizer)
     budget = parse_budget(f"{setting.KEPT:.0%}").tokens(ids.shape[1])
-    scores = torch.stack(score_layers(scorer, fresh.views(scorer.needs, budget)), dim=1)
-    slots = select(scores, budget, Protection()).unbind(dim=1)
-    return EvictingCache.select(list(seen.keys), list(seen.values), slots, seen=ids.shape[1])
+    ((_, kept),) = choose(fresh, scorer, [(budget, Protection(), None)])
+    return gather(fresh, kept)

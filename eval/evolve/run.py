@@ -21,7 +21,6 @@ import torch
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from eval.config import EvalConfig, EvolveConfig
@@ -60,7 +59,7 @@ from kvp.hf.model_access import model_identity
 from kvp.manifest import digest_json, recorded_name, run_manifest
 from kvp.progress import Progress, phase, say
 from kvp.ranking import UNPROTECTED, Protection, Selection, apportion
-from kvp.scoring import Scorer, score_layers
+from kvp.scoring import Scorer, score_prompt
 from policies.allocators.evolved import BUDGET_FILE, BudgetFile, load_budgets, save_budgets
 
 Floats = NDArray[np.float64]
@@ -107,8 +106,8 @@ class PromptSet:
         self._bench, self._scorer, self._target = bench, scorer, target
         self._protocol = protocol
         self.prompts = tuple(prompts)
-        self._scores: dict[int, Tensor] = {}
-        """[L, H, N] float32 of each prompt that was scored."""
+        self._selections: dict[int, Selection] = {}
+        """Of each prompt that was scored."""
         self._prefills: dict[int, Prefill] = {}
         self._free_bytes = keep_bytes
 
@@ -133,12 +132,11 @@ class PromptSet:
     @torch.inference_mode()
     def _run(self, index: int, schemes: Sequence[Scheme]) -> list[float]:
         prompt, bench = self.prompts[index], self._bench
-        if index not in self._scores:
+        if index not in self._selections:
             start = self._score(index)
         else:
             start = self._prefills.get(index) or bench.prefill(prompt, self._protocol)
-        scores = self._scores[index]
-        heads, selection = scores.shape[1], Selection(scores, self._target.protection)
+        selection, heads = self._selections[index], start.keys[0].shape[1]
         compressed = []
         for scheme in schemes:
             counts = torch.tensor(self._target.counts(scheme, start.tokens))  # [L]
@@ -153,12 +151,9 @@ class PromptSet:
         needs = self._scorer.needs
         seen = self._bench.prefill(self.prompts[index], self._protocol, needs)
         budget = min(self._target.budget.tokens(seen.tokens), seen.tokens)
-        self._scores[index] = torch.cat(score_layers(self._scorer, seen.views(needs, budget)))
-        assert seen.observation is not None, "the prompt was just run"
-        seen = replace(  # what decoding reads
-            seen, queries=(), inputs=None,
-            observation=replace(seen.observation, queries=(), hidden=None),
-        )  # fmt: skip
+        scores = score_prompt(self._scorer, seen.views(needs, budget))
+        self._selections[index] = Selection(scores, self._target.protection)
+        seen = replace(seen, queries=(), inputs=None, hidden=None)  # what decoding reads
         size = sum(part.nbytes for part in (*seen.keys, *seen.values))
         if size <= self._free_bytes:
             self._free_bytes -= size

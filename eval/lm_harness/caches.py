@@ -17,7 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from eval.evaluate import keep, rows_of_logits
 from eval.methods import Method, Setting, build_methods, file_digests
-from kvp.budgets import Budget, parse_budget
+from kvp.budgets import MOST, Budget, parse_budget
 from kvp.errors import UsageError
 from kvp.hf import EvictingCache, prefill
 from kvp.hf.attention import kvp_attention_set
@@ -137,8 +137,7 @@ def _budget(method: Method, budget: str | int | None, protection: Protection) ->
         raise UsageError(f"budget= is missing: tokens per KV head that {method.label} keeps, "
                          "as a number (128) or a share (12.5%)")  # fmt: skip
     parsed = parse_budget(budget)
-    if parsed.count is not None:  # refuse before any work
-        kept_tokens(parsed, parsed.count + protection.tokens, protection)
+    kept_tokens(parsed, MOST, protection)  # refuses before any work
     return parsed
 
 
@@ -193,9 +192,8 @@ class ContinuationScorer:
             return EvictingCache.of(self.model.config)
         setting = self.compression.setting
         again = int(after == 1)
-        shrinks = setting.method.self_sized or setting.tokens(cut) < cut
         scorer = setting.method.scorer
-        needs = scorer.needs if scorer is not None and shrinks else Needs()
+        needs = scorer.needs if scorer is not None and setting.shrinks(cut) else Needs()
         fed = ids[None, : cut + again].to(self.model.device)
         seen = prefill(self.model, fed, needs, tokenizer=self.tokenizer, fed_again=again)
         ((_, kept),) = keep(seen, [setting], None)

@@ -1,16 +1,15 @@
-"""All of kvp that depends on transformers: models, observation and the evicting cache."""
+"""All of kvp that depends on transformers: models, prefills and the evicting cache."""
 
 from kvp.hf.cache import EvictingCache
 from kvp.hf.cache_files import load_cache, save_cache
 from kvp.hf.eviction import evicting, prefill_and_evict
 from kvp.hf.loading import load_config, load_model, load_tokenizer
 from kvp.hf.model_config import geometry_of
-from kvp.hf.prefill import Observation, Prefill, observe, prefill
+from kvp.hf.prefill import Prefill, observe, prefill
 from kvp.hf.scorer_inputs import ScorerInputs
 
 __all__ = [
     "EvictingCache",
-    "Observation",
     "Prefill",
     "ScorerInputs",
     "evicting",

@@ -1,8 +1,10 @@
 """Which tokens a cache keeps: views to scores, scores to counts, counts to tokens.
 
-Prompts without padding are scored together, padded ones one at a time, so that views hold no
-padding. Without an allocator every head keeps the budget; with one, the budget of each prompt is
-split by itself.
+One prefill makes many caches: `choose` scores it once for all budgets and allocators of a method,
+`gather` makes a cache of the tokens chosen, `evict` shrinks the cache of the prefill. Prompts
+without padding are scored together, padded ones one at a time, so that views hold no padding.
+Without an allocator every head keeps the budget; with one, the budget of each prompt is split by
+itself.
 
 A cache that has been shrunk before is ranked by scores of what it still holds (`evict_again`):
 while a model answers, between the pieces of a prompt, and in further turns of a conversation. Heads
@@ -27,15 +29,16 @@ from kvp.budgets import Budget
 from kvp.errors import UsageError
 from kvp.hf.cache import EvictingCache
 from kvp.hf.cache_layers import EMPTY
-from kvp.hf.prefill import Observation, Prefill, split_batch
+from kvp.hf.prefill import Prefill, split_batch
 from kvp.hf.scorer_inputs import needs_scorer_inputs
-from kvp.ranking import EMPTY_SLOT, Allocator, Pooling, Protection, Selection, select
+from kvp.ranking import EMPTY_SLOT, Allocator, Pooling, Protection, Selection
 from kvp.scoring import (
     ALL_QUERIES,
     Needs,
     Scorer,
     SelfSizing,
     View,
+    group_budgets,
     layers_per_group,
     score_layers,
 )
@@ -54,25 +57,24 @@ class EvictionRule:
 
 def evict(
     model: PreTrainedModel,
-    observation: Observation,
+    seen: Prefill,
     rule: EvictionRule,
     *,
     padding: Sequence[int],
     input_ids: Tensor | None,
     tokenizer: PreTrainedTokenizerBase | None = None,
     budgets: Sequence[int],
-    fed_again: int = 0,
 ) -> None:
-    """Shrink `observation.cache` in place; a cache of which everything stays is left as it is.
+    """Shrink `seen.cache` in place; a cache of which everything stays is left as it is.
 
     `padding` are the columns of left padding of each prompt; `input_ids` [B, T] int64 include them
     (None when the prompts were given as embeddings). `budgets` are tokens per KV head of each
-    prompt. The last `fed_again` tokens are seen by scorers and not kept. Raises UsageError when an
-    allocator returns counts that cannot be kept, and as `ScorerInputs.for_needs`.
+    prompt. Raises UsageError when an allocator returns counts that cannot be kept, and as
+    `ScorerInputs.for_needs`.
     """
-    cache, scorer = observation.cache, rule.scorer
-    seen = cache.get_seq_length()
-    lengths = [seen - fed_again - pad for pad in padding]
+    cache, scorer = seen.cache, rule.scorer
+    columns = cache.get_seq_length()
+    lengths = [columns - seen.fed_again - pad for pad in padding]
     budgets = [min(budget, length) for budget, length in zip(budgets, lengths, strict=True)]
     least = min(budgets, default=0)
     if least < max(lengths, default=0) and 2 * rule.protection.tokens >= least:
@@ -81,25 +83,60 @@ def evict(
             "protected ones: protection=Protection(sinks=0, recents=0) leaves all to the method",
             stacklevel=2,
         )
-    if rule.allocator is None and budgets == [seen - pad for pad in padding]:
+    if rule.allocator is None and budgets == [columns - pad for pad in padding]:
         return
     parts = split_batch(
-        observation, padding, model, input_ids, tokenizer,
-        one_by_one=scorer.needs.text > 0, fed_again=fed_again,
-    )  # fmt: skip
+        seen, padding, model, input_ids, tokenizer, one_by_one=scorer.needs.text > 0
+    )
     kept: list[Tensor] = []  # per prompt [L, H, S], counted with padding
     for batch, part in parts:
         pad = padding[batch.start]
-        for tokens in _tokens_kept(part, budgets[batch.start], rule):
+        budget = budgets[batch.start]
+        chosen = [all_tokens(part)] * part.keys[0].shape[0]
+        if rule.allocator is not None or budget < part.tokens:
+            choice = budget, rule.protection, rule.allocator
+            ((_, chosen),) = choose(part, rule.scorer, [choice])
+        for tokens in chosen:
             kept.append(torch.where(tokens == EMPTY_SLOT, tokens, tokens + pad))
-    if all(tokens.shape[-1] == seen and bool((tokens != EMPTY_SLOT).all()) for tokens in kept):
+    if all(tokens.shape[-1] == columns and bool((tokens != EMPTY_SLOT).all()) for tokens in kept):
         return
     with cache.changing():
         for number, (index, layer) in enumerate(cache.stored.items()):
             indices = _stack_prompts([tokens[number] for tokens in kept])
-            cache.layers[index] = layer.select(indices, fed_again)
-        for index, other in observation.others_kept.items():
+            cache.layers[index] = layer.select(indices, seen.fed_again)
+        for index, other in seen.others_kept.items():
             cache.layers[index] = other
+
+
+Choice = tuple[int, Protection, Allocator | None]
+"""Tokens per KV head, those that come before all others, and what splits them over the heads."""
+
+
+@torch.no_grad()
+def choose(
+    prefill: Prefill,
+    scorer: Scorer,
+    choices: Sequence[Choice],
+    future: Sequence[Tensor] | None = None,
+) -> Iterator[tuple[int, list[Tensor]]]:
+    """The number of each choice, and the tokens that stay by it: [L, H, S] for every prompt.
+
+    The scorer is asked once for all, or, where it reads the budget, once for each. `future` is as
+    of `Prefill.views`. Raises UsageError as `score_layers` and `Selection.tokens`.
+    """
+    sizes = scorer.sizes if isinstance(scorer, SelfSizing) else None
+    for budgets in group_budgets(scorer.needs, sorted({budget for budget, *_ in choices})):
+        views = list(prefill.views(scorer.needs, budgets[0], future=future))
+        scores = score_layers(scorer, views)
+        device = scores[0].device  # layers may lie on several devices
+        prompts = torch.stack([layer.to(device) for layer in scores], dim=1)  # [B, L, H, N]
+        rankings: dict[Protection, list[Selection]] = {}
+        for number, (budget, protection, allocator) in enumerate(choices):
+            if budget not in budgets:
+                continue
+            if protection not in rankings:
+                rankings[protection] = [Selection(each, protection, sizes) for each in prompts]
+            yield number, [each.tokens(budget, allocator) for each in rankings[protection]]
 
 
 def all_tokens(prefill: Prefill) -> Tensor:
@@ -117,24 +154,8 @@ def gather(prefill: Prefill, kept: Sequence[Tensor]) -> EvictingCache:
         [values[:, :, :tokens] for values in prefill.values],
         [_stack_prompts([each[layer] for each in moved]) for layer in range(len(prefill.keys))],
         seen=tokens,
-        others={} if prefill.observation is None else prefill.observation.others_kept,
+        others=prefill.others_kept,
     )
-
-
-def _tokens_kept(prefill: Prefill, budget: int, rule: EvictionRule) -> list[Tensor]:
-    """Tokens that stay, [L, H, S], for each prompt of the batch."""
-    if rule.allocator is None and budget == prefill.tokens:
-        return [all_tokens(prefill)] * prefill.keys[0].shape[0]
-    scores = score_layers(rule.scorer, prefill.views(rule.scorer.needs, budget))
-    device = scores[0].device  # layers may lie on several devices
-    together = torch.stack([layer.to(device) for layer in scores], dim=1)  # [B, L, H, N]
-    if rule.allocator is None:
-        return list(select(together, budget, rule.protection))
-    sizes = rule.scorer.sizes if isinstance(rule.scorer, SelfSizing) else None
-    return [
-        Selection(prompt, rule.protection, sizes).tokens(budget, rule.allocator)
-        for prompt in together
-    ]
 
 
 def _stack_prompts(prompts: Sequence[Tensor]) -> Tensor:

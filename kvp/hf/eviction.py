@@ -35,7 +35,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
-from kvp.budgets import Budget, parse_budget
+from kvp.budgets import MOST, Budget, parse_budget
 from kvp.errors import UsageError
 from kvp.hf.attention import ATTENTIONS, QueryRecorder, Undo, kvp_attention_set, share_change
 from kvp.hf.cache import EvictingCache, Turn
@@ -44,7 +44,7 @@ from kvp.hf.kept import Kept
 from kvp.hf.model_access import check_mode, check_model, warn_of_another_model
 from kvp.hf.model_config import rope_switch
 from kvp.hf.prefill import (
-    Observation,
+    Prefill,
     block_here,
     prefill,
     recorded_hidden,
@@ -53,7 +53,7 @@ from kvp.hf.prefill import (
 )
 from kvp.hf.scorer_inputs import HiddenRecorder, check_inputs, reads_text
 from kvp.plugins import instance_of
-from kvp.ranking import Allocator, Protection, kept_tokens
+from kvp.ranking import Allocator, Protection, budget_tokens, kept_tokens
 from kvp.scoring import Needs, Scorer
 
 
@@ -86,11 +86,10 @@ def prefill_and_evict(
     cached = tokens - fed_again
     kept = kept_tokens(rule.budget, cached, rule.protection)
     needs = rule.scorer.needs if rule.allocator is not None or kept < cached else Needs()
-    seen = prefill(model, input_ids, needs, tokenizer=tokenizer, fed_again=fed_again).observation
-    assert seen is not None
+    seen = prefill(model, input_ids, needs, tokenizer=tokenizer, fed_again=fed_again)
     evict(
         model, seen, rule, padding=[0] * batch, input_ids=input_ids, tokenizer=tokenizer,
-        budgets=[kept] * batch, fed_again=fed_again,
+        budgets=[kept] * batch,
     )  # fmt: skip
     return seen.cache
 
@@ -179,8 +178,7 @@ def _prepare_rule(
         protection=Protection() if protection is None else protection,
         allocator=splits,
     )
-    if rule.budget.count is not None:  # refuse before any prefill
-        kept_tokens(rule.budget, rule.budget.count + rule.protection.tokens, rule.protection)
+    kept_tokens(rule.budget, MOST, rule.protection)  # refuses before any prefill
     check_model(model)
     check_inputs(model, [ranks])
     return model, rule
@@ -489,8 +487,8 @@ class EvictingBlock(AbstractContextManager[Kept]):
 
     def _budgets(self, lengths: Sequence[int]) -> list[int]:
         """Budgets of prompts of `lengths` tokens; those of short ones too: answers may be long."""
-        budget, least = self.rule.budget, self.rule.protection.tokens
-        return [max(budget.tokens(length), least) for length in lengths]
+        budget, protection = self.rule.budget, self.rule.protection
+        return [budget_tokens(budget, length, protection) for length in lengths]
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _close_pass(
@@ -539,11 +537,12 @@ class EvictingBlock(AbstractContextManager[Kept]):
         if call.padding is None:
             evict_again(cache, rule, budgets, [0] * len(budgets))
         else:
-            seen = Observation(
+            seen = Prefill(
                 keys=tuple(layer.keys for layer in cache.stored.values()),
                 values=tuple(layer.values for layer in cache.stored.values()),
-                queries=() if cache.recorder is None else cache.recorder.queries,
+                layers=tuple(cache.stored),
                 cache=cache,
+                queries=() if cache.recorder is None else cache.recorder.queries,
                 hidden=None if call.hidden is None else call.hidden.record,
                 others=cache.others,
             )

@@ -1,9 +1,9 @@
 """Run a model: what one forward pass records, the views that scorers read of it, and answers.
 
-The one path from a model to scores: collection, eviction, evaluation and calibration observe a
-prompt, build a `Prefill` and iterate over `Prefill.views`. A `Prefill` holds no padding:
-`split_batch` splits a padded batch. Hidden states are reduced to statistics the moment they pass,
-unless a scorer reads those of every token (KVzap).
+The one path from a model to scores: collection, eviction, evaluation and calibration run a prompt
+to a `Prefill` and iterate over `Prefill.views`. Views hold no padding: `split_batch` splits a
+padded batch. Hidden states are reduced to statistics the moment they pass, unless a scorer reads
+those of every token (KVzap).
 
 Before a prompt is answered, its last token is fed again (`fed_again`), because its logits are to
 feel the eviction. Scorers still see it, above all its query: views hold every token of the prefill,
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import compress
 from typing import Any
 
@@ -73,133 +73,48 @@ def refuse_inside_block(model: PreTrainedModel) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Observation:
-    """What one forward pass left behind. Tensors stay valid when the cache grows afterwards."""
+class Prefill:
+    """What a forward pass over prompts of one length left behind, or what a trace holds of one.
 
-    keys: tuple[Tensor, ...]
-    """Per layer [B, H, N, D]: every key of the cache, earlier passes included."""
-    values: tuple[Tensor, ...]
-    """Per layer [B, H, N, D]."""
-    queries: tuple[Tensor, ...]
-    """Per layer [B, Q, W, D]: queries of the tokens fed in this pass, or the last W of them."""
-    cache: EvictingCache
-    """The cache, ready for the next tokens."""
+    T = N + `fed_again` tokens, of which a cache may keep the first N. Tensors stay valid when the
+    cache grows afterwards.
+    """
+
+    keys: Sequence[Tensor]
+    """Per layer [B, H, T, D], after RoPE: every key of the cache, earlier passes included."""
+    values: Sequence[Tensor]
+    """Per layer [B, H, T, D]."""
+    queries: Sequence[Tensor] = ()
+    """Per layer [B, Q, W, D], after RoPE, of the last W tokens; empty when none were recorded."""
+    layers: Sequence[int] | None = None
+    """[L] index in the model of each layer; None where they are its first ones."""
+    cache: EvictingCache = field(default_factory=EvictingCache)
+    """The cache, ready for the next tokens; an empty one for stored tensors."""
     hidden: HiddenRecord | None = None
     """Statistics of the states entering each attention block, of the tokens fed in this pass."""
     others: Mapping[int, OtherLayer] = field(default_factory=dict)
     """Caches of the layers that nothing is evicted from, after all tokens: index in the model."""
     others_kept: Mapping[int, OtherLayer] = field(default_factory=dict)
     """The same before the tokens that are fed again: what goes on from the tokens kept."""
-
-    @property
-    def layers(self) -> tuple[int, ...]:
-        """[L] index in the model of each layer that keys and values are of."""
-        return tuple(self.cache.stored)
-
-
-@torch.no_grad()
-def observe(
-    model: PreTrainedModel,
-    input_ids: Tensor,
-    *,
-    cache: EvictingCache | None = None,
-    queries: int = ALL_QUERIES,
-    hidden_after: Sequence[int] = (),
-    every_state: bool = False,
-    fed_again: int = 0,
-) -> Observation:
-    """Feed `input_ids` [B, T] int64 (no padding) after `cache` and observe every layer.
-
-    `queries` is how many of the fed tokens' queries to keep (0 keeps none), `hidden_after` records
-    statistics of the hidden states with that many of the fed tokens left out (several numbers,
-    several statistics), and with `every_state` also the states themselves. The caches of layers
-    that nothing is evicted from cannot be rolled back, so they are also kept as they were before
-    the last `fed_again` tokens; a model with such layers runs twice then. Whatever attention is set
-    on the model stays set. Raises UsageError when `cache` has already been shrunk and inside an
-    `evicting` block of the same model, and as `kvp.hf.model_access.check_mode`.
-    """
-    model = unwrap_model(model)
-    check_mode(model)
-    refuse_inside_block(model)
-    cache = EvictingCache.of(model.config) if cache is None else cache
-    if cache.evicted:
-        raise UsageError("observe needs a cache that still holds every token it has seen")
-    recorder = QueryRecorder(queries)
-    cache.recorder = recorder if queries else None
-    states = HiddenRecorder(hidden_after, every=every_state) if hidden_after else None
-    try:
-        with (
-            kvp_attention_set(model),
-            nullcontext() if states is None else states.recording(model),
-        ):
-            split = input_ids.shape[1] - fed_again if cache.others and fed_again else 0
-            for part in (input_ids[:, :split], input_ids[:, split:]) if split else (input_ids,):
-                kept = copies(cache.others)
-                position = cache.get_seq_length()
-                next_logits(model, part, cache, position, keep=1)
-            others = copies(cache.others)
-    finally:
-        cache.recorder = None
-    return Observation(
-        keys=tuple(layer.keys for layer in cache.stored.values()),
-        values=tuple(layer.values for layer in cache.stored.values()),
-        queries=recorder.queries,
-        cache=cache,
-        hidden=None if states is None else states.record,
-        others=others,
-        others_kept=kept if split else others,
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Prefill:
-    """Keys, values and queries of prompts of one length, and further inputs of scorers.
-
-    T = N + `fed_again` tokens, of which a cache may keep the first N.
-    """
-
-    keys: Sequence[Tensor]
-    """Per layer [B, H, T, D], after RoPE."""
-    values: Sequence[Tensor]
-    """Per layer [B, H, T, D]."""
-    queries: Sequence[Tensor] = ()
-    """Per layer [B, Q, W, D], after RoPE, of the last W tokens; empty when none were recorded."""
     inputs: ScorerInputs | None = None
     """Inputs beyond keys, values and queries; None where no scorer reads them."""
     question: int = 0
     """The last of the first N tokens that are the question; 0 where none are, or it is unknown."""
-    observation: Observation | None = None
-    """The forward pass this comes from, with logits and cache; None for stored tensors."""
     fed_again: int = 0
     """Last tokens that are fed once more after the eviction."""
-    layers: Sequence[int] | None = None
-    """[L] index in the model of each layer; None where they are its first ones."""
 
-    @classmethod
-    def of(
-        cls,
-        observation: Observation,
+    def with_inputs(
+        self,
         model: PreTrainedModel,
         input_ids: Tensor | None,
         tokenizer: PreTrainedTokenizerBase | None = None,
-        *,
-        fed_again: int = 0,
     ) -> Prefill:
-        """Wrap an observation of `input_ids` [B, T] int64 (None for embeddings)."""
-        keys, values = observation.keys, observation.values
+        """The same with inputs made anew, of `input_ids` [B, T] int64 (None for embeddings)."""
         inputs = ScorerInputs(
-            model, input_ids, keys, values,
-            hidden=observation.hidden, others=observation.others, tokenizer=tokenizer,
+            model, input_ids, self.keys, self.values,
+            hidden=self.hidden, others=self.others, tokenizer=tokenizer,
         )  # fmt: skip
-        return cls(
-            keys=keys,
-            values=values,
-            queries=observation.queries,
-            inputs=inputs,
-            observation=observation,
-            fed_again=fed_again,
-            layers=observation.layers,
-        )
+        return replace(self, inputs=inputs)
 
     @property
     def tokens(self) -> int:
@@ -255,6 +170,62 @@ class Prefill:
         return self.queries[layer][:, :, recorded - window :]
 
 
+@torch.no_grad()
+def observe(
+    model: PreTrainedModel,
+    input_ids: Tensor,
+    *,
+    cache: EvictingCache | None = None,
+    queries: int = ALL_QUERIES,
+    hidden_after: Sequence[int] = (),
+    every_state: bool = False,
+    fed_again: int = 0,
+) -> Prefill:
+    """Feed `input_ids` [B, T] int64 (no padding) after `cache` and observe every layer.
+
+    `queries` is how many of the fed tokens' queries to keep (0 keeps none), `hidden_after` records
+    statistics of the hidden states with that many of the fed tokens left out (several numbers,
+    several statistics), and with `every_state` also the states themselves. The caches of layers
+    that nothing is evicted from cannot be rolled back, so they are also kept as they were before
+    the last `fed_again` tokens; a model with such layers runs twice then. Whatever attention is set
+    on the model stays set. Raises UsageError when `cache` has already been shrunk and inside an
+    `evicting` block of the same model, and as `kvp.hf.model_access.check_mode`.
+    """
+    model = unwrap_model(model)
+    check_mode(model)
+    refuse_inside_block(model)
+    cache = EvictingCache.of(model.config) if cache is None else cache
+    if cache.evicted:
+        raise UsageError("observe needs a cache that still holds every token it has seen")
+    recorder = QueryRecorder(queries)
+    cache.recorder = recorder if queries else None
+    states = HiddenRecorder(hidden_after, every=every_state) if hidden_after else None
+    try:
+        with (
+            kvp_attention_set(model),
+            nullcontext() if states is None else states.recording(model),
+        ):
+            split = input_ids.shape[1] - fed_again if cache.others and fed_again else 0
+            for part in (input_ids[:, :split], input_ids[:, split:]) if split else (input_ids,):
+                kept = copies(cache.others)
+                position = cache.get_seq_length()
+                next_logits(model, part, cache, position, keep=1)
+            others = copies(cache.others)
+    finally:
+        cache.recorder = None
+    return Prefill(
+        keys=tuple(layer.keys for layer in cache.stored.values()),
+        values=tuple(layer.values for layer in cache.stored.values()),
+        queries=recorder.queries,
+        layers=tuple(cache.stored),
+        cache=cache,
+        hidden=None if states is None else states.record,
+        others=others,
+        others_kept=kept if split else others,
+        fed_again=fed_again,
+    )
+
+
 def prefill(
     model: PreTrainedModel,
     input_ids: Tensor,
@@ -270,7 +241,7 @@ def prefill(
     whose hidden states cannot be recorded.
     """
     all_needs = (needs,) if isinstance(needs, Needs) else tuple(needs)
-    observation = observe(
+    seen = observe(
         model,
         input_ids,
         queries=recorded_queries(all_needs),
@@ -278,7 +249,7 @@ def prefill(
         every_state=any(need.every_state for need in all_needs),
         fed_again=fed_again,
     )
-    return Prefill.of(observation, model, input_ids, tokenizer, fed_again=fed_again)
+    return seen.with_inputs(model, input_ids, tokenizer)
 
 
 def recorded_queries(needs: Iterable[Needs]) -> int:
@@ -293,16 +264,15 @@ def recorded_hidden(needs: Iterable[Needs]) -> tuple[int, ...]:
 
 
 def split_batch(
-    observation: Observation,
+    seen: Prefill,
     padding: Sequence[int],
     model: PreTrainedModel,
     input_ids: Tensor | None,
     tokenizer: PreTrainedTokenizerBase | None = None,
     *,
     one_by_one: bool = False,
-    fed_again: int = 0,
 ) -> list[tuple[slice, Prefill]]:
-    """Split an observed batch into parts of the batch without padding.
+    """Split a prefilled batch into parts of the batch without padding, each with its inputs.
 
     `padding` are the columns of left padding of each prompt, `input_ids` [B, N] includes them. One
     part holds the whole batch when nothing is padded, unless `one_by_one`; else one per prompt.
@@ -312,20 +282,16 @@ def split_batch(
     parts = []
     for start in range(0, len(padding), size):
         batch, pad = slice(start, start + size), padding[start]
-        hidden = observation.hidden
-        part = Observation(
-            keys=tuple(keys[batch, :, pad:] for keys in observation.keys),
-            values=tuple(values[batch, :, pad:] for values in observation.values),
-            queries=tuple(queries[batch] for queries in observation.queries),
-            cache=observation.cache,
-            hidden=None if hidden is None else hidden.batch(batch, pad),
-            others=observation.others
-            if together
-            else without_padding(observation.others, start, pad),
+        part = replace(
+            seen,
+            keys=tuple(keys[batch, :, pad:] for keys in seen.keys),
+            values=tuple(values[batch, :, pad:] for values in seen.values),
+            queries=tuple(queries[batch] for queries in seen.queries),
+            hidden=None if seen.hidden is None else seen.hidden.batch(batch, pad),
+            others=seen.others if together else without_padding(seen.others, start, pad),
         )
         ids = None if input_ids is None else input_ids[batch, pad:]
-        prefilled = Prefill.of(part, model, ids, tokenizer, fed_again=fed_again)
-        parts.append((batch, prefilled))
+        parts.append((batch, part.with_inputs(model, ids, tokenizer)))
     return parts
 
 

@@ -21,8 +21,7 @@ from kvp.data.task import Sample
 from kvp.errors import UsageError
 from kvp.hf.cache_layers import other_layers
 from kvp.hf.model_config import context_limit, geometry_of, rope_switch
-from kvp.hf.prefill import end_tokens, observe
-from kvp.hf.scorer_inputs import ScorerInputs
+from kvp.hf.prefill import end_tokens, observe, prefill
 from kvp.scoring import ALL_QUERIES, Reconstruction
 from kvp.store import SequenceRecord, Trace, planned_bytes
 
@@ -125,10 +124,8 @@ def _trace_sequence(
     labels: dict[str, Tensor] = {}
     if recorded.labels:  # from passes over the prompt's cache in which the model repeats it
         prompt = ids[:, : record.prompt_length]
-        alone = observe(model, prompt, queries=0)
-        inputs = ScorerInputs(
-            model, prompt, alone.keys, alone.values, others=alone.others, tokenizer=tokenizer
-        )
+        inputs = prefill(model, prompt, tokenizer=tokenizer).inputs
+        assert inputs is not None
         for name in recorded.labels:
             labels[name] = _on_cpu(inputs.reconstruction(LABEL_PASSES[name])).float()
     return Trace(

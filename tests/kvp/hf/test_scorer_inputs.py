@@ -16,7 +16,7 @@ from transformers import (
 )
 
 from kvp.errors import ModelError, UsageError
-from kvp.hf import Observation, Prefill, ScorerInputs, load_model, observe
+from kvp.hf import Prefill, ScorerInputs, load_model, observe
 from kvp.hf.model_access import rope_of
 from kvp.hf.scorer_inputs import (
     noise_input,
@@ -35,7 +35,7 @@ def tokenizer(letters: Callable[..., PreTrainedTokenizerBase]) -> PreTrainedToke
     return letters(chat=True)
 
 
-def _prefill(seen: Observation, inputs: ScorerInputs | None = None) -> Prefill:
+def _prefill(seen: Prefill, inputs: ScorerInputs | None = None) -> Prefill:
     return Prefill(keys=seen.keys, values=seen.values, queries=seen.queries, inputs=inputs)
 
 
@@ -222,12 +222,12 @@ def test_each_spec_is_computed_once(
 
 
 @pytest.fixture
-def seen(qwen: PreTrainedModel, prompt: Prompt) -> Observation:
+def seen(qwen: PreTrainedModel, prompt: Prompt) -> Prefill:
     return observe(qwen, prompt(12), queries=3, hidden_after=(4,))
 
 
 def test_what_is_missing_is_said_in_one_line(
-    qwen: PreTrainedModel, prompt: Prompt, seen: Observation, tokenizer: PreTrainedTokenizerBase
+    qwen: PreTrainedModel, prompt: Prompt, seen: Prefill, tokenizer: PreTrainedTokenizerBase
 ) -> None:
     with pytest.raises(ValueError, match="set inputs"):
         next(iter(_prefill(seen).views(Needs(reconstruction=Reconstruction()), 7)))
