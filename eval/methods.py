@@ -125,7 +125,7 @@ def build_methods(
         rules = allocators if rule is None else (rule,)
         for scorer in NULLS if spec == ALL_NULLS else (spec,):
             for ranking in _rankings(scorer, policies, seed):
-                built += [allocated(ranking, each) for each in rules]
+                built += [with_allocator(ranking, each) for each in rules]
     return tuple(dict.fromkeys(built))
 
 
@@ -192,7 +192,7 @@ def tuned_method(entry: Tuned, policies: Sequence[str], seed: int) -> list[Metho
         raise UsageError(f"--methods {TUNED}: --policies has none called {entry.group}; name it")
     return [
         replace(
-            allocated(method, chosen.allocator),
+            with_allocator(method, chosen.allocator),
             protocol=entry.protocol,
             protected=chosen.protected,
         )
@@ -209,7 +209,7 @@ def spec_of(method: Given) -> str:
     return scorer.name if rule is None else f"{scorer.name}+{rule.name}"
 
 
-def allocated(method: Method, spec: str | Allocator) -> Method:
+def with_allocator(method: Method, spec: str | Allocator) -> Method:
     """The method with an allocator; UsageError where the two do not go together."""
     try:
         rule = make_allocator(spec)

@@ -33,11 +33,11 @@ from eval.config import ReportConfig
 from eval.frame import tidy
 from eval.records import FILES, PROTOCOL_NAMES, policy_groups, results_folder
 from eval.report import figures, tables
-from eval.report.answers import Answers, answers, packed
+from eval.report.answers import Answers, answers, pack_text
 from eval.report.costs import Cost, costs, shown_costs, timings
 from eval.report.figures import Picture, drawn_settings, rank_styles
 from eval.report.tables import Table
-from eval.results import Results, commands, join, labels, load_results, model_name, unfinished
+from eval.results import Results, commands, join, labels, load_results, model_name, unfinished_work
 from eval.sentences import PICKED, sentences
 from kvp.artifacts.addresses import is_address
 from kvp.artifacts.files import atomic_write_bytes, refuse_others
@@ -165,7 +165,7 @@ def render(runs: Sequence[Run], blocks: Sequence[Block]) -> str:
         loader=PackageLoader("eval.report", "web"), autoescape=True, undefined=StrictUndefined,
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
-    environment.filters |= {"packed": packed, "json": json.dumps}
+    environment.filters |= {"packed": pack_text, "json": json.dumps}
     compared = [each for run in runs for each in run.comparisons]
     named = [name for each in compared for name in each.sorted.tasks]
     protocols = [(each.protocol, _SEEN[each.protocol]) for each in compared]
@@ -182,7 +182,7 @@ def render(runs: Sequence[Run], blocks: Sequence[Block]) -> str:
         f"style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'",
         generator=GENERATOR,
         title=f"KV-cache eviction on {' and '.join(models)}",
-        unfinished=[run.says(lack) for run in runs if (lack := unfinished(run.results))],
+        unfinished=[run.says(lack) for run in runs if (lack := unfinished_work(run.results))],
         subtitles=[run.says(each) for run in runs for each in run.measured],
         style=f"{(web / 'page.css').read_text('utf-8').strip()}\n{rank_styles()}",
         script=script,
@@ -218,12 +218,12 @@ def _run(run: Run, prefix: str, styles: figures.Styles) -> Iterator[Block]:
     """Notes and sections of one run; `prefix` makes names its own."""
     yield from (Text(text=note, style="note") for note in run.results.notes)
     for comparison, found in zip(run.comparisons, run.numbers, strict=True):
-        more = list(_folded(run, comparison, found, prefix))
-        yield _compared(run, comparison, prefix, styles, more)
+        more = list(_folded_tables(run, comparison, found, prefix))
+        yield _comparison_section(run, comparison, prefix, styles, more)
     several = [each for each in run.comparisons if len(each.sorted.tasks) > 1]
-    alone = (each.alone(task) for each in several for task in each.sorted.tasks)
+    alone = (each.of_task(task) for each in several for task in each.sorted.tasks)
     for number, comparison in enumerate(alone):
-        yield _compared(run, comparison, f"{prefix}task-{number}-", styles)
+        yield _comparison_section(run, comparison, f"{prefix}task-{number}-", styles)
     if read := answers(run.comparisons, f"{prefix}read"):
         name = f"{prefix}answers"
         yield Section(ident=name, title="Answers to read", blocks=[read], opened=True)
@@ -235,13 +235,13 @@ def _run(run: Run, prefix: str, styles: figures.Styles) -> Iterator[Block]:
     there: dict[str, object] = {each.kind: True for each in run.comparisons}
     there |= {"curves": run.costs, "timing": run.timings}
     lacking = [Text(text=words, style="missing") for part, words in _LACKING.items()
-               if not there.get(part) and not unfinished(run.results)]  # fmt: skip
+               if not there.get(part) and not unfinished_work(run.results)]  # fmt: skip
     title = "How this was made"
-    about = [*lacking, *_about(run)]
+    about = [*lacking, *_run_facts(run)]
     yield Section(ident=f"{prefix}about", title=title, blocks=about)
 
 
-def _compared(
+def _comparison_section(
     run: Run,
     comparison: Comparison,
     prefix: str,
@@ -254,7 +254,7 @@ def _compared(
     best, shown = comparison.best, drawn_settings(comparison)
     budget = best.budget if best else (*comparison.budgets.specs, "")[-1]
     alone, tasks = more is None, comparison.sorted.tasks
-    blocks: list[Block] = list(_said(comparison))
+    blocks: list[Block] = list(_sentences(comparison))
     if comparison.grid:
         families = {setting.family for setting in shown}
         left_out = ", ".join(each for each in comparison.choices if each not in families)
@@ -287,7 +287,7 @@ def _compared(
     )
 
 
-def _said(comparison: Comparison) -> Iterator[Text]:
+def _sentences(comparison: Comparison) -> Iterator[Text]:
     """The sentences on a comparison, without those at the top of the page or in captions."""
     above = comparison.unfinished, comparison.measured
     said = [each for each in sentences(comparison) if each not in above]
@@ -298,7 +298,7 @@ def _said(comparison: Comparison) -> Iterator[Text]:
     )
 
 
-def _folded(
+def _folded_tables(
     run: Run, comparison: Comparison, found: pandas.DataFrame, prefix: str
 ) -> Iterator[Section]:
     """Tables of a comparison, folded; `found` are its numbers (`eval.frame.tidy`)."""
@@ -347,7 +347,7 @@ def _heads(
     return [picture, tables.areas(found, protocol), tables.skill_map(shown, protocol)]
 
 
-def _about(run: Run) -> Iterator[Block]:
+def _run_facts(run: Run) -> Iterator[Block]:
     """Model, methods, data, commands and versions."""
     results, manifest = run.results, run.results.manifest
     policies = dict.fromkeys(each["policy"] for each in results.records if each["policy"])
@@ -389,7 +389,7 @@ def run(config: ReportConfig) -> None:
     _write(out, page)
     written = f"{out} ({len(page) / 1e6:.1f} MB){f', figures in {png}' if png else ''}"
     said = [each for run in runs for one in run.comparisons for each in sentences(one)]
-    print(*dict.fromkeys(filter(None, (*map(unfinished, results), *said))), written, sep="\n")
+    print(*dict.fromkeys(filter(None, (*map(unfinished_work, results), *said))), written, sep="\n")
 
 
 def _write(path: Path, content: bytes) -> None:
