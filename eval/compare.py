@@ -8,6 +8,7 @@ without the training seed; where each folder has one policy, these two are compa
 from __future__ import annotations
 
 from collections.abc import Mapping
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pandas
 
 from eval.comparison import Estimate, Kind, ReportedMethod, budget_order, estimates
 from eval.config import CompareConfig
-from eval.records import FULL, policy_groups, results_folder
+from eval.records import FULL, group_by, policy_groups, results_folder
 from eval.results import Results, describe_measure, load_results, model_name, unfinished_work
 from eval.stats import Interval, bootstrap_mean, holm, paired_difference, prompts_of
 from kvp.artifacts.files import atomic_write_text, refuse_others
@@ -94,8 +95,7 @@ def curves_of(
     return {
         (metric, protocol, method, spec or FULL): budgets[spec]
         for metric, kind in KINDS.items()
-        for protocol in results.protocols
-        for records in ([each for each in results.records if each["protocol"] == protocol],)
+        for protocol, records in group_by(results.records, itemgetter("protocol")).items()
         for method, budgets in estimates(kind, records, groups, resamples=1).items()
         for spec in sorted(budgets, key=lambda spec: budget_order(spec or FULL))
     }

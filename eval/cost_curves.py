@@ -199,11 +199,7 @@ class TracedPrompt:
 
 
 def _curve_records(
-    geometry: Geometry,
-    method: Method,
-    protected: bool,
-    protocol: str,
-    parts: Sequence[Measured],
+    geometry: Geometry, method: Method, protected: bool, protocol: str, parts: Sequence[Measured]
 ) -> Iterator[Record]:
     """Means over sequences, head by head."""
     cost = torch.stack([part.cost for part in parts]).mean(0)

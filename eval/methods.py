@@ -378,6 +378,12 @@ class Setting:
             return str(self.budget)
         return SELF_SIZED if self.method.self_sized else None
 
+    @property
+    def key(self) -> tuple[str | bool | None, ...]:
+        """`SETTING_FIELDS` of its records."""
+        of = self.method
+        return of.name, of.variant, of.allocator, of.policy, self.protected, self.spec
+
     def tokens(self, cached: int) -> int:
         """Tokens per KV head that it may keep of `cached` ones, all of them without a budget."""
         return cached if self.budget is None else kept_tokens(self.budget, cached, self.protection)

@@ -35,7 +35,6 @@ from eval.methods import (
     Setting,
     file_digests,
     hub_records,
-    method_fields,
     policies_of,
     spec_of,
     trained_tasks,
@@ -49,7 +48,6 @@ from eval.records import (
     PARTS,
     RECORDS,
     ROWS,
-    SETTING_FIELDS,
     TIMING,
     TIMING_KEY,
     Record,
@@ -199,12 +197,7 @@ def planned_rows(prepared: Prepared) -> list[dict[str, Any]]:
     prompts = Counter(prompt.task for prompt in prepared.prompts)
     parts: dict[tuple[Any, ...], dict[str, int]] = {}
     for (task, protocol), settings in prepared.planned.items():
-        rows = (
-            {**method_fields(each.method), "protected": each.protected, "budget_spec": each.spec}
-            for each in settings
-        )
-        keys = (key_of(row, SETTING_FIELDS) for row in rows)
-        parts.setdefault((protocol, *keys), {})[task] = prompts[task]
+        parts.setdefault((protocol, *(each.key for each in settings)), {})[task] = prompts[task]
     return [
         {"protocol": protocol, "prompts": tasks, "settings": [list(each) for each in settings]}
         for (protocol, *settings), tasks in parts.items() if settings

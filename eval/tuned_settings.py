@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from pydantic import TypeAdapter
 
-from eval.records import MANIFEST, altered_part
+from eval.records import MANIFEST, altered_part, method_label
 from kvp.artifacts.files import foreign
 from kvp.errors import ResultsError
 from kvp.manifest import Format, read_sealed_json, write_sealed_json
@@ -40,8 +40,7 @@ class Scored:
     @property
     def label(self) -> str:
         """The setting in one word, `+p` where first and last tokens are always kept."""
-        rule = "" if self.allocator == "uniform" else f"+{self.allocator}"
-        return f"{self.scorer}{rule}{' +p' if self.protected else ''}"
+        return f"{method_label(self.scorer, 'auto', self.allocator)}{' +p' * self.protected}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,6 +14,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from eval.comparison import (
 )
 from eval.config import ReportConfig
 from eval.frame import tidy
-from eval.records import FILES, PROTOCOL_NAMES, policy_groups, results_folder
+from eval.records import FILES, PROTOCOL_NAMES, group_by, policy_groups, results_folder
 from eval.report import figures, tables
 from eval.report.answers import Answers, answers, pack_text
 from eval.report.costs import Cost, costs, shown_costs, timings
@@ -84,9 +85,9 @@ Block = Text | Section | Table | Picture | Answers
 class Run:
     """One run of a page, and every number of it that is estimated or averaged."""
 
-    def __init__(self, results: Results, label: str, resamples: int) -> None:
-        """`label` is its name among several runs, empty for a single one."""
-        self.results, self.label = results, label
+    def __init__(self, results: Results, label: str, prefix: str, resamples: int) -> None:
+        """`label` is its name among several runs, `prefix` that of its parts; both may be empty."""
+        self.results, self.label, self.prefix = results, label, prefix
         records = [*results.records, *results.curves, *results.timing]
         groups = policy_groups(records)
         self.families = in_order(method_of(record, groups).family for record in records)
@@ -97,8 +98,8 @@ class Run:
             self.numbers = [tidy(each) for each in progress.over(self.comparisons)]
         self.timings = timings(results.timing, groups)
         self.costs: dict[str, dict[ReportedMethod, Cost]] = {
-            protocol: costs([r for r in results.curves if r["protocol"] == protocol], groups)
-            for protocol in dict.fromkeys(record["protocol"] for record in results.curves)
+            protocol: costs(curves, groups)
+            for protocol, curves in group_by(results.curves, itemgetter("protocol")).items()
         }
 
     def says(self, text: str) -> str:
@@ -108,8 +109,10 @@ class Run:
 
 def make_runs(results: Sequence[Results], resamples: int) -> list[Run]:
     """The runs of a page."""
-    names = labels(results) if len(results) > 1 else [""]
-    return [Run(each, name, resamples) for name, each in zip(names, results, strict=True)]
+    if len(results) == 1:
+        return [Run(results[0], "", "", resamples)]
+    named = enumerate(zip(labels(results), results, strict=True), start=1)
+    return [Run(each, name, f"{number}-", resamples) for number, (name, each) in named]
 
 
 def blocks_of(runs: Sequence[Run]) -> list[Block]:
@@ -119,7 +122,7 @@ def blocks_of(runs: Sequence[Run]) -> list[Block]:
     """
     styles = figures.line_styles(family for run in runs for family in run.families)
     if len(runs) == 1:
-        return list(_run(runs[0], "", styles))
+        return list(_run(runs[0], styles))
     keys = dict.fromkeys((each.kind, each.protocol) for run in runs for each in run.comparisons)
     blocks: list[Block] = []
     for kind, protocol in keys:
@@ -144,7 +147,7 @@ def blocks_of(runs: Sequence[Run]) -> list[Block]:
             )
         )
     for number, run in enumerate(runs, start=1):
-        inner = list(_run(run, f"{number}-", styles))
+        inner = list(_run(run, styles))
         blocks.append(Section(ident=f"run-{number}", title=run.label, blocks=inner))
     return blocks
 
@@ -214,23 +217,23 @@ def numbers(runs: Iterable[Run]) -> pandas.DataFrame:
     return pandas.concat([*parts, pandas.DataFrame(lost)], ignore_index=True)
 
 
-def _run(run: Run, prefix: str, styles: figures.Styles) -> Iterator[Block]:
-    """Notes and sections of one run; `prefix` makes names its own."""
+def _run(run: Run, styles: figures.Styles) -> Iterator[Block]:
+    """Notes and sections of one run."""
     yield from (Text(text=note, style="note") for note in run.results.notes)
     for comparison, found in zip(run.comparisons, run.numbers, strict=True):
-        more = list(_folded_tables(run, comparison, found, prefix))
-        yield _comparison_section(run, comparison, prefix, styles, more)
+        more = list(_folded_tables(run, comparison, found))
+        yield _comparison_section(run, comparison, run.prefix, styles, more)
     several = [each for each in run.comparisons if len(each.sorted.tasks) > 1]
     alone = (each.of_task(task) for each in several for task in each.sorted.tasks)
     for number, comparison in enumerate(alone):
-        yield _comparison_section(run, comparison, f"{prefix}task-{number}-", styles)
-    if read := answers(run.comparisons, f"{prefix}read"):
-        name = f"{prefix}answers"
+        yield _comparison_section(run, comparison, f"{run.prefix}task-{number}-", styles)
+    if read := answers(run.comparisons, f"{run.prefix}read"):
+        name = f"{run.prefix}answers"
         yield Section(ident=name, title="Answers to read", blocks=[read], opened=True)
     for protocol, found in run.costs.items():
-        blocks = _heads(run, protocol, found, prefix, styles)
+        blocks = _heads(run, protocol, found, styles)
         title = f"Layers and heads: skill, and the cost of every budget, {_SEEN[protocol]}"
-        name = f"{prefix}heads-{protocol}"
+        name = f"{run.prefix}heads-{protocol}"
         yield Section(ident=name, title=title, blocks=blocks, protocol=protocol)
     there: dict[str, object] = {each.kind: True for each in run.comparisons}
     there |= {"curves": run.costs, "timing": run.timings}
@@ -238,7 +241,7 @@ def _run(run: Run, prefix: str, styles: figures.Styles) -> Iterator[Block]:
                if not there.get(part) and not unfinished_work(run.results)]  # fmt: skip
     title = "How this was made"
     about = [*lacking, *_run_facts(run)]
-    yield Section(ident=f"{prefix}about", title=title, blocks=about)
+    yield Section(ident=f"{run.prefix}about", title=title, blocks=about)
 
 
 def _comparison_section(
@@ -298,9 +301,7 @@ def _sentences(comparison: Comparison) -> Iterator[Text]:
     )
 
 
-def _folded_tables(
-    run: Run, comparison: Comparison, found: pandas.DataFrame, prefix: str
-) -> Iterator[Section]:
+def _folded_tables(run: Run, comparison: Comparison, found: pandas.DataFrame) -> Iterator[Section]:
     """Tables of a comparison, folded; `found` are its numbers (`eval.frame.tidy`)."""
     timed = [each for each in run.timings if each.protocol == comparison.protocol]
     specs = comparison.budgets.specs if len(comparison.sorted.tasks) > 1 else ()
@@ -314,7 +315,7 @@ def _folded_tables(
     }
     for part, (title, blocks) in parts.items():
         if blocks:
-            name = f"{prefix}{comparison.kind}-{comparison.protocol}-{part}"
+            name = f"{run.prefix}{comparison.kind}-{comparison.protocol}-{part}"
             yield Section(ident=name, title=title, blocks=blocks)
 
 
@@ -326,11 +327,7 @@ _COSTS = (
 
 
 def _heads(
-    run: Run,
-    protocol: str,
-    found: Mapping[ReportedMethod, Cost],
-    prefix: str,
-    styles: figures.Styles,
+    run: Run, protocol: str, found: Mapping[ReportedMethod, Cost], styles: figures.Styles
 ) -> list[Block]:
     """What every budget costs, and the skill of every head."""
     shown = shown_costs(found)
@@ -338,7 +335,7 @@ def _heads(
     sequences = "/".join(str(n) for n in sorted({record["sequences"] for record in curves}))
     kept = "first and last tokens kept by all" if next(iter(shown)).protected else "none protected"
     picture = Picture(
-        name=f"{prefix}attention-lost-{protocol}",
+        name=f"{run.prefix}attention-lost-{protocol}",
         figure=figures.cost_curves(shown, styles),
         caption="Share of future attention lost at every budget, mean over heads; "
         f"n = {sequences} held-out sequences, seed {run.results.setting('seed')}"

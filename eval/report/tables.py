@@ -8,14 +8,7 @@ from typing import Any
 
 from pandas import DataFrame
 
-from eval.comparison import (
-    Budgets,
-    Comparison,
-    Estimate,
-    ReportedMethod,
-    in_order,
-    resolved_keys,
-)
+from eval.comparison import Budgets, Comparison, Estimate, ReportedMethod, in_order, resolved_keys
 from eval.frame import OVERALL
 from eval.records import FULL, LEARNED, ORACLE, PROTOCOL_NAMES, SELF_SIZED
 from eval.report.costs import Cost, Timing, passes

@@ -35,27 +35,11 @@ from eval.methods import (
     with_allocator,
 )
 from eval.prepare import Prepared, plan, prepare, protected_tokens, too_short
-from eval.records import (
-    FULL,
-    LEARNED,
-    ROWS,
-    RecordFile,
-    group_by,
-    key_of,
-    policy_groups,
-    seal,
-)
+from eval.records import FULL, LEARNED, ROWS, RecordFile, group_by, key_of, policy_groups, seal
 from eval.results import open_folder, write_manifest
 from eval.run import evaluate_all, load_bench
 from eval.stats import Interval, Unit, bootstrap_mean
-from eval.tune.search import (
-    Candidate,
-    Space,
-    best_of,
-    next_batch,
-    open_ends,
-    rule_name,
-)
+from eval.tune.search import Candidate, Space, best_of, next_batch, open_ends, rule_name
 from eval.tuned_settings import SETTINGS, Scored, Tuned, TunedSettings, save_settings
 from kvp.artifacts.files import atomic_write_text
 from kvp.costs import span
@@ -194,10 +178,6 @@ def _registered_subject(spec: str, seed: int, common: Mapping[str, Any]) -> Subj
 
 TABLE = "settings.csv"
 """Every setting that was tried, in the order of trying."""
-COLUMNS = (
-    "protocol", "method", "group", "setting", "scorer", "allocator", "protected", "score", "low",
-    "high", "published", "chosen",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -425,15 +405,17 @@ def run(config: TuneConfig) -> TunedSettings | None:
 def csv_text(settings: TunedSettings, tried: Sequence[Sequence[Scored]]) -> str:
     """One line per setting; `tried` has those of each entry of `settings`."""
     rows = [
-        (
-            entry.protocol, entry.requested, entry.group, number, scored.scorer, scored.allocator,
-            int(scored.protected), scored.score, *scored.interval, int(scored in entry.published),
-            int(scored == entry.chosen),
-        )
+        {
+            "protocol": entry.protocol, "method": entry.requested, "group": entry.group,
+            "setting": number, "scorer": scored.scorer, "allocator": scored.allocator,
+            "protected": int(scored.protected), "score": scored.score,
+            "low": scored.interval[0], "high": scored.interval[1],
+            "published": int(scored in entry.published), "chosen": int(scored == entry.chosen),
+        }
         for entry, all_scored in zip(settings.methods, tried, strict=True)
         for number, scored in enumerate(all_scored, start=1)
     ]  # fmt: skip
-    return str(pandas.DataFrame(rows, columns=COLUMNS).to_csv(index=False, float_format="%.6g"))
+    return str(pandas.DataFrame(rows).to_csv(index=False, float_format="%.6g"))
 
 
 def print_settings(console: Console, settings: TunedSettings) -> None:
