@@ -8,6 +8,7 @@ without the training seed; where each folder has one policy, these two are compa
 from __future__ import annotations
 
 from collections.abc import Mapping
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,8 @@ import pandas
 
 from eval.comparison import Estimate, Kind, ReportedMethod, budget_order, estimates
 from eval.config import CompareConfig
-from eval.records import FULL, policy_groups, results_folder
-from eval.results import Results, load_results, measured, model_name, unfinished
+from eval.records import FULL, group_by, policy_groups, results_folder
+from eval.results import Results, describe_measure, load_results, model_name, unfinished_work
 from eval.stats import Interval, bootstrap_mean, holm, paired_difference, prompts_of
 from kvp.artifacts.files import atomic_write_text, refuse_others
 from kvp.errors import ResultsError, UsageError
@@ -33,19 +34,19 @@ KINDS: Mapping[str, Kind] = {ANSWERS: "accuracy", LIKELIHOOD: "perplexity"}
 
 
 def run(config: CompareConfig) -> pandas.DataFrame:
-    """Print the tables and write the CSV file; returns the rows (`paired`), errors as `paired`."""
+    """Print the tables and write the CSV file; rows and errors are those of `pair_rows`."""
     out = None if config.out is None else Path(config.out)
     if out is not None:
         if out.is_dir():
             raise UsageError(f"--out {out} is a folder; name a CSV file")
         refuse_others(out, HEAD, "kvp compare")
     folders = [load_results(results_folder(path)) for path in (config.first, config.second)]
-    rows = paired(*folders, resamples=config.bootstrap, seed=config.seed)
+    rows = pair_rows(*folders, resamples=config.bootstrap, seed=config.seed)
     for side, folder in zip(("first", "second"), folders, strict=True):
-        said = unfinished(folder), f"{folder.folder}: {measured(folder, folder.records)}"
-        print(f"{side}:", *filter(None, said))
+        measured = f"{folder.folder}: {describe_measure(folder, folder.records)}"
+        print(f"{side}:", *filter(None, (unfinished_work(folder), measured)))
     for (metric, protocol), some in rows.groupby(["metric", "protocol"], sort=False):
-        print(f"{WORDS[metric]}, {protocol}\n{_shown(some)}\n")
+        print(f"{WORDS[metric]}, {protocol}\n{_text_of(some)}\n")
     print("Paired by prompt. * differs from 0 at 5 %, corrected for all rows of its metric (Holm).")
     if folders[0].records == folders[1].records:
         print("Both hold the same rows, so nothing differs: are these the folders you meant?")
@@ -94,14 +95,13 @@ def curves_of(
     return {
         (metric, protocol, method, spec or FULL): budgets[spec]
         for metric, kind in KINDS.items()
-        for protocol in results.protocols
-        for records in ([each for each in results.records if each["protocol"] == protocol],)
+        for protocol, records in group_by(results.records, itemgetter("protocol")).items()
         for method, budgets in estimates(kind, records, groups, resamples=1).items()
         for spec in sorted(budgets, key=lambda spec: budget_order(spec or FULL))
     }
 
 
-def paired(
+def pair_rows(
     first: Results, second: Results, *, resamples: int = 2000, seed: int = 0
 ) -> pandas.DataFrame:
     """A row per method and budget that both have: its numbers on the prompts both answered.
@@ -115,7 +115,7 @@ def paired(
     """
     check_prompts(first, second)
     sides = {"first": first, "second": second}
-    lacking = " and ".join(side for side, results in sides.items() if unfinished(results))
+    lacking = " and ".join(side for side, results in sides.items() if unfinished_work(results))
     several = any(len(set(policy_groups(one.records).values())) > 1 for one in (first, second))
     ours, theirs = (curves_of(one, named=several) for one in (first, second))
     both_have = [key for key in ours if key in theirs]
@@ -164,7 +164,7 @@ def _numbers(ours: Estimate, theirs: Estimate, resamples: int, seed: int) -> dic
     }
 
 
-def _shown(rows: pandas.DataFrame) -> str:
+def _text_of(rows: pandas.DataFrame) -> str:
     """Rows of one metric as text."""
     factor, digits = (100, 1) if rows["metric"].iloc[0] == ANSWERS else (1, 3)
     table = rows[["method", "budget", "pairs"]].copy()

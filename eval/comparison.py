@@ -31,11 +31,11 @@ from eval.records import (
     SELF_SIZED,
     UNIFORM,
     Record,
-    grouped,
+    group_by,
     method_label,
     policy_groups,
 )
-from eval.results import Results, measured, unfinished
+from eval.results import Results, describe_measure, unfinished_work
 from eval.stats import (
     Interval,
     Scores,
@@ -178,9 +178,9 @@ def estimates(
     return {
         method: {
             spec: _estimate(kind, part, resamples)
-            for spec, part in grouped(of_method, itemgetter("budget_spec")).items()
+            for spec, part in group_by(of_method, itemgetter("budget_spec")).items()
         }
-        for method, of_method in grouped(scored, lambda each: method_of(each, groups)).items()
+        for method, of_method in group_by(scored, lambda each: method_of(each, groups)).items()
     }
 
 
@@ -253,7 +253,7 @@ def sort_tasks(kind: Kind, records: Iterable[Record], *, resamples: int = 2000) 
     cache gains less than `LEAST_GAIN` nats per token: these prompts cannot show what lies between.
     All are usable where the full cache was not run.
     """
-    tasks = grouped(records, itemgetter("task"))
+    tasks = group_by(records, itemgetter("task"))
     apart: dict[str, tuple[str, str]] = {}
     for task, of_task in tasks.items():
         some = [record for record in of_task if record["method"] in (FULL, *NULLS)]
@@ -313,7 +313,7 @@ def budget_axis(records: Iterable[Record]) -> Budgets:
     """Budgets of records; none where only the full cache and self-sized methods occur."""
     means = {
         spec: float(np.mean([record["budget"] for record in same]))
-        for spec, same in grouped(records, itemgetter("budget_spec")).items()
+        for spec, same in group_by(records, itemgetter("budget_spec")).items()
         if spec not in (None, SELF_SIZED)
     }
     specs = sorted(means, key=lambda spec: (means[spec], budget_order(spec)))
@@ -349,7 +349,7 @@ def choose(
     Of several that were tuned, such as seeds of a policy, the one with the best score.
     """
     choices = {}
-    for family, of_family in grouped(settings, lambda setting: setting.family).items():
+    for family, of_family in group_by(settings, lambda setting: setting.family).items():
         found = [(one, *entry) for entry in tuned for one in of_family if _is_chosen(one, entry[0])]
         best, how = min(of_family, key=partial(_distance_from_default, kind)), ""
         if found:
@@ -412,7 +412,7 @@ class Comparison:
     sorted: SortedTasks
     """Which tasks the numbers are over, and which are set apart."""
     unfinished: str
-    """What the folder lacks of what was begun (`eval.results.unfinished`); "" where it is whole."""
+    """What the folder lacks of what was begun (`unfinished_work`); "" where it is whole."""
     grid: Grid
     """Over the usable tasks (all where none is); settings that lack prompts are left out."""
     choices: Mapping[str, Choice]
@@ -424,9 +424,11 @@ class Comparison:
 
     @property
     def measured(self) -> str:
-        """What the numbers are of, in a sentence (`eval.results.measured`)."""
+        """What the numbers are of, in a sentence (`eval.results.describe_measure`)."""
         tasks = self.sorted.usable or self.sorted.tasks
-        return measured(self.results, [each for each in self.records if each["task"] in tasks])
+        return describe_measure(
+            self.results, [each for each in self.records if each["task"] in tasks]
+        )
 
     @property
     def conditions(self) -> str:
@@ -440,7 +442,7 @@ class Comparison:
             kept += "tokens always kept"
         return f"{self.measured[:-1]}{named}; {PROTOCOL_NAMES[self.protocol]}; {kept}"
 
-    def alone(self, task: str) -> Comparison:
+    def of_task(self, task: str) -> Comparison:
         """One of several tasks, in the settings that are shown for all."""
         reasons = {name: why for name, why in self.sorted.reasons.items() if name == task}
         return replace(
@@ -459,7 +461,7 @@ class Comparison:
         """Numbers by task, also of those that are set apart."""
         return {
             name: estimates(self.kind, part, self.groups, resamples=self.resamples)
-            for name, part in grouped(self.records, itemgetter("task")).items()
+            for name, part in group_by(self.records, itemgetter("task")).items()
         }
 
     @property
@@ -553,16 +555,16 @@ class Comparison:
         compared = [each for each in compared if budget in grid[each]]
         nulls = [each for each in shown if each.method in NULLS and budget in grid[each]]
 
-        def ranked(some: Iterable[ReportedMethod]) -> list[ReportedMethod]:
+        def rank(some: Iterable[ReportedMethod]) -> list[ReportedMethod]:
             return sorted(some, key=lambda each: -_goodness(self.kind, grid[each][budget]))
 
         learned = next((each for each in compared if each.method == LEARNED), None)
-        others = ranked(each for each in compared if each.method != LEARNED)
+        others = rank(each for each in compared if each.method != LEARNED)
         return Best(
             budget=budget,
             learned=learned,
             others=tuple(others[: 1 if learned else 2]),
-            null=next(iter(ranked(nulls)), None),
+            null=next(iter(rank(nulls)), None),
             compared=(*compared, *nulls),
         )
 
@@ -594,7 +596,7 @@ class Comparison:
     @cached_property
     def told(self) -> set[tuple[ReportedMethod, str]]:
         """Keys of the `gaps` that are not 0, wherever they are shown (Holm)."""
-        return resolved(self.gaps, self.tests)
+        return resolved_keys(self.gaps, self.tests)
 
     def over_null(self, setting: ReportedMethod, spec: str | None) -> Interval | None:
         """What a setting has over the best null of its protection, paired by prompt.
@@ -640,7 +642,7 @@ def compare(results: Results, kind: Kind, protocol: str, *, resamples: int) -> C
         records=records,
         groups=groups,
         sorted=tasks,
-        unfinished=unfinished(results),
+        unfinished=unfinished_work(results),
         grid=grid,
         choices={family: choices[family] for family in in_order(choices)},
         results=results,
@@ -665,7 +667,7 @@ def in_order(families: Iterable[str]) -> list[str]:
     return sorted(method, key=lambda each: (*first, method[each]).index(method[each]))
 
 
-def resolved(gaps: Mapping[Key, Interval], comparisons: int | None = None) -> set[Key]:
+def resolved_keys(gaps: Mapping[Key, Interval], comparisons: int | None = None) -> set[Key]:
     """Keys of the differences of one table that are not 0 (`holm`)."""
     differ = holm(list(gaps.values()), comparisons)
     return {key for key, differs in zip(gaps, differ, strict=True) if differs}

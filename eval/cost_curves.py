@@ -131,7 +131,7 @@ def measure_traces(
                 layers=reader.geometry.model_layers,
             )  # fmt: skip
             for method in rankings(methods):
-                scored = prompt.scored(method, metrics.grid_budgets(prompt.prefix_length))
+                scored = prompt.score(method, metrics.grid_budgets(prompt.prefix_length))
                 for flag in PROTECTIONS[config.protection]:
                     found = prompt.measure(scored, protected if flag else UNPROTECTED)
                     measured.setdefault((method, flag, protocol), []).append(found)
@@ -170,7 +170,7 @@ class TracedPrompt:
         self._tokenizer = tokenizer
         self._inputs: dict[Needs, ScorerInputs | None] = {}
 
-    def scored(self, method: Method, budgets: Sequence[int]) -> list[tuple[Tensor, int]]:
+    def score(self, method: Method, budgets: Sequence[int]) -> list[tuple[Tensor, int]]:
         """Scores of a method [L, H, N], and the largest of the `budgets` they are for."""
         scorer = method.scorer
         assert scorer is not None, "the full cache has no scores"
@@ -199,11 +199,7 @@ class TracedPrompt:
 
 
 def _curve_records(
-    geometry: Geometry,
-    method: Method,
-    protected: bool,
-    protocol: str,
-    parts: Sequence[Measured],
+    geometry: Geometry, method: Method, protected: bool, protocol: str, parts: Sequence[Measured]
 ) -> Iterator[Record]:
     """Means over sequences, head by head."""
     cost = torch.stack([part.cost for part in parts]).mean(0)

@@ -21,10 +21,10 @@ from eval.comparison import (
     ReportedMethod,
     budget_order,
     compare_all,
-    resolved,
+    resolved_keys,
 )
 from eval.records import FULL, SELF_SIZED, results_folder
-from eval.results import Results, load_results, unfinished
+from eval.results import Results, load_results, unfinished_work
 from eval.sentences import PICKED, sentences
 
 OVERALL = "all"
@@ -114,7 +114,7 @@ def tidy(comparison: Comparison) -> pandas.DataFrame:
         }  # fmt: skip
         to_lead = {key: gap for key, gap in comparison.gaps.items() if overall and key[0] in chosen}
         gaps = {
-            "minus_full": (to_full, resolved(to_full)),
+            "minus_full": (to_full, resolved_keys(to_full)),
             "minus_lead": (to_lead, comparison.told if overall else set()),
         }
         for (setting, spec), of in cells.items():
@@ -166,7 +166,7 @@ class ResultsFrame(pandas.DataFrame):  # type: ignore[misc]  # pandas has no typ
     @property
     def unfinished(self) -> str:
         """What the folder lacks of what was begun, in a sentence; "" where it is whole."""
-        return unfinished(self.results)
+        return unfinished_work(self.results)
 
     @cached_property
     def comparisons(self) -> list[Comparison]:

@@ -125,7 +125,7 @@ def build_methods(
         rules = allocators if rule is None else (rule,)
         for scorer in NULLS if spec == ALL_NULLS else (spec,):
             for ranking in _rankings(scorer, policies, seed):
-                built += [allocated(ranking, each) for each in rules]
+                built += [with_allocator(ranking, each) for each in rules]
     return tuple(dict.fromkeys(built))
 
 
@@ -192,7 +192,7 @@ def tuned_method(entry: Tuned, policies: Sequence[str], seed: int) -> list[Metho
         raise UsageError(f"--methods {TUNED}: --policies has none called {entry.group}; name it")
     return [
         replace(
-            allocated(method, chosen.allocator),
+            with_allocator(method, chosen.allocator),
             protocol=entry.protocol,
             protected=chosen.protected,
         )
@@ -209,7 +209,7 @@ def spec_of(method: Given) -> str:
     return scorer.name if rule is None else f"{scorer.name}+{rule.name}"
 
 
-def allocated(method: Method, spec: str | Allocator) -> Method:
+def with_allocator(method: Method, spec: str | Allocator) -> Method:
     """The method with an allocator; UsageError where the two do not go together."""
     try:
         rule = make_allocator(spec)
@@ -377,6 +377,12 @@ class Setting:
         if self.budget is not None:
             return str(self.budget)
         return SELF_SIZED if self.method.self_sized else None
+
+    @property
+    def key(self) -> tuple[str | bool | None, ...]:
+        """`SETTING_FIELDS` of its records."""
+        of = self.method
+        return of.name, of.variant, of.allocator, of.policy, self.protected, self.spec
 
     def tokens(self, cached: int) -> int:
         """Tokens per KV head that it may keep of `cached` ones, all of them without a budget."""

@@ -17,14 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from eval.config import TUNED, EvalConfig, TuneConfig, tuned_files
 from eval.cost_curves import open_traces
 from eval.evaluate import Prompt
-from eval.methods import (
-    PROTECTIONS,
-    Method,
-    Setting,
-    build_methods,
-    check_methods,
-    method_fields,
-)
+from eval.methods import PROTECTIONS, Method, Setting, build_methods, check_methods
 from eval.records import READABLE
 from eval.tuned_settings import load_settings
 from kvp.artifacts.files import foreign
@@ -254,10 +247,7 @@ def prepare(
             protection=config.protection,
             protected=protected_tokens(config, of_task),
         )
-        by_key = {  # a tuned setting may also be a default
-            (*method_fields(each.method).values(), each.protected, each.spec): each
-            for each in reversed(settings)
-        }
+        by_key = {each.key: each for each in reversed(settings)}  # a tuned one may be a default
         planned[task, protocol] = list(reversed(by_key.values()))
         if config.budgets not in (EvalConfig.budgets, TuneConfig.budgets):  # somebody named them
             notes += small

@@ -21,9 +21,9 @@ from rich.filesize import decimal
 
 from eval.comparison import compare_all
 from eval.config import PushConfig
-from eval.records import UNIFORM, grouped
+from eval.records import UNIFORM, group_by
 from eval.report import tables
-from eval.results import commands, load_results, measured, unfinished
+from eval.results import commands, describe_measure, load_results, unfinished_work
 from eval.shapes import SHAPES
 from kvp.artifacts.files import foreign
 from kvp.errors import PolicyError, UsageError, first_line
@@ -64,7 +64,7 @@ def model_card(
     # As people load it: what a quantised copy is made of, else the model itself.
     base_model = meta.model.get("base_model") or meta.model.get("id") or ""
     on_hub = HubName.parse(base_model) is not None and not Path(base_model).exists()
-    measured = None if results is None else _measured(results, policy, resamples)
+    measured = None if results is None else _measured_facts(results, policy, resamples)
     allocator = measured["allocator"] if measured else "global" if policy.calibration else None
     runs = (training.get("text", {}), training)
     trained_by = [join(run["command"]) for run in runs if run.get("command")]
@@ -100,7 +100,7 @@ def _skills(meta: PolicyMeta) -> Iterator[str]:
             yield f"| {what} | {fmean(values):.3f} | {min(values):.3f} | {max(values):.3f} |"
 
 
-def _measured(folder: Path, policy: Shard, resamples: int) -> dict[str, Any]:
+def _measured_facts(folder: Path, policy: Shard, resamples: int) -> dict[str, Any]:
     """What a results folder says of a policy: `setup`, `tables`, `commands`, and `allocator`.
 
     The last one is the rule with which the policy's records are best on average, None for
@@ -111,7 +111,8 @@ def _measured(folder: Path, policy: Shard, resamples: int) -> dict[str, Any]:
     digest = sha256_file(policy.source.folder / INDEX)
     labels = {name for name, other in policies.items() if other == digest}
     records = [record for record in results.records if record["policy"] in {None, *labels}]
-    rules = grouped((each for each in records if each["policy"] in labels), itemgetter("allocator"))
+    ours = [record for record in records if record["policy"] in labels]
+    rules = group_by(ours, itemgetter("allocator"))
     if not rules:
         raise UsageError(
             f"--results {folder} holds no results of {policy.source.name} as it is: evaluate this "
@@ -123,15 +124,15 @@ def _measured(folder: Path, policy: Shard, resamples: int) -> dict[str, Any]:
     }
     allocator = max(means, key=lambda rule: means[rule])
     # Rows of other policies are left out on purpose: what is unfinished is said of the whole.
-    ours = replace(results, records=tuple(records), manifest={**manifest, "planned": []})
-    lacking = unfinished(results)
-    shown = [replace(each, unfinished=lacking) for each in compare_all(ours, resamples=resamples)]
+    part = replace(results, records=tuple(records), manifest={**manifest, "planned": []})
+    lacking = unfinished_work(results)
+    shown = [replace(each, unfinished=lacking) for each in compare_all(part, resamples=resamples)]
     weights = ((results.setting("model_digest") or {}).get("weights") or "")[:12]
     return {
         "allocator": None if allocator == UNIFORM else allocator,
         "commands": [each.replace("`", "'") for each in commands(manifest)],
-        "setup": f"{lacking} {measured(results, records)} Computed in {results.setting('dtype')}"
-        f"{f', weights {weights}' if weights else ''}".lstrip(),
+        "setup": f"{lacking} {describe_measure(results, records)} Computed in "
+        f"{results.setting('dtype')}{f', weights {weights}' if weights else ''}".lstrip(),
         "tables": [tables.markdown(tables.every_setting(comparison)) for comparison in shown],
     }
 

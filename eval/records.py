@@ -52,11 +52,11 @@ def record_lines(path: Place, key_fields: Sequence[str]) -> JsonLines:
 
 def seal(folder: Path) -> None:
     """Say in the manifest of a folder what its run, which ends, has written."""
-    while altered(folder, manifest := read_sealed_json(folder / MANIFEST, ResultsError)):
+    while altered_part(folder, manifest := read_sealed_json(folder / MANIFEST, ResultsError)):
         write_sealed_json(folder / MANIFEST, {**manifest, "files": _digests(folder)})
 
 
-def altered(folder: Path, manifest: Mapping[str, Any]) -> str:
+def altered_part(folder: Path, manifest: Mapping[str, Any]) -> str:
     """In what files are not those of an ended run, "" where earlier versions say nothing."""
     files, found = manifest.get("files"), _digests(folder)
     if not isinstance(files, dict) or not files:
@@ -96,7 +96,7 @@ def key_of(record: Mapping[str, Any], fields: Iterable[str] = KEY_FIELDS) -> Key
     return tuple(record[field] for field in fields)
 
 
-def grouped(items: Iterable[Item], key: Callable[[Item], Hashable]) -> dict[Any, list[Item]]:
+def group_by(items: Iterable[Item], key: Callable[[Item], Hashable]) -> dict[Any, list[Item]]:
     """Items by their key; groups, and items within one, are in the order given."""
     groups: dict[Any, list[Item]] = {}
     for item in items:

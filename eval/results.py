@@ -30,7 +30,7 @@ from eval.records import (
     TIMING,
     TIMING_KEY,
     Record,
-    altered,
+    altered_part,
     key_of,
     read_records,
 )
@@ -193,7 +193,7 @@ class Results:
     notes: tuple[str, ...]
     """Remarks on the files for the reader, one sentence each."""
     altered: str = ""
-    """In what the files are not those of a run that has ended (`eval.records.altered`)."""
+    """In what the files are not those of a run that has ended (`eval.records.altered_part`)."""
 
     def setting(self, name: str) -> Any:  # noqa: ANN401
         """A setting of the run as its manifest records it, None where it does not."""
@@ -233,7 +233,7 @@ _NAMED = 2
 """Parts that a sentence names of many."""
 
 
-def unfinished(results: Results) -> str:
+def unfinished_work(results: Results) -> str:
     """What a folder lacks of what its runs began, in one sentence; "" where it is whole."""
     parts = progress(results)
     lacking = [
@@ -293,7 +293,7 @@ def load_results(folder: Path) -> Results:
             for each in manifest.get("tuned", {}).values()
         ),
         notes=tuple(notes),
-        altered=altered(folder, manifest),
+        altered=altered_part(folder, manifest),
     )
 
 
@@ -306,11 +306,11 @@ def join(folders: Sequence[Results]) -> list[Results]:
     runs: dict[str, Results] = {}
     for folder in folders:
         identity = digest_json(folder.manifest.get("identity"))
-        runs[identity] = _joined(runs[identity], folder) if identity in runs else folder
+        runs[identity] = _join_two(runs[identity], folder) if identity in runs else folder
     return list(runs.values())
 
 
-def _joined(first: Results, second: Results) -> Results:
+def _join_two(first: Results, second: Results) -> Results:
     digests, others = (run.manifest.get("policies", {}) for run in (first, second))
     used = ({(each["policy"], each["protocol"]) for each in run.records} for run in (first, second))
     for label, _ in set.intersection(*used):
@@ -386,7 +386,7 @@ def commands(manifest: Mapping[str, Any]) -> list[str]:
     return list(dict.fromkeys(lines))
 
 
-def measured(results: Results, records: Sequence[Record]) -> str:
+def describe_measure(results: Results, records: Sequence[Record]) -> str:
     """What numbers of some records are of, in a sentence: wherever they are quoted from."""
     prompts = {(record["task"], record["example"]) for record in records}
     tasks = list(dict.fromkeys(record["task"] for record in records))

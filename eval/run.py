@@ -35,7 +35,6 @@ from eval.methods import (
     Setting,
     file_digests,
     hub_records,
-    method_fields,
     policies_of,
     spec_of,
     trained_tasks,
@@ -49,19 +48,18 @@ from eval.records import (
     PARTS,
     RECORDS,
     ROWS,
-    SETTING_FIELDS,
     TIMING,
     TIMING_KEY,
     Record,
     RecordFile,
     RecordParts,
-    grouped,
+    group_by,
     key_of,
     merge_records,
     results_folder,
     seal,
 )
-from eval.results import Results, load_results, open_folder, unfinished, write_manifest
+from eval.results import Results, load_results, open_folder, unfinished_work, write_manifest
 from eval.timing import timing_records
 from kvp.artifacts.addresses import ObjectPath, files_below, place
 from kvp.artifacts.claim import OutputFolder
@@ -130,14 +128,14 @@ def _run_with_ray(config: EvalConfig, methods: Sequence[Method]) -> list[Record]
     before = sum(1 for _ in files_below(out / PARTS))
     with _counted(total, total - left) as progress:
 
-        def shown() -> None:
+        def show_progress() -> None:
             new = sum(1 for _ in files_below(out / PARTS)) - before
             progress.update(max(progress.completed, total - left + new))
 
-        do_with_ray(run, config, config.device, shown)
+        do_with_ray(run, config, config.device, show_progress)
         progress.update(total)
     results = load_results(results_folder(config.out))
-    if lacking := unfinished(results):
+    if lacking := unfinished_work(results):
         raise ResultsError(f"--out {out}: {lacking}")
     print_results(results, config.bootstrap)
     return list(results.records)
@@ -199,12 +197,7 @@ def planned_rows(prepared: Prepared) -> list[dict[str, Any]]:
     prompts = Counter(prompt.task for prompt in prepared.prompts)
     parts: dict[tuple[Any, ...], dict[str, int]] = {}
     for (task, protocol), settings in prepared.planned.items():
-        rows = (
-            {**method_fields(each.method), "protected": each.protected, "budget_spec": each.spec}
-            for each in settings
-        )
-        keys = (key_of(row, SETTING_FIELDS) for row in rows)
-        parts.setdefault((protocol, *keys), {})[task] = prompts[task]
+        parts.setdefault((protocol, *(each.key for each in settings)), {})[task] = prompts[task]
     return [
         {"protocol": protocol, "prompts": tasks, "settings": [list(each) for each in settings]}
         for (protocol, *settings), tasks in parts.items() if settings
@@ -310,11 +303,11 @@ def measure_times(bench: Bench, prepared: Prepared, prompts: int, file: Path) ->
     work = prepared.work
     prompt, protocol = next((pair for pair in work if not pair[0].forced), work[0])
     timed = [other for other in prepared.prompts if other.forced == prompt.forced][:prompts]
-    settings = _timed(prepared.settings(prompt, protocol))
+    settings = _settings_to_time(prepared.settings(prompt, protocol))
     merge_records(file, timing_records(bench, timed, protocol, settings), TIMING_KEY)
 
 
-def _timed(settings: Sequence[Setting]) -> list[Setting]:
+def _settings_to_time(settings: Sequence[Setting]) -> list[Setting]:
     """Settings to time: protection costs nothing, so each method and budget is timed once."""
     protected: set[tuple[Method, object]] = {
         (setting.method, setting.budget) for setting in settings if setting.protected
@@ -338,7 +331,7 @@ def by_prefill(work: Iterable[Work]) -> list[list[Work]]:
         read = prompt.encoded.ids[: prompt.boundary(protocol) + again]
         return prompt.task, protocol, read, again, question, tuple(map(id, settings))
 
-    return list(grouped(work, key).values())
+    return list(group_by(work, key).values())
 
 
 class WorkPieces:
@@ -411,7 +404,7 @@ def run_from_python(
         records = run(config, temporary=temporary)
     else:
         with ready(loaded.model):
-            records = run(described(config, loaded.model), loaded, temporary=temporary)
+            records = run(describe_settings(config, loaded.model), loaded, temporary=temporary)
     if config.dry_run or not records:
         return pd.DataFrame(records)
     return ResultsFrame.read(config.out, config.bootstrap)
@@ -430,7 +423,7 @@ def loaded_model(
     return Loaded(model=model, tokenizer=tokenizer)
 
 
-def described(config: EvalConfig, model: PreTrainedModel) -> EvalConfig:
+def describe_settings(config: EvalConfig, model: PreTrainedModel) -> EvalConfig:
     """The settings with what a loaded model is; UsageError for a dtype that kvp-eval has not."""
     dtype: Any = str(model.dtype).removeprefix("torch.")
     if dtype not in (known := get_args(DtypeName)):

@@ -46,7 +46,7 @@ def _main_sentence(comparison: Comparison, best: Best) -> str:
     ]
     parts = []
     for name, each in zip(named, best.settings, strict=True):
-        more = _trained(comparison, each) or _level(comparison, best, each)
+        more = _trained_share(comparison, each) or _level(comparison, best, each)
         words = name.format(f"{each.label}{more}")
         parts.append(f"{words}{verb} {numbers(comparison.grid[each][budget])}")
         verb = ""
@@ -57,7 +57,7 @@ def _main_sentence(comparison: Comparison, best: Best) -> str:
     return f"{place} ({seen} before compression; 95 % intervals) {'; '.join(parts)}."
 
 
-def _trained(comparison: Comparison, one: ReportedMethod) -> str:
+def _trained_share(comparison: Comparison, one: ReportedMethod) -> str:
     """How many of the tasks a policy was trained on; "" where it was not, or no record says so."""
     recorded = comparison.results.manifest.get("policy_tasks", {})
     seen = {

@@ -104,7 +104,7 @@ class _Application:
                 models = [{"id": self.name, "object": "model", "created": 0, "owned_by": "kvp"}]
                 put(200, {"object": "list", "data": models})
             else:
-                asked, field = await _asked(scope, receive)
+                asked, field = await _read_request(scope, receive)
                 stream = asked.stream
                 self.thread.submit(self._answer, asked, field, gone, put)
         except _EndedError as error:
@@ -165,7 +165,7 @@ class _Application:
         put(200, None)
 
 
-async def _asked(scope: Any, receive: Any) -> tuple[_Asked, str]:  # noqa: ANN401
+async def _read_request(scope: Any, receive: Any) -> tuple[_Asked, str]:  # noqa: ANN401
     """Read a request, and which field is its text. Raises _EndedError on what is none."""
     if (field := PATHS.get(scope["path"])) is None:
         raise _EndedError(404, "there are /v1/models, " + " and ".join(PATHS))

@@ -92,12 +92,9 @@ def prompt_values(records: Iterable[Mapping[str, Any]]) -> Scores:
 
 def reply_tokens(records: Iterable[Mapping[str, Any]]) -> dict[Unit, float] | None:
     """Tokens of the given replies by prompt: what likelihoods weigh. None where answers are."""
-    found = {
-        (record["task"], record["example"]): float(record["reply_tokens"] or 0)
-        for record in records
-        if record["nll"] is not None
-    }
-    return found or None
+    given = (record for record in records if record["nll"] is not None)
+    tokens = {(row["task"], row["example"]): float(row["reply_tokens"] or 0) for row in given}
+    return tokens or None
 
 
 def prompts_of(scores: Scores) -> set[Unit]:
@@ -191,10 +188,7 @@ def perplexity(records: Iterable[Mapping[str, Any]], *, resamples: int = 2000) -
     if not records:
         raise ValueError("no replies to average")
     nats = bootstrap_mean(
-        prompt_values(records),
-        bounds=None,
-        weights=reply_tokens(records),
-        resamples=resamples,
+        prompt_values(records), bounds=None, weights=reply_tokens(records), resamples=resamples
     )
     return Interval(
         mean=math.exp(-nats.mean),

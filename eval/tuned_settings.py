@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from pydantic import TypeAdapter
 
-from eval.records import MANIFEST, altered
+from eval.records import MANIFEST, altered_part, method_label
 from kvp.artifacts.files import foreign
 from kvp.errors import ResultsError
 from kvp.manifest import Format, read_sealed_json, write_sealed_json
@@ -40,8 +40,7 @@ class Scored:
     @property
     def label(self) -> str:
         """The setting in one word, `+p` where first and last tokens are always kept."""
-        rule = "" if self.allocator == "uniform" else f"+{self.allocator}"
-        return f"{self.scorer}{rule}{' +p' if self.protected else ''}"
+        return f"{method_label(self.scorer, 'auto', self.allocator)}{' +p' * self.protected}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +97,7 @@ def load_settings(path: Path) -> TunedSettings:
         raise ResultsError(f"tuned:{path}: there is no such file or folder; kvp tune writes one")
     if (path / MANIFEST).exists():  # its folder; a file alone stands for itself
         manifest = read_sealed_json(path / MANIFEST, ResultsError)
-        if lacking := altered(path, manifest):
+        if lacking := altered_part(path, manifest):
             raise ResultsError(f"tuned:{path}: {lacking}; repeat its kvp tune command")
     path = path / SETTINGS if path.is_dir() else path
     return TunedSettings.from_json(FORMAT.read(path, ResultsError), str(path))

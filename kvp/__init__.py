@@ -139,13 +139,13 @@ def compare(
     """Two results folders, or tables of them, paired by prompt: second minus first.
 
     A row per method and budget that both have, with the number of pairs; columns and errors are
-    those of `eval.compare.paired`.
+    those of `eval.compare.pair_rows`.
     """
     from kvp.plugins import import_own
 
     sides = (each if hasattr(each, "results") else read_results(each) for each in (first, second))
     results = [each.results for each in sides]
-    return import_own("eval.compare").paired(*results, resamples=bootstrap)
+    return import_own("eval.compare").pair_rows(*results, resamples=bootstrap)
 
 
 def _run(package: str, config: str, settings: dict[str, Any]) -> None:

@@ -45,7 +45,7 @@ from eval.evolve.search import (
 )
 from eval.methods import Method, file_digests
 from eval.prepare import load_all, methods_of, protected_tokens, read_model
-from eval.records import UNIFORM, altered, seal
+from eval.records import UNIFORM, altered_part, seal
 from eval.results import input_digests
 from eval.run import load_bench
 from eval.stats import paired_difference
@@ -174,7 +174,7 @@ def run_search(config: EvolveConfig) -> None:
     if config.policies:
         identity["policies"] = file_digests(config.evaluation.policy_list, ())
     with OutputFolder.claim(Path(config.out), SEARCH, identity) as folder:
-        whole = not altered(folder.local, folder.existing_marker or {})
+        whole = not altered_part(folder.local, folder.existing_marker or {})
         if whole and (folder.local / BUDGET_FILE).exists():
             say(f"{folder.path} is finished; nothing to do")
         else:

@@ -220,7 +220,7 @@ class ContinuationScorer:
                 sharing.setdefault((context[-1], *each[:-1]), []).append(number)
             scores: dict[int, LogLikelihood] = {}
             for batch in self._batches(sorted(sharing, key=len)):
-                for fed, log_probs in self._fed(cache, batch, len(ids) - 1):
+                for fed, log_probs in self._log_probs(cache, batch, len(ids) - 1):
                     best = log_probs.argmax(-1)
                     for number in sharing[fed]:
                         index = torch.tensor(continuations[number], device=log_probs.device)
@@ -238,7 +238,7 @@ class ContinuationScorer:
             batch.append(tokens)
         yield batch
 
-    def _fed(
+    def _log_probs(
         self, cache: EvictingCache, batch: Sequence[tuple[int, ...]], position: int
     ) -> Iterator[tuple[tuple[int, ...], Tensor]]:
         """Log-probabilities [F, V] after each of the F tokens of every input, which are padded on
@@ -254,7 +254,7 @@ class ContinuationScorer:
             yield tokens, row[: len(tokens)].log_softmax(-1, self.dtype)
 
 
-def shortened(context: Sequence[int], continuation: Sequence[int], limit: int) -> list[int]:
+def shorten_context(context: Sequence[int], continuation: Sequence[int], limit: int) -> list[int]:
     """The end of a context that fits with its continuation into `limit` tokens, as HFLM cuts it.
 
     The last token of the continuation is not fed.

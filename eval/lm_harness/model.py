@@ -25,7 +25,7 @@ from eval.lm_harness.caches import (
     LogLikelihood,
     compressed_text,
     compression,
-    shortened,
+    shorten_context,
 )
 from eval.methods import check_methods
 from kvp.config_groups import DtypeName
@@ -198,7 +198,7 @@ class KvpLM(HFLM):  # type: ignore[misc]
         found: dict[int, LogLikelihood] = {}
         cut = 0
         for number, (texts, context, continuation) in enumerate(requests):
-            kept = shortened(context, continuation, self.max_length)
+            kept = shorten_context(context, continuation, self.max_length)
             cut += texts is not None and len(kept) < len(context)
             after = 1 if texts is None else self._after.get(texts[0], 1)
             groups.setdefault((tuple(kept), after), []).append(number)

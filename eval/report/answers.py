@@ -14,7 +14,7 @@ from itertools import groupby
 from operator import itemgetter
 
 from eval.comparison import Comparison, method_of
-from eval.records import FULL, READABLE, Record, grouped
+from eval.records import FULL, READABLE, Record, group_by
 
 LETTERS = 400
 """Of an answer on the page at most."""
@@ -35,7 +35,7 @@ class Answers:
     """JSON, a list of prompts (`_prompt`)."""
 
 
-def packed(text: str) -> str:
+def pack_text(text: str) -> str:
     """A text as the page holds it: UTF-8, compressed by gzip, in base64."""
     data = gzip.compress(text.encode("utf-8", "backslashreplace"), compresslevel=6, mtime=0)
     return base64.b64encode(data).decode()
@@ -53,8 +53,8 @@ def answers(comparisons: Sequence[Comparison], ident: str) -> Answers | None:
         if (setting := method_of(record, comparison.groups)) in comparison.chosen
     ]
     tasks = [
-        [*grouped(of_task, itemgetter("example")).values()]  # by prompt
-        for of_task in grouped(chosen, itemgetter("protocol", "task")).values()
+        [*group_by(of_task, itemgetter("example")).values()]  # by prompt
+        for of_task in group_by(chosen, itemgetter("protocol", "task")).values()
     ]
     if not tasks:
         return None
@@ -65,7 +65,7 @@ def answers(comparisons: Sequence[Comparison], ident: str) -> Answers | None:
             for records in sorted(prompts, key=lambda each: "excerpt" not in each[0])[:count]
         ]
         content = json.dumps(shown, separators=(",", ":"))
-        if len(packed(content)) <= BYTES:
+        if len(pack_text(content)) <= BYTES:
             break
     most = max(map(len, tasks))
     return Answers(

@@ -13,7 +13,7 @@ from operator import itemgetter
 import numpy as np
 
 from eval.comparison import ReportedMethod, method_of
-from eval.records import FULL, ORACLE, Record, grouped
+from eval.records import FULL, ORACLE, Record, group_by
 from eval.stats import Interval, median_interval
 from policies.registry import METHODS
 
@@ -42,16 +42,16 @@ class Cost:
 
 def costs(curves: Sequence[Record], groups: Mapping[str | None, str]) -> dict[ReportedMethod, Cost]:
     """Cost curves of one protocol by setting."""
-    by_setting = grouped(curves, lambda record: method_of(record, groups))
+    by_setting = group_by(curves, lambda record: method_of(record, groups))
     oracles = {
         setting.protected: _head_areas(records)
         for setting, records in by_setting.items() if setting.method == ORACLE
     }  # fmt: skip
     found = {}
     for setting, records in by_setting.items():
-        heads = grouped(records, itemgetter("layer", "head"))
+        heads = group_by(records, itemgetter("layer", "head"))
         oracle = oracles.get(setting.protected, {})
-        areas = [*map(_head_areas, grouped(records, itemgetter("policy")).values())]
+        areas = [*map(_head_areas, group_by(records, itemgetter("policy")).values())]
         by_head = [np.mean([record["cost"] for record in same], axis=0) for same in heads.values()]
         found[setting] = Cost(
             budgets=tuple(records[0]["budgets"]),
@@ -140,7 +140,7 @@ def timings(records: Iterable[Record], groups: Mapping[str | None, str]) -> list
 
     Policies are averaged, the seconds of each prompt by itself.
     """
-    parts = grouped(
+    parts = group_by(
         records, lambda each: (each["protocol"], each["budget_spec"], method_of(each, groups))
     )
     wholes = {key[0]: same for key, same in parts.items() if key[2].method == FULL}

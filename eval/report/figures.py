@@ -136,6 +136,8 @@ def line_styles(families: Iterable[str]) -> dict[str, dict[str, Any]]:
 
 
 Styles = Mapping[str, Mapping[str, Any]]
+Shown = Mapping[ReportedMethod, bool]
+"""Settings that a figure draws, and whether in front."""
 
 
 def drawn_settings(comparison: Comparison, maximum: int = 12) -> dict[ReportedMethod, bool]:
@@ -159,9 +161,7 @@ def drawn_settings(comparison: Comparison, maximum: int = 12) -> dict[ReportedMe
 
 
 def quality(
-    rows: Mapping[str, tuple[Comparison, Mapping[ReportedMethod, bool]]],
-    styles: Styles,
-    timings: Sequence[Timing],
+    rows: Mapping[str, tuple[Comparison, Shown]], styles: Styles, timings: Sequence[Timing]
 ) -> Figure:
     """Quality against budget, and where costs are known against the cost of compression.
 
@@ -180,12 +180,7 @@ def quality(
     return figure
 
 
-def _budget_panel(
-    one: Axes,
-    comparison: Comparison,
-    shown: Mapping[ReportedMethod, bool],
-    styles: Styles,
-) -> None:
+def _budget_panel(one: Axes, comparison: Comparison, shown: Shown, styles: Styles) -> None:
     """Curves with intervals, those behind thin and without; the full cache is a horizontal line."""
     budgets, scale = comparison.budgets, comparison.scale
     places = dict(zip(budgets.specs, budgets.positions, strict=True))
@@ -236,11 +231,7 @@ def _budget_panel(
 
 
 def _cost_panel(
-    one: Axes,
-    comparison: Comparison,
-    shown: Mapping[ReportedMethod, bool],
-    styles: Styles,
-    timings: Sequence[Timing],
+    one: Axes, comparison: Comparison, shown: Shown, styles: Styles, timings: Sequence[Timing]
 ) -> None:
     """Estimates against compression as a share of the prefill, a point per method and budget.
 

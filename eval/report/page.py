@@ -14,6 +14,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +32,13 @@ from eval.comparison import (
 )
 from eval.config import ReportConfig
 from eval.frame import tidy
-from eval.records import FILES, PROTOCOL_NAMES, policy_groups, results_folder
+from eval.records import FILES, PROTOCOL_NAMES, group_by, policy_groups, results_folder
 from eval.report import figures, tables
-from eval.report.answers import Answers, answers, packed
+from eval.report.answers import Answers, answers, pack_text
 from eval.report.costs import Cost, costs, shown_costs, timings
 from eval.report.figures import Picture, drawn_settings, rank_styles
 from eval.report.tables import Table
-from eval.results import Results, commands, join, labels, load_results, model_name, unfinished
+from eval.results import Results, commands, join, labels, load_results, model_name, unfinished_work
 from eval.sentences import PICKED, sentences
 from kvp.artifacts.addresses import is_address
 from kvp.artifacts.files import atomic_write_bytes, refuse_others
@@ -84,9 +85,9 @@ Block = Text | Section | Table | Picture | Answers
 class Run:
     """One run of a page, and every number of it that is estimated or averaged."""
 
-    def __init__(self, results: Results, label: str, resamples: int) -> None:
-        """`label` is its name among several runs, empty for a single one."""
-        self.results, self.label = results, label
+    def __init__(self, results: Results, label: str, prefix: str, resamples: int) -> None:
+        """`label` is its name among several runs, `prefix` that of its parts; both may be empty."""
+        self.results, self.label, self.prefix = results, label, prefix
         records = [*results.records, *results.curves, *results.timing]
         groups = policy_groups(records)
         self.families = in_order(method_of(record, groups).family for record in records)
@@ -97,8 +98,8 @@ class Run:
             self.numbers = [tidy(each) for each in progress.over(self.comparisons)]
         self.timings = timings(results.timing, groups)
         self.costs: dict[str, dict[ReportedMethod, Cost]] = {
-            protocol: costs([r for r in results.curves if r["protocol"] == protocol], groups)
-            for protocol in dict.fromkeys(record["protocol"] for record in results.curves)
+            protocol: costs(curves, groups)
+            for protocol, curves in group_by(results.curves, itemgetter("protocol")).items()
         }
 
     def says(self, text: str) -> str:
@@ -108,8 +109,10 @@ class Run:
 
 def make_runs(results: Sequence[Results], resamples: int) -> list[Run]:
     """The runs of a page."""
-    names = labels(results) if len(results) > 1 else [""]
-    return [Run(each, name, resamples) for name, each in zip(names, results, strict=True)]
+    if len(results) == 1:
+        return [Run(results[0], "", "", resamples)]
+    named = enumerate(zip(labels(results), results, strict=True), start=1)
+    return [Run(each, name, f"{number}-", resamples) for number, (name, each) in named]
 
 
 def blocks_of(runs: Sequence[Run]) -> list[Block]:
@@ -119,7 +122,7 @@ def blocks_of(runs: Sequence[Run]) -> list[Block]:
     """
     styles = figures.line_styles(family for run in runs for family in run.families)
     if len(runs) == 1:
-        return list(_run(runs[0], "", styles))
+        return list(_run(runs[0], styles))
     keys = dict.fromkeys((each.kind, each.protocol) for run in runs for each in run.comparisons)
     blocks: list[Block] = []
     for kind, protocol in keys:
@@ -144,7 +147,7 @@ def blocks_of(runs: Sequence[Run]) -> list[Block]:
             )
         )
     for number, run in enumerate(runs, start=1):
-        inner = list(_run(run, f"{number}-", styles))
+        inner = list(_run(run, styles))
         blocks.append(Section(ident=f"run-{number}", title=run.label, blocks=inner))
     return blocks
 
@@ -165,7 +168,7 @@ def render(runs: Sequence[Run], blocks: Sequence[Block]) -> str:
         loader=PackageLoader("eval.report", "web"), autoescape=True, undefined=StrictUndefined,
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
-    environment.filters |= {"packed": packed, "json": json.dumps}
+    environment.filters |= {"packed": pack_text, "json": json.dumps}
     compared = [each for run in runs for each in run.comparisons]
     named = [name for each in compared for name in each.sorted.tasks]
     protocols = [(each.protocol, _SEEN[each.protocol]) for each in compared]
@@ -182,7 +185,7 @@ def render(runs: Sequence[Run], blocks: Sequence[Block]) -> str:
         f"style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'",
         generator=GENERATOR,
         title=f"KV-cache eviction on {' and '.join(models)}",
-        unfinished=[run.says(lack) for run in runs if (lack := unfinished(run.results))],
+        unfinished=[run.says(lack) for run in runs if (lack := unfinished_work(run.results))],
         subtitles=[run.says(each) for run in runs for each in run.measured],
         style=f"{(web / 'page.css').read_text('utf-8').strip()}\n{rank_styles()}",
         script=script,
@@ -214,34 +217,34 @@ def numbers(runs: Iterable[Run]) -> pandas.DataFrame:
     return pandas.concat([*parts, pandas.DataFrame(lost)], ignore_index=True)
 
 
-def _run(run: Run, prefix: str, styles: figures.Styles) -> Iterator[Block]:
-    """Notes and sections of one run; `prefix` makes names its own."""
+def _run(run: Run, styles: figures.Styles) -> Iterator[Block]:
+    """Notes and sections of one run."""
     yield from (Text(text=note, style="note") for note in run.results.notes)
     for comparison, found in zip(run.comparisons, run.numbers, strict=True):
-        more = list(_folded(run, comparison, found, prefix))
-        yield _compared(run, comparison, prefix, styles, more)
+        more = list(_folded_tables(run, comparison, found))
+        yield _comparison_section(run, comparison, run.prefix, styles, more)
     several = [each for each in run.comparisons if len(each.sorted.tasks) > 1]
-    alone = (each.alone(task) for each in several for task in each.sorted.tasks)
+    alone = (each.of_task(task) for each in several for task in each.sorted.tasks)
     for number, comparison in enumerate(alone):
-        yield _compared(run, comparison, f"{prefix}task-{number}-", styles)
-    if read := answers(run.comparisons, f"{prefix}read"):
-        name = f"{prefix}answers"
+        yield _comparison_section(run, comparison, f"{run.prefix}task-{number}-", styles)
+    if read := answers(run.comparisons, f"{run.prefix}read"):
+        name = f"{run.prefix}answers"
         yield Section(ident=name, title="Answers to read", blocks=[read], opened=True)
     for protocol, found in run.costs.items():
-        blocks = _heads(run, protocol, found, prefix, styles)
+        blocks = _heads(run, protocol, found, styles)
         title = f"Layers and heads: skill, and the cost of every budget, {_SEEN[protocol]}"
-        name = f"{prefix}heads-{protocol}"
+        name = f"{run.prefix}heads-{protocol}"
         yield Section(ident=name, title=title, blocks=blocks, protocol=protocol)
     there: dict[str, object] = {each.kind: True for each in run.comparisons}
     there |= {"curves": run.costs, "timing": run.timings}
     lacking = [Text(text=words, style="missing") for part, words in _LACKING.items()
-               if not there.get(part) and not unfinished(run.results)]  # fmt: skip
+               if not there.get(part) and not unfinished_work(run.results)]  # fmt: skip
     title = "How this was made"
-    about = [*lacking, *_about(run)]
-    yield Section(ident=f"{prefix}about", title=title, blocks=about)
+    about = [*lacking, *_run_facts(run)]
+    yield Section(ident=f"{run.prefix}about", title=title, blocks=about)
 
 
-def _compared(
+def _comparison_section(
     run: Run,
     comparison: Comparison,
     prefix: str,
@@ -254,7 +257,7 @@ def _compared(
     best, shown = comparison.best, drawn_settings(comparison)
     budget = best.budget if best else (*comparison.budgets.specs, "")[-1]
     alone, tasks = more is None, comparison.sorted.tasks
-    blocks: list[Block] = list(_said(comparison))
+    blocks: list[Block] = list(_sentences(comparison))
     if comparison.grid:
         families = {setting.family for setting in shown}
         left_out = ", ".join(each for each in comparison.choices if each not in families)
@@ -287,7 +290,7 @@ def _compared(
     )
 
 
-def _said(comparison: Comparison) -> Iterator[Text]:
+def _sentences(comparison: Comparison) -> Iterator[Text]:
     """The sentences on a comparison, without those at the top of the page or in captions."""
     above = comparison.unfinished, comparison.measured
     said = [each for each in sentences(comparison) if each not in above]
@@ -298,9 +301,7 @@ def _said(comparison: Comparison) -> Iterator[Text]:
     )
 
 
-def _folded(
-    run: Run, comparison: Comparison, found: pandas.DataFrame, prefix: str
-) -> Iterator[Section]:
+def _folded_tables(run: Run, comparison: Comparison, found: pandas.DataFrame) -> Iterator[Section]:
     """Tables of a comparison, folded; `found` are its numbers (`eval.frame.tidy`)."""
     timed = [each for each in run.timings if each.protocol == comparison.protocol]
     specs = comparison.budgets.specs if len(comparison.sorted.tasks) > 1 else ()
@@ -314,7 +315,7 @@ def _folded(
     }
     for part, (title, blocks) in parts.items():
         if blocks:
-            name = f"{prefix}{comparison.kind}-{comparison.protocol}-{part}"
+            name = f"{run.prefix}{comparison.kind}-{comparison.protocol}-{part}"
             yield Section(ident=name, title=title, blocks=blocks)
 
 
@@ -326,11 +327,7 @@ _COSTS = (
 
 
 def _heads(
-    run: Run,
-    protocol: str,
-    found: Mapping[ReportedMethod, Cost],
-    prefix: str,
-    styles: figures.Styles,
+    run: Run, protocol: str, found: Mapping[ReportedMethod, Cost], styles: figures.Styles
 ) -> list[Block]:
     """What every budget costs, and the skill of every head."""
     shown = shown_costs(found)
@@ -338,7 +335,7 @@ def _heads(
     sequences = "/".join(str(n) for n in sorted({record["sequences"] for record in curves}))
     kept = "first and last tokens kept by all" if next(iter(shown)).protected else "none protected"
     picture = Picture(
-        name=f"{prefix}attention-lost-{protocol}",
+        name=f"{run.prefix}attention-lost-{protocol}",
         figure=figures.cost_curves(shown, styles),
         caption="Share of future attention lost at every budget, mean over heads; "
         f"n = {sequences} held-out sequences, seed {run.results.setting('seed')}"
@@ -347,7 +344,7 @@ def _heads(
     return [picture, tables.areas(found, protocol), tables.skill_map(shown, protocol)]
 
 
-def _about(run: Run) -> Iterator[Block]:
+def _run_facts(run: Run) -> Iterator[Block]:
     """Model, methods, data, commands and versions."""
     results, manifest = run.results, run.results.manifest
     policies = dict.fromkeys(each["policy"] for each in results.records if each["policy"])
@@ -389,7 +386,7 @@ def run(config: ReportConfig) -> None:
     _write(out, page)
     written = f"{out} ({len(page) / 1e6:.1f} MB){f', figures in {png}' if png else ''}"
     said = [each for run in runs for one in run.comparisons for each in sentences(one)]
-    print(*dict.fromkeys(filter(None, (*map(unfinished, results), *said))), written, sep="\n")
+    print(*dict.fromkeys(filter(None, (*map(unfinished_work, results), *said))), written, sep="\n")
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -8,14 +8,7 @@ from typing import Any
 
 from pandas import DataFrame
 
-from eval.comparison import (
-    Budgets,
-    Comparison,
-    Estimate,
-    ReportedMethod,
-    in_order,
-    resolved,
-)
+from eval.comparison import Budgets, Comparison, Estimate, ReportedMethod, in_order, resolved_keys
 from eval.frame import OVERALL
 from eval.records import FULL, LEARNED, ORACLE, PROTOCOL_NAMES, SELF_SIZED
 from eval.report.costs import Cost, Timing, passes
@@ -90,7 +83,7 @@ def some_settings(comparison: Comparison, lines: Notes, which: str = "") -> Tabl
         for spec in comparison.budgets.specs
         if not comparison.unfinished and (gap := comparison.over_null(setting, spec)) is not None
     }
-    differs = resolved(over)
+    differs = resolved_keys(over)
     rows: list[Sequence[Field | str]] = []
     for setting, note in lines.items():
         if not grid.get(setting):
@@ -236,15 +229,15 @@ def costs_of_requests(timings: Sequence[Timing]) -> Table:
             "all" if each.setting.method == FULL else f"{each.budget:.0f}",
             f"{each.cache_bytes:,.0f}",
             "–" if each.bytes_to_full is None else f"{each.bytes_to_full:.3f}",
-            _rounded(each.prefill, 1000, ".1f"),
-            _rounded(each.evict, 1000, ".1f"),
+            _interval_field(each.prefill, 1000, ".1f"),
+            _interval_field(each.evict, 1000, ".1f"),
             *(
                 "–" if share is None else f"{100 * share:.0f} %"
                 for share in (each.seconds, each.flops)
             ),
             "1" if each.setting.method == FULL else str(passes(each.setting.method)),
-            _rounded(each.decode, 1000, ".2f"),
-            _rounded(each.decode_to_full, 1, ".3f"),
+            _interval_field(each.decode, 1000, ".2f"),
+            _interval_field(each.decode_to_full, 1, ".3f"),
         ]
         for each in timings
     ]
@@ -307,12 +300,12 @@ def _number(comparison: Comparison, estimate: Estimate | None, mark: str = "") -
     if estimate is None:
         return NOTHING
     form = ".1f" if comparison.kind == "accuracy" else ".2f"
-    number = _rounded(estimate.interval, comparison.scale, form)
+    number = _interval_field(estimate.interval, comparison.scale, form)
     alone = estimate.interval.low == estimate.interval.high
     return replace(number, small="" if alone else number.small, mark=mark)
 
 
-def _rounded(interval: Interval | None, scale: float, form: str) -> Field:
+def _interval_field(interval: Interval | None, scale: float, form: str) -> Field:
     if interval is None:
         return NOTHING
     mean, low, high = interval.texts(scale, form)

@@ -27,35 +27,19 @@ from eval.methods import (
     PROTECTIONS,
     Method,
     Setting,
-    allocated,
     file_digests,
     hub_records,
     learned_methods,
     method_of,
     registered_method,
+    with_allocator,
 )
 from eval.prepare import Prepared, plan, prepare, protected_tokens, too_short
-from eval.records import (
-    FULL,
-    LEARNED,
-    ROWS,
-    RecordFile,
-    grouped,
-    key_of,
-    policy_groups,
-    seal,
-)
+from eval.records import FULL, LEARNED, ROWS, RecordFile, group_by, key_of, policy_groups, seal
 from eval.results import open_folder, write_manifest
 from eval.run import evaluate_all, load_bench
 from eval.stats import Interval, Unit, bootstrap_mean
-from eval.tune.search import (
-    Candidate,
-    Space,
-    best_of,
-    next_batch,
-    open_ends,
-    rule_name,
-)
+from eval.tune.search import Candidate, Space, best_of, next_batch, open_ends, rule_name
 from eval.tuned_settings import SETTINGS, Scored, Tuned, TunedSettings, save_settings
 from kvp.artifacts.files import atomic_write_text
 from kvp.costs import span
@@ -106,7 +90,7 @@ class Subject:
         methods: Sequence[Method] = self.runs
         if candidate.scorer is not None and candidate.scorer != self.start[0]:
             methods = [method_of(candidate.scorer)]
-        return [allocated(method, candidate.allocator.name) for method in methods]
+        return [with_allocator(method, candidate.allocator.name) for method in methods]
 
     def spec(self, candidate: Candidate) -> str:
         """Specification of the candidate's scorer, for `--methods`."""
@@ -146,15 +130,15 @@ def subjects_of(config: TuneConfig) -> list[Subject]:
             "fixed_allocator": rule is not None,
         }
         if spec == LEARNED:
-            found += _learned(config, common)
+            found += _learned_subjects(config, common)
             continue
         for name in NULLS if spec == ALL_NULLS else (spec,):
             requested = name if rule is None else f"{name}+{rule}"
-            found.append(_registered(name, config.seed, {**common, "requested": requested}))
+            found.append(_registered_subject(name, config.seed, {**common, "requested": requested}))
     return found
 
 
-def _learned(config: TuneConfig, common: Mapping[str, Any]) -> list[Subject]:
+def _learned_subjects(config: TuneConfig, common: Mapping[str, Any]) -> list[Subject]:
     """One subject per group of policies that differ only in seed."""
     policies = learned_methods(config.evaluation.policy_list)
     groups = policy_groups(
@@ -172,7 +156,7 @@ def _learned(config: TuneConfig, common: Mapping[str, Any]) -> list[Subject]:
     ]
 
 
-def _registered(spec: str, seed: int, common: Mapping[str, Any]) -> Subject:
+def _registered_subject(spec: str, seed: int, common: Mapping[str, Any]) -> Subject:
     method = registered_method(spec, seed)
     scorer = method.scorer
     assert scorer is not None, "a registered method has a scorer"
@@ -194,10 +178,6 @@ def _registered(spec: str, seed: int, common: Mapping[str, Any]) -> Subject:
 
 TABLE = "settings.csv"
 """Every setting that was tried, in the order of trying."""
-COLUMNS = (
-    "protocol", "method", "group", "setting", "scorer", "allocator", "protected", "score", "low",
-    "high", "published", "chosen",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -253,13 +233,13 @@ class Tuning:
                 "some prompts; raise it, or use --protection off, or fewer --recents"
             )
 
-    def wanted(self) -> list[tuple[Search, list[Candidate]]]:
+    def next_batches(self) -> list[tuple[Search, list[Candidate]]]:
         """What each search that goes on wants to know next."""
         count = self.config.settings_per_method
         batches = [(one, next_batch(one.space, one.scores, count)) for one in self.searches]
         return [(search, batch) for search, batch in batches if batch]
 
-    def planned(self, wanted: Sequence[tuple[Search, Sequence[Candidate]]]) -> Prepared:
+    def plan_work(self, wanted: Sequence[tuple[Search, Sequence[Candidate]]]) -> Prepared:
         """The work of measuring candidates, as kvp-eval takes it."""
         settings: dict[str, list[Setting]] = {protocol: [] for protocol in self.protocols}
         for search, candidates in wanted:
@@ -281,7 +261,7 @@ class Tuning:
 
     def estimate(self) -> None:
         """Measure the first settings of all methods on one prompt, and estimate the whole."""
-        first = self.planned(self.wanted())
+        first = self.plan_work(self.next_batches())
         bench = load_bench(self.config.evaluation, self.prepared.methods)
         prompt, protocol = first.work[0]
         started = time.perf_counter()
@@ -295,13 +275,13 @@ class Tuning:
     def search(self, bench: Bench, file: RecordFile) -> None:
         """Search for all methods; all candidates of a round share the prefill of a prompt."""
         round_number = 1
-        while wanted := self.wanted():
+        while wanted := self.next_batches():
             tried = min(len(search.scores) for search, _ in wanted)
             phase(
                 f"round {round_number}: {tried} or more of {self.config.settings_per_method} "
                 "settings of each method known"
             )
-            evaluate_all(bench, self.planned(wanted), file)
+            evaluate_all(bench, self.plan_work(wanted), file)
             for search, batch in wanted:
                 for candidate in batch:
                     score = self.score(file, search, candidate, resamples=1)
@@ -314,7 +294,7 @@ class Tuning:
         """Score of a measured candidate on the prompts and budgets of this run."""
         config, settings = self.config.evaluation, self.settings(search, candidate)
         scores: dict[Hashable, dict[Unit, float]] = {}
-        for policy, of_policy in grouped(settings, lambda each: each.method.policy).items():
+        for policy, of_policy in group_by(settings, lambda each: each.method.policy).items():
             scores[policy] = {
                 (prompt.task, prompt.sample.id): sum(
                     file.values[key_of(identify(config, prompt, protocol, each))]
@@ -325,11 +305,11 @@ class Tuning:
         bounds = None if self.prepared.prompts[0].forced else (0, 1)
         return bootstrap_mean(scores, bounds=bounds, resamples=resamples)
 
-    def found(self, file: RecordFile) -> tuple[TunedSettings, list[list[Scored]]]:
+    def outcome(self, file: RecordFile) -> tuple[TunedSettings, list[list[Scored]]]:
         """What was chosen, and all that each search tried."""
         entries, everything = [], []
         for search in self.searches:
-            scored = {each: self._scored(file, search, each) for each in search.scores}
+            scored = {each: self._score_candidate(file, search, each) for each in search.scores}
             everything.append(list(scored.values()))
             entries.append(
                 Tuned(
@@ -362,7 +342,7 @@ class Tuning:
         chosen = TunedSettings(split=config.split, data=data, methods=tuple(entries))
         return chosen, everything
 
-    def _scored(self, file: RecordFile, search: Search, candidate: Candidate) -> Scored:
+    def _score_candidate(self, file: RecordFile, search: Search, candidate: Candidate) -> Scored:
         interval = self.score(file, search, candidate, resamples=self.config.bootstrap)
         method = search.subject.methods(candidate)[0]
         return Scored(
@@ -379,7 +359,7 @@ def run(config: TuneConfig) -> TunedSettings | None:
     """Run kvp tune; None after a dry run. Raises KvpError on anything the user can mend."""
     subjects = subjects_of(config)
     methods = [  # with every allocator: to check, and to digest the files they come from
-        allocated(method, rule.name)
+        with_allocator(method, rule.name)
         for subject in subjects for method in subject.runs for rule in subject.allocators
     ]  # fmt: skip
     evaluation = config.evaluation
@@ -397,7 +377,7 @@ def run(config: TuneConfig) -> TunedSettings | None:
         )
         file = RecordFile(output.local / ROWS)
         tuning.search(bench, file)
-        settings, tried = tuning.found(file)
+        settings, tried = tuning.outcome(file)
         atomic_write_text(output.local / TABLE, csv_text(settings, tried))
         manifest = run_manifest(dict(vars(config)), seed=config.seed)
         save_settings(output.local / SETTINGS, settings, manifest)
@@ -425,15 +405,17 @@ def run(config: TuneConfig) -> TunedSettings | None:
 def csv_text(settings: TunedSettings, tried: Sequence[Sequence[Scored]]) -> str:
     """One line per setting; `tried` has those of each entry of `settings`."""
     rows = [
-        (
-            entry.protocol, entry.requested, entry.group, number, scored.scorer, scored.allocator,
-            int(scored.protected), scored.score, *scored.interval, int(scored in entry.published),
-            int(scored == entry.chosen),
-        )
+        {
+            "protocol": entry.protocol, "method": entry.requested, "group": entry.group,
+            "setting": number, "scorer": scored.scorer, "allocator": scored.allocator,
+            "protected": int(scored.protected), "score": scored.score,
+            "low": scored.interval[0], "high": scored.interval[1],
+            "published": int(scored in entry.published), "chosen": int(scored == entry.chosen),
+        }
         for entry, all_scored in zip(settings.methods, tried, strict=True)
         for number, scored in enumerate(all_scored, start=1)
     ]  # fmt: skip
-    return str(pandas.DataFrame(rows, columns=COLUMNS).to_csv(index=False, float_format="%.6g"))
+    return str(pandas.DataFrame(rows).to_csv(index=False, float_format="%.6g"))
 
 
 def print_settings(console: Console, settings: TunedSettings) -> None:

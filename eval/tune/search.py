@@ -64,7 +64,7 @@ class Dimension:
             return None
         return getattr(owner, self.name.rpartition(".")[2], None)
 
-    def changed(self, candidate: Candidate, value: object) -> Candidate | None:
+    def with_value(self, candidate: Candidate, value: object) -> Candidate | None:
         """The candidate with another value; None where options exclude each other."""
         if self.name == ALLOCATOR:
             allocator: Any = next(each for each in self.grid.values if rule_name(each) == value)
@@ -137,18 +137,18 @@ def next_batch(space: Space, scores: Scores, count: int) -> list[Candidate]:
     if not scores:
         return list(space.start)[:count]
     if len(scores) >= count:
-        beyond = chain.from_iterable(_beyond(space, scores).values())
+        beyond = chain.from_iterable(_values_beyond(space, scores).values())
         return list(islice(beyond, max(0, 2 * count - len(scores))))
     best = best_of(scores)
     dimensions = space.dimensions(best)
     steps = (
-        _unseen(dimensions, best, scores),
+        _unseen_settings(dimensions, best, scores),
         (
-            one.changed(best, value)
+            one.with_value(best, value)
             for one in dimensions
             for value in _next(space, one, best, scores)
         ),
-        (each for one in dimensions for each in _halfway(space, one, best, scores)),
+        (each for one in dimensions for each in _middle_settings(space, one, best, scores)),
         _combinations(space, best),
     )
     for step in steps:
@@ -164,10 +164,10 @@ def open_ends(space: Space, scores: Scores) -> list[str]:
     A number is enclosed when a smaller and a greater one were tried with the same choices (pooling,
     allocator, protection, ...), or where the option ends.
     """
-    return list(_beyond(space, scores))
+    return list(_values_beyond(space, scores))
 
 
-def _beyond(space: Space, scores: Scores) -> dict[str, list[Candidate]]:
+def _values_beyond(space: Space, scores: Scores) -> dict[str, list[Candidate]]:
     """Settings beyond the ends at which the best numbers are, by option."""
     best = best_of(scores)
     same = _same_choices(space, best, scores)
@@ -182,13 +182,13 @@ def _beyond(space: Space, scores: Scores) -> dict[str, list[Candidate]]:
             values.append(one.grid.step_down(value))
         if max(known) <= value:
             values.append(one.grid.step_up(value, space.tokens))
-        changed = [one.changed(best, beyond) for beyond in values if beyond is not None]
+        changed = [one.with_value(best, beyond) for beyond in values if beyond is not None]
         if able := [each for each in changed if each is not None]:
             found[one.name] = able
     return found
 
 
-def _unseen(
+def _unseen_settings(
     dimensions: Sequence[Dimension], best: Candidate, scores: Scores
 ) -> Iterator[Candidate]:
     """The first dimension with values that no setting has had: the best setting with each.
@@ -200,7 +200,7 @@ def _unseen(
         unseen = [value for value in one.values if value not in seen]
         able = [each for each in scores if one.value(each) is not None] if unseen else []
         for base in (best, *sorted(able, key=lambda each: -scores[each])):
-            changed = [one.changed(base, value) for value in unseen]
+            changed = [one.with_value(base, value) for value in unseen]
             if found := [each for each in changed if each is not None]:
                 yield from found
                 return
@@ -217,7 +217,7 @@ def _next(space: Space, one: Dimension, best: Candidate, scores: Scores) -> tupl
     return tuple(each for each in beside if each is not None)
 
 
-def _halfway(
+def _middle_settings(
     space: Space, one: Dimension, best: Candidate, scores: Scores
 ) -> Iterator[Candidate | None]:
     value = _number(space, one, best, scores)
@@ -226,7 +226,7 @@ def _halfway(
     for other in _next(space, one, best, scores):
         middle = one.grid.bisect(min(value, other), max(value, other))
         if middle is not None:
-            yield one.changed(best, middle)
+            yield one.with_value(best, middle)
 
 
 def _combinations(space: Space, best: Candidate) -> Iterator[Candidate | None]:
@@ -239,7 +239,7 @@ def _combinations(space: Space, best: Candidate) -> Iterator[Candidate | None]:
         for values in product(*(one.values for one in dimensions)):
             candidate: Candidate | None = replace(best, allocator=allocator)
             for one, value in zip(dimensions, values, strict=True):
-                candidate = None if candidate is None else one.changed(candidate, value)
+                candidate = None if candidate is None else one.with_value(candidate, value)
             yield candidate
 
 

@@ -81,7 +81,7 @@ def test_curves_agree_with_an_independent_computation() -> None:
     prompt = TracedPrompt(trace, prefix)
     results = {
         (method.name, flag): prompt.measure(
-            prompt.scored(method, grid_budgets(prefix)), SAFE if flag else UNPROTECTED
+            prompt.score(method, grid_budgets(prefix)), SAFE if flag else UNPROTECTED
         )
         for method in methods[1:]
         for flag in (True, False)
@@ -118,7 +118,7 @@ def test_methods_that_read_the_budget_rank_anew_along_the_curve() -> None:
     trace, prefix = _trace(1), 32
     (streaming,) = build_methods(["streaming_llm"])
     prompt = TracedPrompt(trace, prefix)
-    measured = prompt.measure(prompt.scored(streaming, grid_budgets(prefix)), UNPROTECTED)
+    measured = prompt.measure(prompt.score(streaming, grid_budgets(prefix)), UNPROTECTED)
     importance = _importance(trace, 0, 0, prefix)
     for budget, kept in ((2, [0, 31]), (4, [0, 1, 31, 30]), (12, [0, 1, 2, 3, *range(24, 32)])):
         expected = 1 - importance[kept].sum() / importance.sum()
@@ -157,7 +157,7 @@ def test_boundaries_are_those_of_the_protocols() -> None:
 def test_traces_show_the_last_query_of_the_prompt(prefix: int, last: int) -> None:
     """Query-aware the scorers see 33 tokens and rank 32; at the end of the context, they see 24."""
     trace, (tova,) = _trace(0), build_methods(["tova"])
-    ((scores, _),) = TracedPrompt(trace, prefix).scored(tova, [8])
+    ((scores, _),) = TracedPrompt(trace, prefix).score(tova, [8])
     assert trace.queries is not None
     for layer in range(2):
         queries = trace.queries[layer, :, :, last].double()  # [H, G, D]
@@ -181,7 +181,7 @@ def test_what_the_model_adds_to_traces_is_of_the_whole_prompt(
     (method,) = build_methods(["expected_attention"])
     for prefix in (32, 24):
         prompt = TracedPrompt(_trace(0), prefix, model=model, tokenizer=tokenizer)
-        ((scores, _),) = prompt.scored(method, [8])
+        ((scores, _),) = prompt.score(method, [8])
         assert scores.shape == (2, 2, prefix)
     assert seen == [33, 24]
 
