@@ -71,7 +71,7 @@ def _trained_share(comparison: Comparison, one: ReportedMethod) -> str:
 
 
 def _level(comparison: Comparison, best: Best, one: ReportedMethod) -> str:
-    """Methods of the same kind, without training or nulls, that are level with one."""
+    """Methods of the same kind, without training or nulls, that are tied with one."""
 
     def place(each: ReportedMethod) -> tuple[bool, float]:
         mean = comparison.grid[each][best.budget].interval.mean
@@ -82,7 +82,7 @@ def _level(comparison: Comparison, best: Best, one: ReportedMethod) -> str:
         if each != one and LEARNED not in (one.method, each.method) and place(each) == place(one)
     ]  # fmt: skip
     more = f" and {len(level) - 2} more" if len(level) > 2 else ""
-    return f" (level with {', '.join(level[:2])}{more})" if level else ""
+    return f" (tied with {', '.join(level[:2])}{more})" if level else ""
 
 
 def _difference_sentences(comparison: Comparison, best: Best) -> list[str]:
@@ -103,7 +103,7 @@ def _difference_sentences(comparison: Comparison, best: Best) -> list[str]:
             corrected = f"not after correction for {comparison.tests} comparisons"
             parts.append(f"{text} against {name}, {corrected}")
         else:
-            parts.append(f"not told apart from {name}, {text}")
+            parts.append(f"not significantly different from {name}, {text}")
     said = [f"Paired by prompt, {first.label} is {'; '.join(parts)}."]
     if open_ones:
         most = max(map(prompts_to_resolve, open_ones))

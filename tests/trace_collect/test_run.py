@@ -73,7 +73,7 @@ def test_repeating_the_command_changes_nothing_and_other_settings_are_refused(
     refused: Any,
 ) -> None:
     assert run("--train=1", "--validation=0") == 0
-    assert "next: kvp-train --traces" in capsys.readouterr().out
+    assert "next: kvp train --traces" in capsys.readouterr().out
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("[0-9qkv]*/*")}
     assert run("--train=1", "--validation=0") == 0
     assert "1 of 1 sequences are there" in capsys.readouterr().out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ def test_start_and_end_say_what_and_where(
     assert lines[0].startswith("training 4 of 4 KV heads, ")
     assert "on 6 sequences (2 for validation): label max_reply_attention" in lines[0]
     assert lines[-2] == f"policy: {tmp_path / 'p'}"
-    assert lines[-1].startswith("next: kvp-eval --model .../synthetic --policies ")
+    assert lines[-1].startswith("next: kvp eval --model MODEL --policies ")
     assert train(store, tmp_path / "part", heads="0:2", validation_contexts=4) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("training 2 of 4 KV heads, ")
@@ -140,7 +141,7 @@ def test_the_table_fits_eighty_columns(capsys: pytest.CaptureFixture[str]) -> No
     assert rows["27.2"] == ["0.790", "0.200", *lost, "keydiff", "0.812", "650,913", "300"]
     assert rows["27.3"] == ["nan", "0.200", *lost, "650,913", "4000"]
     assert rows["all"] == ["-0.080", "0.200", *lost, "0.856"]
-    assert "has more skill on 2 of 2 heads." in " ".join(lines)
+    assert "attention-free heuristic on 0 of 2 heads." in " ".join(lines)
 
 
 @pytest.mark.parametrize("shared", [None, result([0.5, 0.75], None)])
@@ -157,5 +158,8 @@ def test_without_baselines_the_table_compares_with_nothing(
 ) -> None:
     print_summary(result([0.5] * 112, None), torch.zeros(112, dtype=torch.int64), GEOMETRY)
     printed = capsys.readouterr().out
-    assert "27.3" in printed
-    assert "heuristic has" not in printed
+    rows = [line.split()[0] for line in printed.splitlines() if line.split()]
+    assert sum(re.fullmatch(r"\d+\.\d", name) is not None for name in rows) == 20, (
+        "more heads do not make more rows"
+    )
+    assert "attention-free" not in printed

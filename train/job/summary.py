@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from pathlib import Path
 
 import torch
 from rich.box import SIMPLE
@@ -17,6 +18,8 @@ from train.learning.validation import HeldOut
 
 SHOWN_BUDGETS = ("12.5%", "25%", "50%")
 """Budgets that fit into 80 columns; the policy's file has all of them."""
+SHOWN_HEADS = 20
+"""Rows of the table; of more heads it shows those of least skill."""
 CHARTED_BUDGET = "12.5%"
 """Budget at which TensorBoard shows the attention that is kept."""
 CHARTS = {
@@ -52,7 +55,7 @@ def print_summary(
     heads: range | None = None,
     shared: HeldOut | None = None,
 ) -> None:
-    """Print the metrics of every head, and on how many its policy loses to a heuristic.
+    """Print the metrics of the heads, and on how many the policy is better than a heuristic.
 
     Args:
         result: held-out metrics of the exported weights, heuristics included.
@@ -61,8 +64,11 @@ def print_summary(
         heads: which heads of the model the result is about, None for all.
         shared: the same weights with one ranking for all heads, a row of means; None without.
     """
+    best, names = result.best_heuristics(), head_names(geometry, heads)
+    weakest = "" if len(names) <= SHOWN_HEADS else f"; the {SHOWN_HEADS} heads of least skill"
     table = Table(
-        title=f"{result.contexts} held-out contexts; budgets: share of the attention lost there",
+        title=f"{result.contexts} held-out contexts; budgets: share of the attention lost there"
+        + weakest,
         caption=(
             "skill in keeping attention: 0 random, 1 ideal order of the tokens that are not "
             "protected; excess: lost beyond the ideal order, mean over budgets"
@@ -77,8 +83,9 @@ def print_summary(
     for column in ("best heuristic", "params", "step"):
         table.add_column(column, justify="right", no_wrap=True)
     columns = [result.skill, result.excess, *(result.lost[budget] for budget in SHOWN_BUDGETS)]
-    best = result.best_heuristics()
-    for index, name in enumerate(head_names(geometry, heads)):
+    order = sorted(range(len(names)), key=result.skill.nan_to_num(2.0).tolist().__getitem__)
+    for index in sorted(order[:SHOWN_HEADS]):
+        name = names[index]
         numbers = [f"{float(column[index]):.3f}" for column in columns]
         heuristic = "" if (one := best[index]) is None else f"{one[0]} {one[1]:.3f}"
         step = str(int(best_step[index]))
@@ -94,8 +101,8 @@ def print_summary(
     Console().print(table)
     if skills:
         print(
-            f"The best attention-free heuristic has more skill on {result.losing_heads()} of "
-            f"{len(skills)} heads."
+            f"More skill than the best attention-free heuristic on "
+            f"{len(skills) - result.losing_heads()} of {len(skills)} heads."
         )
 
 
@@ -124,8 +131,8 @@ def print_end(job: Job) -> None:
     print(f"policy: {folder}")
     if job.whole:
         name = str(job.traces.manifest["model"].get("id"))
-        on_disk = name != "nano" and "/" not in name  # recorded without its folder
-        model = shlex.quote(f".../{name}" if on_disk else name)
-        print(f"next: kvp-eval --model {model} --policies {folder} --out RESULTS")
+        if name != "nano" and "/" not in name:  # recorded without its folder
+            name = str(Path("models", name)) if Path("models", name).is_dir() else "MODEL"
+        print(f"next: kvp eval --model {shlex.quote(name)} --policies {folder} --out RESULTS")
     else:
         print(f"next, when all heads are trained: kvp merge --shards {folder},... --out POLICY")

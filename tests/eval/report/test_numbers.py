@@ -202,10 +202,10 @@ def test_the_summary_names_what_the_figure_draws_in_front(make_comparison: MakeC
     _, first, *others = sentences(comparison)  # before it, what was measured
     assert re.sub(r" \(\d+ to \d+\)", "", first) == (
         "At 50% of the cache (the question seen before compression; 95 % intervals) kvp +p answers "
-        "100%; the best method without training, knorm +p (level with snapkv +p), 100%; the best "
+        "100%; the best method without training, knorm +p (tied with snapkv +p), 100%; the best "
         "null, random +p, 25%; the full cache 100%."
     )
-    assert others[0].startswith("Paired by prompt, kvp +p is not told apart")
+    assert others[0].startswith("Paired by prompt, kvp +p is not significantly different")
     shown = {setting.family: front for setting, front in drawn_settings(comparison).items()}
     assert shown == {"full": True, "oracle": True, "kvp": True, "knorm": True, "random": True,
                      "snapkv": False}  # fmt: skip
