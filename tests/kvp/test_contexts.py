@@ -118,7 +118,7 @@ def test_a_header_that_was_changed_is_refused(context: Context, tmp_path: Path) 
     path = context.write(tmp_path)
     header = {"format": "kvp-context", "format_version": 1, **asdict(context.facts), "sha256": "0"}
     write_safetensors(path, context.tensors, {"kvp": json.dumps(header)})
-    with pytest.raises(CacheError, match="checksum does not match its header"):
+    with pytest.raises(CacheError, match="checksum does not match its content"):
         read_facts(path)
     write_safetensors(path, context.tensors, {})
     with pytest.raises(CacheError, match=r"kvp compress"):

@@ -104,19 +104,6 @@ def test_damage_is_named(prefix: ObjectPath) -> None:
     assert not TraceReader(prefix).complete
 
 
-def test_exchanged_shards_are_named(prefix: ObjectPath) -> None:
-    fill(prefix)
-    first, second = shard_path(prefix, "v", 0), shard_path(prefix, "v", 3)
-    held = first.read_bytes()
-    assert isinstance(first, ObjectPath)
-    assert isinstance(second, ObjectPath)
-    first.write_bytes(second.read_bytes())
-    second.write_bytes(held)
-    for index in (0, 3):
-        with pytest.raises(StoreError, match=rf"v/c\.{index}.* holds what belongs elsewhere"):
-            TraceReader(prefix, heads=slice(2, 3)).kv(index)
-
-
 def test_an_object_is_created_once(prefix: ObjectPath) -> None:
     with ThreadPoolExecutor(8) as threads:
         made = [*threads.map(lambda n: (prefix / "x").write_bytes(b"%d" % n, new=True), range(8))]

@@ -165,8 +165,8 @@ def test_foreign_files_are_one_line(qwen: PreTrainedModel, made: Any, tmp_path: 
         (missing, "is missing"),
         (foreign, "was not written by save_cache"),
         (pickled, "not a readable safetensors file"),
-        (other, "is damaged or not what kvp writes"),
-        (newer, "has format kvp-cache 3, this kvp reads kvp-cache 2"),
+        (other, "is damaged: no checksum in it"),
+        (newer, "has format version 3, this kvp reads 2: make it anew"),
         (tmp_path, "is no regular file"),
         (tmp_path / "pipe", "is no regular file"),
     ):

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -55,14 +54,6 @@ def test_records_are_those_committed(store: Path, plan: StorePlan, make_trace: M
     assert reader.manifest["note"] == "test"
     assert repr(reader) == f"TraceReader({str(store)!r}: 3 of 3 sequences, {plan.geometry})"
     assert "token_ids" not in repr(reader.record(0)), "hundreds of numbers"
-
-
-def test_a_reader_pickles(store: Path) -> None:
-    reader = TraceReader(store)
-    keys, _ = reader.kv(0)
-    again = pickle.loads(pickle.dumps(reader))
-    assert _same_bits(again.kv(0)[0], keys)
-    assert len(pickle.dumps(reader)) < 1000
 
 
 @pytest.mark.parametrize(
