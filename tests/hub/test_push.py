@@ -86,7 +86,6 @@ def test_a_pushed_policy_loads_again(hub: Any, policy_folder: Path) -> None:
     assert header(card)["license"] == "mit"
     assert header(card)["library_name"] == "kvp"
     policy = load_policy("org/gates")
-    assert policy.source is not None
     assert policy.source.commit == commit
     again = run(PushConfig("mine", "org/gates"))
     assert "license" not in header(

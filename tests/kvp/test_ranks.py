@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from typing import Any
+
 import pytest
 
 from kvp.config_groups import Rank, local_rank, rank_of
@@ -18,16 +21,23 @@ STEP = {"SLURM_PROCID": "2", "SLURM_NTASKS": "3"}
 TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}
 
 
-def test_flags_come_before_torchrun_before_arrays_before_srun() -> None:
-    assert rank_of(None, None, {}) == Rank()
-    assert rank_of(None, None, STEP) == Rank(index=2, count=3)
-    assert rank_of(None, None, {**STEP, **ARRAY}) == Rank(index=2, count=4)
-    assert rank_of(None, None, {**STEP, **ARRAY, **TORCHRUN}) == Rank(index=1, count=2)
-    assert rank_of(4, 5, TORCHRUN) == Rank(index=4, count=5)
-    assert rank_of(0, 1, TORCHRUN) == Rank()
-    assert local_rank(TORCHRUN) == 1
-    assert local_rank({"SLURM_LOCALID": "3"}) == 3
-    assert local_rank({}) == 0
+@pytest.mark.parametrize(
+    ("flags", "environment", "rank", "local"),
+    [
+        ((None, None), {}, Rank(), 0),
+        ((None, None), STEP, Rank(index=2, count=3), 0),
+        ((None, None), {**STEP, "SLURM_LOCALID": "3"}, Rank(index=2, count=3), 3),
+        ((None, None), {**STEP, **ARRAY}, Rank(index=2, count=4), 0),
+        ((None, None), {**STEP, **ARRAY, **TORCHRUN}, Rank(index=1, count=2), 1),
+        ((4, 5), TORCHRUN, Rank(index=4, count=5), 1),
+        ((0, 1), TORCHRUN, Rank(), 1),
+    ],
+)
+def test_flags_come_before_torchrun_before_arrays_before_srun(
+    monkeypatch: pytest.MonkeyPatch, flags: Any, environment: dict[str, str], rank: Rank, local: int
+) -> None:
+    monkeypatch.setattr(os, "environ", environment)
+    assert (rank_of(*flags), local_rank()) == (rank, local)
 
 
 def test_shares_are_fixed_and_cover_all() -> None:
@@ -54,7 +64,8 @@ def test_shares_are_fixed_and_cover_all() -> None:
     ],
 )
 def test_what_does_not_fit_is_named(
-    flags: tuple[int | None, int | None], environment: dict[str, str], message: str
+    monkeypatch: pytest.MonkeyPatch, flags: Any, environment: dict[str, str], message: str
 ) -> None:
+    monkeypatch.setattr(os, "environ", environment)
     with pytest.raises(UsageError, match=message):
-        rank_of(*flags, environment)
+        rank_of(*flags)

@@ -93,7 +93,7 @@ def _make(kind: str, folder: Path) -> tuple[Path, Callable[[], object]]:
         with TraceWriter.create_or_resume(folder, plan, {"identity": {}}, gram) as writer:
             writer.write(Trace(record=record, queries=keys[:, :, None], keys=keys, values=keys))
         name = "manifest.json" if kind == "store" else "sequences/000000.json"
-        return folder / name, lambda: TraceReader(folder).verify()
+        return folder / name, lambda: TraceReader(folder).trace(0)
     folder.mkdir()
     content = {"settings": SETTINGS, "budgets": BUDGETS, "results": RESULT}[kind]
     file = folder / {"results": "manifest.json"}.get(kind, f"{kind}.json")

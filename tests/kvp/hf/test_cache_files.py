@@ -208,7 +208,7 @@ def test_what_cannot_be_saved_is_refused(qwen: PreTrainedModel, made: Any, tmp_p
         (DynamicCache(), "writes an EvictingCache, got a DynamicCache"),
     ):
         with pytest.raises(UsageError, match=message):
-            save_cache(cache, tmp_path / "context", model=qwen)  # type: ignore[arg-type]
+            save_cache(cache, tmp_path / "context", model=qwen)
     assert not list(tmp_path.iterdir())
     for place in (".", "..", "/", tmp_path):
         with pytest.raises(CacheError, match=f"{place} is a folder: give save_cache the path of"):
@@ -264,7 +264,7 @@ HOSTILE: dict[str, Callable[[dict[str, Tensor], dict[str, Any]], None]] = {
     "tail": changed("tail_positions", -1),
     "tail empty": changed("tail_positions", EMPTY),
     "tail nan": changed("tail_values", torch.nan),
-}  # type: ignore[dict-item]
+}
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -30,7 +30,6 @@ def _content(store: Path) -> list[Any]:
     result: list[Any] = [reader.manifest, reader.complete]
     for record in reader.records():
         trace = reader.trace(record.index)
-        assert trace.queries is not None
         tensors = (trace.queries, trace.keys, trace.values)
         result += [record, *(tensor.float().numpy().tobytes() for tensor in tensors)]
     return result

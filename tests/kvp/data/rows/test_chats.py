@@ -59,12 +59,3 @@ def test_threads_become_chats(
     chats, missing = packed(threads, length)
     assert [" ".join(turn["content"].split()[0] for turn in chat[::2]) for chat in chats] == names
     assert missing == left_out
-
-
-def test_no_dialogue_serves_two_chats_and_all_end_with_the_assistant() -> None:
-    chats, _ = packed([thread(f"t{n}x", 1 + n % 4) for n in range(40)], 60)
-    owners = [{turn["content"].split("x")[0] for turn in chat[::2]} for chat in chats]
-    assert sum(map(len, owners)) == len(set().union(*owners))
-    for chat in chats:
-        assert [turn["role"] for turn in chat] == ["user", "assistant"] * (len(chat) // 2)
-        assert words(chat) <= 60

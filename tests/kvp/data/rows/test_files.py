@@ -101,17 +101,13 @@ def test_a_line_with_too_many_cells_is_skipped(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("none.jsonl", None, "no such file or folder"),
         ("empty.jsonl", "\n", "there is nothing in it"),
         ("a.bin", "x", r"unknown kind of file; use one of .jsonl, .*, .txt"),
         ("a.parquet", "no parquet", r"--data .*a\.parquet: cannot be read"),
     ],
 )
-def test_files_that_are_refused(
-    tmp_path: Path, name: str, content: str | None, message: str
-) -> None:
-    if content:
-        (tmp_path / name).write_text(content)
+def test_files_that_are_refused(tmp_path: Path, name: str, content: str, message: str) -> None:
+    (tmp_path / name).write_text(content)
     with pytest.raises(UsageError, match=message):
         read(tmp_path / name)
 
@@ -156,7 +152,6 @@ def test_by_name_and_configuration(cache: Path) -> None:
             row["context"] for row in rows(length)
         ]
         first = usable[0].questions[0]
-        assert first is not None
         assert (first.references, first.task, first.metric) == (("1", "2"), "qa_1", "part")
     with pytest.raises(UsageError, match=r"multiple .* configurations in the cache: (8192|4096)"):
         read("somebody/ruler")

@@ -290,7 +290,7 @@ def test_questions_are_scored_and_other_rows_measured(
     assert task.score(by_metric["part"], "ONE!") == 1
     assert by_metric["none"].task == "my"
     assert encode(by_metric["none"], tokenizer).reply_ids
-    (note,) = source.notes  # type: ignore[attr-defined]
+    (note,) = source.notes
     assert f"--data {data}: all split: left out 3 rows" in note
     assert "has no answer to measure" in note
     assert "is no longer than --length 200" in note
@@ -305,8 +305,8 @@ def test_the_chat_task_leaves_out_what_is_no_dialogue(
     data = written(tmp_path / "talk.jsonl", rows)
     source = find_task("chat").build(settings(chat=data, length=200), tokenizer)
     assert [sample.task for sample in source] == ["chat"]
-    assert "--chat" in source.notes[0]  # type: ignore[attr-defined]
-    assert "line 2 is not a dialogue" in source.notes[0]  # type: ignore[attr-defined]
+    assert "--chat" in source.notes[0]
+    assert "line 2 is not a dialogue" in source.notes[0]
 
 
 def test_message_trees_come_from_tables_too(
@@ -318,7 +318,6 @@ def test_message_trees_come_from_tables_too(
     with (tmp_path / "trees.csv").open("w", newline="") as file:
         csv.writer(file).writerows([columns, *rows])
     (sample,) = chats(str(tmp_path / "trees.csv"), tokenizer, length=90)
-    assert sample.messages is not None
     assert [turn["content"][0] for turn in sample.messages] == ["q", "r"]
 
 

@@ -35,10 +35,8 @@ def _write(path: Path, rows: Sequence[object]) -> Path:
 def _build(
     tokenizer: PreTrainedTokenizerBase, path: Path, dataset: str = "hotpotqa", **changes: object
 ) -> Source:
-    settings = replace(SETTINGS, data=str(path), **changes)  # type: ignore[arg-type]
-    built = TASKS[f"longbench_{dataset}"].build(settings, tokenizer)
-    assert isinstance(built, Source)
-    return built
+    settings = replace(SETTINGS, data=str(path), **changes)
+    return TASKS[f"longbench_{dataset}"].build(settings, tokenizer)
 
 
 def test_every_data_set_has_its_prompt_and_metric(

@@ -83,7 +83,6 @@ def test_the_prompt_is_rulers_to_the_letter(
         rf"{re.escape(INSTRUCTION)}\n\nQuestion: What colour has house (\d+)\.(\d+)\?",
         sample.question,
     )
-    assert house is not None
     a, p = house.groups()
     assert sample.answer_prefix == " Answer:"
     assert sample.references == (f"c{a}x{p}", f"the c{a}x{p}")
@@ -216,8 +215,8 @@ ARTICLE = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("content", [{"version": "v2.0", "data": [ARTICLE]}, {"data": [ARTICLE]}])
-def test_squads_own_file(tmp_path: Path, content: object) -> None:
+def test_squads_own_file(tmp_path: Path) -> None:
+    content = {"version": "v2.0", "data": [ARTICLE]}
     read = read_questions(written(tmp_path / "dev.json", content), "squad")
     (question,) = read.questions
     assert (question.text, question.answers) == ("What is long?", ("Aare", "The Aare"))
