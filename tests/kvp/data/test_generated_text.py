@@ -9,10 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvp.data.synthetic import lexicon
 from kvp.data.synthetic.dialogues import Turn, dialogue, generated_chat
-from kvp.data.synthetic.lexicon import ASIDES, OPENINGS, PLOTS
-from kvp.data.synthetic.text import prose, split_of
+from kvp.data.synthetic.text import LEXICON, people, prose, split_of
 
 SPLITS = ("train", "validation", "test")
 ONE_OF = st.sampled_from(SPLITS)
@@ -37,11 +35,11 @@ def test_no_sentence_occurs_in_two_splits(texts: dict[str, str]) -> None:
 
 
 def test_names_and_towns_belong_to_one_split() -> None:
-    for lists in (lexicon.WOMEN, lexicon.MEN, lexicon.TOWN_HEADS):
-        entries = [entry for split in SPLITS for entry in lists[split]]
+    for kind in ("women", "men", "town_heads"):
+        entries = [entry for split in SPLITS for entry in LEXICON[kind][split]]
         assert len(entries) == len(set(entries))
-    people = [name for split in SPLITS for name in lexicon.people(split)]
-    assert len(people) == len(set(people))
+    names = [name for split in SPLITS for name in people(split)]
+    assert len(names) == len(set(names))
 
 
 def test_prose_cannot_be_taken_for_a_needle(texts: dict[str, str]) -> None:
@@ -53,7 +51,8 @@ def test_prose_cannot_be_taken_for_a_needle(texts: dict[str, str]) -> None:
 def test_every_step_can_be_written_in_every_split() -> None:
     """A step ends its search for a sentence of its split through a template with a name."""
     named = re.compile(r"\{(hero|pal|town|town2)\}")
-    for step in (OPENINGS, ASIDES, *(step for plot in PLOTS for step in plot)):
+    steps = [step for plot in LEXICON["plots"] for step in plot]
+    for step in (LEXICON["openings"], LEXICON["asides"], *steps):
         assert any(named.search(template) for template in step)
 
 
