@@ -1,9 +1,6 @@
 """Ranks from flags, torchrun and Slurm."""
 
-from __future__ import annotations
-
 import os
-from typing import Any
 
 import pytest
 
@@ -34,13 +31,13 @@ TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}
     ],
 )
 def test_flags_come_before_torchrun_before_arrays_before_srun(
-    monkeypatch: pytest.MonkeyPatch, flags: Any, environment: dict[str, str], rank: Rank, local: int
-) -> None:
+    monkeypatch, flags, environment, rank, local
+):
     monkeypatch.setattr(os, "environ", environment)
     assert (rank_of(*flags), local_rank()) == (rank, local)
 
 
-def test_shares_are_fixed_and_cover_all() -> None:
+def test_shares_are_fixed_and_cover_all():
     assert Rank().share(range(4)) == [0, 1, 2, 3]
     assert Rank(index=1, count=3).share(range(8)) == [1, 4, 7]
     assert Rank(index=1, count=3).share([0, 3, 4, 7]) == [4, 7]  # of what is missing
@@ -63,9 +60,7 @@ def test_shares_are_fixed_and_cover_all() -> None:
         ((None, None), {**ARRAY, "SLURM_ARRAY_TASK_ID": "90"}, "with gaps"),
     ],
 )
-def test_what_does_not_fit_is_named(
-    monkeypatch: pytest.MonkeyPatch, flags: Any, environment: dict[str, str], message: str
-) -> None:
+def test_what_does_not_fit_is_named(monkeypatch, flags, environment, message):
     monkeypatch.setattr(os, "environ", environment)
     with pytest.raises(UsageError, match=message):
         rank_of(*flags)

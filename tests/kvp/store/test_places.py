@@ -1,13 +1,9 @@
 """What a store reads of a sequence is what was written of that sequence, or an error."""
 
-from __future__ import annotations
-
 import shutil
 import struct
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,16 +16,11 @@ from numcodecs.checksum32 import CRC32C
 from kvp.errors import StoreError
 from kvp.manifest import read_sealed_json, write_sealed_json
 from kvp.programs import main as kvp
-from kvp.store import StorePlan, Trace, TraceReader, TraceWriter
-
-MakeTrace = Callable[..., Trace]
-Tensors = tuple[torch.Tensor | None, ...]
+from kvp.store import Trace, TraceReader, TraceWriter
 
 
 @pytest.fixture(scope="module")
-def stores(
-    tmp_path_factory: pytest.TempPathFactory, plan: StorePlan, make_trace: MakeTrace
-) -> Path:
+def stores(tmp_path_factory, plan, make_trace):
     """Three stores of the same shapes: `a`, `b` of another seed, `c` with b's numbers.
 
     `c` has the identity and plan of `a`, as no collection would: a whole sequence of it passes.
@@ -49,9 +40,9 @@ def stores(
     return folder
 
 
-def _traces(store: Path) -> dict[int, Tensors | None]:
+def _traces(store):
     """Queries, keys and values of every sequence, None where they are refused."""
-    found: dict[int, Tensors | None] = {}
+    found = {}
     reader = TraceReader(store)
     for index in range(reader.plan.sequences):
         try:
@@ -62,7 +53,7 @@ def _traces(store: Path) -> dict[int, Tensors | None]:
     return found
 
 
-def _same(one: Tensors, other: Tensors) -> bool:
+def _same(one, other):
     return all(
         a is not None and b is not None and torch.equal(a, b)
         for a, b in zip(one, other, strict=True)
@@ -85,9 +76,7 @@ STEP = st.one_of(
 
 @settings(max_examples=60, deadline=None)
 @given(steps=st.lists(STEP, min_size=1, max_size=4))
-def test_no_file_passes_in_the_place_of_another(
-    stores: Path, steps: list[tuple[str, str, str, str]]
-) -> None:
+def test_no_file_passes_in_the_place_of_another(stores, steps):
     expected, equal = _traces(stores / "a"), _traces(stores / "c")
     with tempfile.TemporaryDirectory() as name:
         store = Path(name) / "a"
@@ -115,15 +104,13 @@ def test_no_file_passes_in_the_place_of_another(
 
 
 @pytest.fixture
-def store(stores: Path, tmp_path: Path) -> Path:
+def store(stores, tmp_path):
     """A copy of `a`."""
     return Path(shutil.copytree(stores / "a", tmp_path / "a"))
 
 
 @pytest.mark.parametrize("heads", [None, slice(1, 3)])
-def test_exchanged_shards_are_refused(
-    store: Path, heads: slice | None, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_exchanged_shards_are_refused(store, heads, capsys):
     assert kvp(["verify", str(store)]) == 0
     assert "every byte as it was written and in its place, every" in capsys.readouterr().out
     first, second = (store / "k" / f"c.{index}.0.0.0.0" for index in (0, 1))
@@ -139,7 +126,7 @@ def test_exchanged_shards_are_refused(
 
 
 @pytest.mark.parametrize("named", [["manifest.json"], [RECORDS[2], *SHARDS[2::3]]])
-def test_records_name_their_store(stores: Path, store: Path, named: list[str]) -> None:
+def test_records_name_their_store(stores, store, named):
     """Also together with all of their shards."""
     for name in named:
         shutil.copy(stores / "b" / name, store / name)
@@ -147,7 +134,7 @@ def test_records_name_their_store(stores: Path, store: Path, named: list[str]) -
         TraceReader(store).kv(2)
 
 
-def _aged(store: Path) -> None:
+def _aged(store):
     """Make it one that was written before records held checksums."""
     manifest = read_sealed_json(store / "manifest.json")
     del manifest["bound"]
@@ -157,9 +144,8 @@ def _aged(store: Path) -> None:
 
 
 def test_a_store_of_an_earlier_version_is_read_and_says_what_cannot_be_checked(
-    stores: Path, store: Path, plan: StorePlan, make_trace: MakeTrace,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    stores, store, plan, make_trace, capsys
+):
     _aged(store)
     old = (store / RECORDS[0]).read_bytes()
     assert all(found is not None for found in _traces(store).values())
@@ -177,14 +163,14 @@ def test_a_store_of_an_earlier_version_is_read_and_says_what_cannot_be_checked(
         TraceReader(new).kv(0)
 
 
-def _with_chunk(shard: Path, frame: bytes) -> None:
+def _with_chunk(shard, frame):
     """Put a frame in the place of every chunk of a shard of four, with right checksums."""
     codec, chunk = CRC32C(), bytes(CRC32C().encode(frame))
     spans = [number for at in range(4) for number in (at * len(chunk), len(chunk))]
     shard.write_bytes(4 * chunk + bytes(codec.encode(struct.pack("<8Q", *spans))))
 
 
-def test_what_a_chunk_takes_is_known_before_it_is_decompressed(store: Path) -> None:
+def test_what_a_chunk_takes_is_known_before_it_is_decompressed(store):
     _aged(store)
     shard = store / "k" / "c.0.0.0.0.0"
     bomb = blosc.compress(np.zeros(2**28, np.uint8), b"zstd", 9)
@@ -210,9 +196,7 @@ def test_what_a_chunk_takes_is_known_before_it_is_decompressed(store: Path) -> N
         (RECORDS[1], ["record", "max_new_tokens"], "8", "max_new_tokens"),
     ],
 )
-def test_entries_of_other_types_are_refused_by_field(
-    store: Path, name: str, path: list[str], value: Any, field: str
-) -> None:
+def test_entries_of_other_types_are_refused_by_field(store, name, path, value, field):
     content = changed = read_sealed_json(store / name)
     for key in path[:-1]:
         changed = changed[key]
