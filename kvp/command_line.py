@@ -213,20 +213,15 @@ def _yaml(path: str, known: Sequence[str]) -> dict[str, Any]:
 
 def _documented_fields(config_class: type[Any]) -> Iterator[tuple[type[Any], str, str]]:
     """Each field, the class that documents it and its text, in the order of --help."""
-    owners: dict[str, type[Any]] = {}
-    order = config_class.__mro__
-    texts = {owner: _documentation(owner) for owner in order}
-    for owner, own in texts.items():
-        for name in own:
-            owners.setdefault(name, owner)
+    order = config_class.__mro__[:-1]
+    texts = {owner: _documentation(owner.__module__)[owner.__name__] for owner in order}
+    owners = {name: owner for owner in reversed(order) for name in texts[owner]}
     titles = [_title(owner) for owner in order]
-    names = {field.name for field in fields(config_class)}
     for owner in sorted(reversed(order), key=lambda owner: titles.index(_title(owner))):
         for name, text in texts[owner].items():
-            if name in names and owners[name] is owner:
+            if owners[name] is owner:
                 yield owner, name, text
-    undocumented = names - set(owners)
-    if undocumented:
+    if undocumented := {field.name for field in fields(config_class)} - set(owners):
         raise TypeError(f"{config_class.__name__}: {sorted(undocumented)} have no docstring")
 
 
@@ -236,28 +231,19 @@ def _title(owner: type[Any]) -> str:
 
 
 @functools.cache
-def _classes(module: str) -> dict[str, ast.ClassDef]:
-    """Classes of a module as they are written; none of modules without a source."""
-    try:
-        tree = ast.parse(inspect.getsource(sys.modules[module]))
-    except (OSError, TypeError):  # builtins
-        return {}
-    return {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
-
-
-def _documentation(owner: type) -> dict[str, str]:
-    """Docstrings under the fields that a class itself declares."""
-    node = _classes(owner.__module__).get(owner.__name__)
-    body = node.body if node else []
-    result = {}
-    for statement, following in itertools.pairwise(body):
-        if isinstance(statement, ast.AnnAssign) and isinstance(following, ast.Expr):
-            assert isinstance(statement.target, ast.Name)
-            if "ClassVar" in ast.unparse(statement.annotation):
-                continue
-            assert isinstance(following.value, ast.Constant)
-            result[statement.target.id] = " ".join(str(following.value.value).split())
-    return result
+def _documentation(module: str) -> dict[str, dict[str, str]]:
+    """Docstrings under the fields that each class of a module itself declares."""
+    tree = ast.parse(inspect.getsource(sys.modules[module]))
+    return {
+        node.name: {
+            ast.unparse(one.target): " ".join(ast.literal_eval(following.value).split())
+            for one, following in itertools.pairwise(node.body)
+            if isinstance(one, ast.AnnAssign) and isinstance(following, ast.Expr)
+            if "ClassVar" not in ast.unparse(one.annotation)
+        }
+        for node in tree.body
+        if isinstance(node, ast.ClassDef)
+    }
 
 
 def _kind_of(hint: object) -> tuple[type, tuple[str, ...], bool]:

@@ -333,9 +333,7 @@ def renamed_columns(text: str) -> dict[str, str]:
     return names
 
 
-def rank_of(
-    rank: int | None, world_size: int | None, environment: Mapping[str, str] | None = None
-) -> Rank:
+def rank_of(rank: int | None, world_size: int | None) -> Rank:
     """The rank that flags give, or else the environment: torchrun's, a Slurm array's, srun's.
 
     Raises UsageError where only one flag is given or they do not fit, and for arrays with gaps.
@@ -348,7 +346,7 @@ def rank_of(
                 f"--rank {rank}: with --world_size {world_size} ranks are 0 to {world_size - 1}"
             )
         return Rank(index=rank, count=world_size)
-    given = os.environ if environment is None else environment
+    given = os.environ
     try:
         found = Rank()
         if "RANK" in given and "WORLD_SIZE" in given:
@@ -367,10 +365,9 @@ def rank_of(
     return found
 
 
-def local_rank(environment: Mapping[str, str] | None = None) -> int:
+def local_rank() -> int:
     """Which process of its machine this is, as torchrun or srun say; 0 without them."""
-    given = os.environ if environment is None else environment
-    return next((int(given[name]) for name in ("LOCAL_RANK", "SLURM_LOCALID") if name in given), 0)
+    return int(os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID") or 0)
 
 
 def _array_task(given: Mapping[str, str]) -> Rank:

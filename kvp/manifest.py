@@ -66,16 +66,17 @@ def write_sealed_json(path: Place, content: Mapping[str, Any], *, new: bool = Fa
 
 def read_sealed_json(path: Place, error: type[KvpError] = StoreError) -> dict[str, Any]:
     """Read what `write_sealed_json` wrote, without the digest; raises `error` if it was altered."""
-    content = read_json(path, error)
+    return unseal(read_json(path, error), path, error)
+
+
+def unseal(content: dict[str, Any], path: Place, error: type[KvpError]) -> dict[str, Any]:
+    """A sealed object of a file without its digest; raises `error` if it was altered."""
     if SEAL not in content:
         raise error(f"{path} is damaged: no checksum in it")
     seal = content.pop(SEAL)
-    try:
-        digest = digest_json(content)
-    except (ValueError, RecursionError):
-        raise error(f"{path} is damaged: not what kvp writes") from None
-    if seal != digest:
-        raise error(f"{path} is damaged: its checksum does not match its content")
+    with foreign(path, error):
+        if seal != digest_json(content):
+            raise error(f"{path} is damaged: its checksum does not match its content")
     return content
 
 
@@ -95,7 +96,10 @@ class Format:
 
     def read(self, path: Place, error: type[KvpError]) -> dict[str, Any]:
         """A file of this format, as `read_sealed_json`; raises `error` where it is of another."""
-        content = read_sealed_json(path, error)
+        return self.check(read_sealed_json(path, error), path, error)
+
+    def check(self, content: dict[str, Any], path: Place, error: type[KvpError]) -> dict[str, Any]:
+        """The content of a file of this format; raises `error` where it is of another."""
         if (found := content.get("format")) != self.name:
             raise error(f"{path} is of format {found!r}, not {self.name!r}; name another")
         if (found := content.get("format_version")) != self.version:

@@ -16,7 +16,7 @@ from torch import Tensor
 from kvp.artifacts.addresses import Place, size_of
 from kvp.artifacts.files import atomic_write_bytes, foreign, parse_json
 from kvp.errors import KvpError
-from kvp.manifest import SEAL, Format, digest_json
+from kvp.manifest import SEAL, Format, digest_json, unseal
 
 _HEADER = "kvp"
 """Name of the JSON text in the header of a safetensors file."""
@@ -78,17 +78,7 @@ def read_sealed_header(
     if text is None:
         raise error(f"{path} was not written by {writer}")
     with foreign(path, error):
-        content: dict[str, Any] = parse_json(text)
-        whole = content.pop(SEAL, None) == digest_json(content)
-    if not whole:
-        raise error(f"{path} is damaged: its checksum does not match its header")
-    version = content.get("format_version")
-    if (content.get("format"), version) != (kind.name, kind.version):
-        raise error(
-            f"{path} has format {content.get('format')} {version}, this kvp reads {kind.name} "
-            f"{kind.version}: make it again"
-        )
-    return content
+        return kind.check(unseal(parse_json(text), path, error), path, error)
 
 
 def tensors_digest(tensors: Mapping[str, Tensor]) -> str:

@@ -14,7 +14,7 @@ import re
 import string
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache, partial
+from functools import lru_cache, partial
 from itertools import chain, pairwise, repeat
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -344,14 +344,14 @@ def generate(
     index: int,
     split: str,
     essays: str | None = None,
-    limit: int | None = None,
+    prompt_tokens: Callable[[Sample], int] | None = None,
     attempt: int = 0,
 ) -> Sample:
     """The `index`-th sample of `task`: a pure function of its arguments.
 
     `count_tokens` gets context + question + answer prefix; it may add what a chat template adds.
     `length` decides the variant (RULER has another word list from 4,096 tokens on) and is the most
-    tokens that `count_tokens` may return unless `limit` says fewer: as much haystack is put in as
+    tokens of the prompt, by `prompt_tokens` or else of its text: as much haystack is put in as
     fits. `essays` is the running text of the essay haystacks, `None` for the generated prose.
     Another `attempt` draws other needles for the same index.
 
@@ -365,11 +365,10 @@ def generate(
         essays=essays,
     )
     make, smallest = MAKERS[task](inputs, count_tokens)
-    limit = length if limit is None else limit
     sample = find_largest(
-        make, lambda sample: count_tokens(sample.text),
-        limit=limit, smallest=smallest, what=task, probe=PROBE,
-        most=max(limit, smallest),  # each unit is a token at least
+        make, prompt_tokens or (lambda sample: count_tokens(sample.text)),
+        limit=length, smallest=smallest, what=task, probe=PROBE,
+        most=max(length, smallest),  # each unit is a token at least
     )  # fmt: skip
     return replace(sample, id=name, task=task)
 
@@ -388,23 +387,21 @@ class RulerTask(ScoredByMetric):
     def build(self, settings: TaskSettings, tokenizer: PreTrainedTokenizerBase) -> Source:
         """Samples with as much haystack as fits; other needles are drawn while these do not."""
         essays = None if settings.essays is None else read_text(settings.essays, "essays")
-        fitting = Fitting(self.name, settings, tokenizer)
+        count_tokens = text_counter(self.name, settings, tokenizer)
 
         @lru_cache(maxsize=1)
         def make(index: int, attempt: int = 0) -> Sample:
             try:
-                return fitting.fit_sample(
-                    lambda limit: generate(
-                        self.name,
-                        count_tokens=fitting.count_tokens,
-                        length=settings.length,
-                        limit=limit,
-                        seed=settings.seed,
-                        index=index,
-                        split=settings.split,
-                        essays=essays,
-                        attempt=attempt,
-                    )
+                return generate(
+                    self.name,
+                    count_tokens=count_tokens,
+                    prompt_tokens=lambda sample: encode(sample, tokenizer).prompt_length,
+                    length=settings.length,
+                    seed=settings.seed,
+                    index=index,
+                    split=settings.split,
+                    essays=essays,
+                    attempt=attempt,
                 )
             except NoPromptError:
                 if attempt + 1 == _ATTEMPTS:
@@ -416,39 +413,15 @@ class RulerTask(ScoredByMetric):
         return Source(size=settings.count, make=make)
 
 
-@dataclass(frozen=True)
-class Fitting:
-    """Fits one task's prompts to the tokens that a chat template leaves of `--length`."""
-
-    task: str
-    settings: TaskSettings
-    tokenizer: PreTrainedTokenizerBase
-
-    def fit_sample(self, make: Callable[[int], Sample]) -> Sample:
-        """What `make` makes for the largest limit whose encoded prompt is within `--length`.
-
-        `make` takes the most tokens that `count_tokens` may return for the prompt, and raises
-        NoPromptError where it has no prompt so small.
-        """
-        limit = self.settings.length
-        while True:
-            sample = make(limit)
-            # Pieces tokenised apart may have a token more than the whole.
-            excess = encode(sample, self.tokenizer).prompt_length - self.settings.length
-            if excess <= 0:
-                return sample
-            limit -= excess
-
-    def count_tokens(self, text: str) -> int:
-        """Tokens of a prompt's text, chat template included."""
-        ids = self.tokenizer.encode(text, add_special_tokens=False, verbose=False)
-        return self._around + len(ids)
-
-    @cached_property
-    def _around(self) -> int:
-        """Tokens of the chat template."""
-        # The question is not empty: running text would get no chat template. Some tokenizers have
-        # no token for a space.
-        question = " " if self.tokenizer.encode(" ", add_special_tokens=False) else "a"
-        empty = replace(blank_sample(self.settings, self.task, ""), question=question)
-        return encode(empty, self.tokenizer).prompt_length - 1
+def text_counter(
+    task: str, settings: TaskSettings, tokenizer: PreTrainedTokenizerBase
+) -> CountTokens:
+    """Counts the tokens of a prompt's text, chat template included."""
+    # The question is not empty: running text would get no chat template. Some tokenizers have no
+    # token for a space.
+    question = " " if tokenizer.encode(" ", add_special_tokens=False) else "a"
+    empty = replace(blank_sample(settings, task, ""), question=question)
+    around = encode(empty, tokenizer).prompt_length - 1
+    return lambda text: (
+        around + len(tokenizer.encode(text, add_special_tokens=False, verbose=False))
+    )

@@ -116,11 +116,6 @@ class TraceReader:
             labels=labels,
         )
 
-    def verify(self) -> None:
-        """Read every byte of every committed sequence; raises StoreError naming what is damaged."""
-        for index in committed(self.path):
-            self.trace(index)
-
     def _read(self, array: str, index: int) -> Tensor:
         """An array of a sequence, unpadded."""
         record = self.record(index)

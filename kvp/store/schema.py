@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 import torch
-from pydantic import TypeAdapter, create_model
+from pydantic import StrictInt, StrictStr, TypeAdapter, create_model
 from torch import Tensor
 
 from kvp.geometry import Geometry
@@ -48,29 +48,29 @@ class SequenceRecord:
     template.
     """
 
-    index: int
+    index: StrictInt
     """Position on the sequence axis of the arrays."""
-    id: str
+    id: StrictStr
     """Name of the sample, unique in the store."""
-    task: str
+    task: StrictStr
     """Task or data set the sample belongs to."""
-    split: str
+    split: StrictStr
     """train, validation or test."""
-    length: int
+    length: StrictInt
     """T, tokens: prompt and continuation."""
-    context_length: int
+    context_length: StrictInt
     """Tokens up to the end of the context: the query_agnostic boundary."""
-    prompt_length: int
+    prompt_length: StrictInt
     """Tokens up to the end of the prompt, answer prefix included."""
-    token_ids: tuple[int, ...] = field(repr=False)
+    token_ids: tuple[StrictInt, ...] = field(repr=False)
     """T token ids."""
-    reply_spans: tuple[tuple[int, int], ...] = ()
+    reply_spans: tuple[tuple[StrictInt, StrictInt], ...] = ()
     """[start, stop) token ranges written by the assistant."""
-    references: tuple[str, ...] = ()
+    references: tuple[StrictStr, ...] = ()
     """Expected answers, for tasks that have them."""
-    max_new_tokens: int = 0
+    max_new_tokens: StrictInt = 0
     """Tokens an answer may take."""
-    metric: str = ""
+    metric: StrictStr = ""
     """Name of the metric that scores an answer."""
     shards: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
     """Array -> checksums of the chunks of its shard (`kvp.store.shards`), where they are known."""
@@ -81,10 +81,6 @@ class SequenceRecord:
 
     def __post_init__(self) -> None:
         """Raise ValueError when lengths and boundaries contradict each other."""
-        if {*map(type, (self.index, self.length, self.max_new_tokens, *self.token_ids))} != {int}:
-            raise ValueError("lengths and token ids must be integers")
-        if {*map(type, (self.id, self.task, self.split, self.metric, *self.references))} != {str}:
-            raise ValueError("names, the metric and references must be texts")
         if len(self.token_ids) != self.length:
             raise ValueError(f"{self.id}: {len(self.token_ids)} ids for {self.length} tokens")
         if not 0 < self.context_length <= self.prompt_length <= self.length:
@@ -99,15 +95,11 @@ class SequenceRecord:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> SequenceRecord:
-        """Inverse of `to_dict`."""
-        return cls(
-            **{
-                **data,
-                "token_ids": tuple(data["token_ids"]),
-                "reply_spans": tuple((start, stop) for start, stop in data["reply_spans"]),
-                "references": tuple(data["references"]),
-            }
-        )
+        """Inverse of `to_dict`; ValueError where an entry is of another type."""
+        return _RECORD.validate_python(data)
+
+
+_RECORD = TypeAdapter(SequenceRecord)
 
 
 @dataclass(frozen=True, kw_only=True)

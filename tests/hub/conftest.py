@@ -7,11 +7,9 @@ import hashlib
 import json
 import re
 import threading
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import pytest
@@ -36,14 +34,14 @@ class Repository:
     gated: bool = False
     private: bool = False
 
-    def add(self, files: dict[str, bytes]) -> str:
+    def add(self, files):
         """Commit files on top of what is there; returns the commit's hash."""
         merged = {**(list(self.commits.values())[-1] if self.commits else {}), **files}
         digest = hashlib.sha1(repr(sorted(merged.items())).encode()).hexdigest()
         self.commits[digest] = merged
         return digest
 
-    def resolve(self, revision: str) -> str | None:
+    def resolve(self, revision):
         """Commit of a branch, tag or commit."""
         if revision == "main":
             return list(self.commits)[-1] if self.commits else None
@@ -59,7 +57,7 @@ class Hub:
     repositories: dict[str, Repository] = field(default_factory=dict)
     requests: list[str] = field(default_factory=list)
 
-    def upload(self, name: str, folder: Path) -> str:
+    def upload(self, name, folder):
         """Commit the files of a folder to a repository."""
         files = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
         return self.repositories.setdefault(name, Repository()).add(files)
@@ -68,16 +66,16 @@ class Hub:
 class _Handler(BaseHTTPRequestHandler):
     hub: Hub
 
-    def log_message(self, *_: object) -> None:
+    def log_message(self, *_):
         """Keep quiet."""
 
-    def do_HEAD(self) -> None:
+    def do_HEAD(self):
         self._get(body=False)
 
-    def do_GET(self) -> None:
+    def do_GET(self):
         self._get(body=True)
 
-    def do_POST(self) -> None:
+    def do_POST(self):
         path = urlsplit(self.path).path
         sent = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         self.hub.requests.append(f"POST {path}")
@@ -98,7 +96,7 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._error(404, "")
 
-    def _create(self, asked: dict[str, Any]) -> None:
+    def _create(self, asked):
         name = f"{asked['organization']}/{asked['name']}" if "organization" in asked else ""
         name = name or asked["name"]
         if name in self.hub.repositories:
@@ -108,7 +106,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.hub.repositories[name] = Repository(private=private)
         self._json({"url": f"{self.hub.url}/{name}", "name": name, "id": name})
 
-    def _commit(self, name: str, sent: bytes) -> None:
+    def _commit(self, name, sent):
         lines = [json.loads(line) for line in sent.splitlines()]
         files = {
             line["value"]["path"]: base64.b64decode(line["value"]["content"])
@@ -118,7 +116,7 @@ class _Handler(BaseHTTPRequestHandler):
         url = f"{self.hub.url}/{name}/commit/{commit}"
         self._json({"success": True, "commitOid": commit, "commitUrl": url})
 
-    def _get(self, *, body: bool) -> None:
+    def _get(self, *, body):
         path = unquote(urlsplit(self.path).path)
         self.hub.requests.append(f"{self.command} {path}")
         if match := re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/revision/(.+))?", path):
@@ -136,7 +134,7 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._error(404, "EntryNotFound")
 
-    def _info(self, name: str, revision: str) -> None:
+    def _info(self, name, revision):
         repository = self.hub.repositories.get(name)
         if repository is None or repository.private:
             self._error(401, "RepoNotFound")
@@ -148,14 +146,14 @@ class _Handler(BaseHTTPRequestHandler):
             siblings = [{"rfilename": each} for each in repository.commits[commit]]
             self._json({"id": name, "sha": commit, "siblings": siblings})
 
-    def _json(self, content: object) -> None:
+    def _json(self, content):
         self._send(200, json.dumps(content).encode(), {"Content-Type": "application/json"})
 
-    def _error(self, code: int, kind: str, content: object = None) -> None:
+    def _error(self, code, kind, content=None):
         headers = {"X-Error-Code": kind, "X-Error-Message": kind}
         self._send(code, json.dumps(content or {"error": kind}).encode(), headers)
 
-    def _send(self, code: int, data: bytes, headers: dict[str, str], *, body: bool = True) -> None:
+    def _send(self, code, data, headers, *, body=True):
         self.send_response(code)
         for name, value in {**headers, "Content-Length": str(len(data))}.items():
             self.send_header(name, value)
@@ -164,12 +162,12 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(data)
 
 
-def _oid(data: bytes) -> str:
+def _oid(data):
     return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
 
 
 @pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cache(tmp_path, monkeypatch):
     """An empty cache of the hub; nobody can be asked."""
     folder = tmp_path / "hub-cache"
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(folder))
@@ -180,7 +178,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def hub(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+def hub(cache, monkeypatch):
     """A hub that listens on this machine, and a client that knows no other."""
     handler = type("Handler", (_Handler,), {"hub": Hub()})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
@@ -199,7 +197,7 @@ def hub(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 
 
 @pytest.fixture
-def policy_folder(tmp_path: Path) -> Path:
+def policy_folder(tmp_path):
     """A policy of random weights in `mine/`, and a pickle next to it that nobody may fetch."""
     folder = tmp_path / "mine"
     spec = RankerSpec(head_dim=8, hidden=12, max_positions=64)
@@ -218,10 +216,10 @@ def policy_folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def place_in_cache(cache: Path) -> Callable[[str, Path, str], Path]:
+def place_in_cache(cache):
     """Puts a folder where the client keeps a repository: blobs, snapshots, refs."""
 
-    def place(name: str, folder: Path, commit: str) -> Path:
+    def place(name, folder, commit):
         repository = cache / f"models--{name.replace('/', '--')}"
         snapshot = repository / "snapshots" / commit
         for path in (repository / "blobs", snapshot, repository / "refs"):
@@ -238,7 +236,7 @@ def place_in_cache(cache: Path) -> Callable[[str, Path, str], Path]:
 
 
 @pytest.fixture
-def cached(place_in_cache: Callable[[str, Path, str], Path], policy_folder: Path) -> str:
+def cached(place_in_cache, policy_folder):
     """Commit of the policy as `org/gates` in the cache, with nobody to ask."""
     commit = "0123456789abcdef0123456789abcdef01234567"
     place_in_cache("org/gates", policy_folder, commit)

@@ -1,11 +1,7 @@
 """Programs take policies by name, and record which commit of them they used."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -23,7 +19,7 @@ COMMIT = "89abcdef0123456789abcdef0123456789abcdef"
 
 
 @pytest.fixture
-def of_nano(place_in_cache: Callable[[str, Path, str], Path], tmp_path: Path) -> str:
+def of_nano(place_in_cache, tmp_path):
     """`org/small`, random weights for nano, in the cache, with nobody to ask."""
     geometry = load_policy("nano").geometry
     rankers = HeadRankers(
@@ -39,7 +35,7 @@ def of_nano(place_in_cache: Callable[[str, Path, str], Path], tmp_path: Path) ->
     return "org/small"
 
 
-def test_labels_of_names(of_nano: str) -> None:
+def test_labels_of_names(of_nano):
     found = policy_sources([of_nano, f"pinned={of_nano}@{COMMIT}", "nano"])
     assert list(found) == ["small", "pinned", "nano"]
     assert [source.commit for source in found.values()] == [COMMIT, COMMIT, None]
@@ -49,7 +45,7 @@ def test_labels_of_names(of_nano: str) -> None:
     assert hub_records(methods) == {"small": {"repository": "org/small", "commit": COMMIT}}
 
 
-def test_an_evaluation_records_the_commit(of_nano: str, tmp_path: Path) -> None:
+def test_an_evaluation_records_the_commit(of_nano, tmp_path):
     arguments = [
         "--methods", "full,kvp", "--policies", f"{of_nano},nano", "--tasks", "niah_single_1",
         "--length", "256", "--prompts", "1", "--budgets", "25%", "--protection", "off",
@@ -62,14 +58,12 @@ def test_an_evaluation_records_the_commit(of_nano: str, tmp_path: Path) -> None:
         "small": {"repository": "org/small", "commit": COMMIT}
     }
     assert manifest["policies"]["small"] == sha256_file(tmp_path / "small" / "policy.json")
-    rows: list[dict[str, Any]] = [
-        json.loads(line) for line in Path("results/rows.jsonl").read_text().splitlines()
-    ]
+    rows = [json.loads(line) for line in Path("results/rows.jsonl").read_text().splitlines()]
     commits = {row["policy"]: row.get("policy_commit") for row in rows}
     assert commits == {"small": COMMIT, "nano": None, None: None}
 
 
-def test_policies_remember_model_and_text_of_their_traces() -> None:
+def test_policies_remember_model_and_text_of_their_traces():
     manifest = {
         "model": {"id": "nano", "revision": None},
         "identity": {

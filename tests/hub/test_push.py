@@ -1,12 +1,9 @@
 """kvp push: the card, the files that are uploaded, and that what was pushed loads again."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -26,12 +23,12 @@ FILES = {INDEX, *(head_file(layer, head) for layer in range(2) for head in range
 
 
 @pytest.fixture
-def token(hub: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def token(hub, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_of_a_test")
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_IMPLICIT_TOKEN", False)
 
 
-def record(policy: str | None, budget: str | None, score: float, example: int) -> dict[str, Any]:
+def record(policy, budget, score, example):
     method = "full" if budget is None else "kvp" if policy else "knorm"
     fields = {
         "model": "nano", "method": method, "variant": "auto", "allocator": "uniform",
@@ -47,7 +44,7 @@ def record(policy: str | None, budget: str | None, score: float, example: int) -
 
 
 @pytest.fixture
-def results(tmp_path: Path, policy_folder: Path) -> Path:
+def results(tmp_path, policy_folder):
     """Ten prompts; this policy answers nine at 12.5%, knorm none, another policy all."""
     folder = tmp_path / "results"
     folder.mkdir()
@@ -67,13 +64,12 @@ def results(tmp_path: Path, policy_folder: Path) -> Path:
     return folder
 
 
-def header(card: str) -> dict[str, Any]:
-    loaded: dict[str, Any] = yaml.safe_load(card.split("---\n")[1])
-    return loaded
+def header(card):
+    return yaml.safe_load(card.split("---\n")[1])
 
 
 @pytest.mark.usefixtures("token")
-def test_a_pushed_policy_loads_again(hub: Any, policy_folder: Path) -> None:
+def test_a_pushed_policy_loads_again(hub, policy_folder):
     config = PushConfig("mine", "org/gates", license="mit")
     commit = run(config)
     files = hub.repositories["org/gates"].commits[commit]
@@ -86,7 +82,6 @@ def test_a_pushed_policy_loads_again(hub: Any, policy_folder: Path) -> None:
     assert header(card)["license"] == "mit"
     assert header(card)["library_name"] == "kvp"
     policy = load_policy("org/gates")
-    assert policy.source is not None
     assert policy.source.commit == commit
     again = run(PushConfig("mine", "org/gates"))
     assert "license" not in header(
@@ -95,14 +90,12 @@ def test_a_pushed_policy_loads_again(hub: Any, policy_folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("token")
-def test_a_private_repository_is_asked_for(hub: Any, policy_folder: Path) -> None:
+def test_a_private_repository_is_asked_for(hub, policy_folder):
     run(PushConfig("mine", "org/gates", private=True))
     assert hub.repositories["org/gates"].private
 
 
-def test_a_dry_run_prints_card_and_files_and_asks_nobody(
-    cache: Path, policy_folder: Path, results: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_dry_run_prints_card_and_files_and_asks_nobody(cache, policy_folder, results, capsys):
     before = {path: path.stat().st_mtime_ns for path in policy_folder.rglob("*")}
     code = main(["mine", "org/gates", "--dry_run", "--results", "results", "--bootstrap", "100"])
     printed, notes = capsys.readouterr()
@@ -126,7 +119,7 @@ def test_a_dry_run_prints_card_and_files_and_asks_nobody(
     assert "100.0" not in row.partition(" | ")[2].partition("(")[0]
 
 
-def test_a_base_model_is_one_of_the_hub(cache: Path, policy_folder: Path, tmp_path: Path) -> None:
+def test_a_base_model_is_one_of_the_hub(cache, policy_folder, tmp_path):
     assert "base_model" not in header(_card(policy_folder))
     shard = load_shard(policy_folder)
     for model, named in (("Qwen/Qwen3-8B", "Qwen/Qwen3-8B"), (str(tmp_path), None)):
@@ -136,16 +129,13 @@ def test_a_base_model_is_one_of_the_hub(cache: Path, policy_folder: Path, tmp_pa
         assert header(_card(out)).get("base_model") == named
 
 
-def _card(folder: Path) -> str:
+def _card(folder):
     from eval.push import model_card
 
     return model_card(load_shard(folder), "org/gates", license=None)
 
 
-def test_what_cannot_be_pushed_is_one_line(
-    cache: Path, policy_folder: Path, results: Path, tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+def test_what_cannot_be_pushed_is_one_line(cache, policy_folder, results, tmp_path, capsys):
     shutil.copytree(policy_folder, tmp_path / "cut")
     (tmp_path / "cut" / INDEX).unlink()
     shutil.copytree(policy_folder, tmp_path / "damaged")
@@ -173,12 +163,7 @@ def test_what_cannot_be_pushed_is_one_line(
         assert message in error
 
 
-def test_a_token_that_may_not_write_is_one_line(
-    hub: Any,
-    policy_folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_token_that_may_not_write_is_one_line(hub, policy_folder, monkeypatch, capsys):
     assert main(["mine", "org/gates"]) == 2
     assert "hf auth login" in capsys.readouterr().err
     monkeypatch.setenv("HF_TOKEN", "hf_of_somebody_else")

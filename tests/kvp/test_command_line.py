@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import pytest
@@ -63,20 +62,18 @@ class Config(Files, Learning):
 EXAMPLES = ("prog --out runs", "prog --preset paper --out runs", "prog --help")
 
 
-def _parse(*argv: str) -> Config:
+def _parse(*argv):
     return parse(Config, argv, prog="prog")
 
 
-def _printed(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+def _printed(capsys, *argv):
     with pytest.raises(SystemExit) as stop:
         main(Config, print, prog="prog", description="A program.", argv=argv, examples=EXAMPLES)
     assert stop.value.code == 0
     return capsys.readouterr().out
 
 
-def test_help_is_grouped_and_shows_every_default_and_what_presets_change(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_help_is_grouped_and_shows_every_default_and_what_presets_change(capsys):
     text = _printed(capsys, "--help")
     sections = ["\nProgram:\n", "\nFiles and folders:\n", "\nLearning:\n", "\nexamples:\n"]
     assert sorted(sections, key=text.index) == sections
@@ -87,14 +84,12 @@ def test_help_is_grouped_and_shows_every_default_and_what_presets_change(
     assert text.endswith("".join(f"  {example}\n" for example in EXAMPLES))
 
 
-def test_help_shows_the_defaults_of_the_chosen_preset(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_shows_the_defaults_of_the_chosen_preset(capsys):
     text = _printed(capsys, "--preset", "paper", "--help")
     assert "(default: 4000; plain: 100)" in text
 
 
-def test_print_config_prints_the_values_of_the_preset(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_print_config_prints_the_values_of_the_preset(tmp_path, capsys):
     text = _printed(capsys, "--preset=paper", "--out=o", "--print_config")
     assert "steps: 4000" in text
     assert "rate: 0.1" in text
@@ -107,11 +102,11 @@ def test_print_config_prints_the_values_of_the_preset(
     )
 
 
-def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+def test_version(capsys):
     assert _printed(capsys, "--version") == f"prog {__version__}\n"
 
 
-def test_flags_go_before_yaml_before_the_preset(tmp_path: Path) -> None:
+def test_flags_go_before_yaml_before_the_preset(tmp_path):
     (tmp_path / "c.yaml").write_text("steps: 7\nrate: 3\npreset: paper\n")
     config = _parse("--config", str(tmp_path / "c.yaml"), "--out", "o", "--steps", "8")
     assert (config.steps, config.rate, config.rule) == (8, 3.0, "sum")
@@ -140,7 +135,7 @@ def test_flags_go_before_yaml_before_the_preset(tmp_path: Path) -> None:
         (["--out", "o", "stray"], "unknown argument 'stray'"),
     ],
 )  # fmt: skip
-def test_a_mistake_is_one_line_that_says_what_to_do(argv: list[str], message: str) -> None:
+def test_a_mistake_is_one_line_that_says_what_to_do(argv, message):
     with pytest.raises(UsageError) as refusal:
         _parse(*argv)
     assert str(refusal.value) == message
@@ -158,7 +153,7 @@ def test_a_mistake_is_one_line_that_says_what_to_do(argv: list[str], message: st
         ("a: [", "is no YAML file"),
     ],
 )
-def test_a_mistake_in_yaml_is_one_line(tmp_path: Path, text: str, message: str) -> None:
+def test_a_mistake_in_yaml_is_one_line(tmp_path, text, message):
     (tmp_path / "c.yaml").write_text(text)
     with pytest.raises(UsageError) as refusal:
         _parse("--config", str(tmp_path / "c.yaml"), "--out", "o")
@@ -166,7 +161,7 @@ def test_a_mistake_in_yaml_is_one_line(tmp_path: Path, text: str, message: str) 
     assert "\n" not in str(refusal.value)
 
 
-def test_on_and_off_in_yaml_are_words(tmp_path: Path) -> None:
+def test_on_and_off_in_yaml_are_words(tmp_path):
     (tmp_path / "c.yaml").write_text("protection: off\ncount: null\n")
     config = _parse("--config", str(tmp_path / "c.yaml"), "--out", "o")
     assert (config.protection, config.count) == ("off", None)
@@ -184,7 +179,7 @@ def test_on_and_off_in_yaml_are_words(tmp_path: Path) -> None:
         (["--out", "dry-run"], False),
     ],
 )
-def test_dashes_in_flags_and_switches_without_a_value(argv: list[str], dry: bool) -> None:
+def test_dashes_in_flags_and_switches_without_a_value(argv, dry):
     assert _parse("--out", "o", *argv).dry_run is dry
 
 
@@ -198,21 +193,21 @@ class Folders(Group):
     """What is written."""
 
 
-def test_arguments_without_a_flag() -> None:
+def test_arguments_without_a_flag():
     assert parse(Folders, ["a", "--out", "b", "c"], prog="prog") == Folders(["a", "c"], out="b")
     with pytest.raises(UsageError, match=r"^RESULTS is missing$"):
         parse(Folders, [], prog="prog")
 
 
-def test_a_program_s_errors_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    def run(config: Config) -> None:
+def test_a_program_s_errors_are_one_line(capsys):
+    def run(config):
         raise StoreError(f"{config.out} is damaged;\n delete it")
 
     assert main(Config, run, argv=["--out", "traces"], prog="prog") == 2
     assert capsys.readouterr().err == "prog: error: traces is damaged; delete it\n"
 
 
-def test_lists_split_outside_parentheses_only() -> None:
+def test_lists_split_outside_parentheses_only():
     assert split_list("snapkv(window=16,pool=avg), tova,,h2o:kvpress ") == (
         "snapkv(window=16,pool=avg)", "tova", "h2o:kvpress",
     )  # fmt: skip

@@ -1,7 +1,5 @@
 """How programs end: codes, and one line for what the user can mend."""
 
-from __future__ import annotations
-
 import errno
 import os
 import resource
@@ -13,7 +11,7 @@ import pytest
 from kvp.errors import StoreError, call_program
 
 
-def _raise(error: BaseException) -> None:
+def _raise(error):
     raise error
 
 
@@ -31,20 +29,16 @@ def _raise(error: BaseException) -> None:
         (KeyboardInterrupt(), 130, "p: interrupted; the same command continues"),
     ],
 )  # fmt: skip
-def test_what_the_user_can_mend_is_one_line(
-    error: BaseException, code: int, line: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_the_user_can_mend_is_one_line(error, code, line, capsys):
     assert call_program(lambda: _raise(error), "p") == code
     assert capsys.readouterr().err == line + "\n"
 
 
-def test_sigterm_ends_with_143_and_the_earlier_handler_returns(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_sigterm_ends_with_143_and_the_earlier_handler_returns(capsys):
     before = signal.getsignal(signal.SIGTERM)
     cleaned = []
 
-    def program() -> None:
+    def program():
         try:
             os.kill(os.getpid(), signal.SIGTERM)
         except Exception:  # what a broad handler on the way would do
@@ -58,8 +52,8 @@ def test_sigterm_ends_with_143_and_the_earlier_handler_returns(
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_bugs_keep_their_traceback() -> None:
-    def endless() -> None:
+def test_bugs_keep_their_traceback():
+    def endless():
         endless()
 
     with pytest.raises(RecursionError):
@@ -68,15 +62,15 @@ def test_bugs_keep_their_traceback() -> None:
         call_program(lambda: 1 / 0, "p")
 
 
-def test_a_program_runs_in_a_thread_too() -> None:
-    codes: list[int] = []
+def test_a_program_runs_in_a_thread_too():
+    codes = []
     thread = threading.Thread(target=lambda: codes.append(call_program(lambda: None, "p")))
     thread.start()
     thread.join()
     assert codes == [0]
 
 
-def test_too_few_open_files_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_too_few_open_files_are_one_line(capsys):
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (12, hard))
     try:

@@ -1,7 +1,5 @@
 """The public names, and programs, in a folder whose modules have the same names as our packages."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -11,7 +9,6 @@ from pathlib import Path
 import pytest
 
 import kvp
-from eval.config import EvalConfig
 from kvp.errors import UsageError
 
 ROOT = Path(kvp.__file__).parent.parent
@@ -19,7 +16,7 @@ SCRIPTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scrip
 
 
 @pytest.fixture
-def shadowed(tmp_path: Path) -> Path:
+def shadowed(tmp_path):
     """A working folder where each of our package names is something else."""
     for name in ("train", "eval", "trace_collect"):
         (tmp_path / f"{name}.py").write_text(f"ORIGIN = 'user'\nprint('user {name}')\n")
@@ -28,7 +25,7 @@ def shadowed(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def _python(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
+def _python(code, folder):
     paths = os.pathsep.join((str(folder), str(ROOT)))
     return subprocess.run(
         [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True,
@@ -37,7 +34,7 @@ def _python(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("script", sorted(SCRIPTS))
-def test_console_scripts_run_where_the_names_are_taken(script: str, shadowed: Path) -> None:
+def test_console_scripts_run_where_the_names_are_taken(script, shadowed):
     module, function = SCRIPTS[script].split(":")
     code = (
         f"import sys; sys.argv = [{script!r}, '--help']\nfrom {module} import {function} as run\n"
@@ -47,7 +44,7 @@ def test_console_scripts_run_where_the_names_are_taken(script: str, shadowed: Pa
     assert done.stdout.startswith(f"usage: {script} ")
 
 
-def test_public_names_import_where_the_names_are_taken(shadowed: Path) -> None:
+def test_public_names_import_where_the_names_are_taken(shadowed):
     names = ", ".join(kvp.__all__)
     code = (
         f"from kvp import {names}\n"
@@ -59,7 +56,7 @@ def test_public_names_import_where_the_names_are_taken(shadowed: Path) -> None:
     assert done.stdout.split() == ["snapkv", "user", "train", "user"]
 
 
-def test_a_name_that_is_taken_already_is_said_in_one_line(shadowed: Path) -> None:
+def test_a_name_that_is_taken_already_is_said_in_one_line(shadowed):
     done = _python("import policies\nfrom kvp import load_policy", shadowed)
     assert done.returncode == 1
     last = done.stderr.splitlines()[-1]
@@ -67,7 +64,7 @@ def test_a_name_that_is_taken_already_is_said_in_one_line(shadowed: Path) -> Non
     assert "rename yours" in last
 
 
-def test_completion_offers_the_public_names_and_imports_nothing() -> None:
+def test_completion_offers_the_public_names_and_imports_nothing():
     code = (
         "import sys, kvp, rlcompleter; assert set(kvp.__all__) <= set(dir(kvp))\n"
         "completer, offered = rlcompleter.Completer({'kvp': kvp}), set()\n"
@@ -82,12 +79,12 @@ def test_completion_offers_the_public_names_and_imports_nothing() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_a_name_that_does_not_exist_is_an_attribute_error() -> None:
+def test_a_name_that_does_not_exist_is_an_attribute_error():
     with pytest.raises(AttributeError, match="no_such_name"):
         getattr(kvp, "no_such_name")  # noqa: B009
 
 
-def test_programs_from_python_take_the_flags_as_keywords(tmp_path: Path) -> None:
+def test_programs_from_python_take_the_flags_as_keywords(tmp_path):
     with pytest.raises(UsageError, match="--length must be at least 1"):
         kvp.collect(out=str(tmp_path / "traces"), length=0)
     with pytest.raises(UsageError, match="no protocol 'b'"):
@@ -95,16 +92,14 @@ def test_programs_from_python_take_the_flags_as_keywords(tmp_path: Path) -> None
     assert kvp.collect(out=str(tmp_path / "traces"), dry_run=True) is None
 
 
-def test_evaluate_takes_names_and_scorer_objects_in_one_list(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_evaluate_takes_names_and_scorer_objects_in_one_list(monkeypatch):
     class Mine:
         name = "mine"
 
     mine = Mine()
-    given: list[EvalConfig] = []
+    given = []
 
-    def run(config: EvalConfig, **_: object) -> list[object]:
+    def run(config, **_):
         given.append(config)
         return []
 

@@ -1,9 +1,5 @@
-from __future__ import annotations
-
 import hashlib
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -25,14 +21,14 @@ from kvp.manifest import (
 CONTENT = {"b": [1, 2.5, None], "a": {"text": "naïve ✓", "deep": {"10": 1, "9": True}}}
 
 
-def _outcome(path: Path) -> tuple[dict[str, Any] | None, str]:
+def _outcome(path):
     try:
         return read_sealed_json(path), ""
     except StoreError as error:
         return None, str(error)
 
 
-def test_round_trip_leaves_no_other_files(tmp_path: Path) -> None:
+def test_round_trip_leaves_no_other_files(tmp_path):
     path = tmp_path / "x.json"
     atomic_write_json(path, {"old": 1})
     atomic_write_json(path, CONTENT)
@@ -40,7 +36,7 @@ def test_round_trip_leaves_no_other_files(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["x.json"]
 
 
-def test_a_value_json_cannot_hold_leaves_the_old_file(tmp_path: Path) -> None:
+def test_a_value_json_cannot_hold_leaves_the_old_file(tmp_path):
     path = tmp_path / "x.json"
     atomic_write_json(path, CONTENT)
     with pytest.raises(ValueError, match="JSON"):
@@ -48,13 +44,13 @@ def test_a_value_json_cannot_hold_leaves_the_old_file(tmp_path: Path) -> None:
     assert read_json(path) == CONTENT
 
 
-def test_digest_is_that_of_the_documented_text() -> None:
+def test_digest_is_that_of_the_documented_text():
     text = '{"a":{"deep":{"10":1,"9":true},"text":"na\\u00efve \\u2713"},"b":[1,2.5,null]}'
     assert digest_json(CONTENT) == hashlib.sha256(text.encode()).hexdigest()
     assert digest_json({2: "x", 10: (1,)}) == digest_json({"10": [1], "2": "x"})
 
 
-def test_every_flipped_byte_of_a_sealed_file_is_noticed_or_harmless(tmp_path: Path) -> None:
+def test_every_flipped_byte_of_a_sealed_file_is_noticed_or_harmless(tmp_path):
     path = tmp_path / "x.json"
     write_sealed_json(path, CONTENT)
     assert read_sealed_json(path) == CONTENT
@@ -69,21 +65,21 @@ def test_every_flipped_byte_of_a_sealed_file_is_noticed_or_harmless(tmp_path: Pa
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", "{}", "\x00", '{"sha256": 3}'])
-def test_damage_names_the_file_in_the_callers_error(tmp_path: Path, text: str) -> None:
+def test_damage_names_the_file_in_the_callers_error(tmp_path, text):
     path = tmp_path / "policy.json"
     path.write_text(text)
     with pytest.raises(PolicyError, match=r"policy\.json is damaged"):
         read_sealed_json(path, PolicyError)
 
 
-def test_missing_and_unreadable_files(tmp_path: Path) -> None:
+def test_missing_and_unreadable_files(tmp_path):
     with pytest.raises(StoreError, match=r"none\.json is missing"):
         read_json(tmp_path / "none.json")
     with pytest.raises(StoreError, match="cannot be read"):
         read_json(tmp_path)
 
 
-def test_differences_name_entries_by_path() -> None:
+def test_differences_name_entries_by_path():
     theirs = {"data": {"length": 512, "tasks": ["a"]}, "seed": 0}
     ours = {"data": {"length": 1024, "tasks": ["a"]}, "seed": 0, "model": "nano"}
     assert differences(theirs, theirs) == []
@@ -93,7 +89,7 @@ def test_differences_name_entries_by_path() -> None:
     ]
 
 
-def test_file_digest(tmp_path: Path) -> None:
+def test_file_digest(tmp_path):
     path = tmp_path / "data"
     path.write_bytes(b"abc")
     assert sha256_file(path) == (
@@ -101,7 +97,7 @@ def test_file_digest(tmp_path: Path) -> None:
     )  # FIPS 180-2, example B.1
 
 
-def test_run_manifest_says_what_made_it() -> None:
+def test_run_manifest_says_what_made_it():
     manifest = run_manifest({"length": 512}, seed=3, model={"id": "nano"})
     assert manifest["config"] == {"length": 512}
     assert manifest["seed"] == 3
@@ -113,9 +109,7 @@ def test_run_manifest_says_what_made_it() -> None:
     json.dumps(manifest)
 
 
-def test_local_paths_lose_all_but_their_last_part(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_local_paths_lose_all_but_their_last_part(tmp_path, monkeypatch):
     (tmp_path / "notes").mkdir()
     monkeypatch.chdir(tmp_path)
     settings = {
@@ -135,11 +129,11 @@ def test_local_paths_lose_all_but_their_last_part(
 
 
 @pytest.mark.parametrize("text", ["Qwen/Qwen2.5-7B", "s3://bucket/traces", "hf://datasets/a/b"])
-def test_names_that_mean_the_same_elsewhere_stay(text: str) -> None:
+def test_names_that_mean_the_same_elsewhere_stay(text):
     assert portable(text) == text
 
 
-def test_models_are_called_by_their_last_part(tmp_path: Path) -> None:
+def test_models_are_called_by_their_last_part(tmp_path):
     folder = tmp_path / "my-model"
     folder.mkdir()
     assert recorded_name("nano") == "nano"

@@ -131,7 +131,6 @@ def test_training_and_evaluation_give_one_number_for_one_trace(tmp_path: Path) -
     contexts = []
     for index in range(2):
         trace = _trace(index)
-        assert trace.queries is not None
         importance = future_attention(trace.queries, trace.keys, prefix_length=PREFIX)
         contexts.append(
             RankingContext(

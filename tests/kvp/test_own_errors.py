@@ -1,24 +1,21 @@
 """Errors of a user's own code are one line that names it and its place."""
 
-from __future__ import annotations
-
 import pytest
 import torch
-from torch import Tensor
 
 from kvp.errors import UsageError
 from kvp.plugins import own_errors
 from kvp.reward import ideal_cost
 from train.data.labels import Label
 from train.learning.losses import Batch, losses_of
-from train.recipe import PRESETS, Recipe
+from train.recipe import PRESETS
 
 
-def fails() -> None:
+def fails():
     raise KeyError("oops")
 
 
-def test_own_code_is_named_and_that_of_kvp_keeps_its_error() -> None:
+def test_own_code_is_named_and_that_of_kvp_keeps_its_error():
     with (
         pytest.raises(
             UsageError, match=r"thing failed \(KeyError: 'oops'; test_own_errors.py line"
@@ -34,16 +31,16 @@ def test_own_code_is_named_and_that_of_kvp_keeps_its_error() -> None:
         raise KeyboardInterrupt
 
 
-def test_labels_that_return_no_importance_are_refused() -> None:
+def test_labels_that_return_no_importance_are_refused():
     queries, keys = torch.zeros(1, 2, 1, 6, 4), torch.zeros(1, 2, 6, 4)
 
-    def whole(queries: Tensor, keys: Tensor, prefix_length: int, stop: int) -> Tensor:
+    def whole(queries, keys, prefix_length, stop):
         return keys[..., 0]
 
-    def negative(queries: Tensor, keys: Tensor, prefix_length: int, stop: int) -> Tensor:
+    def negative(queries, keys, prefix_length, stop):
         return keys[..., :prefix_length, 0] - 1
 
-    def undefined(queries: Tensor, keys: Tensor, prefix_length: int, stop: int) -> Tensor:
+    def undefined(queries, keys, prefix_length, stop):
         return keys[..., :prefix_length, 0].log() * 0
 
     with pytest.raises(UsageError, match="undefined returned NaN or infinity"):
@@ -54,7 +51,7 @@ def test_labels_that_return_no_importance_are_refused() -> None:
         Label(from_queries=negative).importance_of(queries, keys, 3, 6)
 
 
-def test_objectives_that_return_no_losses_are_refused() -> None:
+def test_objectives_that_return_no_losses_are_refused():
     batch = Batch(
         scores=[torch.zeros(2, 5)],
         importances=[torch.ones(2, 5)],
@@ -62,7 +59,7 @@ def test_objectives_that_return_no_losses_are_refused() -> None:
         seeds=[0],
     )
 
-    def total(batch: Batch, recipe: Recipe) -> tuple[Tensor, dict[str, float]]:
+    def total(batch, recipe):
         return batch.scores[0].sum(), {}
 
     with pytest.raises(UsageError, match=r"returned losses \(\), expected one for each head: 2"):

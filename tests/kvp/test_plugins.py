@@ -1,10 +1,7 @@
 """The loader of other people's code: every failure is one line, nothing is imported early."""
 
-from __future__ import annotations
-
 import re
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -28,7 +25,7 @@ def leave():
 
 
 @pytest.fixture(autouse=True)
-def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def modules(tmp_path, monkeypatch):
     """Modules `good_one` and `bad_one` in the working folder, which is not on the path."""
     (tmp_path / "good_one.py").write_text(CODE)
     (tmp_path / "bad_one.py").write_text("raise SystemExit('bye\\nbye')")
@@ -49,9 +46,7 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         ("ray", "--engine ray", lambda: do_with_ray(id, WorkersConfig(engine="ray"), "cpu", id)),
     ],
 )
-def test_the_extra_of_a_missing_package_is_named(
-    extra: str, begin: str, use: Callable[[], object], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_extra_of_a_missing_package_is_named(extra, begin, use, monkeypatch):
     assert f"\n{extra} = [" in (plugins.ROOT / "pyproject.toml").read_text()
     monkeypatch.setattr(plugins, "find_spec", lambda _: None)
     with pytest.raises(KvpError) as refusal:
@@ -61,14 +56,14 @@ def test_the_extra_of_a_missing_package_is_named(
     )
 
 
-def test_names_of_objects() -> None:
+def test_names_of_objects():
     for name in ("a:B", "a.b_c:D.E", "_a:b"):
         assert is_object_name(name)
     for name in ("a", "a:", ":B", "a b:C", "a.:B", "1a:B", "a:B:C", "/a:B", "a-b:C"):
         assert not is_object_name(name)
 
 
-def test_objects_of_the_working_folder() -> None:
+def test_objects_of_the_working_folder():
     before = list(sys.path)
     assert module_exists("good_one:Outer")
     assert "good_one" not in sys.modules
@@ -88,13 +83,13 @@ def test_objects_of_the_working_folder() -> None:
         ("bad_one:Thing", "SystemExit: bye bye"),
     ],
 )
-def test_what_cannot_be_loaded_is_one_line(name: str, reason: str) -> None:
+def test_what_cannot_be_loaded_is_one_line(name, reason):
     with pytest.raises(UsageError) as error:
         import_object(name, "--tasks")
     assert str(error.value) == f"--tasks {name}: cannot be loaded ({reason})"
 
 
-def test_a_registry_imports_what_is_asked_for() -> None:
+def test_a_registry_imports_what_is_asked_for():
     registry = Registry(flag="--label", builtin={"outer": "good_one:Outer"})
     registry.check("outer")
     registry.check("my.module:Name")

@@ -1,7 +1,5 @@
 """The table of programs: what is started, and what --help says, before torch is imported."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 
@@ -21,7 +19,7 @@ HEAVY = "{'torch', 'transformers', 'numpy', 'scipy', 'zarr', 'matplotlib', 'lm_e
 CONFIGURED = [name for name, program in PROGRAMS.items() if program.config]
 
 
-def _fresh(*calls: list[str]) -> str:
+def _fresh(*calls):
     """What `kvp` prints of these calls in a new process, which must not import torch."""
     code = (
         "import sys; from kvp.programs import main\n"
@@ -37,11 +35,11 @@ def _fresh(*calls: list[str]) -> str:
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_what_a_program_runs_exists(name: str) -> None:
+def test_what_a_program_runs_exists(name):
     assert callable(load(PROGRAMS[name].run))
 
 
-def test_help_of_every_program_imports_nothing_heavy() -> None:
+def test_help_of_every_program_imports_nothing_heavy():
     printed = _fresh(*([name, "--help"] for name in PROGRAMS), ["--help"])
     assert printed.count("code 0") == len(PROGRAMS) + 1
     for name in PROGRAMS:
@@ -49,7 +47,7 @@ def test_help_of_every_program_imports_nothing_heavy() -> None:
 
 
 @pytest.mark.parametrize("name", CONFIGURED)
-def test_help_shows_at_most_25_settings(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_shows_at_most_25_settings(name, capsys):
     config = load(PROGRAMS[name].config)
     flags, shown = flags_of(config), visible_flags(config)
     assert len(shown) <= 24  # and --config
@@ -70,7 +68,7 @@ def test_help_shows_at_most_25_settings(name: str, capsys: pytest.CaptureFixture
     assert all(f"--{flag.name}" in everything for flag in flags if not flag.positional)
 
 
-def test_a_misspelt_name_is_refused_before_torch_is_imported() -> None:
+def test_a_misspelt_name_is_refused_before_torch_is_imported():
     mistakes = {
         "tunee": "kvp: error: unknown program 'tunee' (did you mean tune?)",
         "train --stpes 3": "unknown flag --stpes (did you mean --steps?)",
@@ -97,14 +95,14 @@ def test_a_misspelt_name_is_refused_before_torch_is_imported() -> None:
     assert [message for message in mistakes.values() if message not in printed] == []
 
 
-def test_the_names_known_without_torch_are_those_of_the_registries() -> None:
+def test_the_names_known_without_torch_are_those_of_the_registries():
     assert [kind.method for kind in METHODS.values()] == list(SCORERS)
     assert [kind.method for kind in registry.ALLOCATORS.values()] == list(ALLOCATORS)
     others = {*registry.FROM_OUTSIDE, FULL, LEARNED, ALL_NULLS, TUNED}
     assert set(OTHER_METHODS) == others
 
 
-def test_kvp_alone_names_its_programs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_kvp_alone_names_its_programs(capsys):
     assert main([]) == 2
     assert "kvp: error: name a program: collect, train, eval, report" in capsys.readouterr().err
     assert main(["--version"]) == 0
@@ -112,16 +110,14 @@ def test_kvp_alone_names_its_programs(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_a_script_and_a_subcommand_are_the_same(
-    name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_script_and_a_subcommand_are_the_same(name, capsys):
     for call in (main, run_program):
         words = ["--nonsense"]
         assert (main([name, *words]) if call is main else run_program(name, words)) == 2
         assert capsys.readouterr().err.startswith(f"kvp-{name}: error: unknown flag --nonsense")
 
 
-def test_python_m_kvp_is_the_command() -> None:
+def test_python_m_kvp_is_the_command():
     done = subprocess.run(
         [sys.executable, "-m", "kvp", "list"], capture_output=True, text=True, check=True
     )

@@ -1,9 +1,6 @@
 """Settings that a Python caller gives: wrong ones are one line, as on the command line."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
@@ -28,11 +25,11 @@ EVAL_FLAGS = {flag.name: flag for flag in flags_of(EvalConfig)}
         ("depths", [0, 50.5], "0,50.5"),
     ],
 )
-def test_values_become_what_the_flag_has(name: str, given: object, value: object) -> None:
+def test_values_become_what_the_flag_has(name, given, value):
     assert python_value(EVAL_FLAGS[name], given) == value
 
 
-def test_a_list_may_hold_objects() -> None:
+def test_a_list_may_hold_objects():
     scorer = object()
     assert python_value(EVAL_FLAGS["methods"], ["full", scorer]) == ("full", scorer)
 
@@ -48,7 +45,7 @@ def test_a_list_may_hold_objects() -> None:
         (kvp.evaluate, {"out": "y", "methods": "full", "taks": "vt"}, "did you mean tasks?"),
     ],
 )
-def test_mistakes_are_one_line(program: Any, settings: dict[str, Any], message: str) -> None:
+def test_mistakes_are_one_line(program, settings, message):
     with pytest.raises(UsageError) as error:
         program(**settings)
     assert message in str(error.value)

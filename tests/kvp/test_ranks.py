@@ -1,6 +1,6 @@
 """Ranks from flags, torchrun and Slurm."""
 
-from __future__ import annotations
+import os
 
 import pytest
 
@@ -18,19 +18,26 @@ STEP = {"SLURM_PROCID": "2", "SLURM_NTASKS": "3"}
 TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}
 
 
-def test_flags_come_before_torchrun_before_arrays_before_srun() -> None:
-    assert rank_of(None, None, {}) == Rank()
-    assert rank_of(None, None, STEP) == Rank(index=2, count=3)
-    assert rank_of(None, None, {**STEP, **ARRAY}) == Rank(index=2, count=4)
-    assert rank_of(None, None, {**STEP, **ARRAY, **TORCHRUN}) == Rank(index=1, count=2)
-    assert rank_of(4, 5, TORCHRUN) == Rank(index=4, count=5)
-    assert rank_of(0, 1, TORCHRUN) == Rank()
-    assert local_rank(TORCHRUN) == 1
-    assert local_rank({"SLURM_LOCALID": "3"}) == 3
-    assert local_rank({}) == 0
+@pytest.mark.parametrize(
+    ("flags", "environment", "rank", "local"),
+    [
+        ((None, None), {}, Rank(), 0),
+        ((None, None), STEP, Rank(index=2, count=3), 0),
+        ((None, None), {**STEP, "SLURM_LOCALID": "3"}, Rank(index=2, count=3), 3),
+        ((None, None), {**STEP, **ARRAY}, Rank(index=2, count=4), 0),
+        ((None, None), {**STEP, **ARRAY, **TORCHRUN}, Rank(index=1, count=2), 1),
+        ((4, 5), TORCHRUN, Rank(index=4, count=5), 1),
+        ((0, 1), TORCHRUN, Rank(), 1),
+    ],
+)
+def test_flags_come_before_torchrun_before_arrays_before_srun(
+    monkeypatch, flags, environment, rank, local
+):
+    monkeypatch.setattr(os, "environ", environment)
+    assert (rank_of(*flags), local_rank()) == (rank, local)
 
 
-def test_shares_are_fixed_and_cover_all() -> None:
+def test_shares_are_fixed_and_cover_all():
     assert Rank().share(range(4)) == [0, 1, 2, 3]
     assert Rank(index=1, count=3).share(range(8)) == [1, 4, 7]
     assert Rank(index=1, count=3).share([0, 3, 4, 7]) == [4, 7]  # of what is missing
@@ -53,8 +60,7 @@ def test_shares_are_fixed_and_cover_all() -> None:
         ((None, None), {**ARRAY, "SLURM_ARRAY_TASK_ID": "90"}, "with gaps"),
     ],
 )
-def test_what_does_not_fit_is_named(
-    flags: tuple[int | None, int | None], environment: dict[str, str], message: str
-) -> None:
+def test_what_does_not_fit_is_named(monkeypatch, flags, environment, message):
+    monkeypatch.setattr(os, "environ", environment)
     with pytest.raises(UsageError, match=message):
-        rank_of(*flags, environment)
+        rank_of(*flags)

@@ -5,16 +5,15 @@ from __future__ import annotations
 import http.client
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 import torch
 
-from kvp.artifacts.addresses import ObjectPath, files_below
+from kvp.artifacts.addresses import files_below
 from kvp.artifacts.files import send
 
 
@@ -32,7 +31,7 @@ class Faults:
     requests: list[tuple[str, str, str]] = field(default_factory=list)
     """Method, path and range of every request."""
 
-    def reset(self) -> None:
+    def reset(self):
         """Pass everything on, and forget the requests."""
         self.status = lambda _, __: 0
         self.cut = lambda _, __: False
@@ -45,10 +44,10 @@ class _Proxy(BaseHTTPRequestHandler):
     faults: Faults
     server_address: tuple[str, int]
 
-    def log_message(self, *_: object) -> None:
+    def log_message(self, *_):
         """Keep quiet."""
 
-    def answer(self) -> None:
+    def answer(self):
         faults, number = self.faults, len(self.faults.requests)
         faults.requests.append((self.command, self.path, self.headers.get("Range", "")))
         sent = self.rfile.read(int(self.headers.get("Content-Length", 0)))
@@ -73,7 +72,7 @@ class _Proxy(BaseHTTPRequestHandler):
         self.wfile.write(content)
         connection.close()
 
-    def _answer(self, answer: http.client.HTTPResponse) -> None:
+    def _answer(self, answer):
         self.send_response(answer.status)
         for name, value in answer.getheaders():
             if name.lower() not in ("connection", "server", "date", "transfer-encoding"):
@@ -86,7 +85,7 @@ for _method in ("GET", "PUT", "POST", "HEAD", "DELETE"):
 
 
 @pytest.fixture
-def faults(s3_server: str, s3_environment: dict[str, str]) -> Iterator[Faults]:
+def faults(s3_server, s3_environment):
     """A proxy between this process (and those it starts) and the server."""
     address = urlsplit(s3_server)
     found = Faults()
@@ -104,9 +103,7 @@ def faults(s3_server: str, s3_environment: dict[str, str]) -> Iterator[Faults]:
 
 
 @pytest.fixture
-def through_proxy(
-    faults: Faults, prefix: ObjectPath, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[ObjectPath]:
+def through_proxy(faults, prefix, monkeypatch):
     """A new folder of the bucket, reached by this process through the proxy."""
     from kvp.artifacts.addresses import opened
 
@@ -117,7 +114,7 @@ def through_proxy(
 
 
 @pytest.fixture(scope="session")
-def collected(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def collected(model_folder, tmp_path_factory):
     """A trace store on a disk: 6 training and 2 validation sequences of about 300 tokens."""
     from kvp.programs import collect as main
 
@@ -134,13 +131,13 @@ TRAINING = """
 
 
 @pytest.fixture(scope="session")
-def training() -> list[str]:
+def training():
     """Flags of a short training."""
     return TRAINING.split()
 
 
 @pytest.fixture(scope="session")
-def trained(collected: Path) -> Path:
+def trained(collected):
     """A policy on a disk, trained on the store on a disk with `TRAINING`."""
     from kvp.programs import train as main
 
@@ -150,20 +147,20 @@ def trained(collected: Path) -> Path:
 
 
 @pytest.fixture
-def on_s3(collected: Path, prefix: ObjectPath) -> ObjectPath:
+def on_s3(collected, prefix):
     """The trace store, copied to S3."""
     send(collected, prefix / "traces", [name for name, _ in files_below(collected)])
     return prefix / "traces"
 
 
 @pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _own_cache(tmp_path, monkeypatch):
     """What is fetched stays out of the user's cache."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _one_thread() -> Iterator[None]:
+def _one_thread():
     """Exact comparisons need equal numbers of threads, also of processes that tests start."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)

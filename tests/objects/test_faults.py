@@ -1,26 +1,22 @@
 """What a store does wrong, between program and server: the right content, or one clear line."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from kvp.artifacts.addresses import ObjectPath, files_below, opened, place
+from kvp.artifacts.addresses import files_below, opened, place
 from kvp.errors import KvpError
 from kvp.programs import run_program, train
 from kvp.store import TraceReader, TraceWriter
 
 
 @pytest.fixture(autouse=True)
-def _reset(faults: Any) -> Iterator[None]:
+def _reset(faults):
     yield
     faults.reset()
 
 
-def _copy(collected: Path, out: ObjectPath) -> None:
+def _copy(collected, out):
     """Write a store again: many writes and one commit per sequence."""
     reader = TraceReader(collected)
     gram = reader.output_gram()
@@ -29,13 +25,13 @@ def _copy(collected: Path, out: ObjectPath) -> None:
             writer.write(reader.trace(index))
 
 
-def _same(store: ObjectPath, other: Path) -> None:
+def _same(store, other):
     for name, _ in files_below(other):
         if name != "manifest.json":
             assert (store / name).read_bytes() == (other / name).read_bytes(), name
 
 
-KINDS: dict[str, dict[str, Callable[[int, str], float]]] = {
+KINDS = {
     "5xx": {"status": lambda number, _: (503, 500)[number % 2] if number % 5 == 0 else 0},
     "slow": {"seconds": lambda number, _: 0.3 if number % 9 == 0 else 0.0},
     "cut": {"cut": lambda number, _: number % 4 == 1},
@@ -45,9 +41,7 @@ KINDS: dict[str, dict[str, Callable[[int, str], float]]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_writing_gets_through(
-    faults: Any, through_proxy: ObjectPath, collected: Path, kind: str
-) -> None:
+def test_writing_gets_through(faults, through_proxy, collected, kind):
     for name, value in KINDS[kind].items():
         setattr(faults, name, value)
     _copy(collected, through_proxy / "copy")
@@ -57,17 +51,14 @@ def test_writing_gets_through(
 
 
 def test_when_retries_are_spent_there_is_one_line_and_the_command_continues(
-    faults: Any,
-    through_proxy: ObjectPath,
-    collected: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    faults, through_proxy, collected, monkeypatch
+):
     monkeypatch.setenv("KVP_RETRY_SECONDS", "0.5")
     opened.cache_clear()
     out = through_proxy / "copy"
     faults.status = lambda _, __: 503 if len(committed()) > 3 else 0
 
-    def committed() -> list[str]:
+    def committed():
         requests = [(method, path) for method, path, _ in faults.requests]
         return [path for method, path in requests if method == "PUT" and "/sequences/" in path]
 
@@ -85,12 +76,7 @@ def test_when_retries_are_spent_there_is_one_line_and_the_command_continues(
     _same(out, collected)
 
 
-def test_a_server_that_hangs_is_given_up_in_one_line(
-    faults: Any,
-    through_proxy: ObjectPath,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_server_that_hangs_is_given_up_in_one_line(faults, through_proxy, monkeypatch, capsys):
     monkeypatch.setenv("KVP_RETRY_SECONDS", "1")
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     opened.cache_clear()
@@ -99,12 +85,8 @@ def test_a_server_that_hangs_is_given_up_in_one_line(
     assert "the store could not be reached, or refused" in line
 
 
-def test_addresses_that_cannot_be(
-    faults: Any,
-    through_proxy: ObjectPath,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    def refused(address: str) -> str:
+def test_addresses_that_cannot_be(faults, through_proxy, capsys):
+    def refused(address):
         assert run_program("verify", [address]) == 2
         (line,) = capsys.readouterr().err.strip().splitlines()
         return line

@@ -1,20 +1,10 @@
 """kvp-collect onto S3, by one process and by several, also killed: the store that a disk gets."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import pytest
-
-from kvp.artifacts.addresses import ObjectPath
-
-Launchers = dict[str, list[dict[str, str]]]
 
 
 @pytest.fixture(scope="module")
-def collectors(model_folder: Path, fork_server: Callable[..., Any]) -> Any:
+def collectors(model_folder, fork_server):
     """Runs of kvp-collect with the flags of a small one."""
     flags = f"--model {model_folder} --length 300 --train 8 --validation 2 --max-new-tokens 2"
     return fork_server(
@@ -24,7 +14,7 @@ def collectors(model_folder: Path, fork_server: Callable[..., Any]) -> Any:
 
 
 @pytest.fixture(scope="module")
-def whole(collectors: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole(collectors, tmp_path_factory):
     """What one process writes to a disk."""
     store = tmp_path_factory.mktemp("alone") / "store"
     assert collectors.end(collectors.start(store, {})) == 0, collectors.errors.read_text()
@@ -33,14 +23,8 @@ def whole(collectors: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("launcher", ["one", "torchrun"])
 def test_collected_onto_s3_as_onto_a_disk(
-    collectors: Any,
-    whole: Path,
-    prefix: ObjectPath,
-    s3_environment: dict[str, str],
-    launchers: Launchers,
-    launcher: str,
-    assert_same_files: Any,
-) -> None:
+    collectors, whole, prefix, s3_environment, launchers, launcher, assert_same_files
+):
     started = [collectors.start(prefix, s3_environment | one) for one in launchers[launcher]]
     ends = [collectors.end(collector) for collector in started]
     assert ends == [0] * len(started), collectors.errors.read_text()

@@ -1,28 +1,20 @@
 """kvp-eval onto S3, by one process and by several, also killed: the results that a disk gets."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal
 import time
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from kvp.artifacts.addresses import ObjectPath
 from kvp.artifacts.files import send
 from kvp.programs import report
 
 KILLS = 4
 
-Launchers = dict[str, list[dict[str, str]]]
-
 
 @pytest.fixture(scope="module")
-def evaluations(model_folder: Path, trained: Path, fork_server: Callable[..., Any]) -> Any:
+def evaluations(model_folder, trained, fork_server):
     """Runs of kvp-eval with the flags of a small one."""
     settings = {
         "model": model_folder, "methods": "full,kvp,random,snapkv", "prompts": 4,
@@ -34,7 +26,7 @@ def evaluations(model_folder: Path, trained: Path, fork_server: Callable[..., An
 
 
 @pytest.fixture(scope="module")
-def whole(evaluations: Any, trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole(evaluations, trained, tmp_path_factory):
     """What one process writes to a disk."""
     out = tmp_path_factory.mktemp("alone") / "results"
     run = evaluations.start(out, {}, "--policies", str(trained))
@@ -43,7 +35,7 @@ def whole(evaluations: Any, trained: Path, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.fixture
-def policy(trained: Path, prefix: ObjectPath) -> ObjectPath:
+def policy(trained, prefix):
     """The policy on S3."""
     send(trained, prefix / "policy", [path.name for path in trained.iterdir() if path.is_file()])
     return prefix / "policy"
@@ -51,15 +43,8 @@ def policy(trained: Path, prefix: ObjectPath) -> ObjectPath:
 
 @pytest.mark.parametrize("launcher", ["one", "array"])
 def test_evaluated_onto_s3_as_onto_a_disk(
-    evaluations: Any,
-    whole: Path,
-    policy: ObjectPath,
-    s3_environment: dict[str, str],
-    tmp_path: Path,
-    launchers: Launchers,
-    launcher: str,
-    assert_same_results: Any,
-) -> None:
+    evaluations, whole, policy, s3_environment, tmp_path, launchers, launcher, assert_same_results
+):
     out = policy.parent / "results"
     given = s3_environment | {"XDG_CACHE_HOME": str(tmp_path / "cache")}
     flags = ["--policies", str(policy)]
@@ -74,15 +59,8 @@ def test_evaluated_onto_s3_as_onto_a_disk(
 
 @pytest.mark.slow
 def test_killed_evaluations_are_started_again(
-    evaluations: Any,
-    whole: Path,
-    policy: ObjectPath,
-    s3_environment: dict[str, str],
-    watch: Callable[[ObjectPath], Callable[[int, int], None]],
-    tmp_path: Path,
-    launchers: Launchers,
-    assert_same_results: Any,
-) -> None:
+    evaluations, whole, policy, s3_environment, watch, tmp_path, launchers, assert_same_results
+):
     ends, draw = [], random.Random(0)
     given = s3_environment | {"XDG_CACHE_HOME": str(tmp_path / "cache")}
     for attempt in range(KILLS):
@@ -103,9 +81,7 @@ def test_killed_evaluations_are_started_again(
     assert signal.SIGKILL in ends
 
 
-def test_a_report_is_made_of_results_on_s3(
-    whole: Path, prefix: ObjectPath, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_report_is_made_of_results_on_s3(whole, prefix, tmp_path, capsys):
     out = prefix / "results"
     send(whole, out, [path.name for path in whole.iterdir()])
     assert report([str(out), "--bootstrap", "20"]) == 2

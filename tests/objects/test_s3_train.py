@@ -1,25 +1,22 @@
 """kvp-train with traces and policies on S3: the weights of a training from a disk, bit for bit."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 import torch
 
 from kvp import load_policy
-from kvp.artifacts.addresses import ObjectPath, files_below
+from kvp.artifacts.addresses import files_below
 from kvp.errors import PolicyError
 from kvp.programs import run_program, train
 
 
-def _weights(policy: Path | ObjectPath) -> dict[str, bytes]:
+def _weights(policy):
     """Files of the heads, and what their index says of them."""
     index = json.loads((policy / "policy.json").read_bytes())
     return {
@@ -28,13 +25,7 @@ def _weights(policy: Path | ObjectPath) -> dict[str, bytes]:
     } | {"held_out": json.dumps([index["held_out"], index["calibration"]]).encode()}  # fmt: skip
 
 
-def test_training_from_s3_equals_training_from_a_disk(
-    on_s3: ObjectPath,
-    trained: Path,
-    training: list[str],
-    prefix: ObjectPath,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_training_from_s3_equals_training_from_a_disk(on_s3, trained, training, prefix, capsys):
     out = prefix / "policy"
     assert train(["--traces", str(on_s3), "--out", str(out), *training]) == 0
     assert _weights(out) == _weights(trained)
@@ -57,8 +48,8 @@ def test_training_from_s3_equals_training_from_a_disk(
 
 @pytest.mark.slow
 def test_a_killed_training_on_s3_continues_from_its_checkpoint(
-    on_s3: ObjectPath, trained: Path, training: list[str], prefix: ObjectPath, tmp_path: Path
-) -> None:
+    on_s3, trained, training, prefix, tmp_path
+):
     out = prefix / "policy"
     flags = ["--traces", str(on_s3), "--out", str(out), *training]
     code = "import sys; from kvp.programs import train as main; sys.exit(main())"
@@ -82,9 +73,7 @@ def test_a_killed_training_on_s3_continues_from_its_checkpoint(
     assert not any(name.startswith("checkpoints/") for name, _ in files_below(out))
 
 
-def test_a_store_at_an_address_is_verified(
-    on_s3: ObjectPath, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_store_at_an_address_is_verified(on_s3, capsys):
     assert run_program("verify", [str(on_s3)]) == 0
     assert "8 of 8 sequences (6 train, 2 validation)" in capsys.readouterr().out
     (on_s3 / "sequences" / "000001.json").unlink()

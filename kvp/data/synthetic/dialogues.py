@@ -19,8 +19,15 @@ from functools import partial
 from importlib.resources import files
 from typing import Any
 
-from kvp.data.synthetic.lexicon import LISTS, people
-from kvp.data.synthetic.text import Split, draw_number, draw_own, generated_split, town
+from kvp.data.synthetic.text import (
+    LISTS,
+    Split,
+    draw_number,
+    draw_own,
+    generated_split,
+    people,
+    town,
+)
 
 Turn = dict[str, str]
 _TALKS = json.loads((files("kvp.data") / "synthetic/dialogues.json").read_text(encoding="utf-8"))

@@ -4,20 +4,28 @@ A string belongs to exactly one split by a stable hash of its own characters, so
 the test split can never occur in training, whoever generates it and in whatever order.
 
 Prose is little stories of people, towns and lost things, written by templates over word lists of
-our own (`kvp.data.synthetic.lexicon`). Plain enough for a small model to learn, varied enough that
-it cannot be memorised. No digits and no hyphens, so it never collides with RULER's needles. It has
-no meaning beyond a story: real text is a flag away (`--essays`).
+our own (`lexicon.json`). Plain enough for a small model to learn, varied enough that it cannot be
+memorised. No digits and no hyphens, so it never collides with RULER's needles, and no word that
+matters in its templates ("magic", "variable", "chain"). It has no meaning beyond a story: real text
+is a flag away (`--essays`).
+
+Names of people and towns are split-specific, so that a sentence with a name belongs to one split;
+common words are shared. A slot of a template, in braces, is fixed for the whole story (people,
+towns, what the story is about) or drawn afresh from the word list of its name; `{a x}` comes with
+its article; the first letter of a sentence becomes a capital. Every step of a plot is a list of
+alternatives, at least one of them with a name of a person or town.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import random
 import re
 import string
 import uuid
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib.resources import files
@@ -25,8 +33,6 @@ from itertools import cycle, islice
 from typing import Literal, TypeVar
 
 from kvp.data.rows.files import SHARES
-from kvp.data.synthetic import lexicon
-from kvp.data.synthetic.lexicon import ASIDES, LISTS, OPENINGS, PLOTS, Step
 from kvp.errors import UsageError
 
 T = TypeVar("T")
@@ -37,6 +43,11 @@ _ASIDE = 0.45
 """Chance of a sentence off the story after each of its steps."""
 Split = Literal["train", "validation", "test"]
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
+LEXICON = json.loads((files("kvp.data") / "synthetic/lexicon.json").read_text(encoding="utf-8"))
+"""`openings`, `asides` and `plots` of stories; names of `women` and `men`, and `town_heads`, with
+which names of towns begin, by split."""
+LISTS: Mapping[str, list[str]] = LEXICON["lists"]
+"""Words by what they are, those of prose by their slots."""
 
 
 def split_of(text: str) -> Split:
@@ -140,16 +151,16 @@ def prose(seed: int, words: int, split: str) -> str:
 
 def _story(rng: random.Random, split: str) -> Iterator[str]:
     fixed = _cast(rng, split)
-    yield _sentence(OPENINGS, rng, fixed, split)
-    for step in _pick(rng, PLOTS):
+    yield _sentence(LEXICON["openings"], rng, fixed, split)
+    for step in _pick(rng, LEXICON["plots"]):
         yield _sentence(step, rng, fixed, split)
         if rng.random() < _ASIDE:
-            yield _sentence(ASIDES, rng, fixed, split)
+            yield _sentence(LEXICON["asides"], rng, fixed, split)
 
 
 def _cast(rng: random.Random, split: str) -> dict[str, str]:
     """The people, the places and the things of one story, by slot."""
-    women, men = lexicon.WOMEN[split], lexicon.MEN[split]
+    women, men = LEXICON["women"][split], LEXICON["men"][split]
     female = rng.random() < 0.5
     hero = _pick(rng, women if female else men)
     pal = hero
@@ -165,12 +176,18 @@ def _cast(rng: random.Random, split: str) -> dict[str, str]:
     return fixed
 
 
+def people(split: str) -> list[str]:
+    """Names of people of a split."""
+    return [*LEXICON["women"][split], *LEXICON["men"][split]]
+
+
 def town(rng: random.Random, split: str) -> str:
     """The name of a made-up town of `split`."""
-    return _pick(rng, lexicon.TOWN_HEADS[split]) + _pick(rng, _lists()["tail"])
+    head: str = _pick(rng, LEXICON["town_heads"][split])
+    return head + _pick(rng, _lists()["tail"])
 
 
-def _sentence(step: Step, rng: random.Random, fixed: dict[str, str], split: str) -> str:
+def _sentence(step: Sequence[str], rng: random.Random, fixed: dict[str, str], split: str) -> str:
     """Fill one of the templates; draw again while the sentence belongs to another split.
 
     This ends because every step has a template with a name in it.
@@ -198,10 +215,10 @@ def _compile(template: str) -> tuple[tuple[str, ...], tuple[str, ...], bool]:
 
 
 @cache
-def _lists() -> dict[str, tuple[str, ...]]:
+def _lists() -> dict[str, list[str]]:
     """Word list of every slot, with and without article."""
     lists = {**LISTS, "noun": LISTS["tool"] + LISTS["furniture"], "beast": LISTS["animal"]}
-    return lists | {f"a {slot}": tuple(map(_with_article, lists[slot])) for slot in lists}
+    return lists | {f"a {slot}": [*map(_with_article, lists[slot])] for slot in lists}
 
 
 def _with_article(word: str) -> str:

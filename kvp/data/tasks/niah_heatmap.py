@@ -19,8 +19,8 @@ from kvp.data.encode import encode, find_largest
 from kvp.data.metrics import ScoredByMetric
 from kvp.data.rows.files import read_text
 from kvp.data.ruler import NEEDLE, wording
-from kvp.data.synthetic.lexicon import LISTS
 from kvp.data.synthetic.text import (
+    LISTS,
     SampleInputs,
     Split,
     draw_key,

@@ -19,7 +19,7 @@ from kvp.data.encode import encode, find_largest
 from kvp.data.metrics import ScoredByMetric
 from kvp.data.rows.files import Tally, read_rows
 from kvp.data.rows.values import RowError, text_of, texts_of
-from kvp.data.ruler import PROBE, Fitting
+from kvp.data.ruler import PROBE, text_counter
 from kvp.data.synthetic.text import split_of
 from kvp.data.task import ALL, NoPromptError, Sample, Source, TaskSettings
 from kvp.errors import UsageError
@@ -190,7 +190,7 @@ class RulerQaTask(ScoredByMetric):
                 f"--tasks {self.name} needs --{flag} FILE (docs/data.md says what it may hold)",
                 reason=f"it needs --{flag} FILE",
             )
-        maker = _QuestionMaker(Fitting(self.name, settings, tokenizer), read_questions(data, flag))
+        maker = _QuestionMaker(self.name, settings, tokenizer, read_questions(data, flag))
         asked = maker.data.of_split(settings.split)
         if not asked:
             raise UsageError(f"--{flag} {data}: no question of the {settings.split} split")
@@ -219,56 +219,53 @@ class RulerQaTask(ScoredByMetric):
 class _QuestionMaker:
     """Makes the samples of one task."""
 
-    fitting: Fitting
+    task: str
+    settings: TaskSettings
+    tokenizer: PreTrainedTokenizerBase
     data: QuestionSet
 
     def fitting_ones(
         self, asked: list[DocumentQuestion], too_long: list[int]
     ) -> Iterator[DocumentQuestion]:
         """Questions that fit with their own documents; the tokens of others go to `too_long`."""
-        length = self.fitting.settings.length
-        around = self.fitting.count_tokens("")
+        around = text_counter(self.task, self.settings, self.tokenizer)("")
         for question in asked:
-            sample = document_prompt(
-                "smallest", self.fitting.settings.split, question, self._own_documents(question)
-            )
+            own = self._own_documents(question)
+            sample = document_prompt("smallest", self.settings.split, question, own)
             # A token is a byte at least, so a short text need not be tokenised.
-            if around + len(sample.text.encode()) > length:
-                tokens = encode(sample, self.fitting.tokenizer).prompt_length
-                if tokens > length:
-                    too_long.append(tokens)
-                    continue
-            yield question
+            tokens = around + len(sample.text.encode())
+            if tokens > self.settings.length:
+                tokens = self._prompt_tokens(sample)
+            if tokens > self.settings.length:
+                too_long.append(tokens)
+            else:
+                yield question
 
     def make(self, question: DocumentQuestion, index: int) -> Sample:
         """The sample of a question with as many documents as fit."""
-        settings, task = self.fitting.settings, self.fitting.task
-        name = f"{task}/{settings.split}/{settings.seed}/{index}"
+        split, length = self.settings.split, self.settings.length
+        name = f"{self.task}/{split}/{self.settings.seed}/{index}"
         own, filling = self._own_documents(question), self._filling_documents(question, name)
 
         def prompt(amount: int) -> Sample:
             shown = [*own, *islice(cycle(filling), amount - len(own))]
-            return document_prompt(name, settings.split, question, shown)
+            return document_prompt(name, split, question, shown)
 
-        def make(limit: int) -> Sample:
-            try:
-                return find_largest(
-                    prompt, lambda sample: self.fitting.count_tokens(sample.text),
-                    limit=limit, smallest=len(own), what=task, probe=PROBE,
-                    most=max(limit, len(own)) if filling else len(own),
-                )  # fmt: skip
-            except NoPromptError:  # the limit of pieces tokenised apart; the smallest prompt fits
-                return prompt(len(own))
+        return find_largest(
+            prompt, self._prompt_tokens,
+            limit=length, smallest=len(own), what=self.task, probe=PROBE,
+            most=max(length, len(own)) if filling else len(own),
+        )  # fmt: skip
 
-        return self.fitting.fit_sample(make)
+    def _prompt_tokens(self, sample: Sample) -> int:
+        return encode(sample, self.tokenizer).prompt_length
 
     def _own_documents(self, question: DocumentQuestion) -> list[str]:
         """Documents that are always shown."""
-        split = self.fitting.settings.split
         return [
             text
             for text in question.documents
-            if text in question.answering or self.data.may_show(text, split)
+            if text in question.answering or self.data.may_show(text, self.settings.split)
         ]
 
     def _filling_documents(self, question: DocumentQuestion, name: str) -> list[str]:
@@ -282,7 +279,7 @@ class _QuestionMaker:
     @cached_property
     def _shown(self) -> list[tuple[str, str | None]]:
         """Documents that the split may show, with their articles."""
-        split = self.fitting.settings.split
+        split = self.settings.split
         return [one for one in self.data.documents.items() if self.data.may_show(one[0], split)]
 
 

@@ -34,8 +34,8 @@ from kvp.data.rows.benchmarks import (
 )
 from kvp.data.rows.values import RowError
 from kvp.data.ruler import NOISE, TRACK
-from kvp.data.synthetic.lexicon import LISTS, people
 from kvp.data.synthetic.text import (
+    LISTS,
     SampleInputs,
     draw_distinct,
     draw_name,
@@ -43,6 +43,7 @@ from kvp.data.synthetic.text import (
     draw_uuid,
     generated_split,
     keep_drawn,
+    people,
 )
 from kvp.data.task import Sample, Source, TaskSettings, blank_sample, context_name
 

@@ -1,12 +1,7 @@
 """Whose folder it is: the same rules for every program."""
 
-from __future__ import annotations
-
 import multiprocessing
 from dataclasses import replace
-from multiprocessing.connection import Connection
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -23,16 +18,16 @@ KIND = FolderKind(
     optional=("digest",),
 )
 HEAD = {"format": "kvp-trial", "format_version": 1}
-IDENTITY: dict[str, Any] = {"seed": 0, "data": {"length": 16}}
+IDENTITY = {"seed": 0, "data": {"length": 16}}
 
 
-def _begin(path: Path, identity: dict[str, Any] = IDENTITY) -> None:
+def _begin(path, identity=IDENTITY):
     with OutputFolder.claim(path, KIND, identity) as folder:
         assert folder.existing_marker is None
         write_sealed_json(path / KIND.marker, {**HEAD, "identity": identity})
 
 
-def _refused(path: Path, identity: dict[str, Any] = IDENTITY) -> str:
+def _refused(path, identity=IDENTITY):
     with pytest.raises(ResultsError) as refusal:
         OutputFolder.claim(path, KIND, identity)
     message = str(refusal.value)
@@ -40,7 +35,7 @@ def _refused(path: Path, identity: dict[str, Any] = IDENTITY) -> str:
     return message
 
 
-def test_a_new_folder_is_made_and_locked_and_the_next_claim_continues(tmp_path: Path) -> None:
+def test_a_new_folder_is_made_and_locked_and_the_next_claim_continues(tmp_path):
     path = tmp_path / "deep" / "trial"
     with OutputFolder.claim(path, KIND, IDENTITY):
         assert (path / LOCK).read_text().startswith("process ")
@@ -51,7 +46,7 @@ def test_a_new_folder_is_made_and_locked_and_the_next_claim_continues(tmp_path: 
         assert folder.existing_marker["identity"] == IDENTITY
 
 
-def test_a_folder_made_for_nothing_goes_again(tmp_path: Path) -> None:
+def test_a_folder_made_for_nothing_goes_again(tmp_path):
     OutputFolder.claim(tmp_path / "a" / "b", KIND, IDENTITY).release()
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "mine").mkdir()
@@ -59,7 +54,7 @@ def test_a_folder_made_for_nothing_goes_again(tmp_path: Path) -> None:
     assert (tmp_path / "mine").is_dir(), "it was there before"
 
 
-def test_other_settings_are_named(tmp_path: Path) -> None:
+def test_other_settings_are_named(tmp_path):
     _begin(tmp_path / "t")
     other = {"seed": 0, "data": {"length": 32}}
     assert "(data.length: 16 there, 32 here)" in _refused(tmp_path / "t", other)
@@ -73,7 +68,7 @@ def test_other_settings_are_named(tmp_path: Path) -> None:
         assert folder.existing_marker == {**HEAD, "identity": other}
 
 
-def test_what_is_known_late_is_compared_late_and_only_where_it_is_recorded(tmp_path: Path) -> None:
+def test_what_is_known_late_is_compared_late_and_only_where_it_is_recorded(tmp_path):
     _begin(tmp_path / "old")
     with OutputFolder.claim(tmp_path / "old", KIND, IDENTITY) as folder:
         folder.refresh({**IDENTITY, "digest": "aa"})
@@ -85,7 +80,7 @@ def test_what_is_known_late_is_compared_late_and_only_where_it_is_recorded(tmp_p
     assert "digest" in _refused(tmp_path / "new", {**IDENTITY, "digest": "bb"})
 
 
-def test_what_is_not_kvps_is_left_alone(tmp_path: Path) -> None:
+def test_what_is_not_kvps_is_left_alone(tmp_path):
     (tmp_path / "t" / "photos").mkdir(parents=True)
     (tmp_path / "t" / "photos" / "cat.jpg").touch()
     assert "is not empty and not a trial (photos/cat.jpg)" in _refused(tmp_path / "t")
@@ -105,7 +100,7 @@ def test_what_is_not_kvps_is_left_alone(tmp_path: Path) -> None:
         "writer.lock",
     ],
 )
-def test_what_an_interrupted_writer_left_is_no_reason_to_refuse(tmp_path: Path, left: str) -> None:
+def test_what_an_interrupted_writer_left_is_no_reason_to_refuse(tmp_path, left):
     path = tmp_path / "t"
     (path / left).parent.mkdir(parents=True, exist_ok=True)
     (path / left).touch()
@@ -114,7 +109,7 @@ def test_what_an_interrupted_writer_left_is_no_reason_to_refuse(tmp_path: Path, 
     assert not (path / LOCK).exists()
 
 
-def test_half_written_files_of_others_stay(tmp_path: Path) -> None:
+def test_half_written_files_of_others_stay(tmp_path):
     path = tmp_path / "t"
     _begin(path)
     (path / "data").mkdir()
@@ -126,19 +121,19 @@ def test_half_written_files_of_others_stay(tmp_path: Path) -> None:
     assert "(film.partial)" in _refused_as_foreign(tmp_path / "new")
 
 
-def _refused_as_foreign(path: Path) -> str:
+def _refused_as_foreign(path):
     path.mkdir()
     (path / "film.partial").touch()
     return _refused(path)
 
 
-def _hold(path: Path, ready: Connection) -> None:
+def _hold(path, ready):
     with OutputFolder.claim(path, KIND, IDENTITY):
         ready.send(None)
         ready.recv()
 
 
-def test_a_second_process_is_refused_by_name_until_the_first_one_ends(tmp_path: Path) -> None:
+def test_a_second_process_is_refused_by_name_until_the_first_one_ends(tmp_path):
     path = tmp_path / "t"
     _begin(path)
     here, there = multiprocessing.Pipe()
@@ -153,8 +148,8 @@ def test_a_second_process_is_refused_by_name_until_the_first_one_ends(tmp_path: 
 
 
 def test_workers_share_a_folder_and_the_last_one_deletes_what_killed_ones_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     path = tmp_path / "t"
     _begin(path)
     first, second = (OutputFolder.claim(path, KIND, IDENTITY, shared=True) for _ in range(2))
@@ -175,7 +170,7 @@ def test_workers_share_a_folder_and_the_last_one_deletes_what_killed_ones_left(
         OutputFolder.claim(path, KIND, IDENTITY, shared=True)
 
 
-def test_a_worker_of_other_settings_is_refused_though_nothing_is_kept_yet(tmp_path: Path) -> None:
+def test_a_worker_of_other_settings_is_refused_though_nothing_is_kept_yet(tmp_path):
     first, second = (
         OutputFolder.claim(tmp_path / "t", KIND, {"seed": seed}, shared=True) for seed in (0, 1)
     )
@@ -191,19 +186,19 @@ def test_a_worker_of_other_settings_is_refused_though_nothing_is_kept_yet(tmp_pa
     second.release()
 
 
-def test_a_lock_goes_with_its_object(tmp_path: Path) -> None:
+def test_a_lock_goes_with_its_object(tmp_path):
     first = OutputFolder.claim(tmp_path, KIND, IDENTITY)
     del first
     OutputFolder.claim(tmp_path, KIND, IDENTITY).release()
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_made_is_one_line(tmp_path):
     (tmp_path / "file").touch()
     assert "cannot write --out" in _refused(tmp_path / "file" / "below" / "deeper")
 
 
-def test_links_below_a_folder_are_not_written_through(tmp_path: Path) -> None:
+def test_links_below_a_folder_are_not_written_through(tmp_path):
     _begin(tmp_path / "t")
     (tmp_path / "t" / "logs").mkdir()
     (tmp_path / "elsewhere").mkdir()
@@ -216,7 +211,7 @@ def test_links_below_a_folder_are_not_written_through(tmp_path: Path) -> None:
     assert (tmp_path / "t" / KIND.marker).read_bytes() == marker
 
 
-def test_of_two_programs_that_begin_a_folder_at_once_one_goes_on(tmp_path: Path) -> None:
+def test_of_two_programs_that_begin_a_folder_at_once_one_goes_on(tmp_path):
     """Where locks do not reach: on two machines that share a disk."""
     first = OutputFolder.claim(tmp_path / "t", KIND, {"seed": 0})
     (tmp_path / "t" / LOCK).unlink()

@@ -1,14 +1,11 @@
 """Writing one file: whole or not at all at every crash point, readable as the umask says."""
 
-from __future__ import annotations
-
 import errno
 import os
 import pathlib
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -27,7 +24,7 @@ from kvp.artifacts.tensors import read_safetensors, write_safetensors
 from kvp.errors import StoreError
 from kvp.manifest import atomic_write_json, sha256_input
 
-WRITERS: dict[str, Callable[[Path, int], None]] = {
+WRITERS = {
     "bytes": lambda path, number: atomic_write_bytes(path, bytes([number]) * 1000),
     "text": lambda path, number: atomic_write_text(path, str(number) * 1000),
     "json": lambda path, number: atomic_write_json(path, [number] * 1000),
@@ -41,7 +38,7 @@ class Killed(BaseException):
 
 
 @pytest.fixture(params=["nameless", "named"])
-def _files_aside(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def _files_aside(request, monkeypatch):
     """Where new content is written: without a name, or on systems that know no such files."""
     if request.param == "named":
         monkeypatch.delattr(os, "O_TMPFILE")
@@ -51,9 +48,7 @@ def _files_aside(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("writer", WRITERS)
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("call", [1, 2])
-def test_at_every_crash_point_the_file_is_old_or_new(
-    writer: str, step: str, call: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_at_every_crash_point_the_file_is_old_or_new(writer, step, call, tmp_path, monkeypatch):
     path = tmp_path / "file"
     write = WRITERS[writer]
     write(tmp_path / "expected", 2)
@@ -62,13 +57,13 @@ def test_at_every_crash_point_the_file_is_old_or_new(
     owner, name = {"os": os, "pathlib": pathlib.Path}[step.split(".")[0]], step.rpartition(".")[2]
     whole, left = getattr(owner, name), [call]
 
-    def deadly(*args: object, **kwargs: object) -> object:
+    def deadly(*args, **kwargs):
         left[0] -= 1
         if left[0] == 0:
             raise Killed
         return whole(*args, **kwargs)
 
-    def dead(*args: object, **kwargs: object) -> None:
+    def dead(*args, **kwargs):
         raise Killed  # who is killed does not clean up
 
     with monkeypatch.context() as patch:
@@ -96,7 +91,7 @@ with replacing(Path("page.html")) as stream:
 
 
 @pytest.mark.parametrize("system", ["", "import os; del os.O_TMPFILE"])
-def test_a_killed_writer_leaves_nothing_behind_the_next_one(system: str, tmp_path: Path) -> None:
+def test_a_killed_writer_leaves_nothing_behind_the_next_one(system, tmp_path):
     path = tmp_path / "page.html"
     path.write_bytes(b"old")
     killed = subprocess.run(
@@ -119,7 +114,7 @@ def test_a_killed_writer_leaves_nothing_behind_the_next_one(system: str, tmp_pat
 
 @pytest.mark.parametrize("writer", WRITERS)
 @pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o027, 0o640), (0o002, 0o664)])
-def test_the_umask_decides_who_may_read(writer: str, umask: int, mode: int, tmp_path: Path) -> None:
+def test_the_umask_decides_who_may_read(writer, umask, mode, tmp_path):
     earlier = os.umask(umask)
     try:
         WRITERS[writer](tmp_path / "file", 1)
@@ -129,10 +124,8 @@ def test_the_umask_decides_who_may_read(writer: str, umask: int, mode: int, tmp_
 
 
 @pytest.mark.parametrize("writer", [*WRITERS, "lines"])
-def test_a_full_disk_is_named_by_the_file_and_leaves_the_old_one(
-    writer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(handle: int) -> None:
+def test_a_full_disk_is_named_by_the_file_and_leaves_the_old_one(writer, tmp_path, monkeypatch):
+    def full(handle):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     path = tmp_path / "file"
@@ -145,7 +138,7 @@ def test_a_full_disk_is_named_by_the_file_and_leaves_the_old_one(
     assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
 
 
-def test_a_damaged_safetensors_file_is_one_line(tmp_path: Path) -> None:
+def test_a_damaged_safetensors_file_is_one_line(tmp_path):
     (tmp_path / "x.safetensors").write_bytes(b"\xff" * 100)
     with pytest.raises(StoreError, match=r"x\.safetensors is not a readable safetensors file"):
         read_safetensors(tmp_path / "x.safetensors", StoreError)
@@ -153,7 +146,7 @@ def test_a_damaged_safetensors_file_is_one_line(tmp_path: Path) -> None:
         read_safetensors(tmp_path / "none", StoreError)
 
 
-def test_the_digest_of_a_folder_knows_names_and_contents(tmp_path: Path) -> None:
+def test_the_digest_of_a_folder_knows_names_and_contents(tmp_path):
     (tmp_path / "a.txt").write_text("one")
     before = sha256_input(tmp_path)
     (tmp_path / "a.txt").write_text("two")
@@ -164,7 +157,7 @@ def test_the_digest_of_a_folder_knows_names_and_contents(tmp_path: Path) -> None
     assert sha256_input(tmp_path) != before
 
 
-def test_what_was_read_does_not_change_with_its_file(tmp_path: Path) -> None:
+def test_what_was_read_does_not_change_with_its_file(tmp_path):
     path = tmp_path / "x.safetensors"
     write_safetensors(path, {"a": torch.arange(5000.0)})
     tensors = read_safetensors(path, StoreError)
@@ -174,7 +167,7 @@ def test_what_was_read_does_not_change_with_its_file(tmp_path: Path) -> None:
     assert torch.equal(tensors["a"], torch.arange(5000.0))
 
 
-def test_a_file_is_created_once(tmp_path: Path) -> None:
+def test_a_file_is_created_once(tmp_path):
     path = tmp_path / "x"
     with ThreadPoolExecutor(8) as threads:
         made = [*threads.map(lambda n: atomic_write_bytes(path, b"%d" % n, new=True), range(8))]

@@ -4,15 +4,10 @@ Each is refused in one line or harmless: nothing is imported, nothing written el
 of a report is in `tests/eval/report`.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import sys
-from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -69,7 +64,7 @@ ROW = {
 }  # fmt: skip
 
 
-def _make(kind: str, folder: Path) -> tuple[Path, Callable[[], object]]:
+def _make(kind, folder):
     """A sound artefact: its sealed file, and what reads it."""
     if kind == "policy":
         rankers = HeadRankers(RankerSpec(head_dim=4, hidden=4), 2, torch.Generator().manual_seed(0))
@@ -79,7 +74,7 @@ def _make(kind: str, folder: Path) -> tuple[Path, Callable[[], object]]:
                           training={"seed": 3, "recipe": recipe, "text": text})  # fmt: skip
         save_policy(folder, rankers, meta)
 
-        def read() -> None:
+        def read():
             policy = load_policy(folder)
             repr(policy)
             assert "<script>" not in model_card(load_shard(folder), "a/b", license=None)
@@ -93,7 +88,7 @@ def _make(kind: str, folder: Path) -> tuple[Path, Callable[[], object]]:
         with TraceWriter.create_or_resume(folder, plan, {"identity": {}}, gram) as writer:
             writer.write(Trace(record=record, queries=keys[:, :, None], keys=keys, values=keys))
         name = "manifest.json" if kind == "store" else "sequences/000000.json"
-        return folder / name, lambda: TraceReader(folder).verify()
+        return folder / name, lambda: TraceReader(folder).trace(0)
     folder.mkdir()
     content = {"settings": SETTINGS, "budgets": BUDGETS, "results": RESULT}[kind]
     file = folder / {"results": "manifest.json"}.get(kind, f"{kind}.json")
@@ -101,7 +96,7 @@ def _make(kind: str, folder: Path) -> tuple[Path, Callable[[], object]]:
     if kind == "results":
         JsonLines(folder / "rows.jsonl").rewrite([ROW])
         assert report([str(folder), "--bootstrap", "1"]) == 0
-    readers: dict[str, Callable[[], object]] = {
+    readers = {
         "settings": lambda: build_methods([f"tuned:{folder}"]),
         "budgets": lambda: make_allocator(f"evolved:{folder}"),
         "results": lambda: (
@@ -114,7 +109,7 @@ def _make(kind: str, folder: Path) -> tuple[Path, Callable[[], object]]:
 
 
 @pytest.fixture(autouse=True)
-def ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def ran(tmp_path, monkeypatch):
     """A file that is there once the module of `CODE` was imported."""
     monkeypatch.syspath_prepend(str(tmp_path))
     text = f"import pathlib\npathlib.Path({str(tmp_path / 'ran')!r}).touch()\nclass Scorer: pass\n"
@@ -123,7 +118,7 @@ def ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     sys.modules.pop("hostile_code", None)
 
 
-def _changed(value: Any, found: Any = None) -> Iterator[Any]:
+def _changed(value, found=None):
     """Copies of a JSON value, each with one part taken out or foreign."""
     root = value if found is None else found
     for key, part in list(value.items() if isinstance(value, dict) else enumerate(value[:1])):
@@ -138,7 +133,7 @@ def _changed(value: Any, found: Any = None) -> Iterator[Any]:
             yield from _changed(part, root)
 
 
-def _line(read: Callable[[], object]) -> str:
+def _line(read):
     """What refuses it; "" where nothing does."""
     try:
         read()
@@ -148,7 +143,7 @@ def _line(read: Callable[[], object]) -> str:
 
 
 @pytest.mark.parametrize("kind", ["policy", "store", "sequence", "settings", "budgets", "results"])
-def test_any_part_may_be_foreign(tmp_path: Path, ran: Path, kind: str) -> None:
+def test_any_part_may_be_foreign(tmp_path, ran, kind):
     file, read = _make(kind, tmp_path / "a")
     read()
     sound, before = read_sealed_json(file), sorted(tmp_path.rglob("*"))
@@ -171,7 +166,7 @@ def test_any_part_may_be_foreign(tmp_path: Path, ran: Path, kind: str) -> None:
 
 PLAN = SearchPlan(layers=2, budget=4, minimum=1, maximum=8, group=2, generations=1,
                   constraint="project", seed=0)  # fmt: skip
-READERS: dict[str, Callable[[Path], object]] = {
+READERS = {
     "report": lambda file: report([str(file.parent), "--bootstrap", "1"]),
     "compare": lambda file: compare([*[str(file.parent)] * 2, "--bootstrap", "1"]),
     "resumed eval": RecordFile,
@@ -180,7 +175,7 @@ READERS: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("reader", READERS)
-def test_fields_of_rows_may_be_foreign(tmp_path: Path, reader: str) -> None:
+def test_fields_of_rows_may_be_foreign(tmp_path, reader):
     file = _make("results", tmp_path / "a")[0].parent / "rows.jsonl"
     if reader == "resumed search":
         file.unlink()
@@ -195,9 +190,7 @@ def test_fields_of_rows_may_be_foreign(tmp_path: Path, reader: str) -> None:
 
 
 @pytest.mark.parametrize("side", ["scorer", "allocator"])
-def test_code_that_a_file_names_needs_the_caller_to_name_it(
-    tmp_path: Path, ran: Path, side: str
-) -> None:
+def test_code_that_a_file_names_needs_the_caller_to_name_it(tmp_path, ran, side):
     file, _ = _make("settings", tmp_path / "a")
     content = read_sealed_json(file)
     chosen = content["methods"][0]["chosen"]
@@ -213,7 +206,7 @@ def test_code_that_a_file_names_needs_the_caller_to_name_it(
 
 
 @pytest.mark.parametrize("name", ["../secret", "{tmp}/secret", "sequences/000000.json"])
-def test_a_manifest_lists_no_other_files(tmp_path: Path, name: str) -> None:
+def test_a_manifest_lists_no_other_files(tmp_path, name):
     file, read = _make("store", tmp_path / "a")
     content = read_sealed_json(file)
     content["files"][name.format(tmp=tmp_path)] = "0"
@@ -225,7 +218,7 @@ def test_a_manifest_lists_no_other_files(tmp_path: Path, name: str) -> None:
     ("kind", "of", "link"),
     [("results", RESULTS, "rows.jsonl"), ("store", STORE, "k"), ("store", STORE, LOCK)],
 )
-def test_links_are_not_written_through(tmp_path: Path, kind: str, of: Any, link: str) -> None:
+def test_links_are_not_written_through(tmp_path, kind, of, link):
     file, _ = _make(kind, tmp_path / "a")
     (tmp_path / "a" / link).rename(tmp_path / "b") if link != LOCK else (tmp_path / "b").touch()
     (tmp_path / "a" / link).symlink_to(tmp_path / "b")
@@ -236,7 +229,7 @@ def test_links_are_not_written_through(tmp_path: Path, kind: str, of: Any, link:
 
 
 @pytest.mark.parametrize("size", [8, 2**24, 2**62, 2**64 - 1])
-def test_headers_of_tensors_may_be_huge(tmp_path: Path, size: int) -> None:
+def test_headers_of_tensors_may_be_huge(tmp_path, size):
     hostile = (
         size.to_bytes(8, "little") + b'{"a":{"dtype":"F32","shape":[-1],"data_offsets":[0,9]}}'
     )
@@ -252,7 +245,7 @@ def test_headers_of_tensors_may_be_huge(tmp_path: Path, size: int) -> None:
 
 
 @pytest.mark.parametrize("second", [1, -1])  # heads of the same length, and not
-def test_headers_of_caches_may_be_foreign(tmp_path: Path, ran: Path, second: int) -> None:
+def test_headers_of_caches_may_be_foreign(tmp_path, ran, second):
     model, file = load_model("nano")[0], tmp_path / "cache"
     size = geometry_of(model.config)
     keys = [torch.ones(1, size.kv_heads, 3, size.head_dim)] * size.layers
@@ -266,7 +259,7 @@ def test_headers_of_caches_may_be_foreign(tmp_path: Path, ran: Path, second: int
         sound = json.loads(stream.metadata()["kvp"])
     del sound[SEAL]
 
-    def refusal(header: Any, parts: Any) -> str:
+    def refusal(header, parts):
         text = json.dumps({**header, SEAL: digest_json(header)})
         file.write_bytes(save(parts, {"kvp": text}))
         return _line(lambda: load_cache(file, model))

@@ -1,9 +1,6 @@
 """JSON lines: checksums find every flipped bit, torn last lines are no damage."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import pytest
 
@@ -14,20 +11,20 @@ RECORDS = [{"name": "é\n", "score": 0.1, "inner": {"2": [1, None]}}, {"name": "
 
 
 @pytest.fixture
-def lines(tmp_path: Path) -> JsonLines:
+def lines(tmp_path):
     file = JsonLines(tmp_path / "rows.jsonl")
     file.append(RECORDS[:1])
     file.append(RECORDS[1:])
     return file
 
 
-def test_records_come_back_without_their_checksums(lines: JsonLines) -> None:
+def test_records_come_back_without_their_checksums(lines):
     assert list(lines) == RECORDS
     assert [number for number, _ in lines.numbered()] == [1, 2]
     assert all(CHECKSUM in json.loads(line) for line in lines.path.read_text().splitlines())
 
 
-def test_no_flipped_bit_is_read_as_other_data(lines: JsonLines) -> None:
+def test_no_flipped_bit_is_read_as_other_data(lines):
     whole = lines.path.read_bytes()
     messages = set[str]()
     for position in range(len(whole)):
@@ -47,9 +44,7 @@ def test_no_flipped_bit_is_read_as_other_data(lines: JsonLines) -> None:
 
 
 @pytest.mark.parametrize("removed", [1, 5, 40])
-def test_a_torn_last_line_is_left_out_and_cut_off_by_the_writer(
-    lines: JsonLines, removed: int
-) -> None:
+def test_a_torn_last_line_is_left_out_and_cut_off_by_the_writer(lines, removed):
     whole = lines.path.read_bytes()
     lines.path.write_bytes(whole[:-removed])
     assert list(lines) == RECORDS[:1]
@@ -68,14 +63,14 @@ def test_a_torn_last_line_is_left_out_and_cut_off_by_the_writer(
         ('{"a": 1}', "line 3 is damaged .*its checksum differs"),
     ],
 )
-def test_damage_names_file_and_line(lines: JsonLines, line: str, message: str) -> None:
+def test_damage_names_file_and_line(lines, line, message):
     with lines.path.open("a") as stream:
         stream.write(line + "\n")
     with pytest.raises(ResultsError, match=rf"rows\.jsonl {message}"):
         list(lines)
 
 
-def test_all_records_can_be_replaced(lines: JsonLines) -> None:
+def test_all_records_can_be_replaced(lines):
     lines.rewrite(RECORDS[::-1])
     assert list(lines) == RECORDS[::-1]
     assert [path.name for path in lines.path.parent.iterdir()] == ["rows.jsonl"]

@@ -1,10 +1,8 @@
 """A tokenizer whose token counts can be read off a text: one token per byte."""
 
-from __future__ import annotations
-
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
@@ -14,7 +12,7 @@ CHAT_TEMPLATE = (
 )
 
 
-def _byte_tokenizer(template: str | None) -> PreTrainedTokenizerBase:
+def _byte_tokenizer(template):
     special = ["<|pad|>", "<|start|>", "<|end|>"]
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {entry: number for number, entry in enumerate([*special, *alphabet])}
@@ -28,18 +26,18 @@ def _byte_tokenizer(template: str | None) -> PreTrainedTokenizerBase:
 
 
 @pytest.fixture(scope="session")
-def tokenizer() -> PreTrainedTokenizerBase:
+def tokenizer():
     """One token per byte; a chat template with one special token before and after a turn."""
     return _byte_tokenizer(CHAT_TEMPLATE)
 
 
 @pytest.fixture(scope="session")
-def plain_tokenizer() -> PreTrainedTokenizerBase:
+def plain_tokenizer():
     """The same without a chat template."""
     return _byte_tokenizer(None)
 
 
 @pytest.fixture(scope="session")
-def system_tokenizer() -> PreTrainedTokenizerBase:
+def system_tokenizer():
     """The same with a template that opens every chat with a system turn."""
     return _byte_tokenizer("<|start|>system:be brief<|end|>" + CHAT_TEMPLATE)

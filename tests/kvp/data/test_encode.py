@@ -1,17 +1,13 @@
 """Token ids with exact boundaries, evidence tokens, and the largest amount that fits."""
 
-from __future__ import annotations
-
 import copy
-from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoTokenizer
 
 from kvp import nano
 from kvp.data.encode import encode, evidence_tokens, find_largest
@@ -23,11 +19,11 @@ from kvp.errors import ModelError, UsageError
 USER, ASSISTANT = "<|start|>user:", "<|start|>assistant:"
 
 
-def make(messages: tuple[dict[str, str], ...] | None = None, **texts: str) -> Sample:
+def make(messages=None, **texts):
     return Sample(id="x", task="t", split="test", messages=messages, **texts)
 
 
-def chat(*contents: str) -> tuple[dict[str, str], ...]:
+def chat(*contents):
     roles = ("user", "assistant")
     return tuple({"role": roles[n % 2], "content": text} for n, text in enumerate(contents))
 
@@ -35,7 +31,7 @@ def chat(*contents: str) -> tuple[dict[str, str], ...]:
 QUESTION = make(context="Some text.\n", question="Who?", answer_prefix=" It is", reply=" Bob")
 
 
-def test_question_boundaries(tokenizer: PreTrainedTokenizerBase) -> None:
+def test_question_boundaries(tokenizer):
     encoded = encode(QUESTION, tokenizer)
     # Specials are one token each, everything else one token per byte.
     assert encoded.opening_length == 1 + len("user:")
@@ -48,16 +44,14 @@ def test_question_boundaries(tokenizer: PreTrainedTokenizerBase) -> None:
     assert encoded.reply_spans == ()
 
 
-def test_without_a_chat_template(
-    tokenizer: PreTrainedTokenizerBase, plain_tokenizer: PreTrainedTokenizerBase
-) -> None:
+def test_without_a_chat_template(tokenizer, plain_tokenizer):
     encoded = encode(QUESTION, plain_tokenizer)
     assert encoded == encode(replace(QUESTION, chat_template=False), tokenizer)
     assert plain_tokenizer.decode(encoded.ids) == "Some text.\nWho? It is"
     assert encoded.context_length == len("Some text.\n")
 
 
-def test_chat_boundaries_and_spans(tokenizer: PreTrainedTokenizerBase) -> None:
+def test_chat_boundaries_and_spans(tokenizer):
     encoded = encode(make(chat("Hi", "Hello!", "Name?", "Ann", "Again?", "Ann.")), tokenizer)
     context = f"{USER}Hi<|end|>{ASSISTANT}Hello!<|end|>{USER}Name?<|end|>{ASSISTANT}Ann<|end|>"
     boundary = encoded.context_length
@@ -68,7 +62,7 @@ def test_chat_boundaries_and_spans(tokenizer: PreTrainedTokenizerBase) -> None:
     assert tokenizer.decode(encoded.reply_ids) == "Ann."
 
 
-def test_a_template_may_open_with_a_system_turn(system_tokenizer: PreTrainedTokenizerBase) -> None:
+def test_a_template_may_open_with_a_system_turn(system_tokenizer):
     encoded = encode(make(chat("Hi", "Hello!", "Name?", "Ann")), system_tokenizer)
     text = system_tokenizer.decode(encoded.ids[: encoded.context_length])
     opening = f"<|start|>system:be brief<|end|>{USER}"
@@ -76,7 +70,7 @@ def test_a_template_may_open_with_a_system_turn(system_tokenizer: PreTrainedToke
     assert encoded.opening_length == 1 + len("system:be brief") + 1 + 1 + len("user:")
 
 
-def test_the_opening_ends_where_the_user_begins(tokenizer: PreTrainedTokenizerBase) -> None:
+def test_the_opening_ends_where_the_user_begins(tokenizer):
     told = ({"role": "system", "content": "Be brief."}, *chat("Hi", "Hello!", "Name?", "Ann"))
     for turns in (told, told[:1] + told[3:]):  # the only user turn may be the question
         encoded = encode(make(turns), tokenizer)
@@ -84,40 +78,34 @@ def test_the_opening_ends_where_the_user_begins(tokenizer: PreTrainedTokenizerBa
         assert opening == f"<|start|>system:Be brief.<|end|>{USER}"
 
 
-def test_chat_without_a_template(plain_tokenizer: PreTrainedTokenizerBase) -> None:
+def test_chat_without_a_template(plain_tokenizer):
     encoded = encode(make(chat("Hi", "Hello!", "Name?", "Ann")), plain_tokenizer)
     context = "User:\nHi\n\nAssistant:\nHello!\n\n"
     assert plain_tokenizer.decode(encoded.ids) == f"{context}User:\nName?\n\nAssistant:\n"
     assert encoded.context_length == len(context)
 
 
-def test_a_chat_of_one_exchange_has_the_opening_as_its_context(
-    tokenizer: PreTrainedTokenizerBase,
-) -> None:
+def test_a_chat_of_one_exchange_has_the_opening_as_its_context(tokenizer):
     encoded = encode(make(chat("Name?", "Ann")), tokenizer)
     assert encoded.context_length == 1 + len("user:")
     assert tokenizer.decode(encoded.ids) == f"{USER}Name?<|end|>{ASSISTANT}"
 
 
-def test_running_text_has_no_template_and_all_but_one_token_of_context(
-    tokenizer: PreTrainedTokenizerBase,
-) -> None:
+def test_running_text_has_no_template_and_all_but_one_token_of_context(tokenizer):
     encoded = encode(make(context="Once upon"), tokenizer)
     assert tokenizer.decode(encoded.ids) == "Once upon"
     assert (encoded.context_length, encoded.prompt_length) == (8, 9)
     assert encode(make(context="O"), tokenizer).context_length == 1
 
 
-def test_content_cannot_forge_special_tokens(tokenizer: PreTrainedTokenizerBase) -> None:
+def test_content_cannot_forge_special_tokens(tokenizer):
     end = tokenizer.convert_tokens_to_ids("<|end|>")
     encoded = encode(make(chat("a<|end|>", "b<|end|>", "c<|end|>", "d<|end|>")), tokenizer)
     assert encoded.ids.count(end) == 3  # the template's own, after each turn of the prompt
     assert end not in encoded.reply_ids
 
 
-def test_a_template_that_refuses_or_drops_turns_is_named(
-    tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_template_that_refuses_or_drops_turns_is_named(tokenizer, monkeypatch):
     monkeypatch.setattr(tokenizer, "chat_template", "{{ raise_exception('only one turn') }}")
     with pytest.raises(ModelError, match="only one turn"):
         encode(QUESTION, tokenizer)
@@ -127,14 +115,12 @@ def test_a_template_that_refuses_or_drops_turns_is_named(
 
 
 @pytest.fixture(scope="module")
-def nano_tokenizer() -> PreTrainedTokenizerBase:
+def nano_tokenizer():
     return AutoTokenizer.from_pretrained(nano.path())
 
 
 @pytest.mark.parametrize("task", RULER_TASKS)
-def test_pieces_give_the_tokens_of_the_whole(
-    task: str, nano_tokenizer: PreTrainedTokenizerBase
-) -> None:
+def test_pieces_give_the_tokens_of_the_whole(task, nano_tokenizer):
     tokenizer = nano_tokenizer
     sample = generate(
         task, count_tokens=lambda text: len(text) // 3, length=900, seed=1, index=0, split="test"
@@ -163,13 +149,13 @@ TEMPLATE = (
 TEXTS = st.lists(st.text(" \n\tab\u3000", min_size=1).filter(str.strip), min_size=6, max_size=6)
 
 
-def written_by(tokenizer: PreTrainedTokenizerBase, trim: str, before: str = ":") -> Any:
+def written_by(tokenizer, trim, before=":"):
     other = copy.deepcopy(tokenizer)
     other.chat_template = TEMPLATE.replace("CONTENT", TRIMS[trim]).replace("BEFORE", repr(before))
     return other
 
 
-def tokens_of(messages: Sequence[dict[str, str]], tokenizer: Any) -> tuple[int, ...]:
+def tokens_of(messages, tokenizer):
     text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     return tuple(tokenizer.encode(text, add_special_tokens=False))
 
@@ -182,9 +168,7 @@ def tokens_of(messages: Sequence[dict[str, str]], tokenizer: Any) -> tuple[int, 
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.differing_executors],
 )
 @given(texts=TEXTS)
-def test_white_space_around_turns_is_as_the_template_writes_it(
-    tokenizer: PreTrainedTokenizerBase, trim: str, before: str, texts: list[str]
-) -> None:
+def test_white_space_around_turns_is_as_the_template_writes_it(tokenizer, trim, before, texts):
     trimming = written_by(tokenizer, trim, before)
     messages = ({"role": "system", "content": texts[0]}, *chat(*texts[1:], "x"))
     assert encode(make(messages), trimming).ids == tokens_of(messages[:-1], trimming)
@@ -195,7 +179,7 @@ def test_white_space_around_turns_is_as_the_template_writes_it(
         assert encode(replace(asked, earlier=earlier), trimming).ids == expected
 
 
-def test_evidence_of_a_context_that_the_template_trims(tokenizer: PreTrainedTokenizerBase) -> None:
+def test_evidence_of_a_context_that_the_template_trims(tokenizer):
     trimming = written_by(tokenizer, "both")
     sample = make(context="\n\n Ann met Bob. ", question="Who?\n")
     sample = replace(sample, references=("Bob",))
@@ -204,27 +188,27 @@ def test_evidence_of_a_context_that_the_template_trims(tokenizer: PreTrainedToke
     assert trimming.decode([encoded.ids[token] for token in tokens]) == "Bob"
 
 
-def test_chats_of_other_roles_without_a_template(plain_tokenizer: PreTrainedTokenizerBase) -> None:
+def test_chats_of_other_roles_without_a_template(plain_tokenizer):
     told = ({"role": "developer", "content": "Be brief."}, *chat("Name?", "Ann"))
     text = plain_tokenizer.decode(encode(make(told), plain_tokenizer).ids)
     assert text == "Developer:\nBe brief.\n\nUser:\nName?\n\nAssistant:\n"
 
 
-def test_nothing_to_encode_is_refused(plain_tokenizer: PreTrainedTokenizerBase) -> None:
+def test_nothing_to_encode_is_refused(plain_tokenizer):
     with pytest.raises(UsageError, match="sample x has no token"):
         encode(make(), plain_tokenizer)
     with pytest.raises(UsageError, match="a chat ends with a message of the user"):
         encode(make(chat("a", "b", "c")), plain_tokenizer)
 
 
-def _sample() -> Sample:
+def _sample():
     blank = blank_sample(TaskSettings(split="test", count=1, seed=0, length=99), "t", "0")
     return replace(
         blank, context="C.", question="q3", answer_prefix="p", earlier=(("q1", "a1"), ("q2 ", "a2"))
     )
 
 
-def test_turns_follow_the_context(tokenizer: PreTrainedTokenizerBase) -> None:
+def test_turns_follow_the_context(tokenizer):
     encoded = encode(_sample(), tokenizer)
     assert tokenizer.decode(encoded.ids[: encoded.context_length]) == "<|start|>user:C."
     assert tokenizer.decode(encoded.ids[encoded.context_length :]) == (
@@ -233,7 +217,7 @@ def test_turns_follow_the_context(tokenizer: PreTrainedTokenizerBase) -> None:
     )
 
 
-def test_turns_without_a_chat_template(plain_tokenizer: PreTrainedTokenizerBase) -> None:
+def test_turns_without_a_chat_template(plain_tokenizer):
     encoded = encode(_sample(), plain_tokenizer)
     assert plain_tokenizer.decode(encoded.ids) == "C.q1 a1\n\nq2 a2\n\nq3p"
     assert plain_tokenizer.decode(encoded.ids[: encoded.context_length]) == "C."
@@ -255,9 +239,7 @@ ASKED = make(context=CONTEXT, question="Who?", answer_prefix=" It is")
         (("",), []),
     ],
 )
-def test_whole_words_of_any_case(
-    tokenizer: PreTrainedTokenizerBase, references: tuple[str, ...], spelled: list[str]
-) -> None:
+def test_whole_words_of_any_case(tokenizer, references, spelled):
     sample = replace(ASKED, references=references)
     encoded = encode(sample, tokenizer)
     tokens = evidence_tokens(sample, encoded, tokenizer)
@@ -266,15 +248,13 @@ def test_whole_words_of_any_case(
     assert all(token < encoded.context_length for token in tokens)
 
 
-def test_samples_without_a_context_have_none(tokenizer: PreTrainedTokenizerBase) -> None:
+def test_samples_without_a_context_have_none(tokenizer):
     sample = replace(ASKED, references=("Bob",), context="")
     assert evidence_tokens(sample, encode(sample, tokenizer), tokenizer) == ()
 
 
 @pytest.mark.parametrize("task", ["niah_single_3", "niah_multikey_2", "niah_multivalue"])
-def test_the_values_of_the_needles_asked_for(
-    task: str, nano_tokenizer: PreTrainedTokenizerBase
-) -> None:
+def test_the_values_of_the_needles_asked_for(task, nano_tokenizer):
     tokenizer = nano_tokenizer
     settings = TaskSettings(split="test", count=3, seed=5, length=512)
     for sample in build_samples(task, settings, tokenizer):
@@ -292,7 +272,7 @@ def test_the_values_of_the_needles_asked_for(
     before=st.integers(0, 30),
     limit=st.integers(0, 60),
 )
-def test_one_more_would_not_fit(costs: list[int], smallest: int, before: int, limit: int) -> None:
+def test_one_more_would_not_fit(costs, smallest, before, limit):
     totals = [before, *(before + cost for cost in accumulate(costs))]
     limit += totals[smallest]
     amount = find_largest(
@@ -302,10 +282,10 @@ def test_one_more_would_not_fit(costs: list[int], smallest: int, before: int, li
     assert totals[amount] <= min(limit, totals[59]) < totals[amount + 1]
 
 
-def test_few_texts_are_tried() -> None:
-    tried: list[int] = []
+def test_few_texts_are_tried():
+    tried = []
 
-    def make(amount: int) -> int:
+    def make(amount):
         tried.append(amount)
         return amount
 
@@ -317,6 +297,6 @@ def test_few_texts_are_tried() -> None:
     assert max(tried) < 19_000
 
 
-def test_a_length_below_the_smallest_is_refused() -> None:
+def test_a_length_below_the_smallest_is_refused():
     with pytest.raises(UsageError, match="--length 9: the smallest kv prompt already has 10"):
         find_largest(lambda units: units, lambda units: 10 + units, limit=9, smallest=0, what="kv")

@@ -1,77 +1,73 @@
 """Generated prose and dialogues."""
 
-from __future__ import annotations
-
 import re
-from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvp.data.synthetic import lexicon
-from kvp.data.synthetic.dialogues import Turn, dialogue, generated_chat
-from kvp.data.synthetic.lexicon import ASIDES, OPENINGS, PLOTS
-from kvp.data.synthetic.text import prose, split_of
+from kvp.data.synthetic.dialogues import dialogue, generated_chat
+from kvp.data.synthetic.text import LEXICON, people, prose, split_of
 
 SPLITS = ("train", "validation", "test")
 ONE_OF = st.sampled_from(SPLITS)
 
 
 @pytest.fixture(scope="module")
-def texts() -> dict[str, str]:
+def texts():
     return {split: prose(5, 40_000, split) for split in SPLITS}
 
 
-def _sentences(text: str) -> set[str]:
+def _sentences(text):
     return {
         sentence for part in text.split("\n\n") for sentence in re.split(r"(?<=[.!?])\s+", part)
     }
 
 
-def test_no_sentence_occurs_in_two_splits(texts: dict[str, str]) -> None:
+def test_no_sentence_occurs_in_two_splits(texts):
     parts = {split: _sentences(text) for split, text in texts.items()}
     assert all(len(some) > 2000 for some in parts.values())
     for one, other in (("train", "validation"), ("train", "test"), ("validation", "test")):
         assert not parts[one] & parts[other]
 
 
-def test_names_and_towns_belong_to_one_split() -> None:
-    for lists in (lexicon.WOMEN, lexicon.MEN, lexicon.TOWN_HEADS):
-        entries = [entry for split in SPLITS for entry in lists[split]]
+def test_names_and_towns_belong_to_one_split():
+    for kind in ("women", "men", "town_heads"):
+        entries = [entry for split in SPLITS for entry in LEXICON[kind][split]]
         assert len(entries) == len(set(entries))
-    people = [name for split in SPLITS for name in lexicon.people(split)]
-    assert len(people) == len(set(people))
+    names = [name for split in SPLITS for name in people(split)]
+    assert len(names) == len(set(names))
 
 
-def test_prose_cannot_be_taken_for_a_needle(texts: dict[str, str]) -> None:
+def test_prose_cannot_be_taken_for_a_needle(texts):
     for text in texts.values():
         assert not re.search(r"[\d{}\-]", text)
         assert "magic" not in text
 
 
-def test_every_step_can_be_written_in_every_split() -> None:
+def test_every_step_can_be_written_in_every_split():
     """A step ends its search for a sentence of its split through a template with a name."""
     named = re.compile(r"\{(hero|pal|town|town2)\}")
-    for step in (OPENINGS, ASIDES, *(step for plot in PLOTS for step in plot)):
+    steps = [step for plot in LEXICON["plots"] for step in plot]
+    for step in (LEXICON["openings"], LEXICON["asides"], *steps):
         assert any(named.search(template) for template in step)
 
 
 @pytest.mark.parametrize("words", [1, 17, 500])
-def test_length_and_continuation(words: int) -> None:
+def test_length_and_continuation(words):
     text = prose(9, words, "validation")
     assert words <= len(text.split()) < words + 40
     assert prose(9, 1000, "validation").startswith(text)
 
 
 @given(seed=st.integers(0, 10**9), split=ONE_OF, turns=st.integers(1, 24))
-def test_roles_alternate_and_the_assistant_is_last(seed: int, split: str, turns: int) -> None:
+def test_roles_alternate_and_the_assistant_is_last(seed, split, turns):
     roles = [turn["role"] for turn in dialogue(seed=seed, split=split, turns=turns)]
     assert roles == ["user", "assistant"] * turns
 
 
 @given(seed=st.integers(0, 10**9), split=ONE_OF, turns=st.integers(2, 24))
-def test_the_last_reply_repeats_something_said_before(seed: int, split: str, turns: int) -> None:
+def test_the_last_reply_repeats_something_said_before(seed, split, turns):
     *before, question, reply = dialogue(seed=seed, split=split, turns=turns)
     earlier = " ".join(turn["content"] for turn in before)
     value = reply["content"].partition(" is ")[2].removesuffix(".")
@@ -81,18 +77,18 @@ def test_the_last_reply_repeats_something_said_before(seed: int, split: str, tur
 
 
 @given(seed=st.integers(0, 10**9), split=ONE_OF)
-def test_numbers_belong_to_the_split(seed: int, split: str) -> None:
+def test_numbers_belong_to_the_split(seed, split):
     text = " ".join(turn["content"] for turn in dialogue(seed=seed, split=split, turns=20))
     for number in re.findall(r"\d+:\d+|\d\d+", text):
         assert split_of(number) == split, text
 
 
-def test_a_changed_time_is_the_one_recalled() -> None:
+def test_a_changed_time_is_the_one_recalled():
     """Follow the changes of many dialogues by hand: later ones win."""
     checked = 0
     for seed in range(300):
         turns = [turn["content"] for turn in dialogue(seed=seed, split="train", turns=24)]
-        times: dict[str, str] = {}
+        times = {}
         for user, assistant in zip(turns[::2], turns[1::2], strict=True):
             if change := re.fullmatch(r"I changed (.+) from (\S+) to (\S+)\.", assistant):
                 times[change[1]] = change[3]
@@ -109,8 +105,8 @@ def test_a_changed_time_is_the_one_recalled() -> None:
     assert checked > 20
 
 
-def test_a_generated_chat_fills_its_length() -> None:
-    def words(turns: Sequence[Turn]) -> int:
+def test_a_generated_chat_fills_its_length():
+    def words(turns):
         return sum(len(turn["content"].split()) for turn in turns[:-1])
 
     for length in (60, 200, 700):

@@ -1,7 +1,5 @@
 """Metrics of answers against values worked out by hand and published ones."""
 
-from __future__ import annotations
-
 import sys
 from decimal import Decimal
 
@@ -78,11 +76,11 @@ from kvp.data.metrics import METRICS, fault_of, last_number, score_answer
         ("rouge_l_sum", "one two\nthree four", ["three four\none two"], 1),
     ],
 )  # fmt: skip
-def test_values(metric: str, prediction: str, references: list[str], score: float) -> None:
+def test_values(metric, prediction, references, score):
     assert score_answer(prediction, metric, references) == pytest.approx(score, abs=1e-7)
 
 
-def test_rouge_l_is_that_of_longbench() -> None:
+def test_rouge_l_is_that_of_longbench():
     """Sentences are matched one by one and words are distinct; by `rouge_score` both are 2 / 3."""
     both = "the cat sat. the dog sat", "the dog sat. the cat sat"
     assert score_answer(both[0], "rouge_l", [both[1]]) == pytest.approx(1)
@@ -91,13 +89,13 @@ def test_rouge_l_is_that_of_longbench() -> None:
 
 @pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.parametrize("prediction", ["", " ", "...", "?!", "\n\n", "\x00", "Ünï ¿ 中文", "😀"])
-def test_odd_predictions_are_scored(metric: str, prediction: str) -> None:
+def test_odd_predictions_are_scored(metric, prediction):
     assert score_answer(prediction, metric, ["18"]) == 0
     with pytest.raises(ValueError, match="no reference"):
         score_answer(prediction, metric, [])
 
 
-def test_a_long_sentence_is_no_error_and_leaves_the_limit_of_recursion() -> None:
+def test_a_long_sentence_is_no_error_and_leaves_the_limit_of_recursion():
     before = sys.getrecursionlimit()
     words = [str(number) for number in range(1500)]
     assert score_answer(" ".join(words), "rouge_l", [" ".join(words[::2])]) == pytest.approx(2 / 3)
@@ -111,11 +109,11 @@ def test_a_long_sentence_is_no_error_and_leaves_the_limit_of_recursion() -> None
         ("costs 5-6 dollars", "6"), ("(-2)", "-2"), ("$-5", "-5"), ("no", None), ("...", None),
     ],
 )  # fmt: skip
-def test_the_last_number(text: str, number: str | None) -> None:
+def test_the_last_number(text, number):
     assert last_number(text) == (None if number is None else Decimal(number))
 
 
-def test_what_a_metric_cannot_score() -> None:
+def test_what_a_metric_cannot_score():
     assert "without a number" in str(fault_of("number", ["7", "seven"]))
     assert fault_of("f1", ["a"]) is None
 
@@ -129,6 +127,6 @@ def test_what_a_metric_cannot_score() -> None:
         ("", 0),
     ],
 )
-def test_classes_are_counted(prediction: str, score: float) -> None:
+def test_classes_are_counted(prediction, score):
     classes = ["Date", "entity", "Other entity"]
     assert score_answer(prediction, "classification", ["Other entity"], classes) == score

@@ -1,11 +1,8 @@
 """What a seed gives stays: results are extended by the ids and digests of their prompts."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
-from transformers import PreTrainedTokenizerBase
 
 from kvp.data.task import TaskSettings
 from kvp.data.tasks import build_samples
@@ -37,7 +34,7 @@ DIGESTS = {
 
 
 @pytest.mark.parametrize("task", DIGESTS)
-def test_prompts_stay(plain_tokenizer: PreTrainedTokenizerBase, task: str) -> None:
+def test_prompts_stay(plain_tokenizer, task):
     settings = TaskSettings(split="validation", count=2, seed=0, length=1900)
     sample, other = build_samples(task, settings, plain_tokenizer)
     assert [sample] == list(build_samples(task, replace(settings, count=1), plain_tokenizer))

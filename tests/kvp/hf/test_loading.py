@@ -1,15 +1,10 @@
 """Loading: folders, GGUF files, devices, and what is refused in one line."""
 
-from __future__ import annotations
-
 import json
 import math
 import shutil
 import socket
-from collections.abc import Callable
-from pathlib import Path
 from time import perf_counter
-from typing import Any
 
 import pytest
 import torch
@@ -29,7 +24,6 @@ from transformers import (
     LlavaConfig,
     MambaConfig,
     MistralConfig,
-    PreTrainedModel,
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen3Config,
@@ -47,7 +41,7 @@ NO_FULL = "no layer of full attention"
 
 
 @pytest.fixture
-def words() -> PreTrainedTokenizerFast:
+def words():
     """A tokenizer that no model class of transformers builds: one token per letter or digit."""
     letters = {
         letter: index for index, letter in enumerate("?abcdefghijklmnopqrstuvwxyz0123456789")
@@ -58,9 +52,7 @@ def words() -> PreTrainedTokenizerFast:
 
 
 @pytest.fixture
-def folder(
-    build: Callable[[str], PreTrainedModel], words: PreTrainedTokenizerFast, tmp_path: Path
-) -> Path:
+def folder(build, words, tmp_path):
     """A tiny Qwen2 with its tokenizer, saved as users have them."""
     path = tmp_path / "tiny"
     build("qwen2").save_pretrained(path)
@@ -68,7 +60,7 @@ def folder(
     return path
 
 
-def refusal(*args: Any, **options: Any) -> str:
+def refusal(*args, **options):
     """The one line that loading is refused with."""
     with pytest.raises(KvpError) as caught:
         load_model(*args, **options)
@@ -77,16 +69,11 @@ def refusal(*args: Any, **options: Any) -> str:
     return str(caught.value)
 
 
-def test_a_folder_is_loaded_without_the_network(
-    folder: Path,
-    words: PreTrainedTokenizerFast,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+def test_a_folder_is_loaded_without_the_network(folder, words, monkeypatch, capfd):
     stock = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
 
-    def refuse(*_: Any, **__: Any) -> None:
+    def refuse(*_, **__):
         raise AssertionError("network")
 
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
@@ -103,14 +90,14 @@ def test_a_folder_is_loaded_without_the_network(
     assert torch.equal(model(ids).logits, stock(ids).logits)
 
 
-def test_attention_is_chosen_by_name(folder: Path) -> None:
+def test_attention_is_chosen_by_name(folder):
     model, _ = load_model(str(folder), attention="eager")
     assert model.config._attn_implementation == "kvp_eager"
     with pytest.raises(UsageError, match="--attention flash is not one of sdpa, eager"):
         load_model(str(folder), attention="flash")
 
 
-def test_missing_and_damaged_parts_are_named(folder: Path, tmp_path: Path) -> None:
+def test_missing_and_damaged_parts_are_named(folder, tmp_path):
     assert "no such folder" in refusal(str(tmp_path / "nowhere"))
     assert "no such folder" in refusal("./nowhere")
     (tmp_path / "bare").mkdir()
@@ -137,7 +124,7 @@ def test_missing_and_damaged_parts_are_named(folder: Path, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     "key", ["num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads"]
 )
-def test_sizes_that_no_model_has_are_one_line(folder: Path, key: str, value: Any) -> None:
+def test_sizes_that_no_model_has_are_one_line(folder, key, value):
     config = json.loads((folder / "config.json").read_text())
     if key == "num_key_value_heads" and value is None:
         return  # as many as query heads
@@ -155,9 +142,7 @@ def test_sizes_that_no_model_has_are_one_line(folder: Path, key: str, value: Any
         "{% macro m(n) %}{{ m(n + 1) }}{{ m(n + 1) }}{% endmacro %}{{ m(0) }}",
     ],
 )
-def test_a_chat_template_without_end_is_one_line(
-    folder: Path, template: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_chat_template_without_end_is_one_line(folder, template, monkeypatch):
     monkeypatch.setattr(loading, "TEMPLATE_SECONDS", 0.5)
     (folder / "chat_template.jinja").write_text(template)
     assert "its chat template does not end" in refusal(str(folder))
@@ -165,7 +150,7 @@ def test_a_chat_template_without_end_is_one_line(
     load_model(str(folder))  # a chat of one message is not for it
 
 
-def test_remote_code_is_never_run(folder: Path) -> None:
+def test_remote_code_is_never_run(folder):
     config = json.loads((folder / "config.json").read_text())
     config |= {"model_type": "own", "auto_map": {"AutoConfig": "own.Own"}}
     (folder / "config.json").write_text(json.dumps(config))
@@ -173,7 +158,7 @@ def test_remote_code_is_never_run(folder: Path) -> None:
     assert "no model" in refusal(str(folder))
 
 
-def test_devices_and_dtypes_are_checked(folder: Path) -> None:
+def test_devices_and_dtypes_are_checked(folder):
     assert "--dtype int8" in refusal(str(folder), dtype="int8")
     assert "--device abacus" in refusal(str(folder), device="abacus")
     if not torch.cuda.is_available():
@@ -192,7 +177,7 @@ def test_devices_and_dtypes_are_checked(folder: Path) -> None:
     ],
     ids=["chunked", "mamba", "falcon-h1", "latent", "encoder", "heads"],
 )
-def test_what_has_no_heads_to_evict_from_is_refused(config: Any, message: str) -> None:
+def test_what_has_no_heads_to_evict_from_is_refused(config, message):
     with pytest.raises(ModelError, match=message):
         (geometry_of if "uniform" in message else check_config)(config)
 
@@ -210,7 +195,7 @@ def test_what_has_no_heads_to_evict_from_is_refused(config: Any, message: str) -
         ),
     ],
 )
-def test_geometry(config: Any, geometry: tuple[int, int, int, int]) -> None:
+def test_geometry(config, geometry):
     layers, query_heads, kv_heads, head_dim = geometry
     assert geometry_of(config) == Geometry(
         layers=layers, query_heads=query_heads, kv_heads=kv_heads, head_dim=head_dim
@@ -218,17 +203,12 @@ def test_geometry(config: Any, geometry: tuple[int, int, int, int]) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_what_transformers_is_asked_for(
-    folder: Path,
-    build: Callable[[str], PreTrainedModel],
-    monkeypatch: pytest.MonkeyPatch,
-    dtype: torch.dtype,
-) -> None:
-    asked: dict[str, Any] = {}
+def test_what_transformers_is_asked_for(folder, build, monkeypatch, dtype):
+    asked = {}
     made = build("qwen2")
-    moved: list[Any] = []
+    moved = []
 
-    def from_pretrained(source: str, **options: Any) -> Any:
+    def from_pretrained(source, **options):
         asked.update(options)
         monkeypatch.setattr(made, "to", lambda place: moved.append(place) or made)
         return made, {"missing_keys": []}
@@ -241,15 +221,15 @@ def test_what_transformers_is_asked_for(
     assert moved == [torch.device("cuda:0")]
 
 
-def test_a_model_is_run_once(qwen: PreTrainedModel) -> None:
-    calls: list[int] = []
+def test_a_model_is_run_once(qwen):
+    calls = []
     qwen.model.register_forward_pre_hook(lambda module, args: calls.append(1))
     check_model(qwen)
     check_model(qwen)
     assert len(calls) == 1
 
 
-def test_a_missing_weight_is_named(folder: Path) -> None:
+def test_a_missing_weight_is_named(folder):
     """transformers would fill it with random numbers."""
     weights = load_file(folder / "model.safetensors")
     del weights["model.layers.1.mlp.up_proj.weight"]
@@ -262,7 +242,7 @@ def test_a_missing_weight_is_named(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_a_weight_that_is_not_finite_is_named(folder: Path, value: float) -> None:
+def test_a_weight_that_is_not_finite_is_named(folder, value):
     weights = load_file(folder / "model.safetensors")
     weights["model.layers.2.self_attn.k_proj.weight"][3, 5] = value
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
@@ -281,16 +261,14 @@ def test_a_weight_that_is_not_finite_is_named(folder: Path, value: float) -> Non
         ("cpu", 4, 8, "cpu"),
     ],
 )
-def test_every_process_takes_its_own_device(
-    monkeypatch: pytest.MonkeyPatch, device: str, count: int, visible: int, expected: str
-) -> None:
+def test_every_process_takes_its_own_device(monkeypatch, device, count, visible, expected):
     monkeypatch.setenv("LOCAL_RANK", "3")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
     assert device_of_rank(device, Rank(count=count)) == expected
 
 
 @pytest.fixture
-def file(model_folder: Path, tmp_path: Path, write_gguf: Callable[..., None]) -> Path:
+def file(model_folder, tmp_path, write_gguf):
     """The small Qwen2 of `model_folder` as a GGUF file."""
     model, _ = load_model(str(model_folder))
     path = tmp_path / "small-qwen.gguf"
@@ -299,9 +277,7 @@ def file(model_folder: Path, tmp_path: Path, write_gguf: Callable[..., None]) ->
 
 
 @pytest.mark.parametrize("by", ["file", "folder"])
-def test_the_model_equals_its_safetensors(
-    file: Path, model_folder: Path, tmp_path: Path, by: str, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_the_model_equals_its_safetensors(file, model_folder, tmp_path, by, capfd):
     theirs, letters = load_model(str(model_folder))
     name = str(file if by == "file" else file.parent)
     ours, tokenizer = load_model(name)
@@ -315,7 +291,7 @@ def test_the_model_equals_its_safetensors(
     assert "Converting" not in capfd.readouterr().err
 
 
-def test_files_that_cannot_be_read_are_refused(file: Path, tmp_path: Path) -> None:
+def test_files_that_cannot_be_read_are_refused(file, tmp_path):
     with pytest.raises(ModelError, match=r"missing.gguf: no such file"):
         load_model(str(tmp_path / "missing.gguf"))
     (tmp_path / "damaged.gguf").write_bytes(file.read_bytes()[:100])
@@ -325,7 +301,7 @@ def test_files_that_cannot_be_read_are_refused(file: Path, tmp_path: Path) -> No
         load_model(str(tmp_path))
 
 
-def test_a_model_that_works_on_cached_keys_itself_is_refused_at_once() -> None:
+def test_a_model_that_works_on_cached_keys_itself_is_refused_at_once():
     sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
     model = DiffLlamaForCausalLM(DiffLlamaConfig(**sizes, num_attention_heads=4)).train(False)
     with pytest.raises(ModelError, match="kvp cannot evict from DiffLlamaForCausalLM") as caught:

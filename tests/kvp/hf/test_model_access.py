@@ -1,14 +1,8 @@
 """RoPE and query projections read off a model, against what its attention really used."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import (
     GlmConfig,
     GlmForCausalLM,
@@ -18,7 +12,6 @@ from transformers import (
     LlamaForCausalLM,
     Phi3Config,
     Phi3ForCausalLM,
-    PreTrainedModel,
     SmolLM3Config,
     SmolLM3ForCausalLM,
     StableLmConfig,
@@ -37,15 +30,12 @@ from kvp.hf.model_access import (
 )
 from kvp.scoring import Needs, Noise
 
-Prompt = Callable[..., Tensor]
-AttentionInputs = Callable[[PreTrainedModel], AbstractContextManager[list[Tensor]]]
-
-SIZES: dict[str, Any] = {
+SIZES = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256,
     "pad_token_id": 0, "bos_token_id": None, "eos_token_id": None,
 }  # fmt: skip
-ROPES: dict[str, dict[str, Any]] = {
+ROPES = {
     "partial": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
     "longrope": {
         "rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4,
@@ -64,23 +54,21 @@ ROPES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def _model(kind: str) -> PreTrainedModel:
+def _model(kind):
     torch.manual_seed(7)
     options = {**SIZES, "rope_parameters": ROPES[kind], "initializer_range": 0.3}
     if kind == "dynamic":
         options["max_position_embeddings"] = 48
     if kind in ("partial", "longrope"):
         more = {"original_max_position_embeddings": 48} if kind == "longrope" else {}
-        model: PreTrainedModel = Phi3ForCausalLM(Phi3Config(**options, **more))
+        model = Phi3ForCausalLM(Phi3Config(**options, **more))
     else:
         model = LlamaForCausalLM(LlamaConfig(**options))
     model.requires_grad_(False).train(False)
     return model
 
 
-def _check(
-    model: PreTrainedModel, ids: Tensor, attention_inputs: AttentionInputs, **close: float
-) -> None:
+def _check(model, ids, attention_inputs, **close):
     """Project the states that enter each attention, rotate, and compare with its queries."""
     with attention_inputs(model) as states:
         seen = observe(model, ids)
@@ -95,9 +83,7 @@ def _check(
         torch.testing.assert_close(back, before, **close)
 
 
-def test_families(
-    model: PreTrainedModel, prompt: Prompt, attention_inputs: AttentionInputs
-) -> None:
+def test_families(model, prompt, attention_inputs):
     for module in model.modules():  # random biases and norms, so that forgetting one shows
         if isinstance(module, nn.Linear) and module.bias is not None:
             nn.init.normal_(module.bias)
@@ -108,9 +94,7 @@ def test_families(
 
 @pytest.mark.parametrize("tokens", [40, 60])
 @pytest.mark.parametrize("kind", sorted(ROPES))
-def test_every_kind_of_frequencies(
-    kind: str, tokens: int, prompt: Prompt, attention_inputs: AttentionInputs
-) -> None:
+def test_every_kind_of_frequencies(kind, tokens, prompt, attention_inputs):
     """Below and above the length at which LongRoPE and dynamic NTK change."""
     model = _model(kind)
     _check(model, prompt(tokens), attention_inputs, atol=1e-4, rtol=1e-4)
@@ -119,21 +103,19 @@ def test_every_kind_of_frequencies(
     assert (rope.scaling == 1) == (kind not in ("yarn", "longrope"))
 
 
-def test_longrope_is_read_at_the_requested_length() -> None:
+def test_longrope_is_read_at_the_requested_length():
     model = _model("longrope")
     short, long = rope_of(model, 48), rope_of(model, 49)
     torch.testing.assert_close(short.frequencies, 3 * long.frequencies)
     torch.testing.assert_close(rope_of(model, 10).frequencies, short.frequencies)
 
 
-def test_bfloat16(
-    build: Callable[[str], PreTrainedModel], prompt: Prompt, attention_inputs: AttentionInputs
-) -> None:
+def test_bfloat16(build, prompt, attention_inputs):
     model = build("qwen2").bfloat16()
     _check(model, prompt(30), attention_inputs, atol=0.1, rtol=0.05)
 
 
-def test_a_longer_pass_leaves_the_frequencies_alone(prompt: Prompt) -> None:
+def test_a_longer_pass_leaves_the_frequencies_alone(prompt):
     model = _model("dynamic")
     before = model(prompt(40)).logits
     frequencies = model.model.rotary_emb.inv_freq.clone()
@@ -148,7 +130,7 @@ def test_a_longer_pass_leaves_the_frequencies_alone(prompt: Prompt) -> None:
 
 
 @pytest.mark.parametrize("kind", ["longrope", "dynamic"])
-def test_inference_mode_leaves_no_inference_tensor_in_the_model(prompt: Prompt, kind: str) -> None:
+def test_inference_mode_leaves_no_inference_tensor_in_the_model(prompt, kind):
     model = _model(kind)
     with torch.inference_mode():
         for tokens in (20, 60, 20):
@@ -158,13 +140,13 @@ def test_inference_mode_leaves_no_inference_tensor_in_the_model(prompt: Prompt, 
         model(prompt(tokens))
 
 
-def test_partly_rotated_queries_of_stablelm() -> None:
+def test_partly_rotated_queries_of_stablelm():
     torch.manual_seed(7)
     model = StableLmForCausalLM(StableLmConfig(**SIZES)).train(False)
     assert rope_of(model, 20).frequencies.shape == (1,)  # a quarter of 8 channels rotates
 
 
-def test_queries_that_are_not_projected_and_rotated_are_refused() -> None:
+def test_queries_that_are_not_projected_and_rotated_are_refused():
     """SmolLM3 leaves RoPE out of every fourth layer, Hunyuan normalises after it."""
     torch.manual_seed(7)
     sizes = {**SIZES, "num_hidden_layers": 4}
@@ -181,7 +163,7 @@ def test_queries_that_are_not_projected_and_rotated_are_refused() -> None:
         assert known_frequencies(model, 20) is None
 
 
-def test_offloaded_weights_are_refused(prompt: Prompt) -> None:
+def test_offloaded_weights_are_refused(prompt):
     model = _model("linear")
     seen = observe(model, prompt(20), hidden_after=(4,))
     model.to("meta")
@@ -192,7 +174,7 @@ def test_offloaded_weights_are_refused(prompt: Prompt) -> None:
         assert "\n" not in str(caught.value)
 
 
-def test_other_models_are_refused_in_one_line() -> None:
+def test_other_models_are_refused_in_one_line():
     glm = GlmForCausalLM(GlmConfig(**SIZES, head_dim=8))
     with pytest.raises(ModelError, match="queries of layer 0 of this") as caught:
         rope_of(glm, 20)
@@ -203,10 +185,9 @@ def test_other_models_are_refused_in_one_line() -> None:
         rope_of(learned, 20)
 
 
-def test_norms_behind_the_projection_are_those_of_the_model(model: PreTrainedModel) -> None:
+def test_norms_behind_the_projection_are_those_of_the_model(model):
     geometry = geometry_of(model.config)
     gram = known_output_gram(model)
-    assert gram is not None
     assert gram.shape == (3, 2, geometry.head_dim, geometry.head_dim)
     value = torch.randn(geometry.head_dim, generator=torch.Generator().manual_seed(0))
     for layer in range(3):
@@ -226,16 +207,16 @@ def test_norms_behind_the_projection_are_those_of_the_model(model: PreTrainedMod
 class Packed(nn.Module):
     """A projection like quantised ones: no weight of the usual shape, and a bias."""
 
-    def __init__(self, linear: nn.Linear) -> None:
+    def __init__(self, linear):
         super().__init__()
         self.weight = nn.Parameter((linear.weight * 2**16).round().int().flatten(), False)
         self.shape = linear.weight.shape
 
-    def forward(self, states: Tensor) -> Tensor:
+    def forward(self, states):
         return states @ (self.weight.view(self.shape) / 2**16).T + 0.5
 
 
-def test_quantised_projections_have_the_same_norms(qwen: PreTrainedModel) -> None:
+def test_quantised_projections_have_the_same_norms(qwen):
     """Labels (`output_gram`) and KVzip+ (`projected_norms`) both read them as they act."""
     attention = qwen.model.layers[0].self_attn
     values = torch.randn(1, 2, 5, 8, generator=torch.Generator().manual_seed(0))

@@ -1,39 +1,31 @@
 """A small store and the traces in it, made from seeds alone."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 
 from kvp.geometry import Geometry
 from kvp.store import SequenceRecord, StorePlan, Trace, TraceWriter
 
-MakeTrace = Callable[..., Trace]
-
 
 @pytest.fixture(scope="session")
-def plan() -> StorePlan:
+def plan():
     geometry = Geometry(layers=2, query_heads=4, kv_heads=2, head_dim=4)
     return StorePlan(geometry=geometry, dtype="bfloat16", max_tokens=24, sequences=3)
 
 
 @pytest.fixture(scope="session")
-def manifest() -> dict[str, Any]:
+def manifest():
     return {"identity": {"seed": 0, "data": {"length": 16, "tasks": ["a", "b"]}}, "note": "test"}
 
 
 @pytest.fixture(scope="session")
-def make_trace() -> MakeTrace:
-    def build(plan: StorePlan, index: int) -> Trace:
+def make_trace():
+    def build(plan, index):
         generator = torch.Generator().manual_seed(index)
         tokens = plan.max_tokens - 1 - index % 5
         size, dtype = plan.geometry, getattr(torch, plan.dtype)
 
-        def noise(*shape: int) -> torch.Tensor:
+        def noise(*shape):
             return torch.randn(*shape, size.head_dim, generator=generator).to(dtype)
 
         record = SequenceRecord(
@@ -63,7 +55,7 @@ def make_trace() -> MakeTrace:
 
 
 @pytest.fixture
-def store(tmp_path: Path, plan: StorePlan, manifest: dict[str, Any], make_trace: MakeTrace) -> Path:
+def store(tmp_path, plan, manifest, make_trace):
     """Sequences 0 and 2 of three."""
     path = tmp_path / "store"
     with TraceWriter.create_or_resume(path, plan, manifest) as writer:

@@ -1,16 +1,12 @@
 """Whatever happens to a byte on disk: an error that names the file, or the same data."""
 
-from __future__ import annotations
-
 import random
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from kvp.errors import StoreError
 from kvp.manifest import read_sealed_json, write_sealed_json
-from kvp.store import StorePlan, TraceReader, TraceWriter
+from kvp.store import TraceReader, TraceWriter
 
 FILES = [
     "manifest.json",
@@ -24,19 +20,18 @@ FILES = [
 ]
 
 
-def _content(store: Path) -> list[Any]:
+def _content(store):
     """Everything a reader can tell about a store."""
     reader = TraceReader(store)
-    result: list[Any] = [reader.manifest, reader.complete]
+    result = [reader.manifest, reader.complete]
     for record in reader.records():
         trace = reader.trace(record.index)
-        assert trace.queries is not None
         tensors = (trace.queries, trace.keys, trace.values)
         result += [record, *(tensor.float().numpy().tobytes() for tensor in tensors)]
     return result
 
 
-def _outcome(store: Path) -> tuple[list[Any] | None, str]:
+def _outcome(store):
     try:
         return _content(store), ""
     except StoreError as error:
@@ -44,7 +39,7 @@ def _outcome(store: Path) -> tuple[list[Any] | None, str]:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_flipped_bytes(store: Path, name: str) -> None:
+def test_flipped_bytes(store, name):
     expected = _content(store)
     path = store / name
     whole = path.read_bytes()
@@ -67,7 +62,7 @@ def test_flipped_bytes(store: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_truncated_and_deleted_files(store: Path, name: str) -> None:
+def test_truncated_and_deleted_files(store, name):
     path = store / name
     whole = path.read_bytes()
     for size in (0, len(whole) // 2, len(whole) - 2):
@@ -81,7 +76,7 @@ def test_truncated_and_deleted_files(store: Path, name: str) -> None:
         assert name in _outcome(store)[1]
 
 
-def test_a_shard_deleted_under_an_open_reader_is_not_zeros(store: Path) -> None:
+def test_a_shard_deleted_under_an_open_reader_is_not_zeros(store):
     reader = TraceReader(store)
     with pytest.raises(StoreError, match="no sequence 1"):
         reader.trace(1)
@@ -93,16 +88,14 @@ def test_a_shard_deleted_under_an_open_reader_is_not_zeros(store: Path) -> None:
         reader.kv(2)
 
 
-def test_a_deleted_record_is_a_missing_sequence(
-    store: Path, plan: StorePlan, manifest: dict[str, Any]
-) -> None:
+def test_a_deleted_record_is_a_missing_sequence(store, plan, manifest):
     (store / "sequences/000002.json").unlink()
     assert [record.index for record in TraceReader(store).records()] == [0]
     with TraceWriter.create_or_resume(store, plan, manifest) as writer:
         assert writer.missing() == [1, 2]
 
 
-def test_copies_of_records_are_not_sequences(store: Path) -> None:
+def test_copies_of_records_are_not_sequences(store):
     record = (store / "sequences/000002.json").read_bytes()
     (store / "sequences/000002 (copy).json").write_bytes(record)
     assert [record.index for record in TraceReader(store).records()] == [0, 2]
@@ -113,7 +106,7 @@ def test_copies_of_records_are_not_sequences(store: Path) -> None:
         (store / f"sequences/{name}.json").unlink()
 
 
-def test_not_a_store(store: Path, tmp_path: Path) -> None:
+def test_not_a_store(store, tmp_path):
     with pytest.raises(StoreError, match="not a trace store"):
         TraceReader(tmp_path)
     with pytest.raises(StoreError, match="nowhere: no such folder; kvp-collect makes one"):

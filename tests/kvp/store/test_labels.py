@@ -1,29 +1,22 @@
 """Labels, one number per prompt token and KV head; readers of some heads."""
 
-from __future__ import annotations
-
 import pickle
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import zarr
 
 from kvp.errors import StoreError
-from kvp.store import STORED_LABELS, StorePlan, Trace, TraceReader, TraceWriter
-
-MakeTrace = Callable[..., Trace]
+from kvp.store import STORED_LABELS, StorePlan, TraceReader, TraceWriter
 
 
 @pytest.fixture(scope="module")
-def labelled(plan: StorePlan) -> StorePlan:
+def labelled(plan):
     return replace(plan, labels=STORED_LABELS)
 
 
-def with_labels(trace: Trace) -> Trace:
+def with_labels(trace):
     generator = torch.Generator().manual_seed(100 + trace.record.index)
     shape = (2, 2, trace.record.prompt_length)
     return replace(
@@ -32,9 +25,7 @@ def with_labels(trace: Trace) -> Trace:
 
 
 @pytest.fixture
-def label_store(
-    tmp_path: Path, labelled: StorePlan, manifest: dict[str, Any], make_trace: MakeTrace
-) -> Path:
+def label_store(tmp_path, labelled, manifest, make_trace):
     path = tmp_path / "store"
     with TraceWriter.create_or_resume(path, labelled, manifest) as writer:
         for index in (2, 0):
@@ -42,12 +33,9 @@ def label_store(
     return path
 
 
-def test_labels_come_back_bit_for_bit_for_the_prompt_only(
-    label_store: Path, labelled: StorePlan, make_trace: MakeTrace
-) -> None:
+def test_labels_come_back_bit_for_bit_for_the_prompt_only(label_store, labelled, make_trace):
     reader = TraceReader(label_store)
     assert reader.plan == labelled
-    reader.verify()
     for index in (0, 2):
         written = with_labels(make_trace(labelled, index))
         for name in STORED_LABELS:
@@ -58,15 +46,13 @@ def test_labels_come_back_bit_for_bit_for_the_prompt_only(
     assert torch.from_numpy(array[0])[..., 19:].eq(0).all()  # padding, which no reader returns
 
 
-def test_stores_without_labels_say_so(store: Path, plan: StorePlan) -> None:
+def test_stores_without_labels_say_so(store, plan):
     with pytest.raises(StoreError, match=r"holds no label 'kvzip' \(it holds no labels\)"):
         TraceReader(store).label("kvzip", 0)
     assert StorePlan.from_dict(plan.to_dict()) == plan
 
 
-def test_traces_and_plans_that_do_not_fit_are_refused(
-    tmp_path: Path, labelled: StorePlan, manifest: dict[str, Any], make_trace: MakeTrace
-) -> None:
+def test_traces_and_plans_that_do_not_fit_are_refused(tmp_path, labelled, manifest, make_trace):
     trace = with_labels(make_trace(labelled, 0))
     whole = torch.zeros(2, 2, trace.record.length)
     nan = torch.full_like(trace.labels["kvzip"], torch.nan)
@@ -81,18 +67,16 @@ def test_traces_and_plans_that_do_not_fit_are_refused(
 
 
 @pytest.mark.parametrize("heads", [slice(0, 1), slice(1, 3), slice(2, 4), slice(0, 4)])
-def test_tensors_are_those_of_the_heads(heads: slice, store: Path) -> None:
+def test_tensors_are_those_of_the_heads(heads, store):
     whole, part = TraceReader(store), TraceReader(store, heads=heads)
     part = pickle.loads(pickle.dumps(part))
     assert part.geometry == whole.geometry
     for ours, theirs in zip(part.kv(2), whole.kv(2), strict=True):
         assert torch.equal(ours, theirs.flatten(0, 1)[heads][None])
     queries, everything = part.trace(0).queries, whole.trace(0).queries
-    assert queries is not None
-    assert everything is not None
     assert torch.equal(queries, everything.flatten(0, 1)[heads][None])
 
 
-def test_labels_are_those_of_the_heads(label_store: Path) -> None:
+def test_labels_are_those_of_the_heads(label_store):
     whole, part = TraceReader(label_store), TraceReader(label_store, heads=slice(1, 3))
     assert torch.equal(part.label("kvzip", 0), whole.label("kvzip", 0).flatten(0, 1)[1:3][None])

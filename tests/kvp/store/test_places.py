@@ -1,15 +1,9 @@
 """What a store reads of a sequence is what was written of that sequence, or an error."""
 
-from __future__ import annotations
-
 import shutil
 import struct
 import tempfile
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Barrier
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,16 +16,11 @@ from numcodecs.checksum32 import CRC32C
 from kvp.errors import StoreError
 from kvp.manifest import read_sealed_json, write_sealed_json
 from kvp.programs import main as kvp
-from kvp.store import StorePlan, Trace, TraceReader, TraceWriter
-
-MakeTrace = Callable[..., Trace]
-Tensors = tuple[torch.Tensor | None, ...]
+from kvp.store import Trace, TraceReader, TraceWriter
 
 
 @pytest.fixture(scope="module")
-def stores(
-    tmp_path_factory: pytest.TempPathFactory, plan: StorePlan, make_trace: MakeTrace
-) -> Path:
+def stores(tmp_path_factory, plan, make_trace):
     """Three stores of the same shapes: `a`, `b` of another seed, `c` with b's numbers.
 
     `c` has the identity and plan of `a`, as no collection would: a whole sequence of it passes.
@@ -51,9 +40,9 @@ def stores(
     return folder
 
 
-def _traces(store: Path) -> dict[int, Tensors | None]:
+def _traces(store):
     """Queries, keys and values of every sequence, None where they are refused."""
-    found: dict[int, Tensors | None] = {}
+    found = {}
     reader = TraceReader(store)
     for index in range(reader.plan.sequences):
         try:
@@ -64,7 +53,7 @@ def _traces(store: Path) -> dict[int, Tensors | None]:
     return found
 
 
-def _same(one: Tensors, other: Tensors) -> bool:
+def _same(one, other):
     return all(
         a is not None and b is not None and torch.equal(a, b)
         for a, b in zip(one, other, strict=True)
@@ -87,9 +76,7 @@ STEP = st.one_of(
 
 @settings(max_examples=60, deadline=None)
 @given(steps=st.lists(STEP, min_size=1, max_size=4))
-def test_no_file_passes_in_the_place_of_another(
-    stores: Path, steps: list[tuple[str, str, str, str]]
-) -> None:
+def test_no_file_passes_in_the_place_of_another(stores, steps):
     expected, equal = _traces(stores / "a"), _traces(stores / "c")
     with tempfile.TemporaryDirectory() as name:
         store = Path(name) / "a"
@@ -116,12 +103,14 @@ def test_no_file_passes_in_the_place_of_another(
             assert found is None or any(_same(found, each) for each in whole), f"sequence {index}"
 
 
+@pytest.fixture
+def store(stores, tmp_path):
+    """A copy of `a`."""
+    return Path(shutil.copytree(stores / "a", tmp_path / "a"))
+
+
 @pytest.mark.parametrize("heads", [None, slice(1, 3)])
-def test_exchanged_shards_are_refused(
-    stores: Path, tmp_path: Path, heads: slice | None, capsys: pytest.CaptureFixture[str]
-) -> None:
-    store = tmp_path / "a"
-    shutil.copytree(stores / "a", store)
+def test_exchanged_shards_are_refused(store, heads, capsys):
     assert kvp(["verify", str(store)]) == 0
     assert "every byte as it was written and in its place, every" in capsys.readouterr().out
     first, second = (store / "k" / f"c.{index}.0.0.0.0" for index in (0, 1))
@@ -136,19 +125,16 @@ def test_exchanged_shards_are_refused(
     assert "2 damaged (0-1)" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("what", ["record", "manifest"])
-def test_records_name_their_store(stores: Path, tmp_path: Path, what: str) -> None:
+@pytest.mark.parametrize("named", [["manifest.json"], [RECORDS[2], *SHARDS[2::3]]])
+def test_records_name_their_store(stores, store, named):
     """Also together with all of their shards."""
-    store = tmp_path / "a"
-    shutil.copytree(stores / "a", store)
-    named = ["manifest.json"] if what == "manifest" else [RECORDS[2], *SHARDS[2::3]]
     for name in named:
         shutil.copy(stores / "b" / name, store / name)
     with pytest.raises(StoreError, match=r"000002\.json belongs to another store or sequence"):
         TraceReader(store).kv(2)
 
 
-def _aged(store: Path) -> None:
+def _aged(store):
     """Make it one that was written before records held checksums."""
     manifest = read_sealed_json(store / "manifest.json")
     del manifest["bound"]
@@ -158,12 +144,8 @@ def _aged(store: Path) -> None:
 
 
 def test_a_store_of_an_earlier_version_is_read_and_says_what_cannot_be_checked(
-    stores: Path, tmp_path: Path, plan: StorePlan, make_trace: MakeTrace,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
-    store = tmp_path / "a"
-    shutil.copytree(stores / "a", store)
-    record = (store / RECORDS[0]).read_bytes()
+    stores, store, plan, make_trace, capsys
+):
     _aged(store)
     old = (store / RECORDS[0]).read_bytes()
     assert all(found is not None for found in _traces(store).values())
@@ -175,25 +157,20 @@ def test_a_store_of_an_earlier_version_is_read_and_says_what_cannot_be_checked(
     output = capsys.readouterr().out
     assert "in its place" not in output
     assert "an earlier kvp wrote sequences 0,2: whether their shards were exchanged" in output
-    shutil.copytree(stores / "a", tmp_path / "new")
-    assert (tmp_path / "new" / RECORDS[0]).read_bytes() == record
-    (tmp_path / "new" / RECORDS[0]).write_bytes(old)
+    new = Path(shutil.copytree(stores / "a", store.parent / "new"))
+    (new / RECORDS[0]).write_bytes(old)
     with pytest.raises(StoreError, match=r"000000\.json is damaged"):
-        TraceReader(tmp_path / "new").kv(0)
+        TraceReader(new).kv(0)
 
 
-def _with_chunk(shard: Path, frame: bytes) -> None:
+def _with_chunk(shard, frame):
     """Put a frame in the place of every chunk of a shard of four, with right checksums."""
     codec, chunk = CRC32C(), bytes(CRC32C().encode(frame))
     spans = [number for at in range(4) for number in (at * len(chunk), len(chunk))]
     shard.write_bytes(4 * chunk + bytes(codec.encode(struct.pack("<8Q", *spans))))
 
 
-def test_what_a_chunk_takes_is_known_before_it_is_decompressed(
-    stores: Path, tmp_path: Path
-) -> None:
-    store = tmp_path / "a"
-    shutil.copytree(stores / "a", store)
+def test_what_a_chunk_takes_is_known_before_it_is_decompressed(store):
     _aged(store)
     shard = store / "k" / "c.0.0.0.0.0"
     bomb = blosc.compress(np.zeros(2**28, np.uint8), b"zstd", 9)
@@ -208,68 +185,22 @@ def test_what_a_chunk_takes_is_known_before_it_is_decompressed(
         TraceReader(store).kv(0)
 
 
-def test_a_store_has_one_owner_when_several_begin_it(tmp_path: Path, plan: StorePlan) -> None:
-    for turn in range(60):
-        barrier, store = Barrier(6), tmp_path / str(turn)
-
-        def begin(
-            seed: int, store: Path = store, barrier: Barrier = barrier
-        ) -> TraceWriter | StoreError:
-            barrier.wait()
-            try:
-                manifest: dict[str, Any] = {"identity": {"seed": seed % 2}, "by": seed}
-                return TraceWriter.create_or_resume(store, plan, manifest, shared=True)
-            except StoreError as error:
-                return error
-
-        with ThreadPoolExecutor(6) as threads:
-            ends = [*threads.map(begin, range(6))]
-        owner = TraceReader(store).manifest["identity"]["seed"]
-        for seed, end in enumerate(ends):
-            if seed % 2 == owner:
-                assert isinstance(end, TraceWriter)
-                end.close()
-            else:
-                assert f"seed: {owner} there, {1 - owner} here" in str(end)
-
-
-@pytest.fixture
-def resealed(stores: Path, tmp_path: Path) -> Callable[[dict[str, Any]], Path]:
-    def change(entries: dict[str, Any]) -> Path:
-        shutil.copytree(stores / "a", tmp_path / "a")
-        manifest = read_sealed_json(tmp_path / "a" / "manifest.json")
-        write_sealed_json(tmp_path / "a" / "manifest.json", {**manifest, **entries})
-        return tmp_path / "a"
-
-    return change
-
-
 @pytest.mark.parametrize(
-    ("entries", "field"),
+    ("name", "path", "value", "field"),
     [
-        ({"identity": {"n": 0, "model": ["nano"]}}, "identity.model"),
-        ({"identity": {"n": 0, "model": {"id": 5}}}, "identity.model.id"),
-        ({"identity": [0]}, "identity"),
-        ({"model": "nano"}, "model"),
-        ({"rope_frequencies": {"0": 1}}, "rope_frequencies"),
-        ({"files": ["k/zarr.json"]}, "files"),
+        ("manifest.json", ["identity", "model"], ["nano"], "identity.model"),
+        ("manifest.json", ["rope_frequencies"], {"0": 1}, "rope_frequencies"),
+        ("manifest.json", ["files"], ["k/zarr.json"], "files"),
+        (RECORDS[1], ["record", "split"], True, "split"),
+        (RECORDS[1], ["record", "references"], [1], "references.0"),
+        (RECORDS[1], ["record", "max_new_tokens"], "8", "max_new_tokens"),
     ],
 )
-def test_a_manifest_of_other_types_is_refused_by_field(
-    resealed: Callable[[dict[str, Any]], Path], entries: dict[str, Any], field: str
-) -> None:
-    with pytest.raises(StoreError, match=rf"manifest\.json is damaged or not .*\({field}: "):
-        TraceReader(resealed(entries))
-
-
-@pytest.mark.parametrize("change", [{"split": True}, {"references": [1]}, {"max_new_tokens": "8"}])
-def test_a_record_of_other_types_is_refused(
-    stores: Path, tmp_path: Path, change: dict[str, Any]
-) -> None:
-    shutil.copytree(stores / "a", tmp_path / "a")
-    path = tmp_path / "a" / RECORDS[1]
-    content = read_sealed_json(path)
-    content["record"] |= change
-    write_sealed_json(path, content)
-    with pytest.raises(StoreError, match=RECORDS[1]):
-        TraceReader(tmp_path / "a").records()
+def test_entries_of_other_types_are_refused_by_field(store, name, path, value, field):
+    content = changed = read_sealed_json(store / name)
+    for key in path[:-1]:
+        changed = changed[key]
+    changed[path[-1]] = value
+    write_sealed_json(store / name, content)
+    with pytest.raises(StoreError, match=rf"{name} is damaged or not .*\({field}: "):
+        TraceReader(store).records()

@@ -1,10 +1,4 @@
-from __future__ import annotations
-
-import pickle
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,32 +7,28 @@ import zarr
 
 from kvp.errors import StoreError
 from kvp.geometry import Geometry
-from kvp.store import SequenceRecord, StorePlan, Trace, TraceReader, TraceWriter, planned_bytes
+from kvp.store import SequenceRecord, StorePlan, TraceReader, TraceWriter, planned_bytes
 
-MakeTrace = Callable[..., Trace]
 QWEN = Geometry(layers=28, query_heads=28, kv_heads=4, head_dim=128)
 
 
-def _same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
+def _same_bits(left, right):
     bits = {2: torch.int16, 4: torch.int32}[left.element_size()]
     return left.dtype == right.dtype and torch.equal(left.view(bits), right.view(bits))
 
 
-def test_every_view_of_a_sequence(store: Path, plan: StorePlan, make_trace: MakeTrace) -> None:
+def test_every_view_of_a_sequence(store, plan, make_trace):
     reader = TraceReader(store)
     for index in (0, 2):
         written, read = make_trace(plan, index), reader.trace(index)
         assert read.record == written.record
-        assert read.queries is not None
-        assert written.queries is not None
         assert _same_bits(read.queries, written.queries)
         keys, values = reader.kv(index)
         assert _same_bits(keys, written.keys)
         assert _same_bits(values, written.values)
-    reader.verify()
 
 
-def test_records_are_those_committed(store: Path, plan: StorePlan, make_trace: MakeTrace) -> None:
+def test_records_are_those_committed(store, plan, make_trace):
     reader = TraceReader(store)
     assert [record.index for record in reader.records()] == [0, 2]
     assert [record.index for record in reader.records("train")] == [0, 2]
@@ -57,14 +47,6 @@ def test_records_are_those_committed(store: Path, plan: StorePlan, make_trace: M
     assert "token_ids" not in repr(reader.record(0)), "hundreds of numbers"
 
 
-def test_a_reader_pickles(store: Path) -> None:
-    reader = TraceReader(store)
-    keys, _ = reader.kv(0)
-    again = pickle.loads(pickle.dumps(reader))
-    assert _same_bits(again.kv(0)[0], keys)
-    assert len(pickle.dumps(reader)) < 1000
-
-
 @pytest.mark.parametrize(
     ("dtype", "bits"),
     [
@@ -73,9 +55,7 @@ def test_a_reader_pickles(store: Path) -> None:
         ("float32", np.random.default_rng(0).integers(0, 2**32, 2**16, dtype=np.uint32)),
     ],
 )
-def test_bits_survive(
-    tmp_path: Path, dtype: str, bits: np.ndarray[Any, Any], make_trace: MakeTrace
-) -> None:
+def test_bits_survive(tmp_path, dtype, bits, make_trace):
     geometry = Geometry(layers=2, query_heads=2, kv_heads=2, head_dim=16)
     plan = StorePlan(geometry=geometry, dtype=dtype, max_tokens=1030, sequences=2)
     template = make_trace(replace(plan, max_tokens=1025), 0)
@@ -86,30 +66,27 @@ def test_bits_survive(
     with TraceWriter.create_or_resume(tmp_path / "s", plan, {"identity": {}}) as writer:
         writer.write(trace)
     read = TraceReader(tmp_path / "s").trace(0)
-    assert read.queries is not None
     assert _same_bits(read.keys, keys)
     assert _same_bits(read.values, -zeros)  # negative zeros everywhere, which zarr takes for empty
     assert _same_bits(read.queries, zeros.unsqueeze(2))
 
 
-def test_a_store_without_queries_is_refused(tmp_path: Path, plan: StorePlan) -> None:
+def test_a_store_without_queries_is_refused(tmp_path, plan):
     with pytest.raises(StoreError, match="no store holds such arrays"):
         TraceWriter.create_or_resume(tmp_path / "s", replace(plan, store="kv"), {"identity": {}})
 
 
-def test_plain_zarr_reads_it(store: Path, plan: StorePlan, make_trace: MakeTrace) -> None:
+def test_plain_zarr_reads_it(store, plan, make_trace):
     group = zarr.open_group(store, mode="r")
     queries = group["q"]
-    assert isinstance(queries, zarr.Array)
     assert queries.shape == (3, 2, 2, 2, 24, 4)
     assert queries.attrs["kvp_dtype"] == "bfloat16"
     expected = make_trace(plan, 2).queries
-    assert expected is not None
     stored = np.asarray(queries[2, 1, 0, 1, :21])
     np.testing.assert_array_equal(stored, expected[1, 0, 1].view(torch.uint16).numpy())
 
 
-def test_size_announcement_counts_the_paper_model() -> None:
+def test_size_announcement_counts_the_paper_model():
     # 28 layers x (28 + 4 + 4) heads x 128 values x 2 bytes
     assert planned_bytes(QWEN, dtype="bfloat16", tokens=1) == 258_048
     assert planned_bytes(QWEN, dtype="bfloat16", tokens=10, store="kv") == 573_440
@@ -125,22 +102,17 @@ def test_size_announcement_counts_the_paper_model() -> None:
         ("prompt_length", 99, "boundaries"),
     ],
 )
-def test_contradictory_records_are_refused(
-    plan: StorePlan, make_trace: MakeTrace, field: str, value: Any, complaint: str
-) -> None:
+def test_contradictory_records_are_refused(plan, make_trace, field, value, complaint):
     record = make_trace(plan, 0).record
     with pytest.raises(ValueError, match=complaint):
         replace(record, **{field: value})
     assert SequenceRecord.from_dict(record.to_dict()) == record
 
 
-def test_the_output_projection_is_kept_and_checked(
-    tmp_path: Path, plan: StorePlan, manifest: dict[str, Any]
-) -> None:
+def test_the_output_projection_is_kept_and_checked(tmp_path, plan, manifest):
     gram = torch.rand(2, 2, 4, 4, generator=torch.Generator().manual_seed(0))
     TraceWriter.create_or_resume(tmp_path / "store", plan, manifest, gram).close()
     result = TraceReader(tmp_path / "store").output_gram()
-    assert result is not None
     assert torch.equal(result, gram)
     path = tmp_path / "store" / "output_gram.safetensors"
     content = bytearray(path.read_bytes())

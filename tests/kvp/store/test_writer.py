@@ -1,24 +1,15 @@
-from __future__ import annotations
-
 import math
 import resource
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from kvp.errors import StoreError
-from kvp.store import StorePlan, Trace, TraceReader, TraceWriter
-
-MakeTrace = Callable[..., Trace]
+from kvp.store import TraceReader, TraceWriter
 
 
-def test_other_settings_are_refused_and_named(
-    store: Path, plan: StorePlan, manifest: dict[str, Any]
-) -> None:
+def test_other_settings_are_refused_and_named(store, plan, manifest):
     other = {"identity": {**manifest["identity"], "data": {"length": 32, "tasks": ["a", "b"]}}}
     with pytest.raises(StoreError, match=r"--out .*data\.length: 16 there, 32 here"):
         TraceWriter.create_or_resume(store, plan, other)
@@ -29,9 +20,7 @@ def test_other_settings_are_refused_and_named(
         assert writer.missing() == [1]
 
 
-def test_a_store_without_a_sequence_is_begun_anew(
-    tmp_path: Path, plan: StorePlan, manifest: dict[str, Any], make_trace: MakeTrace
-) -> None:
+def test_a_store_without_a_sequence_is_begun_anew(tmp_path, plan, manifest, make_trace):
     """Also where a writer was killed inside its first sequence."""
     path = tmp_path / "store"
     with TraceWriter.create_or_resume(path, plan, manifest) as writer:
@@ -47,9 +36,7 @@ def test_a_store_without_a_sequence_is_begun_anew(
         TraceWriter.create_or_resume(path, plan, manifest)
 
 
-def test_an_interrupted_creation_is_begun_anew(
-    tmp_path: Path, store: Path, plan: StorePlan, manifest: dict[str, Any]
-) -> None:
+def test_an_interrupted_creation_is_begun_anew(tmp_path, store, plan, manifest):
     begun = tmp_path / "begun"
     (begun / "k").mkdir(parents=True)
     (begun / "v").mkdir()
@@ -62,9 +49,7 @@ def test_an_interrupted_creation_is_begun_anew(
     assert TraceReader(begun).plan == plan
 
 
-def test_workers_begin_and_fill_a_store_together(
-    tmp_path: Path, plan: StorePlan, manifest: dict[str, Any], make_trace: MakeTrace
-) -> None:
+def test_workers_begin_and_fill_a_store_together(tmp_path, plan, manifest, make_trace):
     path = tmp_path / "store"
     first = TraceWriter.create_or_resume(path, plan, manifest, shared=True)
     first.write(make_trace(plan, 0))
@@ -82,9 +67,7 @@ def test_workers_begin_and_fill_a_store_together(
     assert not (path / "writer.lock").exists()
 
 
-def test_traces_that_do_not_fit_are_refused(
-    store: Path, plan: StorePlan, manifest: dict[str, Any], make_trace: MakeTrace
-) -> None:
+def test_traces_that_do_not_fit_are_refused(store, plan, manifest, make_trace):
     trace = make_trace(plan, 1)
     bad = {
         r"k of sequence 1 is torch\.float32": replace(trace, keys=trace.keys.float()),
@@ -102,9 +85,8 @@ def test_traces_that_do_not_fit_are_refused(
     ("tensor", "value"), [("queries", float("nan")), ("keys", float("inf")), ("values", -math.inf)]
 )
 def test_tensors_that_are_not_finite_are_not_written(
-    tensor: str, value: float, store: Path, plan: StorePlan, manifest: dict[str, Any],
-    make_trace: MakeTrace,
-) -> None:  # fmt: skip
+    tensor, value, store, plan, manifest, make_trace
+):
     trace = make_trace(plan, 1)
     damaged = getattr(trace, tensor).clone()
     damaged[1, 0, ..., 3, 2] = value
@@ -115,7 +97,7 @@ def test_tensors_that_are_not_finite_are_not_written(
 
 
 @contextmanager
-def _largest_file(size: int) -> Iterator[None]:
+def _largest_file(size):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:
@@ -124,9 +106,7 @@ def _largest_file(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_a_disk_that_refuses_is_one_line_and_commits_nothing(
-    store: Path, plan: StorePlan, manifest: dict[str, Any], make_trace: MakeTrace
-) -> None:
+def test_a_disk_that_refuses_is_one_line_and_commits_nothing(store, plan, manifest, make_trace):
     with TraceWriter.create_or_resume(store, plan, manifest) as writer:
         with _largest_file(200), pytest.raises(OSError, match="too large: "):
             writer.write(make_trace(plan, 1))

@@ -1,21 +1,16 @@
 """Dialogues packed into chats, by a tokenizer stand-in that counts words."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
-
 import pytest
 
-from kvp.data.rows.forms import Turn
 from kvp.data.rows.samples import pack
 
 
-def words(turns: Sequence[Turn]) -> int:
+def words(turns):
     """Words of everything before the reply."""
     return sum(len(turn["content"].split()) for turn in turns[:-1])
 
 
-def thread(name: str, exchanges: int, size: int = 5) -> list[Turn]:
+def thread(name, exchanges, size=5):
     turns = []
     for number in range(exchanges):
         turns.append({"role": "user", "content": f"{name}{number} " * size})
@@ -23,9 +18,9 @@ def thread(name: str, exchanges: int, size: int = 5) -> list[Turn]:
     return turns
 
 
-def packed(threads: Sequence[list[Turn]], length: int) -> tuple[list[tuple[Turn, ...]], list[int]]:
+def packed(threads, length):
     """Chats, and the tokens of what is left out, negative for chats that are too short."""
-    left_out: list[int] = []
+    left_out = []
     chats = pack(
         threads, words, length, trees=range(len(threads)),
         too_long=lambda _, tokens: left_out.append(tokens),
@@ -53,18 +48,7 @@ def packed(threads: Sequence[list[Turn]], length: int) -> tuple[list[tuple[Turn,
          ["a0 b0", "c0 d0"], []),
     ],
 )  # fmt: skip
-def test_threads_become_chats(
-    threads: list[list[Turn]], length: int, names: list[str], left_out: list[int]
-) -> None:
+def test_threads_become_chats(threads, length, names, left_out):
     chats, missing = packed(threads, length)
     assert [" ".join(turn["content"].split()[0] for turn in chat[::2]) for chat in chats] == names
     assert missing == left_out
-
-
-def test_no_dialogue_serves_two_chats_and_all_end_with_the_assistant() -> None:
-    chats, _ = packed([thread(f"t{n}x", 1 + n % 4) for n in range(40)], 60)
-    owners = [{turn["content"].split("x")[0] for turn in chat[::2]} for chat in chats]
-    assert sum(map(len, owners)) == len(set().union(*owners))
-    for chat in chats:
-        assert [turn["role"] for turn in chat] == ["user", "assistant"] * (len(chat) // 2)
-        assert words(chat) <= 60

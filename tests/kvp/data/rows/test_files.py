@@ -1,44 +1,38 @@
 """Files, folders and data sets of the hub that rows are read from."""
 
-from __future__ import annotations
-
 import gzip
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from kvp.data.rows.documents import read_documents
-from kvp.data.rows.files import Tally
-from kvp.data.rows.forms import Document
 from kvp.data.task import TaskSettings
 from kvp.errors import UsageError
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cache(tmp_path, monkeypatch):
     folder = tmp_path / "cache"
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", folder)
     return folder
 
 
-def read(data: object, flag: str = "data") -> tuple[tuple[Document, ...], Tally]:
+def read(data, flag="data"):
     return read_documents(str(data), flag, TaskSettings(length=99))
 
 
-def documents(data: object) -> tuple[Document, ...]:
+def documents(data):
     return read(data)[0]
 
 
 ROWS = [{"text": "one"}, {"text": 'two, and "more"\nhere'}]
 
 
-def write_csv(path: Path) -> None:
+def write_csv(path):
     path.write_text('text,n\none,1\n"two, and ""more""\nhere",2\n')
 
 
-def write_parquet(path: Path) -> None:
+def write_parquet(path):
     from datasets import Dataset
 
     Dataset.from_list(ROWS).to_parquet(str(path))
@@ -56,13 +50,13 @@ def write_parquet(path: Path) -> None:
         ("[a].parquet", write_parquet),
     ],
 )  # fmt: skip
-def test_kinds_of_files(tmp_path: Path, name: str, write: Any) -> None:
+def test_kinds_of_files(tmp_path, name, write):
     write(tmp_path / name)
     result = [document.text for document in documents(str(tmp_path / name))]
     assert result == [row["text"] for row in ROWS]
 
 
-def test_a_folder_of_files_and_one_of_save_to_disk(tmp_path: Path) -> None:
+def test_a_folder_of_files_and_one_of_save_to_disk(tmp_path):
     from datasets import Dataset, DatasetDict
 
     folder = tmp_path / "set"
@@ -93,7 +87,7 @@ def test_a_folder_of_files_and_one_of_save_to_disk(tmp_path: Path) -> None:
         documents(str(tmp_path / "nothing"))
 
 
-def test_a_line_with_too_many_cells_is_skipped(tmp_path: Path) -> None:
+def test_a_line_with_too_many_cells_is_skipped(tmp_path):
     (tmp_path / "a.csv").write_text("text\none\ntwo,three\n")
     assert read(tmp_path / "a.csv")[1].skipped == [("line 3", "has more cells than the header")]
 
@@ -101,22 +95,18 @@ def test_a_line_with_too_many_cells_is_skipped(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("none.jsonl", None, "no such file or folder"),
         ("empty.jsonl", "\n", "there is nothing in it"),
         ("a.bin", "x", r"unknown kind of file; use one of .jsonl, .*, .txt"),
         ("a.parquet", "no parquet", r"--data .*a\.parquet: cannot be read"),
     ],
 )
-def test_files_that_are_refused(
-    tmp_path: Path, name: str, content: str | None, message: str
-) -> None:
-    if content:
-        (tmp_path / name).write_text(content)
+def test_files_that_are_refused(tmp_path, name, content, message):
+    (tmp_path / name).write_text(content)
     with pytest.raises(UsageError, match=message):
         read(tmp_path / name)
 
 
-def rows(length: str) -> list[dict[str, Any]]:
+def rows(length):
     return [
         {
             "context": f"Context {number} of {length}. ", "question": "What?",
@@ -127,7 +117,7 @@ def rows(length: str) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def cached(cache: Path, name: str, length: str) -> None:
+def cached(cache, name, length):
     """What `load_dataset(name, length)` leaves in its cache."""
     from datasets import Dataset, DatasetInfo
     from datasets.arrow_writer import ArrowWriter
@@ -147,7 +137,7 @@ def cached(cache: Path, name: str, length: str) -> None:
     ).write_to_directory(str(folder))  # fmt: skip
 
 
-def test_by_name_and_configuration(cache: Path) -> None:
+def test_by_name_and_configuration(cache):
     for length in ("4096", "8192"):
         cached(cache, "somebody/ruler", length)
     for length in ("4096", "8192"):
@@ -156,7 +146,6 @@ def test_by_name_and_configuration(cache: Path) -> None:
             row["context"] for row in rows(length)
         ]
         first = usable[0].questions[0]
-        assert first is not None
         assert (first.references, first.task, first.metric) == (("1", "2"), "qa_1", "part")
     with pytest.raises(UsageError, match=r"multiple .* configurations in the cache: (8192|4096)"):
         read("somebody/ruler")

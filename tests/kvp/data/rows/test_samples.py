@@ -1,31 +1,24 @@
 """Samples of rows: threads of message trees, questions of a context, metrics, chosen rows."""
 
-from __future__ import annotations
-
 import copy
 import csv
 import json
-from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
-from transformers import PreTrainedTokenizerBase
 
 from kvp.config_groups import renamed_columns
 from kvp.data.encode import encode
 from kvp.data.rows.documents import read_documents, threads
-from kvp.data.rows.forms import Turn
 from kvp.data.rows.samples import ChatTokens, row_samples
 from kvp.data.rows.values import RowError
 from kvp.data.synthetic.text import SPLITS, split_of
-from kvp.data.task import Source, TaskSettings, blank_sample, context_of
+from kvp.data.task import TaskSettings, blank_sample, context_of
 from kvp.data.tasks import find_task
 from kvp.errors import UsageError
 
 
-def message(name: str, **facts: Any) -> dict[str, Any]:
+def message(name, **facts):
     """A message whose name spells its way from the root: `a`, `ab`, `abc`."""
     return {
         "message_id": name, "parent_id": name[:-1] or None, "text": f"text {name}",
@@ -33,7 +26,7 @@ def message(name: str, **facts: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def names(found: Sequence[Turn]) -> str:
+def names(found):
     return found[-1]["content"].removeprefix("text ")
 
 
@@ -47,7 +40,7 @@ TREE = [
 ]  # fmt: skip
 
 
-def test_all_threads_the_best_first() -> None:
+def test_all_threads_the_best_first():
     found = list(threads(TREE))
     assert [names(thread) for thread in found] == ["acye", "abxg", "acxe", "acyf", "ad"]
     for thread in found:
@@ -55,14 +48,14 @@ def test_all_threads_the_best_first() -> None:
     assert list(threads(reversed(TREE))) == found
 
 
-def test_a_message_without_text_costs_its_threads_alone() -> None:
+def test_a_message_without_text_costs_its_threads_alone():
     tree = [message("a"), message("ab", text=None, rank=0), message("ac", rank=1)]
     assert [names(thread) for thread in threads(tree)] == ["ac"]
     with pytest.raises(RowError, match="has no text in a message"):
         list(threads(tree[:2]))
 
 
-def nested(number: int) -> dict[str, Any]:
+def nested(number):
     """A tree of three threads."""
     replies = [
         {"text": f"{number} reply {n} " + "word " * 20, "role": "assistant", "rank": n}
@@ -72,7 +65,7 @@ def nested(number: int) -> dict[str, Any]:
     return {"message_tree_id": f"t{number}", "tree_state": "ready_for_export", "prompt": prompt}
 
 
-def flat(number: int, *, named: bool = True) -> list[dict[str, Any]]:
+def flat(number, *, named=True):
     tree = {"message_tree_id": f"t{number}"} if named else {}
     replies = [
         {"message_id": f"{number}/{n}", "parent_id": str(number), "role": "assistant", "rank": n,
@@ -84,21 +77,21 @@ def flat(number: int, *, named: bool = True) -> list[dict[str, Any]]:
     return [{**root, "text": f"{number} question", "lang": replies[0]["lang"]}, *replies]
 
 
-def written(path: Path, rows: Sequence[object]) -> str:
+def written(path, rows):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return str(path)
 
 
-def settings(**changes: Any) -> TaskSettings:
-    base: dict[str, Any] = {"split": "all", "count": 999, "seed": 0, "length": 900}
+def settings(**changes):
+    base = {"split": "all", "count": 999, "seed": 0, "length": 900}
     return TaskSettings(**(base | changes))
 
 
-def chats(data: str, tokenizer: PreTrainedTokenizerBase, **changes: Any) -> Source:
+def chats(data, tokenizer, **changes):
     return row_samples(data, settings(**changes), tokenizer, flag="data")
 
 
-def roots(source: Source) -> list[list[str]]:
+def roots(source):
     """The trees of every chat, by the number in their questions."""
     return [
         [turn["content"].split(" ")[0] for turn in sample.messages[::2]]
@@ -108,8 +101,8 @@ def roots(source: Source) -> list[list[str]]:
 
 @pytest.mark.parametrize(("paths", "expected"), [("best", 1), ("all", 3)])
 @pytest.mark.parametrize("form", ["nested", "flat", "unnamed"])
-def test_as_many_threads_as_asked_for(tmp_path: Path, form: str, paths: str, expected: int) -> None:
-    rows: list[Any] = []
+def test_as_many_threads_as_asked_for(tmp_path, form, paths, expected):
+    rows = []
     for number in range(4):
         rows += [nested(number)] if form == "nested" else flat(number, named=form == "flat")
     data = written(tmp_path / "t.jsonl", rows)
@@ -121,7 +114,7 @@ def test_as_many_threads_as_asked_for(tmp_path: Path, form: str, paths: str, exp
         assert {one.split for one in usable if one.tree == tree} == {split_of(tree)}
 
 
-def test_a_tree_without_a_reply_is_skipped(tmp_path: Path) -> None:
+def test_a_tree_without_a_reply_is_skipped(tmp_path):
     data = written(tmp_path / "t.jsonl", [message("a"), message("aa"), message("c")])
     usable, tally = read_documents(data, "data", settings())
     assert [document.turns[1]["content"] for document in usable] == ["text aa"]
@@ -129,10 +122,8 @@ def test_a_tree_without_a_reply_is_skipped(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["nested", "flat", "unnamed"])
-def test_chats_have_one_thread_of_a_tree_and_no_tree_is_in_two_splits(
-    tmp_path: Path, tokenizer: PreTrainedTokenizerBase, form: str
-) -> None:
-    rows: list[Any] = []
+def test_chats_have_one_thread_of_a_tree_and_no_tree_is_in_two_splits(tmp_path, tokenizer, form):
+    rows = []
     for number in range(80):
         rows += [nested(number)] if form == "nested" else flat(number, named=form == "flat")
     data = written(tmp_path / "t.jsonl", rows)
@@ -156,16 +147,13 @@ def test_chats_have_one_thread_of_a_tree_and_no_tree_is_in_two_splits(
     assert list(shorter) == list(everything)[:3]
 
 
-def test_tokens_of_a_chat_are_those_of_its_encoding(
-    tokenizer: PreTrainedTokenizerBase, plain_tokenizer: PreTrainedTokenizerBase,
-    system_tokenizer: PreTrainedTokenizerBase,
-) -> None:  # fmt: skip
+def test_tokens_of_a_chat_are_those_of_its_encoding(tokenizer, plain_tokenizer, system_tokenizer):
     blank = blank_sample(settings(), "data", "")
     trimming = copy.deepcopy(system_tokenizer)
     trimming.chat_template = trimming.chat_template.replace("['content']", "['content'].strip()")
     for kind in (tokenizer, plain_tokenizer, system_tokenizer, trimming):
         counted = ChatTokens(blank, kind, 900)
-        turns: list[Turn] = []
+        turns = []
         for number in range(4):
             turns += [{"role": "user", "content": f"é {number} <|end|>"},
                       {"role": "assistant", "content": "yes " * number}]  # fmt: skip
@@ -174,8 +162,8 @@ def test_tokens_of_a_chat_are_those_of_its_encoding(
 
 
 @pytest.mark.parametrize("form", ["nested", "flat"])
-def test_rows_are_chosen_by_their_columns(tmp_path: Path, form: str) -> None:
-    rows: list[Any] = []
+def test_rows_are_chosen_by_their_columns(tmp_path, form):
+    rows = []
     for number in range(8):
         rows += [nested(number)] if form == "nested" else flat(number)
     data = written(tmp_path / "t.jsonl", rows)
@@ -192,13 +180,11 @@ def test_rows_are_chosen_by_their_columns(tmp_path: Path, form: str) -> None:
             read_documents(data, "data", settings(where=where))
 
 
-def measured(data: str, tokenizer: PreTrainedTokenizerBase, **changes: Any) -> Source:
+def measured(data, tokenizer, **changes):
     return chats(data, tokenizer, **{"length": 300, "needs_reply": True, **changes})
 
 
-def test_questions_of_one_context_share_its_name(
-    tmp_path: Path, tokenizer: PreTrainedTokenizerBase
-) -> None:
+def test_questions_of_one_context_share_its_name(tmp_path, tokenizer):
     rows = [
         {"context": "first", "questions": ["q1", "q2"], "answers": ["a", "b"]},
         {"context": "second", "question": "q", "answer": "a"},
@@ -206,7 +192,7 @@ def test_questions_of_one_context_share_its_name(
         {"context": "third", "question": "q2", "answer": "a"},
     ]
     source = measured(written(tmp_path / "my.jsonl", rows), tokenizer)
-    names: dict[str, set[str]] = {}
+    names = {}
     for number, sample in enumerate(source):
         assert sample.id.startswith(f"my/all/0/{number}")
         names.setdefault(sample.context, set()).add(context_of(sample.id))
@@ -220,7 +206,7 @@ def test_questions_of_one_context_share_its_name(
     assert [sample.id for sample in fewer] == [sample.id for sample in source][:2]
 
 
-def test_the_metric_of_all_rows(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+def test_the_metric_of_all_rows(tmp_path, tokenizer):
     talk = [{"role": "user", "content": "Hi" * 90}, {"role": "assistant", "content": "Hello"}]
     rows = [
         {"context": "c", "question": "q", "answer": "7", "metric": "f1"},
@@ -244,7 +230,7 @@ def test_the_metric_of_all_rows(tmp_path: Path, tokenizer: PreTrainedTokenizerBa
     assert "line 2 has an answer without a number, for metric number" in source.notes[0]
 
 
-def test_columns_of_other_names(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+def test_columns_of_other_names(tmp_path, tokenizer):
     with (tmp_path / "my.csv").open("w", newline="") as file:
         csv.writer(file).writerows([["query", "A", "B"], ["Which?", "x", "y"]])
     names = renamed_columns("question=query, context=A,answer=B")
@@ -264,14 +250,12 @@ def test_columns_of_other_names(tmp_path: Path, tokenizer: PreTrainedTokenizerBa
         ("answer=a,answer=b", "'answer' is named twice"),
     ],
 )
-def test_columns_that_are_refused(text: str, reason: str) -> None:
+def test_columns_that_are_refused(text, reason):
     with pytest.raises(ValueError, match=reason):
         renamed_columns(text)
 
 
-def test_questions_are_scored_and_other_rows_measured(
-    tmp_path: Path, tokenizer: PreTrainedTokenizerBase
-) -> None:
+def test_questions_are_scored_and_other_rows_measured(tmp_path, tokenizer):
     rows = [
         {"context": "c", "question": "q", "answer": ["One", "two"], "task": "mine"},
         {"context": "c", "question": "q", "answers": {"text": ["One", "two"]}},
@@ -290,7 +274,7 @@ def test_questions_are_scored_and_other_rows_measured(
     assert task.score(by_metric["part"], "ONE!") == 1
     assert by_metric["none"].task == "my"
     assert encode(by_metric["none"], tokenizer).reply_ids
-    (note,) = source.notes  # type: ignore[attr-defined]
+    (note,) = source.notes
     assert f"--data {data}: all split: left out 3 rows" in note
     assert "has no answer to measure" in note
     assert "is no longer than --length 200" in note
@@ -298,33 +282,26 @@ def test_questions_are_scored_and_other_rows_measured(
         task.build(settings(), tokenizer)
 
 
-def test_the_chat_task_leaves_out_what_is_no_dialogue(
-    tmp_path: Path, tokenizer: PreTrainedTokenizerBase
-) -> None:
+def test_the_chat_task_leaves_out_what_is_no_dialogue(tmp_path, tokenizer):
     rows = [{"prompt": "p" * 120, "completion": "c"}, {"context": "c", "question": "q"}]
     data = written(tmp_path / "talk.jsonl", rows)
     source = find_task("chat").build(settings(chat=data, length=200), tokenizer)
     assert [sample.task for sample in source] == ["chat"]
-    assert "--chat" in source.notes[0]  # type: ignore[attr-defined]
-    assert "line 2 is not a dialogue" in source.notes[0]  # type: ignore[attr-defined]
+    assert "--chat" in source.notes[0]
+    assert "line 2 is not a dialogue" in source.notes[0]
 
 
-def test_message_trees_come_from_tables_too(
-    tmp_path: Path, tokenizer: PreTrainedTokenizerBase
-) -> None:
+def test_message_trees_come_from_tables_too(tmp_path, tokenizer):
     columns = ("message_id", "parent_id", "role", "text", "deleted")
     rows = [("a", "", "prompter", "q" * 40, "False"), ("ab", "a", "assistant", "r" * 40, "False"),
             ("ac", "a", "assistant", "s" * 40, "True")]  # fmt: skip
     with (tmp_path / "trees.csv").open("w", newline="") as file:
         csv.writer(file).writerows([columns, *rows])
     (sample,) = chats(str(tmp_path / "trees.csv"), tokenizer, length=90)
-    assert sample.messages is not None
     assert [turn["content"][0] for turn in sample.messages] == ["q", "r"]
 
 
-def test_a_prompt_without_completion_is_collected(
-    tmp_path: Path, tokenizer: PreTrainedTokenizerBase
-) -> None:
+def test_a_prompt_without_completion_is_collected(tmp_path, tokenizer):
     data = written(tmp_path / "p.jsonl", [{"prompt": f"What is {n}?"} for n in range(20)])
     source = chats(data, tokenizer, split="train", count=9, length=60)
     assert len(source) == 9
@@ -334,9 +311,7 @@ def test_a_prompt_without_completion_is_collected(
     assert not chats(data, tokenizer, length=60, needs_reply=True)
 
 
-def test_a_text_file_gives_as_many_prompts_as_fit(
-    tmp_path: Path, tokenizer: PreTrainedTokenizerBase
-) -> None:
+def test_a_text_file_gives_as_many_prompts_as_fit(tmp_path, tokenizer):
     (tmp_path / "book.txt").write_text(" ".join(f"w{n}" for n in range(2000)))
     data = str(tmp_path / "book.txt")
     source = chats(data, tokenizer, split="train", count=20, length=100)

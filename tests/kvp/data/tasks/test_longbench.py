@@ -1,17 +1,12 @@
 """LongBench's tasks: published prompts and metrics on rows in the published form."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-from transformers import PreTrainedTokenizerBase
 
 from kvp.data.encode import encode
-from kvp.data.task import Source, TaskSettings
+from kvp.data.task import TaskSettings
 from kvp.data.tasks import TASKS, expand_tasks
 from kvp.data.tasks.longbench import DATA_SETS, REFUSED
 from kvp.errors import UsageError
@@ -19,7 +14,7 @@ from kvp.errors import UsageError
 SETTINGS = TaskSettings(split="all", count=10, seed=0, length=4000)
 
 
-def _row(dataset: str, **columns: object) -> dict[str, object]:
+def _row(dataset, **columns):
     return {
         "input": "Who was it?", "context": "It was Ada. ", "answers": ["Ada", "Lovelace"],
         "length": 3, "dataset": dataset, "language": "en", "all_classes": None, "_id": "0",
@@ -27,23 +22,17 @@ def _row(dataset: str, **columns: object) -> dict[str, object]:
     }  # fmt: skip
 
 
-def _write(path: Path, rows: Sequence[object]) -> Path:
+def _write(path, rows):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
 
-def _build(
-    tokenizer: PreTrainedTokenizerBase, path: Path, dataset: str = "hotpotqa", **changes: object
-) -> Source:
-    settings = replace(SETTINGS, data=str(path), **changes)  # type: ignore[arg-type]
-    built = TASKS[f"longbench_{dataset}"].build(settings, tokenizer)
-    assert isinstance(built, Source)
-    return built
+def _build(tokenizer, path, dataset="hotpotqa", **changes):
+    settings = replace(SETTINGS, data=str(path), **changes)
+    return TASKS[f"longbench_{dataset}"].build(settings, tokenizer)
 
 
-def test_every_data_set_has_its_prompt_and_metric(
-    tokenizer: PreTrainedTokenizerBase, tmp_path: Path
-) -> None:
+def test_every_data_set_has_its_prompt_and_metric(tokenizer, tmp_path):
     assert len(DATA_SETS) + len(REFUSED) == 21
     for name, of in DATA_SETS.items():
         answers = {"share_of_numbers": ["Paragraph 3"], "code": ["x = 1"]}.get(of.metric, ["Ada"])
@@ -59,9 +48,7 @@ def test_every_data_set_has_its_prompt_and_metric(
         assert task.score(sample, "?!") == 0
 
 
-def test_some_prompts_get_no_chat_template(
-    tokenizer: PreTrainedTokenizerBase, tmp_path: Path
-) -> None:
+def test_some_prompts_get_no_chat_template(tokenizer, tmp_path):
     plain = {"trec", "triviaqa", "samsum", "lsht", "lcc", "repobench-p"}
     for name in ("trec", "lcc", "hotpotqa"):
         path = _write(tmp_path / f"{name}.jsonl", [_row(name, all_classes=["Ada"])])
@@ -70,9 +57,7 @@ def test_some_prompts_get_no_chat_template(
     assert {name for name, of in DATA_SETS.items() if of.few_shot or of.plain} == plain
 
 
-def test_of_worked_examples_the_first_line_counts(
-    tokenizer: PreTrainedTokenizerBase, tmp_path: Path
-) -> None:
+def test_of_worked_examples_the_first_line_counts(tokenizer, tmp_path):
     path = _write(tmp_path / "triviaqa.jsonl", [_row("triviaqa")])
     (sample,) = _build(tokenizer, path, "triviaqa")
     assert TASKS["longbench_triviaqa"].score(sample, "\nLovelace\nQuestion: more") == 1
@@ -81,7 +66,7 @@ def test_of_worked_examples_the_first_line_counts(
     assert TASKS["longbench_hotpotqa"].score(sample, "Lovelace\nb c") == pytest.approx(0.5)
 
 
-def test_a_long_prompt_loses_its_middle(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
+def test_a_long_prompt_loses_its_middle(tokenizer, tmp_path):
     context = "".join(f"<{n}>" for n in range(2000))
     path = _write(tmp_path / "hotpotqa.jsonl", [_row("hotpotqa", context=context)])
     (sample,) = _build(tokenizer, path, length=1000)
@@ -97,9 +82,7 @@ def test_a_long_prompt_loses_its_middle(tokenizer: PreTrainedTokenizerBase, tmp_
     assert text == whole[:half] + whole[-half:]
 
 
-def test_a_folder_a_file_of_all_and_a_group(
-    tokenizer: PreTrainedTokenizerBase, tmp_path: Path
-) -> None:
+def test_a_folder_a_file_of_all_and_a_group(tokenizer, tmp_path):
     folder = tmp_path / "data"
     folder.mkdir()
     _write(folder / "hotpotqa.jsonl", [_row("hotpotqa"), _row("hotpotqa", input="Why?")])
@@ -124,18 +107,14 @@ def test_a_folder_a_file_of_all_and_a_group(
         ({"input": "q" * 4000}, "has a question that half of --length 4000 is too short for"),
     ],
 )
-def test_bad_rows_are_skipped_and_counted(
-    tokenizer: PreTrainedTokenizerBase, tmp_path: Path, change: dict[str, object], message: str
-) -> None:
+def test_bad_rows_are_skipped_and_counted(tokenizer, tmp_path, change, message):
     path = _write(tmp_path / "hotpotqa.jsonl", [_row("hotpotqa"), _row("hotpotqa", **change)])
     source = _build(tokenizer, path)
     assert len(source) == 1
     assert f"longbench_hotpotqa: skipped 1 of 2 rows: line 2 {message}" in source.notes[0]
 
 
-def test_what_cannot_be_scored_is_refused(
-    tokenizer: PreTrainedTokenizerBase, tmp_path: Path
-) -> None:
+def test_what_cannot_be_scored_is_refused(tokenizer, tmp_path):
     path = _write(tmp_path / "vcsum.jsonl", [_row("vcsum")])
     with pytest.raises(UsageError, match=r"longbench_vcsum: .* jieba finds, which kvp lacks"):
         _build(tokenizer, path, "vcsum")
