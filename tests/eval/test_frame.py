@@ -203,7 +203,8 @@ def test_learned_and_best_methods_are_compared_with_the_full_cache() -> None:
         ((20, 45), r"ahead of kvzip, \+33\.3 points \(\+2\d\.\d to \+4\d\.\d\)"),
         ((7, 46), r"\+10\.0 points \(\+\d\.\d to \+\d+\.\d\) against kvzip, not after correction "
                   r"for 6 comparisons"),
-        ((6, 49), r"not significantly different from kvzip, \+3\.3 points \(-\d\.\d to \+1\d"),
+        ((6, 49), r"not significantly different from kvzip, "
+                  r"\+3\.3 points \(-\d\.\d to \+1\d\.\d\)"),
     ],
 )  # fmt: skip
 def test_what_is_said_of_a_difference_is_what_its_interval_and_the_test_say(
@@ -270,7 +271,8 @@ def test_nulls_are_named_apart_and_settings_not_chosen_on_the_prompts_shown() ->
         "the best method without training, keydiff +p, answers 40% (0 to 100); the next, snapkv, "
         "20% (0 to 100); the best null, random, 45% (0 to 100); the full cache 100% (0 to 100).\n"
         "Paired by prompt, keydiff +p is not significantly different from snapkv, +20.0 points "
-        "(-100.0 to +100.0); not significantly different from random, -5.0 points (-100.0 to +100.0).\n"
+        "(-100.0 to +100.0); not significantly different from random, -5.0 points "
+        "(-100.0 to +100.0).\n"
     ) in _said([*records, _record("full", None, score=1.0)])
 
 
