@@ -11,20 +11,18 @@ import sys
 import textwrap
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import hypothesis
 import pytest
 import torch
 
 if TYPE_CHECKING:
-    from kvp.artifacts.addresses import ObjectPath, Place
-    from kvp.store import TraceReader
+    pass
 
 hypothesis.settings.register_profile("kvp", deadline=None)  # machines are busy
 hypothesis.settings.load_profile("kvp")
@@ -50,7 +48,7 @@ class NetworkCallError(AssertionError):
 
 
 @pytest.fixture(scope="session")
-def launchers() -> dict[str, list[dict[str, str]]]:
+def launchers():
     """How processes of one job are told of each other: launcher -> variables of each process."""
     return {
         "one": [{}],
@@ -71,18 +69,18 @@ def launchers() -> dict[str, list[dict[str, str]]]:
 
 
 @pytest.fixture(autouse=True)
-def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_network(monkeypatch):
     """Refuse every connection that leaves this machine, and every name look-up."""
     connect = socket.socket.connect
     lookup = socket.getaddrinfo
 
-    def guarded_connect(self: socket.socket, address: Any) -> None:
+    def guarded_connect(self, address):
         local = self.family == socket.AF_UNIX or str(address[0]).startswith(_LOOPBACK)
         if not local:
             raise NetworkCallError(f"network call to {address!r}")
         connect(self, address)
 
-    def guarded_lookup(host: Any, *args: Any, **kwargs: Any) -> Any:
+    def guarded_lookup(host, *args, **kwargs):
         if host is not None and not str(host).startswith(_LOOPBACK):
             raise NetworkCallError(f"name look-up of {host!r}")
         return lookup(host, *args, **kwargs)
@@ -92,13 +90,13 @@ def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def run_compiler(tmp_path: Path) -> Callable[[str], None]:
+def run_compiler(tmp_path):
     """Run code that compiles Triton kernels in a process of its own, without the interpreter.
 
     The interpreter accepts programs that the compiler refuses.
     """
 
-    def run(code: str) -> None:
+    def run(code):
         environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
         made = subprocess.run(
             [sys.executable, "-c", code],
@@ -113,13 +111,13 @@ def run_compiler(tmp_path: Path) -> Callable[[str], None]:
 
 
 @pytest.fixture
-def run_until() -> Callable[[int, Callable[[], bool]], None]:
+def run_until():
     """Lets a process (its id) run in short turns until something holds or the process has ended.
 
     It stands still while that is looked up, so that a slow machine does not miss the moment.
     """
 
-    def run(child: int, holds: Callable[[], bool]) -> None:
+    def run(child, holds):
         # A process that has ended and is not waited for has no command line.
         while not holds() and Path(f"/proc/{child}/cmdline").read_bytes():
             os.kill(child, signal.SIGCONT)
@@ -131,19 +129,19 @@ def run_until() -> Callable[[int, Callable[[], bool]], None]:
 
 
 @pytest.fixture
-def watch(run_until: Any) -> Callable[[Place], Callable[[int, int], None]]:
+def watch(run_until):
     """Remembers what is below a folder or an address; the result waits for a number of new files,
     or for a process (its id) to end.
     """
     from kvp.artifacts.addresses import files_below
 
-    def watched(folder: Place) -> Callable[[int, int], None]:
+    def watched(folder):
         known = {name for name, _ in files_below(folder)}
 
-        def wait(wanted: int, child: int) -> None:
-            new: set[str] = set()
+        def wait(wanted, child):
+            new = set()
 
-            def written() -> bool:
+            def written():
                 new.update({name for name, _ in files_below(folder)} - known)
                 return len(new) >= wanted
 
@@ -155,7 +153,7 @@ def watch(run_until: Any) -> Callable[[Place], Callable[[int, int], None]]:
 
 
 @pytest.fixture(autouse=True)
-def _seeded() -> None:
+def _seeded():
     """Seed torch's global generator, which random-weight models draw from."""
     import torch
 
@@ -163,7 +161,7 @@ def _seeded() -> None:
 
 
 @pytest.fixture(scope="session")
-def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model_folder(tmp_path_factory):
     """A model of random weights with a byte-level tokenizer, small enough to collect from.
 
     Qwen2 with 2 layers, 4 query and 2 KV heads, context 1024; vocabulary of 600.
@@ -248,28 +246,26 @@ class ForkServer:
     flags: tuple[str, ...]
     """Given to every run."""
 
-    def start(self, out: Path, environment: Mapping[str, str] | None = None, *flags: str) -> int:
+    def start(self, out, environment=None, *flags):
         """Begin a run that writes `out`; its process id."""
         return self._say([environment or {}, [*self.flags, *flags, "--out", str(out)]])
 
-    def end(self, run: int) -> int:
+    def end(self, run):
         """Wait for a run; its wait status."""
         return self._say(run)
 
-    def _say(self, job: object) -> int:
+    def _say(self, job):
         self.process.stdin.write(json.dumps(job) + "\n")
         self.process.stdin.flush()
         return int(self.process.stdout.readline())
 
 
 @pytest.fixture(scope="module")
-def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., ForkServer]]:
+def fork_server(tmp_path_factory):
     """Makes `ForkServer`s of a program by its name; `modules` are imported before any fork."""
     with ExitStack() as stack:
 
-        def make(
-            program: str, *flags: str, modules: tuple[str, ...] = (), model: Path | None = None
-        ) -> ForkServer:
+        def make(program, *flags, modules=(), model=None):
             errors = tmp_path_factory.mktemp("server") / "errors"
             given = json.dumps([program, modules, None if model is None else str(model)])
             stream = stack.enter_context(errors.open("w"))
@@ -298,7 +294,7 @@ _S3_SERVER = textwrap.dedent(
 
 
 @pytest.fixture(scope="session")
-def s3_server() -> Iterator[str]:
+def s3_server():
     """Address of an S3 server with the bucket `bucket`."""
     with subprocess.Popen(
         [sys.executable, "-c", _S3_SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -311,7 +307,7 @@ def s3_server() -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def s3_environment(s3_server: str) -> Iterator[dict[str, str]]:
+def s3_environment(s3_server):
     """What a program needs to find the server; set for this process, too."""
     environment = {
         "AWS_ACCESS_KEY_ID": "test",
@@ -333,7 +329,7 @@ _NUMBERS = count()
 
 
 @pytest.fixture
-def prefix(s3_environment: dict[str, str]) -> ObjectPath:
+def prefix(s3_environment):
     """A folder of the bucket that nobody has used."""
     from kvp.artifacts.addresses import ObjectPath
 
@@ -341,10 +337,10 @@ def prefix(s3_environment: dict[str, str]) -> ObjectPath:
 
 
 @pytest.fixture(scope="session")
-def assert_same_tensors() -> Callable[[TraceReader, int, TraceReader, int], None]:
+def assert_same_tensors():
     """Compare every array of a sequence bit for bit."""
 
-    def compare(one: TraceReader, index: int, other: TraceReader, there: int) -> None:
+    def compare(one, index, other, there):
         first, second = one.trace(index), other.trace(there)
         assert set(first.labels) == set(second.labels)
         pairs = [(first.labels[name], second.labels[name]) for name in first.labels]
@@ -359,12 +355,10 @@ def assert_same_tensors() -> Callable[[TraceReader, int, TraceReader, int], None
 
 
 @pytest.fixture(scope="session")
-def assert_same_store(
-    assert_same_tensors: Callable[[TraceReader, int, TraceReader, int], None],
-) -> Callable[[Path, TraceReader], None]:
+def assert_same_store(assert_same_tensors):
     """Compare a store on a disk with what one process wrote with other `--out`."""
 
-    def compare(store: Path, whole: TraceReader) -> None:
+    def compare(store, whole):
         from kvp.store import TraceReader
 
         shared = TraceReader(store)
@@ -381,14 +375,14 @@ def assert_same_store(
 
 
 @pytest.fixture(scope="session")
-def assert_same_files() -> Callable[[ObjectPath, Path], None]:
+def assert_same_files():
     """Compare a store on S3 with what one process wrote to a disk, byte for byte."""
 
-    def files(folder: Place) -> dict[str, bytes]:
+    def files(folder):
         # Without the manifest, which holds `--out` and a time.
         return {name: (folder / name).read_bytes() for name in _files(folder) - {"manifest.json"}}
 
-    def compare(store: ObjectPath, whole: Path) -> None:
+    def compare(store, whole):
         from kvp.store import TraceReader
 
         assert files(store) == files(whole)
@@ -400,15 +394,13 @@ def assert_same_files() -> Callable[[ObjectPath, Path], None]:
 
 
 @pytest.fixture(scope="session")
-def assert_same_results(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Callable[..., None]:
+def assert_same_results(tmp_path_factory):
     """Compare results, on a disk or on S3, with those of one process on a disk.
 
     The settings `but` were given otherwise.
     """
 
-    def compare(out: Place, whole: Path, *, but: tuple[str, ...] = ("out",)) -> None:
+    def compare(out, whole, *, but=("out",)):
         from eval.records import KEY_FIELDS, read_records, results_folder
         from eval.results import load_results
 
@@ -433,14 +425,14 @@ def assert_same_results(
     return compare
 
 
-def _names(folder: Place) -> set[str]:
+def _names(folder):
     """What is in a folder, locks and half-written files included."""
     if isinstance(folder, Path):
         return {path.relative_to(folder).as_posix() for path in folder.rglob("*")}
     return _files(folder)
 
 
-def _files(folder: Place) -> set[str]:
+def _files(folder):
     from kvp.artifacts.addresses import files_below
 
     return {name for name, _ in files_below(folder)}

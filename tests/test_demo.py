@@ -1,7 +1,5 @@
 """`make demo` in miniature: the five programs, their files, and no network call in any process."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -48,7 +46,7 @@ for name, arguments in json.loads(sys.argv[1]).items():
 
 
 @pytest.fixture(scope="module")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def demo(tmp_path_factory):
     """Run folder of a tiny demo with what it printed, and the log of attempted network calls."""
     run = tmp_path_factory.mktemp("demo")
     log = run / "network.log"
@@ -84,7 +82,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return run, log
 
 
-def test_every_program_of_the_demo_leaves_its_files(demo: tuple[Path, Path]) -> None:
+def test_every_program_of_the_demo_leaves_its_files(demo):
     run, _ = demo
     assert (run / "traces" / "manifest.json").is_file()
     assert (run / "policies" / "policy.json").is_file()
@@ -95,9 +93,7 @@ def test_every_program_of_the_demo_leaves_its_files(demo: tuple[Path, Path]) -> 
     assert (run / "report.html").stat().st_size > 100_000
 
 
-def test_the_closing_sentence_and_the_report_have_the_setting_that_was_tuned(
-    demo: tuple[Path, Path],
-) -> None:
+def test_the_closing_sentence_and_the_report_have_the_setting_that_was_tuned(demo):
     run, _ = demo
     settings = load_settings(run / "tuned")
     (chosen,) = (entry.chosen for entry in settings.methods if entry.method == "kvp")
@@ -112,6 +108,6 @@ def test_the_closing_sentence_and_the_report_have_the_setting_that_was_tuned(
         assert f"chosen on validation ({entry.tried} settings)" in page
 
 
-def test_no_program_of_the_demo_touches_the_network(demo: tuple[Path, Path]) -> None:
+def test_no_program_of_the_demo_touches_the_network(demo):
     _, log = demo
     assert not log.exists(), log.read_text()

@@ -1,15 +1,11 @@
 """Every kvp command that the docs, recipes and examples show is one that the programs accept."""
 
-from __future__ import annotations
-
-import argparse
 import inspect
 import re
 import shlex
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 from lm_eval._cli import HarnessCLI
@@ -22,7 +18,7 @@ from kvp.errors import UsageError
 from kvp.programs import PROGRAMS, SCRIPTS, load, spell_program
 
 ROOT = Path(__file__).parents[1]
-CONFIGS: dict[str, type[Any]] = {
+CONFIGS = {
     spell_program(name): load(program.config)
     for name, program in PROGRAMS.items()
     if program.config
@@ -51,7 +47,7 @@ BENCHMARK_FLAGS = {
 COMMAND = re.compile(rf"""\bkvp(?:-(?:{"|".join(SCRIPTS)})|"? (?:{"|".join(PROGRAMS)}))(?![\w-])""")
 
 
-def _commands(text: str, *, markdown: bool) -> list[list[str]]:
+def _commands(text, *, markdown):
     """Words of each command in a page; prose that only names a program gives none."""
     if markdown:
         fence = re.compile(r"^```.*?\n(.*?)^```", re.M | re.S)
@@ -71,7 +67,7 @@ def _commands(text: str, *, markdown: bool) -> list[list[str]]:
     return result
 
 
-def _with_program(words: list[str]) -> list[str]:
+def _with_program(words):
     """The words of a command, the first of which is a program as pages write it."""
     if words[0] != "kvp":
         return words
@@ -79,7 +75,7 @@ def _with_program(words: list[str]) -> list[str]:
 
 
 @cache
-def _pages() -> list[tuple[str, list[str]]]:
+def _pages():
     return [
         (str(page.relative_to(ROOT)), words)
         for page in PAGES
@@ -87,7 +83,7 @@ def _pages() -> list[tuple[str, list[str]]]:
     ]
 
 
-def _accept(program: str, words: list[str]) -> None:
+def _accept(program, words):
     """Raise UsageError as the program would, whatever a command leaves to reader and shell."""
     config = CONFIGS[program]
     complete = "--out" in words and not any(mark in "".join(words) for mark in ("$", "{", "..."))
@@ -112,12 +108,12 @@ def _accept(program: str, words: list[str]) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _repository(monkeypatch: pytest.MonkeyPatch) -> None:
+def _repository(monkeypatch):
     monkeypatch.chdir(ROOT)
 
 
 @pytest.mark.parametrize("program", CONFIGS)
-def test_commands_of_the_docs_are_accepted(program: str) -> None:
+def test_commands_of_the_docs_are_accepted(program):
     for page, (name, *arguments) in _pages():
         if name != program or "--help" in arguments:
             continue
@@ -128,13 +124,13 @@ def test_commands_of_the_docs_are_accepted(program: str) -> None:
 
 
 @pytest.mark.parametrize("example", EXAMPLES)
-def test_an_example_of_help_is_accepted(example: str) -> None:
+def test_an_example_of_help_is_accepted(example):
     program, *arguments = _with_program(shlex.split(example))
     parse(CONFIGS[program], arguments)
 
 
 @pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "docs"])
-def test_flags_named_in_prose_exist(page: str) -> None:
+def test_flags_named_in_prose_exist(page):
     known = {field.name for config in CONFIGS.values() for field in fields(config)} | OTHER_FLAGS
     known |= BENCHMARK_FLAGS
     known |= {name.lstrip("-") for name in _harness()._option_string_actions}
@@ -147,18 +143,17 @@ def test_flags_named_in_prose_exist(page: str) -> None:
         assert not unknown, f"{name} names flags that no program has: {sorted(unknown)}"
 
 
-def _keywords(function: Any) -> set[str]:
+def _keywords(function):
     parameters = inspect.signature(function).parameters.values()
     return {each.name for each in parameters if each.kind is each.KEYWORD_ONLY}
 
 
-def _harness() -> argparse.ArgumentParser:
+def _harness():
     """The harness's parser of `run`."""
-    parser: argparse.ArgumentParser = HarnessCLI()._subparsers.choices["run"]
-    return parser
+    return HarnessCLI()._subparsers.choices["run"]
 
 
-def test_commands_of_the_harness_are_accepted() -> None:
+def test_commands_of_the_harness_are_accepted():
     known = _keywords(load_harness_model) | _keywords(compression) | {"pretrained", "tokenizer"}
     commands = [words for _, words in _pages() if words[0] == "kvp lm-eval"]
     commands += [_with_program(shlex.split(example)) for example in harness.EXAMPLES]
@@ -172,7 +167,7 @@ def test_commands_of_the_harness_are_accepted() -> None:
         assert parsed.tasks or parsed.model_args, words
 
 
-def test_commands_are_found_in_every_kind_of_page() -> None:
+def test_commands_are_found_in_every_kind_of_page():
     shell = '  "$BIN/kvp-eval" --tasks $T \\\n    --rate 3 | tail'
     assert _commands(shell, markdown=False) == [["kvp-eval", "--tasks", "$T", "--rate", "3"]]
     page = "kvp-eval is prose. `kvp merge --shards a,b`\n```\nkvp-report x # why\n```\n"

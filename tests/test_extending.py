@@ -1,12 +1,8 @@
 """The scorer, the allocator and the task of docs/extending.md work as they are written there."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from pathlib import Path
-
-import pytest
 
 from eval.results import load_results
 from kvp.programs import run_program
@@ -14,9 +10,7 @@ from kvp.programs import run_program
 PAGE = (Path(__file__).parents[1] / "docs" / "extending.md").read_text(encoding="utf-8")
 
 
-def test_the_files_of_the_page_run_by_its_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_files_of_the_page_run_by_its_command(tmp_path, monkeypatch):
     files = re.findall(r"^`(my_\w+\.py)`.*?^```python\n(.*?)^```", PAGE, re.M | re.S)
     assert [name for name, _ in files] == ["my_scorer.py", "my_allocator.py", "my_task.py"]
     for name, code in files:

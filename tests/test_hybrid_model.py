@@ -1,10 +1,6 @@
 """Collect, train, evaluate and report on a model most of whose layers see a window only."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -20,13 +16,13 @@ LAYERS = [WINDOWED, WINDOWED, FULL, WINDOWED, FULL]
 EVICTED = [2, 4]
 
 
-def run(program: str, *arguments: str) -> None:
+def run(program, *arguments):
     """Run a program in this process."""
     assert run_program(program, list(arguments)) == 0
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     """Everything the programs write, below a folder with a random Gemma 3 and nano's tokenizer."""
     root = tmp_path_factory.mktemp("hybrid")
     tokenizer = load_tokenizer("nano")
@@ -62,12 +58,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def records(path: Path) -> list[dict[str, Any]]:
+def records(path):
     """Lines of a JSONL file."""
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_traces_and_policies_are_of_the_layers_that_see_everything(folder: Path) -> None:
+def test_traces_and_policies_are_of_the_layers_that_see_everything(folder):
     reader = TraceReader(folder / "traces")
     assert list(reader.geometry.model_layers) == EVICTED
     assert reader.trace(0).keys.shape[:2] == (2, 2)
@@ -77,7 +73,7 @@ def test_traces_and_policies_are_of_the_layers_that_see_everything(folder: Path)
     assert files == {f"layer_{n:02d}_head_{h:02d}.safetensors" for n in EVICTED for h in (0, 1)}
 
 
-def test_budgets_and_bytes_are_of_the_layers_that_see_everything(folder: Path) -> None:
+def test_budgets_and_bytes_are_of_the_layers_that_see_everything(folder):
     rows = records(folder / "results" / "rows.jsonl")
     assert {row["method"] for row in rows} >= {"full", "kvp", "snapkv", "kvzip", "oracle"}
     for row in rows:
@@ -85,7 +81,7 @@ def test_budgets_and_bytes_are_of_the_layers_that_see_everything(folder: Path) -
         assert row["cache_bytes"] == pytest.approx(tokens * 2 * 16 * 4)
 
 
-def test_reports_name_the_layers_of_the_model(folder: Path) -> None:
+def test_reports_name_the_layers_of_the_model(folder):
     curves = records(folder / "results" / "curves.jsonl")
     assert {record["layer"] for record in curves} == set(EVICTED)
     manifest = json.loads((folder / "results" / "manifest.json").read_text())
@@ -94,7 +90,7 @@ def test_reports_name_the_layers_of_the_model(folder: Path) -> None:
     assert "layer 0" not in page
 
 
-def test_what_is_passed_on_tells_no_local_path(folder: Path) -> None:
+def test_what_is_passed_on_tells_no_local_path(folder):
     parts = ("traces", "policy", "results")
     files = [file for part in parts for file in (folder / part).rglob("*") if file.is_file()]
     assert len(files) > 20

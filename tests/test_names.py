@@ -2,7 +2,6 @@
 
 import ast
 import re
-from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -25,7 +24,7 @@ GOOD = {"apply", "competing", "pooled", "tracking", "wording"}
 """A verb, nouns, and what users know by that name."""
 
 
-def _imports(tree: ast.AST) -> Iterator[str]:
+def _imports(tree):
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -36,17 +35,17 @@ def _imports(tree: ast.AST) -> Iterator[str]:
             yield from _imports(node)
 
 
-def test_a_class_name_occurs_once() -> None:
+def test_a_class_name_occurs_once():
     names = [node.name for _, node in NODES if isinstance(node, ast.ClassDef)]
     assert sorted(names) == sorted(set(names))
 
 
-def test_no_function_has_more_than_sixty_lines() -> None:
+def test_no_function_has_more_than_sixty_lines():
     long = [(m, n.name) for m, n in FUNCTIONS if (n.end_lineno or 0) - n.lineno >= 60]
     assert long == []
 
 
-def test_functions_are_named_by_what_they_do() -> None:
+def test_functions_are_named_by_what_they_do():
     names = [
         node.name for _, node in FUNCTIONS
         if not re.search("property|contextmanager", " ".join(map(ast.unparse, node.decorator_list)))
@@ -54,5 +53,5 @@ def test_functions_are_named_by_what_they_do() -> None:
     assert len(lone := [n for n in names if LONE.fullmatch(n) and n not in GOOD]) < 20, lone
 
 
-def test_imports_make_no_circle() -> None:
+def test_imports_make_no_circle():
     TopologicalSorter({name: [*_imports(tree)] for name, tree in MODULES.items()}).prepare()

@@ -1,7 +1,5 @@
 """The repository itself: what the wheel holds, what the top level shows, what the contracts say."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys
@@ -12,12 +10,9 @@ from pathlib import Path
 import pytest
 
 from kvp.command_line import flags_of
-from kvp.config_groups import Group
 from kvp.programs import PROGRAMS, SCRIPTS, load
 
-CONFIGS: list[type[Group]] = [
-    load(program.config) for program in PROGRAMS.values() if program.config is not None
-]
+CONFIGS = [load(program.config) for program in PROGRAMS.values() if program.config is not None]
 ROOT = Path(__file__).parent.parent
 PACKAGES = {"kvp", "trace_collect", "train", "policies", "eval"}
 DOCS = sorted((ROOT / "docs").glob("*.md"))
@@ -27,7 +22,7 @@ TOP_LEVEL = PACKAGES | {
 }  # fmt: skip
 
 
-def _tracked() -> list[str]:
+def _tracked():
     listing = subprocess.run(
         ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False
     )
@@ -36,11 +31,11 @@ def _tracked() -> list[str]:
     return listing.stdout.splitlines()
 
 
-def test_top_level_holds_only_what_people_expect() -> None:
+def test_top_level_holds_only_what_people_expect():
     assert {name.split("/")[0] for name in _tracked()} <= TOP_LEVEL
 
 
-def test_no_file_names_a_path_of_a_developer_machine() -> None:
+def test_no_file_names_a_path_of_a_developer_machine():
     forbidden = ["/" + "work/", "/" + "root/", ".." + "/shared", "/" + "opt/"]
     for name in _tracked():
         path = ROOT / name
@@ -51,7 +46,7 @@ def test_no_file_names_a_path_of_a_developer_machine() -> None:
 
 
 @pytest.fixture(scope="module")
-def wheel_names(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+def wheel_names(tmp_path_factory):
     out = tmp_path_factory.mktemp("wheel")
     subprocess.run(
         [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(out)],
@@ -62,12 +57,12 @@ def wheel_names(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
         return archive.namelist()
 
 
-def test_wheel_holds_exactly_the_five_packages(wheel_names: list[str]) -> None:
+def test_wheel_holds_exactly_the_five_packages(wheel_names):
     top = {name.split("/")[0] for name in wheel_names}
     assert {name for name in top if not name.endswith(".dist-info")} == PACKAGES
 
 
-def test_wheel_ships_licence_bundled_model_and_its_policy(wheel_names: list[str]) -> None:
+def test_wheel_ships_licence_bundled_model_and_its_policy(wheel_names):
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in wheel_names)
     policy = [f"policy/{path.name}" for path in (ROOT / "kvp/nano/policy").iterdir()]
     assert len(policy) == 22
@@ -75,30 +70,30 @@ def test_wheel_ships_licence_bundled_model_and_its_policy(wheel_names: list[str]
         assert f"kvp/nano/{part}" in wheel_names
 
 
-def test_bundled_model_stays_within_twelve_megabytes() -> None:
+def test_bundled_model_stays_within_twelve_megabytes():
     size = sum(path.stat().st_size for path in (ROOT / "kvp" / "nano").iterdir() if path.is_file())
     assert 0 < size <= 12 * 1024 * 1024
     policy = (ROOT / "kvp" / "nano" / "policy").iterdir()
     assert 0 < sum(path.stat().st_size for path in policy) <= 2.5 * 1024 * 1024
 
 
-def test_wheel_ships_the_page_of_reports_and_the_card_of_policies(wheel_names: list[str]) -> None:
+def test_wheel_ships_the_page_of_reports_and_the_card_of_policies(wheel_names):
     for part in ("page.html", "page.css", "page.js"):
         assert f"eval/report/web/{part}" in wheel_names
     assert "eval/card.jinja" in wheel_names
 
 
-def test_types_are_in_the_wheel(wheel_names: list[str]) -> None:
+def test_types_are_in_the_wheel(wheel_names):
     assert {f"{package}/py.typed" for package in PACKAGES} <= set(wheel_names)
 
 
-def test_the_console_scripts_are_those_that_people_know() -> None:
+def test_the_console_scripts_are_those_that_people_know():
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
     assert set(scripts) == {"kvp", *(f"kvp-{name}" for name in SCRIPTS)}
 
 
-def test_a_flag_means_one_thing_in_every_program() -> None:
-    meanings: dict[str, tuple[type, str, type]] = {}
+def test_a_flag_means_one_thing_in_every_program():
+    meanings = {}
     for config in CONFIGS:
         for flag in flags_of(config):
             sentence = re.split(r"[.:] |\.$| \(default", flag.help)[0]
@@ -107,7 +102,7 @@ def test_a_flag_means_one_thing_in_every_program() -> None:
             assert meaning[:2] == first[:2], f"--{flag.name}: {meaning} and {first}"
 
 
-def _missing(name: str) -> bool:
+def _missing(name):
     """Whether a path of the repository, or a dotted name of its packages, does not exist."""
     if "/" in name:
         known = name.split("/")[0] in TOP_LEVEL - {".ci", ".gitignore"} and "<" not in name
@@ -128,7 +123,7 @@ def _missing(name: str) -> bool:
 @pytest.mark.parametrize(
     "page", ["CONTRIBUTING.md", "README.md", *(f"docs/{path.name}" for path in DOCS)]
 )
-def test_a_page_names_files_and_modules_that_exist(page: str) -> None:
+def test_a_page_names_files_and_modules_that_exist(page):
     text = (ROOT / page).read_text(encoding="utf-8")
     named = {match.split("(")[0] for match in re.findall(r"`([^`\n ]+)`", text)}
     files = {name for name in named if re.fullmatch(r"[\w.*-]+(/[\w.*<>-]*)+", name)}

@@ -1,7 +1,5 @@
 """The tutorial's cells, README's example and README's four commands run as they are written."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -17,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def _run_python(code: str, folder: Path) -> str:
+def _run_python(code, folder):
     paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=folder, env={**os.environ, "PYTHONPATH": paths},
@@ -27,19 +25,17 @@ def _run_python(code: str, folder: Path) -> str:
     return done.stdout
 
 
-def test_cells_of_the_tutorial_run_in_order(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cells_of_the_tutorial_run_in_order(tmp_path, monkeypatch):
     """In one namespace, as a notebook runs them; IPython is not installed for tests."""
     notebook = json.loads((ROOT / "docs" / "tutorial.ipynb").read_text(encoding="utf-8"))
-    shown: list[str] = []
+    shown = []
     display = types.SimpleNamespace(Image=lambda path, width: shown.append(path))
     monkeypatch.setitem(sys.modules, "IPython.display", display)  # type: ignore[arg-type]
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setattr("tempfile.tempdir", None)
-    names: dict[str, object] = {"__name__": "__main__"}
+    names = {"__name__": "__main__"}
     for cell in notebook["cells"]:
         if cell["cell_type"] == "code":
             assert cell["outputs"] or cell["execution_count"] == 1, "saved without its outputs"
@@ -51,7 +47,7 @@ def test_cells_of_the_tutorial_run_in_order(
         assert seen["kvp"] > seen["keydiff"]
 
 
-def test_the_example_of_readme_runs(tmp_path: Path) -> None:
+def test_the_example_of_readme_runs(tmp_path):
     (code,) = re.findall(r"^```python\n(.*?)^```", README, re.M | re.S)
     full, evicted = _run_python(code, tmp_path).splitlines()
     assert "4821973" in full
@@ -60,7 +56,7 @@ def test_the_example_of_readme_runs(tmp_path: Path) -> None:
     assert sizes[1] < 0.07 * sizes[0]  # 6 %, and the answer
 
 
-def test_the_chat_of_the_docs_is_the_one_of_the_recipe() -> None:
+def test_the_chat_of_the_docs_is_the_one_of_the_recipe():
     page = (ROOT / "docs/python.md").read_text(encoding="utf-8")
     code = page.split("```python\n")[1].partition("```")[0]
     recipe = (ROOT / "recipes/real_models/chat.py").read_text(encoding="utf-8")
@@ -69,7 +65,7 @@ def test_the_chat_of_the_docs_is_the_one_of_the_recipe() -> None:
     assert recipe.endswith(f'"""\n\n{code}')
 
 
-def test_the_four_commands_of_readme_run(tmp_path: Path) -> None:
+def test_the_four_commands_of_readme_run(tmp_path):
     (commands,) = re.findall(r"^```\n(kvp collect.*?)^```", README, re.M | re.S)
     lines = commands.replace("\\\n", " ").splitlines()
     assert [line.split()[1] for line in lines] == ["collect", "train", "eval", "report"]

@@ -7,18 +7,13 @@ formula. The turning point's own file is where one arrives; it is counted only w
 on. No kind of file is left out. A program's code is never called by the packages below it.
 """
 
-from __future__ import annotations
-
 import inspect
 import sys
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 
 import pytest
 import torch
-from transformers import PreTrainedModel
 
 import eval.run
 import trace_collect.run
@@ -43,19 +38,17 @@ ORDER = {"kvp": 0, "policies": 0, "trace_collect": 1, "train": 1, "eval": 1}
 
 
 @contextmanager
-def walk(
-    begin: Callable[..., object], *turning_points: Callable[..., object]
-) -> Iterator[set[str]]:
+def walk(begin, *turning_points):
     """The files that lead from `begin` to the turning points, all of which must be reached."""
     unseen = {inspect.unwrap(point).__code__ for point in turning_points}
     codes, files = frozenset(unseen), set[str]()
     first = inspect.unwrap(begin).__code__
 
-    def follow(frame: FrameType, event: str, _: object) -> None:
+    def follow(frame, event, _):
         if event != "call" or frame.f_code not in codes:
             return
-        names: list[str] = []
-        above: FrameType | None = frame
+        names = []
+        above = frame
         while above is not None and above.f_code is not first:
             above = above.f_back
             path = Path(above.f_code.co_filename if above else "")
@@ -76,11 +69,11 @@ def walk(
 
 
 @pytest.fixture(scope="module")
-def model() -> PreTrainedModel:
+def model():
     return load_model("nano")[0]
 
 
-def test_a_prompt_meets_six_files(model: PreTrainedModel, tmp_path: Path) -> None:
+def test_a_prompt_meets_six_files(model, tmp_path):
     """Of kvp-eval, from the prepared work to a row: two of eval, four of kvp."""
     config = EvalConfig(
         out=str(tmp_path / "results"), model="nano", methods="snapkv", tasks="niah_single_1",
@@ -93,7 +86,7 @@ def test_a_prompt_meets_six_files(model: PreTrainedModel, tmp_path: Path) -> Non
     assert len(files) <= 6, sorted(files)
 
 
-def test_a_budget_meets_four_files(model: PreTrainedModel) -> None:
+def test_a_budget_meets_four_files(model):
     """Of `evicting`, from `generate` to the tokens that stay."""
     ids = torch.arange(1, 101)[None]
     ends = (type(model).forward, SnapKV.score, Selection.tokens, selected_layer)
@@ -102,7 +95,7 @@ def test_a_budget_meets_four_files(model: PreTrainedModel) -> None:
     assert len(files) <= 4, sorted(files)
 
 
-def test_a_trace_meets_eight_files(tmp_path: Path) -> None:
+def test_a_trace_meets_eight_files(tmp_path):
     """Of kvp-train, from its settings to saved weights.
 
     Six lead to the weights, and two measure what they are worth: validation, which also chooses

@@ -1,16 +1,13 @@
 """The benchmark of collecting, at the smallest size that says something."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import pytest
 
 from benchmarks.collecting import CLOCKS, main
 
 
-def test_ratios_are_medians_of_rounds(tmp_path: Path) -> None:
+def test_ratios_are_medians_of_rounds(tmp_path):
     out = tmp_path / "rate.json"
     main([
         "--models", "wide", "--layers", "1", "--prompts", "3", "--shortest", "6", "--longest", "20",

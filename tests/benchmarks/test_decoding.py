@@ -1,19 +1,13 @@
 """The benchmark of decoding runs, and its caches hold what their names say."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 CACHES = ["full", "uniform", "ragged:auto", "ragged:torch"]
 
 
-def test_every_cache_is_a_row_of_its_case(
-    run_benchmark: Callable[..., None], tmp_path: Path
-) -> None:
+def test_every_cache_is_a_row_of_its_case(run_benchmark, tmp_path):
     out = tmp_path / "out.json"
     cases = ["--cases", "wide:64,nano:32,attention:48", "--backends", "auto,torch"]
     run_benchmark("decoding", *cases, "--rounds", "1", "--steps", "3", "--out", str(out))
@@ -45,13 +39,7 @@ def test_every_cache_is_a_row_of_its_case(
         (["--budget", "1"], "--budget must be between 0 and 1"),
     ],
 )
-def test_cases_that_cannot_run_are_refused(
-    flags: list[str],
-    message: str,
-    run_benchmark: Callable[..., None],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_cases_that_cannot_run_are_refused(flags, message, run_benchmark, tmp_path, capsys):
     with pytest.raises(SystemExit, match="2"):
         run_benchmark("decoding", *flags, "--out", str(tmp_path / "out.json"))
     assert message in capsys.readouterr().err

@@ -1,10 +1,7 @@
 """A sample of the fault campaign: nothing silent, no traceback, no hang."""
 
-from __future__ import annotations
-
 import signal
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,7 +20,7 @@ SAMPLE = {
 
 
 @pytest.fixture(scope="module")
-def folder() -> Iterator[Path]:
+def folder():
     with tempfile.TemporaryDirectory() as found:
         Path(found).chmod(0o755)
         make(Path(found, "made"), ("traces", "policy", "unfinished train"))
@@ -31,14 +28,14 @@ def folder() -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("name", SAMPLE)
-def test_a_disturbed_program_goes_on_or_says_why_not(name: str, folder: Path) -> None:
+def test_a_disturbed_program_goes_on_or_says_why_not(name, folder):
     run, whole = areas(folder / "made", folder, ("", ""))[name]
     trials = run(SAMPLE[name])
     assert len(trials) == SAMPLE[name] < whole
     assert not [trial for trial in trials if trial.outcome in FAULTS], trials
 
 
-def test_faults_and_good_ends_are_distinguished() -> None:
+def test_faults_and_good_ends_are_distinguished():
     traceback = "Traceback (most recent call last)\nValueError: x"
     ends = [
         ("traceback", Ended(code=1, error=traceback)),

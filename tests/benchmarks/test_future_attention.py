@@ -1,17 +1,11 @@
 """The benchmark of future attention runs, and the forms it compares compute the same label."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 
-def test_forms_agree_and_skipped_ones_are_named(
-    run_benchmark: Callable[..., None], tmp_path: Path
-) -> None:
+def test_forms_agree_and_skipped_ones_are_named(run_benchmark, tmp_path):
     out = tmp_path / "out.json"
     quick = ["--forms", "naive,blocked,triton", "--rounds", "1", "--seconds", "0"]
     # 3 matrices of 7 x 50 x 100 numbers are 0.0004 GiB, of 100 x 200 four times as much.
@@ -29,9 +23,7 @@ def test_forms_agree_and_skipped_ones_are_named(
     assert last["length"] == 200
 
 
-def test_lengths_that_would_take_too_long_are_named(
-    run_benchmark: Callable[..., None], tmp_path: Path
-) -> None:
+def test_lengths_that_would_take_too_long_are_named(run_benchmark, tmp_path):
     out = tmp_path / "out.json"
     quick = ["--forms", "blocked", "--rounds", "1", "--seconds", "0"]
     limits = ["--lengths", "64,65536", "--limit", "0.001", "--out", str(out)]
@@ -43,8 +35,8 @@ def test_lengths_that_would_take_too_long_are_named(
 
 
 def test_a_form_that_fails_is_named_and_the_others_are_measured(
-    run_benchmark: Callable[..., None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+    run_benchmark, monkeypatch, tmp_path
+):
     monkeypatch.setattr("kvp.ops.future_attention.received_attention", lambda *_: [][0])
     out = tmp_path / "out.json"
     flags = ["--forms", "blocked,naive", "--lengths", "64", "--seconds", "0", "--out", str(out)]

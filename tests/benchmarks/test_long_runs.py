@@ -1,14 +1,11 @@
 """The benchmark of long runs, at the smallest size that shows that it runs."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 from benchmarks.long_runs import main
 
 
-def test_memory_of_a_conversation_is_noted_and_drawn(tmp_path: Path) -> None:
+def test_memory_of_a_conversation_is_noted_and_drawn(tmp_path):
     out, picture = tmp_path / "long.json", tmp_path / "long.png"
     threads = {"settings": {"scale": 1}, "mib": [1, 2]}
     out.write_text(json.dumps({"results": {"threads": threads}, "failed": {"turns": "before"}}))

@@ -1,17 +1,11 @@
 """The benchmark of methods next to a prefill: every method is there, and shares are of one run."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
-from pathlib import Path
 
 from policies.registry import METHODS
 
 
-def test_every_registered_method_is_a_share_of_the_prefill(
-    run_benchmark: Callable[..., None], tmp_path: Path
-) -> None:
+def test_every_registered_method_is_a_share_of_the_prefill(run_benchmark, tmp_path):
     out = tmp_path / "out.json"
     sizes = ["--tokens", "96", "--width", "512", "--layers", "1", "--repeats", "2"]
     run_benchmark("method_scoring", *sizes, "--out", str(out))

@@ -1,11 +1,7 @@
 """The command that measures all: it runs end to end, and its page says what its files say."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,7 +14,7 @@ FIXED = Path(__file__).parent / "performance"
 MEASURED = ("labels", "decoding", "dry_runs")
 
 
-def _reports() -> dict[tuple[str, str], Any]:
+def _reports():
     """The fixed files by part and device."""
     found = {}
     for path in sorted(FIXED.glob("*.json")):
@@ -27,12 +23,12 @@ def _reports() -> dict[tuple[str, str], Any]:
     return found
 
 
-def test_the_page_of_fixed_files_is_what_it_was() -> None:
+def test_the_page_of_fixed_files_is_what_it_was():
     text = page_text(_reports(), "results", "speed.md")
     assert text == (FIXED / "expected.md").read_text()
 
 
-def test_devices_that_were_not_measured_are_said_to_be_so() -> None:
+def test_devices_that_were_not_measured_are_said_to_be_so():
     reports = _reports()
     assert ("decoding", "cuda") in reports
     text = page_text(reports, "results", "speed.md")
@@ -51,20 +47,16 @@ def test_devices_that_were_not_measured_are_said_to_be_so() -> None:
         (["--kvpress", "nowhere/python"], "--kvpress: no interpreter nowhere/python"),
     ],
 )
-def test_flags_that_cannot_be_are_refused(
-    flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_flags_that_cannot_be_are_refused(flags, message, capsys):
     with pytest.raises(SystemExit, match="2"):
         main(flags)
     assert message in capsys.readouterr().err
 
 
-def test_a_quick_run_measures_its_parts(
-    run_benchmark: Callable[..., None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_quick_run_measures_its_parts(run_benchmark, monkeypatch, tmp_path):
     """In this process; benchmarks/gpu/run.sh, which CI runs, runs the others."""
 
-    def inside(module: str, words: Sequence[str], _: float) -> tuple[list[str], str]:
+    def inside(module, words, _):
         run_benchmark(module.removeprefix("benchmarks."), *words)
         return [], ""
 
@@ -87,14 +79,14 @@ def test_a_quick_run_measures_its_parts(
 
 
 def test_a_part_that_fails_keeps_its_former_file_and_the_others_go_on(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    monkeypatch, tmp_path, capsys
+):
     former = _reports()["labels", "cpu"]
     results = tmp_path / "results"
     results.mkdir()
     (results / "labels-cpu.json").write_text(json.dumps(former))
 
-    def broken(module: str, words: Sequence[str], _: None) -> tuple[list[str], str]:
+    def broken(module, words, _):
         if module == "benchmarks.future_attention":
             return ['{"length": 64}\n', "a warning\n"], "out of memory"
         content = _reports()["decoding", "cuda"] | {"failed": failed}
@@ -113,9 +105,7 @@ def test_a_part_that_fails_keeps_its_former_file_and_the_others_go_on(
     assert parts == [({"all": "out of memory"}, [{"length": 64}]), (failed, None)]
 
 
-def test_a_part_that_is_ended_at_its_limit_leaves_the_rows_until_then(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_part_that_is_ended_at_its_limit_leaves_the_rows_until_then(monkeypatch, tmp_path):
     rows = _reports()["labels", "cpu"]["results"]
     lines = [json.dumps(row) for row in rows[:-1]]
     monkeypatch.setattr(running, "run", lambda *_: (lines, "not done after 90 s"))
@@ -135,15 +125,13 @@ def test_a_part_that_is_ended_at_its_limit_leaves_the_rows_until_then(
         ("import time; time.sleep(60)", 0.5, ([], "not done after 0.5 s")),
     ],
 )
-def test_parts_end_well_or_say_why(
-    code: str, limit: float | None, expected: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parts_end_well_or_say_why(code, limit, expected, tmp_path, monkeypatch):
     (tmp_path / "a_part.py").write_text(code)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     assert running.run("a_part", [], limit) == expected
 
 
-def test_the_page_is_that_of_the_committed_files() -> None:
+def test_the_page_is_that_of_the_committed_files():
     """Whoever measures writes the page anew, and nobody edits it."""
     root = Path(__file__).parents[2]
     folder = root / "benchmarks/results/performance"

@@ -1,15 +1,11 @@
 """The benchmark of a training step runs, and its parts make up the step."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
-from pathlib import Path
 
 PARTS = ("forward", "loss", "backward", "clipping", "optimizer", "clearing", "averaging")
 
 
-def test_parts_add_up_to_the_step(run_benchmark: Callable[..., None], tmp_path: Path) -> None:
+def test_parts_add_up_to_the_step(run_benchmark, tmp_path):
     out = tmp_path / "out.json"
     shapes = ["--heads", "2", "--tokens", "64", "--head_dim", "8", "--contexts", "2"]
     rest = ["--hidden", "8", "--objective", "listwise", "--network", "loop", "--steps", "1"]

@@ -1,13 +1,9 @@
 """Random-weight Qwen2 models small enough to run hundreds of forward passes in a test."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 import kvp.hf
 from eval.config import EvalConfig
@@ -31,7 +27,7 @@ CORPUS = [
 ]
 
 
-def _qwen2(vocabulary: int, seed: int, layers: int = 2) -> Qwen2ForCausalLM:
+def _qwen2(vocabulary, seed, layers=2):
     assert kvp.hf.EvictingCache  # importing kvp.hf registers its attention
     config = Qwen2Config(
         vocab_size=vocabulary,
@@ -53,13 +49,13 @@ def _qwen2(vocabulary: int, seed: int, layers: int = 2) -> Qwen2ForCausalLM:
 
 
 @pytest.fixture(scope="session")
-def tiny_model() -> PreTrainedModel:
+def tiny_model():
     """Two layers, four query and two KV heads, 40 tokens; token 0 ends an answer."""
     return _qwen2(40, seed=7)
 
 
 @pytest.fixture(scope="session")
-def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tiny_folder(tmp_path_factory):
     """A model folder with a trained BPE tokenizer and a chat template, as `--model` takes it."""
     folder = tmp_path_factory.mktemp("tiny")
     bpe = Tokenizer(models.BPE())
@@ -80,7 +76,7 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def tiny_policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tiny_policy(tmp_path_factory):
     """An untrained policy for the tiny models."""
     folder = tmp_path_factory.mktemp("policies") / "seed0"
     geometry = Geometry(layers=2, query_heads=4, kv_heads=2, head_dim=8)
@@ -95,7 +91,7 @@ def tiny_policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def bench(tiny_folder: Path) -> Bench:
+def bench(tiny_folder):
     """The tiny model, loaded, with answers of at most 8 tokens."""
     model, tokenizer = load_model(str(tiny_folder))
     return Bench(

@@ -1,12 +1,8 @@
 """`kvp compare`: two results folders, paired by prompt."""
 
-from __future__ import annotations
-
 import csv
 import shutil
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,25 +11,25 @@ from kvp.artifacts.files import JsonLines
 from kvp.programs import evaluate, run_program
 
 compare = partial(run_program, "compare")
-SETTINGS: dict[str, Any] = {
+SETTINGS = {
     "length": 160, "methods": "full,knorm,ring", "budgets": "30%,60%", "seed": 1, "prompts": 3,
     "protection": "off", "timing_prompts": 0, "bootstrap": 50,
     "tasks": "niah_single_1,chat", "protocols": "query_agnostic",
 }  # fmt: skip
 
 
-def _evaluate(model: Path, out: Path, **changes: Any) -> Path:
+def _evaluate(model, out, **changes):
     settings = {"model": model, "out": out, **SETTINGS, **changes}
     assert evaluate([part for k, v in settings.items() for part in (f"--{k}", str(v))]) == 0
     return out
 
 
 @pytest.fixture(scope="module")
-def results(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def results(tiny_folder, tmp_path_factory):
     return _evaluate(tiny_folder, tmp_path_factory.mktemp("compared") / "first")
 
 
-def _changed(results: Path, folder: Path, **values: Any) -> Path:
+def _changed(results, folder, **values):
     """A copy with other values in its records: scores in those of knorm, all else everywhere."""
     shutil.copytree(results, folder)
     changed = []
@@ -45,14 +41,12 @@ def _changed(results: Path, folder: Path, **values: Any) -> Path:
     return folder
 
 
-def _rows(path: Path) -> dict[tuple[str, str, str], dict[str, str]]:
+def _rows(path):
     with path.open() as file:
         return {(r["metric"][:7], r["method"], r["budget"]): r for r in csv.DictReader(file)}
 
 
-def test_the_same_folder_is_refused_and_the_same_rows_are_said_to_be(
-    results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_same_folder_is_refused_and_the_same_rows_are_said_to_be(results, tmp_path, capsys):
     assert compare([str(results), f"{results}/../first"]) == 2
     assert "first is both the first and the second folder: name two" in capsys.readouterr().err
     copy, out = _changed(results, tmp_path / "copy"), tmp_path / "same.csv"
@@ -71,7 +65,7 @@ def test_the_same_folder_is_refused_and_the_same_rows_are_said_to_be(
     assert all(len(line) <= 100 for line in text.splitlines()[2:-1])
 
 
-def test_differences_are_of_the_second_folder(results: Path, tmp_path: Path) -> None:
+def test_differences_are_of_the_second_folder(results, tmp_path):
     better = _changed(results, tmp_path / "second", score=1.0, nll=0.0)
     out = tmp_path / "differences.csv"
     assert compare([str(results), str(better), "--out", str(out), "--bootstrap", "99"]) == 0
@@ -86,9 +80,7 @@ def test_differences_are_of_the_second_folder(results: Path, tmp_path: Path) -> 
             assert gain == 0, (metric, method, budget)
 
 
-def test_no_other_file_is_overwritten(
-    results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_other_file_is_overwritten(results, tmp_path, capsys):
     second = _changed(results, tmp_path / "second", score=1.0)
     before = (second / "rows.jsonl").read_bytes()
     assert compare([str(results), str(second), "--out", str(second / "rows.jsonl")]) == 2
@@ -98,9 +90,7 @@ def test_no_other_file_is_overwritten(
     assert "second is a folder; name a CSV file" in capsys.readouterr().err
 
 
-def test_other_prompts_of_the_same_name_are_refused(
-    results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_other_prompts_of_the_same_name_are_refused(results, tmp_path, capsys):
     other = _changed(results, tmp_path / "other", prompt_digest="0" * 16)
     assert compare([str(results), str(other)]) == 2
     assert "has another prompt_digest" in capsys.readouterr().err
@@ -110,9 +100,7 @@ def test_other_prompts_of_the_same_name_are_refused(
     assert "has another length" in line
 
 
-def test_folders_without_a_common_prompt_are_refused(
-    tiny_folder: Path, results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_folders_without_a_common_prompt_are_refused(tiny_folder, results, tmp_path, capsys):
     other = _evaluate(
         tiny_folder, tmp_path / "other", seed=2, prompts=1, methods="full", tasks="niah_single_1"
     )

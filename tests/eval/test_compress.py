@@ -1,7 +1,5 @@
 """kvp compress: texts, messages and rows become context files, and what is refused in one line."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -15,7 +13,7 @@ from kvp.programs import main
 TEXT = "The grass is green. One of the special magic numbers for lazy-cat is: 4821973. " * 12
 
 
-def test_texts_and_rows_become_contexts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_texts_and_rows_become_contexts(tmp_path, capsys):
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "a.txt").write_text(TEXT)
     (tmp_path / "texts" / "b.md").write_text(TEXT[:-300])
@@ -58,10 +56,7 @@ def test_texts_and_rows_become_contexts(tmp_path: Path, capsys: pytest.CaptureFi
         (["rows.jsonl", "--out", "x"], "none of its 1 rows"),
     ],
 )
-def test_what_cannot_be_compressed_is_one_line(
-    flags: list[str], message: str, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+def test_what_cannot_be_compressed_is_one_line(flags, message, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("a.txt").write_text(TEXT)
     Path("short.txt").write_text("Hello.")
@@ -73,7 +68,7 @@ def test_what_cannot_be_compressed_is_one_line(
     assert not Path("x").exists()
 
 
-def test_names_do_in_python_and_allocators_do_not() -> None:
+def test_names_do_in_python_and_allocators_do_not():
     model, tokenizer = load_model("nano")
     by_name = compress(model, tokenizer, TEXT, "keydiff", 64)
     assert by_name.digest == compress(model, tokenizer, TEXT, make_scorer("keydiff"), 64).digest

@@ -1,7 +1,4 @@
-from __future__ import annotations
-
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +13,7 @@ from eval.cost_curves import (
     open_traces,
     protocols_apart,
 )
-from eval.methods import Method, build_methods
+from eval.methods import build_methods
 from eval.prepare import methods_of
 from kvp.errors import StoreError
 from kvp.geometry import Geometry
@@ -30,7 +27,7 @@ LENGTH = 40
 SAFE = Protection(sinks=4, recents=16)
 
 
-def _trace(index: int, split: str = "test") -> Trace:
+def _trace(index, split="test"):
     generator = torch.Generator().manual_seed(index)
     record = SequenceRecord(
         index=index,
@@ -50,7 +47,7 @@ def _trace(index: int, split: str = "test") -> Trace:
     )
 
 
-def _store(path: Path, splits: list[str]) -> Path:
+def _store(path, splits):
     plan = StorePlan(geometry=GEOMETRY, dtype="float32", max_tokens=LENGTH, sequences=len(splits))
     with TraceWriter.create_or_resume(path, plan, {"identity": {}}) as writer:
         for index, split in enumerate(splits):
@@ -58,11 +55,11 @@ def _store(path: Path, splits: list[str]) -> Path:
     return path
 
 
-def _config(**fields: object) -> EvalConfig:
+def _config(**fields):
     return EvalConfig(out="unused", **fields)  # type: ignore[arg-type]
 
 
-def _importance(trace: Trace, layer: int, head: int, prefix: int) -> np.ndarray:
+def _importance(trace, layer, head, prefix):
     """Future attention in float64, query by query."""
     assert trace.queries is not None
     queries = trace.queries[layer, head].double().numpy()
@@ -75,7 +72,7 @@ def _importance(trace: Trace, layer: int, head: int, prefix: int) -> np.ndarray:
     return total
 
 
-def test_curves_agree_with_an_independent_computation() -> None:
+def test_curves_agree_with_an_independent_computation():
     trace, prefix = _trace(0), 32
     methods = build_methods(["full", "knorm", "oracle"])
     prompt = TracedPrompt(trace, prefix)
@@ -113,7 +110,7 @@ def test_curves_agree_with_an_independent_computation() -> None:
         assert cost == pytest.approx(expected, abs=1e-6)
 
 
-def test_methods_that_read_the_budget_rank_anew_along_the_curve() -> None:
+def test_methods_that_read_the_budget_rank_anew_along_the_curve():
     """Streaming keeps min(4, b // 2) sinks, so budget 2 keeps one sink and the newest token."""
     trace, prefix = _trace(1), 32
     (streaming,) = build_methods(["streaming_llm"])
@@ -125,10 +122,10 @@ def test_methods_that_read_the_budget_rank_anew_along_the_curve() -> None:
         assert measured.cost[0, 0, 2 * budget].item() == pytest.approx(expected, abs=1e-6)
 
 
-def test_records_average_held_out_sequences_of_both_protocols(tmp_path: Path) -> None:
+def test_records_average_held_out_sequences_of_both_protocols(tmp_path):
     store = _store(tmp_path / "traces", ["train", "test", "test", "validation"])
     config = _config(methods="full,knorm,random", protection="off")
-    methods: tuple[Method, ...] = methods_of(config)
+    methods = methods_of(config)
     records = measure_traces(config, methods, open_traces(str(store), GEOMETRY))
     assert len(records) == 2 * 2 * 4  # methods, protocols, heads
     assert {record["sequences"] for record in records} == {2}
@@ -148,13 +145,13 @@ def test_records_average_held_out_sequences_of_both_protocols(tmp_path: Path) ->
     assert record["metrics_version"] == METRICS_VERSION
 
 
-def test_boundaries_are_those_of_the_protocols() -> None:
+def test_boundaries_are_those_of_the_protocols():
     record = _trace(0).record
     assert (boundary(record, "query_aware"), boundary(record, "query_agnostic")) == (32, 24)
 
 
 @pytest.mark.parametrize(("prefix", "last"), [(32, 32), (24, 23)])
-def test_traces_show_the_last_query_of_the_prompt(prefix: int, last: int) -> None:
+def test_traces_show_the_last_query_of_the_prompt(prefix, last):
     """Query-aware the scorers see 33 tokens and rank 32; at the end of the context, they see 24."""
     trace, (tova,) = _trace(0), build_methods(["tova"])
     ((scores, _),) = TracedPrompt(trace, prefix).score(tova, [8])
@@ -167,11 +164,9 @@ def test_traces_show_the_last_query_of_the_prompt(prefix: int, last: int) -> Non
             assert torch.allclose(scores[layer, head].double(), expected, atol=1e-5)
 
 
-def test_what_the_model_adds_to_traces_is_of_the_whole_prompt(
-    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_the_model_adds_to_traces_is_of_the_whole_prompt(tiny_folder, monkeypatch):
     model, tokenizer = load_model(str(tiny_folder))
-    seen: list[int] = []
+    seen = []
     run = eval.cost_curves.prefill
     monkeypatch.setattr(
         eval.cost_curves, "prefill",
@@ -186,7 +181,7 @@ def test_what_the_model_adds_to_traces_is_of_the_whole_prompt(
     assert seen == [33, 24]
 
 
-def test_stores_that_cannot_give_curves_are_refused(tmp_path: Path) -> None:
+def test_stores_that_cannot_give_curves_are_refused(tmp_path):
     store = _store(tmp_path / "train_only", ["train"])
     with pytest.raises(StoreError, match="no test and no validation"):
         open_traces(str(store), GEOMETRY)
@@ -195,7 +190,7 @@ def test_stores_that_cannot_give_curves_are_refused(tmp_path: Path) -> None:
         open_traces(str(store), other)
 
 
-def test_running_text_is_measured_under_one_protocol(tmp_path: Path) -> None:
+def test_running_text_is_measured_under_one_protocol(tmp_path):
     record = replace(_trace(0).record, context_length=32)
     assert protocols_apart(("query_aware", "query_agnostic"), [record]) == ("query_agnostic",)
     both = ("query_aware", "query_agnostic")

@@ -1,32 +1,28 @@
-from __future__ import annotations
-
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
-from transformers import PreTrainedModel
 
 from eval.config import EvalConfig
 from eval.evaluate import Bench
-from kvp.hf import EvictingCache, Prefill, prefill
+from kvp.hf import EvictingCache, prefill
 from kvp.hf.evict import all_tokens, gather
 
 PROMPT = 24
 BOUNDARY = 20
 
 
-def _bench(model: PreTrainedModel, decode_batch: int, new: int = 12) -> Bench:
-    tokenizer: Any = SimpleNamespace(eos_token_id=0)
+def _bench(model, decode_batch, new=12):
+    tokenizer = SimpleNamespace(eos_token_id=0)
     config = EvalConfig(decode_batch=decode_batch, max_new_tokens=new, dry_run=True)
     return Bench(model=model, tokenizer=tokenizer, config=config)
 
 
-def _prompt(ids: torch.Tensor, reply: torch.Tensor | None = None) -> Any:
+def _prompt(ids, reply=None):
     return SimpleNamespace(ids=ids, reply=reply)
 
 
-def _random_caches(start: Prefill, sizes: list[int], seed: int) -> list[torch.Tensor]:
+def _random_caches(start, sizes, seed):
     generator = torch.Generator().manual_seed(seed)
     caches = []
     for size in sizes:
@@ -35,9 +31,7 @@ def _random_caches(start: Prefill, sizes: list[int], seed: int) -> list[torch.Te
     return caches
 
 
-def _generate(
-    model: PreTrainedModel, start: Prefill, kept: torch.Tensor, ids: torch.Tensor, new: int
-) -> list[int]:
+def _generate(model, start, kept, ids, new):
     """Unmodified `generate` from a cache of these tokens alone."""
     indices = [kept[None, layer] for layer in range(2)]
     cache = EvictingCache.select(start.keys, start.values, indices, seen=BOUNDARY)
@@ -48,14 +42,11 @@ def _generate(
         max_new_tokens=new,
         do_sample=False,
     )
-    answer: list[int] = out[0, PROMPT:].tolist()
-    return answer
+    return out[0, PROMPT:].tolist()
 
 
 @pytest.mark.parametrize("decode_batch", [3, 64])
-def test_every_cache_decodes_as_generate_does_alone(
-    tiny_model: PreTrainedModel, decode_batch: int
-) -> None:
+def test_every_cache_decodes_as_generate_does_alone(tiny_model, decode_batch):
     ended = 0
     for seed in (0, 2):
         ids = torch.randint(1, 40, (PROMPT,), generator=torch.Generator().manual_seed(seed))
@@ -71,16 +62,14 @@ def test_every_cache_decodes_as_generate_does_alone(
     )  # some answers end early and some do not, so caches really leave the batch
 
 
-def test_equal_caches_run_once(
-    tiny_model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_equal_caches_run_once(tiny_model, monkeypatch):
     ids = torch.arange(1, PROMPT + 1)
     start = prefill(tiny_model, ids[None, :BOUNDARY])
     first, second = _random_caches(start, [6, 6], 0)
     widths = []
     tiny_model_forward = tiny_model.forward
 
-    def counted(*args: object, **kwargs: torch.Tensor) -> object:
+    def counted(*args, **kwargs):
         widths.append(kwargs["input_ids"].shape[0])
         return tiny_model_forward(*args, **kwargs)
 
@@ -91,9 +80,7 @@ def test_equal_caches_run_once(
     assert answers[0] == answers[2] == answers[3]
 
 
-def test_gathered_cache_holds_the_kept_tokens_at_their_positions(
-    tiny_model: PreTrainedModel,
-) -> None:
+def test_gathered_cache_holds_the_kept_tokens_at_their_positions(tiny_model):
     ids = torch.arange(1, PROMPT + 1)
     start = prefill(tiny_model, ids[None, :BOUNDARY])
     caches = _random_caches(start, [3, 5], 2)

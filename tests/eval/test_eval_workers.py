@@ -1,14 +1,9 @@
 """kvp-eval in several processes, as torchrun and Slurm start them: one folder, as by one."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal
 import time
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,11 +14,9 @@ METHODS = "full,kvp,random,snapkv,oracle,knorm+ada"
 EVALUATIONS = 16
 """4 prompts of 2 tasks, 2 protocols."""
 
-Launchers = dict[str, list[dict[str, str]]]
-
 
 @pytest.fixture(scope="module")
-def evaluations(tiny_folder: Path, tiny_policy: Path, fork_server: Callable[..., Any]) -> Any:
+def evaluations(tiny_folder, tiny_policy, fork_server):
     """Runs of kvp-eval with the flags of a small one."""
     settings = {
         "model": tiny_folder, "policies": tiny_policy, "methods": METHODS, "prompts": 4,
@@ -35,7 +28,7 @@ def evaluations(tiny_folder: Path, tiny_policy: Path, fork_server: Callable[...,
 
 
 @pytest.fixture(scope="module")
-def whole(evaluations: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole(evaluations, tmp_path_factory):
     """What one process writes."""
     out = tmp_path_factory.mktemp("alone") / "results"
     assert evaluations.end(evaluations.start(out, {})) == 0, evaluations.errors.read_text()
@@ -43,9 +36,8 @@ def whole(evaluations: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_killed_process_is_started_again(
-    evaluations: Any, whole: Path, tmp_path: Path, run_until: Callable[[int, Any], None],
-    launchers: Launchers, assert_same_results: Any,
-) -> None:  # fmt: skip
+    evaluations, whole, tmp_path, run_until, launchers, assert_same_results
+):
     ends, seen = [], []
     for seed, launcher in enumerate(("torchrun", "array")):
         draw, out = random.Random(seed), tmp_path / f"out{seed}"
@@ -69,14 +61,13 @@ def test_a_killed_process_is_started_again(
     assert any(0 < parts < EVALUATIONS for parts in seen), "no kill fell between two prompts"
 
 
-def _parts(out: Path) -> int:
+def _parts(out):
     return len(list((out / "rows").glob("*.jsonl")))
 
 
 def test_a_process_killed_while_it_joins_is_started_again(
-    evaluations: Any, whole: Path, tmp_path: Path, run_until: Callable[[int, Any], None],
-    launchers: Launchers, assert_same_results: Any,
-) -> None:  # fmt: skip
+    evaluations, whole, tmp_path, run_until, launchers, assert_same_results
+):
     out, (first, second) = tmp_path / "out", launchers["torchrun"]
     assert evaluations.end(evaluations.start(out, first)) == 0
     assert not (out / "rows.jsonl").exists()

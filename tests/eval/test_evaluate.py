@@ -1,18 +1,14 @@
 """One prompt, many variants: each record must be what running that variant alone gives."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from transformers import PreTrainedTokenizerBase
 
 from eval.config import EvalConfig
-from eval.evaluate import Bench, Prompt, evaluate, hindsight, keep, run_prefix
+from eval.evaluate import evaluate, hindsight, keep, run_prefix
 from eval.methods import Setting, build_methods
 from eval.prepare import load_all
 from kvp.budgets import parse_budget
@@ -26,24 +22,22 @@ from policies.knorm import KNorm
 SAFE = Protection(sinks=4, recents=16)
 
 
-def _config(folder: Path, **fields: object) -> EvalConfig:
+def _config(folder, **fields):
     settings = {"tasks": "niah_single_1,chat", "prompts": 1, "length": 200, "max_new_tokens": 8}
     return EvalConfig(out="unused", model=str(folder), **{**settings, **fields})  # type: ignore[arg-type]
 
 
-def _load(
-    config: EvalConfig, tokenizer: PreTrainedTokenizerBase, positions: int | None = None
-) -> tuple[list[Prompt], list[str]]:
+def _load(config, tokenizer, positions=None):
     request = TaskSettings.of(config, count=config.prompts, seed=config.seed)
     return load_all(request, tokenizer, positions)
 
 
 @pytest.fixture(scope="module")
-def prompts(bench: Bench, tiny_folder: Path) -> dict[str, Prompt]:
+def prompts(bench, tiny_folder):
     return {p.task: p for p in _load(_config(tiny_folder), bench.tokenizer)[0]}
 
 
-def _settings(methods: str, budget: str | None) -> list[Setting]:
+def _settings(methods, budget):
     return [
         Setting(
             method=method,
@@ -57,9 +51,7 @@ def _settings(methods: str, budget: str | None) -> list[Setting]:
 
 
 @pytest.mark.parametrize("protocol", ["query_aware", "query_agnostic"])
-def test_answers_are_those_of_each_method_alone(
-    bench: Bench, prompts: dict[str, Prompt], protocol: str
-) -> None:
+def test_answers_are_those_of_each_method_alone(bench, prompts, protocol):
     prompt = prompts["niah_single_1"]
     settings = [
         *_settings("random,streaming_llm,knorm,keydiff,lagkv,tova,h2o", "25%"),
@@ -108,9 +100,7 @@ def test_answers_are_those_of_each_method_alone(
 
 
 @pytest.mark.parametrize("protocol", ["query_aware", "query_agnostic"])
-def test_records_count_the_evidence_of_every_head(
-    bench: Bench, prompts: dict[str, Prompt], protocol: str
-) -> None:
+def test_records_count_the_evidence_of_every_head(bench, prompts, protocol):
     prompt = prompts["niah_single_1"]
     settings = [*_settings("full", None)[1:], *_settings("ring,random,knorm+ada", "40%")]
     rows = evaluate(bench, prompt, protocol, settings)
@@ -130,9 +120,7 @@ def test_records_count_the_evidence_of_every_head(
 
 
 @pytest.mark.parametrize("protocol", ["query_aware", "query_agnostic"])
-def test_records_hold_what_people_read(
-    bench: Bench, prompts: dict[str, Prompt], protocol: str
-) -> None:
+def test_records_hold_what_people_read(bench, prompts, protocol):
     prompt = prompts["niah_single_1"]
     settings = _settings("knorm,knorm+ada", "20%")
     start = run_prefix(bench, prompt, protocol)
@@ -159,9 +147,7 @@ def test_records_hold_what_people_read(
     assert not [name for name in row if name.startswith(("excerpt", "question"))]
 
 
-def test_the_pinned_question_is_kept_where_it_is_seen(
-    bench: Bench, prompts: dict[str, Prompt]
-) -> None:
+def test_the_pinned_question_is_kept_where_it_is_seen(bench, prompts):
     prompt = prompts["niah_single_1"]
     settings = _settings("random_pinned,random", "70%")[1::2]
     for protocol in ("query_aware", "query_agnostic"):
@@ -174,10 +160,8 @@ def test_the_pinned_question_is_kept_where_it_is_seen(
         assert torch.equal(pinned, plain) is (protocol == "query_agnostic")
 
 
-def test_one_scoring_pass_serves_all_allocators(
-    bench: Bench, prompts: dict[str, Prompt], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls: list[int] = []
+def test_one_scoring_pass_serves_all_allocators(bench, prompts, monkeypatch):
+    calls = []
     score = KNorm.score
     monkeypatch.setattr(
         KNorm, "score", lambda self, view: calls.append(view.layer) or score(self, view)
@@ -197,9 +181,7 @@ def test_one_scoring_pass_serves_all_allocators(
         )
 
 
-def test_full_reply_loss_is_that_of_a_plain_forward(
-    bench: Bench, prompts: dict[str, Prompt]
-) -> None:
+def test_full_reply_loss_is_that_of_a_plain_forward(bench, prompts):
     prompt = prompts["chat"]
     full = Setting(method=build_methods(["full"])[0], budget=None)
     for protocol in ("query_aware", "query_agnostic"):
@@ -215,9 +197,7 @@ def test_full_reply_loss_is_that_of_a_plain_forward(
 
 @pytest.mark.parametrize("protocol", ["query_aware", "query_agnostic"])
 @pytest.mark.parametrize("task", ["niah_single_1", "chat"])
-def test_hindsight_is_the_attention_the_future_pays(
-    bench: Bench, prompts: dict[str, Prompt], task: str, protocol: str
-) -> None:
+def test_hindsight_is_the_attention_the_future_pays(bench, prompts, task, protocol):
     """Against the attention weights of the eager attention of transformers over the whole text."""
     prompt = prompts[task]
     start = run_prefix(bench, prompt, protocol)

@@ -1,18 +1,14 @@
 """What a run shows at its end, from records made by hand."""
 
-from __future__ import annotations
-
 import io
 import itertools
 import re
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pandas
 import pytest
 
-from eval.comparison import Comparison, compare_all, sort_tasks
+from eval.comparison import compare_all, sort_tasks
 from eval.frame import OVERALL, summary, tidy
 from eval.results import Results
 from eval.sentences import sentences
@@ -22,10 +18,9 @@ from kvp.data.ruler import RULER_13
 BUDGETS = ["6%", "9%", "12.5%", "19%", "25%", "37.5%", "50%"]
 LEARNED = {"policy": "seed0", "policy_seed": 0}
 IDENTITY = {"model": "nano", "length": 512, "split": "test", "seed": 3}
-Records = Sequence[dict[str, Any]]
 
 
-def _record(method: str, budget: str | None, example: str = "a", **fields: Any) -> dict[str, Any]:
+def _record(method, budget, example="a", **fields):
     return {
         "method": method, "variant": "auto", "allocator": "uniform", "protected": False,
         "policy": None, "protocol": "query_aware", "task": "niah_single_1", "budget_spec": budget,
@@ -34,13 +29,7 @@ def _record(method: str, budget: str | None, example: str = "a", **fields: Any) 
     }  # fmt: skip
 
 
-def _compared(
-    records: Records,
-    resamples: int = 10,
-    tuned: tuple[TunedSettings, ...] = (),
-    planned: Any = (),
-    **recorded: Any,
-) -> list[Comparison]:
+def _compared(records, resamples=10, tuned=(), planned=(), **recorded):
     results = Results(
         folder=Path(), manifest={"planned": planned, "identity": IDENTITY, **recorded},
         records=tuple(records), timing=(), curves=(), tuned=tuned, notes=(),
@@ -48,17 +37,17 @@ def _compared(
     return compare_all(results, resamples=resamples)
 
 
-def _text(records: Records, resamples: int = 10, planned: Any = ()) -> str:
+def _text(records, resamples=10, planned=()):
     return f"{summary(_compared(records, resamples, planned=planned))}\n"
 
 
-def _rows(text: str) -> dict[str, list[str]]:
+def _rows(text):
     """Lines of tables by their labels."""
     found = (re.split(r"\s{2,}", line.strip()) for line in text.splitlines())
     return {first: rest for first, *rest in found if rest}
 
 
-def test_seeds_of_a_policy_form_one_line_and_protection_makes_two() -> None:
+def test_seeds_of_a_policy_form_one_line_and_protection_makes_two():
     records = [
         _record("kvp", "6%", **LEARNED, score=1.0),
         _record("kvp", "6%", policy="seed1", policy_seed=1, score=0.0),
@@ -75,7 +64,7 @@ def test_seeds_of_a_policy_form_one_line_and_protection_makes_two() -> None:
     assert round(full[None].interval.mean, 4) == 2.7183
 
 
-def test_the_table_says_what_its_intervals_are_over() -> None:
+def test_the_table_says_what_its_intervals_are_over():
     one = _record("kvp", "6%", **LEARNED, score=1.0)
     two = {**one, "policy": "seed1", "policy_seed": 1, "score": 0.0}
     full = _record("full", None, "b", nll=3.0, reply_tokens=3)
@@ -87,7 +76,7 @@ def test_the_table_says_what_its_intervals_are_over() -> None:
     assert "2.72\n" in _text([full])  # and no interval of a single text
 
 
-def test_allocators_have_their_lines_and_chosen_sizes_their_column() -> None:
+def test_allocators_have_their_lines_and_chosen_sizes_their_column():
     records = [
         _record("snapkv", "6%", score=1.0),
         _record("snapkv", "6%", score=0.0, allocator="ada(safeguard=0.5)"),
@@ -102,7 +91,7 @@ def test_allocators_have_their_lines_and_chosen_sizes_their_column() -> None:
     assert re.search(r"100 \([345]-100\) @18%", text)
 
 
-def test_table_fits_a_hundred_columns() -> None:
+def test_table_fits_a_hundred_columns():
     records = [
         _record("snapkv", budget, str(number), variant="kvpress", protected=True, score=number / 9)
         for budget in BUDGETS
@@ -116,7 +105,7 @@ def test_table_fits_a_hundred_columns() -> None:
     assert max(map(len, lines)) <= 100
 
 
-def test_a_task_that_is_called_all_is_not_taken_for_all_tasks() -> None:
+def test_a_task_that_is_called_all_is_not_taken_for_all_tasks():
     rows = [
         _record("full", None, str(number), task=task, score=score)
         for task, score in (("all", 1.0), ("vt", 0.6))
@@ -127,7 +116,7 @@ def test_a_task_that_is_called_all_is_not_taken_for_all_tasks() -> None:
     assert estimates == pytest.approx({"all": 0.8, "task all": 1.0, "vt": 0.6})
 
 
-def test_the_best_null_is_that_of_the_highest_mean_over_tasks() -> None:
+def test_the_best_null_is_that_of_the_highest_mean_over_tasks():
     rows = [
         _record(method, "25%", str(number), task=task, score=score)
         for method, scores in (("ring", (0.4, 0.4)), ("random", (0.3, 0.9)), ("keydiff", (1, 1)))
@@ -141,7 +130,7 @@ def test_the_best_null_is_that_of_the_highest_mean_over_tasks() -> None:
     assert gap.mean == pytest.approx(0.4)  # random: 0.6; by prompts ring would be the best
 
 
-def test_perplexities_are_compared_by_likelihood_per_token() -> None:
+def test_perplexities_are_compared_by_likelihood_per_token():
     rows = [
         _record(method, "25%", str(number), nll=nll * (number + 1), reply_tokens=number + 1)
         for method, nll in (("ring", 3.0), ("keydiff", 2.0), ("snapkv", 4.0))
@@ -155,7 +144,7 @@ def test_perplexities_are_compared_by_likelihood_per_token() -> None:
         assert (gap.mean, gap.low, gap.high) == pytest.approx((nats, nats, nats))
 
 
-def test_what_was_measured_is_said_in_one_sentence() -> None:
+def test_what_was_measured_is_said_in_one_sentence():
     whole = [_record("full", None, task=task, score=1.0) for task in RULER_13]
     other = _record("full", None, task="vt_0shot", score=0.5)
     for records, named in (
@@ -169,12 +158,12 @@ def test_what_was_measured_is_said_in_one_sentence() -> None:
         assert _compared(records)[0].measured == said
 
 
-def _said(records: Records, tuned: tuple[TunedSettings, ...] = ()) -> str:
+def _said(records, tuned=()):
     comparison = _compared(records, 2000, tuned)[0]
     return "\n".join(each for each in sentences(comparison) if each != comparison.measured)
 
 
-def test_learned_and_best_methods_are_compared_with_the_full_cache() -> None:
+def test_learned_and_best_methods_are_compared_with_the_full_cache():
     records = [
         _record("full", None, score=0.8),
         _record("oracle", "12.5%", score=0.9),
@@ -207,9 +196,7 @@ def test_learned_and_best_methods_are_compared_with_the_full_cache() -> None:
                   r"\+3\.3 points \(-\d\.\d to \+1\d\.\d\)"),
     ],
 )  # fmt: skip
-def test_what_is_said_of_a_difference_is_what_its_interval_and_the_test_say(
-    theirs: tuple[int, int], words: str
-) -> None:
+def test_what_is_said_of_a_difference_is_what_its_interval_and_the_test_say(theirs, words):
     records = [_record("full", None, str(number), score=1.0) for number in range(60)]
     for number, budget in itertools.product(range(60), ("12.5%", "25%")):
         other = float(theirs[0] <= number < theirs[1])
@@ -236,7 +223,7 @@ def test_what_is_said_of_a_difference_is_what_its_interval_and_the_test_say(
         (["cwe"], "kvp answers"),  # nothing is said of a mixture's other parts
     ],
 )
-def test_what_a_policy_was_trained_on_is_in_the_sentence(tasks: list[str], words: str) -> None:
+def test_what_a_policy_was_trained_on_is_in_the_sentence(tasks, words):
     records = [
         _record(method, budget, task=task, score=1.0, **fields)
         for task in ("niah_single_1", "vt")
@@ -246,7 +233,7 @@ def test_what_a_policy_was_trained_on_is_in_the_sentence(tasks: list[str], words
     assert words in " ".join(sentences(comparison))
 
 
-def test_one_method_beside_the_oracle_is_compared() -> None:
+def test_one_method_beside_the_oracle_is_compared():
     records = [
         _record(method, budget, example=str(example), score=score)
         for method, score in (("full", 1.0), ("oracle", 1.0), ("snapkv", 0.0))
@@ -257,7 +244,7 @@ def test_one_method_beside_the_oracle_is_compared() -> None:
     assert {spec for _, spec in comparison.told} == {"25%", "50%"}
 
 
-def test_nulls_are_named_apart_and_settings_not_chosen_on_the_prompts_shown() -> None:
+def test_nulls_are_named_apart_and_settings_not_chosen_on_the_prompts_shown():
     records = [
         _record(method, "25%", score=score, **fields)
         for method, score, fields in (
@@ -276,7 +263,7 @@ def test_nulls_are_named_apart_and_settings_not_chosen_on_the_prompts_shown() ->
     ) in _said([*records, _record("full", None, score=1.0)])
 
 
-def test_the_budget_is_one_that_most_methods_have() -> None:
+def test_the_budget_is_one_that_most_methods_have():
     records = [
         _record(method, budget, score=score)
         for method, budgets, score in (
@@ -290,7 +277,7 @@ def test_the_budget_is_one_that_most_methods_have() -> None:
     assert "the best method without training, kvzip" in said
 
 
-def test_methods_count_in_the_setting_that_was_tuned() -> None:
+def test_methods_count_in_the_setting_that_was_tuned():
     records = [
         _record("full", None, score=1.0),
         _record("kvp", "25%", score=0.9, **LEARNED),
@@ -314,7 +301,7 @@ def test_methods_count_in_the_setting_that_was_tuned() -> None:
     assert "not significantly different from snapkv, +20.0 points" in text
 
 
-def test_without_answers_the_sentence_is_about_perplexity_and_else_there_is_none() -> None:
+def test_without_answers_the_sentence_is_about_perplexity_and_else_there_is_none():
     records = [
         _record("full", None, nll=0.0, reply_tokens=2),
         _record("knorm", "25%", nll=1.3862943611198906, reply_tokens=2),
@@ -327,13 +314,13 @@ def test_without_answers_the_sentence_is_about_perplexity_and_else_there_is_none
     assert _text([]) == "\n"
 
 
-def _planned(task: str, prompts: int, *methods: str) -> dict[str, Any]:
+def _planned(task, prompts, *methods):
     settings = [[each, "auto", "uniform", None, False, None if each == "full" else "25%"]
                 for each in methods]  # fmt: skip
     return {"protocol": "query_aware", "prompts": {task: prompts}, "settings": settings}
 
 
-def test_what_is_unfinished_says_so_first_and_ranks_nothing() -> None:
+def test_what_is_unfinished_says_so_first_and_ranks_nothing():
     records = [
         _record(method, budget, str(number), score=score)
         for method, budget, score in (("full", None, 1.0), ("knorm", "25%", 1.0),
@@ -355,7 +342,7 @@ def test_what_is_unfinished_says_so_first_and_ranks_nothing() -> None:
     assert not re.search("best|ahead|behind|apart|resolve", "".join(lines))
 
 
-def test_the_smallest_budget_is_the_one_of_fewest_tokens() -> None:
+def test_the_smallest_budget_is_the_one_of_fewest_tokens():
     records = [
         _record(method, spec, str(n), score=score) | {"budget": tokens}
         for method, spec, score, tokens in
@@ -378,10 +365,8 @@ def test_the_smallest_budget_is_the_one_of_fewest_tokens() -> None:
         (0.4, None, "all", ""),
     ],
 )  # fmt: skip
-def test_tasks_that_tell_nothing_of_methods_are_set_apart_first(
-    full: float, null: float | None, metric: str, said: str
-) -> None:
-    def of(task: str, scores: dict[str, float | None]) -> list[dict[str, Any]]:
+def test_tasks_that_tell_nothing_of_methods_are_set_apart_first(full, null, metric, said):
+    def of(task, scores):
         return [
             _record(method, None if method == "full" else budget, str(n), task=task, metric=metric,
                     score=float(n < 100 * score) if metric == "all" else score)
@@ -400,8 +385,8 @@ def test_tasks_that_tell_nothing_of_methods_are_set_apart_first(
         assert alone.startswith(said.replace("Set apart", "No task here can tell methods apart"))
 
 
-def test_texts_that_a_context_is_worth_nothing_for_are_set_apart() -> None:
-    def of(gain: float) -> str:
+def test_texts_that_a_context_is_worth_nothing_for_are_set_apart():
+    def of(gain):
         return _said([
             _record("full", None, nll=20.0, reply_tokens=10),
             _record("random", "6%", nll=20.0 + 10 * gain, reply_tokens=10),
@@ -420,7 +405,7 @@ def test_texts_that_a_context_is_worth_nothing_for_are_set_apart() -> None:
     assert words in told[1]
 
 
-def test_every_number_has_its_column() -> None:
+def test_every_number_has_its_column():
     records = [
         _record(method, budget, str(n), task=task, score=float(n < right))
         for method, budget, rights in (

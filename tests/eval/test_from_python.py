@@ -6,21 +6,16 @@ import copy
 import html
 import json
 import pickle
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
-from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 import kvp
 from kvp.errors import UsageError
 from kvp.hf import load_model
-from kvp.ranking import Request
-from kvp.scoring import Needs, View
+from kvp.scoring import Needs
 from policies import load_policy, make_allocator, make_method
 
 SMALL = {"tasks": ["niah_single_1"], "length": 200, "prompts": 2, "budgets": ["25%"],
@@ -34,14 +29,14 @@ class Newest:
     back: bool = False
 
     @property
-    def name(self) -> str:
+    def name(self):
         return "oldest" if self.back else "newest"
 
     @property
-    def needs(self) -> Needs:
+    def needs(self):
         return Needs()
 
-    def score(self, view: View) -> Tensor:
+    def score(self, view):
         positions = view.positions.float()
         order = -positions if self.back else positions
         return order[:, None].expand(*view.keys.shape[:3])
@@ -52,24 +47,22 @@ class FirstLayer:
     """Gives the first layer one token per head more than the others have."""
 
     @property
-    def name(self) -> str:
+    def name(self):
         return "first_layer"
 
-    def allocate(self, request: Request) -> Tensor:
+    def allocate(self, request):
         return make_allocator("uniform").allocate(request)
 
 
 class NeedsMore(Newest):
-    def __init__(self, what: int) -> None:
+    def __init__(self, what):
         super().__init__(what > 0)
 
 
-def test_a_table_is_the_same_behind_a_pickle(
-    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_table_is_the_same_behind_a_pickle(tiny_folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     table = _evaluate(str(tiny_folder), ["full", "snapkv"], out="out", timing_prompts=0)
-    again: Any = pickle.loads(pickle.dumps(_through(table.to_pickle, pd.read_pickle)))
+    again = pickle.loads(pickle.dumps(_through(table.to_pickle, pd.read_pickle)))
     pd.testing.assert_frame_equal(pd.DataFrame(again), pd.DataFrame(table))
     assert repr(again) == repr(table)
     assert again.sentences() == table.sentences()
@@ -84,18 +77,16 @@ def test_a_table_is_the_same_behind_a_pickle(
         assert "excerpt_kept" in repr(one)
 
 
-def _through(write: Any, read: Any) -> pd.DataFrame:
+def _through(write, read):
     write("file")
     return read("file")
 
 
-def _evaluate(folder: Any, methods: Sequence[Any], **settings: Any) -> pd.DataFrame:
+def _evaluate(folder, methods, **settings):
     return kvp.evaluate(folder, **{**SMALL, "methods": methods, **settings})
 
 
-def test_rows_are_those_of_the_results_folder(
-    tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_rows_are_those_of_the_results_folder(tiny_folder, tmp_path, capsys):
     out = tmp_path / "out"
     table = _evaluate(str(tiny_folder), ["full", "snapkv"], out=str(out), timing_prompts=0)
     records = [json.loads(line) for line in (out / "rows.jsonl").read_text().splitlines()]
@@ -112,12 +103,7 @@ def test_rows_are_those_of_the_results_folder(
     assert type(table[table["method"] == "full"]) is pd.DataFrame
 
 
-def test_without_a_folder_nothing_is_left(
-    tiny_folder: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_without_a_folder_nothing_is_left(tiny_folder, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     assert len(_evaluate(str(tiny_folder), ["full"])) == 2
@@ -125,7 +111,7 @@ def test_without_a_folder_nothing_is_left(
     assert "results are in" not in capsys.readouterr().err
 
 
-def test_a_loaded_model_is_evaluated_as_its_name_is(tiny_folder: Path) -> None:
+def test_a_loaded_model_is_evaluated_as_its_name_is(tiny_folder):
     by_name = _evaluate(str(tiny_folder), ["full", "snapkv+ada"])
     _, tokenizer = load_model(str(tiny_folder))
     model = AutoModelForCausalLM.from_pretrained(tiny_folder, attn_implementation="sdpa").train()
@@ -135,7 +121,7 @@ def test_a_loaded_model_is_evaluated_as_its_name_is(tiny_folder: Path) -> None:
     assert model.config._attn_implementation == "sdpa"
 
 
-def test_names_classes_objects_and_pairs_side_by_side(tiny_folder: Path, tiny_policy: Path) -> None:
+def test_names_classes_objects_and_pairs_side_by_side(tiny_folder, tiny_policy):
     methods = [
         Newest, Newest(back=True), (Newest, FirstLayer()), make_method("knorm", "ada"), "tova",
         load_policy(tiny_policy),
@@ -159,15 +145,13 @@ def test_names_classes_objects_and_pairs_side_by_side(tiny_folder: Path, tiny_po
         ([Newest(), NeedsMore(0)], "two scorers are called 'newest'"),
     ],
 )
-def test_methods_that_are_none_are_one_line(
-    tiny_folder: Path, methods: list[Any], message: str
-) -> None:
+def test_methods_that_are_none_are_one_line(tiny_folder, methods, message):
     with pytest.raises(UsageError, match=message) as error:
         _evaluate(str(tiny_folder), methods)
     assert "\n" not in str(error.value)
 
 
-def test_a_model_object_comes_with_what_it_needs(tiny_folder: Path) -> None:
+def test_a_model_object_comes_with_what_it_needs(tiny_folder):
     model, tokenizer = load_model(str(tiny_folder))
     with pytest.raises(UsageError, match="give its tokenizer="):
         _evaluate(model, ["full"])

@@ -1,52 +1,46 @@
 """The query of a prompt's last token is seen by every method, and that token is fed again."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 import torch
-from torch import Tensor
 
 from eval.config import EvalConfig
-from eval.evaluate import Bench, Prompt, evaluate, keep, run_prefix
+from eval.evaluate import evaluate, keep, run_prefix
 from eval.evolve.run import PromptSet, target_of
-from eval.methods import Method, Setting, build_methods
+from eval.methods import Setting, build_methods
 from eval.prepare import load_all
 from eval.timing import timing_records
 from kvp.budgets import parse_budget
 from kvp.data.task import TaskSettings
 from kvp.known_names import split_list
 from kvp.ranking import UNPROTECTED, Protection
-from kvp.scoring import ALL_QUERIES, Needs, View
+from kvp.scoring import ALL_QUERIES, Needs
 
 BOTH = ["query_aware", "query_agnostic"]
 HEURISTICS = "random,streaming_llm,knorm,keydiff,lagkv,snapkv,tova,h2o,expected_attention,kvzip"
 
 
 @pytest.fixture(scope="module")
-def prompts(bench: Bench, tiny_folder: Path) -> list[Prompt]:
+def prompts(bench, tiny_folder):
     config = EvalConfig(
         out="unused", model=str(tiny_folder), tasks="niah_single_1", prompts=3, length=200
     )
     return load_all(TaskSettings.of(config, count=3, seed=0), bench.tokenizer)[0]
 
 
-def _setting(method: Method, budget: str, protection: Protection = UNPROTECTED) -> Setting:
+def _setting(method, budget, protection=UNPROTECTED):
     return Setting(
         method=method, budget=parse_budget(budget), protected=protection.tokens > 0,
         protection=protection,
     )  # fmt: skip
 
 
-def _kept(bench: Bench, prompt: Prompt, protocol: str, setting: Setting) -> Tensor:
+def _kept(bench, prompt, protocol, setting):
     start = run_prefix(bench, prompt, protocol, [setting.method])
     ((_, kept),) = keep(start, [setting], None)
     return kept
 
 
-def _attention(bench: Bench, prompt: Prompt) -> list[Tensor]:
+def _attention(bench, prompt):
     """Attention weights of the whole prompt by transformers' eager attention: [Q, T, T]."""
     bench.model.set_attn_implementation("eager")
     try:
@@ -56,18 +50,18 @@ def _attention(bench: Bench, prompt: Prompt) -> list[Tensor]:
     return [weights[0] for weights in output.attentions]
 
 
-def _best(scores: Tensor, budget: int) -> list[int]:
+def _best(scores, budget):
     """Indices of the largest scores, the newer of equal ones."""
     order = sorted(range(len(scores)), key=lambda token: (-float(scores[token]), -token))
     return sorted(order[:budget])
 
 
-def _of_tova(weights: Tensor, head: int) -> Tensor:
+def _of_tova(weights, head):
     """The last query's attention, averaged over all query heads of the layer: [T]."""
     return weights[:, -1].mean(0)
 
 
-def _of_snapkv(weights: Tensor, head: int) -> Tensor:
+def _of_snapkv(weights, head):
     """Attention of the last 8 queries of the group, mean, pooled over 5 tokens; then the 8: [T]."""
     window, group = 8, weights[2 * head : 2 * head + 2]
     tokens = weights.shape[-1]
@@ -81,9 +75,7 @@ def _of_snapkv(weights: Tensor, head: int) -> Tensor:
 @pytest.mark.parametrize(
     ("spec", "scores_of"), [("tova", _of_tova), ("snapkv(window=8)", _of_snapkv)]
 )
-def test_the_last_token_votes_for_what_is_kept(
-    bench: Bench, prompts: list[Prompt], spec: str, scores_of: Callable[[Tensor, int], Tensor]
-) -> None:
+def test_the_last_token_votes_for_what_is_kept(bench, prompts, spec, scores_of):
     """Against the attention of transformers over the whole prompt: its last row is the vote."""
     prompt, budget = prompts[0], 40
     (method,) = build_methods([spec])
@@ -103,18 +95,16 @@ class _Recording:
     needs = Needs(queries=ALL_QUERIES, question=True, budget=True)
     name = "recording"
 
-    def __init__(self) -> None:
-        self.views: list[View] = []
+    def __init__(self):
+        self.views = []
 
-    def score(self, view: View) -> Tensor:
+    def score(self, view):
         self.views.append(view)
         return torch.rand(view.keys.shape[:3])
 
 
 @pytest.mark.parametrize("protocol", BOTH)
-def test_every_program_shows_the_same_tokens(
-    bench: Bench, prompts: list[Prompt], protocol: str
-) -> None:
+def test_every_program_shows_the_same_tokens(bench, prompts, protocol):
     """Evaluation, timing and search: the whole prompt, or its context and no more."""
     prompt = prompts[0]
     scorer = _Recording()
@@ -139,9 +129,7 @@ def test_every_program_shows_the_same_tokens(
 
 
 @pytest.mark.parametrize("protection", [UNPROTECTED, Protection(sinks=4, recents=16)])
-def test_the_last_token_is_never_kept(
-    bench: Bench, prompts: list[Prompt], protection: Protection
-) -> None:
+def test_the_last_token_is_never_kept(bench, prompts, protection):
     prompt = prompts[0]
     cached = prompt.encoded.prompt_length - 1
     for method in build_methods(split_list(HEURISTICS)):
@@ -153,9 +141,7 @@ def test_the_last_token_is_never_kept(
             assert kept[..., -protection.recents :].unique().tolist() == newest
 
 
-def test_a_method_that_sizes_the_cache_counts_tokens_that_can_be_kept(
-    bench: Bench, prompts: list[Prompt]
-) -> None:
+def test_a_method_that_sizes_the_cache_counts_tokens_that_can_be_kept(bench, prompts):
     """GVote told to keep at least everything keeps the whole cache, and not one token more."""
     (method,) = build_methods(["gvote(min_keep=9999)+self_sized"])
     kept = _kept(bench, prompts[0], "query_aware", Setting(method=method, budget=None))

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -16,11 +14,11 @@ from policies import make_scorer, split_method
 from policies.registry import ALLOCATORS, METHODS, NULLS
 
 
-def _config(**fields: object) -> EvalConfig:
+def _config(**fields):
     return EvalConfig(out="unused", **fields)  # type: ignore[arg-type]
 
 
-def test_methods_carry_preset_and_options_as_variant() -> None:
+def test_methods_carry_preset_and_options_as_variant():
     config = _config(
         methods="full,snapkv,snapkv:kvpress,snapkv(window=9),random,snapkv(kernel=5)", seed=3
     )
@@ -36,7 +34,7 @@ def test_methods_carry_preset_and_options_as_variant() -> None:
     assert [method.label for method in methods][2:4] == ["snapkv:kvpress", "snapkv(window=9)"]
 
 
-def test_unknown_methods_and_missing_policies_are_refused() -> None:
+def test_unknown_methods_and_missing_policies_are_refused():
     with pytest.raises(UsageError, match="unknown method 'snapvk'"):
         methods_of(_config(methods="snapvk"))
     with pytest.raises(UsageError, match="--methods kvp needs --policies"):
@@ -47,7 +45,7 @@ def test_unknown_methods_and_missing_policies_are_refused() -> None:
         methods_of(_config(methods="kvp", policies="nowhere"))
 
 
-def test_policies_are_labelled_by_folder_or_by_hand(tmp_path: Path) -> None:
+def test_policies_are_labelled_by_folder_or_by_hand(tmp_path):
     for name in ("one", "many/seed0", "many/seed1"):
         (tmp_path / name).mkdir(parents=True)
         (tmp_path / name / "policy.json").touch()
@@ -62,9 +60,7 @@ def test_policies_are_labelled_by_folder_or_by_hand(tmp_path: Path) -> None:
         policy_sources([one, one])
 
 
-def test_lists_name_everything_with_what_it_reads_and_costs(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_lists_name_everything_with_what_it_reads_and_costs(capsys):
     print_methods(NoSettings())
     lines = capsys.readouterr().out.splitlines()
     names = {line.split()[0] for line in lines if line.startswith("  ") and line[2] != " "}
@@ -79,14 +75,14 @@ def test_lists_name_everything_with_what_it_reads_and_costs(
     assert [line.split()[0] for line in group if line[:3].strip()[:1].islower()] == list(NULLS)
 
 
-def test_nulls_stand_for_all_of_them_drawn_by_the_seed_of_the_run() -> None:
+def test_nulls_stand_for_all_of_them_drawn_by_the_seed_of_the_run():
     methods = methods_of(_config(methods="full,nulls+ada", seed=3))
     assert [method.label for method in methods] == ["full", *(f"{name}+ada" for name in NULLS)]
     seeds = [getattr(method.scorer, "seed", None) for method in methods]
     assert seeds == [None, 3, 3, 3, None, None]
 
 
-def test_allocators_apply_to_methods_that_name_none() -> None:
+def test_allocators_apply_to_methods_that_name_none():
     methods = methods_of(_config(methods="full,snapkv,tova+ada", allocators="uniform,global"))
     assert [method.label for method in methods] == ["full", "snapkv", "snapkv+global", "tova+ada"]
     assert [method.allocator for method in methods] == ["uniform", "uniform", "global", "ada"]
@@ -109,7 +105,7 @@ def test_allocators_apply_to_methods_that_name_none() -> None:
         ({"methods": "snapkv+ada(safeguard=2)"}, "safeguard"),
     ],
 )
-def test_what_cannot_be_combined_is_refused(fields: dict[str, object], message: str) -> None:
+def test_what_cannot_be_combined_is_refused(fields, message):
     with pytest.raises(UsageError, match=message):
         methods_of(_config(**fields))
 
@@ -120,7 +116,7 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 @pytest.mark.parametrize(
     "path", sorted(CONFIGS.glob("**/*.yaml")), ids=lambda path: str(path.relative_to(CONFIGS))
 )
-def test_shipped_configurations_are_sound(path: Path) -> None:
+def test_shipped_configurations_are_sound(path):
     settings = yaml.safe_load(path.read_text())
     if "methods" not in settings:  # another program's
         return
@@ -132,6 +128,6 @@ def test_shipped_configurations_are_sound(path: Path) -> None:
     assert build_methods(methods, allocators=config.allocator_list)
 
 
-def test_out_is_required(capsys: pytest.CaptureFixture[str]) -> None:
+def test_out_is_required(capsys):
     assert run_program("eval", ["--prompts", "3"]) == 2
     assert "--out is missing" in capsys.readouterr().err

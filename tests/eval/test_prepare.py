@@ -1,14 +1,10 @@
 """The chat template as a switch, protected tokens, and the settings that are planned."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from eval.config import EvalConfig
 from eval.methods import Method
-from eval.prepare import Loaded, Prepared, methods_of, plan, prepare
+from eval.prepare import Loaded, methods_of, plan, prepare
 from kvp.budgets import parse_budgets
 from kvp.errors import UsageError
 from kvp.hf import load_model
@@ -20,7 +16,7 @@ TOVA = Method(name="tova", scorer=make_scorer("tova"))
 FULL = Method(name="full")
 
 
-def _prepared(folder: Path, loaded: bool = False, **settings: bool) -> Prepared:
+def _prepared(folder, loaded=False, **settings):
     config = EvalConfig(
         model=str(folder), out="unused", methods="full,knorm", budgets="50%", length=200,
         prompts=1, tasks="niah_single_1", protection="both", **settings,
@@ -32,7 +28,7 @@ def _prepared(folder: Path, loaded: bool = False, **settings: bool) -> Prepared:
 
 
 @pytest.mark.parametrize("loaded", [False, True])
-def test_without_the_chat_template_prompts_are_plain_text(tiny_folder: Path, loaded: bool) -> None:
+def test_without_the_chat_template_prompts_are_plain_text(tiny_folder, loaded):
     for wanted in (True, False):
         prepared = _prepared(tiny_folder, loaded, chat_template=wanted)
         text = prepared.tokenizer.decode(prepared.prompts[0].encoded.ids)
@@ -40,7 +36,7 @@ def test_without_the_chat_template_prompts_are_plain_text(tiny_folder: Path, loa
 
 
 @pytest.mark.parametrize("wanted", [False, True])
-def test_protection_covers_what_comes_before_the_user(tiny_folder: Path, wanted: bool) -> None:
+def test_protection_covers_what_comes_before_the_user(tiny_folder, wanted):
     prepared = _prepared(tiny_folder, protect_system=wanted)
     sinks = len(prepared.tokenizer(OPENING).input_ids) if wanted else 4
     assert sinks > 4 or not wanted
@@ -48,7 +44,7 @@ def test_protection_covers_what_comes_before_the_user(tiny_folder: Path, wanted:
     assert found == {UNPROTECTED, Protection(sinks=sinks, recents=16)}
 
 
-def test_plan_crosses_methods_budgets_and_protection() -> None:
+def test_plan_crosses_methods_budgets_and_protection():
     settings, notes = plan(
         [FULL, TOVA], parse_budgets("25%,50"), [100, 200], protection="both", protected=Protection()
     )
@@ -59,7 +55,7 @@ def test_plan_crosses_methods_budgets_and_protection() -> None:
     ]  # fmt: skip
 
 
-def test_a_short_prompt_keeps_the_protected_tokens_and_stops_nothing() -> None:
+def test_a_short_prompt_keeps_the_protected_tokens_and_stops_nothing():
     budgets, lengths = parse_budgets("10%"), [4, 150, 400]
     for protection, count in (("both", 2), ("on", 1)):
         settings, notes = plan(
@@ -73,7 +69,7 @@ def test_a_short_prompt_keeps_the_protected_tokens_and_stops_nothing() -> None:
         ]
 
 
-def test_budgets_below_the_protected_tokens_of_every_prompt_are_noted_or_refused() -> None:
+def test_budgets_below_the_protected_tokens_of_every_prompt_are_noted_or_refused():
     budgets, safe = parse_budgets("10%,15,30"), Protection()
     both, notes = plan([TOVA], budgets, [150], protection="both", protected=safe)
     assert [(each.protected, str(each.budget)) for each in both] == [

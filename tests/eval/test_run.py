@@ -1,15 +1,11 @@
 """kvp-eval from its command line, on a random model: what it writes and what it refuses."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
 import shutil
 import sys
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -32,8 +28,8 @@ BYTES_PER_TOKEN = 2 * 2 * 2 * 8 * 4
 METHODS = "full,kvp,random,snapkv,oracle,knorm+ada,gvote+self_sized"
 
 
-def _arguments(folder: Path, policy: Path, out: Path, **changes: object) -> list[str]:
-    settings: dict[str, object] = {
+def _arguments(folder, policy, out, **changes):
+    settings = {
         "model": folder, "policies": policy, "methods": METHODS, "tasks": "niah_single_1,chat",
         "budgets": "12.5%,25%", "prompts": 2, "length": 260, "timing_prompts": 1,
         "max_new_tokens": 6, "out": out, "bootstrap": 20, **changes,
@@ -41,11 +37,11 @@ def _arguments(folder: Path, policy: Path, out: Path, **changes: object) -> list
     return [part for name, value in settings.items() for part in (f"--{name}", str(value))]
 
 
-def _records(out: Path) -> list[dict[str, Any]]:
+def _records(out):
     return [json.loads(line) for line in (out / "rows.jsonl").read_text().splitlines()]
 
 
-def _by_key(records: list[dict[str, Any]]) -> dict[tuple[Any, ...], dict[str, Any]]:
+def _by_key(records):
     names = (
         "method", "allocator", "protected", "policy", "protocol", "task", "budget_spec", "example",
     )  # fmt: skip
@@ -55,17 +51,13 @@ def _by_key(records: list[dict[str, Any]]) -> dict[tuple[Any, ...], dict[str, An
 
 
 @pytest.fixture(scope="module")
-def finished(
-    tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path, tiny_policy: Path
-) -> Path:
+def finished(tmp_path_factory, tiny_folder, tiny_policy):
     out = tmp_path_factory.mktemp("finished") / "results"
     assert main(_arguments(tiny_folder, tiny_policy, out)) == 0
     return out
 
 
-def test_the_program_says_what_it_does_and_what_to_open(
-    finished: Path, tiny_folder: Path, tiny_policy: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_program_says_what_it_does_and_what_to_open(finished, tiny_folder, tiny_policy, capsys):
     assert main(_arguments(tiny_folder, tiny_policy, finished)) == 0
     printed = capsys.readouterr()
     for line in ("preparing prompts ...", "loading the model ...", "evaluating: 8/8"):
@@ -82,7 +74,7 @@ def test_the_program_says_what_it_does_and_what_to_open(
     )
 
 
-def test_every_variant_has_its_record(finished: Path) -> None:
+def test_every_variant_has_its_record(finished):
     records = _records(finished)
     # full, 5 methods x 2 budgets x 2 protections, self-sized x 2; 2 prompts of 2 tasks, 2 protocols
     assert len(_by_key(records)) == (1 + 5 * 2 * 2 + 2) * 2 * 2 * 2
@@ -104,7 +96,7 @@ def test_every_variant_has_its_record(finished: Path) -> None:
         assert record["policy_seed"] == (5 if record["method"] == "kvp" else None)
 
 
-def test_scores_are_string_matches_and_replies_have_likelihoods(finished: Path) -> None:
+def test_scores_are_string_matches_and_replies_have_likelihoods(finished):
     for record in _records(finished):
         if record["task"] == "chat":
             assert record["score"] is None
@@ -116,7 +108,7 @@ def test_scores_are_string_matches_and_replies_have_likelihoods(finished: Path) 
             assert len(record["references"]) == 1
 
 
-def test_the_other_files_cover_all_methods(finished: Path) -> None:
+def test_the_other_files_cover_all_methods(finished):
     timing = [json.loads(line) for line in (finished / "timing.jsonl").read_text().splitlines()]
     assert len(timing) == 1 + 5 * 2 + 1
     for record in timing:
@@ -133,13 +125,9 @@ def test_the_other_files_cover_all_methods(finished: Path) -> None:
 
 
 def test_a_method_that_the_model_cannot_serve_is_named(
-    tmp_path: Path,
-    tiny_folder: Path,
-    tiny_policy: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    def refused(*_: object) -> None:
+    tmp_path, tiny_folder, tiny_policy, monkeypatch, capsys
+):
+    def refused(*_):
         raise ModelError("GPTNeoXForCausalLM has no attention module")
 
     monkeypatch.setattr("kvp.hf.scorer_inputs.rope_of", refused)
@@ -155,9 +143,7 @@ def test_a_method_that_the_model_cannot_serve_is_named(
         )
 
 
-def test_a_killed_run_resumes_to_the_same_records(
-    finished: Path, tmp_path: Path, tiny_folder: Path, tiny_policy: Path
-) -> None:
+def test_a_killed_run_resumes_to_the_same_records(finished, tmp_path, tiny_folder, tiny_policy):
     out = tmp_path / "results"
     shutil.copytree(finished, out)
     whole = (out / "rows.jsonl").read_bytes()
@@ -169,14 +155,9 @@ def test_a_killed_run_resumes_to_the_same_records(
 
 @pytest.mark.parametrize("step", ["measure_times", "seal"])
 def test_a_run_that_is_killed_behind_its_rows_is_unfinished(
-    step: str,
-    finished: Path,
-    tmp_path: Path,
-    tiny_folder: Path,
-    tiny_policy: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def killed(*_: object) -> None:
+    step, finished, tmp_path, tiny_folder, tiny_policy, monkeypatch
+):
+    def killed(*_):
         raise KeyboardInterrupt
 
     out = tmp_path / "results"
@@ -202,14 +183,9 @@ def test_a_run_that_is_killed_behind_its_rows_is_unfinished(
 )
 @pytest.mark.parametrize("of", ["task", "file", "policy"])
 def test_a_name_that_results_cannot_hold_is_refused_before_any_work(
-    of: str,
-    odd: str,
-    tmp_path: Path,
-    tiny_folder: Path,
-    tiny_policy: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    changes: dict[str, object] = {"methods": "full,kvp", "tasks": "data", "split": "all"}
+    of, odd, tmp_path, tiny_folder, tiny_policy, capsys
+):
+    changes = {"methods": "full,kvp", "tasks": "data", "split": "all"}
     data = tmp_path / "rows.jsonl"
     if of != "task" and ("\x00" in odd or len(odd) > 250):
         return  # no file is called so
@@ -230,37 +206,31 @@ class Twins:
 
     name = "twins"
 
-    def build(self, settings: Any, tokenizer: Any) -> list[Sample]:
+    def build(self, settings, tokenizer):
         return [
             Sample(id="same", task=self.name, split="test", context=f"{number} and", question="?",
                    metric="all", references=("1",))
             for number in range(settings.count)
         ]  # fmt: skip
 
-    def score(self, sample: Sample, answer: str) -> float:
+    def score(self, sample, answer):
         return 0.0
 
 
 def test_two_prompts_of_one_name_are_refused(
-    tmp_path: Path,
-    tiny_folder: Path,
-    tiny_policy: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    tmp_path, tiny_folder, tiny_policy, capsys, monkeypatch
+):
     monkeypatch.setitem(sys.modules, "own_tasks", sys.modules[__name__])
     changes = {"tasks": "own_tasks:Twins", "methods": "full"}
     arguments = _arguments(tiny_folder, tiny_policy, tmp_path / "out", **changes)
     assert "two prompts are called same of twins" in _refusal(capsys, arguments)
 
 
-def test_a_finished_run_can_be_extended(
-    finished: Path, tmp_path: Path, tiny_folder: Path, tiny_policy: Path
-) -> None:
+def test_a_finished_run_can_be_extended(finished, tmp_path, tiny_folder, tiny_policy):
     out = tmp_path / "results"
     shutil.copytree(finished, out)
     before = (out / "rows.jsonl").read_bytes()
-    changes: dict[str, object] = {"prompts": 3, "methods": "full,tova", "timing_prompts": 0}
+    changes = {"prompts": 3, "methods": "full,tova", "timing_prompts": 0}
     assert main(_arguments(tiny_folder, tiny_policy, out, **changes)) == 0
     after = (out / "rows.jsonl").read_bytes()
     assert after.startswith(before)
@@ -272,7 +242,7 @@ def test_a_finished_run_can_be_extended(
     assert {record["method"] for record in _records(out)} == {*methods, "tova"}
 
 
-def _refusal(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> str:
+def _refusal(capsys, arguments):
     assert main(arguments) == 2
     lines = capsys.readouterr().err.strip().splitlines()
     assert lines[-1].startswith("kvp-eval: error: ")
@@ -318,18 +288,15 @@ def _refusal(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> str:
     ],
 )
 def test_mistakes_are_one_line_before_the_weights_are_loaded(
-    changes: dict[str, object], words: str, capsys: pytest.CaptureFixture[str],
-    tmp_path: Path, tiny_folder: Path, tiny_policy: Path, monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    changes, words, capsys, tmp_path, tiny_folder, tiny_policy, monkeypatch
+):
     monkeypatch.delattr("eval.run.model_of")
     out = tmp_path / "results"
     assert words in _refusal(capsys, _arguments(tiny_folder, tiny_policy, out, **changes))
     assert not out.exists()
 
 
-def test_a_dry_run_tells_the_work_and_writes_nothing(
-    tmp_path: Path, tiny_folder: Path, tiny_policy: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_dry_run_tells_the_work_and_writes_nothing(tmp_path, tiny_folder, tiny_policy, capsys):
     out = tmp_path / "results"
     arguments = _arguments(tiny_folder, tiny_policy, out, dry_run="true")
     at = arguments.index("--out")
@@ -343,29 +310,27 @@ def test_a_dry_run_tells_the_work_and_writes_nothing(
 
 
 @pytest.mark.parametrize(("device", "passes"), [("cpu", 1), ("cuda", 2)])
-def test_a_dry_run_measures_what_a_gpu_has_warmed_up_for(
-    device: str, passes: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_dry_run_measures_what_a_gpu_has_warmed_up_for(device, passes, monkeypatch, capsys):
     """A GPU's first pass loads kernels: 8 s here, then 1 s."""
     clock, took = [0.0], iter([8.0, 1.0])
 
-    def evaluated(*_: object) -> list[int]:
+    def evaluated(*_):
         clock[0] += next(took)
         return [7]
 
     monkeypatch.setattr("eval.run.evaluate", evaluated)
     monkeypatch.setattr("eval.run.time", SimpleNamespace(perf_counter=lambda: clock[0]))
-    bench: Any = SimpleNamespace(model=SimpleNamespace(device=torch.device(device)))
+    bench = SimpleNamespace(model=SimpleNamespace(device=torch.device(device)))
     prompt = SimpleNamespace(task="chat")
-    prepared: Any = SimpleNamespace(work=3 * [(prompt, "query_aware")], settings=lambda *_: [])
+    prepared = SimpleNamespace(work=3 * [(prompt, "query_aware")], settings=lambda *_: [])
     assert estimate(bench, prepared) == [7]
     each = {1: 8, 2: 1}[passes]
     assert f"{each}.0 s for one prompt, so about {3 * each} s for" in capsys.readouterr().err
 
 
 def test_small_budgets_are_noted_where_they_were_asked_for(
-    tmp_path: Path, tiny_folder: Path, tiny_policy: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    tmp_path, tiny_folder, tiny_policy, capsys
+):
     for budgets, noted in (("6%", True), (EvalConfig.budgets, False)):  # at most 16 of 260 tokens
         changes = {"budgets": budgets, "methods": "knorm", "dry_run": "true"}
         assert main(_arguments(tiny_folder, tiny_policy, tmp_path / "r", **changes)) == 0
@@ -373,12 +338,11 @@ def test_small_budgets_are_noted_where_they_were_asked_for(
 
 
 def test_an_interrupted_run_says_so_wherever_it_is_shown(
-    tmp_path: Path, tiny_folder: Path, tiny_policy: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    tmp_path, tiny_folder, tiny_policy, monkeypatch, capsys
+):
     left = iter(range(3))
 
-    def interrupted(*given: Any) -> Any:
+    def interrupted(*given):
         if next(left, None) is None:
             raise KeyboardInterrupt
         return evaluate_together(*given)
@@ -431,8 +395,8 @@ def test_an_interrupted_run_says_so_wherever_it_is_shown(
 
 
 def test_policies_of_another_geometry_and_truncated_ones_are_refused(
-    tmp_path: Path, tiny_folder: Path, tiny_policy: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    tmp_path, tiny_folder, tiny_policy, capsys
+):
     other = tmp_path / "other"
     geometry = Geometry(layers=3, query_heads=4, kv_heads=2, head_dim=8)
     rankers = HeadRankers(RankerSpec(head_dim=8, hidden=8), geometry.total_kv_heads)
@@ -449,8 +413,8 @@ def test_policies_of_another_geometry_and_truncated_ones_are_refused(
 
 
 def test_a_policy_of_a_model_with_the_same_heads_gives_a_note(
-    tmp_path: Path, tiny_folder: Path, tiny_policy: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    tmp_path, tiny_folder, tiny_policy, capsys
+):
     policy, other = load_policy(tiny_policy), tmp_path / "other"
     model = {"id": "their/model", "revision": None, "weights": "another"}
     save_policy(other, policy.rankers, PolicyMeta(geometry=policy.geometry, model=model))

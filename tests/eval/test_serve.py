@@ -11,12 +11,10 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -43,16 +41,14 @@ WITH_MODEL = pytest.mark.skipif(
     ],
     ids=["file", "extra before policy", "policy", "method"],
 )
-def test_one_line_says_what_cannot_work(
-    settings: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_line_says_what_cannot_work(settings, expected, monkeypatch):
     place = "kvp.plugins.find_spec" if "pip install" in expected else "eval.serve.require"
     monkeypatch.setattr(place, lambda *_: None)
     with pytest.raises(KvpError, match=expected):
         run(ServeConfig(**settings))
 
 
-def test_a_port_in_use_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_port_in_use_is_named(monkeypatch):
     monkeypatch.setattr("eval.serve.require", lambda *_: None)
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
@@ -67,7 +63,7 @@ class Server:
     process: subprocess.Popen[str]
     port: int
 
-    def ask(self, body: Any, path: str = "/v1/chat/completions") -> tuple[int, str]:
+    def ask(self, body, path="/v1/chat/completions"):
         """Status and text of an answer; `body` is JSON, or bytes as they are."""
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", data)
@@ -77,13 +73,12 @@ class Server:
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()
 
-    def answer(self, **body: Any) -> dict[str, Any]:
+    def answer(self, **body):
         status, text = self.ask(body)
         assert status == 200, text
-        found: dict[str, Any] = json.loads(text)
-        return found
+        return json.loads(text)
 
-    def begin(self, **body: Any) -> socket.socket:
+    def begin(self, **body):
         """Ask, and wait for nothing."""
         data = json.dumps(body).encode()
         client = socket.create_connection(("127.0.0.1", self.port))
@@ -94,7 +89,7 @@ class Server:
 
 
 @contextmanager
-def serving(*options: str, cells: int = 512, **environment: str) -> Iterator[Server]:
+def serving(*options, cells=512, **environment):
     pytest.importorskip("llama_cpp")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -120,7 +115,7 @@ def serving(*options: str, cells: int = 512, **environment: str) -> Iterator[Ser
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
+def server():
     """Of an environment that means to change llama-cpp-python's server."""
     with serving(
         INTERRUPT_REQUESTS="1", CONFIG_FILE="none.json", API_KEY="secret", HOST="0.0.0.0",
@@ -129,13 +124,13 @@ def server() -> Iterator[Server]:
         yield running
 
 
-def said(text: str = "Say hello.") -> list[dict[str, str]]:
+def said(text="Say hello."):
     return [{"role": "user", "content": text}]
 
 
 @pytest.mark.real
 @WITH_MODEL
-def test_a_conversation_is_read_once_within_its_cells() -> None:
+def test_a_conversation_is_read_once_within_its_cells():
     with serving("--policy", "smollm2-135m-instruct", cells=1024) as server:
         fact = "The code of the north gate is 48213. "
         document = f"{prose(0, words=600, split='test')} {fact}{prose(1, words=600, split='test')}"
@@ -161,8 +156,8 @@ def test_a_conversation_is_read_once_within_its_cells() -> None:
 
 @pytest.mark.real
 @WITH_MODEL
-def test_streams_at_once_all_complete(server: Server) -> None:
-    def stream(number: int) -> tuple[int, str]:
+def test_streams_at_once_all_complete(server):
+    def stream(number):
         return server.ask({"messages": said(f"{number}?"), "stream": True, "max_tokens": 5})
 
     with ThreadPoolExecutor(8) as pool:
@@ -174,7 +169,7 @@ def test_streams_at_once_all_complete(server: Server) -> None:
 
 @pytest.mark.real
 @WITH_MODEL
-def test_an_answer_ends_at_the_cells() -> None:
+def test_an_answer_ends_at_the_cells():
     with serving(cells=256) as server:
         for most in ({}, {"max_completion_tokens": 2**70}):
             told = server.answer(messages=said(), logit_bias=SUPPRESSED, **most)
@@ -186,7 +181,7 @@ def test_an_answer_ends_at_the_cells() -> None:
 @pytest.mark.real
 @WITH_MODEL
 @pytest.mark.parametrize("stream", [True, False])
-def test_generation_ends_with_its_client(server: Server, stream: bool) -> None:
+def test_generation_ends_with_its_client(server, stream):
     long = said("word " * 4000)
     with server.begin(messages=long, stream=stream):
         pass  # while the text is read
@@ -200,7 +195,7 @@ def test_generation_ends_with_its_client(server: Server, stream: bool) -> None:
 @pytest.mark.real
 @WITH_MODEL
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 0)])
-def test_a_signal_ends_the_server_while_it_answers(sent: signal.Signals, code: int) -> None:
+def test_a_signal_ends_the_server_while_it_answers(sent, code):
     with serving() as server:
         with server.begin(messages=said("word " * 4000)) as client:
             started = time.monotonic()
@@ -237,7 +232,7 @@ def test_a_signal_ends_the_server_while_it_answers(sent: signal.Signals, code: i
         ({"stream": True, "n": 2}, "n"),
     ],
 )
-def test_400_names_the_field(server: Server, fields: dict[str, Any], named: str) -> None:
+def test_400_names_the_field(server, fields, named):
     status, text = server.ask({"messages": said(), "max_tokens": 1, **fields})
     error = json.loads(text)["error"]
     assert (status, error["param"]) == (400, named)
@@ -253,14 +248,14 @@ def test_400_names_the_field(server: Server, fields: dict[str, Any], named: str)
     [b"", b"{", b"[1]", b'{"prompt": "\xff"}', b'{"prompt": "\\ud800"}', b"[" * 100_000],
     ids=["empty", "cut", "list", "bytes", "surrogate", "deep"],
 )
-def test_400_for_what_is_no_json_object(server: Server, body: bytes) -> None:
+def test_400_for_what_is_no_json_object(server, body):
     status, text = server.ask(body, "/v1/completions")
     assert (status, json.loads(text)["error"]["param"]) == (400, "body")
 
 
 @pytest.mark.real
 @WITH_MODEL
-def test_null_is_as_absent_and_other_paths_are_not_there(server: Server) -> None:
+def test_null_is_as_absent_and_other_paths_are_not_there(server):
     assert server.answer(messages=said(), max_tokens=1, stop=None, temperature=None)
     assert server.ask({"prompt": "1, 2, 3", "max_tokens": None}, "/v1/completions")[0] == 200
     assert server.ask({"prompt": ["a", "b"]}, "/v1/completions")[0] == 400

@@ -1,13 +1,7 @@
 """Several questions on one context: one prefill and one compression, the same records."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
-
-import pytest
 
 import eval.run
 from eval.config import EvalConfig
@@ -21,7 +15,7 @@ CONTEXT = "The sky is blue. The grass is green. Here we go. There and back again
 METHODS = "full,knorm,snapkv,oracle,kvzip+global"
 
 
-def rows(path: Path) -> Path:
+def rows(path):
     content = [
         {"context": CONTEXT, "questions": ["What is the sky?", "Who is it?", "Where?"],
          "answers": ["blue", "we", "There"], "task": "sky"},
@@ -33,8 +27,8 @@ def rows(path: Path) -> Path:
     return path
 
 
-def configuration(folder: Path, data: Path, **changes: Any) -> EvalConfig:
-    fields: dict[str, Any] = {
+def configuration(folder, data, **changes):
+    fields = {
         "model": str(folder), "tasks": "data", "data": str(data), "split": "all", "length": 300,
         "methods": METHODS, "budgets": "30%", "protection": "off", "timing_prompts": 0,
         "bootstrap": 5, "max_new_tokens": 6, "out": str(data.parent / "out"),
@@ -42,7 +36,7 @@ def configuration(folder: Path, data: Path, **changes: Any) -> EvalConfig:
     return EvalConfig(**fields | changes)
 
 
-def run(config: EvalConfig) -> int:
+def run(config):
     names = (
         "model", "tasks", "data", "split", "length", "methods", "budgets", "protection",
         "timing_prompts", "bootstrap", "max_new_tokens", "out",
@@ -50,13 +44,11 @@ def run(config: EvalConfig) -> int:
     return main([part for name in names for part in (f"--{name}", str(getattr(config, name)))])
 
 
-def records(out: Path) -> list[dict[str, Any]]:
+def records(out):
     return [json.loads(line) for line in (out / "rows.jsonl").read_text().splitlines()]
 
 
-def test_records_are_those_of_each_question_alone(
-    bench: Bench, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_records_are_those_of_each_question_alone(bench, tiny_folder, tmp_path, monkeypatch):
     config = configuration(tiny_folder, rows(tmp_path / "my.jsonl"))
     prepared = prepare(config, methods_of(config))
     alone = {
@@ -64,7 +56,7 @@ def test_records_are_those_of_each_question_alone(
         for prompt, protocol in prepared.work
         for record in evaluate(bench, prompt, protocol, prepared.settings(prompt, protocol))
     }
-    prefills: list[str] = []
+    prefills = []
     prefill = Bench.prefill
     monkeypatch.setattr(
         Bench, "prefill", lambda self, prompt, protocol, needs: prefills.append(protocol)
@@ -82,7 +74,7 @@ def test_records_are_those_of_each_question_alone(
     assert len({(r["example"], r["prediction"]) for r in together}) > 5
 
 
-def test_groups_have_one_prefill(bench: Bench, tiny_folder: Path, tmp_path: Path) -> None:
+def test_groups_have_one_prefill(bench, tiny_folder, tmp_path):
     config = configuration(tiny_folder, rows(tmp_path / "my.jsonl"))
     prepared = prepare(config, methods_of(config))
     settings = prepared.settings(*prepared.work[0])
@@ -96,16 +88,14 @@ def test_groups_have_one_prefill(bench: Bench, tiny_folder: Path, tmp_path: Path
     assert len(by_prefill(told)) == len(same)
 
 
-def test_a_killed_run_goes_on_where_it_was(
-    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_run_goes_on_where_it_was(tiny_folder, tmp_path, monkeypatch):
     data = rows(tmp_path / "my.jsonl")
     whole = configuration(tiny_folder, data, out=str(tmp_path / "whole"))
     assert run(whole) == 0
     cut = configuration(tiny_folder, data, out=str(tmp_path / "cut"))
     append, written = RecordFile.append, []
 
-    def killed(self: RecordFile, found: Any) -> None:
+    def killed(self, found):
         append(self, found)
         written.append(found)
         if len(written) == 2:  # in the middle of the questions of one context
@@ -118,7 +108,7 @@ def test_a_killed_run_goes_on_where_it_was(
     kept = rest.read_text()
     rest.write_text(kept + '{"model": "torn')
     together = eval.run.evaluate_together
-    asked: list[int] = []
+    asked = []
     monkeypatch.setattr(
         eval.run, "evaluate_together",
         lambda bench, prompts, *rest: asked.append(len(prompts)) or together(bench, prompts, *rest),

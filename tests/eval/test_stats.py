@@ -1,9 +1,6 @@
 """Intervals against closed forms and numbers made by hand."""
 
-from __future__ import annotations
-
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +8,6 @@ from scipy import stats
 
 from eval.stats import (
     Interval,
-    Scores,
     bootstrap_mean,
     holm,
     median_interval,
@@ -25,21 +21,21 @@ from eval.stats import (
 MANY = 20_000
 
 
-def _row(task: str, example: str, policy: str | None = None, **fields: Any) -> dict[str, Any]:
+def _row(task, example, policy=None, **fields):
     return {
         "task": task, "example": example, "policy": policy, "score": None, "nll": None, **fields,
     }  # fmt: skip
 
 
-def _scores(values: list[float], task: str = "a", policy: str | None = None) -> Scores:
+def _scores(values, task="a", policy=None):
     return {policy: {(task, f"{number:03}"): value for number, value in enumerate(values)}}
 
 
-def _difference(p: float) -> Interval:
+def _difference(p):
     return Interval(mean=1.0, low=0.1, high=2.0, prompts=9, p=p)
 
 
-def test_policies_are_averaged() -> None:
+def test_policies_are_averaged():
     rows = [
         _row("a", "1", "s0", score=1.0), _row("a", "1", "s1", score=0.0),
         _row("a", "2", "s0", score=1.0), _row("a", "2", "s1", score=1.0),
@@ -52,7 +48,7 @@ def test_policies_are_averaged() -> None:
     assert (found.mean, found.prompts) == (0.75, 2)
 
 
-def test_a_number_per_policy_and_prompt_higher_is_better() -> None:
+def test_a_number_per_policy_and_prompt_higher_is_better():
     rows = [
         _row("a", "1", "s0", score=0.5), _row("a", "1", "s1", score=1.0),
         _row("a", "2", nll=6.0, reply_tokens=3),
@@ -62,7 +58,7 @@ def test_a_number_per_policy_and_prompt_higher_is_better() -> None:
     }  # fmt: skip
 
 
-def test_tasks_weigh_the_same_whatever_their_number_of_prompts() -> None:
+def test_tasks_weigh_the_same_whatever_their_number_of_prompts():
     values = {("a", "1"): 1.0, ("b", "1"): 0.0, ("b", "2"): 0.0, ("b", "3"): 0.0}
     assert bootstrap_mean({None: values}, resamples=50).mean == 0.5
     with pytest.raises(ValueError, match="no prompts"):
@@ -70,7 +66,7 @@ def test_tasks_weigh_the_same_whatever_their_number_of_prompts() -> None:
 
 
 @pytest.mark.parametrize(("right", "prompts"), [(0, 20), (1, 20), (20, 20), (30, 100)])
-def test_of_one_task_the_interval_is_that_of_jeffreys_stretched(right: int, prompts: int) -> None:
+def test_of_one_task_the_interval_is_that_of_jeffreys_stretched(right, prompts):
     # weights of x ones, n - x zeros and half a prompt at each end: Beta(x + 1/2, n - x + 1/2),
     # stretched about its mean by sqrt((n + 1) / (n - 1))
     centre = (right + 0.5) / (prompts + 1)
@@ -83,7 +79,7 @@ def test_of_one_task_the_interval_is_that_of_jeffreys_stretched(right: int, prom
     assert found.high == pytest.approx(min(1.0, max(high, found.mean)), abs=4e-3)
 
 
-def test_the_added_prompts_are_one_for_all_tasks_and_go_where_prompts_are_few() -> None:
+def test_the_added_prompts_are_one_for_all_tasks_and_go_where_prompts_are_few():
     # six tasks of 20 wrong answers: about as wide as 120 of one task, not as six times 20
     six = {(str(k), str(n)): 0.0 for k in range(6) for n in range(20)}
     assert bootstrap_mean({None: six}, resamples=MANY).high < 0.025
@@ -97,7 +93,7 @@ def test_the_added_prompts_are_one_for_all_tasks_and_go_where_prompts_are_few() 
     assert bootstrap_mean({None: few}, resamples=MANY).high == pytest.approx(expected, abs=0.01)
 
 
-def test_without_bounds_the_interval_is_students() -> None:
+def test_without_bounds_the_interval_is_students():
     values = np.random.default_rng(3).standard_normal(40)
     found = bootstrap_mean(_scores(values.tolist()), bounds=None, resamples=MANY)
     half = stats.t.ppf(0.975, 39) * values.std(ddof=1) / math.sqrt(40)
@@ -106,7 +102,7 @@ def test_without_bounds_the_interval_is_students() -> None:
     assert (single.low, single.high) == (0.3, 0.3)
 
 
-def test_the_spread_of_seeds_is_in_the_interval() -> None:
+def test_the_spread_of_seeds_is_in_the_interval():
     # every prompt alike, so prompts add next to nothing: Student's t over the three seeds
     scores = {
         seed: {("a", str(n)): level for n in range(400)}
@@ -120,7 +116,7 @@ def test_the_spread_of_seeds_is_in_the_interval() -> None:
     assert alone.high - alone.low < 0.02
 
 
-def test_the_spread_of_both_sides_seeds_is_in_a_difference() -> None:
+def test_the_spread_of_both_sides_seeds_is_in_a_difference():
     sides = [
         {f"{name}{level}": {("a", str(n)): level for n in range(400)} for level in levels}
         for name, levels in (("ours", (0.5, 0.6, 0.7)), ("theirs", (0.2, 0.3, 0.4)))
@@ -131,7 +127,7 @@ def test_the_spread_of_both_sides_seeds_is_in_a_difference() -> None:
     assert (found.high - found.low) / 2 == pytest.approx(np.quantile(draws, 0.975), rel=0.1)
 
 
-def test_seeds_are_compared_on_the_prompts_that_all_answered() -> None:
+def test_seeds_are_compared_on_the_prompts_that_all_answered():
     both = {("a", str(n)): 0.5 for n in range(100)}
     more = both | {("a", f"more {n}"): 1.0 for n in range(100)}
     found = bootstrap_mean({"s0": both, "s1": more})
@@ -139,7 +135,7 @@ def test_seeds_are_compared_on_the_prompts_that_all_answered() -> None:
     assert found.high - found.low < 0.15  # of prompts; the seeds agree on the first hundred
 
 
-def test_pairing_takes_away_what_prompts_have_in_common() -> None:
+def test_pairing_takes_away_what_prompts_have_in_common():
     generator = np.random.default_rng(0)
     hard = generator.random(300)
     theirs = _scores(hard.tolist())
@@ -158,14 +154,14 @@ def test_pairing_takes_away_what_prompts_have_in_common() -> None:
         paired_difference({None: {("a", "x"): 1.0}}, theirs)
 
 
-def test_the_other_order_has_the_same_interval() -> None:
+def test_the_other_order_has_the_same_interval():
     ours, theirs = _scores([1, 0, 0, 1, 0, 0]), _scores([1, 1, 1, 0, 1, 0])
     one, other = paired_difference(ours, theirs), paired_difference(theirs, ours)
     assert one.numbers == (-other.mean, -other.high, -other.low)
     assert one.p == other.p
 
 
-def test_a_p_value_is_that_of_the_paired_t_test() -> None:
+def test_a_p_value_is_that_of_the_paired_t_test():
     values = np.random.default_rng(8).standard_normal(60) + 0.25
     for shift in (0.0, 0.1, 0.7):
         moved = (values + shift).tolist()
@@ -175,10 +171,10 @@ def test_a_p_value_is_that_of_the_paired_t_test() -> None:
         assert (found.p < 0.05) == (found.low > 0)
 
 
-def test_a_p_value_with_seeds_is_that_of_their_t_test() -> None:
+def test_a_p_value_with_seeds_is_that_of_their_t_test():
     # prompts alike, so that the three means of seeds decide: t = 0.3 / (0.1 / sqrt(3)), 2 degrees
     units = [("a", str(n)) for n in range(400)]
-    theirs: Scores = {None: dict.fromkeys(units, 0.0)}
+    theirs = {None: dict.fromkeys(units, 0.0)}
     ours = {f"s{n}": dict.fromkeys(units, level) for n, level in enumerate((0.2, 0.3, 0.4))}
     found = paired_difference(ours, theirs, resamples=MANY)
     expected = 2 * stats.t.sf(0.3 / (0.1 / math.sqrt(3)), 2)
@@ -186,7 +182,7 @@ def test_a_p_value_with_seeds_is_that_of_their_t_test() -> None:
     assert paired_difference(theirs, ours, resamples=MANY).p == pytest.approx(expected, rel=0.05)
 
 
-def test_the_same_policies_are_paired_and_others_are_not() -> None:
+def test_the_same_policies_are_paired_and_others_are_not():
     units = [("a", str(n)) for n in range(400)]
     levels = {"s0": 0.3, "s1": 0.5, "s2": 0.7}
     ours = {seed: dict.fromkeys(units, level + 0.1) for seed, level in levels.items()}
@@ -198,7 +194,7 @@ def test_the_same_policies_are_paired_and_others_are_not() -> None:
     assert apart.low < -0.4  # two spreads of 0.2 over three seeds each
 
 
-def test_perplexity_pools_tokens_of_all_texts() -> None:
+def test_perplexity_pools_tokens_of_all_texts():
     rows = [
         _row("chat", "1", nll=2.0, reply_tokens=4),
         _row("chat", "2", nll=6.0, reply_tokens=4),
@@ -215,7 +211,7 @@ def test_perplexity_pools_tokens_of_all_texts() -> None:
         perplexity(rows[2:])
 
 
-def test_perplexity_has_students_interval_in_nats_per_token() -> None:
+def test_perplexity_has_students_interval_in_nats_per_token():
     nats = np.random.default_rng(4).normal(2.0, 0.3, 30)
     rows = [_row("chat", str(n), nll=10 * value, reply_tokens=10) for n, value in enumerate(nats)]
     found = perplexity(rows, resamples=MANY)
@@ -232,7 +228,7 @@ def test_perplexity_has_students_interval_in_nats_per_token() -> None:
     assert math.log(both.high / both.low) == pytest.approx(2 * math.hypot(spread, half), rel=0.1)
 
 
-def test_holm_stops_at_the_first_p_value_above_its_level() -> None:
+def test_holm_stops_at_the_first_p_value_above_its_level():
     # four comparisons: levels 0.0125, 0.0167, 0.025, 0.05 of the sorted p-values
     assert holm([_difference(p) for p in (0.03, 0.0125, 0.04, 0.016)]) == [
         False, True, False, True,
@@ -250,7 +246,7 @@ def test_holm_stops_at_the_first_p_value_above_its_level() -> None:
     assert holm([Interval(mean=1.0, low=-0.1, high=2.0, prompts=9, p=1e-9)]) == [False]
 
 
-def test_the_prompts_that_resolve_a_difference_make_its_interval_as_narrow() -> None:
+def test_the_prompts_that_resolve_a_difference_make_its_interval_as_narrow():
     draws = np.random.default_rng(5).standard_normal(40_000) * 0.5
     few = paired_difference(_scores(draws[:200].tolist()), _scores([0.0] * 200), bounds=None)
     needed = prompts_to_resolve(few)
@@ -259,7 +255,7 @@ def test_the_prompts_that_resolve_a_difference_make_its_interval_as_narrow() -> 
     assert (more.high - more.low) / 2 == pytest.approx(0.05, rel=0.1)
 
 
-def test_perplexities_are_paired_as_their_ratio() -> None:
+def test_perplexities_are_paired_as_their_ratio():
     nats = np.random.default_rng(6).normal(2.0, 0.5, (30, 1)) + np.array([0.0, 0.1])
     tokens = np.arange(1, 31)
     sides = [
@@ -279,7 +275,7 @@ def test_perplexities_are_paired_as_their_ratio() -> None:
     ("prompts", "methods", "given"),
     [(10, 2, False), (20, 2, False), (50, 2, False), (20, 4, False), (20, 2, True)],
 )
-def test_equal_methods_are_rarely_told_apart(prompts: int, methods: int, given: bool) -> None:
+def test_equal_methods_are_rarely_told_apart(prompts, methods, given):
     """The share of 2,000 runs in which the best of equal methods is called ahead of another.
 
     Of two tasks, right or wrong answers; or of `given` replies, whose tokens weigh.
@@ -301,7 +297,7 @@ def test_equal_methods_are_rarely_told_apart(prompts: int, methods: int, given: 
     assert told / 2000 <= 0.05
 
 
-def test_the_median_lies_between_order_statistics() -> None:
+def test_the_median_lies_between_order_statistics():
     assert median_interval([5.0, 1.0, 2.0, 3.0, 4.0]) is None  # 2 / 2^5 is above 5 %
     six = median_interval([6.0, 1.0, 2.0, 3.0, 5.0, 4.0])
     assert six == Interval(mean=3.5, low=1.0, high=6.0, prompts=6)
@@ -311,7 +307,7 @@ def test_the_median_lies_between_order_statistics() -> None:
     assert (nine.low, nine.high) == (2.0, 8.0)
 
 
-def _shared(contexts: int, questions: int, values: list[float]) -> dict[tuple[str, str], float]:
+def _shared(contexts, questions, values):
     return {
         ("t", f"my/all/0/{n * questions + q:03}@{n:08x}"): values[n]
         for n in range(contexts)
@@ -320,7 +316,7 @@ def _shared(contexts: int, questions: int, values: list[float]) -> dict[tuple[st
 
 
 @pytest.mark.parametrize("bounds", [(0, 1), None])
-def test_questions_of_one_context_count_as_one_draw(bounds: tuple[float, float] | None) -> None:
+def test_questions_of_one_context_count_as_one_draw(bounds):
     """Answers that agree within a context tell no more than one answer per context."""
     values = [float(n % 3 == 0) for n in range(12)]
     alone = {("t", f"my/all/0/{n:03}"): value for n, value in enumerate(values)}
@@ -335,13 +331,13 @@ def test_questions_of_one_context_count_as_one_draw(bounds: tuple[float, float] 
     assert same.p == pytest.approx(gap.p)
 
 
-def test_every_question_weighs_the_same() -> None:
+def test_every_question_weighs_the_same():
     scores = {("t", "a@00000001"): 1.0, ("t", "b@00000001"): 1.0, ("t", "c@00000002"): 0.0}
     assert bootstrap_mean({None: scores}).mean == pytest.approx(2 / 3)
 
 
-def test_losses_of_one_context_are_drawn_together() -> None:
-    def rows(questions: int) -> list[dict[str, Any]]:
+def test_losses_of_one_context_are_drawn_together():
+    def rows(questions):
         return [
             _row("t", f"{n:03}{q}@{n:08x}", nll=float(n), reply_tokens=4)
             for n in range(10)

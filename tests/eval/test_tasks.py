@@ -1,13 +1,9 @@
 """Tasks from the command line to rows.jsonl: benchmarks, files and tasks of a user, perplexity."""
 
-from __future__ import annotations
-
 import json
 import sys
 from functools import partial
 from importlib import import_module
-from pathlib import Path
-from typing import Any
 
 import pandas
 import pytest
@@ -16,7 +12,6 @@ import torch
 import kvp
 import kvp.data.tasks as registry
 from eval.config import EvalConfig
-from eval.evaluate import Prompt
 from eval.prepare import load_all
 from kvp.data.metrics import METRICS, score_answer
 from kvp.data.ruler import RULER_13
@@ -27,7 +22,7 @@ from kvp.programs import evaluate as main
 from kvp.programs import report
 
 
-def _short(folder: Path, out: Path, **changes: object) -> int:
+def _short(folder, out, **changes):
     arguments = {
         "model": folder, "length": 260, "methods": "full,knorm", "budgets": "50%", "prompts": 2,
         "protection": "off", "timing_prompts": 0, "bootstrap": 5, "max_new_tokens": 4, "out": out,
@@ -39,24 +34,24 @@ def _short(folder: Path, out: Path, **changes: object) -> int:
 _benchmark = partial(_short, length=700, protocols="query_agnostic", split="all")
 
 
-def _rows(folder: Path, data: Path, out: Path, **changes: object) -> int:
+def _rows(folder, data, out, **changes):
     return _short(folder, out, tasks="data", data=data, split="all", prompts=100, **changes)
 
 
-def _records(out: Path) -> list[dict[str, Any]]:
+def _records(out):
     return [json.loads(line) for line in (out / "rows.jsonl").read_text().splitlines()]
 
 
-def _write(path: Path, *rows: object) -> Path:
+def _write(path, *rows):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
 
-def _said(capsys: pytest.CaptureFixture[str]) -> str:
+def _said(capsys):
     return " ".join(capsys.readouterr().err.split())
 
 
-def test_a_heat_map(tiny_folder: Path, tmp_path: Path) -> None:
+def test_a_heat_map(tiny_folder, tmp_path):
     out = tmp_path / "out"
     assert _benchmark(
         tiny_folder, out, tasks="niah_heatmap,niah_heatmap_numbers", prompts=4, split="test",
@@ -81,7 +76,7 @@ def test_a_heat_map(tiny_folder: Path, tmp_path: Path) -> None:
     assert manifest["identity"]["depths"] == "0,100"
 
 
-def test_questions_of_one_context(tiny_folder: Path, tmp_path: Path) -> None:
+def test_questions_of_one_context(tiny_folder, tmp_path):
     for mode in ("scdq", "multi_turn"):
         out = tmp_path / mode
         tasks = "scbench_mf,scbench_hashhop"
@@ -97,9 +92,7 @@ def test_questions_of_one_context(tiny_folder: Path, tmp_path: Path) -> None:
         assert len(of_context) == 2 * 2
 
 
-def test_a_folder_of_longbench(
-    tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_folder_of_longbench(tiny_folder, tmp_path, capsys):
     row = {"input": "Who?", "context": "The sky is blue. " * 99, "answers": ["sky"],
            "all_classes": ["sky", "sun"]}  # fmt: skip
     folder = tmp_path / "data"
@@ -119,7 +112,7 @@ def test_a_folder_of_longbench(
     assert "has nothing for them" in capsys.readouterr().err
 
 
-def test_sessions_of_a_file(tiny_folder: Path, tmp_path: Path) -> None:
+def test_sessions_of_a_file(tiny_folder, tmp_path):
     row = {
         "question_id": "q", "question_type": "multi-session", "question": "Which?", "answer": "e",
         "question_date": "2023/06/01", "haystack_dates": ["2023/05/01"],
@@ -165,9 +158,7 @@ class Letters:
 """
 
 
-def test_a_task_of_ones_own_is_scored_by_itself(
-    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_task_of_ones_own_is_scored_by_itself(tiny_folder, tmp_path, monkeypatch):
     (tmp_path / "kvp_test_letters.py").write_text(TASK)
     monkeypatch.chdir(tmp_path)
     name = "kvp_test_letters:Letters"
@@ -177,9 +168,7 @@ def test_a_task_of_ones_own_is_scored_by_itself(
     assert len(records) == 4
 
 
-def test_a_task_object_from_python(
-    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_task_object_from_python(tiny_folder, tmp_path, monkeypatch):
     (tmp_path / "kvp_test_object.py").write_text(TASK)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(registry, "TASKS", dict(registry.TASKS))
@@ -192,11 +181,8 @@ def test_a_task_object_from_python(
 
 
 def test_answers_to_a_prompt_that_changed_are_kept_apart(
-    tiny_folder: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    tiny_folder, tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     module = tmp_path / "changing.py"
     module.write_text(TASK)
@@ -215,8 +201,8 @@ def test_answers_to_a_prompt_that_changed_are_kept_apart(
 CONTEXT = "The sky is blue. The grass is green. There are 7 suns. "
 
 
-def test_every_metric(tiny_folder: Path, tmp_path: Path) -> None:
-    rows: list[dict[str, object]] = [
+def test_every_metric(tiny_folder, tmp_path):
+    rows = [
         {"context": CONTEXT, "question": "What?", "answers": ["e 7", "s"], "metric": metric,
          "task": metric}
         for metric in (*METRICS, "none")
@@ -239,9 +225,7 @@ def test_every_metric(tiny_folder: Path, tmp_path: Path) -> None:
     assert report([str(out), "--out", str(tmp_path / "report.html")]) == 0
 
 
-def test_one_metric_for_all_rows(
-    tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_one_metric_for_all_rows(tiny_folder, tmp_path, capsys):
     row = {"query": CONTEXT + "What?", "reply": "blue", "metric": "all"}
     data = _write(tmp_path / "my.jsonl", row)
     names = {"columns": "question=query,answer=reply", "answer_prefix": "It is"}
@@ -258,9 +242,7 @@ def test_one_metric_for_all_rows(
     assert len(_records(out)) == 4
 
 
-def test_what_cannot_be_used_is_one_line_each(
-    tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_cannot_be_used_is_one_line_each(tiny_folder, tmp_path, capsys):
     good = {"context": CONTEXT, "question": "What?", "answer": "e"}
     data = _write(
         tmp_path / "my.jsonl",
@@ -291,7 +273,7 @@ def test_what_cannot_be_used_is_one_line_each(
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def files(tmp_path_factory):
     """Small files of SQuAD and HotpotQA."""
     folder = tmp_path_factory.mktemp("files")
     paragraphs = [
@@ -310,17 +292,15 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {"squad": str(folder / "squad.json"), "hotpotqa": str(folder / "hotpot.json")}
 
 
-def prompts_of(model: Path, **changes: Any) -> tuple[list[Prompt], list[str]]:
+def prompts_of(model, **changes):
     config = EvalConfig(**{"model": str(model), "out": "none", "prompts": 1, **changes})
     tokenizer = load_tokenizer(str(model))
     return load_all(TaskSettings.of(config, count=config.prompts, seed=0), tokenizer)
 
 
-def test_the_perplexity_of_reference_answers(
-    tmp_path: Path, tiny_folder: Path, files: dict[str, str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_perplexity_of_reference_answers(tmp_path, tiny_folder, files, capsys):
     out = tmp_path / "results"
-    given: dict[str, Any] = {"tasks": "niah_single_1,qa_1", "squad": files["squad"]}
+    given = {"tasks": "niah_single_1,qa_1", "squad": files["squad"]}
     given |= {"length": 400, "protocols": "query_aware"}
     assert _short(tiny_folder, out, measure="perplexity", **given) == 0
     found = _records(out)
@@ -352,7 +332,7 @@ def test_the_perplexity_of_reference_answers(
     assert _records(out) == found
 
 
-def test_rows_of_ones_own_by_perplexity(tmp_path: Path, tiny_folder: Path) -> None:
+def test_rows_of_ones_own_by_perplexity(tmp_path, tiny_folder):
     rows = [
         {"context": "The sky is blue. ", "question": "What is blue?", "answer": ["sky", "green"]},
         {"context": "The sun is. ", "question": "What?", "answers": {"text": ["a sun", "sun"]},
@@ -371,9 +351,7 @@ def test_rows_of_ones_own_by_perplexity(tmp_path: Path, tiny_folder: Path) -> No
     assert not any(prompt.forced for prompt in generated)
 
 
-def test_ruler_whole_has_thirteen_tasks_and_says_so(
-    tiny_folder: Path, files: dict[str, str]
-) -> None:
+def test_ruler_whole_has_thirteen_tasks_and_says_so(tiny_folder, files):
     given = {"length": 4000, "tasks": "ruler"}
     prompts, notes = prompts_of(tiny_folder, **given, **files)
     assert tuple(prompt.task for prompt in prompts) == RULER_13

@@ -1,18 +1,13 @@
 """The task `text`: stretches of running text in disjoint splits."""
 
-from __future__ import annotations
-
 import json
 import random
 import shutil
-from pathlib import Path
 
 import pytest
 import torch
-from transformers import PreTrainedTokenizerBase
 
 from eval.config import EvalConfig
-from eval.evaluate import Prompt
 from eval.prepare import load_all, protocols_of
 from kvp.data.synthetic.text import split_of
 from kvp.data.task import TaskSettings
@@ -23,28 +18,28 @@ from kvp.programs import evaluate as main
 WORDS = ["green", "grass", "blue", "sky", "yellow", "sun", "there", "and", "back", "again"]
 
 
-def _text(seed: int, words: int) -> str:
+def _text(seed, words):
     draw = random.Random(seed)
     return " ".join(f"{draw.choice(WORDS)}{draw.randrange(100)}" for _ in range(words))
 
 
-def _documents(count: int, words: int = 120) -> list[str]:
+def _documents(count, words=120):
     return [_text(seed, words) for seed in range(count)]
 
 
 @pytest.fixture(scope="module")
-def tokenizer(tiny_folder: Path) -> PreTrainedTokenizerBase:
+def tokenizer(tiny_folder):
     return load_model(str(tiny_folder))[1]
 
 
 @pytest.fixture(scope="module")
-def jsonl(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def jsonl(tmp_path_factory):
     path = tmp_path_factory.mktemp("texts") / "rows.jsonl"
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in _documents(40)))
     return path
 
 
-def _config(text: Path | None, **fields: object) -> EvalConfig:
+def _config(text, **fields):
     settings = {
         "tasks": "text",
         "prompts": 3,
@@ -55,16 +50,12 @@ def _config(text: Path | None, **fields: object) -> EvalConfig:
     return EvalConfig(text=text and str(text), **{**settings, **fields})  # type: ignore[arg-type]
 
 
-def _load(
-    config: EvalConfig, tokenizer: PreTrainedTokenizerBase, positions: int | None = None
-) -> tuple[list[Prompt], list[str]]:
+def _load(config, tokenizer, positions=None):
     request = TaskSettings.of(config, count=config.prompts, seed=config.seed)
     return load_all(request, tokenizer, positions)
 
 
-def test_context_and_continuation_are_one_stretch(
-    tokenizer: PreTrainedTokenizerBase, jsonl: Path
-) -> None:
+def test_context_and_continuation_are_one_stretch(tokenizer, jsonl):
     prompts, notes = _load(_config(jsonl), tokenizer)
     owned = [text for text in _documents(40) if split_of(text) == "test"]
     starts = {tuple(tokenizer.encode(text)[:64]) for text in owned}
@@ -78,9 +69,7 @@ def test_context_and_continuation_are_one_stretch(
     assert protocols_of(_config(jsonl).protocol_list, "text") == ("query_agnostic",)
 
 
-def test_a_plain_text_is_shared_out_by_position(
-    tokenizer: PreTrainedTokenizerBase, tmp_path: Path
-) -> None:
+def test_a_plain_text_is_shared_out_by_position(tokenizer, tmp_path):
     path = tmp_path / "book.txt"
     whole = _text(9, 4000)
     path.write_text(whole)
@@ -106,27 +95,21 @@ def test_a_plain_text_is_shared_out_by_position(
         ({"tasks": "chat"}, "--text is what the task text reads"),
     ],
 )
-def test_texts_that_do_not_fit_are_refused(
-    fields: dict[str, object], message: str, tokenizer: PreTrainedTokenizerBase, jsonl: Path
-) -> None:
+def test_texts_that_do_not_fit_are_refused(fields, message, tokenizer, jsonl):
     text = None if "text" in fields else jsonl
     changes = {name: value for name, value in fields.items() if name != "text"}
     with pytest.raises(UsageError, match=message):
         _load(_config(text, **changes), tokenizer, positions=1024)
 
 
-def test_a_reply_beyond_the_models_positions_is_refused(
-    tokenizer: PreTrainedTokenizerBase, jsonl: Path
-) -> None:
+def test_a_reply_beyond_the_models_positions_is_refused(tokenizer, jsonl):
     config = _config(None, tasks="data", data=str(jsonl), split="all")
     assert _load(config, tokenizer, positions=4096)[0][0].forced
     with pytest.raises(UsageError, match=r"--length 64: a prompt with its given reply has \d+ tok"):
         _load(config, tokenizer, positions=80)
 
 
-def test_a_model_without_chat_template_is_measured_on_text(
-    tiny_folder: Path, jsonl: Path, tmp_path: Path
-) -> None:
+def test_a_model_without_chat_template_is_measured_on_text(tiny_folder, jsonl, tmp_path):
     folder = tmp_path / "model"
     shutil.copytree(tiny_folder, folder)
     (folder / "chat_template.jinja").unlink()

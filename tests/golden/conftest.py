@@ -1,7 +1,5 @@
 """Makes `reference`, the independent NumPy implementations, importable by the tests here."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

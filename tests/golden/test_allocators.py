@@ -1,10 +1,6 @@
 """Every allocator against its rule in plain Python: counts per layer and KV head, exactly."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,14 +18,14 @@ GEOMETRIES = [(1, 1, 9), (3, 2, 40), (4, 4, 65)]
 PROTECTIONS = [UNPROTECTED, Protection(sinks=2, recents=3), Protection(sinks=4, recents=16)]
 
 
-def scores_of(layers: int, heads: int, tokens: int, *, levels: int = 0, seed: int = 0) -> Array:
+def scores_of(layers, heads, tokens, *, levels=0, seed=0):
     """Scores of heads on different levels; with `levels` few values, so that most of them tie."""
     rng = np.random.default_rng([seed, layers, heads, tokens])
     scores = rng.exponential(1.0, (layers, heads, tokens)) * rng.uniform(0.2, 2, (layers, heads, 1))
     return np.floor(scores * levels) if levels else scores.astype(np.float32).astype(np.float64)
 
 
-def request(scores: Array, budget: int, protection: Protection) -> Request:
+def request(scores, budget, protection):
     tensor = torch.from_numpy(scores).float()
     tokens = scores.shape[-1]
     return Request(
@@ -39,7 +35,7 @@ def request(scores: Array, budget: int, protection: Protection) -> Request:
     )
 
 
-COMPETING: dict[str, Callable[[Array, int, int], Array]] = {
+COMPETING = {
     "uniform": allocation.uniform,
     "uniform(whole=1)": partial(allocation.whole, first=1),
     "uniform:knorm": partial(allocation.whole, first=2),
@@ -62,7 +58,7 @@ SIZED_BY_THE_SCORER = ("self_sized",)
 @pytest.mark.parametrize("spec", COMPETING)
 @pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
 @pytest.mark.parametrize("levels", [0, 2], ids=["random", "ties"])
-def test_competition(spec: str, geometry: tuple[int, int, int], levels: int) -> None:
+def test_competition(spec, geometry, levels):
     allocator = make_allocator(spec)
     tokens = geometry[2]
     for protection in PROTECTIONS:
@@ -76,7 +72,7 @@ def test_competition(spec: str, geometry: tuple[int, int, int], levels: int) -> 
 
 @pytest.mark.parametrize("layers", [2, 4, 7, 28, 32])
 @pytest.mark.parametrize(("tokens", "budget"), [(5000, 128), (5000, 512), (300, 100), (200, 127)])
-def test_pyramid(layers: int, tokens: int, budget: int) -> None:
+def test_pyramid(layers, tokens, budget):
     case = request(np.zeros((layers, 2, tokens)), budget, UNPROTECTED)
     for window, beta in ((8, 20), (16, 5)):
         options = f"(window={window},beta={beta})"
@@ -87,7 +83,7 @@ def test_pyramid(layers: int, tokens: int, budget: int) -> None:
 
 @pytest.mark.parametrize(("layers", "gamma"), [(28, 7), (32, 8), (8, 2), (30, 7)])
 @pytest.mark.parametrize("budget", [100, 512, 1024])
-def test_windowkv_rule(layers: int, gamma: int, budget: int) -> None:
+def test_windowkv_rule(layers, gamma, budget):
     case = request(np.zeros((layers, 2, 5000)), budget, UNPROTECTED)
     wanted = {}
     if layers % gamma == 0:  # the line sums to the budget, so that nothing is scaled
@@ -107,7 +103,7 @@ def test_windowkv_rule(layers: int, gamma: int, budget: int) -> None:
 
 @pytest.mark.parametrize("rounding", ["exact", "faithful"])
 @pytest.mark.parametrize("budget", [60, 128, 500])
-def test_evolved_completion(tmp_path: Path, budget: int, rounding: str) -> None:
+def test_evolved_completion(tmp_path, budget, rounding):
     layer_counts = (40, 33, 97, 70, 11, 12, 21, 50)
     file = BudgetFile(
         model={"id": "any", "revision": None}, layers=8, kv_heads=2, scorer="snapkv",
@@ -123,7 +119,7 @@ def test_evolved_completion(tmp_path: Path, budget: int, rounding: str) -> None:
     assert counts.tolist() == [[count] * 2 for count in truth]
 
 
-def test_counts_become_the_best_tokens_of_each_head() -> None:
+def test_counts_become_the_best_tokens_of_each_head():
     scores = scores_of(3, 2, 40, levels=3)
     counts = np.array([[1, 40], [7, 20], [0, 39]])
     chosen = Selection(torch.from_numpy(scores), UNPROTECTED).tokens_of(torch.from_numpy(counts))
@@ -136,7 +132,7 @@ def test_counts_become_the_best_tokens_of_each_head() -> None:
 
 @pytest.mark.parametrize("scorer", ["snapkv:kvpress", "expected_attention:kvpress"])
 @pytest.mark.parametrize("ratio", [0.1, 0.5, 0.75])
-def test_ada_keeps_the_sets_of_kvpress(scorer: str, ratio: float) -> None:
+def test_ada_keeps_the_sets_of_kvpress(scorer, ratio):
     tokens = 260
     inputs = draw(tokens, (2, 2, 2, 8), seed=4)
     budget = kvpress.kept_tokens(tokens, ratio)
@@ -154,7 +150,7 @@ def test_ada_keeps_the_sets_of_kvpress(scorer: str, ratio: float) -> None:
 
 
 @pytest.mark.parametrize("ratio", [0.1, 0.5, 0.9])
-def test_global_keeps_as_many_per_layer_as_kvzip_in_kvpress(ratio: float) -> None:
+def test_global_keeps_as_many_per_layer_as_kvzip_in_kvpress(ratio):
     """4 layers, 2 heads, 100 tokens; kvpress: count per layer first, then select in the layer."""
     layers, tokens = 4, 100
     inputs = [draw(tokens, (1, 2, 2, 8), seed=seed) for seed in range(layers)]
@@ -171,6 +167,6 @@ def test_global_keeps_as_many_per_layer_as_kvzip_in_kvpress(ratio: float) -> Non
         assert counts[layer].tolist() == truth.tolist()
 
 
-def test_every_allocator_of_the_registry_is_checked() -> None:
+def test_every_allocator_of_the_registry_is_checked():
     competing = {spec.split(":")[0].split("(")[0] for spec in COMPETING}
     assert set(ALLOCATORS) == competing | set(BY_LAYER) | set(SIZED_BY_THE_SCORER)

@@ -5,16 +5,13 @@ tie lies at the budget, and as one of the valid top-k sets (LagKV, StreamingLLM)
 of its definition. Budgets are those of kvpress: `kept_tokens`, truncated. Random is left out.
 """
 
-from __future__ import annotations
-
 import itertools
-from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
 from reference import kvpress
-from reference.inputs import SHAPES, Inputs, draw
+from reference.inputs import SHAPES, draw
 from reference.ranking import kept, undecided
 from reference.scorers import lagkv_spread
 
@@ -22,9 +19,8 @@ from kvp.ranking import select
 from policies.registry import make_scorer
 
 RATIOS = [0.1, 0.25, 0.5, 0.6, 0.75, 0.9]
-Scores = Callable[[Inputs], np.ndarray]
 
-SAME_SETS: dict[str, tuple[Scores, int]] = {
+SAME_SETS = {
     "knorm:kvpress": (kvpress.knorm, 1),
     "keydiff:kvpress": (kvpress.keydiff, 1),
     "snapkv:kvpress": (kvpress.snapkv, 64),
@@ -35,7 +31,7 @@ SAME_SETS: dict[str, tuple[Scores, int]] = {
 """Specification -> its scores there, and the fewest tokens that leave no tie among forced ones."""
 
 
-def chosen(spec: str, inputs: Inputs, budget: int) -> np.ndarray:
+def chosen(spec, inputs, budget):
     """Mask [B, H, T] of what the product keeps, nothing protected."""
     scorer = make_scorer(spec)
     indices = select(scorer.score(inputs.view(scorer.needs, budget)), budget)
@@ -43,14 +39,14 @@ def chosen(spec: str, inputs: Inputs, budget: int) -> np.ndarray:
     return mask.scatter_(-1, indices, True).numpy()
 
 
-def test_truncation_is_that_of_kvpress() -> None:
+def test_truncation_is_that_of_kvpress():
     numbers = [(100, 0.9), (1000, 0.9), (200, 0.8), (10, 0.99)]
     assert [kvpress.kept_tokens(*number) for number in numbers] == [9, 99, 39, 1]
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("spec", SAME_SETS)
-def test_same_kept_sets(spec: str, shape: tuple[int, int, int, int]) -> None:
+def test_same_kept_sets(spec, shape):
     scores, least = SAME_SETS[spec]
     compared = total = 0
     for tokens in (65, 150, 300):
@@ -67,7 +63,7 @@ def test_same_kept_sets(spec: str, shape: tuple[int, int, int, int]) -> None:
     assert compared >= 0.9 * total
 
 
-def _is_top(mask: np.ndarray, scores: np.ndarray) -> bool:
+def _is_top(mask, scores):
     """Nothing dropped scores higher than anything kept."""
     worst_kept = np.where(mask, scores, np.inf).min(axis=-1)
     best_dropped = np.where(mask, -np.inf, scores).max(axis=-1)
@@ -76,7 +72,7 @@ def _is_top(mask: np.ndarray, scores: np.ndarray) -> bool:
 
 @pytest.mark.parametrize("ratio", RATIOS)
 @pytest.mark.parametrize("tokens", [65, 300])
-def test_streaming_llm_keeps_the_same_tokens(tokens: int, ratio: float) -> None:
+def test_streaming_llm_keeps_the_same_tokens(tokens, ratio):
     inputs = draw(tokens)
     budget = kvpress.kept_tokens(tokens, ratio)
     same = kvpress.streaming_llm(inputs, ratio) == 1
@@ -85,15 +81,14 @@ def test_streaming_llm_keeps_the_same_tokens(tokens: int, ratio: float) -> None:
         assert (chosen("streaming_llm", inputs, budget) == same).all()
 
 
-def _ranks_are_clear(inputs: Inputs) -> np.ndarray:
+def _ranks_are_clear(inputs):
     """[B, H]: no two tokens of a partition so close that float32 may swap them."""
     spread = np.sort(lagkv_spread(inputs, 4, 128), axis=-1)
-    clear: np.ndarray = (np.diff(spread) > 3e-6 * spread[..., 1:]).all(axis=(-2, -1))
-    return clear
+    return (np.diff(spread) > 3e-6 * spread[..., 1:]).all(axis=(-2, -1))
 
 
 @pytest.mark.parametrize("tokens", [260, 300, 390])
-def test_lagkv_scores_and_sets_up_to_ties(tokens: int) -> None:
+def test_lagkv_scores_and_sets_up_to_ties(tokens):
     compared = 0
     for shape, seed in itertools.product(SHAPES, range(4)):
         inputs = draw(tokens, shape, seed=seed)
@@ -110,7 +105,7 @@ def test_lagkv_scores_and_sets_up_to_ties(tokens: int) -> None:
 
 
 @pytest.mark.parametrize("tokens", [20, 259])
-def test_lagkv_on_short_prompts(tokens: int) -> None:
+def test_lagkv_on_short_prompts(tokens):
     inputs = draw(tokens)
     for ratio in RATIOS:
         mask = chosen("lagkv:kvpress", inputs, kvpress.kept_tokens(tokens, ratio))

@@ -3,10 +3,6 @@
 The model computes in float64, so that both runs agree to rounding and no near tie flips.
 """
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
@@ -25,7 +21,7 @@ SPLIT_SPECS = [
 
 
 @pytest.fixture(scope="module")
-def model() -> Qwen2ForCausalLM:
+def model():
     torch.manual_seed(3)
     config = Qwen2Config(
         vocab_size=48, hidden_size=32, intermediate_size=48, num_hidden_layers=3,
@@ -36,7 +32,7 @@ def model() -> Qwen2ForCausalLM:
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> PreTrainedTokenizerFast:
+def tokenizer():
     words = ["<pad>", *"abcdefghijklmnopqrstuvwxyzR \n.,0123456789"]
     backend = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="<pad>"))
     backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
@@ -44,9 +40,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<pad>")
 
 
-def kept(
-    spec: str, model: Any, tokenizer: Any, prompts: list[torch.Tensor], protection: Protection
-) -> list[list[list[list[int]]]]:
+def kept(spec, model, tokenizer, prompts, protection):
     """Positions that stay, per prompt, layer and KV head, of one left-padded batch."""
     longest = max(len(prompt) for prompt in prompts)
     ids = torch.zeros(len(prompts), longest, dtype=torch.int64)
@@ -71,7 +65,7 @@ def kept(
 
 
 @pytest.mark.parametrize("spec", [*METHOD_SPECS, *SPLIT_SPECS])
-def test_prompts_keep_what_they_keep_alone(spec: str, model: Any, tokenizer: Any) -> None:
+def test_prompts_keep_what_they_keep_alone(spec, model, tokenizer):
     generator = torch.Generator().manual_seed(8)
     prompts = [torch.randint(1, 42, (length,), generator=generator) for length in LENGTHS]
     protection = Protection(sinks=2, recents=3) if "+" in spec else UNPROTECTED
@@ -83,6 +77,6 @@ def test_prompts_keep_what_they_keep_alone(spec: str, model: Any, tokenizer: Any
             assert sum(len(head) for layer in result for head in layer) == 3 * 2 * budget
 
 
-def test_every_allocator_that_needs_no_file_is_run() -> None:
+def test_every_allocator_that_needs_no_file_is_run():
     named = {spec.partition("+")[2] or "uniform" for spec in SPLIT_SPECS + METHOD_SPECS}
     assert set(ALLOCATORS) - {"evolved"} <= named

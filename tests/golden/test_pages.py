@@ -1,11 +1,8 @@
 """Every scorer and allocator has a page in docs/methods that names its options and presets."""
 
-from __future__ import annotations
-
 import re
-from dataclasses import MISSING, Field, fields
+from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -24,22 +21,22 @@ each = pytest.mark.parametrize(
 )
 
 
-def rows_of(text: str) -> dict[str, list[str]]:
+def rows_of(text):
     """Table rows by the name in backticks in their first cell."""
     rows = re.findall(r"^\| `([\w]+)` \|(.*)\|$", text, flags=re.MULTILINE)
     return {name: [cell.strip() for cell in rest.split(" | ")] for name, rest in rows}
 
 
-def spelled(value: object) -> str:
+def spelled(value):
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def default_of(option: Field[Any]) -> str | None:
+def default_of(option):
     return None if option.default is MISSING else spelled(option.default)
 
 
 @each
-def test_a_page_with_all_its_parts(page: str, entry: Any) -> None:
+def test_a_page_with_all_its_parts(page, entry):
     text = (PAGES / f"{page}.md").read_text()
     assert 20 <= len(text.splitlines()) <= 75
     for part in PARTS:
@@ -49,7 +46,7 @@ def test_a_page_with_all_its_parts(page: str, entry: Any) -> None:
 
 
 @each
-def test_options_with_their_defaults(page: str, entry: Any) -> None:
+def test_options_with_their_defaults(page, entry):
     rows = rows_of((PAGES / f"{page}.md").read_text())
     for option in fields(entry):
         assert option.name in rows, f"{page}.md does not list the option {option.name}"
@@ -63,7 +60,7 @@ def test_options_with_their_defaults(page: str, entry: Any) -> None:
 
 
 @each
-def test_presets_with_their_options(page: str, entry: Any) -> None:
+def test_presets_with_their_options(page, entry):
     text = (PAGES / f"{page}.md").read_text()
     for preset, settings in entry.presets.items():
         line = next((line for line in text.splitlines() if _names(line, preset)), None)
@@ -74,11 +71,11 @@ def test_presets_with_their_options(page: str, entry: Any) -> None:
             assert same, f"{page}.md: {preset} sets {option} to {value}"
 
 
-def _names(line: str, preset: str) -> bool:
+def _names(line, preset):
     return line.startswith((f"| `{preset}` |", f"Preset `{preset}`:"))
 
 
-def test_the_index_links_every_page() -> None:
+def test_the_index_links_every_page():
     index = (PAGES / "README.md").read_text()
     linked = set(re.findall(r"\]\((\w+\.md)\)", index))
     assert linked == {path.name for path in PAGES.glob("*.md")} - {"README.md"}
@@ -86,7 +83,7 @@ def test_the_index_links_every_page() -> None:
         assert f"[{entry.method}]({page}.md)" in index
 
 
-def test_links_lead_somewhere() -> None:
+def test_links_lead_somewhere():
     for path in PAGES.glob("*.md"):
         for target in re.findall(r"\]\(([^)#]+)\)", path.read_text()):
             assert (path.parent / target).is_file(), f"{path.name} links {target}"

@@ -5,14 +5,12 @@ more than float32 can confuse, or tie exactly, in which case the newer one must 
 case is decided, which is asserted.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
 from reference.contrast import contrastkv
-from reference.inputs import SHAPES, Inputs, constant, draw
-from reference.methods import GOLDEN, NOT_COMPUTED, Golden
+from reference.inputs import SHAPES, constant, draw
+from reference.methods import GOLDEN, NOT_COMPUTED
 from reference.ranking import FORCED, kept, order, protected, tied, undecided
 
 from kvp.ranking import UNPROTECTED, Protection, rank_tokens, select
@@ -22,17 +20,17 @@ DEFAULT = Protection(sinks=4, recents=16)
 each = pytest.mark.parametrize("golden", GOLDEN, ids=lambda golden: golden.spec)
 
 
-def budgets_of(tokens: int) -> list[int]:
+def budgets_of(tokens):
     """Both ends, quarters, and numbers around protection and windows."""
     wanted = {1, 2, 3, tokens // 4, tokens // 2, 3 * tokens // 4, tokens - 1, 21, 32, 64, 65, 130}
     return sorted(budget for budget in wanted if 0 < budget < tokens)
 
 
-def mask_of(indices: torch.Tensor, tokens: int) -> np.ndarray:
+def mask_of(indices, tokens):
     return torch.zeros(*indices.shape[:-1], tokens).scatter_(-1, indices, 1.0).bool().numpy()
 
 
-def compare(golden: Golden, inputs: Inputs, *, ties: bool = True) -> tuple[int, int]:
+def compare(golden, inputs, *, ties=True):
     """Assert agreement at every budget; returns compared and all (budget, head) pairs."""
     scorer = make_scorer(golden.spec)
     tokens = inputs.shape[2]
@@ -63,21 +61,21 @@ def compare(golden: Golden, inputs: Inputs, *, ties: bool = True) -> tuple[int, 
 
 @each
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_scores_and_kept_sets(golden: Golden, shape: tuple[int, int, int, int]) -> None:
+def test_scores_and_kept_sets(golden, shape):
     results = [compare(golden, draw(tokens, shape)) for tokens in golden.lengths]
     compared, total = (sum(counts) for counts in zip(*results, strict=True))
     assert compared >= 0.9 * total
 
 
 @each
-def test_ties_go_to_the_newer_token(golden: Golden) -> None:
+def test_ties_go_to_the_newer_token(golden):
     """All tokens are equal, so every budget ends in a tie."""
     for tokens in (golden.lengths[-1], 26):
         compared, total = compare(golden, constant(tokens), ties=golden.sums_tie)
         assert compared == total or not golden.sums_tie
 
 
-def test_contrastkv_with_tokens_on_its_quantiles() -> None:
+def test_contrastkv_with_tokens_on_its_quantiles():
     """21 tokens: 0.1 (N - 1) is whole, so quantiles are tokens; whole rankings, many draws."""
     scorer = make_scorer("contrastkv")
     compared = total = 0
@@ -91,7 +89,7 @@ def test_contrastkv_with_tokens_on_its_quantiles() -> None:
     assert compared >= 0.9 * total
 
 
-def test_gvote_draws_a_diagonal_gaussian() -> None:
+def test_gvote_draws_a_diagonal_gaussian():
     """One noise, scaled and shifted: the same for all statistics; about standard normal."""
     scorer = make_scorer("gvote(samples=300)")
     noises = []
@@ -108,11 +106,11 @@ def test_gvote_draws_a_diagonal_gaussian() -> None:
     assert abs(np.corrcoef(noises[0][0].T) - np.eye(12)).max() < 5 / 300**0.5
 
 
-def test_every_scorer_of_the_registry_is_in_the_table() -> None:
+def test_every_scorer_of_the_registry_is_in_the_table():
     assert set(METHODS) == {golden.method for golden in GOLDEN} | set(NOT_COMPUTED)
 
 
-def test_every_preset_is_in_the_table() -> None:
+def test_every_preset_is_in_the_table():
     specs = {golden.spec for golden in GOLDEN}
     for name, entry in METHODS.items():
         if name not in NOT_COMPUTED:

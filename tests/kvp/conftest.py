@@ -1,14 +1,9 @@
 """Small models as GGUF files, for transformers' reader and for llama.cpp."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
-from pathlib import Path
 
 import gguf
 import pytest
-from transformers import PreTrainedModel
 
 PARTS = {
     "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
@@ -20,7 +15,7 @@ PARTS = {
 }  # fmt: skip
 
 
-def write(path: Path, model: PreTrainedModel, tokenizer_json: Path | None = None) -> None:
+def write(path, model, tokenizer_json=None):
     config, family = model.config, model.config.model_type
     writer = gguf.GGUFWriter(path, family)
     writer.add_context_length(config.max_position_embeddings)
@@ -62,7 +57,7 @@ def write(path: Path, model: PreTrainedModel, tokenizer_json: Path | None = None
 
 
 @pytest.fixture(scope="session")
-def write_gguf() -> Callable[..., None]:
+def write_gguf():
     """Write a Llama, Qwen2 or Gemma-2 and its byte-level tokenizer, if any, as llama.cpp's
     converter does: `write_gguf(path, model, tokenizer_json)`."""
     return write

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from kvp.budgets import Budget, parse_budget, parse_budgets
@@ -20,14 +18,14 @@ from kvp.errors import UsageError
         (" 19 % ", 100, 19),
     ],
 )
-def test_tokens(text: str, cached: int, tokens: int) -> None:
+def test_tokens(text, cached, tokens):
     assert parse_budget(text).tokens(cached) == tokens
 
 
 @pytest.mark.parametrize(
     ("text", "spelling"), [("128", "128"), ("12.50%", "12.5%"), ("050%", "50%")]
 )
-def test_spelling(text: str, spelling: str) -> None:
+def test_spelling(text, spelling):
     assert str(parse_budget(text)) == spelling
     assert parse_budget(spelling) == parse_budget(text)
 
@@ -35,12 +33,12 @@ def test_spelling(text: str, spelling: str) -> None:
 @pytest.mark.parametrize(
     "text", ["", "many", "0", "-3", "1.5", "0%", "101%", "-5%", "%", "nan%", "inf%"]
 )
-def test_bad_budgets_are_one_line_errors(text: str) -> None:
+def test_bad_budgets_are_one_line_errors(text):
     with pytest.raises(UsageError, match="budget"):
         parse_budget(text)
 
 
-def test_lists() -> None:
+def test_lists():
     expected = (parse_budget("64"), parse_budget("12.5%"))
     assert parse_budgets("64, 12.5%,64") == expected
     assert parse_budgets([64, "12.5%"]) == expected
@@ -53,6 +51,6 @@ def test_lists() -> None:
 @pytest.mark.parametrize(
     ("share", "percent"), [("0.25", "25%"), (0.5, "50%"), (".125", "12.5%"), (0.07, "7%")]
 )
-def test_a_share_is_refused_with_the_percentage_to_write(share: str | float, percent: str) -> None:
+def test_a_share_is_refused_with_the_percentage_to_write(share, percent):
     with pytest.raises(UsageError, match=f'write a share of the cache as "{percent}"'):
         parse_budget(share)

@@ -1,12 +1,7 @@
 """The numbers of rankings: by hand, at chance and at the ideal, and the same from two programs."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 import torch
-from torch import Tensor
 
 from eval.config import EvalConfig
 from eval.cost_curves import measure_traces, open_traces
@@ -30,12 +25,12 @@ from train.learning.validation import Heuristics
 PROTECTIONS = [UNPROTECTED, Protection(), Protection(sinks=0, recents=3)]
 
 
-def skill_of(importance: Tensor, scores: Tensor, protection: Protection) -> Tensor:
+def skill_of(importance, scores, protection):
     lost = lost_importance(importance, [(scores, scores.shape[-1])], protection)
     return skill(importance, lost, protection)
 
 
-def test_three_tokens_by_hand() -> None:
+def test_three_tokens_by_hand():
     # 6, 3, 1 evicted in the best order lose 10, 4, 1, 0; in the worst 10, 9, 6, 0.
     importance = torch.tensor([6.0, 3.0, 1.0])
     best = lost_importance(importance, [(importance, 3)], UNPROTECTED)
@@ -50,7 +45,7 @@ def test_three_tokens_by_hand() -> None:
 
 
 @pytest.mark.parametrize("protection", PROTECTIONS)
-def test_random_rankings_have_no_skill_and_the_ideal_one_all(protection: Protection) -> None:
+def test_random_rankings_have_no_skill_and_the_ideal_one_all(protection):
     random = torch.Generator().manual_seed(0)
     importance = torch.rand(1, 40, generator=random, dtype=torch.float64) ** 4
     importance = importance.expand(4000, -1)
@@ -63,7 +58,7 @@ def test_random_rankings_have_no_skill_and_the_ideal_one_all(protection: Protect
     assert skill(importance[:1], ideal, protection).item() == pytest.approx(1, abs=1e-12)
 
 
-def test_protected_tokens_neither_raise_nor_lower_skill() -> None:
+def test_protected_tokens_neither_raise_nor_lower_skill():
     random = torch.Generator().manual_seed(1)
     importance, scores = torch.rand(2, 3, 50, generator=random, dtype=torch.float64)
     protection = Protection(sinks=2, recents=5)
@@ -74,7 +69,7 @@ def test_protected_tokens_neither_raise_nor_lower_skill() -> None:
     assert torch.allclose(skill_of(loud, scores, protection), expected, atol=1e-9)
 
 
-def test_heads_without_signal_have_no_skill() -> None:
+def test_heads_without_signal_have_no_skill():
     importance = torch.ones(2, 30)
     importance[1] += torch.arange(30)
     assert has_signal(importance).tolist() == [False, True]
@@ -86,14 +81,14 @@ def test_heads_without_signal_have_no_skill() -> None:
     assert area(lost).item() == 0
 
 
-def test_each_ranking_serves_the_budgets_up_to_its_own() -> None:
+def test_each_ranking_serves_the_budgets_up_to_its_own():
     importance = torch.tensor([[1.0, 2.0, 4.0, 8.0]])
     up, down = torch.arange(4.0)[None], -torch.arange(4.0)[None]
     lost = lost_importance(importance, [(down, 1), (up, 4)], UNPROTECTED)
     assert lost.tolist() == [[15.0, 14.0, 3.0, 1.0, 0.0]]
 
 
-def test_the_grid_ends_at_the_whole_cache_and_never_doubles() -> None:
+def test_the_grid_ends_at_the_whole_cache_and_never_doubles():
     assert grid_budgets(512) == [8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512]
     assert grid_budgets(2) == [1, 2]
     assert grid_budgets(20)[-1] == 20
@@ -103,7 +98,7 @@ GEOMETRY = Geometry(layers=2, query_heads=4, kv_heads=2, head_dim=8)
 LENGTH, PREFIX = 64, 47
 
 
-def _trace(index: int) -> Trace:
+def _trace(index):
     random = torch.Generator().manual_seed(index)
     record = SequenceRecord(
         index=index, id=f"s{index}", task="niah_single_1", split="test", length=LENGTH,
@@ -117,7 +112,7 @@ def _trace(index: int) -> Trace:
     )
 
 
-def test_training_and_evaluation_give_one_number_for_one_trace(tmp_path: Path) -> None:
+def test_training_and_evaluation_give_one_number_for_one_trace(tmp_path):
     """Skill of every attention-free method, protected and not, within 1e-6.
 
     Where the question is not seen: with it, evaluation shows scorers the last prompt token, too.

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import io
 import logging
 
@@ -13,18 +11,18 @@ class Clock:
 
     now = 100.0
 
-    def __call__(self) -> float:
+    def __call__(self):
         return self.now
 
 
 class Terminal(io.StringIO):
     """A stream that claims to be a terminal."""
 
-    def isatty(self) -> bool:
+    def isatty(self):
         return True
 
 
-def test_without_a_terminal_lines_come_at_the_start_every_thirty_seconds_and_at_the_end() -> None:
+def test_without_a_terminal_lines_come_at_the_start_every_thirty_seconds_and_at_the_end():
     clock, stream = Clock(), io.StringIO()
     with Progress("prompts", 10, stream=stream, clock=clock) as progress:
         for _ in range(10):
@@ -39,7 +37,7 @@ def test_without_a_terminal_lines_come_at_the_start_every_thirty_seconds_and_at_
     ]
 
 
-def test_the_last_line_is_printed_once() -> None:
+def test_the_last_line_is_printed_once():
     clock, stream = Clock(), io.StringIO()
     with Progress("prompts", 1, stream=stream, clock=clock) as progress:
         clock.now += 30
@@ -53,7 +51,7 @@ def test_the_last_line_is_printed_once() -> None:
     ]
 
 
-def test_a_resumed_run_counts_its_own_rate() -> None:
+def test_a_resumed_run_counts_its_own_rate():
     clock, stream = Clock(), io.StringIO()
     with Progress("steps", 100, completed=80, stream=stream, clock=clock) as progress:
         clock.now += 40
@@ -62,7 +60,7 @@ def test_a_resumed_run_counts_its_own_rate() -> None:
     assert "90/100, 0:00:40 so far, about 0:00:40 left, 4 s each" in stream.getvalue()
 
 
-def test_a_terminal_shows_the_rate() -> None:
+def test_a_terminal_shows_the_rate():
     clock, stream = Clock(), Terminal()
     with Progress("steps", 100, stream=stream, clock=clock) as progress:
         clock.now += 4
@@ -70,11 +68,11 @@ def test_a_terminal_shows_the_rate() -> None:
     assert "2.5/s" in stream.getvalue()
 
 
-def test_lines_are_flushed() -> None:
+def test_lines_are_flushed():
     class Stream(io.StringIO):
         flushes = 0
 
-        def flush(self) -> None:
+        def flush(self):
             self.flushes += 1
 
     stream = Stream()
@@ -84,21 +82,21 @@ def test_lines_are_flushed() -> None:
 
 
 @pytest.mark.parametrize("stream", [io.StringIO(), Terminal()], ids=["log", "terminal"])
-def test_markup_in_user_text_is_printed_as_it_is(stream: io.StringIO) -> None:
+def test_markup_in_user_text_is_printed_as_it_is(stream):
     with Progress("[/x] [bold]a", 2, stream=stream, clock=Clock()) as progress:
         progress.advance(note="out/[/y]")
     text = stream.getvalue()
     assert "[/x] [bold]a" in text
 
 
-def test_an_error_inside_gives_the_terminal_back_and_is_raised() -> None:
+def test_an_error_inside_gives_the_terminal_back_and_is_raised():
     stream = Terminal()
     with pytest.raises(KeyError), Progress("prompts", 2, stream=stream):
         raise KeyError
     assert stream.getvalue().endswith("\x1b[?25h") or "\x1b[?25h" in stream.getvalue()
 
 
-def test_retries_of_the_hub_client_are_not_printed(caplog: pytest.LogCaptureFixture) -> None:
+def test_retries_of_the_hub_client_are_not_printed(caplog):
     client = logging.getLogger("huggingface_hub.utils._http")
     before = logging.getLogger("huggingface_hub").level
     with quiet_logs():

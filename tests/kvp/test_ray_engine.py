@@ -1,9 +1,5 @@
 """What of `--engine ray` needs no Ray: flags, the pool, and how to install it."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 
 from kvp.config_groups import Rank, WorkersConfig
@@ -20,18 +16,18 @@ from kvp.ray_engine import Pool
         ({"engine": "ray", "workers": 0}, "--workers must be at least 1"),
     ],
 )
-def test_flags_that_do_not_fit_are_refused(settings: dict[str, Any], message: str) -> None:
+def test_flags_that_do_not_fit_are_refused(settings, message):
     with pytest.raises((UsageError, ValueError), match=message):
         WorkersConfig(**settings)
 
 
-def test_a_share_is_that_of_any_launcher() -> None:
+def test_a_share_is_that_of_any_launcher():
     share = WorkersConfig(engine="ray", workers=3).local(rank=1, world_size=3)
     assert (share.engine, share.worker) == ("local", Rank(index=1, count=3))
     assert share.recorded_settings() == {}
 
 
-def test_the_pool_follows_the_device() -> None:
+def test_the_pool_follows_the_device():
     config = WorkersConfig(engine="ray", workers=3)
     assert Pool.of(config, "cpu") == Pool(size=3, gpus=0)
     assert Pool.of(config, "cuda") == Pool(size=3, gpus=1)

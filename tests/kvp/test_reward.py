@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import itertools
 
 import numpy as np
@@ -21,18 +19,18 @@ from kvp.reward import (
 )
 
 
-def _losses(importance: np.ndarray, ranking: np.ndarray) -> np.ndarray:
+def _losses(importance, ranking):
     """E_b for b = 0..N by dropping everything after the first b tokens (equation 5)."""
     sizes = range(len(ranking) + 1)
     return np.array([sum(importance[token] for token in ranking[size:]) for size in sizes])
 
 
-def _example(tokens: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+def _example(tokens, seed=0):
     rng = np.random.default_rng(seed)
     return torch.tensor(rng.exponential(size=tokens)), torch.tensor(rng.permutation(tokens))
 
 
-def test_closed_form_equals_the_sum_over_budgets() -> None:
+def test_closed_form_equals_the_sum_over_budgets():
     importance, ranking = _example(57)
     losses = _losses(importance.numpy(), ranking.numpy())
     cost = all_budgets_cost(importance, ranking).item()
@@ -40,14 +38,14 @@ def test_closed_form_equals_the_sum_over_budgets() -> None:
     assert losses[:57].sum() - cost == pytest.approx(importance.sum().item(), rel=1e-12)
 
 
-def test_curve_holds_every_budget() -> None:
+def test_curve_holds_every_budget():
     importance, ranking = _example(57)
     curve = cost_curve(importance, ranking)
     np.testing.assert_allclose(curve, _losses(importance.numpy(), ranking.numpy()), atol=1e-12)
     assert curve[57] == 0
 
 
-def test_numbers_by_hand() -> None:
+def test_numbers_by_hand():
     importance = torch.tensor([1.0, 4.0, 2.0, 0.0])
     ranking = torch.tensor([2, 1, 3, 0])  # importance in order: 2, 4, 0, 1
     assert cost_curve(importance, ranking).tolist() == [7, 5, 1, 1, 0]
@@ -58,7 +56,7 @@ def test_numbers_by_hand() -> None:
     assert ratio_reward(importance, ranking).item() == pytest.approx(-14 / 11)  # coefficients r
 
 
-def test_no_ranking_beats_the_ideal_and_chance_is_the_mean() -> None:
+def test_no_ranking_beats_the_ideal_and_chance_is_the_mean():
     importance, _ = _example(6)
     rankings = torch.tensor(list(itertools.permutations(range(6))))
     costs = all_budgets_cost(importance, rankings)
@@ -69,7 +67,7 @@ def test_no_ranking_beats_the_ideal_and_chance_is_the_mean() -> None:
     assert ratio_reward(importance, best).item() == pytest.approx(-1.0)
 
 
-def test_rewards_are_linear_in_the_cost() -> None:
+def test_rewards_are_linear_in_the_cost():
     importance, ranking = _example(9)
     _, other = _example(9, seed=1)
     rankings = torch.stack([ranking, other])
@@ -82,14 +80,14 @@ def test_rewards_are_linear_in_the_cost() -> None:
         torch.testing.assert_close(of_cost(importance, mean_cost), expected)
 
 
-def test_contexts_with_nothing_to_learn_give_no_reward() -> None:
+def test_contexts_with_nothing_to_learn_give_no_reward():
     importance = torch.stack([torch.full((8,), 0.25), torch.zeros(8)])
     rankings = gumbel_sort(torch.zeros(2, 8), 3)
     assert torch.equal(skill_reward(importance, rankings), torch.zeros(3, 2))
     assert ratio_reward(importance, rankings).isfinite().all()
 
 
-def test_ratio_is_clamped() -> None:
+def test_ratio_is_clamped():
     importance = torch.zeros(1000)
     importance[0] = 1.0
     worst = torch.arange(1000).flip(0)
@@ -97,7 +95,7 @@ def test_ratio_is_clamped() -> None:
     assert ratio_reward(importance, worst.flip(0)) == -1
 
 
-def test_leave_one_out_advantages() -> None:
+def test_leave_one_out_advantages():
     assert rloo_advantages(torch.tensor([1.0, 2.0, 3.0])).tolist() == [-1.5, 0.0, 1.5]
     rewards = np.random.default_rng(0).normal(size=(5, 3))
     expected = [row - np.delete(rewards, k, axis=0).mean(0) for k, row in enumerate(rewards)]
@@ -106,7 +104,7 @@ def test_leave_one_out_advantages() -> None:
     np.testing.assert_allclose(result.sum(0), 0, atol=1e-12)
 
 
-def test_importance_broadcasts_over_samples() -> None:
+def test_importance_broadcasts_over_samples():
     importance = torch.rand(3, 4, 20)
     rankings = gumbel_sort(torch.zeros(3, 4, 20), 5)
     assert all_budgets_cost(importance, rankings).shape == (5, 3, 4)
@@ -115,7 +113,7 @@ def test_importance_broadcasts_over_samples() -> None:
         assert reward(importance, rankings).shape == (5, 3, 4)
 
 
-def test_expected_cost_is_the_mean_over_all_rankings() -> None:
+def test_expected_cost_is_the_mean_over_all_rankings():
     scores = np.array([0.7, -0.4, 1.5, 0.0, -2.0])
     importance = np.array([0.1, 2.0, 0.0, 1.0, 0.5])
     mean = 0.0
@@ -130,7 +128,7 @@ def test_expected_cost_is_the_mean_over_all_rankings() -> None:
         assert result == pytest.approx(mean, rel=1e-12)
 
 
-def test_gradient_agrees_with_finite_differences_whatever_the_tiles() -> None:
+def test_gradient_agrees_with_finite_differences_whatever_the_tiles():
     random = torch.Generator().manual_seed(0)
     scores = torch.randn(2, 3, 11, generator=random, dtype=torch.float64, requires_grad=True)
     importance = torch.rand(2, 3, 11, generator=random, dtype=torch.float64)

@@ -1,7 +1,5 @@
 """Rotations against complex numbers: channel pairs are one complex number that turns."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -11,7 +9,7 @@ from kvp.rope import Rope
 Array = np.ndarray
 
 
-def _turned(vectors: Array, turn: Array) -> Array:
+def _turned(vectors, turn):
     """Multiply the pairs (i, i + R / 2) of vectors [..., D] by complex `turn` [..., R / 2]."""
     half = turn.shape[-1]
     pairs = (vectors[..., :half] + 1j * vectors[..., half : 2 * half]) * turn
@@ -19,13 +17,13 @@ def _turned(vectors: Array, turn: Array) -> Array:
 
 
 @pytest.fixture
-def frequencies() -> Array:
+def frequencies():
     return np.array([1.0, 0.3, 0.01])
 
 
 @pytest.mark.parametrize("width", [6, 9], ids=["whole", "partial"])
 @pytest.mark.parametrize("scaling", [1.0, 1.4])
-def test_rotation_and_its_inverse(frequencies: Array, width: int, scaling: float) -> None:
+def test_rotation_and_its_inverse(frequencies, width, scaling):
     rope = Rope(frequencies=torch.tensor(frequencies), scaling=scaling)
     vectors = np.random.default_rng(0).standard_normal((2, 5, width))
     positions = np.array([0, 1, 7, 100, 5000])
@@ -36,7 +34,7 @@ def test_rotation_and_its_inverse(frequencies: Array, width: int, scaling: float
     np.testing.assert_allclose(rope.unrotate(rotated, at).numpy(), vectors, atol=1e-5)
 
 
-def test_far_positions_keep_their_angle(frequencies: Array) -> None:
+def test_far_positions_keep_their_angle(frequencies):
     """A million radians in float32 would be off by a sixteenth of one."""
     rope = Rope(frequencies=torch.tensor(frequencies).float())
     cosine, sine = rope.rotation(torch.tensor([1_000_003]))
@@ -45,7 +43,7 @@ def test_far_positions_keep_their_angle(frequencies: Array) -> None:
     np.testing.assert_allclose(sine[0].numpy(), np.sin(angle), atol=1e-6)
 
 
-def test_mean_rotation_is_the_mean_of_rotated_vectors(frequencies: Array) -> None:
+def test_mean_rotation_is_the_mean_of_rotated_vectors(frequencies):
     rope = Rope(frequencies=torch.tensor(frequencies), scaling=1.2)
     vector = np.random.default_rng(1).standard_normal(8)
     turns = 1.2 * np.exp(1j * np.arange(40, 57)[:, None] * frequencies)

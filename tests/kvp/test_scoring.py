@@ -1,11 +1,7 @@
-from __future__ import annotations
-
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor
 
 from kvp.errors import UsageError
 from kvp.scoring import Needs, View, group_budgets, score_layers, score_prompt
@@ -16,18 +12,18 @@ class _ByNorm:
 
     name = "by_norm"
 
-    def __init__(self, needs: Needs, *, reads_budget: bool = False) -> None:
+    def __init__(self, needs, *, reads_budget=False):
         self.needs = needs
         self.reads_budget = reads_budget
-        self.calls: list[int] = []
+        self.calls = []
 
-    def score(self, view: View) -> Tensor:
+    def score(self, view):
         self.calls.append(view.layer)
         scale = view.budget if self.reads_budget else 1
         return view.keys.norm(dim=-1) * scale
 
 
-def _views(budget: int) -> Iterator[View]:
+def _views(budget):
     for layer in range(2):
         keys = torch.arange(12.0).view(1, 2, 6, 1) * (1 - 2 * layer) + 1
         yield View(
@@ -35,12 +31,12 @@ def _views(budget: int) -> Iterator[View]:
         )
 
 
-def test_a_method_that_does_not_declare_the_budget_is_scored_once_for_all() -> None:
+def test_a_method_that_does_not_declare_the_budget_is_scored_once_for_all():
     assert group_budgets(Needs(), [2, 4, 5]) == [[2, 4, 5]]
     assert group_budgets(Needs(budget=True), [2, 4]) == [[2], [4]]
 
 
-def test_a_method_that_declares_the_budget_reads_it() -> None:
+def test_a_method_that_declares_the_budget_reads_it():
     scorer = _ByNorm(Needs(budget=True), reads_budget=True)
     low, high = (score_prompt(scorer, _views(budget)) for budget in (2, 4))
     assert scorer.calls == [0, 1, 0, 1]
@@ -48,7 +44,7 @@ def test_a_method_that_declares_the_budget_reads_it() -> None:
     assert torch.equal(high, 2 * low)
 
 
-def test_a_budget_that_is_not_declared_cannot_be_read() -> None:
+def test_a_budget_that_is_not_declared_cannot_be_read():
     scorer = _ByNorm(Needs(), reads_budget=True)
     with pytest.raises(UsageError, match=r"method by_norm failed .*declares Needs\(budget=True\)"):
         score_layers(scorer, _views(2))
@@ -58,7 +54,7 @@ def test_a_budget_that_is_not_declared_cannot_be_read() -> None:
     assert [view.budget for view in views] == [2, 2]  # the caller's own views stay whole
 
 
-def test_scores_of_tokens_that_are_fed_again_are_dropped() -> None:
+def test_scores_of_tokens_that_are_fed_again_are_dropped():
     for group in (1, 2):
         scorer = _ByNorm(Needs(layer_group=group))
         whole = score_prompt(scorer, _views(2))
@@ -66,7 +62,7 @@ def test_scores_of_tokens_that_are_fed_again_are_dropped() -> None:
         assert torch.equal(dropped, whole[..., :4])
 
 
-def test_layers_that_share_are_scored_once_per_group() -> None:
+def test_layers_that_share_are_scored_once_per_group():
     scorer = _ByNorm(Needs(layer_group=2))
     scores = score_prompt(scorer, _views(3))
     assert scorer.calls == [0]

@@ -1,8 +1,5 @@
 """Views of random tokens."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -13,7 +10,7 @@ from kvp.scoring import HiddenStates, View
 
 
 @pytest.fixture
-def make_view() -> Callable[..., View]:
+def make_view():
     """Factory of views that carry everything a scorer may need.
 
     Hidden states have 6 channels; `project` multiplies them by a fixed random matrix. Tensors are
@@ -21,12 +18,20 @@ def make_view() -> Callable[..., View]:
     """
 
     def make(
-        *, tokens: int, batch: int = 2, heads: int = 2, group: int = 2, width: int = 8,
-        budget: int = 16, layer: int = 1, seed: int = 0, dtype: torch.dtype = torch.float32,
-    ) -> View:  # fmt: skip
+        *,
+        tokens,
+        batch=2,
+        heads=2,
+        group=2,
+        width=8,
+        budget=16,
+        layer=1,
+        seed=0,
+        dtype=torch.float32,
+    ):
         generator = torch.Generator().manual_seed(seed)
 
-        def draw(*shape: int) -> torch.Tensor:
+        def draw(*shape):
             return torch.randn(*shape, generator=generator).to(dtype)
 
         view = View(
@@ -42,7 +47,7 @@ def make_view() -> Callable[..., View]:
         states = torch.randn(batch, tokens, 6, generator=generator)[:, min(4, tokens - 1) :]
         weight = torch.randn(6, heads * group * width, generator=generator)
 
-        def project(hidden: torch.Tensor) -> torch.Tensor:
+        def project(hidden):
             return torch.unflatten(hidden.float() @ weight, -1, (-1, width)).transpose(1, 2)
 
         return replace(

@@ -1,7 +1,5 @@
 """Calibration maps: values by hand, order always kept, damage refused."""
 
-from __future__ import annotations
-
 import hypothesis.strategies as st
 import pytest
 import torch
@@ -16,7 +14,7 @@ TWO = Calibration(
 )
 
 
-def test_values_by_hand() -> None:
+def test_values_by_hand():
     scores = torch.tensor([[0.0, 0.5, 1.0, 2.0, 3.0, 5.0, -2.0], [0.0, 1.0, -4.0, 4.0, 2, 2, 2]])
     expected = torch.tensor(
         [[-4.0, -3.5, -3.0, -1.0, 1.0, 5.0, -6.0], [-8.0, -4.5, -10.0, 6.0, -1, -1, -1]]
@@ -25,7 +23,7 @@ def test_values_by_hand() -> None:
     torch.testing.assert_close(TWO.apply(scores[1:], slice(1, 2)), expected[1:])
 
 
-def test_extremes_stay_finite() -> None:
+def test_extremes_stay_finite():
     scores = torch.tensor([[1e30, -1e30], [1e30, -1e30]])
     assert TWO.apply(scores).isfinite().all()
 
@@ -35,9 +33,7 @@ knots = st.lists(floats, min_size=2, max_size=12, unique=True).map(sorted)
 
 
 @given(points=knots, values=knots, scores=st.lists(floats, min_size=2, max_size=30))
-def test_a_map_never_changes_a_ranking(
-    points: list[float], values: list[float], scores: list[float]
-) -> None:
+def test_a_map_never_changes_a_ranking(points, values, scores):
     most = min(len(points), len(values))
     calibration = Calibration(
         target="future_attention",
@@ -61,8 +57,6 @@ def test_a_map_never_changes_a_ranking(
         ([[0.0, 1.0]], [[0.0, 1.0]] * 2, r"\(1, 2\) and \(2, 2\)"),
     ],
 )
-def test_maps_that_are_none_are_refused(
-    scores: list[list[float]], values: list[list[float]], message: str
-) -> None:
+def test_maps_that_are_none_are_refused(scores, values, message):
     with pytest.raises(ValueError, match=message):
         Calibration(target="share", scores=torch.tensor(scores), values=torch.tensor(values))

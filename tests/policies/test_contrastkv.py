@@ -1,7 +1,5 @@
 """ContrastKV: the order its scores must realise, needs; `tests/golden` has the scores."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import numpy as np
@@ -21,7 +19,7 @@ from policies.contrastkv import ContrastKV, ordered_scores
 )
 @example(tokens=31, grid=40, seed=0)
 @settings(max_examples=25, deadline=None)
-def test_the_order_is_lexicographic(tokens: int, grid: int, seed: int) -> None:
+def test_the_order_is_lexicographic(tokens, grid, seed):
     """(fused, S+, position) within every head, and (fused, S+) over the heads of the layer."""
     drawn = torch.rand(2, 1, 3, tokens, generator=torch.Generator().manual_seed(seed))
     fused, positive = (drawn * grid).round() / grid if grid else drawn**6
@@ -40,7 +38,7 @@ def test_the_order_is_lexicographic(tokens: int, grid: int, seed: int) -> None:
         assert (low == high) if before == after else (low < high)
 
 
-def test_scores_compare_across_layers() -> None:
+def test_scores_compare_across_layers():
     """Tokens decided in two layers are ordered by S+, whatever else is in their layers."""
     tiny = [0.0, 1e-40, 3e-12, 1e-7, 0.5, float(np.nextafter(np.float32(1), 0)), 1.0]
     layers = []
@@ -56,7 +54,7 @@ def test_scores_compare_across_layers() -> None:
     assert all(torch.equal(s[2:], torch.tensor([0.25, 0.75])) for s in layers)
 
 
-def test_ties_at_the_cap_go_to_the_larger_signal_and_stay_at_the_cap() -> None:
+def test_ties_at_the_cap_go_to_the_larger_signal_and_stay_at_the_cap():
     positive = torch.tensor([[[0.3, 0.1, 0.4, 0.2, 0.1]]])
     fused = torch.full((1, 1, 5), 0.4)
     scores = ordered_scores(fused, positive)[0, 0]
@@ -65,7 +63,7 @@ def test_ties_at_the_cap_go_to_the_larger_signal_and_stay_at_the_cap() -> None:
     torch.testing.assert_close(scores, fused[0, 0], rtol=3e-7, atol=0)
 
 
-def test_needs() -> None:
+def test_needs():
     scorer = ContrastKV(chunk=9, denominator="full", noise=16, seed=3)
     assert scorer.needs.reconstruction == Reconstruction(chunk=9, full=True)
     assert scorer.needs.noise == Noise(tokens=16, seed=3)

@@ -1,21 +1,15 @@
 """The controls: what draws depend on, and what is pinned; `tests/golden` has ring and oracle."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
 
 from kvp.ranking import rank_tokens, select
-from kvp.scoring import View
 from policies.controls import Random, RandomPerLayer, RandomPinned
 
-MakeView = Callable[..., View]
 
-
-def test_call_order_batch_content_and_generators_do_not_matter(make_view: MakeView) -> None:
+def test_call_order_batch_content_and_generators_do_not_matter(make_view):
     first, second = make_view(tokens=30, layer=0), make_view(tokens=30, layer=1)
     torch.manual_seed(1)
     forward, state = [Random().score(first), Random().score(second)], torch.get_rng_state()
@@ -28,7 +22,7 @@ def test_call_order_batch_content_and_generators_do_not_matter(make_view: MakeVi
     assert torch.equal(Random().score(other), forward[0][:1])
 
 
-def test_seed_layer_head_and_length_change_the_draw(make_view: MakeView) -> None:
+def test_seed_layer_head_and_length_change_the_draw(make_view):
     view = make_view(tokens=30)
     base = Random().score(view)
     assert not torch.equal(base, Random(seed=1).score(view))
@@ -37,14 +31,14 @@ def test_seed_layer_head_and_length_change_the_draw(make_view: MakeView) -> None
     assert not torch.equal(base[..., :29], Random().score(make_view(tokens=29)))
 
 
-def test_draws_look_uniform(make_view: MakeView) -> None:
+def test_draws_look_uniform(make_view):
     scores = Random().score(make_view(tokens=4000, batch=1, width=1))
     quartiles = torch.quantile(scores[0, 0], torch.tensor([0.25, 0.5, 0.75]))
     assert torch.allclose(quartiles, torch.tensor([0.25, 0.5, 0.75]), atol=0.03)
     assert abs(float(torch.corrcoef(scores[0])[0, 1])) < 0.06
 
 
-def test_one_draw_per_layer(make_view: MakeView) -> None:
+def test_one_draw_per_layer(make_view):
     view = make_view(tokens=30, heads=3, layer=0)
     scores = RandomPerLayer().score(view)
     assert bool((scores == scores[0, 0]).all())
@@ -52,7 +46,7 @@ def test_one_draw_per_layer(make_view: MakeView) -> None:
     assert not torch.equal(scores, RandomPerLayer().score(replace(view, layer=1)))
 
 
-def test_the_question_comes_first_and_the_rest_is_random(make_view: MakeView) -> None:
+def test_the_question_comes_first_and_the_rest_is_random(make_view):
     view = replace(make_view(tokens=30), question=5)
     ranking, plain = rank_tokens(RandomPinned().score(view)), rank_tokens(Random().score(view))
     assert ranking[0, 0, :5].tolist() == [29, 28, 27, 26, 25]
@@ -64,7 +58,7 @@ def test_the_question_comes_first_and_the_rest_is_random(make_view: MakeView) ->
 
 
 @pytest.mark.parametrize("question", [0, 30, 99])
-def test_nothing_or_everything_is_the_question(make_view: MakeView, question: int) -> None:
+def test_nothing_or_everything_is_the_question(make_view, question):
     view = replace(make_view(tokens=30), question=question)
     expected = Random(seed=2).score(view) if question == 0 else torch.full((2, 2, 30), 2.0)
     assert torch.equal(RandomPinned(seed=2).score(view), expected)

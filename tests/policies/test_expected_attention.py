@@ -1,21 +1,16 @@
 """Expected Attention: edges and needs; `tests/golden` has the scores."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
 
 from kvp.errors import UsageError
-from kvp.scoring import ALL_QUERIES, View
+from kvp.scoring import ALL_QUERIES
 from policies.expected_attention import ExpectedAttention
 
-MakeView = Callable[..., View]
 
-
-def test_positions_need_not_start_at_zero(make_view: MakeView) -> None:
+def test_positions_need_not_start_at_zero(make_view):
     """Moving all tokens and their queries by the same distance changes nothing."""
     view = make_view(tokens=30)
     assert view.rope is not None
@@ -31,7 +26,7 @@ def test_positions_need_not_start_at_zero(make_view: MakeView) -> None:
     torch.testing.assert_close(scorer.score(moved), scorer.score(view), rtol=1e-3, atol=1e-5)
 
 
-def test_needs_and_what_is_missing(make_view: MakeView) -> None:
+def test_needs_and_what_is_missing(make_view):
     needs = ExpectedAttention().needs
     assert needs.queries == ALL_QUERIES
     assert needs.rope

@@ -1,8 +1,5 @@
 """GVote's draws, sizes and edges; its votes are computed a second time in `tests/golden`."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -11,13 +8,11 @@ import torch
 
 from kvp.errors import UsageError
 from kvp.ranking import rank_tokens
-from kvp.scoring import ALL_QUERIES, HiddenStates, SelfSizing, View
+from kvp.scoring import ALL_QUERIES, HiddenStates, SelfSizing
 from policies.gvote import GVote
 
-MakeView = Callable[..., View]
 
-
-def test_the_prefix_of_its_size_is_its_set(make_view: MakeView) -> None:
+def test_the_prefix_of_its_size_is_its_set(make_view):
     view = make_view(tokens=60, batch=1)
     scorer = GVote(p_nuc=0.6, samples=4)
     assert isinstance(scorer, SelfSizing)
@@ -30,7 +25,7 @@ def test_the_prefix_of_its_size_is_its_set(make_view: MakeView) -> None:
         assert chosen == set(np.flatnonzero(votes[0, head]).tolist())
 
 
-def test_query_draws_follow_the_queries_before_rope(make_view: MakeView) -> None:
+def test_query_draws_follow_the_queries_before_rope(make_view):
     """Mean and covariance of many guesses, future 1 so that the rotation is a rotation."""
     view = make_view(tokens=30, batch=1, heads=1, group=2, width=4)
     assert view.queries is not None
@@ -45,7 +40,7 @@ def test_query_draws_follow_the_queries_before_rope(make_view: MakeView) -> None
         np.testing.assert_allclose(np.cov(back[head].T), expected, atol=0.15 * expected.max())
 
 
-def test_draws_depend_on_seed_and_layer_alone(make_view: MakeView) -> None:
+def test_draws_depend_on_seed_and_layer_alone(make_view):
     view = make_view(tokens=50)
     scorer = GVote(p_nuc=0.5)
     first = scorer.score(view)
@@ -59,14 +54,14 @@ def test_draws_depend_on_seed_and_layer_alone(make_view: MakeView) -> None:
 
 
 @pytest.mark.parametrize("tokens", [1, 3, 4])
-def test_prompts_within_the_skipped_tokens_are_kept_whole(make_view: MakeView, tokens: int) -> None:
+def test_prompts_within_the_skipped_tokens_are_kept_whole(make_view, tokens):
     scorer = GVote()
     scores = scorer.score(make_view(tokens=tokens))
     assert (scorer.sizes(scores) == tokens).all()
     assert (GVote(min_keep=1).sizes(scores) == tokens).all()
 
 
-def test_sure_heads_keep_the_minimum(make_view: MakeView) -> None:
+def test_sure_heads_keep_the_minimum(make_view):
     """One key that every query likes: k = 1, so one token has all votes."""
     view = make_view(tokens=30, batch=1)
     view.keys[:] = 0.0
@@ -90,7 +85,7 @@ def test_sure_heads_keep_the_minimum(make_view: MakeView) -> None:
     assert (GVote(future=1, min_keep=1).sizes(scores) == 1).all()
 
 
-def test_needs_and_what_is_missing(make_view: MakeView) -> None:
+def test_needs_and_what_is_missing(make_view):
     needs = GVote(n_skip=7).needs
     assert (needs.queries, needs.rope, needs.hidden_after) == (1, True, 7)
     needs = GVote(space="query").needs

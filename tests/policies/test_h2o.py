@@ -1,21 +1,15 @@
 """H2O: the ranking against the sets it must pass through; `tests/golden` has the scores."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-
 import numpy as np
 import torch
 
 from kvp.ranking import rank_tokens
-from kvp.scoring import View
 from policies.h2o import H2O
 
-MakeView = Callable[..., View]
 Array = np.ndarray
 
 
-def _kept(weights: Array, budget: int) -> set[int]:
+def _kept(weights, budget):
     """Last budget // 2 tokens and the heaviest others; ties to the newer token."""
     tokens = len(weights)
     recent = set(range(tokens - budget // 2, tokens))
@@ -23,7 +17,7 @@ def _kept(weights: Array, budget: int) -> set[int]:
     return recent | set(others[: budget - budget // 2])
 
 
-def test_ties_are_ranked_by_the_same_rule(make_view: MakeView) -> None:
+def test_ties_are_ranked_by_the_same_rule(make_view):
     """Attention that only looks at itself: all column sums are 1, so everything ties."""
     view = make_view(tokens=11, batch=1, heads=1, group=1, width=11)
     view.keys[0, 0] = 1000 * torch.eye(11)

@@ -1,12 +1,10 @@
 """`policies` works where transformers is not installed."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 
 
-def test_transformers_is_never_imported() -> None:
+def test_transformers_is_never_imported():
     code = (
         "import sys; sys.modules['transformers'] = None; "
         "import policies; policies.make_method('snapkv+ada'); policies.load_policy; "

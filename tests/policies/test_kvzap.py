@@ -1,12 +1,9 @@
 """KVzap: files as kvpress writes them, scores written out, and what is refused."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -28,10 +25,10 @@ WIDTH, HEADS, LAYERS = 256, 4, 5
 
 
 @pytest.fixture
-def write(tmp_path: Path) -> Write:
+def write(tmp_path):
     """Write networks of random weights; returns their folder."""
 
-    def made(hidden: int | None, *, width: int = WIDTH, heads: int = HEADS, **changed: Any) -> Path:
+    def made(hidden, *, width=WIDTH, heads=HEADS, **changed):
         generator = torch.Generator().manual_seed(3)
         maps = {"": (heads, width)}
         if hidden is not None:
@@ -55,7 +52,7 @@ def write(tmp_path: Path) -> Write:
     return made
 
 
-def by_hand(folder: Path, layer: int, state: np.ndarray) -> np.ndarray:
+def by_hand(folder, layer, state):
     """Scores of one token in float64, map by map."""
     from safetensors.numpy import load_file
 
@@ -71,16 +68,14 @@ def by_hand(folder: Path, layer: int, state: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("hidden", [None, 7])
-def test_scores_are_the_networks_of_the_states_that_enter_attention(
-    write: Write, hidden: int | None
-) -> None:
+def test_scores_are_the_networks_of_the_states_that_enter_attention(write, hidden):
     folder = write(hidden)
     scorer = make_scorer(f"kvzap:{folder}")
     assert isinstance(scorer, Scorer)
     assert scorer.name == f"kvzap:{folder}"
     model, _ = load_model("nano")
     ids = torch.randint(300, 8000, (2, 30), generator=torch.Generator().manual_seed(1))
-    entered: dict[int, torch.Tensor] = {}
+    entered = {}
     with torch.no_grad(), states_watched(model, entered.__setitem__):
         model(ids)
     seen = prefill(model, ids, scorer.needs, fed_again=1)
@@ -94,7 +89,7 @@ def test_scores_are_the_networks_of_the_states_that_enter_attention(
             np.testing.assert_allclose(of_layer[prompt, :, token], expected, atol=2e-5)
 
 
-def test_it_evicts_by_budget_and_once(write: Write) -> None:
+def test_it_evicts_by_budget_and_once(write):
     model, _ = load_model("nano")
     scorer = make_scorer(f"kvzap:{write(None)}")
     ids = torch.randint(300, 8000, (1, 50), generator=torch.Generator().manual_seed(1))
@@ -107,7 +102,7 @@ def test_it_evicts_by_budget_and_once(write: Write) -> None:
         model(ids, use_cache=True)
 
 
-def test_results_record_which_weights(write: Write) -> None:
+def test_results_record_which_weights(write):
     folder = write(None)
     methods = build_methods([f"kvzap:{folder}"])
     (digest,) = file_digests([], methods).values()
@@ -117,7 +112,7 @@ def test_results_record_which_weights(write: Write) -> None:
     assert methods[0].label == f"kvzap:{folder}"
 
 
-def test_what_cannot_be_used_is_one_line(write: Write, tmp_path: Path) -> None:
+def test_what_cannot_be_used_is_one_line(write, tmp_path):
     good = write(None)
     refused = {
         "kvzap": "is written kvzap:FOLDER or kvzap:org/name",

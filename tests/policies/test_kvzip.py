@@ -1,32 +1,27 @@
 """KVzip: the signal is the score; the inputs that it needs."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
 
 from kvp.ranking import rank_tokens
-from kvp.scoring import Reconstruction, View
+from kvp.scoring import Reconstruction
 from policies.kvzip import KVzip
-
-MakeView = Callable[..., View]
 
 
 @pytest.fixture
-def view(make_view: MakeView) -> View:
+def view(make_view):
     return replace(make_view(tokens=30), reconstruction=torch.rand(2, 2, 30))
 
 
-def test_the_signal_is_the_score(view: View) -> None:
+def test_the_signal_is_the_score(view):
     scores = KVzip().score(view)
     assert torch.equal(scores, view.reconstruction)
     assert scores.data_ptr() != view.reconstruction.data_ptr()  # callers may change what they get
 
 
-def test_kvpress_forces_the_first_four(view: View) -> None:
+def test_kvpress_forces_the_first_four(view):
     signal = view.reconstruction.clone()
     scorer = KVzip(**KVzip.presets["kvpress"])
     for scale in (1.0, 50.0):  # KVzip+ exceeds 1
@@ -39,7 +34,7 @@ def test_kvpress_forces_the_first_four(view: View) -> None:
     assert torch.equal(view.reconstruction, signal)
 
 
-def test_needs_follow_the_options() -> None:
+def test_needs_follow_the_options():
     assert KVzip().needs.reconstruction == Reconstruction(chunk=2048, sinks=4)
     spec = Reconstruction(chunk=7, sinks=0, weighted=True, full=True)
     assert KVzip(plus=True, full=True, chunk=7, sinks=0).needs.reconstruction == spec

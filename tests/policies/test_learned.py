@@ -1,8 +1,5 @@
 """A trained policy as a scorer: which ranker scores which head, with which positions."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -16,12 +13,11 @@ from policies import load_policy
 from policies.learned import Calibration, LearnedScorer
 from policies.ranker import HeadRankers, RankerSpec
 
-MakeView = Callable[..., View]
 GEOMETRY = Geometry(layers=3, query_heads=4, kv_heads=2, head_dim=8)
 
 
 @pytest.fixture(params=["fourier", "paper", "neighbours"])
-def policy(request: pytest.FixtureRequest) -> LearnedScorer:
+def policy(request):
     architecture = "paper" if request.param == "paper" else "fourier"
     spec = RankerSpec(
         head_dim=8, hidden=12, max_positions=64, architecture=architecture,
@@ -34,7 +30,7 @@ def policy(request: pytest.FixtureRequest) -> LearnedScorer:
     return LearnedScorer(rankers=rankers, geometry=GEOMETRY)
 
 
-def test_a_policy_says_what_it_is_and_shows_no_tensor(policy: LearnedScorer) -> None:
+def test_a_policy_says_what_it_is_and_shows_no_tensor(policy):
     count = sum(weight.numel() for weight in policy.rankers.parameters())
     model, size, training, calibrated, origin = str(policy).splitlines()
     assert model.endswith("3 layers x 2 KV heads (4 query heads, head_dim 8)")
@@ -44,7 +40,7 @@ def test_a_policy_says_what_it_is_and_shows_no_tensor(policy: LearnedScorer) -> 
     assert origin == "from memory"
 
 
-def test_a_bundled_policy_says_what_it_was_trained_on() -> None:
+def test_a_bundled_policy_says_what_it_was_trained_on():
     model, _, training, *rest = str(load_policy("smollm2-135m-instruct")).splitlines()
     assert "for HuggingFaceTB/SmolLM2-135M-Instruct: 30 layers x 3 KV heads" in model
     assert training.startswith("trained on 360 sequences of ruler:0.5,qa_chats.jsonl:0.15,")
@@ -53,7 +49,7 @@ def test_a_bundled_policy_says_what_it_was_trained_on() -> None:
 
 
 @pytest.mark.parametrize("layer", [0, 1, 2])
-def test_heads_are_layer_major(policy: LearnedScorer, make_view: MakeView, layer: int) -> None:
+def test_heads_are_layer_major(policy, make_view, layer):
     view = make_view(tokens=20, layer=layer, batch=3)
     scores = policy.score(view)
     assert not scores.requires_grad
@@ -67,7 +63,7 @@ def test_heads_are_layer_major(policy: LearnedScorer, make_view: MakeView, layer
             torch.testing.assert_close(scores[entry, head], expected[0], rtol=1e-5, atol=1e-5)
 
 
-def test_true_positions_count_not_indices(policy: LearnedScorer, make_view: MakeView) -> None:
+def test_true_positions_count_not_indices(policy, make_view):
     """Rows that start elsewhere: positions decide, and the length is the last one + 1."""
     view = make_view(tokens=20)
     moved = View(
@@ -83,9 +79,7 @@ def test_true_positions_count_not_indices(policy: LearnedScorer, make_view: Make
 
 
 @pytest.mark.parametrize("frequencies", [(), (1.0, 0.3, 0.1, 0.03)])
-def test_a_token_that_is_fed_again_changes_no_score(
-    make_view: MakeView, frequencies: tuple[float, ...]
-) -> None:
+def test_a_token_that_is_fed_again_changes_no_score(make_view, frequencies):
     """Positions count from the end of the cache, as in training, not from the end of the view."""
     spec = RankerSpec(
         head_dim=8, hidden=12, max_positions=64, key_frequencies=frequencies, neighbours=4
@@ -106,9 +100,7 @@ def test_a_token_that_is_fed_again_changes_no_score(
     assert not torch.allclose(policy.score(whole)[..., :19], scores, rtol=1e-5, atol=1e-5)
 
 
-def test_long_caches_are_scored_in_blocks(
-    policy: LearnedScorer, make_view: MakeView, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_long_caches_are_scored_in_blocks(policy, make_view, monkeypatch):
     view = make_view(tokens=50)
     whole = policy.score(view)
     monkeypatch.setattr(policies.learned, "CPU_BLOCK", 7)
@@ -116,16 +108,12 @@ def test_long_caches_are_scored_in_blocks(
 
 
 @pytest.mark.parametrize("shape", [{"heads": 1}, {"width": 4}, {"layer": 3}])
-def test_views_of_another_geometry_are_refused(
-    policy: LearnedScorer, make_view: MakeView, shape: dict[str, int]
-) -> None:
+def test_views_of_another_geometry_are_refused(policy, make_view, shape):
     with pytest.raises(PolicyError, match="policy policy was trained for 3 layers x 2 KV heads"):
         policy.score(make_view(tokens=5, **shape))
 
 
-def test_calibrated_scores_are_the_maps_of_the_heads(
-    policy: LearnedScorer, make_view: MakeView
-) -> None:
+def test_calibrated_scores_are_the_maps_of_the_heads(policy, make_view):
     knots = torch.linspace(-2, 2, 5).repeat(6, 1)
     slopes = torch.arange(1.0, 7.0)[:, None]
     calibration = Calibration(target="share", scores=knots, values=slopes * knots - slopes)
@@ -137,7 +125,7 @@ def test_calibrated_scores_are_the_maps_of_the_heads(
         torch.testing.assert_close(scores[:, head], slope * raw[:, head] - slope)
 
 
-def test_heads_that_hold_different_tokens(policy: LearnedScorer, make_view: MakeView) -> None:
+def test_heads_that_hold_different_tokens(policy, make_view):
     """A shrunk cache: positions per head, and a head alone where lengths differ."""
     view = make_view(tokens=20, layer=1)
     again = replace(view, positions=view.positions[:, None].expand(-1, 2, -1))

@@ -1,14 +1,9 @@
 """Scorers and allocators that no registry has: objects, classes, and `module:Name`."""
 
-from __future__ import annotations
-
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 
 from kvp.errors import UsageError
 from kvp.ranking import Request, allocated_counts
@@ -54,7 +49,7 @@ Nothing = 3
 
 
 @pytest.fixture
-def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def module(tmp_path, monkeypatch):
     """A module `my_methods` in the working folder, which is not on the path."""
     (tmp_path / "my_methods.py").write_text(MODULE)
     monkeypatch.chdir(tmp_path)
@@ -69,12 +64,12 @@ class Mine:
     name = "mine"
     needs = Needs()
 
-    def score(self, view: View) -> Tensor:
+    def score(self, view):
         """Recency: [B, H, N]."""
         return view.positions.float()[:, None].expand(view.keys.shape[:3])
 
 
-def test_objects_and_classes_are_taken_as_they_are() -> None:
+def test_objects_and_classes_are_taken_as_they_are():
     scorer = Mine()
     assert make_scorer(scorer) is scorer
     assert isinstance(make_scorer(Mine), Mine)
@@ -91,7 +86,7 @@ def test_objects_and_classes_are_taken_as_they_are() -> None:
 
 
 @pytest.mark.usefixtures("module")
-def test_a_module_of_the_working_folder_is_found() -> None:
+def test_a_module_of_the_working_folder_is_found():
     scorer, allocator = make_method("my_methods:Stepped(step=4)+my_methods:Half")
     assert (scorer.name, allocator.name) == ("stepped(step=4)", "half")
     assert make_scorer("my_methods:Stepped", step=2).name == "stepped(step=2)"
@@ -118,7 +113,7 @@ def test_a_module_of_the_working_folder_is_found() -> None:
         ("snapkv+my_methods:Plain", "allocator my_methods:Plain is no allocator: it takes name"),
     ],
 )  # fmt: skip
-def test_mistakes_are_one_line(spec: str, message: str) -> None:
+def test_mistakes_are_one_line(spec, message):
     with pytest.raises(UsageError) as error:
         make_method(spec)
     assert str(error.value).startswith(message)
@@ -128,16 +123,16 @@ def test_mistakes_are_one_line(spec: str, message: str) -> None:
 class Leaving(Mine):
     """Ends the program instead of doing anything."""
 
-    def score(self, view: View) -> Tensor:
+    def score(self, view):
         """Never returns."""
         sys.exit(0)
 
-    def allocate(self, request: Request) -> Tensor:
+    def allocate(self, request):
         """Never returns."""
         sys.exit(0)
 
 
-def test_a_scorer_or_allocator_that_exits_is_an_error() -> None:
+def test_a_scorer_or_allocator_that_exits_is_an_error():
     keys = torch.zeros(1, 2, 5, 4)
     view = View(layer=0, keys=keys, values=keys, positions=torch.arange(5)[None], budget=2)
     with pytest.raises(
@@ -154,7 +149,7 @@ class Generous:
 
     name = "generous"
 
-    def allocate(self, request: Request) -> Tensor:
+    def allocate(self, request):
         """One more than the budget: [L, H] int64."""
         return torch.full(request.scores.shape[:2], request.budget + 1)
 
@@ -165,7 +160,7 @@ class Declared(Generous):
     meets_budget = False
 
 
-def test_an_allocator_that_misses_the_budget_says_so_or_is_refused() -> None:
+def test_an_allocator_that_misses_the_budget_says_so_or_is_refused():
     request = Request(scores=torch.zeros(2, 3, 9), budget=4, floor=1)
     with pytest.raises(UsageError) as error:
         allocated_counts(Generous(), request)

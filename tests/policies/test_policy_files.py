@@ -1,12 +1,8 @@
 """Policy directories: bit-exact round trips, and every kind of damage named."""
 
-from __future__ import annotations
-
 import hashlib
 import json
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,7 +12,6 @@ from kvp.artifacts.tensors import write_safetensors
 from kvp.errors import PolicyError
 from kvp.geometry import Geometry
 from kvp.manifest import read_sealed_json, write_sealed_json
-from kvp.scoring import View
 from policies import convert_policy, load_policy
 from policies.learned import Calibration
 from policies.policy_files import (
@@ -27,7 +22,6 @@ from policies.policy_files import (
 )
 from policies.ranker import HeadRankers, RankerSpec
 
-MakeView = Callable[..., View]
 GEOMETRY = Geometry(layers=2, query_heads=4, kv_heads=2, head_dim=8)
 META = PolicyMeta(
     geometry=GEOMETRY,
@@ -38,19 +32,19 @@ META = PolicyMeta(
 HEAD = "layer_01_head_00.safetensors"
 
 
-def _rankers(architecture: str = "fourier", heads: int = 4, seed: int = 0) -> HeadRankers:
+def _rankers(architecture="fourier", heads=4, seed=0):
     spec = RankerSpec(head_dim=8, hidden=12, max_positions=64, architecture=architecture)
     return HeadRankers(spec, heads, torch.Generator().manual_seed(seed))
 
 
 @pytest.fixture
-def policy_dir(tmp_path: Path) -> Path:
+def policy_dir(tmp_path):
     save_policy(tmp_path / "policy", _rankers(), META)
     return tmp_path / "policy"
 
 
 @pytest.mark.parametrize("architecture", ["fourier", "paper"])
-def test_round_trip_is_bit_exact(tmp_path: Path, make_view: MakeView, architecture: str) -> None:
+def test_round_trip_is_bit_exact(tmp_path, make_view, architecture):
     rankers = _rankers(architecture)
     if architecture == "fourier":
         statistics = torch.rand(4, 8) + 0.5
@@ -72,7 +66,7 @@ def test_round_trip_is_bit_exact(tmp_path: Path, make_view: MakeView, architectu
     assert torch.equal(policy.score(view), again)
 
 
-def test_directory_holds_one_file_per_head_and_the_index(policy_dir: Path) -> None:
+def test_directory_holds_one_file_per_head_and_the_index(policy_dir):
     names = {path.name for path in policy_dir.iterdir()}
     heads = {head_file(layer, head) for layer in range(2) for head in range(2)}
     assert names == {"policy.json", *heads}
@@ -85,7 +79,7 @@ def test_directory_holds_one_file_per_head_and_the_index(policy_dir: Path) -> No
     assert (index["format_version"], index["architecture"], index["rope"]) == (1, "fourier", "post")
 
 
-def test_other_peoples_files_are_not_touched(tmp_path: Path) -> None:
+def test_other_peoples_files_are_not_touched(tmp_path):
     (tmp_path / "thesis.txt").write_text("mine")
     save_policy(tmp_path, _rankers(), META)
     with pytest.raises(PolicyError, match="holds a policy: name another directory"):
@@ -95,19 +89,17 @@ def test_other_peoples_files_are_not_touched(tmp_path: Path) -> None:
         save_policy(tmp_path / "thesis.txt", _rankers(), META)
 
 
-def test_rankers_of_another_geometry_are_not_written(tmp_path: Path) -> None:
+def test_rankers_of_another_geometry_are_not_written(tmp_path):
     with pytest.raises(ValueError, match="2 rankers of head_dim 8 for 2 layers x 2 KV heads"):
         save_policy(tmp_path / "policy", _rankers(heads=2), META)
     assert not (tmp_path / "policy").exists()
 
 
-def test_an_export_that_stopped_half_way_is_not_a_policy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_export_that_stopped_half_way_is_not_a_policy(tmp_path, monkeypatch):
     """The next one leaves nothing of it, even where it is smaller."""
     calls = 0
 
-    def full_disk(*args: object, **kwargs: object) -> None:
+    def full_disk(*args, **kwargs):
         nonlocal calls
         calls += 1
         if calls == 3:
@@ -126,7 +118,7 @@ def test_an_export_that_stopped_half_way_is_not_a_policy(
     assert load_policy(tmp_path).geometry.layers == 1
 
 
-def _fails(directory: Path, *parts: str) -> None:
+def _fails(directory, *parts):
     with pytest.raises(PolicyError) as error:
         load_policy(directory)
     message = str(error.value)
@@ -135,7 +127,7 @@ def _fails(directory: Path, *parts: str) -> None:
         assert part in message
 
 
-DAMAGE: dict[str, tuple[Callable[[bytes], bytes], tuple[str, ...]]] = {
+DAMAGE = {
     "empty": (lambda data: b"", (HEAD, "is truncated")),
     "a byte short": (lambda data: data[:-1], (HEAD, "is truncated")),
     "first bit": (lambda data: bytes([data[0] ^ 1]) + data[1:], (HEAD, "is damaged", "checksum")),
@@ -144,7 +136,7 @@ DAMAGE: dict[str, tuple[Callable[[bytes], bytes], tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("kind", DAMAGE)
-def test_damaged_heads_are_named(policy_dir: Path, kind: str) -> None:
+def test_damaged_heads_are_named(policy_dir, kind):
     spoil, parts = DAMAGE[kind]
     (policy_dir / HEAD).write_bytes(spoil((policy_dir / HEAD).read_bytes()))
     _fails(policy_dir, *parts)
@@ -153,7 +145,7 @@ def test_damaged_heads_are_named(policy_dir: Path, kind: str) -> None:
     _fails(policy_dir / "nowhere", "nowhere has no policy.json")
 
 
-def test_flipped_bytes_in_the_index_never_go_unnoticed(policy_dir: Path) -> None:
+def test_flipped_bytes_in_the_index_never_go_unnoticed(policy_dir):
     """Every byte position of some, in any role: digits, names, braces, checksums."""
     path = policy_dir / "policy.json"
     data = path.read_bytes()
@@ -170,12 +162,12 @@ def test_flipped_bytes_in_the_index_never_go_unnoticed(policy_dir: Path) -> None
             _fails(policy_dir, "policy.json")
 
 
-def _edit(policy_dir: Path, **changes: object) -> None:
+def _edit(policy_dir, **changes):
     content = read_sealed_json(policy_dir / "policy.json")
     write_sealed_json(policy_dir / "policy.json", {**content, **changes})
 
 
-def test_index_of_another_version_or_shape(policy_dir: Path) -> None:
+def test_index_of_another_version_or_shape(policy_dir):
     _edit(policy_dir, format="kvp-traces")
     _fails(policy_dir, "policy.json is of format")
     _edit(policy_dir, format="kvp-policy", format_version=2)
@@ -189,7 +181,7 @@ def test_index_of_another_version_or_shape(policy_dir: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["architecture", "text"])
-def test_head_with_a_right_checksum_but_wrong_content(policy_dir: Path, damage: str) -> None:
+def test_head_with_a_right_checksum_but_wrong_content(policy_dir, damage):
     """A file somebody else put there and recorded: still refused, still named."""
     path = policy_dir / HEAD
     if damage == "text":
@@ -205,7 +197,7 @@ def test_head_with_a_right_checksum_but_wrong_content(policy_dir: Path, damage: 
     _fails(policy_dir, HEAD, "safetensors" if damage == "text" else "another architecture")
 
 
-def test_geometry_check_names_both_sides(policy_dir: Path) -> None:
+def test_geometry_check_names_both_sides(policy_dir):
     policy = load_policy(policy_dir)
     check_geometry(policy, GEOMETRY)
     other = Geometry(layers=28, query_heads=28, kv_heads=4, head_dim=128)
@@ -218,12 +210,12 @@ def test_geometry_check_names_both_sides(policy_dir: Path) -> None:
     )
 
 
-def _calibration(heads: int = 4) -> Calibration:
+def _calibration(heads=4):
     knots = torch.rand(heads, 6, generator=torch.Generator().manual_seed(1)).cumsum(-1) + 0.1
     return Calibration(target="share", scores=knots, values=knots - 9)
 
 
-def test_calibrations_round_trip(tmp_path: Path) -> None:
+def test_calibrations_round_trip(tmp_path):
     save_policy(tmp_path, _rankers(), META, calibration=_calibration())
     result = load_policy(tmp_path).calibration
     assert result is not None
@@ -231,7 +223,7 @@ def test_calibrations_round_trip(tmp_path: Path) -> None:
     assert torch.equal(result.values, _calibration().values)
 
 
-def test_a_policy_that_an_earlier_version_fine_tuned_loads(tmp_path: Path) -> None:
+def test_a_policy_that_an_earlier_version_fine_tuned_loads(tmp_path):
     recipe = {"label": "max_reply_attention", "objective": "listwise", "steps": 9}
     training = {"recipe": recipe, "distillation": {"command": ["kvp", "distill"], "best_step": 3}}
     calibration = replace(_calibration(), target="distilled")
@@ -253,9 +245,7 @@ def test_a_policy_that_an_earlier_version_fine_tuned_loads(tmp_path: Path) -> No
         ({"scores": None}, "not what kvp writes"),
     ],
 )
-def test_calibrations_that_are_none_are_named(
-    tmp_path: Path, changes: dict[str, object], message: str
-) -> None:
+def test_calibrations_that_are_none_are_named(tmp_path, changes, message):
     save_policy(tmp_path, _rankers(), META, calibration=_calibration())
     content = read_sealed_json(tmp_path / "policy.json")
     flat = {"scores": [[0.0, 1.0]] * 4, "values": [[0.0, 1.0]] * 4}
@@ -264,9 +254,7 @@ def test_calibrations_that_are_none_are_named(
     _fails(tmp_path, str(tmp_path / "policy.json"), message)
 
 
-def test_bfloat16_weights_halve_a_policy_and_keep_its_order(
-    tmp_path: Path, make_view: MakeView
-) -> None:
+def test_bfloat16_weights_halve_a_policy_and_keep_its_order(tmp_path, make_view):
     rankers = _rankers()
     statistics = torch.rand(4, 8) + 0.5
     rankers.standardise(
@@ -289,7 +277,7 @@ def test_bfloat16_weights_halve_a_policy_and_keep_its_order(
     torch.testing.assert_close(policy.score(view), exact.score(view), rtol=0, atol=0.05)
 
 
-def test_other_number_formats_are_refused(policy_dir: Path, tmp_path: Path) -> None:
+def test_other_number_formats_are_refused(policy_dir, tmp_path):
     with pytest.raises(ValueError, match=r"are float32 or bfloat16, not torch\.float16"):
         save_policy(tmp_path / "small", _rankers().with_dtype(torch.float16), META)
     assert not (tmp_path / "small").exists()

@@ -1,14 +1,11 @@
 """The rankers: parameter counts of the paper, NumPy arithmetic, loop = stacked, extrapolation."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from policies.ranker import (
     HeadRankers,
@@ -27,7 +24,7 @@ SUBSETS = [subset for size in (1, 2, 3, 4) for subset in combinations(INPUTS, si
 subsets = pytest.mark.parametrize("inputs", SUBSETS, ids="-".join)
 
 
-def _rankers(spec: RankerSpec, heads: int = 4, seed: int = 0) -> HeadRankers:
+def _rankers(spec, heads=4, seed=0):
     rankers = HeadRankers(spec, heads, torch.Generator().manual_seed(seed))
     with torch.no_grad():  # so that LayerNorm's scale and shift are not 1 and 0
         for name, parameter in rankers.named_parameters():
@@ -36,7 +33,7 @@ def _rankers(spec: RankerSpec, heads: int = 4, seed: int = 0) -> HeadRankers:
     return rankers
 
 
-def _tokens(heads: int = 4, tokens: int = 50, width: int = 8) -> tuple[Tensor, Tensor, Tensor]:
+def _tokens(heads=4, tokens=50, width=8):
     return (
         torch.randn(heads, tokens, width),
         torch.randn(heads, tokens, width),
@@ -48,7 +45,7 @@ def _tokens(heads: int = 4, tokens: int = 50, width: int = 8) -> tuple[Tensor, T
     ("rows", "count"),
     [(6000, 465_729), (8192, 535_873), (10_000, 593_729), (12_000, 657_729)],
 )
-def test_parameters_per_head_explain_the_papers_600k_and_650k(rows: int, count: int) -> None:
+def test_parameters_per_head_explain_the_papers_600k_and_650k(rows, count):
     spec = RankerSpec(head_dim=128, architecture="paper", max_positions=rows)
     shapes = head_shapes(spec)
     assert sum(int(np.prod(shape)) for shape in shapes.values()) == count
@@ -57,17 +54,17 @@ def test_parameters_per_head_explain_the_papers_600k_and_650k(rows: int, count: 
     assert shapes["position_table"] == (rows, 32)
 
 
-def _norm(x: Array, state: dict[str, Array], name: str) -> Array:
+def _norm(x, state, name):
     centred = x - x.mean(-1, keepdims=True)
     scaled = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5)
     return scaled * state[f"{name}_norm_weight"] + state[f"{name}_norm_bias"]
 
 
-def _linear(x: Array, state: dict[str, Array], name: str) -> Array:
+def _linear(x, state, name):
     return x @ state[f"{name}_weight"] + state[f"{name}_bias"]
 
 
-def _reference(state: dict[str, Array], parts: dict[str, Array], blocks: int = 2) -> Array:
+def _reference(state, parts, blocks=2):
     """One head in float64; `parts` are the embeddings of key, value and position before norms."""
     hidden = np.concatenate([_norm(part, state, name) for name, part in parts.items()], axis=-1)
     for block in ("first", "second")[:blocks]:
@@ -77,7 +74,7 @@ def _reference(state: dict[str, Array], parts: dict[str, Array], blocks: int = 2
 
 
 @pytest.mark.parametrize("stacked", [False, True])
-def test_scores_of_the_paper_match_numpy(stacked: bool) -> None:
+def test_scores_of_the_paper_match_numpy(stacked):
     rankers = _rankers(PAPER)
     keys, values, positions = _tokens()
     scores = rankers(keys, values, positions, 50, stacked=stacked)
@@ -92,9 +89,7 @@ def test_scores_of_the_paper_match_numpy(stacked: bool) -> None:
 @subsets
 @pytest.mark.parametrize("blocks", [1, 2])
 @pytest.mark.parametrize("stacked", [False, True])
-def test_scores_of_every_subset_match_numpy(
-    inputs: tuple[str, ...], blocks: int, stacked: bool
-) -> None:
+def test_scores_of_every_subset_match_numpy(inputs, blocks, stacked):
     rankers = _rankers(replace(FOURIER, inputs=inputs, blocks=blocks), heads=2)
     rankers.standardise(
         key_mean=torch.randn(2, 8), key_std=torch.rand(2, 8) + 0.5,
@@ -123,14 +118,14 @@ def test_scores_of_every_subset_match_numpy(
         _agree(scores[head], _reference(state, parts, blocks))
 
 
-def _agree(scores: Tensor, expected: Array) -> None:
+def _agree(scores, expected):
     tolerance = 2e-5 * np.abs(expected).max()
     np.testing.assert_allclose(scores.detach().numpy(), expected, rtol=0, atol=tolerance)
 
 
 @subsets
 @pytest.mark.parametrize("blocks", [1, 2])
-def test_inputs_that_are_left_out_leave_no_trace(inputs: tuple[str, ...], blocks: int) -> None:
+def test_inputs_that_are_left_out_leave_no_trace(inputs, blocks):
     """Neither tensors nor influence; what is there has parameters that all learn."""
     spec = replace(FOURIER, inputs=inputs, blocks=blocks)
     rankers = _rankers(spec)
@@ -154,7 +149,7 @@ def test_inputs_that_are_left_out_leave_no_trace(inputs: tuple[str, ...], blocks
     keys, values, positions = _tokens()
     given = {"key": keys, "value": values, "position": positions, "distance": positions[-1] + 1}
 
-    def scores(**changed: Tensor) -> Tensor:
+    def scores(**changed):
         now = {**given, **changed}
         end = now["distance"] + now["position"] - given["position"]
         return rankers(now["key"], now["value"], now["position"], end)
@@ -173,7 +168,7 @@ def test_inputs_that_are_left_out_leave_no_trace(inputs: tuple[str, ...], blocks
 
 
 @both
-def test_loop_and_stacked_agree_in_scores_and_gradients(spec: RankerSpec) -> None:
+def test_loop_and_stacked_agree_in_scores_and_gradients(spec):
     rankers = _rankers(spec)
     keys, values, positions = _tokens()
     weights = torch.randn(4, 50)
@@ -190,9 +185,7 @@ def test_loop_and_stacked_agree_in_scores_and_gradients(spec: RankerSpec) -> Non
 
 @both
 @pytest.mark.parametrize("stacked", [False, True])
-def test_contexts_may_be_concatenated_or_differ_between_heads(
-    spec: RankerSpec, stacked: bool
-) -> None:
+def test_contexts_may_be_concatenated_or_differ_between_heads(spec, stacked):
     rankers = _rankers(spec)
     keys, values, _ = _tokens(tokens=30)
     positions = torch.cat([torch.arange(10), torch.arange(20)])
@@ -209,7 +202,7 @@ def test_contexts_may_be_concatenated_or_differ_between_heads(
 
 @both
 @pytest.mark.parametrize("tokens_seen", [91, 1_000_000])
-def test_positions_beyond_training_stay_finite(spec: RankerSpec, tokens_seen: int) -> None:
+def test_positions_beyond_training_stay_finite(spec, tokens_seen):
     rankers = _rankers(spec)
     keys, values, positions = _tokens()
     scores = rankers(keys, values, positions + tokens_seen - 50, tokens_seen)
@@ -221,7 +214,7 @@ def test_positions_beyond_training_stay_finite(spec: RankerSpec, tokens_seen: in
 
 
 @both
-def test_initialisation_is_deterministic_and_scaled_by_fan_in(spec: RankerSpec) -> None:
+def test_initialisation_is_deterministic_and_scaled_by_fan_in(spec):
     state = torch.get_rng_state()
     first, second = (HeadRankers(spec, 4, torch.Generator().manual_seed(1)) for _ in range(2))
     assert torch.equal(state, torch.get_rng_state())
@@ -238,7 +231,7 @@ def test_initialisation_is_deterministic_and_scaled_by_fan_in(spec: RankerSpec) 
 
 
 @both
-def test_head_states_round_trip_bit_exactly(spec: RankerSpec) -> None:
+def test_head_states_round_trip_bit_exactly(spec):
     rankers = _rankers(spec)
     states = rankers.head_states()
     assert len(states) == 4
@@ -252,7 +245,7 @@ def test_head_states_round_trip_bit_exactly(spec: RankerSpec) -> None:
         HeadRankers.from_head_states(spec, states)
 
 
-def test_standardise_centres_constant_channels_only_and_checks() -> None:
+def test_standardise_centres_constant_channels_only_and_checks():
     rankers = _rankers(FOURIER)
     mean, std = torch.randn(4, 8), torch.ones(4, 8)
     std[0, 0] = 0
@@ -272,7 +265,7 @@ def test_standardise_centres_constant_channels_only_and_checks() -> None:
 
 
 @both
-def test_low_precision_tokens_are_scored_in_float32(spec: RankerSpec) -> None:
+def test_low_precision_tokens_are_scored_in_float32(spec):
     rankers = _rankers(spec)
     keys, values, positions = _tokens()
     low = rankers(keys.bfloat16(), values.bfloat16(), positions, 50)
@@ -281,7 +274,7 @@ def test_low_precision_tokens_are_scored_in_float32(spec: RankerSpec) -> None:
     assert torch.equal(low, exact)
 
 
-def test_neighbours_are_a_convolution_over_each_context() -> None:
+def test_neighbours_are_a_convolution_over_each_context():
     """One number per token and distance, added up: checked against a loop over pairs of tokens."""
     spec = replace(FOURIER, neighbours=3)
     rankers = _rankers(spec, heads=2)
@@ -297,7 +290,7 @@ def test_neighbours_are_a_convolution_over_each_context() -> None:
     torch.testing.assert_close(rankers(keys, values, positions, 20), independent)  # untrained
     with torch.no_grad():
         rankers.neighbours_weight.normal_()
-    hidden: dict[str, Tensor] = {}
+    hidden = {}
     score_weight, score_bias = rankers.score_weight.clone(), rankers.score_bias.clone()
     added = torch.zeros(2, 20)
     for column in range(spec.hidden):  # the state of the last block, channel by channel
@@ -342,7 +335,7 @@ def test_neighbours_are_a_convolution_over_each_context() -> None:
 @pytest.mark.parametrize(
     "spec", [FOURIER, PAPER, replace(FOURIER, neighbours=3)], ids=["fourier", "paper", "neighbours"]
 )
-def test_bfloat16_weights_give_float32_scores_without_ties(spec: RankerSpec, stacked: bool) -> None:
+def test_bfloat16_weights_give_float32_scores_without_ties(spec, stacked):
     rankers = _rankers(spec)
     if spec.neighbours:
         with torch.no_grad():
@@ -359,7 +352,7 @@ def test_bfloat16_weights_give_float32_scores_without_ties(spec: RankerSpec, sta
     assert torch.equal(low.with_dtype(torch.float32).score_weight, low.score_weight.float())
 
 
-def test_inputs_are_standardised_in_float32_whatever_the_weights() -> None:
+def test_inputs_are_standardised_in_float32_whatever_the_weights():
     """Keys far from zero, as models with biased key projections have."""
     rankers = _rankers(FOURIER)
     mean, ones = torch.full((4, 8), 300.0), torch.ones(4, 8)

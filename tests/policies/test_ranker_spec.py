@@ -1,10 +1,7 @@
 """What rankers are made of: features by hand, every bad value named, keys seen from the end."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +18,7 @@ every = pytest.mark.parametrize(
 )
 
 
-def test_fourier_features_by_hand() -> None:
+def test_fourier_features_by_hand():
     """Two frequencies: wavelengths 4 and 8; position 2 of 9 tokens."""
     spec = RankerSpec(head_dim=8, frequencies=2, reference_length=8)
     features = position_features(spec, torch.tensor([2]), 9)[0]
@@ -53,13 +50,13 @@ def test_fourier_features_by_hand() -> None:
         ({"key_frequencies": (float("nan"),)}, "at most head_dim / 2 numbers"),
     ],
 )
-def test_bad_specs_are_value_errors(bad: dict[str, object], message: str) -> None:
+def test_bad_specs_are_value_errors(bad, message):
     with pytest.raises(ValueError, match=message):
         RankerSpec(head_dim=8, **bad)
 
 
 @every
-def test_specs_round_trip(spec: RankerSpec) -> None:
+def test_specs_round_trip(spec):
     text = json.dumps(spec.to_dict())
     assert json.loads(text) == spec.to_dict()
     again = RankerSpec(**json.loads(text))
@@ -68,7 +65,7 @@ def test_specs_round_trip(spec: RankerSpec) -> None:
     assert spec.features
 
 
-def test_inputs_have_one_order() -> None:
+def test_inputs_have_one_order():
     spec = replace(FOURIER, inputs=("distance", "key"))
     assert spec == replace(FOURIER, inputs=("key", "distance"))
     assert spec.inputs == ("key", "distance")
@@ -78,18 +75,18 @@ FREQUENCIES = (1.0, 0.25, 0.0625)
 HEADS, TOKENS, WIDTH = 2, 9, 8
 
 
-def spec_of(**settings: Any) -> RankerSpec:
+def spec_of(**settings):
     given = {"inputs": ("key", "value", "distance"), "key_frequencies": FREQUENCIES, **settings}
     return RankerSpec(head_dim=WIDTH, hidden=6, **given)
 
 
-def rotated(keys: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+def rotated(keys, positions):
     rope = Rope(frequencies=torch.tensor(FREQUENCIES))
     return rope.rotate(keys, *rope.rotation(positions))
 
 
 @pytest.mark.parametrize("shift", [1, 17, 100_000])
-def test_scores_do_not_depend_on_the_position_of_the_text(shift: int) -> None:
+def test_scores_do_not_depend_on_the_position_of_the_text(shift):
     generator = torch.Generator().manual_seed(0)
     keys, values = (torch.randn(HEADS, TOKENS, WIDTH, generator=generator) for _ in range(2))
     rankers = HeadRankers(spec_of(), HEADS, generator)
@@ -103,7 +100,7 @@ def test_scores_do_not_depend_on_the_position_of_the_text(shift: int) -> None:
     assert (one - other).abs().max() > 0.01
 
 
-def test_a_query_after_the_end_sees_the_turned_key_at_its_distance() -> None:
+def test_a_query_after_the_end_sees_the_turned_key_at_its_distance():
     generator = torch.Generator().manual_seed(1)
     query, key = torch.randn(2, 1, WIDTH, generator=generator)
     length, ahead, position = 40, 5, 12

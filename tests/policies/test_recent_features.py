@@ -1,7 +1,5 @@
 """What the last queries attend to, as features: against plain sums, and what must not matter."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -10,7 +8,7 @@ import torch
 from policies.ranker import RECENT_FEATURES, RECENT_QUERIES, recent_features
 
 
-def tensors(tokens: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+def tensors(tokens, seed=0):
     """Queries [2, 4, tokens, 8] and keys [2, 2, tokens, 8]."""
     random = torch.Generator().manual_seed(seed)
     return (
@@ -19,7 +17,7 @@ def tensors(tokens: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     )
 
 
-def attention(queries: torch.Tensor, keys: torch.Tensor, head: int) -> torch.Tensor:
+def attention(queries, keys, head):
     """Causal attention of the two query heads of a KV head, [2, tokens, tokens] float64."""
     tokens = keys.shape[1]
     rows = []
@@ -31,7 +29,7 @@ def attention(queries: torch.Tensor, keys: torch.Tensor, head: int) -> torch.Ten
 
 
 @pytest.mark.parametrize("tokens", [1, 9, 50])
-def test_columns_are_what_their_names_say(tokens: int) -> None:
+def test_columns_are_what_their_names_say(tokens):
     queries, keys = tensors(tokens)
     features = recent_features(queries, keys)
     assert features.shape == (2, 2, tokens, len(RECENT_FEATURES))
@@ -53,7 +51,7 @@ def test_columns_are_what_their_names_say(tokens: int) -> None:
         assert last == [float(i >= tokens - 32) for i in range(tokens)]
 
 
-def test_only_the_last_queries_are_read() -> None:
+def test_only_the_last_queries_are_read():
     queries, keys = tensors(60)
     expected = recent_features(queries, keys)
     torch.testing.assert_close(recent_features(queries[:, :, -RECENT_QUERIES:], keys), expected)

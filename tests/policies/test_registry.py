@@ -1,8 +1,5 @@
 """What holds for every method, and how specifications are read."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from dataclasses import fields, replace
 from operator import itemgetter
 
@@ -10,10 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvp.scoring import Scorer, View
+from kvp.scoring import Scorer
 from policies.registry import METHODS, attention_free, make_scorer
-
-MakeView = Callable[..., View]
 
 ATTENTION_FREE = {
     "random", "random_per_layer", "ring", "streaming_llm", "knorm", "keydiff", "lagkv",
@@ -31,7 +26,7 @@ SPECS = [
 every_method = pytest.mark.parametrize("spec", SPECS)
 
 
-def _supply(view: View, scorer: Scorer) -> View:
+def _supply(view, scorer):
     """The view with exactly what the scorer declared."""
     queries, needs = view.queries, scorer.needs
     assert queries is not None
@@ -49,7 +44,7 @@ def _supply(view: View, scorer: Scorer) -> View:
     )
 
 
-def _mapped(view: View, change: Callable[[Tensor], Tensor]) -> View:
+def _mapped(view, change):
     """The view with every tensor of a batch changed, statistics of hidden states included."""
     tensors = {
         item.name: change(getattr(view, item.name))
@@ -70,9 +65,7 @@ PAIRS = [(spec, *SHAPES[(5 * index + step) % len(SHAPES)])
 
 
 @pytest.mark.parametrize(("spec", "heads", "group", "tokens"), PAIRS)
-def test_scores_are_float32_finite_and_repeatable(
-    make_view: MakeView, spec: str, heads: int, group: int, tokens: int
-) -> None:
+def test_scores_are_float32_finite_and_repeatable(make_view, spec, heads, group, tokens):
     scorer = make_scorer(spec)
     assert isinstance(scorer, Scorer)
     view = _supply(make_view(tokens=tokens, heads=heads, group=group, batch=3), scorer)
@@ -85,7 +78,7 @@ def test_scores_are_float32_finite_and_repeatable(
 
 
 @every_method
-def test_sequences_of_a_batch_do_not_touch_each_other(make_view: MakeView, spec: str) -> None:
+def test_sequences_of_a_batch_do_not_touch_each_other(make_view, spec):
     scorer = make_scorer(spec)
     view = _supply(make_view(tokens=40, batch=3), scorer)
     together = scorer.score(view)
@@ -96,7 +89,7 @@ def test_sequences_of_a_batch_do_not_touch_each_other(make_view: MakeView, spec:
 
 
 @every_method
-def test_inputs_are_left_alone(make_view: MakeView, spec: str) -> None:
+def test_inputs_are_left_alone(make_view, spec):
     scorer = make_scorer(spec)
     view, fresh = make_view(tokens=40), make_view(tokens=40)
     scorer.score(view)
@@ -106,9 +99,7 @@ def test_inputs_are_left_alone(make_view: MakeView, spec: str) -> None:
 
 @every_method
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_low_precision_inputs_are_scored_in_float32(
-    make_view: MakeView, spec: str, dtype: torch.dtype
-) -> None:
+def test_low_precision_inputs_are_scored_in_float32(make_view, spec, dtype):
     scorer = make_scorer(spec)
     low = make_view(tokens=40, dtype=dtype)
     assert low.queries is not None
@@ -121,7 +112,7 @@ def test_low_precision_inputs_are_scored_in_float32(
 @every_method
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_scores_on_a_gpu_are_those_of_the_cpu(make_view: MakeView, spec: str) -> None:
+def test_scores_on_a_gpu_are_those_of_the_cpu(make_view, spec):
     scorer, view = make_scorer(spec), make_view(tokens=40)
     moved = _mapped(view, Tensor.cuda)
     assert moved.hidden is not None
@@ -133,13 +124,13 @@ def test_scores_on_a_gpu_are_those_of_the_cpu(make_view: MakeView, spec: str) ->
 
 
 @every_method
-def test_names_rebuild_the_scorer(spec: str) -> None:
+def test_names_rebuild_the_scorer(spec):
     scorer = make_scorer(spec)
     bare = spec.partition(":")[0]  # what a preset of nothing but defaults goes by
     assert scorer.name == (bare if scorer == make_scorer(bare) else spec)
     assert make_scorer(scorer.name) == scorer
 
 
-def test_every_method_has_a_line_and_some_read_no_attention() -> None:
+def test_every_method_has_a_line_and_some_read_no_attention():
     assert set(filter(attention_free, METHODS)) == ATTENTION_FREE
     assert all(entry.line and entry.cost for entry in METHODS.values())

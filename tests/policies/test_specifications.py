@@ -1,9 +1,5 @@
 """How scorers and allocators are written, and which options cannot be."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from kvp.errors import UsageError
@@ -28,9 +24,7 @@ from policies.registry import METHODS, needs_in_words
         ("windowkv+windowkv", "windowkv", "windowkv"),
     ],
 )
-def test_both_sides_are_built_and_names_rebuild_them(
-    spec: str, scorer: str, allocator: str
-) -> None:
+def test_both_sides_are_built_and_names_rebuild_them(spec, scorer, allocator):
     built = make_method(spec)
     assert (built[0].name, built[1].name) == (scorer, allocator)
     assert built == (make_scorer(scorer), make_allocator(allocator))
@@ -44,9 +38,7 @@ def test_both_sides_are_built_and_names_rebuild_them(
 @pytest.mark.parametrize(
     "name", ["plain.json", "with space/a=b:c [x]/öäü-1.5.json", "folder", "12"]
 )
-def test_files_may_have_any_name_without_comma_plus_and_parentheses(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_files_may_have_any_name_without_comma_plus_and_parentheses(tmp_path, monkeypatch, name):
     budgets = BudgetFile(
         model={"id": "m", "revision": None}, layers=2, kv_heads=1, scorer="snapkv", budget=8,
         protocol="query_aware", protection=UNPROTECTED, cached_tokens=64, counts=(12, 4), seed=0,
@@ -76,11 +68,11 @@ def test_files_may_have_any_name_without_comma_plus_and_parentheses(
         ("", ("", None)),
     ],
 )
-def test_a_plus_outside_parentheses_parts_them(spec: str, parts: tuple[str, str | None]) -> None:
+def test_a_plus_outside_parentheses_parts_them(spec, parts):
     assert split_method(spec) == parts
 
 
-def test_options_override_presets_and_text() -> None:
+def test_options_override_presets_and_text():
     scorer = make_scorer(" snapkv:paper( window = 16 , kernel=3 ) ", kernel=9)
     assert scorer.name == "snapkv(window=16,kernel=9)"
     assert make_scorer("snapkv(window=auto)") == make_scorer("snapkv", kernel=5, pool="max")
@@ -113,7 +105,7 @@ def test_options_override_presets_and_text() -> None:
         ("snapkv(window=__import__)", "snapkv: window must be an integer >= 1 or auto"),
     ],
 )  # fmt: skip
-def test_mistakes_are_one_line(spec: str, message: str) -> None:
+def test_mistakes_are_one_line(spec, message):
     with pytest.raises(UsageError) as error:
         make_method(spec)
     assert message in str(error.value)
@@ -135,7 +127,7 @@ def test_mistakes_are_one_line(spec: str, message: str) -> None:
          "last 16 queries, the prompt's text"),
     ],
 )  # fmt: skip
-def test_needs_are_put_in_words(needs: Needs, words: str) -> None:
+def test_needs_are_put_in_words(needs, words):
     assert needs_in_words(needs) == words
 
 
@@ -166,6 +158,6 @@ def test_needs_are_put_in_words(needs: Needs, words: str) -> None:
         ("windowkv", {"setting": "gemma"}, "setting must be one of qwen, llama"),
     ],
 )
-def test_bad_options(method: str, options: dict[str, object], message: str) -> None:
+def test_bad_options(method, options, message):
     with pytest.raises(UsageError, match=f"^{method}: {message}"):
         METHODS[method](**options)

@@ -1,19 +1,13 @@
 """WindowKV: settings, layer sharing; `tests/golden` has the scores."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-
 import pytest
 import torch
 
-from kvp.scoring import AUTO_GROUP, Needs, View, score_layers
+from kvp.scoring import AUTO_GROUP, Needs, score_layers
 from policies.windowkv import SETTINGS, WindowKV
 
-MakeView = Callable[..., View]
 
-
-def test_settings_of_the_paper() -> None:
+def test_settings_of_the_paper():
     assert SETTINGS["qwen"]["qa"] == (4, 32, 32)
     assert SETTINGS["qwen"]["aggregation"] == (16, 32, 16)
     assert SETTINGS["llama"]["qa"] == (16, 8, 8)
@@ -25,7 +19,7 @@ def test_settings_of_the_paper() -> None:
     assert WindowKV(window=8, top=20, observed=3).setting_for("qa") == (3, 8, 8)
 
 
-def test_the_task_decides_the_setting(make_view: MakeView) -> None:
+def test_the_task_decides_the_setting(make_view):
     view = make_view(tokens=90)
     qa = WindowKV(observed=4, window=32, top=32).score(view)
     aggregation = WindowKV(observed=16, window=32, top=16).score(view)
@@ -34,7 +28,7 @@ def test_the_task_decides_the_setting(make_view: MakeView) -> None:
     assert torch.equal(WindowKV(task="aggregation").score(view), aggregation)
 
 
-def test_needs() -> None:
+def test_needs():
     needs = WindowKV().needs
     assert needs == Needs(queries=4, layer_group=AUTO_GROUP)
     assert WindowKV(task="aggregation", group=7).needs.queries == 16
@@ -44,9 +38,7 @@ def test_needs() -> None:
 
 
 @pytest.mark.parametrize(("group", "leaders"), [(1, [0, 1, 2, 3, 4]), (2, [0, 0, 2, 2, 4])])
-def test_layers_take_over_the_choice_of_the_first(
-    make_view: MakeView, group: int, leaders: list[int]
-) -> None:
+def test_layers_take_over_the_choice_of_the_first(make_view, group, leaders):
     views = [make_view(tokens=60, layer=layer, seed=layer) for layer in range(5)]
     scorer = WindowKV(group=group)
     scores = score_layers(scorer, views)

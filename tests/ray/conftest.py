@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import random
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -47,7 +45,7 @@ sys.stdin.read()
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _ray_installed() -> None:
+def _ray_installed():
     if importlib.util.find_spec("ray") is None:
         pytest.skip("Ray is not installed")
 
@@ -59,27 +57,17 @@ class Cluster:
     holder: int
     environment: dict[str, str]
 
-    def collect(
-        self, out: object, environment: Mapping[str, str] | None = None
-    ) -> subprocess.Popen[str]:
+    def collect(self, out, environment=None):
         """kvp-collect of a small store."""
         flags = (*COLLECT, "--out", str(out))
         return self.start("collect", *flags, environment=environment)
 
-    def evaluate(
-        self, out: object, environment: Mapping[str, str] | None = None, *, own: bool = False
-    ) -> subprocess.Popen[str]:
+    def evaluate(self, out, environment=None, *, own=False):
         """A small kvp-eval."""
         flags = (*EVALUATE, "--out", str(out))
         return self.start("eval", *flags, environment=environment, own=own)
 
-    def start(
-        self,
-        program: str,
-        *flags: str | Path,
-        environment: Mapping[str, str] | None = None,
-        own: bool = False,
-    ) -> subprocess.Popen[str]:
+    def start(self, program, *flags, environment=None, own=False):
         """A program with two workers of this Ray, or with `own` of one that it starts."""
         environment = self.environment | dict(environment or {})
         if own:
@@ -91,7 +79,7 @@ class Cluster:
             preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
         )  # fmt: skip
 
-    def workers(self) -> list[int]:
+    def workers(self):
         """Processes of the workers that are alive."""
         raylets = [child for child in _children(self.holder) if b"raylet/raylet" in _command(child)]
         return [
@@ -99,22 +87,14 @@ class Cluster:
             if _command(worker).startswith(b"ray::_share")
         ]  # fmt: skip
 
-    def kill_workers(
-        self, program: subprocess.Popen[str], count: Callable[[], int], draw: random.Random
-    ) -> list[int]:
+    def kill_workers(self, program, count, draw):
         """Kill a worker at each of `MOMENTS`; numbers of pieces that there were then."""
         return [
             there for moment in MOMENTS
             if (there := self._kill_one(program, count, moment, draw)) is not None
         ]  # fmt: skip
 
-    def _kill_one(
-        self,
-        program: subprocess.Popen[str],
-        count: Callable[[], int],
-        least: int,
-        draw: random.Random,
-    ) -> int | None:
+    def _kill_one(self, program, count, least, draw):
         """Kill one of the workers once so many pieces are there; None where the program ended."""
         while program.poll() is None:
             workers = self.workers()
@@ -127,17 +107,17 @@ class Cluster:
         return None
 
 
-def _children(process: int) -> list[int]:
+def _children(process):
     """Processes that another one started."""
     threads = Path(f"/proc/{process}/task").glob("*/children")
     return [int(child) for thread in threads for child in _read(thread).split()]
 
 
-def _command(process: int) -> bytes:
+def _command(process):
     return _read(Path(f"/proc/{process}/cmdline"))
 
 
-def _read(file: Path) -> bytes:
+def _read(file):
     """A file of a process that may have ended."""
     try:
         return file.read_bytes()
@@ -146,7 +126,7 @@ def _read(file: Path) -> bytes:
 
 
 @pytest.fixture(scope="session")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def cluster(tmp_path_factory):
     home = tmp_path_factory.mktemp("home")
     with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as folder:
         inherited = {n: value for n, value in os.environ.items() if not n.startswith(OWN)}
@@ -174,10 +154,10 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def end() -> Callable[[subprocess.Popen[str]], tuple[int, str, str]]:
+def end():
     """Waits for a program: its exit code, and what it printed on both streams."""
 
-    def wait(program: subprocess.Popen[str]) -> tuple[int, str, str]:
+    def wait(program):
         output, errors = program.communicate(timeout=400)
         return program.returncode, output, errors
 
@@ -185,17 +165,13 @@ def end() -> Callable[[subprocess.Popen[str]], tuple[int, str, str]]:
 
 
 @pytest.fixture
-def end_or_again(
-    end: Callable[[subprocess.Popen[str]], tuple[int, str, str]],
-) -> Callable[[subprocess.Popen[str], Callable[[], subprocess.Popen[str]]], tuple[int, str]]:
+def end_or_again(end):
     """Waits for a program whose workers were killed: its exit code and errors.
 
     Where Ray itself fell over a kill, the command is given again, as a user would.
     """
 
-    def wait(
-        program: subprocess.Popen[str], again: Callable[[], subprocess.Popen[str]]
-    ) -> tuple[int, str]:
+    def wait(program, again):
         code, _, errors = end(program)
         if code != 0 and FELL in errors:
             code, _, errors = end(again())
@@ -205,7 +181,7 @@ def end_or_again(
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def _one_thread():
     """As in the workers: exact comparisons need equal numbers of threads."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -214,7 +190,7 @@ def _one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def whole_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole_store(tmp_path_factory):
     """What one process collects."""
     from kvp.programs import collect as main
 
@@ -225,7 +201,7 @@ def whole_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def whole_results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole_results(tmp_path_factory):
     """What one process evaluates."""
     from kvp.programs import evaluate as main
 

@@ -1,15 +1,9 @@
 """kvp-collect with two workers of Ray: the store of one process, also where workers are killed."""
 
-from __future__ import annotations
-
 import random
 import signal
-import subprocess
 import time
-from collections.abc import Callable
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,18 +13,17 @@ pytestmark = pytest.mark.ray
 
 SEQUENCES = 12
 KILLS, MOST_RUNS = 2, 3
-End = Callable[[subprocess.Popen[str]], tuple[int, str, str]]
 
 
 @pytest.fixture(scope="module")
-def whole(whole_store: Path) -> TraceReader:
+def whole(whole_store):
     """What one process collects."""
     return TraceReader(whole_store)
 
 
 def test_workers_killed_at_random_moments_are_replaced(
-    cluster: Any, end_or_again: Any, whole: TraceReader, tmp_path: Path, assert_same_store: Any
-) -> None:
+    cluster, end_or_again, whole, tmp_path, assert_same_store
+):
     draw, kills = random.Random(0), list[int]()
     for number in range(MOST_RUNS):
         store = tmp_path / f"store{number}"
@@ -45,13 +38,13 @@ def test_workers_killed_at_random_moments_are_replaced(
     assert any(0 < there < SEQUENCES for there in kills), "no kill fell between two sequences"
 
 
-def _committed(store: Path) -> int:
+def _committed(store):
     return len(list((store / "sequences").glob("*.json")))
 
 
 def test_ctrl_c_ends_in_one_line_and_the_command_continues(
-    cluster: Any, end: End, whole: TraceReader, tmp_path: Path, assert_same_store: Any
-) -> None:
+    cluster, end, whole, tmp_path, assert_same_store
+):
     store = tmp_path / "store"
     program = cluster.collect(store)
     while program.poll() is None and _committed(store) < 3:

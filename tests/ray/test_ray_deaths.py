@@ -1,12 +1,7 @@
 """Workers that die again and again, as where memory is too small: one line, and no endless loop."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -38,9 +33,7 @@ raise SystemExit(call_program(lambda: do_with_ray(run, config, "cpu", lambda: No
 """
 
 
-def test_a_worker_that_always_dies_ends_in_one_line(
-    cluster: Any, end: Callable[[subprocess.Popen[str]], tuple[int, str, str]], tmp_path: Path
-) -> None:
+def test_a_worker_that_always_dies_ends_in_one_line(cluster, end, tmp_path):
     (tmp_path / "dying.py").write_text(WORKER)
     (tmp_path / "program.py").write_text(PROGRAM)
     code, _, errors = end(

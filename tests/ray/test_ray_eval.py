@@ -1,22 +1,13 @@
 """kvp-eval with two workers of Ray: one results folder, as by one process."""
 
-from __future__ import annotations
-
-import subprocess
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 pytestmark = pytest.mark.ray
 
-End = Callable[[subprocess.Popen[str]], tuple[int, str, str]]
-
 
 def test_two_workers_evaluate_what_one_process_does(
-    cluster: Any, end: End, whole_results: Path, tmp_path: Path, assert_same_results: Any
-) -> None:
+    cluster, end, whole_results, tmp_path, assert_same_results
+):
     # With a Ray of its own: how most people will start it.
     program = cluster.evaluate(tmp_path / "out", own=True)
     code, output, errors = end(program)
@@ -26,7 +17,7 @@ def test_two_workers_evaluate_what_one_process_does(
     assert_same_results(tmp_path / "out", whole_results)
 
 
-def test_errors_of_workers_are_one_line(cluster: Any, end: End, tmp_path: Path) -> None:
+def test_errors_of_workers_are_one_line(cluster, end, tmp_path):
     # Whether a device is there is found out where the model is: in the workers, here without GPU.
     out = tmp_path / "store"
     flags = ("--device=cuda", "--gpus_per_worker=0", "--train=1", "--out", out)
@@ -37,9 +28,7 @@ def test_errors_of_workers_are_one_line(cluster: Any, end: End, tmp_path: Path) 
     assert not out.exists()
 
 
-def test_a_worker_that_ray_has_no_room_for_is_refused(
-    cluster: Any, end: End, tmp_path: Path
-) -> None:
+def test_a_worker_that_ray_has_no_room_for_is_refused(cluster, end, tmp_path):
     flags = ("--gpus_per_worker=1", "--train=1", "--out", tmp_path / "store")
     code, _, errors = end(cluster.start("collect", *flags))
     assert code == 2

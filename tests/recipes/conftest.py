@@ -1,17 +1,13 @@
 """What tests of recipes share."""
 
-from __future__ import annotations
-
 import importlib
 import sys
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
 
 @pytest.fixture(scope="module")
-def recipe(request: pytest.FixtureRequest) -> Iterator[dict[str, Any]]:
+def recipe(request):
     """The modules `MODULES` of the folder `RECIPE`, importable only while a test module runs."""
     folder, modules = str(request.module.RECIPE), request.module.MODULES
     sys.path.insert(0, folder)

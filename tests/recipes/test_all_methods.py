@@ -1,14 +1,10 @@
 """The recipe of all methods: valid settings, and pages that hold the numbers of small results."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -45,7 +41,7 @@ TUNED = {
 }  # fmt: skip
 
 # (method, variant, allocator, protected, policy, seed, budget) -> scores of four prompts
-SCORES: Mapping[tuple[Any, ...], tuple[float, ...]] = {
+SCORES = {
     ("full", "auto", "uniform", False, None, None, None): (1, 1, 1, 1),
     **{
         ("kvp", "auto", rule, True, f"seed{seed}", seed, budget): scores
@@ -66,7 +62,7 @@ SCORES: Mapping[tuple[Any, ...], tuple[float, ...]] = {
 
 
 @pytest.fixture(scope="module")
-def shared() -> dict[str, str]:
+def shared():
     """Settings of settings.sh."""
     names = ("TUNED", "OURS", "NAMES")
     script = f". {RECIPE}/settings.sh; " + "; ".join(f'echo "${name}"' for name in names)
@@ -74,7 +70,7 @@ def shared() -> dict[str, str]:
     return dict(zip(names, done.stdout.splitlines(), strict=True))
 
 
-def _rows(protocol: str, scores: Mapping[tuple[Any, ...], tuple[float, ...]]) -> Iterator[Any]:
+def _rows(protocol, scores):
     for key, values in scores.items():
         method, variant, allocator, protected, policy, seed, budget = key
         kept = 4 if budget == "25%" else 8 if budget else 16
@@ -96,9 +92,7 @@ def _rows(protocol: str, scores: Mapping[tuple[Any, ...], tuple[float, ...]]) ->
                 }  # fmt: skip
 
 
-def _results(
-    folder: Path, protocol: str, scores: Mapping[tuple[Any, ...], tuple[float, ...]]
-) -> Path:
+def _results(folder, protocol, scores):
     identity = {
         "model": "nano", "length": 20, "split": "test", "seed": 0, "sinks": 1, "recents": 2,
         "dtype": "float32", "max_new_tokens": 8,
@@ -114,11 +108,11 @@ def _results(
     return folder
 
 
-def _block(page: str, name: str) -> str:
+def _block(page, name):
     return page.partition(f"<!-- begin {name}")[2].partition(f"<!-- end {name}")[0]
 
 
-def test_its_script_parses_and_names_its_steps() -> None:
+def test_its_script_parses_and_names_its_steps():
     subprocess.run(["bash", "-n", str(RECIPE / "run.sh")], check=True)
     done = subprocess.run(
         ["bash", str(RECIPE / "run.sh"), "nothing"], capture_output=True, text=True, check=False
@@ -127,7 +121,7 @@ def test_its_script_parses_and_names_its_steps() -> None:
     assert "tune [PROTOCOL]" in done.stdout
 
 
-def test_steps_call_the_programs_in_their_order(tmp_path: Path) -> None:
+def test_steps_call_the_programs_in_their_order(tmp_path):
     programs = tmp_path / "bin"
     programs.mkdir()
     for name, line in (
@@ -140,7 +134,7 @@ def test_steps_call_the_programs_in_their_order(tmp_path: Path) -> None:
     settings = {"BIN": str(programs), "RUN": str(tmp_path / "run"), "PAGES": str(tmp_path)}
     environment = {**os.environ, **settings, "SEEDS": "3", "NAMES": "one,three"}
 
-    def lines(*step: str) -> list[str]:
+    def lines(*step):
         command = ["bash", str(RECIPE / "run.sh"), *step]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
         return done.stdout.splitlines()
@@ -155,7 +149,7 @@ def test_steps_call_the_programs_in_their_order(tmp_path: Path) -> None:
     assert ["--protection off" in line for line in tested] == [False, False, True, True]
 
 
-def test_its_settings_are_valid(shared: dict[str, str]) -> None:
+def test_its_settings_are_valid(shared):
     tuned = split_list(shared["TUNED"])
     assert len(subjects_of(TuneConfig(out="out", methods=shared["TUNED"]))) == len(tuned)
     for protocol in PROTOCOLS:
@@ -169,7 +163,7 @@ def test_its_settings_are_valid(shared: dict[str, str]) -> None:
     assert trained.recipe().objective == "listwise"
 
 
-def test_blocks_are_replaced_and_the_rest_is_kept(recipe: dict[str, Any]) -> None:
+def test_blocks_are_replaced_and_the_rest_is_kept(recipe):
     text = "a\n<!-- begin one: script -->\nold\n<!-- end one -->\nb\n"
     fill = recipe["blocks"].fill
     filled = fill(text, {"one": "new"})
@@ -182,7 +176,7 @@ def test_blocks_are_replaced_and_the_rest_is_kept(recipe: dict[str, Any]) -> Non
         fill("<!-- begin one -->\n", {"one": ""})
 
 
-def test_pages_name_no_folder_of_the_machine(recipe: dict[str, Any]) -> None:
+def test_pages_name_no_folder_of_the_machine(recipe):
     text = (
         "kvp (+evolved:/a/b/benchmarks/results/tuning/e.json, x) and "
         "--out /tmp/r/test --methods 'full,tuned:/a/b/benchmarks/results/tuning/q.json'"
@@ -193,7 +187,7 @@ def test_pages_name_no_folder_of_the_machine(recipe: dict[str, Any]) -> None:
     )
 
 
-def test_pages_hold_the_numbers_of_the_results(tmp_path: Path) -> None:
+def test_pages_hold_the_numbers_of_the_results(tmp_path):
     run, to = tmp_path / "run", tmp_path / "to"
     (to / "docs/results").mkdir(parents=True)
     shutil.copy(ROOT / "docs/results/methods.md", to / "docs/results/methods.md")

@@ -1,14 +1,10 @@
 """Markdown tables as CSV, and that everything under docs/results is reachable."""
 
-from __future__ import annotations
-
 import csv
 import importlib.util
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -31,7 +27,7 @@ TEXT = """
 
 
 @pytest.fixture(scope="module")
-def script() -> Iterator[ModuleType]:
+def script():
     spec = importlib.util.spec_from_file_location("csv_tables", ROOT / "recipes" / "csv_tables.py")
     assert spec is not None
     assert spec.loader is not None
@@ -42,7 +38,7 @@ def script() -> Iterator[ModuleType]:
     del sys.modules["csv_tables"]
 
 
-def test_every_table_becomes_a_file(script: ModuleType, tmp_path: Path) -> None:
+def test_every_table_becomes_a_file(script, tmp_path):
     paths = script.write(script.tables_of(TEXT.splitlines()), tmp_path / "out")
     assert [path.name for path in paths] == ["01-accuracy.csv", "02-pairs-points.csv"]
     with paths[0].open(newline="") as stream:
@@ -53,7 +49,7 @@ def test_every_table_becomes_a_file(script: ModuleType, tmp_path: Path) -> None:
     assert "| Pairs, points |" in index
 
 
-def test_results_are_linked_and_links_lead_somewhere() -> None:
+def test_results_are_linked_and_links_lead_somewhere():
     folders = (ROOT / "docs" / "results", ROOT / "benchmarks" / "results")
     linked = set()
     pages = [page for folder in folders for page in folder.rglob("*.md")]

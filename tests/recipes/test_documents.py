@@ -1,9 +1,6 @@
 """Documents with questions: exact answers, the same for the same files, no text added."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import pytest
 
@@ -18,7 +15,7 @@ DIALOGUE = [
 
 
 @pytest.fixture
-def sources(tmp_path: Path) -> Path:
+def sources(tmp_path):
     (tmp_path / "novels_train").mkdir()
     (tmp_path / "novels_train/one.txt").write_text(PROSE, encoding="utf-8")
     rows = {
@@ -32,7 +29,7 @@ def sources(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("files", [True, False])
-def test_answers_stand_in_the_document(sources: Path, files: bool) -> None:
+def test_answers_stand_in_the_document(sources, files):
     out = sources / "out.jsonl"
     texts = sources if files else None
     main(out, texts)
@@ -47,7 +44,7 @@ def test_answers_stand_in_the_document(sources: Path, files: bool) -> None:
     assert again.read_bytes() == out.read_bytes()
 
 
-def test_answers_of_lookups_stand_in_the_context(sources: Path) -> None:
+def test_answers_of_lookups_stand_in_the_context(sources):
     (sources / "novels_test").mkdir()
     (sources / "novels_test/other.txt").write_text(PROSE, encoding="utf-8")
     out = sources / "lookups.jsonl"

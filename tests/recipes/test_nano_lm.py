@@ -4,7 +4,6 @@ import json
 import random
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -13,7 +12,6 @@ from tokenizers import Tokenizer
 
 from kvp import nano
 
-Recipe = dict[str, Any]
 RECIPE = Path(__file__).parents[2] / "recipes" / "nano_lm"
 MODULES = (
     "corpus", "data", "dense", "export", "model",
@@ -22,22 +20,22 @@ MODULES = (
 
 
 @pytest.fixture(scope="module")
-def encoder(recipe: Recipe) -> Any:
+def encoder(recipe):
     return recipe["dense"].Encoder(Tokenizer.from_file(str(nano.path() / "tokenizer.json")))
 
 
-def text_of(encoder: Any, ids: list[int]) -> str:
+def text_of(encoder, ids):
     return str(encoder.tokenizer.decode(ids, skip_special_tokens=False))
 
 
-def test_answers_weigh_the_first_token_of_each_value_most(encoder: Any) -> None:
+def test_answers_weigh_the_first_token_of_each_value_most(encoder):
     ids, weights = encoder.answer(["4071234", "98"])
     assert text_of(encoder, ids) == " 4071234, 98.<|im_end|>"
     assert weights == [3.0, 1.0, 1.0, 1.0, 3.0, 1.0, 1.0]
     assert encoder.given("x 1")[1] == [0.0] * len(encoder.ids("x 1"))
 
 
-def test_every_value_asked_for_is_in_the_context(recipe: Recipe, encoder: Any) -> None:
+def test_every_value_asked_for_is_in_the_context(recipe, encoder):
     filler = encoder.ids("Somebody said so. Nobody heard it.")
     for seed in range(30):
         ids, weights = recipe["dense"].recall(
@@ -52,7 +50,7 @@ def test_every_value_asked_for_is_in_the_context(recipe: Recipe, encoder: Any) -
         assert all(f"is:{value}." in given for value in values)
 
 
-def test_ruler_sequences_fit_and_supervise_only_the_answer(recipe: Recipe, encoder: Any) -> None:
+def test_ruler_sequences_fit_and_supervise_only_the_answer(recipe, encoder):
     words = ["Somebody said so."] * 4000
     for task in ("niah_single_2", "niah_multivalue", "vt_0shot", "fwe"):
         ids, weights = recipe["prompts"].ruler(random.Random(1), 512, encoder, words, task)
@@ -63,7 +61,7 @@ def test_ruler_sequences_fit_and_supervise_only_the_answer(recipe: Recipe, encod
         assert min(weights[start:]) > 0
 
 
-def test_steps_lower_the_loss_and_gaps_between_positions_hide_nothing(recipe: Recipe) -> None:
+def test_steps_lower_the_loss_and_gaps_between_positions_hide_nothing(recipe):
     torch.manual_seed(0)
     run = recipe["run"].Run()
     ids = torch.randint(3, 8192, (2, 24)).repeat(1, 2)
@@ -77,7 +75,7 @@ def test_steps_lower_the_loss_and_gaps_between_positions_hide_nothing(recipe: Re
     assert run.step == 3
 
 
-def test_chains_are_asked_in_their_order(recipe: Recipe, encoder: Any) -> None:
+def test_chains_are_asked_in_their_order(recipe, encoder):
     for seed in range(20):
         ids, weights = recipe["dense"].chains(random.Random(seed), 256, encoder)
         text = text_of(encoder, ids)
@@ -93,7 +91,7 @@ def test_chains_are_asked_in_their_order(recipe: Recipe, encoder: Any) -> None:
         assert weights[:told] == [0.0] * told
 
 
-def test_a_new_model_looks_back_and_repeats(recipe: Recipe) -> None:
+def test_a_new_model_looks_back_and_repeats(recipe):
     torch.manual_seed(0)
     model = recipe["model"].new_model()
     ids = torch.randint(3, 8192, (8, 20)).repeat(1, 3)
@@ -106,7 +104,7 @@ def test_a_new_model_looks_back_and_repeats(recipe: Recipe) -> None:
     assert float(right.float().mean()) > 0.2  # by chance 1 / 8192
 
 
-def test_learning_rate_by_hand(recipe: Recipe) -> None:
+def test_learning_rate_by_hand(recipe):
     phase = recipe["phases"].Phase(name="x", steps=110, lr=1.0, final_lr=0.5, warmup=10, buckets=())
     rate = recipe["run"].learning_rate
     assert rate(phase, 0) == pytest.approx(0.1)
@@ -115,7 +113,7 @@ def test_learning_rate_by_hand(recipe: Recipe) -> None:
     assert rate(phase, 110) == pytest.approx(0.5)
 
 
-def test_shipped_phases_are_read_and_name_known_sequences(recipe: Recipe) -> None:
+def test_shipped_phases_are_read_and_name_known_sequences(recipe):
     phases = recipe["phases"].read_phases(RECIPE / "phases.toml")
     assert [phase.name for phase in phases][:2] == ["A", "B"]
     known = {
@@ -126,9 +124,7 @@ def test_shipped_phases_are_read_and_name_known_sequences(recipe: Recipe) -> Non
     assert {name for phase in phases for b in phase.buckets for name in b.mix} <= known
 
 
-def test_batches_are_a_function_of_the_step(
-    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_batches_are_a_function_of_the_step(recipe, tmp_path, monkeypatch):
     text = tmp_path / "text"
     text.mkdir()
     (text / "book.txt").write_text("A plain sentence follows another one. " * 5000)
@@ -162,7 +158,7 @@ def test_batches_are_a_function_of_the_step(
         assert (mine == other).all()
 
 
-def test_weights_are_averaged_tensor_by_tensor(recipe: Recipe, tmp_path: Path) -> None:
+def test_weights_are_averaged_tensor_by_tensor(recipe, tmp_path):
     for step, value in enumerate((1.0, 2.0, 6.0)):
         model = {"w": torch.full((2, 3), value), "lm_head.weight": torch.zeros(2)}
         torch.save({"model": model, "step": step}, tmp_path / f"{step}.pt")
@@ -174,7 +170,7 @@ def test_weights_are_averaged_tensor_by_tensor(recipe: Recipe, tmp_path: Path) -
     assert (tensors["w"] == 3.0).all()
 
 
-def test_documents_are_held_out_by_name_and_hash(recipe: Recipe, tmp_path: Path) -> None:
+def test_documents_are_held_out_by_name_and_hash(recipe, tmp_path):
     (tmp_path / "validation.txt").write_text("never trained on")
     (tmp_path / "LICENSE.txt").write_text("not text")
     lines = [json.dumps({"text": f"note {n}"}) for n in range(400)]

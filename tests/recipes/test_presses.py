@@ -6,7 +6,6 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 import torch
@@ -21,7 +20,7 @@ MODULES = ("presses",)
 pytestmark = pytest.mark.usefixtures("recipe")
 
 
-def view_of(tokens: int, *, budget: int = 16) -> View:
+def view_of(tokens, *, budget=16):
     """A view of layer 1: two prompts, two heads of width 8."""
     keys = torch.randn(2, 2, tokens, 8)
     positions = torch.arange(tokens).expand(2, tokens)
@@ -29,14 +28,12 @@ def view_of(tokens: int, *, budget: int = 16) -> View:
 
 
 @pytest.fixture
-def kvpress(monkeypatch: pytest.MonkeyPatch) -> None:
+def kvpress(monkeypatch):
     @dataclass
     class ScorerPress:
         compression_ratio: float = 0.0
 
-        def score(
-            self, module: Any, hidden: Any, keys: Any, values: Any, attentions: Any, kwargs: Any
-        ) -> torch.Tensor:
+        def score(self, module, hidden, keys, values, attentions, kwargs):
             raise NotImplementedError
 
     @dataclass
@@ -45,27 +42,19 @@ def kvpress(monkeypatch: pytest.MonkeyPatch) -> None:
 
         factor: int = 1
 
-        def score(
-            self, module: Any, hidden: Any, keys: Any, values: Any, attentions: Any, kwargs: Any
-        ) -> torch.Tensor:
+        def score(self, module, hidden, keys, values, attentions, kwargs):
             given = self.compression_ratio + module.layer_idx + module.head_dim
             return self.factor * given * torch.ones(keys.shape[:3], dtype=torch.bfloat16)
 
     @dataclass
     class StatesPress(ScorerPress):
-        def score(
-            self, module: Any, hidden: Any, keys: Any, values: Any, attentions: Any, kwargs: Any
-        ) -> torch.Tensor:
-            scores: torch.Tensor = hidden.norm(dim=-1)
-            return scores
+        def score(self, module, hidden, keys, values, attentions, kwargs):
+            return hidden.norm(dim=-1)
 
     @dataclass
     class PositionsPress(ScorerPress):
-        def score(
-            self, module: Any, hidden: Any, keys: Any, values: Any, attentions: Any, kwargs: Any
-        ) -> torch.Tensor:
-            scores: torch.Tensor = kwargs["position_embeddings"]
-            return scores
+        def score(self, module, hidden, keys, values, attentions, kwargs):
+            return kwargs["position_embeddings"]
 
     class WrappingPress:
         pass
@@ -78,7 +67,7 @@ def kvpress(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("kvpress")
-def test_a_press_gets_keys_the_ratio_and_the_layer() -> None:
+def test_a_press_gets_keys_the_ratio_and_the_layer():
     scorer = make_scorer("presses:RatioPress")
     assert isinstance(scorer, Scorer)
     (scores,) = score_layers(scorer, [view_of(40, budget=10)])
@@ -89,7 +78,7 @@ def test_a_press_gets_keys_the_ratio_and_the_layer() -> None:
 
 
 @pytest.mark.usefixtures("kvpress")
-def test_names_tell_the_press_and_its_options() -> None:
+def test_names_tell_the_press_and_its_options():
     for name in ("RatioPress", "RatioPress(factor=3)"):
         (method,) = build_methods([f"presses:{name}"])
         assert make_scorer(f"presses:{name}").name == name == method.label
@@ -106,13 +95,13 @@ def test_names_tell_the_press_and_its_options() -> None:
         ("presses:RatioPress(size=3)", "presses:RatioPress cannot be made"),
     ],
 )
-def test_what_cannot_be_given_is_refused(spec: str, message: str) -> None:
+def test_what_cannot_be_given_is_refused(spec, message):
     with pytest.raises(UsageError) as raised:
         score_layers(make_scorer(spec), [view_of(20)])
     assert message in str(raised.value)
 
 
-def test_without_kvpress_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_kvpress_one_line_says_so(monkeypatch):
     monkeypatch.setitem(sys.modules, "kvpress", None)
     with pytest.raises(UsageError, match=r"presses:KnormPress: cannot be loaded .*kvpress"):
         make_scorer("presses:KnormPress")

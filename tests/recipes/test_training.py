@@ -1,11 +1,8 @@
 """The study of training: settings are valid, a small one runs from prompts to tables."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,7 +13,7 @@ from eval.config import EvalConfig
 from kvp.command_line import parse
 from recipes.training import run, tables
 from recipes.training.arms import Training, climb
-from recipes.training.settings import Flags, Grid, load_settings
+from recipes.training.settings import Grid, load_settings
 from trace_collect.config import CollectConfig
 from train.config import TrainConfig
 
@@ -42,14 +39,14 @@ TINY = {
 }
 
 
-def arguments(flags: Flags) -> list[str]:
+def arguments(flags):
     return [part for name, value in flags.items() for part in (f"--{name}", value)]
 
 
 @pytest.mark.parametrize(
     "path", (ROOT / "configs" / "training").glob("*.yaml"), ids=lambda p: p.stem
 )
-def test_committed_settings_are_valid(path: Path) -> None:
+def test_committed_settings_are_valid(path):
     settings = load_settings(path)
     parse(CollectConfig, [*arguments(settings.collect), "--out", "o"], prog="kvp-collect")
     parse(EvalConfig, [*arguments(settings.evaluate), "--out", "o"], prog="kvp-eval")
@@ -71,20 +68,18 @@ def test_committed_settings_are_valid(path: Path) -> None:
         ({"evaluate": {"protection": "on"}}, "needs allocators"),
     ],
 )
-def test_settings_that_cannot_be_used(
-    tmp_path: Path, change: dict[str, object], reason: str
-) -> None:
+def test_settings_that_cannot_be_used(tmp_path, change, reason):
     path = tmp_path / "study.yaml"
     path.write_text(yaml.safe_dump({**TINY, **change}))
     with pytest.raises(SystemExit, match=reason):
         load_settings(path)
 
 
-def test_a_climb_ends_where_both_neighbours_are_worse() -> None:
+def test_a_climb_ends_where_both_neighbours_are_worse():
     scores = {"1": 0.0, "2": 3.0, "3": 2.0, "4": 1.0, "5": 9.0}
-    asked: list[str] = []
+    asked = []
 
-    def score(value: str) -> float:
+    def score(value):
         asked.append(value)
         return scores[value]
 
@@ -94,7 +89,7 @@ def test_a_climb_ends_where_both_neighbours_are_worse() -> None:
 
 
 @pytest.fixture
-def study(tmp_path: Path) -> Iterator[Path]:
+def study(tmp_path):
     """Settings of a tiny study, in a folder with a page for its tables."""
     path = tmp_path / "objectives.yaml"
     path.write_text(yaml.safe_dump(TINY))
@@ -104,17 +99,12 @@ def study(tmp_path: Path) -> Iterator[Path]:
     torch.set_num_threads(threads)
 
 
-def call(monkeypatch: pytest.MonkeyPatch, program: object, *given: object) -> None:
+def call(monkeypatch, program, *given):
     monkeypatch.setattr(sys, "argv", ["program", *map(str, given)])
     program.main()  # type: ignore[attr-defined]
 
 
-def test_a_small_study_from_prompts_to_tables(
-    study: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_small_study_from_prompts_to_tables(study, tmp_path, monkeypatch, capsys):
     folder = tmp_path / "run"
     call(monkeypatch, run, study, folder, "--arms", "listwise")
     training = Training(settings=load_settings(study), run=folder)

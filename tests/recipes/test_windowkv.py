@@ -1,12 +1,9 @@
 """The recipe of WindowKV's task classifier, at a small size: what it writes is what kvp reads."""
 
-from __future__ import annotations
-
 import json
 import random
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -20,14 +17,13 @@ from kvp.hf import prefill
 from kvp.scoring import Needs, View, score_layers
 from policies.windowkv import AGGREGATION, QA, TASK_TYPES
 
-Recipe = dict[str, Any]
 RECIPE = Path(__file__).parents[2] / "recipes" / "windowkv"
 MODULES = ("task_types", "task_classifier")
 ASKED = {"qa": "Who found the mill?", "aggregation": "Summarize it all."}
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def data(tmp_path_factory):
     """120 prompts whose last words tell the class."""
     draw, lines = random.Random(0), []
     for number in range(120):
@@ -42,14 +38,14 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def classifier(recipe: Recipe, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def classifier(recipe, data, tmp_path_factory):
     out = tmp_path_factory.mktemp("out") / "classifier"
     recipe["task_classifier"].run(out, data=data, lr=2e-3, epochs=3, dropout=0.1)
     return out
 
 
 @pytest.mark.parametrize("label", TASK_TYPES)
-def test_the_folder_is_what_the_method_reads(recipe: Recipe, classifier: Path, label: str) -> None:
+def test_the_folder_is_what_the_method_reads(recipe, classifier, label):
     """Scores are those of the task that the classifier names, also of a text that is too long."""
     classify = recipe["task_types"].classify
     assert classify("the old river " * 400 + ASKED[label], str(classifier)) == label
@@ -66,7 +62,7 @@ def test_the_folder_is_what_the_method_reads(recipe: Recipe, classifier: Path, l
     assert all(map(torch.equal, *scored))
 
 
-def test_what_is_written(classifier: Path) -> None:
+def test_what_is_written(classifier):
     metrics = json.loads((classifier / "metrics.json").read_text())
     assert metrics["prompts"] == 108
     assert metrics["loss"][-1] < metrics["loss"][0]
@@ -78,9 +74,7 @@ def test_what_is_written(classifier: Path) -> None:
     assert config["relu_logits"] is False
 
 
-def test_a_given_encoder_and_the_settings_of_the_paper(
-    recipe: Recipe, classifier: Path, data: Path, tmp_path: Path
-) -> None:
+def test_a_given_encoder_and_the_settings_of_the_paper(recipe, classifier, data, tmp_path):
     paper = recipe["task_classifier"].PAPER
     assert paper == {"lr": 1e-6, "epochs": 10, "relu_logits": True}
     out = tmp_path / "paper"
@@ -94,9 +88,7 @@ def test_a_given_encoder_and_the_settings_of_the_paper(
     assert model.config.classifier_dropout == 0.5
 
 
-def test_prompts_of_tasks_are_labelled_by_them(
-    recipe: Recipe, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_prompts_of_tasks_are_labelled_by_them(recipe, monkeypatch):
     """As many of either class, whole and without their questions, no prompt in two splits."""
     monkeypatch.setattr(recipe["task_classifier"], "LENGTHS", (640,))
     tasks = {"qa": ("niah_single_1",), "aggregation": ("cwe",)}
@@ -112,7 +104,7 @@ def test_prompts_of_tasks_are_labelled_by_them(
             assert (asked[label] in text[-300:]) == (what == "seen")
 
 
-def test_measures_by_hand(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measures_by_hand(recipe, monkeypatch):
     """Said 1 1 0 0 1, meant 1 0 0 1 1: accuracy 3/5, recall 2/3, F1 2 * 2 / (3 + 3)."""
     said = iter(torch.tensor([[0.0, 1], [0, 1], [1, 0], [1, 0], [0, 1]]).split(1))
     monkeypatch.setattr(recipe["task_classifier"], "logits_of", lambda *given: next(said))
@@ -129,7 +121,7 @@ def test_measures_by_hand(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> No
         ('{"prompt": "x", "label": "qa"}\n' * 3, ": 3 prompts; the last tenth is the test"),
     ],
 )
-def test_mistakes_are_one_line(recipe: Recipe, tmp_path: Path, lines: str, message: str) -> None:
+def test_mistakes_are_one_line(recipe, tmp_path, lines, message):
     (tmp_path / "bad.jsonl").write_text(lines)
     with pytest.raises(UsageError) as error:
         recipe["task_classifier"].run(tmp_path / "new", data=tmp_path / "bad.jsonl")
@@ -140,7 +132,7 @@ def test_mistakes_are_one_line(recipe: Recipe, tmp_path: Path, lines: str, messa
     assert not (tmp_path / "new").exists()
 
 
-def test_the_words_of_the_prompt_decide_the_setting(recipe: Recipe) -> None:
+def test_the_words_of_the_prompt_decide_the_setting(recipe):
     draw = torch.Generator().manual_seed(0)
     keys, values, queries = (torch.randn(1, heads, 90, 8, generator=draw) for heads in (2, 2, 4))
     view = View(
@@ -158,13 +150,13 @@ def test_the_words_of_the_prompt_decide_the_setting(recipe: Recipe) -> None:
             make_scorer(f"task_types:{name}").score(view)
 
 
-def test_other_labels_are_refused(recipe: Recipe, tmp_path: Path) -> None:
+def test_other_labels_are_refused(recipe, tmp_path):
     scorer = make_scorer(f"task_types:ByClassifier(classifier={_save(tmp_path, [0.0, 1.0])})")
     with pytest.raises(UsageError, match="says 'LABEL_1': its labels must be qa and aggregation"):
         scorer.task_of("1 2 3")
 
 
-def _save(folder: Path, bias: list[float], **options: object) -> str:
+def _save(folder, bias, **options):
     """A random BERT whose linear layer is its bias alone."""
     vocabulary = {"[UNK]": 0, "[PAD]": 1, **{str(n): n + 2 for n in range(30)}}
     words = Words(models.WordLevel(vocabulary, unk_token="[UNK]"))
@@ -183,29 +175,27 @@ def _save(folder: Path, bias: list[float], **options: object) -> str:
 
 
 @pytest.mark.parametrize(("bias", "label"), [([2.0, -1.0], "qa"), ([-2.0, -1.0], "aggregation")])
-def test_the_largest_logit_names_the_label(
-    recipe: Recipe, tmp_path: Path, bias: list[float], label: str
-) -> None:
+def test_the_largest_logit_names_the_label(recipe, tmp_path, bias, label):
     source = _save(tmp_path, bias, id2label={0: "qa", 1: "aggregation"})
     assert recipe["task_types"].classify("1 2 3", source) == label
     assert recipe["task_types"].classify("1 2 3 " * 100, source) == label
 
 
-def test_relu_hides_negative_logits(recipe: Recipe, tmp_path: Path) -> None:
+def test_relu_hides_negative_logits(recipe, tmp_path):
     """Both are 0 then, and the first label wins: what the published head does."""
     source = _save(tmp_path, [-2.0, -1.0], id2label={0: "qa", 1: "aggregation"}, relu_logits=True)
     assert recipe["task_types"].classify("1 2 3", source) == "qa"
 
 
 @pytest.mark.parametrize("count", [1, 7, 8, 9, 10, 30])
-def test_long_texts_lose_their_middle(recipe: Recipe, tmp_path: Path, count: int) -> None:
+def test_long_texts_lose_their_middle(recipe, tmp_path, count):
     _, tokenizer = recipe["task_types"].load_classifier(_save(tmp_path, [0.0, 0.0]))
     ids = recipe["task_types"].both_ends(tokenizer, " ".join(str(n) for n in range(count)), 8)
     every = [n + 2 for n in range(count)]
     assert ids == (every if count <= 8 else every[:4] + every[-4:])
 
 
-def test_what_is_no_classifier_is_one_line(recipe: Recipe, tmp_path: Path) -> None:
+def test_what_is_no_classifier_is_one_line(recipe, tmp_path):
     (tmp_path / "empty").mkdir()
     for folder in ("empty", "missing"):
         with pytest.raises(ModelError, match="no text classifier there") as error:
@@ -252,33 +242,31 @@ CONTEXTS_THAT_SAY_IT = [
 
 @pytest.mark.parametrize("before", ["", FILLER])
 @pytest.mark.parametrize("request_text", QUESTIONS)
-def test_questions_ask_for_a_place(recipe: Recipe, request_text: str, before: str) -> None:
+def test_questions_ask_for_a_place(recipe, request_text, before):
     assert recipe["task_types"].guess_task_type(before + "\n" + request_text) == QA
 
 
 @pytest.mark.parametrize("before", ["", "The council met in the old hall. "])
 @pytest.mark.parametrize("request_text", SPREAD)
-def test_summaries_code_and_counting_ask_for_the_whole(
-    recipe: Recipe, request_text: str, before: str
-) -> None:
+def test_summaries_code_and_counting_ask_for_the_whole(recipe, request_text, before):
     assert recipe["task_types"].guess_task_type(before + "\n" + request_text) == AGGREGATION
 
 
 @pytest.mark.parametrize(("context", "expected"), CONTEXTS_THAT_SAY_IT)
 def test_where_the_question_is_not_seen_the_beginning_says_what_it_will_be(
-    recipe: Recipe, context: str, expected: str
-) -> None:
+    recipe, context, expected
+):
     assert recipe["task_types"].guess_task_type(context) == expected
 
 
-def test_the_question_decides_against_the_beginning(recipe: Recipe) -> None:
+def test_the_question_decides_against_the_beginning(recipe):
     guess = recipe["task_types"].guess_task_type
     context = "Write a one-page summary of the letters below.\n\n" + FILLER
     assert guess(context + "\nWho met in the old hall?") == QA
     assert guess("Memorize all numbers.\n" + FILLER + "\nSummarize it.") == AGGREGATION
 
 
-def test_words_of_running_text_ask_for_nothing(recipe: Recipe) -> None:
+def test_words_of_running_text_ask_for_nothing(recipe):
     guess, unasked = recipe["task_types"].guess_task_type, recipe["task_types"].UNASKED
     story = 'Who would come? "Find the key," she said, "and count the rest." ' + FILLER
     assert guess(story) == guess(FILLER) == unasked

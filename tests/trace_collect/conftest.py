@@ -1,10 +1,5 @@
 """Small collections, each with one thread."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -12,7 +7,7 @@ from kvp.programs import collect as main
 
 
 @pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
+def _one_thread():
     """The same sums in every process, whatever else the machine does."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -21,10 +16,10 @@ def _one_thread() -> Iterator[None]:
 
 
 @pytest.fixture
-def run(model_folder: Path, tmp_path: Path) -> Callable[..., int]:
+def run(model_folder, tmp_path):
     """Run the program into `tmp_path / "out"` with a small default job; later flags win."""
 
-    def call(*flags: str) -> int:
+    def call(*flags):
         small = ["--length=300", "--train=3", "--validation=2", "--max-new-tokens=4"]
         base = ["--model", str(model_folder), "--out", str(tmp_path / "out"), *small]
         return main([*base, "--tasks=niah_single_1,niah_single_2", *flags])
@@ -33,10 +28,10 @@ def run(model_folder: Path, tmp_path: Path) -> Callable[..., int]:
 
 
 @pytest.fixture
-def refused() -> Callable[[pytest.CaptureFixture[str]], str]:
+def refused():
     """Read the one line of the error."""
 
-    def line(capsys: pytest.CaptureFixture[str]) -> str:
+    def line(capsys):
         errors = capsys.readouterr().err.splitlines()
         (message,) = [text for text in errors if text.startswith("kvp-collect:")]
         return message

@@ -1,22 +1,13 @@
 """kvp-collect with several sequences in flight: the store is the same, errors stop the run."""
 
-from __future__ import annotations
-
 import errno
 import json
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
-import pytest
 
 from kvp.hf import trace
 from kvp.store import TraceReader, writer
 
-Collect = Callable[..., int]
 
-
-def _digests(store: Path) -> list[Any]:
+def _digests(store):
     """Records, each with the bytes of its shards."""
     assert TraceReader(store).records()
     return [
@@ -25,18 +16,16 @@ def _digests(store: Path) -> list[Any]:
     ]
 
 
-def _shards(store: Path, index: int) -> dict[str, bytes]:
+def _shards(store, index):
     """The shards of a sequence, by array."""
     return {path.parent.name: path.read_bytes() for path in store.glob(f"*/c.{index}.*")}
 
 
-def test_the_batch_size_changes_no_byte(
-    run: Collect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_batch_size_changes_no_byte(run, tmp_path, monkeypatch):
     """In float32, where no two tokens are as likely up to rounding."""
     greedy, rows = trace.continuations, []
 
-    def watched(model: Any, tokenizer: Any, prompts: Any, most: int) -> list[tuple[int, ...]]:
+    def watched(model, tokenizer, prompts, most):
         rows.append(len(prompts))
         return greedy(model, tokenizer, prompts, most)
 
@@ -65,15 +54,11 @@ def test_the_batch_size_changes_no_byte(
 
 
 def test_a_full_disk_stops_the_run_in_one_line_and_keeps_what_is_there(
-    run: Collect,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    refused: Any,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    run, tmp_path, capsys, refused, monkeypatch
+):
     commit, calls = writer.write_sealed_json, [0]
 
-    def full(*args: Any) -> None:
+    def full(*args):
         calls[0] += 1
         if calls[0] == 3:
             raise OSError(errno.ENOSPC, "No space left on device")
@@ -89,12 +74,10 @@ def test_a_full_disk_stops_the_run_in_one_line_and_keeps_what_is_there(
     assert len(_digests(tmp_path / "out")) == 10
 
 
-def test_ctrl_c_keeps_what_is_committed(
-    run: Collect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ctrl_c_keeps_what_is_committed(run, tmp_path, monkeypatch):
     greedy, calls = trace.continuations, [0]
 
-    def interrupted(*given: Any) -> list[tuple[int, ...]]:
+    def interrupted(*given):
         calls[0] += 1
         if calls[0] == 3:
             raise KeyboardInterrupt

@@ -1,25 +1,19 @@
 """kvp-collect in several processes, as torchrun and Slurm start them: one store, as by one."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal
 import time
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from kvp.store import TraceReader
 
 pytestmark = pytest.mark.slow
-Launchers = dict[str, list[dict[str, str]]]
 
 
 @pytest.fixture(scope="module")
-def collectors(model_folder: Path, fork_server: Callable[..., Any]) -> Any:
+def collectors(model_folder, fork_server):
     """Runs of kvp-collect with the flags of a small one."""
     flags = f"--model {model_folder} --length 300 --train 8 --validation 2 --max-new-tokens 2"
     return fork_server(
@@ -29,7 +23,7 @@ def collectors(model_folder: Path, fork_server: Callable[..., Any]) -> Any:
 
 
 @pytest.fixture(scope="module")
-def whole(collectors: Any, tmp_path_factory: pytest.TempPathFactory) -> TraceReader:
+def whole(collectors, tmp_path_factory):
     """What one process collects."""
     store = tmp_path_factory.mktemp("alone") / "store"
     assert collectors.end(collectors.start(store, {})) == 0, collectors.errors.read_text()
@@ -37,13 +31,8 @@ def whole(collectors: Any, tmp_path_factory: pytest.TempPathFactory) -> TraceRea
 
 
 def test_a_killed_collector_is_started_again(
-    collectors: Any,
-    whole: TraceReader,
-    tmp_path: Path,
-    watch: Callable[[Path], Callable[[int, int], None]],
-    launchers: Launchers,
-    assert_same_store: Any,
-) -> None:
+    collectors, whole, tmp_path, watch, launchers, assert_same_store
+):
     ends = []
     for seed in range(4):
         draw, store = random.Random(seed), tmp_path / f"store{seed}"
@@ -66,8 +55,8 @@ def test_a_killed_collector_is_started_again(
 
 
 def test_ranks_as_flags_do_their_shares_one_after_the_other(
-    collectors: Any, whole: TraceReader, tmp_path: Path, assert_same_store: Any
-) -> None:
+    collectors, whole, tmp_path, assert_same_store
+):
     store, counts = tmp_path / "store", []
     for rank in ("1", "0", "2", "0"):
         worker = collectors.start(store, {}, "--rank", rank, "--world_size=3")

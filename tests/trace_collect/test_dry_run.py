@@ -1,19 +1,9 @@
 """`kvp-collect --dry-run`: what a collection would take, without one."""
 
-from __future__ import annotations
-
 import shutil
-from collections.abc import Callable
-from pathlib import Path
-
-import pytest
-
-Collect = Callable[..., int]
 
 
-def test_a_dry_run_needs_only_a_configuration(
-    run: Collect, model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_dry_run_needs_only_a_configuration(run, model_folder, tmp_path, capsys):
     (tmp_path / "bare").mkdir()
     shutil.copy(model_folder / "config.json", tmp_path / "bare")
     assert run("--dry-run", "--model", str(tmp_path / "bare")) == 0
@@ -23,12 +13,7 @@ def test_a_dry_run_needs_only_a_configuration(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_dry_run_makes_the_prompts_and_loads_no_weights(
-    run: Collect,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_dry_run_makes_the_prompts_and_loads_no_weights(run, tmp_path, capsys, monkeypatch):
     monkeypatch.delattr("trace_collect.run.model_of")
     for flags in ((), ("--out=",)):
         assert run("--dry-run", *flags) == 0

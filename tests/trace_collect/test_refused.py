@@ -1,24 +1,17 @@
 """What kvp-collect refuses: one line, exit code 2, and before the weights are loaded."""
 
-from __future__ import annotations
-
 import json
 import shutil
-from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-Collect = Callable[..., int]
-
 
 @pytest.fixture
-def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_weights(monkeypatch):
     """Fail the test where weights are loaded."""
 
-    def load(*_: object, **__: object) -> None:
+    def load(*_, **__):
         raise AssertionError("the weights are loaded")
 
     monkeypatch.setattr("trace_collect.run.model_of", load)
@@ -51,25 +44,14 @@ def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_what_cannot_work_is_one_line_before_the_weights_are_loaded(
-    run: Collect,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    flags: list[str],
-    message: str,
-    refused: Any,
-) -> None:
+    run, tmp_path, capsys, flags, message, refused
+):
     assert run(*flags) == 2
     assert message in refused(capsys)
     assert not (tmp_path / "out").exists()
 
 
-def test_models_that_cannot_be_collected_from(
-    run: Collect,
-    model_folder: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    refused: Any,
-) -> None:
+def test_models_that_cannot_be_collected_from(run, model_folder, tmp_path, capsys, refused):
     mute = tmp_path / "mute"
     shutil.copytree(model_folder, mute)
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
@@ -87,12 +69,8 @@ def test_models_that_cannot_be_collected_from(
 
 
 def test_a_full_disk_is_refused_before_the_weights_are_loaded(
-    run: Collect,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    no_weights: None,
-    refused: Any,
-) -> None:
+    run, capsys, monkeypatch, no_weights, refused
+):
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1000))
     assert run() == 2
     assert "1.0 kB free on that disk" in refused(capsys)

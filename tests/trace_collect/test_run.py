@@ -1,12 +1,7 @@
 """`kvp-collect` from its command line to the store, on a tiny model."""
 
-from __future__ import annotations
-
 import json
 import re
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -20,12 +15,8 @@ from kvp.store import TraceReader
 from trace_collect.config import CollectConfig
 from trace_collect.run import plan_prompts
 
-Collect = Callable[..., int]
 
-
-def test_a_store_holds_exactly_the_requested_samples(
-    run: Collect, model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_store_holds_exactly_the_requested_samples(run, model_folder, tmp_path, capsys):
     assert run() == 0
     output = capsys.readouterr().out
     # 2 layers x 2 KV heads x 8 channels x 4 bytes x (queries 2 + keys 1 + values 1) per token
@@ -66,12 +57,8 @@ def test_a_store_holds_exactly_the_requested_samples(
 
 
 def test_repeating_the_command_changes_nothing_and_other_settings_are_refused(
-    run: Collect,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    refused: Any,
-) -> None:
+    run, tmp_path, capsys, monkeypatch, refused
+):
     assert run("--train=1", "--validation=0") == 0
     assert "next: kvp train --traces" in capsys.readouterr().out
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("[0-9qkv]*/*")}
@@ -85,7 +72,7 @@ def test_repeating_the_command_changes_nothing_and_other_settings_are_refused(
     assert "begun with other settings (seed: 0 there, 1 here)" in refused(capsys)
 
 
-def test_chat_and_files(run: Collect, tmp_path: Path) -> None:
+def test_chat_and_files(run, tmp_path):
     texts = tmp_path / "texts.jsonl"
     texts.write_text("".join(json.dumps({"text": f"Text {n} is short."}) + "\n" for n in range(20)))
     assert run("--data=chat", "--answers=reference", "--train=1", "--validation=0") == 0
@@ -99,9 +86,7 @@ def test_chat_and_files(run: Collect, tmp_path: Path) -> None:
         assert record.context_length == record.prompt_length - 1
 
 
-def test_ruler_means_every_task_that_fits(
-    run: Collect, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_ruler_means_every_task_that_fits(run, capsys, tmp_path):
     assert run("--tasks=ruler", "--train=1", "--validation=0", "--length=600") == 0
     tasks = TraceReader(tmp_path / "out").manifest["identity"]["data"]["tasks"]
     assert {"niah_single_1", "niah_multiquery"} <= set(tasks)
@@ -111,9 +96,7 @@ def test_ruler_means_every_task_that_fits(
 
 
 @pytest.mark.parametrize("flags", [(), ("--dry-run",)])
-def test_fewer_sequences_than_requested_and_skipped_rows_are_reported(
-    run: Collect, tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: tuple[str, ...]
-) -> None:
+def test_fewer_sequences_than_requested_and_skipped_rows_are_reported(run, tmp_path, capsys, flags):
     data = tmp_path / "texts.jsonl"
     lines = [json.dumps({"text": f"Text {n} is short."}) for n in range(12)]
     data.write_text("\n".join([*lines, '{"text": null}', "{", '{"text": ""}', "[]"]) + "\n")
@@ -126,13 +109,7 @@ def test_fewer_sequences_than_requested_and_skipped_rows_are_reported(
     assert "and 1 more" in output
 
 
-def test_labels_are_the_scorer_inputs_of_the_prompt(
-    run: Collect,
-    model_folder: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    refused: Any,
-) -> None:
+def test_labels_are_the_scorer_inputs_of_the_prompt(run, model_folder, tmp_path, capsys, refused):
     flags = ("--train=2", "--validation=0", "--labels=kvzip_plus,kvzip")
     assert run(*flags) == 0
     # 2 layers x 2 KV heads x 4 bytes x (8 channels x 4 tensors, and 2 labels) per token

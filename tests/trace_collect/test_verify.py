@@ -1,10 +1,5 @@
 """`kvp verify`: whatever happens to a file is found, named, and can be mended as said."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -12,12 +7,11 @@ from kvp.geometry import Geometry
 from kvp.programs import main as kvp
 from kvp.store import SequenceRecord, StorePlan, Trace, TraceReader, TraceWriter
 
-Program = Callable[..., tuple[int, str, str]]
 SPLITS = ("train", "train", "validation", "train", "test", "validation")
 GEOMETRY = Geometry(layers=2, query_heads=4, kv_heads=2, head_dim=4)
 
 
-def begun(folder: Path, sequences: int) -> Path:
+def begun(folder, sequences):
     """A store of six random sequences, of which the first ones are there."""
     plan = StorePlan(
         geometry=GEOMETRY, dtype="float32", max_tokens=24, sequences=6, labels=("kvzip",)
@@ -40,15 +34,15 @@ def begun(folder: Path, sequences: int) -> Path:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Path:
+def store(tmp_path):
     return begun(tmp_path / "traces", 6)
 
 
 @pytest.fixture
-def verify(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+def verify(capsys):
     """Run the program: exit code, standard output, its own lines of standard error."""
 
-    def call(*arguments: object) -> tuple[int, str, str]:
+    def call(*arguments):
         capsys.readouterr()
         code = kvp(["verify", *map(str, arguments)])
         captured = capsys.readouterr()
@@ -58,12 +52,12 @@ def verify(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, 
     return call
 
 
-def flip(path: Path, position: int) -> None:
+def flip(path, position):
     whole = path.read_bytes()
     path.write_bytes(whole[:position] + bytes([whole[position] ^ 4]) + whole[position + 1 :])
 
 
-def test_every_damaged_sequence_has_a_line(store: Path, verify: Program) -> None:
+def test_every_damaged_sequence_has_a_line(store, verify):
     shard = store / "k/c.0.0.0.0.0"
     shard.write_bytes(shard.read_bytes()[:-7])
     (store / "v/c.3.0.0.0.0").unlink()
@@ -81,7 +75,7 @@ def test_every_damaged_sequence_has_a_line(store: Path, verify: Program) -> None
     assert f"delete NNNNNN.json of the damaged ones in {store}/sequences, then repeat" in error
 
 
-def test_a_missing_sequence_can_be_allowed(tmp_path: Path, verify: Program) -> None:
+def test_a_missing_sequence_can_be_allowed(tmp_path, verify):
     store = begun(tmp_path / "traces", 4)
     code, output, error = verify(store)
     assert code == 2
@@ -92,7 +86,7 @@ def test_a_missing_sequence_can_be_allowed(tmp_path: Path, verify: Program) -> N
         assert verify(store, "--allow_incomplete")[0] == 0
 
 
-def test_a_whole_store_says_what_it_holds(store: Path, verify: Program, tmp_path: Path) -> None:
+def test_a_whole_store_says_what_it_holds(store, verify, tmp_path):
     code, output, _ = verify(store)
     assert code == 0
     assert "6 of 6 sequences (3 train, 2 validation, 1 test) of 2 layers x 2 KV heads" in output

@@ -1,11 +1,6 @@
 """Tiny stores whose answer is known: attention follows one key channel per head."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -17,11 +12,9 @@ from kvp.store import SequenceRecord, StorePlan, Trace, TraceWriter
 GEOMETRY = Geometry(layers=2, query_heads=4, kv_heads=2, head_dim=8)
 TOKENS, CONTEXT, PROMPT = 96, 70, 80
 
-MakeStore = Callable[..., Path]
-
 
 @pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
+def _one_thread():
     """Tiny tensors gain nothing from threads; exact comparisons need equal numbers of them.
 
     For a module at a time, so that what its fixtures train has one thread, too.
@@ -32,9 +25,7 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def synthetic_trace(
-    index: int, split: str, *, geometry: Geometry = GEOMETRY, tokens: int = TOKENS, noise: int = 0
-) -> Trace:
+def synthetic_trace(index, split, *, geometry=GEOMETRY, tokens=TOKENS, noise=0):
     """A trace whose queries all look for one channel (of head a: a mod D) of their keys.
 
     `noise` changes the random numbers of every head but the first.
@@ -65,7 +56,7 @@ def synthetic_trace(
     return Trace(record=record, queries=queries, keys=keys, values=values)
 
 
-def synthetic_label(trace: Trace) -> torch.Tensor:
+def synthetic_label(trace):
     """A label that follows the *second* channel after the one that attention follows."""
     prompt = trace.keys[..., : trace.record.prompt_length, :]
     layers, heads = prompt.shape[:2]
@@ -77,21 +68,21 @@ def synthetic_label(trace: Trace) -> torch.Tensor:
 
 
 @pytest.fixture(scope="session")
-def make_store(tmp_path_factory: pytest.TempPathFactory) -> MakeStore:
+def make_store(tmp_path_factory):
     """Write a store of `train` training and `validation` validation sequences."""
 
     def make(
         *,
-        train: int = 6,
-        validation: int = 2,
-        write: int | None = None,
-        geometry: Geometry = GEOMETRY,
-        tokens: int = TOKENS,
-        noise: int = 0,
-        labels: tuple[str, ...] = (),
-        replies: tuple[tuple[int, int], ...] = (),
-        frequencies: Sequence[float] | None = (0.0,),
-    ) -> Path:
+        train=6,
+        validation=2,
+        write=None,
+        geometry=GEOMETRY,
+        tokens=TOKENS,
+        noise=0,
+        labels=(),
+        replies=(),
+        frequencies=(0.0,),
+    ):
         path = tmp_path_factory.mktemp("store") / "traces"
         splits = ["train"] * train + ["validation"] * validation
         plan = StorePlan(
@@ -118,13 +109,13 @@ def make_store(tmp_path_factory: pytest.TempPathFactory) -> MakeStore:
 
 
 @pytest.fixture(scope="session")
-def store(make_store: MakeStore) -> Path:
+def store(make_store):
     """The store most tests share."""
     return make_store()
 
 
 @pytest.fixture(scope="session")
-def weights() -> Callable[[Path], dict[str, dict[str, torch.Tensor]]]:
+def weights():
     """Weights of a policy by file and name."""
     return lambda policy: {
         path.name: load_file(path) for path in sorted(policy.glob("*.safetensors"))
@@ -132,10 +123,10 @@ def weights() -> Callable[[Path], dict[str, dict[str, torch.Tensor]]]:
 
 
 @pytest.fixture(scope="session")
-def assert_same(weights: Callable[..., Any]) -> Callable[[Path, Path], None]:
+def assert_same(weights):
     """Compare the weights of two policies bit for bit."""
 
-    def compare(first: Path, second: Path) -> None:
+    def compare(first, second):
         ours, theirs = weights(first), weights(second)
         assert ours
         assert ours.keys() == theirs.keys()

@@ -1,11 +1,6 @@
-from __future__ import annotations
-
 import copy
 import math
-from pathlib import Path
-from typing import Any
 
-import pytest
 import torch
 
 from kvp.ranking import UNPROTECTED
@@ -16,8 +11,8 @@ from train import training
 from train.config import TrainConfig
 from train.data.compression_points import held_out_points
 from train.data.contexts import ContextSource
-from train.learning.validation import HeldOut, evaluate
-from train.recipe import FOURIER, Recipe
+from train.learning.validation import evaluate
+from train.recipe import FOURIER
 from train.run import run
 from train.training import RankerTraining
 
@@ -25,7 +20,7 @@ SKILLS = {2: [0.9, 0.1, 0.5, math.nan], 4: [0.8, 0.6, 0.5, math.nan]}
 """Skill of every head that validation reports at a step."""
 
 
-def rankers(store: Path, recipe: Recipe, seed: int) -> HeadRankers:
+def rankers(store, recipe, seed):
     reader = TraceReader(store)
     spec = RankerSpec(
         head_dim=reader.geometry.head_dim,
@@ -39,12 +34,10 @@ def rankers(store: Path, recipe: Recipe, seed: int) -> HeadRankers:
     return HeadRankers(spec, reader.geometry.total_kv_heads, torch.Generator().manual_seed(seed))
 
 
-def test_the_exported_file_holds_every_head_s_best_average(
-    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[HeadRankers] = []
+def test_the_exported_file_holds_every_head_s_best_average(store, tmp_path, monkeypatch):
+    seen = []
 
-    def reported(rankers: HeadRankers, *args: Any, **options: Any) -> HeldOut:
+    def reported(rankers, *args, **options):
         result = evaluate(rankers, *args, **options)
         seen.append(copy.deepcopy(rankers))
         object.__setattr__(result, "skill", torch.tensor(SKILLS[2 * len(seen)]))
@@ -75,7 +68,7 @@ def test_the_exported_file_holds_every_head_s_best_average(
             assert torch.equal(tensor, expected[name]), (head, name)
 
 
-def test_validation_evaluates_the_averaged_weights(store: Path) -> None:
+def test_validation_evaluates_the_averaged_weights(store):
     reader = TraceReader(store)
     source = ContextSource(reader, memory_bytes=10**7)
     recipe = FOURIER.for_traces(queries=False)
@@ -89,7 +82,7 @@ def test_validation_evaluates_the_averaged_weights(store: Path) -> None:
     points = held_out_points(reader.records("validation"), recipe, limit=2)
     found = module.validate(map(source.context, points))
 
-    def skill(rankers: HeadRankers) -> torch.Tensor:
+    def skill(rankers):
         contexts = (source.context(point) for point in points)
         return evaluate(rankers, contexts, reward_protection=UNPROTECTED).skill
 

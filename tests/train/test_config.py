@@ -1,7 +1,5 @@
 """Settings of a training: presets, and what is refused in one line."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 
 import pytest
@@ -13,7 +11,7 @@ from train.config import TrainConfig
 from train.recipe import PRESETS, Recipe
 
 
-def test_settings_of_a_recipe_are_flags_but_for_what_nobody_turns() -> None:
+def test_settings_of_a_recipe_are_flags_but_for_what_nobody_turns():
     flags = {field.name for field in fields(TrainConfig)}
     assert {field.name for field in fields(Recipe)} - flags == {
         "architecture", "final_lr", "warmup_steps", "weight_decay", "gradient_clip",
@@ -22,14 +20,14 @@ def test_settings_of_a_recipe_are_flags_but_for_what_nobody_turns() -> None:
     assert set(TrainConfig.PRESETS["paper"]) == {field.name for field in fields(Recipe)} & flags
 
 
-def test_flags_override_the_preset(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flags_override_the_preset(monkeypatch):
     argv = ["--traces=t", "--out=o", "--preset=paper", "--lr=1e-3"]
     config = parse(TrainConfig, argv)
     recipe = config.recipe()
     assert recipe.lr == 1e-3
     assert recipe.reward == "ratio"
     assert recipe.steps == 4_000
-    from_python: list[TrainConfig] = []
+    from_python = []
     monkeypatch.setattr("train.run.run", from_python.append)
     monkeypatch.setattr(TrainConfig, "check_names", lambda _: None)
     kvp.train(traces="t", out="o", preset="paper", lr=1e-3)
@@ -38,7 +36,7 @@ def test_flags_override_the_preset(monkeypatch: pytest.MonkeyPatch) -> None:
         TrainConfig(traces="t", out="o", preset="paper")
 
 
-def test_the_paper_preset_states_the_papers_numbers() -> None:
+def test_the_paper_preset_states_the_papers_numbers():
     paper = PRESETS["paper"]
     assert (paper.hidden, paper.lr, paper.final_lr, paper.warmup_steps) == (256, 5e-5, 1e-6, 100)
     assert (paper.steps, paper.gradient_clip) == (4_000, 5.0)
@@ -50,13 +48,13 @@ def test_the_paper_preset_states_the_papers_numbers() -> None:
     assert not paper.exclude_protected
 
 
-def test_short_runs_warm_up_for_at_most_a_fifth() -> None:
+def test_short_runs_warm_up_for_at_most_a_fifth():
     assert TrainConfig(traces="t", out="o", steps=4_000).recipe().warmup == 100
     assert TrainConfig(traces="t", out="o", steps=60).recipe().warmup == 12
     assert TrainConfig(traces="t", out="o", steps=1).recipe().warmup == 0
 
 
-def test_by_default_rankers_read_recent_queries_where_traces_hold_them() -> None:
+def test_by_default_rankers_read_recent_queries_where_traces_hold_them():
     recipe = TrainConfig(traces="t", out="o").recipe()
     assert not recipe.needs_queries
     assert recipe.for_traces(queries=True).inputs == "key,value,position,distance,recent"
@@ -89,14 +87,14 @@ def test_by_default_rankers_read_recent_queries_where_traces_hold_them() -> None
         ("--preset paper --inputs key", "--inputs cannot be chosen"),
     ],
 )
-def test_impossible_settings(flags: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_impossible_settings(flags, says, capsys):
     assert main(["--traces", "t", "--out", "o", *flags.split()]) == 2
     message = capsys.readouterr().err
     assert says in message
     assert message.count("\n") == 1
 
 
-def test_settings_that_can_work() -> None:
+def test_settings_that_can_work():
     given = {"traces": "t", "out": "o"}
     batch = TrainConfig(**given, objective="rloo_batch", permutations=1).recipe()
     assert batch.permutations == 1

@@ -1,16 +1,11 @@
 """Processes that share the contexts of a step train what one process trains."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -27,12 +22,12 @@ TINY = {
 }  # fmt: skip
 
 
-def flags(store: Path, out: Path, **settings: Any) -> list[str]:
+def flags(store, out, **settings):
     chosen = {"traces": store, "out": out, **TINY, **settings}
     return [part for name, value in chosen.items() for part in (f"--{name}", str(value))]
 
 
-def run_program(arguments: list[str], seconds: float = 500) -> tuple[int, str]:
+def run_program(arguments, seconds=500):
     """Exit code and standard error of `kvp-train`, of which nothing survives this call."""
     code = "import sys; from kvp.programs import train as main; sys.exit(main())"
     process = subprocess.Popen(
@@ -55,14 +50,14 @@ def run_program(arguments: list[str], seconds: float = 500) -> tuple[int, str]:
     return process.returncode, errors
 
 
-def gradient_norms(logs: Path) -> dict[int, float]:
+def gradient_norms(logs):
     """Step -> norm of the gradient before clipping."""
     events = EventAccumulator(str(logs))
     events.Reload()
     return {event.step: event.value for event in events.Scalars("train/gradient_norm")}
 
 
-def assert_close(ours: Path, theirs: Path) -> None:
+def assert_close(ours, theirs):
     """The same policies but for rounding."""
     for path in ours.glob("*.safetensors"):
         others = load_file(theirs / path.name)
@@ -71,12 +66,12 @@ def assert_close(ours: Path, theirs: Path) -> None:
                 torch.testing.assert_close(others[name], tensor, rtol=1e-3, atol=1e-4)
 
 
-def refused(_: int) -> None:
+def refused(_):
     """What a process may raise."""
     raise UsageError("--devices 2 cannot be: no")
 
 
-def test_two_processes_train_what_one_trains(store: Path, tmp_path: Path) -> None:
+def test_two_processes_train_what_one_trains(store, tmp_path):
     assert main(flags(store, tmp_path / "one")) == 0
     two = tmp_path / "two"
     code, errors = run_program(flags(store, two, devices=2))
@@ -97,7 +92,7 @@ def test_two_processes_train_what_one_trains(store: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_each_process_runs_the_model(model_folder: Path, tmp_path: Path) -> None:
+def test_each_process_runs_the_model(model_folder, tmp_path):
     """`--source model` under torchrun; the first process alone validates and speaks."""
     given = [
         f"--model={model_folder}", "--source=model", "--sequences=3", "--validation_sequences=2",
@@ -127,13 +122,7 @@ def test_each_process_runs_the_model(model_folder: Path, tmp_path: Path) -> None
         ({"devices": 2, "device": "banana"}, "--device must be cpu, cuda or cuda:INDEX"),
     ],
 )
-def test_numbers_of_devices_that_cannot_work(
-    settings: dict[str, Any],
-    message: str,
-    store: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_numbers_of_devices_that_cannot_work(settings, message, store, tmp_path, capsys):
     assert main(flags(store, tmp_path / "policy", **settings)) == 2
     error = capsys.readouterr().err
     assert message in error
@@ -141,7 +130,7 @@ def test_numbers_of_devices_that_cannot_work(
     assert not (tmp_path / "policy").exists()
 
 
-def test_processes_share_everything_evenly() -> None:
+def test_processes_share_everything_evenly():
     ranks = [Workers(index=index, count=3) for index in range(3)]
     shares = [list(one.share(range(7))) for one in ranks]
     assert shares == [[0, 3, 6], [1, 4], [2, 5]]
@@ -151,7 +140,7 @@ def test_processes_share_everything_evenly() -> None:
     assert Workers().weighted_sum({"a": 2.0}, 1.0) == {"a": 2.0}
 
 
-def test_torchrun_says_which_process_this_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchrun_says_which_process_this_is(monkeypatch):
     assert this_worker(2) == Workers(index=0, count=2)
     for name, value in (("TORCHELASTIC_RUN_ID", "none"), ("RANK", "1"), ("WORLD_SIZE", "2")):
         monkeypatch.setenv(name, value)
@@ -171,13 +160,13 @@ def test_torchrun_says_which_process_this_is(monkeypatch: pytest.MonkeyPatch) ->
         (refused, "--devices 2 cannot be: no"),
     ],
 )
-def test_a_process_that_fails_is_one_line(follow: Callable[[int], None], message: str) -> None:
+def test_a_process_that_fails_is_one_line(follow, message):
     with pytest.raises(KvpError, match=message) as caught:
         launch(2, follow, 3)
     assert "\n" not in str(caught.value)
 
 
-def test_every_process_has_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_process_has_a_device(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     second = Workers(index=1, count=2)
     assert device_of_worker(torch.device("cpu"), second) == torch.device("cpu")

@@ -1,11 +1,8 @@
 """`kvp-train --dry-run`: the RAM of `--source model`, the seconds of a training on a store."""
 
-from __future__ import annotations
-
 import re
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,9 +13,7 @@ from train.training import RankerTraining
 QWEN = Path(__file__).parents[2] / "benchmarks" / "configs" / "qwen2.5-7b"
 
 
-def test_a_7b_model_from_its_configuration_alone(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_7b_model_from_its_configuration_alone(tmp_path, capsys):
     flags = ("--model", str(QWEN), "--dtype=bfloat16", "--length=4096", "--source=model")
     assert main(["--dry-run", "--out", str(tmp_path / "p"), *flags]) == 0
     memory, nothing = capsys.readouterr().out.splitlines()
@@ -28,9 +23,7 @@ def test_a_7b_model_from_its_configuration_alone(
     assert not (tmp_path / "p").exists()
 
 
-def test_the_memory_that_a_refusal_names_is_enough(
-    model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_memory_that_a_refusal_names_is_enough(model_folder, tmp_path, capsys):
     flags = [f"--model={model_folder}", "--source=model", f"--out={tmp_path / 'p'}"]
     flags += ["--length=300", "--max_new_tokens=4", "--tasks=niah_single_1", "--hidden=8"]
     flags += ["--sequences=4", "--validation_sequences=2", "--steps=2", "--contexts=1"]
@@ -40,12 +33,7 @@ def test_the_memory_that_a_refusal_names_is_enough(
     assert (tmp_path / "p" / "policy.json").is_file()
 
 
-def test_a_few_steps_on_a_store_are_measured(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    store: Path,
-) -> None:
+def test_a_few_steps_on_a_store_are_measured(tmp_path, capsys, monkeypatch, store):
     flags = ("--contexts=2", "--hidden=8", "--devices=2")
     monkeypatch.chdir(tmp_path)
     for count in (1, 2, 8):
@@ -56,13 +44,11 @@ def test_a_few_steps_on_a_store_are_measured(
     assert not list(tmp_path.iterdir())
 
 
-def test_what_the_first_step_loads_is_no_time_of_the_others(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, store: Path
-) -> None:
+def test_what_the_first_step_loads_is_no_time_of_the_others(capsys, monkeypatch, store):
     """As on a GPU, whose kernels are loaded once per process, by its first step."""
     loads, step = iter([2.0]), RankerTraining.training_step
 
-    def loading(self: RankerTraining, *given: Any) -> Any:
+    def loading(self, *given):
         end = time.process_time() + next(loads, 0.1)
         while time.process_time() < end:
             pass
@@ -76,5 +62,5 @@ def test_what_the_first_step_loads_is_no_time_of_the_others(
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(61, "61 s"), (600, "10 min"), (9000, "2.5 h")])
-def test_time_spans_for_people(seconds: float, text: str) -> None:
+def test_time_spans_for_people(seconds, text):
     assert span(seconds) == text

@@ -1,13 +1,8 @@
 """Parts of a policy by heads: `--heads auto`, and shards that become the policy of one run."""
 
-from __future__ import annotations
-
 import json
 import shutil
-from collections.abc import Callable
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -30,7 +25,7 @@ TINY = {
 }  # fmt: skip
 
 
-def train_on(store: Path, out: Path, **settings: Any) -> Path:
+def train_on(store, out, **settings):
     chosen = {"traces": store, "out": out, **TINY, **settings}
     assert (
         train([part for name, value in chosen.items() for part in (f"--{name}", str(value))]) == 0
@@ -38,12 +33,12 @@ def train_on(store: Path, out: Path, **settings: Any) -> Path:
     return out
 
 
-def index(policy: Path) -> Any:
+def index(policy):
     return json.loads((policy / "policy.json").read_text())
 
 
 @pytest.fixture(scope="module")
-def shards(store: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+def shards(store, tmp_path_factory):
     """A shard of one head, and one of the other three, in two layers."""
     folder = tmp_path_factory.mktemp("shards")
     return [
@@ -51,7 +46,7 @@ def shards(store: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     ]
 
 
-def assert_same_policy(merged: Path, whole: Path) -> None:
+def assert_same_policy(merged, whole):
     ours, theirs = index(merged), index(whole)
     assert set(ours["files"]) == set(theirs["files"])
     for name in theirs["files"]:
@@ -73,9 +68,7 @@ def assert_same_policy(merged: Path, whole: Path) -> None:
         torch.testing.assert_close(*knots, rtol=1e-4, atol=1e-4)
 
 
-def test_merged_shards_are_the_policy_of_one_run(
-    store: Path, shards: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_merged_shards_are_the_policy_of_one_run(store, shards, tmp_path, capsys):
     whole = train_on(store, tmp_path / "whole")
     merged = tmp_path / "merged"
     assert merge(["--shards", f"{shards[1]}, {shards[0]}", "--out", str(merged)]) == 0
@@ -89,9 +82,7 @@ def test_merged_shards_are_the_policy_of_one_run(
     assert training["config"]["heads"] is None
 
 
-def test_one_merge_writes_a_folder(
-    shards: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_one_merge_writes_a_folder(shards, tmp_path, capsys):
     merged = tmp_path / "merged"
     arguments = ["--shards", f"{shards[0]},{shards[1]}", "--out", str(merged)]
     with OutputFolder.claim(merged, POLICY, {}):
@@ -102,7 +93,7 @@ def test_one_merge_writes_a_folder(
     assert f"--out {shards[0]} already holds a policy" in capsys.readouterr().err
 
 
-def test_a_shard_is_no_policy(shards: list[Path]) -> None:
+def test_a_shard_is_no_policy(shards):
     with pytest.raises(PolicyError, match=r"is a shard, KV heads 1:4 of 4: .* kvp merge"):
         load_policy(shards[1])
     shard = load_shard(shards[1])
@@ -119,15 +110,8 @@ def test_a_shard_is_no_policy(shards: list[Path]) -> None:
         ([0, 3], "training.*(seed: 0 there, 7 here)"),
     ],
 )
-def test_shards_that_make_no_policy_are_one_line(
-    given: list[int],
-    message: str,
-    shards: list[Path],
-    store: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    others: list[Callable[[], Path]] = [
+def test_shards_that_make_no_policy_are_one_line(given, message, shards, store, tmp_path, capsys):
+    others = [
         lambda: shutil.copytree(shards[0], tmp_path / "copy"),
         lambda: train_on(store, tmp_path / "other", heads="1:4", seed=7, steps=10),
     ]
@@ -149,13 +133,7 @@ def test_shards_that_make_no_policy_are_one_line(
         ({"heads": "3:3"}, "--heads must be START:STOP"),
     ],
 )
-def test_heads_that_cannot_be_trained_alone(
-    settings: dict[str, str],
-    message: str,
-    store: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_heads_that_cannot_be_trained_alone(settings, message, store, tmp_path, capsys):
     chosen = {"traces": store, "out": tmp_path / "policy", **TINY, **settings}
     assert (
         train([part for name, value in chosen.items() for part in (f"--{name}", str(value))]) == 2
@@ -167,20 +145,20 @@ def test_heads_that_cannot_be_trained_alone(
 
 
 @pytest.mark.parametrize(("count", "total"), [(1, 4), (2, 4), (3, 20), (7, 112), (112, 112)])
-def test_every_head_has_one_process(count: int, total: int) -> None:
+def test_every_head_has_one_process(count, total):
     shares = [heads_of(Rank(index=index, count=count), total) for index in range(count)]
     assert [head for share in shares for head in share] == list(range(total))
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
     assert min(map(len, shares)) >= 1
 
 
-def test_more_processes_than_heads_are_refused() -> None:
+def test_more_processes_than_heads_are_refused():
     with pytest.raises(UsageError, match="--heads auto: 5 processes, but only 4 KV heads"):
         heads_of(Rank(index=0, count=5), 4)
 
 
 @pytest.fixture
-def second_of_three(monkeypatch: pytest.MonkeyPatch) -> None:
+def second_of_three(monkeypatch):
     """As torchrun and srun start the second of three processes."""
     for name in ("SLURM_ARRAY_TASK_ID", "SLURM_PROCID", "SLURM_NTASKS"):
         monkeypatch.delenv(name, raising=False)
@@ -189,7 +167,7 @@ def second_of_three(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("second_of_three")
-def test_the_settings_of_one_process(store: Path, tmp_path: Path) -> None:
+def test_the_settings_of_one_process(store, tmp_path):
     config = TrainConfig(heads="auto", out=str(tmp_path / "out"), traces=str(store))
     own = own_heads(config)
     assert (own.heads, own.out) == ("1:2", str(tmp_path / "out" / "heads-1-2"))
@@ -199,7 +177,7 @@ def test_the_settings_of_one_process(store: Path, tmp_path: Path) -> None:
         own_heads(TrainConfig(heads="auto", out="o", traces=str(tmp_path)))
 
 
-def test_alone_it_trains_all(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_alone_it_trains_all(store, monkeypatch):
     for name in ("RANK", "WORLD_SIZE", "SLURM_ARRAY_TASK_ID", "SLURM_PROCID"):
         monkeypatch.delenv(name, raising=False)
     config = TrainConfig(heads="auto", out="out", traces=str(store))
@@ -207,9 +185,7 @@ def test_alone_it_trains_all(store: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.usefixtures("second_of_three")
-def test_a_process_of_several_writes_its_shard(
-    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_of_several_writes_its_shard(store, tmp_path, capsys, monkeypatch):
     """Lightning sees the same variables, and must not take this for a rank that writes nothing."""
     monkeypatch.setattr(rank_zero_only, "rank", 1)  # as it reads them when it is imported
     out = tmp_path / "out"

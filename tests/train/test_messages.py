@@ -1,15 +1,10 @@
 """What a training says: its start and end, the table of heads, what it refuses."""
 
-from __future__ import annotations
-
 import re
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import Tensor
 
 from kvp.geometry import Geometry
 from kvp.programs import train as main
@@ -21,21 +16,19 @@ from train.learning.validation import HeldOut
 TINY = {"contexts": 1, "hidden": 8, "min_prefix": 40, "steps": 4, "calibration": "none"}
 
 
-def train(store: Path, out: Path, **settings: Any) -> int:
+def train(store, out, **settings):
     chosen = {"traces": store, "out": out, **TINY, **settings}
     return main([f"--{name}={value}" for name, value in chosen.items()])
 
 
 @pytest.fixture(scope="module")
-def policy(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def policy(store, tmp_path_factory):
     out = tmp_path_factory.mktemp("messages") / "first"
     assert train(store, out) == 0
     return out
 
 
-def test_start_and_end_say_what_and_where(
-    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_start_and_end_say_what_and_where(store, tmp_path, capsys):
     assert train(store, tmp_path / "p") == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("training 4 of 4 KV heads, ")
@@ -48,7 +41,7 @@ def test_start_and_end_say_what_and_where(
     assert lines[-1].startswith("next, when all heads are trained: kvp merge --shards ")
 
 
-def test_training_starts_from_a_policy(store: Path, policy: Path, tmp_path: Path) -> None:
+def test_training_starts_from_a_policy(store, policy, tmp_path):
     """A step that learns nothing leaves the weights of the policy."""
     out = tmp_path / "second"
     nothing = {"steps": 1, "lr": 1e-30}
@@ -59,21 +52,14 @@ def test_training_starts_from_a_policy(store: Path, policy: Path, tmp_path: Path
             torch.testing.assert_close(after[name], tensor, msg=f"{path.name} {name}")
 
 
-def test_a_policy_of_other_rankers_is_refused(
-    store: Path, policy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_policy_of_other_rankers_is_refused(store, policy, tmp_path, capsys):
     assert train(store, tmp_path / "p", init_from=policy, hidden=16) == 2
     assert "has other rankers (hidden: 8 there, 16 here)" in capsys.readouterr().err
     assert not (tmp_path / "p").exists()
 
 
-def test_a_loss_that_is_not_finite_ends_the_run(
-    store: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    def scores(*given: Any, **options: Any) -> list[Tensor]:
+def test_a_loss_that_is_not_finite_ends_the_run(store, tmp_path, monkeypatch, capsys):
+    def scores(*given, **options):
         return [part * float("nan") for part in score_together(*given, **options)]
 
     monkeypatch.setattr("train.training.score_together", scores)
@@ -83,13 +69,8 @@ def test_a_loss_that_is_not_finite_ends_the_run(
     assert not (tmp_path / "p" / "policy.json").exists()
 
 
-def test_traces_with_nan_train_nothing(
-    store: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    def broken(reader: TraceReader, index: int) -> Any:
+def test_traces_with_nan_train_nothing(store, tmp_path, monkeypatch, capsys):
+    def broken(reader, index):
         keys, values = whole(reader, index)
         keys[0, 0, 5, 0] = float("nan")
         return keys, values
@@ -103,7 +84,7 @@ def test_traces_with_nan_train_nothing(
 GEOMETRY = Geometry(layers=28, query_heads=4, kv_heads=4, head_dim=8)
 
 
-def result(skill: list[float], skills: Tensor | None) -> HeldOut:
+def result(skill, skills):
     count = len(skill)
     return HeldOut(
         skill=torch.tensor(skill),
@@ -121,14 +102,14 @@ def result(skill: list[float], skills: Tensor | None) -> HeldOut:
 SOME = torch.tensor([[0.9, 0.2, torch.nan], [0.1, 0.8119, torch.nan]])
 
 
-def test_heads_are_named_by_layer_and_head() -> None:
+def test_heads_are_named_by_layer_and_head():
     assert head_names(Geometry(layers=2, query_heads=4, kv_heads=2, head_dim=8)) == [
         "0.0", "0.1", "1.0", "1.1",
     ]  # fmt: skip
     assert head_names(GEOMETRY, range(6, 9)) == ["1.2", "1.3", "2.0"]
 
 
-def test_the_table_fits_eighty_columns(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_fits_eighty_columns(capsys):
     steps = torch.tensor([4000, 300, 4000])
     print_summary(result([-0.95, 0.79, torch.nan], SOME), steps, GEOMETRY, range(109, 112))
     lines = capsys.readouterr().out.splitlines()
@@ -145,17 +126,13 @@ def test_the_table_fits_eighty_columns(capsys: pytest.CaptureFixture[str]) -> No
 
 
 @pytest.mark.parametrize("shared", [None, result([0.5, 0.75], None)])
-def test_a_row_of_means_is_of_heads_that_share_tokens(
-    shared: HeldOut | None, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_row_of_means_is_of_heads_that_share_tokens(shared, capsys):
     print_summary(result([0.5] * 112, None), torch.zeros(112), GEOMETRY, shared=shared)
     rows = [line.split() for line in capsys.readouterr().out.splitlines() if "shared  " in line]
     assert rows == ([["shared", "0.625", "0.200", *["0.500"] * 3]] if shared else [])
 
 
-def test_without_baselines_the_table_compares_with_nothing(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_without_baselines_the_table_compares_with_nothing(capsys):
     print_summary(result([0.5] * 112, None), torch.zeros(112, dtype=torch.int64), GEOMETRY)
     printed = capsys.readouterr().out
     rows = [line.split()[0] for line in printed.splitlines() if line.split()]

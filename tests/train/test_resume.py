@@ -1,7 +1,5 @@
 """Runs that end early and are continued, and directories that cannot be continued in."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -9,9 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -22,19 +17,18 @@ from kvp.programs import train as main
 from train.job.run_folder import RUN
 from train.training import RankerTraining
 
-Compare = Callable[[Path, Path], None]
 TINY = {
     "contexts": 2, "hidden": 16, "permutations": 4, "min_prefix": 40, "lr": 0.01, "validate_every":
     10, "checkpoint_every": 7, "objective": "rloo",
 }  # fmt: skip
 
 
-def flags(store: Path, out: Path, **settings: Any) -> list[str]:
+def flags(store, out, **settings):
     chosen = {"traces": store, "out": out, **TINY, **settings}
     return [part for name, value in chosen.items() for part in (f"--{name}", str(value))]
 
 
-def start(arguments: list[str]) -> subprocess.Popen[bytes]:
+def start(arguments):
     code = "import sys; from kvp.programs import train as main; sys.exit(main())"
     return subprocess.Popen(
         [sys.executable, "-W", "error", "-c", code, *arguments],
@@ -43,9 +37,7 @@ def start(arguments: list[str]) -> subprocess.Popen[bytes]:
     )
 
 
-def test_a_killed_run_continues_to_the_same_weights(
-    store: Path, tmp_path: Path, assert_same: Compare
-) -> None:
+def test_a_killed_run_continues_to_the_same_weights(store, tmp_path, assert_same):
     common = {"steps": 60, "checkpoint_every": 5, "validate_every": 20}
     out = tmp_path / "killed"
     arguments = flags(store, out, **common)
@@ -75,16 +67,12 @@ class Killed(BaseException):
     ids=lambda kind: "-".join(map(str, kind.values())),
 )
 def test_whatever_is_learned_survives_kills_at_any_step(
-    kind: dict[str, Any],
-    store: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    assert_same: Compare,
-) -> None:
+    kind, store, tmp_path, monkeypatch, assert_same
+):
     out, deadly = tmp_path / "killed", [2, 9]  # a checkpoint follows step 6
     whole_step = RankerTraining.training_step
 
-    def step_that_may_kill(module: RankerTraining, step: int, batch_idx: int) -> Any:
+    def step_that_may_kill(module, step, batch_idx):
         if deadly and step == deadly[0]:
             deadly.pop(0)
             raise Killed
@@ -101,7 +89,7 @@ def test_whatever_is_learned_survives_kills_at_any_step(
     assert_same(out, tmp_path / "whole")
 
 
-def test_the_store_may_move(store: Path, tmp_path: Path) -> None:
+def test_the_store_may_move(store, tmp_path):
     moved = tmp_path / "elsewhere"
     shutil.copytree(store, moved)
     out = tmp_path / "policy"
@@ -110,16 +98,14 @@ def test_the_store_may_move(store: Path, tmp_path: Path) -> None:
     assert main(flags(moved, out, steps=3)) == 0
 
 
-def unfinished(store: Path, out: Path, **more: Any) -> None:
+def unfinished(store, out, **more):
     """What a kill right before the end leaves."""
     with patch("train.job.run_folder.RunFolder.finish"):
         assert main(flags(store, out, steps=8, **more)) == 0
     (out / "policy.json").unlink()
 
 
-def test_a_bit_that_flipped_in_a_checkpoint_is_found(
-    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_bit_that_flipped_in_a_checkpoint_is_found(store, tmp_path, capsys):
     out = tmp_path / "policy"
     unfinished(store, out)
     (checkpoint,) = out.glob("checkpoints/*.ckpt")
@@ -135,13 +121,11 @@ def test_a_bit_that_flipped_in_a_checkpoint_is_found(
 class _Code:
     """Runs when it is unpickled."""
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self):
         return os.system, ("touch EXECUTED",)
 
 
-def test_a_checkpoint_of_others_is_one_line_and_runs_no_code(
-    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checkpoint_of_others_is_one_line_and_runs_no_code(store, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     out, other = tmp_path / "policy", tmp_path / "other"
     unfinished(store, out)
@@ -164,9 +148,7 @@ def test_a_checkpoint_of_others_is_one_line_and_runs_no_code(
     assert main(flags(store, out, steps=8)) == 0
 
 
-def test_one_training_writes_a_folder(
-    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_one_training_writes_a_folder(store, tmp_path, capsys):
     """A second one would leave its weights next to the settings of the first."""
     out = tmp_path / "policy"
     unfinished(store, out)
@@ -181,9 +163,9 @@ def test_one_training_writes_a_folder(
 
 
 def test_a_run_that_has_saved_nothing_gives_its_directory_to_another(
-    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def killed(*_: object) -> None:
+    store, tmp_path, monkeypatch, capsys
+):
+    def killed(*_):
         raise Killed
 
     out = tmp_path / "policy"

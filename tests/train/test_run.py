@@ -1,27 +1,18 @@
-from __future__ import annotations
-
 import json
 import re
-from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from torch import Tensor
 
 from kvp.programs import train as main
 from kvp.scoring import View
 from kvp.store import TraceReader
 from policies.policy_files import load_policy
 from train.config import TrainConfig
-from train.job.prepare import Sources
 from train.job.summary import CHARTS
 from train.run import run
-
-MakeStore = Callable[..., Path]
-Weights = Callable[[Path], dict[str, dict[str, Tensor]]]
 
 TINY = {
     "inputs": "key,value,position,distance",
@@ -35,13 +26,13 @@ TINY = {
 }
 
 
-def flags(store: Path, out: Path, **settings: str | int) -> list[str]:
+def flags(store, out, **settings):
     chosen = {"traces": store, "out": out, **TINY, **settings}
     return [part for name, value in chosen.items() for part in (f"--{name}", str(value))]
 
 
 @pytest.fixture(scope="module")
-def trained(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(store, tmp_path_factory):
     """Policy of 100 steps that have a chance to learn the task."""
     out = tmp_path_factory.mktemp("trained") / "policy"
     better = {"contexts": 8, "hidden": 64, "permutations": 8, "lr": "0.005", "steps": 100}
@@ -49,7 +40,7 @@ def trained(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_training_learns_what_attention_follows(trained: Path) -> None:
+def test_training_learns_what_attention_follows(trained):
     held_out = json.loads((trained / "policy.json").read_text())["held_out"]
     assert [set(head) >= {"skill", "area", "oracle_area", "lost_at_25%"} for head in held_out] == [
         True
@@ -59,7 +50,7 @@ def test_training_learns_what_attention_follows(trained: Path) -> None:
     assert area <= 1.1 * sum(head["oracle_area"] for head in held_out)
 
 
-def held_out_scores(policy: Path, store: Path) -> Iterator[tuple[Tensor, Tensor]]:
+def held_out_scores(policy, store):
     """Keys [H, N, D] and a policy's scores [H, N] of a held-out sequence, layer by layer."""
     scorer = load_policy(policy)
     for layer, (keys, values) in enumerate(zip(*TraceReader(store).kv(7), strict=True)):
@@ -73,7 +64,7 @@ def held_out_scores(policy: Path, store: Path) -> Iterator[tuple[Tensor, Tensor]
         yield keys, scorer.score(view)[0]
 
 
-def learned_channels(policy: Path, store: Path) -> list[int]:
+def learned_channels(policy, store):
     """Per head, the key channel its scores follow most on a held-out sequence."""
     result = []
     for layer_keys, layer_scores in held_out_scores(policy, store):
@@ -86,9 +77,7 @@ def learned_channels(policy: Path, store: Path) -> list[int]:
 @pytest.mark.parametrize(
     ("objective", "label"), [("listwise", "future_attention"), ("regress", "kvzip_plus")]
 )
-def test_every_objective_learns_the_label_it_is_given(
-    objective: str, label: str, make_store: MakeStore, tmp_path: Path
-) -> None:
+def test_every_objective_learns_the_label_it_is_given(objective, label, make_store, tmp_path):
     store = make_store(labels=("kvzip_plus",))
     better = {"contexts": 8, "hidden": 32, "lr": "0.01", "steps": 60}
     given = {"objective": objective, "label": label}
@@ -102,7 +91,7 @@ def test_every_objective_learns_the_label_it_is_given(
     assert (skill > 0.7) == (label == "future_attention")
 
 
-def test_keys_are_seen_from_the_end_of_the_cache(make_store: MakeStore, tmp_path: Path) -> None:
+def test_keys_are_seen_from_the_end_of_the_cache(make_store, tmp_path):
     store = make_store(frequencies=(0.5, 0.125))
     for frame, known in (("end", (0.5, 0.125)), ("stored", ())):
         out = tmp_path / frame
@@ -116,9 +105,7 @@ def test_keys_are_seen_from_the_end_of_the_cache(make_store: MakeStore, tmp_path
     torch.testing.assert_close(ends[4:], stored[4:])
 
 
-def test_traces_that_know_no_rotary_embedding(
-    make_store: MakeStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_traces_that_know_no_rotary_embedding(make_store, tmp_path, capsys):
     store = make_store(frequencies=None)
     assert main(flags(store, tmp_path / "policy", steps=2, key_frame="end")) == 2
     error = capsys.readouterr().err
@@ -131,9 +118,7 @@ def test_traces_that_know_no_rotary_embedding(
     assert main(flags(store, tmp_path / "values", steps=2, **only_values)) == 0
 
 
-def test_training_on_the_first_sequences(
-    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_training_on_the_first_sequences(store, tmp_path, capsys):
     assert main(flags(store, tmp_path / "policy", steps=2, sequences=5)) == 0
     content = json.loads((tmp_path / "policy" / "policy.json").read_text())
     assert content["training"]["traces"]["train"] == 5
@@ -142,7 +127,7 @@ def test_training_on_the_first_sequences(
     assert not (tmp_path / "more").exists()
 
 
-def test_policies_are_calibrated_by_default(trained: Path, store: Path, tmp_path: Path) -> None:
+def test_policies_are_calibrated_by_default(trained, store, tmp_path):
     content = json.loads((trained / "policy.json").read_text())
     assert content["calibration"]["target"] == "reply_contribution"
     assert len(content["calibration"]["scores"]) == 4
@@ -150,7 +135,7 @@ def test_policies_are_calibrated_by_default(trained: Path, store: Path, tmp_path
     assert json.loads((tmp_path / "raw" / "policy.json").read_text())["calibration"] is None
 
 
-def test_the_policy_records_what_made_it(trained: Path, store: Path) -> None:
+def test_the_policy_records_what_made_it(trained, store):
     content = json.loads((trained / "policy.json").read_text())
     assert content["geometry"] == TraceReader(store).geometry.to_dict()
     assert content["model"] == {"id": "synthetic", "revision": None}
@@ -162,7 +147,7 @@ def test_the_policy_records_what_made_it(trained: Path, store: Path) -> None:
     assert content["hyperparameters"]["reference_length"] == 96
 
 
-def test_logs_stay_next_to_the_policy_and_checkpoints_go(trained: Path) -> None:
+def test_logs_stay_next_to_the_policy_and_checkpoints_go(trained):
     logs = trained / "logs" / "policy"  # TensorBoard's name of the run
     assert list(logs.glob("events.*"))
     events = EventAccumulator(str(logs))
@@ -178,9 +163,7 @@ def test_logs_stay_next_to_the_policy_and_checkpoints_go(trained: Path) -> None:
     assert not list(trained.rglob("*.partial"))
 
 
-def test_a_finished_run_is_left_alone(
-    trained: Path, store: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_finished_run_is_left_alone(trained, store, capsys):
     before = (trained / "policy.json").read_bytes()
     better = {"contexts": 8, "hidden": 64, "permutations": 8, "lr": "0.005", "steps": 100}
     assert main(flags(store, trained, **better)) == 0
@@ -193,9 +176,7 @@ def test_a_finished_run_is_left_alone(
     assert error.count("\n") == 1
 
 
-def test_one_seed_gives_one_policy_and_another_seed_another(
-    store: Path, tmp_path: Path, assert_same: Callable[[Path, Path], None], weights: Weights
-) -> None:
+def test_one_seed_gives_one_policy_and_another_seed_another(store, tmp_path, assert_same, weights):
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
         assert main(flags(store, tmp_path / name, steps=12, seed=seed)) == 0
     assert_same(tmp_path / "a", tmp_path / "b")
@@ -205,9 +186,7 @@ def test_one_seed_gives_one_policy_and_another_seed_another(
     )
 
 
-def test_heads_do_not_influence_each_other(
-    store: Path, make_store: MakeStore, tmp_path: Path, weights: Weights
-) -> None:
+def test_heads_do_not_influence_each_other(store, make_store, tmp_path, weights):
     others = make_store(noise=1)  # head 0 of layer 0 sees the same traces, all others do not
     assert main(flags(store, tmp_path / "a", steps=15)) == 0
     assert main(flags(others, tmp_path / "b", steps=15)) == 0
@@ -219,17 +198,15 @@ def test_heads_do_not_influence_each_other(
     assert list(same.values()) == [True, False, False, False]
 
 
-def test_recomputing_activations_changes_nothing(
-    store: Path, tmp_path: Path, assert_same: Callable[[Path, Path], None]
-) -> None:
+def test_recomputing_activations_changes_nothing(store, tmp_path, assert_same):
     assert main(flags(store, tmp_path / "a", steps=6)) == 0
     # 4 heads of 2 contexts of about 50 tokens and 1 kB each need 0.4 MB: groups of 2
     assert main(flags(store, tmp_path / "b", steps=6, activation_gb="2.4e-4")) == 0
     assert_same(tmp_path / "a", tmp_path / "b")
 
 
-def test_runs_may_share_contexts(store: Path, tmp_path: Path) -> None:
-    sources: Sources = {}
+def test_runs_may_share_contexts(store, tmp_path):
+    sources = {}
     for inputs in ("key,value", "key,recent", "distance"):
         out = tmp_path / inputs
         config = TrainConfig(
@@ -250,13 +227,7 @@ def test_runs_may_share_contexts(store: Path, tmp_path: Path) -> None:
         ({"tokens": 38}, "longer than --min_prefix 40"),
     ],
 )
-def test_unusable_stores(
-    plan: dict[str, int | bool],
-    message: str,
-    make_store: MakeStore,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_unusable_stores(plan, message, make_store, tmp_path, capsys):
     assert main(flags(make_store(**plan), tmp_path / "policy", steps=2)) == 2
     error = capsys.readouterr().err
     assert message in error
@@ -264,14 +235,14 @@ def test_unusable_stores(
     assert not (tmp_path / "policy").exists()
 
 
-def test_incomplete_stores_by_flag(make_store: MakeStore, tmp_path: Path) -> None:
+def test_incomplete_stores_by_flag(make_store, tmp_path):
     store = make_store(train=2, validation=3, write=4)
     assert main(flags(store, tmp_path / "policy", steps=2, allow_incomplete="yes")) == 0
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_training_on_a_gpu_learns_too(store: Path, tmp_path: Path) -> None:
+def test_training_on_a_gpu_learns_too(store, tmp_path):
     better = {"contexts": 8, "hidden": 64, "permutations": 8, "lr": "0.005", "steps": 100}
     assert main(flags(store, tmp_path / "policy", device="cuda", **better)) == 0
     held_out = json.loads((tmp_path / "policy" / "policy.json").read_text())["held_out"]

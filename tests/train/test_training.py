@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import lightning.pytorch as pl
 import pytest
@@ -15,7 +13,7 @@ from kvp.store import TraceReader
 from policies.ranker import HeadRankers, RankerSpec
 from train.data.contexts import ContextSource
 from train.learning.optim import learning_rate_factor
-from train.recipe import PAPER, Recipe
+from train.recipe import PAPER
 from train.training import RankerTraining
 
 RATE, DECAY, CLIP = 1e-2, 0.5, 2.0
@@ -37,13 +35,13 @@ class GivenGradients(RankerTraining):
 
     gradients: list[list[Tensor]]
 
-    def training_step(self, step: int, batch_idx: int) -> dict[str, Any]:
+    def training_step(self, step, batch_idx):
         parameters = self.rankers.parameters()
         pairs = zip(parameters, self.gradients[step], strict=True)
         return {"loss": sum((weight * gradient).sum() for weight, gradient in pairs)}
 
 
-def training(store: Path, recipe: Recipe) -> GivenGradients:
+def training(store, recipe):
     reader = TraceReader(store)
     spec = RankerSpec(
         head_dim=reader.geometry.head_dim,
@@ -59,7 +57,7 @@ def training(store: Path, recipe: Recipe) -> GivenGradients:
     return GivenGradients(rankers, recipe, source, reader.records("train"), seed=0)
 
 
-def fit(module: RankerTraining, steps: int, *callbacks: Callback) -> None:
+def fit(module, steps, *callbacks):
     trainer = pl.Trainer(
         accelerator="cpu",
         max_steps=steps,
@@ -74,17 +72,17 @@ def fit(module: RankerTraining, steps: int, *callbacks: Callback) -> None:
         trainer.fit(module)
 
 
-def weights(module: RankerTraining) -> list[Tensor]:
+def weights(module):
     return [weight.detach().clone() for weight in module.rankers.parameters()]
 
 
-def like(module: RankerTraining, seed: int) -> list[Tensor]:
+def like(module, seed):
     """Random tensors shaped as the weights."""
     generator = torch.Generator().manual_seed(seed)
     return [torch.randn(weight.shape, generator=generator) for weight in weights(module)]
 
 
-def test_a_step_without_gradients_shrinks_weights_by_rate_times_decay(store: Path) -> None:
+def test_a_step_without_gradients_shrinks_weights_by_rate_times_decay(store):
     recipe = replace(RECIPE, steps=4)
     module = training(store, recipe)
     before = weights(module)
@@ -94,7 +92,7 @@ def test_a_step_without_gradients_shrinks_weights_by_rate_times_decay(store: Pat
         torch.testing.assert_close(weight, was * (1 - RATE * DECAY))
 
 
-def clipped(gradients: list[Tensor], heads: int) -> list[Tensor]:
+def clipped(gradients, heads):
     """Gradients with every head's norm brought down to `CLIP`."""
     norms = [
         sum(float(gradient[head].square().sum()) for gradient in gradients) ** 0.5
@@ -105,7 +103,7 @@ def clipped(gradients: list[Tensor], heads: int) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_a_huge_gradient_counts_as_the_clipped_one(store: Path, optimizer: str) -> None:
+def test_a_huge_gradient_counts_as_the_clipped_one(store, optimizer):
     """AdamW's first step has one length whatever the gradient: the second one tells."""
     recipe = replace(RECIPE, steps=8, optimizer=optimizer)  # type: ignore[arg-type]
     one, other = training(store, recipe), training(store, recipe)
@@ -121,14 +119,14 @@ def test_a_huge_gradient_counts_as_the_clipped_one(store: Path, optimizer: str) 
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
 
 
-def test_the_rate_of_a_step_is_the_schedule_s(store: Path) -> None:
+def test_the_rate_of_a_step_is_the_schedule_s(store):
     recipe = replace(RECIPE, steps=10, warmup_steps=2)
     module = training(store, recipe)
     module.gradients = [[torch.zeros_like(weight) for weight in weights(module)]] * 10
-    rates: list[float] = []
+    rates = []
 
     class Rates(Callback):
-        def on_train_batch_start(self, trainer: pl.Trainer, *args: object) -> None:
+        def on_train_batch_start(self, trainer, *args):
             rates.append(trainer.optimizers[0].param_groups[0]["lr"])
 
     fit(module, 10, Rates())

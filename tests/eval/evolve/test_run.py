@@ -1,11 +1,8 @@
 """kvp evolve from its command line, on a random model: what it writes, resumes and refuses."""
 
-from __future__ import annotations
-
 import shutil
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +11,7 @@ import torch
 import eval.evolve.run
 from eval.config import EvolveConfig
 from eval.evolve.run import Target
-from eval.evolve.search import Generation, Journal
+from eval.evolve.search import Journal
 from kvp.artifacts.files import JsonLines
 from kvp.budgets import parse_budget
 from kvp.data.task import TaskSettings
@@ -29,8 +26,8 @@ main = partial(run_program, "evolve")
 ROOT = Path(__file__).parents[3]
 
 
-def _arguments(folder: Path, out: Path, **changes: object) -> list[str]:
-    settings: dict[str, object] = {
+def _arguments(folder, out, **changes):
+    settings = {
         "model": folder, "scorer": "keydiff", "tasks": "niah_single_1,chat", "budget": "20%",
         "search_prompts": 3, "holdout": 4, "length": 260, "generations": 2, "max_new_tokens": 5,
         "out": out, "bootstrap": 50, **changes,
@@ -38,19 +35,19 @@ def _arguments(folder: Path, out: Path, **changes: object) -> list[str]:
     return [part for name, value in settings.items() for part in (f"--{name}", str(value))]
 
 
-def _journal(out: Path) -> list[dict[str, Any]]:
+def _journal(out):
     records = list(JsonLines(out / "search.jsonl"))
     return [{**record, "seconds": 0} for record in records]
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Path:
+def finished(tmp_path_factory, tiny_folder):
     out = tmp_path_factory.mktemp("finished") / "search"
     assert main(_arguments(tiny_folder, out)) == 0
     return out
 
 
-def test_a_run_ends_in_a_budget_file(finished: Path, tiny_folder: Path) -> None:
+def test_a_run_ends_in_a_budget_file(finished, tiny_folder):
     budgets = load_budgets(finished)
     assert (budgets.layers, budgets.kv_heads) == (2, 2)
     assert sum(budgets.counts) == 2 * budgets.budget
@@ -69,7 +66,7 @@ def test_a_run_ends_in_a_budget_file(finished: Path, tiny_folder: Path) -> None:
     assert budgets.data["split"] == "validation"
 
 
-def test_the_cache_really_keeps_what_was_searched(finished: Path, tiny_folder: Path) -> None:
+def test_the_cache_really_keeps_what_was_searched(finished, tiny_folder):
     point = load_budgets(finished)
     scorer, allocator = make_method(f"keydiff+evolved:{finished}")
     model, _ = load_model(str(tiny_folder))
@@ -80,10 +77,7 @@ def test_the_cache_really_keeps_what_was_searched(finished: Path, tiny_folder: P
     assert nbytes == [count * per_token for count in point.counts]
 
 
-def test_a_finished_run_is_left_alone(
-    finished: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+def test_a_finished_run_is_left_alone(finished, tiny_folder, monkeypatch, capsys):
     before = {path: path.read_bytes() for path in finished.iterdir()}
     monkeypatch.setattr(eval.evolve.run, "load_bench", lambda *_, **__: pytest.fail("ran a model"))
     assert main(_arguments(tiny_folder, finished)) == 0
@@ -93,9 +87,7 @@ def test_a_finished_run_is_left_alone(
     assert "held out" in output.out
 
 
-def test_budgets_of_another_search_are_not_taken_for_this_one(
-    finished: Path, tiny_folder: Path, tmp_path: Path
-) -> None:
+def test_budgets_of_another_search_are_not_taken_for_this_one(finished, tiny_folder, tmp_path):
     out, other = tmp_path / "search", tmp_path / "other"
     shutil.copytree(finished, out)
     assert main(_arguments(tiny_folder, other, scorer="knorm")) == 0
@@ -105,12 +97,10 @@ def test_budgets_of_another_search_are_not_taken_for_this_one(
     assert (ours.scorer, ours.counts, ours.held_out) == ("keydiff", theirs.counts, theirs.held_out)
 
 
-def test_a_run_killed_between_generations_resumes(
-    finished: Path, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_killed_between_generations_resumes(finished, tiny_folder, tmp_path, monkeypatch):
     append = Journal.append
 
-    def killed(journal: Journal, entry: Generation) -> None:
+    def killed(journal, entry):
         if len(journal.generations) == 2:
             raise KeyboardInterrupt
         append(journal, entry)
@@ -126,9 +116,7 @@ def test_a_run_killed_between_generations_resumes(
     assert (ours.counts, ours.held_out) == (theirs.counts, theirs.held_out)
 
 
-def test_prompts_that_do_not_fit_the_memory_change_nothing(
-    finished: Path, tiny_folder: Path, tmp_path: Path
-) -> None:
+def test_prompts_that_do_not_fit_the_memory_change_nothing(finished, tiny_folder, tmp_path):
     out = tmp_path / "search"
     assert main(_arguments(tiny_folder, out, memory_gb=0, decode_batch=2)) == 0
     ours, theirs = _journal(out), _journal(finished)
@@ -152,10 +140,7 @@ def test_prompts_that_do_not_fit_the_memory_change_nothing(
         ({"model": "./nowhere"}, "--model ./nowhere: no such folder"),
     ],
 )
-def test_mistakes_are_one_line(
-    changes: dict[str, object], words: str, tmp_path: Path, tiny_folder: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+def test_mistakes_are_one_line(changes, words, tmp_path, tiny_folder, capsys):
     out = tmp_path / "search"
     assert main(_arguments(tiny_folder, out, **changes)) == 2
     lines = capsys.readouterr().err.strip().splitlines()
@@ -165,7 +150,7 @@ def test_mistakes_are_one_line(
     assert not out.exists()
 
 
-def test_percentages_follow_each_prompt() -> None:
+def test_percentages_follow_each_prompt():
     target = Target(budget=parse_budget("20%"), tokens=40, protection=Protection())
     assert target.counts((30, 50), cached=200) == [30, 50]
     assert target.counts((30, 50), cached=400) == [60, 100]
@@ -174,14 +159,14 @@ def test_percentages_follow_each_prompt() -> None:
     assert absolute.counts((30, 50), cached=4000) == [30, 50]
 
 
-def test_no_layer_keeps_more_than_the_prompts_have() -> None:
+def test_no_layer_keeps_more_than_the_prompts_have():
     config = EvolveConfig(out="unused")
     target = Target(budget=parse_budget("40%"), tokens=40, protection=UNPROTECTED)
     plan = eval.evolve.run._plan(config, 2, target, reference=50)
     assert plan.scheme(np.array([90.0, 1.0])) == (50, 30)
 
 
-def test_held_out_prompts_are_others(tiny_folder: Path) -> None:
+def test_held_out_prompts_are_others(tiny_folder):
     _, tokenizer = load_model(str(tiny_folder))
     config = EvolveConfig(out="unused", tasks="niah_single_1,niah_single_2", length=260)
     searched, held_out = eval.evolve.run.load_prompts(

@@ -1,11 +1,7 @@
 """The search without a model: fitness, groups, population, exact totals, convergence, resuming."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +11,6 @@ from hypothesis import strategies as st
 from eval.evolve.search import (
     REACH,
     Journal,
-    Scheme,
     SearchPlan,
     cache_score,
     layer_groups,
@@ -32,7 +27,7 @@ PLAN = SearchPlan(
 BEST = np.array([200, 50, 25, 150, 100, 75])
 
 
-def _score(scheme: Scheme) -> float:
+def _score(scheme):
     """1 at BEST, smaller the further away in the logarithm."""
     return float(np.exp(-np.mean(np.log(np.array(scheme) / BEST) ** 2)))
 
@@ -40,11 +35,11 @@ def _score(scheme: Scheme) -> float:
 class Evaluator:
     """Counts evaluated schemes; can fail at one of them, as a killed run does."""
 
-    def __init__(self, fail_after: int = 10**9) -> None:
-        self.seen: list[Scheme] = []
+    def __init__(self, fail_after=10**9):
+        self.seen = []
         self.calls, self._limit = 0, fail_after
 
-    def __call__(self, schemes: Sequence[Scheme]) -> list[float]:
+    def __call__(self, schemes):
         if self.calls == self._limit:
             raise KeyboardInterrupt
         self.calls += 1
@@ -52,12 +47,12 @@ class Evaluator:
         return [_score(scheme) for scheme in schemes]
 
 
-def _content(path: Path) -> list[dict[str, object]]:
+def _content(path):
     records = list(JsonLines(path))
     return [{**record, "seconds": 0} for record in records]
 
 
-def test_groups_go_bottom_up_and_the_last_may_be_smaller() -> None:
+def test_groups_go_bottom_up_and_the_last_may_be_smaller():
     assert [range(32)[group] for group in layer_groups(10, 4)] == [
         range(4), range(4, 8), range(8, 10),
     ]  # fmt: skip
@@ -67,7 +62,7 @@ def test_groups_go_bottom_up_and_the_last_may_be_smaller() -> None:
 
 @settings(max_examples=50)
 @given(st.lists(st.floats(0, 1), min_size=6, max_size=6))
-def test_projected_candidates_have_the_exact_total(x: list[float]) -> None:
+def test_projected_candidates_have_the_exact_total(x):
     weights = PLAN.budget * REACH ** (np.array(x) - 0.5)
     scheme = PLAN.scheme(weights)
     assert sum(scheme) == 600
@@ -76,7 +71,7 @@ def test_projected_candidates_have_the_exact_total(x: list[float]) -> None:
     assert max(abs(count - weight) for count, weight in zip(soft, weights, strict=True)) <= 0.5
 
 
-def test_it_finds_a_known_optimum(tmp_path: Path) -> None:
+def test_it_finds_a_known_optimum(tmp_path):
     evaluator = Evaluator()
     plan = replace(PLAN, generations=30)
     elite = search(plan, evaluator, Journal(tmp_path / "log"))
@@ -89,7 +84,7 @@ def test_it_finds_a_known_optimum(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("calls", [1, 13])
-def test_a_killed_search_resumes_to_the_same_end(tmp_path: Path, calls: int) -> None:
+def test_a_killed_search_resumes_to_the_same_end(tmp_path, calls):
     whole = search(PLAN, Evaluator(), Journal(tmp_path / "whole"))
     path = tmp_path / "killed"
     with pytest.raises(KeyboardInterrupt):
@@ -105,7 +100,7 @@ def test_a_killed_search_resumes_to_the_same_end(tmp_path: Path, calls: int) -> 
     assert rest.calls == len(_content(path)) - calls
 
 
-def test_the_journal_of_another_search_is_refused(tmp_path: Path) -> None:
+def test_the_journal_of_another_search_is_refused(tmp_path):
     search(PLAN, Evaluator(), Journal(tmp_path / "log"))
     with pytest.raises(ResultsError, match="line 2 is not what this search draws"):
         search(replace(PLAN, seed=4), Evaluator(), Journal(tmp_path / "log"))
@@ -114,11 +109,11 @@ def test_the_journal_of_another_search_is_refused(tmp_path: Path) -> None:
         Journal(tmp_path / "log")
 
 
-def test_equal_schemes_are_evaluated_once(tmp_path: Path) -> None:
+def test_equal_schemes_are_evaluated_once(tmp_path):
     plan = replace(PLAN, layers=2, budget=3, minimum=2, maximum=4, group=2)  # three schemes exist
-    seen: list[Scheme] = []
+    seen = []
 
-    def flat(schemes: Sequence[Scheme]) -> list[float]:
+    def flat(schemes):
         seen.extend(schemes)
         return [0.5 for _ in schemes]
 
@@ -132,17 +127,17 @@ def test_equal_schemes_are_evaluated_once(tmp_path: Path) -> None:
     ("mean", "expected"),
     [(128, 1.0), (256, 0.0), (0, 0.8), (64, 0.9), (192, 0.5), (512, 0.0)],
 )
-def test_cache_score(mean: float, expected: float) -> None:
+def test_cache_score(mean, expected):
     assert cache_score(mean, 128) == pytest.approx(expected)
 
 
-def test_fitness() -> None:
+def test_fitness():
     plan = replace(PLAN, layers=2, budget=128)
     assert plan.fitness((100, 156), 1.0) == pytest.approx(1.3)
     assert plan.fitness((28, 100), 0.5) == pytest.approx(0.5 * 1.27)
     assert plan.fitness((256, 256), 1.0) == pytest.approx(1.0)
 
 
-def test_replies_score_as_one_over_perplexity() -> None:
+def test_replies_score_as_one_over_perplexity():
     assert reply_score(0.0, 7) == 1.0
     assert reply_score(3 * math.log(4), 3) == pytest.approx(0.25)

@@ -1,20 +1,13 @@
 """kvp lm-eval: the harness's command line with our model class, offline."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
-from pathlib import Path
-
-import pytest
 
 from eval.lm_harness import cli
 
 
-def test_a_run_from_the_command_line(
-    tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_from_the_command_line(tiny_folder, tmp_path, capsys):
     passage = "The grass is green. The sky is blue. The sun is yellow. Here we go. " * 4
     rows = [{"passage": passage, "question": "is it so", "label": n % 2} for n in range(3)]
     data = tmp_path / "boolq.jsonl"
@@ -43,15 +36,13 @@ def test_a_run_from_the_command_line(
     assert results["n-samples"]["mine"]["effective"] == 2
 
 
-def test_without_the_harness_there_is_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_the_harness_there_is_one_line(monkeypatch, capsys):
     monkeypatch.setattr("kvp.plugins.find_spec", lambda _: None)
     assert cli.main(["--tasks", "boolq"]) == 2
     assert "the harness needs the package lm_eval: pip install" in capsys.readouterr().err
 
 
-def test_help_answers_without_the_harness() -> None:
+def test_help_answers_without_the_harness():
     code = (
         "import sys; from eval.lm_harness.cli import main; assert main(['--help']) == 0; "
         "assert not {'torch', 'lm_eval', 'transformers'} & set(sys.modules)"

@@ -1,10 +1,6 @@
 """The harness's model class: HFLM's numbers without eviction, kvp-eval's answers with it."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -32,35 +28,29 @@ CHOICES = (" yes", " no", " the sun is yellow. There and back", " y")
 GREEDY = {"until": ["\n"], "max_gen_toks": 12}
 
 
-def _requests(kind: str, arguments: list[tuple[Any, ...]], doc: Any = None) -> list[Instance]:
+def _requests(kind, arguments, doc=None):
     return [Instance(kind, doc or {}, each, number) for number, each in enumerate(arguments)]
 
 
-def _choices(*contexts: str) -> list[Instance]:
+def _choices(*contexts):
     pairs = [(context, choice) for choice in CHOICES for context in contexts]
     return _requests("loglikelihood", pairs)
 
 
 @pytest.fixture(scope="module")
-def stock(tiny_folder: Path) -> HFLM:
+def stock(tiny_folder):
     _, tokenizer = load_model(str(tiny_folder))
     model = AutoModelForCausalLM.from_pretrained(tiny_folder)
     return HFLM(pretrained=model, tokenizer=tokenizer, batch_size=4)
 
 
-def _lm(folder: Path, **arguments: Any) -> KvpLM:
+def _lm(folder, **arguments):
     return KvpLM(str(folder), device="cpu", **arguments)
 
 
 @pytest.mark.parametrize("settings", [{}, {"method": "snapkv+global", "budget": "100%"}])
 @pytest.mark.parametrize("batch", [1, "auto"])
-def test_without_eviction_numbers_are_those_of_hflm(
-    tiny_folder: Path,
-    stock: HFLM,
-    settings: dict[str, Any],
-    batch: int | str,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_without_eviction_numbers_are_those_of_hflm(tiny_folder, stock, settings, batch, capsys):
     lm = _lm(tiny_folder, batch_size=batch, **settings)
     requests = _choices(PROMPT, LONG, "x", "", "ends with a space ")
     theirs = stock.loglikelihood(requests, disable_tqdm=True)
@@ -83,7 +73,7 @@ def test_without_eviction_numbers_are_those_of_hflm(
     )  # fmt: skip
 
 
-def test_without_eviction_answers_are_those_of_hflm(tiny_folder: Path, stock: HFLM) -> None:
+def test_without_eviction_answers_are_those_of_hflm(tiny_folder, stock):
     lm = _lm(tiny_folder, method="knorm", budget="100%")
     prompts = [(PROMPT, GREEDY), (LONG, GREEDY), ("x", {**GREEDY, "num_beams": 3}),
                (PROMPT, {**GREEDY, "num_beams": 2}), (TEXT, {"until": "e", "max_gen_toks": 30}),
@@ -101,7 +91,7 @@ def test_without_eviction_answers_are_those_of_hflm(tiny_folder: Path, stock: HF
     assert len(set(ours)) > 3
 
 
-def test_the_first_scored_token_feels_the_eviction(tiny_folder: Path) -> None:
+def test_the_first_scored_token_feels_the_eviction(tiny_folder):
     lm = _lm(tiny_folder, method="snapkv+global", budget="25%", protection="off", batch_size=2)
     (found, *_) = lm.loglikelihood(
         _requests("loglikelihood", [(PROMPT, each) for each in CHOICES]), disable_tqdm=True
@@ -123,7 +113,7 @@ def test_the_first_scored_token_feels_the_eviction(tiny_folder: Path) -> None:
     assert abs(found[0] - full[0][0]) > 0.01
 
 
-def test_a_boundary_is_where_the_field_ends(tiny_folder: Path) -> None:
+def test_a_boundary_is_where_the_field_ends(tiny_folder):
     doc, end = {"passage": TEXT * 3 + " "}, len((TEXT * 3).strip())
     lm = _lm(tiny_folder, method="knorm", budget=24, question="outside", protection="off")
     request = Instance("loglikelihood", doc, (PROMPT, " yes"), 0)
@@ -151,7 +141,7 @@ def test_a_boundary_is_where_the_field_ends(tiny_folder: Path) -> None:
         ({"passage": "elsewhere"}, "does not hold the document's 'passage' as it is"),
     ],
 )
-def test_a_missing_field_is_one_line(tiny_folder: Path, doc: Any, message: str) -> None:
+def test_a_missing_field_is_one_line(tiny_folder, doc, message):
     lm = _lm(tiny_folder, method="knorm", budget="50%", question="outside")
     for ask, arguments in ((lm.loglikelihood, (PROMPT, " yes")), (lm.generate_until, (TEXT, {}))):
         with pytest.raises(UsageError) as error:
@@ -175,16 +165,14 @@ def test_a_missing_field_is_one_line(tiny_folder: Path, doc: Any, message: str) 
         ({"trust_remote_code": True}, "never runs code that comes with a model"),
     ],
 )
-def test_wrong_arguments_are_one_line(
-    tiny_folder: Path, settings: dict[str, Any], message: str
-) -> None:
+def test_wrong_arguments_are_one_line(tiny_folder, settings, message):
     with pytest.raises(UsageError) as error:
         _lm(tiny_folder, **settings)
     assert message in str(error.value)
     assert "\n" not in str(error.value)
 
 
-def test_a_policy_and_a_loaded_model(tiny_folder: Path, tiny_policy: Path) -> None:
+def test_a_policy_and_a_loaded_model(tiny_folder, tiny_policy):
     model, tokenizer = load_model(str(tiny_folder))
     with pytest.raises(UsageError, match="tokenizer="):
         KvpLM(model)
@@ -202,16 +190,14 @@ class _StoppedError(Exception):
     pass
 
 
-def test_an_interrupted_run_goes_on_from_its_cache_file(
-    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_run_goes_on_from_its_cache_file(tiny_folder, tmp_path, monkeypatch):
     lm = _lm(tiny_folder, method="knorm", budget="25%")
     requests = _requests("generate_until", [(TEXT * n, GREEDY) for n in (1, 2, 3)])
     expected = lm.generate_until(requests, disable_tqdm=True)
     generate = KvpLM._model_generate
-    asked: list[int] = []
+    asked = []
 
-    def stops(self: KvpLM, context: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def stops(self, context, *args, **kwargs):
         asked.append(context.shape[1])
         if len(asked) == 3:
             raise _StoppedError
@@ -242,9 +228,7 @@ ROWS = [
 @pytest.mark.parametrize(
     ("protocol", "question"), [("query_aware", "inside"), ("query_agnostic", "outside")]
 )
-def test_answers_are_those_of_kvp_eval(
-    tiny_folder: Path, tmp_path: Path, protocol: str, question: str
-) -> None:
+def test_answers_are_those_of_kvp_eval(tiny_folder, tmp_path, protocol, question):
     data = tmp_path / "rows.jsonl"
     data.write_text("\n".join(map(json.dumps, ROWS)))
     kvp.evaluate(

@@ -1,27 +1,23 @@
 """A results folder small enough to check every number of its report by hand."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from eval.comparison import Comparison, compare
+from eval.comparison import compare
 from eval.results import load_results
 from kvp.artifacts.files import JsonLines
 from kvp.manifest import write_sealed_json
 from kvp.metrics import METRICS_VERSION
 from kvp.programs import report as main
 
-Record = dict[str, Any]
 PROTOCOLS = ("query_aware", "query_agnostic")
 TASKS = {"one": ("e1", "e2"), "two": ("e3", "e4")}
 
 # (method, protected, policy label, policy seed, budget) -> scores of e1, e2, e3, e4
-SCORES: dict[tuple[str, bool, str | None, int | None, str | None], tuple[float, ...]] = {
+SCORES = {
     ("full", False, None, None, None): (1, 1, 1, 1),
     ("oracle", True, None, None, "25%"): (1, 1, 1, 0),
     ("oracle", True, None, None, "50%"): (1, 1, 1, 1),
@@ -49,15 +45,15 @@ FACTORS = (1.0, 1.2, 0.8, 1.0, 0.9, 1.1)
 
 
 def result_record(
-    method: str = "knorm",
+    method="knorm",
     *,
-    protected: bool = True,
-    policy: str | None = None,
-    policy_seed: int | None = None,
-    budget_spec: str | None = "25%",
-    protocol: str = "query_aware",
-    **changes: Any,
-) -> Record:
+    protected=True,
+    policy=None,
+    policy_seed=None,
+    budget_spec="25%",
+    protocol="query_aware",
+    **changes,
+):
     share = None if budget_spec is None else float(budget_spec.rstrip("%")) / 100
     return {
         "model": "toy", "method": method, "variant": "auto", "allocator": "uniform",
@@ -72,7 +68,7 @@ def result_record(
     }  # fmt: skip
 
 
-def answer_records() -> list[Record]:
+def answer_records():
     """Generated answers of both protocols; everything scores zero in query_agnostic but full."""
     records = []
     for protocol in PROTOCOLS:
@@ -90,7 +86,7 @@ def answer_records() -> list[Record]:
     return records
 
 
-def reply_records() -> list[Record]:
+def reply_records():
     """Given replies: two dialogues of 10 and 30 tokens."""
     records = []
     for method, budget, nll in (
@@ -108,7 +104,7 @@ def reply_records() -> list[Record]:
     return records
 
 
-def curve_records() -> list[Record]:
+def curve_records():
     """Two heads; areas 0.1 + 0.3 of the oracle, 0.2 + 0.3 and 0.3 + 0.4 of the policies."""
     cells = (
         ("oracle", None, None, (0.1, 0.3)), ("kvp", "seed0", 0, (0.2, 0.3)),
@@ -127,7 +123,7 @@ def curve_records() -> list[Record]:
     ]  # fmt: skip
 
 
-def timing_records() -> list[Record]:
+def timing_records():
     """The full cache, and one method at half of it."""
     return [
         {
@@ -148,7 +144,7 @@ def timing_records() -> list[Record]:
     ]  # fmt: skip
 
 
-def manifest(**changes: Any) -> dict[str, Any]:
+def manifest(**changes):
     identity = {
         "model": "toy", "revision": None, "length": 20, "split": "test", "essays": None,
         "chat": None, "seed": 0, "dtype": "float32", "sinks": 1, "recents": 2,
@@ -167,17 +163,10 @@ Write = Callable[..., Path]
 
 
 @pytest.fixture(scope="session")
-def write_results() -> Write:
+def write_results():
     """Write a results folder; parts given as None are left out."""
 
-    def write(
-        folder: Path,
-        *,
-        records: list[Record] | None = None,
-        timing: list[Record] | None = None,
-        curves: list[Record] | None = None,
-        **identity: Any,
-    ) -> Path:
+    def write(folder, *, records=None, timing=None, curves=None, **identity):
         folder.mkdir(parents=True)
         write_sealed_json(folder / "manifest.json", manifest(**identity))
         for name, lines in (
@@ -193,7 +182,7 @@ def write_results() -> Write:
 
 
 @pytest.fixture(scope="session")
-def made() -> SimpleNamespace:
+def made():
     """What makes the records, for fixtures of whole modules."""
     return SimpleNamespace(
         record=result_record,
@@ -205,22 +194,22 @@ def made() -> SimpleNamespace:
 
 
 @pytest.fixture
-def make_record() -> Callable[..., Record]:
+def make_record():
     """One record of rows.jsonl with given fields."""
     return result_record
 
 
 @pytest.fixture
-def answers() -> list[Record]:
+def answers():
     """Records with scores."""
     return answer_records()
 
 
 @pytest.fixture
-def make_comparison(tmp_path: Path, write_results: Write) -> Callable[..., Comparison]:
+def make_comparison(tmp_path, write_results):
     """The accuracies of query_aware answers, compared."""
 
-    def make(**parts: Any) -> Comparison:
+    def make(**parts):
         folder = write_results(tmp_path / f"compared{len(list(tmp_path.iterdir()))}", **parts)
         results = load_results(folder)
         comparison = compare(results, "accuracy", "query_aware", resamples=50)
@@ -231,25 +220,25 @@ def make_comparison(tmp_path: Path, write_results: Write) -> Callable[..., Compa
 
 
 @pytest.fixture
-def replies() -> list[Record]:
+def replies():
     """Records with likelihoods."""
     return reply_records()
 
 
 @pytest.fixture
-def curves() -> list[Record]:
+def curves():
     """Records of curves.jsonl."""
     return curve_records()
 
 
 @pytest.fixture
-def timing() -> list[Record]:
+def timing():
     """Records of timing.jsonl."""
     return timing_records()
 
 
 @pytest.fixture(scope="session")
-def reported(tmp_path_factory: pytest.TempPathFactory, write_results: Write) -> Path:
+def reported(tmp_path_factory, write_results):
     """A complete results folder with its report, made once: report.html and figures/.
 
     Answers are their method and budget.

@@ -1,18 +1,13 @@
 """Folders that others wrote: what is refused in one line, what is joined, what is only text."""
 
-from __future__ import annotations
-
 import base64
 import gzip
 import hashlib
 import json
 import re
 import shlex
-from collections.abc import Callable, Iterable
 from functools import partial
 from html.parser import HTMLParser
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -28,15 +23,13 @@ from kvp.programs import run_program
 
 compare_main = partial(run_program, "compare")
 
-Record = dict[str, Any]
-Write = Callable[..., Path]
 FILES = ("rows.jsonl", "timing.jsonl", "curves.jsonl")
 SCRIPT = "</script><script>alert(1)</script>"
 QUOTE = "\"' onmouseover='alert(1)"
 
 
 @pytest.fixture
-def folder(tmp_path: Path, write_results: Write, made: Any) -> Path:
+def folder(tmp_path, write_results, made):
     """A folder with every file that kvp-eval writes."""
     return write_results(
         tmp_path / "r", records=[*made.answers(), *made.replies()], timing=made.timing(),
@@ -44,25 +37,25 @@ def folder(tmp_path: Path, write_results: Write, made: Any) -> Path:
     )  # fmt: skip
 
 
-def _digest(content: Record) -> str:
+def _digest(content):
     """As `kvp.manifest.digest_json`, also of what kvp would not write."""
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _write_lines(path: Path, records: Iterable[Record]) -> None:
+def _write_lines(path, records):
     lines = ({**record, "checksum": _digest(record)[:16]} for record in records)
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-def _lines(path: Path) -> list[Record]:
+def _lines(path):
     return [
         {name: value for name, value in json.loads(line).items() if name != "checksum"}
         for line in path.read_text().splitlines()
     ]
 
 
-def _change(folder: Path, name: str, **changes: Any) -> None:
+def _change(folder, name, **changes):
     """Change the first record of a file, or the entries of a JSON file."""
     if name.endswith(".jsonl"):
         first, *others = _lines(folder / name)
@@ -73,7 +66,7 @@ def _change(folder: Path, name: str, **changes: Any) -> None:
     (folder / name).write_text(json.dumps({**content, "sha256": _digest(content)}))
 
 
-def _page(folder: Path) -> str:
+def _page(folder):
     runs = make_runs([load_results(folder)], 3)
     return render(runs, blocks_of(runs))
 
@@ -90,9 +83,7 @@ def _page(folder: Path) -> str:
         ("curves.jsonl", {"metrics_version": METRICS_VERSION - 1}, "another definition of skill"),
     ],
 )  # fmt: skip
-def test_damage_is_one_line_that_names_the_file(
-    folder: Path, name: str, changes: Record, named: str
-) -> None:
+def test_damage_is_one_line_that_names_the_file(folder, name, changes, named):
     _change(folder, name, **changes)
     with pytest.raises(ResultsError, match=re.escape(named)) as caught:
         load_results(folder)
@@ -107,7 +98,7 @@ def test_damage_is_one_line_that_names_the_file(
         ("manifest.json", b"\x00" * 64), ("manifest.json", None),
     ],
 )  # fmt: skip
-def test_foreign_content_is_one_line(folder: Path, name: str, content: bytes | None) -> None:
+def test_foreign_content_is_one_line(folder, name, content):
     (folder / name).unlink()
     if content is not None:
         (folder / name).write_bytes(content)
@@ -115,7 +106,7 @@ def test_foreign_content_is_one_line(folder: Path, name: str, content: bytes | N
         load_results(folder)
 
 
-def test_a_torn_last_line_is_left_out_and_other_lines_are_unique(folder: Path) -> None:
+def test_a_torn_last_line_is_left_out_and_other_lines_are_unique(folder):
     whole = load_results(folder)
     path = folder / "rows.jsonl"
     with path.open("a") as file:
@@ -134,9 +125,8 @@ def test_a_torn_last_line_is_left_out_and_other_lines_are_unique(folder: Path) -
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("how", ["cut at the end of a line", "gone", "of another run"])
 def test_what_is_not_as_the_last_run_left_it_is_said(
-    folder: Path, tmp_path: Path, name: str, how: str, made: Any, write_results: Write,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    folder, tmp_path, name, how, made, write_results, capsys
+):
     _change(folder, "manifest.json", files={})
     assert load_results(folder).altered == "the last run has not ended"
     seal(folder)
@@ -165,9 +155,7 @@ def test_what_is_not_as_the_last_run_left_it_is_said(
 
 
 @pytest.mark.parametrize("files", [[], [1], None, {"rows.jsonl": [1]}, {"x": 1}, "x"])
-def test_a_manifest_that_says_something_else_of_its_files_is_one_line(
-    folder: Path, files: Any
-) -> None:
+def test_a_manifest_that_says_something_else_of_its_files_is_one_line(folder, files):
     _change(folder, "manifest.json", files=files)
     with pytest.raises(ResultsError, match=r"manifest.json is damaged or not what kvp writes"):
         load_results(folder)
@@ -175,9 +163,7 @@ def test_a_manifest_that_says_something_else_of_its_files_is_one_line(
 
 
 @pytest.mark.parametrize("name", FILES[1:])
-def test_measures_of_a_policy_without_rows_are_one_line(
-    folder: Path, name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_measures_of_a_policy_without_rows_are_one_line(folder, name, capsys):
     _change(folder, name, policy="another", policy_seed=3)
     for program, folders in ((main, [folder]), (compare_main, [folder, folder])):
         assert program(list(map(str, folders))) == 2
@@ -187,7 +173,7 @@ def test_measures_of_a_policy_without_rows_are_one_line(
 
 
 @pytest.mark.parametrize("evil", [SCRIPT, QUOTE])
-def test_no_script_may_run(folder: Path, evil: str) -> None:
+def test_no_script_may_run(folder, evil):
     """Every free text of every file is the attack."""
     for name in FILES:
         changed = [
@@ -212,7 +198,7 @@ def test_no_script_may_run(folder: Path, evil: str) -> None:
     assert page.count("<script") == 1
     assert "alert" not in script
     assert "alert" in page  # shown as text
-    found: list[tuple[str, str | None]] = []
+    found = []
     parser = HTMLParser()
     parser.handle_starttag = lambda _, attributes: found.extend(attributes)  # type: ignore[method-assign]
     for letters in re.findall(r"<template>(.*?)</template>", page):
@@ -226,15 +212,13 @@ def test_no_script_may_run(folder: Path, evil: str) -> None:
     assert not [name for name, _ in found if name == "src"]
 
 
-def test_nothing_is_written_outside_of_the_folder(folder: Path, tmp_path: Path) -> None:
+def test_nothing_is_written_outside_of_the_folder(folder, tmp_path):
     _change(folder, "rows.jsonl", protocol="/../../victim")
     assert main([str(folder), "--bootstrap", "3"]) == 2
     assert {path.name for path in tmp_path.iterdir()} == {"r"}
 
 
-def test_folders_of_the_same_settings_are_one_run(
-    tmp_path: Path, write_results: Write, made: Any
-) -> None:
+def test_folders_of_the_same_settings_are_one_run(tmp_path, write_results, made):
     answers = made.answers()
     parts = [
         [record for record in answers if record["protocol"] == protocol]
@@ -249,10 +233,8 @@ def test_folders_of_the_same_settings_are_one_run(
     assert commands(joined.manifest) == [shlex.join(["kvp-eval", "--out", "two words"])]
 
 
-def test_other_models_lengths_and_seeds_are_other_runs(
-    tmp_path: Path, write_results: Write
-) -> None:
-    settings: list[dict[str, Any]] = [
+def test_other_models_lengths_and_seeds_are_other_runs(tmp_path, write_results):
+    settings = [
         {}, {"seed": 1}, {"model": "/models/large"}, {"length": 40}, {"essays": "a"},
     ]  # fmt: skip
     folders = [
@@ -269,16 +251,14 @@ def test_other_models_lengths_and_seeds_are_other_runs(
     assert labels([folders[0], folders[0]]) == [str(tmp_path / "0")] * 2
     assert model_name(folders[2]) == "large"
     # named by their data; by the limit of answers where nothing else tells them apart
-    data: list[dict[str, Any]] = [{"data": "a.jsonl"}, {"data": "b.jsonl", "max_new_tokens": 9}]
+    data = [{"data": "a.jsonl"}, {"data": "b.jsonl", "max_new_tokens": 9}]
     by_data = [load_results(write_results(tmp_path / each["data"], **each)) for each in data]
     assert labels(by_data) == ["data a.jsonl", "data b.jsonl"]
     short = load_results(write_results(tmp_path / "short", max_new_tokens=9))
     assert labels([folders[0], short]) == ["no max_new_tokens", "max_new_tokens 9"]
 
 
-def test_the_same_row_or_label_in_two_folders_is_refused(
-    tmp_path: Path, write_results: Write, made: Any
-) -> None:
+def test_the_same_row_or_label_in_two_folders_is_refused(tmp_path, write_results, made):
     first, second = (load_results(write_results(tmp_path / name)) for name in ("a", "b"))
     with pytest.raises(ResultsError, match=r"b holds rows that .*a holds, too \(method full, task"):
         join([first, second])

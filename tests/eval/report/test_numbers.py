@@ -1,19 +1,12 @@
 """Numbers and captions of the tables against hand-computed ones."""
 
-from __future__ import annotations
-
 import html
 import re
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 import kvp
 from eval.comparison import (
-    Comparison,
-    Grid,
     ReportedMethod,
     budget_axis,
     choose,
@@ -24,31 +17,28 @@ from eval.records import policy_groups
 from eval.report import tables
 from eval.report.costs import costs, shown_costs, timings
 from eval.report.figures import drawn_settings, line_styles
-from eval.report.tables import Field, Table
+from eval.report.tables import Field
 from eval.sentences import sentences
 from eval.tuned_settings import Scored, Tuned
 from policies.registry import METHODS
 
-Record = dict[str, Any]
-MakeRecord = Callable[..., Record]
-MakeComparison = Callable[..., Comparison]
 GROUPS = {None: "", "seed0": "", "seed1": ""}
 
 
-def _setting(method: str, *, protected: bool = True) -> ReportedMethod:
+def _setting(method, *, protected=True):
     return ReportedMethod(method=method, group="", variant="auto", protected=protected)
 
 
-def _grid(answers: list[Record]) -> Grid:
+def _grid(answers):
     records = [record for record in answers if record["protocol"] == "query_aware"]
     return estimates("accuracy", records, policy_groups(records), resamples=10)
 
 
-def _texts(table: Table | None, column: int) -> dict[str, str]:
+def _texts(table, column):
     """First lines of a column by heading."""
     assert table is not None
 
-    def text(cell: Field | str) -> str:
+    def text(cell):
         return cell if isinstance(cell, str) else cell.text
 
     return {text(row[0]): text(row[column]) for row in table.rows}
@@ -66,9 +56,7 @@ def _texts(table: Table | None, column: int) -> dict[str, str]:
         ({"a1": None, "a2": None}, {"a1": "a1", "a2": "a2"}),
     ],
 )
-def test_policies_that_differ_only_in_seed_are_one_group(
-    make_record: MakeRecord, labels: dict[str, int | None], groups: dict[str, str]
-) -> None:
+def test_policies_that_differ_only_in_seed_are_one_group(make_record, labels, groups):
     records = [
         make_record("kvp", policy=label, policy_seed=seed, score=0.0)
         for label, seed in labels.items()
@@ -76,7 +64,7 @@ def test_policies_that_differ_only_in_seed_are_one_group(
     assert policy_groups(records) == {None: "", **groups}
 
 
-def test_budgets_are_percent_where_all_are(make_record: MakeRecord) -> None:
+def test_budgets_are_percent_where_all_are(make_record):
     records = [make_record(budget_spec=spec) for spec in ("50%", "12.5%", "25%")]
     budgets = budget_axis([*records, make_record("full", budget_spec=None)])
     assert budgets.positions == (12.5, 25.0, 50.0)
@@ -85,7 +73,7 @@ def test_budgets_are_percent_where_all_are(make_record: MakeRecord) -> None:
     assert mixed.positions == (2.0, 4.0, 8.0, 64.0)
 
 
-def _tuned(**chosen: Any) -> tuple[Tuned, str]:
+def _tuned(**chosen):
     setting = {"scorer": "knorm", "variant": "auto", "allocator": "uniform", "protected": False}
     entry = Tuned(
         method="knorm", group="", requested="knorm", protocol="query_aware",
@@ -95,9 +83,7 @@ def _tuned(**chosen: Any) -> tuple[Tuned, str]:
     return entry, "validation"
 
 
-def test_the_prompts_shown_never_choose_the_setting(
-    answers: list[Record], make_record: MakeRecord
-) -> None:
+def test_the_prompts_shown_never_choose_the_setting(answers, make_record):
     # snapkv is best without protection, with a preset: neither makes it the one that is shown
     best = [
         {**record, "variant": "paper", "protected": False, "score": 1.0} for record in answers
@@ -120,9 +106,7 @@ def test_the_prompts_shown_never_choose_the_setting(
     assert untried.note == "protected, the default of 2"
 
 
-def test_self_sized_methods_are_families(
-    answers: list[Record], make_comparison: MakeComparison
-) -> None:
+def test_self_sized_methods_are_families(answers, make_comparison):
     knorm = [record for record in answers if record["method"] == "knorm" and record["protected"]]
     own = [
         {**record, "allocator": "self_sized", "budget_spec": "own", "budget": None,
@@ -139,7 +123,7 @@ def test_self_sized_methods_are_families(
     assert cell.small.endswith("at 40.0 % (6)")
 
 
-def test_differences_are_paired_and_stars_explained(make_comparison: MakeComparison) -> None:
+def test_differences_are_paired_and_stars_explained(make_comparison):
     comparison = make_comparison()
     shown = tables.some_settings(comparison, tables.chosen_settings(comparison))
     assert _texts(shown, 1)["knorm"] == "25.0"
@@ -163,9 +147,7 @@ def test_differences_are_paired_and_stars_explained(make_comparison: MakeCompari
     assert _texts(by_task, 2)["knorm"] == "0.0"
 
 
-def test_many_prompts_resolve_a_difference(
-    make_record: MakeRecord, make_comparison: MakeComparison
-) -> None:
+def test_many_prompts_resolve_a_difference(make_record, make_comparison):
     records = [
         make_record(method, score=float(method == better), example=str(number))
         for number in range(60)
@@ -180,8 +162,8 @@ def test_many_prompts_resolve_a_difference(
 
 
 def test_methods_without_answers_to_a_task_are_compared_on_the_others_only(
-    answers: list[Record], make_comparison: MakeComparison
-) -> None:
+    answers, make_comparison
+):
     fewer = [
         record for record in answers
         if not (record["method"] == "knorm" and record["task"] == "two")
@@ -197,7 +179,7 @@ def test_methods_without_answers_to_a_task_are_compared_on_the_others_only(
     assert not make_comparison(records=some).choices["knorm"].setting.protected
 
 
-def test_the_summary_names_what_the_figure_draws_in_front(make_comparison: MakeComparison) -> None:
+def test_the_summary_names_what_the_figure_draws_in_front(make_comparison):
     comparison = make_comparison()
     _, first, *others = sentences(comparison)  # before it, what was measured
     assert re.sub(r" \(\d+ to \d+\)", "", first) == (
@@ -212,7 +194,7 @@ def test_the_summary_names_what_the_figure_draws_in_front(make_comparison: MakeC
     assert len(drawn_settings(comparison, 5)) == 5
 
 
-def test_terminal_page_and_python_say_the_same(reported: Path) -> None:
+def test_terminal_page_and_python_say_the_same(reported):
     table = kvp.read_results(reported, bootstrap=50)
     terminal = summary(table.comparisons)
     page = html.unescape((reported / "report.html").read_text())
@@ -227,9 +209,7 @@ def test_terminal_page_and_python_say_the_same(reported: Path) -> None:
     assert repr(table).startswith(f"{terminal}\n")
 
 
-def test_cost_curves_are_averaged_and_areas_compared_with_the_oracles(
-    curves: list[Record],
-) -> None:
+def test_cost_curves_are_averaged_and_areas_compared_with_the_oracles(curves):
     found = costs(curves, GROUPS)
     kvp = found[_setting("kvp")]
     assert kvp.lost == pytest.approx((1.0, 0.3, 0.0))
@@ -251,7 +231,7 @@ def test_cost_curves_are_averaged_and_areas_compared_with_the_oracles(
     assert (shown.protected, shown.variant) == (True, "preset")
 
 
-def test_seconds_and_bytes_are_ratios_to_the_full_cache(timing: list[Record]) -> None:
+def test_seconds_and_bytes_are_ratios_to_the_full_cache(timing):
     full, half = timings(timing[::-1], {None: ""})
     assert (full.budget, full.bytes_to_full, half.budget, half.bytes_to_full) == (None, 1, 8, 0.5)
     assert half.decode_to_full is not None
@@ -281,7 +261,7 @@ def test_seconds_and_bytes_are_ratios_to_the_full_cache(timing: list[Record]) ->
         assert [getattr(cell, "text", cell) for cell in table.rows[1]][4:] == [*"––––", "1", *"––"]
 
 
-def test_styles_tell_methods_apart_without_colour() -> None:
+def test_styles_tell_methods_apart_without_colour():
     names = ["random", "streaming_llm", "knorm", "keydiff", "lagkv", "snapkv", "tova", "h2o", "kvp"]
     looks = {
         (style["linestyle"], style["marker"], style["linewidth"])

@@ -3,24 +3,17 @@
 The browser is Debian's chromium, headless, one for all tests of this module.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import random
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any
 
 import pytest
 from matplotlib.image import imread
 
 from kvp.programs import report as main
 
-Record = dict[str, Any]
-Write = Callable[..., Path]
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 FLAGS = (
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
@@ -30,16 +23,16 @@ PROTOCOLS = ("query_aware", "query_agnostic")
 
 
 @pytest.fixture(scope="module")
-def html(reported: Path) -> str:
+def html(reported):
     return (reported / "report.html").read_text(encoding="utf-8")
 
 
-def _report(folder: Path, *flags: str) -> str:
+def _report(folder, *flags):
     assert main([str(folder), "--bootstrap", "5", *flags]) == 0
     return (folder / "report.html").read_text(encoding="utf-8")
 
 
-def test_the_page_has_every_part_and_loads_nothing(html: str) -> None:
+def test_the_page_has_every_part_and_loads_nothing(html):
     for ident in (
         "accuracy-query_aware", "accuracy-query_agnostic", "perplexity-query_aware",
         "accuracy-query_aware-tasks", "accuracy-query_aware-differences", "heads-query_aware",
@@ -62,7 +55,7 @@ def test_the_page_has_every_part_and_loads_nothing(html: str) -> None:
     assert " in this folder: run kvp-eval" not in html
 
 
-def test_figures_are_written_and_show_something(reported: Path) -> None:
+def test_figures_are_written_and_show_something(reported):
     pixels = {path.stem: imread(path) for path in (reported / "figures").glob("*.png")}
     assert pixels.keys() == {
         *(f"accuracy-{protocol}" for protocol in PROTOCOLS),
@@ -74,8 +67,7 @@ def test_figures_are_written_and_show_something(reported: Path) -> None:
         assert drawn.std() > 0.01
 
 
-Some = Mapping[str, Sequence[Any]]
-FIRST: Some = {"methods": ("full", "knorm", "keydiff"), "tasks": ("A",)}
+FIRST = {"methods": ("full", "knorm", "keydiff"), "tasks": ("A",)}
 
 
 @pytest.mark.parametrize(
@@ -87,8 +79,8 @@ FIRST: Some = {"methods": ("full", "knorm", "keydiff"), "tasks": ("A",)}
     ],
 )
 def test_folders_that_several_runs_extended_have_a_report(
-    tmp_path: Path, write_results: Write, make_record: Callable[..., Record], second: Some
-) -> None:
+    tmp_path, write_results, make_record, second
+):
     records = [
         make_record(
             method, task=task, example=example, protocol=protocol, budget_spec=spec,
@@ -121,12 +113,8 @@ def test_folders_that_several_runs_extended_have_a_report(
     ],
 )
 def test_what_cannot_work_is_one_line_and_replaces_nothing(
-    tmp_path: Path,
-    write_results: Write,
-    capsys: pytest.CaptureFixture[str],
-    flags: Sequence[str],
-    message: str,
-) -> None:
+    tmp_path, write_results, capsys, flags, message
+):
     write_results(tmp_path / "r")
     (tmp_path / "notes.html").write_text("<!DOCTYPE html>\n<html><title>KV-cache eviction")
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
@@ -141,7 +129,7 @@ def test_what_cannot_work_is_one_line_and_replaces_nothing(
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
+def browser():
     playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright (extra dev)")
     if CHROMIUM is None:
         pytest.skip("needs a browser: apt-get install chromium (.ci/run does)")
@@ -152,20 +140,20 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture
-def open_page(browser: Any) -> Iterator[Callable[..., Any]]:
+def open_page(browser):
     """Open a report with all parts unfolded; nothing may be requested or go wrong."""
     contexts, wrong = [], []
 
-    def said(message: Any) -> None:
+    def said(message):
         if message.type in ("error", "warning"):
             wrong.append(message.text)
 
-    def start(report: Path, *, width: int = 1400, **options: Any) -> Any:
+    def start(report, *, width=1400, **options):
         context = browser.new_context(viewport={"width": width, "height": 900}, **options)
         contexts.append(context)
         page = context.new_page()
         page.set_default_timeout(20_000)
-        files: list[str] = []
+        files = []
         page.on("request", lambda request: files.append(request.url))
         page.on("console", said)
         page.on("pageerror", lambda error: wrong.append(str(error)))
@@ -181,9 +169,7 @@ def open_page(browser: Any) -> Iterator[Callable[..., Any]]:
     assert not wrong
 
 
-def test_script_in_names_is_text(
-    tmp_path: Path, write_results: Write, make_record: Any, open_page: Callable[..., Any]
-) -> None:
+def test_script_in_names_is_text(tmp_path, write_results, make_record, open_page):
     script = '</script></template><img src=x onerror="window.ran=1"><script>window.ran=1</script>'
     link = "<a href=\"javascript:window.ran=1\" onclick='window.ran=1'>$x_{\\frac$ {{ 7*7 }}</a>"
     text = {"task": script, "prediction": link, "question": script, "references": [link],
@@ -205,7 +191,7 @@ def test_script_in_names_is_text(
     assert all(each in page.locator("body").inner_text() for each in (script, link, f"{script}0"))
 
 
-def test_all_numbers_are_downloaded_as_csv(reported: Path, open_page: Callable[..., Any]) -> None:
+def test_all_numbers_are_downloaded_as_csv(reported, open_page):
     page = open_page(reported / "report.html")
     with page.expect_download() as download:
         page.get_by_text("All numbers as CSV").click()
@@ -221,9 +207,7 @@ def test_all_numbers_are_downloaded_as_csv(reported: Path, open_page: Callable[.
 
 
 @pytest.mark.parametrize(("scheme", "width"), [("dark", 390), ("light", 1024), ("dark", 1600)])
-def test_nothing_that_axe_checks_is_violated(
-    reported: Path, open_page: Callable[..., Any], scheme: str, width: int
-) -> None:
+def test_nothing_that_axe_checks_is_violated(reported, open_page, scheme, width):
     axe = pytest.importorskip("axe_playwright_python.sync_playwright")
     page = open_page(reported / "report.html", color_scheme=scheme, width=width)
     found = axe.Axe().run(page).response["violations"]
@@ -231,9 +215,7 @@ def test_nothing_that_axe_checks_is_violated(
 
 
 @pytest.mark.parametrize("width", [390, 1024, 1600])
-def test_no_page_scrolls_sideways(
-    reported: Path, open_page: Callable[..., Any], width: int
-) -> None:
+def test_no_page_scrolls_sideways(reported, open_page, width):
     page = open_page(reported / "report.html", width=width)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     for figure in page.get_by_role("img").filter(visible=True).all():
@@ -242,13 +224,13 @@ def test_no_page_scrolls_sideways(
         assert str(figure.get_attribute("aria-label")).startswith("Curves of ")
 
 
-def _shown(page: Any) -> list[str]:
+def _shown(page):
     """Names of the comparisons that are visible."""
     found = page.locator("main > details[data-tasks]").filter(visible=True).all()
     return [str(one.get_attribute("id")) for one in found]
 
 
-def test_an_address_is_a_view(reported: Path, open_page: Callable[..., Any]) -> None:
+def test_an_address_is_a_view(reported, open_page):
     page = open_page(reported / "report.html")
     everything = [*(f"accuracy-{name}" for name in PROTOCOLS), "perplexity-query_aware"]
     assert _shown(page) == everything
@@ -279,7 +261,7 @@ def test_an_address_is_a_view(reported: Path, open_page: Callable[..., Any]) -> 
     assert _shown(page) == everything
 
 
-def test_answers_are_read(reported: Path, open_page: Callable[..., Any]) -> None:
+def test_answers_are_read(reported, open_page):
     page = open_page(reported / "report.html")
     read = page.locator(".answers")
     read.get_by_text("1 of 10").wait_for()  # 4 prompts of 2 protocols, 2 dialogues
@@ -300,9 +282,7 @@ def test_answers_are_read(reported: Path, open_page: Callable[..., Any]) -> None
     assert "▸question: <b>" in read.locator(".tokens").inner_text()
 
 
-def test_the_keyboard_reaches_and_operates_everything(
-    reported: Path, open_page: Callable[..., Any]
-) -> None:
+def test_the_keyboard_reaches_and_operates_everything(reported, open_page):
     page = open_page(reported / "report.html", width=1024)
     page.locator(".answers tbody tr").first.wait_for()
     reached = []
@@ -325,9 +305,7 @@ def test_the_keyboard_reaches_and_operates_everything(
     assert set(wanted.split()) <= set(reached)
 
 
-def test_runs_are_shown_side_by_side(
-    tmp_path: Path, write_results: Write, answers: list[Record], open_page: Callable[..., Any]
-) -> None:
+def test_runs_are_shown_side_by_side(tmp_path, write_results, answers, open_page):
     folders = [
         write_results(tmp_path / f"seed{seed}", records=answers, seed=seed) for seed in (0, 1)
     ]
@@ -344,9 +322,7 @@ def test_runs_are_shown_side_by_side(
 
 
 @pytest.mark.slow
-def test_a_large_report_is_below_two_megabytes(
-    tmp_path: Path, write_results: Write, made: Any
-) -> None:
+def test_a_large_report_is_below_two_megabytes(tmp_path, write_results, made):
     draw = random.Random(0)
     methods = ["full", *(f"kvpress:Press{number}" for number in range(19))]
     records = [

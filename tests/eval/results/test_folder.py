@@ -1,9 +1,5 @@
-from __future__ import annotations
-
 import json
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -15,21 +11,16 @@ from eval.results import (
 from kvp.errors import ResultsError
 
 
-def _config(folder: Path, **fields: object) -> EvalConfig:
+def _config(folder, **fields):
     return EvalConfig(out=str(folder / "results"), **fields)  # type: ignore[arg-type]
 
 
-def _write(
-    config: EvalConfig,
-    policies: Mapping[str, str] | None = None,
-    notes: Sequence[str] = (),
-    model: Mapping[str, str] | None = None,
-) -> None:
+def _write(config, policies=None, notes=(), model=None):
     with open_folder(config, policies or {}) as folder:
         write_manifest(folder, config, policies or {}, notes, model)
 
 
-def test_a_run_may_grow_in_its_own_folder(tmp_path: Path) -> None:
+def test_a_run_may_grow_in_its_own_folder(tmp_path):
     config = _config(tmp_path)
     _write(config, {"seed0": "aa"}, ["a note"])
     larger = replace(config, prompts=7, methods="tova", tasks="chat", budgets="30", device="cuda")
@@ -54,16 +45,14 @@ def test_a_run_may_grow_in_its_own_folder(tmp_path: Path) -> None:
         ("split", "validation", "split: test there, validation here"),
     ],
 )
-def test_another_configuration_is_refused_by_its_setting(
-    tmp_path: Path, field: str, value: object, difference: str
-) -> None:
+def test_another_configuration_is_refused_by_its_setting(tmp_path, field, value, difference):
     config = _config(tmp_path)
     _write(config)
     with pytest.raises(ResultsError, match=f"was begun with other settings .{difference}"):
         open_folder(replace(config, **{field: value}), {})
 
 
-def test_another_policy_of_the_same_label_is_refused(tmp_path: Path) -> None:
+def test_another_policy_of_the_same_label_is_refused(tmp_path):
     config = _config(tmp_path)
     _write(config, {"seed0": "aa"})
     with pytest.raises(ResultsError, match="another policy or budget file called 'seed0'"):
@@ -71,7 +60,7 @@ def test_another_policy_of_the_same_label_is_refused(tmp_path: Path) -> None:
     _write(config, {"seed0": "aa"})  # the refused one holds no lock
 
 
-def test_another_file_of_the_same_name_is_refused(tmp_path: Path) -> None:
+def test_another_file_of_the_same_name_is_refused(tmp_path):
     chat = tmp_path / "chat.jsonl"
     chat.write_text("one")
     config = _config(tmp_path, chat=str(chat))
@@ -81,7 +70,7 @@ def test_another_file_of_the_same_name_is_refused(tmp_path: Path) -> None:
         open_folder(config, {})
 
 
-def test_another_model_of_the_same_name_is_refused(tmp_path: Path) -> None:
+def test_another_model_of_the_same_name_is_refused(tmp_path):
     config = _config(tmp_path)
     _write(config, model={"weights": "aa"})
     with pytest.raises(ResultsError, match=r"model_digest\.weights: aa there, bb here"):

@@ -1,8 +1,3 @@
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from eval.records import (
@@ -17,7 +12,7 @@ from kvp.artifacts.files import JsonLines
 from kvp.errors import ResultsError
 
 
-def _record(example: str, **fields: Any) -> dict[str, Any]:
+def _record(example, **fields):
     none = ("policy", "budget_spec", "policy_seed", "budget", "nll", "reply_tokens", "prediction")
     return {
         **dict.fromkeys(none), **dict.fromkeys(("model", "variant", "task", "metric"), "x"),
@@ -27,7 +22,7 @@ def _record(example: str, **fields: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_records_come_back_in_order_and_their_keys_are_known(tmp_path: Path) -> None:
+def test_records_come_back_in_order_and_their_keys_are_known(tmp_path):
     path = tmp_path / "rows.jsonl"
     file = RecordFile(path)
     file.append([_record("a"), _record("b", prediction="é\n")])
@@ -44,7 +39,7 @@ def test_records_come_back_in_order_and_their_keys_are_known(tmp_path: Path) -> 
     )
 
 
-def test_a_record_without_its_key_names_file_and_line(tmp_path: Path) -> None:
+def test_a_record_without_its_key_names_file_and_line(tmp_path):
     path = tmp_path / "rows.jsonl"
     JsonLines(path).rewrite([{"a": 1}])
     with pytest.raises(ResultsError, match=r"line 1 is damaged .* \(model: Field required\)"):
@@ -53,7 +48,7 @@ def test_a_record_without_its_key_names_file_and_line(tmp_path: Path) -> None:
         list(read_records(tmp_path / "none.jsonl"))
 
 
-def test_two_records_of_one_key_are_refused(tmp_path: Path) -> None:
+def test_two_records_of_one_key_are_refused(tmp_path):
     path = tmp_path / "rows.jsonl"
     RecordFile(path).append([_record("a"), _record("b")])
     JsonLines(path).append([_record("b")])  # of a writer that was stopped and replaced
@@ -63,7 +58,7 @@ def test_two_records_of_one_key_are_refused(tmp_path: Path) -> None:
         RecordFile(path)
 
 
-def test_merging_replaces_records_of_the_same_key_only(tmp_path: Path) -> None:
+def test_merging_replaces_records_of_the_same_key_only(tmp_path):
     path = tmp_path / "timing.jsonl"
     merge_records(path, [{"m": "a", "s": 1}, {"m": "b", "s": 2}], ["m"])
     merge_records(path, [{"m": "b", "s": 3}, {"m": "c", "s": 4}], ["m"])
@@ -73,7 +68,7 @@ def test_merging_replaces_records_of_the_same_key_only(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["timing.jsonl"]
 
 
-def test_parts_of_several_workers_are_joined_to_the_same_file_twice(tmp_path: Path) -> None:
+def test_parts_of_several_workers_are_joined_to_the_same_file_twice(tmp_path):
     first, second = RecordParts(tmp_path), RecordParts(tmp_path)
     first.append([_record("a"), _record("b", prompt_digest="x")])
     second.append([_record("b", prompt_digest="x"), _record("c")])  # a rank started twice
@@ -102,9 +97,7 @@ def test_parts_of_several_workers_are_joined_to_the_same_file_twice(tmp_path: Pa
         ({"labels": {"turn": "\ud800"}}, "surrogates"), ({"policy": "x" * 1001}, "policy"),
     ],
 )  # fmt: skip
-def test_what_would_be_refused_on_reading_is_not_written(
-    changes: dict[str, Any], named: str, tmp_path: Path
-) -> None:
+def test_what_would_be_refused_on_reading_is_not_written(changes, named, tmp_path):
     file, parts = RecordFile(tmp_path / "rows.jsonl"), RecordParts(tmp_path / "shared")
     file.append([_record("a")])
     before = file.path.read_bytes()  # type: ignore[union-attr]
@@ -117,7 +110,7 @@ def test_what_would_be_refused_on_reading_is_not_written(
     assert not [*tmp_path.glob("shared/*/*")]
 
 
-def test_a_damaged_part_is_named(tmp_path: Path) -> None:
+def test_a_damaged_part_is_named(tmp_path):
     (tmp_path / "rows").mkdir()
     (tmp_path / "rows" / "a.jsonl").write_bytes(b'{"half": \n')
     with pytest.raises(ResultsError, match=r"rows/a\.jsonl line 1 is damaged"):

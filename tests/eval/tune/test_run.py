@@ -1,13 +1,10 @@
 """kvp tune from its command line on a random model, and its settings in kvp-eval and kvp-report."""
 
-from __future__ import annotations
-
 import csv
 import json
 import shutil
 from collections import Counter
 from functools import partial
-from pathlib import Path
 from statistics import mean
 
 import pytest
@@ -25,25 +22,25 @@ SHARED = {
 }  # fmt: skip
 
 
-def _flags(model: Path, out: Path, **changes: object) -> list[str]:
-    settings: dict[str, object] = {**SHARED, "model": model, "out": out, **changes}
+def _flags(model, out, **changes):
+    settings = {**SHARED, "model": model, "out": out, **changes}
     return [part for name, value in settings.items() for part in (f"--{name}", str(value))]
 
 
-def _tune(model: Path, out: Path, **changes: object) -> list[str]:
+def _tune(model, out, **changes):
     settings = {"methods": "keydiff,snapkv", "settings_per_method": 10, "prompts": 2, **changes}
     return _flags(model, out, **settings)
 
 
 @pytest.fixture(scope="module")
-def tuned(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Path:
+def tuned(tmp_path_factory, tiny_folder):
     out = tmp_path_factory.mktemp("tune") / "tuned"
     assert main(_tune(tiny_folder, out)) == 0
     return out
 
 
 @pytest.fixture(scope="module")
-def evaluated(tuned: Path, tiny_folder: Path) -> Path:
+def evaluated(tuned, tiny_folder):
     out = tuned.parent / "test"
     flags = _flags(
         tiny_folder, out, methods=f"full,knorm,tuned:{tuned}", prompts=2, timing_prompts=0
@@ -52,7 +49,7 @@ def evaluated(tuned: Path, tiny_folder: Path) -> Path:
     return out
 
 
-def test_every_method_and_protocol_gets_the_same_settings(tuned: Path) -> None:
+def test_every_method_and_protocol_gets_the_same_settings(tuned):
     settings = load_settings(tuned)
     assert settings.split == "validation"
     found = [(entry.protocol, entry.method) for entry in settings.methods]
@@ -75,9 +72,7 @@ def test_every_method_and_protocol_gets_the_same_settings(tuned: Path) -> None:
     assert sum(int(line["chosen"]) for line in lines) == 4
 
 
-def test_a_cut_run_resumes_to_the_same_settings_and_may_be_extended(
-    tuned: Path, tiny_folder: Path, tmp_path: Path
-) -> None:
+def test_a_cut_run_resumes_to_the_same_settings_and_may_be_extended(tuned, tiny_folder, tmp_path):
     out = tmp_path / "tuned"
     out.mkdir()
     rows = (tuned / "rows.jsonl").read_bytes()
@@ -92,9 +87,9 @@ def test_a_cut_run_resumes_to_the_same_settings_and_may_be_extended(
 
 
 def test_settings_of_a_run_that_has_not_ended_are_refused(
-    tuned: Path, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def killed(*_: object) -> None:
+    tuned, tiny_folder, tmp_path, monkeypatch
+):
+    def killed(*_):
         raise KeyboardInterrupt
 
     out = tmp_path / "tuned"
@@ -112,7 +107,7 @@ def test_settings_of_a_run_that_has_not_ended_are_refused(
         load_settings(out)
 
 
-def test_the_chosen_settings_reproduce(tuned: Path, tiny_folder: Path, tmp_path: Path) -> None:
+def test_the_chosen_settings_reproduce(tuned, tiny_folder, tmp_path):
     for entry in load_settings(tuned).methods:
         chosen = entry.chosen
         out = tmp_path / f"{entry.protocol}-{entry.method}"
@@ -126,7 +121,7 @@ def test_the_chosen_settings_reproduce(tuned: Path, tiny_folder: Path, tmp_path:
         assert mean(scores) == pytest.approx(chosen.score)
 
 
-def test_kvp_eval_runs_the_chosen_settings_on_other_prompts(evaluated: Path, tuned: Path) -> None:
+def test_kvp_eval_runs_the_chosen_settings_on_other_prompts(evaluated, tuned):
     records = list(read_records(evaluated / "rows.jsonl"))
     for entry in load_settings(tuned).methods:
         runs = {
@@ -144,7 +139,7 @@ def test_kvp_eval_runs_the_chosen_settings_on_other_prompts(evaluated: Path, tun
     assert len(recorded["methods"]) == 4
 
 
-def test_the_report_says_where_each_setting_was_chosen(evaluated: Path, tuned: Path) -> None:
+def test_the_report_says_where_each_setting_was_chosen(evaluated, tuned):
     assert report([str(evaluated), "--bootstrap", "20"]) == 0
     page = (evaluated / "report.html").read_text()
     assert "chosen on validation (10 settings)" in page
@@ -154,8 +149,8 @@ def test_the_report_says_where_each_setting_was_chosen(evaluated: Path, tuned: P
 
 @pytest.mark.parametrize("split", ["validation", "all"])
 def test_settings_are_refused_on_the_prompts_that_chose_them(
-    tuned: Path, tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], split: str
-) -> None:
+    tuned, tiny_folder, tmp_path, capsys, split
+):
     flags = _flags(tiny_folder, tmp_path / "out", methods=f"tuned:{tuned}", split=split)
     assert evaluate(flags) == 2
     assert "chosen on the validation split" in capsys.readouterr().err
@@ -174,9 +169,8 @@ def test_settings_are_refused_on_the_prompts_that_chose_them(
     ],
 )
 def test_what_cannot_be_tuned_is_refused_in_one_line(
-    tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
-    changes: dict[str, object], message: str,
-) -> None:  # fmt: skip
+    tiny_folder, tmp_path, capsys, changes, message
+):
     assert main(_tune(tiny_folder, tmp_path / "out", **changes)) == 2
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert message in error
@@ -184,8 +178,8 @@ def test_what_cannot_be_tuned_is_refused_in_one_line(
 
 
 def test_groups_of_policies_are_tuned_apart_and_found_again(
-    tiny_folder: Path, tiny_policy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    tiny_folder, tiny_policy, tmp_path, capsys
+):
     flags = _tune(
         tiny_folder, tmp_path / "out", methods="kvp+global", settings_per_method=2, prompts=1,
         policies=f"a={tiny_policy},b={tiny_policy}", protocols="query_aware",
@@ -210,7 +204,7 @@ def test_groups_of_policies_are_tuned_apart_and_found_again(
     assert "--policies has none called b" in capsys.readouterr().err
 
 
-def test_given_replies_are_tuned_by_their_likelihood(tiny_folder: Path, tmp_path: Path) -> None:
+def test_given_replies_are_tuned_by_their_likelihood(tiny_folder, tmp_path):
     flags = _tune(
         tiny_folder, tmp_path / "out", methods="keydiff", tasks="chat", prompts=2,
         settings_per_method=4, protocols="query_agnostic",
@@ -223,9 +217,7 @@ def test_given_replies_are_tuned_by_their_likelihood(tiny_folder: Path, tmp_path
     assert entry.chosen.score == max(entry.chosen.score, *(one.score for one in entry.published))
 
 
-def test_a_dry_run_says_how_much_there_is_and_writes_nothing(
-    tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_dry_run_says_how_much_there_is_and_writes_nothing(tiny_folder, tmp_path, capsys):
     assert main(_tune(tiny_folder, tmp_path / "out", dry_run="true")) == 0
     said = capsys.readouterr()
     assert "2 methods x 10 settings x 2 budgets x 4 prompts" in said.out + said.err

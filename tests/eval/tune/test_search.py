@@ -1,9 +1,6 @@
 """The search for the setting of a method, on scores made by hand."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable
 
 import pytest
 
@@ -16,11 +13,10 @@ from eval.tune.search import (
 )
 from policies.registry import METHODS, make_allocator, make_scorer
 
-Score = Callable[[Candidate], float]
 ALLOCATORS = tuple(make_allocator(name) for name in ("uniform", "pyramid", "ada", "global"))
 
 
-def _space(name: str, tokens: int = 512) -> Space:
+def _space(name, tokens=512):
     entry = METHODS[name]
     scorers = [make_scorer(name), *(make_scorer(f"{name}:{preset}") for preset in entry.presets)]
     start = tuple(
@@ -37,18 +33,18 @@ def _space(name: str, tokens: int = 512) -> Space:
     )
 
 
-def _search(space: Space, score: Score, count: int = 48) -> dict[Candidate, float]:
-    scores: dict[Candidate, float] = {}
+def _search(space, score, count=48):
+    scores = {}
     while batch := next_batch(space, scores, count):
         assert scores.keys().isdisjoint(batch)  # known scores are not asked for again
         scores |= {each: score(each) for each in batch}
     return scores
 
 
-def _peak(**at: float) -> Score:
+def _peak(**at):
     """Highest at these values of the scorer's options, falling by octaves."""
 
-    def score(candidate: Candidate) -> float:
+    def score(candidate):
         values = {name: getattr(candidate.scorer, name) for name in at}
         return -sum(
             5.0 if isinstance(value, str) else abs(math.log2(max(value, 0.5) / at[name]))
@@ -59,7 +55,7 @@ def _peak(**at: float) -> Score:
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_every_method_gets_the_same_number_of_settings(name: str) -> None:
+def test_every_method_gets_the_same_number_of_settings(name):
     scores = _search(_space(name), lambda candidate: float(candidate.protected))
     assert len(scores) == 48
     assert {candidate.protected for candidate in scores} == {True, False}
@@ -67,7 +63,7 @@ def test_every_method_gets_the_same_number_of_settings(name: str) -> None:
 
 
 @pytest.mark.parametrize(("kernel", "window"), [(23, 12), (120, 8), (1, 32), (7, 200)])
-def test_the_best_numbers_are_enclosed_wherever_they_are(kernel: int, window: int) -> None:
+def test_the_best_numbers_are_enclosed_wherever_they_are(kernel, window):
     space = _space("snapkv")
     scores = _search(space, _peak(kernel=kernel, window=window), 64)
     assert open_ends(space, scores) == []
@@ -76,14 +72,14 @@ def test_the_best_numbers_are_enclosed_wherever_they_are(kernel: int, window: in
     assert abs(math.log2(best.window / window)) < 0.5  # type: ignore[union-attr]
 
 
-def test_a_winner_at_the_end_of_its_grid_extends_it_up_to_the_prompt() -> None:
+def test_a_winner_at_the_end_of_its_grid_extends_it_up_to_the_prompt():
     space = _space("snapkv", tokens=200)
     scores = _search(space, _peak(kernel=10_000))
     assert best_of(scores).scorer.kernel == 199  # type: ignore[union-attr]
     assert "kernel" not in open_ends(space, scores)
 
 
-def test_a_best_number_at_an_end_is_enclosed_with_further_settings() -> None:
+def test_a_best_number_at_an_end_is_enclosed_with_further_settings():
     space = _space("snapkv")
     scores = _search(space, _peak(kernel=100), 13)
     further = [candidate.scorer.kernel for candidate in list(scores)[13:]]  # type: ignore[union-attr]
@@ -92,17 +88,17 @@ def test_a_best_number_at_an_end_is_enclosed_with_further_settings() -> None:
     assert open_ends(space, scores) == []
 
 
-def test_a_best_number_that_twice_the_settings_do_not_enclose_is_flagged() -> None:
+def test_a_best_number_that_twice_the_settings_do_not_enclose_is_flagged():
     space = _space("snapkv")
     scores = _search(space, _peak(kernel=10_000), 4)
     assert len(scores) == 8
     assert "kernel" in open_ends(space, scores)
 
 
-def test_options_that_exclude_each_other_are_tried_apart() -> None:
+def test_options_that_exclude_each_other_are_tried_apart():
     space = _space("h2o")
 
-    def score(candidate: Candidate) -> float:
+    def score(candidate):
         return float(candidate.scorer.recents)  # type: ignore[union-attr]
 
     scores = _search(space, score)
@@ -112,13 +108,13 @@ def test_options_that_exclude_each_other_are_tried_apart() -> None:
     assert open_ends(space, scores) == []  # no window goes with recents=true
 
 
-def test_a_longer_search_begins_with_a_shorter_one() -> None:
+def test_a_longer_search_begins_with_a_shorter_one():
     space = _space("lagkv")
     short, long = (list(_search(space, _peak(lag=24), count)) for count in (20, 40))
     assert long[:20] == short
 
 
-def test_a_fixed_allocator_and_no_options_leave_the_protection_alone() -> None:
+def test_a_fixed_allocator_and_no_options_leave_the_protection_alone():
     start = tuple(
         Candidate(scorer=None, allocator=ALLOCATORS[3], protected=protected)
         for protected in (True, False)

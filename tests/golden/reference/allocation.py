@@ -3,10 +3,7 @@
 Scores are [L, H, N] with protected tokens at +inf; every function returns counts [L, H].
 """
 
-from __future__ import annotations
-
 import math
-from collections.abc import Sequence
 from fractions import Fraction
 
 import numpy as np
@@ -14,7 +11,7 @@ import numpy as np
 Array = np.ndarray
 
 
-def best_tokens(scores: Array, total: int, guaranteed: int) -> Array:
+def best_tokens(scores, total, guaranteed):
     """Of heads [U, N] that compete: the best `guaranteed` of each, then the best of all. [U]
 
     Ties go to the newer token, then to the earlier head.
@@ -31,11 +28,11 @@ def best_tokens(scores: Array, total: int, guaranteed: int) -> Array:
     return np.array(counts)
 
 
-def uniform(scores: Array, budget: int, floor: int) -> Array:
+def uniform(scores, budget, floor):
     return np.full(scores.shape[:2], budget)
 
 
-def whole(scores: Array, budget: int, floor: int, first: int) -> Array:
+def whole(scores, budget, floor, first):
     """The first layers whole; the others share what is left, but have no less than the floor."""
     layers, heads, tokens = scores.shape
     first = min(first, layers)
@@ -47,20 +44,20 @@ def whole(scores: Array, budget: int, floor: int, first: int) -> Array:
     return np.repeat(np.array(counts)[:, None], heads, axis=1)
 
 
-def ada(scores: Array, budget: int, floor: int, safeguard: float = 0.2) -> Array:
+def ada(scores, budget, floor, safeguard=0.2):
     safe = max(floor, int(safeguard * budget))
     heads = scores.shape[1]
     return np.stack([best_tokens(layer, heads * budget, safe) for layer in scores])
 
 
-def over_all(scores: Array, budget: int, floor: int, safeguard: float = 0.2) -> Array:
+def over_all(scores, budget, floor, safeguard=0.2):
     layers, heads, tokens = scores.shape
     safe = max(floor, int(safeguard * budget))
     flat = scores.reshape(layers * heads, tokens)
     return best_tokens(flat, layers * heads * budget, safe).reshape(layers, heads)
 
 
-def largest_remainder(shares: Sequence[Fraction], total: int) -> list[int]:
+def largest_remainder(shares, total):
     """Shares that already sum to `total`, rounded to integers that do; ties to the first."""
     down = [math.floor(share) for share in shares]
     by_remainder = sorted(range(len(shares)), key=lambda i: (down[i] - shares[i], i))
@@ -69,13 +66,13 @@ def largest_remainder(shares: Sequence[Fraction], total: int) -> list[int]:
     return down
 
 
-def falling(first: Fraction, last: Fraction, points: int) -> list[Fraction]:
+def falling(first, last, points):
     if points == 1:
         return [(first + last) / 2]
     return [first - k * (first - last) / (points - 1) for k in range(points)]
 
 
-def pyramid(layers: int, tokens: int, budget: int, window: int = 8, beta: int = 20) -> list[int]:
+def pyramid(layers, tokens, budget, window=8, beta=20):
     """PyramidKV with the exact sum, where no layer meets its bounds."""
     base = Fraction(budget - window)
     low = base / beta
@@ -87,13 +84,11 @@ def pyramid(layers: int, tokens: int, budget: int, window: int = 8, beta: int = 
     return largest_remainder(shares, layers * budget)
 
 
-def group_of(layers: int, gamma: int) -> list[int]:
+def group_of(layers, gamma):
     return [layer // gamma for layer in range(layers)]
 
 
-def windowkv(
-    layers: int, budget: int, gamma: int, divisor: int = 14, *, code: bool = True
-) -> list[int]:
+def windowkv(layers, budget, gamma, divisor=14, *, code=True):
     """WindowKV's falling budgets with the exact sum."""
     top = Fraction(budget * (gamma if code else 1), divisor)
     groups = -(-layers // gamma)
@@ -102,7 +97,7 @@ def windowkv(
     return largest_remainder(shares, layers * budget)
 
 
-def completed(counts: Sequence[int], budget: int, *, exact: bool) -> list[int]:
+def completed(counts, budget, *, exact):
     """EvolKV: counts of a search scaled to another budget; rounded up as published, or exact."""
     total = budget * len(counts)
     shares = [Fraction(count * total, sum(counts)) for count in counts]

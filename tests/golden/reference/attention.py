@@ -1,22 +1,17 @@
 """Causal softmax attention in float64."""
 
-from __future__ import annotations
-
 import numpy as np
-
-from reference.inputs import Inputs
 
 Array = np.ndarray
 
 
-def softmax(logits: Array) -> Array:
+def softmax(logits):
     """Softmax over the last axis."""
     weights = np.exp(logits - logits.max(axis=-1, keepdims=True))
-    result: Array = weights / weights.sum(axis=-1, keepdims=True)
-    return result
+    return weights / weights.sum(axis=-1, keepdims=True)
 
 
-def last_attention(inputs: Inputs, window: int) -> Array:
+def last_attention(inputs, window):
     """What the last `window` tokens attend to: [B, H, G, window, N]."""
     batch, heads, tokens, width = inputs.shape
     queries = inputs.queries[:, :, tokens - window :].astype(np.float64)

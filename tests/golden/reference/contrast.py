@@ -1,17 +1,11 @@
 """ContrastKV: the two fusions, and the order that remains where they tie."""
 
-from __future__ import annotations
-
 import numpy as np
-
-from reference.inputs import Inputs
 
 Array = np.ndarray
 
 
-def fused(
-    positive: Array, negative: Array, beta: float, gamma: float, *, per_head: bool = False
-) -> Array:
+def fused(positive, negative, beta, gamma, *, per_head=False):
     """Fused scores [B, H, N] of one layer (Eq. 9 and 10)."""
     result = np.empty(positive.shape)
     gated = beta > 0 and positive.shape[-1] >= 20
@@ -34,9 +28,7 @@ def fused(
     return result
 
 
-def contrastkv(
-    inputs: Inputs, budget: int, beta: float = 0.1, gamma: float = 0.12, *, per_head: bool = False
-) -> Array:
+def contrastkv(inputs, budget, beta=0.1, gamma=0.12, *, per_head=False):
     """Scores in the order of (fused score, positive signal), spread out so that margins show.
 
     Fused scores tie at three values: at 1, at 0, and at the cap max(S+). There the positive signal

@@ -1,17 +1,14 @@
 """Methods that guess queries to come: Expected Attention and GVote."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from reference.attention import last_attention, softmax
-from reference.inputs import Inputs
 from reference.ranking import FORCED
 
 Array = np.ndarray
 
 
-def mean_rotation(inputs: Inputs, future: int) -> Array:
+def mean_rotation(inputs, future):
     """[D, D] matrix that moves a query to the average of the `future` positions after the cache."""
     tokens, width = inputs.shape[2], inputs.shape[3]
     half = width // 2
@@ -28,15 +25,8 @@ def mean_rotation(inputs: Inputs, future: int) -> Array:
 
 
 def expected_attention(
-    inputs: Inputs,
-    budget: int,
-    sinks: int = 4,
-    future: int = 512,
-    epsilon: float = 0.01,
-    *,
-    covariance: bool = True,
-    values: bool = True,
-) -> Array:
+    inputs, budget, sinks=4, future=512, epsilon=0.01, *, covariance=True, values=True
+):
     """Mean attention a Gaussian query of the future pays, times the value's norm."""
     batch, heads, tokens, width = inputs.shape
     scores = np.zeros((batch, heads, tokens))
@@ -61,21 +51,13 @@ def expected_attention(
     return scores
 
 
-def nucleus(attention: Array, p_nuc: float) -> int:
+def nucleus(attention, p_nuc):
     """Size of the smallest set of tokens that holds `p_nuc` of the attention [N]."""
     cumulative = np.cumsum(np.sort(attention)[::-1])
     return min(int((cumulative < p_nuc).sum()) + 1, len(attention))
 
 
-def gvote(
-    inputs: Inputs,
-    budget: int,
-    p_nuc: float = 0.95,
-    future: int = 512,
-    *,
-    include_current: bool = True,
-    guesses: Array | None = None,
-) -> Array:
+def gvote(inputs, budget, p_nuc=0.95, future=512, *, include_current=True, guesses=None):
     """Votes of the group plus mean attention of the guessed queries.
 
     `guesses` [B, Q, S, D] before RoPE; else those the product drew (`Inputs.drawn`).
@@ -100,6 +82,6 @@ def gvote(
     return scores
 
 
-def _best(weights: Array, size: int) -> Array:
+def _best(weights, size):
     """The `size` heaviest tokens, equal ones newest first."""
     return np.lexsort((-np.arange(len(weights)), -np.round(weights, 14)))[:size]

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import torch
 
 from kvp.rope import Rope
-from kvp.scoring import ALL_QUERIES, HiddenStates, Needs, View
+from kvp.scoring import ALL_QUERIES, HiddenStates, View
 
 Array = np.ndarray
 SHAPES = [(2, 2, 1, 16), (1, 2, 2, 8), (1, 1, 7, 8)]
 """Batch, KV heads, query heads per KV head, head dimension."""
 
 
-def rotated(x: Array, positions: Array, frequencies: Array) -> Array:
+def rotated(x, positions, frequencies):
     """Rotary embedding of [..., N, D] at positions [N], half-split convention."""
     angles = np.concatenate([positions[:, None] * frequencies] * 2, axis=-1)
     half = x.shape[-1] // 2
@@ -43,16 +42,16 @@ class Inputs:
     """Hidden states that a method projected to queries, in order: its random draws, for tests."""
 
     @property
-    def shape(self) -> tuple[int, int, int, int]:
+    def shape(self):
         """Batch, KV heads, tokens, head dimension."""
         return self.keys.shape  # type: ignore[return-value]
 
     @property
-    def group(self) -> int:
+    def group(self):
         """Query heads per KV head."""
         return self.weight.shape[0] // (self.keys.shape[1] * self.keys.shape[3])
 
-    def project(self, hidden: Array) -> Array:
+    def project(self, hidden):
         """Queries before RoPE [B, Q, S, D] of hidden states [B, S, W], float64."""
         width = self.keys.shape[-1]
         flat = hidden.astype(np.float64) @ self.weight.astype(np.float64).T + self.bias
@@ -60,18 +59,18 @@ class Inputs:
         return flat.reshape(batch, tokens, -1, width).transpose(0, 2, 1, 3)
 
     @cached_property
-    def queries(self) -> Array:
+    def queries(self):
         """[B, Q, N, D] after RoPE, float32."""
         positions = np.arange(self.keys.shape[2])
         plain = self.project(self.hidden)
         return rotated(plain, positions, self.frequencies).astype(np.float32)
 
-    def view(self, needs: Needs, budget: int) -> View:
+    def view(self, needs, budget):
         """The view with exactly the inputs that `needs` names."""
         self.drawn.clear()
         batch, _, tokens, _ = self.shape
         window = tokens if needs.queries == ALL_QUERIES else min(needs.queries, tokens)
-        extras: dict[str, Any] = {}
+        extras = {}
         if window:
             extras["queries"] = torch.from_numpy(self.queries[:, :, tokens - window :])
         if needs.rope:
@@ -95,10 +94,10 @@ class Inputs:
             **extras,
         )
 
-    def _hidden_states(self, after: int) -> HiddenStates:
+    def _hidden_states(self, after):
         seen = self.hidden[:, min(after, self.hidden.shape[1] - 1) :].astype(np.float64)
 
-        def project(hidden: torch.Tensor) -> torch.Tensor:
+        def project(hidden):
             self.drawn.append(hidden.numpy().astype(np.float64))
             return torch.from_numpy(self.project(hidden.numpy())).float()
 
@@ -109,20 +108,18 @@ class Inputs:
         )
 
 
-def _frequencies(head_dim: int) -> Array:
+def _frequencies(head_dim):
     """Of a rotary embedding, rounded to float32 as models hold them: [D / 2] float64."""
     exact = 10000.0 ** (-2 * np.arange(head_dim // 2) / head_dim)
     return exact.astype(np.float32).astype(np.float64)
 
 
-def draw(
-    tokens: int, shape: tuple[int, int, int, int] = SHAPES[1], *, seed: int = 0, width: int = 12
-) -> Inputs:
+def draw(tokens, shape=SHAPES[1], *, seed=0, width=12):
     """A random layer whose heads differ in direction and scale; `width` of the hidden states."""
     batch, heads, group, head_dim = shape
     rng = np.random.default_rng([seed, tokens, *shape])
 
-    def normal(*size: int) -> Array:
+    def normal(*size):
         return rng.standard_normal(size).astype(np.float32)
 
     scale = rng.uniform(0.7, 1.3, (1, heads, 1, 1)).astype(np.float32)
@@ -142,7 +139,7 @@ def draw(
     )
 
 
-def constant(tokens: int, shape: tuple[int, int, int, int] = SHAPES[1]) -> Inputs:
+def constant(tokens, shape=SHAPES[1]):
     """A layer in which nothing tells tokens apart: every method has only its tie rule left."""
     batch, heads, group, head_dim = shape
     ones = np.ones((batch, heads, tokens, head_dim), dtype=np.float32)

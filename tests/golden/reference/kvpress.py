@@ -4,46 +4,43 @@ Written from a description of that package, in float64; nothing of it is importe
 compression ratio, the share dropped. Its truncation (`kept_tokens`) is part of the contract.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from reference.attention import last_attention, softmax
-from reference.inputs import Inputs
 
 Array = np.ndarray
 
 
-def kept_tokens(tokens: int, ratio: float) -> int:
+def kept_tokens(tokens, ratio):
     """Tokens per head: truncated, in binary floating point, at least one."""
     return max(1, int(tokens * (1 - ratio)))
 
 
-def _padded(scores: Array, *, front: int = 0, back: int = 0) -> Array:
+def _padded(scores, *, front=0, back=0):
     """Add tokens that are always kept: one above the maximum over batch, heads and positions."""
     top = scores.max() + 1
     return np.pad(scores, ((0, 0), (0, 0), (front, back)), constant_values=top)
 
 
-def knorm(inputs: Inputs) -> Array:
+def knorm(inputs):
     return -np.linalg.norm(inputs.keys.astype(np.float64), axis=-1)
 
 
-def keydiff(inputs: Inputs) -> Array:
+def keydiff(inputs):
     keys = inputs.keys.astype(np.float64)
     directions = keys / np.linalg.norm(keys, axis=-1, keepdims=True)
     anchor = directions.mean(axis=2, keepdims=True)
     return -(directions * anchor).sum(-1) / np.linalg.norm(anchor, axis=-1)
 
 
-def streaming_llm(inputs: Inputs, ratio: float) -> Array:
+def streaming_llm(inputs, ratio):
     batch, heads, tokens, _ = inputs.shape
     scores = np.ones((batch, heads, tokens))
     scores[..., 4 : 4 + tokens - int(tokens * (1 - ratio))] = 0
     return scores
 
 
-def snapkv(inputs: Inputs, window: int = 64, kernel: int = 5) -> Array:
+def snapkv(inputs, window=64, kernel=5):
     tokens = inputs.shape[2]
     votes = last_attention(inputs, window)[..., : tokens - window].mean(axis=3)
     edges = [(0, 0)] * 3 + [(kernel // 2, kernel // 2)]
@@ -52,19 +49,19 @@ def snapkv(inputs: Inputs, window: int = 64, kernel: int = 5) -> Array:
     return _padded(pooled.mean(axis=2), back=window)
 
 
-def tova(inputs: Inputs) -> Array:
+def tova(inputs):
     last = last_attention(inputs, 1)[:, :, :, 0, :-1].mean(axis=(1, 2))
     heads = inputs.shape[1]
     return _padded(np.repeat(last[:, None], heads, axis=1), back=1)
 
 
-def observed_attention(inputs: Inputs) -> Array:
+def observed_attention(inputs):
     tokens = inputs.shape[2]
     matrix = last_attention(inputs, tokens)
     return (matrix.sum(axis=3) / np.arange(tokens, 0, -1)).mean(axis=2)
 
 
-def lagkv(inputs: Inputs, sinks: int = 4, lag: int = 128) -> Array:
+def lagkv(inputs, sinks=4, lag=128):
     batch, heads, tokens, width = inputs.shape
     scores = np.ones((batch, heads, tokens))
     if tokens < sinks + 2 * lag:
@@ -82,14 +79,7 @@ def lagkv(inputs: Inputs, sinks: int = 4, lag: int = 128) -> Array:
     return scores
 
 
-def expected_attention(
-    inputs: Inputs,
-    sinks: int = 4,
-    future: int = 512,
-    *,
-    covariance: bool = True,
-    epsilon: float = 0.0,
-) -> Array:
+def expected_attention(inputs, sinks=4, future=512, *, covariance=True, epsilon=0.0):
     batch, heads, tokens, width = inputs.shape
     plain = inputs.project(inputs.hidden)[:, :, sinks:]
     mean = plain.mean(axis=2)
@@ -115,7 +105,7 @@ def expected_attention(
     return _padded((weights + epsilon) * norms, front=sinks)
 
 
-def adakv(scores: Array, ratio: float, safeguard: float = 0.2) -> Array:
+def adakv(scores, ratio, safeguard=0.2):
     """Mask [B, H, T] of what a layer keeps."""
     batch, heads, tokens = scores.shape
     kept = kept_tokens(tokens, ratio)
@@ -130,7 +120,7 @@ def adakv(scores: Array, ratio: float, safeguard: float = 0.2) -> Array:
     return mask.reshape(batch, heads, tokens)
 
 
-def kvzip_counts(scores: Array, ratio: float) -> list[int]:
+def kvzip_counts(scores, ratio):
     """Entries kept per layer, of scores [L, H, T] with sinks already at the top."""
     layers = scores.shape[0]
     pruned = int(ratio * scores.size)

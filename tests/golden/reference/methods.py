@@ -40,7 +40,7 @@ class Golden:
     differently at different indices of a vector."""
 
     @property
-    def method(self) -> str:
+    def method(self):
         """Name in the registry."""
         return re.split(r"[:(]", self.spec)[0]
 
@@ -48,7 +48,7 @@ class Golden:
 _SNAPKV = (1, 2, 5, 31, 32, 33, 70, 140)
 _WIDE = (1, 2, 30, 90)
 
-GOLDEN: tuple[Golden, ...] = (
+GOLDEN = (
     Golden(spec="streaming_llm", truth=scorers.streaming_llm, lengths=_WIDE, values=False),
     Golden(
         spec="streaming_llm(n_sink=0)",

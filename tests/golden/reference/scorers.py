@@ -4,25 +4,20 @@ Each function returns [B, H, N] float64; the set a method keeps at `budget` are 
 scores, equal ones newest first. Forced tokens lie above `FORCED`, in the order they are admitted.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from reference.attention import last_attention, softmax
-from reference.inputs import Inputs
 from reference.ranking import FORCED
 
 Array = np.ndarray
 
 
-def _newest_first(inputs: Inputs) -> Array:
+def _newest_first(inputs):
     batch, heads, tokens, _ = inputs.shape
     return np.broadcast_to(np.arange(tokens, dtype=np.float64), (batch, heads, tokens)).copy()
 
 
-def streaming_llm(
-    inputs: Inputs, budget: int, n_sink: int = 4, *, keep_recents: bool = True
-) -> Array:
+def streaming_llm(inputs, budget, n_sink=4, *, keep_recents=True):
     """Sinks, then recency; at most half of the budget are sinks, or any number."""
     scores = _newest_first(inputs)
     most = min(n_sink, budget // 2) if keep_recents else n_sink
@@ -31,7 +26,7 @@ def streaming_llm(
     return scores
 
 
-def ring(inputs: Inputs, budget: int) -> Array:
+def ring(inputs, budget):
     """Slot t mod budget holds token t until it is overwritten: newest first, by simulation."""
     batch, heads, tokens, _ = inputs.shape
     slots = {}
@@ -43,12 +38,12 @@ def ring(inputs: Inputs, budget: int) -> Array:
     return scores
 
 
-def knorm(inputs: Inputs, budget: int) -> Array:
+def knorm(inputs, budget):
     """Minus the Euclidean norm of the key."""
     return -np.sqrt((inputs.keys.astype(np.float64) ** 2).sum(axis=-1))
 
 
-def keydiff(inputs: Inputs, budget: int) -> Array:
+def keydiff(inputs, budget):
     """Minus the cosine between the key and the mean of all unit keys."""
     keys = inputs.keys.astype(np.float64)
     unit = keys / np.sqrt((keys**2).sum(axis=-1, keepdims=True))
@@ -57,7 +52,7 @@ def keydiff(inputs: Inputs, budget: int) -> Array:
     return -(unit * anchor).sum(axis=-1) / length
 
 
-def lagkv_spread(inputs: Inputs, n_sink: int, lag: int) -> Array:
+def lagkv_spread(inputs, n_sink, lag):
     """What LagKV compares: [B, H, scored partitions, lag], keys and values averaged."""
     batch, heads, tokens, width = inputs.shape
     partitions = (tokens - n_sink) // lag
@@ -73,7 +68,7 @@ def lagkv_spread(inputs: Inputs, n_sink: int, lag: int) -> Array:
     return total
 
 
-def _blurred(spread: Array, ranks: Array) -> Array:
+def _blurred(spread, ranks):
     """Ranks [P, lag] of one head in which float32 may swap two; those differ by next to nothing.
 
     Where two neighbours of a partition are that close, all tokens of these two ranks are moved to
@@ -89,7 +84,7 @@ def _blurred(spread: Array, ranks: Array) -> Array:
     return result
 
 
-def lagkv(inputs: Inputs, budget: int, n_sink: int = 4, lag: int | None = None) -> Array:
+def lagkv(inputs, budget, n_sink=4, lag=None):
     """Rank within the partition / lag; the tail newest first, sinks before it."""
     lag = min(128, max(4, budget // 4)) if lag is None else lag
     scores = FORCED + _newest_first(inputs)  # a short cache, or the tail
@@ -106,9 +101,7 @@ def lagkv(inputs: Inputs, budget: int, n_sink: int = 4, lag: int | None = None) 
     return scores
 
 
-def snapkv(
-    inputs: Inputs, budget: int, window: int | None = None, kernel: int = 5, pool: str = "max"
-) -> Array:
+def snapkv(inputs, budget, window=None, kernel=5, pool="max"):
     """Window attention per query head, mean over the window, pooled, mean over the group."""
     window = min(32, max(1, budget // 4)) if window is None else window
     scores = FORCED + _newest_first(inputs)
@@ -125,9 +118,7 @@ def snapkv(
     return scores
 
 
-def tova(
-    inputs: Inputs, budget: int, *, per_kv_head: bool = False, force_last: bool = False
-) -> Array:
+def tova(inputs, budget, *, per_kv_head=False, force_last=False):
     """The last token's attention, averaged over the layer's query heads."""
     attention = last_attention(inputs, 1)[..., 0, :]
     scores = attention.mean(axis=2)
@@ -138,7 +129,7 @@ def tova(
     return scores
 
 
-def received(inputs: Inputs, *, visible: bool) -> Array:
+def received(inputs, *, visible):
     """Attention received from all queries, mean over the group; per query that sees the token."""
     tokens = inputs.shape[2]
     sums = last_attention(inputs, tokens).sum(axis=-2)
@@ -147,7 +138,7 @@ def received(inputs: Inputs, *, visible: bool) -> Array:
     return sums.mean(axis=2)
 
 
-def h2o(inputs: Inputs, budget: int, *, visible: bool = False) -> Array:
+def h2o(inputs, budget, *, visible=False):
     """Half of the budget (rounded down) newest tokens, the rest heavy hitters."""
     scores = received(inputs, visible=visible)
     recent = budget // 2
@@ -155,7 +146,7 @@ def h2o(inputs: Inputs, budget: int, *, visible: bool = False) -> Array:
     return scores
 
 
-def h2o_window(inputs: Inputs, budget: int, window: int = 32) -> Array:
+def h2o_window(inputs, budget, window=32):
     """The last `window` tokens, the rest heavy hitters by raw sums."""
     scores = received(inputs, visible=False)
     recent = min(window, scores.shape[-1])
@@ -163,12 +154,12 @@ def h2o_window(inputs: Inputs, budget: int, window: int = 32) -> Array:
     return scores
 
 
-def oracle(inputs: Inputs, budget: int) -> Array:
+def oracle(inputs, budget):
     """The future importance itself."""
     return inputs.future.astype(np.float64)
 
 
-def kvzip(inputs: Inputs, budget: int, forced: int = 0) -> Array:
+def kvzip(inputs, budget, forced=0):
     """The replay's attention itself; the first `forced` tokens stay."""
     scores = inputs.reconstruction.astype(np.float64)
     scores[..., :forced] = FORCED

@@ -1,25 +1,14 @@
 """WindowKV: whole windows by what the last tokens attend to."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from reference.attention import last_attention
-from reference.inputs import Inputs
 from reference.ranking import FORCED
 
 Array = np.ndarray
 
 
-def windowkv(
-    inputs: Inputs,
-    budget: int,
-    observed: int = 4,
-    window: int = 32,
-    top: int = 32,
-    *,
-    per_head: bool = False,
-) -> Array:
+def windowkv(inputs, budget, observed=4, window=32, top=32, *, per_head=False):
     """Rank of the token's window plus its attention; observation tokens above, newest first.
 
     The same for every head of the layer.
@@ -35,7 +24,7 @@ def windowkv(
         votes = every_head.mean(axis=0)
         starts = range(0, before, window)
 
-        def window_score(x: Array, start: int) -> float:
+        def window_score(x, start):
             best = np.sort(x[start : start + window])[::-1][:top]
             return float(best.sum() / min(top, window))
 

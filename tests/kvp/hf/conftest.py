@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -22,8 +19,6 @@ from transformers import (
     Olmo2ForCausalLM,
     Phi3Config,
     Phi3ForCausalLM,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen2ForCausalLM,
@@ -32,9 +27,9 @@ from transformers import (
 )
 
 from kvp.hf.cache_layers import EMPTY
-from kvp.scoring import Needs, View
+from kvp.scoring import Needs
 
-SIZES: dict[str, Any] = {
+SIZES = {
     "vocab_size": 64,
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -48,7 +43,7 @@ SIZES: dict[str, Any] = {
     "eos_token_id": None,
 }
 
-FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
+FAMILIES = {
     "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES)),
     "llama": lambda: LlamaForCausalLM(LlamaConfig(**SIZES)),
     "mistral": lambda: MistralForCausalLM(MistralConfig(**SIZES, sliding_window=None)),
@@ -59,16 +54,16 @@ FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
 
 
 @pytest.fixture(params=sorted(FAMILIES))
-def family(request: pytest.FixtureRequest) -> str:
+def family(request):
     """Each architecture in turn."""
     return str(request.param)
 
 
 @pytest.fixture
-def build() -> Callable[[str], PreTrainedModel]:
+def build():
     """Build a frozen model of a family with kvp's attention; the same weights every time."""
 
-    def make(family: str) -> PreTrainedModel:
+    def make(family):
         import kvp.hf  # noqa: F401  (registers the attention)
 
         torch.manual_seed(7)
@@ -81,22 +76,22 @@ def build() -> Callable[[str], PreTrainedModel]:
 
 
 @pytest.fixture
-def model(build: Callable[[str], PreTrainedModel], family: str) -> PreTrainedModel:
+def model(build, family):
     """One model of each family."""
     return build(family)
 
 
 @pytest.fixture
-def qwen(build: Callable[[str], PreTrainedModel]) -> PreTrainedModel:
+def qwen(build):
     """The architecture of the bundled model alone."""
     return build("qwen2")
 
 
 @pytest.fixture
-def prompt() -> Callable[..., Tensor]:
+def prompt():
     """Random token ids [batch, tokens] that are never the padding token."""
 
-    def draw(tokens: int, *, batch: int = 1, seed: int = 1) -> Tensor:
+    def draw(tokens, *, batch=1, seed=1):
         generator = torch.Generator().manual_seed(seed)
         return torch.randint(1, 64, (batch, tokens), generator=generator)
 
@@ -104,14 +99,14 @@ def prompt() -> Callable[..., Tensor]:
 
 
 @pytest.fixture
-def attention_inputs() -> Callable[[PreTrainedModel], AbstractContextManager[list[Tensor]]]:
+def attention_inputs():
     """States [B, N, W] that enter each layer's attention while the block lasts, without kvp."""
 
     @contextmanager
-    def recorded(model: PreTrainedModel) -> Iterator[list[Tensor]]:
-        states: list[Tensor] = []
+    def recorded(model):
+        states = []
 
-        def hook(module: object, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
+        def hook(module, args, kwargs):
             states.append(args[0] if args else kwargs["hidden_states"])
 
         handles = [
@@ -126,10 +121,10 @@ def attention_inputs() -> Callable[[PreTrainedModel], AbstractContextManager[lis
 
 
 @pytest.fixture
-def generate() -> Callable[..., Any]:
+def generate():
     """Greedy `model.generate`, for which options may be given, with everything it returns."""
 
-    def run(model: PreTrainedModel, ids: Tensor, tokens: int, **options: Any) -> Any:
+    def run(model, ids, tokens, **options):
         settings = {
             "attention_mask": torch.ones_like(ids),
             "do_sample": False,
@@ -142,14 +137,14 @@ def generate() -> Callable[..., Any]:
 
 
 @pytest.fixture
-def watched() -> Callable[..., Any]:
+def watched():
     """A context that lists, of every forward pass in it, tokens fed per row and their positions."""
 
     @contextmanager
-    def watching(model: PreTrainedModel) -> Iterator[list[tuple[int, list[list[int]]]]]:
-        calls: list[tuple[int, list[list[int]]]] = []
+    def watching(model):
+        calls = []
 
-        def note(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        def note(module, args, kwargs):
             calls.append((kwargs["input_ids"].shape[1], kwargs["position_ids"].tolist()))
 
         handle = model.register_forward_pre_hook(note, with_kwargs=True)
@@ -162,10 +157,10 @@ def watched() -> Callable[..., Any]:
 
 
 @pytest.fixture
-def letters() -> Callable[..., PreTrainedTokenizerBase]:
+def letters():
     """Make a tokenizer with one id per character, below 64; with `chat` also a template."""
 
-    def make(*, chat: bool = False) -> PreTrainedTokenizerBase:
+    def make(*, chat=False):
         tokens = ["<pad>", "<u>", "<e>", "<a>", *"abcdefghijklmnopqrstuvwxyzR \n.,0123456789"]
         vocabulary = {token: index for index, token in enumerate(tokens)}
         backend = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
@@ -184,10 +179,7 @@ def letters() -> Callable[..., PreTrainedTokenizerBase]:
     return make
 
 
-Masks = Callable[[PreTrainedModel, Mapping[int, Tensor]], AbstractContextManager[None]]
-
-
-def attention_of(model: PreTrainedModel, layer: int) -> nn.Module:
+def attention_of(model, layer):
     """The attention module of a layer, without kvp."""
     projections = ("q_proj", "qkv_proj", "query_key_value", "c_attn", "query")
     (found,) = (
@@ -200,20 +192,18 @@ def attention_of(model: PreTrainedModel, layer: int) -> nn.Module:
 
 
 @pytest.fixture
-def masks_set() -> Masks:
+def masks_set():
     """Stock eager attention in which each layer's queries see `allowed` [H, T, T] keys alone."""
 
     @contextmanager
-    def setting(model: PreTrainedModel, allowed: Mapping[int, Tensor]) -> Iterator[None]:
+    def setting(model, allowed):
         handles = []
         for layer, seen in allowed.items():
             bias = torch.zeros(seen.shape, dtype=model.dtype)
             bias = bias.masked_fill(~seen, torch.finfo(model.dtype).min)
             bias = bias.repeat_interleave(model.config.num_attention_heads // len(seen), dim=0)
 
-            def with_mask(
-                module: Any, args: Any, kwargs: dict[str, Any], bias: Tensor = bias
-            ) -> tuple[Any, dict[str, Any]]:
+            def with_mask(module, args, kwargs, bias=bias):
                 return args, {**kwargs, "attention_mask": bias[None]}
 
             attention = attention_of(model, layer)
@@ -231,16 +221,14 @@ def masks_set() -> Masks:
 
 
 @pytest.fixture
-def masked_logits(masks_set: Masks) -> Callable[..., Tensor]:
+def masked_logits(masks_set):
     """Logits of one sequence under stock eager attention with an explicit mask per layer and head.
 
     Queries before `boundary` see every earlier token; later ones see of the first `boundary` tokens
     only those in `kept[layer][kv_head]`, and every token after.
     """
 
-    def run(
-        model: PreTrainedModel, ids: Tensor, boundary: int, kept: Sequence[Sequence[Sequence[int]]]
-    ) -> Tensor:
+    def run(model, ids, boundary, kept):
         tokens = ids.shape[1]
         allowed = {}
         for layer, heads in enumerate(kept):
@@ -249,18 +237,17 @@ def masked_logits(masks_set: Masks) -> Callable[..., Tensor]:
                 dropped = [i for i in range(boundary) if i not in set(chosen)]
                 allowed[layer][head, boundary:, dropped] = False
         with masks_set(model, allowed), torch.no_grad():
-            logits: Tensor = model(input_ids=ids, use_cache=False).logits
-        return logits
+            return model(input_ids=ids, use_cache=False).logits
 
     return run
 
 
 @pytest.fixture
-def masked_greedy(masked_logits: Callable[..., Tensor]) -> Callable[..., list[int]]:
+def masked_greedy(masked_logits):
     """Greedy continuation under `masked_logits`, one full forward pass per token."""
 
-    def run(model: PreTrainedModel, ids: Tensor, boundary: int, kept: Any, steps: int) -> list[int]:
-        tokens: list[int] = []
+    def run(model, ids, boundary, kept, steps):
+        tokens = []
         for _ in range(steps):
             logits = masked_logits(model, ids, boundary, kept)
             tokens.append(int(logits[0, -1].argmax()))
@@ -286,7 +273,7 @@ class Row:
     logits: list[Tensor] = field(default_factory=list)
 
 
-def held_by(cache: Any, entry: int) -> Held:
+def held_by(cache, entry):
     """Positions that a row's heads hold, without empty slots."""
     return {
         index: [[p for p in head if p < EMPTY] for head in layer.positions[entry].tolist()]
@@ -294,7 +281,7 @@ def held_by(cache: Any, entry: int) -> Held:
     }
 
 
-def left_padded(rows: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+def left_padded(rows):
     """Token ids [B, T] of rows [T or fewer], and their mask."""
     width = max(len(row) for row in rows)
     pads = [width - len(row) for row in rows]
@@ -304,10 +291,10 @@ def left_padded(rows: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
 
 
 @contextmanager
-def rows_noted(model: PreTrainedModel, rows: list[Row]) -> Iterator[None]:
+def rows_noted(model, rows):
     """Every forward pass of a batch inside an evicting block, into `rows`."""
 
-    def before(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
+    def before(module, args, kwargs):
         cache, fed = kwargs["past_key_values"], kwargs["input_ids"]
         mask = kwargs.get("attention_mask")  # None where nothing is padded
         real = (torch.ones_like(fed) if mask is None else mask[:, -fed.shape[1] :]).bool()
@@ -315,7 +302,7 @@ def rows_noted(model: PreTrainedModel, rows: list[Row]) -> Iterator[None]:
             row.fed.append(fed[entry][real[entry]])
             row.held.append(held_by(cache, entry) if cache.get_seq_length() else {})
 
-    def after(module: Any, args: Any, kwargs: dict[str, Any], output: Any) -> None:
+    def after(module, args, kwargs, output):
         for entry, row in enumerate(rows):
             row.logits.append(output.logits[entry, -1].clone())
             held = held_by(kwargs["past_key_values"], entry)
@@ -331,11 +318,11 @@ def rows_noted(model: PreTrainedModel, rows: list[Row]) -> Iterator[None]:
 
 
 @pytest.fixture
-def noted() -> Callable[[PreTrainedModel], AbstractContextManager[Row]]:
+def noted():
     """A context that notes every forward pass of one sequence inside an evicting block."""
 
     @contextmanager
-    def noting(model: PreTrainedModel) -> Iterator[Row]:
+    def noting(model):
         rows = [Row()]
         with rows_noted(model, rows):
             yield rows[0]
@@ -344,7 +331,7 @@ def noted() -> Callable[[PreTrainedModel], AbstractContextManager[Row]]:
 
 
 @pytest.fixture
-def conversation(generate: Callable[..., Any], tmp_path: Path) -> Callable[..., list[Row]]:
+def conversation(generate, tmp_path):
     """A batch of prompts, answers and turns inside `block`, as one `Row` per row of the last turn.
 
     `turns` has the rows' questions, token ids each; between two turns the cache goes on as it is,
@@ -352,13 +339,10 @@ def conversation(generate: Callable[..., Any], tmp_path: Path) -> Callable[..., 
     """
     from kvp.hf import load_cache, save_cache
 
-    def run(
-        model: PreTrainedModel, prompts: Sequence[Tensor], turns: Sequence[Sequence[Tensor]],
-        block: Any, origin: str = "same", answer: int = 7,
-    ) -> list[Row]:  # fmt: skip
+    def run(model, prompts, turns, block, origin="same", answer=7):
         rows = [Row() for _ in prompts]
         ids, mask = left_padded(prompts)
-        options: dict[str, Any] = {"min_new_tokens": answer}
+        options = {"min_new_tokens": answer}
         with block, rows_noted(model, rows):
             output = generate(model, ids, answer, attention_mask=mask, **options)
             for questions in turns:
@@ -381,10 +365,10 @@ def conversation(generate: Callable[..., Any], tmp_path: Path) -> Callable[..., 
 
 
 @pytest.fixture
-def assert_row_masked(masks_set: Masks) -> Callable[..., None]:
+def assert_row_masked(masks_set):
     """The logits of all passes of a row are those of one pass under a mask per layer and head."""
 
-    def compare(model: PreTrainedModel, row: Row, atol: float) -> None:
+    def compare(model, row, atol):
         ids = torch.cat(row.fed)
         allowed = {
             layer: torch.zeros(len(heads), len(ids), len(ids), dtype=torch.bool)
@@ -416,9 +400,7 @@ COMBINED = [
 
 
 @pytest.fixture(params=COMBINED, ids=["-".join(map(str, line)) for line in COMBINED])
-def combined(
-    request: pytest.FixtureRequest, conversation: Any, assert_row_masked: Any
-) -> Callable[..., None]:
+def combined(request, conversation, assert_row_masked):
     """Checks one combination: masked logits, and rows that are what each is alone."""
     from kvp.hf import evicting
     from kvp.ranking import Protection
@@ -426,13 +408,10 @@ def combined(
 
     origin, every, chunk, padded, allocator = request.param
 
-    def check(
-        model: PreTrainedModel, scorer: Any, prompts: Sequence[Tensor],
-        turns: Sequence[Sequence[Tensor]], atol: float,
-    ) -> None:  # fmt: skip
+    def check(model, scorer, prompts, turns, atol):
         """`prompts` has a long and a short one; the turns' questions are for two rows of each."""
 
-        def block() -> Any:
+        def block():
             return evicting(
                 model, scorer, "40%", Protection(sinks=2, recents=4), every=every,
                 prefill_chunk=chunk, allocator=allocator and make_allocator(allocator),
@@ -459,15 +438,15 @@ def combined(
 class ByContent:
     """Scores from keys, values and the last queries, different in every layer and head."""
 
-    def __init__(self, queries: int = 3) -> None:
+    def __init__(self, queries=3):
         self.needs = Needs(queries=queries)
-        self.views: list[View] = []
+        self.views = []
 
     @property
-    def name(self) -> str:
+    def name(self):
         return "by_content"
 
-    def score(self, view: View) -> Tensor:
+    def score(self, view):
         self.views.append(view)
         assert view.queries is not None
         batch, heads, _, head_dim = view.keys.shape
@@ -484,16 +463,16 @@ class Fixed:
     needs = Needs()
     name = "fixed"
 
-    def __init__(self, tokens: int, *, layers: int = 3, heads: int = 2) -> None:
+    def __init__(self, tokens, *, layers=3, heads=2):
         generator = torch.Generator().manual_seed(11)
         self.scores = torch.rand(layers, heads, tokens, generator=generator)
         self.calls = 0
 
-    def score(self, view: View) -> Tensor:
+    def score(self, view):
         self.calls += 1
         return self.scores[view.layer].expand(view.keys.shape[0], -1, -1)
 
-    def kept(self, budget: int, sinks: int = 4, recents: int = 16) -> list[list[list[int]]]:
+    def kept(self, budget, sinks=4, recents=16):
         """Tokens that stay, by sorting in plain Python: protected ones, then the best."""
         tokens = self.scores.shape[-1]
         protected = {*range(sinks), *range(tokens - recents, tokens)}
@@ -512,22 +491,22 @@ class Uneven:
 
     name = "uneven"
 
-    def __init__(self, by: int = 1) -> None:
+    def __init__(self, by=1):
         self.by = by
 
-    def allocate(self, request: Any) -> Tensor:
+    def allocate(self, request):
         counts = torch.tensor([[request.budget - self.by, request.budget + self.by]])
         return counts.repeat(len(request.scores), 1)
 
 
 @pytest.fixture
-def uneven() -> type[Uneven]:
+def uneven():
     """An allocator of two heads."""
     return Uneven
 
 
 @pytest.fixture
-def uninitialised_memory_is_nan() -> Iterator[None]:
+def uninitialised_memory_is_nan():
     """Spare capacity, and the slots of other heads, read as NaN."""
     torch.use_deterministic_algorithms(True)
     assert torch.utils.deterministic.fill_uninitialized_memory
@@ -536,19 +515,19 @@ def uninitialised_memory_is_nan() -> Iterator[None]:
 
 
 @pytest.fixture
-def by_content() -> type[ByContent]:
+def by_content():
     """A scorer that reads queries."""
     return ByContent
 
 
 @pytest.fixture
-def fixed() -> type[Fixed]:
+def fixed():
     """A scorer whose choice a test can recompute."""
     return Fixed
 
 
 @pytest.fixture
-def longrope() -> PreTrainedModel:
+def longrope():
     """Phi-3 with other RoPE frequencies past 48 tokens."""
     torch.manual_seed(7)
     rope = {

@@ -1,11 +1,7 @@
-from __future__ import annotations
-
-from collections.abc import Callable
-
 import pytest
 import torch
-from torch import Tensor, nn
-from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
+from torch import nn
+from transformers import DynamicCache, PreTrainedConfig
 
 from kvp.errors import ModelError
 from kvp.hf import EvictingCache
@@ -15,10 +11,8 @@ from kvp.hf.attention import (
     grouped_attention,
 )
 
-Prompt = Callable[..., Tensor]
 
-
-def test_plain_forward_is_bitwise_sdpa(model: PreTrainedModel, prompt: Prompt) -> None:
+def test_plain_forward_is_bitwise_sdpa(model, prompt):
     ids = prompt(24, batch=2)
     padding = torch.ones_like(ids)
     padding[0, :9] = 0
@@ -30,7 +24,7 @@ def test_plain_forward_is_bitwise_sdpa(model: PreTrainedModel, prompt: Prompt) -
         assert torch.equal(ours, stock)
 
 
-def test_eager_is_transformers_eager(model: PreTrainedModel, prompt: Prompt) -> None:
+def test_eager_is_transformers_eager(model, prompt):
     """Without a cache, with an ordinary one, and with an evicting one that keeps everything."""
     ids = prompt(24, batch=2)
     padding = torch.ones_like(ids)
@@ -53,13 +47,13 @@ def test_eager_is_transformers_eager(model: PreTrainedModel, prompt: Prompt) -> 
 class Attending(nn.Module):
     """An attention module that computes its products in one way."""
 
-    def __init__(self, attention: str) -> None:
+    def __init__(self, attention):
         super().__init__()
         self.config = PreTrainedConfig(attn_implementation=attention)
 
 
 @pytest.mark.parametrize("mask_heads", [1, 2])
-def test_eager_products_are_the_fused_ones(mask_heads: int) -> None:
+def test_eager_products_are_the_fused_ones(mask_heads):
     generator = torch.Generator().manual_seed(4)
     query = torch.randn(2, 6, 3, 4, generator=generator)
     keys, values = torch.randn(2, 2, 2, 5, 4, generator=generator)
@@ -74,16 +68,14 @@ def test_eager_products_are_the_fused_ones(mask_heads: int) -> None:
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
-def test_evicting_cache_refuses_other_attention(
-    qwen: PreTrainedModel, prompt: Prompt, attention: str
-) -> None:
+def test_evicting_cache_refuses_other_attention(qwen, prompt, attention):
     qwen.set_attn_implementation(attention)
     with pytest.raises(ModelError, match="set_attn_implementation") as caught:
         qwen(prompt(8), past_key_values=EvictingCache())
     assert "\n" not in str(caught.value)
 
 
-def test_grouped_attention_is_masked_softmax() -> None:
+def test_grouped_attention_is_masked_softmax():
     generator = torch.Generator().manual_seed(3)
     query = torch.randn(2, 6, 3, 4, generator=generator)
     keys, values = torch.randn(2, 2, 2, 5, 4, generator=generator)

@@ -1,25 +1,20 @@
 """An evicting block in other people's programs, in threads, and what it refuses."""
 
-from __future__ import annotations
-
 import copy
 import re
 import threading
 import warnings
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import (
     Cache,
     DynamicCache,
     GenerationConfig,
     GPTNeoXConfig,
     GPTNeoXForCausalLM,
-    PreTrainedModel,
     QuantizedCache,
     pipeline,
 )
@@ -33,35 +28,33 @@ from kvp.ranking import UNPROTECTED
 from kvp.scoring import Needs
 from policies import make_scorer
 
-Prompt = Callable[..., Tensor]
 
-
-def stored(output: Any) -> int:
+def stored(output):
     return int(output.past_key_values.layers[0].keys.shape[2])
 
 
 class LikePeft(nn.Module):
     """The shape of peft.PeftModel: its own `generate`, and `get_base_model`."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model):
         super().__init__()
         self.base_model = Delegating(model)
 
-    def get_base_model(self) -> PreTrainedModel:
+    def get_base_model(self):
         return self.base_model.model  # type: ignore[return-value]
 
-    def generate(self, **options: Any) -> Any:
+    def generate(self, **options):
         return self.base_model.generate(**options)
 
 
 class Delegating(nn.Module):
     """Hands out whatever the model has, as `LoraModel` and many users' wrappers do."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model):
         super().__init__()
         self.model = model
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name):
         try:
             return super().__getattr__(name)
         except AttributeError:
@@ -71,15 +64,15 @@ class Delegating(nn.Module):
 class Opaque(nn.Module):
     """Shows nothing of the model it calls."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model):
         super().__init__()
         self.hidden_model = model
 
-    def generate(self, **options: Any) -> Any:
+    def generate(self, **options):
         return self.hidden_model.generate(**options)  # type: ignore[operator]
 
 
-WRAPPERS: dict[str, Callable[[PreTrainedModel], Any]] = {
+WRAPPERS = {
     "peft": LikePeft,
     "delegating": Delegating,
     "delegating twice": lambda model: Delegating(LikePeft(model)),  # type: ignore[arg-type]
@@ -89,9 +82,7 @@ WRAPPERS: dict[str, Callable[[PreTrainedModel], Any]] = {
 
 
 @pytest.mark.parametrize("kind", sorted(WRAPPERS))
-def test_wrapped_models_are_evicted_from(
-    qwen: PreTrainedModel, prompt: Prompt, fixed: Any, kind: str, generate: Any
-) -> None:
+def test_wrapped_models_are_evicted_from(qwen, prompt, fixed, kind, generate):
     """The answer of the wrapper is that of the model inside a block of its own."""
     ids = prompt(40)
     with evicting(qwen, fixed(40), 22):
@@ -115,14 +106,12 @@ class ByHidden:
     needs = Needs(queries=3, hidden_after=2)
     name = "by_hidden"
 
-    def score(self, view: Any) -> Tensor:
+    def score(self, view):
         attention = view.queries.float().mean(dim=(1, 2))[:, None, None] * view.keys.float()
         return attention.sum(dim=-1) * view.hidden.mean.sum(dim=-1)[:, None, None]
 
 
-def test_threads_keep_their_calls_apart(
-    qwen: PreTrainedModel, prompt: Prompt, generate: Any
-) -> None:
+def test_threads_keep_their_calls_apart(qwen, prompt, generate):
     """Four calls that prefill at the same time answer as each does alone."""
     prompts = [prompt(30 + 5 * index, seed=index) for index in range(4)]
     expected = []
@@ -130,15 +119,15 @@ def test_threads_keep_their_calls_apart(
         with evicting(qwen, ByHidden(), 22):
             expected.append(generate(qwen, ids, 4))
     together = threading.Barrier(4)
-    results: dict[int, Any] = {}
-    met: set[int] = set()
+    results = {}
+    met = set()
 
-    def meet(module: Any, args: Any) -> None:
+    def meet(module, args):
         if threading.get_ident() not in met:  # once per thread, in the middle of its prefill
             met.add(threading.get_ident())
             together.wait(60)
 
-    def run(index: int) -> None:
+    def run(index):
         results[index] = generate(qwen, prompts[index], 4)
 
     handle = qwen.model.layers[1].register_forward_pre_hook(meet)
@@ -155,17 +144,15 @@ def test_threads_keep_their_calls_apart(
         assert torch.equal(results[index].sequences, alone.sequences)
 
 
-def test_leaving_during_a_prefill_of_another_thread_is_an_error(
-    qwen: PreTrainedModel, prompt: Prompt, fixed: Any, generate: Any
-) -> None:
+def test_leaving_during_a_prefill_of_another_thread_is_an_error(qwen, prompt, fixed, generate):
     inside, left = threading.Event(), threading.Event()
-    errors: list[BaseException] = []
+    errors = []
 
-    def wait(module: Any, args: Any) -> None:
+    def wait(module, args):
         inside.set()
         left.wait(60)
 
-    def run() -> None:
+    def run():
         try:
             generate(qwen, prompt(40), 3)
         except ModelError as error:
@@ -186,11 +173,9 @@ def test_leaving_during_a_prefill_of_another_thread_is_an_error(
     assert len(errors) == 1  # not a full cache that nobody notices
 
 
-def test_the_callers_own_empty_cache_is_filled(
-    qwen: PreTrainedModel, prompt: Prompt, by_content: Any, generate: Any
-) -> None:
+def test_the_callers_own_empty_cache_is_filled(qwen, prompt, by_content, generate):
     """A chat that keeps one cache object feeds only its new tokens."""
-    cache: Any = DynamicCache()
+    cache = DynamicCache()
     ids = prompt(40)
     with evicting(qwen, by_content(), 22):
         first = generate(qwen, ids, 3, past_key_values=cache)
@@ -202,7 +187,7 @@ def test_the_callers_own_empty_cache_is_filled(
     assert (cache.get_seq_length(), stored(second)) == (50, 24)
 
 
-def test_arguments_may_be_positional(qwen: PreTrainedModel, prompt: Prompt, fixed: Any) -> None:
+def test_arguments_may_be_positional(qwen, prompt, fixed):
     cache = DynamicCache()
     with evicting(qwen, fixed(40), 22), torch.no_grad():
         qwen(prompt(40), past_key_values=cache)
@@ -210,13 +195,13 @@ def test_arguments_may_be_positional(qwen: PreTrainedModel, prompt: Prompt, fixe
     assert cache.layers[0].keys.shape[2] == 22
 
 
-def test_a_scorer_may_run_the_model(qwen: PreTrainedModel, prompt: Prompt, generate: Any) -> None:
+def test_a_scorer_may_run_the_model(qwen, prompt, generate):
     ids = prompt(40)
 
     class SecondLook:
         needs, name = Needs(), "second_look"
 
-        def score(self, view: Any) -> Tensor:
+        def score(self, view):
             seen = observe(qwen, ids, queries=0)
             return seen.keys[view.layer].float().norm(dim=-1)
 
@@ -225,9 +210,7 @@ def test_a_scorer_may_run_the_model(qwen: PreTrainedModel, prompt: Prompt, gener
 
 
 @pytest.mark.parametrize("ragged", [False, True])
-def test_a_turn_in_inference_mode_goes_on_outside(
-    qwen: PreTrainedModel, prompt: Prompt, fixed: Any, ragged: bool, generate: Any, uneven: Any
-) -> None:
+def test_a_turn_in_inference_mode_goes_on_outside(qwen, prompt, fixed, ragged, generate, uneven):
     allocator = uneven() if ragged else None
     ids = prompt(40)
     with evicting(qwen, fixed(40), 22, allocator=allocator):
@@ -239,7 +222,7 @@ def test_a_turn_in_inference_mode_goes_on_outside(
     assert torch.equal(output.sequences, expected)
 
 
-def test_policies_of_another_model_warn(qwen: PreTrainedModel, prompt: Prompt, fixed: Any) -> None:
+def test_policies_of_another_model_warn(qwen, prompt, fixed):
     scorer = fixed(40)
     scorer.label = "runs/mine"
     scorer.metadata = {"model": {"id": "nano", "weights": weights_digest(qwen)}}
@@ -256,9 +239,7 @@ def test_policies_of_another_model_warn(qwen: PreTrainedModel, prompt: Prompt, f
             attempt()
 
 
-def test_a_budget_for_mostly_protected_tokens_warns(
-    qwen: PreTrainedModel, prompt: Prompt, fixed: Any, generate: Any
-) -> None:
+def test_a_budget_for_mostly_protected_tokens_warns(qwen, prompt, fixed, generate):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for budget in ("2%", 40, 41):
@@ -269,7 +250,7 @@ def test_a_budget_for_mostly_protected_tokens_warns(
     ]  # fmt: skip
 
 
-def test_other_weights_of_the_bundled_model_are_another_model(qwen: PreTrainedModel) -> None:
+def test_other_weights_of_the_bundled_model_are_another_model(qwen):
     recorded = {"id": "nano", "weights": "another"}
     qwen.config.name_or_path = "mine/qwen"
     assert another_model(qwen, {**recorded, "id": "mine/qwen"}) is None  # another dtype, say
@@ -285,12 +266,12 @@ TEXT = "the cat sat on the mat and then the dog ran away"
 
 
 @pytest.mark.parametrize("wrap", [lambda model: model, Delegating])
-def test_a_pipeline_is_evicted_from(qwen: PreTrainedModel, letters: Any, wrap: Any) -> None:
+def test_a_pipeline_is_evicted_from(qwen, letters, wrap):
     tokenizer = letters()
     ids = tokenizer(TEXT, return_tensors="pt")["input_ids"]
-    seen: list[int] = []
+    seen = []
 
-    def note(module: Any, args: Any, output: Any) -> None:
+    def note(module, args, output):
         seen.append(stored(output))
 
     with evicting(qwen, make_scorer("keydiff"), 22):
@@ -305,7 +286,7 @@ def test_a_pipeline_is_evicted_from(qwen: PreTrainedModel, letters: Any, wrap: A
     assert text[0]["generated_text"] == tokenizer.decode(alone[0, ids.shape[1] :])
 
 
-def test_continuous_batching_is_refused(qwen: PreTrainedModel, prompt: Prompt, fixed: Any) -> None:
+def test_continuous_batching_is_refused(qwen, prompt, fixed):
     options = GenerationConfig(max_new_tokens=3, do_sample=False, eos_token_id=-1, pad_token_id=0)
     qwen.set_attn_implementation("sdpa")
     inputs = prompt(40).tolist()
@@ -329,7 +310,7 @@ def test_continuous_batching_is_refused(qwen: PreTrainedModel, prompt: Prompt, f
 class Quantised(QuantizedCache):
     """A quantised cache without the libraries that quantise."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         Cache.__init__(self, layer_class_to_replicate=DynamicLayer)
 
 
@@ -342,9 +323,7 @@ class Quantised(QuantizedCache):
         ("kvp_eager", "kvp_eager"),
     ],
 )
-def test_inside_a_block_attention_is_eager_or_sdpa(
-    qwen: PreTrainedModel, prompt: Prompt, fixed: Any, loaded: str, inside: str, generate: Any
-) -> None:
+def test_inside_a_block_attention_is_eager_or_sdpa(qwen, prompt, fixed, loaded, inside, generate):
     qwen.set_attn_implementation(inside)
     with evicting(qwen, fixed(40), 22):
         expected = generate(qwen, prompt(40), 4, output_logits=True)
@@ -359,7 +338,7 @@ def test_inside_a_block_attention_is_eager_or_sdpa(
 
 
 @pytest.mark.parametrize("method", ["expected_attention", "gvote", "gvote(space=query)"])
-def test_a_method_whose_inputs_the_model_lacks_is_named(prompt: Prompt, method: str) -> None:
+def test_a_method_whose_inputs_the_model_lacks_is_named(prompt, method):
     config = GPTNeoXConfig(
         vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
         num_attention_heads=4,
@@ -372,9 +351,7 @@ def test_a_method_whose_inputs_the_model_lacks_is_named(prompt: Prompt, method: 
     assert prefill_and_evict(model, prompt(30), make_scorer("keydiff"), 22).get_seq_length() == 30
 
 
-def test_longrope_prompts_beyond_the_switch(
-    longrope: PreTrainedModel, prompt: Prompt, fixed: Any, generate: Any
-) -> None:
+def test_longrope_prompts_beyond_the_switch(longrope, prompt, fixed, generate):
     """generate drops its empty cache there; the answer must come from a shrunk one all the same."""
     ids = prompt(60)
     with evicting(longrope, fixed(60), 22):
@@ -389,9 +366,7 @@ def test_longrope_prompts_beyond_the_switch(
     assert output.sequences[0, 60:].tolist() == expected
 
 
-def test_longrope_across_its_switch_is_refused(
-    longrope: PreTrainedModel, prompt: Prompt, fixed: Any, generate: Any
-) -> None:
+def test_longrope_across_its_switch_is_refused(longrope, prompt, fixed, generate):
     ids = prompt(44)
     with evicting(longrope, fixed(44), 22), pytest.raises(UsageError, match="RoPE"):
         generate(longrope, ids, 10)
@@ -400,9 +375,7 @@ def test_longrope_across_its_switch_is_refused(
         longrope(prompt(6), past_key_values=cache)
 
 
-def test_tokens_beyond_a_window_as_long_as_the_model_are_refused(
-    build: Any, prompt: Prompt, fixed: Any, generate: Any
-) -> None:
+def test_tokens_beyond_a_window_as_long_as_the_model_are_refused(build, prompt, fixed, generate):
     model = build("mistral")
     model.config.sliding_window = model.config.max_position_embeddings = 48
     with evicting(model, fixed(40), 22):
@@ -413,7 +386,7 @@ def test_tokens_beyond_a_window_as_long_as_the_model_are_refused(
         prefill_and_evict(model, prompt(60), fixed(60), 22)
 
 
-def filled(model: PreTrainedModel, ids: Tensor) -> DynamicCache:
+def filled(model, ids):
     cache = DynamicCache(config=model.config)
     model(ids[:, :20], past_key_values=cache)
     return cache
@@ -438,10 +411,7 @@ NEITHER = "pass neither past_key_values nor"
         ({"cache_implementation": "offloaded_static"}, f"StaticCache with offloading: {NEITHER}"),
     ],
 )
-def test_ways_of_generating_that_cannot_work(
-    qwen: PreTrainedModel, prompt: Prompt, by_content: Any, options: dict[str, Any], message: str,
-    generate: Any,
-) -> None:  # fmt: skip
+def test_ways_of_generating_that_cannot_work(qwen, prompt, by_content, options, message, generate):
     if "offl" in message:
         try:
             torch.Stream()
@@ -458,14 +428,14 @@ def test_ways_of_generating_that_cannot_work(
 class Oracle:
     name, needs = "oracle", Needs(future=True)
 
-    def score(self, view: Any) -> Tensor:
+    def score(self, view):
         raise NotImplementedError
 
 
 class Broken:
     name, needs = "broken", Needs()
 
-    def score(self, view: Any) -> Tensor:
+    def score(self, view):
         return torch.full(view.keys.shape[:3], torch.nan)
 
 
@@ -490,16 +460,14 @@ BELOW = "keeps {} tokens, fewer than the 20"
         (lambda m, ids, f: prefill_and_evict(m, ids, f, 22, fed_again=30), "29 of 30 .* got 30"),
     ],
 )
-def test_arguments_that_cannot_work(
-    qwen: PreTrainedModel, prompt: Prompt, fixed: Any, attempt: Any, message: str
-) -> None:
+def test_arguments_that_cannot_work(qwen, prompt, fixed, attempt, message):
     with pytest.raises((UsageError, ModelError), match=message) as caught:
         attempt(qwen, prompt(30), fixed(30))
     assert "\n" not in str(caught.value)
     assert not qwen._forward_pre_hooks
 
 
-def test_what_is_refused_inside_a_block(qwen: PreTrainedModel, prompt: Prompt, fixed: Any) -> None:
+def test_what_is_refused_inside_a_block(qwen, prompt, fixed):
     block = evicting(qwen, fixed(40), 22)
     with block:
         for attempt in (

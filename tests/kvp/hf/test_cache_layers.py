@@ -1,31 +1,24 @@
 """Layers of the evicting cache: exact, compact, and movable."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
-
 import pytest
 import torch
 from torch import Tensor
-from transformers import DynamicCache, PreTrainedModel
+from transformers import DynamicCache
 
 from kvp.errors import UsageError
 from kvp.hf import EvictingCache, observe
 from kvp.hf.cache_layers import EMPTY, TAIL_GROWTH, EvictingLayer, RaggedLayer
 
 pytestmark = pytest.mark.usefixtures("uninitialised_memory_is_nan")
-Prompt = Callable[..., Tensor]
-Sets = list[list[list[list[int]]]]
-"""Kept tokens [entry][layer][head]."""
 
 TOLERANCE = 1e-4
 
 
-def uneven_sets(batch: int, tokens: int, *, seed: int = 5, full_layer: int | None = 2) -> Sets:
+def uneven_sets(batch, tokens, *, seed=5, full_layer=2):
     """Of 3 layers with 2 heads: sizes from 1 token (first head) to all (a whole layer)."""
     generator = torch.Generator().manual_seed(seed)
 
-    def some(entry: int, layer: int, head: int) -> list[int]:
+    def some(entry, layer, head):
         size = int(torch.randint(2, tokens, (1,), generator=generator))
         size = 1 if (layer, head) == (0, 0) else tokens if layer == full_layer else size
         return sorted(torch.randperm(tokens, generator=generator)[:size].tolist())
@@ -36,7 +29,7 @@ def uneven_sets(batch: int, tokens: int, *, seed: int = 5, full_layer: int | Non
     ]
 
 
-def slots(sets: Sets, layer: int, offsets: tuple[int, ...] = (0,)) -> Tensor:
+def slots(sets, layer, offsets=(0,)):
     """[B, H, S], filled up with -1; `offsets` are the padding columns of the entries."""
     width = max(len(head) for entry in sets for head in entry[layer])
     return torch.tensor(
@@ -51,15 +44,13 @@ def slots(sets: Sets, layer: int, offsets: tuple[int, ...] = (0,)) -> Tensor:
     )
 
 
-def shrunk(model: PreTrainedModel, ids: Tensor, sets: Sets) -> EvictingCache:
+def shrunk(model, ids, sets):
     seen = observe(model, ids)
     indices = [slots(sets, layer) for layer in range(3)]
     return EvictingCache.select(seen.keys, seen.values, indices, seen=ids.shape[1])
 
 
-def test_dropping_equals_masking_after_chunks_of_any_length(
-    model: PreTrainedModel, prompt: Prompt, masked_logits: Callable[..., Tensor]
-) -> None:
+def test_dropping_equals_masking_after_chunks_of_any_length(model, prompt, masked_logits):
     """Three entries of one prefill; then 1, 2, 7, 64, 1 and 1 more tokens."""
     tokens, chunks = 40, (1, 2, 7, 64, 1, 1)
     ids = prompt(tokens + sum(chunks))
@@ -81,9 +72,7 @@ def test_dropping_equals_masking_after_chunks_of_any_length(
 
 
 @pytest.mark.parametrize("even", [False, True])
-def test_left_padded_sequences_equal_each_alone(
-    model: PreTrainedModel, prompt: Prompt, masked_logits: Callable[..., Tensor], even: bool
-) -> None:
+def test_left_padded_sequences_equal_each_alone(model, prompt, masked_logits, even):
     """Prompts of 40 and 28 tokens, then chunks of 7 (padded in one entry), 1 and 64 tokens."""
     long, short = prompt(112, seed=2), prompt(98, seed=3)
     pad = torch.nn.functional.pad
@@ -119,9 +108,7 @@ def test_left_padded_sequences_equal_each_alone(
     assert (result[1, 2:] - expected).abs().max() <= TOLERANCE
 
 
-def test_bf16_stays_near_the_masked_reference(
-    qwen: PreTrainedModel, prompt: Prompt, masked_logits: Callable[..., Tensor]
-) -> None:
+def test_bf16_stays_near_the_masked_reference(qwen, prompt, masked_logits):
     ids = prompt(30)
     sets = uneven_sets(1, 20)
     truth = masked_logits(qwen, ids, 20, sets[0])[0, 20:]
@@ -132,10 +119,10 @@ def test_bf16_stays_near_the_masked_reference(
     assert (logits.float() - truth).abs().mean() <= 1.5 * (reference - truth).abs().mean()
 
 
-def storage_bytes(layer: object) -> int:
+def storage_bytes(layer):
     """Bytes of all tensors that a layer, or what it holds, points to."""
 
-    def tensors(of: object) -> Iterator[Tensor]:
+    def tensors(of):
         for value in vars(of).values():
             if isinstance(value, Tensor):
                 yield value
@@ -146,7 +133,7 @@ def storage_bytes(layer: object) -> int:
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
-def test_memory_is_that_of_the_tokens_kept() -> None:
+def test_memory_is_that_of_the_tokens_kept():
     """Keys, values, positions and lengths of a long cache: within 2 % of the tokens' bytes."""
     tokens, width, batch, heads = 20_000, 64, 2, 4
     keys = torch.zeros(batch, heads, tokens, width, dtype=torch.bfloat16)
@@ -168,7 +155,7 @@ def test_memory_is_that_of_the_tokens_kept() -> None:
     assert cache.nbytes == kept + 101 * batch * heads * token
 
 
-def test_positions_of_what_is_stored(qwen: PreTrainedModel, prompt: Prompt) -> None:
+def test_positions_of_what_is_stored(qwen, prompt):
     seen = observe(qwen, prompt(20))
     indices = torch.tensor([[[3, 7, 9], [5, -1, -1]], [[-1, 2, -1], [-1, -1, -1]]])
     cache = EvictingCache.select(seen.keys, seen.values, [indices] * 3, seen=20)
@@ -186,9 +173,7 @@ def test_positions_of_what_is_stored(qwen: PreTrainedModel, prompt: Prompt) -> N
     assert (cache.get_seq_length(), cache.nbytes, cache.evicted) == (0, 0, False)
 
 
-def test_entries_can_be_reordered_repeated_and_chosen(
-    qwen: PreTrainedModel, prompt: Prompt
-) -> None:
+def test_entries_can_be_reordered_repeated_and_chosen(qwen, prompt):
     sets = uneven_sets(3, 20)
     first, then = prompt(2, seed=8).expand(3, -1), prompt(1, seed=9)
     plain = shrunk(qwen, prompt(20), sets)
@@ -208,7 +193,7 @@ def test_entries_can_be_reordered_repeated_and_chosen(
         assert (logits - expected[entries]).abs().max() <= 1e-5
 
 
-def stored(layer: EvictingLayer) -> dict[tuple[int, int], list[float]]:
+def stored(layer):
     """(head, position) of every token of a single entry -> its key and value."""
     keys, values = layer.slots
     return {
@@ -219,13 +204,13 @@ def stored(layer: EvictingLayer) -> dict[tuple[int, int], list[float]]:
     }
 
 
-def test_a_shrunk_layer_can_be_shrunk_again(qwen: PreTrainedModel, prompt: Prompt) -> None:
+def test_a_shrunk_layer_can_be_shrunk_again(qwen, prompt):
     """Slots of the flat part and of the tail, in one selection with gaps."""
     ids = prompt(40)
     cache = shrunk(qwen, ids[:, :20], uneven_sets(1, 20, full_layer=None))
     qwen(ids[:, 20:30], past_key_values=cache)
     generator = torch.Generator().manual_seed(1)
-    origins: set[bool] = set()
+    origins = set()
     for index, layer in enumerate(cache.layers):
         assert isinstance(layer, RaggedLayer)
         chosen = torch.rand(layer.positions.shape, generator=generator).argsort(-1)[..., :9]
@@ -246,7 +231,7 @@ def test_a_shrunk_layer_can_be_shrunk_again(qwen: PreTrainedModel, prompt: Promp
     assert cache.get_seq_length() == 40
 
 
-def test_what_cannot_work_is_refused(qwen: PreTrainedModel, prompt: Prompt) -> None:
+def test_what_cannot_work_is_refused(qwen, prompt):
     ids = prompt(20)
     cache = shrunk(qwen, ids, uneven_sets(1, 20, full_layer=None))
     layer = cache.layers[0]
@@ -261,9 +246,7 @@ def test_what_cannot_work_is_refused(qwen: PreTrainedModel, prompt: Prompt) -> N
 
 
 @pytest.mark.parametrize("padded", [False, True])
-def test_nothing_evicted_is_bitwise_the_plain_model(
-    model: PreTrainedModel, prompt: Prompt, padded: bool
-) -> None:
+def test_nothing_evicted_is_bitwise_the_plain_model(model, prompt, padded):
     ids = prompt(30, batch=2)
     mask = torch.ones_like(ids)
     mask[0, :7] = int(not padded)
@@ -285,7 +268,7 @@ def test_nothing_evicted_is_bitwise_the_plain_model(
     assert torch.equal(logits[0], logits[1])
 
 
-def test_bytes_are_those_of_the_tensors(model: PreTrainedModel, prompt: Prompt) -> None:
+def test_bytes_are_those_of_the_tensors(model, prompt):
     head_dim = model.config.head_dim if model.config.model_type == "qwen3" else 8
     seen = observe(model, prompt(80))
     per_token = 3 * 2 * head_dim * 4 * 2  # layers, heads, dimensions, bytes, key and value
@@ -308,9 +291,7 @@ def test_bytes_are_those_of_the_tensors(model: PreTrainedModel, prompt: Prompt) 
 
 
 @pytest.mark.parametrize("feed", [1, 20])
-def test_tokens_already_cached_are_refused(
-    qwen: PreTrainedModel, prompt: Prompt, feed: int
-) -> None:
+def test_tokens_already_cached_are_refused(qwen, prompt, feed):
     ids = prompt(20)
     positions = torch.arange(20 - feed, 20)[None]
     for cache in (observe(qwen, ids).cache, shrunk(qwen, ids, uneven_sets(1, 20))):
@@ -318,13 +299,13 @@ def test_tokens_already_cached_are_refused(
             qwen(ids[:, -feed:], position_ids=positions, past_key_values=cache)
 
 
-def test_masks_that_cannot_be_read_are_refused(qwen: PreTrainedModel, prompt: Prompt) -> None:
+def test_masks_that_cannot_be_read_are_refused(qwen, prompt):
     for mask in (torch.zeros(1, 1, 4, 4), torch.ones(1, 1, 4, 9, dtype=torch.bool)):
         with pytest.raises(UsageError, match="attention_mask must be 2-D"):
             qwen(prompt(4), attention_mask=mask, past_key_values=EvictingCache())
 
 
-def test_rollback_and_gradients_are_refused(qwen: PreTrainedModel, prompt: Prompt) -> None:
+def test_rollback_and_gradients_are_refused(qwen, prompt):
     cache = observe(qwen, prompt(8)).cache
     cache.crop(0)
     with pytest.raises(UsageError, match="rolled back"):
@@ -334,7 +315,7 @@ def test_rollback_and_gradients_are_refused(qwen: PreTrainedModel, prompt: Promp
         qwen(prompt(8), past_key_values=EvictingCache())
 
 
-def test_selection_must_fit(qwen: PreTrainedModel, prompt: Prompt) -> None:
+def test_selection_must_fit(qwen, prompt):
     seen = observe(qwen, prompt(8, batch=2))
     for indices in (torch.zeros(3, 2, 4).long(), torch.zeros(2, 3, 4).long()):
         with pytest.raises(ValueError, match="do not select"):

@@ -1,15 +1,8 @@
 """Contexts go on in transformers as the evicted cache that they were made from."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from kvp.contexts import Context
 from kvp.errors import CacheError, ModelError, UsageError
 from kvp.hf import load_model, prefill_and_evict
 from kvp.hf.contexts import compress, context_of, load_context
@@ -17,33 +10,30 @@ from policies.registry import make_allocator, make_scorer
 
 
 @pytest.fixture(scope="module")
-def bundled() -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def bundled():
     return load_model("nano")
 
 
 @pytest.fixture
-def nano(bundled: tuple[PreTrainedModel, PreTrainedTokenizerBase]) -> PreTrainedModel:
+def nano(bundled):
     return bundled[0]
 
 
 @pytest.fixture
-def words(bundled: tuple[PreTrainedModel, PreTrainedTokenizerBase]) -> PreTrainedTokenizerBase:
+def words(bundled):
     return bundled[1]
 
 
 N, QUESTION = 120, torch.tensor([[5, 9, 2, 33, 7]])
 
 
-def made(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, kept: int = 40) -> Context:
+def made(model, tokenizer, kept=40):
     ids = torch.randint(0, 60, (1, N), generator=torch.Generator().manual_seed(1))
     cache = prefill_and_evict(model, ids, make_scorer("keydiff"), kept)
     return context_of(cache, model, tokenizer, ids[0].tolist(), policy="keydiff", budget="40")
 
 
-def test_logits_are_those_of_the_evicted_cache(
-    family: str, build: Callable[[str], PreTrainedModel], words: PreTrainedTokenizerBase,
-    tmp_path: Path,
-) -> None:  # fmt: skip
+def test_logits_are_those_of_the_evicted_cache(family, build, words, tmp_path):
     model = build(family)
     ids = torch.randint(0, 60, (1, N), generator=torch.Generator().manual_seed(1))
     cache = prefill_and_evict(model, ids, make_scorer("keydiff"), 40)
@@ -60,9 +50,7 @@ def test_logits_are_those_of_the_evicted_cache(
         assert float((found - expected).abs().max()) < 1e-4
 
 
-def test_generate_feeds_the_question_alone(
-    nano: PreTrainedModel, words: PreTrainedTokenizerBase
-) -> None:
+def test_generate_feeds_the_question_alone(nano, words):
     text = "One of the special magic numbers for lazy-cat is: 4821973. The grass is green. " * 4
     context = compress(nano, words, text, make_scorer("streaming_llm"), "60%")
     assert context.facts.kept % 32 == 0
@@ -71,9 +59,7 @@ def test_generate_feeds_the_question_alone(
     assert answer.shape[1] == context.facts.kept + 5
 
 
-def test_messages_are_the_beginning_of_a_conversation(
-    nano: PreTrainedModel, words: PreTrainedTokenizerBase
-) -> None:
+def test_messages_are_the_beginning_of_a_conversation(nano, words):
     messages = [{"role": "user", "content": "The sky is blue. " * 30}]
     context = compress(nano, words, messages, make_scorer("knorm"), 32)
     whole = words.apply_chat_template(
@@ -82,10 +68,7 @@ def test_messages_are_the_beginning_of_a_conversation(
     assert whole[: context.facts.tokens] == context.token_ids.tolist()
 
 
-def test_what_engines_cannot_hold_is_refused(
-    nano: PreTrainedModel, words: PreTrainedTokenizerBase,
-    build: Callable[[str], PreTrainedModel],
-) -> None:  # fmt: skip
+def test_what_engines_cannot_hold_is_refused(nano, words, build):
     ids = torch.randint(0, 60, (1, N))
     uneven = prefill_and_evict(
         nano, ids, make_scorer("snapkv"), 40, allocator=make_allocator("ada")

@@ -1,16 +1,9 @@
 """Eviction while a model answers, between pieces of a prompt, and in further turns."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-from transformers import PreTrainedModel
 
 from kvp.errors import UsageError
 from kvp.hf import evicting, prefill_and_evict
@@ -18,10 +11,9 @@ from kvp.hf.attention import QueryRecorder
 from kvp.hf.cache import EvictingCache
 from kvp.hf.eviction import pieces
 from kvp.ranking import Protection
-from kvp.scoring import Needs, View
+from kvp.scoring import Needs
 from policies.registry import METHODS, make_allocator, make_scorer
 
-Prompt = Callable[..., Tensor]
 PROTECTION = Protection(sinks=2, recents=4)
 
 
@@ -31,11 +23,11 @@ class ByPosition:
     needs = Needs()
     name = "by_position"
 
-    def __init__(self) -> None:
+    def __init__(self):
         generator = torch.Generator().manual_seed(3)
         self.table = torch.rand(3, 2, 256, generator=generator)
 
-    def score(self, view: View) -> Tensor:
+    def score(self, view):
         table = self.table[view.layer, view.heads]  # [h, positions]
         positions = view.positions if view.positions.ndim == 3 else view.positions[:, None]
         batch, _, tokens = positions.shape
@@ -44,21 +36,19 @@ class ByPosition:
 
 
 ALLOCATORS = [None, "ada", "global", "shared"]
-Noted = Callable[[PreTrainedModel], AbstractContextManager[Any]]
 READ_WHOLE = {"contrastkv", "expected_attention", "gvote", "kvzip", "oracle"}
 """Methods that read a whole prompt at once, or the future."""
 
 
-def means(row: Any) -> list[float]:
+def means(row):
     """Tokens per layer and head after each pass."""
     return [sum(map(sum, counts)) / 6 for counts in row.after]
 
 
 @pytest.mark.parametrize("allocator", ALLOCATORS)
 def test_pieces_answers_and_turns_equal_a_mask_and_never_hold_more(
-    qwen: PreTrainedModel, prompt: Prompt, by_content: Any, generate: Any, assert_row_masked: Any,
-    noted: Noted, allocator: str | None,
-) -> None:  # fmt: skip
+    qwen, prompt, by_content, generate, assert_row_masked, noted, allocator
+):
     """`test_families.py` does so for other models, padded, forked and loaded."""
     split = None if allocator is None else make_allocator(allocator)
     block = evicting(qwen, by_content(), 12, PROTECTION, allocator=split, every=5, prefill_chunk=16)
@@ -78,9 +68,8 @@ def test_pieces_answers_and_turns_equal_a_mask_and_never_hold_more(
 
 
 def test_pieces_of_transformers_equal_a_mask(
-    qwen: PreTrainedModel, prompt: Prompt, by_content: Any, generate: Any, assert_row_masked: Any,
-    noted: Noted,
-) -> None:  # fmt: skip
+    qwen, prompt, by_content, generate, assert_row_masked, noted
+):
     with evicting(qwen, by_content(), 12, PROTECTION), noted(qwen) as row:
         generate(qwen, prompt(49), 4, prefill_chunk_size=16)
     assert list(map(len, row.fed)) == [16, 16, 16, 1, 1, 1, 1]
@@ -90,9 +79,8 @@ def test_pieces_of_transformers_equal_a_mask(
 
 @pytest.mark.parametrize("block", [1, 4])
 def test_heads_that_share_tokens_go_on_sharing_them(
-    qwen: PreTrainedModel, prompt: Prompt, by_content: Any, generate: Any, assert_row_masked: Any,
-    noted: Noted, block: int,
-) -> None:  # fmt: skip
+    qwen, prompt, by_content, generate, assert_row_masked, noted, block
+):
     """Read in pieces and answered with eviction; blocks are whole and within the budget."""
     split = make_allocator(f"shared(block={block})")
     shrinking = evicting(
@@ -110,9 +98,7 @@ def test_heads_that_share_tokens_go_on_sharing_them(
     assert row.held[2][0][0] == [one * block + i for one in sorted(starts) for i in range(block)]
 
 
-def test_heads_that_hold_different_tokens_cannot_share(
-    qwen: PreTrainedModel, prompt: Prompt, by_content: Any, generate: Any
-) -> None:
+def test_heads_that_hold_different_tokens_cannot_share(qwen, prompt, by_content, generate):
     with evicting(qwen, by_content(), 12, PROTECTION):
         first = generate(qwen, prompt(40), 6)
     longer = torch.cat([first.sequences, prompt(30, seed=2)], dim=1)
@@ -124,9 +110,7 @@ def test_heads_that_hold_different_tokens_cannot_share(
         generate(qwen, longer, 4, past_key_values=first.past_key_values)
 
 
-def test_memory_does_not_grow_with_the_prompt(
-    qwen: PreTrainedModel, prompt: Prompt, by_content: Any, generate: Any, noted: Noted
-) -> None:
+def test_memory_does_not_grow_with_the_prompt(qwen, prompt, by_content, generate, noted):
     """Sixteen pieces hold no more than one: the budget, and the piece that is read."""
     nbytes = []
     for tokens in (15, 240):
@@ -141,18 +125,14 @@ def test_memory_does_not_grow_with_the_prompt(
     assert nbytes[0] == nbytes[1]
 
 
-def test_a_short_prompt_bounds_no_budget(
-    qwen: PreTrainedModel, prompt: Prompt, generate: Any, noted: Noted
-) -> None:
+def test_a_short_prompt_bounds_no_budget(qwen, prompt, generate, noted):
     with evicting(qwen, ByPosition(), 12, PROTECTION, every=4), noted(qwen) as row:
         generate(qwen, prompt(3), 40)
     assert means(row)[:13] == [*range(3, 15), 12]
     assert set(means(row)[13:]) == {12, 13, 14, 15}
 
 
-def test_a_percentage_is_of_all_tokens_seen(
-    qwen: PreTrainedModel, prompt: Prompt, generate: Any, noted: Noted
-) -> None:
+def test_a_percentage_is_of_all_tokens_seen(qwen, prompt, generate, noted):
     with evicting(qwen, ByPosition(), "50%", PROTECTION), noted(qwen) as row:
         first = generate(qwen, prompt(40), 3)
         longer = torch.cat([first.sequences, prompt(17, seed=2)], dim=1)
@@ -166,7 +146,7 @@ def test_a_percentage_is_of_all_tokens_seen(
     assert row.after == [[[16, 16]] * 3] * 4 + [[[25, 25]] * 3] * 3
 
 
-def test_layers_are_shrunk_together(qwen: PreTrainedModel, prompt: Prompt, generate: Any) -> None:
+def test_layers_are_shrunk_together(qwen, prompt, generate):
     """The first layer of a pyramid loses nothing from a piece of which the last ones lose most."""
     block = evicting(
         qwen, ByPosition(), 48, PROTECTION, allocator=make_allocator("pyramid"), prefill_chunk=32
@@ -176,9 +156,7 @@ def test_layers_are_shrunk_together(qwen: PreTrainedModel, prompt: Prompt, gener
     assert kept.tokens.sum() == 48 * 6
 
 
-def test_an_answer_goes_on_within_the_budget_of_its_block(
-    qwen: PreTrainedModel, prompt: Prompt, generate: Any
-) -> None:
+def test_an_answer_goes_on_within_the_budget_of_its_block(qwen, prompt, generate):
     with evicting(qwen, ByPosition(), 40, PROTECTION):
         first = generate(qwen, prompt(60), 3)
     with evicting(qwen, ByPosition(), 12, PROTECTION, every=4) as kept:
@@ -186,9 +164,7 @@ def test_an_answer_goes_on_within_the_budget_of_its_block(
     assert kept.tokens.max() <= 12 + 4
 
 
-def test_a_failed_prefill_leaves_other_caches_alone(
-    qwen: PreTrainedModel, prompt: Prompt, generate: Any
-) -> None:
+def test_a_failed_prefill_leaves_other_caches_alone(qwen, prompt, generate):
     with evicting(qwen, ByPosition(), 12, PROTECTION):
         first = generate(qwen, prompt(40), 3)
         with pytest.raises(IndexError):
@@ -196,7 +172,7 @@ def test_a_failed_prefill_leaves_other_caches_alone(
         generate(qwen, first.sequences, 4, past_key_values=first.past_key_values)
 
 
-def test_queries_before_padding_are_kept() -> None:
+def test_queries_before_padding_are_kept():
     recorder = QueryRecorder(2)
     mask = torch.tensor([True, False, False, True])[None, None, None]
     recorder.record(0, torch.arange(1.0, 5)[None, None, :, None], mask)
@@ -204,16 +180,14 @@ def test_queries_before_padding_are_kept() -> None:
 
 
 @pytest.mark.parametrize("allocator", [None, "uniform"])
-def test_the_best_of_what_is_stored_stay(
-    qwen: PreTrainedModel, prompt: Prompt, generate: Any, noted: Noted, allocator: str | None
-) -> None:
+def test_the_best_of_what_is_stored_stay(qwen, prompt, generate, noted, allocator):
     """With scores that never change, what stays can be told in plain Python."""
     scorer = ByPosition()
     split = None if allocator is None else make_allocator(allocator)
     block = evicting(qwen, scorer, 9, PROTECTION, allocator=split, every=4, prefill_chunk=16)
     with block, noted(qwen) as row:
         generate(qwen, prompt(40), 14)
-    stored: list[list[list[int]]] = [[[], []] for _ in range(3)]
+    stored = [[[], []] for _ in range(3)]
     seen = since = 0
     for number, fed in enumerate(row.fed):
         assert number == 0 or [*row.held[number].values()] == stored, number
@@ -232,9 +206,7 @@ def test_the_best_of_what_is_stored_stay(
         since = 0 if since == 4 else since
 
 
-def test_beams_keep_budgets_and_recent_queries_of_their_own(
-    qwen: PreTrainedModel, prompt: Prompt, by_content: Any, generate: Any
-) -> None:
+def test_beams_keep_budgets_and_recent_queries_of_their_own(qwen, prompt, by_content, generate):
     ids = prompt(30, batch=2)
     with evicting(qwen, by_content(), 10, PROTECTION, every=3):
         several = generate(qwen, ids, 20, num_beams=3, num_return_sequences=3, output_scores=True)
@@ -254,9 +226,7 @@ def test_beams_keep_budgets_and_recent_queries_of_their_own(
         assert float(several.sequences_scores[row]) == pytest.approx(total / 20, abs=1e-4)
 
 
-def test_a_prefilled_cache_is_shrunk_in_an_answer(
-    qwen: PreTrainedModel, prompt: Prompt, by_content: Any
-) -> None:
+def test_a_prefilled_cache_is_shrunk_in_an_answer(qwen, prompt, by_content):
     cache = prefill_and_evict(qwen, prompt(40), by_content(), 12, PROTECTION, fed_again=1)
     with evicting(qwen, by_content(), 12, PROTECTION, every=5), torch.no_grad():
         for step in range(30):
@@ -267,9 +237,8 @@ def test_a_prefilled_cache_is_shrunk_in_an_answer(
 
 @pytest.mark.parametrize("method", sorted(METHODS))
 def test_every_method_decodes_or_says_that_it_cannot(
-    qwen: PreTrainedModel, prompt: Prompt, generate: Any, assert_row_masked: Any, noted: Noted,
-    method: str,
-) -> None:  # fmt: skip
+    qwen, prompt, generate, assert_row_masked, noted, method
+):
     block = partial(evicting, qwen, scorer := make_scorer(method), 48, every=24)
     if method in READ_WHOLE:
         with pytest.raises(UsageError, match=scorer.name) as refused:
@@ -284,9 +253,7 @@ def test_every_method_decodes_or_says_that_it_cannot(
     assert_row_masked(qwen, row, 1e-4)
 
 
-def test_what_cannot_be_repeated_or_read_in_pieces_is_refused(
-    qwen: PreTrainedModel, prompt: Prompt, generate: Any, letters: Any
-) -> None:
+def test_what_cannot_be_repeated_or_read_in_pieces_is_refused(qwen, prompt, generate, letters):
     kvzip, options = make_scorer("kvzip"), {"tokenizer": letters()}
     with pytest.raises(UsageError, match=r"method kvzip reads or repeats.* pass tokenizer="):
         evicting(qwen, kvzip, 24)
@@ -310,7 +277,7 @@ def test_what_cannot_be_repeated_or_read_in_pieces_is_refused(
         assert qwen(ids, use_cache=True).past_key_values.get_seq_length() == 30  # without a mask
 
 
-def test_pieces_have_no_single_token() -> None:
+def test_pieces_have_no_single_token():
     assert pieces(20, 8) == [(0, 8), (8, 16), (16, 20)]
     assert pieces(17, 8) == [(0, 8), (8, 15), (15, 17)]
     assert pieces(9, 8) == [(0, 7), (7, 9)]

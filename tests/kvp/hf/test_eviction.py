@@ -1,25 +1,18 @@
 """Eviction after a prefill, with equal and with uneven budgets."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
-from transformers import DynamicCache, PreTrainedModel
+from transformers import DynamicCache
 
 import kvp
 from kvp.errors import UsageError
 from kvp.hf import EvictingCache, ScorerInputs, evicting, observe, prefill_and_evict
 from kvp.hf.cache_layers import EMPTY, EvictingLayer, RaggedLayer
-from kvp.ranking import UNPROTECTED, Protection, Request
-from kvp.scoring import Needs, Noise, Reconstruction, View
+from kvp.ranking import UNPROTECTED, Protection
+from kvp.scoring import Needs, Noise, Reconstruction
 from policies import make_allocator
 
-Prompt = Callable[..., Tensor]
 PROTECTION = Protection(sinks=2, recents=3)
 
 
@@ -28,11 +21,11 @@ class Drawn:
 
     name = "drawn"
 
-    def __init__(self, seed: int = 2) -> None:
+    def __init__(self, seed=2):
         self.seed = seed
-        self.requests: list[Request] = []
+        self.requests = []
 
-    def allocate(self, request: Request) -> Tensor:
+    def allocate(self, request):
         self.requests.append(request)
         layers, heads, tokens = request.scores.shape
         generator = torch.Generator().manual_seed(self.seed)
@@ -50,14 +43,14 @@ class Given:
     name = "given"
     meets_budget = False
 
-    def __init__(self, counts: Any) -> None:
+    def __init__(self, counts):
         self.counts = counts
 
-    def allocate(self, request: Request) -> Tensor:
+    def allocate(self, request):
         return torch.as_tensor(self.counts)
 
 
-def kept_by(scorer: Any, counts: Tensor, protection: Protection = PROTECTION) -> list[Any]:
+def kept_by(scorer, counts, protection=PROTECTION):
     """[layer][head] tokens, by sorting in plain Python."""
     return [
         [
@@ -68,7 +61,7 @@ def kept_by(scorer: Any, counts: Tensor, protection: Protection = PROTECTION) ->
     ]
 
 
-def positions(layer: Any, entry: int = 0) -> list[list[int]]:
+def positions(layer, entry=0):
     return [[p for p in head if p < EMPTY] for head in layer.positions[entry].tolist()]
 
 
@@ -76,9 +69,8 @@ def positions(layer: Any, entry: int = 0) -> list[list[int]]:
     ("allocator", "fed_again"), [(None, 0), (Drawn(), 1)], ids=["even", "drawn"]
 )
 def test_prefill_and_evict_then_generate(
-    model: PreTrainedModel, prompt: Prompt, fixed: Any, masked_greedy: Any, generate: Any,
-    watched: Any, allocator: Drawn | None, fed_again: int,
-) -> None:  # fmt: skip
+    model, prompt, fixed, masked_greedy, generate, watched, allocator, fed_again
+):
     """The first answer token feels the eviction: 39 tokens are ranked, the last one is fed.
 
     Where it is fed again it is scored, too, is the best of all, and yet not kept.
@@ -112,9 +104,8 @@ def test_prefill_and_evict_then_generate(
 
 @pytest.mark.parametrize("allocator", [None, Drawn()], ids=["even", "drawn"])
 def test_evicting_around_generate(
-    model: PreTrainedModel, prompt: Prompt, fixed: Any, masked_greedy: Any, generate: Any,
-    watched: Any, allocator: Drawn | None,
-) -> None:  # fmt: skip
+    model, prompt, fixed, masked_greedy, generate, watched, allocator
+):
     """Boundary after the prompt: the first answer token still comes from full attention."""
     ids = prompt(40)
     scorer = fixed(40)
@@ -142,9 +133,8 @@ def test_evicting_around_generate(
 )
 @pytest.mark.parametrize("budget", [8, "60%", 30])
 def test_a_padded_batch_equals_each_prompt_alone(
-    qwen: PreTrainedModel, prompt: Prompt, by_content: Any, budget: int | str, allocator: Any,
-    generate: Any,
-) -> None:  # fmt: skip
+    qwen, prompt, by_content, budget, allocator, generate
+):
     """Lengths 40, 26 and 9, each prompt's budget split by itself; some keep everything."""
     lengths = (40, 26, 9)
     sequences = [prompt(length, seed=length) for length in lengths]
@@ -165,9 +155,7 @@ def test_a_padded_batch_equals_each_prompt_alone(
 
 
 @pytest.mark.parametrize("budget", [40, 64, "100%"])
-def test_a_budget_of_the_whole_prompt_changes_nothing(
-    qwen: PreTrainedModel, prompt: Prompt, fixed: Any, budget: int | str, generate: Any
-) -> None:
+def test_a_budget_of_the_whole_prompt_changes_nothing(qwen, prompt, fixed, budget, generate):
     ids = prompt(40)
     plain = generate(qwen, ids, 8, output_logits=True)
     scorer = fixed(40)
@@ -184,9 +172,7 @@ def test_a_budget_of_the_whole_prompt_changes_nothing(
     assert scorer.calls == 0
 
 
-def test_sampling_and_beams(
-    qwen: PreTrainedModel, prompt: Prompt, fixed: Any, generate: Any
-) -> None:
+def test_sampling_and_beams(qwen, prompt, fixed, generate):
     ids = prompt(30)
     beams = {"num_beams": 3, "num_return_sequences": 2}
     plain = generate(qwen, ids, 6, **beams).sequences
@@ -200,13 +186,8 @@ def test_sampling_and_beams(
 
 
 def test_a_second_turn_outside_of_the_block_evicts_nothing(
-    qwen: PreTrainedModel,
-    prompt: Prompt,
-    fixed: Any,
-    masked_greedy: Any,
-    generate: Any,
-    watched: Any,
-) -> None:
+    qwen, prompt, fixed, masked_greedy, generate, watched
+):
     ids = prompt(40)
     scorer = fixed(40)
     with evicting(qwen, scorer, 22):
@@ -221,9 +202,7 @@ def test_a_second_turn_outside_of_the_block_evicts_nothing(
     assert scorer.calls == 3
 
 
-def test_everything_is_given_back(
-    qwen: PreTrainedModel, prompt: Prompt, fixed: Any, generate: Any
-) -> None:
+def test_everything_is_given_back(qwen, prompt, fixed, generate):
     qwen.set_attn_implementation("sdpa")
     plain = generate(qwen, prompt(30), 4).sequences
     before = dict(vars(qwen.config))
@@ -232,10 +211,10 @@ def test_everything_is_given_back(
     class Failing:
         name, needs = "failing", Needs(queries=2)
 
-        def score(self, view: Any) -> Tensor:
+        def score(self, view):
             raise ZeroDivisionError
 
-    def run(scorer: Any, **options: Any) -> None:
+    def run(scorer, **options):
         with evicting(qwen, scorer, 22):
             generate(qwen, prompt(30), 4, **options)
 
@@ -252,8 +231,8 @@ def test_everything_is_given_back(
 
 
 def test_a_percentage_never_keeps_fewer_than_the_protected_tokens(
-    qwen: PreTrainedModel, prompt: Prompt, by_content: Any, generate: Any
-) -> None:
+    qwen, prompt, by_content, generate
+):
     """Prompts of 160, 40 and 10 tokens at 25 %: 40, 20 (protected) and 10 (all) tokens stay."""
     lengths, widest = (160, 40, 10), 160
     ids = prompt(widest, batch=3)
@@ -268,9 +247,7 @@ def test_a_percentage_never_keeps_fewer_than_the_protected_tokens(
     )
 
 
-def test_heads_of_one_token_and_layers_of_one_length(
-    qwen: PreTrainedModel, prompt: Prompt, fixed: Any, masked_greedy: Any, generate: Any
-) -> None:
+def test_heads_of_one_token_and_layers_of_one_length(qwen, prompt, fixed, masked_greedy, generate):
     """Layer 0 keeps all, layer 1 one token per head, layer 2 one head of each."""
     ids, counts = prompt(30), torch.tensor([[29, 29], [1, 1], [29, 1]])
     scorer = fixed(29)
@@ -280,7 +257,7 @@ def test_heads_of_one_token_and_layers_of_one_length(
     assert answer == masked_greedy(qwen, ids, 29, kept_by(scorer, counts, UNPROTECTED), 8)
 
 
-def test_an_allocator_runs_at_any_budget(qwen: PreTrainedModel, prompt: Prompt, fixed: Any) -> None:
+def test_an_allocator_runs_at_any_budget(qwen, prompt, fixed):
     """One that sizes the cache itself may keep less; one that keeps all changes nothing."""
     ids = prompt(30)
     cache = prefill_and_evict(
@@ -293,11 +270,9 @@ def test_an_allocator_runs_at_any_budget(qwen: PreTrainedModel, prompt: Prompt, 
     assert not whole.evicted
 
 
-def test_sizes_of_a_scorer_reach_the_allocator(
-    qwen: PreTrainedModel, prompt: Prompt, fixed: Any
-) -> None:
+def test_sizes_of_a_scorer_reach_the_allocator(qwen, prompt, fixed):
     class Sized(fixed):  # type: ignore[misc]
-        def sizes(self, scores: Tensor) -> Tensor:
+        def sizes(self, scores):
             assert int(scores.isinf().sum()) == scores[..., 0].numel() * 20  # 4 + 16 are protected
             return (scores > 0.5).sum(-1)
 
@@ -310,7 +285,7 @@ def test_sizes_of_a_scorer_reach_the_allocator(
     assert torch.equal(sizes, wanted.sum(-1))  # protected tokens come on top of those it wants
 
 
-def test_layers_may_share_scores(qwen: PreTrainedModel, prompt: Prompt, fixed: Any) -> None:
+def test_layers_may_share_scores(qwen, prompt, fixed):
     scorer = fixed(30)
     scorer.needs = Needs(layer_group=2)
     cache = prefill_and_evict(qwen, prompt(30), scorer, 22)
@@ -328,15 +303,13 @@ def test_layers_may_share_scores(qwen: PreTrainedModel, prompt: Prompt, fixed: A
         ([[31, 20]] * 3, r"gave heads 20 to 31 tokens, .* to 30 \(all\)"),
     ],
 )
-def test_counts_that_cannot_be_kept(
-    qwen: PreTrainedModel, prompt: Prompt, fixed: Any, counts: Any, message: str
-) -> None:
+def test_counts_that_cannot_be_kept(qwen, prompt, fixed, counts, message):
     with pytest.raises(UsageError, match=message) as caught:
         prefill_and_evict(qwen, prompt(30), fixed(30), 22, allocator=Given(counts))
     assert "\n" not in str(caught.value)
 
 
-def test_a_protection_is_no_name(qwen: PreTrainedModel, prompt: Prompt, fixed: Any) -> None:
+def test_a_protection_is_no_name(qwen, prompt, fixed):
     with pytest.raises(UsageError, match=r"protection='ada' is no Protection\(sinks"):
         prefill_and_evict(qwen, prompt(30), fixed(30), 22, "ada")  # type: ignore[arg-type]
 
@@ -346,15 +319,15 @@ class Everything:
 
     name = "everything"
 
-    def __init__(self, **needs: Any) -> None:
+    def __init__(self, **needs):
         self.needs = Needs(
             queries=4, rope=True, hidden_after=2,
             reconstruction=Reconstruction(chunk=10), noise=Noise(tokens=8),
             **needs,
         )  # fmt: skip
-        self.views: list[View] = []
+        self.views = []
 
-    def score(self, view: View) -> Tensor:
+    def score(self, view):
         self.views.append(view)
         assert view.reconstruction is not None
         assert view.noise is not None
@@ -364,9 +337,7 @@ class Everything:
 
 
 @pytest.mark.parametrize("text", [0, 5])
-def test_views_carry_the_scorer_inputs(
-    model: PreTrainedModel, prompt: Prompt, letters: Any, text: int, generate: Any
-) -> None:
+def test_views_carry_the_scorer_inputs(model, prompt, letters, text, generate):
     """Inside `evicting`, with a padded batch, as from a prefill of each prompt alone."""
     tokenizer = letters()
     lengths = (30, 21)
@@ -377,7 +348,7 @@ def test_views_carry_the_scorer_inputs(
     mask = torch.cat([(torch.arange(30) >= 30 - length).long()[None] for length in lengths])
     scorer = Everything(text=text)
     hooks = len(model.model.layers[0].self_attn._forward_pre_hooks)
-    options: dict[str, Any] = {"allocator": make_allocator("global"), "tokenizer": tokenizer}
+    options = {"allocator": make_allocator("global"), "tokenizer": tokenizer}
     with evicting(model, scorer, "50%", PROTECTION, **options):
         together = generate(model, ids, 6, attention_mask=mask, output_logits=True)
         assert len(model.model.layers[0].self_attn._forward_pre_hooks) == hooks
@@ -409,7 +380,7 @@ def test_views_carry_the_scorer_inputs(
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("allocator", [None, "ada", "global"])
 @pytest.mark.parametrize("policy", ["nano", "snapkv", "keydiff", "kvzip"])
-def test_evicting_on_a_gpu_is_that_of_the_cpu(policy: str, allocator: str | None) -> None:
+def test_evicting_on_a_gpu_is_that_of_the_cpu(policy, allocator):
     """The answer, and the tokens that are kept but for a few of equal scores up to rounding."""
     answers, kept = [], []
     for device in ("cpu", "cuda"):

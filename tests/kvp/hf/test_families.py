@@ -3,32 +3,28 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import transformers
 from packaging.version import Version
 from torch import Tensor
-from transformers import DynamicCache, PreTrainedModel
+from transformers import DynamicCache
 
 from kvp import evicting, load_cache, prefill_and_evict, save_cache
 from kvp.errors import ModelError, UsageError
-from kvp.geometry import Geometry
 from kvp.hf import EvictingCache, geometry_of, observe
 from kvp.hf.attention import QueryRecorder, kvp_attention_set
 from kvp.hf.cache_layers import OtherState, other_layers
 from kvp.hf.model_access import attention_modules, check_model, rope_of
 from kvp.hf.model_config import attention_window, layer_kinds
 from kvp.ranking import Protection
-from kvp.scoring import Needs, View
+from kvp.scoring import Needs
 
 PAGE = Path(__file__).parents[3] / "docs" / "models.md"
-SIZES: dict[str, Any] = {
+SIZES = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4,
     "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256,
     "initializer_range": 0.3, "pad_token_id": 0, "bos_token_id": None, "eos_token_id": None,
@@ -48,7 +44,7 @@ MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_n_gro
 SHARED = {"num_kv_shared_layers": 2, "hidden_size_per_layer_input": 8}
 LATENT = {"kv_lora_rank": 8, "q_lora_rank": 16, "n_routed_experts": 4}
 
-FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+FAMILIES = {
     "Llama": ("Llama", {}),
     "Qwen 2, Qwen 2.5": ("Qwen2", {}),
     "Qwen 3": ("Qwen3", WIDE),
@@ -128,11 +124,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 HYBRID = ["Gemma 2", "Gemma 3", "GPT-OSS", "Qwen 3-Next", "Llama 4"]
 CACHED, FED = 32, 12
 
-Prompt = Callable[..., Tensor]
-Masks = Callable[..., AbstractContextManager[None]]
 
-
-def build(family: str) -> PreTrainedModel:
+def build(family):
     """A frozen model of a family with the same random weights every time, sinks included."""
     name, settings = FAMILIES[family]
     config_class = getattr(transformers, f"{name}TextConfig", None)
@@ -145,7 +138,7 @@ def build(family: str) -> PreTrainedModel:
     return model.requires_grad_(False).train(False)
 
 
-def table() -> dict[str, str]:
+def table():
     """Family -> its row for the installed transformers: docs/models.md has other ones for old."""
     text, old = re.split("<!-- before transformers 5.23.*", PAGE.read_text(encoding="utf-8"))
     if Version(transformers.__version__) < Version("5.23"):
@@ -154,7 +147,7 @@ def table() -> dict[str, str]:
     return {line.split("|")[1].strip(): line for line in rows}
 
 
-def drawn(geometry: Geometry, *, ragged: bool) -> list[list[list[int]]]:
+def drawn(geometry, *, ragged):
     """Tokens that stay, drawn for every layer and head."""
     generator = torch.Generator().manual_seed(3)
     return [
@@ -168,7 +161,7 @@ def drawn(geometry: Geometry, *, ragged: bool) -> list[list[list[int]]]:
 
 
 @torch.no_grad()
-def continued(model: PreTrainedModel, cache: Any, ids: Tensor, pieces: tuple[int, ...]) -> Tensor:
+def continued(model, cache, ids, pieces):
     """Logits of ids [1, T] that follow `CACHED` tokens, fed piece by piece."""
     logits, start = [], CACHED
     for size in pieces:
@@ -180,7 +173,7 @@ def continued(model: PreTrainedModel, cache: Any, ids: Tensor, pieces: tuple[int
     return torch.cat(logits, dim=1)
 
 
-def drop_errors(model: PreTrainedModel, ids: Tensor, masks_set: Masks) -> list[float]:
+def drop_errors(model, ids, masks_set):
     """Largest difference to masking, of equal and of different numbers of tokens per head.
 
     NaN where dropping itself changes nothing that a test could see.
@@ -226,12 +219,12 @@ class Row:
     moves_queries: str
     note: str
 
-    def __str__(self) -> str:
+    def __str__(self):
         cells = (self.family, self.status, self.layers, self.moves_queries, self.note)
         return f"| {' | '.join(cells)} |"
 
 
-def examined(family: str, masks_set: Masks) -> Row:
+def examined(family, masks_set):
     """What kvp makes of a family: refused, or dropped tokens equal masked ones."""
     try:
         model = build(family)
@@ -254,7 +247,7 @@ def examined(family: str, masks_set: Masks) -> Row:
     return Row(family, status, layers, queries_of(model), note)
 
 
-def queries_of(model: PreTrainedModel) -> str:
+def queries_of(model):
     """Whether methods that move queries in position, or read hidden states, work."""
     try:
         rope_of(model, CACHED)
@@ -268,13 +261,13 @@ def queries_of(model: PreTrainedModel) -> str:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_family_is_what_the_table_says(family: str, masks_set: Masks) -> None:
+def test_a_family_is_what_the_table_says(family, masks_set):
     """Dropping equals masking, or the family is refused; docs/models.md has the same line."""
     row = str(examined(family, masks_set))
     assert table().get(family) == row, f"docs/models.md needs: {row}"
 
 
-def test_the_table_lists_no_other_family() -> None:
+def test_the_table_lists_no_other_family():
     lines = PAGE.read_text(encoding="utf-8").splitlines()
     start, end = (
         next(i for i, line in enumerate(lines) if line.startswith(f"<!-- {word} families"))
@@ -290,10 +283,10 @@ class Drawn:
     name = "drawn"
     needs = Needs(queries=3)
 
-    def __init__(self) -> None:
-        self.layers: list[int] = []
+    def __init__(self):
+        self.layers = []
 
-    def score(self, view: View) -> Tensor:
+    def score(self, view):
         self.layers.append(view.layer)
         generator = torch.Generator().manual_seed(view.layer)
         shape = view.keys.shape[1:3]
@@ -301,7 +294,7 @@ class Drawn:
 
 
 @pytest.mark.parametrize("family", HYBRID)
-def test_other_layers_hold_what_they_hold_without_kvp(family: str, prompt: Prompt) -> None:
+def test_other_layers_hold_what_they_hold_without_kvp(family, prompt):
     """Caches, masks and bytes: the same numbers as in a `DynamicCache`, before and after."""
     model, ids = build(family), prompt(40)
     capped = family in ("Gemma 2", "GPT-OSS")  # which sdpa cannot compute
@@ -321,7 +314,7 @@ def test_other_layers_hold_what_they_hold_without_kvp(family: str, prompt: Promp
             _assert_same(getattr(layer, name), expected)
 
 
-def _assert_same(found: Any, expected: Any) -> None:
+def _assert_same(found, expected):
     if isinstance(expected, Tensor):
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
         assert found.nbytes == expected.nbytes
@@ -333,9 +326,7 @@ def _assert_same(found: Any, expected: Any) -> None:
 
 
 @pytest.mark.parametrize("family", HYBRID)
-def test_generate_evicts_from_the_layers_that_see_everything(
-    family: str, prompt: Prompt, generate: Callable[..., Any]
-) -> None:
+def test_generate_evicts_from_the_layers_that_see_everything(family, prompt, generate):
     """Greedy answers of a left-padded batch are those of its prompts alone, and other layers go on.
 
     Every method sees the model's layer index.
@@ -369,7 +360,7 @@ QUICK = ("Llama", "Llama 4", "Gemma 3")
     "family",
     [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in SUPPORTED],
 )
-def test_what_serving_combines(family: str, prompt: Prompt, by_content: Any, combined: Any) -> None:
+def test_what_serving_combines(family, prompt, by_content, combined):
     """`every`, pieces, forks, files and padding; questions of one length where other layers are.
 
     In transformers, windows and recurrent states take padding inside a conversation for tokens, and
@@ -389,9 +380,7 @@ def test_what_serving_combines(family: str, prompt: Prompt, by_content: Any, com
 
 
 @pytest.mark.parametrize("family", ["Gemma 3", "Qwen 3-Next", "Llama 4"])
-def test_the_last_token_fed_again_finds_other_layers_as_before_it(
-    family: str, prompt: Prompt
-) -> None:
+def test_the_last_token_fed_again_finds_other_layers_as_before_it(family, prompt):
     """A window that has moved on, or a recurrent state, cannot be rolled back; it is kept."""
     model, ids = build(family), prompt(CACHED + FED)
     model.set_attn_implementation("kvp")
@@ -403,7 +392,7 @@ def test_the_last_token_fed_again_finds_other_layers_as_before_it(
     torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
 
 
-def test_recorded_queries_carry_the_scale_of_the_model(prompt: Prompt) -> None:
+def test_recorded_queries_carry_the_scale_of_the_model(prompt):
     """q . k / sqrt(D) are the logits of a model that scales by another number."""
     model, ids = build("Granite"), prompt(12)
     model.set_attn_implementation("eager")
@@ -419,9 +408,7 @@ def test_recorded_queries_carry_the_scale_of_the_model(prompt: Prompt) -> None:
 
 
 @pytest.mark.parametrize("family", HYBRID)
-def test_a_saved_cache_goes_on_as_the_one_it_was_saved_from(
-    family: str, prompt: Prompt, generate: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_a_saved_cache_goes_on_as_the_one_it_was_saved_from(family, prompt, generate, tmp_path):
     model, ids = build(family), prompt(40, batch=2)
     with evicting(model, Drawn(), 10, Protection(sinks=1, recents=2)):
         cache = generate(model, ids, 3).past_key_values
@@ -443,7 +430,7 @@ def test_a_saved_cache_goes_on_as_the_one_it_was_saved_from(
         assert torch.equal(found, expected)
 
 
-def test_a_layer_of_another_transformers_is_refused() -> None:
+def test_a_layer_of_another_transformers_is_refused():
     ours = other_layers(build("Gemma 3").config)[0]
     device = torch.device("cpu")
     with pytest.raises(ModelError, match="a StaticLayer of another transformers"):
@@ -453,7 +440,7 @@ def test_a_layer_of_another_transformers_is_refused() -> None:
         OtherState(kind=kind, tensors={}, numbers={"unheard_of": 1}).restore(ours, device)
 
 
-def test_a_cache_of_another_layout_is_refused(prompt: Prompt) -> None:
+def test_a_cache_of_another_layout_is_refused(prompt):
     """An `EvictingCache()` without a config would evict from windows, too."""
     model = build("Gemma 3")
     model.set_attn_implementation("kvp")

@@ -1,21 +1,14 @@
 """Forks: one compressed context under many questions, shared until written."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from kvp.errors import UsageError
 from kvp.hf import EvictingCache, evicting, observe, prefill_and_evict
 from kvp.hf.attention import QueryRecorder
 from kvp.hf.cache_layers import EvictingLayer, RaggedLayer
 
-Prompt = Callable[..., Tensor]
 pytestmark = pytest.mark.usefixtures("uninitialised_memory_is_nan")
 CONTEXT = 40
 
@@ -24,12 +17,10 @@ KINDS = ("full", "dense", "ragged")
 
 
 @pytest.fixture
-def fresh(
-    qwen: PreTrainedModel, prompt: Prompt, fixed: Any, uneven: Any
-) -> Callable[[str], EvictingCache]:
+def fresh(qwen, prompt, fixed, uneven):
     """Make a cache of one context, compressed or not, its storage just as large as needed."""
 
-    def make(kind: str) -> EvictingCache:
+    def make(kind):
         if kind == "full":
             return observe(qwen, prompt(CONTEXT), queries=0).cache
         allocator = uneven() if kind == "ragged" else None
@@ -38,7 +29,7 @@ def fresh(
     return make
 
 
-def storage(cache: EvictingCache) -> list[int]:
+def storage(cache):
     """Where the memory of all keys, values, positions and so on of a cache begins."""
     tensors = [
         tensor
@@ -49,13 +40,11 @@ def storage(cache: EvictingCache) -> list[int]:
     return [tensor.untyped_storage().data_ptr() for tensor in tensors]
 
 
-def contents(cache: EvictingCache) -> list[Tensor]:
+def contents(cache):
     return [part.clone() for layer in cache.layers for part in (*layer.slots, layer.positions)]
 
 
-def answer(
-    model: PreTrainedModel, cache: EvictingCache, context: Tensor, question: Tensor
-) -> list[int]:
+def answer(model, cache, context, question):
     ids = torch.cat([context, question], dim=1)
     output = model.generate(
         input_ids=ids, attention_mask=torch.ones_like(ids), past_key_values=cache,
@@ -66,14 +55,12 @@ def answer(
 
 @pytest.mark.parametrize("fed", [0, 3])
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_question_is_answered_as_on_a_cache_of_its_own(
-    qwen: PreTrainedModel, prompt: Prompt, fresh: Any, kind: str, fed: int
-) -> None:
+def test_every_question_is_answered_as_on_a_cache_of_its_own(qwen, prompt, fresh, kind, fed):
     """With `fed` tokens after the compression there is spare capacity, which all would write."""
     context = prompt(CONTEXT)
     more = prompt(fed, seed=5)
 
-    def own() -> EvictingCache:
+    def own():
         cache = fresh(kind)
         if fed:
             qwen(more, past_key_values=cache)
@@ -95,9 +82,7 @@ def test_every_question_is_answered_as_on_a_cache_of_its_own(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_forks_fed_in_turns_never_see_each_other(
-    qwen: PreTrainedModel, prompt: Prompt, fresh: Any, kind: str
-) -> None:
+def test_forks_fed_in_turns_never_see_each_other(qwen, prompt, fresh, kind):
     """Original and two forks take one token each, in turns, from the same spare capacity."""
     caches = [fresh(kind)]
     qwen(prompt(1, seed=3), past_key_values=caches[0])
@@ -114,9 +99,7 @@ def test_forks_fed_in_turns_never_see_each_other(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_storage_is_shared_until_it_is_written(
-    qwen: PreTrainedModel, prompt: Prompt, fresh: Any, kind: str
-) -> None:
+def test_storage_is_shared_until_it_is_written(qwen, prompt, fresh, kind):
     cache = fresh(kind)
     qwen(prompt(1, seed=3), past_key_values=cache)
     fork = cache.fork()
@@ -134,9 +117,7 @@ def test_storage_is_shared_until_it_is_written(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_rows_of_one_batch(
-    qwen: PreTrainedModel, prompt: Prompt, fresh: Any, kind: str, generate: Any
-) -> None:
+def test_rows_of_one_batch(qwen, prompt, fresh, kind, generate):
     """Questions of different lengths, padded between context and question, in one batch."""
     context = prompt(CONTEXT)
     questions = [prompt(length, seed=40 + length) for length in (3, 7, 5)]
@@ -156,9 +137,7 @@ def test_rows_of_one_batch(
         assert storage(cache.fork(3)) == storage(cache)
 
 
-def test_a_fork_keeps_counters_and_queries_of_its_own(
-    qwen: PreTrainedModel, prompt: Prompt, by_content: Any, generate: Any
-) -> None:
+def test_a_fork_keeps_counters_and_queries_of_its_own(qwen, prompt, by_content, generate):
     with evicting(qwen, by_content(), 22):
         first = generate(qwen, prompt(CONTEXT), 3)
         cache = first.past_key_values
@@ -175,7 +154,7 @@ def test_a_fork_keeps_counters_and_queries_of_its_own(
         generate(qwen, prompt(CONTEXT), 2, past_key_values=cache.fork())
 
 
-def test_an_empty_cache_and_no_rows(qwen: PreTrainedModel, prompt: Prompt) -> None:
+def test_an_empty_cache_and_no_rows(qwen, prompt):
     cache = EvictingCache()
     fork = cache.fork()
     qwen(prompt(5), past_key_values=fork)

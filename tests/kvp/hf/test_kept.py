@@ -1,30 +1,23 @@
 """What `evicting` says of the latest cache: tokens, positions, bytes, and a picture."""
 
-from __future__ import annotations
-
 import gc
 import weakref
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
-from transformers import PreTrainedModel
 
 from kvp.errors import UsageError
 from kvp.hf import EvictingCache, evicting
 from kvp.hf.kept import Kept
 
-Prompt = Callable[..., Tensor]
 LAYERS, HEADS = 3, 2
 
 
 @pytest.mark.parametrize("by", [0, 10], ids=["even", "uneven"])
 def test_the_latest_call_is_told_in_numbers_words_and_a_picture(
-    qwen: PreTrainedModel, prompt: Prompt, fixed: Any, generate: Any, by: int, uneven: Any
-) -> None:
+    qwen, prompt, fixed, generate, by, uneven
+):
     ids, scorer = prompt(60), fixed(60)
     full = generate(qwen, ids, 5).past_key_values
     with evicting(qwen, scorer, 32, allocator=uneven(by) if by else None) as kept:
@@ -51,9 +44,7 @@ def test_the_latest_call_is_told_in_numbers_words_and_a_picture(
     assert which.sum(axis=1).tolist() == kept.tokens.ravel().tolist()
 
 
-def test_padding_beams_and_further_evictions(
-    qwen: PreTrainedModel, prompt: Prompt, by_content: Any, generate: Any
-) -> None:
+def test_padding_beams_and_further_evictions(qwen, prompt, by_content, generate):
     ids = torch.cat([prompt(60), prompt(60, seed=1)])
     mask = torch.ones_like(ids)
     mask[0, :20] = 0
@@ -68,9 +59,7 @@ def test_padding_beams_and_further_evictions(
     assert kept.full_nbytes == (49 + 49 + 69 + 69) * LAYERS * HEADS * 2 * 8 * 4
 
 
-def test_nothing_is_held_that_nobody_asks_about(
-    qwen: PreTrainedModel, prompt: Prompt, fixed: Any, generate: Any
-) -> None:
+def test_nothing_is_held_that_nobody_asks_about(qwen, prompt, fixed, generate):
     with evicting(qwen, fixed(40), 22):
         cache = weakref.ref(generate(qwen, prompt(40), 3).past_key_values)
         gc.collect()
@@ -78,7 +67,7 @@ def test_nothing_is_held_that_nobody_asks_about(
 
 
 @pytest.mark.parametrize("kept", [Kept(), Kept(EvictingCache())], ids=["block", "cache"])
-def test_before_the_first_call_there_is_nothing(kept: Kept) -> None:
+def test_before_the_first_call_there_is_nothing(kept):
     assert str(kept) == "nothing was generated inside evicting(...) yet"
     with pytest.raises(UsageError, match="nothing was generated"):
         _ = kept.tokens

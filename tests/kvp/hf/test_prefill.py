@@ -1,15 +1,11 @@
 """What a pass over a prompt records, the views of it, and answers after it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from contextlib import AbstractContextManager
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from transformers import DynamicCache, PreTrainedModel
+from transformers import DynamicCache
 
 from kvp.errors import UsageError
 from kvp.hf import EvictingCache, Prefill, observe, prefill
@@ -21,12 +17,12 @@ Prompt = Callable[..., Tensor]
 
 
 @pytest.fixture
-def seen(qwen: PreTrainedModel, prompt: Prompt) -> Prefill:
+def seen(qwen, prompt):
     """Twelve tokens with the last five queries."""
     return prefill(qwen, prompt(12, batch=2), [Needs(queries=5), Needs(queries=1)])
 
 
-def test_views_carry_what_was_declared(seen: Prefill) -> None:
+def test_views_carry_what_was_declared(seen):
     future = [torch.rand(2, 2, 12) for _ in range(3)]
     for index, view in enumerate(seen.views(Needs(queries=3, future=True), 7, future=future)):
         assert (view.layer, view.budget) == (index, 7)
@@ -41,7 +37,7 @@ def test_views_carry_what_was_declared(seen: Prefill) -> None:
     assert bare.future is None
 
 
-def test_views_hold_the_token_that_is_fed_again(qwen: PreTrainedModel, prompt: Prompt) -> None:
+def test_views_hold_the_token_that_is_fed_again(qwen, prompt):
     ids, needs = prompt(12), Needs(queries=3, future=True, hidden_after=2)
     whole = prefill(qwen, ids, needs)
     seen = prefill(qwen, ids, needs, fed_again=1)
@@ -67,7 +63,7 @@ def test_views_hold_the_token_that_is_fed_again(qwen: PreTrainedModel, prompt: P
 Prompt = Callable[..., Tensor]
 
 
-def test_tensors_are_what_attention_used(model: PreTrainedModel, prompt: Prompt) -> None:
+def test_tensors_are_what_attention_used(model, prompt):
     """Keys and values are those of a stock cache; softmax(q k) is the stock attention."""
     ids = prompt(18, batch=2)
     seen = observe(model, ids)
@@ -86,7 +82,7 @@ def test_tensors_are_what_attention_used(model: PreTrainedModel, prompt: Prompt)
         torch.testing.assert_close(attention, output.attentions[layer], atol=1e-5, rtol=0)
 
 
-def test_recent_queries(qwen: PreTrainedModel, prompt: Prompt) -> None:
+def test_recent_queries(qwen, prompt):
     ids = prompt(18)
     everything = observe(qwen, ids)
     recent = observe(qwen, ids, queries=5)
@@ -96,9 +92,7 @@ def test_recent_queries(qwen: PreTrainedModel, prompt: Prompt) -> None:
     assert observe(qwen, ids, queries=0).queries == ()
 
 
-def test_continuing_adds_keys_and_leaves_the_first_observation_alone(
-    qwen: PreTrainedModel, prompt: Prompt
-) -> None:
+def test_continuing_adds_keys_and_leaves_the_first_observation_alone(qwen, prompt):
     ids = prompt(90)
     whole = observe(qwen, ids)
     first = observe(qwen, ids[:, :20])
@@ -113,15 +107,13 @@ def test_continuing_adds_keys_and_leaves_the_first_observation_alone(
         torch.testing.assert_close(queries, whole.queries[layer], atol=1e-5, rtol=0)
 
 
-def test_attention_and_recorder_are_given_back(
-    qwen: PreTrainedModel, prompt: Prompt, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_attention_and_recorder_are_given_back(qwen, prompt, monkeypatch):
     qwen.set_attn_implementation("sdpa")
     cache = observe(qwen, prompt(8)).cache
     assert qwen.config._attn_implementation == "sdpa"
     assert cache.recorder is None
 
-    def fail(*_: Any, **__: Any) -> None:
+    def fail(*_, **__):
         raise RuntimeError("no more")
 
     monkeypatch.setattr(qwen.model.layers[1].mlp, "forward", fail)
@@ -132,16 +124,13 @@ def test_attention_and_recorder_are_given_back(
 
 
 Prompt = Callable[..., Tensor]
-AttentionInputs = Callable[[PreTrainedModel], AbstractContextManager[list[Tensor]]]
 
 
 @pytest.fixture
-def entering(
-    attention_inputs: AttentionInputs,
-) -> Callable[[PreTrainedModel, Tensor], list[Tensor]]:
+def entering(attention_inputs):
     """States [B, N, W] float64 that enter each layer's attention."""
 
-    def run(model: PreTrainedModel, ids: Tensor) -> list[Tensor]:
+    def run(model, ids):
         with attention_inputs(model) as states:
             model(ids, use_cache=False)
         return [state.double() for state in states]
@@ -149,7 +138,7 @@ def entering(
     return run
 
 
-def _close(result: tuple[Tensor, Tensor], states: Tensor) -> None:
+def _close(result, states):
     mean, variance = result
     assert mean.dtype == variance.dtype == torch.float32
     torch.testing.assert_close(mean, states.mean(1).float(), atol=1e-5, rtol=1e-4)
@@ -158,9 +147,7 @@ def _close(result: tuple[Tensor, Tensor], states: Tensor) -> None:
     )
 
 
-def test_statistics_of_a_prompt(
-    model: PreTrainedModel, prompt: Prompt, entering: Callable[..., list[Tensor]]
-) -> None:
+def test_statistics_of_a_prompt(model, prompt, entering):
     ids = prompt(40, batch=2)
     record = observe(model, ids, hidden_after=(4, 0)).hidden
     assert record is not None
@@ -173,12 +160,7 @@ def test_statistics_of_a_prompt(
         record.statistics(7, 0)
 
 
-def test_passes_of_one_block_add_up(
-    qwen: PreTrainedModel,
-    prompt: Prompt,
-    entering: Callable[..., list[Tensor]],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_passes_of_one_block_add_up(qwen, prompt, entering, monkeypatch):
     """A prompt in pieces, reduced in parts, gives the statistics of the whole."""
     monkeypatch.setattr("kvp.hf.scorer_inputs._BLOCK", 7)
     ids = prompt(40)
@@ -192,18 +174,14 @@ def test_passes_of_one_block_add_up(
 
 
 @pytest.mark.parametrize("tokens", [1, 3, 4, 5])
-def test_short_prompts_count_their_last_token(
-    qwen: PreTrainedModel, prompt: Prompt, entering: Callable[..., list[Tensor]], tokens: int
-) -> None:
+def test_short_prompts_count_their_last_token(qwen, prompt, entering, tokens):
     record = observe(qwen, prompt(tokens), hidden_after=(4,)).hidden
     assert record is not None
     states = entering(qwen, prompt(tokens))[1]
     _close(record.statistics(4, 1), states[:, -1:])
 
 
-def test_the_generation_config_ends_an_answer_and_the_tokenizer_where_it_is_silent(
-    qwen: PreTrainedModel, letters: Callable[..., Any]
-) -> None:
+def test_the_generation_config_ends_an_answer_and_the_tokenizer_where_it_is_silent(qwen, letters):
     tokenizer = letters()
     tokenizer.eos_token = "R"
     assert qwen.generation_config is not None
@@ -213,9 +191,7 @@ def test_the_generation_config_ends_an_answer_and_the_tokenizer_where_it_is_sile
     assert end_tokens(qwen) == ()
 
 
-def test_greedy_answers_are_those_of_generate(
-    qwen: PreTrainedModel, prompt: Callable[..., Tensor]
-) -> None:
+def test_greedy_answers_are_those_of_generate(qwen, prompt):
     ids = prompt(20, batch=3)
     whole = qwen.generate(
         input_ids=ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=12
@@ -229,7 +205,7 @@ def test_greedy_answers_are_those_of_generate(
     assert decode_greedily(qwen, EvictingCache(), ids, 0, max_new_tokens=12, ends=()) == whole
 
 
-def test_what_was_not_observed_is_refused(qwen: PreTrainedModel, prompt: Prompt) -> None:
+def test_what_was_not_observed_is_refused(qwen, prompt):
     seen = prefill(qwen, prompt(12), [Needs(queries=5), Needs(hidden_after=2)])
     for needs, message in (
         (Needs(queries=ALL_QUERIES), "12 queries are needed, 5"),

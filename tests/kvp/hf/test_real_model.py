@@ -3,19 +3,13 @@
 `make test-real` fetches it; without it these tests are skipped.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import kvp
 from kvp.programs import run_program
@@ -26,7 +20,7 @@ DEFAULT = ROOT / "models/smollm2-135m-instruct"
 
 
 @pytest.fixture(scope="module")
-def folder() -> str:
+def folder():
     path = Path(os.environ.get("KVP_REAL_MODEL", DEFAULT))
     if not path.is_dir():
         pytest.skip(
@@ -36,11 +30,11 @@ def folder() -> str:
 
 
 @pytest.fixture(scope="module")
-def loaded(folder: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def loaded(folder):
     return kvp.load_model(folder)
 
 
-def test_its_chat_template_is_there(loaded: Any) -> None:
+def test_its_chat_template_is_there(loaded):
     _, tokenizer = loaded
     asked = [{"role": "user", "content": "Hello"}]
     text = tokenizer.apply_chat_template(asked, tokenize=False, add_generation_prompt=True)
@@ -48,19 +42,17 @@ def test_its_chat_template_is_there(loaded: Any) -> None:
     assert tokenizer.decode(tokenizer(text).input_ids) == text
 
 
-def test_what_serving_combines(
-    loaded: Any, combined: Callable[..., None], request: pytest.FixtureRequest
-) -> None:
+def test_what_serving_combines(loaded, combined, request):
     """A chat of four turns, of two for four rows; prompts and questions differ in length."""
     model, tokenizer = loaded
     facts = "The grass is green. The sky is blue. The code of the gate is 48213. Here we go. " * 2
 
-    def opening(text: str) -> torch.Tensor:
+    def opening(text):
         chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": text}]
-        options: Any = {"add_generation_prompt": True, "return_tensors": "pt"}
+        options = {"add_generation_prompt": True, "return_tensors": "pt"}
         return tokenizer.apply_chat_template(chat, return_dict=True, **options).input_ids[0]
 
-    def turn(text: str) -> torch.Tensor:
+    def turn(text):
         text = f"<|im_end|>\n<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"
         return tokenizer(text, return_tensors="pt").input_ids[0]
 
@@ -71,7 +63,7 @@ def test_what_serving_combines(
     combined(model, kvp.make_scorer("snapkv"), prompts, turns, 2e-3)
 
 
-def test_it_answers_and_its_bundled_policy_with_a_sixteenth_of_the_cache(loaded: Any) -> None:
+def test_it_answers_and_its_bundled_policy_with_a_sixteenth_of_the_cache(loaded):
     model, tokenizer = loaded
     policy = kvp.load_policy("smollm2-135m-instruct")
     with warnings.catch_warnings():
@@ -84,7 +76,7 @@ def test_it_answers_and_its_bundled_policy_with_a_sixteenth_of_the_cache(loaded:
     assert dict(table.groupby("method")["score"].mean()) == {"full": 1, "kvp": 1}
 
 
-def test_the_conversation_of_the_docs(folder: str, tmp_path: Path) -> None:
+def test_the_conversation_of_the_docs(folder, tmp_path):
     page = (ROOT / "docs/python.md").read_text(encoding="utf-8")
     code = page.split("```python\n")[1].partition("```")[0]
     code = code.replace("models/smollm2-135m-instruct", folder)
@@ -99,8 +91,8 @@ def test_the_conversation_of_the_docs(folder: str, tmp_path: Path) -> None:
     assert (tmp_path / "kept.png").stat().st_size > 10_000
 
 
-def test_collect_train_and_evaluate(folder: str, tmp_path: Path) -> None:
-    def run(program: str, *arguments: str) -> None:
+def test_collect_train_and_evaluate(folder, tmp_path):
+    def run(program, *arguments):
         assert run_program(program, list(arguments)) == 0
 
     data = ("--model", folder, "--dtype", "bfloat16", "--tasks", "niah_single_2", "--length", "256")

@@ -1,18 +1,10 @@
 """Supplies against a plain eager forward pass over prompt and extra pass, in float64 NumPy."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 from transformers import (
     DynamicCache,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
 )
 
 from kvp.errors import ModelError, UsageError
@@ -26,32 +18,23 @@ from kvp.hf.scorer_inputs import (
 from kvp.scoring import Needs, Noise, Reconstruction
 
 Array = np.ndarray
-Prompt = Callable[..., Tensor]
-AttentionInputs = Callable[[PreTrainedModel], AbstractContextManager[list[Tensor]]]
 
 
 @pytest.fixture
-def tokenizer(letters: Callable[..., PreTrainedTokenizerBase]) -> PreTrainedTokenizerBase:
+def tokenizer(letters):
     return letters(chat=True)
 
 
-def _prefill(seen: Prefill, inputs: ScorerInputs | None = None) -> Prefill:
+def _prefill(seen, inputs=None):
     return Prefill(keys=seen.keys, values=seen.values, queries=seen.queries, inputs=inputs)
 
 
-def _inputs(
-    model: PreTrainedModel,
-    ids: Tensor,
-    tokenizer: PreTrainedTokenizerBase | None,
-    **options: object,
-) -> ScorerInputs:
+def _inputs(model, ids, tokenizer, **options):
     seen = observe(model, ids)
     return ScorerInputs(model, ids, seen.keys, seen.values, tokenizer=tokenizer, **options)  # type: ignore[arg-type]
 
 
-def _plain(
-    model: PreTrainedModel, ids: Tensor, attention_inputs: AttentionInputs
-) -> tuple[list[Array], list[Array], list[Array]]:
+def _plain(model, ids, attention_inputs):
     """Per layer attention [Q, T, T], values [H, T, D], norms [T] of states entering attention."""
     before = model.config._attn_implementation
     model.set_attn_implementation("eager")
@@ -67,13 +50,7 @@ def _plain(
     )
 
 
-def _expected(
-    model: PreTrainedModel,
-    ids: Tensor,
-    passes: Sequence[tuple[slice, Tensor]],
-    spec: Reconstruction,
-    attention_inputs: AttentionInputs,
-) -> list[Array]:
+def _expected(model, ids, passes, spec, attention_inputs):
     """The signal of every layer [H, N], by renormalising the plain model's own attention."""
     cached = ids.shape[1]
     result = [np.zeros((2, cached)) for _ in model.model.layers]
@@ -101,7 +78,7 @@ def _expected(
     return result
 
 
-def _check(result: Sequence[Tensor], expected: Sequence[Array]) -> None:
+def _check(result, expected):
     assert len(result) == len(expected)
     for layer, signal in enumerate(result):
         assert signal.dtype == torch.float32
@@ -121,13 +98,7 @@ def _check(result: Sequence[Tensor], expected: Sequence[Array]) -> None:
     ],
     ids=str,
 )
-def test_replay_is_the_plain_models_attention(
-    model: PreTrainedModel,
-    prompt: Prompt,
-    tokenizer: PreTrainedTokenizerBase,
-    spec: Reconstruction,
-    attention_inputs: AttentionInputs,
-) -> None:
+def test_replay_is_the_plain_models_attention(model, prompt, tokenizer, spec, attention_inputs):
     """One chunk and several, chunks shorter than the repeated tail, sinks beyond a chunk."""
     ids = prompt(31 if spec.chunk > 3 else 11)
     passes = list(reconstruction_inputs(ids, tokenizer, spec.chunk))
@@ -137,12 +108,7 @@ def test_replay_is_the_plain_models_attention(
         assert all(0 < float(signal.min()) <= float(signal.max()) <= 1 for signal in result)
 
 
-def test_noise_is_the_plain_models_attention(
-    model: PreTrainedModel,
-    prompt: Prompt,
-    tokenizer: PreTrainedTokenizerBase,
-    attention_inputs: AttentionInputs,
-) -> None:
+def test_noise_is_the_plain_models_attention(model, prompt, tokenizer, attention_inputs):
     ids, spec = prompt(31), Noise(tokens=9, seed=2)
     fed = noise_input(9, 2, vocabulary=64, tokenizer=tokenizer)[None]
     expected = _expected(
@@ -158,9 +124,7 @@ def test_noise_is_the_plain_models_attention(
         _check(scorer_inputs.noise(Noise(beginning=share)), expected)
 
 
-def test_model_and_cache_stay_as_they_were(
-    model: PreTrainedModel, prompt: Prompt, tokenizer: PreTrainedTokenizerBase
-) -> None:
+def test_model_and_cache_stay_as_they_were(model, prompt, tokenizer):
     model.set_attn_implementation("sdpa")
     ids = prompt(31)
     seen, twin = observe(model, ids), observe(model, ids)
@@ -187,9 +151,7 @@ def test_model_and_cache_stay_as_they_were(
     assert torch.equal(late[0], _inputs(model, ids, tokenizer).reconstruction(Reconstruction())[0])
 
 
-def test_sequences_of_a_batch_are_each_alone(
-    qwen: PreTrainedModel, prompt: Prompt, tokenizer: PreTrainedTokenizerBase
-) -> None:
+def test_sequences_of_a_batch_are_each_alone(qwen, prompt, tokenizer):
     ids = prompt(31, batch=3)
     both = _inputs(qwen, ids, tokenizer)
     for entry in range(3):
@@ -203,12 +165,10 @@ def test_sequences_of_a_batch_are_each_alone(
             torch.testing.assert_close(many[entry], one[0], atol=1e-5, rtol=1e-3)
 
 
-def test_each_spec_is_computed_once(
-    qwen: PreTrainedModel, prompt: Prompt, tokenizer: PreTrainedTokenizerBase
-) -> None:
+def test_each_spec_is_computed_once(qwen, prompt, tokenizer):
     scorer_inputs = _inputs(qwen, prompt(31), tokenizer)
     rope_of(qwen, 31)  # the first time, a model is checked by a pass of its own
-    calls: list[int] = []
+    calls = []
     handle = qwen.model.register_forward_pre_hook(lambda module, args: calls.append(1))
     first = scorer_inputs.for_needs(Needs(reconstruction=Reconstruction(chunk=10), noise=Noise()))
     assert len(calls) == 4 + 1
@@ -222,13 +182,11 @@ def test_each_spec_is_computed_once(
 
 
 @pytest.fixture
-def seen(qwen: PreTrainedModel, prompt: Prompt) -> Prefill:
+def seen(qwen, prompt):
     return observe(qwen, prompt(12), queries=3, hidden_after=(4,))
 
 
-def test_what_is_missing_is_said_in_one_line(
-    qwen: PreTrainedModel, prompt: Prompt, seen: Prefill, tokenizer: PreTrainedTokenizerBase
-) -> None:
+def test_what_is_missing_is_said_in_one_line(qwen, prompt, seen, tokenizer):
     with pytest.raises(ValueError, match="set inputs"):
         next(iter(_prefill(seen).views(Needs(reconstruction=Reconstruction()), 7)))
     bare = ScorerInputs(qwen, None, seen.keys, seen.values)
@@ -248,16 +206,13 @@ def test_what_is_missing_is_said_in_one_line(
         _inputs(qwen, prompt(9, batch=2), tokenizer).text(3)
 
 
-def test_a_pass_across_a_change_of_rope_is_refused(
-    longrope: PreTrainedModel, prompt: Prompt, tokenizer: PreTrainedTokenizerBase
-) -> None:
+def test_a_pass_across_a_change_of_rope_is_refused(longrope, prompt, tokenizer):
     _inputs(longrope, prompt(50), tokenizer).reconstruction(Reconstruction(chunk=9))
     with pytest.raises(UsageError, match="changes its RoPE after 48 tokens") as caught:
         _inputs(longrope, prompt(45), tokenizer).reconstruction(Reconstruction())
     assert "\n" not in str(caught.value)
 
 
-LetterTokenizer = Callable[..., PreTrainedTokenizerBase]
 REQUEST = "\n\nRepeat the previous context exactly."
 GO_ON = "\n\nRepeat the part of the previous context exactly, starting with"
 
@@ -267,9 +222,7 @@ GO_ON = "\n\nRepeat the part of the previous context exactly, starting with"
     ("tokens", "chunk", "starts"),
     [(30, 100, [0]), (30, 30, [0]), (30, 12, [0, 12, 24]), (7, 3, [0, 3, 6]), (1, 1, [0])],
 )
-def test_inputs_of_every_chunk(
-    letters: LetterTokenizer, chat: bool, tokens: int, chunk: int, starts: list[int]
-) -> None:
+def test_inputs_of_every_chunk(letters, chat, tokens, chunk, starts):
     """Chunks shorter than the 8 repeated tokens take what there is, from the chunks before too."""
     tokenizer = letters(chat=chat)
     context = torch.randint(1, 30, (2, tokens))
@@ -287,12 +240,12 @@ def test_inputs_of_every_chunk(
             assert fed[entry].tolist() == expected + ids[part]
 
 
-def test_turn_change_of_the_bundled_model() -> None:
+def test_turn_change_of_the_bundled_model():
     _, tokenizer = load_model("nano")
     assert turn_change(tokenizer) == "<|im_end|>\n<|im_start|>assistant\n"
 
 
-def test_a_template_that_refuses(letters: LetterTokenizer) -> None:
+def test_a_template_that_refuses(letters):
     tokenizer = letters()
     tokenizer.chat_template = "{{ raise_exception('no users here') }}"
     with pytest.raises(ModelError, match="refuses the chat") as caught:
@@ -300,7 +253,7 @@ def test_a_template_that_refuses(letters: LetterTokenizer) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_noise_is_ordinary_uniform_and_seeded(letters: LetterTokenizer) -> None:
+def test_noise_is_ordinary_uniform_and_seeded(letters):
     tokenizer = letters(chat=True)
     special = set(tokenizer.convert_tokens_to_ids(["<pad>", "<u>", "<e>", "<a>"]))
     drawn = noise_input(20_000, 3, vocabulary=30, tokenizer=tokenizer)

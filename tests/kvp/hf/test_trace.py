@@ -1,10 +1,5 @@
 """One collected trace against a plain transformers forward pass."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache, GenerationConfig
@@ -14,17 +9,14 @@ from kvp.data.task import Sample, TaskSettings
 from kvp.errors import UsageError
 from kvp.hf import load_model, observe
 from kvp.hf.trace import Recorded, collect_all, continuations
-from kvp.store import Trace
-
-Loaded = tuple[Any, Any]
 
 
 @pytest.fixture(scope="module")
-def loaded(model_folder: Path) -> Loaded:
+def loaded(model_folder):
     return load_model(str(model_folder))
 
 
-def sample_of(loaded: Loaded, data: str) -> Sample:
+def sample_of(loaded, data):
     return open_source(
         TaskSettings(
             data=data, tasks=("niah_single_1",), split="train", count=1, seed=0, length=250
@@ -33,7 +25,7 @@ def sample_of(loaded: Loaded, data: str) -> Sample:
     )[0]
 
 
-def trace_of(loaded: Loaded, sample: Sample | str = "ruler", **settings: Any) -> Trace:
+def trace_of(loaded, sample="ruler", **settings):
     """The trace of a sample, or of the first one of a source of data."""
     recorded = Recorded(**{"continuation": "model", "max_new_tokens": 6, **settings})
     chosen = sample_of(loaded, sample) if isinstance(sample, str) else sample
@@ -41,7 +33,7 @@ def trace_of(loaded: Loaded, sample: Sample | str = "ruler", **settings: Any) ->
     return trace
 
 
-def test_tensors_are_those_of_a_plain_forward_pass(loaded: Loaded, model_folder: Path) -> None:
+def test_tensors_are_those_of_a_plain_forward_pass(loaded, model_folder):
     trace = trace_of(loaded)
     ids = torch.tensor([trace.record.token_ids])
     stock = AutoModelForCausalLM.from_pretrained(model_folder).eval()
@@ -58,7 +50,7 @@ def test_tensors_are_those_of_a_plain_forward_pass(loaded: Loaded, model_folder:
     assert half.keys.dtype == half.values.dtype == torch.bfloat16
 
 
-def test_the_continuation_is_greedy_step_by_step(loaded: Loaded, model_folder: Path) -> None:
+def test_the_continuation_is_greedy_step_by_step(loaded, model_folder):
     record = trace_of(loaded).record
     model = AutoModelForCausalLM.from_pretrained(model_folder).eval()
     ids = list(record.token_ids[: record.prompt_length])
@@ -70,9 +62,7 @@ def test_the_continuation_is_greedy_step_by_step(loaded: Loaded, model_folder: P
     assert 0 < record.length - record.prompt_length <= 6
 
 
-def test_the_models_own_penalties_are_off_and_the_end_token_is_not_kept(
-    loaded: Loaded, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_models_own_penalties_are_off_and_the_end_token_is_not_kept(loaded, monkeypatch):
     model, tokenizer = loaded
     prompt = tuple(range(10, 40))
     plain = continuations(model, tokenizer, [prompt], 8)[0]
@@ -85,7 +75,7 @@ def test_the_models_own_penalties_are_off_and_the_end_token_is_not_kept(
     assert continuations(model, tokenizer, [prompt], 8)[0] == plain[: plain.index(stop)]
 
 
-def test_boundaries_and_spans_of_a_question(loaded: Loaded) -> None:
+def test_boundaries_and_spans_of_a_question(loaded):
     sample, record = sample_of(loaded, "ruler"), trace_of(loaded).record
     decode = loaded[1].decode
     assert decode(record.token_ids[: record.context_length]).endswith(sample.context)
@@ -96,7 +86,7 @@ def test_boundaries_and_spans_of_a_question(loaded: Loaded) -> None:
     assert (record.references, record.metric) == (sample.references, "all")
 
 
-def test_reference_continuation_and_spans_of_a_chat(loaded: Loaded) -> None:
+def test_reference_continuation_and_spans_of_a_chat(loaded):
     sample = sample_of(loaded, "chat")
     record = trace_of(loaded, "chat", continuation="reference", max_new_tokens=100).record
     assert sample.messages is not None
@@ -106,7 +96,7 @@ def test_reference_continuation_and_spans_of_a_chat(loaded: Loaded) -> None:
     assert record.reply_spans[-1] == (record.prompt_length, record.length)
 
 
-def test_the_reference_is_cut_and_must_exist(loaded: Loaded) -> None:
+def test_the_reference_is_cut_and_must_exist(loaded):
     record = trace_of(loaded, continuation="reference", max_new_tokens=2).record
     assert record.length == record.prompt_length + 2
     text = Sample(

@@ -1,59 +1,52 @@
 """Whose calls a block touches, whose cache `kept` tells of, and calls that end in the middle."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from contextvars import copy_context
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
-from transformers import DynamicCache, PreTrainedModel
+from torch import nn
+from transformers import DynamicCache
 
 from kvp.errors import CacheError, UsageError
 from kvp.hf import EvictingCache, evicting, load_cache, save_cache
 from kvp.hf.model_access import weights_digest
 
-Prompt = Callable[..., Tensor]
 TOKENS, BUDGET = 40, 22
 
 
-def stored(output: Any) -> int:
+def stored(output):
     return int(output.past_key_values.layers[0].keys.shape[2])
 
 
 @pytest.fixture
-def held(qwen: PreTrainedModel, prompt: Prompt, generate: Any) -> Callable[[], int]:
+def held(qwen, prompt, generate):
     """Tokens that the first layer holds after an answer of one token."""
 
-    def run() -> int:
+    def run():
         return stored(generate(qwen, prompt(TOKENS), 2)) - 1
 
     return run
 
 
-def in_thread(function: Callable[[], Any]) -> Any:
-    results: list[Any] = []
+def in_thread(function):
+    results = []
     thread = threading.Thread(target=lambda: results.append(function()))
     thread.start()
     thread.join(60)
     return results[0]
 
 
-def test_only_what_is_started_inside_is_evicted(
-    qwen: PreTrainedModel, fixed: Any, held: Callable[[], int]
-) -> None:
+def test_only_what_is_started_inside_is_evicted(qwen, fixed, held):
     """Threads that live before a block, and those that others start during it, are left alone."""
     entered, asked, left = threading.Event(), threading.Event(), threading.Event()
-    inside: dict[str, int] = {}
+    inside = {}
 
-    def enter() -> None:
+    def enter():
         with evicting(qwen, fixed(TOKENS), BUDGET), ThreadPoolExecutor(1) as own:
             entered.set()
             asked.wait(60)
@@ -66,10 +59,10 @@ def test_only_what_is_started_inside_is_evicted(
             during["an older pool"] = in_pool_without_a_block()
             left.wait(60)
 
-    def in_pool_without_a_block() -> int:
+    def in_pool_without_a_block():
         return int(copy_context_outside.run(lambda: older.submit(held).result(60)))
 
-    during: dict[str, int] = {}
+    during = {}
     copy_context_outside = copy_context()
     with ThreadPoolExecutor(1) as older, ThreadPoolExecutor(1) as before:
         older.submit(int).result()
@@ -86,9 +79,7 @@ def test_only_what_is_started_inside_is_evicted(
     assert held() == TOKENS
 
 
-def test_attention_weights_of_an_eager_model_wait_for_the_end(
-    qwen: PreTrainedModel, prompt: Prompt, fixed: Any
-) -> None:
+def test_attention_weights_of_an_eager_model_wait_for_the_end(qwen, prompt, fixed):
     qwen.set_attn_implementation("eager")
     outside = copy_context()
     with (
@@ -99,26 +90,26 @@ def test_attention_weights_of_an_eager_model_wait_for_the_end(
     assert len(qwen(prompt(TOKENS), output_attentions=True).attentions) == 3
 
 
-def test_tasks_are_told_apart(qwen: PreTrainedModel, fixed: Any, held: Callable[[], int]) -> None:
-    async def enter(ready: asyncio.Event, done: asyncio.Event) -> list[int]:
+def test_tasks_are_told_apart(qwen, fixed, held):
+    async def enter(ready, done):
         with evicting(qwen, fixed(TOKENS), BUDGET):
             ready.set()
             counts = [held(), await asyncio.to_thread(held)]
 
-            async def child() -> int:
+            async def child():
                 return held()
 
             counts.append(await asyncio.create_task(child()))
             await done.wait()
         return counts
 
-    async def other(ready: asyncio.Event, done: asyncio.Event) -> list[int]:
+    async def other(ready, done):
         await ready.wait()
         counts = [held(), await asyncio.to_thread(held)]
         done.set()
         return counts
 
-    async def both() -> list[list[int]]:
+    async def both():
         ready, done = asyncio.Event(), asyncio.Event()
         return await asyncio.gather(enter(ready, done), other(ready, done))
 
@@ -127,15 +118,13 @@ def test_tasks_are_told_apart(qwen: PreTrainedModel, fixed: Any, held: Callable[
 
 
 @pytest.mark.parametrize("first_out", [0, 1])
-def test_two_threads_each_in_a_block_of_one_model(
-    qwen: PreTrainedModel, fixed: Any, held: Callable[[], int], first_out: int
-) -> None:
+def test_two_threads_each_in_a_block_of_one_model(qwen, fixed, held, first_out):
     """Blocks overlap and end in either order; each has its own budget, and the model comes back."""
     qwen.set_attn_implementation("sdpa")
     budgets, counts = (22, 30), [0, 0]
     both, once = threading.Barrier(2), threading.Event()
 
-    def run(index: int) -> None:
+    def run(index):
         with evicting(qwen, fixed(TOKENS), budgets[index]):
             with pytest.raises(UsageError, match="already inside"):
                 evicting(qwen, fixed(TOKENS), 22)
@@ -157,21 +146,19 @@ def test_two_threads_each_in_a_block_of_one_model(
     assert not qwen._forward_pre_hooks
 
 
-def test_an_answer_that_outlives_the_block_says_so(
-    qwen: PreTrainedModel, prompt: Prompt, by_content: Any, generate: Any
-) -> None:
+def test_an_answer_that_outlives_the_block_says_so(qwen, prompt, by_content, generate):
     begun, left = threading.Event(), threading.Event()
-    errors: list[str] = []
+    errors = []
 
     class Wait:
-        def put(self, value: Tensor) -> None:
+        def put(self, value):
             if value.numel() == 1:
                 begun.set()
                 left.wait(60)
 
-        def end(self) -> None: ...
+        def end(self): ...
 
-    def run() -> None:
+    def run():
         try:
             generate(qwen, prompt(TOKENS), 12, streamer=Wait())
         except UsageError as error:
@@ -187,10 +174,8 @@ def test_an_answer_that_outlives_the_block_says_so(
     assert "wait for the threads" in errors[0]
 
 
-def test_a_failed_call_of_a_thread_that_lives_on_is_over(
-    qwen: PreTrainedModel, prompt: Prompt, fixed: Any, generate: Any
-) -> None:
-    def fail(*_: Any) -> None:
+def test_a_failed_call_of_a_thread_that_lives_on_is_over(qwen, prompt, fixed, generate):
+    def fail(*_):
         raise MemoryError
 
     with ThreadPoolExecutor(1) as pool, evicting(qwen, fixed(TOKENS), BUDGET):
@@ -200,12 +185,10 @@ def test_a_failed_call_of_a_thread_that_lives_on_is_over(
         hook.remove()
 
 
-def test_kept_is_of_the_answer(
-    qwen: PreTrainedModel, prompt: Prompt, by_content: Any, generate: Any
-) -> None:
+def test_kept_is_of_the_answer(qwen, prompt, by_content, generate):
     """Not of a negative prompt, of what a logits processor computes, or of a call inside a call."""
 
-    def more(ids: Tensor, scores: Tensor) -> Tensor:
+    def more(ids, scores):
         with torch.no_grad():
             qwen(prompt(33), past_key_values=DynamicCache())
         generate(qwen, prompt(31), 2)
@@ -234,10 +217,10 @@ class Stop(BaseException):
     """As Ctrl-C."""
 
 
-def stopped(module: nn.Module) -> Any:
+def stopped(module):
     """Ctrl-C once in the middle of a module's forward pass."""
 
-    def stop(*_: Any) -> None:
+    def stop(*_):
         handle.remove()
         raise Stop
 
@@ -245,7 +228,7 @@ def stopped(module: nn.Module) -> Any:
     return handle
 
 
-USES: dict[str, Callable[[PreTrainedModel, Any, Tensor, Any], Any]] = {
+USES = {
     "pass": lambda model, cache, ids, path: model(ids, past_key_values=cache),
     "answer": lambda model, cache, ids, path: model.generate(
         ids, past_key_values=cache, max_new_tokens=2
@@ -260,13 +243,12 @@ USES: dict[str, Callable[[PreTrainedModel, Any, Tensor, Any], Any]] = {
 @pytest.mark.parametrize("kind", ["full", "dense", "ragged"])
 @pytest.mark.parametrize("inside", [True, False])
 def test_a_cache_of_an_interrupted_pass_is_refused(
-    qwen: PreTrainedModel, prompt: Prompt, fixed: Any, generate: Any, uneven: Any,
-    kind: str, inside: bool, use: str, tmp_path: Any,
-) -> None:  # fmt: skip
+    qwen, prompt, fixed, generate, uneven, kind, inside, use, tmp_path
+):
     budget = 100 if kind == "full" else BUDGET
     allocator = uneven() if kind == "ragged" else None
 
-    def block(tokens: int) -> Any:
+    def block(tokens):
         return evicting(qwen, fixed(tokens), budget, allocator=allocator)
 
     for place in ("self_attn.k_proj", "self_attn", "mlp"):
@@ -293,10 +275,8 @@ def test_a_cache_of_an_interrupted_pass_is_refused(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_prompt_that_was_interrupted_is_refused(
-    qwen: PreTrainedModel, prompt: Prompt, fixed: Any, generate: Any
-) -> None:
-    cache: Any = DynamicCache(config=qwen.config)
+def test_a_prompt_that_was_interrupted_is_refused(qwen, prompt, fixed, generate):
+    cache = DynamicCache(config=qwen.config)
     with evicting(qwen, fixed(TOKENS), BUDGET) as kept:
         stopped(qwen.model.layers[1])
         with pytest.raises(Stop):
@@ -310,9 +290,7 @@ def test_a_prompt_that_was_interrupted_is_refused(
 
 
 @pytest.mark.parametrize("ragged", [False, True])
-def test_rows_that_differ_are_named(
-    qwen: PreTrainedModel, prompt: Prompt, fixed: Any, generate: Any, uneven: Any, ragged: bool
-) -> None:
+def test_rows_that_differ_are_named(qwen, prompt, fixed, generate, uneven, ragged):
     allocator = uneven() if ragged else None
     with evicting(qwen, fixed(TOKENS), BUDGET, allocator=allocator):
         first = generate(qwen, prompt(TOKENS), 2)
@@ -335,16 +313,14 @@ def test_rows_that_differ_are_named(
         assert generate(qwen, ids, 2, past_key_values=cache).sequences.shape[0] == held
 
 
-def test_an_empty_prompt_is_one_line(qwen: PreTrainedModel, prompt: Prompt, fixed: Any) -> None:
+def test_an_empty_prompt_is_one_line(qwen, prompt, fixed):
     with evicting(qwen, fixed(TOKENS), BUDGET):
         for empty in (prompt(4)[:, :0], prompt(4, batch=2)[:, :0]):
             with pytest.raises(UsageError, match="this one is empty"):
                 qwen(empty, past_key_values=DynamicCache())
 
 
-def test_training_mode_is_refused_at_the_call(
-    qwen: PreTrainedModel, prompt: Prompt, fixed: Any, generate: Any
-) -> None:
+def test_training_mode_is_refused_at_the_call(qwen, prompt, fixed, generate):
     new = hasattr(qwen, "activation_checkpointing_enable")  # from transformers 5.23 on
     name = "activation_checkpointing" if new else "gradient_checkpointing"
     getattr(qwen, f"{name}_enable")()
@@ -366,39 +342,39 @@ def test_training_mode_is_refused_at_the_call(
 class Adapted(nn.Module):
     """The shape of a layer of PEFT."""
 
-    def __init__(self, base: nn.Module) -> None:
+    def __init__(self, base):
         super().__init__()
         self.base_layer = base
         self.lora = nn.ModuleDict({name: nn.Linear(32, 16, bias=False) for name in ("one", "two")})
         self.active_adapters, self.disable_adapters = ["one"], False
-        self.merged_adapters: list[str] = []
+        self.merged_adapters = []
         self.scaling = {"one": 1.0, "two": 1.0}
 
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.base_layer(x)
+    def forward(self, x):
+        y = self.base_layer(x)
         for name in () if self.disable_adapters else self.active_adapters:
             y = y + self.scaling[name] * self.lora[name](x)
         return y
 
 
-def double(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+def double(module, args, output):
     return 2 * output
 
 
-def halve(module: nn.Module, args: Any) -> Any:
+def halve(module, args):
     return (args[0] / 2,)
 
 
-def steered(by: Any) -> Callable[..., Tensor]:
+def steered(by):
     return lambda module, args, output: output + by
 
 
-def scaled(module: nn.Module, args: Any, output: Tensor, by: float) -> Tensor:
+def scaled(module, args, output, by):
     return by * output
 
 
-def unfilled() -> Callable[..., Tensor]:
-    def hook(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+def unfilled():
+    def hook(module, args, output):
         return output + by  # noqa: F821 (deleted below)
 
     by = 1
@@ -406,9 +382,7 @@ def unfilled() -> Callable[..., Tensor]:
     return hook
 
 
-def test_an_identity_covers_what_computes(
-    qwen: PreTrainedModel, prompt: Prompt, fixed: Any, generate: Any, tmp_path: Any
-) -> None:
+def test_an_identity_covers_what_computes(qwen, prompt, fixed, generate, tmp_path):
     plain = weights_digest(qwen)
     projection = qwen.model.layers[1].self_attn.k_proj
     adapted = Adapted(projection).requires_grad_(False)
@@ -452,13 +426,11 @@ def test_an_identity_covers_what_computes(
 
 
 @pytest.mark.parametrize("ragged", [False, True])
-def test_a_cache_goes_in_and_out_of_autocast(
-    qwen: PreTrainedModel, prompt: Prompt, fixed: Any, uneven: Any, ragged: bool, tmp_path: Any
-) -> None:
+def test_a_cache_goes_in_and_out_of_autocast(qwen, prompt, fixed, uneven, ragged, tmp_path):
     """Keys in float32 and values in bfloat16 are what autocast makes, and may be mixed."""
     allocator = uneven() if ragged else None
     for first, second in ((True, False), (False, True)):
-        cache: Any = DynamicCache()
+        cache = DynamicCache()
         with (
             torch.no_grad(),
             evicting(qwen, fixed(TOKENS), BUDGET, allocator=allocator),

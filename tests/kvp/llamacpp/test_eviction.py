@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 from transformers import (
     Gemma2Config,
     Gemma2ForCausalLM,
@@ -26,9 +23,9 @@ from transformers import (
 
 from kvp import load_model
 from kvp.data.synthetic.text import prose
-from kvp.errors import CacheError, KvpError, ModelError, PolicyError, UsageError
+from kvp.errors import CacheError, ModelError, PolicyError, UsageError
 from kvp.ranking import UNPROTECTED, Protection, select
-from kvp.scoring import Needs, View
+from kvp.scoring import Needs
 from policies import load_policy, make_scorer
 
 llama_cpp = pytest.importorskip("llama_cpp", reason="the extra llama-cpp is not installed")
@@ -37,7 +34,7 @@ from kvp.llamacpp.engine import Engine  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
 
-SIZES: dict[str, Any] = {
+SIZES = {
     "vocab_size": 128, "hidden_size": 256, "intermediate_size": 64, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256,
     "initializer_range": 0.06, "bos_token_id": None, "eos_token_id": None, "pad_token_id": 0,
@@ -47,7 +44,7 @@ FAMILIES = {
     "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES)),
 }
 GGUF = Path(__file__).parents[3] / "models" / "smollm2.gguf"
-CACHES: dict[str, dict[str, Any]] = {
+CACHES = {
     "float16": {"flash_attn": True},
     "transposed": {"flash_attn": False},
     "float32": {"flash_attn": True, "type_k": 0, "type_v": 0},
@@ -64,11 +61,11 @@ class Pair:
     path: Path
     model: PreTrainedModel
 
-    def load(self, n_ctx: int = 256, **settings: Any) -> Any:
+    def load(self, n_ctx=256, **settings):
         settings = {"flash_attn": True, "n_batch": 64, "n_threads": 1, **settings}
         return llama_cpp.Llama(str(self.path), n_ctx=n_ctx, verbose=False, **settings)
 
-    def logits(self, ids: Sequence[int], seen: np.ndarray | None = None, of: int = 1) -> np.ndarray:
+    def logits(self, ids, seen=None, of=1):
         """Logits of the last token, the last `of` ones seeing of those before them `seen` alone.
 
         `seen` [L, H, S] are every head's own tokens; all where it is None.
@@ -97,11 +94,7 @@ class Pair:
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
-def pair(
-    request: pytest.FixtureRequest,
-    tmp_path_factory: pytest.TempPathFactory,
-    write_gguf: Callable[..., None],
-) -> Pair:
+def pair(request, tmp_path_factory, write_gguf):
     torch.manual_seed(3)
     model = FAMILIES[request.param]().eval()
     path = tmp_path_factory.mktemp("gguf") / f"{request.param}.gguf"
@@ -110,26 +103,26 @@ def pair(
 
 
 @pytest.fixture
-def llama(pair: Pair) -> Iterator[Any]:
+def llama(pair):
     loaded = pair.load()
     yield loaded
     loaded.close()
 
 
-def ids_of(tokens: int, seed: int = 0) -> list[int]:
+def ids_of(tokens, seed=0):
     return torch.randint(1, 128, (tokens,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
-def places(tokens: int) -> np.ndarray:
+def places(tokens):
     """[L, H, N]: where the tokens of the small models stand before anything is evicted."""
     return np.tile(np.arange(tokens), (2, 2, 1))
 
 
-def last_logits(llama: Any) -> np.ndarray:
+def last_logits(llama):
     return np.ctypeslib.as_array(llama._ctx.get_logits_ith(-1), (llama.n_vocab(),)).copy()
 
 
-def distance(ours: Any, theirs: Any) -> float:
+def distance(ours, theirs):
     ours, theirs = np.asarray(ours), np.asarray(theirs)
     return float(np.linalg.norm(ours - theirs) / np.linalg.norm(theirs))
 
@@ -137,12 +130,12 @@ def distance(ours: Any, theirs: Any) -> float:
 @pytest.mark.parametrize(
     ("cache", "limit"), [*zip(CACHES, (3e-3, 3e-3, 3e-3, 2e-2, 2e-2, 0.15), strict=True)]
 )
-def test_a_view_has_what_transformers_has(pair: Pair, cache: str, limit: float) -> None:
+def test_a_view_has_what_transformers_has(pair, cache, limit):
     llama, ids = pair.load(**CACHES[cache]), ids_of(100)
     llama.eval(ids)
     engine = Engine.of(llama)
     views = list(engine.views(engine.read(), Needs(queries=32), 50, ids, places(100), 100))
-    queries: list[Tensor] = []
+    queries = []
     hooks = [
         layer.self_attn.q_proj.register_forward_hook(lambda *a: queries.append(a[2]))
         for layer in pair.model.model.layers
@@ -164,7 +157,7 @@ def test_a_view_has_what_transformers_has(pair: Pair, cache: str, limit: float) 
     llama.close()
 
 
-def test_computing_queries_leaves_nothing_behind(llama: Any) -> None:
+def test_computing_queries_leaves_nothing_behind(llama):
     llama.eval(ids_of(100))
     shrink(llama, make_scorer("snapkv"), 40)
     partials = [one for one in gc.get_objects() if type(one) is partial]
@@ -173,7 +166,7 @@ def test_computing_queries_leaves_nothing_behind(llama: Any) -> None:
 
 
 @pytest.mark.parametrize("cache", CACHES)
-def test_keeping_all_goes_on_bit_by_bit(pair: Pair, cache: str) -> None:
+def test_keeping_all_goes_on_bit_by_bit(pair, cache):
     ids, more = ids_of(90), ids_of(9, seed=1)
     llama, plain = pair.load(**CACHES[cache]), pair.load(**CACHES[cache])
     for each in (llama, plain):
@@ -191,14 +184,14 @@ class Chosen:
 
     name, needs = "chosen", Needs()
 
-    def __init__(self, tokens: np.ndarray) -> None:
+    def __init__(self, tokens):
         self.tokens = torch.from_numpy(tokens)
 
-    def score(self, view: View) -> Tensor:
+    def score(self, view):
         return torch.zeros(view.keys.shape[:3]).scatter_(2, self.tokens[None, view.layer], 1)
 
 
-def subset(random: np.random.Generator, shape: tuple[int, int], tokens: int, size: int) -> Any:
+def subset(random, shape, tokens, size):
     """[L, H, size] of `tokens`, every head its own, ascending; token 0 in all of them."""
     drawn = [1 + random.permutation(tokens - 1)[: size - 1] for _ in range(shape[0] * shape[1])]
     return np.sort(np.pad(np.array(drawn), ((0, 0), (1, 0))).reshape(*shape, size))
@@ -206,7 +199,7 @@ def subset(random: np.random.Generator, shape: tuple[int, int], tokens: int, siz
 
 @pytest.mark.parametrize("cache", ["float16", "transposed"])
 @pytest.mark.parametrize("seed", range(5))
-def test_a_subset_is_what_masked_transformers_sees(pair: Pair, cache: str, seed: int) -> None:
+def test_a_subset_is_what_masked_transformers_sees(pair, cache, seed):
     llama = pair.load(**CACHES[cache])
     ids, more = ids_of(120, seed), ids_of(5, seed + 50)
     chosen = subset(np.random.default_rng(seed), (2, 2), 120, 10 + 18 * seed)
@@ -225,7 +218,7 @@ def test_a_subset_is_what_masked_transformers_sees(pair: Pair, cache: str, seed:
 
 
 @pytest.mark.parametrize("cache", CACHES)
-def test_a_cache_is_shrunk_again_and_again(pair: Pair, llama: Any, cache: str) -> None:
+def test_a_cache_is_shrunk_again_and_again(pair, llama, cache):
     """What is held after three cuts, with text between them, is as if it alone had been read."""
     llama, ids, random = pair.load(**CACHES[cache]), ids_of(170), np.random.default_rng(1)
     plain = pair.load(**CACHES[cache])
@@ -254,7 +247,7 @@ def test_a_cache_is_shrunk_again_and_again(pair: Pair, llama: Any, cache: str) -
 @pytest.mark.real
 @pytest.mark.skipif(not GGUF.exists(), reason="recipes/real_models/fetch.py --to FILE")
 @pytest.mark.parametrize("seed", range(3))
-def test_subsets_of_a_model_in_4_bits(seed: int) -> None:
+def test_subsets_of_a_model_in_4_bits(seed):
     """Logits of ten subsets differ as those of the full cache do at eleven tokens."""
     pair = Pair(GGUF, load_model(str(GGUF), dtype="float32")[0])
     llama, random, own, found = pair.load(), np.random.default_rng(seed), [], []
@@ -277,7 +270,7 @@ def test_subsets_of_a_model_in_4_bits(seed: int) -> None:
 
 
 @pytest.mark.parametrize("method", ["keydiff", "knorm", "snapkv", "tova", "lagkv", "streaming_llm"])
-def test_methods_choose_for_every_head(pair: Pair, llama: Any, method: str) -> None:
+def test_methods_choose_for_every_head(pair, llama, method):
     ids = ids_of(130)
     llama.eval(ids)
     scorer = make_scorer(method)
@@ -289,16 +282,14 @@ def test_methods_choose_for_every_head(pair: Pair, llama: Any, method: str) -> N
 
 @pytest.mark.parametrize("protection", [None, UNPROTECTED], ids=["protected", "unprotected"])
 @pytest.mark.parametrize("method", ["snapkv", "tova"])
-def test_queries_are_read_right_after_a_cut(
-    pair: Pair, llama: Any, method: str, protection: Protection | None
-) -> None:
+def test_queries_are_read_right_after_a_cut(pair, llama, method, protection):
     """What the last tokens ask after a cut is what they ask in transformers, masked."""
     ids, scorer = ids_of(128), make_scorer(method)
     llama.eval(ids)
     kept = shrink(llama, scorer, "50%", protection)
     first, count = kept.positions, 128 - kept.held.floor
     engine = Engine.of(llama)
-    asked: list[Tensor] = []
+    asked = []
     hook = pair.model.model.layers[1].self_attn.q_proj.register_forward_hook(
         lambda *a: asked.append(a[2])
     )
@@ -319,7 +310,7 @@ def test_queries_are_read_right_after_a_cut(
     assert distance(last_logits(llama), pair.logits([*ids, *more], second, of=5)) < 5e-3
 
 
-def test_a_bound_evicts_by_queries_again_and_again(llama: Any) -> None:
+def test_a_bound_evicts_by_queries_again_and_again(llama):
     with bounded(llama, make_scorer("snapkv"), 80) as kept:
         llama.eval(ids_of(200))
         assert kept.evictions > 5
@@ -327,7 +318,7 @@ def test_a_bound_evicts_by_queries_again_and_again(llama: Any) -> None:
         assert Engine.of(llama).read().positions.tolist() == [*range(200 - kept.kept, 200)]
 
 
-def test_sequences_are_apart(pair: Pair) -> None:
+def test_sequences_are_apart(pair):
     llama, ids = pair.load(), ids_of(60)
     params = llama.context_params
     params.n_seq_max, params.kv_unified, params.n_ctx = 3, True, 256
@@ -353,7 +344,7 @@ def test_sequences_are_apart(pair: Pair) -> None:
     llama.close()
 
 
-def test_a_bound_is_a_sequence_of_cuts(pair: Pair, llama: Any) -> None:
+def test_a_bound_is_a_sequence_of_cuts(pair, llama):
     ids = ids_of(200)
     with bounded(llama, make_scorer("streaming_llm"), 96) as kept:
         llama.eval(ids[:190])
@@ -387,7 +378,7 @@ def test_a_bound_is_a_sequence_of_cuts(pair: Pair, llama: Any) -> None:
 @pytest.mark.parametrize(
     ("cache", "limit"), [*zip(CACHES, (5e-3, 5e-3, 2e-3, 3e-2, 3e-2, 5e-3), strict=True)]
 )
-def test_gaps_are_closed_at_the_trained_length(pair: Pair, cache: str, limit: float) -> None:
+def test_gaps_are_closed_at_the_trained_length(pair, cache, limit):
     llama, ids = pair.load(**CACHES[cache]), ids_of(700)
     with bounded(llama, make_scorer("keydiff"), 128) as kept:
         llama.eval(ids)
@@ -414,7 +405,7 @@ def test_gaps_are_closed_at_the_trained_length(pair: Pair, cache: str, limit: fl
     llama.close()
 
 
-def test_a_prompt_goes_on_from_the_one_before(llama: Any) -> None:
+def test_a_prompt_goes_on_from_the_one_before(llama):
     ids = ids_of(150)
     with bounded(llama, make_scorer("keydiff"), 128) as kept:
         for seed in range(3):
@@ -427,7 +418,7 @@ def test_a_prompt_goes_on_from_the_one_before(llama: Any) -> None:
             assert kept.seen == len(prompt) + 7
 
 
-def test_a_long_answer_stays_within_its_cells(llama: Any) -> None:
+def test_a_long_answer_stays_within_its_cells(llama):
     with bounded(llama, make_scorer("keydiff"), 96) as kept:
         written = llama.generate(ids_of(60), temp=0)
         for token, _ in enumerate(written, start=1):
@@ -439,7 +430,7 @@ def test_a_long_answer_stays_within_its_cells(llama: Any) -> None:
         assert Engine.of(llama).read().nbytes == kept.kept * 2 * 2 * 2 * 64 * 2
 
 
-def test_a_prompt_that_leaves_the_evicted_part_is_read_anew(pair: Pair, llama: Any) -> None:
+def test_a_prompt_that_leaves_the_evicted_part_is_read_anew(pair, llama):
     opening, ids = ids_of(40), ids_of(200, seed=1)
     with bounded(llama, make_scorer("keydiff"), 96) as kept:
         llama.eval([*opening, *ids])
@@ -449,7 +440,7 @@ def test_a_prompt_that_leaves_the_evicted_part_is_read_anew(pair: Pair, llama: A
 
 
 @pytest.mark.parametrize("stop", [30, 82, 83, 84, 99, 100])
-def test_after_shrink_nothing_is_cut_midway(pair: Pair, llama: Any, stop: int) -> None:
+def test_after_shrink_nothing_is_cut_midway(pair, llama, stop):
     """A prompt goes on where all heads hold the same last tokens, else it is read anew."""
     ids, more = ids_of(100), [1 + (ids_of(100)[min(stop, 99)] + 5) % 120, 7, 8]
     llama.eval(ids)
@@ -468,7 +459,7 @@ def test_after_shrink_nothing_is_cut_midway(pair: Pair, llama: Any, stop: int) -
         assert Engine.of(llama).read().positions.tolist() == [*range(stop + 3)]
 
 
-def test_cells_that_something_else_has_cut_are_refused(llama: Any) -> None:
+def test_cells_that_something_else_has_cut_are_refused(llama):
     llama.eval(ids_of(100))
     shrink(llama, make_scorer("keydiff"), 40)
     llama.reset()
@@ -517,9 +508,7 @@ def test_cells_that_something_else_has_cut_are_refused(llama: Any) -> None:
         (lambda llama: shrink(None, make_scorer("keydiff"), 40), UsageError, "NoneType: give a"),
     ],
 )
-def test_one_line_says_what_cannot_work(
-    llama: Any, act: Callable[[Any], object], error: type[KvpError], expected: str
-) -> None:
+def test_one_line_says_what_cannot_work(llama, act, error, expected):
     llama.eval(ids_of(100))
     before = Engine.of(llama).read().write()
     with pytest.raises(error, match=expected):
@@ -530,7 +519,7 @@ def test_one_line_says_what_cannot_work(
 @pytest.mark.parametrize(
     ("scorer", "error"), [(lambda: load_policy("nano"), PolicyError), ("kvzip", UsageError)]
 )
-def test_a_bound_refuses_before_it_reads(llama: Any, scorer: Any, error: type[KvpError]) -> None:
+def test_a_bound_refuses_before_it_reads(llama, scorer, error):
     scorer = make_scorer(scorer) if isinstance(scorer, str) else scorer()
     with pytest.raises(error, match=r"was trained for|in llama.cpp a method"):
         bounded(llama, scorer).__enter__()
@@ -538,7 +527,7 @@ def test_a_bound_refuses_before_it_reads(llama: Any, scorer: Any, error: type[Kv
     assert Engine.of(llama).read().positions.tolist() == list(range(200))
 
 
-def test_more_cells_than_trained_positions_are_refused(pair: Pair) -> None:
+def test_more_cells_than_trained_positions_are_refused(pair):
     llama = pair.load(n_ctx=1024)
     with pytest.raises(UsageError, match="cells=512: give 80 to 256, the smaller one of n_ctx"):
         bounded(llama, make_scorer("keydiff"), 512).__enter__()
@@ -548,7 +537,7 @@ def test_more_cells_than_trained_positions_are_refused(pair: Pair) -> None:
     llama.close()
 
 
-def test_a_bound_evicts_alone(llama: Any) -> None:
+def test_a_bound_evicts_alone(llama):
     with bounded(llama, make_scorer("keydiff"), 96) as kept:
         llama.eval(ids_of(90))
         with pytest.raises(UsageError, match="is within bounded"):
@@ -563,9 +552,7 @@ def test_a_bound_evicts_alone(llama: Any) -> None:
     ("settings", "expected"),
     [({"embedding": True}, "no cache to cut"), ({"vocab_only": True}, "no cache to cut")],
 )
-def test_a_llama_without_such_a_cache_is_refused(
-    pair: Pair, settings: dict[str, Any], expected: str
-) -> None:
+def test_a_llama_without_such_a_cache_is_refused(pair, settings, expected):
     llama = pair.load(**settings)
     for act in (lambda: shrink(llama, make_scorer("keydiff"), 40), lambda: _enter(llama)):
         with pytest.raises(ModelError, match=expected):
@@ -573,11 +560,11 @@ def test_a_llama_without_such_a_cache_is_refused(
     llama.close()
 
 
-def _enter(llama: Any) -> None:
+def _enter(llama):
     bounded(llama, make_scorer("keydiff"), 96).__enter__()
 
 
-def test_a_closed_llama_is_refused_and_a_block_ends_after_it(pair: Pair) -> None:
+def test_a_closed_llama_is_refused_and_a_block_ends_after_it(pair):
     llama = pair.load()
     with bounded(llama, make_scorer("keydiff"), 96):
         llama.close()
@@ -586,7 +573,7 @@ def test_a_closed_llama_is_refused_and_a_block_ends_after_it(pair: Pair) -> None
             act()
 
 
-def test_a_sliding_window_is_refused(tmp_path: Path, write_gguf: Callable[..., None]) -> None:
+def test_a_sliding_window_is_refused(tmp_path, write_gguf):
     model = Gemma2ForCausalLM(Gemma2Config(**SIZES, head_dim=64, sliding_window=64))
     write_gguf(tmp_path / "gemma2.gguf", model)
     llama = Pair(tmp_path / "gemma2.gguf", model).load()
@@ -596,13 +583,13 @@ def test_a_sliding_window_is_refused(tmp_path: Path, write_gguf: Callable[..., N
 
 
 @pytest.mark.parametrize("kind", ["recurrent", "hybrid", "rope_type"])
-def test_other_caches_are_refused(llama: Any, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_caches_are_refused(llama, kind, monkeypatch):
     name = f"llama_model_is_{kind}" if kind in ("recurrent", "hybrid") else f"llama_model_{kind}"
     monkeypatch.setattr(llama_cpp, name, lambda _: 8)
     with pytest.raises(ModelError, match=r"llama|qwen2"):
         shrink(llama, make_scorer("keydiff"), 40)
 
 
-def test_an_empty_cache_is_refused(llama: Any) -> None:
+def test_an_empty_cache_is_refused(llama):
     with pytest.raises(CacheError, match=r"sequence 0 of the llama.cpp cache is empty"):
         shrink(llama, make_scorer("keydiff"), 40)

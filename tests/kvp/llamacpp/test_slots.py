@@ -1,17 +1,12 @@
 """Slot files: their bytes, what is refused, and what a stock llama-server makes of them."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket
 import struct
 import subprocess
 import time
-from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 from urllib.request import Request, urlopen
 
 import gguf
@@ -22,11 +17,9 @@ from transformers import (
     AutoTokenizer,
     LlamaConfig,
     LlamaForCausalLM,
-    PreTrainedModel,
     Qwen2ForCausalLM,
 )
 
-from kvp.contexts import Context
 from kvp.errors import CacheError
 from kvp.hf.contexts import compress, load_context
 from kvp.llamacpp.slots import VERSION, write_slot
@@ -37,7 +30,7 @@ TEXT = "One of the special magic numbers for lazy-cat is: 4821973. The grass is 
 
 
 @pytest.fixture(scope="module", params=["llama", "qwen2"])
-def model(request: pytest.FixtureRequest, model_folder: Path) -> PreTrainedModel:
+def model(request, model_folder):
     small = Qwen2ForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
     if request.param == "llama":
         names = (
@@ -51,24 +44,19 @@ def model(request: pytest.FixtureRequest, model_folder: Path) -> PreTrainedModel
 
 
 @pytest.fixture(scope="module")
-def file(
-    model: PreTrainedModel,
-    model_folder: Path,
-    write_gguf: Callable[..., None],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Path:
+def file(model, model_folder, write_gguf, tmp_path_factory):
     path = tmp_path_factory.mktemp("gguf") / "model.gguf"
     write_gguf(path, model, model_folder / "tokenizer.json")
     return path
 
 
 @pytest.fixture(scope="module")
-def context(model: PreTrainedModel, model_folder: Path) -> Context:
+def context(model, model_folder):
     tokenizer = AutoTokenizer.from_pretrained(model_folder)
     return compress(model, tokenizer, TEXT, make_scorer("keydiff"), "30%")
 
 
-def test_a_file_holds_rows_under_placeholders(context: Context, file: Path, tmp_path: Path) -> None:
+def test_a_file_holds_rows_under_placeholders(context, file, tmp_path):
     path = write_slot(context, file, tmp_path / "slots")
     assert path == tmp_path / "slots" / f"{context.name}.slot"
     data, kept = path.read_bytes(), context.facts.kept
@@ -98,10 +86,9 @@ def test_a_file_holds_rows_under_placeholders(context: Context, file: Path, tmp_
 
 
 def test_another_model_is_refused_in_one_line(
-    context: Context, model: PreTrainedModel, file: Path, model_folder: Path, tmp_path: Path,
-    write_gguf: Callable[..., None],
-) -> None:  # fmt: skip
-    def changed(**facts: Any) -> Context:
+    context, model, file, model_folder, tmp_path, write_gguf
+):
+    def changed(**facts):
         return replace(context, facts=replace(context.facts, **facts))
 
     rope, size, who = context.facts.rope, context.facts.geometry, context.facts.model
@@ -132,7 +119,7 @@ def test_another_model_is_refused_in_one_line(
 
 
 @pytest.fixture
-def server(file: Path, tmp_path: Path) -> Iterator[Callable[[str, Any], Any]]:
+def server(file, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     running = subprocess.Popen(
@@ -141,7 +128,7 @@ def server(file: Path, tmp_path: Path) -> Iterator[Callable[[str, Any], Any]]:
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
 
-    def post(path: str, body: Any) -> Any:
+    def post(path, body):
         request = Request(f"http://127.0.0.1:{port}{path}", json.dumps(body).encode())
         with urlopen(request, timeout=60) as answer:
             return json.load(answer)
@@ -159,10 +146,7 @@ def server(file: Path, tmp_path: Path) -> Iterator[Callable[[str, Any], Any]]:
 
 
 @pytest.mark.skipif(not SERVER, reason="KVP_LLAMA_SERVER names no llama-server")
-def test_a_stock_server_goes_on_as_transformers_does(
-    context: Context, model: PreTrainedModel, file: Path, server: Callable[[str, Any], Any],
-    tmp_path: Path,
-) -> None:  # fmt: skip
+def test_a_stock_server_goes_on_as_transformers_does(context, model, file, server, tmp_path):
     name = write_slot(context, file, tmp_path).name
     told = server("/slots/0?action=restore", {"filename": name})
     assert told["n_restored"] == context.facts.kept

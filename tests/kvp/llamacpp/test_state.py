@@ -1,9 +1,6 @@
 """The layout of a sequence's state, against bytes that are put together here."""
 
-from __future__ import annotations
-
 import struct
-from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -17,14 +14,8 @@ KEYS, VALUES = np.arange(48, dtype=np.float16).reshape(2, LAYERS, len(POSITIONS)
 
 
 def state(
-    positions: Sequence[int] = POSITIONS,
-    *,
-    transposed: bool = False,
-    magic: int = 0xAF143CD8,
-    sequence: int = 1,
-    streams: tuple[int, int] = (0, 1),
-    kind: int = 1,
-) -> bytes:
+    positions=POSITIONS, *, transposed=False, magic=0xAF143CD8, sequence=1, streams=(0, 1), kind=1
+):
     """A sequence in the last of two streams, by llama.cpp's writer as it stands in its source."""
     data = struct.pack("<Iii", magic, sequence, len(streams))
     for filled in streams:
@@ -44,12 +35,12 @@ def state(
     return data
 
 
-def read(data: bytes) -> SequenceState:
+def read(data):
     return SequenceState.read(np.frombuffer(data, np.uint8))
 
 
 @pytest.mark.parametrize("transposed", [False, True])
-def test_cells_come_by_position_and_are_written_back(transposed: bool) -> None:
+def test_cells_come_by_position_and_are_written_back(transposed):
     found = read(state(transposed=transposed))
     order = [1, 2, 0]
     assert found.positions.tolist() == [0, 3, 5]
@@ -64,13 +55,13 @@ def test_cells_come_by_position_and_are_written_back(transposed: bool) -> None:
 
 
 @pytest.mark.parametrize("transposed", [False, True])
-def test_a_state_in_order_is_written_as_it_was_read(transposed: bool) -> None:
+def test_a_state_in_order_is_written_as_it_was_read(transposed):
     data = state((0, 3, 5), transposed=transposed)
     assert read(data).write().tobytes() == data
 
 
 @pytest.mark.parametrize("transposed", [False, True])
-def test_a_cut_holds_the_chosen_cells(transposed: bool) -> None:
+def test_a_cut_holds_the_chosen_cells(transposed):
     """Two heads of two channels, each with its own cells: in order 1, 2, 0 of the buffer."""
     cells = np.array([[[0, 2], [1, 2]], [[0, 1], [0, 2]]])
     cut = read(read(state(transposed=transposed)).take(cells).write().tobytes())
@@ -96,12 +87,12 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("expected", REFUSED)
-def test_another_layout_is_refused(expected: str) -> None:
+def test_another_layout_is_refused(expected):
     with pytest.raises(CacheError, match=expected):
         read(REFUSED[expected]())
 
 
-def test_any_shorter_state_is_refused() -> None:
+def test_any_shorter_state_is_refused():
     data = state(transposed=True)
     for size in range(len(data)):
         with pytest.raises(CacheError):

@@ -1,9 +1,8 @@
 import json
-from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from kvp import nano
 from kvp.data.metrics import string_match_all
@@ -11,16 +10,16 @@ from kvp.data.ruler import generate
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> PreTrainedTokenizerFast:
+def tokenizer():
     return PreTrainedTokenizerFast.from_pretrained(nano.path())
 
 
 @pytest.fixture(scope="module")
-def model() -> PreTrainedModel:
+def model():
     return AutoModelForCausalLM.from_pretrained(nano.path())
 
 
-def test_is_a_small_grouped_query_qwen2(model: PreTrainedModel) -> None:
+def test_is_a_small_grouped_query_qwen2(model):
     config = model.config
     assert type(model).__name__ == "Qwen2ForCausalLM"
     assert model.dtype == torch.float32
@@ -32,7 +31,7 @@ def test_is_a_small_grouped_query_qwen2(model: PreTrainedModel) -> None:
     assert model.get_input_embeddings().weight is model.get_output_embeddings().weight
 
 
-def test_folder_is_whole_and_names_no_machine() -> None:
+def test_folder_is_whole_and_names_no_machine():
     wanted = {
         "model.safetensors", "config.json", "generation_config.json", "tokenizer.json",
         "tokenizer_config.json", "MODEL_CARD.md",
@@ -42,7 +41,7 @@ def test_folder_is_whole_and_names_no_machine() -> None:
     assert not any("/" in str(config.get(key, "")) for key in ("name_or_path", "_name_or_path"))
 
 
-def test_digits_come_in_threes_and_text_survives(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_digits_come_in_threes_and_text_survives(tokenizer):
     text = "One of the special magic numbers for lazy-dog is: 8297961.\n\n  Ünïcode — 東京\t"
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     assert tokenizer.decode(ids) == text
@@ -51,9 +50,7 @@ def test_digits_come_in_threes_and_text_survives(tokenizer: PreTrainedTokenizerF
     assert len(tokenizer) <= 8192
 
 
-def test_chat_template_is_qwen_like_without_a_system_prompt(
-    tokenizer: PreTrainedTokenizerFast,
-) -> None:
+def test_chat_template_is_qwen_like_without_a_system_prompt(tokenizer):
     chat = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi."}]
     assert tokenizer.apply_chat_template(chat, tokenize=False) == (
         "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\nHi.<|im_end|>\n"
@@ -67,14 +64,11 @@ def test_chat_template_is_qwen_like_without_a_system_prompt(
 
 
 @pytest.mark.parametrize("task", ["niah_single_1", "niah_multikey_2"])
-def test_answers_retrieval_prompts_of_the_test_split(
-    task: str, tokenizer: PreTrainedTokenizerFast, model: Any
-) -> None:
-    def prompt(context: str) -> str:
-        opened: str = tokenizer.apply_chat_template(
+def test_answers_retrieval_prompts_of_the_test_split(task, tokenizer, model):
+    def prompt(context):
+        return tokenizer.apply_chat_template(
             [{"role": "user", "content": context}], tokenize=False, add_generation_prompt=True
         )
-        return opened
 
     scores = []
     for index in range(6):

@@ -1,7 +1,5 @@
 """The bundled policy: of the bundled model, sound, and good for its first snippet."""
 
-from __future__ import annotations
-
 import re
 import warnings
 from pathlib import Path
@@ -22,12 +20,12 @@ from policies.sources import BUNDLED
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _elsewhere(tmp_path_factory: pytest.TempPathFactory) -> None:
+def _elsewhere(tmp_path_factory):
     """Nothing in the working folder is called nano."""
     assert not Path("nano").exists()
 
 
-def test_is_of_the_bundled_model_as_it_is_now() -> None:
+def test_is_of_the_bundled_model_as_it_is_now():
     model, tokenizer = load_model("nano")
     policy = load_policy("nano")
     check_geometry(policy, geometry_of(model.config))
@@ -37,13 +35,13 @@ def test_is_of_the_bundled_model_as_it_is_now() -> None:
 
 
 @pytest.mark.parametrize("folder", BUNDLED.values(), ids=BUNDLED)
-def test_names_no_machine(folder: Path) -> None:
+def test_names_no_machine(folder):
     for name in ("policy.json", "README.md"):
         text = (folder / name).read_text(encoding="utf-8")
         assert not re.findall(r"(?<=[\s\"=:,])/\w[\w./-]+", text)
 
 
-def test_the_policy_of_smollm2_is_whole() -> None:
+def test_the_policy_of_smollm2_is_whole():
     policy = load_policy(SMOLLM2)
     assert (policy.geometry.layers, policy.geometry.kv_heads) == (30, 3)
     assert policy.calibration is not None
@@ -51,7 +49,7 @@ def test_the_policy_of_smollm2_is_whole() -> None:
     assert sum(file.stat().st_size for file in BUNDLED[SMOLLM2].iterdir()) < 7_000_000
 
 
-def test_answers_with_an_eighth_of_the_cache() -> None:
+def test_answers_with_an_eighth_of_the_cache():
     model, tokenizer = load_model("nano")
     scores = []
     for index in range(6):
@@ -73,7 +71,7 @@ def test_answers_with_an_eighth_of_the_cache() -> None:
 
 @pytest.mark.parametrize("rule", [None, "ada", "global"])
 @pytest.mark.parametrize("name", ["nano", "snapkv(kernel=31)", str(BUNDLED["nano"])])
-def test_names_of_methods_policies_and_allocators_are_taken(name: str, rule: str | None) -> None:
+def test_names_of_methods_policies_and_allocators_are_taken(name, rule):
     model, tokenizer = load_model("nano")
     ids = tokenizer(20 * "One thing after the other. ", return_tensors="pt")["input_ids"]
     made = make_scorer(name) if "snapkv" in name else load_policy(name)
@@ -86,7 +84,7 @@ def test_names_of_methods_policies_and_allocators_are_taken(name: str, rule: str
     assert kept[0] == kept[1] == kept[2]
 
 
-def test_names_that_mean_nothing_are_one_line() -> None:
+def test_names_that_mean_nothing_are_one_line():
     model, _ = load_model("nano")
     for name, message in (
         ("snapvk", r"did you mean snapkv\?.* or a policy: nano, smollm2-135m-instruct, "),
@@ -109,7 +107,7 @@ def test_names_that_mean_nothing_are_one_line() -> None:
         load_model("kvp/nan")
 
 
-def test_another_model_of_the_same_heads_is_warned_about() -> None:
+def test_another_model_of_the_same_heads_is_warned_about():
     other = Qwen2ForCausalLM(
         Qwen2Config(
             vocab_size=64, hidden_size=256, intermediate_size=32, num_hidden_layers=5,

@@ -1,25 +1,17 @@
 """The full T x T attention matrix in float64 NumPy, the truth of operators, and ragged storage."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from kvp.ops.ragged_attention import RaggedLayout
 
-FullAttention = Callable[[np.ndarray, np.ndarray], np.ndarray]
-
 
 @pytest.fixture
-def full_attention() -> FullAttention:
+def full_attention():
     """Causal probabilities [G, T, T] of one KV head, row j over keys i, in float64."""
 
-    def compute(queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
+    def compute(queries, keys):
         group, tokens, width = queries.shape
         rows = np.zeros((group, tokens, tokens))
         for g in range(group):
@@ -33,27 +25,26 @@ def full_attention() -> FullAttention:
 
 
 @pytest.fixture(scope="session")
-def ragged_case() -> Callable[..., dict[str, Any]]:
+def ragged_case():
     """Makes random arguments of `ragged_attention`."""
     return _ragged_case
 
 
 def _ragged_case(
-    lengths: list[list[int]], *, group: int = 2, tokens: int = 1, tail: int = 0, width: int = 8,
-    seed: int = 0, dtype: torch.dtype = torch.float64, masked: bool = True,
-) -> dict[str, Any]:  # fmt: skip
+    lengths, *, group=2, tokens=1, tail=0, width=8, seed=0, dtype=torch.float64, masked=True
+):
     """Random arguments; flat parts lie between NaN, tails before NaN, as rooms to grow do."""
     generator = torch.Generator().manual_seed(seed)
 
-    def draw(*shape: int) -> Tensor:
+    def draw(*shape):
         return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
 
-    def surrounded(stored: int) -> Tensor:
+    def surrounded(stored):
         buffer = torch.full((stored + 80, width), torch.nan, dtype=dtype)
         buffer[40 : 40 + stored] = draw(stored, width)
         return buffer[40 : 40 + stored]
 
-    def with_spare(batch: int, heads: int) -> Tensor:
+    def with_spare(batch, heads):
         buffer = torch.full((batch, heads, tail + 5, width), torch.nan, dtype=dtype)
         buffer[:, :, :tail] = draw(batch, heads, tail, width)
         return buffer[:, :, :tail]

@@ -1,10 +1,6 @@
 """Operators of grouped queries against loops and full matrices in float64 NumPy."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,12 +17,10 @@ from kvp.rope import Rope
 from kvp.scoring import HiddenStates, View
 from policies.registry import make_scorer
 
-FullAttention = Callable[[np.ndarray, np.ndarray], np.ndarray]
-
 
 @pytest.mark.parametrize("group", [1, 2, 7])
 @pytest.mark.parametrize("block", [1, 5, 37, 256])
-def test_column_sums(full_attention: FullAttention, group: int, block: int) -> None:
+def test_column_sums(full_attention, group, block):
     rng = np.random.default_rng(group)
     queries, keys = 3 * rng.normal(size=(group, 37, 8)), rng.normal(size=(37, 8))
     result = column_sums(torch.tensor(queries).float(), torch.tensor(keys).float(), block)
@@ -38,9 +32,7 @@ def test_column_sums(full_attention: FullAttention, group: int, block: int) -> N
 Array = np.ndarray
 
 
-def _loops(
-    queries: Array, keys: Array, pass_keys: Array, w: Array, u: Array, scaling: float
-) -> Array:
+def _loops(queries, keys, pass_keys, w, u, scaling):
     group, tokens, _ = queries.shape
     result = np.zeros(len(keys))
     for g in range(group):
@@ -52,7 +44,7 @@ def _loops(
     return result
 
 
-def _case(group: int, cached: int, tokens: int, width: int = 4) -> tuple[Array, ...]:
+def _case(group, cached, tokens, width=4):
     rng = np.random.default_rng(100 * cached + tokens)
     return (
         2 * rng.normal(size=(group, tokens, width)), rng.normal(size=(cached, width)),
@@ -60,7 +52,7 @@ def _case(group: int, cached: int, tokens: int, width: int = 4) -> tuple[Array, 
     )  # fmt: skip
 
 
-def _float32(*arrays: Array) -> tuple[torch.Tensor, ...]:
+def _float32(*arrays):
     return tuple(torch.tensor(array, dtype=torch.float32) for array in arrays)
 
 
@@ -68,9 +60,9 @@ def _float32(*arrays: Array) -> tuple[torch.Tensor, ...]:
 @pytest.mark.parametrize(("cached", "tokens"), [(1, 1), (1, 9), (13, 1), (20, 11)])
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("block", [1, 4, 256])
-def test_against_loops(group: int, cached: int, tokens: int, weighted: bool, block: int) -> None:
+def test_against_loops(group, cached, tokens, weighted, block):
     queries, keys, pass_keys, w, u = _case(group, cached, tokens)
-    options: dict[str, Any] = {"scaling": 0.7, "block": block}
+    options = {"scaling": 0.7, "block": block}
     if weighted:
         options["key_weights"], options["query_weights"] = _float32(w, u)
     else:
@@ -81,7 +73,7 @@ def test_against_loops(group: int, cached: int, tokens: int, weighted: bool, blo
     np.testing.assert_allclose(result, expected, rtol=2e-5, atol=1e-7)
 
 
-def test_half_precision_and_huge_logits() -> None:
+def test_half_precision_and_huge_logits():
     queries, keys, pass_keys, w, u = _case(2, 9, 6)
     half = [tensor.bfloat16() for tensor in _float32(queries, keys, pass_keys)]
     expected = _loops(*(t.double().numpy() for t in half), np.ones_like(w), np.ones_like(u), 0.5)
@@ -98,40 +90,38 @@ class LargestResult(TorchDispatchMode):
 
     elements = 0
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:  # fmt: skip
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
         if isinstance(result, Tensor):
             self.elements = max(self.elements, result.numel())
         return result
 
 
-def drawn(*shape: int) -> Tensor:
+def drawn(*shape):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(0))
 
 
-def largest_result(compute: Callable[[], object]) -> int:
+def largest_result(compute):
     with LargestResult() as mode:
         compute()
     return mode.elements
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 3), (2, 3, 7), (2, 4, 1)])
-def test_equals_the_broadcast_product(shape: tuple[int, int, int]) -> None:
+def test_equals_the_broadcast_product(shape):
     heads, group, count = shape
     queries, keys = drawn(5, heads, group, count, 6).double(), drawn(5, heads, 11, 6).double()
     broadcast = queries @ keys[:, :, None].mT
     torch.testing.assert_close(group_products(queries, keys), broadcast, rtol=1e-12, atol=1e-12)
 
 
-def test_operators_hold_no_keys_per_group() -> None:
+def test_operators_hold_no_keys_per_group():
     keys = drawn(BATCH, HEADS, TOKENS, WIDTH)
     queries = drawn(BATCH, HEADS, GROUP, TOKENS, WIDTH)
     few = queries[..., :2, :]
     assert largest_result(lambda: column_sums(few, keys[..., :2, :], 2)) <= keys.numel()
 
-    def replayed() -> Tensor:
+    def replayed():
         return reconstruction_attention(few, keys, keys[..., :2, :], scaling=1.0)
 
     assert largest_result(replayed) <= keys.numel()
@@ -140,7 +130,7 @@ def test_operators_hold_no_keys_per_group() -> None:
 @pytest.mark.parametrize(
     "spec", ["tova", "snapkv(window=2)", "windowkv(observed=2)", "gvote(future=9)"]
 )
-def test_scorers_hold_no_keys_per_group(spec: str) -> None:
+def test_scorers_hold_no_keys_per_group(spec):
     scorer = make_scorer(spec)
     keys = drawn(BATCH, HEADS, TOKENS, WIDTH)
     queries = drawn(BATCH, HEADS * GROUP, TOKENS, WIDTH)

@@ -1,26 +1,19 @@
 """Future attention against the full matrix in float64."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 import kvp.ops.future_attention as module
 from kvp.ops.future_attention import future_attention, max_future_attention, received_attention
 
-FullAttention = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
-
-def _case(group: int, tokens: int, scale: float = 3.0) -> tuple[np.ndarray, ...]:
+def _case(group, tokens, scale=3.0):
     rng = np.random.default_rng(group * 1000 + tokens)
     return rng.normal(size=(group, tokens, 8)) * scale, rng.normal(size=(tokens, 8))
 
 
-def _single(array: np.ndarray) -> Tensor:
+def _single(array):
     return torch.tensor(array, dtype=torch.float32)
 
 
@@ -30,9 +23,7 @@ def _single(array: np.ndarray) -> Tensor:
     ("prefix", "stop"), [(20, 37), (1, 37), (36, 37), (20, 31), (0, 5), (5, 5)]
 )
 @pytest.mark.parametrize("block", [1, 3, 256])
-def test_one_compression_point(
-    full_attention: FullAttention, group: int, prefix: int, stop: int, block: int, weighted: bool
-) -> None:
+def test_one_compression_point(full_attention, group, prefix, stop, block, weighted):
     queries, keys = _case(group, 37)
     of_query = np.random.default_rng(3).random(37) * (np.arange(37) % 5 > 0)
     weights = _single(of_query) if weighted else None
@@ -53,7 +44,7 @@ def test_one_compression_point(
         np.testing.assert_allclose(result, largest, rtol=2e-5, atol=2e-6)
 
 
-def test_one_query_by_hand() -> None:
+def test_one_query_by_hand():
     # Keys 0 and 1; the query at 1 scores them log 3 and 0, so they get 3/4 and 1/4.
     keys = torch.tensor([[np.log(3.0)], [0.0]], dtype=torch.float32)
     queries = torch.ones(1, 2, 1)
@@ -62,7 +53,7 @@ def test_one_query_by_hand() -> None:
     np.testing.assert_allclose(both, [1.75, 0.25], rtol=1e-6)
 
 
-def test_the_maximum_over_query_heads_is_taken_per_query() -> None:
+def test_the_maximum_over_query_heads_is_taken_per_query():
     # Head 0 looks at key 0 in query 2 and at key 1 in query 3; head 1 the other way round.
     keys = torch.eye(2).repeat(2, 1) * 40
     looks = torch.tensor([[[40.0, 0.0], [0.0, 40.0]], [[0.0, 40.0], [40.0, 0.0]]])
@@ -74,7 +65,7 @@ def test_the_maximum_over_query_heads_is_taken_per_query() -> None:
 
 
 @pytest.mark.parametrize("tile", [1, 2 * 11 * 5, 2 * 19 * 64 * 4, 2**23])
-def test_leading_axes_are_independent(monkeypatch: pytest.MonkeyPatch, tile: int) -> None:
+def test_leading_axes_are_independent(monkeypatch, tile):
     monkeypatch.setattr(module, "TILE", tile)
     monkeypatch.setattr(module, "SMALL_TILE", tile)
     queries, keys = torch.randn(2, 3, 2, 19, 8), torch.randn(2, 3, 19, 8)
@@ -87,7 +78,7 @@ def test_leading_axes_are_independent(monkeypatch: pytest.MonkeyPatch, tile: int
     assert future_attention(queries[:0], keys[:0], 11).shape == (0, 3, 11)
 
 
-def test_padding_and_past_queries_are_never_read() -> None:
+def test_padding_and_past_queries_are_never_read():
     queries, keys = torch.randn(2, 24, 8), torch.randn(24, 8)
     expected = future_attention(queries[:, :17], keys[:17], 9)
     queries[:, 17:], keys[17:] = torch.nan, torch.nan
@@ -96,9 +87,7 @@ def test_padding_and_past_queries_are_never_read() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-def test_every_precision_is_computed_in_float32(
-    full_attention: FullAttention, dtype: torch.dtype
-) -> None:
+def test_every_precision_is_computed_in_float32(full_attention, dtype):
     queries, keys = torch.randn(2, 33, 8).to(dtype), torch.randn(33, 8).to(dtype)
     exact = full_attention(queries.double().numpy(), keys.double().numpy())
     result = future_attention(queries, keys, 20)
@@ -107,7 +96,7 @@ def test_every_precision_is_computed_in_float32(
 
 
 @pytest.mark.parametrize("scale", [1.0, 30.0])
-def test_errors_are_those_of_float32(full_attention: FullAttention, scale: float) -> None:
+def test_errors_are_those_of_float32(full_attention, scale):
     queries, keys = (x.astype(np.float32) for x in _case(3, 301, scale))
     exact = full_attention(queries.astype(np.float64), keys.astype(np.float64))
     exact = exact[:, 100:, :100].max(0).sum(0)
@@ -115,12 +104,12 @@ def test_errors_are_those_of_float32(full_attention: FullAttention, scale: float
     assert error <= 3e-5 * exact.max()
 
 
-def test_huge_logits_do_not_overflow() -> None:
+def test_huge_logits_do_not_overflow():
     queries, keys = torch.randn(1, 12, 4) * 1e4, torch.randn(12, 4) * 1e4
     assert future_attention(queries, keys, 6).isfinite().all()
 
 
-def test_wrong_shapes_and_ranges_are_refused() -> None:
+def test_wrong_shapes_and_ranges_are_refused():
     queries, keys = torch.randn(2, 10, 4), torch.randn(10, 4)
     for attention in (future_attention, max_future_attention):
         with pytest.raises(ValueError, match="disagree"):

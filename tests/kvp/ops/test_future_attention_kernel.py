@@ -3,14 +3,8 @@
 The interpreter gets bfloat16 wrong, so that is tested on devices only.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Literal
-
 import pytest
 import torch
-from torch import Tensor
 
 from kvp.ops.future_attention import future_attention
 from kvp.ops.future_attention import received_attention as defined
@@ -24,15 +18,13 @@ DEVICE = torch.device("cuda" if ON_GPU else "cpu")
 DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * ON_GPU
 
 
-def _case(
-    group: int, tokens: int, width: int, scale: float = 1.0, heads: int = 1
-) -> tuple[Tensor, Tensor]:
+def _case(group, tokens, width, scale=1.0, heads=1):
     generator = torch.Generator().manual_seed(group * 1000 + tokens + width)
     queries = torch.randn(heads, group, tokens, width, generator=generator) * scale
     return queries, torch.randn(heads, tokens, width, generator=generator)
 
 
-def _attention(queries: Tensor, keys: Tensor) -> Tensor:
+def _attention(queries, keys):
     """[H, T, T] maximum over the group, in the precision of the inputs."""
     tokens, width = keys.shape[-2:]
     logits = queries @ keys[:, None].transpose(-1, -2) * width**-0.5
@@ -46,14 +38,7 @@ def _attention(queries: Tensor, keys: Tensor) -> Tensor:
     ("group", "tokens", "width", "window"),
     [(1, 16, 16, (0, 16)), (7, 37, 8, (20, 37)), (2, 67, 24, (33, 65)), (3, 50, 64, (1, 50))],
 )
-def test_the_error_is_that_of_float32_logits(
-    dtype: torch.dtype,
-    scale: float,
-    group: int,
-    tokens: int,
-    width: int,
-    window: tuple[int, int],
-) -> None:
+def test_the_error_is_that_of_float32_logits(dtype, scale, group, tokens, width, window):
     """Every column, relative to its own value.
 
     An error of a logit is a relative error of its probability. A float32 logit is a rounded sum of
@@ -84,14 +69,7 @@ def test_the_error_is_that_of_float32_logits(
         (3, 37, 8, (9, 9), "max"),
     ],
 )
-def test_weights_of_queries(
-    dtype: torch.dtype,
-    group: int,
-    tokens: int,
-    width: int,
-    window: tuple[int, int],
-    reduction: Literal["sum", "max"],
-) -> None:
+def test_weights_of_queries(dtype, group, tokens, width, window, reduction):
     """Heads and groups as models have them; some queries count nothing, padding is never read."""
     queries, keys = (x.to(DEVICE, dtype) for x in _case(group, tokens, width, 3.0, heads=2))
     weights = torch.rand(tokens, generator=torch.Generator().manual_seed(tokens)).to(DEVICE)
@@ -104,7 +82,7 @@ def test_weights_of_queries(
     torch.testing.assert_close(result, expected, rtol=2e-5, atol=1e-6)
 
 
-def test_leading_axes_and_the_default_block() -> None:
+def test_leading_axes_and_the_default_block():
     queries, keys = (x.to(DEVICE).unflatten(0, (2, 2)) for x in _case(2, 70, 8, heads=4))
     result = received_attention(queries, keys, 5, 66, 5)
     assert result.shape == (2, 2, 5)
@@ -112,7 +90,7 @@ def test_leading_axes_and_the_default_block() -> None:
     assert received_attention(queries[:0], keys[:0], 5, 40, 40).shape == (0, 2, 40)
 
 
-def test_transposed_inputs_and_other_precisions() -> None:
+def test_transposed_inputs_and_other_precisions():
     queries, keys = (x.to(DEVICE) for x in _case(2, 33, 16))
     expected = defined(queries, keys, 17, 33, 17)
     views = queries.mT.contiguous().mT, keys.mT.contiguous().mT
@@ -121,7 +99,7 @@ def test_transposed_inputs_and_other_precisions() -> None:
         torch.testing.assert_close(result, expected)
 
 
-def test_neither_unset_memory_nor_padding_is_read() -> None:
+def test_neither_unset_memory_nor_padding_is_read():
     queries, keys = (x.to(DEVICE) for x in _case(2, 40, 8))
     expected = defined(queries, keys, 9, 33, 9)
     queries[..., 33:, :], keys[..., 33:, :], queries[..., :9, :] = torch.nan, torch.nan, torch.nan
@@ -136,7 +114,7 @@ def test_neither_unset_memory_nor_padding_is_read() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not ON_GPU, reason="needs a CUDA device")
-def test_long_sequences_on_a_gpu_are_labelled_by_the_kernel() -> None:
+def test_long_sequences_on_a_gpu_are_labelled_by_the_kernel():
     queries, keys = (x.to(DEVICE, torch.bfloat16) for x in _case(7, 2500, 128, 3.0, heads=2))
     expected = defined(queries, keys, 700, 2300, 700)
     result = future_attention(queries, keys, 700, 2300)
@@ -167,5 +145,5 @@ for function, capability, more in (
 """
 
 
-def test_kernels_compile_without_a_device(run_compiler: Callable[[str], None]) -> None:
+def test_kernels_compile_without_a_device(run_compiler):
     run_compiler(COMPILE)

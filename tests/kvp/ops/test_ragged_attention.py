@@ -1,10 +1,5 @@
 """Ragged attention against masked dense attention in float64, and its own definition."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -18,16 +13,21 @@ from kvp.ops.ragged_attention import (
     ragged_attention_reference,
 )
 
-Case = Callable[..., dict[str, Any]]
-
 both = pytest.mark.parametrize("attention", [ragged_attention, ragged_attention_reference])
 
 
 def masked_dense(
-    query: Tensor, keys: Tensor, values: Tensor, layout: RaggedLayout, tail_keys: Tensor,
-    tail_values: Tensor, tail_visible: Tensor | None, scaling: float,
-    softcap: float | None = None, sinks: Tensor | None = None,
-) -> Tensor:  # fmt: skip
+    query,
+    keys,
+    values,
+    layout,
+    tail_keys,
+    tail_values,
+    tail_visible,
+    scaling,
+    softcap=None,
+    sinks=None,
+):
     """Every head padded to the longest, keys repeated per query head, one mask: float64."""
     lengths = layout.lengths
     batch, heads = lengths.shape
@@ -71,10 +71,7 @@ def masked_dense(
     masked=st.booleans(),
     seed=st.integers(0, 99),
 )
-def test_equals_masked_dense_attention(
-    ragged_case: Case, lengths: list[list[int]], group: int, tokens: int, tail: int, masked: bool,
-    seed: int,
-) -> None:  # fmt: skip
+def test_equals_masked_dense_attention(ragged_case, lengths, group, tokens, tail, masked, seed):
     arguments = ragged_case(
         lengths, group=group, tokens=tokens, tail=tail, masked=masked, seed=seed
     )
@@ -89,7 +86,7 @@ def test_equals_masked_dense_attention(
     "lengths", [[[2500, 1]], [[1024, 1100], [900, 2000]], [[0, 4096]], [[128] * 4, [4000] * 4]]
 )
 @both
-def test_long_heads(ragged_case: Case, attention: Any, lengths: list[list[int]]) -> None:
+def test_long_heads(ragged_case, attention, lengths):
     arguments = ragged_case(lengths, tail=3)
     expected = masked_dense(**arguments, scaling=8**-0.5)
     assert (attention(**arguments) - expected).abs().max() <= 1e-12
@@ -99,9 +96,7 @@ def test_long_heads(ragged_case: Case, attention: Any, lengths: list[list[int]])
 @pytest.mark.parametrize("sunk", [False, True])
 @pytest.mark.parametrize("tokens", [1, 3])
 @both
-def test_capped_logits_and_sinks(
-    ragged_case: Case, attention: Any, tokens: int, sunk: bool, softcap: float | None
-) -> None:
+def test_capped_logits_and_sinks(ragged_case, attention, tokens, sunk, softcap):
     """A sink takes weight from every token and adds no value."""
     arguments = ragged_case([[30, 2], [0, 0], [7, 40]], tokens=tokens, tail=3)
     sinks = torch.tensor([2.0, -1.0, 0.5, 3.0]) if sunk else None
@@ -113,7 +108,7 @@ def test_capped_logits_and_sinks(
 
 
 @pytest.mark.parametrize("working", [1, 300, 2000, 2**21])
-def test_parts_of_any_size_give_the_same(ragged_case: Case, working: int) -> None:
+def test_parts_of_any_size_give_the_same(ragged_case, working):
     arguments = ragged_case([[30, 2], [0, 0], [7, 40]], tokens=5, tail=5)
     expected = masked_dense(**arguments, scaling=0.3)
     result = attend_by_size(**arguments, scaling=0.3, working=working)
@@ -121,7 +116,7 @@ def test_parts_of_any_size_give_the_same(ragged_case: Case, working: int) -> Non
 
 
 @both
-def test_a_query_that_sees_nothing_gets_zeros(ragged_case: Case, attention: Any) -> None:
+def test_a_query_that_sees_nothing_gets_zeros(ragged_case, attention):
     for tokens in (1, 2):
         arguments = ragged_case([[0, 3]], tokens=tokens, tail=2)
         arguments["tail_visible"] = torch.zeros(1, tokens, 2, dtype=torch.bool)
@@ -132,9 +127,7 @@ def test_a_query_that_sees_nothing_gets_zeros(ragged_case: Case, attention: Any)
 
 @pytest.mark.parametrize("tokens", [1, 6])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_errs_no_more_than_its_own_rounding(
-    ragged_case: Case, dtype: torch.dtype, tokens: int
-) -> None:
+def test_half_precision_errs_no_more_than_its_own_rounding(ragged_case, dtype, tokens):
     """Peaked logits: products or sums in half precision would show; rounded weights may."""
     arguments = ragged_case([[300, 40], [7, 1]], tokens=tokens, tail=tokens, dtype=dtype, width=64)
     expected = masked_dense(**arguments, scaling=64**-0.5)
@@ -147,7 +140,7 @@ def test_half_precision_errs_no_more_than_its_own_rounding(
 
 
 @both
-def test_shapes_that_disagree_are_refused(ragged_case: Case, attention: Any) -> None:
+def test_shapes_that_disagree_are_refused(ragged_case, attention):
     for name, change, message in (
         ("keys", lambda t: t[1:], "keys must be"),
         ("values", lambda t: t[:, 1:], "values must be"),
@@ -164,7 +157,7 @@ def test_shapes_that_disagree_are_refused(ragged_case: Case, attention: Any) -> 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("options", [{}, {"softcap": 5.0}])
-def test_autocast_casts_as_for_dense_attention(dtype: torch.dtype, options: Any) -> None:
+def test_autocast_casts_as_for_dense_attention(dtype, options):
     """Queries and keys of float32, values of less: what autocast leaves them as after RoPE."""
     torch.manual_seed(3)
     layout = RaggedLayout(torch.tensor([[5, 9], [3, 0]]))

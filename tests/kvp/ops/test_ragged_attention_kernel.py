@@ -3,11 +3,6 @@
 The interpreter gets bfloat16 wrong, so that is tested on devices only.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
@@ -23,20 +18,18 @@ pytest.importorskip("triton", reason="triton, the extra `gpu`, is not installed"
 
 from kvp.ops.ragged_attention_kernel import attend_by_kernel
 
-Case = Callable[..., dict[str, Any]]
-
 ON_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")
 DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * ON_GPU
 needs_gpu = pytest.mark.skipif(not ON_GPU, reason="needs a CUDA device")
 
 
-def _on_device(arguments: dict[str, Any], piece: int | None = None) -> dict[str, Any]:
+def _on_device(arguments, piece=None):
     moved = {name: t.to(DEVICE) if isinstance(t, Tensor) else t for name, t in arguments.items()}
     return {**moved, "layout": RaggedLayout(arguments["layout"].lengths.to(DEVICE), piece)}
 
 
-def _exact(arguments: dict[str, Any], scaling: float | None = None) -> Tensor:
+def _exact(arguments, scaling=None):
     """The definition in float64."""
     in_double = {
         name: x.double() if isinstance(x, Tensor) and x.is_floating_point() else x
@@ -58,9 +51,7 @@ def _exact(arguments: dict[str, Any], scaling: float | None = None) -> Tensor:
         ([[6, 35]], {"group": 5, "width": 8, "tail": 3}),
     ],
 )
-def test_the_error_is_that_of_rounding_the_result(
-    ragged_case: Case, dtype: torch.dtype, lengths: list[list[int]], shape: dict[str, Any]
-) -> None:
+def test_the_error_is_that_of_rounding_the_result(ragged_case, dtype, lengths, shape):
     """Peaked logits, pieces of 16 tokens; the storage lies between NaN."""
     arguments = _on_device(ragged_case(lengths, dtype=dtype, **shape), piece=16)
     scaling = shape["width"] ** -0.5
@@ -72,7 +63,7 @@ def test_the_error_is_that_of_rounding_the_result(
 
 
 @pytest.mark.parametrize("piece", [16, 32, 64, None])
-def test_pieces_of_any_size_give_the_same(ragged_case: Case, piece: int | None) -> None:
+def test_pieces_of_any_size_give_the_same(ragged_case, piece):
     """Heads that end at a piece's edge, before it and after it."""
     lengths = [[64, 63, 65], [1, 128, 0]]
     arguments = _on_device(ragged_case(lengths, tail=33, dtype=torch.float32), piece)
@@ -80,7 +71,7 @@ def test_pieces_of_any_size_give_the_same(ragged_case: Case, piece: int | None) 
     assert (attend_by_kernel(**arguments, scaling=0.3).double() - expected).abs().max() <= 2e-6
 
 
-def test_a_query_that_sees_nothing_gets_zeros(ragged_case: Case) -> None:
+def test_a_query_that_sees_nothing_gets_zeros(ragged_case):
     arguments = _on_device(ragged_case([[0, 3]], tail=2, dtype=torch.float32))
     arguments["tail_visible"] = torch.zeros(1, 1, 2, dtype=torch.bool, device=DEVICE)
     result = attend_by_kernel(**arguments, scaling=1.0)
@@ -90,7 +81,7 @@ def test_a_query_that_sees_nothing_gets_zeros(ragged_case: Case) -> None:
     assert not attend_by_kernel(**nothing, scaling=1.0).any()
 
 
-def test_a_layout_serves_every_token_after_an_eviction(ragged_case: Case) -> None:
+def test_a_layout_serves_every_token_after_an_eviction(ragged_case):
     """The tail grows, the layout and its pieces stay."""
     layout = RaggedLayout(torch.tensor([[40, 7]], device=DEVICE), 16)
     for tail in (0, 1, 17):
@@ -101,7 +92,7 @@ def test_a_layout_serves_every_token_after_an_eviction(ragged_case: Case) -> Non
         assert layout.pieces is layout.pieces
 
 
-def test_long_heads_are_cut_into_at_most_32_pieces() -> None:
+def test_long_heads_are_cut_into_at_most_32_pieces():
     for longest in (0, 1, 4096, 4097, 100_000):
         layout = RaggedLayout(torch.tensor([[longest, 5]]))
         head, first = layout.pieces
@@ -117,9 +108,7 @@ def test_long_heads_are_cut_into_at_most_32_pieces() -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("width", [64, 128, 256])
 @pytest.mark.parametrize("group", [1, 4, 7, 8])
-def test_decoding_on_a_gpu_is_the_kernels(
-    ragged_case: Case, dtype: torch.dtype, width: int, group: int
-) -> None:
+def test_decoding_on_a_gpu_is_the_kernels(ragged_case, dtype, width, group):
     lengths = [[3000, 1, 700, 40], [0, 129, 4096, 128]]
     drawn = ragged_case(lengths, group=group, width=width, tail=37, dtype=dtype)
     arguments = _on_device(drawn)
@@ -135,7 +124,7 @@ def test_decoding_on_a_gpu_is_the_kernels(
 
 @pytest.mark.gpu
 @needs_gpu
-def test_what_the_kernel_does_not_take_is_left_to_pytorch(ragged_case: Case) -> None:
+def test_what_the_kernel_does_not_take_is_left_to_pytorch(ragged_case):
     arguments = _on_device(ragged_case([[30, 4]], tail=3))  # float64
     expected = ragged_attention_reference(**arguments)
     assert (ragged_attention(**arguments) - expected).abs().max() <= 1e-12
@@ -178,5 +167,5 @@ for dtype, width, capability, block, limit in (
 """
 
 
-def test_kernels_compile_without_a_device(run_compiler: Callable[[str], None]) -> None:
+def test_kernels_compile_without_a_device(run_compiler):
     run_compiler(COMPILE)

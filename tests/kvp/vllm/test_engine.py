@@ -3,19 +3,15 @@
 In an environment with vLLM (`make test-vllm`); skipped, and says so, elsewhere.
 """
 
-from __future__ import annotations
-
 import os
 import random
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from kvp import load_model, load_policy
-from kvp.contexts import Context, placeholder_ids, read_context
+from kvp.contexts import placeholder_ids, read_context
 from kvp.hf.contexts import compress, load_context
 from kvp.nano import path
 
@@ -30,7 +26,7 @@ PROMPTS = 24
 class Engine:
     """One vLLM engine of the bundled model with kvp's connector, and the same in transformers."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         self.folder = folder
         self.model, self.tokenizer = load_model("nano")
         settings = {"contexts": str(folder), "policy": "nano", "memory_gb": 0.01}
@@ -44,11 +40,11 @@ class Engine:
             ),
         )  # fmt: skip
 
-    def answer(self, ids: list[int], **options: Any) -> Any:
+    def answer(self, ids, **options):
         sampling = vllm.SamplingParams(**{"temperature": 0, "max_tokens": 8, **options})
         return self.llm.generate({"prompt_token_ids": ids}, sampling, use_tqdm=False)[0]
 
-    def expected(self, context: Context, question: list[int]) -> tuple[torch.Tensor, list[int]]:
+    def expected(self, context, question):
         """Log-probabilities of the first token, and eight tokens, of transformers."""
         ids = torch.tensor([[*context.placeholders, *question]])
         made = self.model.generate(
@@ -57,13 +53,12 @@ class Engine:
         )  # fmt: skip
         return made.logits[0][0].log_softmax(-1), made.sequences[0, ids.shape[1] :].tolist()
 
-    def whole(self, ids: list[int]) -> list[int]:
+    def whole(self, ids):
         """Eight tokens of transformers after a prompt without a context."""
         made = self.model.generate(torch.tensor([ids]), max_new_tokens=8, do_sample=False)
-        tokens: list[int] = made[0, len(ids) :].tolist()
-        return tokens
+        return made[0, len(ids) :].tolist()
 
-    def context(self, number: int, budget: str) -> tuple[Context, list[int]]:
+    def context(self, number, budget):
         """A document with a needle, compressed, and the question about it."""
         draw = random.Random(number)
         needle = (
@@ -82,7 +77,7 @@ class Engine:
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
+def engine(tmp_path_factory):
     os.environ.update(
         VLLM_CPU_KVCACHE_SPACE="1", VLLM_CPU_OMP_THREADS_BIND="nobind",
         VLLM_WORKER_MULTIPROC_METHOD="spawn",
@@ -90,7 +85,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
     return Engine(tmp_path_factory.mktemp("contexts"))
 
 
-def test_first_tokens_and_answers_are_those_of_transformers(engine: Engine) -> None:
+def test_first_tokens_and_answers_are_those_of_transformers(engine):
     worst = 0.0
     for number in range(PROMPTS):
         for budget in BUDGETS:
@@ -107,7 +102,7 @@ def test_first_tokens_and_answers_are_those_of_transformers(engine: Engine) -> N
     assert worst < 2e-4
 
 
-def test_later_questions_load_nothing(engine: Engine) -> None:
+def test_later_questions_load_nothing(engine):
     context, question = engine.context(100, "12.5%")
     engine.answer([*context.placeholders, *question])
     (engine.folder / f"{context.digest[:32]}.context").rename(engine.folder / "away")
@@ -120,7 +115,7 @@ def test_later_questions_load_nothing(engine: Engine) -> None:
     assert list(again.outputs[0].token_ids) == engine.expected(context, question)[1]
 
 
-def test_the_engine_compresses_as_transformers_does(engine: Engine) -> None:
+def test_the_engine_compresses_as_transformers_does(engine):
     same = rows = 0
     for number in range(4):
         theirs, question = engine.context(200 + number, "12.5%")
@@ -139,14 +134,12 @@ def test_the_engine_compresses_as_transformers_does(engine: Engine) -> None:
     assert same >= 0.999 * rows
 
 
-def test_what_cannot_be_right_ends_in_an_error_and_the_next_request_is_right(
-    engine: Engine,
-) -> None:
+def test_what_cannot_be_right_ends_in_an_error_and_the_next_request_is_right(engine):
     context, question = engine.context(300, "12.5%")
     ids, kept = context.placeholders, context.facts.kept
     missing = placeholder_ids("0" * 64, 64, context.facts.vocabulary)
     expected = engine.expected(context, question)[1]
-    refused: dict[str, tuple[list[int], dict[str, Any]]] = {
+    refused = {
         "cut": ([*ids[:-3], *question], {}),
         "changed": ([*ids[:50], ids[50] ^ 1, *ids[51:], *question], {}),
         "no question": (ids, {}),
@@ -161,7 +154,7 @@ def test_what_cannot_be_right_ends_in_an_error_and_the_next_request_is_right(
         assert list(right.token_ids) == expected, name
 
 
-def test_files_of_others_are_refused(engine: Engine) -> None:
+def test_files_of_others_are_refused(engine):
     context, question = engine.context(400, "12.5%")
     other, _ = engine.context(401, "12.5%")
     path = engine.folder / f"{context.digest[:32]}.context"
@@ -175,7 +168,7 @@ def test_files_of_others_are_refused(engine: Engine) -> None:
     assert list(found.outputs[0].token_ids) == engine.expected(context, question)[1]
 
 
-def test_five_hundred_mixed_requests(engine: Engine) -> None:
+def test_five_hundred_mixed_requests(engine):
     """Contexts, plain prompts, what is refused, and clients that leave, in little KV space."""
     made = [engine.context(500 + number, "12.5%") for number in range(3)]
     answers = [engine.expected(*each)[1] for each in made]
@@ -191,8 +184,8 @@ def test_five_hundred_mixed_requests(engine: Engine) -> None:
     missing = placeholder_ids("1" * 64, 64, stranger.facts.vocabulary)
 
     draw, core = random.Random(5), engine.llm.llm_engine
-    wanted: dict[str, list[int] | None] = {}
-    leaving: dict[str, int] = {}
+    wanted = {}
+    leaving = {}
     kinds = (
         "context",
         "context",
@@ -207,7 +200,7 @@ def test_five_hundred_mixed_requests(engine: Engine) -> None:
     for number in range(500):
         kind, pick = draw.choice(kinds), draw.randrange(3)
         (context, question), name = made[pick], f"{number}-{kind}"
-        ids: list[int] = {
+        ids = {
             "plain": plain[pick], "missing": [*missing, *question],
             "cut": [*context.placeholders[:-2], *question],
             "stranger": [*stranger.placeholders, *question],
@@ -243,7 +236,7 @@ def test_five_hundred_mixed_requests(engine: Engine) -> None:
     )
 
 
-def test_nothing_outside_the_folder_is_read(engine: Engine, tmp_path: Path) -> None:
+def test_nothing_outside_the_folder_is_read(engine, tmp_path):
     context, question = engine.context(600, "12.5%")
     inside = engine.folder / f"{context.name}.context"
     outside = inside.rename(tmp_path / inside.name)

@@ -1,10 +1,5 @@
 """Requests to allocators."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 
@@ -12,10 +7,10 @@ from kvp.ranking import Protection, Request, protected_scores
 
 
 @pytest.fixture
-def request_of() -> Callable[..., Request]:
+def request_of():
     """Request as `kvp.hf` makes it: scores [L, H, N] (lists will do), budget, protection."""
 
-    def make(scores: Any, budget: int, protection: Protection | None = None) -> Request:
+    def make(scores, budget, protection=None):
         protection = protection or Protection(sinks=0, recents=0)
         tensor = torch.as_tensor(scores, dtype=torch.float32)
         return Request(
@@ -28,10 +23,10 @@ def request_of() -> Callable[..., Request]:
 
 
 @pytest.fixture
-def layers_of() -> Callable[..., Request]:
+def layers_of():
     """Request of so many layers, budget and tokens, whatever the scores."""
 
-    def of(layers: int, budget: int, tokens: int, heads: int = 2, floor: int = 1) -> Request:
+    def of(layers, budget, tokens, heads=2, floor=1):
         generator = torch.Generator().manual_seed(0)
         scores = torch.rand(layers, heads, tokens, generator=generator)
         return Request(scores=scores, budget=budget, floor=floor)

@@ -1,12 +1,8 @@
 """What holds for every allocator that keeps to the budget, and how their names are read."""
 
-from __future__ import annotations
-
 import math
 import re
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -34,7 +30,7 @@ every = pytest.mark.parametrize("spec", [*EXACT, *OTHERS])
 
 
 @st.composite
-def requests(draw: st.DrawFn) -> Request:
+def requests(draw):
     """Requests full of ties, of every small size, with every protection that fits."""
     layers, heads, tokens = (draw(st.integers(1, most)) for most in (5, 4, 12))
     count = layers * heads * tokens
@@ -53,7 +49,7 @@ def requests(draw: st.DrawFn) -> Request:
 @exact
 @settings(max_examples=40, deadline=None)
 @given(request=requests())
-def test_totals_are_exact_and_counts_within_bounds(spec: str, request: Request) -> None:
+def test_totals_are_exact_and_counts_within_bounds(spec, request):
     before = request.scores.clone()
     counts = allocated_counts(make_allocator(spec), request)  # type, shape and bounds
     assert int(counts.sum()) == request.total
@@ -65,12 +61,12 @@ def test_totals_are_exact_and_counts_within_bounds(spec: str, request: Request) 
 @pytest.mark.parametrize("spec", OTHERS)
 @settings(max_examples=40, deadline=None)
 @given(request=requests())
-def test_other_totals_stay_within_bounds(spec: str, request: Request) -> None:
+def test_other_totals_stay_within_bounds(spec, request):
     allocated_counts(make_allocator(spec), request)
 
 
 @every
-def test_names_rebuild_the_allocator(spec: str) -> None:
+def test_names_rebuild_the_allocator(spec):
     allocator = make_allocator(spec)
     assert isinstance(allocator, Allocator)
     bare = re.split("[:(]", spec)[0]  # what a preset of nothing but defaults goes by
@@ -78,14 +74,14 @@ def test_names_rebuild_the_allocator(spec: str) -> None:
     assert make_allocator(allocator.name) == allocator
 
 
-def test_values_are_normalised() -> None:
+def test_values_are_normalised():
     assert make_allocator(" ada( safeguard = .5 ) ").name == "ada(safeguard=0.5)"
     assert make_allocator("ada(safeguard=2e-1)") == make_allocator("ada")
     assert make_allocator("global(safeguard=0)").name == "global:kvzip"
     assert make_allocator("pyramid(beta=1e+3)").name == "pyramid(beta=1000)"
 
 
-def test_self_sized_takes_the_scorers_sizes(request_of: Callable[..., Request]) -> None:
+def test_self_sized_takes_the_scorers_sizes(request_of):
     request = request_of(torch.zeros(1, 3, 9), 4, Protection(sinks=1, recents=1))
     sized = replace(request, sizes=torch.tensor([[0, 5, 12]]))
     assert make_allocator("self_sized").allocate(sized).tolist() == [[2, 5, 9]]
@@ -100,14 +96,14 @@ class Operations(TorchDispatchMode):
 
     count = 0
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         self.count += 1
         return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("spec", ["ada", "ada:kvpress", "global"])
 @pytest.mark.parametrize("ties", [False, True])
-def test_selections_are_a_few_operations_whatever_the_size(spec: str, ties: bool) -> None:
+def test_selections_are_a_few_operations_whatever_the_size(spec, ties):
     """Neither tokens nor heads nor layers are looped over; tied scores take no other way."""
     counts = []
     for shape in ((2, 2, 64), (9, 4, 700)):
@@ -122,7 +118,7 @@ def test_selections_are_a_few_operations_whatever_the_size(spec: str, ties: bool
 @every
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_counts_on_a_gpu_are_those_of_the_cpu(spec: str) -> None:
+def test_counts_on_a_gpu_are_those_of_the_cpu(spec):
     generator = torch.Generator().manual_seed(0)
     scores = torch.randint(0, 9, (5, 4, 300), generator=generator).float()
     request = Request(scores=scores, budget=70, floor=3, sizes=torch.full((5, 4), 17))
@@ -151,7 +147,7 @@ def test_counts_on_a_gpu_are_those_of_the_cpu(spec: str) -> None:
         ("evolved:no/such.json", "no/such.json is no budget file"),
     ],
 )  # fmt: skip
-def test_mistakes_are_one_line(spec: str, message: str) -> None:
+def test_mistakes_are_one_line(spec, message):
     with pytest.raises(KvpError) as error:
         make_allocator(spec)
     assert message in str(error.value)

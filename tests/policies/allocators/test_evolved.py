@@ -1,10 +1,6 @@
 """Budget files and the allocator that applies them: round trips, refusals, sums, interpolation."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -22,7 +18,7 @@ from policies.allocators.evolved import (
 )
 
 
-def _file(*counts: int, cached: int = 100, layers: int = 3) -> BudgetFile:
+def _file(*counts, cached=100, layers=3):
     return BudgetFile(
         model={"id": "nano", "revision": None}, layers=layers, kv_heads=2, scorer="snapkv",
         protocol="query_aware", protection=Protection(), budget=sum(counts) // max(len(counts), 1),
@@ -31,23 +27,23 @@ def _file(*counts: int, cached: int = 100, layers: int = 3) -> BudgetFile:
     )  # fmt: skip
 
 
-def _request(budget: int, *, tokens: int = 100, floor: int = 1, layers: int = 3) -> Request:
+def _request(budget, *, tokens=100, floor=1, layers=3):
     return Request(scores=torch.zeros(layers, 2, tokens), budget=budget, floor=floor)
 
 
 @pytest.fixture
-def saved(tmp_path: Path) -> Path:
+def saved(tmp_path):
     path = tmp_path / "budgets.json"
     save_budgets(path, _file(10, 20, 30), {"created": "now"})
     return path
 
 
-def test_round_trip(tmp_path: Path) -> None:
+def test_round_trip(tmp_path):
     save_budgets(tmp_path / "budgets.json", _file(1, 2, 3), {})
     assert load_budgets(tmp_path) == load_budgets(tmp_path / "budgets.json") == _file(1, 2, 3)
 
 
-def test_damage_and_strangers_are_one_line(saved: Path, tmp_path: Path) -> None:
+def test_damage_and_strangers_are_one_line(saved, tmp_path):
     text = saved.read_text()
     saved.write_text(text.replace("20,", "25,"))
     with pytest.raises(PolicyError, match=r"budgets\.json is damaged"):
@@ -59,12 +55,12 @@ def test_damage_and_strangers_are_one_line(saved: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("counts", [(), (1, 2), (1, 2, 300), (1, -2, 3), (0, 0, 0), (1, 2.5, 3)])
-def test_counts_that_do_not_fit_are_refused(counts: tuple[Any, ...]) -> None:
+def test_counts_that_do_not_fit_are_refused(counts):
     with pytest.raises(ValueError):
         _file(*counts)
 
 
-def test_another_geometry_is_refused_in_one_line(saved: Path) -> None:
+def test_another_geometry_is_refused_in_one_line(saved):
     message = "holds budgets for 3 layers x 2 KV heads, the model has 4 x 2"
     with pytest.raises(PolicyError, match=message):
         Evolved(file=str(saved)).allocate(_request(20, layers=4))
@@ -72,7 +68,7 @@ def test_another_geometry_is_refused_in_one_line(saved: Path) -> None:
         Evolved(file=str(saved), rounding="up")
 
 
-def test_names_say_file_and_rounding(saved: Path) -> None:
+def test_names_say_file_and_rounding(saved):
     assert Evolved(file=str(saved)).name == f"evolved:{saved}"
     assert Evolved(file=str(saved), rounding="faithful").name.endswith("(rounding=faithful)")
     assert Evolved(file=str(saved)) == Evolved(file=str(saved))
@@ -83,9 +79,7 @@ def test_names_say_file_and_rounding(saved: Path) -> None:
     budget=st.integers(2, 90),
     floor=st.integers(1, 2),
 )
-def test_every_budget_is_met_exactly(
-    chosen: list[int], budget: int, floor: int, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_every_budget_is_met_exactly(chosen, budget, floor, tmp_path_factory):
     path = tmp_path_factory.mktemp("any") / "budgets.json"
     save_budgets(path, _file(*chosen), {})
     request = _request(budget, tokens=90, floor=floor)
@@ -95,7 +89,7 @@ def test_every_budget_is_met_exactly(
     assert counts.max() <= 90
 
 
-def test_unknown_versions_are_refused(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_versions_are_refused(saved, monkeypatch):
     monkeypatch.setattr("policies.allocators.evolved.FORMAT", Format("kvp-budgets", 2))
     save_budgets(saved, replace(_file(1, 2, 3), seed=5), {})
     monkeypatch.undo()

@@ -1,7 +1,5 @@
 """One list of tokens for all heads, against plain Python."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import re
@@ -9,17 +7,16 @@ import re
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from kvp.errors import UsageError
-from kvp.ranking import UNPROTECTED, Protection, Request, Selection
+from kvp.ranking import UNPROTECTED, Protection, Selection
 from policies.allocators.shared import Shared
 from policies.registry import make_allocator
 
 PROTECTIONS = [UNPROTECTED, Protection(sinks=2, recents=3)]
 
 
-def pooled(scores: np.ndarray, pool: str) -> list[float]:
+def pooled(scores, pool):
     """[L, H, N] -> [N]."""
     heads = scores.reshape(-1, scores.shape[-1]).tolist()
     combine = {
@@ -30,12 +27,12 @@ def pooled(scores: np.ndarray, pool: str) -> list[float]:
     return [float(np.float32(combine(column))) for column in zip(*heads, strict=True)]
 
 
-def protected_tokens(tokens: int, protection: Protection) -> list[int]:
+def protected_tokens(tokens, protection):
     recents = range(max(tokens - protection.recents, 0), tokens)
     return sorted({*range(min(protection.sinks, tokens)), *recents})
 
 
-def kept(scores: list[float], budget: int, block: int, protected: list[int]) -> list[int]:
+def kept(scores, budget, block, protected):
     """Blocks with protected tokens, then the best ones until one does not fit; at least one."""
     tokens = len(scores)
     blocks = [range(start, min(start + block, tokens)) for start in range(0, tokens, block)]
@@ -51,7 +48,7 @@ def kept(scores: list[float], budget: int, block: int, protected: list[int]) -> 
 @pytest.mark.parametrize("pool", ["logsumexp", "mean", "max"])
 @pytest.mark.parametrize("block", [1, 3, 16])
 @pytest.mark.parametrize("levels", [3, 300], ids=["ties", "random"])
-def test_all_heads_keep_the_best_tokens_or_blocks(pool: str, block: int, levels: int) -> None:
+def test_all_heads_keep_the_best_tokens_or_blocks(pool, block, levels):
     allocator = Shared(pool=pool, block=block)
     for tokens in (1, 5, 16, 37):
         drawn = np.random.default_rng(tokens).integers(0, levels, (2, 3, tokens))
@@ -67,7 +64,7 @@ def test_all_heads_keep_the_best_tokens_or_blocks(pool: str, block: int, levels:
                 assert selection.counts(budget, allocator).tolist() == [[len(truth)] * 3] * 2
 
 
-def test_infinite_scores_do_not_pass_for_protected_tokens() -> None:
+def test_infinite_scores_do_not_pass_for_protected_tokens():
     """Block 0 is protected, block 2 has a token that a scorer puts at infinity."""
     scores = torch.tensor([[[0.0, 1, 2, 3, torch.inf, 0, 9, 9]]])
     selection = Selection(scores, Protection(sinks=1, recents=0))
@@ -76,11 +73,11 @@ def test_infinite_scores_do_not_pass_for_protected_tokens() -> None:
         assert selection.tokens(budget, allocator).tolist() == [[truth]]
 
 
-def test_one_ranking_serves_every_budget_of_an_allocator() -> None:
+def test_one_ranking_serves_every_budget_of_an_allocator():
     class Counted(Shared):
         calls = 0
 
-        def pooled(self, scores: Tensor) -> Tensor:
+        def pooled(self, scores):
             type(self).calls += 1
             return super().pooled(scores)
 
@@ -92,14 +89,14 @@ def test_one_ranking_serves_every_budget_of_an_allocator() -> None:
     assert shared[1] != selection.tokens(4).tolist()
 
 
-def test_what_an_allocator_pools_must_have_the_shape_of_the_scores() -> None:
+def test_what_an_allocator_pools_must_have_the_shape_of_the_scores():
     class Flat:
         name = "flat"
 
-        def pooled(self, scores: Tensor) -> Tensor:
+        def pooled(self, scores):
             return scores[0, 0]
 
-        def allocate(self, request: Request) -> Tensor:
+        def allocate(self, request):
             raise AssertionError
 
     message = "allocator flat pooled scores (2, 2, 9) to (9,), expected the same shape"

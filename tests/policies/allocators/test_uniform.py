@@ -1,14 +1,9 @@
 """Whole first layers (K-Norm as published), by hand; `tests/golden` has the rule in Python."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-
 import pytest
 import torch
 
 from kvp import Protection, evicting, load_model
-from kvp.ranking import Request
 from policies.registry import make_allocator
 
 
@@ -25,20 +20,19 @@ from policies.registry import make_allocator
     ],
 )
 def test_the_first_layers_are_whole_and_the_others_share_the_rest(
-    layers_of: Callable[..., Request],
-    layers: int, tokens: int, budget: int, floor: int, counts: list[int],
-) -> None:  # fmt: skip
+    layers_of, layers, tokens, budget, floor, counts
+):
     request = layers_of(layers, budget, tokens, floor=floor)
     assert make_allocator("uniform:knorm").allocate(request).tolist() == [[n, n] for n in counts]
 
 
-def test_a_published_keep_ratio_as_a_budget(layers_of: Callable[..., Request]) -> None:
+def test_a_published_keep_ratio_as_a_budget(layers_of):
     """32 layers, half of 4,096 tokens kept in all but two: 2,048 * 30 + 4,096 * 2 over 32."""
     counts = make_allocator("uniform:knorm").allocate(layers_of(32, 2176, 4096))
     assert counts.tolist() == [[4096, 4096]] * 2 + [[2048, 2048]] * 30
 
 
-def test_knorm_as_published_on_a_model() -> None:
+def test_knorm_as_published_on_a_model():
     """nano's first two layers keep all; each head of the others its shortest keys."""
     model, tokenizer = load_model("nano")
     prompt = tokenizer("The grass is green. The sky is blue. " * 6, return_tensors="pt")

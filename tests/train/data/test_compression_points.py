@@ -1,8 +1,5 @@
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -19,9 +16,7 @@ from train.recipe import PRESETS
 RECIPE = PRESETS["fourier"]
 
 
-def record(
-    index: int = 0, length: int = 600, context: int = 400, prompt: int = 500
-) -> SequenceRecord:
+def record(index=0, length=600, context=400, prompt=500):
     return SequenceRecord(
         index=index,
         id=str(index),
@@ -34,30 +29,30 @@ def record(
     )
 
 
-def test_kinds_of_compression_points() -> None:
+def test_kinds_of_compression_points():
     kinds = points_by_kind(record(), replace(RECIPE, uniform_points=3))
     assert kinds == {"prompt": [499], "context": [400], "uniform": [64, 332, 599]}
 
 
-def test_every_position_without_a_grid() -> None:
+def test_every_position_without_a_grid():
     kinds = points_by_kind(
         record(length=70, context=3, prompt=5), replace(RECIPE, uniform_points=0)
     )
     assert kinds == {"uniform": [64, 65, 66, 67, 68, 69]}
 
 
-def test_short_sequences_have_no_compression_point() -> None:
+def test_short_sequences_have_no_compression_point():
     assert points_by_kind(record(length=64, context=30, prompt=60), RECIPE) == {}
     assert "uniform" in points_by_kind(record(length=65, context=30, prompt=60), RECIPE)
 
 
-def test_a_context_without_a_future_is_no_compression_point() -> None:
+def test_a_context_without_a_future_is_no_compression_point():
     kinds = points_by_kind(record(length=100, context=100, prompt=100), RECIPE)
     assert kinds["prompt"] == [99]
     assert "context" not in kinds
 
 
-def test_points_leave_two_tokens_besides_the_protected_ones() -> None:
+def test_points_leave_two_tokens_besides_the_protected_ones():
     recipe = replace(RECIPE, min_prefix=1, uniform_points=0, exclude_protected=True)
     short = record(length=40, context=20, prompt=24)
     assert points_by_kind(short, recipe) == {"prompt": [23], "uniform": list(range(22, 40))}
@@ -65,7 +60,7 @@ def test_points_leave_two_tokens_besides_the_protected_ones() -> None:
     assert points_by_kind(short, free)["uniform"][0] == 5
 
 
-def test_draws_depend_on_seed_and_step_alone() -> None:
+def test_draws_depend_on_seed_and_step_alone():
     records = [record(index) for index in range(5)]
     first = [list(drawn_points(records, RECIPE, seed=3, step=step)) for step in range(4)]
     again = [list(drawn_points(records, RECIPE, seed=3, step=step)) for step in (3, 2, 1, 0)][::-1]
@@ -76,16 +71,16 @@ def test_draws_depend_on_seed_and_step_alone() -> None:
 class Watched(list[SequenceRecord]):
     """Remembers what was looked at."""
 
-    def __init__(self, records: list[SequenceRecord]) -> None:
+    def __init__(self, records):
         super().__init__(records)
-        self.read: set[int] = set()
+        self.read = set()
 
-    def __getitem__(self, index: Any) -> Any:
+    def __getitem__(self, index):
         self.read.add(index)
         return super().__getitem__(index)
 
 
-def test_a_share_of_a_step_reads_no_other_sequences() -> None:
+def test_a_share_of_a_step_reads_no_other_sequences():
     records = [record(index) for index in range(40)]
     recipe = replace(RECIPE, contexts=7)
     for step in range(3):
@@ -98,7 +93,7 @@ def test_a_share_of_a_step_reads_no_other_sequences() -> None:
     assert len({noise_seed(3, step, index) for step in range(9) for index in range(9)}) == 81
 
 
-def test_every_pass_uses_every_sequence_once() -> None:
+def test_every_pass_uses_every_sequence_once():
     records = [record(index) for index in range(6)]
     recipe = replace(RECIPE, contexts=4)
     drawn = [
@@ -109,14 +104,14 @@ def test_every_pass_uses_every_sequence_once() -> None:
     assert [sorted(drawn[start : start + 6]) for start in range(0, 36, 6)] == [list(range(6))] * 6
 
 
-def test_shares_of_kinds_follow_their_weights() -> None:
+def test_shares_of_kinds_follow_their_weights():
     recipe = replace(RECIPE, contexts=2_000, uniform_points=7)
     tokens = [point.prefix_length for point in drawn_points([record()], recipe, seed=0, step=0)]
     assert tokens.count(499) / 2_000 == pytest.approx(0.4, abs=0.04)
     assert tokens.count(400) / 2_000 == pytest.approx(0.4, abs=0.04)
 
 
-def test_the_future_is_capped() -> None:
+def test_the_future_is_capped():
     recipe = replace(RECIPE, contexts=40, future_max=30)
     assert all(
         point.stop == min(point.prefix_length + 30, 600)
@@ -126,7 +121,7 @@ def test_the_future_is_capped() -> None:
     assert {point.stop for point in drawn_points([record()], whole, seed=0, step=0)} == {600}
 
 
-def test_validation_sees_every_sequence_before_second_points() -> None:
+def test_validation_sees_every_sequence_before_second_points():
     records = [record(index) for index in (7, 9)]
     points = held_out_points(records, RECIPE, limit=3)
     assert points == [
@@ -141,7 +136,7 @@ def test_validation_sees_every_sequence_before_second_points() -> None:
     ]
 
 
-def test_few_validation_points_show_both_boundaries_of_every_task() -> None:
+def test_few_validation_points_show_both_boundaries_of_every_task():
     tasks = ["a", "b"] * 4
     records = [replace(record(index), task=task) for index, task in enumerate(tasks)]
     points = held_out_points(records, RECIPE, limit=8)

@@ -1,11 +1,6 @@
 """Contexts: what they hold, what is remembered, and what is made a step ahead."""
 
-from __future__ import annotations
-
 import threading
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,18 +16,18 @@ from kvp.store.shards import shard_path
 from policies.learned import LearnedScorer
 from policies.ranker import HeadRankers, RankerSpec
 from train.data.compression_points import CompressionPoint
-from train.data.contexts import ContextSource, RankingContext, StepContexts, scores_of
+from train.data.contexts import ContextSource, StepContexts, scores_of
 from train.learning.initial_rankers import feature_statistics
 
 POINT = CompressionPoint(sequence=1, prefix_length=40, stop=90)
 
 
-def read_alone(store: Path, point: CompressionPoint) -> RankingContext:
+def read_alone(store, point):
     """The context of a point from a source that has read nothing before."""
     return ContextSource(TraceReader(store), memory_bytes=10**8).context(point)
 
 
-def test_a_context_is_the_stored_prefix_with_its_future_attention(store: Path) -> None:
+def test_a_context_is_the_stored_prefix_with_its_future_attention(store):
     reader = TraceReader(store)
     context = ContextSource(reader, memory_bytes=10**8).context(POINT)
     keys, values = reader.kv(1)
@@ -50,7 +45,7 @@ def test_a_context_is_the_stored_prefix_with_its_future_attention(store: Path) -
     np.testing.assert_allclose(context.importance[2].numpy(), label, rtol=1e-5)
 
 
-def test_a_label_of_two_parts_is_half_of_each(make_store: Any) -> None:
+def test_a_label_of_two_parts_is_half_of_each(make_store):
     reader = TraceReader(make_store(labels=("kvzip",)))
     parts = {
         name: ContextSource(reader, label=name, memory_bytes=10**8).context(POINT).importance
@@ -62,7 +57,7 @@ def test_a_label_of_two_parts_is_half_of_each(make_store: Any) -> None:
     torch.testing.assert_close(both.sum(-1), 2 * stored.sum(-1))
 
 
-def test_protected_tokens_can_be_left_out(store: Path) -> None:
+def test_protected_tokens_can_be_left_out(store):
     context = ContextSource(TraceReader(store), memory_bytes=10**8).context(POINT)
     rest = context.drop_protected(Protection(sinks=4, recents=16))
     assert rest.positions.tolist() == list(range(4, 24))
@@ -73,9 +68,7 @@ def test_protected_tokens_can_be_left_out(store: Path) -> None:
 
 
 @pytest.mark.parametrize(("memory_bytes", "reads"), [(40_000, 6), (10**8, 2)])
-def test_queries_stay_where_everything_fits(
-    store: Path, memory_bytes: int, reads: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_queries_stay_where_everything_fits(store, memory_bytes, reads, monkeypatch):
     reader = TraceReader(store)
     read, trace = [], reader.trace
     monkeypatch.setattr(reader, "trace", lambda index: read.append(index) or trace(index))
@@ -91,7 +84,7 @@ def test_queries_stay_where_everything_fits(
     assert source._trace_memory.used + source._label_memory.used == 0
 
 
-def test_feature_statistics_are_those_of_the_training_tokens(store: Path) -> None:
+def test_feature_statistics_are_those_of_the_training_tokens(store):
     reader = TraceReader(store)
     statistics = feature_statistics(reader, reader.records("train"), RankerSpec(head_dim=8))
     keys = np.concatenate(
@@ -107,7 +100,7 @@ def test_feature_statistics_are_those_of_the_training_tokens(store: Path) -> Non
 
 
 @pytest.mark.parametrize("prefix_length", [20, 40, 70, 79])
-def test_recent_queries_are_those_that_a_scorer_sees(store: Path, prefix_length: int) -> None:
+def test_recent_queries_are_those_that_a_scorer_sees(store, prefix_length):
     """Training and inference agree: the prompt's last token is seen at its end (79 of 80)."""
     reader = TraceReader(store)
     source = ContextSource(reader, memory_bytes=10**8, recent=True)
@@ -131,7 +124,7 @@ def test_recent_queries_are_those_that_a_scorer_sees(store: Path, prefix_length:
 STEPS = 8
 
 
-def points_of(step: int) -> list[CompressionPoint]:
+def points_of(step):
     """Two contexts per step; every third sequence comes again."""
     return [
         CompressionPoint(sequence=(2 * step + i) % 6, prefix_length=40 + step, stop=90)
@@ -142,16 +135,16 @@ def points_of(step: int) -> list[CompressionPoint]:
 class Recorded(ContextSource):
     """A source that notes which thread requested which point."""
 
-    def __init__(self, reader: TraceReader, **options: int) -> None:
+    def __init__(self, reader, **options):
         super().__init__(reader, memory_bytes=options.get("memory_bytes", 10**8))
-        self.requested: list[tuple[CompressionPoint, int]] = []
+        self.requested = []
 
-    def context(self, point: CompressionPoint) -> RankingContext:
+    def context(self, point):
         self.requested.append((point, threading.get_ident()))
         return super().context(point)
 
 
-def equal(some: list[RankingContext], others: list[RankingContext]) -> bool:
+def equal(some, others):
     return len(some) == len(others) and all(
         torch.equal(one.keys, other.keys)
         and torch.equal(one.values, other.values)
@@ -164,9 +157,7 @@ def equal(some: list[RankingContext], others: list[RankingContext]) -> bool:
 
 @pytest.mark.parametrize("memory_bytes", [1, 10**8])
 @pytest.mark.parametrize("first", [0, 5])
-def test_contexts_are_the_same_as_without_reading_ahead(
-    store: Path, memory_bytes: int, first: int
-) -> None:
+def test_contexts_are_the_same_as_without_reading_ahead(store, memory_bytes, first):
     source = ContextSource(TraceReader(store), memory_bytes=memory_bytes)
     ahead = StepContexts(source, points_of, steps=STEPS)
     for step in range(first, STEPS):
@@ -174,7 +165,7 @@ def test_contexts_are_the_same_as_without_reading_ahead(
         assert equal(ahead.contexts(step), [fresh.context(point) for point in points_of(step)])
 
 
-def test_one_step_is_made_ahead_in_another_thread_and_none_after_the_last(store: Path) -> None:
+def test_one_step_is_made_ahead_in_another_thread_and_none_after_the_last(store):
     source = Recorded(TraceReader(store))
     ahead = StepContexts(source, points_of, steps=3)
     ahead.contexts(0)
@@ -187,9 +178,7 @@ def test_one_step_is_made_ahead_in_another_thread_and_none_after_the_last(store:
     assert [thread == here for _, thread in source.requested] == [True] * 2 + [False] * 4
 
 
-def test_a_damaged_sequence_is_an_error_of_the_step_that_needs_it(
-    make_store: Callable[..., Path],
-) -> None:
+def test_a_damaged_sequence_is_an_error_of_the_step_that_needs_it(make_store):
     path = make_store(train=4)
     reader = TraceReader(path)
     shard = shard_path(path, "k", 3)

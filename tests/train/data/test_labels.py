@@ -1,8 +1,5 @@
-from __future__ import annotations
-
 import sys
 from dataclasses import replace
-from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -18,7 +15,7 @@ from train.data.labels import LABELS, Label, label_of
 from train.recipe import FOURIER
 
 
-def last_query(queries: torch.Tensor, keys: torch.Tensor, first: int, stop: int) -> torch.Tensor:
+def last_query(queries, keys, first, stop):
     """Attention logits of the last query: a label of somebody's own."""
     return (queries[..., 0, stop - 1 : stop, :] * keys[..., :first, :]).sum(-1).exp()
 
@@ -26,7 +23,7 @@ def last_query(queries: torch.Tensor, keys: torch.Tensor, first: int, stop: int)
 OWN = Label(from_queries=last_query)
 
 
-def test_every_label_of_the_registry_is_one() -> None:
+def test_every_label_of_the_registry_is_one():
     assert all(isinstance(label_of(name), Label) for name in LABELS.builtin)
 
 
@@ -38,9 +35,7 @@ def test_every_label_of_the_registry_is_one() -> None:
         ("my_labels:OWN", last_query),
     ],
 )
-def test_contexts_carry_the_importance_of_their_label(
-    label: str, expected: object, store: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_contexts_carry_the_importance_of_their_label(label, expected, store, monkeypatch):
     package = ModuleType("my_labels")
     package.OWN = OWN  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "my_labels", package)
@@ -53,7 +48,7 @@ def test_contexts_carry_the_importance_of_their_label(
     torch.testing.assert_close(context.importance, wanted)
 
 
-def test_what_is_no_label_is_refused() -> None:
+def test_what_is_no_label_is_refused():
     with pytest.raises(UsageError, match="is not a train"):
         label_of("json:dumps")
     with pytest.raises(UsageError, match="--label no"):
@@ -62,7 +57,7 @@ def test_what_is_no_label_is_refused() -> None:
         replace(FOURIER, label="max_future_atention")
 
 
-def test_reply_windows_are_the_queries_that_write() -> None:
+def test_reply_windows_are_the_queries_that_write():
     spans = ((10, 14), (30, 40))
     assert reply_windows(spans, 5, 40) == [(9, 14), (29, 40)]
     assert reply_windows(spans, 12, 35) == [(12, 14), (29, 35)]
@@ -70,7 +65,7 @@ def test_reply_windows_are_the_queries_that_write() -> None:
     assert reply_windows((), 5, 9) == [(5, 9)]
 
 
-def test_queries_that_write_a_reply_count_in_full(store: Path) -> None:
+def test_queries_that_write_a_reply_count_in_full(store):
     trace = TraceReader(store).trace(1)
     assert trace.queries is not None
     queries = torch.randn(trace.queries.shape, generator=torch.Generator().manual_seed(0))
@@ -89,7 +84,7 @@ def test_queries_that_write_a_reply_count_in_full(store: Path) -> None:
     torch.testing.assert_close(text, everything)
 
 
-def test_a_window_reaches_the_first_reply(store: Path) -> None:
+def test_a_window_reaches_the_first_reply(store):
     record = replace(TraceReader(store).record(1), reply_spans=((80, 96),))
     reply = replace(FOURIER, future_max=4, min_prefix=40, compress_prompt=0, compress_context=0)
     near = replace(reply, label="max_future_attention")

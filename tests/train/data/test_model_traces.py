@@ -1,12 +1,7 @@
 """Training from a running model, from the command line to the policy; what is kept of it."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -22,7 +17,7 @@ from kvp.programs import train as main
 from kvp.store import SequenceRecord, StorePlan, Trace
 from policies.policy_files import load_policy
 from train.data.compression_points import sequence_order
-from train.data.kept_traces import Attention, ModelTraces
+from train.data.kept_traces import ModelTraces
 from train.data.model_traces import draws_of
 from train.recipe import PRESETS
 
@@ -44,7 +39,7 @@ ONLINE = {"source": "model", "sequences": 4}
 
 
 @pytest.fixture(scope="session")
-def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def texts(tmp_path_factory):
     """Eighty texts of some hundred tokens."""
     path = tmp_path_factory.mktemp("texts") / "texts.jsonl"
     rows = (json.dumps({"text": prose(number, 60, "train")}) for number in range(80))
@@ -53,15 +48,15 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def base(model_folder: Path, texts: Path) -> dict[str, Any]:
+def base(model_folder, texts):
     return {"model": model_folder, "data": texts, **MODEL}
 
 
-def flags(**settings: Any) -> list[str]:
+def flags(**settings):
     return [f"--{name}={value}" for name, value in settings.items()]
 
 
-def collected(out: Path, base: dict[str, Any], **settings: Any) -> list[str]:
+def collected(out, base, **settings):
     """Flags of kvp-collect for the sequences of `base`."""
     counts = {"validation": base["validation_sequences"], **settings}
     rest = {name: value for name, value in base.items() if name != "validation_sequences"}
@@ -71,11 +66,11 @@ def collected(out: Path, base: dict[str, Any], **settings: Any) -> list[str]:
 class Watch:
     """What ran through the model; the power goes out after `stop_after` sequences."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.numbers: list[int] = []
+    def __init__(self, monkeypatch):
+        self.numbers = []
         self.stop_after = 10**6
 
-        def counted(*args: Any, rows: int) -> Iterator[Trace]:
+        def counted(*args, rows):
             for traced in collect_all(*args, rows=rows):
                 if len(self.numbers) == self.stop_after:
                     raise KvpError("the power went out")
@@ -86,13 +81,11 @@ class Watch:
 
 
 @pytest.fixture
-def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
+def watch(monkeypatch):
     return Watch(monkeypatch)
 
 
-def test_a_policy_without_a_store(
-    base: dict[str, Any], tmp_path: Path, watch: Watch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_policy_without_a_store(base, tmp_path, watch, capsys):
     out = tmp_path / "policy"
     assert main(flags(out=out, **ONLINE, **TRAIN, **base)) == 0
     assert sorted(watch.numbers) == list(range(4 + 2)), "each once, and 2 for validation"
@@ -113,13 +106,12 @@ def test_a_policy_without_a_store(
 
 
 def test_a_run_that_stopped_continues_to_the_same_weights(
-    base: dict[str, Any], tmp_path: Path, watch: Watch, monkeypatch: pytest.MonkeyPatch,
-    assert_same: Any,
-) -> None:  # fmt: skip
+    base, tmp_path, watch, monkeypatch, assert_same
+):
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     assert main(flags(out=whole, **ONLINE, **TRAIN, **base)) == 0
 
-    def no_policy(*_: object, **__: object) -> None:
+    def no_policy(*_, **__):
         raise KvpError("the power went out")
 
     with monkeypatch.context() as patch:
@@ -134,9 +126,7 @@ def test_a_run_that_stopped_continues_to_the_same_weights(
 
 
 @pytest.mark.parametrize("label", ["max_future_attention", "kvzip", "reply_and_kvzip"])
-def test_a_store_gives_the_same_policy(
-    base: dict[str, Any], tmp_path: Path, watch: Watch, label: str, assert_same: Any
-) -> None:
+def test_a_store_gives_the_same_policy(base, tmp_path, watch, label, assert_same):
     """The same sequences, collected first, give the same policy bit for bit."""
     labels = {} if label == "max_future_attention" else {"labels": "kvzip"}
     store, recipe = tmp_path / "store", {**TRAIN, "label": label}
@@ -152,9 +142,7 @@ def test_a_store_gives_the_same_policy(
     assert ours["held_out"] == theirs["held_out"]
 
 
-def test_attention_kept_and_queries_kept_give_the_same(
-    base: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str], assert_same: Any
-) -> None:
+def test_attention_kept_and_queries_kept_give_the_same(base, tmp_path, capsys, assert_same):
     """Sixteen channels of queries are as much as sixteen points: more points, and queries stay."""
     few = {**TRAIN, "steps": 4}
     many = {**few, "contexts": 24}
@@ -168,7 +156,7 @@ def test_attention_kept_and_queries_kept_give_the_same(
     assert_same(tmp_path / "queries", tmp_path / "offline")
 
 
-def test_some_heads(base: dict[str, Any], tmp_path: Path, weights: Any) -> None:
+def test_some_heads(base, tmp_path, weights):
     short = {**TRAIN, "steps": 4}
     assert main(flags(out=tmp_path / "whole", **ONLINE, **short, **base)) == 0
     assert main(flags(out=tmp_path / "part", heads="1:3", **ONLINE, **short, **base)) == 0
@@ -181,12 +169,8 @@ def test_some_heads(base: dict[str, Any], tmp_path: Path, weights: Any) -> None:
 
 
 def test_prompts_too_short_to_compress_are_skipped(
-    model_folder: Path,
-    texts: Path,
-    tmp_path: Path,
-    assert_same: Any,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    model_folder, texts, tmp_path, assert_same, capsys
+):
     data = tmp_path / "some.jsonl"
     long = texts.read_text().splitlines()
     short = [json.dumps({"text": f"Only {number}."}) for number in range(len(long))]
@@ -224,13 +208,7 @@ def test_prompts_too_short_to_compress_are_skipped(
         ({"device": "cuda:99"}, "--device cuda:99"),
     ],
 )
-def test_what_cannot_work_is_one_line_and_exit_code_2(
-    base: dict[str, Any],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    changes: dict[str, Any] | None,
-    message: str,
-) -> None:
+def test_what_cannot_work_is_one_line_and_exit_code_2(base, tmp_path, capsys, changes, message):
     given = {} if changes is None else {**ONLINE, **TRAIN, **base, **changes}
     assert main(flags(out=tmp_path / "out", **given)) == 2
     lines = [x for x in capsys.readouterr().err.splitlines() if x.startswith("kvp-train:")]
@@ -240,11 +218,11 @@ def test_what_cannot_work_is_one_line_and_exit_code_2(
 
 
 GEOMETRY = Geometry(layers=2, query_heads=4, kv_heads=2, head_dim=8)
-ASKED: list[Attention] = [("future_attention", 20, 48), ("max_future_attention", 30, 40)]
+ASKED = [("future_attention", 20, 48), ("max_future_attention", 30, 40)]
 GRAM = torch.arange(2.0 * 2 * 8 * 8).view(2, 2, 8, 8)
 
 
-def trace() -> Trace:
+def trace():
     random, tokens = torch.Generator().manual_seed(3), 48
     record = SequenceRecord(
         index=3, id="3", task="random", split="train", length=tokens, context_length=30,
@@ -259,7 +237,7 @@ def trace() -> Trace:
     )
 
 
-def traces(store: str = "kv", heads: range = range(4)) -> ModelTraces:
+def traces(store="kv", heads=range(4)):
     plan = StorePlan(
         geometry=GEOMETRY, dtype="float32", max_tokens=48, sequences=5, labels=("kvzip",),
         store=store,  # type: ignore[arg-type]
@@ -273,7 +251,7 @@ def traces(store: str = "kv", heads: range = range(4)) -> ModelTraces:
 
 
 @pytest.mark.parametrize("store", ["kv", "qkv"])
-def test_what_is_read_is_what_ran(store: str) -> None:
+def test_what_is_read_is_what_ran(store):
     kept, whole = traces(store), trace()
     assert whole.queries is not None
     assert torch.equal(kept.kv(3)[0], whole.keys)
@@ -289,7 +267,7 @@ def test_what_is_read_is_what_ran(store: str) -> None:
         assert torch.equal(kept.importance("max_future_attention", 3, 30, 40), largest)
 
 
-def test_some_heads_only() -> None:
+def test_some_heads_only():
     part, whole = traces(heads=range(1, 3)), traces()
     for some, full in zip(part.kv(3), whole.kv(3), strict=True):
         assert torch.equal(some, full.flatten(0, 1)[1:3][None])
@@ -303,9 +281,9 @@ def test_some_heads_only() -> None:
     assert torch.equal(gram, GRAM.flatten(0, 1)[1:3][None])
 
 
-def test_draws_are_computed_ahead() -> None:
+def test_draws_are_computed_ahead():
     recipe = replace(PRESETS["fourier"], steps=13, contexts=4)
-    expected: dict[int, list[int]] = {}
+    expected = {}
     for draw in range(13 * 4):
         passes, index = divmod(draw, 5)
         number = int(sequence_order(5, seed=3, passes=passes)[index])

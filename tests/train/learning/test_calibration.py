@@ -1,7 +1,5 @@
 """Calibration: known maps come back, odd data still gives a map."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -22,7 +20,7 @@ from train.learning.calibration import (
 )
 
 
-def test_a_known_map_is_recovered() -> None:
+def test_a_known_map_is_recovered():
     random = np.random.default_rng(0)
     scores = random.normal(size=60_000)
     expected = np.exp(1.5 * scores - 6)
@@ -34,7 +32,7 @@ def test_a_known_map_is_recovered() -> None:
     np.testing.assert_allclose(np.interp(grid, points, values), 1.5 * grid - 6, atol=0.25)
 
 
-def test_a_score_that_says_nothing_gives_an_almost_flat_map() -> None:
+def test_a_score_that_says_nothing_gives_an_almost_flat_map():
     random = np.random.default_rng(1)
     points, values = fit_head(random.normal(size=20_000), random.gamma(1.0, size=20_000))
     middle = np.interp([-1, 0, 1], points, values)
@@ -52,7 +50,7 @@ def test_a_score_that_says_nothing_gives_an_almost_flat_map() -> None:
         (np.linspace(1, 1 + 1e-7, 400), np.arange(400.0)),
     ],
 )
-def test_odd_heads_still_get_an_increasing_map(scores: np.ndarray, importance: np.ndarray) -> None:
+def test_odd_heads_still_get_an_increasing_map(scores, importance):
     points, values = fit_head(scores, importance)
     assert len(points) >= 2
     for knots in (points.astype(np.float32), values.astype(np.float32)):
@@ -61,7 +59,7 @@ def test_odd_heads_still_get_an_increasing_map(scores: np.ndarray, importance: n
     assert values[0] >= np.log(FLOOR) - 1e-9
 
 
-def test_bins_grow_from_the_top_and_cover_everything() -> None:
+def test_bins_grow_from_the_top_and_cover_everything():
     starts = bin_starts(1000)
     sizes = np.diff([*starts, 1000])
     assert starts[0] == 0
@@ -73,13 +71,13 @@ def test_bins_grow_from_the_top_and_cover_everything() -> None:
     assert bin_starts(3).tolist() == [0]
 
 
-def test_added_knots_do_not_change_the_map() -> None:
+def test_added_knots_do_not_change_the_map():
     points, values = add_knots(np.array([0.0, 2.0]), np.array([1.0, 2.0]), knots=4)
     assert points.tolist() == [0.0, 2.0, 3.0, 4.0]
     assert values.tolist() == [1.0, 2.0, 2.5, 3.0]
 
 
-def context(seed: int, tokens: int = 200) -> RankingContext:
+def context(seed, tokens=200):
     random = torch.Generator().manual_seed(seed)
     return RankingContext(
         keys=torch.randn(2, tokens, 4, generator=random),
@@ -90,7 +88,7 @@ def context(seed: int, tokens: int = 200) -> RankingContext:
     )
 
 
-def test_norms_after_the_output_projection_by_hand() -> None:
+def test_norms_after_the_output_projection_by_hand():
     sample = RankingContext(
         keys=torch.zeros(1, 2, 2),
         values=torch.tensor([[[3.0, 4.0], [0.0, 1.0]]]),
@@ -103,7 +101,7 @@ def test_norms_after_the_output_projection_by_hand() -> None:
     assert output_norms(sample, None).tolist() == [[5.0, 1.0]]
 
 
-def test_heads_are_calibrated_on_their_own_and_without_protected_tokens() -> None:
+def test_heads_are_calibrated_on_their_own_and_without_protected_tokens():
     target = "contribution"
     rankers = HeadRankers(RankerSpec(head_dim=4, hidden=8), 2, torch.Generator().manual_seed(0))
     protection = Protection(sinks=4, recents=16)
@@ -121,7 +119,7 @@ def test_heads_are_calibrated_on_their_own_and_without_protected_tokens() -> Non
     torch.testing.assert_close(again.values[1], fitted.values[1] + np.log(2))
 
 
-def test_a_label_is_the_target_as_it_is() -> None:
+def test_a_label_is_the_target_as_it_is():
     rankers = HeadRankers(RankerSpec(head_dim=4, hidden=8), 2, torch.Generator().manual_seed(0))
     sample = [context(0), context(1)]
     fitted, by_value = (
@@ -138,7 +136,7 @@ def test_a_label_is_the_target_as_it_is() -> None:
     assert not torch.equal(fitted.values, by_value.values)
 
 
-def test_calibrating_on_nothing_is_refused() -> None:
+def test_calibrating_on_nothing_is_refused():
     rankers = HeadRankers(RankerSpec(head_dim=4, hidden=8), 2)
     with pytest.raises(ValueError, match="no contexts"):
         fit_calibration(rankers, [], target="contribution", protection=Protection())
@@ -153,6 +151,6 @@ def test_calibrating_on_nothing_is_refused() -> None:
         ("reply_and_kvzip", "label"),
     ],
 )
-def test_the_target_follows_the_label(label: str, target: str) -> None:
+def test_the_target_follows_the_label(label, target):
     assert calibration_target("auto", label) == target
     assert calibration_target("none", label) == "none"

@@ -3,12 +3,8 @@
 Rank 1 goes to the largest score; the published soft ranks are ascending, hence the minus signs.
 """
 
-from __future__ import annotations
-
 import itertools
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +12,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import LinearConstraint, minimize
-from torch import Tensor
 
 from kvp.ranking import rank_tokens
 from kvp.reward import skill_reward
@@ -32,12 +27,10 @@ from train.learning.differentiable_sorts import (
 from train.learning.losses import Batch, objective_of
 from train.recipe import PRESETS
 
-Relaxation = Callable[[Tensor, float], Tensor]
-
 MATRICES = [soft_sort, neural_sort]
 
 
-def softened_ranks(relaxation: Relaxation) -> Relaxation:
+def softened_ranks(relaxation):
     """Ranks from any of the three relaxations."""
     if relaxation is soft_rank:
         return relaxation
@@ -50,17 +43,17 @@ RANKS = [
 ]
 
 
-def draw(*shape: int, seed: int = 0) -> Tensor:
+def draw(*shape, seed=0):
     random = torch.Generator().manual_seed(seed)
     return torch.randn(*shape, generator=random, dtype=torch.float64)
 
 
-def hard_ranks(scores: Tensor) -> Tensor:
+def hard_ranks(scores):
     """1 for the largest, counted one by one."""
     return 1 + (scores[..., None, :] > scores[..., :, None]).double().sum(-1)
 
 
-def projected(z: np.ndarray) -> np.ndarray:
+def projected(z):
     """Nearest point to z of the permutahedron, from its facets: any k ranks sum to at most the
     k largest ones, all of them to N (N + 1) / 2."""
     tokens = len(z)
@@ -87,21 +80,21 @@ def projected(z: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize(("strength", "ranks"), [(2.0, [3, 1.25, 1.75]), (1.0, [3, 1, 2])])
-def test_published_soft_ranks(strength: float, ranks: list[float]) -> None:
+def test_published_soft_ranks(strength, ranks):
     scores = torch.tensor([5.0, 1.0, 2.0])
     assert soft_rank(-scores, strength).tolist() == ranks
     assert soft_rank(scores, strength).tolist() == [4 - rank for rank in ranks]
 
 
 @pytest.mark.parametrize("strength", [0.1, 0.5, 1.0, 3.0])
-def test_soft_ranks_are_the_projection_onto_the_permutahedron(strength: float) -> None:
+def test_soft_ranks_are_the_projection_onto_the_permutahedron(strength):
     for seed in range(3):
         scores = draw(4, seed=seed)
         expected = projected(-scores.numpy() / strength)
         np.testing.assert_allclose(soft_rank(scores, strength), expected, atol=2e-5)
 
 
-def test_soft_ranks_of_one_block_by_hand() -> None:
+def test_soft_ranks_of_one_block_by_hand():
     # Everything pools: ranks (N + 1) / 2 - (s - mean) / strength.
     scores = draw(5)
     expected = 3 - (scores - scores.mean()) / 100
@@ -112,13 +105,13 @@ def test_soft_ranks_of_one_block_by_hand() -> None:
 
 
 @pytest.mark.parametrize("relaxation", RANKS)
-def test_hard_limit(relaxation: Relaxation) -> None:
+def test_hard_limit(relaxation):
     scores = draw(3, 12)
     torch.testing.assert_close(relaxation(scores, 1e-6), hard_ranks(scores))
 
 
 @pytest.mark.parametrize("relaxation", RANKS)
-def test_constant_limit_and_ties(relaxation: Relaxation) -> None:
+def test_constant_limit_and_ties(relaxation):
     middle = torch.full((9,), 5.0, dtype=torch.float64)
     torch.testing.assert_close(relaxation(draw(9), 1e9), middle)
     torch.testing.assert_close(relaxation(torch.zeros(9, dtype=torch.float64), 0.1), middle)
@@ -127,9 +120,7 @@ def test_constant_limit_and_ties(relaxation: Relaxation) -> None:
 @pytest.mark.parametrize("relaxation", RANKS)
 @given(seed=st.integers(0, 2**31), tokens=st.integers(1, 12), strength=st.floats(0.05, 5))
 @settings(max_examples=30, deadline=None)
-def test_equivariance_and_shifts(
-    relaxation: Relaxation, seed: int, tokens: int, strength: float
-) -> None:
+def test_equivariance_and_shifts(relaxation, seed, tokens, strength):
     scores = draw(2, tokens, seed=seed)
     ranks = relaxation(scores, strength)
     order = torch.from_numpy(np.random.default_rng(seed).permutation(tokens))
@@ -142,7 +133,7 @@ def test_equivariance_and_shifts(
 
 
 @pytest.mark.parametrize("matrix", MATRICES)
-def test_rows_say_who_is_at_a_rank(matrix: Relaxation) -> None:
+def test_rows_say_who_is_at_a_rank(matrix):
     scores = torch.tensor([0.1, 3.0, -2.0, 1.0], dtype=torch.float64)
     rows = matrix(scores, 0.8)
     torch.testing.assert_close(rows.sum(-1), torch.ones(4, dtype=torch.float64))
@@ -151,7 +142,7 @@ def test_rows_say_who_is_at_a_rank(matrix: Relaxation) -> None:
     torch.testing.assert_close(matrix(scores, 1e-6), hard)
 
 
-def test_neural_sort_by_its_formula() -> None:
+def test_neural_sort_by_its_formula():
     scores, temperature, tokens = draw(6).numpy(), 0.9, 6
     spread = np.abs(scores[:, None] - scores[None, :]) @ np.ones(tokens)
     for row in range(1, tokens + 1):
@@ -161,7 +152,7 @@ def test_neural_sort_by_its_formula() -> None:
         np.testing.assert_allclose(result, expected, rtol=1e-10)
 
 
-def test_ranks_of_a_matrix_by_hand() -> None:
+def test_ranks_of_a_matrix_by_hand():
     rows = torch.tensor([[0.5, 0.5, 0.0], [0.25, 0.75, 0.0], [0.0, 0.25, 0.75]])
     # Columns 1/2, 1/4, 0 and 1/2, 3/4, 1/4 and 0, 0, 3/4, each divided by its sum.
     expected = torch.tensor([1.0 / 0.75, 2.75 / 1.5, 3.0])
@@ -172,14 +163,14 @@ SORTS = ("soft_rank", "soft_sort", "neural_sort")
 HARD = 1e-9
 
 
-def scored(tokens: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+def scored(tokens, seed=0):
     """Scores and heavy-tailed importance [2, N] float64."""
     random = torch.Generator().manual_seed(seed)
     scores = torch.randn(2, tokens, generator=random, dtype=torch.float64)
     return scores, torch.rand(2, tokens, generator=random, dtype=torch.float64) ** 4
 
 
-def losses(name: Any, scores: Tensor, importance: Tensor, *, seed: int = 7, **to: Any) -> Tensor:
+def losses(name, scores, importance, *, seed=7, **to):
     batch = Batch(
         scores=[scores],
         importances=[importance],
@@ -191,14 +182,14 @@ def losses(name: Any, scores: Tensor, importance: Tensor, *, seed: int = 7, **to
 
 
 @pytest.mark.parametrize("name", SORTS)
-def test_the_cost_variant_hardens_to_minus_the_skill_of_the_ranking(name: str) -> None:
+def test_the_cost_variant_hardens_to_minus_the_skill_of_the_ranking(name):
     scores, importance = scored(15)
     expected = -skill_reward(importance, scores.argsort(descending=True))
     torch.testing.assert_close(losses(name, scores, importance, temperature=HARD), expected)
 
 
 @pytest.mark.parametrize("name", SORTS)
-def test_the_rank_variant_is_zero_for_the_right_order_only(name: str) -> None:
+def test_the_rank_variant_is_zero_for_the_right_order_only(name):
     _, importance = scored(15)
     right = importance.log()
     limit = {"temperature": HARD, "sort_loss": "ranks"}
@@ -211,7 +202,7 @@ def test_the_rank_variant_is_zero_for_the_right_order_only(name: str) -> None:
 
 @pytest.mark.parametrize("sort_loss", ["ranks", "cost"])
 @pytest.mark.parametrize("name", SORTS)
-def test_following_the_gradient_ranks_better(name: str, sort_loss: Any) -> None:
+def test_following_the_gradient_ranks_better(name, sort_loss):
     """Softened costs that rankings do not have to follow would end at a skill near 0 here."""
     scores, importance = scored(20)
     for _ in range(200):
@@ -223,7 +214,7 @@ def test_following_the_gradient_ranks_better(name: str, sort_loss: Any) -> None:
     assert skill.min() > 0.9
 
 
-def test_rank_error_by_hand() -> None:
+def test_rank_error_by_hand():
     importance = torch.tensor([0.1, 0.7, 0.2])  # true ranks 3, 1, 2
     assert rank_error(torch.tensor([3.0, 1.0, 2.0]), importance) == 0
     error = rank_error(torch.tensor([2.0, 1.0, 3.0]), importance).item()
@@ -234,7 +225,7 @@ def test_rank_error_by_hand() -> None:
 
 
 @pytest.mark.parametrize("name", SORTS)
-def test_equal_scores_have_finite_gradients(name: str) -> None:
+def test_equal_scores_have_finite_gradients(name):
     scores, importance = scored(10)
     scores = torch.zeros_like(scores).requires_grad_()
     for sort_loss in ("ranks", "cost"):
@@ -243,7 +234,7 @@ def test_equal_scores_have_finite_gradients(name: str) -> None:
         assert gradient.isfinite().all()
 
 
-def test_long_contexts_are_thinned() -> None:
+def test_long_contexts_are_thinned():
     assert thin_tokens(MAXIMUM_TOKENS, 3) is None
     kept = thin_tokens(3_000, 3)
     assert kept is not None
@@ -254,7 +245,7 @@ def test_long_contexts_are_thinned() -> None:
 
 
 @pytest.mark.parametrize("name", SORTS[1:])
-def test_thinned_losses_are_those_of_the_kept_tokens(name: str) -> None:
+def test_thinned_losses_are_those_of_the_kept_tokens(name):
     scores, importance = (part[:1] for part in scored(1_500))
     scores.requires_grad_()
     loss = losses(name, scores, importance, temperature=HARD)

@@ -3,18 +3,13 @@
 Heads are independent agents, so copies of one head are independent samples of its estimate.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from kvp.reward import ratio_of_cost, ratio_reward, skill_of_cost, skill_reward
 from train.learning.losses import (
-    Baseline,
     Batch,
     normalise,
     objective_of,
@@ -23,18 +18,18 @@ from train.learning.losses import (
     within_context,
     within_step,
 )
-from train.recipe import PRESETS, Recipe, RewardName
+from train.recipe import PRESETS
 
 OF_COST = {"skill": skill_of_cost, "ratio": ratio_of_cost}
 REWARDS = {"skill": skill_reward, "ratio": ratio_reward}
 COPIES = 4_000
 
 
-def recipe_of(**changes: Any) -> Recipe:
+def recipe_of(**changes):
     return replace(PRESETS["fourier"], **changes)
 
 
-def contexts() -> tuple[list[Tensor], list[Tensor]]:
+def contexts():
     """An easy context, whose scores are right, and two hard ones: scores and importance [1, N]."""
     random = torch.Generator().manual_seed(0)
     importances = [torch.rand(1, n, generator=random) ** 4 for n in (10, 14, 8)]
@@ -42,7 +37,7 @@ def contexts() -> tuple[list[Tensor], list[Tensor]]:
     return [3 * importances[0].log() / 4, *noise[1:]], importances
 
 
-def copied(copies: int, *, seeds: range = range(3)) -> Batch:
+def copied(copies, *, seeds=range(3)):
     """The contexts, each with `copies` identical heads."""
     scores, importances = contexts()
     return Batch(
@@ -53,7 +48,7 @@ def copied(copies: int, *, seeds: range = range(3)) -> Batch:
     )
 
 
-def exact_rewards_and_gradients(reward: RewardName) -> tuple[list[Tensor], list[Tensor]]:
+def exact_rewards_and_gradients(reward):
     """Mean reward of every context and the gradient of the mean over contexts, by the closed form
     with a plain double sum, per token as `policy_loss` counts."""
     scores, importances = contexts()
@@ -68,7 +63,7 @@ def exact_rewards_and_gradients(reward: RewardName) -> tuple[list[Tensor], list[
     return means, gradients
 
 
-def agrees(samples: Tensor, expected: Tensor, errors: float = 4.5) -> None:
+def agrees(samples, expected, errors=4.5):
     """Mean of [samples, ...] within some standard errors of the truth, element by element."""
     error = samples.std(0) / len(samples) ** 0.5
     far = ((samples.mean(0) - expected).abs() / error.clamp_min(1e-12)).max()
@@ -79,9 +74,7 @@ def agrees(samples: Tensor, expected: Tensor, errors: float = 4.5) -> None:
 @pytest.mark.parametrize(
     ("baseline", "permutations"), [(within_context, 2), (within_step, 1), (within_step, 2)]
 )
-def test_policy_gradients_estimate_the_exact_one(
-    reward: RewardName, baseline: Baseline, permutations: int
-) -> None:
+def test_policy_gradients_estimate_the_exact_one(reward, baseline, permutations):
     batch = copied(COPIES)
     rankings = [sample_rankings(batch, context, permutations) for context in range(3)]
     rewards = torch.stack(
@@ -96,7 +89,7 @@ def test_policy_gradients_estimate_the_exact_one(
         agrees(-gradient, truth)  # the loss is minus the reward
 
 
-def test_step_baselines_by_hand() -> None:
+def test_step_baselines_by_hand():
     # Rewards 1, 2 | 6, 7 count for the first head, 1, 2 for the second, 6 for nobody else.
     rewards = torch.tensor([[[1.0, 1.0], [2.0, 2.0]], [[6.0, 6.0], [7.0, 7.0]]])
     batch = replace(
@@ -110,7 +103,7 @@ def test_step_baselines_by_hand() -> None:
     torch.testing.assert_close(within_step(rewards, batch), expected)
 
 
-def test_a_lone_episode_has_nobody_to_compare_with() -> None:
+def test_a_lone_episode_has_nobody_to_compare_with():
     batch = replace(copied(1), counted=torch.tensor([[False], [True], [False]]))
     assert torch.equal(within_step(torch.randn(3, 1, 1), batch), torch.zeros(3, 1, 1))
     advantages = normalise(torch.zeros(3, 1, 1), batch, 3.0)
@@ -118,7 +111,7 @@ def test_a_lone_episode_has_nobody_to_compare_with() -> None:
 
 
 @pytest.mark.parametrize("reward", ["skill", "ratio"])
-def test_exact_loss_is_minus_the_mean_reward(reward: RewardName) -> None:
+def test_exact_loss_is_minus_the_mean_reward(reward):
     batch = copied(1)
     losses, metrics = objective_of("exact")(batch, recipe_of(objective="exact", reward=reward))
     means, expected = exact_rewards_and_gradients(reward)

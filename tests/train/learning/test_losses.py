@@ -1,32 +1,27 @@
 """What holds for all objectives: gradients, equivariance, shares of a step, noise of a shard."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from threading import Barrier
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from train.learning.losses import Batch, objective_of
-from train.recipe import OBJECTIVES, PRESETS, Recipe
+from train.recipe import OBJECTIVES, PRESETS
 
 SORTS = ("soft_rank", "soft_sort", "neural_sort")
 SAMPLED = ("rloo", "rloo_batch")
 
 
-def recipe_of(**changes: Any) -> Recipe:
+def recipe_of(**changes):
     """The default recipe with few permutations and softening that reaches several tokens."""
     return replace(PRESETS["fourier"], **{"permutations": 4, "temperature": 0.5, **changes})
 
 
-def cases(*, sampled_too: bool = True) -> list[Any]:
+def cases(*, sampled_too=True):
     """Recipes of every objective: sorts with both losses, rewards that are normalised or not."""
-    changes: list[dict[str, Any]] = [
+    changes = [
         {"objective": "listwise"},
         {"objective": "regress"},
         *({"objective": "exact", "reward": reward} for reward in ("skill", "ratio")),
@@ -42,7 +37,7 @@ def cases(*, sampled_too: bool = True) -> list[Any]:
     ]
 
 
-def draw(*tokens: int, heads: int = 2, seed: int = 0) -> tuple[list[Tensor], list[Tensor]]:
+def draw(*tokens, heads=2, seed=0):
     """Scores and heavy-tailed importance, float64, of contexts of some lengths."""
     random = torch.Generator().manual_seed(seed)
     scores = [torch.randn(heads, n, generator=random, dtype=torch.float64) for n in tokens]
@@ -51,41 +46,36 @@ def draw(*tokens: int, heads: int = 2, seed: int = 0) -> tuple[list[Tensor], lis
     ]
 
 
-def batch_of(
-    scores: Sequence[Tensor],
-    importances: Sequence[Tensor],
-    counted: list[list[bool]],
-    **others: Any,
-) -> Batch:
+def batch_of(scores, importances, counted, **others):
     given = {"seeds": range(100, 100 + len(scores)), **others}
     return Batch(scores=scores, importances=importances, counted=torch.tensor(counted), **given)
 
 
-def losses_and_gradients(batch: Batch, recipe: Recipe) -> tuple[Tensor, list[Tensor]]:
+def losses_and_gradients(batch, recipe):
     """Losses [A] and the gradient of their sum with respect to the scores of every context."""
     scores = [score.detach().clone().requires_grad_() for score in batch.scores]
     losses, _ = objective_of(recipe.objective)(replace(batch, scores=scores), recipe)
     return losses.detach(), list(torch.autograd.grad(losses.sum(), scores))
 
 
-def test_the_cases_are_all_objectives() -> None:
+def test_the_cases_are_all_objectives():
     assert {case.values[0].objective for case in cases()} == set(OBJECTIVES.builtin)
 
 
 @pytest.mark.parametrize("recipe", cases(sampled_too=False))
-def test_gradients_agree_with_finite_differences(recipe: Recipe) -> None:
+def test_gradients_agree_with_finite_differences(recipe):
     scores, importances = draw(7, 5, seed=3)
     counted = [[True, True], [False, True]]
     inputs = [score.requires_grad_() for score in scores]
 
-    def losses(*given: Tensor) -> Tensor:
+    def losses(*given):
         return objective_of(recipe.objective)(batch_of(given, importances, counted), recipe)[0]
 
     assert torch.autograd.gradcheck(losses, inputs)
 
 
 @pytest.mark.parametrize("recipe", cases())
-def test_only_heads_that_count_learn(recipe: Recipe) -> None:
+def test_only_heads_that_count_learn(recipe):
     scores, importances = draw(9, 6, heads=3)
     counted = [[True, False, False], [True, True, False]]
     losses, gradients = losses_and_gradients(batch_of(scores, importances, counted), recipe)
@@ -95,7 +85,7 @@ def test_only_heads_that_count_learn(recipe: Recipe) -> None:
 
 
 @pytest.mark.parametrize("recipe", cases())
-def test_heads_do_not_mix(recipe: Recipe) -> None:
+def test_heads_do_not_mix(recipe):
     scores, importances = draw(9, 6, heads=3)
     counted = [[True, True, False], [True, False, True]]
     whole, gradients = losses_and_gradients(batch_of(scores, importances, counted), recipe)
@@ -114,7 +104,7 @@ def test_heads_do_not_mix(recipe: Recipe) -> None:
 
 
 @pytest.mark.parametrize("recipe", cases(sampled_too=False))
-def test_names_of_tokens_do_not_matter(recipe: Recipe) -> None:
+def test_names_of_tokens_do_not_matter(recipe):
     scores, importances = draw(9)
     order = torch.tensor([4, 0, 7, 1, 8, 2, 6, 3, 5])
     counted = [[True, True]]
@@ -129,7 +119,7 @@ def test_names_of_tokens_do_not_matter(recipe: Recipe) -> None:
 @pytest.mark.parametrize(
     "recipe", [case for case in cases() if case.values[0].objective != "regress"]
 )
-def test_shifted_scores_are_the_same_ranker(recipe: Recipe) -> None:
+def test_shifted_scores_are_the_same_ranker(recipe):
     scores, importances = draw(9, 6)
     batch = batch_of(scores, importances, [[True, True], [True, True]])
     shifted = replace(batch, scores=[score + 2.5 for score in scores])
@@ -144,12 +134,12 @@ def test_shifted_scores_are_the_same_ranker(recipe: Recipe) -> None:
 class TwoProcesses:
     """`Batch.across` for two threads in place of the processes of a data-parallel step."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self._barrier = Barrier(2, timeout=20)
-        self._given: dict[int, Tensor] = {}
+        self._given = {}
 
-    def across(self, process: int) -> Callable[[Tensor], Tensor]:
-        def total(tensor: Tensor) -> Tensor:
+    def across(self, process):
+        def total(tensor):
             self._given[process] = tensor.clone()
             self._barrier.wait()
             result = self._given[0] + self._given[1]
@@ -160,7 +150,7 @@ class TwoProcesses:
 
 
 @pytest.mark.parametrize("recipe", cases())
-def test_shares_of_two_processes_add_up_to_the_whole(recipe: Recipe) -> None:
+def test_shares_of_two_processes_add_up_to_the_whole(recipe):
     scores, importances = draw(9, 6, 11, 7, heads=3)
     # The second head learns in one process only, the third in neither.
     counted = [[True, False, False], [True, True, False], [False, True, False], [True, True, False]]

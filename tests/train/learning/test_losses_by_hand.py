@@ -1,7 +1,5 @@
 """Losses by hand, and what makes them up."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 
@@ -24,16 +22,16 @@ from train.learning.losses import (
 from train.recipe import PRESETS
 
 
-def batch_of(scores: list[torch.Tensor], counted: torch.Tensor) -> Batch:
+def batch_of(scores, counted):
     return Batch(scores=scores, importances=scores, counted=counted, seeds=range(len(scores)))
 
 
-def advantages(rewards: torch.Tensor, counted: torch.Tensor, clip: float) -> torch.Tensor:
+def advantages(rewards, counted, clip):
     batch = batch_of([rewards[0]] * len(rewards), counted)
     return normalise(within_context(rewards, batch), batch, clip)
 
 
-def test_loss_by_hand() -> None:
+def test_loss_by_hand():
     scores = [torch.tensor([[0.3, -0.2]]), torch.tensor([[0.0, 1.0, 2.0]])]
     rankings = [torch.tensor([[[0, 1]], [[1, 0]]]), torch.tensor([[[2, 1, 0]], [[0, 1, 2]]])]
     advantage = torch.tensor([[[1.0], [-1.0]], [[0.5], [-0.5]]])
@@ -47,7 +45,7 @@ def test_loss_by_hand() -> None:
     )
 
 
-def test_advantages_by_hand() -> None:
+def test_advantages_by_hand():
     # Leave-one-out of (1, 2, 3) is (-1.5, 0, 1.5): deviation sqrt(1.5); the second context is flat.
     rewards = torch.tensor([[[1.0], [2.0], [3.0]], [[7.0], [8.0], [90.0]]])
     counted = torch.tensor([[True], [False]])
@@ -58,7 +56,7 @@ def test_advantages_by_hand() -> None:
     assert advantages(rewards, counted, clip=0.5).abs().max() == 0.5
 
 
-def test_monitors() -> None:
+def test_monitors():
     scores = torch.tensor([[0.0, 0.0, 0.0, 0.0], [100.0, 0.0, 0.0, 0.0]])
     torch.testing.assert_close(top_entropy(scores), torch.tensor([1.0, 0.0]))
     rewards = torch.tensor([[[-200.0, -200.0], [-3.0, -200.0]]])
@@ -67,14 +65,14 @@ def test_monitors() -> None:
     assert floor_share("skill", rewards, counted) == 0.0
 
 
-def draw(*shape: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+def draw(*shape, seed=0):
     """Scores and importance, float64."""
     random = torch.Generator().manual_seed(seed)
     scores = torch.randn(*shape, generator=random, dtype=torch.float64)
     return scores, torch.rand(*shape, generator=random, dtype=torch.float64) ** 4
 
 
-def batch_with(*parts: tuple[torch.Tensor, torch.Tensor], counted: list[list[bool]]) -> Batch:
+def batch_with(*parts, counted):
     return Batch(
         scores=[scores for scores, _ in parts],
         importances=[importance for _, importance in parts],
@@ -83,7 +81,7 @@ def batch_with(*parts: tuple[torch.Tensor, torch.Tensor], counted: list[list[boo
     )
 
 
-def test_cross_entropy_by_hand() -> None:
+def test_cross_entropy_by_hand():
     # Shares 3/4 and 1/4; softmax of (log 2, 0) is 2/3 and 1/3.
     scores, importance = torch.tensor([[math.log(2), 0.0]]), torch.tensor([[6.0, 2.0]])
     expected = -(0.75 * math.log(2 / 3) + 0.25 * math.log(1 / 3))
@@ -91,7 +89,7 @@ def test_cross_entropy_by_hand() -> None:
     assert cross_entropy(scores, torch.zeros(1, 2)).item() == 0
 
 
-def test_log_shares_are_the_minimum_of_the_cross_entropy() -> None:
+def test_log_shares_are_the_minimum_of_the_cross_entropy():
     _, importance = draw(3, 20)
     share = importance / importance.sum(-1, keepdim=True)
     best = (share.log() + 5).requires_grad_()  # a constant per context changes nothing
@@ -100,7 +98,7 @@ def test_log_shares_are_the_minimum_of_the_cross_entropy() -> None:
     torch.testing.assert_close(best.grad, torch.zeros_like(best), rtol=0, atol=1e-12)
 
 
-def test_squared_error_by_hand() -> None:
+def test_squared_error_by_hand():
     scores = torch.tensor([[1.0, 0.0]])
     importance = torch.tensor([[math.e**3, 0.0]])
     expected = (4 + math.log(FLOOR) ** 2) / 2
@@ -108,7 +106,7 @@ def test_squared_error_by_hand() -> None:
 
 
 @pytest.mark.parametrize("name", ["listwise", "regress"])
-def test_objectives_average_over_the_contexts_a_head_learns_from(name: str) -> None:
+def test_objectives_average_over_the_contexts_a_head_learns_from(name):
     loss = {"listwise": cross_entropy, "regress": squared_error}[name]
     first, second = draw(2, 5), draw(2, 8, seed=1)
     batch = batch_with(first, second, counted=[[True, True], [False, True]])
@@ -118,7 +116,7 @@ def test_objectives_average_over_the_contexts_a_head_learns_from(name: str) -> N
 
 
 @pytest.mark.parametrize("name", ["rloo", "rloo_batch"])
-def test_a_context_of_equal_rewards_teaches_only_against_other_contexts(name: str) -> None:
+def test_a_context_of_equal_rewards_teaches_only_against_other_contexts(name):
     """All rankings of equal importance keep the same; `rloo` compares within a context alone."""
     scores, importance = draw(1, 6)
     flat = scores.float().requires_grad_()

@@ -1,7 +1,5 @@
 """Optimisers, schedules, clipping and averages of independent heads."""
 
-from __future__ import annotations
-
 import copy
 import math
 
@@ -33,16 +31,16 @@ from train.learning.optim import (
         (9_999, 0.01),
     ],
 )
-def test_schedule_by_hand(step: int, factor: float) -> None:
+def test_schedule_by_hand(step, factor):
     value = learning_rate_factor(step, steps=2_100, warmup=100, final_factor=0.01)
     assert value == pytest.approx(factor, abs=1e-12)
 
 
-def test_schedule_without_warmup() -> None:
+def test_schedule_without_warmup():
     assert learning_rate_factor(0, steps=1, warmup=0, final_factor=0.1) == 1.0
 
 
-def test_clip_per_head_equals_separate_clipping() -> None:
+def test_clip_per_head_equals_separate_clipping():
     random = torch.Generator().manual_seed(0)
     heads = 3
     parameters = [nn.Parameter(torch.zeros(heads, *shape)) for shape in [(4, 5), (6,), (1,)]]
@@ -71,11 +69,11 @@ def test_clip_per_head_equals_separate_clipping() -> None:
     ("step", "decay"),
     [(1, 0.0), (20, 0.0), (21, 2 / 11), (110, 91 / 100), (910, 891 / 900), (911, 0.99)],
 )
-def test_averaging_starts_softly_after_the_warmup(step: int, decay: float) -> None:
+def test_averaging_starts_softly_after_the_warmup(step, decay):
     assert average_decay(step, warmup=20, ema=0.99) == pytest.approx(decay)
 
 
-def test_average_by_hand() -> None:
+def test_average_by_hand():
     mean, model = nn.Linear(1, 1), nn.Linear(1, 1)
     for parameter in mean.parameters():
         nn.init.constant_(parameter, 1.0)
@@ -91,7 +89,7 @@ SPEC = RankerSpec(head_dim=8, architecture="fourier", hidden=12)
 HEADS = 3
 
 
-def rankers_with_gradients(seed: int = 0) -> HeadRankers:
+def rankers_with_gradients(seed=0):
     """Rankers whose every weight has a gradient."""
     generator = torch.Generator().manual_seed(seed)
     rankers = HeadRankers(SPEC, HEADS, generator)
@@ -101,7 +99,7 @@ def rankers_with_gradients(seed: int = 0) -> HeadRankers:
 
 
 @pytest.mark.parametrize("shape", [(6, 20), (20, 6), (10, 10)])
-def test_directions_are_kept_and_lengths_made_equal(shape: tuple[int, int]) -> None:
+def test_directions_are_kept_and_lengths_made_equal(shape):
     matrices = torch.randn(HEADS, *shape, generator=torch.Generator().manual_seed(1))
     result = orthogonalise_matrices(matrices)
     left, lengths, right = torch.linalg.svd(matrices, full_matrices=False)
@@ -114,11 +112,11 @@ def test_directions_are_kept_and_lengths_made_equal(shape: tuple[int, int]) -> N
     assert (inside - torch.diag_embed(diagonal)).abs().max() < 1e-4
 
 
-def test_zeros_stay_zeros() -> None:
+def test_zeros_stay_zeros():
     assert not orthogonalise_matrices(torch.zeros(2, 3, 5)).any()
 
 
-def test_one_head_does_not_reach_another() -> None:
+def test_one_head_does_not_reach_another():
     # In float64 the order of a product's sums, which depends on the CPU, leaves 1e-15.
     generator = torch.Generator().manual_seed(2)
     matrices = torch.randn(HEADS, 7, 9, generator=generator, dtype=torch.float64)
@@ -128,7 +126,7 @@ def test_one_head_does_not_reach_another() -> None:
         torch.testing.assert_close(together[head], alone[0], rtol=0, atol=1e-12)
 
 
-def test_matrices_step_as_in_pytorch_but_for_its_bfloat16() -> None:
+def test_matrices_step_as_in_pytorch_but_for_its_bfloat16():
     rankers = rankers_with_gradients()
     before = {name: weight.detach().clone() for name, weight in rankers.named_parameters()}
     Muon(rankers, lr=0.01, weight_decay=0.1).step()
@@ -147,7 +145,7 @@ def test_matrices_step_as_in_pytorch_but_for_its_bfloat16() -> None:
             assert float((ours - theirs).norm() / theirs.norm()) < 0.03
 
 
-def test_everything_else_steps_as_adamw_does() -> None:
+def test_everything_else_steps_as_adamw_does():
     ours = rankers_with_gradients()
     theirs = copy.deepcopy(ours)
     for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
@@ -162,8 +160,8 @@ def test_everything_else_steps_as_adamw_does() -> None:
         assert torch.equal(mine, other) != is_matrix(name, mine), name
 
 
-def test_only_matrices_that_map_vectors_to_vectors_are_orthogonalised() -> None:
-    def names(rankers: torch.nn.Module) -> set[str]:
+def test_only_matrices_that_map_vectors_to_vectors_are_orthogonalised():
+    def names(rankers):
         return {name for name, weight in rankers.named_parameters() if is_matrix(name, weight)}
 
     inner = {"key_weight", "value_weight", "first_weight", "second_weight"}

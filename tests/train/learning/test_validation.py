@@ -1,11 +1,8 @@
-from __future__ import annotations
-
 import json
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from kvp.geometry import Geometry
 from kvp.metrics import grid_budgets
@@ -21,11 +18,11 @@ TOKENS, HEADS = 40, 2
 
 
 @pytest.fixture
-def rankers() -> HeadRankers:
+def rankers():
     return HeadRankers(RankerSpec(head_dim=4, hidden=8), HEADS, torch.Generator().manual_seed(0))
 
 
-def context(seed: int, importance: torch.Tensor | None = None) -> RankingContext:
+def context(seed, importance=None):
     random = torch.Generator().manual_seed(seed)
     if importance is None:
         importance = torch.rand(HEADS, TOKENS, generator=random) ** 6
@@ -38,13 +35,13 @@ def context(seed: int, importance: torch.Tensor | None = None) -> RankingContext
     )
 
 
-def lost_by(order: list[int], importance: np.ndarray) -> np.ndarray:
+def lost_by(order, importance):
     """Share of the attention lost at budgets 0..N, one budget after the other."""
     total = importance.sum()
     return np.array([importance[order[budget:]].sum() / total for budget in range(TOKENS + 1)])
 
 
-def test_areas_and_budgets_follow_the_protected_ranking(rankers: HeadRankers) -> None:
+def test_areas_and_budgets_follow_the_protected_ranking(rankers):
     one = context(1)
     result = evaluate(rankers, [one], reward_protection=Protection())
     scores = rankers(one.keys, one.values, one.positions, TOKENS).detach().double().numpy()
@@ -69,7 +66,7 @@ def test_areas_and_budgets_follow_the_protected_ranking(rankers: HeadRankers) ->
         assert result.skill[head].item() == pytest.approx(skill, rel=1e-5)
 
 
-def test_heads_that_share_tokens_lose_what_one_pooled_ranking_loses(rankers: HeadRankers) -> None:
+def test_heads_that_share_tokens_lose_what_one_pooled_ranking_loses(rankers):
     """The second head's calibrated scores are twice its scores plus 1; rankings are unprotected."""
     one = context(1)
     knots = torch.tensor([[-1.0, 1.0], [-1.0, 1.0]])
@@ -87,7 +84,7 @@ def test_heads_that_share_tokens_lose_what_one_pooled_ranking_loses(rankers: Hea
         assert result.skill[head].item() == pytest.approx(skill, rel=1e-5)
 
 
-def test_contexts_in_which_a_head_has_no_signal_do_not_count(rankers: HeadRankers) -> None:
+def test_contexts_in_which_a_head_has_no_signal_do_not_count(rankers):
     flat = torch.ones(HEADS, TOKENS)
     flat[0] = context(1).importance[0]
     mixed = context(1, flat)
@@ -101,7 +98,7 @@ def test_contexts_in_which_a_head_has_no_signal_do_not_count(rankers: HeadRanker
     assert both.contexts == 2
 
 
-def test_evaluation_names_the_head_that_recency_ranks_better(rankers: HeadRankers) -> None:
+def test_evaluation_names_the_head_that_recency_ranks_better(rankers):
     importance = context(1).importance.clone()
     importance[1] = torch.arange(TOKENS) ** 2.0
     one = context(1, importance)
@@ -121,7 +118,7 @@ def test_evaluation_names_the_head_that_recency_ranks_better(rankers: HeadRanker
     assert "best_heuristic" not in alone.per_head()[1]
 
 
-def test_flat_heads_have_no_best_heuristic(rankers: HeadRankers) -> None:
+def test_flat_heads_have_no_best_heuristic(rankers):
     geometry = Geometry(layers=1, query_heads=2, kv_heads=2, head_dim=4)
     flat = context(1, torch.ones(HEADS, TOKENS))
     result = evaluate(
@@ -135,7 +132,7 @@ def test_flat_heads_have_no_best_heuristic(rankers: HeadRankers) -> None:
 MODEL = Geometry(layers=3, query_heads=4, kv_heads=4, head_dim=4)
 
 
-def of_model(importance: Tensor, *, seed: int = 0, keys: Tensor | None = None) -> RankingContext:
+def of_model(importance, *, seed=0, keys=None):
     heads, tokens = importance.shape
     drawn = torch.randn(2, heads, tokens, 4, generator=torch.Generator().manual_seed(seed))
     return RankingContext(
@@ -147,20 +144,18 @@ def of_model(importance: Tensor, *, seed: int = 0, keys: Tensor | None = None) -
     )
 
 
-def skills_of(
-    context: RankingContext, protection: Protection = UNPROTECTED, heads: range | None = None
-) -> dict[str, Tensor]:
+def skills_of(context, protection=UNPROTECTED, heads=None):
     heuristics = Heuristics(MODEL, heads)
     return dict(zip(heuristics.names, heuristics.skills(context, protection), strict=True))
 
 
-def test_the_registry_decides_which_methods_are_compared() -> None:
+def test_the_registry_decides_which_methods_are_compared():
     assert set(Heuristics(MODEL).names) == {
         "random", "streaming_llm", "knorm", "keydiff", "lagkv",
     }  # fmt: skip
 
 
-def test_a_head_that_looks_back_belongs_to_streaming_llm_and_one_of_small_keys_to_knorm() -> None:
+def test_a_head_that_looks_back_belongs_to_streaming_llm_and_one_of_small_keys_to_knorm():
     random = torch.Generator().manual_seed(3)
     keys = torch.randn(12, 64, 4, generator=random)
     importance = torch.rand(12, 64, generator=random)
@@ -174,7 +169,7 @@ def test_a_head_that_looks_back_belongs_to_streaming_llm_and_one_of_small_keys_t
 
 
 @pytest.mark.parametrize("protection", [UNPROTECTED, Protection()])
-def test_numbers_are_those_of_one_budget_after_the_other(protection: Protection) -> None:
+def test_numbers_are_those_of_one_budget_after_the_other(protection):
     """lagkv, which looks at the budget: scored at the grid, evicting budget by budget."""
     tokens = 64
     one = of_model(torch.rand(12, tokens, generator=torch.Generator().manual_seed(4)) ** 4)
@@ -202,7 +197,7 @@ def test_numbers_are_those_of_one_budget_after_the_other(protection: Protection)
         assert skills[index].item() == pytest.approx(expected, abs=1e-4)
 
 
-def test_some_heads_are_evaluated_as_among_all() -> None:
+def test_some_heads_are_evaluated_as_among_all():
     """Slices may begin and end within a layer; `random` draws by layer and head."""
     whole = of_model(torch.rand(12, 64, generator=torch.Generator().manual_seed(5)))
     everything = skills_of(whole)
