@@ -1,8 +1,8 @@
 """Progress of a program, on standard error: a bar on a terminal, plain lines everywhere else.
 
 `say` prints a line; `phase` announces a step that takes a while. `Progress` counts: on a terminal
-it is a bar, in a log file or a pipe a line at the start, every 30 seconds and at the end, each
-flushed. Text is printed as it is: square brackets of paths and names are never read as markup.
+it is a bar, in a log file or a pipe a line at the start, every 30 seconds (also before the first
+item is finished) and at the end, each flushed. Text is printed as it is: square brackets of paths and names are never read as markup.
 `quiet_logs` silences what other libraries try and fail at, where a program says it in one line.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -67,6 +68,7 @@ class Progress:
         self.completed = self._first = completed
         self._note = ""
         self._bar: RichProgress | None = None
+        self._ended = threading.Event()
         if self._stream.isatty():
             self._bar = RichProgress(
                 TextColumn("{task.description}", markup=False),
@@ -89,10 +91,12 @@ class Progress:
             self.update(self.completed)
         else:
             self._print()
+            threading.Thread(target=self._repeat, daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
         """Show the last state and give the terminal back."""
+        self._ended.set()
         if self._bar is not None:
             self._bar.stop()
         elif (self.completed, self._note) != self._shown:
@@ -116,6 +120,12 @@ class Progress:
             self._bar.update(self._task, completed=completed, note=self._note, rate=self._rate())
         elif self._clock() - self._printed >= SECONDS_BETWEEN_LINES:
             self._print()
+
+    def _repeat(self) -> None:
+        """Print a line every 30 seconds while no item is finished."""
+        while not self._ended.wait(SECONDS_BETWEEN_LINES):
+            if self._clock() - self._printed >= SECONDS_BETWEEN_LINES:
+                self._print()
 
     def _print(self) -> None:
         """Print the state as a line."""

@@ -303,7 +303,7 @@ class EvictingBlock(AbstractContextManager[Kept]):
             self._undo = undo.pop_all()
         _hand_on_blocks()
         _ENTERED.set(_ENTERED.get() | {self._mark})
-        kept = Kept()
+        kept = Kept(budget=self.rule.budget)
         self._kept = ref(kept)  # so that a cache which nobody asks about is freed as ever
         return kept
 

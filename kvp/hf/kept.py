@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from rich.filesize import decimal
 
+from kvp.budgets import Budget
 from kvp.errors import UsageError
 from kvp.hf.cache import EvictingCache
 from kvp.hf.cache_layers import EMPTY
@@ -24,9 +25,12 @@ class Kept:
     raise UsageError before the first call, and after one that was interrupted.
     """
 
-    def __init__(self, cache: EvictingCache | None = None) -> None:
-        """Read `cache`, which `evicting` sets at every call and which lives as long as this."""
-        self.cache = cache
+    def __init__(self, cache: EvictingCache | None = None, budget: Budget | None = None) -> None:
+        """Read `cache`, which `evicting` sets at every call and which lives as long as this.
+
+        `budget` is what was asked for.
+        """
+        self.cache, self.budget = cache, budget
 
     @property
     def seen(self) -> np.ndarray:
@@ -81,10 +85,11 @@ class Kept:
         except UsageError as error:
             return str(error)
         batch, layers, heads = tokens.shape
+        asked = "" if self.budget is None else f"; asked for: {self.budget}"
         return (
             f"{f'{batch} entries of ' if batch > 1 else ''}{_range(seen)} tokens; each of {layers} "
             f"layers x {heads} KV heads keeps {_range(tokens)}, {tokens.mean() / seen.mean():.1%} "
-            "on average, answers included\n"
+            f"on average, answers included{asked}\n"
             f"{decimal(self.nbytes)} of keys and values instead of {decimal(self.full_nbytes)} "
             f"({self.nbytes / self.full_nbytes:.1%})\n"
             "more: seen, tokens, nbytes, full_nbytes, positions(layer, head), draw()"

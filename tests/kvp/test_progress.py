@@ -1,5 +1,6 @@
 import io
 import logging
+import time
 
 import pytest
 
@@ -35,6 +36,16 @@ def test_without_a_terminal_lines_come_at_the_start_every_thirty_seconds_and_at_
         "prompts: 9/10, 0:01:30 so far, about 0:00:10 left, 10 s each, vt",
         "prompts: 10/10, 0:01:40 so far, 10 s each, vt",
     ]
+
+
+def test_lines_come_before_the_first_item_is_finished(monkeypatch):
+    monkeypatch.setattr("kvp.progress.SECONDS_BETWEEN_LINES", 0.02)
+    stream = io.StringIO()
+    with Progress("prompts", 3, stream=stream):
+        deadline = time.monotonic() + 10
+        while stream.getvalue().count("prompts: 0/3") < 3 and time.monotonic() < deadline:
+            time.sleep(0.01)
+    assert stream.getvalue().count("prompts: 0/3") >= 3
 
 
 def test_the_last_line_is_printed_once():

@@ -36,7 +36,7 @@ def test_the_latest_call_is_told_in_numbers_words_and_a_picture(
     held = "26 to 46" if by else "36"
     first, second, third = str(kept).splitlines()
     said = f"64 tokens; each of 3 layers x 2 KV heads keeps {held}, 56.2% on average"
-    assert first == f"{said}, answers included"
+    assert first == f"{said}, answers included; asked for: 32"
     assert second.endswith(f"instead of {kept.full_nbytes / 1000:.1f} kB (56.2%)")
     assert third.endswith("draw()")
     shares, which = (axis.images[0].get_array() for axis in kept.draw().axes if axis.images)
