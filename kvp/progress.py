@@ -2,7 +2,8 @@
 
 `say` prints a line; `phase` announces a step that takes a while. `Progress` counts: on a terminal
 it is a bar, in a log file or a pipe a line at the start, every 30 seconds (also before the first
-item is finished) and at the end, each flushed. Text is printed as it is: square brackets of paths and names are never read as markup.
+item is finished) and at the end, each flushed. Text is printed as it is: square brackets of paths
+and names are never read as markup.
 `quiet_logs` silences what other libraries try and fail at, where a program says it in one line.
 """
 
