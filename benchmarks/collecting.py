@@ -2,10 +2,10 @@
 
     python -m benchmarks.collecting --out FILE
 
-Prompts of random tokens through models of `benchmarks.models`. `collect` is the loop of kvp-collect
+Prompts of random tokens through models of `benchmarks.models`. `collect` is the loop of kvp collect
 into a new store on disk; `bare` is transformers alone: batches of as many prompts of like length,
 padded on the left, one forward pass, then greedy decoding with a `DynamicCache`. Answers have no
-end token, so both decode as many. `one` is the loop of kvp-collect with batches of one. They take
+end token, so both decode as many. `one` is the loop of kvp collect with batches of one. They take
 turns; ratios are medians over rounds of a round's time over that of `bare`: of wall time, of
 processor time of all threads, and of that of the thread that runs the model. `per_second` is how
 many sequences a way ends in a second on the wall, the median of the rounds.

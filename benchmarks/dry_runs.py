@@ -2,9 +2,9 @@
 
     python -m benchmarks.dry_runs --out FILE
 
-Rows: `program`, its estimate `said`, what it `took` and `ratio`, took over said. `kvp-collect` says
-MB on disk, `kvp-train` seconds of its steps (of the processor on a CPU) without validation and
-calibration, `kvp-eval` seconds on the wall. `took` holds all that a program does after its start.
+Rows: `program`, its estimate `said`, what it `took` and `ratio`, took over said. `kvp collect` says
+MB on disk, `kvp train` seconds of its steps (of the processor on a CPU) without validation and
+calibration, `kvp eval` seconds on the wall. `took` holds all that a program does after its start.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
     python -m benchmarks.llama_cpp book --gguf FILE --model FOLDER --books FOLDER --out FILE
 
 `quality` shrinks the cache of RULER prompts, at the end of the context (query_agnostic) or of the
-prompt, and scores the answers as kvp-eval does. `speed` times reading, shrinking and answering at
+prompt, and scores the answers as kvp eval does. `speed` times reading, shrinking and answering at
 every `--lengths`, whole and shrunk, and beyond the last one in a bounded cache. `book` reads whole
 books within `--cells` and asks for a number told in their last chapter, which is a RULER prompt of
 `--length` tokens; `alone` is the same chapter without the book. `resident_bytes` is what the

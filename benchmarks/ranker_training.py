@@ -79,7 +79,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--optimizer", choices=["adamw", "muon"], help="default: the preset's")
     parser.add_argument("--steps", type=int, default=3, help="steps measured per process")
     parser.add_argument("--rounds", type=int, default=1, help="processes per variant")
-    parser.add_argument("--activation_gb", type=float, default=8.0, help="as for kvp-train")
+    parser.add_argument("--activation_gb", type=float, default=8.0, help="as for kvp train")
     parser.add_argument("--child", nargs=3, metavar=("HEADS", "OBJECTIVE", "NETWORK"))
     return parser
 

@@ -1,4 +1,4 @@
-"""kvp-eval: measure eviction methods on tasks, from a model and policies to JSONL records.
+"""kvp eval: measure eviction methods on tasks, from a model and policies to JSONL records.
 
 `run.run` is the program, `config.EvalConfig` its settings. Reports are made from the results folder
 alone (`eval.report`).

@@ -137,7 +137,7 @@ def pair_rows(
     if not rows:
         raise ResultsError(
             f"{first.folder} and {second.folder} have no method in common that was run "
-            "at the same budget under the same protocol; kvp-eval adds to a folder what it lacks"
+            "at the same budget under the same protocol; kvp eval adds to a folder what it lacks"
         )
     table = pandas.DataFrame(rows).assign(differs=False, unfinished=lacking)
     for metric in () if lacking else table["metric"].unique():

@@ -1,6 +1,6 @@
 """What methods score under one protocol: every number, and the settings shown.
 
-The closing table of kvp-eval, reports and model cards show these numbers. A method is reported as
+The closing table of kvp eval, reports and model cards show these numbers. A method is reported as
 it was run: preset, allocator, protection, and for `kvp` the group of policies that differ only in
 their training seed. Where one setting of a method is shown, it is the same at every budget, and the
 prompts shown never choose it: it is the one that kvp tune chose on others, else the method's

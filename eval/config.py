@@ -1,4 +1,4 @@
-"""Settings of kvp-eval and of the programs beside it, and the checks that need no model.
+"""Settings of kvp eval and of the programs beside it, and the checks that need no model.
 
 Lists are comma-separated strings, on the command line and in YAML. What a name means (task,
 method, budget) is decided where it is used; this module imports no torch.
@@ -165,7 +165,7 @@ class MeasureConfig(IntervalConfig):
     """Measurement."""
 
     protection: Literal["both", "on", "off"] = "both"
-    """Always keep the protected tokens (on), or not (off); kvp-eval also runs methods both ways."""
+    """Always keep the protected tokens (on), or not (off); kvp eval also runs methods both ways."""
     policies: str = ""
     """Policies for the method `kvp`: `POLICY` or `label=POLICY`, comma separated. A policy is a
     folder, `nano` (bundled), `org/name` or `org/name@revision` on the hub, or an address such as
@@ -195,7 +195,7 @@ class EvalConfig(
     WorkersConfig,
     DryRunConfig,
 ):
-    """Settings of kvp-eval."""
+    """Settings of kvp eval."""
 
     out: str = ""
     """What is written. A results folder, needed but for --dry_run: new, empty, or one of the same
@@ -221,9 +221,9 @@ class EvalConfig(
     """Prompts per task."""
     timing_prompts: int = 6
     """Prompts timed one at a time after the scored ones (0: none); fewer than 6 give no interval,
-    and kvp-report then leaves the seconds out."""
+    and kvp report then leaves the seconds out."""
     traces: str | None = None
-    """Trace store written by kvp-collect. Its held-out sequences give the cost-per-budget curves;
+    """Trace store written by kvp collect. Its held-out sequences give the cost-per-budget curves;
     without it there are none."""
     curve_sequences: int = 32
     """Maximum sequences of --traces used for the curves."""
@@ -306,7 +306,7 @@ class CompareConfig(IntervalConfig):
     """Compare."""
 
     first: str = field(kw_only=False)
-    """Results folder written by kvp-eval."""
+    """Results folder written by kvp eval."""
     second: str = field(kw_only=False)
     """Results folder whose numbers are compared with those of the first."""
     out: str | None = None
@@ -324,7 +324,7 @@ class PushConfig(IntervalConfig, DryRunConfig):
     """Policy and repository."""
 
     policy: str = field(kw_only=False)
-    """Policy directory written by kvp-train."""
+    """Policy directory written by kvp train."""
     repository: str = field(kw_only=False)
     """Repository of the hub, org/name. It is created where it does not exist."""
     private: bool = False
@@ -332,7 +332,7 @@ class PushConfig(IntervalConfig, DryRunConfig):
     license: str | None = None
     """Licence that the card states, as the hub names it (apache-2.0). Without it, none."""
     results: str | None = None
-    """Results folder written by kvp-eval. Its numbers of this policy, next to those of the methods
+    """Results folder written by kvp eval. Its numbers of this policy, next to those of the methods
     it was run with, go into the card."""
 
     def __post_init__(self) -> None:
@@ -348,7 +348,7 @@ class PolicyConfig(Group):
     """Policy."""
 
     policy: str | None = None
-    """Policy directory written by kvp-train. Or a bundled one's name, an address, or
+    """Policy directory written by kvp train. Or a bundled one's name, an address, or
     org/name on the hub: what chooses tokens."""
     method: str = "streaming_llm"
     """Method that chooses tokens where there is no policy. In llama.cpp one that reads keys, values
@@ -405,7 +405,7 @@ class ReportConfig(IntervalConfig):
     """Report."""
 
     results: str | Sequence[str] = field(kw_only=False)
-    """Results folder written by kvp-eval. Several are possible: folders of the same settings are
+    """Results folder written by kvp eval. Several are possible: folders of the same settings are
     shown as one run, runs of other models, lengths or seeds side by side."""
     out: str | None = None
     """What is written. An HTML file (default: report.html in the first results folder)."""
@@ -422,7 +422,7 @@ class ReportConfig(IntervalConfig):
 
 
 def _evaluation(config: TuneConfig | EvolveConfig, **settings: Any) -> EvalConfig:  # noqa: ANN401
-    """Settings of kvp-eval: those that the two share, and others."""
+    """Settings of kvp eval: those that the two share, and others."""
     shared = {item.name for item in fields(EvalConfig)} & {item.name for item in fields(config)}
     values = {name: getattr(config, name) for name in shared}
     return EvalConfig(**values, timing_prompts=0, **settings)
@@ -469,12 +469,12 @@ class TuneConfig(
         _ = self.evaluation  # reading it checks it
 
     def check_names(self) -> None:
-        """Raise KvpError as kvp-eval does."""
+        """Raise KvpError as kvp eval does."""
         self.evaluation.check_names()
 
     @property
     def evaluation(self) -> EvalConfig:
-        """The settings of the measurement, as kvp-eval takes them."""
+        """The settings of the measurement, as kvp eval takes them."""
         return _evaluation(self)
 
 
@@ -530,7 +530,7 @@ class EvolveConfig(
         _check("budget", parse_budget, self.budget)
 
     def check_names(self) -> None:
-        """Raise KvpError on an unknown scorer, and as kvp-eval does."""
+        """Raise KvpError on an unknown scorer, and as kvp eval does."""
         known_names.check_methods([self.scorer], "scorer")
         self.evaluation.check_names()
 
@@ -541,7 +541,7 @@ class EvolveConfig(
 
     @property
     def evaluation(self) -> EvalConfig:
-        """The settings of model and scorer, as kvp-eval takes them."""
+        """The settings of model and scorer, as kvp eval takes them."""
         return _evaluation(self, methods=self.scorer)
 
     def identity(self) -> dict[str, Any]:

@@ -174,7 +174,7 @@ class ResultsFrame(pandas.DataFrame):  # type: ignore[misc]  # pandas has no typ
         return compare_all(self.results, resamples=self.bootstrap)
 
     def sentences(self) -> list[str]:
-        """What kvp-eval says at its end, and kvp-report at its beginning."""
+        """What kvp eval says at its end, and kvp report at its beginning."""
         said = (each for comparison in self.comparisons for each in sentences(comparison))
         return list(dict.fromkeys(said))
 
@@ -192,7 +192,7 @@ class ResultsFrame(pandas.DataFrame):  # type: ignore[misc]  # pandas has no typ
         return shown.rename_axis(index=self.unfinished or "method", columns=None)
 
     def __repr__(self) -> str:
-        """What kvp-eval prints at its end."""
+        """What kvp eval prints at its end."""
         size = f"{len(self)} rows, {len(self.columns)} columns; every number: .summary()"
         return f"{summary(self.comparisons)}\n{size}"
 

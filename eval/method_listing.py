@@ -36,7 +36,7 @@ def scorer_lines(methods: Mapping[str, type[Heuristic]]) -> Iterator[str]:
     yield from _entry(
         "kvp",
         "what the policies of --policies DIR learned (attention-free)",
-        [("reads", f"{PLAIN}; trained by kvp-train"), ("costs", "a small network per head, O(N)")],
+        [("reads", f"{PLAIN}; trained by kvp train"), ("costs", "a small network per head, O(N)")],
     )
     yield from _scorers(entry for entry in methods.values() if not entry.null)
     yield from _entry(

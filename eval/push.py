@@ -48,7 +48,7 @@ def model_card(
         policy: what the card is about.
         name: what `load_policy` takes.
         license: as the hub names it; None to state none.
-        results: folder written by kvp-eval, for a table of this policy and of methods without one.
+        results: folder written by kvp eval, for a table of this policy and of methods without one.
         resamples: behind each interval of that table.
 
     Raises:
@@ -116,7 +116,7 @@ def _measured_facts(folder: Path, policy: Shard, resamples: int) -> dict[str, An
     if not rules:
         raise UsageError(
             f"--results {folder} holds no results of {policy.source.name} as it is: evaluate this "
-            "policy with kvp-eval, or name another folder"
+            "policy with kvp eval, or name another folder"
         )
     means = {
         rule: fmean(-each["nll"] if each["score"] is None else each["score"] for each in of_rule)

@@ -259,7 +259,7 @@ def load_results(folder: Path) -> Results:
     if not folder.is_dir():
         raise ResultsError(NO_RESULTS.format(folder))
     if not (folder / MANIFEST).exists():
-        raise ResultsError(f"{folder} holds no {MANIFEST}; is this a results folder of kvp-eval?")
+        raise ResultsError(f"{folder} holds no {MANIFEST}; is this a results folder of kvp eval?")
     manifest = FORMAT.read(folder / MANIFEST, ResultsError)
     notes: list[str] = list(manifest.get("notes", []))
     records: dict[str, tuple[Record, ...]] = dict.fromkeys(_FILES, ())
@@ -269,20 +269,20 @@ def load_results(folder: Path) -> Results:
             if (folder / name).read_bytes()[-1:] not in (b"", b"\n"):
                 notes.append(f"The last line of {name} is torn (an interrupted run) and left out.")
     if not records["records"]:
-        raise ResultsError(f"{folder / ROWS} holds no records yet; run kvp-eval first")
+        raise ResultsError(f"{folder / ROWS} holds no records yet; run kvp eval first")
     known, *others = ({(each["policy"], each["policy_seed"]) for each in records[field]}
                       for field in _FILES)  # fmt: skip
     for name, found in zip((TIMING, CURVES), others, strict=True):
         if more := found - known:
             raise ResultsError(
                 f"{folder / name} is of a policy and seed of which {ROWS} has no row "
-                f"({min(map(str, more))}): repeat its kvp-eval command, or delete {name}"
+                f"({min(map(str, more))}): repeat its kvp eval command, or delete {name}"
             )
     kinds = {(each["metrics_version"], *each["budgets"]) for each in records["curves"]}
     if len(kinds) > 1 or any(version != METRICS_VERSION for version, *_ in kinds):
         raise ResultsError(
             f"{folder / CURVES} holds another definition of skill than this kvp; "
-            "delete it and run kvp-eval --traces again"
+            "delete it and run kvp eval --traces again"
         )
     return Results(
         folder=folder,

@@ -80,7 +80,7 @@ ALONE = Rank()
 def run(
     config: EvalConfig, loaded: Loaded | None = None, *, temporary: bool = False
 ) -> list[Record]:
-    """Run kvp-eval and return the records of rows.jsonl, those of earlier runs included.
+    """Run kvp eval and return the records of rows.jsonl, those of earlier runs included.
 
     A worker that ends while others are at work returns none: the last one closes the run.
 
@@ -105,7 +105,7 @@ def run(
     else:
         records = _run_here(config, methods, loaded)
     if records and not temporary:
-        say(f"results are in {config.out}; to look at them: kvp-report {config.out}")
+        say(f"results are in {config.out}; to look at them: kvp report {config.out}")
     return records
 
 
@@ -424,7 +424,7 @@ def loaded_model(
 
 
 def describe_settings(config: EvalConfig, model: PreTrainedModel) -> EvalConfig:
-    """The settings with what a loaded model is; UsageError for a dtype that kvp-eval has not."""
+    """The settings with what a loaded model is; UsageError for a dtype that kvp eval has not."""
     dtype: Any = str(model.dtype).removeprefix("torch.")
     if dtype not in (known := get_args(DtypeName)):
         raise UsageError(f"model= computes in {dtype}: load it in one of {', '.join(known)}")

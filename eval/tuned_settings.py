@@ -1,7 +1,7 @@
 """settings.json: the setting that was chosen for each method and protocol, and from how many.
 
-Written by kvp tune; kvp-eval runs it (`--methods tuned:FILE`) and keeps the entries in the manifest
-of its results, from which kvp-report takes them. `docs/formats.md` describes the file.
+Written by kvp tune; kvp eval runs it (`--methods tuned:FILE`) and keeps the entries in the manifest
+of its results, from which kvp report takes them. `docs/formats.md` describes the file.
 """
 
 from __future__ import annotations

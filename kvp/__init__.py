@@ -64,7 +64,7 @@ _MODULES = {
 
 
 def collect(**settings: Any) -> None:  # noqa: ANN401
-    """Write a trace store, as kvp-collect does: `collect(out="runs/traces", length=512, ...)`.
+    """Write a trace store, as kvp collect does: `collect(out="runs/traces", length=512, ...)`.
 
     Settings are its flags, which `kvp collect --help_all` and docs/reference/command_line.md list.
     Raises KvpError on anything the caller can mend, with the name that was meant.
@@ -73,7 +73,7 @@ def collect(**settings: Any) -> None:  # noqa: ANN401
 
 
 def train(**settings: Any) -> None:  # noqa: ANN401
-    """Write a policy, as kvp-train does: `train(traces="runs/traces", out="runs/policy", ...)`.
+    """Write a policy, as kvp train does: `train(traces="runs/traces", out="runs/policy", ...)`.
 
     Settings and errors as `collect`; `kvp train --help_all` lists its flags.
     """
@@ -86,7 +86,7 @@ def evaluate(
     tokenizer: PreTrainedTokenizerBase | None = None,
     **settings: Any,  # noqa: ANN401
 ) -> ResultsFrame:
-    """Evaluate methods as kvp-eval does; a table with a row per prompt and setting.
+    """Evaluate methods as kvp eval does; a table with a row per prompt and setting.
 
     Settings are its flags: `tasks=["chat"]`, `budgets=["25%", 64]`, `prompts=20`, ... In `methods`
     names, classes and objects of scorers, and pairs with an allocator may stand side by side:
@@ -119,7 +119,7 @@ def evaluate(
 
 
 def read_results(folder: str | os.PathLike[str], *, bootstrap: int = 2000) -> ResultsFrame:
-    """A results folder of kvp-eval, or the address of one, as the table that `evaluate` returns.
+    """A results folder of kvp eval, or the address of one, as the table that `evaluate` returns.
 
     `bootstrap` is the number of resamples behind each interval. Raises ResultsError where it is
     none or damaged; a UserWarning says what is unfinished.

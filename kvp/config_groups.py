@@ -124,7 +124,7 @@ class TaskConfig(Group):
 
     tasks: str = "ruler"
     """Tasks, comma separated: `ruler` (all of RULER's that fit into `length`), `scbench`,
-    `niah_heatmap`, or single ones by their names; docs/data.md lists all. kvp-eval, kvp tune and
+    `niah_heatmap`, or single ones by their names; docs/data.md lists all. kvp eval, kvp tune and
     kvp evolve also know `chat` (perplexity of dialogues), `text` (of running text), `data` (answers
     to rows of your own), `longbench` and `longmemeval`."""
     length: int = 512
@@ -164,8 +164,8 @@ class DataConfig(TaskConfig):
 
     data: str = "ruler"
     """Rows of your own: a file, a folder or a hub data set (`NAME` or `NAME:CONFIGURATION`), see
-    docs/data.md. kvp-collect and kvp-train also take `ruler` and `chat` (generated prompts), and
-    mixtures (`ruler:0.5,chat:0.3,FILE:0.2`); kvp-eval, kvp tune and kvp evolve read it for the
+    docs/data.md. kvp collect and kvp train also take `ruler` and `chat` (generated prompts), and
+    mixtures (`ruler:0.5,chat:0.3,FILE:0.2`); kvp eval, kvp tune and kvp evolve read it for the
     task `data` and for benchmarks."""
     where: str | None = None
     """Rows of files to use, as `COLUMN=VALUE` pairs, comma separated: all columns must match, each

@@ -64,9 +64,9 @@ NANO, SMOLLM2, SMOLLM2_KV, QWEN = POLICIES = (
 """Bundled policies; the last two read keys and values, and no queries."""
 MODELS = (NANO, "HuggingFaceTB/SmolLM2-135M-Instruct", "Qwen/Qwen2.5-Coder-0.5B-Instruct")
 """Models that kvp brings policies of; nano is bundled, too."""
-NEEDS_POLICIES = "--methods kvp needs --policies: a folder that kvp-train made, nano, or org/name"
-NO_TRACES = "no trace store at {}: no such folder; kvp-collect makes one"
-NO_RESULTS = "{} is not a folder; give the results folder of kvp-eval"
+NEEDS_POLICIES = "--methods kvp needs --policies: a folder that kvp train made, nano, or org/name"
+NO_TRACES = "no trace store at {}: no such folder; kvp collect makes one"
+NO_RESULTS = "{} is not a folder; give the results folder of kvp eval"
 """Of a folder that is missing."""
 _LONGEST_NAME = 1000
 _NEVER_SHOWN = ("Cc", "Cs", "Zl", "Zp")
@@ -105,7 +105,7 @@ def check_policy(name: str, flag: str = "") -> None:
     if not there and (HubName.parse(name) is None or is_path(name)):
         raise PolicyError(
             f"{flag}there is no folder {name!r}{folder_meant(name, POLICIES)}: a policy is a "
-            f"folder that kvp-train made, {', '.join(POLICIES)} (bundled), org/name[@revision] "
+            f"folder that kvp train made, {', '.join(POLICIES)} (bundled), org/name[@revision] "
             "on the hub or an address (s3://bucket/folder); other methods are for --methods, or "
             "make_scorer"
         )

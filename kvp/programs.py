@@ -43,11 +43,11 @@ PROGRAMS = {
         "trace_collect.config:CollectConfig",
         "trace_collect.run:run",
         "Store the queries, keys and values of a model's attention over prompts. The result is a "
-        "trace store, the input of kvp-train. Says how many bytes it will write before it does; "
+        "trace store, the input of kvp train. Says how many bytes it will write before it does; "
         "repeating an interrupted command continues it.",
         (
-            "kvp-collect --out runs/traces",
-            "kvp-collect --model Qwen/Qwen2.5-7B-Instruct --length 4096 --out traces/qwen "
+            "kvp collect --out runs/traces",
+            "kvp collect --model Qwen/Qwen2.5-7B-Instruct --length 4096 --out traces/qwen "
             "--dry-run",
         ),
     ),
@@ -59,8 +59,8 @@ PROGRAMS = {
         "continues where it was. Settings of ranker, objective, optimizer and contexts come from "
         "--preset; --print_config prints all of them.",
         (
-            "kvp-train --traces runs/traces --out runs/policies",
-            "kvp-train --source model --model Qwen/Qwen2.5-7B-Instruct --length 4096 "
+            "kvp train --traces runs/traces --out runs/policies",
+            "kvp train --source model --model Qwen/Qwen2.5-7B-Instruct --length 4096 "
             "--dtype bfloat16 --device cuda --out policies/qwen",
         ),
     ),
@@ -72,25 +72,25 @@ PROGRAMS = {
         "finished ones can be extended. `kvp list` prints methods and allocators, `kvp compare A "
         "B` the differences of two results folders.",
         (
-            "kvp-eval --policies runs/policies --prompts 10 --out runs/results",
-            "kvp-eval --methods full,snapkv --tasks data --data my.jsonl --metric f1 "
+            "kvp eval --policies runs/policies --prompts 10 --out runs/results",
+            "kvp eval --methods full,snapkv --tasks data --data my.jsonl --metric f1 "
             "--out runs/mine",
         ),
     ),
     "report": Program(
         "eval.config:ReportConfig",
         "eval.report.page:run",
-        "Turn results folders of kvp-eval into one HTML page. It opens without a network; figures "
+        "Turn results folders of kvp eval into one HTML page. It opens without a network; figures "
         "are written as PNG, too.",
         (
-            "kvp-report runs/results",
-            "kvp-report runs/seed0 runs/seed1 --out both.html",
+            "kvp report runs/results",
+            "kvp report runs/seed0 runs/seed1 --out both.html",
         ),
     ),
     "compare": Program(
         "eval.config:CompareConfig",
         "eval.compare:run",
-        "Compare two results folders of kvp-eval. Every method with itself at every budget, paired "
+        "Compare two results folders of kvp eval. Every method with itself at every budget, paired "
         "by prompt, second minus first.",
         ("kvp compare runs/before runs/after",),
     ),
@@ -105,13 +105,13 @@ PROGRAMS = {
         "eval.tune.run:run",
         "Choose options, allocator and protection of every method on validation prompts. Each "
         "method has the same number of settings, in every protocol. A grid whose best number is at "
-        "its end goes on until that number is enclosed. Writes settings.json, which kvp-eval runs "
+        "its end goes on until that number is enclosed. Writes settings.json, which kvp eval runs "
         "as `--methods tuned:FOLDER`. Interrupted runs resume, finished ones "
         "can be extended by methods, settings or prompts.",
         (
             "kvp tune --methods snapkv,tova,h2o --tasks niah_single_1,niah_multikey_1 "
             "--out runs/tuned",
-            "kvp-eval --methods full,tuned:runs/tuned --out runs/test",
+            "kvp eval --methods full,tuned:runs/tuned --out runs/test",
         ),
     ),
     "evolve": Program(
@@ -121,16 +121,16 @@ PROGRAMS = {
         "uses as allocator `evolved:FILE`. Interrupted searches resume.",
         (
             "kvp evolve --scorer snapkv --tasks niah_multikey_1 --budget 12.5% --out runs/budgets",
-            "kvp-eval --methods snapkv,snapkv+evolved:runs/budgets --out runs/results",
+            "kvp eval --methods snapkv,snapkv+evolved:runs/budgets --out runs/results",
         ),
     ),
     "merge": Program(
         "train.config:MergeConfig",
         "train.head_shards:run",
-        "Join policies of some KV heads each, written by kvp-train --heads. The result is the "
+        "Join policies of some KV heads each, written by kvp train --heads. The result is the "
         "policy that one run of all heads would have written.",
         (
-            "kvp-train --traces runs/traces --heads 0:8 --out runs/first",
+            "kvp train --traces runs/traces --heads 0:8 --out runs/first",
             "kvp merge --shards runs/first,runs/second --out runs/policies",
         ),
     ),
@@ -178,11 +178,6 @@ PROGRAMS = {
 """Programs by name."""
 
 
-def spell_program(name: str) -> str:
-    """How pages and messages write a program: `kvp-train`, `kvp tune`."""
-    return f"kvp-{name}" if name in SCRIPTS else f"kvp {name}"
-
-
 def run_program(name: str, argv: Sequence[str] | None = None) -> int:
     """Run one program with its arguments, by default the process's, as `kvp.command_line.main`."""
     program = PROGRAMS[name]
@@ -194,7 +189,7 @@ def run_program(name: str, argv: Sequence[str] | None = None) -> int:
         load(program.config),
         lambda config: load(program.run)(config),
         argv=arguments,
-        prog=spell_program(name),
+        prog=f"kvp {name}",
         description=program.description,
         examples=program.examples,
     )
@@ -223,13 +218,13 @@ def load(name: str) -> Any:  # noqa: ANN401
 
 def _overview() -> str:
     """What `kvp --help` prints."""
-    width = max(len(spell_program(name)) for name in PROGRAMS)
+    width = max(map(len, PROGRAMS))
     rows = []
     for name, program in PROGRAMS.items():
         line = program.description.partition(". ")[0].rstrip(".")
         rows += textwrap.wrap(
-            f"{spell_program(name):<{width}}  {line}", 100,
-            initial_indent="  ", subsequent_indent=" " * (width + 4),
+            f"kvp {name:<{width}}  {line}", 100,
+            initial_indent="  ", subsequent_indent=" " * (width + 8),
         )  # fmt: skip
     return "\n".join(["usage: kvp PROGRAM ... (each has --help)", "", *rows])
 

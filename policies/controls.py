@@ -14,7 +14,7 @@ lost to the whole layer, where `random` leaves copies in other heads; Random Att
 which pins the whole prompt and evicts from what the model generates: so does this while the model
 answers. Before that the prompt is what is evicted from, and its question is pinned: everything
 after the context, chat template and answer prefix included. Where a question has more tokens than
-the budget, its last ones stay. Compressed before the question is read, or outside kvp-eval, nothing
+the budget, its last ones stay. Compressed before the question is read, or outside kvp eval, nothing
 is pinned.
 
 `ring`: score_i = i, so the latest `budget` tokens stay and no sinks. Token t of a stream goes to

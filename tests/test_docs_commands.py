@@ -15,11 +15,11 @@ from eval.lm_harness.caches import compression
 from eval.lm_harness.model import load as load_harness_model
 from kvp.command_line import flags_given, flags_of, parse, parse_value
 from kvp.errors import UsageError
-from kvp.programs import PROGRAMS, SCRIPTS, load, spell_program
+from kvp.programs import PROGRAMS, SCRIPTS, load
 
 ROOT = Path(__file__).parents[1]
 CONFIGS = {
-    spell_program(name): load(program.config)
+    f"kvp {name}": load(program.config)
     for name, program in PROGRAMS.items()
     if program.config
 }
@@ -70,8 +70,8 @@ def _commands(text, *, markdown):
 def _with_program(words):
     """The words of a command, the first of which is a program as pages write it."""
     if words[0] != "kvp":
-        return words
-    return [spell_program(words[1]), *words[2:]]
+        return [words[0].replace("-", " "), *words[1:]]
+    return [f"kvp {words[1]}", *words[2:]]
 
 
 @cache
@@ -169,15 +169,15 @@ def test_commands_of_the_harness_are_accepted():
 
 def test_commands_are_found_in_every_kind_of_page():
     shell = '  "$BIN/kvp-eval" --tasks $T \\\n    --rate 3 | tail'
-    assert _commands(shell, markdown=False) == [["kvp-eval", "--tasks", "$T", "--rate", "3"]]
-    page = "kvp-eval is prose. `kvp merge --shards a,b`\n```\nkvp-report x # why\n```\n"
+    assert _commands(shell, markdown=False) == [["kvp eval", "--tasks", "$T", "--rate", "3"]]
+    page = "kvp eval is prose. `kvp merge --shards a,b`\n```\nkvp-report x # why\n```\n"
     assert _commands(page, markdown=True) == [
-        ["kvp-report", "x"],
+        ["kvp report", "x"],
         ["kvp merge", "--shards", "a,b"],
     ]
     shell = '  "$BIN/kvp" tune --out "$RUN" & -m kvp train --steps 3'
     assert _commands(shell, markdown=False) == [
         ["kvp tune", "--out", "$RUN", "&", "-m", "kvp", "train", "--steps", "3"],
-        ["kvp-train", "--steps", "3"],
+        ["kvp train", "--steps", "3"],
     ]
     assert len(_pages()) > 40

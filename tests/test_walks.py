@@ -74,7 +74,7 @@ def model():
 
 
 def test_a_prompt_meets_six_files(model, tmp_path):
-    """Of kvp-eval, from the prepared work to a row: two of eval, four of kvp."""
+    """Of kvp eval, from the prepared work to a row: two of eval, four of kvp."""
     config = EvalConfig(
         out=str(tmp_path / "results"), model="nano", methods="snapkv", tasks="niah_single_1",
         prompts=1, length=200, budgets="25%", max_new_tokens=2, timing_prompts=0,
@@ -96,7 +96,7 @@ def test_a_budget_meets_four_files(model):
 
 
 def test_a_trace_meets_eight_files(tmp_path):
-    """Of kvp-train, from its settings to saved weights.
+    """Of kvp train, from its settings to saved weights.
 
     Six lead to the weights, and two measure what they are worth: validation, which also chooses
     among them, and calibration, which comes after the last step.

@@ -1,1 +1,1 @@
-"""kvp-collect: run a model over prompts and store queries, keys and values for training."""
+"""kvp collect: run a model over prompts and store queries, keys and values for training."""

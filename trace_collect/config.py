@@ -1,4 +1,4 @@
-"""Settings of kvp-collect and kvp verify, and the checks that need no model. Imports no torch."""
+"""Settings of kvp collect and kvp verify, and the checks that need no model. Imports no torch."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class CollectConfig(DataConfig, AnswerConfig, ModelConfig, RunConfig, WorkersCon
     test: int = 0
     """Sequences of the test split."""
     labels: str = ""
-    """What else to store for every prompt token, for `kvp-train --label`, comma separated: kvzip,
+    """What else to store for every prompt token, for `kvp train --label`, comma separated: kvzip,
     kvzip_plus (each an extra pass over the prompt)."""
     batch_size: int | None = None
     """Prompts whose answers are decoded together; the traces do not depend on it. Without it as
@@ -85,7 +85,7 @@ class VerifyConfig(Group):
     """Verify."""
 
     traces: str = field(kw_only=False)
-    """Trace store written by kvp-collect. In a folder or at an address."""
+    """Trace store written by kvp collect. In a folder or at an address."""
     allow_incomplete: bool = False
     """Use a store whose collection has not finished."""
 

@@ -1,1 +1,1 @@
-"""`kvp-train`: trace store -> policy directory."""
+"""`kvp train`: trace store -> policy directory."""

@@ -1,4 +1,4 @@
-"""Settings of `kvp-train` and `kvp merge`; no torch here.
+"""Settings of `kvp train` and `kvp merge`; no torch here.
 
 What is not given of the recipe (`train.recipe`), the command line and `kvp.train` take from the
 preset; a config that is made directly has the defaults of the first one.
@@ -79,7 +79,7 @@ class CalibrationConfig(Group):
 
     calibration: CalibrationName = "auto"
     """What scores are calibrated to on validation contexts (docs/method.md), so that heads can
-    compete: label is the label itself. auto is label where kvp-collect stored the label or a part,
+    compete: label is the label itself. auto is label where kvp collect stored the label or a part,
     reply_contribution for max_reply_attention, else contribution."""
     calibration_contexts: int = 48
     """Held-out contexts the calibration is fitted on."""
@@ -142,7 +142,7 @@ class TrainConfig(
     """Where traces come from: a store, or a model that runs first and leaves none on disk (its
     settings: Model, Data, Answers and Online collection)."""
     traces: str | None = None
-    """Trace store written by kvp-collect. Required with --source traces."""
+    """Trace store written by kvp collect. Required with --source traces."""
     allow_incomplete: bool = False
     """Use a store whose collection has not finished."""
     preset: PresetName = "fourier"
@@ -232,7 +232,7 @@ class MergeConfig(Group):
     """Shards."""
 
     shards: str
-    """Policy directories written by kvp-train --heads, comma separated, in any order, or the folder
+    """Policy directories written by kvp train --heads, comma separated, in any order, or the folder
     that --heads auto has written them into."""
     out: str
     """What is written. A policy directory."""

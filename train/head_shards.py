@@ -87,7 +87,7 @@ def run(config: MergeConfig) -> None:
 
 
 def shards_in(folder: str) -> list[str]:
-    """A shard, or those that `kvp-train --heads auto` has written into a folder."""
+    """A shard, or those that `kvp train --heads auto` has written into a folder."""
     inside = sorted(Path(folder).glob(SHARD_FOLDER.format(start="*", stop="*")))
     return [folder] if (Path(folder) / INDEX).exists() or not inside else list(map(str, inside))
 

@@ -22,7 +22,7 @@ the facts known about its released code. Differences that remain:
 - Weights, scores and optimiser are float32; the released code trains in bfloat16.
 - The position table has 12,288 rows; the paper's parameter counts fit 10 to 12 thousand.
 
-No torch here: `kvp-train --help` reads these defaults.
+No torch here: `kvp train --help` reads these defaults.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class ObjectiveSettings(Group):
     label: str = "max_reply_attention"
     """Importance of a token: future_attention (the sum over all future queries),
     max_future_attention (the largest of any future query), max_reply_attention (the same, queries
-    that write no reply counted a fifth), kvzip or kvzip_plus where kvp-collect stored it with
+    that write no reply counted a fifth), kvzip or kvzip_plus where kvp collect stored it with
     --labels, reply_and_kvzip (half of each), or package.module:NAME."""
     permutations: int = 32
     """Permutations sampled per context and head (rloo, at least 2; rloo_batch)."""

@@ -53,7 +53,7 @@ class Command:
     @property
     def spelled(self) -> str:
         """Its name as users know it."""
-        return "shrink" if self.program == "shrink" else programs.spell_program(self.program)
+        return "shrink" if self.program == "shrink" else f"kvp {self.program}"
 
     @property
     def there(self) -> bool:

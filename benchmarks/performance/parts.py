@@ -72,7 +72,7 @@ PARTS: Sequence[Part] = (
         text=(
             "Prompts of random tokens through a Qwen2 of random weights (`small`: 4 layers, 768 "
             "channels). *bare* is transformers alone in batches, *collect* the loop of "
-            "`kvp-collect` with as large batches, *one* with batches of one. Ratios to *bare*: "
+            "`kvp collect` with as large batches, *one* with batches of one. Ratios to *bare*: "
             "wall time, processor time, and that of the thread that runs the model."
         ),
         table=tables.collecting,
@@ -138,7 +138,7 @@ PARTS: Sequence[Part] = (
         title="What dry runs say",
         module="benchmarks.dry_runs",
         text=(
-            "`kvp-collect`, `kvp-train` and `kvp-eval` with `--dry-run` and without, on nano. "
+            "`kvp collect`, `kvp train` and `kvp eval` with `--dry-run` and without, on nano. "
             "Collecting: MB on disk, at most. Training: processor seconds of its steps (wall on "
             "a GPU); the run has validation and calibration on top. Evaluating: wall seconds."
         ),

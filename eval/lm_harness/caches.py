@@ -1,7 +1,7 @@
 """What the harness's `--model_args` say about eviction, and the caches and likelihoods they give.
 
 One method, one budget, one boundary. A context is prefilled and compressed once, the rest fed. The
-pieces are those of kvp-eval: `eval.evaluate.keep` selects, `kvp.hf.evict.gather` builds the cache.
+pieces are those of kvp eval: `eval.evaluate.keep` selects, `kvp.hf.evict.gather` builds the cache.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from kvp.ranking import UNPROTECTED, Protection, kept_tokens
 from kvp.scoring import Needs
 
 QUESTIONS = {"inside": "query_aware", "outside": "query_agnostic"}
-"""Values of `question=` and the protocol of kvp-eval that each is."""
+"""Values of `question=` and the protocol of kvp eval that each is."""
 CONTEXT_FIELDS = "passage:context:report"
 """Fields of a document that may hold what is compressed without the question."""
 
@@ -67,7 +67,7 @@ def compression(
     """Check the settings and build the method.
 
     Args:
-        method: one method of kvp-eval: `full`, `snapkv+global`, `kvp`, `tuned:FILE`.
+        method: one method of kvp eval: `full`, `snapkv+global`, `kvp`, `tuned:FILE`.
         budget: tokens kept per KV head on average: `128`, or a share of what is compressed,
             `12.5%`.
         policies: policy directory of the method `kvp`.
@@ -126,7 +126,7 @@ def _method(spec: str, policies: str, seed: int, protocol: str) -> Method:
         raise UsageError(f"method={spec} means {names} here: the harness runs one method at a time")
     (method,) = methods
     if method.scorer is not None and method.scorer.needs.future:
-        raise UsageError(f"method={spec} needs the future, which only kvp-eval can show it")
+        raise UsageError(f"method={spec} needs the future, which only kvp eval can show it")
     return method
 
 

@@ -79,7 +79,7 @@ class KvpLM(HFLM):  # type: ignore[misc]
 
         Raises:
             UsageError: an argument that is unknown or cannot work, in one line.
-            ModelError, PolicyError: as kvp-eval.
+            ModelError, PolicyError: as kvp eval.
         """
         if settings.pop("trust_remote_code", False):
             raise UsageError("trust_remote_code: kvp never runs code that comes with a model")
@@ -134,7 +134,7 @@ class KvpLM(HFLM):  # type: ignore[misc]
         if self.compression.method.scorer is not None:
             raise UsageError(
                 f"method={self.compression.method.label}: a running text has no context to "
-                "compress; kvp-eval --tasks text measures its perplexity after eviction"
+                "compress; kvp eval --tasks text measures its perplexity after eviction"
             )
         found: list[float] = super().loglikelihood_rolling(requests, disable_tqdm)
         return found

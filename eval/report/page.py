@@ -49,10 +49,10 @@ GENERATOR = '<meta name="generator" content="kvp-report">'
 """Mark by which a page is recognised as a report."""
 _SEEN = {"query_aware": "question seen", "query_agnostic": "question not seen"}
 _LACKING = {
-    "accuracy": "No generated answers in this folder: run kvp-eval --tasks ruler.",
-    "perplexity": "No given replies in this folder: run kvp-eval --tasks chat or text.",
-    "curves": "No cost curves in this folder: run kvp-eval --traces TRACES.",
-    "timing": "No timing pass in this folder: run kvp-eval --timing_prompts 6.",
+    "accuracy": "No generated answers in this folder: run kvp eval --tasks ruler.",
+    "perplexity": "No given replies in this folder: run kvp eval --tasks chat or text.",
+    "curves": "No cost curves in this folder: run kvp eval --traces TRACES.",
+    "timing": "No timing pass in this folder: run kvp eval --timing_prompts 6.",
 }
 
 
@@ -363,7 +363,7 @@ def _run_facts(run: Run) -> Iterator[Block]:
 
 
 def run(config: ReportConfig) -> None:
-    """Run kvp-report; raises KvpError on anything the user can mend."""
+    """Run kvp report; raises KvpError on anything the user can mend."""
     if config.out is None and is_address(config.folders[0]):
         raise UsageError(f"--out is missing: a page cannot be written to {config.folders[0]}")
     folders = [results_folder(folder) for folder in config.folders]
@@ -372,10 +372,10 @@ def run(config: ReportConfig) -> None:
     if out.is_dir():
         raise UsageError(f"--out {out} is a folder; name an HTML file")
     if out.name in FILES:
-        raise UsageError(f"--out {out} has the name of a file of kvp-eval; name an HTML file")
+        raise UsageError(f"--out {out} has the name of a file of kvp eval; name an HTML file")
     if png is not None and png.exists() and not png.is_dir():
         raise UsageError(f"--png {png} is a file; name a folder")
-    refuse_others(out, GENERATOR, "kvp-report")
+    refuse_others(out, GENERATOR, "kvp report")
     results = join([load_results(folder) for folder in folders])
     runs = make_runs(results, config.bootstrap)
     blocks = blocks_of(runs)

@@ -104,7 +104,7 @@ def some_settings(comparison: Comparison, lines: Notes, which: str = "") -> Tabl
         nulls = "; * above, † below the best null with the same protection, paired by prompt, at "
         nulls += f"5 % after Holm's correction for the {len(over)} differences of the table"
     elif not any(each.setting.method in NULLS for each in comparison.choices.values()):
-        nulls = "; no null was run (add nulls to --methods of kvp-eval)"
+        nulls = "; no null was run (add nulls to --methods of kvp eval)"
     count = len(comparison.sorted.usable or comparison.sorted.tasks)
     tasks = f", mean over {count} tasks" if comparison.kind == "accuracy" and count > 1 else ""
     return Table(

@@ -1,7 +1,7 @@
 """The program: settings in; a results folder with settings.json and settings.csv out, and a table.
 
 All methods and protocols are searched side by side. In each round every search says what it wants
-to know next, and one pass over the prompts measures all of it, with the machinery of kvp-eval. The
+to know next, and one pass over the prompts measures all of it, with the machinery of kvp eval. The
 searches depend on scores alone, so a run that is started again finds what was measured in
 rows.jsonl and goes on from there.
 
@@ -86,7 +86,7 @@ class Subject:
         )
 
     def methods(self, candidate: Candidate) -> list[Method]:
-        """The candidate as kvp-eval runs it, one method per policy seed."""
+        """The candidate as kvp eval runs it, one method per policy seed."""
         methods: Sequence[Method] = self.runs
         if candidate.scorer is not None and candidate.scorer != self.start[0]:
             methods = [method_of(candidate.scorer)]
@@ -240,7 +240,7 @@ class Tuning:
         return [(search, batch) for search, batch in batches if batch]
 
     def plan_work(self, wanted: Sequence[tuple[Search, Sequence[Candidate]]]) -> Prepared:
-        """The work of measuring candidates, as kvp-eval takes it."""
+        """The work of measuring candidates, as kvp eval takes it."""
         settings: dict[str, list[Setting]] = {protocol: [] for protocol in self.protocols}
         for search, candidates in wanted:
             for candidate in candidates:
@@ -252,7 +252,7 @@ class Tuning:
         return replace(self.prepared, planned=planned, work=work)
 
     def settings(self, search: Search, candidate: Candidate) -> list[Setting]:
-        """A candidate at every budget, as kvp-eval takes it."""
+        """A candidate at every budget, as kvp eval takes it."""
         found, _ = plan(
             search.subject.methods(candidate), self.budgets, (),
             protection="on" if candidate.protected else "off", protected=self.protected,
@@ -397,7 +397,7 @@ def run(config: TuneConfig) -> TunedSettings | None:
             )
     say(
         f"settings are in {output.path / SETTINGS}; to run them: "
-        f"kvp-eval --methods full,tuned:{output.path}"
+        f"kvp eval --methods full,tuned:{output.path}"
     )
     return settings
 

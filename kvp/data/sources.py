@@ -257,7 +257,7 @@ def fitting_tasks(settings: TaskSettings, tokenizer: PreTrainedTokenizerBase) ->
     for name in settings.tasks:
         if name in ROWS_ONLY:
             raise UsageError(
-                f"--tasks {name} is a task of kvp-eval; to collect or train on data of your own, "
+                f"--tasks {name} is a task of kvp eval; to collect or train on data of your own, "
                 "give --data FILE alone"
             )
         chosen += [

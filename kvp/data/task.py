@@ -223,7 +223,7 @@ _PARSED = {
 
 @runtime_checkable
 class Task(Protocol):
-    """Prompts of one kind. `kvp-collect` uses `build`, `kvp-eval` and `kvp evolve` both methods."""
+    """Prompts of one kind. `kvp collect` uses `build`, `kvp eval` and `kvp evolve` both methods."""
 
     @property
     def name(self) -> str:

@@ -6,7 +6,7 @@ layer keeps exactly H C. The protected tokens of a head are always among its kep
 form of kvpress (0.5.5), default safeguard 0.2 as there and in the authors' scripts.
 
 Scores must compare across the heads of a layer: attention does (snapkv, tova, h2o, kvzip,
-contrastkv), and so do policies that kvp-train calibrated; norms and cosines (knorm, keydiff) are
+contrastkv), and so do policies that kvp train calibrated; norms and cosines (knorm, keydiff) are
 on a different scale per head. Cost O(H N) per layer.
 """
 

@@ -9,7 +9,7 @@ protected tokens. Preset `kvzip` has none, as published; KVzip and kvpress (0.5.
 first and then select in the layer over its heads, which is the same set but for ties.
 
 Scores must compare across layers, too: KVzip's and ContrastKV's largest attention does, and so do
-policies that kvp-train calibrated. Cost O(L H N).
+policies that kvp train calibrated. Cost O(L H N).
 """
 
 from __future__ import annotations

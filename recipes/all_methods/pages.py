@@ -72,7 +72,7 @@ def measured(folder: Path, protocol: str) -> Measured | None:
 
 
 def every_table(protocol: str, by_kind: Mapping[Kind, Comparison]) -> Iterator[str]:
-    """Heading and tables of a protocol: what kvp-report shows, without a choice."""
+    """Heading and tables of a protocol: what kvp report shows, without a choice."""
     yield f"## {PROTOCOL_NAMES[protocol]}\n"
     for comparison in by_kind.values():
         yield markdown(tables.every_setting(comparison))

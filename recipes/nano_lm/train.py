@@ -5,7 +5,7 @@
 Builds the tokenizer and the token files from the text, runs the phases of `phases.toml` in order,
 writes a checkpoint every few minutes and at SIGTERM, and resumes from the
 last one when started again with the same `--out`. `export.py` turns a checkpoint into a model
-folder, which `kvp-eval --methods full` measures.
+folder, which `kvp eval --methods full` measures.
 """
 
 from __future__ import annotations

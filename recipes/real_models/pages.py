@@ -1,4 +1,4 @@
-"""Numbers, tables and figure of docs/results/smollm2.md, from results folders of kvp-eval.
+"""Numbers, tables and figure of docs/results/smollm2.md, from results folders of kvp eval.
 
     python recipes/real_models/pages.py RUN
 

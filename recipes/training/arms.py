@@ -1,7 +1,7 @@
 """Train the arms of a study: tuned on validation sequences, judged on validation and test ones.
 
-Writes RUN/tune/ARM/SETTING and RUN/final/ARM/seedN (policy directories of kvp-train), and into each
-a result.json. Started again, it continues: kvp-train from its checkpoint.
+Writes RUN/tune/ARM/SETTING and RUN/final/ARM/seedN (policy directories of kvp train), and into each
+a result.json. Started again, it continues: kvp train from its checkpoint.
 """
 
 from __future__ import annotations
@@ -120,10 +120,10 @@ def climb(grid: Grid, score: Callable[[str], float]) -> str:
 
 
 def train(traces: Path, folder: Path, flags: Flags) -> None:
-    """Run kvp-train; runs of one process read a store once."""
+    """Run kvp train; runs of one process read a store once."""
     arguments = [part for name, value in flags.items() for part in (f"--{name}", value)]
     given = ["--traces", str(traces), "--out", str(folder), *arguments]
-    config = parse(TrainConfig, given, prog="kvp-train")
+    config = parse(TrainConfig, given, prog="kvp train")
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         run(config, sources_of(traces))
 
@@ -135,7 +135,7 @@ def sources_of(traces: Path) -> Sources:
 
 
 def held_out_skill(folder: Path) -> float:
-    """Mean skill over heads on validation sequences, as kvp-train measured it."""
+    """Mean skill over heads on validation sequences, as kvp train measured it."""
     records = json.loads((folder / "policy.json").read_text())["held_out"]
     skills = [record["skill"] for record in records if record["skill"] is not None]
     return float(sum(skills) / len(skills))

@@ -51,7 +51,7 @@ def results_of(run: Path) -> dict[str, list[Result]]:
 
 
 def records_of(folder: Path, **fields: object) -> dict[str, list[Result]]:
-    """Arm (or `full`) -> answers of kvp-eval with these fields, of policies `ARM.seedN`."""
+    """Arm (or `full`) -> answers of kvp eval with these fields, of policies `ARM.seedN`."""
     by_arm: dict[str, list[Result]] = defaultdict(list)
     for record in _all_records(folder):
         if record["score"] is None or record["protocol"] != fields["protocol"]:

@@ -33,7 +33,7 @@ def main() -> None:
     settings = training.settings
     named = given.arms.split(",") if given.arms else [arm.name for arm in settings.arms]
     torch.set_num_threads(1)
-    called("kvp-collect", collect, settings.collect, out=training.traces)
+    called("kvp collect", collect, settings.collect, out=training.traces)
     for arm in [settings.arm(name) for name in named]:
         training.arm(arm)
     if not given.skip_evaluation:
@@ -57,7 +57,7 @@ def evaluate_finished(training: Training) -> None:
     }
     for split in SPLITS:
         folder = training.run / "answers" / split
-        called("kvp-eval", evaluate, {**flags, "split": split}, out=folder)
+        called("kvp eval", evaluate, {**flags, "split": split}, out=folder)
 
 
 def called(name: str, program: Callable[[Sequence[str]], int], flags: Flags, *, out: Path) -> None:

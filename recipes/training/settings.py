@@ -12,7 +12,7 @@ import yaml
 SPLITS = ("validation", "test")
 """What policies are judged on."""
 PROTECTIONS = {"on": (True,), "off": (False,), "both": (False, True)}
-"""--protection of kvp-eval -> whether first and last tokens are kept, in the order of tables."""
+"""--protection of kvp eval -> whether first and last tokens are kept, in the order of tables."""
 Flags = dict[str, str]
 """Flags of a program without their dashes."""
 ItemT = TypeVar("ItemT")
@@ -24,7 +24,7 @@ class Arm:
 
     name: str
     settings: Flags
-    """Flags of kvp-train."""
+    """Flags of kvp train."""
     tuned: tuple[str, ...] = ()
     """Flags that are tuned, one after the other; each needs a grid."""
     seeds: int
@@ -54,12 +54,12 @@ class Settings:
     """A whole study."""
 
     collect: Flags
-    """Flags of kvp-collect."""
+    """Flags of kvp collect."""
     train: Flags
-    """Flags of kvp-train that arms share."""
+    """Flags of kvp train that arms share."""
     tuning: Tuning
     evaluate: Flags
-    """Flags of kvp-eval."""
+    """Flags of kvp eval."""
     reference: str
     """Name of the arm that the others are compared with."""
     arms: tuple[Arm, ...]

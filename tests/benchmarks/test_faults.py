@@ -12,8 +12,8 @@ from benchmarks.faults.programs import make
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")]
 SAMPLE = {
-    "kill, kvp-train": 2, "full disk, kvp-collect": 1, "read-only folder, kvp-train": 1,
-    "stopped and replaced, kvp-collect": 1, "two programs, kvp-train": 1,
+    "kill, kvp train": 2, "full disk, kvp collect": 1, "read-only folder, kvp train": 1,
+    "stopped and replaced, kvp collect": 1, "two programs, kvp train": 1,
     "flipped bit read, */c.* of a trace store": 5, "flipped bit read, layer_* of a policy": 5,
     "flipped bit resumed, checkpoints/last.ckpt of train": 1,
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""kvp-eval in several processes, as torchrun and Slurm start them: one folder, as by one."""
+"""kvp eval in several processes, as torchrun and Slurm start them: one folder, as by one."""
 
 import os
 import random
@@ -17,7 +17,7 @@ EVALUATIONS = 16
 
 @pytest.fixture(scope="module")
 def evaluations(tiny_folder, tiny_policy, fork_server):
-    """Runs of kvp-eval with the flags of a small one."""
+    """Runs of kvp eval with the flags of a small one."""
     settings = {
         "model": tiny_folder, "policies": tiny_policy, "methods": METHODS, "prompts": 4,
         "tasks": "niah_single_1,chat", "budgets": "12.5%,25%", "length": 260,

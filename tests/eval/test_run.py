@@ -1,4 +1,4 @@
-"""kvp-eval from its command line, on a random model: what it writes and what it refuses."""
+"""kvp eval from its command line, on a random model: what it writes and what it refuses."""
 
 import json
 import os
@@ -63,7 +63,7 @@ def test_the_program_says_what_it_does_and_what_to_open(finished, tiny_folder, t
     for line in ("preparing prompts ...", "loading the model ...", "evaluating: 8/8"):
         assert line in printed.err
     assert printed.err.splitlines()[-1] == (
-        f"results are in {finished}; to look at them: kvp-report {finished}"
+        f"results are in {finished}; to look at them: kvp report {finished}"
     )
     # a random model answers nothing, so there is nothing to lose
     assert "No task here can tell methods apart: the full cache fails niah_single_1 (0%)." in (
@@ -245,7 +245,7 @@ def test_a_finished_run_can_be_extended(finished, tmp_path, tiny_folder, tiny_po
 def _refusal(capsys, arguments):
     assert main(arguments) == 2
     lines = capsys.readouterr().err.strip().splitlines()
-    assert lines[-1].startswith("kvp-eval: error: ")
+    assert lines[-1].startswith("kvp eval: error: ")
     assert "loading the model ..." not in lines, "what can be refused is refused before"
     return lines[-1]
 
@@ -354,7 +354,7 @@ def test_an_interrupted_run_says_so_wherever_it_is_shown(
     monkeypatch.setattr("eval.run.evaluate_together", interrupted)
     assert main(arguments) == 130
     assert capsys.readouterr().err.splitlines()[-1] == (
-        "kvp-eval: interrupted; 3 of 6 evaluations done, unfinished; the same command continues"
+        "kvp eval: interrupted; 3 of 6 evaluations done, unfinished; the same command continues"
     )
     said = (
         "Unfinished: 2 of 3 prompts of niah_single_1 (query_aware), 1 of 3 prompts of "

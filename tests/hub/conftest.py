@@ -205,7 +205,7 @@ def policy_folder(tmp_path):
     meta = PolicyMeta(
         geometry=GEOMETRY,
         model={"id": "nano", "revision": None},
-        training={"seed": 3, "command": ["kvp-train", "--seed", "3"]},
+        training={"seed": 3, "command": ["kvp", "train", "--seed", "3"]},
         held_out=[{"skill": 0.5 + head / 10, "best_heuristic_skill": 0.4} for head in range(4)],
     )
     save_policy(folder, rankers, meta)

@@ -70,11 +70,11 @@ def test_policies_remember_model_and_text_of_their_traces():
             "model": {"id": "nano", "revision": None, "weights": "ab"},
             "data": {"name": "ruler"}, "continuation": "reference",
         },
-        "command": ["kvp-collect"],
+        "command": ["kvp", "collect"],
     }  # fmt: skip
     assert recorded_model(manifest) == {"id": "nano", "revision": None, "weights": "ab"}
     assert recorded_text(manifest) == {
-        "data": {"name": "ruler"}, "answers": "reference", "command": ["kvp-collect"]
+        "data": {"name": "ruler"}, "answers": "reference", "command": ["kvp", "collect"]
     }  # fmt: skip
     assert recorded_model({"model": manifest["model"]}) == manifest["model"]
     assert recorded_text({}) == {}

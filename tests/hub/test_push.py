@@ -57,7 +57,7 @@ def results(tmp_path, policy_folder):
         "format": "kvp-results", "format_version": 3, "config": {}, "identity": identity,
         "notes": [], "earlier_runs": [],
         "policies": {"mine": sha256_file(policy_folder / INDEX), "other": "0" * 64},
-        "command": ["kvp-eval", "--policies", "mine,other", "--out", "results"], "seed": 0,
+        "command": ["kvp", "eval", "--policies", "mine,other", "--out", "results"], "seed": 0,
         "kvp": "0.1.0", "python": "3.11", "packages": {}, "created": "2026-01-01T00:00:00+00:00",
     }  # fmt: skip
     write_sealed_json(folder / "manifest.json", manifest)
@@ -108,10 +108,10 @@ def test_a_dry_run_prints_card_and_files_and_asks_nobody(cache, policy_folder, r
     for line in (
         'policy = load_policy("org/gates")',
         "- Geometry: 2 layers of 4 query and 2 KV heads of 8; other geometries are refused",
-        "kvp-train --seed 3",
+        "kvp train --seed 3",
         "| this policy | 0.650 | 0.500 | 0.800 |",
         "nano, 10 prompts of niah_single_1, at most 256 tokens, test split, seed ",
-        "kvp-eval --policies mine,other --out results",
+        "kvp eval --policies mine,other --out results",
     ):
         assert line in printed
     (row,) = [line for line in printed.splitlines() if line.startswith("| kvp (")]

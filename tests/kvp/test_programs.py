@@ -11,7 +11,7 @@ from eval.records import FULL, LEARNED
 from kvp import __version__
 from kvp.command_line import flags_of, visible_flags
 from kvp.known_names import ALLOCATORS, OTHER_METHODS, SCORERS
-from kvp.programs import PROGRAMS, SCRIPTS, load, main, run_program, spell_program
+from kvp.programs import PROGRAMS, SCRIPTS, load, main, run_program
 from policies import registry
 from policies.registry import METHODS
 
@@ -43,7 +43,7 @@ def test_help_of_every_program_imports_nothing_heavy():
     printed = _fresh(*([name, "--help"] for name in PROGRAMS), ["--help"])
     assert printed.count("code 0") == len(PROGRAMS) + 1
     for name in PROGRAMS:
-        assert f"usage: {spell_program(name)} " in printed
+        assert f"usage: kvp {name} " in printed
 
 
 @pytest.mark.parametrize("name", CONFIGURED)
@@ -60,7 +60,7 @@ def test_help_shows_at_most_25_settings(name, capsys):
         written = f"\n  {flag.name.upper() if flag.positional else '--' + flag.name}"
         assert (f"{written} " in text or f"{written}\n" in text) == (flag.name in shown), flag.name
     if hidden := len(flags) - len(shown):
-        end = f"{hidden} more settings, as flags or in YAML: {spell_program(name)} --help_all\n"
+        end = f"{hidden} more settings, as flags or in YAML: kvp {name} --help_all\n"
         assert text.endswith(f"\n\n{end}")
     with pytest.raises(SystemExit):
         run_program(name, ["--help-all"])
@@ -85,9 +85,9 @@ def test_a_misspelt_name_is_refused_before_torch_is_imported():
         "eval --model nanoo --out o": "--model nanoo: no such folder (did you mean nano?)",
         "collect --model ./nano --out o": "--model ./nano: no such folder (did you mean nano?)",
         "tune --model org/x --methods kvp --out o": "tune: error: --methods kvp needs --policies",
-        "train --traces here --out o": "kvp-train: error: no trace store at here: no such folder",
-        "verify there": "kvp verify: error: no trace store at there: no such folder; kvp-collect",
-        "report results": "kvp-report: error: results is not a folder; give the results folder",
+        "train --traces here --out o": "kvp train: error: no trace store at here: no such folder",
+        "verify there": "kvp verify: error: no trace store at there: no such folder; kvp collect",
+        "report results": "kvp report: error: results is not a folder; give the results folder",
         "compare . results": "kvp compare: error: results is not a folder; give the results folder",
     }
     printed = _fresh(*map(str.split, mistakes))
@@ -114,7 +114,7 @@ def test_a_script_and_a_subcommand_are_the_same(name, capsys):
     for call in (main, run_program):
         words = ["--nonsense"]
         assert (main([name, *words]) if call is main else run_program(name, words)) == 2
-        assert capsys.readouterr().err.startswith(f"kvp-{name}: error: unknown flag --nonsense")
+        assert capsys.readouterr().err.startswith(f"kvp {name}: error: unknown flag --nonsense")
 
 
 def test_python_m_kvp_is_the_command():

@@ -1,11 +1,11 @@
-"""kvp-collect onto S3, by one process and by several, also killed: the store that a disk gets."""
+"""kvp collect onto S3, by one process and by several, also killed: the store that a disk gets."""
 
 import pytest
 
 
 @pytest.fixture(scope="module")
 def collectors(model_folder, fork_server):
-    """Runs of kvp-collect with the flags of a small one."""
+    """Runs of kvp collect with the flags of a small one."""
     flags = f"--model {model_folder} --length 300 --train 8 --validation 2 --max-new-tokens 2"
     return fork_server(
         "collect", *flags.split(), "--tasks", "niah_single_1",

@@ -1,4 +1,4 @@
-"""kvp-eval onto S3, by one process and by several, also killed: the results that a disk gets."""
+"""kvp eval onto S3, by one process and by several, also killed: the results that a disk gets."""
 
 import os
 import random
@@ -15,7 +15,7 @@ KILLS = 4
 
 @pytest.fixture(scope="module")
 def evaluations(model_folder, trained, fork_server):
-    """Runs of kvp-eval with the flags of a small one."""
+    """Runs of kvp eval with the flags of a small one."""
     settings = {
         "model": model_folder, "methods": "full,kvp,random,snapkv", "prompts": 4,
         "tasks": "niah_single_1", "budgets": "12.5%,25%", "length": 300,

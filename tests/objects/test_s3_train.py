@@ -1,4 +1,4 @@
-"""kvp-train with traces and policies on S3: the weights of a training from a disk, bit for bit."""
+"""kvp train with traces and policies on S3: the weights of a training from a disk, bit for bit."""
 
 import json
 import os

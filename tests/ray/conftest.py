@@ -58,12 +58,12 @@ class Cluster:
     environment: dict[str, str]
 
     def collect(self, out, environment=None):
-        """kvp-collect of a small store."""
+        """kvp collect of a small store."""
         flags = (*COLLECT, "--out", str(out))
         return self.start("collect", *flags, environment=environment)
 
     def evaluate(self, out, environment=None, *, own=False):
-        """A small kvp-eval."""
+        """A small kvp eval."""
         flags = (*EVALUATE, "--out", str(out))
         return self.start("eval", *flags, environment=environment, own=own)
 

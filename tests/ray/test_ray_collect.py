@@ -1,4 +1,4 @@
-"""kvp-collect with two workers of Ray: the store of one process, also where workers are killed."""
+"""kvp collect with two workers of Ray: the store of one process, also where workers are killed."""
 
 import random
 import signal
@@ -52,7 +52,7 @@ def test_ctrl_c_ends_in_one_line_and_the_command_continues(
     program.send_signal(signal.SIGINT)
     code, _, errors = end(program)
     assert code == 130, errors
-    assert errors.splitlines()[-1] == "kvp-collect: interrupted; the same command continues"
+    assert errors.splitlines()[-1] == "kvp collect: interrupted; the same command continues"
     assert 3 <= _committed(store) < SEQUENCES
     code, output, first = end(cluster.collect(store))
     errors, attempts = first, 1

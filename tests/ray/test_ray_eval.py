@@ -1,4 +1,4 @@
-"""kvp-eval with two workers of Ray: one results folder, as by one process."""
+"""kvp eval with two workers of Ray: one results folder, as by one process."""
 
 import pytest
 
@@ -23,7 +23,7 @@ def test_errors_of_workers_are_one_line(cluster, end, tmp_path):
     flags = ("--device=cuda", "--gpus_per_worker=0", "--train=1", "--out", out)
     code, _, errors = end(cluster.start("collect", *flags))
     assert code == 2
-    assert errors.splitlines()[-1].startswith("kvp-collect: error: --device cuda is not available")
+    assert errors.splitlines()[-1].startswith("kvp collect: error: --device cuda is not available")
     assert "Traceback" not in errors
     assert not out.exists()
 

@@ -100,7 +100,7 @@ def _results(folder, protocol, scores):
     folder.mkdir(parents=True)
     manifest = {
         "format": "kvp-results", "format_version": 3, "config": identity, "identity": identity,
-        "command": ["kvp-eval", protocol],
+        "command": ["kvp", "eval", protocol],
         "kvp": "0.1.0", "created": "2026-01-01T00:00:00+00:00", "tuned": {"settings": TUNED},
     }  # fmt: skip
     write_sealed_json(folder / "manifest.json", manifest)
@@ -158,7 +158,7 @@ def test_its_settings_are_valid(shared):
         assert set(chosen.data["tasks"]) == set(split_list(shared["NAMES"]))
     path = str(ROOT / "configs" / "all_methods" / "train.yaml")
     trained = parse(
-        TrainConfig, ["--config", path, "--traces", "t", "--out", "o"], prog="kvp-train"
+        TrainConfig, ["--config", path, "--traces", "t", "--out", "o"], prog="kvp train"
     )
     assert trained.recipe().objective == "listwise"
 

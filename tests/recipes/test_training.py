@@ -48,13 +48,13 @@ def arguments(flags):
 )
 def test_committed_settings_are_valid(path):
     settings = load_settings(path)
-    parse(CollectConfig, [*arguments(settings.collect), "--out", "o"], prog="kvp-collect")
-    parse(EvalConfig, [*arguments(settings.evaluate), "--out", "o"], prog="kvp-eval")
+    parse(CollectConfig, [*arguments(settings.collect), "--out", "o"], prog="kvp collect")
+    parse(EvalConfig, [*arguments(settings.evaluate), "--out", "o"], prog="kvp eval")
     for arm in settings.arms:
         flags = arm.settings if arm.complete else {**settings.train, **arm.settings}
         flags = {**flags, **{name: settings.tuning.grids[name].first for name in arm.tuned}}
         given = [*arguments(flags), "--traces", "t", "--out", "o"]
-        parse(TrainConfig, given, prog="kvp-train")
+        parse(TrainConfig, given, prog="kvp train")
 
 
 @pytest.mark.parametrize(

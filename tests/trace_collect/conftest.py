@@ -33,7 +33,7 @@ def refused():
 
     def line(capsys):
         errors = capsys.readouterr().err.splitlines()
-        (message,) = [text for text in errors if text.startswith("kvp-collect:")]
+        (message,) = [text for text in errors if text.startswith("kvp collect:")]
         return message
 
     return line

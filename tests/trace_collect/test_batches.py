@@ -1,4 +1,4 @@
-"""kvp-collect with several sequences in flight: the store is the same, errors stop the run."""
+"""kvp collect with several sequences in flight: the store is the same, errors stop the run."""
 
 import errno
 import json

@@ -1,4 +1,4 @@
-"""kvp-collect in several processes, as torchrun and Slurm start them: one store, as by one."""
+"""kvp collect in several processes, as torchrun and Slurm start them: one store, as by one."""
 
 import os
 import random
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def collectors(model_folder, fork_server):
-    """Runs of kvp-collect with the flags of a small one."""
+    """Runs of kvp collect with the flags of a small one."""
     flags = f"--model {model_folder} --length 300 --train 8 --validation 2 --max-new-tokens 2"
     return fork_server(
         "collect", *flags.split(), "--tasks", "niah_single_1",

@@ -1,4 +1,4 @@
-"""`kvp-collect --dry-run`: what a collection would take, without one."""
+"""`kvp collect --dry-run`: what a collection would take, without one."""
 
 import shutil
 

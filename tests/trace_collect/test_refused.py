@@ -1,4 +1,4 @@
-"""What kvp-collect refuses: one line, exit code 2, and before the weights are loaded."""
+"""What kvp collect refuses: one line, exit code 2, and before the weights are loaded."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""`kvp-collect` from its command line to the store, on a tiny model."""
+"""`kvp collect` from its command line to the store, on a tiny model."""
 
 import json
 import re

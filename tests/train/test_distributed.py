@@ -28,7 +28,7 @@ def flags(store, out, **settings):
 
 
 def run_program(arguments, seconds=500):
-    """Exit code and standard error of `kvp-train`, of which nothing survives this call."""
+    """Exit code and standard error of `kvp train`, of which nothing survives this call."""
     code = "import sys; from kvp.programs import train as main; sys.exit(main())"
     process = subprocess.Popen(
         [sys.executable, "-W", "error", "-c", code, *arguments],

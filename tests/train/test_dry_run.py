@@ -1,4 +1,4 @@
-"""`kvp-train --dry-run`: the RAM of `--source model`, the seconds of a training on a store."""
+"""`kvp train --dry-run`: the RAM of `--source model`, the seconds of a training on a store."""
 
 import re
 import time

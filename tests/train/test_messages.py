@@ -65,7 +65,7 @@ def test_a_loss_that_is_not_finite_ends_the_run(store, tmp_path, monkeypatch, ca
     monkeypatch.setattr("train.training.score_together", scores)
     assert train(store, tmp_path / "p") == 2
     last = capsys.readouterr().err.splitlines()[-1]
-    assert last.startswith("kvp-train: error: training diverged: the loss of step 1 is nan; lower")
+    assert last.startswith("kvp train: error: training diverged: the loss of step 1 is nan; lower")
     assert not (tmp_path / "p" / "policy.json").exists()
 
 

@@ -42,7 +42,7 @@ class Label:
     from_queries: FromQueries | None = None
     """Computes the label from the queries of a trace."""
     stored: str | None = None
-    """Name under which `kvp-collect --labels` stores it."""
+    """Name under which `kvp collect --labels` stores it."""
     reading: float = 1.0
     """Weight of queries that write none of the assistant's replies (`kvp.store.schema`); those
     that write them have 1."""
@@ -128,5 +128,5 @@ other token can replace."""
 KVZIP, KVZIP_PLUS = Label(stored="kvzip"), Label(stored="kvzip_plus")
 """KVzip's scores: the attention a token gets while the model repeats its prompt.
 
-They need passes of the model, so `kvp-collect --labels` computes and stores them
+They need passes of the model, so `kvp collect --labels` computes and stores them
 (`kvp.hf.trace.LABEL_PASSES`); the answer's tokens have none."""

@@ -63,7 +63,7 @@ def open_store(config: TrainConfig, recipe: Recipe) -> TrainingData:
     if stored is not None and stored not in reader.plan.labels:
         raise StoreError(
             f"--label {recipe.label}: --traces {path} holds no such label; collect it with "
-            f"kvp-collect --labels {stored}"
+            f"kvp collect --labels {stored}"
         )
     records = {split: usable_records(reader, split, recipe) for split in ("train", "validation")}
     if recipe.sequences > len(records["train"]):
@@ -89,7 +89,7 @@ def check_store(reader: TraceReader, *, allow_incomplete: bool) -> None:
     if committed < planned and not allow_incomplete:
         raise StoreError(
             f"--traces {reader.path} lacks {planned - committed} of {planned} sequences; "
-            "let kvp-collect finish, or pass --allow_incomplete"
+            "let kvp collect finish, or pass --allow_incomplete"
         )
 
 

@@ -5,7 +5,7 @@ inside every budget. Skill is over the tokens that take part in the reward.
 
 A policy that sees keys, values and positions only is useful where it ranks better than the methods
 that see no more and need no training: the attention-free ones of the registry, with their default
-options, on the same contexts (`Heuristics`). Where the question is seen, kvp-eval also shows
+options, on the same contexts (`Heuristics`). Where the question is seen, kvp eval also shows
 methods the prompt's last token (docs/decisions.md#last-token), which contexts do not hold: the mean
 key of KeyDiff and the partitions of LagKV differ by that token.
 """

@@ -271,7 +271,7 @@ def _hub(name: str, flag: str) -> Iterator[Row]:
 
     if is_object_name(name) and module_exists(name):
         raise UsageError(
-            f"--{flag} {name}: sources of your own are read by kvp-collect and kvp-train; here "
+            f"--{flag} {name}: sources of your own are read by kvp collect and kvp train; here "
             "write a task and give it by --tasks (docs/data.md)"
         )
     base, _, configuration = name.partition(":")

@@ -51,7 +51,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
 ROWS_ONLY = frozenset({TEXT, DATA, "longmemeval", "longbench", *GROUPS["longbench"]}) | (
     frozenset(PUBLISHED) - frozenset(CONTEXTS)
 )
-"""Tasks that read files and generate nothing: kvp-eval's, not kvp-collect's."""
+"""Tasks that read files and generate nothing: kvp eval's, not kvp collect's."""
 _BUILT_IN = frozenset(TASKS) | set(GROUPS)
 
 

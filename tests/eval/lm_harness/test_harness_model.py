@@ -1,4 +1,4 @@
-"""The harness's model class: HFLM's numbers without eviction, kvp-eval's answers with it."""
+"""The harness's model class: HFLM's numbers without eviction, kvp eval's answers with it."""
 
 import json
 

@@ -153,7 +153,7 @@ def manifest(**changes):
     return {
         "format": "kvp-results", "format_version": 3, "config": {**identity, "out": "r"},
         "seed": 0, "kvp": "0.1.0", "python": "3.11.0", "packages": {"torch": "2.9.0"},
-        "command": ["kvp-eval", "--out", "two words"], "created": "2026-01-01T00:00:00+00:00",
+        "command": ["kvp", "eval", "--out", "two words"], "created": "2026-01-01T00:00:00+00:00",
         "identity": identity, "policies": {},
         "notes": [], "earlier_runs": [],
     }  # fmt: skip

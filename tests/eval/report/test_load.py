@@ -30,7 +30,7 @@ QUOTE = "\"' onmouseover='alert(1)"
 
 @pytest.fixture
 def folder(tmp_path, write_results, made):
-    """A folder with every file that kvp-eval writes."""
+    """A folder with every file that kvp eval writes."""
     return write_results(
         tmp_path / "r", records=[*made.answers(), *made.replies()], timing=made.timing(),
         curves=made.curves(),
@@ -230,7 +230,7 @@ def test_folders_of_the_same_settings_are_one_run(tmp_path, write_results, made)
     whole = load_results(write_results(tmp_path / "whole", records=answers))
     assert sorted(map(str, joined.records)) == sorted(map(str, whole.records))
     assert len(joined.curves) == len(made.curves())
-    assert commands(joined.manifest) == [shlex.join(["kvp-eval", "--out", "two words"])]
+    assert commands(joined.manifest) == [shlex.join(["kvp", "eval", "--out", "two words"])]
 
 
 def test_other_models_lengths_and_seeds_are_other_runs(tmp_path, write_results):

@@ -50,9 +50,9 @@ def test_the_page_has_every_part_and_loads_nothing(html):
     for caption in re.findall(r"<(?:fig)?caption>(?:<span>)?(.*?)</", html):
         if not caption.startswith(("How this was made", "Answers;")):
             assert sum(protocol in caption for protocol in PROTOCOLS) == 1, caption
-    assert "kvp-eval --out &#39;two words&#39;" in html
+    assert "kvp eval --out &#39;two words&#39;" in html
     assert "torch 2.9.0" in html
-    assert " in this folder: run kvp-eval" not in html
+    assert " in this folder: run kvp eval" not in html
 
 
 def test_figures_are_written_and_show_something(reported):
@@ -103,10 +103,10 @@ def test_folders_that_several_runs_extended_have_a_report(
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("{tmp}/missing",), "is not a folder; give the results folder of kvp-eval"),
+        (("{tmp}/missing",), "is not a folder; give the results folder of kvp eval"),
         (("{tmp}/r", "--out", "{tmp}/r"), "--out"),
         (("{tmp}/r", "--out", "{tmp}/r/rows.jsonl"), "--out"),
-        (("{tmp}/r", "--out", "{tmp}/notes.html"), "was not written by kvp-report"),
+        (("{tmp}/r", "--out", "{tmp}/notes.html"), "was not written by kvp report"),
         (("{tmp}/r", "--out", "{tmp}/notes.html/x/y.html"), "Not a directory"),
         (("{tmp}/r", "--png", "{tmp}/notes.html"), "--png"),
         (("{tmp}/r", "--bootstrap", "0"), "--bootstrap must be at least 1"),
@@ -121,7 +121,7 @@ def test_what_cannot_work_is_one_line_and_replaces_nothing(
     given = [flag.format(tmp=tmp_path) for flag in flags]
     assert main([*(() if "--bootstrap" in given else ("--bootstrap", "3")), *given]) == 2
     *progress, error = capsys.readouterr().err.splitlines()
-    assert error.startswith("kvp-report: error: ")
+    assert error.startswith("kvp report: error: ")
     assert message.format(tmp=tmp_path) in error
     assert all(line.startswith(("computing ", "drawing: ")) for line in progress)
     after = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}

@@ -1,4 +1,4 @@
-"""kvp tune from its command line on a random model, and its settings in kvp-eval and kvp-report."""
+"""kvp tune from its command line on a random model, and its settings in kvp eval and kvp report."""
 
 import csv
 import json

@@ -109,7 +109,7 @@ def test_copies_of_records_are_not_sequences(store):
 def test_not_a_store(store, tmp_path):
     with pytest.raises(StoreError, match="not a trace store"):
         TraceReader(tmp_path)
-    with pytest.raises(StoreError, match="nowhere: no such folder; kvp-collect makes one"):
+    with pytest.raises(StoreError, match="nowhere: no such folder; kvp collect makes one"):
         TraceReader(tmp_path / "nowhere")
     content = read_sealed_json(store / "manifest.json")
     write_sealed_json(store / "manifest.json", {**content, "format_version": 2})

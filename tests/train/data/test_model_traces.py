@@ -57,7 +57,7 @@ def flags(**settings):
 
 
 def collected(out, base, **settings):
-    """Flags of kvp-collect for the sequences of `base`."""
+    """Flags of kvp collect for the sequences of `base`."""
     counts = {"validation": base["validation_sequences"], **settings}
     rest = {name: value for name, value in base.items() if name != "validation_sequences"}
     return flags(out=out, **counts, **rest)
@@ -211,7 +211,7 @@ def test_prompts_too_short_to_compress_are_skipped(
 def test_what_cannot_work_is_one_line_and_exit_code_2(base, tmp_path, capsys, changes, message):
     given = {} if changes is None else {**ONLINE, **TRAIN, **base, **changes}
     assert main(flags(out=tmp_path / "out", **given)) == 2
-    lines = [x for x in capsys.readouterr().err.splitlines() if x.startswith("kvp-train:")]
+    lines = [x for x in capsys.readouterr().err.splitlines() if x.startswith("kvp train:")]
     assert len(lines) == 1
     assert message in lines[0]
     assert not (tmp_path / "out").exists()
