@@ -130,3 +130,11 @@ def test_a_page_names_files_and_modules_that_exist(page):
     files -= {"kvp/LABEL", "kvp/seed0"}  # methods in results
     dotted = {name for name in named if re.fullmatch(rf"({'|'.join(PACKAGES)})(\.\w+)+", name)}
     assert not sorted(filter(_missing, files | dotted))
+
+
+def test_the_text_of_every_mutation_occurs_once_in_its_file():
+    table = tomllib.loads((ROOT / "benchmarks" / "mutations.toml").read_text(encoding="utf-8"))
+    for mutation in table["mutation"]:
+        text = (ROOT / mutation["file"]).read_text(encoding="utf-8")
+        assert text.count(mutation["before"]) == 1, mutation["name"]
+        assert all((ROOT / path).exists() for path in mutation["tests"].split()), mutation["name"]

@@ -25,14 +25,14 @@ def _run_python(code, folder):
     return done.stdout
 
 
-def test_cells_of_the_tutorial_run_in_order(tmp_path, monkeypatch):
-    """In one namespace, as a notebook runs them; IPython is not installed for tests."""
-    notebook = json.loads((ROOT / "docs" / "tutorial.ipynb").read_text(encoding="utf-8"))
-    shown = []
+def _run_cells(name, folder, monkeypatch):
+    """Names and shown pictures of a notebook's cells, run in one namespace, as a notebook does."""
+    notebook = json.loads((ROOT / "docs" / name).read_text(encoding="utf-8"))
+    shown = []  # IPython is not installed for tests
     display = types.SimpleNamespace(Image=lambda path, width: shown.append(path))
     monkeypatch.setitem(sys.modules, "IPython.display", display)  # type: ignore[arg-type]
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("TMPDIR", str(folder))
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setattr("tempfile.tempdir", None)
     names = {"__name__": "__main__"}
@@ -40,11 +40,22 @@ def test_cells_of_the_tutorial_run_in_order(tmp_path, monkeypatch):
         if cell["cell_type"] == "code":
             assert cell["outputs"] or cell["execution_count"] == 1, "saved without its outputs"
             exec("".join(cell["source"]), names)
+    return names, shown
+
+
+def test_cells_of_the_tutorial_run_in_order(tmp_path, monkeypatch):
+    names, shown = _run_cells("tutorial.ipynb", tmp_path, monkeypatch)
     assert [Path(path).is_file() for path in shown] == [True]
     means = names["means"]
     for budget in ("3%", "6%", "12.5%"):
         seen = means.loc["query_aware"][budget]  # type: ignore[attr-defined]
         assert seen["kvp"] > seen["keydiff"]
+
+
+def test_cells_of_a_scorer_of_ones_own_run_in_order(tmp_path, monkeypatch):
+    names, _ = _run_cells("own_scorer.ipynb", tmp_path, monkeypatch)
+    means = names["means"].xs("unprotected", level="setting")["8%"]  # type: ignore[attr-defined]
+    assert means["novel"] > means["streaming_llm"]
 
 
 def test_the_example_of_readme_runs(tmp_path):
