@@ -41,7 +41,7 @@ def test_console_scripts_run_where_the_names_are_taken(script, shadowed):
     )
     done = _python(code + "sys.exit(run())", shadowed)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(f"usage: {script} ")
+    assert done.stdout.startswith(f"usage: {script.replace('-', ' ')} ")
 
 
 def test_public_names_import_where_the_names_are_taken(shadowed):
