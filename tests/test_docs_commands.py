@@ -19,9 +19,7 @@ from kvp.programs import PROGRAMS, SCRIPTS, load
 
 ROOT = Path(__file__).parents[1]
 CONFIGS = {
-    f"kvp {name}": load(program.config)
-    for name, program in PROGRAMS.items()
-    if program.config
+    f"kvp {name}": load(program.config) for name, program in PROGRAMS.items() if program.config
 }
 """Settings of each program, as pages write its name."""
 EXAMPLES = [example for program in PROGRAMS.values() for example in program.examples]
