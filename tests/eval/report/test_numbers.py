@@ -128,11 +128,12 @@ def test_differences_are_paired_and_stars_explained(make_comparison):
     shown = tables.some_settings(comparison, tables.chosen_settings(comparison))
     assert _texts(shown, 1)["knorm"] == "25.0"
     # those of oracle, kvp, knorm and snapkv to random, at two budgets
-    assert "after Holm's correction for the 8 differences of the table" in shown.caption
-    assert (
-        "; toy, 4 prompts of one, two, at most 20 tokens, test split, seed 0; policies seed0"
-        in (shown.caption)
+    assert shown.caption == (
+        "Accuracy, %, mean over 2 tasks, question seen; * above, † below the best null."
     )
+    every = tables.every_setting(comparison).caption  # of a model card, say
+    assert "after Holm's correction for the 8 differences of the table" in every
+    assert "; toy, 4 prompts of one, two, at most 20 tokens, test split, seed 0; policies" in every
     bare = make_comparison(records=[one for one in comparison.records if not one["protected"]])
     assert tables.every_setting(bare).caption.endswith("compression; no token protected.")
     minus_full, minus_kvp = tables.differences(comparison, tidy(comparison))
