@@ -534,26 +534,32 @@ class Comparison:
 
     @cached_property
     def best(self) -> Best | None:
-        """The methods that sentences name, at one budget.
+        """`best_at` 12.5 %, or else the middle one of the budgets of most methods."""
+        number = Counter(
+            spec for each in self.chosen if each.method not in (FULL, ORACLE, *NULLS)
+            for spec in self.grid.get(each, ()) if spec
+        )  # fmt: skip
+        del number[SELF_SIZED]
+        budgets = [spec for spec in number if number[spec] == max(number.values())]
+        ordered = sorted(budgets, key=budget_order)
+        middle = ordered[len(ordered) // 2] if ordered else ""
+        return self.best_at(USUAL_BUDGET if USUAL_BUDGET in budgets else middle)
 
-        That is 12.5 % or else the middle one of those at which most of the methods were run. None
-        where nothing was run at a budget, no task is usable, or the folder is unfinished. Each
+    def best_at(self, budget: str) -> Best | None:
+        """The methods that sentences name at a budget.
+
+        None where no method was run at it, no task is usable, or the folder is unfinished. Each
         method counts in the setting that is shown, nulls in every one. "Best" is by the prompts
         shown, which favours them.
         """
         grid, chosen = self.grid, self.chosen
-        shown = [each for each in self.settings if each.method in NULLS or each in chosen]
-        compared = [each for each in shown if each.method not in (FULL, ORACLE, *NULLS)]
-        number = Counter(spec for each in compared for spec in grid[each] if spec)
-        del number[SELF_SIZED]
-        most = max(number.values(), default=0)
-        budgets = [spec for spec in number if number[spec] == most]
-        if not budgets or self.unfinished or not self.sorted.usable:
+        at = [each for each in self.settings if budget in grid[each]]
+        nulls = [each for each in at if each.method in NULLS]
+        compared = [
+            each for each in at if each in chosen and each.method not in (FULL, ORACLE, *NULLS)
+        ]
+        if not compared or self.unfinished or not self.sorted.usable:
             return None
-        ordered = sorted(budgets, key=budget_order)
-        budget = USUAL_BUDGET if USUAL_BUDGET in budgets else ordered[len(ordered) // 2]
-        compared = [each for each in compared if budget in grid[each]]
-        nulls = [each for each in shown if each.method in NULLS and budget in grid[each]]
 
         def rank(some: Iterable[ReportedMethod]) -> list[ReportedMethod]:
             return sorted(some, key=lambda each: -_goodness(self.kind, grid[each][budget]))
@@ -597,6 +603,19 @@ class Comparison:
     def told(self) -> set[tuple[ReportedMethod, str]]:
         """Keys of the `gaps` that are not 0, wherever they are shown (Holm)."""
         return resolved_keys(self.gaps, self.tests)
+
+    def told_of(
+        self, best: Best
+    ) -> tuple[Mapping[tuple[ReportedMethod, str], Interval], set[tuple[ReportedMethod, str]]]:
+        """`gaps` and `told`; where another method is the first, those of the named ones alone."""
+        first, *others = best.settings
+        if self.best and first == self.best.settings[0]:
+            return self.gaps, self.told
+        spec = best.budget
+        lead = self.grid[first][spec]
+        found = {(each, spec): self.minus(self.grid[each][spec], lead) for each in others}
+        gaps = {key: gap for key, gap in found.items() if gap is not None}
+        return gaps, resolved_keys(gaps, self.tests)
 
     def over_null(self, setting: ReportedMethod, spec: str | None) -> Interval | None:
         """What a setting has over the best null of its protection, paired by prompt.

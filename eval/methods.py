@@ -8,7 +8,7 @@ protection, at one budget; it gives one record per prompt and protocol.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -290,13 +290,18 @@ def hub_records(methods: Iterable[Method]) -> dict[str, dict[str, str]]:
     return {name: record for name, record in found.items() if record}
 
 
-def trained_tasks(methods: Iterable[Method]) -> dict[str, list[str]]:
-    """Tasks that policies were trained on, by label, where their records say so."""
-    data = {
-        label: scorer.metadata.get("training", {}).get("text", {}).get("data") or {}
-        for label, scorer in policies_of(methods).items()
-    }
-    return {label: list(each["tasks"]) for label, each in data.items() if each.get("tasks")}
+def trained_tasks(methods: Iterable[Method], files: Mapping[str, str]) -> dict[str, list[str]]:
+    """Tasks that policies were trained on, by label, where their records say so.
+
+    `files` are digests of files whose training rows are measured, by task.
+    """
+    found = {}
+    for label, scorer in policies_of(methods).items():
+        data = scorer.metadata.get("training", {}).get("text", {}).get("data") or {}
+        digests = data.get("files", [data.get("digest")])
+        rows = [task for task, digest in files.items() if digest in digests]
+        found[label] = [*data.get("tasks", ()), *rows]
+    return {label: tasks for label, tasks in found.items() if tasks}
 
 
 def policies_of(methods: Iterable[Method]) -> dict[str, LearnedScorer]:

@@ -25,7 +25,7 @@ from kvp.budgets import Budget
 from kvp.config_groups import ProtectionConfig
 from kvp.data.encode import encode, evidence_tokens
 from kvp.data.task import NoPromptError, TaskSettings
-from kvp.data.tasks import RULER, build_samples, expand_tasks, find_task, ruler_share
+from kvp.data.tasks import build_samples, expand_tasks, find_task
 from kvp.data.tasks.rows import TEXT
 from kvp.errors import UsageError
 from kvp.geometry import Geometry
@@ -84,8 +84,6 @@ def load_all(
             f"--length {settings.length}: a prompt with its given reply has {max(given)} tokens, "
             f"the model {positions} positions; lower it"
         )
-    if RULER in settings.tasks:
-        notes.append(f"a mean over tasks is over {ruler_share(prompt.task for prompt in prompts)}")
     return prompts, list(dict.fromkeys(notes))
 
 

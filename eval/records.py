@@ -74,6 +74,8 @@ PROTOCOL_NAMES = {
     "query_agnostic": "query_agnostic, the question is not seen at compression",
 }
 """Protocols in words."""
+SEEN = {"query_aware": "question seen", "query_agnostic": "question not seen"}
+"""The same in titles and captions."""
 
 ORACLE = "oracle"
 """Method that ranks by the attention that the answer will pay."""

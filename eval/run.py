@@ -59,12 +59,20 @@ from eval.records import (
     results_folder,
     seal,
 )
-from eval.results import Results, load_results, open_folder, unfinished_work, write_manifest
+from eval.results import (
+    Results,
+    input_digests,
+    load_results,
+    open_folder,
+    unfinished_work,
+    write_manifest,
+)
 from eval.timing import timing_records
 from kvp.artifacts.addresses import ObjectPath, files_below, place
 from kvp.artifacts.claim import OutputFolder
 from kvp.config_groups import DtypeName, Rank
 from kvp.costs import span
+from kvp.data.task import ALL
 from kvp.errors import ResultsError, UsageError
 from kvp.hf.attention import kvp_attention_set
 from kvp.hf.loading import device_of_rank, model_of, tokenizer_of
@@ -164,13 +172,19 @@ def _run(
     """Evaluate into a claimed folder, whose manifest is written first."""
     config = bench.config
     digest = model_identity(config.model, config.revision, bench.model, bench.tokenizer)
-    notes = made_for_others(bench, prepared)
+    seen = input_digests(config) if config.split in (ALL, "train") else {}
+    trained = trained_tasks(prepared.methods, seen)
+    notes = [
+        f"policy {label}: trained on rows of --{flag}, which --split {config.split} measures, too"
+        for label, tasks in trained.items() for flag in tasks if flag in seen
+    ]  # fmt: skip
+    notes += made_for_others(bench, prepared)
     for note in notes:
         say(f"note: {note}")
     write_manifest(
         output, config, digests, [*prepared.notes, *notes], digest,
         prepared.geometry.layer_indices, hub_records(prepared.methods), planned_rows(prepared),
-        trained_tasks(prepared.methods),
+        trained,
     )  # fmt: skip
     path = output.path  # with parts where workers write them, or have left them
     parts = output.shared or isinstance(path, ObjectPath) or (path / PARTS).is_dir()

@@ -6,7 +6,7 @@ from math import exp
 
 from eval.comparison import Best, Comparison, Estimate, ReportedMethod
 from eval.records import FULL, LEARNED
-from eval.stats import RESOLUTION, Interval, excludes_zero, prompts_to_resolve
+from eval.stats import FEWEST, RESOLUTION, Interval, excludes_zero, prompts_to_resolve
 from policies.registry import NULLS
 
 PICKED = "the best methods were picked on these prompts, which favours them"
@@ -17,15 +17,19 @@ def sentences(comparison: Comparison) -> list[str]:
     """All that is said of a comparison, wherever it is shown; none where nothing is to be said.
 
     An unfinished folder says so and nothing else. Then what is set apart; then, over the other
-    tasks, what was measured, what the methods of `Comparison.best` score, and their differences.
+    tasks, what was measured, and `findings` at the budget of `Comparison.best`.
     """
     if comparison.unfinished:
         return [comparison.unfinished]
     found = [comparison.sorted.apart] if comparison.sorted.apart else []
     if (best := comparison.best) is None:
         return found
-    said = _main_sentence(comparison, best), *_difference_sentences(comparison, best)
-    return [*found, comparison.measured, *said]
+    return [*found, comparison.measured, *findings(comparison, best)]
+
+
+def findings(comparison: Comparison, best: Best) -> list[str]:
+    """What the named methods score at their budget, and their differences."""
+    return [_main_sentence(comparison, best), *_difference_sentences(comparison, best)]
 
 
 def _main_sentence(comparison: Comparison, best: Best) -> str:
@@ -86,25 +90,34 @@ def _level(comparison: Comparison, best: Best, one: ReportedMethod) -> str:
 
 
 def _difference_sentences(comparison: Comparison, best: Best) -> list[str]:
-    """The first of the methods minus the others; nothing where they share no prompts."""
+    """The first of the methods minus the others; nothing where they share no prompts.
+
+    Of fewer than `FEWEST` prompts the numbers alone.
+    """
     first, *others = best.settings
-    found = {each: comparison.gaps.get((each, best.budget)) for each in others}
-    gaps = {each: -gap for each, gap in found.items() if gap is not None}
+    known, told = comparison.told_of(best)
+    gaps = {each: -known[each, best.budget] for each in others if (each, best.budget) in known}
     if not gaps:
         return []
+    few = min(gap.prompts for gap in gaps.values())
     parts, open_ones = [], []
     for each, gap in gaps.items():
         text, name = _difference(comparison, gap), each.label
-        if (each, best.budget) in comparison.told:
+        if (each, best.budget) in told:
             parts.append(f"{'ahead of' if gap.mean > 0 else 'behind'} {name}, {text}")
             continue
         open_ones.append(gap)
-        if excludes_zero(gap):
+        if few < FEWEST:
+            parts.append(f"{text} against {name}")
+        elif excludes_zero(gap):
             corrected = f"not after correction for {comparison.tests} comparisons"
             parts.append(f"{text} against {name}, {corrected}")
         else:
             parts.append(f"not significantly different from {name}, {text}")
     said = [f"Paired by prompt, {first.label} is {'; '.join(parts)}."]
+    if few < FEWEST:
+        number = f"{few} prompt{'s are' if few > 1 else ' is'}"
+        said.append(f"{number} too few to rank methods: {FEWEST} are the least.")
     if open_ones:
         most = max(map(prompts_to_resolve, open_ones))
         unit = "5 points" if comparison.kind == "accuracy" else f"{RESOLUTION} nats per token"

@@ -43,6 +43,8 @@ LEVEL = 0.05
 """1 minus the confidence of every interval, and the error rate of a table of comparisons."""
 PSEUDO_PROMPTS = 0.5
 """Prompts added at each end of the range, all tasks together."""
+FEWEST = 10
+"""Prompts of which a difference is told at least."""
 RESOLUTION = 0.05
 """The difference that numbers of prompts are given for: 5 points, or nats per token."""
 
@@ -220,10 +222,14 @@ def holm(differences: Sequence[Interval], comparisons: int | None = None) -> lis
     """Which differences are not 0, so that any wrong one among them has a chance of 5 % at most.
 
     `comparisons` is their number with those that were looked at and are not given: pairs from
-    which the best was picked. None of those told has an interval with 0 in it. Source: Holm 1979,
-    "A simple sequentially rejective multiple test procedure".
+    which the best was picked. None of those told has an interval with 0 in it, or is over fewer
+    than `FEWEST` prompts. Source: Holm 1979, "A simple sequentially rejective multiple test
+    procedure".
     """
-    p_values = [1.0 if gap.p is None or not excludes_zero(gap) else gap.p for gap in differences]
+    p_values = [
+        gap.p if gap.p is not None and excludes_zero(gap) and gap.prompts >= FEWEST else 1.0
+        for gap in differences
+    ]
     kept = [False] * len(p_values)
     for rank, index in enumerate(np.argsort(p_values)):
         if p_values[index] > LEVEL / ((comparisons or len(p_values)) - rank):

@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 from operator import itemgetter
 
 import numpy as np
+from rich.filesize import decimal
 
-from eval.comparison import ReportedMethod, method_of
+from eval.comparison import Best, Comparison, ReportedMethod, method_of
 from eval.records import FULL, ORACLE, Record, group_by
 from eval.stats import Interval, median_interval
 from policies.registry import METHODS
@@ -127,6 +128,25 @@ def timing_of(
         if each.spec and replace(each.setting, protected=setting.protected) == setting
     ]  # fmt: skip
     return min(same, key=lambda each: (each.protocol != protocol, each.spec != spec), default=None)
+
+
+def savings(comparison: Comparison, best: Best, timings: Iterable[Timing]) -> str:
+    """What the first method saves at a budget, in a line: bytes, and seconds if they were timed."""
+    first, spec = best.settings[0], best.budget
+    ours, full = comparison.grid[first][spec], comparison.estimate(FULL, None)
+    parts = []
+    if full and ours.nbytes and full.nbytes:
+        kept, whole = decimal(round(ours.nbytes)), decimal(round(full.nbytes))
+        parts.append(
+            f"{first.label} keeps {kept} of {whole} per prompt ({ours.nbytes / full.nbytes:.1%})"
+        )
+    timing = timing_of(timings, first, comparison.protocol, spec)
+    if timing and timing.evict and timing.prefill:
+        evict, prefill = (1000 * each.mean for each in (timing.evict, timing.prefill))
+        parts.append(f"compression takes {evict:.0f} ms, the prefill {prefill:.0f} ms")
+        if timing.spec == spec and timing.decode_to_full:
+            parts.append(f"time per token: {timing.decode_to_full.mean:.2f} x")
+    return f"{'; '.join(parts)}." if parts else ""
 
 
 def passes(method: str) -> int:

@@ -14,13 +14,11 @@ from io import BytesIO
 from typing import Any
 from urllib.parse import quote, unquote
 
-import matplotlib
 import numpy as np
 from matplotlib import rc_context
 from matplotlib.axes import Axes
-from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullFormatter, NullLocator, ScalarFormatter
+from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter, NullLocator
 
 from eval.comparison import PROTECTED, Comparison, ReportedMethod
 from eval.records import FULL, LEARNED, ORACLE
@@ -51,7 +49,8 @@ _SETTINGS: Any = {
     "text.parse_math": False, "font.size": 9, "font.sans-serif": ["DejaVu Sans"],
     "svg.fonttype": "none", "svg.hashsalt": WRITER,
     "axes.edgecolor": "#999999", "axes.spines.top": False, "axes.spines.right": False,
-    "axes.grid": True, "grid.color": "#e4e4e4", "legend.frameon": False, "legend.fontsize": 8,
+    "axes.facecolor": "none", "axes.grid": True, "grid.color": "#e4e4e4",
+    "legend.frameon": False, "legend.fontsize": 8,
 }  # fmt: skip
 
 
@@ -74,7 +73,8 @@ class Picture:
         stream = BytesIO()
         author = {"Date": None} if form == "svg" else {"Software": WRITER}
         with rc_context(_SETTINGS):
-            self.figure.savefig(stream, format=form, dpi=150, metadata=author)
+            ground = "none" if form == "svg" else "white"
+            self.figure.savefig(stream, format=form, dpi=300, metadata=author, facecolor=ground)
         return stream.getvalue()
 
     @property
@@ -84,17 +84,20 @@ class Picture:
         """
         svg = self.image("svg").decode()
         svg = re.sub(r"<metadata>.*?</metadata>| xmlns(:\w+)?=\"[^\"]*\"", "", svg, flags=re.DOTALL)
-        svg = re.sub(rf'id="{_OF}(.*?)(?:{_AT}(.*?))?"', _data, svg[svg.index("<svg") :])
-        names = ", ".join(name.get_text() for name in self.figure.legends[0].get_texts())
-        label = escape(f"Curves of {names}; numbers: see the tables")
+        svg = re.sub(
+            rf'<g id="{_OF}([^"]*?)(?:{_AT}([^"]*?))?(?:{_SAYS}([^"]*))?">', _data,
+            svg[svg.index("<svg") :],
+        )  # fmt: skip
+        names = ", ".join(dict.fromkeys(re.findall(r'data-method="([^"]+)"', svg)))
+        label = f"Curves of {names}; numbers: see the tables"
         svg = svg.replace("<svg", f'<svg role="img" aria-label="{label}"', 1)
         named = {*re.findall(r'(?:href="#|url\(#)([^")]*)', svg)}
         svg = re.sub(r' id="(.*?)"', lambda one: one[0] if one[1] in named else "", svg)
         return re.sub(r'( id="|href="#|url\(#)', rf"\g<1>{self.name}-", svg)
 
 
-_OF, _AT = "method=", "-budget="
-"""Names of drawn groups: what they are of, as in an address."""
+_OF, _AT, _SAYS = "method=", "-budget=", "-says="
+"""Names of drawn groups: what they are of, as in an address, and what the pointer is told."""
 
 
 def _of(family: str) -> str:
@@ -106,8 +109,25 @@ def _at(spec: str) -> str:
 
 
 def _data(found: re.Match[str]) -> str:
-    names = zip(("method", "budget"), found.groups(), strict=True)
-    return " ".join(f'data-{name}="{escape(unquote(value))}"' for name, value in names if value)
+    method, budget, says = (escape(unquote(each or "")) for each in found.groups())
+    named = {"method": method, "budget": budget}
+    data = "".join(f' data-{name}="{value}"' for name, value in named.items() if value)
+    return f"<g{data}>{f'<title>{says}</title>' if says else ''}"
+
+
+def _answer_pointer(
+    one: Axes,
+    place: Sequence[float],
+    comparison: Comparison,
+    setting: ReportedMethod,
+    spec: str,
+    name: str,
+) -> None:
+    """An invisible point that tells a pointer its method, budget, value and interval."""
+    unit = "%" if comparison.kind == "accuracy" else ""
+    numbers = comparison.grid[setting][spec].interval.text(comparison.scale, ".1f", unit)
+    says = f"{setting.label} at {spec}: {numbers}"
+    one.plot(*place, "o", markersize=11, alpha=0, zorder=9, gid=f"{name}{_SAYS}{quote(says)}")
 
 
 def line_styles(families: Iterable[str]) -> dict[str, dict[str, Any]]:
@@ -160,65 +180,53 @@ def drawn_settings(comparison: Comparison, maximum: int = 12) -> dict[ReportedMe
     return {**dict.fromkeys(front, True), **dict.fromkeys(behind, False)}
 
 
-def quality(
-    rows: Mapping[str, tuple[Comparison, Shown]], styles: Styles, timings: Sequence[Timing]
-) -> Figure:
-    """Quality against budget, and where costs are known against the cost of compression.
-
-    `rows` are comparisons and their drawn settings by title. The second panel has a point for every
-    budget, of which `Picture.budget` chooses; without timings it is left out.
-    """
-    step = 2 if timings else 1
-    figure, axes = _panels(step * len(rows))
-    for number, (title, (comparison, shown)) in enumerate(rows.items()):
-        one = axes[step * number]
-        one.set_title(_plain(title), fontsize=9)
-        _budget_panel(one, comparison, shown, styles)
-        if timings:
-            _cost_panel(axes[step * number + 1], comparison, shown, styles, timings)
-    _legend(figure, axes)
-    return figure
+Title = Sequence[str]
+"""Lines above a figure: what is measured, and of which model."""
 
 
-def _budget_panel(one: Axes, comparison: Comparison, shown: Shown, styles: Styles) -> None:
+def _begin(title: Title) -> tuple[Figure, Axes]:
+    """A figure of one panel, which fills half a row of the page, or a narrow screen."""
+    with rc_context(_SETTINGS):
+        figure = Figure(figsize=(5.4, 3.5), layout="constrained")
+        one = figure.subplots()
+    one.set_title("\n".join(map(_plain, title)), fontsize=9, loc="left")
+    return figure, one
+
+
+def quality(comparison: Comparison, shown: Shown, styles: Styles, title: Title) -> Figure:
     """Curves with intervals, those behind thin and without; the full cache is a horizontal line."""
+    figure, one = _begin(title)
     budgets, scale = comparison.budgets, comparison.scale
     places = dict(zip(budgets.specs, budgets.positions, strict=True))
-    means: list[float] = []
     for number, (setting, front) in enumerate(shown.items()):
-        points = [
+        found = comparison.grid.get(setting, {})
+        points = sorted(
             # A method that sizes the cache itself has one point, at the size that it took.
-            (places.get(spec, 100 * of.share if budgets.relative else of.kept_tokens),
-             *of.interval.numbers)
-            for spec, of in comparison.grid.get(setting, {}).items() if spec is not None
-        ]  # fmt: skip
+            (places.get(spec, 100 * of.share if budgets.relative else of.kept_tokens), spec)
+            for spec, of in found.items() if spec is not None
+        )  # fmt: skip
         if not points:
             continue
-        points.sort(key=lambda point: point[0])
-        x, *numbers = np.array(points).T
-        y, low, high = (scale * each for each in numbers)
-        means += list(y)
+        x = np.array([place for place, _ in points]) * SPREAD ** (number - len(shown) / 2)
+        intervals = np.array([found[spec].interval.numbers for _, spec in points])
+        y, low, high = scale * intervals.T
         label = setting.label.removesuffix(PROTECTED)
         if setting not in comparison.chosen:
             label = f"{setting.family}, {setting.details}"
         thin = {} if front else {"linewidth": 0.8, "markersize": 3, "alpha": 0.55}
         drawn = one.errorbar(
-            x * SPREAD ** (number - len(shown) / 2), y, label=_plain(label), elinewidth=0.8,
+            x, y, label=_plain(label), elinewidth=0.8,
             yerr=np.maximum(0, [y - low, high - y]) if front else None, capsize=2,
             **{**styles[setting.family], **thin},
         )  # fmt: skip
         for part in drawn.get_children():
             part.set_gid(_of(setting.family))
+        for *place, (_, spec) in zip(x, y, points, strict=True):
+            _answer_pointer(one, place, comparison, setting, spec, _of(setting.family))
     if full := comparison.estimate(FULL, None):
-        means.append(scale * full.interval.mean)
-        one.axhline(means[-1], label="full cache", gid=_of(FULL), **styles[FULL])
-    one.set_ylabel(comparison.measure)
-    if comparison.kind == "accuracy":
-        one.set_ylim(-3, 103)
-    elif means:
-        one.set_yscale("log")
-        one.set_ylim(min(means) / 1.15, max(means) * 1.15)
-        _log_axis(one.yaxis)
+        mean = scale * full.interval.mean
+        one.axhline(mean, label="full cache", gid=_of(FULL), **styles[FULL])
+    _measure_axis(one, comparison, shown)
     one.set(xscale="log", xlabel=budgets.label)
     low, high = one.get_xlim()
     if high < 1.5 * low:  # a single budget
@@ -228,16 +236,36 @@ def _budget_panel(one: Axes, comparison: Comparison, shown: Shown, styles: Style
         one.xaxis.set_minor_locator(NullLocator())
     else:
         _log_axis(one.xaxis)
+    _legend(figure, one)
+    return figure
 
 
-def _cost_panel(
-    one: Axes, comparison: Comparison, shown: Shown, styles: Styles, timings: Sequence[Timing]
-) -> None:
-    """Estimates against compression as a share of the prefill, a point per method and budget.
+def _measure_axis(one: Axes, comparison: Comparison, shown: Shown) -> None:
+    """The same in every figure of a comparison."""
+    one.set_ylabel(comparison.measure)
+    if comparison.kind == "accuracy":
+        one.set_ylim(-3, 103)
+        return
+    means = [
+        comparison.scale * of.interval.mean
+        for setting in shown for of in comparison.grid.get(setting, {}).values()
+    ]  # fmt: skip
+    one.set_yscale("log")
+    if means:
+        one.set_ylim(min(means) / 1.15, max(means) * 1.15)
+    _log_axis(one.yaxis)
+
+
+def quality_by_cost(
+    comparison: Comparison, shown: Shown, styles: Styles, timings: Sequence[Timing], title: Title
+) -> Figure:
+    """Estimates against compression as a share of the prefill, a point per method and budget, of
+    which `Picture.budget` chooses.
 
     Of seconds where all methods have them, else of FLOPs. Points of methods that read the prompt
     twice are hollow.
     """
+    figure, one = _begin(title)
     scale = comparison.scale
     found = {
         (setting, spec): (timing, of)
@@ -253,23 +281,26 @@ def _cost_panel(
         style, name = styles[setting.family], _of(setting.family) + _at(spec)
         place = max(100 * share, LEAST), scale * of.interval.mean
         color = style["color"]
-        filled = "white" if passes(setting.method) > 1 else color
+        filled = "none" if passes(setting.method) > 1 else color
         one.plot(*place, color=color, marker=style["marker"], markerfacecolor=filled, gid=name)
         one.annotate(
             _plain(setting.family), place, (4, 3), textcoords="offset points", fontsize=7,
             color=color, rotation=20, gid=name, in_layout=False,
         )  # fmt: skip
+        _answer_pointer(one, place, comparison, setting, spec, name)
     if full := comparison.estimate(FULL, None):
         one.axhline(scale * full.interval.mean, gid=_of(FULL), **styles[FULL])
     for spec in dict.fromkeys(spec for _, spec in found):
         one.text(
-            0.5, 1.06, f"at {spec}", transform=one.transAxes, ha="center", gid=_of("") + _at(spec),
-            in_layout=spec == comparison.budgets.specs[0],
+            1, 1.01, f"at {spec}", transform=one.transAxes, ha="right", fontsize=9,
+            gid=_of("") + _at(spec),
         )  # fmt: skip
+    _measure_axis(one, comparison, shown)
     one.set(xscale="log", xlabel=f"compression, % of the prefill's {_UNITS[unit]}")
     low, high = one.get_xlim()
     one.set_xlim(low / 1.3, high * 3)
     _log_axis(one.xaxis)
+    return figure
 
 
 LEAST = 0.1
@@ -277,9 +308,9 @@ LEAST = 0.1
 _UNITS = {"seconds": "seconds", "flops": "FLOPs"}
 
 
-def cost_curves(shown: Mapping[ReportedMethod, Cost], styles: Styles) -> Figure:
+def cost_curves(shown: Mapping[ReportedMethod, Cost], styles: Styles, title: Title) -> Figure:
     """Share of future attention lost against budget, mean over heads."""
-    figure, (one,) = _panels(1)
+    figure, one = _begin(title)
     for setting, cost in shown.items():
         style = {**styles[setting.family], "marker": ""}
         x, y = 100 * np.array(cost.budgets), 100 * np.array(cost.lost)
@@ -288,53 +319,28 @@ def cost_curves(shown: Mapping[ReportedMethod, Cost], styles: Styles) -> Figure:
         xlabel="budget, % of the cached tokens", ylabel="future attention lost, %",
         xlim=(0, 100), ylim=(0, 102),
     )  # fmt: skip
-    _legend(figure, [one])
+    _legend(figure, one)
     return figure
-
-
-def _panels(count: int) -> tuple[Figure, list[Axes]]:
-    """Axes of equal size, at most two in a row."""
-    rows = -(-count // 2)
-    with rc_context(_SETTINGS):
-        figure = Figure(figsize=(10, 4.6 if count == 1 else 3.6 * rows), layout="constrained")
-        grid = figure.subplots(rows, min(count, 2), squeeze=False, sharey=count > 1)
-    axes = list(grid.flat)
-    for spare in axes[count:]:
-        spare.set_visible(False)
-    return figure, axes[:count]
 
 
 def _log_axis(axis: Any) -> None:  # noqa: ANN401 - an axis of either direction
     """Round numbers, written out, also where less than a power of ten is shown."""
     axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axis.set_major_formatter(ScalarFormatter())
+    axis.set_major_formatter(FormatStrFormatter("%g"))
     axis.set_minor_formatter(NullFormatter())
 
 
-def _legend(figure: Figure, axes: Sequence[Axes]) -> None:
-    """One legend, next to a single panel or above several; labels of axes at the edges alone."""
-    single = len(axes) == 1
-    for number, one in enumerate(axes):
-        if number % 2:
-            one.set_ylabel("")
-        if number + 2 < len(axes):
-            one.set_xlabel("")
-    found: dict[str, Any] = {}
-    for one in axes:
-        for drawn, label in zip(*one.get_legend_handles_labels(), strict=True):
-            found[label] = drawn[0] if isinstance(drawn, tuple) else drawn
+def _legend(figure: Figure, one: Axes) -> None:
+    """One legend below the panel; the figure grows by its lines."""
+    drawn, labels = one.get_legend_handles_labels()
+    columns = min(3, 60 // (max(map(len, labels), default=0) + 6) + 1)
+    figure.set_figheight(3.6 + 0.18 * (-(-len(labels) // columns)))
     with rc_context(_SETTINGS):
-        legend = figure.legend(
-            list(found.values()),
-            list(found),
-            loc="outside right upper" if single else "outside upper center",
-            ncols=1 if single else min(6, 55 // max(map(len, found), default=1) + 1),
-        )
-    for drawn, *parts in zip(
-        found.values(), legend.get_texts(), legend.legend_handles, strict=True
-    ):
+        legend = figure.legend(drawn, labels, loc="outside lower center", ncols=columns)
+    named = [each[0] if isinstance(each, tuple) else each for each in drawn]
+    for each, *parts in zip(named, legend.get_texts(), legend.legend_handles, strict=True):
         for part in filter(None, parts):
-            part.set_gid(drawn.get_gid())
+            part.set_gid(each.get_gid())
 
 
 def _plain(text: str) -> str:
@@ -344,14 +350,13 @@ def _plain(text: str) -> str:
     return shown if len(shown) <= 48 else shown[:47] + "…"
 
 
-COLORS = 16
-"""Shades of tokens and of skill: white is evicted first, the darkest is kept longest."""
+SHADES = 16
+"""Shades of tokens and of skill: none is evicted first, the strongest is kept longest."""
 
 
 def rank_styles() -> str:
-    """CSS of the classes `r0` to `r15`."""
-    blues = matplotlib.colormaps["Blues"](np.arange(COLORS) / (COLORS - 1))
+    """CSS of the classes `r0` to `r15`, shades of `--mark`."""
+    shares = (round(100 * level / (SHADES - 1)) for level in range(SHADES))
     return "\n".join(
-        f".r{level}{{background:{shade};color:{'#111111' if level < 11 else '#ffffff'}}}"
-        for level, shade in enumerate(map(to_hex, blues))
+        f".r{level}{{background:rgb(var(--mark) / {share}%)}}" for level, share in enumerate(shares)
     )

@@ -32,14 +32,14 @@ from eval.comparison import (
 )
 from eval.config import ReportConfig
 from eval.frame import tidy
-from eval.records import FILES, PROTOCOL_NAMES, group_by, policy_groups, results_folder
+from eval.records import FILES, SEEN, group_by, policy_groups, results_folder
 from eval.report import figures, tables
 from eval.report.answers import Answers, answers, pack_text
-from eval.report.costs import Cost, costs, shown_costs, timings
+from eval.report.costs import Cost, costs, savings, shown_costs, timings
 from eval.report.figures import Picture, drawn_settings, rank_styles
 from eval.report.tables import Table
 from eval.results import Results, commands, join, labels, load_results, model_name, unfinished_work
-from eval.sentences import PICKED, sentences
+from eval.sentences import PICKED, findings, sentences
 from kvp.artifacts.addresses import is_address
 from kvp.artifacts.files import atomic_write_bytes, refuse_others
 from kvp.errors import UsageError
@@ -47,7 +47,6 @@ from kvp.progress import Progress
 
 GENERATOR = '<meta name="generator" content="kvp-report">'
 """Mark by which a page is recognised as a report."""
-_SEEN = {"query_aware": "question seen", "query_agnostic": "question not seen"}
 _LACKING = {
     "accuracy": "No generated answers in this folder: run kvp eval --tasks ruler.",
     "perplexity": "No given replies in this folder: run kvp eval --tasks chat or text.",
@@ -63,6 +62,8 @@ class Text:
     text: str
     style: str = ""
     """CSS class."""
+    budget: str = ""
+    """The budget that it is of, where the page can choose one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,8 +122,9 @@ def blocks_of(runs: Sequence[Run]) -> list[Block]:
     Several runs are first shown side by side, then one after another.
     """
     styles = figures.line_styles(family for run in runs for family in run.families)
+    reading = [_reading(runs)] if any(run.comparisons for run in runs) else []
     if len(runs) == 1:
-        return list(_run(runs[0], styles))
+        return [*_run(runs[0], styles, reading)]
     keys = dict.fromkeys((each.kind, each.protocol) for run in runs for each in run.comparisons)
     blocks: list[Block] = []
     for kind, protocol in keys:
@@ -131,25 +133,53 @@ def blocks_of(runs: Sequence[Run]) -> list[Block]:
             if (each.kind, each.protocol) == (kind, protocol)
         ]  # fmt: skip
         best = named[0][1].best
-        title = f"Side by side: {MEASURES[kind]}, {_SEEN[protocol]}"
-        rows = {label: (each, drawn_settings(each)) for label, each in named}
-        picture = Picture(
-            name=f"runs-{kind}-{protocol}",
-            figure=figures.quality(rows, styles, ()),
-            caption=f"{MEASURES[kind].capitalize()} against cache budget, run by run; bars: 95 % "
-            f"intervals; {PROTOCOL_NAMES[protocol]}.",
-        )
+        title = f"Side by side: {MEASURES[kind]}, {SEEN[protocol]}"
+        figures_of = [
+            Picture(
+                name=f"runs-{kind}-{protocol}-{number}",
+                figure=figures.quality(
+                    each, drawn_settings(each), styles, (label, *_titles(each)[1:])
+                ),
+                caption=f"{MEASURES[kind].capitalize()} against budget, {label}.",
+            )
+            for number, (label, each) in enumerate(named, start=1)
+        ]
         table = tables.side_by_side(named, best.budget) if best else None
         ident = f"side-{kind}-{protocol}"
+        inside = [*figures_of, table]
         blocks.append(
-            Section(
-                ident=ident, title=title, blocks=[picture, table], opened=True, protocol=protocol
-            )
+            Section(ident=ident, title=title, blocks=inside, opened=True, protocol=protocol)
         )
     for number, run in enumerate(runs, start=1):
         inner = list(_run(run, styles))
         blocks.append(Section(ident=f"run-{number}", title=run.label, blocks=inner))
-    return blocks
+    return [*reading, *blocks]
+
+
+def _reading(runs: Sequence[Run]) -> Section:
+    """What captions do not repeat: conditions, intervals, marks, axes."""
+    compared = [each for run in runs for each in run.comparisons]
+    said = [
+        *(f"{each.measure.capitalize()}: {each.conditions}." for each in compared),
+        *(f"Intervals and bars, {each.measure}: {each.interval}." for each in compared),
+        *(f"{PICKED.capitalize()}." for each in compared if each.best),
+        *_READING,
+    ]
+    texts = [Text(text=each) for each in dict.fromkeys(said)]
+    return Section(ident="reading", title="How to read this", blocks=texts)
+
+
+_READING = (
+    "Question seen (query_aware): the prompt is compressed after its question; question not seen "
+    "(query_agnostic): before it. Behind a budget, in brackets: tokens per KV head. Thin curves: "
+    "other methods, without intervals.",
+    "Nulls score nothing, so a method has to beat the best of them with the same protection: * is "
+    "above, † below it, paired by prompt, at 5 % after Holm's correction for all differences of "
+    "the table. A star behind a difference: it is not 0, by the same test.",
+    "Figures against compression: its time at the chosen budget as a share of the prefill, one "
+    "request at a time (measured at another budget or protocol where this one was not timed); "
+    "hollow points: the model reads the prompt twice.",
+)
 
 
 def pictures(blocks: Iterable[Block | None]) -> Iterator[Picture]:
@@ -171,7 +201,7 @@ def render(runs: Sequence[Run], blocks: Sequence[Block]) -> str:
     environment.filters |= {"packed": pack_text, "json": json.dumps}
     compared = [each for run in runs for each in run.comparisons]
     named = [name for each in compared for name in each.sorted.tasks]
-    protocols = [(each.protocol, _SEEN[each.protocol]) for each in compared]
+    protocols = [(each.protocol, SEEN[each.protocol]) for each in compared]
     specs = sorted({spec for each in compared for spec in each.budgets.specs}, key=budget_order)
     best = next((each.best.budget for each in compared if each.best), "")
     script = (web / "page.js").read_text("utf-8").strip()
@@ -217,12 +247,13 @@ def numbers(runs: Iterable[Run]) -> pandas.DataFrame:
     return pandas.concat([*parts, pandas.DataFrame(lost)], ignore_index=True)
 
 
-def _run(run: Run, styles: figures.Styles) -> Iterator[Block]:
-    """Notes and sections of one run."""
+def _run(run: Run, styles: figures.Styles, reading: Sequence[Section] = ()) -> Iterator[Block]:
+    """Notes and sections of one run, `reading` behind what is compared."""
     yield from (Text(text=note, style="note") for note in run.results.notes)
     for comparison, found in zip(run.comparisons, run.numbers, strict=True):
         more = list(_folded_tables(run, comparison, found))
         yield _comparison_section(run, comparison, run.prefix, styles, more)
+    yield from reading
     several = [each for each in run.comparisons if len(each.sorted.tasks) > 1]
     alone = (each.of_task(task) for each in several for task in each.sorted.tasks)
     for number, comparison in enumerate(alone):
@@ -232,7 +263,7 @@ def _run(run: Run, styles: figures.Styles) -> Iterator[Block]:
         yield Section(ident=name, title="Answers to read", blocks=[read], opened=True)
     for protocol, found in run.costs.items():
         blocks = _heads(run, protocol, found, styles)
-        title = f"Layers and heads: skill, and the cost of every budget, {_SEEN[protocol]}"
+        title = f"Layers and heads: skill, and the cost of every budget, {SEEN[protocol]}"
         name = f"{run.prefix}heads-{protocol}"
         yield Section(ident=name, title=title, blocks=blocks, protocol=protocol)
     there: dict[str, object] = {each.kind: True for each in run.comparisons}
@@ -257,29 +288,37 @@ def _comparison_section(
     best, shown = comparison.best, drawn_settings(comparison)
     budget = best.budget if best else (*comparison.budgets.specs, "")[-1]
     alone, tasks = more is None, comparison.sorted.tasks
-    blocks: list[Block] = list(_sentences(comparison))
+    blocks: list[Block] = list(_sentences(run, comparison))
     if comparison.grid:
         families = {setting.family for setting in shown}
         left_out = ", ".join(each for each in comparison.choices if each not in families)
-        timings = () if alone else run.timings
-        costs = _COSTS if timings else "" if alone else f" {_LACKING['timing']}"
-        picked = f"{PICKED}; " if best else ""
-        warning = "unfinished: ranks no method" if comparison.unfinished else ""
-        picture = Picture(
-            name=name,
-            figure=figures.quality({warning: (comparison, shown)}, styles, timings),
-            caption=f"{measure} against cache budget; bars: {comparison.interval}; {picked}"
-            f"thin: other methods, without intervals{f'; not drawn: {left_out}' * bool(left_out)}; "
-            f"{PROTOCOL_NAMES[protocol]}.{costs}",
-            budget=budget,
+        warning = ["unfinished: ranks no method"] if comparison.unfinished else []
+        above = (*_titles(comparison), *warning)
+        draw = comparison, shown, styles
+        blocks.append(
+            Picture(
+                name=name,
+                figure=figures.quality(*draw, above),
+                caption=f"{measure} against budget{f'; not drawn: {left_out}' * bool(left_out)}.",
+            )
         )
-        blocks += [picture, tables.some_settings(comparison, tables.chosen_settings(comparison))]
+        if run.timings and not alone:
+            blocks.append(
+                Picture(
+                    name=f"{name}-cost",
+                    figure=figures.quality_by_cost(*draw, run.timings, above),
+                    caption=f"{measure} against the time of compression; "
+                    "hollow: the prompt is read twice.",
+                    budget=budget,
+                )
+            )
+        blocks.append(tables.some_settings(comparison, tables.chosen_settings(comparison)))
     else:
         words = "No method has answers to all prompts of this folder."
         blocks.append(Text(text=words, style="missing"))
     blocks += more or ()
     only = tasks if alone or len(tasks) == 1 else ()
-    title = f"{measure.removesuffix(', %')}, {_SEEN[protocol]}"
+    title = f"{measure.removesuffix(', %')}, {SEEN[protocol]}"
     return Section(
         ident=name,
         title=f"{only[0]}: {title}" if alone else title,
@@ -290,15 +329,33 @@ def _comparison_section(
     )
 
 
-def _sentences(comparison: Comparison) -> Iterator[Text]:
-    """The sentences on a comparison, without those at the top of the page or in captions."""
-    above = comparison.unfinished, comparison.measured
-    said = [each for each in sentences(comparison) if each not in above]
-    if comparison.sorted.apart in said:
-        yield Text(text=said.pop(0), style="note")
-    yield from (
-        Text(text=each, style="" if number else "summary") for number, each in enumerate(said)
+def _titles(comparison: Comparison) -> tuple[str, str]:
+    """What stands above a figure: what is measured, and of which model."""
+    tasks, length = comparison.sorted.tasks, comparison.results.setting("length")
+    of = f" of {tasks[0]}" if len(tasks) == 1 else ""
+    measure = comparison.measure.removesuffix(", %").capitalize()
+    return (
+        f"{measure}{of}, {SEEN[comparison.protocol]}",
+        f"{model_name(comparison.results)}, at most {length} tokens",
     )
+
+
+def _sentences(run: Run, comparison: Comparison) -> Iterator[Text]:
+    """The sentences on a comparison, budget by budget, without those at the top of the page."""
+    if comparison.unfinished:
+        return
+    if apart := comparison.sorted.apart:
+        yield Text(text=apart, style="note")
+    if comparison.best is None:
+        return
+    for spec in comparison.budgets.specs:
+        if best := comparison.best_at(spec):
+            main, *others = findings(comparison, best)
+            yield Text(text=main, style="summary", budget=spec)
+            if saved := savings(comparison, best, run.timings):
+                yield Text(text=saved, style="saved", budget=spec)
+            yield from (Text(text=each, budget=spec) for each in others)
+    yield Text(text="No method was run at this budget.", style="missing lacking")
 
 
 def _folded_tables(run: Run, comparison: Comparison, found: pandas.DataFrame) -> Iterator[Section]:
@@ -319,13 +376,6 @@ def _folded_tables(run: Run, comparison: Comparison, found: pandas.DataFrame) ->
             yield Section(ident=name, title=title, blocks=blocks)
 
 
-_COSTS = (
-    " Second panel: the same against what compression takes at the chosen budget, as a share of "
-    "the prefill, one request at a time (measured at another budget or protocol where this one was "
-    "not timed); hollow: the model reads the prompt twice."
-)
-
-
 def _heads(
     run: Run, protocol: str, found: Mapping[ReportedMethod, Cost], styles: figures.Styles
 ) -> list[Block]:
@@ -334,12 +384,13 @@ def _heads(
     curves = [each for each in run.results.curves if each["protocol"] == protocol]
     sequences = "/".join(str(n) for n in sorted({record["sequences"] for record in curves}))
     kept = "first and last tokens kept by all" if next(iter(shown)).protected else "none protected"
+    title = f"Attention lost, {SEEN[protocol]}", model_name(run.results)
     picture = Picture(
         name=f"{run.prefix}attention-lost-{protocol}",
-        figure=figures.cost_curves(shown, styles),
+        figure=figures.cost_curves(shown, styles, title),
         caption="Share of future attention lost at every budget, mean over heads; "
         f"n = {sequences} held-out sequences, seed {run.results.setting('seed')}"
-        f"; {kept}; {PROTOCOL_NAMES[protocol]}.",
+        f"; {kept}.",
     )
     return [picture, tables.areas(found, protocol), tables.skill_map(shown, protocol)]
 

@@ -10,7 +10,7 @@ from pandas import DataFrame
 
 from eval.comparison import Budgets, Comparison, Estimate, ReportedMethod, in_order, resolved_keys
 from eval.frame import OVERALL
-from eval.records import FULL, LEARNED, ORACLE, PROTOCOL_NAMES, SELF_SIZED
+from eval.records import FULL, LEARNED, ORACLE, SEEN, SELF_SIZED
 from eval.report.costs import Cost, Timing, passes
 from eval.stats import Interval
 from policies.registry import NULLS
@@ -73,7 +73,7 @@ def every_setting(comparison: Comparison) -> Table:
 def some_settings(comparison: Comparison, lines: Notes, which: str = "") -> Table:
     """The numbers of some settings, marked where they differ from those of the best null.
 
-    `which` settings they are, for the caption.
+    `which` settings they are, for a caption that tells all: of a model card, say.
     """
     grid = comparison.grid
     own_size = any(setting.self_sized for setting in grid)  # last, what methods chose themselves
@@ -99,18 +99,25 @@ def some_settings(comparison: Comparison, lines: Notes, which: str = "") -> Tabl
                 number = replace(number, small=f"{number.small}\n{size}")
             row.append(number)
         rows.append(row)
-    nulls = ""
+    nulls, details = "", ""
     if over:
-        nulls = "; * above, † below the best null with the same protection, paired by prompt, at "
-        nulls += f"5 % after Holm's correction for the {len(over)} differences of the table"
+        nulls = "; * above, † below the best null"
+        if which:
+            nulls += " with the same protection, paired by prompt, at 5 % after Holm's correction "
+            nulls += f"for the {len(over)} differences of the table"
     elif not any(each.setting.method in NULLS for each in comparison.choices.values()):
         nulls = "; no null was run (add nulls to --methods of kvp eval)"
     count = len(comparison.sorted.usable or comparison.sorted.tasks)
     tasks = f", mean over {count} tasks" if comparison.kind == "accuracy" and count > 1 else ""
+    how = f", {SEEN[comparison.protocol]}"
+    if which:
+        how = f" ({comparison.interval})"
+        details = (
+            f"; {'(n): tokens per head; ' * comparison.budgets.relative}{comparison.conditions}"
+        )
     return Table(
-        caption=f"{comparison.unfinished} {comparison.measure.capitalize()}{tasks}{which} "
-        f"({comparison.interval}){nulls}; {'(n): tokens per head; ' * comparison.budgets.relative}"
-        f"{comparison.conditions}{comparison.left_out}.".lstrip(),
+        caption=f"{comparison.unfinished} {comparison.measure.capitalize()}{tasks}{which}{how}"
+        f"{nulls}{details}{comparison.left_out}.".lstrip(),
         header=("method", *budget_names(comparison.budgets), *["own size"] * own_size),
         rows=rows,
     )
@@ -128,9 +135,8 @@ def by_task(comparison: Comparison, spec: str) -> Table:
         if any(field != NOTHING for field in fields):
             rows.append([_heading(setting, note), *fields])
     return Table(
-        caption=f"{comparison.measure.capitalize()}, task by task at {spec} "
-        f"({comparison.interval}); {PROTOCOL_NAMES[comparison.protocol]}. Other budgets: in the "
-        "figure and the CSV file.",
+        caption=f"{comparison.measure.capitalize()}, task by task at {spec}, "
+        f"{SEEN[comparison.protocol]}.",
         header=("method", *comparison.tasks),
         rows=rows,
         budget=spec,
@@ -162,8 +168,7 @@ def differences(comparison: Comparison, numbers: DataFrame) -> Iterator[Table]:
             tests = comparison.tests if name == "minus_lead" else len(paired)
             yield Table(
                 caption=f"Each method minus {other}, {'points' if points else 'nats per token'}, "
-                f"paired by prompt ({comparison.interval}); * differs from 0 at 5 % after Holm's "
-                f"correction for {tests} differences; {PROTOCOL_NAMES[comparison.protocol]}.",
+                f"{SEEN[comparison.protocol]}; * is not 0, corrected for {tests} differences.",
                 header=("method", *budget_names(comparison.budgets)),
                 rows=rows,
             )
@@ -184,7 +189,7 @@ def areas(by_setting: Mapping[ReportedMethod, Cost], protocol: str) -> Table:
         caption="Area under the cost curves summed over heads, as a multiple of the oracle's with "
         "the same protection (mean over policies, range below), and mean skill; "
         "skill = (chance - cost) / (chance - ideal), both with the same protected tokens: 1 is "
-        f"ideal, 0 is chance; area over all budgets; {PROTOCOL_NAMES[protocol]}.",
+        f"ideal, 0 is chance; area over all budgets; {SEEN[protocol]}.",
         header=("method", "area / oracle", "skill"),
         rows=rows,
     )
@@ -215,7 +220,7 @@ def skill_map(shown: Mapping[ReportedMethod, Cost], protocol: str) -> Table:
         rows.append(row)
     return Table(
         caption=f"Skill of {ours.family} in every head (1: the best ranking there is, 0: chance), "
-        f"and below it the best of the other methods, oracle apart; {PROTOCOL_NAMES[protocol]}.",
+        f"and below it the best of the other methods, oracle apart; {SEEN[protocol]}.",
         header=("layer", *(f"head {head}" for head in columns)),
         rows=rows,
     )
@@ -248,7 +253,7 @@ def costs_of_requests(timings: Sequence[Timing]) -> Table:
     return Table(
         caption="One request at a time: cache bytes after eviction, and milliseconds, median and "
         f"its 95 % interval over {'/'.join(map(str, counts)) or 'no'} prompts{few}; "
-        f"{PROTOCOL_NAMES[timings[0].protocol]}. Ratios are to the full cache, prompt by prompt.",
+        f"{SEEN[timings[0].protocol]}. Ratios are to the full cache, prompt by prompt.",
         header=(
             "method", "tokens per head", "cache bytes", "bytes / full", "prefill, ms",
             "score and evict, ms", "of the prefill's seconds", "of its FLOPs",
@@ -264,8 +269,7 @@ def side_by_side(named: Iterable[tuple[str, Comparison]], spec: str) -> Table:
     _, first = runs[0]
     families = in_order(name for _, each in runs for name in each.choices)
     return Table(
-        caption=f"{first.measure.capitalize()} of every run at {spec}, 95 % intervals; "
-        f"{PROTOCOL_NAMES[first.protocol]}.",
+        caption=f"{first.measure.capitalize()} of every run at {spec}, {SEEN[first.protocol]}.",
         header=("method", *(label for label, _ in runs)),
         rows=[
             [

@@ -297,6 +297,7 @@ def data_identity(settings: TaskSettings, tasks: Sequence[str]) -> dict[str, Any
         **{name: value for name, value in chosen.items() if value is not None},
         "name": portable(data),
         "digest": digest_json(files) if len(files) > 1 else next(iter(files), None),
+        **({"files": files} if len(files) > 1 else {}),
         "tasks": list(tasks),
         "length": settings.length,
         "essays": settings.essays and sha256_input(Path(settings.essays)),

@@ -11,7 +11,7 @@ import pytest
 from eval.comparison import compare_all, sort_tasks
 from eval.frame import OVERALL, summary, tidy
 from eval.results import Results
-from eval.sentences import sentences
+from eval.sentences import findings, sentences
 from eval.tuned_settings import Scored, Tuned, TunedSettings
 from kvp.data.ruler import RULER_13
 
@@ -179,8 +179,8 @@ def test_learned_and_best_methods_are_compared_with_the_full_cache():
         "At 12.5% of the cache (the question seen before compression; 95 % intervals) kvp+global "
         "answers 72% (0 to 100); the best method without training, kvzip, 60% (0 to 100); the full "
         "cache 80% (0 to 100).\n"
-        "Paired by prompt, kvp+global is not significantly different from kvzip, +12.0 points "
-        "(-100.0 to +100.0).\n"
+        "Paired by prompt, kvp+global is +12.0 points (-100.0 to +100.0) against kvzip.\n"
+        "1 prompt is too few to rank methods: 10 are the least.\n"
         "About 400 prompts would narrow that to ±5 points."  # 1 x (100 / 5) ** 2
     )
 
@@ -257,10 +257,46 @@ def test_nulls_are_named_apart_and_settings_not_chosen_on_the_prompts_shown():
     assert (
         "the best method without training, keydiff +p, answers 40% (0 to 100); the next, snapkv, "
         "20% (0 to 100); the best null, random, 45% (0 to 100); the full cache 100% (0 to 100).\n"
-        "Paired by prompt, keydiff +p is not significantly different from snapkv, +20.0 points "
-        "(-100.0 to +100.0); not significantly different from random, -5.0 points "
-        "(-100.0 to +100.0).\n"
+        "Paired by prompt, keydiff +p is +20.0 points (-100.0 to +100.0) against snapkv; "
+        "-5.0 points (-100.0 to +100.0) against random.\n"
     ) in _said([*records, _record("full", None, score=1.0)])
+
+
+def test_few_prompts_get_numbers_and_no_verdict():
+    def of(prompts):
+        records = [
+            _record(method, "25%", str(number), score=score, **fields)
+            for method, score, fields in (("kvp", 1.0, LEARNED), ("snapkv", 0.0, {}))
+            for number in range(prompts)
+        ]
+        (comparison,) = _compared(records, 200)
+        return "\n".join(sentences(comparison)), comparison.told
+
+    few, none = of(9)
+    assert "kvp is +100.0 points" in few
+    assert "9 prompts are too few to rank methods: 10 are the least." in few
+    assert none == set()
+    enough, told = of(10)
+    assert "kvp is ahead of snapkv, +100.0 points" in enough
+    assert "too few" not in enough
+    assert len(told) == 1
+
+
+def test_sentences_are_about_any_budget():
+    scores = {"keydiff": (0.2, 0.9), "kvzip": (0.8, 0.1), "random": (0.0, 0.0)}
+    records = [
+        _record(method, budget, str(number), score=score)
+        for method, of_budgets in scores.items()
+        for budget, score in zip(("6%", "12.5%"), of_budgets, strict=True)
+        for number in range(12)
+    ]
+    (comparison,) = _compared(records, 200)
+    for budget, first, second in (("6%", "kvzip", "keydiff"), ("12.5%", "keydiff", "kvzip")):
+        main, paired, *_ = findings(comparison, comparison.best_at(budget))
+        assert main.startswith(f"At {budget} of the cache")
+        assert f"the best method without training, {first}, answers" in main
+        assert f"Paired by prompt, {first} is ahead of {second}, " in paired
+    assert comparison.best_at("50%") is None
 
 
 def test_the_budget_is_one_that_most_methods_have():
@@ -298,7 +334,7 @@ def test_methods_count_in_the_setting_that_was_tuned():
     text = _said(records, (TunedSettings(split="validation", data={}, methods=methods),))
     assert "kvp+global answers 40% (0 to 100)" in text
     assert "the best method without training, snapkv, 20%" in text
-    assert "not significantly different from snapkv, +20.0 points" in text
+    assert "kvp+global is +20.0 points (-100.0 to +100.0) against snapkv" in text
 
 
 def test_without_answers_the_sentence_is_about_perplexity_and_else_there_is_none():
@@ -399,9 +435,7 @@ def test_texts_that_a_context_is_worth_nothing_for_are_set_apart():
     )
     told = of(0.06).splitlines()
     assert "knorm, has a perplexity of 7.61" in told[0]  # exp(2.03)
-    words = (
-        "not significantly different from random, +0.030 nats per token (+0.000 to +0.030), 0.97 x"
-    )
+    words = "+0.030 nats per token (+0.000 to +0.030), 0.97 x the perplexity against random"
     assert words in told[1]
 
 

@@ -13,9 +13,11 @@ import torch
 import kvp
 from eval.config import EvalConfig
 from eval.evaluate import evaluate_together
+from eval.results import load_results
 from eval.run import estimate
 from kvp.data.metrics import string_match_all
-from kvp.data.task import Sample
+from kvp.data.sources import data_identity
+from kvp.data.task import Sample, TaskSettings
 from kvp.errors import ModelError
 from kvp.geometry import Geometry
 from kvp.programs import evaluate as main
@@ -427,3 +429,25 @@ def test_a_policy_of_a_model_with_the_same_heads_gives_a_note(
     assert f"note: {note}" in capsys.readouterr().err
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
     assert note in manifest["notes"]
+
+
+def test_rows_that_a_policy_was_trained_on_are_said(tmp_path, tiny_folder, tiny_policy, capsys):
+    policy, data = load_policy(tiny_policy), tmp_path / "rows.jsonl"
+    rows = ({"context": f"It is {n}.", "question": "What?", "answer": str(n)} for n in range(40))
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    recorded = data_identity(TaskSettings(data=str(data), length=260), ())
+    training = {"text": {"data": recorded}}
+    meta = PolicyMeta(geometry=policy.geometry, model=policy.metadata["model"], training=training)
+    save_policy(tmp_path / "own", policy.rankers, meta)
+    changes = {
+        "methods": "kvp", "prompts": 1, "timing_prompts": 0, "tasks": "data", "data": data,
+        "budgets": "25%", "protocols": "query_aware",
+    }  # fmt: skip
+    for split, said in (("all", True), ("test", False)):
+        out = tmp_path / split
+        assert main(_arguments(tiny_folder, tmp_path / "own", out, split=split, **changes)) == 0
+        note = "policy own: trained on rows of --data, which --split all measures, too"
+        assert (f"note: {note}" in capsys.readouterr().err) == said
+        results = load_results(out)
+        assert (note in results.notes) == said
+        assert results.manifest.get("policy_tasks") == ({"own": ["data"]} if said else None)

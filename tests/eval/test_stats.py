@@ -32,7 +32,7 @@ def _scores(values, task="a", policy=None):
 
 
 def _difference(p):
-    return Interval(mean=1.0, low=0.1, high=2.0, prompts=9, p=p)
+    return Interval(mean=1.0, low=0.1, high=2.0, prompts=10, p=p)
 
 
 def test_policies_are_averaged():

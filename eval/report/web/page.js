@@ -211,6 +211,26 @@ async function browse(section) {
   draw();
 }
 
+// Rows by a column, largest or last first; again: the other way round. What is no number comes last.
+function sort(head) {
+  const table = head.closest("table");
+  const down = head.ariaSort !== "descending";
+  for (const one of head.parentNode.cells) one.removeAttribute("aria-sort");
+  head.ariaSort = down ? "descending" : "ascending";
+  const text = (row) => row.cells[head.cellIndex].textContent.trim();
+  const number = (row) => Number.parseFloat(text(row).replaceAll(",", ""));
+  const order = (one, other) => {
+    if (head.cellIndex === 0) return text(other).localeCompare(text(one), "en", { numeric: true });
+    const [here, there] = [number(one), number(other)].map((value) => (Number.isNaN(value) ? (down ? -1 : 1) * Infinity : value));
+    return here === there ? 0 : there - here;
+  };
+  const rows = [...table.tBodies[0].rows].sort((one, other) => (down ? 1 : -1) * order(one, other));
+  table.tBodies[0].append(...rows);
+}
+
+document.addEventListener("click", ({ target }) => {
+  if (target.matches(".sort")) sort(target.parentNode);
+});
 for (const one of selects) one.addEventListener("change", () => go({ [one.name]: one.value }));
 for (const box of boxes) {
   box.addEventListener("change", () => {

@@ -128,11 +128,12 @@ def test_differences_are_paired_and_stars_explained(make_comparison):
     shown = tables.some_settings(comparison, tables.chosen_settings(comparison))
     assert _texts(shown, 1)["knorm"] == "25.0"
     # those of oracle, kvp, knorm and snapkv to random, at two budgets
-    assert "after Holm's correction for the 8 differences of the table" in shown.caption
-    assert (
-        "; toy, 4 prompts of one, two, at most 20 tokens, test split, seed 0; policies seed0"
-        in (shown.caption)
+    assert shown.caption == (
+        "Accuracy, %, mean over 2 tasks, question seen; * above, † below the best null."
     )
+    every = tables.every_setting(comparison).caption  # of a model card, say
+    assert "after Holm's correction for the 8 differences of the table" in every
+    assert "; toy, 4 prompts of one, two, at most 20 tokens, test split, seed 0; policies" in every
     bare = make_comparison(records=[one for one in comparison.records if not one["protected"]])
     assert tables.every_setting(bare).caption.endswith("compression; no token protected.")
     minus_full, minus_kvp = tables.differences(comparison, tidy(comparison))
@@ -187,7 +188,8 @@ def test_the_summary_names_what_the_figure_draws_in_front(make_comparison):
         "100%; the best method without training, knorm +p (tied with snapkv +p), 100%; the best "
         "null, random +p, 25%; the full cache 100%."
     )
-    assert others[0].startswith("Paired by prompt, kvp +p is not significantly different")
+    assert others[0].startswith("Paired by prompt, kvp +p is +0.0 points (")
+    assert others[1] == "4 prompts are too few to rank methods: 10 are the least."
     shown = {setting.family: front for setting, front in drawn_settings(comparison).items()}
     assert shown == {"full": True, "oracle": True, "kvp": True, "knorm": True, "random": True,
                      "snapkv": False}  # fmt: skip

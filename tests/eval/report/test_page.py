@@ -37,19 +37,25 @@ def test_the_page_has_every_part_and_loads_nothing(html):
         "accuracy-query_aware", "accuracy-query_agnostic", "perplexity-query_aware",
         "accuracy-query_aware-tasks", "accuracy-query_aware-differences", "heads-query_aware",
         "accuracy-query_aware-every", "answers", "task-3-accuracy-query_agnostic",
-        "about",
+        "reading", "about",
     ):  # fmt: skip
         assert f'<details id="{ident}"' in html
-    first = html.partition('<p class="summary">')[2].partition("</p>")[0]
+    first, other = re.findall(r'<p class="summary" data-budget="50%">(.*?)</p>', html)[:2]
+    assert 'class="summary" data-budget="25%" hidden>At 25% of the cache (the question' in html
+    assert "(the question not seen before" in other
     assert first.startswith(
         "At 50% of the cache (the question seen before compression; 95 % intervals) kvp "
     )
     sources = re.findall(r'[ :](?:src|href|srcset|data|action)="([^#"][^"]{0,12})', html)
     assert sources == []
     assert not re.search(r"url\([^#]|@import|https?:|fetch\(|XMLHttpRequest|<link|<iframe", html)
+    figures = ("Accuracy, % against", "Perplexity of the given text against", "Share of")
     for caption in re.findall(r"<(?:fig)?caption>(?:<span>)?(.*?)</", html):
-        if not caption.startswith(("How this was made", "Answers;")):
-            assert sum(protocol in caption for protocol in PROTOCOLS) == 1, caption
+        if not caption.startswith(("How this was made", "Answers;", *figures)):
+            assert len(re.findall(r"question (?:is )?(?:not )?seen", caption)) == 1, caption
+    assert (
+        html.count("half a prompt more at 0") == 3
+    )  # "How to read this", and "Every setting" twice
     assert "kvp eval --out &#39;two words&#39;" in html
     assert "torch 2.9.0" in html
     assert " in this folder: run kvp eval" not in html
@@ -61,9 +67,10 @@ def test_figures_are_written_and_show_something(reported):
         *(f"accuracy-{protocol}" for protocol in PROTOCOLS),
         *(f"task-{n}-accuracy-{PROTOCOLS[n // 2]}" for n in range(4)),
         "perplexity-query_aware", "attention-lost-query_aware",
+        "accuracy-query_aware-cost", "accuracy-query_agnostic-cost", "perplexity-query_aware-cost",
     }  # fmt: skip
     for drawn in pixels.values():
-        assert drawn.shape[1] == 1500
+        assert drawn.shape[1] == 1620
         assert drawn.std() > 0.01
 
 
@@ -221,6 +228,8 @@ def test_no_page_scrolls_sideways(reported, open_page, width):
     for figure in page.get_by_role("img").filter(visible=True).all():
         assert figure.locator("..").bounding_box()["width"] <= width
         assert figure.locator("path").count() > 5
+        if width == 390:  # figures stack, none is cut
+            assert figure.bounding_box()["width"] > 300
         assert str(figure.get_attribute("aria-label")).startswith("Curves of ")
 
 
@@ -245,7 +254,8 @@ def test_an_address_is_a_view(reported, open_page):
         assert page.url == address
         (view,) = _shown(page)
         # of task two alone: kvp 0.5 and 1, mean 0.75
-        assert page.locator(f"#{view} .summary").inner_text().startswith("At 50% of the cache")
+        summary = page.locator(f"#{view} .summary").filter(visible=True)
+        assert summary.inner_text().startswith("At 25% of the cache")
         rows = page.locator(f"#{view} tbody tr").filter(visible=True)
         assert "random" not in " ".join(rows.all_inner_texts())
         kvp = next(text for text in rows.all_inner_texts() if text.startswith("kvp"))
@@ -259,6 +269,35 @@ def test_an_address_is_a_view(reported, open_page):
     assert _shown(page) == [view]
     page.goto(f"{reported.as_uri()}/report.html#task=gone&method=gone&budget=7")
     assert _shown(page) == everything
+
+
+def test_points_tell_their_numbers_and_columns_sort(reported, open_page):
+    page = open_page(reported / "report.html")
+    titles = page.locator("#accuracy-query_aware > figure svg [data-method=kvp] > title")
+    assert re.fullmatch(r"kvp \+p at 25%: 75\.0% \(.* to .*\)", titles.first.text_content())
+    table = page.locator("#accuracy-query_aware > .scroll table")
+    button = table.get_by_role("button", name="25%")
+    for key, order in (("Enter", -1), ("Space", 1)):
+        button.press(key)
+        cells = table.locator("tbody td:nth-child(2)").all_inner_texts()
+        values = [float(cell.split()[0]) for cell in cells]
+        assert values == sorted(values, key=lambda value: order * value)
+        assert table.locator("thead [aria-sort]").count() == 1
+
+
+def test_savings_stand_below_the_sentence(tmp_path, write_results, answers, timing, open_page):
+    records = [
+        {**each, "cache_bytes": 1e6 if each["method"] == "full" else 250e3} for each in answers
+        if each["method"] in ("full", "knorm") and each["protected"] != (each["method"] == "full")
+    ]  # fmt: skip
+    folder = write_results(tmp_path / "r", records=records, timing=timing)
+    _report(folder)
+    page = open_page(folder / "report.html")
+    saved = page.locator("#accuracy-query_aware .saved").filter(visible=True)
+    assert saved.inner_text() == (
+        "knorm +p keeps 250.0 kB of 1.0 MB per prompt (25.0%); compression takes 1 ms, the prefill "
+        "12 ms; time per token: 0.75 x."
+    )
 
 
 def test_answers_are_read(reported, open_page):
@@ -286,7 +325,7 @@ def test_the_keyboard_reaches_and_operates_everything(reported, open_page):
     page = open_page(reported / "report.html", width=1024)
     page.locator(".answers tbody tr").first.wait_for()
     reached = []
-    for _ in range(200):
+    for _ in range(500):
         page.keyboard.press("Tab")
         seen = page.evaluate(
             "(({outlineStyle: line}, one) => [one.name || one.className || '', line])"
@@ -315,10 +354,10 @@ def test_runs_are_shown_side_by_side(tmp_path, write_results, answers, open_page
     page = open_page(out)
     side = page.locator("#side-accuracy-query_aware")
     assert side.locator("thead th").all_inner_texts()[1:] == ["seed 0", "seed 1"]
-    assert side.locator("svg").count() == 1
+    assert side.locator("svg").count() == 2
     assert page.locator("h2").all_inner_texts().count("seed 1") == 1
     assert (png / "2-accuracy-query_aware.png").is_file()
-    assert (png / "runs-accuracy-query_aware.png").is_file()
+    assert (png / "runs-accuracy-query_aware-2.png").is_file()
 
 
 @pytest.mark.slow
