@@ -62,7 +62,7 @@ def open_store(config: TrainConfig, recipe: Recipe) -> TrainingData:
     stored = label_of(recipe.label).stored
     if stored is not None and stored not in reader.plan.labels:
         raise StoreError(
-            f"--label {recipe.label}: --traces {path} holds no such label; collect it with "
+            f"--label {recipe.label}: --traces {path} holds no label {stored}; collect it with "
             f"kvp collect --labels {stored}"
         )
     records = {split: usable_records(reader, split, recipe) for split in ("train", "validation")}
