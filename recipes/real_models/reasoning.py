@@ -2,7 +2,7 @@
 
     python -m recipes.real_models.reasoning MODEL GSM8K.jsonl OUT.csv COUNT CACHES METHOD ...
 
-Answers the first COUNT questions, twenty together, greedily, at most 256 tokens each. CACHES are
+Answers the first COUNT questions, twenty together, greedily, at most 512 tokens each. CACHES are
 tokens per KV head, such as 64,128,256; the cache is compressed to that many every 16 tokens, the
 first 4 and the last 16 stay. METHOD is as in --methods, or a policy's folder or name; `full` evicts
 nothing. Prints accuracy with 95 % intervals (Wilson) and OUT.csv has every answer; what is there
@@ -24,7 +24,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from kvp import evicting, load_model
 
-TOGETHER, NEW_TOKENS, EVERY = 20, 256, 16
+TOGETHER, NEW_TOKENS, EVERY = 20, 512, 16
 ASKED = "{}\nReason step by step, and end with the answer after ####."
 NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 
