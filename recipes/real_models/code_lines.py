@@ -1,17 +1,18 @@
 """Next lines of Python's standard library, after the lines before them: rows for `--tasks data`.
 
-    python recipes/real_models/code_lines.py OUT
+    python -m recipes.real_models.code_lines OUT
 
 The context is some 160 lines of a module, the question its next six lines, the answer the line
 after them. Only of modules that `documents.py` makes no training document of.
 """
 
-import hashlib
 import json
 import random
 import sys
 import sysconfig
 from pathlib import Path
+
+from recipes.real_models.documents import is_even
 
 ROWS, LINES, ASKED, CHARACTERS = 40, 170, 6, 6200
 
@@ -23,7 +24,7 @@ def rows() -> list[dict[str, object]]:
     files = [
         path
         for path in sorted(library.glob("*.py"))
-        if int(hashlib.sha256(path.name.encode()).hexdigest(), 16) % 2 == 1
+        if not is_even(path)
         and 12_000 < path.stat().st_size < 120_000
     ]
     made: list[dict[str, object]] = []
