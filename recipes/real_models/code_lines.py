@@ -24,8 +24,7 @@ def rows() -> list[dict[str, object]]:
     files = [
         path
         for path in sorted(library.glob("*.py"))
-        if not is_even(path)
-        and 12_000 < path.stat().st_size < 120_000
+        if not is_even(path) and 12_000 < path.stat().st_size < 120_000
     ]
     made: list[dict[str, object]] = []
     for _ in range(3 * ROWS // 2):
