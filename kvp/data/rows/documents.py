@@ -139,7 +139,7 @@ def threads(messages: Iterable[Message]) -> Iterator[tuple[Turn, ...]]:
     """
     replies: dict[object, list[Message]] = {}
     for message in messages:
-        if str(message.get("deleted") or "").lower() not in ("true", "1"):  # or a cell of a table
+        if not message.get("deleted"):
             replies.setdefault(message.get("parent_id"), []).append(message)
     refusal: RowError | None = None
     usable = 0

@@ -1,28 +1,22 @@
-"""Read rows of JSONL, JSON, CSV, parquet, `save_to_disk` folders, folders of files, the hub; texts.
+"""Read rows of JSONL, JSON, parquet, `save_to_disk` folders, folders of files, the hub; texts.
 
-`datasets` reads parquet, saved folders and the hub. It does not read the others: it gives all rows
-of a file one schema, so rows of different forms and trees of different depth fail, and dates and
-numbers in texts change. Every reader yields rows with their location in the file; one that cannot
-be read is yielded as a `RowError`, so that one bad line does not cost the file. A `Tally` counts
-what is not used.
+`datasets` reads saved folders and the hub, pyarrow parquet. JSON is read here: `datasets` gives all
+rows of a file one schema, so rows of different forms and trees of different depth fail. Every
+reader yields rows with their location in the file; one that cannot be read is yielded as a
+`RowError`, so that one bad line does not cost the file. A `Tally` counts what is not used.
 """
 
 from __future__ import annotations
 
-import codecs
-import csv
-import gzip
 import json
-import re
-import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from textwrap import shorten
-from typing import IO, Any, TypeVar, cast
+from typing import Any, TypeVar
 
-from kvp.data.rows.values import MISSING, MOST_TEXT, RowError, Untyped, plain_row
+from kvp.data.rows.values import RowError, plain_row
 from kvp.data.task import NoPromptError
 from kvp.errors import UsageError, first_line
 from kvp.known_names import split_list
@@ -41,12 +35,6 @@ SHARES = {
 """Which part of a text each split owns, as fractions of its length."""
 _MAX_NAMED = 3
 """Skipped rows that a message names at most."""
-MOST_ROWS, MOST_FILE, MOST_UNPACKED = 5_000_000, 8 * 2**30, 2**29
-"""Rows of some data, bytes of a file, and of a packed one unpacked (or `_RATIO` times its own)."""
-_RATIO, _MOST_COLUMNS = 100, 4096
-_JSON_COSTS = {b"[": 64, b"{": 64, b'"': 25, b",": 24}  # bytes in memory for each, about
-_NUMBER = re.compile(r"-?\d+(\.\d+)?(e[+-]?\d+)?")
-_BOOLS = {"True": True, "False": False}
 
 Row = tuple[str, Any]
 """Location of a row in its data ("line 7"); its columns, or the RowError why it has none."""
@@ -58,36 +46,32 @@ def read_rows(data: str, flag: str) -> Iterator[Row]:
     """Rows of a file, a folder or a hub data set (`NAME` or `NAME:CONFIGURATION`), in order.
 
     All splits of a data set follow one another. Raises UsageError naming `flag` where there is no
-    such data, it cannot be read at all, or is larger than the bounds above.
+    such data, or it cannot be read at all.
     """
     path = Path(data)
     if not data.strip():
         raise UsageError(f"--{flag} is empty")
     try:
+        reader = reader_of(path)
         if path.is_dir():
-            rows = _folder(path, flag)
-        elif not path.exists() and _is_local(data):
-            raise UsageError(f"--{flag} {data}: no such file or folder")
-        elif (reader := reader_of(path)) is not None:
-            rows = reader(path)
+            yield from _folder(path, flag)
+        elif reader is not None and path.is_file():
+            yield from reader(path)
         elif path.exists():
-            _check(path)
             raise UsageError(
                 f"--{flag} {data}: unknown kind of file; use one of {', '.join(KINDS)}"
             )
+        elif _is_local(data):
+            raise UsageError(f"--{flag} {data}: no such file or folder")
         else:
-            rows = _hub(data, flag)
-        for number, row in enumerate(rows):
-            if number == MOST_ROWS:
-                raise UsageError(f"--{flag} {data}: has more than {MOST_ROWS} rows; split it")
-            yield row
-    except (*_UNREADABLE, csv.Error) as error:
+            yield from _hub(data, flag)
+    except _UNREADABLE as error:
         raise UsageError(f"--{flag} {data}: cannot be read ({error})") from error
 
 
 def reader_of(path: Path) -> Callable[[Path], Iterator[Row]] | None:
-    """The reader for the suffix of a path (`.gz` behind it is unpacked), None for another one."""
-    return READERS.get(Path(path.name.removesuffix(".gz")).suffix.lower())
+    """The reader for the suffix of a path, None for another one."""
+    return READERS.get(path.suffix.lower())
 
 
 def files_of(folder: Path) -> list[Path]:
@@ -107,53 +91,14 @@ def is_saved(folder: Path) -> bool:
     return any((folder / name).is_file() for name in ("dataset_dict.json", "state.json"))
 
 
-_UNREADABLE = (OSError, EOFError, zlib.error, UnicodeError, RecursionError)
-"""What reading a file raises; the last bytes of a damaged one."""
-
-
-def _check(path: Path) -> int:
-    """Bytes of a file; OSError where they are too many, or it is a pipe or a device."""
-    if path.exists() and not path.is_file():
-        raise OSError("it is not a regular file")
-    if (size := path.stat().st_size) > MOST_FILE:
-        raise OSError(f"it has {size} bytes, more than {MOST_FILE}: split it")
-    return size
-
-
-def _check_unpacked(unpacked: int, packed: int) -> None:
-    if unpacked > (most := max(MOST_UNPACKED, _RATIO * packed)):
-        raise OSError(f"unpacked it takes more than {most} bytes: unpack it, or split it")
-
-
-def _open(path: Path, newline: str | None = "") -> IO[str]:
-    """A text file, unpacked, of UTF-8, or UTF-16 where it begins so; OSError where too large."""
-    packed = _check(path)
-    opener = gzip.open if path.suffix == ".gz" else open
-    with cast("IO[bytes]", opener(path, "rb")) as file:
-        start = file.read(2)
-        taken, costs = 0, _JSON_COSTS if ".json" in path.suffixes else {}
-        while opener is gzip.open and (part := file.read(2**20)):
-            taken += len(part) + sum(cost * part.count(mark) for mark, cost in costs.items())
-            _check_unpacked(taken, packed)
-    encoding = "utf-16" if start in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "utf-8-sig"
-    return cast("IO[str]", opener(path, "rt", encoding=encoding, newline=newline))
-
-
-def _lines(file: IO[str]) -> Iterator[str]:
-    """Lines; of one that is too long the beginning, of `MOST_TEXT` + 1 characters."""
-    while line := file.readline(MOST_TEXT + 1):
-        rest = line
-        while len(line) > MOST_TEXT and rest and rest[-1] not in "\r\n":
-            rest = file.readline(MOST_TEXT)
-        yield line
+_UNREADABLE = (OSError, UnicodeError, RecursionError)
+"""What reading a file raises."""
 
 
 def _json_lines(path: Path) -> Iterator[Row]:
-    with _open(path) as file:
-        for number, line in enumerate(_lines(file), start=1):
-            if len(line) > MOST_TEXT:
-                yield f"line {number}", RowError(f"has more than {MOST_TEXT} characters")
-            elif line.strip():
+    with path.open(encoding="utf-8-sig") as file:
+        for number, line in enumerate(file, start=1):
+            if line.strip():
                 try:
                     row = json.loads(line)
                 except (ValueError, RecursionError) as error:
@@ -162,78 +107,25 @@ def _json_lines(path: Path) -> Iterator[Row]:
 
 
 def _json(path: Path) -> Iterator[Row]:
-    """A list of objects, an object with one such list, or of columns, or lines of objects."""
-    with _open(path) as file:
-        try:
-            content = json.load(file)
-        except (ValueError, RecursionError):
-            content = None
-    if content is None:
+    """A list of objects, an object with one such list, or lines of objects."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8-sig"))
+    except (ValueError, RecursionError):
         yield from _json_lines(path)
         return
     if isinstance(content, dict):
         lists = [value for value in content.values() if isinstance(value, list)]
-        content = lists[0] if len(content) == len(lists) == 1 else _rows_of(content)
+        content = lists[0] if len(content) == len(lists) == 1 else content
     for number, row in enumerate(content if isinstance(content, list) else [content], start=1):
         yield f"row {number}", row
-
-
-def _rows_of(columns: dict[str, Any]) -> list[Any]:
-    """Rows of a table that is written by columns: objects by index (pandas) or lists; else itself.
-
-    Lists with an object among them are no columns, but messages.
-    """
-    cells = [
-        list(one.values()) if isinstance(one, dict) and "".join(one).isdecimal() else one
-        for one in columns.values()
-    ]
-    lists = [one for one in cells if isinstance(one, list)]
-    objects = cells == list(columns.values()) and any(isinstance(x, dict) for y in lists for x in y)
-    if len(lists) < len(columns) or objects or len(set(map(len, lists))) != 1:
-        return [columns]
-    return [dict(zip(columns, row, strict=True)) for row in zip(*lists, strict=True)]
-
-
-def _csv(path: Path) -> Iterator[Row]:
-    """Rows; in columns of numbers 42.0 is 42, columns of True and False are truth values."""
-    words, others = set[str](), set[str]()  # columns with cells that are no number, no truth value
-    for number, (_, row) in enumerate(_cells(path)):  # read twice, since all may be too many
-        if number == MOST_ROWS:
-            raise csv.Error(f"it has more than {MOST_ROWS} rows: split it")
-        given = () if None in row else [each for each in row.items() if each[1] not in MISSING]
-        words.update(name for name, cell in given if cell and not _NUMBER.fullmatch(cell))
-        others.update(name for name, cell in given if cell and cell not in _BOOLS)
-    for location, row in _cells(path):
-        for name, cell in row.items() if None not in row else ():
-            if cell and not (name in words and name in others):
-                row[name] = _BOOLS.get(cell, cell) if name in words else cell.removesuffix(".0")
-        yield location, RowError("has more cells than the header") if None in row else row
-
-
-def _cells(path: Path) -> Iterator[tuple[str, Untyped]]:
-    csv.field_size_limit(MOST_TEXT)  # a cell may hold a book
-    with _open(path) as file:
-        reader = csv.DictReader(_lines(file), delimiter="\t" if ".tsv" in path.suffixes else ",")
-        if len(names := [*filter(None, reader.fieldnames or ())]) > _MOST_COLUMNS:
-            raise csv.Error(f"it has {len(names)} columns, more than {_MOST_COLUMNS}")
-        if twice := [name for name in names if names.count(name) > 1]:
-            raise csv.Error(f"two columns are called {twice[0]:.40}: rename one")
-        yield from ((f"line {reader.line_num}", Untyped(row)) for row in reader)
 
 
 def _parquet(path: Path) -> Iterator[Row]:
     from pyarrow.parquet import ParquetFile  # type: ignore[import-untyped]
 
-    packed = _check(path)
-
     def load() -> Iterator[Mapping[str, Any]]:
         with ParquetFile(path) as file:
-            groups = map(file.metadata.row_group, range(file.metadata.num_row_groups))
-            _check_unpacked(sum(group.total_byte_size for group in groups), packed)
-            texts = 0  # a column's dictionary counts once above, and in every cell here
             for batch in file.iter_batches(batch_size=16):  # a few, since a cell may hold a book
-                columns = [getattr(one, "dictionary_decode", one.slice)() for one in batch.columns]
-                _check_unpacked(texts := texts + sum(one.nbytes for one in columns), packed)
                 yield from batch.to_pylist()
 
     return _parts(load)
@@ -300,10 +192,7 @@ def _parts(load: Callable[[], Any]) -> Iterator[Row]:
 
 READERS: Mapping[str, Callable[[Path], Iterator[Row]]] = {
     ".jsonl": _json_lines,
-    ".ndjson": _json_lines,
     ".json": _json,
-    ".csv": _csv,
-    ".tsv": _csv,
     ".parquet": _parquet,
 }
 """Readers by suffix."""
@@ -322,17 +211,12 @@ def read_text(path: str, flag: str) -> str:
     if not files:
         raise UsageError(f"--{flag} {path}: no .txt file in this folder")
     try:
-        text = "\n\n".join(map(_text, files))
+        text = "\n\n".join(file.read_text(encoding="utf-8-sig") for file in files)
     except _UNREADABLE as error:
         raise UsageError(f"--{flag} {path}: cannot be read as text ({error})") from error
     if not text.strip():
         raise UsageError(f"--{flag} {path}: there is no text in it")
     return text
-
-
-def _text(path: Path) -> str:
-    with _open(path, newline=None) as file:
-        return file.read()
 
 
 def share_of(text: str, split: str) -> str:
@@ -391,8 +275,7 @@ class Tally:
             if old not in row:
                 raise RowError(f"has no column {old!r}, which --columns names")
         kept = {name: cell for name, cell in row.items() if name not in columns.values()}
-        kept |= {new: row[old] for new, old in columns.items()}
-        return Untyped(kept) if isinstance(row, Untyped) else kept
+        return kept | {new: row[old] for new, old in columns.items()}
 
     def _takes(self, row: Mapping[str, Any]) -> bool:
         """Whether a row has a wanted value in every column that `where` asks about.

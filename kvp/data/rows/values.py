@@ -1,53 +1,39 @@
 """What the cells of a row mean, whatever wrote them: numbers, missing values, lists and texts.
 
 pandas writes the whole numbers of a column with a missing value as 42.0, `datasets` a list of
-objects as an object of lists, a CSV file everything as text. `plain_row` undoes this for every
-format and column, so that the same table gives the same samples.
+objects as an object of lists. `plain_row` undoes this for every format and column, so that the same
+table gives the same samples.
 """
 
 from __future__ import annotations
 
-import ast
-import json
 import re
 from collections.abc import Mapping
 from datetime import date
 from decimal import Decimal
 from typing import Any
 
-MOST_TEXT = 32 * 2**20
-"""Characters of one line, and of one text, at most."""
-_MOST_ITEMS, _EXACT = 200_000, 2**53
-"""Marks of a list as Python writes it, at most; below this a whole float is exact."""
-MISSING = frozenset({"", "nan", "NaN", "NaT", "<NA>"})
-"""Cells without a value, as pandas spells them."""
+_EXACT = 2**53
+"""Below this a whole float is exact."""
 _OBJECTS = {"messages", "conversations", "prompt", "completion", "questions", "multi_turns"}
-"""Columns that may hold a list of objects; those that may hold a list follow."""
-_LISTS = _OBJECTS | {"answer", "answers", "reference", "references"}
+"""Columns that may hold a list of objects."""
 
 
 class RowError(Exception):
     """A row that cannot be used; the message is the end of a sentence ("has no text")."""
 
 
-class Untyped(dict[str, Any]):
-    """A row of a file whose cells have no types (CSV)."""
-
-
 def plain_row(row: Mapping[str, Any]) -> dict[str, Any]:
     """A row with its columns as JSON would hold them: None where a value is missing.
 
-    A float without a fraction is a whole number. A cell of an `Untyped` row that is written as a
-    list, in a column that may hold one, is that list. Raises RowError for a text that is too long,
-    or cannot be written in UTF-8.
+    A float without a fraction is a whole number. Raises RowError for a text that cannot be written
+    in UTF-8.
     """
     plain = {}
     for name, given in row.items():
         cell = plain_value(given)
-        if isinstance(cell, str) and cell in MISSING:
+        if cell == "":
             cell = None
-        elif isinstance(cell, str) and isinstance(row, Untyped) and name in _LISTS:
-            cell = _parse_list(cell, name)
         if name in _OBJECTS and isinstance(cell, dict):
             columns = [one for one in cell.values() if isinstance(one, list)]
             if columns and len(columns) == len(cell):
@@ -59,8 +45,6 @@ def plain_row(row: Mapping[str, Any]) -> dict[str, Any]:
 def plain_value(value: object) -> Any:  # noqa: ANN401
     """`value` and all in it as JSON has it; what JSON cannot hold stays as it is."""
     if isinstance(value, str):
-        if len(value) > MOST_TEXT:
-            raise RowError(f"has a text of {len(value)} characters, more than {MOST_TEXT}")
         try:
             value.encode()
         except UnicodeEncodeError:
@@ -74,31 +58,9 @@ def plain_value(value: object) -> Any:  # noqa: ANN401
             return None
         exact = -_EXACT < value < _EXACT or isinstance(value, Decimal)
         return int(value) if exact and value == int(value) else float(value)
-    elif hasattr(value, "tolist"):  # of NumPy
-        return plain_value(value.tolist())
-    elif isinstance(value, date) or type(value).__name__ == "NAType":  # of pandas
-        text = str(value).removesuffix(" 00:00:00")
-        return None if text in MISSING else text
+    elif isinstance(value, date):
+        return str(value).removesuffix(" 00:00:00")
     return value
-
-
-def _parse_list(text: str, name: str) -> object:
-    """The list or object that a cell is written as, by JSON or by Python; else the cell."""
-    if text[0] + text[-1] not in ("[]", "{}"):
-        return text
-    try:
-        value = json.loads(text)
-    except ValueError:
-        try:
-            if sum(map(text.count, "([{,+-")) > _MOST_ITEMS:  # each takes 1 kB or more
-                raise RowError(f"has a list in {name} of more than {_MOST_ITEMS} items")
-            value = ast.literal_eval(text)
-        except (ValueError, SyntaxError, MemoryError):
-            return text
-        if repr(value) != text:  # NumPy's ['a' 'b'] is ['ab'] in Python
-            raise RowError(f"has a list in {name} that neither JSON nor Python writes so") from None
-    messages = isinstance(value, list) and all(isinstance(one, Mapping) for one in value)
-    return plain_value(value) if messages or name not in ("prompt", "completion") else text
 
 
 def text_of(content: object, where: str = "") -> str:

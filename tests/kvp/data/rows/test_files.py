@@ -1,6 +1,5 @@
 """Files, folders and data sets of the hub that rows are read from."""
 
-import gzip
 import json
 
 import pytest
@@ -28,10 +27,6 @@ def documents(data):
 ROWS = [{"text": "one"}, {"text": 'two, and "more"\nhere'}]
 
 
-def write_csv(path):
-    path.write_text('text,n\none,1\n"two, and ""more""\nhere",2\n')
-
-
 def write_parquet(path):
     from datasets import Dataset
 
@@ -41,12 +36,9 @@ def write_parquet(path):
 @pytest.mark.parametrize(
     ("name", "write"),
     [
-        ("a.csv", write_csv),
         ("a.json", lambda path: path.write_text(json.dumps(ROWS))),
         ("b.json", lambda path: path.write_text(json.dumps({"data": ROWS}))),
         ("c.json", lambda path: path.write_text("".join(json.dumps(r) + "\n" for r in ROWS))),
-        ("a.jsonl.gz", lambda path: path.write_bytes(
-            gzip.compress("".join(json.dumps(r) + "\n" for r in ROWS).encode()))),
         ("[a].parquet", write_parquet),
     ],
 )  # fmt: skip
@@ -64,7 +56,7 @@ def test_a_folder_of_files_and_one_of_save_to_disk(tmp_path):
     (folder / ".cache").mkdir()
     (folder / "train.jsonl").write_text('{"text": "one"}\n{"text": ""}\n')
     (folder / ".cache" / "x.jsonl").write_text('{"text": "hidden"}\n')
-    (folder / "sub" / "b.csv").write_text("text\ntwo\n")
+    (folder / "sub" / "b.json").write_text('[{"text": "two"}]')
     usable, tally = read(folder)
     assert [document.text for document in usable] == ["two", "one"]
     assert tally.skipped == [("train.jsonl line 2", "has no text")]
@@ -87,16 +79,11 @@ def test_a_folder_of_files_and_one_of_save_to_disk(tmp_path):
         documents(str(tmp_path / "nothing"))
 
 
-def test_a_line_with_too_many_cells_is_skipped(tmp_path):
-    (tmp_path / "a.csv").write_text("text\none\ntwo,three\n")
-    assert read(tmp_path / "a.csv")[1].skipped == [("line 3", "has more cells than the header")]
-
-
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
         ("empty.jsonl", "\n", "there is nothing in it"),
-        ("a.bin", "x", r"unknown kind of file; use one of .jsonl, .*, .txt"),
+        ("a.csv", "x", r"unknown kind of file; use one of .jsonl, .*, .txt"),
         ("a.parquet", "no parquet", r"--data .*a\.parquet: cannot be read"),
     ],
 )

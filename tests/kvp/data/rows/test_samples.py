@@ -1,7 +1,6 @@
 """Samples of rows: threads of message trees, questions of a context, metrics, chosen rows."""
 
 import copy
-import csv
 import json
 from dataclasses import replace
 
@@ -231,10 +230,9 @@ def test_the_metric_of_all_rows(tmp_path, tokenizer):
 
 
 def test_columns_of_other_names(tmp_path, tokenizer):
-    with (tmp_path / "my.csv").open("w", newline="") as file:
-        csv.writer(file).writerows([["query", "A", "B"], ["Which?", "x", "y"]])
+    data = written(tmp_path / "my.jsonl", [{"query": "Which?", "A": "x", "B": "y"}])
     names = renamed_columns("question=query, context=A,answer=B")
-    (sample,) = measured(str(tmp_path / "my.csv"), tokenizer, columns=names)
+    (sample,) = measured(data, tokenizer, columns=names)
     assert (sample.question, sample.context, sample.references) == ("Which?", "x", ("y",))
     written(tmp_path / "other.jsonl", [{"query": "q", "answer": "a"}, {"question": "q"}])
     source = measured(str(tmp_path / "other.jsonl"), tokenizer, columns={"question": "query"})
@@ -289,16 +287,6 @@ def test_the_chat_task_leaves_out_what_is_no_dialogue(tmp_path, tokenizer):
     assert [sample.task for sample in source] == ["chat"]
     assert "--chat" in source.notes[0]
     assert "line 2 is not a dialogue" in source.notes[0]
-
-
-def test_message_trees_come_from_tables_too(tmp_path, tokenizer):
-    columns = ("message_id", "parent_id", "role", "text", "deleted")
-    rows = [("a", "", "prompter", "q" * 40, "False"), ("ab", "a", "assistant", "r" * 40, "False"),
-            ("ac", "a", "assistant", "s" * 40, "True")]  # fmt: skip
-    with (tmp_path / "trees.csv").open("w", newline="") as file:
-        csv.writer(file).writerows([columns, *rows])
-    (sample,) = chats(str(tmp_path / "trees.csv"), tokenizer, length=90)
-    assert [turn["content"][0] for turn in sample.messages] == ["q", "r"]
 
 
 def test_a_prompt_without_completion_is_collected(tmp_path, tokenizer):
