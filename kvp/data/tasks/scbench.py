@@ -2,9 +2,9 @@
 
 `scdq` asks each question alone of one compressed context, `multi_turn` each behind the earlier
 ones and their right answers. Prompts, metrics and numbers of new tokens are those of the published
-code (microsoft/MInference, scbench; MIT). Without `--data` six tasks are generated: the wording of
-`kv` and `mf` is SCBench's (InfiniteBench's), that of `vt` RULER's; the others' is our own, since
-SCBench publishes those as data alone. Keys, values, names and numbers belong to one split.
+code (microsoft/MInference, scbench; MIT). Without `--data` four tasks are generated: the wording
+of `kv` and `mf` is SCBench's (InfiniteBench's), the others' is our own, since SCBench publishes
+those as data alone. Keys, values, names and numbers belong to one split.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import re
 import string
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from importlib.resources import files
 from itertools import pairwise
 from statistics import median_low
@@ -33,11 +33,9 @@ from kvp.data.rows.benchmarks import (
     most_tokens,
 )
 from kvp.data.rows.values import RowError
-from kvp.data.ruler import NOISE, TRACK
 from kvp.data.synthetic.text import (
     LISTS,
     SampleInputs,
-    draw_distinct,
     draw_name,
     draw_number,
     draw_uuid,
@@ -54,11 +52,8 @@ TURNS = 5
 """Questions of one generated context."""
 HOPS = 3
 """Assignments between the first and the last hash of a chain."""
-VARIABLES = 5
-"""Variables of a chain in variable tracking."""
 _EXTREME = re.compile(r"[Tt]he (.+) is")
 _REAL = re.compile(r"-?\d+(?:\.\d+)?")
-_MIXED = string.ascii_letters + string.digits
 _CLASSES = "ABCD"
 _VERBS = ("thinks of", "looks for", "remembers", "talks about", "paints", "waits for", "describes")
 
@@ -243,55 +238,6 @@ def key_value(inputs: SampleInputs) -> ContextMaker:
     return _shuffle_lines(inputs, asked, pairs("others"), turns, ("JSON data:\n{", ",\n", "}"))
 
 
-def prefix_suffix(inputs: SampleInputs) -> ContextMaker:
-    """A list of random strings, some asked for by prefix and suffix; the amount is the others.
-
-    Each string that is asked for has a neighbour of the same prefix and one of the same suffix.
-    """
-    size, ends = 24, 6
-    rng = inputs.rng("asked")
-    asked, near, turns = [], [], []
-    for _ in range(TURNS):
-        word = draw_name(rng, inputs.split, size, _MIXED)
-        first, second = (draw_name(rng, inputs.split, size - ends, _MIXED) for _ in range(2))
-        begin, end = word[:ends], word[-ends:]
-        asked.append(word)
-        near += [begin + first, second + end]
-        question = f"Which string of the list begins with {begin} and ends with {end}? "
-        turns.append((f"{question}Write the whole string.", (word,)))
-
-    others = iter(partial(draw_name, inputs.rng("others"), inputs.split, size, _MIXED), None)
-    header = "Here is a list of strings, one per line.\n\n"
-    return _shuffle_lines(inputs, [*asked, *near], others, turns, (header, "\n", ""))
-
-
-def variable_tracking(inputs: SampleInputs) -> ContextMaker:
-    """Chains of variable assignments in RULER's noise; the amount is the lines of noise."""
-    rng = inputs.rng("chains")
-    names = draw_distinct(lambda: draw_name(rng, inputs.split, 5), TURNS * VARIABLES)
-    statements, turns = [], []
-    for value in draw_distinct(lambda: draw_number(rng, inputs.split, digits=5), TURNS):
-        chain, names = names[:VARIABLES], names[VARIABLES:]
-        steps = [f"VAR {new} = VAR {old}" for old, new in pairwise(chain)]
-        statements.append([f"VAR {chain[0]} = {value}", *steps])
-        question = (
-            f"Question: Find all variables that are assigned the value {value} in the "
-            f"text above.\nAnswer: {VARIABLES} variables are assigned the value {value}, they are:"
-        )
-        turns.append((question, tuple(chain)))
-
-    def make(amount: int) -> SharedContext:
-        rng = inputs.rng("places")
-        lines: list[tuple[float, str]] = [(place, NOISE) for place in range(amount)]
-        for chain in statements:  # in their order, each among others
-            places = sorted(rng.uniform(0, amount) for _ in chain)
-            lines += zip(places, chain, strict=True)
-        text = "\n".join(line for _, line in sorted(lines, key=lambda placed: placed[0]))
-        return TRACK + text, turns
-
-    return make
-
-
 def hash_hop(inputs: SampleInputs) -> ContextMaker:
     """Assignments of hashes to hashes in any order; the amount is the chains not asked for."""
 
@@ -394,8 +340,6 @@ def many_shot(inputs: SampleInputs) -> ContextMaker:
 
 CONTEXTS: Mapping[str, Callable[[SampleInputs], ContextMaker]] = {
     "scbench_kv": key_value,
-    "scbench_prefix_suffix": prefix_suffix,
-    "scbench_vt": variable_tracking,
     "scbench_hashhop": hash_hop,
     "scbench_mf": math_find,
     "scbench_many_shot": many_shot,

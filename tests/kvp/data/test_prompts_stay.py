@@ -12,7 +12,6 @@ DIGESTS = {
     "cwe": "78cabf7d9c869c63",
     "fwe": "77ca4e43e84f95ec",
     "niah_heatmap": "49b124e16c99ca8f",
-    "niah_heatmap_numbers": "2ac0a53758c4a9b8",
     "niah_multikey_1": "e6f027c3fab5fd5e",
     "niah_multikey_2": "ad279fdf3098d0b5",
     "niah_multikey_3": "55363447c3dc0fca",
@@ -25,8 +24,6 @@ DIGESTS = {
     "scbench_kv": "b20c9f8fc80781ed",
     "scbench_many_shot": "52a674a21ef8d1a9",
     "scbench_mf": "f8569c5c6e2834c3",
-    "scbench_prefix_suffix": "6c55b91aaea988d7",
-    "scbench_vt": "91c755a042daed27",
     "vt": "72bf19187bffc046",
     "vt_0shot": "caaca79582bf8fac",
 }
