@@ -61,11 +61,11 @@ class BenchmarkConfig(Group):
     """Benchmarks."""
 
     depths: str | None = None
-    """Depths of the needle for `niah_heatmap` and `niah_heatmap_numbers`: percent of the haystack
-    before it, comma separated (default 0,25,50,75,100)."""
+    """Depths of the needle for `niah_heatmap`: percent of the haystack before it, comma separated
+    (default 0,25,50,75,100)."""
     lengths: str | None = None
-    """Prompt tokens for `niah_heatmap` and `niah_heatmap_numbers`, comma separated, at most
-    `length` (default a quarter, a half, three quarters and all of it)."""
+    """Prompt tokens for `niah_heatmap`, comma separated, at most `length` (default a quarter, a
+    half, three quarters and all of it)."""
     scbench_mode: Literal["scdq", "multi_turn"] | None = None
     """How tasks of SCBench ask several questions of one context: each alone (scdq, the default), or
     each behind the earlier ones and their right answers (multi_turn)."""

@@ -16,7 +16,7 @@ from kvp.data.ruler import RULER_13, RULER_TASKS, RulerTask
 from kvp.data.task import Sample, Source, Task, TaskSettings
 from kvp.data.tasks.longbench import DATA_SETS, REFUSED, LongBenchTask
 from kvp.data.tasks.longmemeval import LongMemEvalTask
-from kvp.data.tasks.niah_heatmap import NiahHeatmapTask, number_needle
+from kvp.data.tasks.niah_heatmap import NiahHeatmapTask
 from kvp.data.tasks.rows import CHAT, DATA, TEXT, DialogueTask, RowsTask, TextTask
 from kvp.data.tasks.ruler_qa import FLAGS, RulerQaTask
 from kvp.data.tasks.scbench import CONTEXTS, PUBLISHED, ScbenchTask
@@ -36,7 +36,6 @@ TASKS: dict[str, Task] = {
     **{name: ScbenchTask(name) for name in PUBLISHED},
     "longmemeval": LongMemEvalTask(),
     "niah_heatmap": NiahHeatmapTask(),
-    "niah_heatmap_numbers": NiahHeatmapTask("niah_heatmap_numbers", number_needle),
     CHAT: DialogueTask(),
     TEXT: TextTask(),
     DATA: RowsTask(),

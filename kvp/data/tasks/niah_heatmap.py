@@ -1,30 +1,26 @@
-"""The tasks `niah_heatmap` and `niah_heatmap_numbers`: one needle at every depth of every length.
+"""The task `niah_heatmap`: one needle at every depth of every length.
 
 As in Kamradt's needle in a haystack (2023), a sentence is put into essays at a given depth, pushed
 back to the end of a sentence there, and asked for. The sentence is his with another town and other
-things to do in every prompt, so that it cannot be known beforehand; or one of RULER's with a
-number. His score is a judge model's. Here it is 1 where the answer contains the needle's, or with
-`--metric rouge_recall` the share of the needle's answer that was written (ROUGE-L recall).
+things to do in every prompt, so that it cannot be known beforehand. His score is a judge model's.
+Here it is 1 where the answer contains the needle's, or with `--metric rouge_recall` the share of
+the needle's answer that was written (ROUGE-L recall).
 Records have the labels `depth`, percent of the haystack before the needle, and `prompt_length`.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kvp.data.encode import encode, find_largest
 from kvp.data.metrics import ScoredByMetric
 from kvp.data.rows.files import read_text
-from kvp.data.ruler import NEEDLE, wording
 from kvp.data.synthetic.text import (
     LISTS,
     SampleInputs,
     Split,
-    draw_key,
-    draw_number,
     generated_split,
     town,
 )
@@ -42,44 +38,18 @@ NEW_TOKENS = 50
 _SENTENCE_ENDS = (".", "!", "?", '."', '!"', '?"')
 
 
-@dataclass(frozen=True, kw_only=True)
-class Needle:
-    """A sentence to hide, and what is asked about it."""
-
-    sentence: str
-    header: str = ""
-    """Text before the haystack."""
-    question: str
-    answer_prefix: str = ""
-    answer: str
-
-
-def activity_needle(rng: random.Random, split: Split) -> Needle:
-    """What is best done in a town of the split, in the words of the original."""
+def draw_needle(rng: random.Random, split: Split) -> tuple[str, str, str]:
+    """A sentence that says what is best done in a town, a question for it, and the answer."""
     place = town(rng, split)
     food, spot, tool, colour = (
         rng.choice(LISTS[kind]) for kind in ("food", "spot", "tool", "colour")
     )
     answer = f"eat {food} and sit near the {spot} with a {colour} {tool}"
-    return Needle(
-        sentence=f"The best thing to do in {place} is {answer}.",
-        question=f"What is the best thing to do in {place}? Don't give information outside the "
-        "document or repeat your findings",
-        answer=answer,
+    question = (
+        f"What is the best thing to do in {place}? Don't give information outside the "
+        "document or repeat your findings"
     )
-
-
-def number_needle(rng: random.Random, split: Split) -> Needle:
-    """A number as RULER hides it."""
-    key, value = draw_key(rng, split), draw_number(rng, split)
-    header, question, prefix = wording("numbers", [key], several=False)
-    return Needle(
-        sentence=NEEDLE.format(kind="numbers", key=key, value=value),
-        header=header,
-        question=question,
-        answer_prefix=prefix,
-        answer=value,
-    )
+    return f"The best thing to do in {place} is {answer}.", question, answer
 
 
 def insert_needle(words: list[str], needle: str, depth: float) -> str:
@@ -93,12 +63,10 @@ def insert_needle(words: list[str], needle: str, depth: float) -> str:
     return " ".join([*words[:place], needle, *words[place:]])
 
 
-@dataclass(frozen=True)
 class NiahHeatmapTask(ScoredByMetric):
     """Cells of depth and length in turn, all of them once before any of them twice."""
 
-    name: str = "niah_heatmap"
-    draw: Callable[[random.Random, Split], Needle] = activity_needle
+    name = "niah_heatmap"
 
     def build(self, settings: TaskSettings, tokenizer: PreTrainedTokenizerBase) -> Source:
         """Samples of as many words as fit into the length of their cell.
@@ -117,22 +85,20 @@ class NiahHeatmapTask(ScoredByMetric):
             depth, length = cells[index % len(cells)]
             blank = blank_sample(settings, self.name, str(index))
             inputs = SampleInputs(name=blank.id, split=split, length=length, essays=essays)
-            needle = self.draw(inputs.rng("needle"), split)
+            needle, question, answer = draw_needle(inputs.rng("needle"), split)
             words = inputs.essay()
             whole = replace(
                 blank,
-                question=needle.question,
-                answer_prefix=needle.answer_prefix,
-                references=(needle.answer,),
+                question=question,
+                references=(answer,),
                 max_new_tokens=NEW_TOKENS,
                 metric=metric,
-                reply=f" {needle.answer}.",
+                reply=f" {answer}.",
                 labels={"depth": depth, "prompt_length": length},
             )
 
             def make_sample(amount: int) -> Sample:
-                text = insert_needle(words[:amount], needle.sentence, depth)
-                return replace(whole, context=f"{needle.header}{text}\n")
+                return replace(whole, context=f"{insert_needle(words[:amount], needle, depth)}\n")
 
             return find_largest(
                 make_sample, lambda sample: encode(sample, tokenizer).prompt_length,
