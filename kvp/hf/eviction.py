@@ -103,7 +103,6 @@ def evicting(
     allocator: str | Allocator | type[Allocator] | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
     every: int | None = None,
-    prefill_chunk: int | None = None,
 ) -> AbstractContextManager[Kept]:
     """Make `model.generate` compress its cache to `budget` tokens per KV head after every prefill.
 
@@ -120,10 +119,9 @@ def evicting(
     A call that goes on from a compressed cache (`past_key_values=`) compresses it again once the
     new turn has been read; a percentage is of all tokens seen by then. `every`: compress again
     after so many tokens of the answer, so that no head of a uniform budget holds more than
-    budget + every. `prefill_chunk`: read prompts in pieces of so many tokens (at least 3), with
-    eviction after each; transformers' `prefill_chunk_size` does the same, with percentages of what
-    was read so far. Scorers then see what is still stored, and a pass returns the last piece's
-    logits alone.
+    budget + every. With transformers' own `prefill_chunk_size` prompts are read in pieces, with
+    eviction after each; scorers then see what is still stored, and a percentage is of what was read
+    so far.
 
     Models inside torch.compile or PEFT are found. Those loaded with `eager` attention compute
     eagerly inside, all others by torch's `scaled_dot_product_attention`.
@@ -141,9 +139,7 @@ def evicting(
         if every < 1:
             raise UsageError(f"every must be at least 1 token, got {every}")
         check_repeatable(rule)
-    if prefill_chunk is not None and prefill_chunk < 3:
-        raise UsageError(f"prefill_chunk must be at least 3 tokens, got {prefill_chunk}")
-    return EvictingBlock(model, rule, tokenizer, every=every, prefill_chunk=prefill_chunk)
+    return EvictingBlock(model, rule, tokenizer, every=every)
 
 
 def _prepare_rule(
@@ -184,10 +180,6 @@ def _prepare_rule(
     return model, rule
 
 
-_PER_TOKEN = ("input_ids", "inputs_embeds", "position_ids", "token_type_ids", "cache_position")
-"""Arguments of a forward pass with an entry for each token."""
-
-
 @dataclass(kw_only=True)
 class _Call:
     """A forward pass over several tokens, between its two hooks."""
@@ -207,8 +199,6 @@ class _Thread(local):
     generating = False
     answer: EvictingCache | None = None
     """While generating, the cache of the first forward pass; a negative prompt has another."""
-    lengths: Sequence[int] | None = None
-    """Tokens of the prompts whose pieces are being read."""
 
 
 _ENTERED: ContextVar[frozenset[object]] = ContextVar("entered", default=frozenset())
@@ -279,7 +269,6 @@ class EvictingBlock(AbstractContextManager[Kept]):
     rule: EvictionRule
     tokenizer: PreTrainedTokenizerBase | None
     every: int | None = None
-    prefill_chunk: int | None = None
     _used: bool = field(init=False, default=False)
     _mark: object = field(init=False, default_factory=object)
     _undo: ExitStack = field(init=False, default_factory=ExitStack)
@@ -354,9 +343,6 @@ class EvictingBlock(AbstractContextManager[Kept]):
         self._check_pass(tokens)
         cache = self._evicting_cache(kwargs, tokens)
         kwargs = {**kwargs, "past_key_values": cache}
-        chunk = self.prefill_chunk
-        if chunk is not None and tokens > chunk:
-            kwargs = self._read_pieces(kwargs, batch, tokens, chunk)
         cache.check_rows(batch)
         if cache.get_seq_length() == 0:
             self._record(cache, _left_padding(kwargs.get("attention_mask"), batch))
@@ -397,32 +383,6 @@ class EvictingBlock(AbstractContextManager[Kept]):
             "evicting cannot shrink the paged cache of continuous batching (generate_batch): call "
             "model.generate"
         )
-
-    def _read_pieces(
-        self, kwargs: dict[str, Any], batch: int, tokens: int, chunk: int
-    ) -> dict[str, Any]:
-        """Feed all pieces of a prompt but the last, with eviction after each; what is left."""
-        check_repeatable(self.rule)
-        mask, cache = kwargs.get("attention_mask"), kwargs["past_key_values"]
-        if cache.get_seq_length() == 0:
-            padding = _left_padding(mask, batch)
-            if max(padding) >= chunk - 1:
-                raise UsageError(
-                    f"prefill_chunk={chunk} is shorter than the {max(padding)} columns of padding "
-                    "of the shortest prompt: sort prompts by length, or use longer chunks"
-                )
-            self._thread.lengths = [tokens - pad for pad in padding]
-        else:
-            new = [tokens] * batch if mask is None else mask[:, -tokens:].bool().sum(1).tolist()
-            self._thread.lengths = [sum(pair) for pair in zip(cache.lengths, new, strict=True)]
-        *first, last = pieces(tokens, chunk)
-        try:
-            for start, stop in first:
-                piece = _piece(kwargs, start, stop, tokens)
-                self.model(**{**piece, "logits_to_keep": 1, "return_dict": True})
-        finally:
-            self._thread.lengths = None
-        return _piece(kwargs, *last, tokens)
 
     def _check_pass(self, tokens: int) -> None:
         if not tokens:
@@ -513,7 +473,7 @@ class EvictingBlock(AbstractContextManager[Kept]):
                 cache.turn = turn
             else:
                 self._after_prompt(call, kwargs.get("input_ids"))
-            if self.every is None and self._thread.lengths is None:
+            if self.every is None:
                 cache.recorder = None
             elif cache.recorder is not None:  # single tokens will be followed by more
                 cache.recorder.forget()
@@ -533,7 +493,7 @@ class EvictingBlock(AbstractContextManager[Kept]):
         call.recording.close()
         cache, rule = call.cache, self.rule
         cache.turn = _turn(cache)
-        budgets = self._budgets(self._thread.lengths or cache.lengths)
+        budgets = self._budgets(cache.lengths)
         if call.padding is None:
             evict_again(cache, rule, budgets, [0] * len(budgets))
         else:
@@ -555,32 +515,6 @@ class EvictingBlock(AbstractContextManager[Kept]):
 def _turn(cache: EvictingCache) -> Turn:
     """A prompt that was just read, or taken for one."""
     return Turn(prompts=tuple(cache.lengths), shrunk_at=cache.get_seq_length())
-
-
-def pieces(tokens: int, chunk: int) -> list[tuple[int, int]]:
-    """[start, stop) of pieces of at most `chunk` tokens, none of a single one (chunk >= 3)."""
-    stops = [*range(chunk, tokens, chunk), tokens]
-    if tokens % chunk == 1:
-        stops[-2] -= 1
-    return list(zip([0, *stops], stops, strict=False))
-
-
-def _piece(kwargs: dict[str, Any], start: int, stop: int, tokens: int) -> dict[str, Any]:
-    """Arguments of a forward pass over tokens [start, stop) of the `tokens` given.
-
-    Raises UsageError where labels are given: logits of the last piece alone come back.
-    """
-    if kwargs.get("labels") is not None:
-        raise UsageError("prefill_chunk returns logits of the last piece alone: pass no labels")
-    piece = dict(kwargs)
-    for name in _PER_TOKEN:
-        if kwargs.get(name) is not None:
-            axis = 1 if name == "inputs_embeds" else -1
-            piece[name] = kwargs[name].narrow(axis, start, stop - start)
-    mask = kwargs.get("attention_mask")
-    if mask is not None:
-        piece["attention_mask"] = mask[:, : mask.shape[1] - (tokens - stop)]
-    return piece
 
 
 def _left_padding(mask: Tensor | None, batch: int) -> list[int]:

@@ -389,13 +389,13 @@ def assert_row_masked(masks_set):
 
 
 COMBINED = [
-    # between turns, every, prefill_chunk, padded, allocator: every pair of values is in some line
-    ("same", None, None, False, None),
-    ("same", 5, 12, True, "ada"),
-    ("fork", None, None, True, "ada"),
-    ("fork", 5, 12, False, None),
-    ("file", None, 12, False, "ada"),
-    ("file", 5, None, True, None),
+    # between turns, every, padded, allocator
+    ("same", None, False, None),
+    ("same", 5, True, "ada"),
+    ("fork", None, True, "ada"),
+    ("fork", 5, False, None),
+    ("file", None, False, "ada"),
+    ("file", 5, True, None),
 ]
 
 
@@ -406,7 +406,7 @@ def combined(request, conversation, assert_row_masked):
     from kvp.ranking import Protection
     from policies.registry import make_allocator
 
-    origin, every, chunk, padded, allocator = request.param
+    origin, every, padded, allocator = request.param
 
     def check(model, scorer, prompts, turns, atol):
         """`prompts` has a long and a short one; the turns' questions are for two rows of each."""
@@ -414,7 +414,7 @@ def combined(request, conversation, assert_row_masked):
         def block():
             return evicting(
                 model, scorer, "40%", Protection(sinks=2, recents=4), every=every,
-                prefill_chunk=chunk, allocator=allocator and make_allocator(allocator),
+                allocator=allocator and make_allocator(allocator),
             )  # fmt: skip
 
         prompts = list(prompts if padded else prompts[:1])
@@ -424,9 +424,6 @@ def combined(request, conversation, assert_row_masked):
         for number, row in enumerate(rows):
             assert_row_masked(model, row, atol)
             mine = [prompts[number // times], *(turn[number] for turn in turns)]
-            widest = [max(map(len, batch)) for batch in (prompts, *turns)]
-            if chunk and list(map(len, mine)) != widest:
-                continue  # pieces end elsewhere
             (alone,) = conversation(model, mine[:1], [[one] for one in mine[1:]], block())
             assert row.held == alone.held
             for found, expected in zip(row.logits, alone.logits, strict=True):

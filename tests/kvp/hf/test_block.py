@@ -454,7 +454,6 @@ BELOW = "keeps {} tokens, fewer than the 20"
         (lambda m, ids, f: prefill_and_evict(m, ids, Oracle(), 22), "needs the future"),
         (lambda m, ids, f: prefill_and_evict(m, ids, Broken(), 22), "without NaN"),
         (lambda m, ids, f: evicting(m, f, 24, every=0), "every must be at least 1 token, got 0"),
-        (lambda m, ids, f: evicting(m, f, 24, prefill_chunk=2), "must be at least 3 tokens, got 2"),
         (lambda m, ids, f: evicting(Opaque(m), f, 22), "Opaque is no transformers model"),
         (lambda m, ids, f: prefill_and_evict(m, ids, f, 22, fed_again=-1), "29 of 30 .* got -1"),
         (lambda m, ids, f: prefill_and_evict(m, ids, f, 22, fed_again=30), "29 of 30 .* got 30"),

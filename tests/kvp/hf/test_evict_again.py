@@ -9,7 +9,6 @@ from kvp.errors import UsageError
 from kvp.hf import evicting, prefill_and_evict
 from kvp.hf.attention import QueryRecorder
 from kvp.hf.cache import EvictingCache
-from kvp.hf.eviction import pieces
 from kvp.ranking import Protection
 from kvp.scoring import Needs
 from policies.registry import METHODS, make_allocator, make_scorer
@@ -46,23 +45,23 @@ def means(row):
 
 
 @pytest.mark.parametrize("allocator", ALLOCATORS)
-def test_pieces_answers_and_turns_equal_a_mask_and_never_hold_more(
+def test_answers_and_turns_equal_a_mask_and_never_hold_more(
     qwen, prompt, by_content, generate, assert_row_masked, noted, allocator
 ):
     """`test_families.py` does so for other models, padded, forked and loaded."""
     split = None if allocator is None else make_allocator(allocator)
-    block = evicting(qwen, by_content(), 12, PROTECTION, allocator=split, every=5, prefill_chunk=16)
+    block = evicting(qwen, by_content(), 12, PROTECTION, allocator=split, every=5)
     with block, noted(qwen) as row:
         first = generate(qwen, prompt(49), 33)
         longer = torch.cat([first.sequences, prompt(30, seed=2)], dim=1)
         generate(qwen, longer, 4, past_key_values=first.past_key_values)
-    assert list(map(len, row.fed)) == [16, 16, 15, 2, *[1] * 32, 16, 15, *[1] * 3]
+    assert list(map(len, row.fed)) == [49, *[1] * 32, 31, *[1] * 3]
     assert_row_masked(qwen, row, 1e-4)
     held = means(row)
-    assert held[:4] == [12] * 4
-    assert held[8:36:5] == [12] * 6  # every fifth token
+    assert held[0] == 12
+    assert held[5:33:5] == [12] * 6  # every fifth token
     assert max(held) == 16
-    assert held[36:38] == [12] * 2
+    assert held[33] == 12
     for heads in (heads for layers in row.held[1:] for heads in layers.values()):
         assert all(head[:2] == [0, 1] for head in heads)
 
@@ -83,11 +82,9 @@ def test_heads_that_share_tokens_go_on_sharing_them(
 ):
     """Read in pieces and answered with eviction; blocks are whole and within the budget."""
     split = make_allocator(f"shared(block={block})")
-    shrinking = evicting(
-        qwen, by_content(), 20, PROTECTION, allocator=split, every=5, prefill_chunk=16
-    )
+    shrinking = evicting(qwen, by_content(), 20, PROTECTION, allocator=split, every=5)
     with shrinking, noted(qwen) as row:
-        generate(qwen, prompt(52), 22)
+        generate(qwen, prompt(52), 22, prefill_chunk_size=16)
     assert_row_masked(qwen, row, 1e-4)
     for held, counts in zip(row.held[1:], row.after, strict=False):
         assert all(head == held[0][0] for heads in held.values() for head in heads)
@@ -114,9 +111,8 @@ def test_memory_does_not_grow_with_the_prompt(qwen, prompt, by_content, generate
     """Sixteen pieces hold no more than one: the budget, and the piece that is read."""
     nbytes = []
     for tokens in (15, 240):
-        block = evicting(qwen, by_content(), 12, PROTECTION, prefill_chunk=15)
-        with block, noted(qwen) as row:
-            output = generate(qwen, prompt(tokens), 1)
+        with evicting(qwen, by_content(), 12, PROTECTION), noted(qwen) as row:
+            output = generate(qwen, prompt(tokens), 1, prefill_chunk_size=15)
         for held, fed in zip(row.held, row.fed, strict=True):
             assert all(len(head) + len(fed) <= 27 for heads in held.values() for head in heads)
         assert row.after[-1] == [[12, 12]] * 3
@@ -139,20 +135,13 @@ def test_a_percentage_is_of_all_tokens_seen(qwen, prompt, generate, noted):
         generate(qwen, longer, 1, past_key_values=first.past_key_values)
     assert row.after[0] == [[20, 20]] * 3
     assert row.after[-1] == [[30, 30]] * 3
-    with evicting(qwen, ByPosition(), "25%", PROTECTION, prefill_chunk=16), noted(qwen) as row:
-        first = generate(qwen, prompt(64), 1)
-        longer = torch.cat([prompt(64), prompt(36, seed=2)], dim=1)
-        generate(qwen, longer, 1, past_key_values=first.past_key_values)
-    assert row.after == [[[16, 16]] * 3] * 4 + [[[25, 25]] * 3] * 3
 
 
 def test_layers_are_shrunk_together(qwen, prompt, generate):
     """The first layer of a pyramid loses nothing from a piece of which the last ones lose most."""
-    block = evicting(
-        qwen, ByPosition(), 48, PROTECTION, allocator=make_allocator("pyramid"), prefill_chunk=32
-    )
+    block = evicting(qwen, ByPosition(), 48, PROTECTION, allocator=make_allocator("pyramid"))
     with block as kept:
-        generate(qwen, prompt(100), 1)
+        generate(qwen, prompt(100), 1, prefill_chunk_size=32)
     assert kept.tokens.sum() == 48 * 6
 
 
@@ -184,9 +173,9 @@ def test_the_best_of_what_is_stored_stay(qwen, prompt, generate, noted, allocato
     """With scores that never change, what stays can be told in plain Python."""
     scorer = ByPosition()
     split = None if allocator is None else make_allocator(allocator)
-    block = evicting(qwen, scorer, 9, PROTECTION, allocator=split, every=4, prefill_chunk=16)
+    block = evicting(qwen, scorer, 9, PROTECTION, allocator=split, every=4)
     with block, noted(qwen) as row:
-        generate(qwen, prompt(40), 14)
+        generate(qwen, prompt(40), 14, prefill_chunk_size=16)
     stored = [[[], []] for _ in range(3)]
     seen = since = 0
     for number, fed in enumerate(row.fed):
@@ -259,30 +248,10 @@ def test_what_cannot_be_repeated_or_read_in_pieces_is_refused(qwen, prompt, gene
         evicting(qwen, kvzip, 24)
     with pytest.raises(UsageError, match=r"method kvzip.* reads how the whole prompt is repeated"):
         evicting(qwen, kvzip, 24, every=8, **options)
-    with evicting(qwen, kvzip, 24, prefill_chunk=30, **options):
-        first = generate(qwen, prompt(30), 2)  # in one piece
+    with evicting(qwen, kvzip, 24, **options):
+        first = generate(qwen, prompt(30), 2)
         with pytest.raises(UsageError, match="not while decoding, in chunks or in further turns"):
-            generate(qwen, prompt(31), 2)
+            generate(qwen, prompt(40), 2, prefill_chunk_size=30)
         longer = torch.cat([first.sequences, prompt(5)], dim=1)
         with pytest.raises(UsageError, match="in further turns"):
             generate(qwen, longer, 2, past_key_values=first.past_key_values)
-    ids = prompt(30, batch=2)
-    mask = torch.ones_like(ids)
-    mask[1, :12] = 0
-    with evicting(qwen, ByPosition(), 10, PROTECTION, prefill_chunk=12), torch.no_grad():
-        with pytest.raises(UsageError, match="prefill_chunk=12 is shorter than the 12 columns"):
-            generate(qwen, ids, 2, attention_mask=mask)
-        with pytest.raises(UsageError, match="logits of the last piece alone"):
-            qwen(input_ids=ids, labels=ids, use_cache=True)
-        assert qwen(ids, use_cache=True).past_key_values.get_seq_length() == 30  # without a mask
-
-
-def test_pieces_have_no_single_token():
-    assert pieces(20, 8) == [(0, 8), (8, 16), (16, 20)]
-    assert pieces(17, 8) == [(0, 8), (8, 15), (15, 17)]
-    assert pieces(9, 8) == [(0, 7), (7, 9)]
-    for chunk in range(3, 9):
-        for tokens in range(chunk + 1, 40):
-            spans = pieces(tokens, chunk)
-            assert [i for a, b in spans for i in range(a, b)] == list(range(tokens))
-            assert all(1 < b - a <= chunk for a, b in spans), (tokens, chunk)

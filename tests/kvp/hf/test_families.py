@@ -361,7 +361,7 @@ QUICK = ("Llama", "Llama 4", "Gemma 3")
     [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in SUPPORTED],
 )
 def test_what_serving_combines(family, prompt, by_content, combined):
-    """`every`, pieces, forks, files and padding; questions of one length where other layers are.
+    """`every`, forks, files and padding; questions of one length where other layers are.
 
     In transformers, windows and recurrent states take padding inside a conversation for tokens, and
     Llama 4's temperature, of every `floor_scale` tokens, all padding.
