@@ -12,8 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, int32, int64, nn
-from torch.nn.functional import pad
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from kvp.artifacts.files import foreign
@@ -23,28 +22,18 @@ from kvp.artifacts.tensors import (
     tensors_digest,
     write_sealed_safetensors,
 )
-from kvp.errors import CacheError, ModelError, UsageError
+from kvp.errors import CacheError, UsageError
 from kvp.geometry import Geometry
 from kvp.hf.attention import QueryRecorder
 from kvp.hf.cache import EvictingCache, Turn
-from kvp.hf.cache_layers import (
-    EMPTY,
-    EvictingLayer,
-    LayerState,
-    OtherState,
-    RaggedLayer,
-    arrange_layers,
-    other_layers,
-)
+from kvp.hf.cache_layers import EvictingLayer, LayerState, RaggedLayer
 from kvp.hf.model_access import active_digest, layer_devices, name_of, on_meta, weights_digest
-from kvp.hf.model_config import evicted_layers, geometry_of
+from kvp.hf.model_config import geometry_of
 from kvp.hf.prefill import unwrap_model
 from kvp.manifest import Format, digest_json
-from kvp.scoring import ALL_QUERIES
 from kvp.version import __version__
 
-FORMAT = Format("kvp-cache", 2)
-_FACTS = {"seen": int, "evicted": bool, "gaps": bool, "window": int}
+FORMAT = Format("kvp-cache", 3)
 _KINDS: Mapping[str, type[EvictingLayer]] = {"dense": EvictingLayer, "ragged": RaggedLayer}
 
 
@@ -52,28 +41,25 @@ def save_cache(cache: EvictingCache, path: str | Path, model: nn.Module) -> None
     """Write `cache`, made by `model`, to one file that `load_cache` reads.
 
     The file is new or whole after any crash; an existing one is replaced. `model` may be wrapped.
-    Raises UsageError for a cache that is empty or of another class, CacheError where the file
-    cannot be written.
+    Raises UsageError for a cache that is empty, of another class or of a model with layers that
+    nothing is evicted from, CacheError where the file cannot be written.
     """
     path, inner = Path(path), unwrap_model(model)
     if not isinstance(cache, EvictingCache):
         raise UsageError(f"save_cache writes an EvictingCache, got a {type(cache).__name__}")
     if cache.get_seq_length() == 0:
         raise UsageError("this cache is empty: prefill a prompt before save_cache")
+    if cache.others:
+        raise UsageError("this model has layers of other kinds, whose caches have no file")
     if path.is_dir():
         raise CacheError(f"{path} is a folder: give save_cache the path of a file")
     names = {kind: name for name, kind in _KINDS.items()}
     layers, tensors = [], {}
     for index, layer in cache.stored.items():
         state = layer.state
-        with foreign("this cache", UsageError):
-            _check_content(layer)
         tensors.update({f"{index}.{name}": tensor for name, tensor in state.tensors.items()})
         facts = {"seen": state.seen, "evicted": state.evicted, "gaps": state.gaps}
         layers.append({"layer": index, "kind": names[type(layer)], **facts})
-    others = {str(index): OtherState.of(layer) for index, layer in cache.others.items()}
-    for place, other in others.items():
-        tensors.update({f"{place}.{name}": tensor for name, tensor in other.tensors.items()})
     if cache.recorder is not None:
         held = cache.recorder.held
         tensors.update({f"{index}.queries": queries for index, queries in held.items()})
@@ -84,10 +70,6 @@ def save_cache(cache: EvictingCache, path: str | Path, model: nn.Module) -> None
         "turn": None if cache.turn is None else asdict(cache.turn),
         "window": None if cache.recorder is None else cache.recorder.window,
         "layers": layers,
-        "others": {
-            place: {"kind": other.kind, "numbers": dict(other.numbers)}
-            for place, other in others.items()
-        },
         "tensors": tensors_digest(tensors),
     }
     try:
@@ -105,10 +87,7 @@ def load_cache(path: str | Path, model: nn.Module) -> EvictingCache:
     path, inner = Path(path), unwrap_model(model)
     header = read_sealed_header(path, CacheError, FORMAT, "save_cache")
     with foreign(path, CacheError):
-        try:
-            return _load(path, header, inner)
-        except ModelError as problem:
-            raise CacheError(f"{path}: {problem}; make it again") from None
+        return _load(path, header, inner)
 
 
 def _load(path: Path, header: Mapping[str, Any], inner: PreTrainedModel) -> EvictingCache:
@@ -121,75 +100,22 @@ def _load(path: Path, header: Mapping[str, Any], inner: PreTrainedModel) -> Evic
         layer, _, what = name.partition(".")
         states[int(layer)][what] = tensor
     devices = layer_devices(inner)
-    own: list[EvictingLayer] = []
+    layers: list[EvictingLayer] = []
     queries: dict[int, Tensor] = {}
-    if [facts["layer"] for facts in header["layers"]] != [*evicted_layers(inner.config)]:
-        raise ValueError("it has other layers than the model")
     for facts in header["layers"]:
         index, kind = facts.pop("layer"), facts.pop("kind")
-        held = states[index]
-        _check(held, {**facts, "window": header["window"] or -1}, geometry_of(inner.config))
+        held = {
+            name: tensor.to(devices[index], copy=True) for name, tensor in states[index].items()
+        }
         if "queries" in held:
-            queries[index] = held.pop("queries").to(devices[index], copy=True)
-        _check_content(_KINDS[kind].of_state(LayerState(tensors=held, **facts)))
-        held = {name: tensor.to(devices[index], copy=True) for name, tensor in held.items()}
-        own.append(_KINDS[kind].of_state(LayerState(tensors=held, **facts)))
-    ((batch, seen),) = {(layer.batch, layer.seen) for layer in own}  # ValueError for several
-    _ = own[0].state.tensors["newest"]  # KeyError: no length of its entries is known
-    others = other_layers(inner.config)
-    for index, layer in others.items():
-        facts = header["others"][str(index)]
-        saved = OtherState(kind=facts["kind"], tensors=states[index], numbers=facts["numbers"])
-        saved.restore(layer, devices[index])
-        rows = {len(tensor) for tensor in states[index].values() if tensor.ndim > 1}
-        _fits(rows <= {batch} and getattr(layer, "cumulative_length", seen) == seen)
-    cache = EvictingCache(arrange_layers(own, others))
+            queries[index] = held.pop("queries")
+        layers.append(_KINDS[kind].of_state(LayerState(tensors=held, **facts)))
+    cache = EvictingCache(layers)
     if header["window"] is not None:
         cache.recorder = QueryRecorder(header["window"], queries)
     if (turn := header["turn"]) is not None:
         cache.turn = Turn(prompts=tuple(turn["prompts"]), shrunk_at=turn["shrunk_at"])
     return cache
-
-
-def _check(parts: Mapping[str, Tensor], facts: Mapping[str, Any], size: Geometry) -> None:
-    """Raise ValueError where the tensors of a layer do not fit each other: kernels trust them."""
-    lengths, kinds = parts.get("lengths"), ("keys", "values", "positions")
-    keys, values, positions = (parts[f"{'tail_' * (lengths is not None)}{each}"] for each in kinds)
-    batch, heads, slots, width = keys.shape
-    fits = keys.shape == values.shape and (heads, width) == (size.kv_heads, size.head_dim)
-    fits &= positions.shape in ((batch, 1, slots), (batch, heads, slots))
-    fits &= "newest" not in parts or parts["newest"].shape == (batch,)
-    queries = parts.get("queries", keys.repeat_interleave(size.group, dim=1))
-    fits &= queries.shape == (batch, size.query_heads, *queries.shape[2:3], width)
-    fits &= all(part.is_floating_point() for part in (keys, values, queries))
-    fits &= positions.dtype == int64 and facts["window"] >= ALL_QUERIES
-    if lengths is not None:
-        flat = [parts[each] for each in kinds]
-        fits &= lengths.shape == (batch, heads) and bool((lengths >= 0).all())
-        fits &= (lengths.dtype, parts["positions"].dtype) == (int64, int32)
-        fits &= [part.shape[1:] for part in flat] == [(width,), (width,), ()]
-        fits &= {*map(len, flat)} == {int(lengths.sum())}
-    _fits(fits and {name: type(fact) for name, fact in facts.items()} == _FACTS)
-
-
-def _check_content(layer: EvictingLayer) -> None:
-    """Raise ValueError unless positions ascend below the tokens seen, and all else is finite."""
-    positions, tensors = layer.positions, layer.state.tensors
-    real = positions < EMPTY
-    before = pad(positions.masked_fill(~real, -1).cummax(dim=-1).values, (1, -1), value=-1)
-    newest = tensors.get("newest", positions.new_full(positions.shape[:1], layer.seen - 1))
-    right = (before < positions) & (positions <= newest[:, None, None])
-    for each in layer.slots:
-        right &= each.isfinite().all(dim=-1)
-    gaps = bool((tensors.get("tail_positions", tensors["positions"]) == EMPTY).any())
-    whole = layer.evicted or positions.shape[-1] == layer.seen
-    right = (right | ~real).all() & (newest < layer.seen).all()
-    _fits(whole and layer.state.gaps >= gaps and bool(right))
-
-
-def _fits(right: bool) -> None:
-    if not right:
-        raise ValueError("tensors and numbers of its layers do not fit each other or the model")
 
 
 def _identity(model: PreTrainedModel) -> dict[str, Any]:

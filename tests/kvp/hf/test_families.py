@@ -13,11 +13,10 @@ from packaging.version import Version
 from torch import Tensor
 from transformers import DynamicCache
 
-from kvp import evicting, load_cache, prefill_and_evict, save_cache
+from kvp import evicting, prefill_and_evict
 from kvp.errors import ModelError, UsageError
 from kvp.hf import EvictingCache, geometry_of, observe
 from kvp.hf.attention import QueryRecorder, kvp_attention_set
-from kvp.hf.cache_layers import OtherState, other_layers
 from kvp.hf.model_access import attention_modules, check_model, rope_of
 from kvp.hf.model_config import attention_window, layer_kinds
 from kvp.ranking import Protection
@@ -405,39 +404,6 @@ def test_recorded_queries_carry_the_scale_of_the_model(prompt):
         found = logits.masked_fill(~causal, -torch.inf).softmax(-1)
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
     assert isinstance(seen.cache.recorder, QueryRecorder | None)
-
-
-@pytest.mark.parametrize("family", HYBRID)
-def test_a_saved_cache_goes_on_as_the_one_it_was_saved_from(family, prompt, generate, tmp_path):
-    model, ids = build(family), prompt(40, batch=2)
-    with evicting(model, Drawn(), 10, Protection(sinks=1, recents=2)):
-        cache = generate(model, ids, 3).past_key_values
-    save_cache(cache, tmp_path / "cache.safetensors", model)
-    model.set_attn_implementation("kvp")
-    loaded = load_cache(tmp_path / "cache.safetensors", model)
-    assert loaded.nbytes == cache.nbytes
-    for tokens in (3, 1, 1):
-        later = prompt(tokens, batch=2, seed=tokens + 2)
-        positions = torch.arange(cache.get_seq_length(), cache.get_seq_length() + tokens)
-        with torch.no_grad():
-            expected, found = (
-                model(
-                    later, position_ids=positions.expand(2, -1), past_key_values=each,
-                    use_cache=True,
-                ).logits
-                for each in (cache, loaded)
-            )  # fmt: skip
-        assert torch.equal(found, expected)
-
-
-def test_a_layer_of_another_transformers_is_refused():
-    ours = other_layers(build("Gemma 3").config)[0]
-    device = torch.device("cpu")
-    with pytest.raises(ModelError, match="a StaticLayer of another transformers"):
-        OtherState(kind="StaticLayer", tensors={}, numbers={}).restore(ours, device)
-    kind = type(ours).__name__
-    with pytest.raises(ModelError, match="another transformers"):
-        OtherState(kind=kind, tensors={}, numbers={"unheard_of": 1}).restore(ours, device)
 
 
 def test_a_cache_of_another_layout_is_refused(prompt):
