@@ -148,9 +148,7 @@ def _refuse_another_model(path: Path, theirs: Mapping[str, Any], ours: Mapping[s
     if theirs["rope"] != ours["rope"]:
         raise CacheError(f"{made} with another RoPE than this model has (rope_parameters)")
     if theirs.get("active") != ours["active"]:
-        raise CacheError(
-            f"{made} with other adapters, scales of them or forward hooks than are active now"
-        )
+        raise CacheError(f"{made} with other adapters, or scales of them, than are active now")
     known = theirs["weights"] and ours["weights"]
     if theirs["weights" if known else "id"] != ours["weights" if known else "id"]:
         same = " with other weights" if theirs["id"] == ours["id"] else ""

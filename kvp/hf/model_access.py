@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from threading import get_ident
@@ -343,67 +343,19 @@ def _few(tensor: Tensor, dtype: torch.dtype = torch.float32) -> bytes:
 
 _ADAPTER = ("active_adapters", "disable_adapters", "merged_adapters", "scaling")
 """What PEFT's layers say about themselves."""
-_NO_PARTS = {"torch", "transformers", "accelerate", "bitsandbytes", "kvp"}
-"""Packages whose modules and hooks change nothing that the weights do not tell."""
 
 
 def active_digest(model: nn.Module) -> str | None:
-    """A digest of what changes a model's computation beside its weights; None for a plain model.
+    """A digest of which adapters of PEFT are active, merged or off, and their scale; else None.
 
-    Adapters of PEFT (which are active, merged or off, and their scale), numbers and texts that
-    modules of other packages hold, and forward hooks with their code and the constants, defaults,
-    numbers, texts and tensors that they hold. Not seen: whole numbers, which may count calls, what
-    else a hook or a module reads, a `forward` that was replaced, and what a wrapper does before it
-    calls the model.
+    Not seen: forward hooks, a `forward` that was replaced, and what a wrapper does.
     """
-    parts: list[Any] = []
-    for name, module in model.named_modules():
-        if isinstance(getattr(module, "active_adapters", None), list | tuple):
-            parts.append([name, [getattr(module, each, None) for each in _ADAPTER]])
-        elif _package(module) not in _NO_PARTS | {_package(model)}:
-            held = {key: value for key, value in vars(module).items() if key != "training"}
-            parts.append([name, type(module).__qualname__, *_comparable_values(held.values())])
-        for hook in (*module._forward_pre_hooks.values(), *module._forward_hooks.values()):
-            if _package(hook) in _NO_PARTS:
-                continue
-            parts.append([name, *_describe_hook(hook)])
+    parts = [
+        [name, [getattr(module, each, None) for each in _ADAPTER]]
+        for name, module in model.named_modules()
+        if isinstance(getattr(module, "active_adapters", None), list | tuple)
+    ]
     return hashlib.sha256(repr(parts).encode()).hexdigest() if parts else None
-
-
-def _describe_hook(hook: object) -> list[Any]:
-    """What a forward hook says about itself, and about what it holds."""
-    if isinstance(hook, partial):
-        given = [*hook.args, *hook.keywords.values()]
-        whole = [value for value in given if isinstance(value, int)]  # which count no calls
-        return [*_describe_hook(hook.func), *hook.keywords, *whole, *_comparable_values(given)]
-    function, owner = getattr(hook, "__func__", hook), getattr(hook, "__self__", hook)
-    cells = []
-    for cell in getattr(function, "__closure__", None) or ():
-        with suppress(ValueError):  # empty
-            cells.append(cell.cell_contents)
-    code = getattr(function, "__code__", None)
-    fixed = [
-        *(getattr(function, "__defaults__", None) or ()),
-        *(getattr(function, "__kwdefaults__", None) or {}).values(),
-        *getattr(code, "co_consts", ()),
-    ]
-    return [
-        getattr(function, "__qualname__", type(hook).__qualname__),
-        getattr(code, "co_code", b""),
-        getattr(code, "co_names", ()),
-        *_comparable_values([*getattr(owner, "__dict__", {}).values(), *cells, *fixed]),
-        *[value for value in fixed if isinstance(value, int)],
-    ]
-
-
-def _package(part: object) -> str:
-    return str(getattr(part, "__module__", "")).partition(".")[0]
-
-
-def _comparable_values(values: Iterable[object]) -> list[Any]:
-    """The numbers and texts among `values`, and a few entries of the tensors."""
-    seen = [_few(value) if isinstance(value, Tensor) else value for value in values]
-    return [value for value in seen if isinstance(value, bool | float | str | bytes)]
 
 
 def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:

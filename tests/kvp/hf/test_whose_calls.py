@@ -5,7 +5,6 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from contextvars import copy_context
-from functools import partial
 
 import pytest
 import torch
@@ -357,31 +356,6 @@ class Adapted(nn.Module):
         return y
 
 
-def double(module, args, output):
-    return 2 * output
-
-
-def halve(module, args):
-    return (args[0] / 2,)
-
-
-def steered(by):
-    return lambda module, args, output: output + by
-
-
-def scaled(module, args, output, by):
-    return by * output
-
-
-def unfilled():
-    def hook(module, args, output):
-        return output + by  # noqa: F821 (deleted below)
-
-    by = 1
-    del by
-    return hook
-
-
 def test_an_identity_covers_what_computes(qwen, prompt, fixed, generate, tmp_path):
     plain = weights_digest(qwen)
     projection = qwen.model.layers[1].self_attn.k_proj
@@ -394,33 +368,17 @@ def test_an_identity_covers_what_computes(qwen, prompt, fixed, generate, tmp_pat
         digests.add(weights_digest(qwen))
         assert len(digests) == 2
         load_cache(path, qwen)
-    layer = qwen.model.layers[0]
     for change in (
         lambda: setattr(adapted, "active_adapters", ["two"]),
         lambda: setattr(adapted, "active_adapters", ["one", "two"]),
         lambda: setattr(adapted, "disable_adapters", True),
         lambda: adapted.scaling.update(one=2.0),
-        lambda: layer.mlp.register_forward_hook(double),
-        lambda: layer.mlp.register_forward_pre_hook(halve),
-        lambda: layer.mlp.register_forward_hook(steered(0.5)),
-        lambda: layer.mlp.register_forward_hook(steered(torch.ones(32))),
-        lambda: layer.mlp.register_forward_hook(partial(scaled, by=0.5)),
-        lambda: layer.mlp.register_forward_hook(partial(scaled, by=2)),
-        lambda: layer.mlp.register_forward_hook(partial(scaled, by=3)),
-        lambda: layer.mlp.register_forward_hook(lambda m, a, o, by=2: o * by),
-        lambda: layer.mlp.register_forward_hook(lambda m, a, o, by=3: o * by),
-        lambda: layer.mlp.register_forward_hook(lambda m, a, o, by=3: o - by),
-        lambda: layer.mlp.register_forward_hook(unfilled()),
     ):
         change()
-        with pytest.raises(CacheError, match="other adapters, scales of them or forward hooks"):
+        with pytest.raises(CacheError, match="other adapters, or scales of them"):
             load_cache(path, qwen)
         digests.add(weights_digest(qwen))
-        if len(layer.mlp._forward_hooks) > 3:  # told apart from each other, not by their number
-            layer.mlp._forward_hooks.popitem()
-    assert len(digests) == 17
-    layer.mlp._forward_hooks.clear()
-    layer.mlp._forward_pre_hooks.clear()
+    assert len(digests) == 6
     qwen.model.layers[1].self_attn.k_proj = projection
     assert weights_digest(qwen) == plain
 
