@@ -20,7 +20,7 @@ from typing import Any
 
 from kvp.artifacts.addresses import Place, is_address
 from kvp.artifacts.files import atomic_write_bytes, foreign, parse_json
-from kvp.errors import KvpError, ModelError, StoreError
+from kvp.errors import KvpError, StoreError
 from kvp.version import __version__
 
 SEAL = "sha256"
@@ -172,29 +172,13 @@ def run_manifest(config: Mapping[str, Any], *, seed: int, **facts: object) -> di
     }
 
 
-def gguf_file(name: str) -> Path | None:
-    """The GGUF file that a model's name means: itself, or the only one of a folder without config.
-
-    Raises ModelError where a folder holds several.
-    """
-    path = Path(name)
-    if name.endswith(GGUF):
-        return path if path.is_file() else None
-    if not path.is_dir() or (path / "config.json").is_file():
-        return None
-    files = sorted(path.glob(f"*{GGUF}"))
-    if len(files) > 1:
-        raise ModelError(f"--model {name}: this folder holds {len(files)} GGUF files, name one")
-    return files[0] if files else None
-
-
 def recorded_name(model: str) -> str:
     """What artefacts call a model; digests tell models of one name apart.
 
     `nano` and hub ids as they are, a folder's own name, a GGUF file's without its ending.
     """
-    file = gguf_file(model)
-    return _last_part(model) if file is None else file.stem
+    path = Path(model)
+    return path.stem if model.endswith(GGUF) and path.is_file() else _last_part(model)
 
 
 def portable(value: Any) -> Any:  # noqa: ANN401 - anything JSON can hold

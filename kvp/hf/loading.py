@@ -1,26 +1,19 @@
 """Load a model that kvp can evict from, or refuse it in one line.
 
-Names are "nano" (the bundled model), a local folder, a GGUF file (or a folder that holds one), or
-a hub id. Local names never reach the network. Code that comes with a model (`trust_remote_code`) is
-never run.
-
-The device of one of several processes that share a machine's devices.
+Names are "nano" (the bundled model), a local folder, a GGUF file, or a hub id. Local
+names never reach the network. Code that comes with a model (`trust_remote_code`) is never run.
 """
 
 from __future__ import annotations
 
 import copy
-import sys
 from collections.abc import Callable
 from contextlib import nullcontext, redirect_stderr
 from io import StringIO
 from pathlib import Path
-from time import monotonic
-from types import FrameType
 from typing import Any, TypeVar, get_args
 
 import torch
-from huggingface_hub import try_to_load_from_cache
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -40,17 +33,11 @@ from kvp.hf.model_access import check_model, check_weights
 from kvp.hf.model_config import check_config, geometry_of
 from kvp.hub import folder_meant
 from kvp.known_names import MODELS, NANO, check_model_name
-from kvp.manifest import gguf_file
+from kvp.manifest import GGUF
 from kvp.plugins import require
 from kvp.progress import phase, quiet_logs
 
 _Loaded = TypeVar("_Loaded")
-
-_MOST = {"layers": 2**12, "n_layer": 2**12, "_size": 2**20}
-"""How names of a configuration end -> the largest number that is believed: of each layer
-transformers makes a list entry and a module, of sizes tensors, before any file is read."""
-TEMPLATE_SECONDS = 5.0
-"""For one short message, where chat templates take milliseconds."""
 
 
 def load_model(
@@ -113,30 +100,7 @@ def load_tokenizer(name: str, *, revision: str | None = None) -> PreTrainedToken
     known = set(tokenizer.encode("0 a", add_special_tokens=False)) - {tokenizer.unk_token_id}
     if not known:
         raise ModelError(f"--model {name}: no tokenizer (its files are missing or empty)")
-    if tokenizer.chat_template:
-        _check_template(tokenizer, name)
     return tokenizer
-
-
-def _check_template(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
-    """Raise ModelError where the chat template of model `name` does not end on a short chat."""
-    stop = monotonic() + TEMPLATE_SECONDS
-
-    def watch(frame: FrameType, *_: object) -> Any:  # noqa: ANN401
-        if monotonic() > stop:
-            raise TimeoutError
-        return watch if frame.f_code.co_filename == "<template>" else None
-
-    before = sys.gettrace()
-    sys.settrace(watch)
-    try:
-        tokenizer.apply_chat_template([{"role": "user", "content": "a"}], tokenize=False)
-    except (TimeoutError, OverflowError, MemoryError, RecursionError) as error:
-        raise ModelError(f"--model {name}: its chat template does not end, remove it") from error
-    except Exception:  # it asks for another chat; who uses it is told
-        return
-    finally:
-        sys.settrace(before)
 
 
 def tokenizer_of(
@@ -169,32 +133,12 @@ def load_config(name: str, *, revision: str | None = None) -> PreTrainedConfig:
     Names and errors are those of `load_model`.
     """
     source, options = _source(name, revision)
-    if not options.get("local_files_only") and not _in_cache(source, options["revision"]):
-        phase(f"looking for {name} on the model hub")  # retries without a network take a while
-    config: PreTrainedConfig = _load(_config, name, "model", source, options)
+    if not options.get("local_files_only"):  # retries without a network take a while
+        phase(f"looking for {name} in the cache of the hub and there")
+    config: PreTrainedConfig = _load(AutoConfig.from_pretrained, name, "model", source, options)
     check_config(config)
     geometry_of(config)
     return config
-
-
-def _config(source: str, **options: Any) -> PreTrainedConfig:  # noqa: ANN401
-    """The configuration; ValueError where it names sizes that no model has."""
-    raw = {} if "gguf_file" in options else PreTrainedConfig.get_config_dict(source, **options)[0]
-    for part in (raw, *raw.values()):
-        for key, value in part.items() if isinstance(part, dict) else ():
-            most = next((most for end, most in _MOST.items() if key.endswith(end)), None)
-            if most is not None and isinstance(value, int | float) and value > most:
-                raise ValueError(f"{key} is {value}, more than {most}")
-    config: PreTrainedConfig = AutoConfig.from_pretrained(source, **options)
-    return config
-
-
-def _in_cache(source: str, revision: str) -> bool:
-    """Whether the configuration of a hub id need not be asked for."""
-    try:
-        return try_to_load_from_cache(source, "config.json", revision=revision) is not None
-    except ValueError:  # no hub id; loading says so
-        return False
 
 
 def local_folder(name: str) -> Path | None:
@@ -223,7 +167,7 @@ def _source(name: str, revision: str | None) -> tuple[str, dict[str, Any]]:
         from kvp import nano
 
         return str(nano.path()), {"local_files_only": True}
-    if (file := gguf_file(name)) is not None:
+    if name.endswith(GGUF) and (file := Path(name)).is_file():
         require(f"--model {name}", "gguf", "gguf")
         return str(file.parent), {"local_files_only": True, "gguf_file": file.name}
     if Path(name).is_dir():
