@@ -10,10 +10,11 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import shorten
 from typing import Self
 
-from kvp.errors import KvpError, first_line
-from kvp.plugins import did_you_mean
+from kvp.errors import KvpError
+from kvp.plugins import did_you_mean, reason_of
 
 _NAME = re.compile(r"(?P<repository>\w[\w.-]*/\w[\w.-]*)(?:@(?P<revision>[^\s@]+))?")
 
@@ -53,8 +54,7 @@ def download(name: HubName, files: Sequence[str], *, error: type[KvpError], what
 
     The result is a folder of the hub's cache whose name is the commit, 40 hexadecimal digits. The
     first of `files` is one that every such repository has; `what` names the option in messages.
-    Raises `error` in one line: no such repository or revision, one that needs a permission, no
-    network, nothing in the cache while `HF_HUB_OFFLINE` is set, no such first file.
+    Raises `error` in one line where the hub does not give them, or there is no such first file.
     """
     from huggingface_hub import snapshot_download, try_to_load_from_cache
 
@@ -72,7 +72,11 @@ def download(name: HubName, files: Sequence[str], *, error: type[KvpError], what
                 library_name="kvp",
             )
     except Exception as problem:  # the client lets through what its HTTP library raises
-        raise error(f"{what}: {_reason(name, problem)}") from problem
+        reason = shorten(reason_of(problem), 160, placeholder=" ...")
+        raise error(
+            f"{what}: no folder here, and the hub could not give it ({reason}); for a private or "
+            "restricted repository log in with `hf auth login` or set HF_TOKEN"
+        ) from problem
     folder = Path(path)
     if not (folder / files[0]).is_file():
         raise error(
@@ -80,37 +84,3 @@ def download(name: HubName, files: Sequence[str], *, error: type[KvpError], what
             f"{name.revision or 'main'}: it is of another kind, or was not uploaded wholly"
         )
     return folder
-
-
-def _reason(name: HubName, problem: BaseException) -> str:
-    """Why a download failed, and what to do, in one line."""
-    from huggingface_hub import errors
-
-    causes = [problem]
-    while (cause := causes[-1].__cause__) is not None:
-        causes.append(cause)
-    statuses = {
-        cause.response.status_code for cause in causes if isinstance(cause, errors.HfHubHTTPError)
-    }
-    if isinstance(problem, errors.GatedRepoError) or 403 in statuses:
-        return (
-            f"the repository {name.repository} is restricted: ask for access on its page, then log "
-            "in with `hf auth login` or set HF_TOKEN"
-        )
-    if isinstance(problem, errors.RevisionNotFoundError):
-        return f"the repository {name.repository} has no revision {name.revision}"
-    unknown = (errors.HFValidationError, errors.RepositoryNotFoundError)
-    if isinstance(problem, unknown) or statuses & {401, 404}:
-        return (
-            "neither a folder here nor a repository of the hub that you may read (for a private "
-            "one log in with `hf auth login` or set HF_TOKEN)"
-        )
-    if any(isinstance(cause, errors.OfflineModeIsEnabled) for cause in causes):
-        return (
-            "no folder here, and not or not wholly in the cache of the hub, which is not asked "
-            "while HF_HUB_OFFLINE is set"
-        )
-    return (
-        "no folder here, and the hub could not give it "
-        f"({first_line(causes[-1])}); try again, or name a folder"
-    )

@@ -177,24 +177,14 @@ class ObjectPath:
                     raise FileNotFoundError(f"{self} does not exist") from None
                 passing = isinstance(problem, GenericError) and "status code: 4" not in text
                 if not passing or time.monotonic() + pause > end:
-                    raise AddressError(f"{self}: {self._reason(problem, text)}") from None
+                    credentials = _CREDENTIALS[self.root.partition(":")[0]]
+                    raise AddressError(
+                        f"{self}: the store could not be reached, or refused "
+                        f"({first_line(problem, 300)}): check the bucket's name and {credentials}; "
+                        "the same command continues once it answers"
+                    ) from None
             time.sleep(pause)
             pause = min(2 * pause, 15.0)
-
-    def _reason(self, problem: Exception, text: str) -> str:
-        """Why a request failed, and what to do."""
-        credentials = _CREDENTIALS[self.root.partition(":")[0]]
-        status = re.search(r"status code: (\d+)", text)
-        if _NO_BUCKET in text:
-            return "there is no such bucket that you may see; make it, or mend the name"
-        if (status and status[1] in ("401", "403")) or "PermissionDenied" in type(problem).__name__:
-            return f"access denied (check {credentials})"
-        if "169.254.169.254" in text or "metadata.google" in text:
-            return f"no credentials were found (set {credentials})"
-        return (
-            f"the store could not be reached, or refused ({first_line(problem, 300)}); "
-            "the same command continues once it answers"
-        )
 
 
 Place = Path | ObjectPath

@@ -39,10 +39,9 @@ def test_a_path_that_exists_wins(cached, policy_folder, tmp_path):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("org/other", "policy org/other: no folder here, and not or not wholly in the cache of the"
-         " hub, which is not asked while HF_HUB_OFFLINE is set"),
-        ("org/gates@v2", "policy org/gates@v2: no folder here, and not or not wholly in the cache"),
-        ("org/a--b", "policy org/a--b: neither a folder here nor a repository"),
+        ("org/other", "policy org/other: no folder here, and the hub could not give it (Local"),
+        ("org/gates@v2", "policy org/gates@v2: no folder here, and the hub could not give it"),
+        ("org/a--b", "policy org/a--b: no folder here, and the hub could not give it (HFValid"),
         ("runs/a/policies", "there is no folder 'runs/a/policies': a policy is"),
         ("policies", "there is no folder 'policies': a policy is"),
     ],
@@ -105,10 +104,10 @@ def test_what_the_hub_refuses_is_one_line(hub, policy_folder):
         {"config.json": b"{}"}
     )
     messages = {
-        "org/gated": "the repository org/gated is restricted: ask for access on its page",
-        "org/private": "neither a folder here nor a repository of the hub that you may read",
-        "org/none": "neither a folder here nor a repository of the hub that you may read",
-        "org/gates@v9": "the repository org/gates has no revision v9",
+        "org/gated": "could not give it (GatedRepoError: ",
+        "org/private": "could not give it (RepositoryNotFoundError: ",
+        "org/none": "could not give it (RepositoryNotFoundError: ",
+        "org/gates@v9": "could not give it (RevisionNotFoundError: ",
         "org/model": "the repository org/model holds no policy.json at its top in main",
         "org/gates": "is damaged: no checksum in it",
     }
