@@ -42,7 +42,7 @@ TUNED = "tuned"
 
 IDENTITY_FIELDS = (
     "model", "revision", "length", "split", "essays", "squad", "hotpotqa", "chat", "text",
-    "data", "columns", "metric", "answer_prefix", "where", "tree_paths", "measure", "depths",
+    "data", "metric", "answer_prefix", "tree_paths", "measure", "depths",
     "lengths", "scbench_mode", "continuation_tokens", "seed", "dtype", "attention", "sinks",
     "recents", "max_new_tokens", "chat_template", "protect_system",
 )  # fmt: skip

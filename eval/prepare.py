@@ -90,7 +90,6 @@ def load_all(
 TASKS_OF_FLAG = {
     "text": re.compile("text"),
     "data": re.compile("data|longbench_.*|scbench_.*|longmemeval"),
-    "columns": re.compile("data"),
     "metric": re.compile("data|niah_heatmap|longmemeval"),
     "answer_prefix": re.compile("data"),
     "depths": re.compile("niah_heatmap"),
@@ -108,10 +107,9 @@ def _check_flags(settings: TaskSettings, names: Sequence[str]) -> None:
         if getattr(settings, flag) is not None and not any(map(readers.fullmatch, names)):
             task = readers.pattern.partition("|")[0]
             raise UsageError(f"--{flag} is what the task {task} reads: give --tasks {task}, too")
-    if settings.chose_rows and (settings.chat or settings.text or settings.data) is None:
-        raise UsageError(
-            f"{settings.chose_rows} chooses from rows: give --data, --chat or --text, too"
-        )
+    given = settings.chat or settings.text or settings.data
+    if settings.tree_paths == "all" and given is None:
+        raise UsageError("--tree_paths chooses from rows: give --data, --chat or --text, too")
 
 
 def load_prompts(

@@ -133,16 +133,13 @@ def parse_value(flag: Flag, value: object) -> object:
 def python_value(flag: Flag, value: object) -> object:
     """Value of a flag from a Python caller, who may also give paths, lists and bare numbers.
 
-    A list of names becomes what the flag has, and a mapping `NAME=VALUE,...`; a list that holds
-    objects stays a list. Raises UsageError as `parse_value`, and on an object where only a name can
-    stand.
+    A list of names becomes what the flag has; a list that holds objects stays a list. Raises
+    UsageError as `parse_value`, and on an object where only a name can stand.
     """
     if isinstance(value, os.PathLike):
         value = os.fspath(value)
     if hasattr(value, "tolist"):  # of NumPy
         value = value.tolist()
-    if isinstance(value, Mapping):
-        value = [f"{name}={one}" for name, one in value.items()]
     if isinstance(value, list | tuple):
         names = [str(one) for one in value if isinstance(one, str | int | float)]
         return parse_value(flag, ",".join(names)) if len(names) == len(value) else tuple(value)

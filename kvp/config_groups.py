@@ -167,32 +167,11 @@ class DataConfig(TaskConfig):
     docs/data.md. kvp collect and kvp train also take `ruler` and `chat` (generated prompts), and
     mixtures (`ruler:0.5,chat:0.3,FILE:0.2`); kvp eval, kvp tune and kvp evolve read it for the
     task `data` and for benchmarks."""
-    where: str | None = None
-    """Rows of files to use, as `COLUMN=VALUE` pairs, comma separated: all columns must match, each
-    by any of its values (`lang=en,lang=de,tree_state=ready_for_export`)."""
     tree_paths: Literal["best", "all"] = "best"
     """Threads of a message tree that become dialogues: `best` (the best-ranked one, so that no text
     is used twice) or `all`. A chat has at most one of a tree."""
-    columns: str | None = None
-    """Columns of --data that are called otherwise: `NEW=OLD,...`, such as
-    `question=query,answer=gold`."""
     answer_prefix: str | None = None
     """First text of the answer, given to the model, where a row of --data has none."""
-
-    def __post_init__(self) -> None:
-        """Raise ValueError, naming the flag, on a choice of rows or columns that has no meaning."""
-        super().__post_init__()
-        if self.columns is not None:
-            renamed_columns(self.columns)
-        for part in split_list(self.where or ""):
-            column, equals, value = part.partition("=")
-            if not (column.strip() and equals and value.strip()):
-                raise ValueError(f"--where: {part!r} is not COLUMN=VALUE")
-
-    @property
-    def column_names(self) -> dict[str, str] | None:
-        """`--columns` as a mapping, new name -> the file's; None where no column is renamed."""
-        return None if self.columns is None else renamed_columns(self.columns)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -315,22 +294,6 @@ class DryRunConfig(Group):
         super().__post_init__()
         if not self.dry_run and getattr(self, "out", None) == "":
             raise UsageError("--out is missing")
-
-
-def renamed_columns(text: str) -> dict[str, str]:
-    """`NEW=OLD,...` as a mapping from the new name to the file's.
-
-    Raises ValueError, naming the flag, where it is not of this form.
-    """
-    names: dict[str, str] = {}
-    for part in text.split(","):
-        new, equals, old = (piece.strip() for piece in part.partition("="))
-        if not (new and equals and old):
-            raise ValueError(f"--columns: {part!r} is not NEW=OLD, such as question=query")
-        if new in names:
-            raise ValueError(f"--columns: {new!r} is named twice")
-        names[new] = old
-    return names
 
 
 def rank_of(rank: int | None, world_size: int | None) -> Rank:

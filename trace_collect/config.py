@@ -43,7 +43,7 @@ class CollectConfig(DataConfig, AnswerConfig, ModelConfig, RunConfig, WorkersCon
     many as fit into 4 GiB with their queries, keys and values, at most 16."""
 
     VISIBLE: ClassVar[tuple[str, ...]] = (
-        "out", "model", "dtype", "device", "data", "where", "tasks",
+        "out", "model", "dtype", "device", "data", "tasks",
         "length", "chat_template", "answers", "max_new_tokens", "train", "validation", "test",
         "labels", "batch_size", "engine", "workers", "seed", "dry_run",
     )  # fmt: skip

@@ -288,9 +288,7 @@ def data_identity(settings: TaskSettings, tasks: Sequence[str]) -> dict[str, Any
     chosen = {
         "squad": settings.squad and sha256_input(Path(settings.squad)),
         "hotpotqa": settings.hotpotqa and sha256_input(Path(settings.hotpotqa)),
-        "where": settings.where,
         "tree_paths": None if settings.tree_paths == "best" else settings.tree_paths,
-        "columns": dict(settings.columns) if settings.columns else None,
         "answer_prefix": settings.answer_prefix,
     }
     return {

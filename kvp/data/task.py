@@ -180,11 +180,8 @@ class TaskSettings:
     chat: str | None = None
     text: str | None = None
     data: str | None = None
-    columns: Mapping[str, str] | None = None
-    """New name -> the file's."""
     metric: str | None = None
     answer_prefix: str | None = None
-    where: str | None = None
     tree_paths: str = "best"
     depths: tuple[float, ...] | None = None
     lengths: tuple[int, ...] | None = None
@@ -200,23 +197,15 @@ class TaskSettings:
         return cls(**(named | given))
 
     @property
-    def chose_rows(self) -> str:
-        """The flag that chooses from rows, and needs some; empty where neither is given."""
-        if self.where is not None:
-            return "--where"
-        return "" if self.tree_paths == "best" else "--tree_paths"
-
-    @property
     def of_rows(self) -> str:
         """A flag that only rows of files read; empty where none is given."""
-        if self.columns:
-            return "--columns"
-        return self.chose_rows if self.answer_prefix is None else "--answer_prefix"
+        if self.answer_prefix is not None:
+            return "--answer_prefix"
+        return "" if self.tree_paths == "best" else "--tree_paths"
 
 
 _PARSED = {
-    "tasks": "task_list", "columns": "column_names", "depths": "depth_list",
-    "lengths": "length_list",
+    "tasks": "task_list", "depths": "depth_list", "lengths": "length_list",
 }  # fmt: skip
 """Settings -> the property of a config that has them as numbers or names."""
 

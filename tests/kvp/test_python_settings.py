@@ -21,7 +21,6 @@ EVAL_FLAGS = {flag.name: flag for flag in flags_of(EvalConfig)}
         ("out", Path("runs") / "x", "runs/x"),
         ("prompts", 3, 3),
         ("methods", "full", "full"),
-        ("columns", {"question": "query", "answer": "gold"}, "question=query,answer=gold"),
         ("depths", [0, 50.5], "0,50.5"),
     ],
 )

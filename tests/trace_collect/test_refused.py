@@ -35,7 +35,7 @@ def no_weights(monkeypatch):
         (["--labels=kvzip,snap"], "--labels: no label 'snap'; use kvzip, kvzip_plus"),
         *(
             ([flag], "is about rows of files, and --data ruler names none")
-            for flag in ("--where=a=b", "--tree_paths=all", "--answer_prefix=A", "--columns=a=b")
+            for flag in ("--tree_paths=all", "--answer_prefix=A")
         ),
         (["--train=-1"], "--train must be at least 0"),
         (["--length=0"], "--length must be at least 1"),

@@ -45,7 +45,7 @@ def benchmark_source(
         raise UsageError(
             f"--tasks {task} needs --data FILE, FOLDER or a hub data set (docs/data.md)"
         )
-    tally = Tally(where=settings.where)
+    tally = Tally()
     usable = list(tally.parse_rows(rows_of(data, names), lambda _, row: parse(row)))
     if not tally.rows:
         called = f": neither a file called {names[0]} nor rows with this in the column 'dataset'"

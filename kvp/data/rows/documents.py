@@ -34,16 +34,15 @@ Message = Mapping[str, Any]
 def read_documents(
     data: str, flag: str, settings: TaskSettings
 ) -> tuple[tuple[Document, ...], Tally]:
-    """Everything in `data` that is chosen, in its order, and a count of the rows that are not used.
+    """Everything in `data`, in its order, and a count of the rows that are not used.
 
-    Message trees follow the other rows. `settings` choose rows (`where`) and threads
-    (`tree_paths`) and rename columns. Raises UsageError naming `flag`: no such data, nothing in it,
-    or no row that can be used.
+    Message trees follow the other rows; `settings.tree_paths` chooses their threads. Raises
+    UsageError naming `flag`: no such data, nothing in it, or no row that can be used.
     """
     path = Path(data)
     if path.suffix.lower() in TEXT_SUFFIXES or _only_texts(path):
         return _texts(data, flag), Tally(rows=1)
-    tally = Tally(where=settings.where, columns=settings.columns)
+    tally = Tally()
     all_threads = settings.tree_paths == "all"
     messages: list[tuple[str, Message]] = []
     usable: list[Document] = []

@@ -17,9 +17,7 @@ from textwrap import shorten
 from typing import Any, TypeVar
 
 from kvp.data.rows.values import RowError, plain_row
-from kvp.data.task import NoPromptError
 from kvp.errors import UsageError, first_line
-from kvp.known_names import split_list
 from kvp.plugins import is_object_name, module_exists
 from kvp.progress import quiet_logs
 
@@ -234,20 +232,14 @@ def share_of(text: str, split: str) -> str:
 class Tally:
     """Reads rows and counts those that are not used."""
 
-    where: str | None = None
-    """What `--where` says: rows to use."""
-    columns: Mapping[str, str] | None = None
-    """Columns that are called otherwise: new name -> the file's."""
     rows: int = 0
     """Rows read, good and bad."""
-    not_chosen: int = 0
-    """Rows that `where` leaves out."""
     skipped: list[Skipped] = field(default_factory=list)
 
     def parse_rows(
         self, rows: Iterable[Row], parse: Callable[[str, Mapping[str, Any]], T]
     ) -> Iterator[tuple[str, T]]:
-        """Location of every row that is chosen, and what `parse` makes of both; others are counted.
+        """Location of every row, and what `parse` makes of both.
 
         A row for which it raises RowError, or with cells of other types than it reads, is skipped.
         """
@@ -256,11 +248,7 @@ class Tally:
             try:
                 if not isinstance(row, Mapping):
                     raise row if isinstance(row, RowError) else RowError("is not a JSON object")
-                row = plain_row(self._rename_columns(row))
-                if self._takes(row):
-                    yield location, parse(location, row)
-                else:
-                    self.not_chosen += 1
+                yield location, parse(location, plain_row(row))
             except RowError as error:
                 self.skipped.append((location, str(error)))
             except RecursionError:
@@ -269,39 +257,12 @@ class Tally:
                 reason = f"has cells of another form ({type(error).__name__}: {error})"
                 self.skipped.append((location, reason))
 
-    def _rename_columns(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
-        columns = self.columns or {}
-        for old in columns.values():
-            if old not in row:
-                raise RowError(f"has no column {old!r}, which --columns names")
-        kept = {name: cell for name, cell in row.items() if name not in columns.values()}
-        return kept | {new: row[old] for new, old in columns.items()}
-
-    def _takes(self, row: Mapping[str, Any]) -> bool:
-        """Whether a row has a wanted value in every column that `where` asks about.
-
-        A whole message tree also has the columns of its first message.
-        """
-        prompt = row.get("prompt")
-        columns = {**prompt, **row} if isinstance(prompt, Mapping) else row
-        wanted: dict[str, set[str]] = {}
-        for part in split_list(self.where or ""):
-            column, _, value = (each.strip() for each in part.partition("="))
-            wanted.setdefault(column, set()).add(value.lower())
-        return all(
-            column in columns
-            and ("" if columns[column] is None else str(columns[column]).strip().lower()) in values
-            for column, values in wanted.items()
-        )
-
     def check(
         self, what: str, usable: Collection[object], use: str = "can be used", hint: str = ""
     ) -> None:
-        """Raise UsageError, which begins with `what`, where no row is there, chosen or usable."""
+        """Raise UsageError, which begins with `what`, where no row is there, or usable."""
         if not self.rows:
             raise UsageError(f"{what}: there is nothing in it")
-        if self.rows == self.not_chosen:
-            raise NoPromptError(f"{what}: --where {self.where} takes none of its {self.rows} rows")
         if not usable:
             why = f": {list_skipped(self.skipped[:1])}" if self.skipped else ""
             raise UsageError(
@@ -309,16 +270,10 @@ class Tally:
             )
 
     def note(self) -> str | None:
-        """One line on the rows that were skipped or not chosen, None without any."""
-        parts = []
-        if self.not_chosen:
-            taken = self.rows - self.not_chosen
-            parts.append(f"--where {self.where} takes {taken} of {self.rows} rows")
-        if self.skipped:
-            parts.append(
-                f"skipped {len(self.skipped)} of {self.rows} rows: {list_skipped(self.skipped)}"
-            )
-        return "; ".join(parts) or None
+        """One line on the rows that were skipped, None without any."""
+        if not self.skipped:
+            return None
+        return f"skipped {len(self.skipped)} of {self.rows} rows: {list_skipped(self.skipped)}"
 
 
 def list_skipped(skipped: Sequence[Skipped]) -> str:

@@ -50,7 +50,7 @@ class DialogueTask(ScoredByMetric):
     def build(self, settings: TaskSettings, tokenizer: PreTrainedTokenizerBase) -> Source:
         """Chats whose last turn is the assistant's reply."""
         if settings.chat is not None:
-            measured = replace(settings, needs_reply=True, columns=None, metric=None)
+            measured = replace(settings, needs_reply=True, metric=None)
             return row_samples(
                 settings.chat, measured, tokenizer, flag="chat", task=self.name, dialogues=True
             )
@@ -152,7 +152,7 @@ def _texts(data: str, settings: TaskSettings) -> tuple[list[str], tuple[str, ...
     path, split = Path(data), settings.split
     if (path.is_file() and reader_of(path) is None) or (path.is_dir() and any(path.glob("*.txt"))):
         return [share_of(read_text(data, "text"), split)], ()
-    documents, tally = read_documents(data, "text", replace(settings, columns=None))
+    documents, tally = read_documents(data, "text", settings)
     texts = [one.text for one in documents if one.text and split in (one.split, ALL)]
     if not texts:
         raise UsageError(f"--text {data}: no row with a 'text' column in the {split} split")

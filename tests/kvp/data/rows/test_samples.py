@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from kvp.config_groups import renamed_columns
 from kvp.data.encode import encode
 from kvp.data.rows.documents import read_documents, threads
 from kvp.data.rows.samples import ChatTokens, row_samples
@@ -160,25 +159,6 @@ def test_tokens_of_a_chat_are_those_of_its_encoding(tokenizer, plain_tokenizer, 
             assert counted(turns) == encode(chat, kind).prompt_length
 
 
-@pytest.mark.parametrize("form", ["nested", "flat"])
-def test_rows_are_chosen_by_their_columns(tmp_path, form):
-    rows = []
-    for number in range(8):
-        rows += [nested(number)] if form == "nested" else flat(number)
-    data = written(tmp_path / "t.jsonl", rows)
-    usable, tally = read_documents(data, "data", settings(where="lang=EN"))
-    if form == "nested":
-        assert (len(usable), tally.note()) == (8, None)
-    else:
-        assert len(usable) == 2
-        assert tally.note() == "--where lang=EN takes 8 of 32 rows"
-        both = settings(where="lang=en, lang=de")
-        assert len(read_documents(data, "data", both)[0]) == 8
-    for where in ("lang=fr", "nothing=en"):
-        with pytest.raises(UsageError, match=rf"--where {where} takes none of its (8|32) rows"):
-            read_documents(data, "data", settings(where=where))
-
-
 def measured(data, tokenizer, **changes):
     return chats(data, tokenizer, **{"length": 300, "needs_reply": True, **changes})
 
@@ -227,30 +207,6 @@ def test_the_metric_of_all_rows(tmp_path, tokenizer):
     assert "line 6 has no answer to measure" in source.notes[0]
     source = measured(data, tokenizer, metric="number")
     assert "line 2 has an answer without a number, for metric number" in source.notes[0]
-
-
-def test_columns_of_other_names(tmp_path, tokenizer):
-    data = written(tmp_path / "my.jsonl", [{"query": "Which?", "A": "x", "B": "y"}])
-    names = renamed_columns("question=query, context=A,answer=B")
-    (sample,) = measured(data, tokenizer, columns=names)
-    assert (sample.question, sample.context, sample.references) == ("Which?", "x", ("y",))
-    written(tmp_path / "other.jsonl", [{"query": "q", "answer": "a"}, {"question": "q"}])
-    source = measured(str(tmp_path / "other.jsonl"), tokenizer, columns={"question": "query"})
-    assert len(source) == 1
-    assert "line 2 has no column 'query', which --columns names" in source.notes[0]
-
-
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("question", "--columns: 'question' is not NEW=OLD"),
-        ("", "is not NEW=OLD"),
-        ("answer=a,answer=b", "'answer' is named twice"),
-    ],
-)
-def test_columns_that_are_refused(text, reason):
-    with pytest.raises(ValueError, match=reason):
-        renamed_columns(text)
 
 
 def test_questions_are_scored_and_other_rows_measured(tmp_path, tokenizer):
