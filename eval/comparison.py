@@ -437,8 +437,7 @@ class Comparison:
         named = f"; policies {', '.join(policies)}" if policies else ""
         setting, kept = self.results.setting, "no token protected"
         if any(record["protected"] for record in self.records):
-            system = " (and all before the user's text)" if setting("protect_system") else ""
-            kept = f"protected = first {setting('sinks')}{system} and last {setting('recents')} "
+            kept = f"protected = first {setting('sinks')} and last {setting('recents')} "
             kept += "tokens always kept"
         return f"{self.measured[:-1]}{named}; {PROTOCOL_NAMES[self.protocol]}; {kept}"
 

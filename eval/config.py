@@ -42,9 +42,9 @@ TUNED = "tuned"
 
 IDENTITY_FIELDS = (
     "model", "revision", "length", "split", "essays", "squad", "hotpotqa", "chat", "text",
-    "data", "metric", "answer_prefix", "tree_paths", "measure", "depths",
+    "data", "metric", "tree_paths", "measure", "depths",
     "lengths", "scbench_mode", "continuation_tokens", "seed", "dtype", "attention", "sinks",
-    "recents", "max_new_tokens", "chat_template", "protect_system",
+    "recents", "max_new_tokens", "chat_template",
 )  # fmt: skip
 """Settings that decide what a record means: a results folder keeps them for life. All others may
 change between runs that extend one folder (`docs/formats.md`, Results folder)."""

@@ -91,7 +91,6 @@ TASKS_OF_FLAG = {
     "text": re.compile("text"),
     "data": re.compile("data|longbench_.*|scbench_.*|longmemeval"),
     "metric": re.compile("data|niah_heatmap|longmemeval"),
-    "answer_prefix": re.compile("data"),
     "depths": re.compile("niah_heatmap"),
     "lengths": re.compile("niah_heatmap"),
     "scbench_mode": re.compile("scbench|scbench_.*"),
@@ -241,7 +240,7 @@ def prepare(
             config.budget_list,
             [prompt.boundary(protocol) for prompt in of_task],
             protection=config.protection,
-            protected=protected_tokens(config, of_task),
+            protected=protected_tokens(config),
         )
         by_key = {each.key: each for each in reversed(settings)}  # a tuned one may be a default
         planned[task, protocol] = list(reversed(by_key.values()))
@@ -271,10 +270,9 @@ def _check_names(model: str, methods: Sequence[Method], prompts: Sequence[Prompt
             raise ValueError(f"two prompts are called {twice[0]}")
 
 
-def protected_tokens(config: ProtectionConfig, prompts: Iterable[Prompt]) -> Protection:
-    """What protection keeps of each of these prompts."""
-    opening = [prompt.encoded.opening_length for prompt in prompts if config.protect_system]
-    return Protection(sinks=max([config.sinks, *opening]), recents=config.recents)
+def protected_tokens(config: ProtectionConfig) -> Protection:
+    """What protection keeps of each prompt."""
+    return Protection(sinks=config.sinks, recents=config.recents)
 
 
 def check_settings(config: EvalConfig) -> list[str]:

@@ -170,8 +170,6 @@ class DataConfig(TaskConfig):
     tree_paths: Literal["best", "all"] = "best"
     """Threads of a message tree that become dialogues: `best` (the best-ranked one, so that no text
     is used twice) or `all`. A chat has at most one of a tree."""
-    answer_prefix: str | None = None
-    """First text of the answer, given to the model, where a row of --data has none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,9 +192,6 @@ class ProtectionConfig(Group):
     """First tokens that protection always keeps."""
     recents: int = 16
     """Most recent tokens that protection always keeps."""
-    protect_system: bool = False
-    """Protection also keeps all tokens before the user's first text: the chat template's opening
-    and the system prompt. Cost curves, which are of traces, keep `--sinks` only."""
 
     MINIMUMS: ClassVar[Bounds] = {"sinks": 0, "recents": 0}
 

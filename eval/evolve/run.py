@@ -198,9 +198,7 @@ def _search(config: EvolveConfig, output: OutputFolder, identity: dict[str, Any]
         searched=config.search_prompts,
         compared=config.holdout,
     )
-    protection = UNPROTECTED
-    if config.protection == "on":
-        protection = protected_tokens(config, (*search_prompts, *held_out))
+    protection = protected_tokens(config) if config.protection == "on" else UNPROTECTED
     cached = [prompt.boundary(config.protocol) for prompt in (*search_prompts, *held_out)]
     target, reference = target_of(config.target, protection, cached[: len(search_prompts)])
     plan = _plan(config, geometry.layers, target, reference=reference)

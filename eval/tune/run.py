@@ -197,7 +197,7 @@ class Tuning:
         """UsageError on prompts or budgets whose scores would not be comparable."""
         self.config, self.prepared = config, prepared
         self.budgets = config.evaluation.budget_list
-        self.protected = protected_tokens(config, prepared.prompts)
+        self.protected = protected_tokens(config)
         work = prepared.work
         self.protocols = tuple(dict.fromkeys(protocol for _, protocol in work))
         for note in prepared.notes:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, takewhile
+from itertools import chain
 from typing import TYPE_CHECKING, TypeVar
 
 from jinja2 import TemplateError
@@ -43,8 +43,6 @@ class Encoded:
     """The prompt, with chat template and answer prefix."""
     context_length: int
     """Tokens before the question (running text: all but the last one), at least 1."""
-    opening_length: int
-    """Tokens before the user's first text: those of the chat template and the system prompt."""
     reply_ids: tuple[int, ...]
     """The reference continuation without an end-of-turn token; empty when unknown."""
     reply_spans: tuple[tuple[int, int], ...]
@@ -79,7 +77,6 @@ def encode(sample: Sample, tokenizer: PreTrainedTokenizerBase) -> Encoded:
         return Encoded(
             ids=sample.token_ids,
             context_length=max(1, len(sample.token_ids) - 1),
-            opening_length=0,
             reply_ids=sample.reply_token_ids,
             reply_spans=(),
         )
@@ -93,8 +90,6 @@ def encode(sample: Sample, tokenizer: PreTrainedTokenizerBase) -> Encoded:
         reply = sample.reply
     ids = [] if templated else opening_ids(tokenizer)
     spans: list[tuple[int, int]] = []
-    opening = takewhile(lambda one: one.template or one.role == "system", (*context, *rest))
-    opening_length = len(ids) + sum(len(_ids(piece, tokenizer)) for piece in opening)
     for piece in context:
         start = len(ids)
         ids += _ids(piece, tokenizer)
@@ -108,7 +103,6 @@ def encode(sample: Sample, tokenizer: PreTrainedTokenizerBase) -> Encoded:
     return Encoded(
         ids=tuple(ids),
         context_length=max(1, min(context_length, len(ids) - 1)),
-        opening_length=opening_length,
         reply_ids=tuple(content_ids(reply, tokenizer)),
         reply_spans=tuple(spans),
     )

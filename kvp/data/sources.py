@@ -115,9 +115,8 @@ def open_source(settings: TaskSettings, tokenizer: PreTrainedTokenizerBase) -> S
     """
     data = str(settings.data)
     parts = parts_of(data)
-    flag = settings.of_rows
-    if flag and not any(_maker(part) is None for part in parts):
-        raise UsageError(f"{flag} is about rows of files, and --data {data} names none")
+    if settings.tree_paths == "all" and not any(_maker(part) is None for part in parts):
+        raise UsageError(f"--tree_paths is about rows of files, and --data {data} names none")
     if len(parts) == 1:
         return _of_one_kind(data, settings, tokenizer)
     return _mixture(parts, settings, tokenizer)
@@ -289,7 +288,6 @@ def data_identity(settings: TaskSettings, tasks: Sequence[str]) -> dict[str, Any
         "squad": settings.squad and sha256_input(Path(settings.squad)),
         "hotpotqa": settings.hotpotqa and sha256_input(Path(settings.hotpotqa)),
         "tree_paths": None if settings.tree_paths == "best" else settings.tree_paths,
-        "answer_prefix": settings.answer_prefix,
     }
     return {
         **{name: value for name, value in chosen.items() if value is not None},

@@ -181,7 +181,6 @@ class TaskSettings:
     text: str | None = None
     data: str | None = None
     metric: str | None = None
-    answer_prefix: str | None = None
     tree_paths: str = "best"
     depths: tuple[float, ...] | None = None
     lengths: tuple[int, ...] | None = None
@@ -195,13 +194,6 @@ class TaskSettings:
         flags = {each.name: each.name for each in fields(cls)} | _PARSED
         named = {to: getattr(config, name) for to, name in flags.items() if hasattr(config, name)}
         return cls(**(named | given))
-
-    @property
-    def of_rows(self) -> str:
-        """A flag that only rows of files read; empty where none is given."""
-        if self.answer_prefix is not None:
-            return "--answer_prefix"
-        return "" if self.tree_paths == "best" else "--tree_paths"
 
 
 _PARSED = {

@@ -35,13 +35,10 @@ def test_without_the_chat_template_prompts_are_plain_text(tiny_folder, loaded):
         assert text.startswith(OPENING if wanted else prepared.prompts[0].sample.text)
 
 
-@pytest.mark.parametrize("wanted", [False, True])
-def test_protection_covers_what_comes_before_the_user(tiny_folder, wanted):
-    prepared = _prepared(tiny_folder, protect_system=wanted)
-    sinks = len(prepared.tokenizer(OPENING).input_ids) if wanted else 4
-    assert sinks > 4 or not wanted
+def test_protection_is_of_the_first_and_the_last_tokens(tiny_folder):
+    prepared = _prepared(tiny_folder)
     found = {one.protection for settings in prepared.planned.values() for one in settings}
-    assert found == {UNPROTECTED, Protection(sinks=sinks, recents=16)}
+    assert found == {UNPROTECTED, Protection(sinks=4, recents=16)}
 
 
 def test_plan_crosses_methods_budgets_and_protection():

@@ -33,10 +33,7 @@ def no_weights(monkeypatch):
         (["--train=0", "--validation=0"], "nothing to collect"),
         (["--device=cuda:99"], "--device cuda:99"),
         (["--labels=kvzip,snap"], "--labels: no label 'snap'; use kvzip, kvzip_plus"),
-        *(
-            ([flag], "is about rows of files, and --data ruler names none")
-            for flag in ("--tree_paths=all", "--answer_prefix=A")
-        ),
+        (["--tree_paths=all"], "is about rows of files, and --data ruler names none"),
         (["--train=-1"], "--train must be at least 0"),
         (["--length=0"], "--length must be at least 1"),
         (["--max_new_tokens=0"], "--max_new_tokens must be at least 1"),

@@ -174,7 +174,6 @@ class _SampleMaker:
             asked,
             split=self.settings.split,
             task=asked.task or self.name,
-            answer_prefix=asked.answer_prefix or self.settings.answer_prefix or "",
             metric=metric,
             reply=space + ", ".join(answers),
         )

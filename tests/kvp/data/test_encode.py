@@ -34,8 +34,7 @@ QUESTION = make(context="Some text.\n", question="Who?", answer_prefix=" It is",
 def test_question_boundaries(tokenizer):
     encoded = encode(QUESTION, tokenizer)
     # Specials are one token each, everything else one token per byte.
-    assert encoded.opening_length == 1 + len("user:")
-    assert encoded.context_length == encoded.opening_length + len("Some text.\n")
+    assert encoded.context_length == 1 + len("user:") + len("Some text.\n")
     closing = len("Who?") + 2 + len("assistant:") + len(" It is")
     assert encoded.prompt_length == encoded.context_length + closing
     assert tokenizer.decode(encoded.ids) == f"{USER}Some text.\nWho?<|end|>{ASSISTANT} It is"
@@ -67,15 +66,6 @@ def test_a_template_may_open_with_a_system_turn(system_tokenizer):
     text = system_tokenizer.decode(encoded.ids[: encoded.context_length])
     opening = f"<|start|>system:be brief<|end|>{USER}"
     assert text == f"{opening}Hi<|end|>{ASSISTANT}Hello!<|end|>"
-    assert encoded.opening_length == 1 + len("system:be brief") + 1 + 1 + len("user:")
-
-
-def test_the_opening_ends_where_the_user_begins(tokenizer):
-    told = ({"role": "system", "content": "Be brief."}, *chat("Hi", "Hello!", "Name?", "Ann"))
-    for turns in (told, told[:1] + told[3:]):  # the only user turn may be the question
-        encoded = encode(make(turns), tokenizer)
-        opening = tokenizer.decode(encoded.ids[: encoded.opening_length])
-        assert opening == f"<|start|>system:Be brief.<|end|>{USER}"
 
 
 def test_chat_without_a_template(plain_tokenizer):

@@ -198,11 +198,10 @@ def test_the_metric_of_all_rows(tmp_path, tokenizer):
     data = written(tmp_path / "my.jsonl", rows)
     own = {sample.references: sample.metric for sample in measured(data, tokenizer)}
     assert own == {(): "none", ("7",): "f1", ("seven",): "all", ("8", "9"): "all"}
-    source = measured(data, tokenizer, metric="rouge_l", answer_prefix="So")
+    source = measured(data, tokenizer, metric="rouge_l")
     assert {sample.references: sample.metric for sample in source} == dict.fromkeys(
         [("7",), ("seven",), ("8", "9"), ("Hello",)], "rouge_l"
     )
-    assert {sample.answer_prefix for sample in source if sample.context} == {"So"}
     assert "line 5 is running text, not for metric rouge_l" in source.notes[0]
     assert "line 6 has no answer to measure" in source.notes[0]
     source = measured(data, tokenizer, metric="number")
