@@ -80,7 +80,7 @@ def create_metadata(
     if output_gram is not None:
         files[OUTPUT] = save({"output_gram": output_gram.cpu().contiguous()})
     digests = {name: sha256(content).hexdigest() for name, content in files.items()}
-    written = {**FORMAT.head, "plan": plan.to_dict(), "rope": "post", "bound": True}
+    written = {**FORMAT.head, "plan": plan.to_dict(), "rope": "post"}
     made = folder.existing_marker is None and folder.begin(
         {**manifest, **written, "files": digests}
     )
@@ -126,9 +126,7 @@ def store_digest(manifest: Mapping[str, Any], plan: StorePlan) -> str:
     return digest_json([manifest["identity"], plan.to_dict()])
 
 
-def _load_record(
-    store: Place, manifest: Mapping[str, Any], plan: StorePlan, owner: str, index: int
-) -> SequenceRecord:
+def _load_record(store: Place, plan: StorePlan, owner: str, index: int) -> SequenceRecord:
     path = record_path(store, index)
     try:
         content = read_sealed_json(path)
@@ -137,11 +135,9 @@ def _load_record(
             raise
         raise StoreError(f"{store} has no sequence {index}: {path.name} is missing") from None
     with foreign(path, StoreError):
-        record = SequenceRecord.from_dict(content["record"])
-        if bound := manifest.get("bound") or "shards" in content:  # else of an earlier kvp
-            shards = {array: str(content["shards"][array]) for array in plan.arrays}
-            record = replace(record, shards=shards)
-    ours = not bound or content.get("store") == owner
+        shards = {array: str(content["shards"][array]) for array in plan.arrays}
+        record = replace(SequenceRecord.from_dict(content["record"]), shards=shards)
+    ours = content.get("store") == owner
     if not (ours and record.index == index < plan.sequences and record.length <= plan.max_tokens):
         raise StoreError(f"{path} belongs to another store or sequence")
     return record
@@ -154,7 +150,7 @@ def load_records(
 
     StoreError names the file where there is none, or it is damaged or of another store.
     """
-    load = partial(_load_record, store, manifest, plan, store_digest(manifest, plan))
+    load = partial(_load_record, store, plan, store_digest(manifest, plan))
     if not isinstance(store, ObjectPath):
         return [*map(load, indices)]
     with ThreadPoolExecutor(_REQUESTS, thread_name_prefix="records") as threads:

@@ -124,7 +124,7 @@ class TraceReader:
         kept = tuple(slice(size) for size in shape[2:])
         anew = f"delete {record_path(self.path, index)} to collect this sequence again"
         try:
-            chunks = read_chunks(shard, self.plan, array, heads, record.shards.get(array))
+            chunks = read_chunks(shard, self.plan, array, heads, record.shards[array])
             tensor = torch.stack([torch.from_numpy(chunk[kept].copy()) for chunk in chunks])
         except (ValueError, RuntimeError, MemoryError, OverflowError, OSError) as problem:
             raise StoreError(f"{shard} is damaged or missing ({problem}); {anew}") from None

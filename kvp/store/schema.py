@@ -73,7 +73,7 @@ class SequenceRecord:
     metric: StrictStr = ""
     """Name of the metric that scores an answer."""
     shards: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
-    """Array -> checksums of the chunks of its shard (`kvp.store.shards`), where they are known."""
+    """Array -> checksums of the chunks of its shard (`kvp.store.shards`), once it is written."""
 
     def fed_again(self, prefix_length: int) -> int:
         """Tokens after a prefix that scorers see: the prompt's last one, where it comes next."""

@@ -76,13 +76,13 @@ def checksums(shard: bytes, plan: StorePlan) -> str:
 
 
 def read_chunks(
-    path: Place, plan: StorePlan, array: str, heads: range, expected: str | None
+    path: Place, plan: StorePlan, array: str, heads: range, expected: str
 ) -> Iterator[np.ndarray[Any, Any]]:
     """The chunks of some KV heads of a shard, padded, one after the other.
 
-    `expected` are its `checksums`, None where they are not known. FileNotFoundError where it is
-    missing or empty, ValueError or RuntimeError where a chunk is damaged, is not the one that
-    belongs there, or would take more or less than the plan says, before it is decompressed.
+    `expected` are its `checksums`. FileNotFoundError where it is missing or empty, ValueError or
+    RuntimeError where a chunk is damaged, is not the one that belongs there, or would take more or
+    less than the plan says, before it is decompressed.
     """
     end, length = size_of(path) or 0, _index_bytes(plan)
     if end < length:
@@ -96,7 +96,7 @@ def read_chunks(
         raise ValueError("it lacks chunks, or they are too large")
     for head, chunk in zip(heads, read_ranges(path, spans), strict=True):
         frame = _CRC.decode(chunk)
-        if expected is not None and chunk[-4:].hex() != expected[8 * head : 8 * head + 8]:
+        if chunk[-4:].hex() != expected[8 * head : 8 * head + 8]:
             raise ValueError("it holds what belongs elsewhere")
         if int.from_bytes(chunk[4:8], "little") != size:
             raise ValueError("a chunk is of another size")
