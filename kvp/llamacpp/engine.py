@@ -87,28 +87,13 @@ class Engine:
         """The context that holds the cells."""
         return self.llama._ctx
 
-    def read(self, sequence: int = 0) -> SequenceState:
-        """The cells of a sequence. Raises CacheError where they are not this model's."""
-        return _read(self.context, sequence, self.geometry)
+    def read(self) -> SequenceState:
+        """The cells of sequence 0. Raises CacheError where they are not this model's."""
+        return _read(self.context, self.geometry)
 
     def write(self, state: SequenceState) -> None:
-        """Put `state` in place of its sequence's cells.
-
-        Raises CacheError, and leaves the cells as they were, where there is no room: cells that
-        several sequences share become one sequence's own.
-        """
-        others = [
-            one
-            for one in range(llama_cpp.llama_n_seq_max(self.context.ctx))
-            if one != state.sequence and _last_position(self.context, one) >= 0
-        ]
-        before = _state_bytes(self.context, -1) if others and state.streams == 1 else None
-        try:
-            _write(self.context, state)
-        except CacheError:
-            if before is not None:
-                _set(self.context, before, -1)
-            raise
+        """Put `state` in place of its sequence's cells; CacheError where there is no room."""
+        _write(self.context, state)
 
     def views(
         self,
@@ -166,7 +151,7 @@ class Engine:
         for kind in (None, GGMLQuantizationType.F16):
             with closing(_Probe(self, 64, kind)) as probe:
                 probe.decode(range(32), 0)
-                found.append(_read(probe.context, 0, self.geometry))
+                found.append(_read(probe.context, self.geometry))
         stored, plain = found
         return {
             side: _block(getattr(stored, side)[0].floats(), getattr(plain, side)[0].floats(), width)
@@ -208,8 +193,8 @@ class Engine:
             found, frequencies, at = [], np.zeros(half), 0
             for by in (0, 1, 64, 4096):  # the further, the more exact
                 llama_cpp.llama_memory_seq_add(memory, 0, 0, -1, by - at)
-                probe.decode([0], _last_position(probe.context, 0) + 1)
-                rows = _read(probe.context, 0, self.geometry).keys[0]
+                probe.decode([0], _last_position(probe.context) + 1)
+                rows = _read(probe.context, self.geometry).keys[0]
                 heads = self._heads(rows, "keys")[:, :32, order[:turning]].numpy()
                 low, high = heads.T.reshape(2, half, -1)
                 found.append(low + 1j * high)
@@ -294,29 +279,17 @@ libggml.ggml_backend_tensor_get.argtypes = [
 libggml.ggml_backend_tensor_get.restype = None
 
 
-def _last_position(context: LlamaContext, sequence: int) -> int:
-    """Largest position of a sequence, -1 where it has no cells."""
+def _last_position(context: LlamaContext) -> int:
+    """Largest position of sequence 0, -1 where it has no cells."""
     memory = llama_cpp.llama_get_memory(context.ctx)
-    return int(llama_cpp.llama_memory_seq_pos_max(memory, sequence))
+    return int(llama_cpp.llama_memory_seq_pos_max(memory, 0))
 
 
-def _state_bytes(context: LlamaContext, sequence: int) -> np.ndarray:
-    data = np.empty(llama_cpp.llama_state_seq_get_size(context.ctx, sequence), np.uint8)
+def _read(context: LlamaContext, geometry: Geometry) -> SequenceState:
+    data = np.empty(llama_cpp.llama_state_seq_get_size(context.ctx, 0), np.uint8)
     pointer = data.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
-    size = llama_cpp.llama_state_seq_get_data(context.ctx, pointer, len(data), sequence)
-    return data[:size]
-
-
-def _set(context: LlamaContext, data: np.ndarray, sequence: int) -> bool:
-    pointer = data.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
-    size = llama_cpp.llama_state_seq_set_data(context.ctx, pointer, len(data), sequence)
-    return bool(size == len(data))
-
-
-def _read(context: LlamaContext, sequence: int, geometry: Geometry) -> SequenceState:
-    if not 0 <= sequence < llama_cpp.llama_n_seq_max(context.ctx):
-        raise UsageError(f"sequence {sequence} is none of the llama.cpp context's")
-    state = SequenceState.read(_state_bytes(context, sequence))
+    size = llama_cpp.llama_state_seq_get_data(context.ctx, pointer, len(data), 0)
+    state = SequenceState.read(data[:size])
     channels = geometry.kv_heads * geometry.head_dim
     for rows in state.keys + state.values:
         width = (
@@ -329,16 +302,18 @@ def _read(context: LlamaContext, sequence: int, geometry: Geometry) -> SequenceS
                 f"llama.cpp's cache has {len(state.keys)} layers of {width} channels, the model "
                 f"{geometry}: kvp cannot read caches of its kind"
             )
-    if state.positions[-1] != _last_position(context, sequence):
+    if state.positions[-1] != _last_position(context):
         raise CacheError("llama.cpp's cache and its state name different positions")
     return state
 
 
 def _write(context: LlamaContext, state: SequenceState) -> None:
-    if not _set(context, state.write(), state.sequence):
+    data = state.write()
+    pointer = data.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
+    if llama_cpp.llama_state_seq_set_data(context.ctx, pointer, len(data), 0) != len(data):
         raise CacheError(
-            f"llama.cpp has no room for {len(state.positions)} cells of sequence {state.sequence}: "
-            "load the model with a larger n_ctx"
+            f"llama.cpp has no room for {len(state.positions)} cells: load the model with a larger "
+            "n_ctx"
         )
 
 

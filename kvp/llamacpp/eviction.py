@@ -31,8 +31,8 @@ from kvp.scoring import Scorer, score_layers
 
 LONGEST = 1 << 20
 """Tokens that a bounded sequence may have in all."""
-_SHRUNK: weakref.WeakKeyDictionary[Llama, dict[int, _Held]] = weakref.WeakKeyDictionary()
-"""What `shrink` left in the sequences of a llama."""
+_SHRUNK: weakref.WeakKeyDictionary[Llama, _Held] = weakref.WeakKeyDictionary()
+"""What `shrink` left in a llama."""
 
 
 @dataclass(frozen=True)
@@ -127,9 +127,6 @@ def shrink(
     scorer: Scorer,
     budget: int | str | Budget,
     protection: Protection | None = None,
-    *,
-    sequence: int = 0,
-    tokens: Sequence[int] | None = None,
 ) -> Cells:
     """Keep `budget` tokens per head of what `llama` has read, by `scorer`; it goes on from there.
 
@@ -143,9 +140,6 @@ def shrink(
         budget: tokens (128) or a share ("25%").
         protection: tokens that are always kept, by default 4 first and 16 last ones; the last one
             is in any case where the method reads queries.
-        sequence: which sequence of the context.
-        tokens: its token ids, where it is not the one that `llama.eval` fills; read by methods that
-            read queries alone.
 
     Raises:
         UsageError: the budget is below the protected tokens, or the method reads more.
@@ -153,26 +147,24 @@ def shrink(
         PolicyError: the policy is of another model.
     """
     engine, protection = _engine(llama), _protection(protection, scorer)
-    state = engine.read(sequence)
+    state = engine.read()
     seen = int(state.positions[-1]) + 1
-    if tokens is None:
-        tokens = llama.input_ids[: llama.n_tokens].tolist() if sequence == 0 else []
+    tokens = llama.input_ids[: llama.n_tokens].tolist()
     if len(tokens) != seen and scorer.needs.queries:
-        raise UsageError(f"{scorer.name} reads queries: give shrink the sequence's tokens=")
+        raise UsageError(f"{scorer.name} reads queries: let llama.eval read the text")
     budgeted = kept_tokens(parse_budget(budget), len(state.positions), protection)
-    held, first = _SHRUNK.get(llama, {}).get(sequence), int(state.positions[0])
+    held, first = _SHRUNK.get(llama), int(state.positions[0])
     if held is None or first != held.end - held.cells(held.seen) or seen < held.floor:
         held = _hold_all(engine.geometry, state.positions)
         if first:
             raise CacheError(
-                f"the cells of sequence {sequence} begin at position {first}: kvp does not know "
-                "which tokens they hold; shrink what this Llama has read itself"
+                f"the cells begin at position {first}: kvp does not know which tokens they hold; "
+                "shrink what this Llama has read itself"
             )
     kept = Cells(held, seen)
     _cut(engine, scorer, state, kept, budgeted, protection, tokens)
-    _SHRUNK.setdefault(llama, {})[sequence] = kept.held
-    if sequence == 0:
-        _read_anew_before(kept.held.floor, weakref.ref(llama))
+    _SHRUNK[llama] = kept.held
+    _read_anew_before(kept.held.floor, weakref.ref(llama))
     llama._requires_eval = True  # the logits of the last token are those of the full cache
     return kept
 

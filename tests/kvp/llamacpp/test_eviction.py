@@ -318,32 +318,6 @@ def test_a_bound_evicts_by_queries_again_and_again(llama):
         assert Engine.of(llama).read().positions.tolist() == [*range(200 - kept.kept, 200)]
 
 
-def test_sequences_are_apart(pair):
-    llama, ids = pair.load(), ids_of(60)
-    params = llama.context_params
-    params.n_seq_max, params.kv_unified, params.n_ctx = 3, True, 256
-    llama._ctx.close()
-    llama._ctx = llama_cpp._internals.LlamaContext(model=llama._model, params=params, verbose=False)
-    llama.eval(ids)
-    llama._ctx.kv_cache_seq_cp(0, 1, -1, -1)  # both sequences share all cells
-    kept = shrink(llama, make_scorer("keydiff"), 32, sequence=1)
-    engine = Engine.of(llama)
-    assert engine.read(1).positions.tolist() == [*range(28, 60)]
-    again = shrink(llama, make_scorer("keydiff"), 30, sequence=1).positions
-    assert set(again[1, 1]) < set(kept.positions[1, 1])
-    assert engine.read(0).positions.tolist() == list(range(60))
-    whole = engine.read(0)
-    with pytest.raises(UsageError, match="sequence 5 is none"):
-        shrink(llama, make_scorer("keydiff"), 32, sequence=5)
-    llama._ctx.kv_cache_seq_cp(0, 2, -1, -1)
-    llama.eval(ids_of(150))  # 242 of 256 cells: no room for 40 that are no longer shared
-    with pytest.raises(CacheError, match="no room for 40 cells"):
-        shrink(llama, make_scorer("keydiff"), 40, sequence=2)
-    assert engine.read(2).positions.tolist() == list(range(60))
-    np.testing.assert_array_equal(engine.read(2).keys[1].data, whole.keys[1].data)
-    llama.close()
-
-
 def test_a_bound_is_a_sequence_of_cuts(pair, llama):
     ids = ids_of(200)
     with bounded(llama, make_scorer("streaming_llm"), 96) as kept:
