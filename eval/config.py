@@ -43,7 +43,7 @@ TUNED = "tuned"
 IDENTITY_FIELDS = (
     "model", "revision", "length", "split", "essays", "squad", "hotpotqa", "chat", "text",
     "data", "metric", "tree_paths", "measure", "depths",
-    "lengths", "scbench_mode", "continuation_tokens", "seed", "dtype", "attention", "sinks",
+    "lengths", "continuation_tokens", "seed", "dtype", "attention", "sinks",
     "recents", "max_new_tokens", "chat_template",
 )  # fmt: skip
 """Settings that decide what a record means: a results folder keeps them for life. All others may
@@ -66,9 +66,6 @@ class BenchmarkConfig(Group):
     lengths: str | None = None
     """Prompt tokens for `niah_heatmap`, comma separated, at most `length` (default a quarter, a
     half, three quarters and all of it)."""
-    scbench_mode: Literal["scdq", "multi_turn"] | None = None
-    """How tasks of SCBench ask several questions of one context: each alone (scdq, the default), or
-    each behind the earlier ones and their right answers (multi_turn)."""
 
     def __post_init__(self) -> None:
         """Raise ValueError, naming the flag, on what are not numbers."""

@@ -93,7 +93,6 @@ TASKS_OF_FLAG = {
     "metric": re.compile("data|niah_heatmap|longmemeval"),
     "depths": re.compile("niah_heatmap"),
     "lengths": re.compile("niah_heatmap"),
-    "scbench_mode": re.compile("scbench|scbench_.*"),
     "squad": re.compile("qa_1"),
     "hotpotqa": re.compile("qa_2"),
 }

@@ -15,7 +15,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import TYPE_CHECKING, TypeVar
 
 from jinja2 import TemplateError
@@ -119,15 +118,12 @@ def as_written(sample: Sample, tokenizer: PreTrainedTokenizerBase) -> Sample:
     if not _is_templated(sample, tokenizer):
         return sample
     turns = sample.messages or ()
-    texts = [turn["content"] for turn in turns]
-    if not turns:
-        texts = [*chain(*sample.earlier), sample.question]
-        texts[0] = sample.context + texts[0]
+    texts = [turn["content"] for turn in turns] or [sample.context + sample.question]
     before = [text[: len(text) - len(text.lstrip())] for text in texts]
     after = [text[len(text.rstrip()) :] if text.strip() else "" for text in texts]
     if not any(before + after):
         return sample
-    roles = [turn["role"] for turn in turns] or _in_turn(len(texts))
+    roles = [turn["role"] for turn in turns] or ["user"]
     bare, led, followed = (
         list(map(len, template_frame(roles, tokenizer, prompt=False, around=around)))
         for around in ((), [s + "{}" for s in before], ["{}" + s for s in after])
@@ -139,36 +135,18 @@ def as_written(sample: Sample, tokenizer: PreTrainedTokenizerBase) -> Sample:
     if turns:
         written = zip(turns, kept, strict=True)
         return replace(sample, messages=tuple({**turn, "content": one} for turn, one in written))
-    size = max(0, len(sample.context) - texts[0].find(kept[0]))  # what is left of the context
-    context, kept[0] = kept[0][:size], kept[0][size:]
-    earlier = tuple(zip(kept[:-1:2], kept[1::2], strict=True))
-    return replace(sample, context=context, question=kept[-1], earlier=earlier)
-
-
-def _in_turn(count: int) -> list[str]:
-    """Roles of a user and an assistant who take turns."""
-    return (["user", "assistant"] * count)[:count]
+    (text,) = kept
+    size = max(0, len(sample.context) - texts[0].find(text))  # what is left of the context
+    return replace(sample, context=text[:size], question=text[size:])
 
 
 def _question(
     sample: Sample, tokenizer: PreTrainedTokenizerBase, *, templated: bool
 ) -> tuple[list[_Piece], list[_Piece]]:
-    """The context and the rest of the prompt.
-
-    Without a chat template white space ends an earlier question, and two line breaks an answer.
-    """
-    said = [*chain(*sample.earlier)]
-    if templated:
-        frame = template_frame(_in_turn(len(said) + 1), tokenizer)
-    else:
-        ends = (("" if asked[-1:].isspace() else " ", "\n\n") for asked, _ in sample.earlier)
-        frame = ["", *chain(*ends), ""]
-    opening, *between, closing = frame
-    turns: list[_Piece] = []
-    for text, after_it in zip(said, between, strict=True):
-        turns += [_Piece(text), _Piece(after_it, template=templated)]
+    """The context and the rest of the prompt."""
+    opening, closing = template_frame(["user"], tokenizer) if templated else ("", "")
     context, question = _Piece(sample.context), _Piece(sample.question)
-    before, after = ([context], [*turns, question]) if context.text else ([*turns, question], [])
+    before, after = ([context], [question]) if context.text else ([question], [])
     rest = [*after, _Piece(closing, template=True), _Piece(sample.answer_prefix)]
     return [_Piece(opening, template=True), *before], rest
 

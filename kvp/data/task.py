@@ -81,9 +81,6 @@ class Sample:
     """Running text that is given as tokens, instead of everything above: the prompt."""
     reply_token_ids: tuple[int, ...] = ()
     """The tokens that follow `token_ids`."""
-    earlier: tuple[tuple[str, str], ...] = ()
-    """Questions between `context` and `question`, each with the answer that is given: turns of the
-    user and the assistant, the first one behind the context in its turn."""
     chat_template: bool = True
     """Whether the prompt gets the tokenizer's chat template; else it is plain text."""
     classes: tuple[str, ...] = ()
@@ -184,7 +181,6 @@ class TaskSettings:
     tree_paths: str = "best"
     depths: tuple[float, ...] | None = None
     lengths: tuple[int, ...] | None = None
-    scbench_mode: str | None = None
     continuation_tokens: int = REPLY_TOKENS
     measure: str = "answers"
 

@@ -269,7 +269,6 @@ def _refusal(capsys, arguments):
         ({"tasks": "chat", "metric": "f1"}, "--metric is what the task data reads"),
         ({"tasks": "chat", "data": "x.jsonl"}, "--data is what the task data reads"),
         ({"tasks": "vt", "depths": "5"}, "--depths is what the task niah_heatmap reads"),
-        ({"tasks": "vt", "scbench_mode": "scdq"}, "--scbench_mode is what the task scbench"),
         ({"tasks": "niah_heatmap", "depths": "5,101"}, "--depths must be numbers from 0 to 100"),
         ({"tasks": "niah_heatmap", "lengths": "1.5"}, "--lengths must be numbers of tokens"),
         (

@@ -77,19 +77,14 @@ def test_a_heat_map(tiny_folder, tmp_path):
 
 
 def test_questions_of_one_context(tiny_folder, tmp_path):
-    for mode in ("scdq", "multi_turn"):
-        out = tmp_path / mode
-        tasks = "scbench_mf,scbench_hashhop"
-        assert (
-            _benchmark(tiny_folder, out, tasks=tasks, split="test", scbench_mode=mode, length=1000)
-            == 0
-        )
-        records = _records(out)
-        assert len(records) == 2 * 2 * 2
-        assert {record["labels"]["turn"] for record in records} == {1, 2}
-        assert {record["metric"] for record in records} == {"first_number", "contains"}
-        of_context = {(r["task"], r["method"], r["kept_tokens"]) for r in records}
-        assert len(of_context) == 2 * 2
+    out, tasks = tmp_path / "out", "scbench_mf,scbench_hashhop"
+    assert _benchmark(tiny_folder, out, tasks=tasks, split="test", length=1000) == 0
+    records = _records(out)
+    assert len(records) == 2 * 2 * 2
+    assert {record["labels"]["turn"] for record in records} == {1, 2}
+    assert {record["metric"] for record in records} == {"first_number", "contains"}
+    of_context = {(r["task"], r["method"], r["kept_tokens"]) for r in records}
+    assert len(of_context) == 2 * 2
 
 
 def test_a_folder_of_longbench(tiny_folder, tmp_path, capsys):

@@ -1,10 +1,10 @@
 """SCBench's tasks (Li et al. 2024): several questions of one context, generated or of its rows.
 
-`scdq` asks each question alone of one compressed context, `multi_turn` each behind the earlier
-ones and their right answers. Prompts, metrics and numbers of new tokens are those of the published
-code (microsoft/MInference, scbench; MIT). Without `--data` four tasks are generated: the wording
-of `kv` and `mf` is SCBench's (InfiniteBench's), the others' is our own, since SCBench publishes
-those as data alone. Keys, values, names and numbers belong to one split.
+Each question is asked alone of one compressed context (SCBench's `scdq`). Prompts, metrics and
+numbers of new tokens are those of the published code (microsoft/MInference, scbench; MIT). Without
+`--data` four tasks are generated: the wording of `kv` and `mf` is SCBench's (InfiniteBench's), the
+others' is our own, since SCBench publishes those as data alone. Keys, values, names and numbers
+belong to one split.
 """
 
 from __future__ import annotations
@@ -151,22 +151,20 @@ class ScbenchTask(ScoredByMetric):
             questions = [f"What is the {name}?\n\n{question}" for name, question in pairs]
         context = f"{header}{text}\n\n"
         blank = blank_sample(settings, self.name, f"0{context_name(context)}")
-        replies = [", ".join(answers) for _, answers in turns]
-        earlier = tuple(zip(questions, replies, strict=True))
-        continued = settings.scbench_mode == "multi_turn"
         return [
             replace(
                 blank,
                 context=context,
                 question=question,
-                references=turns[number][1],
+                references=answers,
                 max_new_tokens=of.new_tokens,
                 metric=of.metric,
-                reply=f" {reply}",
-                earlier=earlier[:number] if continued else (),
-                labels={"turn": number + 1},
+                reply=f" {', '.join(answers)}",
+                labels={"turn": number},
             )
-            for number, (question, reply) in enumerate(earlier)
+            for number, (question, (_, answers)) in enumerate(
+                zip(questions, turns, strict=True), start=1
+            )
         ]
 
 

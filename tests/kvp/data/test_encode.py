@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 from kvp import nano
 from kvp.data.encode import encode, evidence_tokens, find_largest
 from kvp.data.ruler import RULER_TASKS, generate
-from kvp.data.task import Sample, TaskSettings, blank_sample
+from kvp.data.task import Sample, TaskSettings
 from kvp.data.tasks import build_samples
 from kvp.errors import ModelError, UsageError
 
@@ -162,11 +162,8 @@ def test_white_space_around_turns_is_as_the_template_writes_it(tokenizer, trim, 
     trimming = written_by(tokenizer, trim, before)
     messages = ({"role": "system", "content": texts[0]}, *chat(*texts[1:], "x"))
     assert encode(make(messages), trimming).ids == tokens_of(messages[:-1], trimming)
-    asked = replace(_sample(), context=texts[0], question=texts[3], answer_prefix="")
-    for earlier in ((), ((texts[1], texts[2]),)):
-        first, *others = [*(text for turn in earlier for text in turn), texts[3]]
-        expected = tokens_of(chat(texts[0] + first, *others), trimming)
-        assert encode(replace(asked, earlier=earlier), trimming).ids == expected
+    asked = make(context=texts[0], question=texts[3])
+    assert encode(asked, trimming).ids == tokens_of(chat(texts[0] + texts[3]), trimming)
 
 
 def test_evidence_of_a_context_that_the_template_trims(tokenizer):
@@ -189,28 +186,6 @@ def test_nothing_to_encode_is_refused(plain_tokenizer):
         encode(make(), plain_tokenizer)
     with pytest.raises(UsageError, match="a chat ends with a message of the user"):
         encode(make(chat("a", "b", "c")), plain_tokenizer)
-
-
-def _sample():
-    blank = blank_sample(TaskSettings(split="test", count=1, seed=0, length=99), "t", "0")
-    return replace(
-        blank, context="C.", question="q3", answer_prefix="p", earlier=(("q1", "a1"), ("q2 ", "a2"))
-    )
-
-
-def test_turns_follow_the_context(tokenizer):
-    encoded = encode(_sample(), tokenizer)
-    assert tokenizer.decode(encoded.ids[: encoded.context_length]) == "<|start|>user:C."
-    assert tokenizer.decode(encoded.ids[encoded.context_length :]) == (
-        "q1<|end|><|start|>assistant:a1<|end|><|start|>user:q2 <|end|><|start|>assistant:a2<|end|>"
-        "<|start|>user:q3<|end|><|start|>assistant:p"
-    )
-
-
-def test_turns_without_a_chat_template(plain_tokenizer):
-    encoded = encode(_sample(), plain_tokenizer)
-    assert plain_tokenizer.decode(encoded.ids) == "C.q1 a1\n\nq2 a2\n\nq3p"
-    assert plain_tokenizer.decode(encoded.ids[: encoded.context_length]) == "C."
 
 
 CONTEXT = "Ann met Bob. BOB knew Annika, a bobcat and bob; 12 of 123.\n"

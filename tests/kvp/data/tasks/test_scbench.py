@@ -3,7 +3,6 @@
 import json
 import re
 from dataclasses import replace
-from itertools import pairwise
 from statistics import median
 
 import pytest
@@ -83,20 +82,6 @@ def test_keys_and_values_belong_to_the_split(tokenizer):
             assert split_of(sample.references[0]) == "test"
     with pytest.raises(UsageError, match="--split all: generated prompts belong to one of"):
         _build(tokenizer, split="all")
-
-
-def test_earlier_questions_come_with_their_answers(tokenizer):
-    alone = list(_build(tokenizer, "scbench_mf"))
-    source = list(_build(tokenizer, "scbench_mf", scbench_mode="multi_turn"))
-    assert [len(sample.earlier) for sample in source] == [0, 1, 2, 3, 4] * 2
-    assert [sample.labels["turn"] for sample in source] == [1, 2, 3, 4, 5] * 2
-    assert [sample.earlier for sample in alone] == [()] * 10
-    for before, sample in pairwise(source[:TURNS]):
-        assert sample.earlier[-1] == (before.question, before.references[0])
-    encoded = [encode(sample, tokenizer) for sample in source[:5]]
-    contexts = {one.ids[: one.context_length] for one in encoded}
-    assert len(contexts) == 1
-    assert encoded[-1].prompt_length <= 2000 < encoded[-1].prompt_length + 60
 
 
 def _write(path, rows):
