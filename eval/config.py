@@ -102,7 +102,7 @@ class PromptConfig(DataConfig, BenchmarkConfig):
     `text`."""
     metric: str | None = None
     """Metric of all rows of --data, instead of the one that each row names or that fits its form:
-    all, part, exact, f1, rouge_l, rouge_recall, number, number_marked, code, or none (perplexity).
+    all, part, exact, f1, rouge_l, rouge_recall, number, code, or none (perplexity).
     For `longmemeval` those of written answers, for `niah_heatmap` all and rouge_recall."""
     continuation_tokens: int = 128
     """Tokens of running text whose likelihood the task `text` measures."""

@@ -137,12 +137,6 @@ def number_match(prediction: str, references: Sequence[str]) -> float:
     return float(found is not None and found in map(_number_of_reference, references))
 
 
-def marked_number_match(prediction: str, references: Sequence[str]) -> float:
-    """`number_match` of the first number that the prediction writes behind `####`."""
-    found = marked_number(prediction)
-    return float(found is not None and found in map(_number_of_reference, references))
-
-
 def _number_of_reference(reference: str) -> Decimal | None:
     marked = marked_number(reference)
     return last_number(reference) if marked is None else marked
@@ -281,7 +275,6 @@ METRICS: Mapping[str, Metric] = {
     "rouge_l": rouge_l,
     "rouge_recall": rouge_recall,
     "number": number_match,
-    "number_marked": marked_number_match,
     "code": code_similarity,
 }
 """Metrics of a generated answer by name."""
@@ -321,6 +314,6 @@ class ScoredByMetric:
 
 def fault_of(metric: str, references: Sequence[str]) -> str | None:
     """Why a metric cannot score an answer, as the end of a sentence; None where it can."""
-    if metric.startswith("number") and None in map(_number_of_reference, references):
-        return f"has an answer without a number, for metric {metric}"
+    if metric == "number" and None in map(_number_of_reference, references):
+        return "has an answer without a number, for metric number"
     return None

@@ -20,7 +20,7 @@ Turn = Mapping[str, str]
 
 ACCEPTED = (
     "text; messages or conversations; prompt, with or without completion; context and question, "
-    "with answer; question alone; questions or multi_turns of a context; message trees "
+    "with answer; question alone; questions of a context; message trees "
     "(message_id, parent_id, role, text, or prompt with replies)"
 )
 """Columns that a row may have, for messages."""
@@ -36,7 +36,6 @@ _ANSWERS = ("answer", "answers", "reference", "references")
 """Columns with the texts of right answers; the first one that is there counts."""
 _CHOICES = re.compile(r"choices|endings|choice\d+")
 """Columns with texts to choose from."""
-_LISTS = ("questions", "multi_turns")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)  # there may be millions
@@ -70,7 +69,7 @@ def document_of(row: Mapping[str, Any]) -> Document:
         if isinstance(row.get(column), list):
             return _apply_metric(_dialogue(alternating_turns(row[column])), row)
     question, context = row.get("question") is not None, row.get("context") is not None
-    several = any(isinstance(row.get(name), list) for name in _LISTS)
+    several = isinstance(row.get("questions"), list)
     if context and (question or several):
         return _questions(row)
     if row.get("prompt") is not None:
@@ -163,12 +162,11 @@ def _questions(row: Mapping[str, Any]) -> Document:
 
 def questions_of(row: Mapping[str, Any]) -> tuple[Sample, ...]:
     """The questions of a row, at least one; raises RowError with the reason where it has none."""
-    name = next((name for name in _LISTS if isinstance(row.get(name), list)), None)
-    if name is None:
+    asked = row.get("questions")
+    if not isinstance(asked, list):
         return (_question(row),)
-    asked: list[Any] = row[name]
     listed = [column for column in _ANSWERS if row.get(column) is not None]
-    shared = {key: value for key, value in row.items() if key not in (name, *listed)}
+    shared = {key: value for key, value in row.items() if key not in ("questions", *listed)}
     if not asked:
         raise RowError("has an empty list of questions")
     for column in listed:
@@ -177,8 +175,6 @@ def questions_of(row: Mapping[str, Any]) -> tuple[Sample, ...]:
     found = []
     for index, one in enumerate(asked):
         own = plain_row(one) if isinstance(one, Mapping) else {"question": one}
-        if "question" not in own and "input" in own:  # SCBench
-            own["question"] = own.pop("input")
         for column in listed:
             own.setdefault("answer" if column == "answers" else column, row[column][index])
         try:

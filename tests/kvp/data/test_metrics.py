@@ -39,9 +39,6 @@ from kvp.data.metrics import METRICS, fault_of, last_number, score_answer
         ("number", "10-5", ["5"], 1.0),
         ("number", "x = -3", ["3"], 0.0),
         ("number", "18 or 19", ["18"], 0.0),
-        ("number_marked", "3 of 5.\n#### 18\nNot 20.", ["#### 18"], 1.0),
-        ("number_marked", "It is 18", ["#### 18"], 0.0),
-        ("number_marked", "#### -7.", ["-7"], 1.0),
         # LongBench: the first line of code; 2 insertions in 5 + 7 letters
         ("code", "abcde", ["abcdefg"], 1 - 2 / 12),
         ("code", "# note\n\nx = 1\ny = 2", ["x = 1"], 1.0),

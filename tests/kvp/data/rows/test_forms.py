@@ -153,8 +153,6 @@ def test_multiple_choice_is_for_the_harness(columns):
         {"questions": ["q1", "q2"], "answers": ["a1", ["a2", "b2"]]},
         {"questions": [{"question": "q1", "answer": "a1"},
                        {"question": "q2", "answers": ["a2", "b2"]}]},
-        {"multi_turns": [{"input": "q1", "answer": "a1"},
-                         {"input": "q2", "answer": ["a2", "b2"]}]},
     ],
 )  # fmt: skip
 def test_several_questions_of_a_row(row):
