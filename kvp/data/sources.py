@@ -1,7 +1,7 @@
 """Sources of `--data`: tasks in turn, generated dialogues, rows of a file or data set, mixtures.
 
-Each kind of data is a line of `SOURCES`; a user's own is `package.module:Name`, anything callable
-with `(tasks, settings, tokenizer)`. A mixture is `ruler:0.5,chat:0.3,notes.jsonl:0.2`.
+Each kind of data that is generated is a line of `SOURCES`. A mixture is
+`ruler:0.5,chat:0.3,notes.jsonl:0.2`.
 
 A `CollectionPlan` has the samples of all splits in one sequence. Collection and training from a
 running model share it, so that the same flags give the same prompts.
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,17 +24,14 @@ from kvp.data.tasks import (
     GROUPS,
     ROWS_ONLY,
     RULER,
-    TASKS,
     build_samples,
     expand_tasks,
     find_task,
-    listed_samples,
 )
-from kvp.data.tasks.rows import CHAT
+from kvp.data.tasks.rows import CHAT, DialogueTask
 from kvp.errors import UsageError
 from kvp.known_names import split_list
 from kvp.manifest import digest_json, portable, sha256_input
-from kvp.plugins import import_object, is_object_name, module_exists, own_errors
 
 
 def parts_of(data: str) -> dict[str, float]:
@@ -77,14 +74,9 @@ def turns(weights: Sequence[float]) -> Iterator[int]:
         yield part
 
 
-SourceMaker = Callable[[Sequence[str], TaskSettings, PreTrainedTokenizerBase], Iterable[Sample]]
-"""From task names, settings and a tokenizer to samples."""
-
-
-def tasks_in_turn(
-    tasks: Sequence[str], settings: TaskSettings, tokenizer: PreTrainedTokenizerBase
-) -> Source:
+def tasks_in_turn(settings: TaskSettings, tokenizer: PreTrainedTokenizerBase) -> Source:
     """Samples of several tasks: sample i is of task i modulo their number."""
+    tasks = settings.tasks
     if not tasks:
         raise UsageError("--tasks is empty")
     order = [index % len(tasks) for index in range(settings.count)]
@@ -95,9 +87,9 @@ def tasks_in_turn(
     return _interleave_sources(built, order)
 
 
-SOURCES: Mapping[str, SourceMaker] = {
+SOURCES: Mapping[str, Callable[[TaskSettings, PreTrainedTokenizerBase], Source]] = {
     RULER: tasks_in_turn,
-    CHAT: lambda _, settings, tokenizer: TASKS[CHAT].build(replace(settings, chat=None), tokenizer),
+    CHAT: lambda settings, tokenizer: DialogueTask().build(replace(settings, chat=None), tokenizer),
 }
 """Kinds of data by name; any other name is a file, a folder or a hub data set."""
 
@@ -115,7 +107,7 @@ def open_source(settings: TaskSettings, tokenizer: PreTrainedTokenizerBase) -> S
     """
     data = str(settings.data)
     parts = parts_of(data)
-    if settings.tree_paths == "all" and not any(_maker(part) is None for part in parts):
+    if settings.tree_paths == "all" and all(part in SOURCES for part in parts):
         raise UsageError(f"--tree_paths is about rows of files, and --data {data} names none")
     if len(parts) == 1:
         return _of_one_kind(data, settings, tokenizer)
@@ -146,14 +138,9 @@ def _mixture(
 
 
 def _of_one_kind(data: str, settings: TaskSettings, tokenizer: PreTrainedTokenizerBase) -> Source:
-    maker = _maker(data)
-    if maker is None:
-        return row_samples(data, settings, tokenizer, flag="data")
-    with own_errors(maker, f"--data {data}"):
-        samples = maker(settings.tasks, replace(settings, data=None), tokenizer)
-        if isinstance(samples, Source):
-            return samples
-        return listed_samples(samples, settings.count, f"--data {data}")
+    if data in SOURCES:
+        return SOURCES[data](replace(settings, data=None), tokenizer)
+    return row_samples(data, settings, tokenizer, flag="data")
 
 
 def _interleave_sources(sources: Sequence[Sequence[Sample]], order: Sequence[int]) -> Source:
@@ -171,18 +158,6 @@ def _interleave_sources(sources: Sequence[Sequence[Sample]], order: Sequence[int
         make=lambda index: sources[places[index][0]][places[index][1]],
         notes=tuple(dict.fromkeys(notes)),
     )
-
-
-def _maker(data: str) -> SourceMaker | None:
-    """The callable that makes the samples of `data`, None for rows."""
-    if data in SOURCES:
-        return SOURCES[data]
-    if not (is_object_name(data) and module_exists(data)):
-        return None
-    maker: SourceMaker = import_object(data, "--data")
-    if not callable(maker):
-        raise UsageError(f"--data {data}: a source is called with (tasks, settings, tokenizer)")
-    return maker
 
 
 @dataclass(frozen=True)

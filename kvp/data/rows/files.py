@@ -18,7 +18,6 @@ from typing import Any, TypeVar
 
 from kvp.data.rows.values import RowError, plain_row
 from kvp.errors import UsageError, first_line
-from kvp.plugins import is_object_name, module_exists
 from kvp.progress import quiet_logs
 
 T = TypeVar("T")
@@ -159,11 +158,6 @@ def _is_local(data: str) -> bool:
 def _hub(name: str, flag: str) -> Iterator[Row]:
     from datasets import load_dataset
 
-    if is_object_name(name) and module_exists(name):
-        raise UsageError(
-            f"--{flag} {name}: sources of your own are read by kvp collect and kvp train; here "
-            "write a task and give it by --tasks (docs/data.md)"
-        )
     base, _, configuration = name.partition(":")
     try:
         yield from _parts(lambda: load_dataset(base, configuration or None))

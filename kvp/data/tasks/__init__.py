@@ -101,19 +101,13 @@ def build_samples(
         return task.build(settings, tokenizer)
     with own_errors(task, f"--tasks {name}: its build"):
         built = task.build(settings, tokenizer)
-        return listed_samples(built, settings.count, f"--tasks {name}: build")
-
-
-def listed_samples(made: Iterable[Sample], count: int, what: str) -> Source:
-    """The first `count` samples of what a user's own code returned or yields.
-
-    Raises UsageError, which begins with `what`, where one is no sample.
-    """
-    samples = list(islice(iter(made), count))
-    for sample in samples:
-        if not isinstance(sample, Sample):
-            raise UsageError(f"{what} made {sample!r:.60}, not a kvp.data Sample")
-    return Source.of(samples, getattr(made, "notes", ()))
+        samples = list(islice(iter(built), settings.count))
+        for sample in samples:
+            if not isinstance(sample, Sample):
+                raise UsageError(
+                    f"--tasks {name}: build made {sample!r:.60}, not a kvp.data Sample"
+                )
+        return Source.of(samples, getattr(built, "notes", ()))
 
 
 def expand_tasks(names: Sequence[str]) -> tuple[str, ...]:

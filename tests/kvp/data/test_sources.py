@@ -2,7 +2,6 @@
 
 import json
 import re
-import sys
 from collections import Counter
 from itertools import islice
 
@@ -211,53 +210,14 @@ def test_of_a_group_those_that_do_not_fit_are_left_out(tokenizer):
             fitting_tasks(asked(tasks=(task,)), tokenizer)
 
 
-MODULE = """
-from dataclasses import replace
-from kvp.data.task import blank_sample
-
-def yields(tasks, settings, tokenizer):
-    for n in range(100):
-        yield replace(blank_sample(settings, "own", str(n)), context="One. ", question="Two?")
-
-def fails(tasks, settings, tokenizer):
-    raise KeyError("oops")
-
-def texts(tasks, settings, tokenizer):
-    return ["one", "two"]
-"""
-
-
-@pytest.fixture
-def own(tmp_path, monkeypatch):
-    """A module in the working folder."""
-    (tmp_path / "kvp_test_own_source.py").write_text(MODULE)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delitem(sys.modules, "kvp_test_own_source", raising=False)
-    return "kvp_test_own_source"
-
-
-def test_a_source_of_ones_own_may_yield(own, tokenizer):
-    names = [sample.id for sample in opened(tokenizer, f"{own}:yields", count=3)]
-    assert names == [f"own/train/1/{n}" for n in range(3)]
-
-
-def test_mistakes_name_the_source(own, tokenizer):
-    where = rf"\(KeyError: 'oops'; {own}.py line 10\)"
-    with pytest.raises(UsageError, match=f"^--data {own}:fails failed {where}"):
-        opened(tokenizer, f"{own}:fails")
-    with pytest.raises(UsageError, match=f"^--data {own}:texts made 'one', not a kvp.data Sample"):
-        opened(tokenizer, f"{own}:texts")
-
-
 @pytest.mark.parametrize(
     ("data", "message"),
     [
         (" ", "--data is empty"),
         ("./nope", "--data ./nope: no such file or folder"),
-        ("kvp_test_own_source:fails", "write a task and give it by --tasks"),
     ],
 )
-def test_names_of_no_data_do_not_reach_the_hub(data, message, own):
+def test_names_of_no_data_do_not_reach_the_hub(data, message):
     with pytest.raises(UsageError) as error:
         list(read_rows(data, "data"))
     assert message in str(error.value)
