@@ -150,12 +150,12 @@ class Context:
         return path
 
 
-def kept_rows(budget: Budget, tokens: int, multiple: int = MULTIPLE, least: int = 0) -> int:
+def kept_rows(budget: Budget, tokens: int, least: int = 0) -> int:
     """Tokens that every head keeps of a context: `budget`, at least `least`, in whole multiples.
 
     All `tokens` of it where that is no fewer.
     """
-    wanted = -(-max(budget.tokens(tokens), least) // multiple) * multiple
+    wanted = -(-max(budget.tokens(tokens), least) // MULTIPLE) * MULTIPLE
     return min(wanted, tokens)
 
 

@@ -61,10 +61,10 @@ def context_ids(text: Text, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     return list(made["input_ids"])
 
 
-def check_length(tokens: int, limit: int | None, multiple: int = MULTIPLE) -> None:
+def check_length(tokens: int, limit: int | None) -> None:
     """Raise UsageError for a context that is too short to be named, or leaves no position."""
-    if tokens < multiple:
-        raise UsageError(f"a context of {tokens} tokens: at least {multiple} are compressed")
+    if tokens < MULTIPLE:
+        raise UsageError(f"a context of {tokens} tokens: at least {MULTIPLE} are compressed")
     if limit is not None and tokens >= limit:
         raise UsageError(f"a context of {tokens} tokens leaves no room in the model's {limit}")
 
@@ -77,21 +77,20 @@ def compress(
     budget: int | str | Budget = "12.5%",
     *,
     protection: Protection | None = None,
-    multiple: int = MULTIPLE,
 ) -> Context:
     """Read `text` once and keep `budget` tokens per KV head, every head its own.
 
     `text` is a document, or the opening messages of a conversation. The number of kept tokens is
-    `budget` rounded up to a multiple of `multiple`; `protection` is of 4 first and 16 last tokens
-    unless another one is given. Nothing is evicted from a context that is no
-    longer. Raises UsageError and ModelError as `prefill_and_evict`, UsageError for a context that
-    is shorter than `multiple`, and ModelError for a model whose contexts engines cannot go on from.
+    `budget` rounded up to a multiple of `MULTIPLE`; `protection` is of 4 first and 16 last tokens
+    unless another one is given. Nothing is evicted from a context that is no longer. Raises
+    UsageError and ModelError as `prefill_and_evict`, UsageError for a context that is shorter than
+    `MULTIPLE`, and ModelError for a model whose contexts engines cannot go on from.
     """
     inner, protection = unwrap_model(model), protection or Protection()
     check_model(inner)
     ids, asked = context_ids(text, tokenizer), parse_budget(budget)
-    check_length(len(ids), context_limit(inner.config), multiple)
-    kept = kept_rows(asked, len(ids), multiple, least=protection.tokens)
+    check_length(len(ids), context_limit(inner.config))
+    kept = kept_rows(asked, len(ids), least=protection.tokens)
     feed = torch.tensor([ids], device=model.device)
     cache = prefill_and_evict(model, feed, scorer, kept, protection, tokenizer=tokenizer)
     policy = getattr(scorer, "label", scorer.name)
