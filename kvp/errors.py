@@ -11,7 +11,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from resource import RLIMIT_NOFILE, getrlimit
 from textwrap import shorten
 from types import FrameType
 
@@ -19,8 +18,6 @@ USER_ERROR = 2
 INTERRUPTED = 130
 TERMINATED = 143
 BROKEN_PIPE = 141
-_FILES = 64
-"""Files that a program may need to have open at once."""
 
 
 class KvpError(Exception):
@@ -76,8 +73,6 @@ def call_program(
     """
     try:
         with _sigterm_raises():
-            if 0 <= (files := getrlimit(RLIMIT_NOFILE)[0]) < _FILES:
-                raise UsageError(f"only {files} files may be open at once; set ulimit -n {_FILES}")
             program()
     except KvpError as error:
         return _end(prog, error, f"error: {error}", USER_ERROR)

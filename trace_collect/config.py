@@ -86,8 +86,6 @@ class VerifyConfig(Group):
 
     traces: str = field(kw_only=False)
     """Trace store written by kvp collect. In a folder or at an address."""
-    allow_incomplete: bool = False
-    """Use a store whose collection has not finished."""
 
     ADDRESSES: ClassVar[tuple[str, ...]] = ("traces",)
     FOLDERS: ClassVar[Mapping[str, str]] = {"traces": NO_TRACES}

@@ -17,8 +17,8 @@ from trace_collect.config import VerifyConfig
 def run(config: VerifyConfig) -> None:
     """Print a line per damaged sequence, or what the store holds.
 
-    Raises StoreError at the end where a sequence is damaged, or missing without
-    `allow_incomplete`; at once where the store's own metadata are damaged.
+    Raises StoreError at the end where a sequence is damaged or missing, at once where the store's
+    own metadata are damaged.
     """
     path = place(config.traces)
     reader = TraceReader(path)
@@ -35,7 +35,7 @@ def run(config: VerifyConfig) -> None:
     missing = sorted({*range(planned)} - {*present})
     if missing:
         print(f"missing: {ranges(missing)}")
-    if not damaged and (config.allow_incomplete or not missing):
+    if not damaged and not missing:
         splits = Counter(record.split for record in reader.records())
         held = ", ".join(f"{count} {split}" for split, count in splits.items())
         print(

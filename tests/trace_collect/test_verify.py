@@ -75,7 +75,7 @@ def test_every_damaged_sequence_has_a_line(store, verify):
     assert f"delete NNNNNN.json of the damaged ones in {store}/sequences, then repeat" in error
 
 
-def test_a_missing_sequence_can_be_allowed(tmp_path, verify):
+def test_missing_sequences_are_named(tmp_path, verify):
     store = begun(tmp_path / "traces", 4)
     code, output, error = verify(store)
     assert code == 2
@@ -83,7 +83,7 @@ def test_a_missing_sequence_can_be_allowed(tmp_path, verify):
     assert "of 6 sequences 2 missing (4-5)" in error
     reader = TraceReader(store)
     with TraceWriter.create_or_resume(store, reader.plan, reader.manifest):  # only read
-        assert verify(store, "--allow_incomplete")[0] == 0
+        assert verify(store)[0] == 2
 
 
 def test_a_whole_store_says_what_it_holds(store, verify, tmp_path):
