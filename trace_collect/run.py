@@ -18,7 +18,7 @@ from kvp.artifacts.claim import check_folder
 from kvp.costs import COMPRESSED
 from kvp.data.sources import CollectionPlan, data_identity, plan_collection
 from kvp.data.task import TaskSettings
-from kvp.errors import ModelError, StoreError
+from kvp.errors import StoreError
 from kvp.hf import geometry_of, load_config
 from kvp.hf.loading import device_of_rank, model_of, tokenizer_of, torch_device
 from kvp.hf.model_access import (
@@ -46,14 +46,15 @@ def run(config: CollectConfig) -> None:
     """
     model_config = load_config(config.model, revision=config.revision)
     check_reach(model_config, config.model, config.length, config.max_new_tokens)
-    if config.dry_run:
-        _dry_run(config, model_config)
-        return
-    if config.engine == "local":  # Ray's workers have devices of their own
+    if config.engine == "local" and not config.dry_run:  # Ray's workers have their own devices
         torch_device(config.device)
     tokenizer = tokenizer_of(config)
     jobs = plan_prompts(config, tokenizer)
-    missing = len(jobs) - check_out(config, jobs, tokenizer)
+    missing = len(jobs) - (check_out(config, jobs, tokenizer) if config.out else 0)
+    if config.dry_run:
+        announce(config, model_config, len(jobs))
+        print("dry run: nothing was written")
+        return
     if missing:
         check_disk(place(config.out), announce(config, model_config, missing))
     out, total = place(config.out), len(jobs)
@@ -162,25 +163,6 @@ def check_disk(path: Place, needed: int) -> None:
         raise StoreError(
             f"--out {path}: about {decimal(needed)} to write, {decimal(free)} free on that disk"
         )
-
-
-def _dry_run(config: CollectConfig, model_config: PreTrainedConfig) -> None:
-    """Print bytes: of the prompts that are there, or without a tokenizer of those requested.
-
-    Raises as the collection itself would where it can be known.
-    """
-    count = config.sequences
-    try:
-        tokenizer = tokenizer_of(config)
-    except ModelError as error:
-        print(f"note: no prompts were made: {error}")
-    else:
-        jobs = plan_prompts(config, tokenizer)
-        if config.out:
-            check_out(config, jobs, tokenizer)
-        count = len(jobs)
-    announce(config, model_config, count)
-    print("dry run: nothing was written")
 
 
 def _open(

@@ -36,11 +36,8 @@ _MOST_TOGETHER = 16
 def default_batch_size(config: PreTrainedConfig, *, dtype: str, max_tokens: int) -> int:
     """Prompts whose answers are decoded together, of sequences of at most `max_tokens`.
 
-    1 for models with layers that nothing is evicted from: they answer one at a time. Raises
-    ModelError for a model without a known geometry.
+    Raises ModelError for a model without a known geometry.
     """
-    if other_layers(config):
-        return 1
     largest = planned_bytes(geometry_of(config), dtype=dtype, tokens=max_tokens)
     return max(1, min(_MOST_TOGETHER, _IN_FLIGHT_BYTES // largest))
 
