@@ -1,13 +1,12 @@
 """Everything in a file, a folder or a hub data set as documents, and what had to be skipped.
 
 Rows belong to splits by a hash of their content, so equal rows never meet in two splits; message
-trees (OpenAssistant's exports: one message per row, or one tree per row) by a hash of their id, all
-threads of one together; a running text by position.
+trees (OpenAssistant's exports, one message per row) by a hash of their id, all threads of one
+together; a running text by position.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -24,7 +23,7 @@ from kvp.data.rows.files import (
     share_of,
 )
 from kvp.data.rows.forms import ACCEPTED, Document, Turn, alternating_turns, document_of, role_of
-from kvp.data.rows.values import RowError, name_in, plain_row
+from kvp.data.rows.values import RowError
 from kvp.data.synthetic.text import SPLITS, split_of
 from kvp.data.task import TaskSettings
 
@@ -44,29 +43,22 @@ def read_documents(
         return _texts(data, flag), Tally(rows=1)
     tally = Tally()
     all_threads = settings.tree_paths == "all"
-    messages: list[tuple[str, Message]] = []
+    trees: dict[str, list[tuple[str, Message]]] = {}
     usable: list[Document] = []
 
     def documents(location: str, row: Mapping[str, Any]) -> list[Document]:
         if "message_id" in row and "text" in row and row.get("messages") is None:
-            messages.append((location, _message(row)))
+            trees.setdefault(_tree_of(row), []).append((location, row))
             return []
-        prompt = row.get("prompt")
-        if isinstance(prompt, Mapping) and "text" in prompt:
-            name = name_in(row, "message_tree_id")
-            return _of_tree(list(_walk_tree(prompt)), name, location, all_threads)
         return [replace(document_of(row), location=location)]
 
     for _, made in tally.parse_rows(read_rows(data, flag), documents):
         usable += made
-    trees: dict[str, list[tuple[str, Message]]] = {}
-    for name, member in zip(_tree_names([one for _, one in messages]), messages, strict=True):
-        trees.setdefault(name, []).append(member)
     for name, members in trees.items():
         try:
             tree = [message for _, message in members]
             usable += _of_tree(tree, name, members[0][0], all_threads)
-        except (RowError, RecursionError) as error:  # ids in a circle
+        except (RowError, RecursionError) as error:  # an id that is there twice
             tally.skipped += [(location, str(error)) for location, _ in members]
     tally.check(f"--{flag} {data}", usable, hint=f"; accepted columns are {ACCEPTED}")
     return tuple(usable), tally
@@ -93,38 +85,18 @@ def _of_tree(
     found = list(threads(messages))[: None if all_threads else 1]
     if not found:
         raise RowError("is of a message tree without a reply")
-    name = name or json.dumps(found[0])
     split = split_of(name)
     return [Document(split=split, turns=turns, location=location, tree=name) for turns in found]
 
 
-def _message(row: Message) -> Message:
-    """A message with an id that others can name, and a parent or none; else RowError."""
-    for column, kinds in (("message_id", str | int), ("parent_id", str | int | None)):
+def _tree_of(row: Message) -> str:
+    """The tree of a message; RowError where it, the message or its parent has no usable name."""
+    for column, kinds in (
+        ("message_id", str | int), ("parent_id", str | int | None), ("message_tree_id", str | int),
+    ):  # fmt: skip
         if not isinstance(row.get(column), kinds):
             raise RowError(f"has no usable {column}")
-    return row
-
-
-def _walk_tree(message: Message, name: str = "0", parent: str | None = None) -> Iterator[Message]:
-    """A message of a nested tree and all below it, each with an id and that of its parent."""
-    yield {**plain_row(message), "message_id": name, "parent_id": parent}
-    for number, reply in enumerate(message.get("replies") or []):
-        yield from _walk_tree(reply, f"{name}.{number}", name)
-
-
-def _tree_names(messages: Sequence[Message]) -> list[str]:
-    """Name of the tree of each message: `message_tree_id`, or the id at the end of its parents."""
-    parents = {message["message_id"]: message.get("parent_id") for message in messages}
-
-    def root(name: object) -> object:
-        for _ in parents:  # no more steps than there are messages
-            if parents.get(name) is None:
-                break
-            name = parents[name]
-        return name
-
-    return [str(one.get("message_tree_id") or root(one["message_id"])) for one in messages]
+    return str(row["message_tree_id"])
 
 
 def threads(messages: Iterable[Message]) -> Iterator[tuple[Turn, ...]]:

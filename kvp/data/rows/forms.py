@@ -21,7 +21,7 @@ Turn = Mapping[str, str]
 ACCEPTED = (
     "text; messages or conversations; prompt, with or without completion; context and question, "
     "with answer; question alone; questions of a context; message trees "
-    "(message_id, parent_id, role, text, or prompt with replies)"
+    "(message_id, parent_id, message_tree_id, role, text)"
 )
 """Columns that a row may have, for messages."""
 

@@ -100,9 +100,6 @@ def test_only_the_first_bad_rows_are_named(tmp_path):
                        {"role": "assistant", "content": "b"}]}, ["a!", "b"]),
         ({"messages": [{"role": "system", "content": None}, *turns("a", "b")]}, None),
         ({"messages": [*turns("a", "b"), {"role": "tool", "content": None}]}, None),
-        ({"prompt": {"text": "a", "role": "prompter", "replies": [
-            {"text": "c", "role": "assistant", "rank": 1},
-            {"text": "b", "role": "assistant", "rank": 0}]}}, None),
     ],
 )  # fmt: skip
 def test_forms_of_a_dialogue(tmp_path, row, contents):

@@ -20,7 +20,7 @@ def message(name, **facts):
     """A message whose name spells its way from the root: `a`, `ab`, `abc`."""
     return {
         "message_id": name, "parent_id": name[:-1] or None, "text": f"text {name}",
-        "role": "prompter" if len(name) % 2 else "assistant", **facts,
+        "role": "prompter" if len(name) % 2 else "assistant", "message_tree_id": name[0], **facts,
     }  # fmt: skip
 
 
@@ -53,18 +53,9 @@ def test_a_message_without_text_costs_its_threads_alone():
         list(threads(tree[:2]))
 
 
-def nested(number):
+def flat(number):
     """A tree of three threads."""
-    replies = [
-        {"text": f"{number} reply {n} " + "word " * 20, "role": "assistant", "rank": n}
-        for n in range(3)
-    ]
-    prompt = {"text": f"{number} question", "role": "prompter", "replies": replies, "lang": "en"}
-    return {"message_tree_id": f"t{number}", "tree_state": "ready_for_export", "prompt": prompt}
-
-
-def flat(number, *, named=True):
-    tree = {"message_tree_id": f"t{number}"} if named else {}
+    tree = {"message_tree_id": f"t{number}"}
     replies = [
         {"message_id": f"{number}/{n}", "parent_id": str(number), "role": "assistant", "rank": n,
          "text": f"{number} reply {n} " + "word " * 20, "lang": "de" if number % 4 else "en",
@@ -98,11 +89,8 @@ def roots(source):
 
 
 @pytest.mark.parametrize(("paths", "expected"), [("best", 1), ("all", 3)])
-@pytest.mark.parametrize("form", ["nested", "flat", "unnamed"])
-def test_as_many_threads_as_asked_for(tmp_path, form, paths, expected):
-    rows = []
-    for number in range(4):
-        rows += [nested(number)] if form == "nested" else flat(number, named=form == "flat")
+def test_as_many_threads_as_asked_for(tmp_path, paths, expected):
+    rows = [row for number in range(4) for row in flat(number)]
     data = written(tmp_path / "t.jsonl", rows)
     usable, _ = read_documents(data, "data", settings(tree_paths=paths))
     assert len(usable) == 4 * expected
@@ -119,11 +107,8 @@ def test_a_tree_without_a_reply_is_skipped(tmp_path):
     assert tally.skipped == [("line 3", "is of a message tree without a reply")]
 
 
-@pytest.mark.parametrize("form", ["nested", "flat", "unnamed"])
-def test_chats_have_one_thread_of_a_tree_and_no_tree_is_in_two_splits(tmp_path, tokenizer, form):
-    rows = []
-    for number in range(80):
-        rows += [nested(number)] if form == "nested" else flat(number, named=form == "flat")
+def test_chats_have_one_thread_of_a_tree_and_no_tree_is_in_two_splits(tmp_path, tokenizer):
+    rows = [row for number in range(80) for row in flat(number)]
     data = written(tmp_path / "t.jsonl", rows)
     of_split = {}
     for split in SPLITS:

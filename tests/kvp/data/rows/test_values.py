@@ -84,6 +84,7 @@ def test_messages_and_trees_of_a_table(tmp_path, name):
     assert read(tmp_path / name)[0].turns == tuple(said)
     tree = pd.DataFrame(
         {"message_id": [1, 2], "parent_id": [None, 1], "role": ["prompter", "assistant"],
+         "message_tree_id": ["t", "t"],
          "text": ["a", "b"], "rank": [None, 0]}
     )  # fmt: skip
     WRITERS[name](tree, tmp_path / f"tree.{name}")
@@ -161,16 +162,6 @@ def test_the_schema_of_openai():
 )
 def test_rows_of_odd_shapes(tmp_path, row, reason):
     assert reason in skipped(tmp_path / "a.jsonl", row)
-
-
-def test_deep_trees_are_skipped(tmp_path):
-    tree = {"text": "a", "role": "prompter", "replies": []}
-    for _ in range(180):
-        tree = {"text": "a", "role": "prompter", "replies": [tree]}
-    row = json.dumps({"prompt": tree})
-    for depth in (1, 2, 4):
-        deep = row if depth == 1 else row.replace("[]", "[" * 90 * depth + "]" * 90 * depth)
-        assert skipped(tmp_path / f"{depth}.jsonl", deep)
 
 
 def test_numbers_keep_their_digits_and_zero_is_a_text():
