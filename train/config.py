@@ -147,16 +147,13 @@ class TrainConfig(
     """Use a store whose collection has not finished."""
     preset: PresetName = "fourier"
     """Recipe that the settings of ranker, objective, optimizer and contexts start from."""
-    init_from: str | None = None
-    """Policy whose rankers training starts from, instead of random weights: a folder, `nano` or
-    `org/name` on the hub."""
 
     VISIBLE: ClassVar[tuple[str, ...]] = (
         "out", "traces", "source", "preset", "objective", "label", "steps", "lr", "hidden",
-        "inputs", "neighbours", "contexts", "permutations", "init_from", "model", "dtype",
+        "inputs", "neighbours", "contexts", "permutations", "model", "dtype",
         "device", "devices", "data", "tasks", "length", "sequences", "seed", "dry_run",
     )  # fmt: skip
-    ADDRESSES: ClassVar[tuple[str, ...]] = ("out", "traces", "init_from")
+    ADDRESSES: ClassVar[tuple[str, ...]] = ("out", "traces")
     FOLDERS: ClassVar[Mapping[str, str]] = {"traces": NO_TRACES}
     PRESETS: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         name: {

@@ -57,14 +57,12 @@ def train(config: TrainConfig, workers: Workers, sources: Sources | None = None)
             job.target.finish()
             print(f"{config.out} already holds the finished policy of exactly these settings.")
         return
-    start = job.initial.source.record if job.initial else {}
     manifest = run_manifest(
         asdict(config),
         seed=config.seed,
         recipe=asdict(job.recipe),
         traces=job.training_data.identity,
         text=recorded_text(job.traces.manifest),
-        **({"init_from": start} if start else {}),
     )
     if workers.first:
         job.target.prepare(manifest)

@@ -4,7 +4,6 @@ import re
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from kvp.geometry import Geometry
 from kvp.programs import train as main
@@ -21,13 +20,6 @@ def train(store, out, **settings):
     return main([f"--{name}={value}" for name, value in chosen.items()])
 
 
-@pytest.fixture(scope="module")
-def policy(store, tmp_path_factory):
-    out = tmp_path_factory.mktemp("messages") / "first"
-    assert train(store, out) == 0
-    return out
-
-
 def test_start_and_end_say_what_and_where(store, tmp_path, capsys):
     assert train(store, tmp_path / "p") == 0
     lines = capsys.readouterr().out.splitlines()
@@ -39,23 +31,6 @@ def test_start_and_end_say_what_and_where(store, tmp_path, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("training 2 of 4 KV heads, ")
     assert lines[-1].startswith("next, when all heads are trained: kvp merge --shards ")
-
-
-def test_training_starts_from_a_policy(store, policy, tmp_path):
-    """A step that learns nothing leaves the weights of the policy."""
-    out = tmp_path / "second"
-    nothing = {"steps": 1, "lr": 1e-30}
-    assert train(store, out, init_from=policy, **nothing) == 0
-    for path in sorted(policy.glob("*.safetensors")):
-        after = load_file(out / path.name)
-        for name, tensor in load_file(path).items():
-            torch.testing.assert_close(after[name], tensor, msg=f"{path.name} {name}")
-
-
-def test_a_policy_of_other_rankers_is_refused(store, policy, tmp_path, capsys):
-    assert train(store, tmp_path / "p", init_from=policy, hidden=16) == 2
-    assert "has other rankers (hidden: 8 there, 16 here)" in capsys.readouterr().err
-    assert not (tmp_path / "p").exists()
 
 
 def test_a_loss_that_is_not_finite_ends_the_run(store, tmp_path, monkeypatch, capsys):

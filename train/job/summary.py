@@ -38,12 +38,11 @@ def print_start(job: Job, rankers: HeadRankers) -> None:
     """Print heads, parameters, sequences, label, objective, steps and device of a run."""
     recipe, data = job.recipe, job.training_data
     each = sum(weight.numel() for weight in rankers.parameters()) // len(job.heads)
-    start = "" if job.initial is None else f", starting from {job.config.init_from}"
     print(
         f"training {len(job.heads)} of {job.traces.geometry.total_kv_heads} KV heads, {each:,} "
         f"parameters each, on {len(data.training)} sequences ({len(data.validation)} for "
         f"validation): label {recipe.label}, objective {recipe.objective}, {recipe.steps:,} steps "
-        f"of {recipe.contexts} contexts, {job.device}{start}",
+        f"of {recipe.contexts} contexts, {job.device}",
         flush=True,
     )
 
