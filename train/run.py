@@ -102,10 +102,6 @@ def _export(job: Job, module: RankerTraining, manifest: dict[str, Any]) -> None:
         reward_protection=job.protection,
         heuristics=Heuristics(geometry, job.heads),
     )
-    shared = None
-    if job.whole and calibration is not None:
-        contexts = map(source.context, points)
-        shared = evaluate(best, contexts, reward_protection=job.protection, pooled=calibration)
     meta = PolicyMeta(
         geometry=geometry,
         model=recorded_model(job.traces.manifest),
@@ -114,4 +110,4 @@ def _export(job: Job, module: RankerTraining, manifest: dict[str, Any]) -> None:
         heads=None if job.whole else job.heads,
     )
     save_policy(job.target.folder, best, meta, calibration=calibration)
-    print_summary(result, module.best_step, geometry, job.heads, shared)
+    print_summary(result, module.best_step, geometry, job.heads)

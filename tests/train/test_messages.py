@@ -2,7 +2,6 @@
 
 import re
 
-import pytest
 import torch
 
 from kvp.geometry import Geometry
@@ -98,13 +97,6 @@ def test_the_table_fits_eighty_columns(capsys):
     assert rows["27.3"] == ["nan", "0.200", *lost, "650,913", "4000"]
     assert rows["all"] == ["-0.080", "0.200", *lost, "0.856"]
     assert "attention-free heuristic on 0 of 2 heads." in " ".join(lines)
-
-
-@pytest.mark.parametrize("shared", [None, result([0.5, 0.75], None)])
-def test_a_row_of_means_is_of_heads_that_share_tokens(shared, capsys):
-    print_summary(result([0.5] * 112, None), torch.zeros(112), GEOMETRY, shared=shared)
-    rows = [line.split() for line in capsys.readouterr().out.splitlines() if "shared  " in line]
-    assert rows == ([["shared", "0.625", "0.200", *["0.500"] * 3]] if shared else [])
 
 
 def test_without_baselines_the_table_compares_with_nothing(capsys):

@@ -52,7 +52,6 @@ def print_summary(
     best_step: Tensor,
     geometry: Geometry,
     heads: range | None = None,
-    shared: HeldOut | None = None,
 ) -> None:
     """Print the metrics of the heads, and on how many the policy is better than a heuristic.
 
@@ -61,7 +60,6 @@ def print_summary(
         best_step: [A] int64 step the exported weights of every head come from.
         geometry: layers and heads, for the labels.
         heads: which heads of the model the result is about, None for all.
-        shared: the same weights with one ranking for all heads, a row of means; None without.
     """
     best, names = result.best_heuristics(), head_names(geometry, heads)
     weakest = "" if len(names) <= SHOWN_HEADS else f"; the {SHOWN_HEADS} heads of least skill"
@@ -71,7 +69,6 @@ def print_summary(
         caption=(
             "skill in keeping attention: 0 random, 1 ideal order of the tokens that are not "
             "protected; excess: lost beyond the ideal order, mean over budgets"
-            + ("" if shared is None else "; shared: all heads keep the same tokens")
         ),
         box=SIMPLE,
         padding=(0, 1, 0, 0),
@@ -94,9 +91,6 @@ def print_summary(
     skills = [one[1] for one in best if one is not None]
     mean = f"{sum(skills) / len(skills):.3f}" if skills else ""
     table.add_row("all", *means, mean, "", "")
-    if shared is not None:
-        columns = [shared.skill, shared.excess, *(shared.lost[each] for each in SHOWN_BUDGETS)]
-        table.add_row("shared", *(f"{float(column.nanmean()):.3f}" for column in columns))
     Console().print(table)
     if skills:
         print(

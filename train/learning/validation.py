@@ -21,10 +21,8 @@ from torch import Tensor
 from kvp.budgets import parse_budgets
 from kvp.geometry import Geometry
 from kvp.metrics import area, attention_lost, grid_budgets, lost_importance, skill
-from kvp.ranking import Protection, pooled_scores
+from kvp.ranking import Protection
 from kvp.scoring import View, group_budgets, score_prompt
-from policies.allocators.shared import Shared
-from policies.learned import Calibration
 from policies.ranker import HeadRankers, parameters_per_head
 from policies.registry import METHODS, attention_free
 from train.data.contexts import RankingContext, scores_of
@@ -108,7 +106,6 @@ def evaluate(
     *,
     reward_protection: Protection,
     heuristics: Heuristics | None = None,
-    pooled: Calibration | None = None,
 ) -> HeldOut:
     """Evaluate `rankers`, and heuristics where they are given, on contexts.
 
@@ -117,8 +114,6 @@ def evaluate(
         contexts: whole contexts, protected tokens included.
         reward_protection: tokens that take no part in `skill` (as in the training reward).
         heuristics: for the same heads.
-        pooled: rank the tokens of all heads by one pool of the scores so calibrated, as the
-            allocator `shared` does; None: each head by its own.
 
     Raises:
         ValueError: there are no contexts.
@@ -128,9 +123,6 @@ def evaluate(
     for context in contexts:
         importance, tokens = context.importance, context.length
         scores = scores_of(rankers, context)  # [A, N]
-        if pooled is not None:
-            one = pooled_scores(pooled.apply(scores)[None], Shared.pool)
-            scores = one.expand(scores.shape)
         ranked = [(scores, tokens)]
         lost = lost_importance(importance, ranked, reward_protection)  # [A, N + 1]
         skills.append(skill(importance, lost, reward_protection))
