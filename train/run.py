@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 from kvp.errors import UsageError
@@ -12,7 +12,7 @@ from policies.policy_files import PolicyMeta, save_policy
 from train.config import AUTO_HEADS, TrainConfig
 from train.data.labels import EVALUATED, TARGET_LABELS
 from train.data.training_data import recorded_model, recorded_text
-from train.distributed import ALONE, Workers, is_launched, launch, this_worker, together
+from train.distributed import ALONE, Workers, this_worker, together
 from train.job.prepare import Job, Sources, prepare
 from train.job.summary import print_end, print_summary
 from train.learning.calibration import calibrate
@@ -35,12 +35,8 @@ def run(config: TrainConfig, sources: Sources | None = None) -> None:
         from train.head_shards import own_heads  # brings transformers, which stores do not need
 
         train(own_heads(config), ALONE, sources)
-    elif config.dry_run:
-        train(replace(config, devices=1), ALONE, sources)
-    elif config.devices > 1 and not is_launched():
-        launch(config.devices, run, config)
     else:
-        train(config, this_worker(config.devices), sources)
+        train(config, this_worker(config.recipe().contexts), sources)
 
 
 def train(config: TrainConfig, workers: Workers, sources: Sources | None = None) -> None:
