@@ -405,8 +405,8 @@ class ReportConfig(IntervalConfig):
     """Report."""
 
     results: str | Sequence[str] = field(kw_only=False)
-    """Results folder written by kvp eval. Several are possible: folders of the same settings are
-    shown as one run, runs of other models, lengths or seeds side by side."""
+    """Results folder written by kvp eval. Several, of other models, lengths or seeds, are shown
+    side by side."""
     out: str | None = None
     """What is written. An HTML file (default: report.html in the first results folder)."""
     png: str | None = None

@@ -38,7 +38,7 @@ from eval.report.answers import Answers, answers, pack_text
 from eval.report.costs import Cost, costs, savings, shown_costs, timings
 from eval.report.figures import Picture, drawn_settings, rank_styles
 from eval.report.tables import Table
-from eval.results import Results, commands, join, labels, load_results, model_name, unfinished_work
+from eval.results import Results, commands, labels, load_results, model_name, unfinished_work
 from eval.sentences import PICKED, findings, sentences
 from kvp.artifacts.addresses import is_address
 from kvp.artifacts.files import atomic_write_bytes, refuse_others
@@ -427,7 +427,7 @@ def run(config: ReportConfig) -> None:
     if png is not None and png.exists() and not png.is_dir():
         raise UsageError(f"--png {png} is a file; name a folder")
     refuse_others(out, GENERATOR, "kvp report")
-    results = join([load_results(folder) for folder in folders])
+    results = [load_results(folder) for folder in folders]
     runs = make_runs(results, config.bootstrap)
     blocks = blocks_of(runs)
     page = render(runs, blocks).encode("utf-8", "backslashreplace")
