@@ -429,14 +429,12 @@ def _evaluation(config: TuneConfig | EvolveConfig, **settings: Any) -> EvalConfi
 
 
 @dataclass(frozen=True, kw_only=True)
-class TuneConfig(
-    PromptConfig, MeasureConfig, ModelConfig, ProtectionConfig, RunConfig, DryRunConfig
-):
+class TuneConfig(PromptConfig, MeasureConfig, ModelConfig, ProtectionConfig, RunConfig):
     """Tuning."""
 
-    out: str = ""
-    """What is written. A results folder with settings.json and settings.csv, needed but for
-    --dry_run: new, empty, or one of the same configuration to resume or extend."""
+    out: str
+    """What is written. A results folder with settings.json and settings.csv: new, empty, or one of
+    the same configuration to resume or extend."""
     methods: str = "random,streaming_llm,knorm,keydiff,lagkv,snapkv,tova,h2o"
     """Methods, comma separated. What is written with a name is fixed
     (`snapkv(kernel=7)+ada`), everything else is searched."""
@@ -458,7 +456,7 @@ class TuneConfig(
     VISIBLE: ClassVar[tuple[str, ...]] = (
         "out", "methods", "policies", "allocators", "settings_per_method", "budgets",
         "protocols", "protection", "model", "dtype", "device", "tasks", "length", "data",
-        "metric", "max_new_tokens", "prompts", "split", "seed", "dry_run",
+        "metric", "max_new_tokens", "prompts", "split", "seed",
     )  # fmt: skip
     MINIMUMS: ClassVar[Bounds] = {"settings_per_method": 2, "prompts": 1}
     MAXIMUMS: ClassVar[Bounds] = {"prompts": 1_000_000}
