@@ -311,10 +311,7 @@ class CompareConfig(IntervalConfig):
     """Results folder whose numbers are compared with those of the first."""
     out: str | None = None
     """What is written. A CSV file with every number of the tables (default: none)."""
-    seed: int = 0
-    """Seed of everything that is drawn or generated: the resamples."""
 
-    MINIMUMS: ClassVar[Bounds] = {"seed": 0}
     ADDRESSES: ClassVar[tuple[str, ...]] = ("first", "second")
     FOLDERS: ClassVar[Mapping[str, str]] = dict.fromkeys(ADDRESSES, known_names.NO_RESULTS)
 
