@@ -358,7 +358,7 @@ class PolicyConfig(Group):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompressConfig(PolicyConfig, ModelConfig, DeviceConfig, DryRunConfig):
+class CompressConfig(PolicyConfig, ModelConfig, DeviceConfig):
     """Compress."""
 
     documents: str | Sequence[str] = field(kw_only=False)
@@ -371,7 +371,7 @@ class CompressConfig(PolicyConfig, ModelConfig, DeviceConfig, DryRunConfig):
     gguf: str | None = None
     """GGUF file of a model. A slot file for a llama-server that runs it is written beside each
     context; without --model this file also computes the context."""
-    out: str = ""
+    out: str
     """What is written. A folder of contexts, each a file that its digest names."""
 
     def __post_init__(self) -> None:
