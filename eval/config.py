@@ -401,21 +401,15 @@ class ServeConfig(PolicyConfig):
 class ReportConfig(IntervalConfig):
     """Report."""
 
-    results: str | Sequence[str] = field(kw_only=False)
-    """Results folder written by kvp eval. Several, of other models, lengths or seeds, are shown
-    side by side."""
+    results: str = field(kw_only=False)
+    """Results folder written by kvp eval."""
     out: str | None = None
-    """What is written. An HTML file (default: report.html in the first results folder)."""
+    """What is written. An HTML file (default: report.html in the results folder)."""
     png: str | None = None
     """Folder for the figures as PNG files; without it, they are in the HTML file alone."""
 
     ADDRESSES: ClassVar[tuple[str, ...]] = ("results",)
     FOLDERS: ClassVar[Mapping[str, str]] = {"results": known_names.NO_RESULTS}
-
-    @property
-    def folders(self) -> tuple[str, ...]:
-        """Results folders, at least one."""
-        return (self.results,) if isinstance(self.results, str) else tuple(self.results)
 
 
 def _evaluation(config: TuneConfig | EvolveConfig, **settings: Any) -> EvalConfig:  # noqa: ANN401

@@ -297,31 +297,6 @@ def load_results(folder: Path) -> Results:
     )
 
 
-def labels(runs: Sequence[Results]) -> list[str]:
-    """A name for each run: model, data and settings in which they differ.
-
-    The limit of answers only where nothing else tells them apart, and then their folders.
-    """
-    shown = []
-    for run in runs:
-        tasks = [*dict.fromkeys(record["task"] for record in run.records)]
-        more = f" and {len(tasks) - _NAMED} more" * (len(tasks) > _NAMED)
-        flags = (*INPUT_FLAGS, "length", "seed", "split", "dtype", "max_new_tokens")
-        settings = {name: run.setting(name) for name in flags}
-        named = f"{' '.join(tasks[:_NAMED])}{more}"
-        shown.append({"model": model_name(run), "tasks": named, **settings})
-    differing = [name for name in shown[0] if len({str(each[name]) for each in shown}) > 1]
-    for names in ([name for name in differing if name != "max_new_tokens"], differing):
-        words = [
-            [f"{name} {run[name]}" if run[name] is not None else f"no {name}" for name in names]
-            for run in shown
-        ]
-        found = [", ".join(each).removeprefix("model ") for each in words]
-        if len(set(found)) == len(found):
-            return found
-    return [f"{name}, {run.folder}".lstrip(", ") for name, run in zip(found, runs, strict=True)]
-
-
 def commands(manifest: Mapping[str, Any]) -> list[str]:
     """Command lines that wrote the folder, the earliest first."""
     lines = []

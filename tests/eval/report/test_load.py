@@ -12,8 +12,8 @@ import pytest
 
 import kvp
 from eval.records import altered_part, seal
-from eval.report.page import blocks_of, make_runs, render
-from eval.results import labels, load_results, model_name
+from eval.report.page import Run, blocks_of, render
+from eval.results import load_results
 from kvp.errors import ResultsError
 from kvp.metrics import METRICS_VERSION
 from kvp.programs import report as main
@@ -65,8 +65,8 @@ def _change(folder, name, **changes):
 
 
 def _page(folder):
-    runs = make_runs([load_results(folder)], 3)
-    return render(runs, blocks_of(runs))
+    run = Run(load_results(folder), 3)
+    return render(run, list(blocks_of(run)))
 
 
 @pytest.mark.parametrize(
@@ -214,27 +214,3 @@ def test_nothing_is_written_outside_of_the_folder(folder, tmp_path):
     _change(folder, "rows.jsonl", protocol="/../../victim")
     assert main([str(folder), "--bootstrap", "3"]) == 2
     assert {path.name for path in tmp_path.iterdir()} == {"r"}
-
-
-def test_other_models_lengths_and_seeds_are_other_runs(tmp_path, write_results):
-    settings = [
-        {}, {"seed": 1}, {"model": "/models/large"}, {"length": 40}, {"essays": "a"},
-    ]  # fmt: skip
-    folders = [
-        load_results(write_results(tmp_path / str(number), **each))
-        for number, each in enumerate(settings)
-    ]
-    assert labels(folders[:4]) == [
-        "toy, length 20, seed 0", "toy, length 20, seed 1", "large, length 20, seed 0",
-        "toy, length 40, seed 0",
-    ]  # fmt: skip
-    assert labels(folders[:2]) == ["seed 0", "seed 1"]
-    assert labels([folders[0], folders[4]]) == ["no essays", "essays a"]
-    assert labels([folders[0], folders[0]]) == [str(tmp_path / "0")] * 2
-    assert model_name(folders[2]) == "large"
-    # named by their data; by the limit of answers where nothing else tells them apart
-    data = [{"data": "a.jsonl"}, {"data": "b.jsonl", "max_new_tokens": 9}]
-    by_data = [load_results(write_results(tmp_path / each["data"], **each)) for each in data]
-    assert labels(by_data) == ["data a.jsonl", "data b.jsonl"]
-    short = load_results(write_results(tmp_path / "short", max_new_tokens=9))
-    assert labels([folders[0], short]) == ["no max_new_tokens", "max_new_tokens 9"]
