@@ -48,18 +48,11 @@ def print_start(job: Job, rankers: HeadRankers) -> None:
 
 
 def print_summary(
-    result: HeldOut,
-    best_step: Tensor,
-    geometry: Geometry,
-    heads: range | None = None,
+    result: HeldOut, best_step: Tensor, geometry: Geometry, heads: range | None = None
 ) -> None:
-    """Print the metrics of the heads.
+    """Print the held-out metrics of the exported weights, and the step that those are of.
 
-    Args:
-        result: held-out metrics of the exported weights.
-        best_step: [A] int64 step the exported weights of every head come from.
-        geometry: layers and heads, for the labels.
-        heads: which heads of the model the result is about, None for all.
+    `best_step` is [A] int64; `heads` are those of the model that it is about, None for all.
     """
     names = head_names(geometry, heads)
     weakest = "" if len(names) <= SHOWN_HEADS else f"; the {SHOWN_HEADS} heads of least skill"

@@ -71,20 +71,12 @@ class HeldOut:
 
 @torch.no_grad()
 def evaluate(
-    rankers: HeadRankers,
-    contexts: Iterable[RankingContext],
-    *,
-    reward_protection: Protection,
+    rankers: HeadRankers, contexts: Iterable[RankingContext], *, reward_protection: Protection
 ) -> HeldOut:
-    """Evaluate `rankers` on contexts.
+    """Evaluate `rankers` on whole contexts, protected tokens included.
 
-    Args:
-        rankers: one per head.
-        contexts: whole contexts, protected tokens included.
-        reward_protection: tokens that take no part in `skill` (as in the training reward).
-
-    Raises:
-        ValueError: there are no contexts.
+    Those of `reward_protection` take no part in `skill`, as in the training reward. Raises
+    ValueError without contexts.
     """
     skills, areas, oracles = [], [], []
     losses: dict[str, list[Tensor]] = {str(budget): [] for budget in VALIDATED_BUDGETS}
