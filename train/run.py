@@ -12,7 +12,7 @@ from policies.policy_files import PolicyMeta, save_policy
 from train.config import AUTO_HEADS, TrainConfig
 from train.data.labels import EVALUATED, TARGET_LABELS
 from train.data.training_data import recorded_model, recorded_text
-from train.distributed import ALONE, Workers, this_worker, together
+from train.distributed import ALONE, this_worker, together
 from train.job.prepare import Job, Sources, prepare
 from train.job.summary import print_end, print_summary
 from train.learning.calibration import calibrate
@@ -31,17 +31,13 @@ def run(config: TrainConfig, sources: Sources | None = None) -> None:
         StoreError: the store is damaged, incomplete or holds nothing to train or validate on.
         UsageError: `--out`, `--device` or another flag cannot work, or the loss is not finite.
     """
+    recipe, workers = config.recipe(), ALONE
     if config.heads == AUTO_HEADS:
         from train.head_shards import own_heads  # brings transformers, which stores do not need
 
-        train(own_heads(config), ALONE, sources)
+        config = own_heads(config)
     else:
-        train(config, this_worker(config.recipe().contexts), sources)
-
-
-def train(config: TrainConfig, workers: Workers, sources: Sources | None = None) -> None:
-    """Train as one of the processes that train together; the first one writes. Raises as `run`."""
-    recipe = config.recipe()
+        workers = this_worker(recipe.contexts)  # the first one writes
     if config.dry_run:
         from train.dry_run import print_costs  # brings transformers
 
