@@ -363,13 +363,7 @@ def run(config: TuneConfig) -> TunedSettings:
         save_settings(output.local / SETTINGS, settings, manifest)
         seal(output.local)
     print_settings(Console(markup=False), settings)
-    for entry, search in zip(settings.methods, tuning.searches, strict=True):
-        scores = list(search.scores.values())
-        if (ties := scores.count(max(scores))) > 1:
-            say(
-                f"note: {entry.protocol}, {entry.requested}: {ties} settings share the best score; "
-                f"{entry.chosen.label}, the first that was tried, is chosen"
-            )
+    for entry in settings.methods:
         if entry.open_ends:
             say(
                 f"note: {entry.protocol}, {entry.requested}: {', '.join(entry.open_ends)} is best "
