@@ -41,15 +41,13 @@ def run(config: CompareConfig) -> pandas.DataFrame:
             raise UsageError(f"--out {out} is a folder; name a CSV file")
         refuse_others(out, HEAD, "kvp compare")
     folders = [load_results(results_folder(path)) for path in (config.first, config.second)]
-    rows = pair_rows(*folders, resamples=config.bootstrap, seed=config.seed)
+    rows = pair_rows(*folders, resamples=config.bootstrap)
     for side, folder in zip(("first", "second"), folders, strict=True):
         measured = f"{folder.folder}: {describe_measure(folder, folder.records)}"
         print(f"{side}:", *filter(None, (unfinished_work(folder), measured)))
     for (metric, protocol), some in rows.groupby(["metric", "protocol"], sort=False):
         print(f"{WORDS[metric]}, {protocol}\n{_text_of(some)}\n")
     print("Paired by prompt. * differs from 0 at 5 %, corrected for all rows of its metric (Holm).")
-    if folders[0].records == folders[1].records:
-        print("Both hold the same rows, so nothing differs: are these the folders you meant?")
     if out is not None:
         atomic_write_text(out, rows.to_csv(index=False, float_format="%.6g"))
         print(f"written: {out}")
@@ -58,12 +56,6 @@ def run(config: CompareConfig) -> pandas.DataFrame:
 
 def check_prompts(first: Results, second: Results) -> None:
     """Raise ResultsError unless two folders answered some of the same prompts, and none differs."""
-    if first.folder.resolve() == second.folder.resolve():
-        raise ResultsError(
-            f"{first.folder} is both the first and the second folder: name two results folders of "
-            "the same prompts, of two policies, models or versions; kvp report compares the "
-            "methods within one"
-        )
     prompts = [
         {(record["task"], record["example"]): record for record in each.records}
         for each in (first, second)
@@ -101,9 +93,7 @@ def curves_of(
     }
 
 
-def pair_rows(
-    first: Results, second: Results, *, resamples: int = 2000, seed: int = 0
-) -> pandas.DataFrame:
+def pair_rows(first: Results, second: Results, *, resamples: int = 2000) -> pandas.DataFrame:
     """A row per method and budget that both have: its numbers on the prompts both answered.
 
     Columns: metric (`ANSWERS`, 0 to 1, or `LIKELIHOOD`, nats per token), protocol, method, budget,
@@ -122,7 +112,7 @@ def pair_rows(
     rows, gaps = [], []
     with Progress("comparing", len(both_have)) as progress:
         for key in progress.over(both_have):
-            if not (numbers := _numbers(ours[key], theirs[key], resamples, seed)):
+            if not (numbers := _numbers(ours[key], theirs[key], resamples)):
                 continue
             metric, protocol, method, budget = key
             gaps.append(numbers["difference"])
@@ -146,7 +136,7 @@ def pair_rows(
     return table
 
 
-def _numbers(ours: Estimate, theirs: Estimate, resamples: int, seed: int) -> dict[str, Interval]:
+def _numbers(ours: Estimate, theirs: Estimate, resamples: int) -> dict[str, Interval]:
     """Both sides and their difference on the prompts that both answered; empty without any."""
     shared = prompts_of(ours.scores) & prompts_of(theirs.scores)
     if not shared:
@@ -155,7 +145,7 @@ def _numbers(ours: Estimate, theirs: Estimate, resamples: int, seed: int) -> dic
         {policy: {unit: of[unit] for unit in of if unit in shared} for policy, of in scores.items()}
         for scores in (ours.scores, theirs.scores)
     )
-    how: dict[str, Any] = {"weights": ours.weights, "resamples": resamples, "seed": seed}
+    how: dict[str, Any] = {"weights": ours.weights, "resamples": resamples}
     bounds, around = ((0, 1), (-1, 1)) if ours.weights is None else (None, None)
     return {
         "first": bootstrap_mean(first, bounds=bounds, **how),

@@ -10,25 +10,20 @@ from pathlib import Path
 from typing import Any
 from warnings import catch_warnings
 
-from rich.filesize import decimal
-
 from eval.config import CompressConfig
 from kvp.budgets import parse_budget
-from kvp.contexts import kept_rows
 from kvp.data.rows.files import TEXT_SUFFIXES, Tally, read_rows, read_text
 from kvp.data.rows.values import RowError, text_of
 from kvp.errors import UsageError
 from kvp.hf.contexts import Text, check_length, compress, context_ids
 from kvp.hf.loading import load_config, model_of, tokenizer_of
-from kvp.hf.model_config import context_limit, geometry_of
+from kvp.hf.model_config import context_limit
 from kvp.progress import Progress, say
-from kvp.ranking import Protection
-from kvp.store.schema import planned_bytes
 from policies import load_policy, make_scorer
 
 
 def run(config: CompressConfig) -> None:
-    """Write a context file per document; with `dry_run` print what that takes and stop.
+    """Write a context file per document.
 
     Raises KvpError, in one line that names the flag or the document, on anything that cannot work.
     """
@@ -36,27 +31,16 @@ def run(config: CompressConfig) -> None:
         config = replace(config, model=config.gguf)
     scorer = load_policy(config.policy) if config.policy else make_scorer(config.method)
     documents, tokenizer = dict(_documents(config.documents)), tokenizer_of(config)
-    model_config, budget = load_config(config.model), parse_budget(config.budget)
-    sizes = {}
+    limit, budget = context_limit(load_config(config.model)), parse_budget(config.budget)
     for name, text in documents.items():
-        tokens = len(context_ids(text, tokenizer))
         try:
-            check_length(tokens, context_limit(model_config))
+            check_length(len(context_ids(text, tokenizer)), limit)
         except UsageError as error:
             raise UsageError(f"{name}: {error}") from None
-        sizes[name] = tokens, kept_rows(budget, tokens, least=Protection().tokens)
     if config.gguf:
         from kvp.llamacpp.slots import read_gguf, write_slot
 
         read_gguf(config.gguf)
-    if config.dry_run:
-        size = geometry_of(model_config)
-        row = planned_bytes(size, dtype=config.dtype, tokens=1, store="kv")
-        for name, (tokens, kept) in sizes.items():
-            instead = f"{decimal(kept * row)} instead of {decimal(tokens * row)}"
-            print(f"{name}: {tokens:,} tokens, {kept:,} kept, {instead}")
-        print("dry run: nothing was written")
-        return
     model, tokenizer = model_of(config, config.device)
     with catch_warnings(), Progress("compressing", len(documents)) as progress:
         warnings.showwarning = lambda message, *_, **__: say(f"note: {message}")

@@ -308,10 +308,7 @@ class CompareConfig(IntervalConfig):
     """Results folder whose numbers are compared with those of the first."""
     out: str | None = None
     """What is written. A CSV file with every number of the tables (default: none)."""
-    seed: int = 0
-    """Seed of everything that is drawn or generated: the resamples."""
 
-    MINIMUMS: ClassVar[Bounds] = {"seed": 0}
     ADDRESSES: ClassVar[tuple[str, ...]] = ("first", "second")
     FOLDERS: ClassVar[Mapping[str, str]] = dict.fromkeys(ADDRESSES, known_names.NO_RESULTS)
 
@@ -358,7 +355,7 @@ class PolicyConfig(Group):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompressConfig(PolicyConfig, ModelConfig, DeviceConfig, DryRunConfig):
+class CompressConfig(PolicyConfig, ModelConfig, DeviceConfig):
     """Compress."""
 
     documents: str | Sequence[str] = field(kw_only=False)
@@ -371,7 +368,7 @@ class CompressConfig(PolicyConfig, ModelConfig, DeviceConfig, DryRunConfig):
     gguf: str | None = None
     """GGUF file of a model. A slot file for a llama-server that runs it is written beside each
     context; without --model this file also computes the context."""
-    out: str = ""
+    out: str
     """What is written. A folder of contexts, each a file that its digest names."""
 
     def __post_init__(self) -> None:
@@ -401,21 +398,15 @@ class ServeConfig(PolicyConfig):
 class ReportConfig(IntervalConfig):
     """Report."""
 
-    results: str | Sequence[str] = field(kw_only=False)
-    """Results folder written by kvp eval. Several are possible: folders of the same settings are
-    shown as one run, runs of other models, lengths or seeds side by side."""
+    results: str = field(kw_only=False)
+    """Results folder written by kvp eval."""
     out: str | None = None
-    """What is written. An HTML file (default: report.html in the first results folder)."""
+    """What is written. An HTML file (default: report.html in the results folder)."""
     png: str | None = None
     """Folder for the figures as PNG files; without it, they are in the HTML file alone."""
 
     ADDRESSES: ClassVar[tuple[str, ...]] = ("results",)
     FOLDERS: ClassVar[Mapping[str, str]] = {"results": known_names.NO_RESULTS}
-
-    @property
-    def folders(self) -> tuple[str, ...]:
-        """Results folders, at least one."""
-        return (self.results,) if isinstance(self.results, str) else tuple(self.results)
 
 
 def _evaluation(config: TuneConfig | EvolveConfig, **settings: Any) -> EvalConfig:  # noqa: ANN401
@@ -426,14 +417,12 @@ def _evaluation(config: TuneConfig | EvolveConfig, **settings: Any) -> EvalConfi
 
 
 @dataclass(frozen=True, kw_only=True)
-class TuneConfig(
-    PromptConfig, MeasureConfig, ModelConfig, ProtectionConfig, RunConfig, DryRunConfig
-):
+class TuneConfig(PromptConfig, MeasureConfig, ModelConfig, ProtectionConfig, RunConfig):
     """Tuning."""
 
-    out: str = ""
-    """What is written. A results folder with settings.json and settings.csv, needed but for
-    --dry_run: new, empty, or one of the same configuration to resume or extend."""
+    out: str
+    """What is written. A results folder with settings.json and settings.csv: new, empty, or one of
+    the same configuration to resume or extend."""
     methods: str = "random,streaming_llm,knorm,keydiff,lagkv,snapkv,tova,h2o"
     """Methods, comma separated. What is written with a name is fixed
     (`snapkv(kernel=7)+ada`), everything else is searched."""
@@ -455,7 +444,7 @@ class TuneConfig(
     VISIBLE: ClassVar[tuple[str, ...]] = (
         "out", "methods", "policies", "allocators", "settings_per_method", "budgets",
         "protocols", "protection", "model", "dtype", "device", "tasks", "length", "data",
-        "metric", "max_new_tokens", "prompts", "split", "seed", "dry_run",
+        "metric", "max_new_tokens", "prompts", "split", "seed",
     )  # fmt: skip
     MINIMUMS: ClassVar[Bounds] = {"settings_per_method": 2, "prompts": 1}
     MAXIMUMS: ClassVar[Bounds] = {"prompts": 1_000_000}

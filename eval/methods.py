@@ -22,14 +22,14 @@ from kvp.geometry import Geometry
 from kvp.known_names import NEEDS_POLICIES, labelled_policy
 from kvp.manifest import sha256_file
 from kvp.ranking import UNPROTECTED, Allocator, Protection, kept_tokens
-from kvp.scoring import Scorer, SelfSizing
+from kvp.scoring import Scorer
 from policies import load_policy, make_allocator, make_scorer, sizes_itself, split_method
 from policies.allocators.evolved import Evolved, budget_path
 from policies.controls import Random
 from policies.kvzap import KVzap
 from policies.learned import LearnedScorer
 from policies.policy_files import check_geometry
-from policies.registry import ALLOCATORS, METHODS, NULLS, parse
+from policies.registry import ALLOCATORS, METHODS, NULLS, make_method, parse
 from policies.sources import INDEX, PolicySource, find_policy
 
 ALL_NULLS = "nulls"
@@ -211,18 +211,13 @@ def spec_of(method: Given) -> str:
 
 def with_allocator(method: Method, spec: str | Allocator) -> Method:
     """The method with an allocator; UsageError where the two do not go together."""
+    assert method.scorer is not None, "the full cache has no allocator"
     try:
-        rule = make_allocator(spec)
+        _, rule = make_method(method.scorer, spec)
     except UsageError as error:
         raise UsageError(f"--methods, --allocators: {error}") from None
-    self_sized = sizes_itself(rule)
-    if self_sized and not isinstance(method.scorer, SelfSizing):
-        raise UsageError(
-            f"--methods, --allocators: {method.label}+{rule.name}: {method.label} does not say "
-            "how many tokens it needs; use another allocator"
-        )
-    name, plain = rule.name, rule.name == UNIFORM
-    return replace(method, allocator=name, self_sized=self_sized, rule=None if plain else rule)
+    used = None if rule.name == UNIFORM else rule
+    return replace(method, allocator=rule.name, self_sized=sizes_itself(rule), rule=used)
 
 
 def registered_method(spec: str, seed: int) -> Method:

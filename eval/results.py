@@ -14,7 +14,7 @@ import json
 import shlex
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -295,86 +295,6 @@ def load_results(folder: Path) -> Results:
         notes=tuple(notes),
         altered=altered_part(folder, manifest),
     )
-
-
-def join(folders: Sequence[Results]) -> list[Results]:
-    """Folders of equal settings (`identity` of their manifests) as one, in the order of the first.
-
-    One folder may hold what another lacks, such as a protocol. Raises ResultsError, in one line,
-    where two of them hold the same row, or rows of different policies under one label.
-    """
-    runs: dict[str, Results] = {}
-    for folder in folders:
-        identity = digest_json(folder.manifest.get("identity"))
-        runs[identity] = _join_two(runs[identity], folder) if identity in runs else folder
-    return list(runs.values())
-
-
-def _join_two(first: Results, second: Results) -> Results:
-    digests, others = (run.manifest.get("policies", {}) for run in (first, second))
-    used = ({(each["policy"], each["protocol"]) for each in run.records} for run in (first, second))
-    for label, _ in set.intersection(*used):
-        if label in digests and others.get(label, digests[label]) != digests[label]:
-            raise ResultsError(
-                f"{second.folder} holds rows of another policy called {label!r} than "
-                f"{first.folder}; give them one by one"
-            )
-    records: dict[str, tuple[Record, ...]] = {}
-    for field, (_, key) in _FILES.items():
-        keys = {key_of(record, key) for record in getattr(first, field)}
-        for record in getattr(second, field):
-            if key_of(record, key) in keys:
-                shown = ("method", "task", "budget_spec", "example")
-                named = ", ".join(f"{name} {record[name]}" for name in shown if record.get(name))
-                raise ResultsError(
-                    f"{second.folder} holds rows that {first.folder} holds, too ({named}); "
-                    "give folders that share no rows"
-                )
-        records[field] = (*getattr(first, field), *getattr(second, field))
-    earlier = {key: first.manifest[key] for key in ("config", "created", "command")
-               if key in first.manifest}  # fmt: skip
-    runs = [
-        *first.manifest.get("earlier_runs", []), earlier, *second.manifest.get("earlier_runs", []),
-    ]  # fmt: skip
-    planned = [each for run in (first, second) for each in run.manifest.get("planned", ())]
-    of_policies = {
-        name: {**first.manifest.get(name, {}), **second.manifest.get(name, {})}
-        for name in ("policies", "policy_tasks", "policy_repositories")
-    }
-    return replace(
-        second,
-        folder=first.folder,
-        manifest={**second.manifest, **of_policies, "earlier_runs": runs, "planned": planned},
-        **records,
-        tuned=(*first.tuned, *second.tuned),
-        notes=tuple(dict.fromkeys((*first.notes, *second.notes))),
-        altered=first.altered or second.altered,
-    )
-
-
-def labels(runs: Sequence[Results]) -> list[str]:
-    """A name for each run: model, data and settings in which they differ.
-
-    The limit of answers only where nothing else tells them apart, and then their folders.
-    """
-    shown = []
-    for run in runs:
-        tasks = [*dict.fromkeys(record["task"] for record in run.records)]
-        more = f" and {len(tasks) - _NAMED} more" * (len(tasks) > _NAMED)
-        flags = (*INPUT_FLAGS, "length", "seed", "split", "dtype", "max_new_tokens")
-        settings = {name: run.setting(name) for name in flags}
-        named = f"{' '.join(tasks[:_NAMED])}{more}"
-        shown.append({"model": model_name(run), "tasks": named, **settings})
-    differing = [name for name in shown[0] if len({str(each[name]) for each in shown}) > 1]
-    for names in ([name for name in differing if name != "max_new_tokens"], differing):
-        words = [
-            [f"{name} {run[name]}" if run[name] is not None else f"no {name}" for name in names]
-            for run in shown
-        ]
-        found = [", ".join(each).removeprefix("model ") for each in words]
-        if len(set(found)) == len(found):
-            return found
-    return [f"{name}, {run.folder}".lstrip(", ") for name, run in zip(found, runs, strict=True)]
 
 
 def commands(manifest: Mapping[str, Any]) -> list[str]:

@@ -80,12 +80,9 @@ PROGRAMS = {
     "report": Program(
         "eval.config:ReportConfig",
         "eval.report.page:run",
-        "Turn results folders of kvp eval into one HTML page. It opens without a network; figures "
+        "Turn a results folder of kvp eval into one HTML page. It opens without a network; figures "
         "are written as PNG, too.",
-        (
-            "kvp report runs/results",
-            "kvp report runs/seed0 runs/seed1 --out both.html",
-        ),
+        ("kvp report runs/results",),
     ),
     "compare": Program(
         "eval.config:CompareConfig",

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from kvp.scoring import ALL_QUERIES, Needs, View
-from policies.queries import mean_future_rotation, query_moments, view_rope
+from policies.queries import mean_future_rotation, query_moments
 from policies.registry import Choices, Grid, Heuristic, Limits, Numbers, Presets
 
 
@@ -62,7 +62,8 @@ class ExpectedAttention(Heuristic):
 
     def score(self, view: View) -> Tensor:
         """Expected attention times value norm, sinks above all: [B, H, N] float32."""
-        rope = view_rope(view, self.method)
+        rope = view.rope
+        assert rope is not None
         scores = torch.ones(view.keys.shape[:3], device=view.keys.device)
         if view.keys.shape[2] <= self.sinks:
             return scores

@@ -35,12 +35,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from kvp.errors import UsageError
 from kvp.ops.attention import group_products, recent_attention
 from kvp.ranking import rank_tokens
 from kvp.rope import Rope
 from kvp.scoring import ALL_QUERIES, Needs, View
-from policies.queries import mean_future_rotation, query_moments, view_rope
+from policies.queries import mean_future_rotation, query_moments
 from policies.registry import Choices, Grid, Heuristic, Limits, Numbers, Presets
 
 _LARGEST_FRACTION = 1 - 2**-10
@@ -121,24 +120,17 @@ class GVote(Heuristic):
         return votes.sum(dim=2) + mean.clamp(max=_LARGEST_FRACTION)
 
     def guesses(self, view: View) -> Iterator[Tensor]:
-        """Guessed queries [B, Q, D] float32 at the positions to come, one draw at a time.
-
-        Raises UsageError when the view carries no rotary embedding, or no hidden states though they
-        are needed.
-        """
-        rope = view_rope(view, self.method)
+        """Guessed queries [B, Q, D] float32 at the positions to come, one draw at a time."""
+        rope = view.rope
+        assert rope is not None
         cosine, sine = (part.squeeze(1) for part in mean_future_rotation(view, rope, self.future))
         draws = self._in_query_space if self.space == "query" else self._in_hidden_space
         for queries in draws(view, rope):
             yield rope.rotate(queries, cosine, sine)
 
     def _in_hidden_space(self, view: View, rope: Rope) -> Iterator[Tensor]:
-        if view.hidden is None:
-            raise UsageError(
-                f"{self.method}: this view carries no statistics of hidden states (traces store "
-                f"none): use {self.method}(space=query)"
-            )
         hidden = view.hidden
+        assert hidden is not None
         mean, deviation = hidden.mean.float(), hidden.variance.float().clamp_min(0).sqrt()
         for sample in range(self.samples):
             noise = self._noise(view.layer, sample, mean.shape[-1]).to(mean.device)

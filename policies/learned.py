@@ -13,7 +13,6 @@ Files are `policies.policy_files`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -117,14 +116,11 @@ class LearnedScorer:
         calibrated = "not calibrated: heads cannot compete for one budget (ada, global)"
         if self.calibration:
             calibrated = f"calibrated ({self.calibration.target}): heads can compete (ada, global)"
-        trained = "no sound record of its training"
-        with suppress(AttributeError, KeyError, TypeError):
-            trained = _describe_training(self.metadata.get("training", {}))
         return (
             f"policy {self.label!r} for {model.get('base_model') or model.get('id')}: "
             f"{self.geometry}\n{self.geometry.total_kv_heads} rankers, {count:,} parameters, which "
             f"read {', '.join(self.rankers.spec.inputs)}\n"
-            f"{trained}\n{calibrated}\n"
+            f"{calibrated}\n"
             f"from {(source.repository or source.folder) if source else 'memory'}"
         )
 
@@ -189,17 +185,3 @@ class LearnedScorer:
                 stop = min(start + block, first + together)
                 outer = slice(max(start - reach, first), min(stop + reach, first + together))
                 yield outer, slice(start - outer.start, stop - outer.start)
-
-
-def _describe_training(training: Mapping[str, Any]) -> str:
-    """What a training manifest says, in one line."""
-    if not (recipe := training.get("recipe")):
-        return "no record of its training"
-    data = training.get("text", {}).get("data", {})
-    text = f" of {data['name']} of at most {data['length']} tokens" if data else ""
-    tasks = f" ({', '.join(data['tasks'])})" if data.get("tasks") else ""
-    return (
-        f"trained on {training.get('traces', {}).get('train')} sequences{text}{tasks}: label "
-        f"{recipe['label']}, objective {recipe['objective']}, {recipe['steps']} steps, "
-        f"{training.get('created', '')[:10]}"
-    )

@@ -9,22 +9,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kvp.errors import UsageError
 from kvp.rope import Rope
 from kvp.scoring import View
 
 FORCED = 2.0
 """Score above every attention probability: tokens a method always keeps, newest first."""
-
-
-def view_rope(view: View, method: str) -> Rope:
-    """The view's rotary embedding; UsageError where the view has none."""
-    if view.rope is None:
-        raise UsageError(
-            f"{method}: this view carries no rotary embedding, which the method needs: use a model "
-            "with RoPE, or traces that store it"
-        )
-    return view.rope
 
 
 def query_moments(view: View, rope: Rope, skip: int) -> tuple[Tensor, Tensor]:

@@ -288,13 +288,6 @@ class HeadRankers(nn.Module):
         """
         heads = heads or slice(None)
         spec, count = self.spec, len(range(self.total_kv_heads)[heads])
-        if keys.shape != values.shape or keys.shape[0] != count:
-            raise ValueError(
-                f"keys {tuple(keys.shape)} and values {tuple(values.shape)} must both be "
-                f"[{count}, tokens, {spec.head_dim}]"
-            )
-        if spec.reads_queries and (recent is None or recent.shape[:2] != keys.shape[:2]):
-            raise ValueError("rankers with the input recent need its features of every token")
         places = positions.expand(count, -1) if gaps else None  # [a, N]
         inputs = _inputs_of(spec, keys, values, positions, length, recent)
         tensors = {**dict(self.named_parameters()), **dict(self.named_buffers())}
@@ -329,16 +322,12 @@ class HeadRankers(nn.Module):
         """Set the per-head feature statistics, each [A, D]; stored with the policy.
 
         Channels that never vary are only centred; statistics of an input that the rankers do not
-        have are not used. Raises ValueError for `paper`, whose inputs are raw.
+        have are not used, and none of `paper`, whose inputs are raw.
         """
-        if self.spec.architecture == "paper":
-            raise ValueError("the paper architecture takes raw keys and values")
         new = {"key_mean": key_mean, "key_std": key_std}
         new |= {"value_mean": value_mean, "value_std": value_std}
         buffers = dict(self.named_buffers())
         for name, statistic in new.items():
-            if statistic.shape != (self.total_kv_heads, self.spec.head_dim):
-                raise ValueError(f"{name} must be {(self.total_kv_heads, self.spec.head_dim)}")
             if name.endswith("_std"):
                 statistic = torch.where(statistic > _EPSILON, statistic, 1.0)
             if name in buffers:

@@ -45,9 +45,6 @@ _RECIPE_GROUPS = (RankerSettings, ObjectiveSettings, OptimizerSettings, ContextS
 class ComputeConfig(Group):
     """Computation."""
 
-    devices: int = 1
-    """Processes that share the contexts of every step, one per GPU or, on a CPU, sharing its cores;
-    the result differs by rounding only."""
     heads: str | None = None
     """Train only these KV heads, START:STOP counted layer by layer; kvp merge joins the parts.
     `auto`: each process of a Slurm array, srun or torchrun its share, in a folder of its own in
@@ -147,16 +144,13 @@ class TrainConfig(
     """Use a store whose collection has not finished."""
     preset: PresetName = "fourier"
     """Recipe that the settings of ranker, objective, optimizer and contexts start from."""
-    init_from: str | None = None
-    """Policy whose rankers training starts from, instead of random weights: a folder, `nano` or
-    `org/name` on the hub."""
 
     VISIBLE: ClassVar[tuple[str, ...]] = (
         "out", "traces", "source", "preset", "objective", "label", "steps", "lr", "hidden",
-        "inputs", "neighbours", "contexts", "permutations", "init_from", "model", "dtype",
-        "device", "devices", "data", "tasks", "length", "sequences", "seed", "dry_run",
+        "inputs", "neighbours", "contexts", "permutations", "model", "dtype",
+        "device", "data", "tasks", "length", "sequences", "seed", "dry_run",
     )  # fmt: skip
-    ADDRESSES: ClassVar[tuple[str, ...]] = ("out", "traces", "init_from")
+    ADDRESSES: ClassVar[tuple[str, ...]] = ("out", "traces")
     FOLDERS: ClassVar[Mapping[str, str]] = {"traces": NO_TRACES}
     PRESETS: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         name: {
@@ -173,16 +167,8 @@ class TrainConfig(
         target = calibration_target(self.calibration, self.label)
         object.__setattr__(self, "calibration", target)
         super().__post_init__()
-        contexts = self.recipe().contexts
-        if not 1 <= self.devices <= contexts:
-            raise ValueError(
-                f"--devices must lie in 1..{contexts}, the --contexts that they share, "
-                f"got {self.devices}"
-            )
-        if self.heads == AUTO_HEADS:
-            if self.devices > 1:
-                raise ValueError("--heads auto needs --devices 1: its processes do not talk")
-        elif self.heads is not None:
+        self.recipe()  # making it checks it
+        if self.heads not in (None, AUTO_HEADS):
             start, colon, stop = self.heads.partition(":")
             if not (colon and start.isdecimal() and stop.isdecimal() and int(start) < int(stop)):
                 raise ValueError(f"--heads must be START:STOP, as in 0:56, got {self.heads}")

@@ -1,34 +1,24 @@
 """Processes that share the contexts of every step: one per device, on one machine.
 
-torchrun starts them, or the program itself does by torch's launcher; each runs the whole program on
-its share of the contexts, and Lightning's DDP averages their gradients. What a run writes, and all
-messages, are the first one's. What is left out: several machines.
+torchrun starts them; each runs the whole program on its share of the contexts, and Lightning's DDP
+averages their gradients. What a run writes, and all messages, are the first one's. What is left
+out: several machines.
 """
 
 from __future__ import annotations
 
-import logging
 import os
-import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, TypeVar
-from uuid import uuid4
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.elastic.multiprocessing.api import SignalException
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from kvp import errors
 from kvp.config_groups import Rank
-from kvp.errors import KvpError, UsageError
-
-ConfigT = TypeVar("ConfigT")
+from kvp.errors import UsageError
 
 PATIENCE = timedelta(hours=2)
 """Longest wait for another process; the first one validates while the others wait."""
@@ -70,59 +60,20 @@ ALONE = Workers()
 """One process, which trains by itself."""
 
 
-def is_launched() -> bool:
-    """Whether torchrun, or `launch`, has started this process."""
-    return "TORCHELASTIC_RUN_ID" in os.environ
+def this_worker(contexts: int) -> Workers:
+    """Which of torchrun's processes this is, one that is alone without it.
 
-
-def launch(devices: int, run: Callable[[ConfigT], None], config: ConfigT) -> None:
-    """Call `run(config)` in `devices` processes, as torchrun would; both must be picklable.
-
-    Raises:
-        KvpError: a process failed with one, or died.
-        KeyboardInterrupt: Ctrl-C; SystemExit(143) after SIGTERM.
+    Raises UsageError where there are more processes than `contexts` of a step, which they share.
     """
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
-    settings = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=devices,
-        run_id=uuid4().hex,
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",
-        local_addr="localhost",
-        max_restarts=0,
-    )
-    try:
-        elastic_launch(settings, run)(config)
-    except SignalException as stopped:
-        if stopped.sigval == signal.SIGINT:
-            raise KeyboardInterrupt from None
-        raise SystemExit(128 + stopped.sigval) from None
-    except ChildFailedError as failed:
-        rank, failure = failed.get_first_failure()
-        message: Any = failure.message  # a mapping where the process left its exception
-        message = message if isinstance(message, str) else message["message"]
-        kind, _, text = message.partition(": ")
-        if isinstance(getattr(errors, kind, None), type):  # one of ours
-            raise getattr(errors, kind)(text) from None
-        raise KvpError(
-            f"--devices {devices}: process {rank} ended ({' '.join(message.split())}); memory may "
-            'be short, and a script that trains needs if __name__ == "__main__"'
-        ) from None
-
-
-def this_worker(devices: int) -> Workers:
-    """Which of `devices` processes this is; UsageError where torchrun started other than these."""
-    if not is_launched():
-        return Workers(count=devices)
-    started = int(os.environ["WORLD_SIZE"])
-    if started != devices:
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return ALONE
+    workers = Workers(index=int(os.environ["RANK"]), count=int(os.environ["WORLD_SIZE"]))
+    if workers.count > contexts:
         raise UsageError(
-            f"--devices {devices}, but torchrun started {started} processes; "
-            f"give --devices {started}"
+            f"--contexts {contexts}: torchrun started {workers.count} processes, which share them; "
+            "start fewer, or give --heads auto"
         )
-    return Workers(index=int(os.environ["RANK"]), count=devices)
+    return workers
 
 
 def device_of_worker(device: torch.device, workers: Workers) -> torch.device:
@@ -130,10 +81,10 @@ def device_of_worker(device: torch.device, workers: Workers) -> torch.device:
     if workers.count == 1 or device.type == "cpu":
         return device
     if device.index is not None:
-        raise UsageError(f"--device {device} names one device, --devices asks for {workers.count}")
+        raise UsageError(f"--device {device} names one device for {workers.count} processes")
     if torch.cuda.device_count() < workers.count:
         available = torch.cuda.device_count()
-        raise UsageError(f"--devices {workers.count}: there are {available} CUDA devices here")
+        raise UsageError(f"torchrun started {workers.count} processes for {available} CUDA devices")
     return torch.device("cuda", workers.index)
 
 

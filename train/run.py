@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 from kvp.errors import UsageError
@@ -12,11 +12,11 @@ from policies.policy_files import PolicyMeta, save_policy
 from train.config import AUTO_HEADS, TrainConfig
 from train.data.labels import EVALUATED, TARGET_LABELS
 from train.data.training_data import recorded_model, recorded_text
-from train.distributed import ALONE, Workers, is_launched, launch, this_worker, together
+from train.distributed import ALONE, this_worker, together
 from train.job.prepare import Job, Sources, prepare
 from train.job.summary import print_end, print_summary
 from train.learning.calibration import calibrate
-from train.learning.validation import Heuristics, evaluate
+from train.learning.validation import evaluate
 from train.training import RankerTraining, train_rankers
 
 
@@ -31,21 +31,13 @@ def run(config: TrainConfig, sources: Sources | None = None) -> None:
         StoreError: the store is damaged, incomplete or holds nothing to train or validate on.
         UsageError: `--out`, `--device` or another flag cannot work, or the loss is not finite.
     """
+    recipe, workers = config.recipe(), ALONE
     if config.heads == AUTO_HEADS:
         from train.head_shards import own_heads  # brings transformers, which stores do not need
 
-        train(own_heads(config), ALONE, sources)
-    elif config.dry_run:
-        train(replace(config, devices=1), ALONE, sources)
-    elif config.devices > 1 and not is_launched():
-        launch(config.devices, run, config)
+        config = own_heads(config)
     else:
-        train(config, this_worker(config.devices), sources)
-
-
-def train(config: TrainConfig, workers: Workers, sources: Sources | None = None) -> None:
-    """Train as one of the processes that train together; the first one writes. Raises as `run`."""
-    recipe = config.recipe()
+        workers = this_worker(recipe.contexts)  # the first one writes
     if config.dry_run:
         from train.dry_run import print_costs  # brings transformers
 
@@ -57,14 +49,12 @@ def train(config: TrainConfig, workers: Workers, sources: Sources | None = None)
             job.target.finish()
             print(f"{config.out} already holds the finished policy of exactly these settings.")
         return
-    start = job.initial.source.record if job.initial else {}
     manifest = run_manifest(
         asdict(config),
         seed=config.seed,
         recipe=asdict(job.recipe),
         traces=job.training_data.identity,
         text=recorded_text(job.traces.manifest),
-        **({"init_from": start} if start else {}),
     )
     if workers.first:
         job.target.prepare(manifest)
@@ -96,18 +86,9 @@ def _export(job: Job, module: RankerTraining, manifest: dict[str, Any]) -> None:
         calibration = calibrate(
             best, job.source(label), points, target=name, protection=job.protection
         )
-    phase("evaluating the policy and the attention-free heuristics")
+    phase("evaluating the policy")
     source, points = job.source(EVALUATED), job.validation_points(config.validation_contexts)
-    result = evaluate(
-        best,
-        map(source.context, points),
-        reward_protection=job.protection,
-        heuristics=Heuristics(geometry, job.heads),
-    )
-    shared = None
-    if job.whole and calibration is not None:
-        contexts = map(source.context, points)
-        shared = evaluate(best, contexts, reward_protection=job.protection, pooled=calibration)
+    result = evaluate(best, map(source.context, points), reward_protection=job.protection)
     meta = PolicyMeta(
         geometry=geometry,
         model=recorded_model(job.traces.manifest),
@@ -116,4 +97,4 @@ def _export(job: Job, module: RankerTraining, manifest: dict[str, Any]) -> None:
         heads=None if job.whole else job.heads,
     )
     save_policy(job.target.folder, best, meta, calibration=calibration)
-    print_summary(result, module.best_step, geometry, job.heads, shared)
+    print_summary(result, module.best_step, geometry, job.heads)

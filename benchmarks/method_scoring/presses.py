@@ -25,7 +25,7 @@ from benchmarks.method_scoring import setting
 from benchmarks.method_scoring.__main__ import parser
 from benchmarks.method_scoring.setting import Times
 from kvp import nano
-from policies.kvpress_press import PolicyPress
+from recipes.kvpress.policy_press import PolicyPress
 
 PRESSES = {
     "random": "RandomPress",

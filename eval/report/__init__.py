@@ -1,4 +1,4 @@
-"""kvp report: from results folders to one HTML page and PNG figures, from their files alone.
+"""kvp report: from a results folder to one HTML page and PNG figures, from its files alone.
 
 `eval.results` reads and checks the files; `eval.comparison` and `costs` compute every number once;
 `tables` and `figures` (matplotlib) show them; `answers` picks prompts to read; `page` puts all into

@@ -1,4 +1,4 @@
-"""The program, and its page: results folders in, one HTML page out, and PNG figures if asked for.
+"""The program, and its page: a results folder in, one HTML page out, and PNG figures if asked for.
 
 The page is one file: style, figures (SVG), answers and a CSV file of all numbers are in it, fonts
 are those of the reader's system. Its one script (`web/page.js`) shows the views that its address
@@ -22,7 +22,6 @@ import pandas
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from eval.comparison import (
-    MEASURES,
     Comparison,
     ReportedMethod,
     budget_order,
@@ -38,7 +37,7 @@ from eval.report.answers import Answers, answers, pack_text
 from eval.report.costs import Cost, costs, savings, shown_costs, timings
 from eval.report.figures import Picture, drawn_settings, rank_styles
 from eval.report.tables import Table
-from eval.results import Results, commands, join, labels, load_results, model_name, unfinished_work
+from eval.results import Results, commands, load_results, model_name, unfinished_work
 from eval.sentences import PICKED, findings, sentences
 from kvp.artifacts.addresses import is_address
 from kvp.artifacts.files import atomic_write_bytes, refuse_others
@@ -84,11 +83,11 @@ Block = Text | Section | Table | Picture | Answers
 
 
 class Run:
-    """One run of a page, and every number of it that is estimated or averaged."""
+    """A results folder, and every number of it that is estimated or averaged."""
 
-    def __init__(self, results: Results, label: str, prefix: str, resamples: int) -> None:
-        """`label` is its name among several runs, `prefix` that of its parts; both may be empty."""
-        self.results, self.label, self.prefix = results, label, prefix
+    def __init__(self, results: Results, resamples: int) -> None:
+        """Compute them."""
+        self.results = results
         records = [*results.records, *results.curves, *results.timing]
         groups = policy_groups(records)
         self.families = in_order(method_of(record, groups).family for record in records)
@@ -103,62 +102,10 @@ class Run:
             for protocol, curves in group_by(results.curves, itemgetter("protocol")).items()
         }
 
-    def says(self, text: str) -> str:
-        """A text, behind the run's name among several."""
-        return f"{self.label}: {text}" if self.label else text
 
-
-def make_runs(results: Sequence[Results], resamples: int) -> list[Run]:
-    """The runs of a page."""
-    if len(results) == 1:
-        return [Run(results[0], "", "", resamples)]
-    named = enumerate(zip(labels(results), results, strict=True), start=1)
-    return [Run(each, name, f"{number}-", resamples) for number, (name, each) in named]
-
-
-def blocks_of(runs: Sequence[Run]) -> list[Block]:
-    """Everything below the title: the sentences and headline figures first, how it was made last.
-
-    Several runs are first shown side by side, then one after another.
-    """
-    styles = figures.line_styles(family for run in runs for family in run.families)
-    reading = [_reading(runs)] if any(run.comparisons for run in runs) else []
-    if len(runs) == 1:
-        return [*_run(runs[0], styles, reading)]
-    keys = dict.fromkeys((each.kind, each.protocol) for run in runs for each in run.comparisons)
-    blocks: list[Block] = []
-    for kind, protocol in keys:
-        named = [
-            (run.label, each) for run in runs for each in run.comparisons
-            if (each.kind, each.protocol) == (kind, protocol)
-        ]  # fmt: skip
-        best = named[0][1].best
-        title = f"Side by side: {MEASURES[kind]}, {SEEN[protocol]}"
-        figures_of = [
-            Picture(
-                name=f"runs-{kind}-{protocol}-{number}",
-                figure=figures.quality(
-                    each, drawn_settings(each), styles, (label, *_titles(each)[1:])
-                ),
-                caption=f"{MEASURES[kind].capitalize()} against budget, {label}.",
-            )
-            for number, (label, each) in enumerate(named, start=1)
-        ]
-        table = tables.side_by_side(named, best.budget) if best else None
-        ident = f"side-{kind}-{protocol}"
-        inside = [*figures_of, table]
-        blocks.append(
-            Section(ident=ident, title=title, blocks=inside, opened=True, protocol=protocol)
-        )
-    for number, run in enumerate(runs, start=1):
-        inner = list(_run(run, styles))
-        blocks.append(Section(ident=f"run-{number}", title=run.label, blocks=inner))
-    return [*reading, *blocks]
-
-
-def _reading(runs: Sequence[Run]) -> Section:
+def _reading(run: Run) -> Section:
     """What captions do not repeat: conditions, intervals, marks, axes."""
-    compared = [each for run in runs for each in run.comparisons]
+    compared = run.comparisons
     said = [
         *(f"{each.measure.capitalize()}: {each.conditions}." for each in compared),
         *(f"Intervals and bars, {each.measure}: {each.interval}." for each in compared),
@@ -191,7 +138,7 @@ def pictures(blocks: Iterable[Block | None]) -> Iterator[Picture]:
             yield from pictures(block.blocks)
 
 
-def render(runs: Sequence[Run], blocks: Sequence[Block]) -> str:
+def render(run: Run, blocks: Sequence[Block]) -> str:
     """The page as HTML."""
     web = resources.files("eval.report") / "web"
     environment = Environment(
@@ -199,14 +146,13 @@ def render(runs: Sequence[Run], blocks: Sequence[Block]) -> str:
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
     environment.filters |= {"packed": pack_text, "json": json.dumps}
-    compared = [each for run in runs for each in run.comparisons]
+    compared = run.comparisons
     named = [name for each in compared for name in each.sorted.tasks]
     protocols = [(each.protocol, SEEN[each.protocol]) for each in compared]
     specs = sorted({spec for each in compared for spec in each.budgets.specs}, key=budget_order)
     best = next((each.best.budget for each in compared if each.best), "")
     script = (web / "page.js").read_text("utf-8").strip()
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    models = list(dict.fromkeys(model_name(each.results) for each in runs))
     every = list(pictures(blocks))
     with Progress("drawing", len(every)) as progress:
         drawn = {picture.name: picture.inline for picture in progress.over(every)}
@@ -214,65 +160,61 @@ def render(runs: Sequence[Run], blocks: Sequence[Block]) -> str:
         policy="default-src 'none'; base-uri 'none'; form-action 'none'; "
         f"style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'",
         generator=GENERATOR,
-        title=f"KV-cache eviction on {' and '.join(models)}",
-        unfinished=[run.says(lack) for run in runs if (lack := unfinished_work(run.results))],
-        subtitles=[run.says(each) for run in runs for each in run.measured],
+        title=f"KV-cache eviction on {model_name(run.results)}",
+        unfinished=[*filter(None, [unfinished_work(run.results)])],
+        subtitles=run.measured,
         style=f"{(web / 'page.css').read_text('utf-8').strip()}\n{rank_styles()}",
         script=script,
         protocols=[("", "both"), *dict.fromkeys(protocols)],
         tasks=[("", "all"), *((name, name) for name in dict.fromkeys(named))],
         budgets=[*((spec, spec) for spec in specs), ("", "every")],
         budget=best or (specs or [""])[-1],
-        families=in_order(name for run in runs for name in run.families),
+        families=run.families,
         blocks=blocks,
         drawn=drawn,
-        csv=numbers(runs).to_csv(index=False, float_format="%.6g"),
+        csv=numbers(run).to_csv(index=False, float_format="%.6g"),
     )
 
 
-def numbers(runs: Iterable[Run]) -> pandas.DataFrame:
+def numbers(run: Run) -> pandas.DataFrame:
     """Every estimate (`eval.frame.tidy`), and the attention lost on traces; a row per number."""
-    parts = [each.assign(run=run.label) for run in runs for each in run.numbers]
     lost = [
         {
-            "run": run.label, "metric": "attention_lost", "protocol": protocol,
-            "method": setting.family, "setting": setting.details, "kept_share": share,
-            "estimate": lost,
+            "metric": "attention_lost", "protocol": protocol, "method": setting.family,
+            "setting": setting.details, "kept_share": share, "estimate": lost,
         }
-        for run in runs
         for protocol, by_setting in run.costs.items()
         for setting, cost in by_setting.items()
         for share, lost in zip(cost.budgets, cost.lost, strict=True)
     ]  # fmt: skip
-    return pandas.concat([*parts, pandas.DataFrame(lost)], ignore_index=True)
+    return pandas.concat([*run.numbers, pandas.DataFrame(lost)], ignore_index=True)
 
 
-def _run(run: Run, styles: figures.Styles, reading: Sequence[Section] = ()) -> Iterator[Block]:
-    """Notes and sections of one run, `reading` behind what is compared."""
+def blocks_of(run: Run) -> Iterator[Block]:
+    """Everything below the title: sentences and headline figures first, how it was made last."""
+    styles = figures.line_styles(run.families)
     yield from (Text(text=note, style="note") for note in run.results.notes)
     for comparison, found in zip(run.comparisons, run.numbers, strict=True):
         more = list(_folded_tables(run, comparison, found))
-        yield _comparison_section(run, comparison, run.prefix, styles, more)
-    yield from reading
+        yield _comparison_section(run, comparison, "", styles, more)
+    if run.comparisons:
+        yield _reading(run)
     several = [each for each in run.comparisons if len(each.sorted.tasks) > 1]
     alone = (each.of_task(task) for each in several for task in each.sorted.tasks)
     for number, comparison in enumerate(alone):
-        yield _comparison_section(run, comparison, f"{run.prefix}task-{number}-", styles)
-    if read := answers(run.comparisons, f"{run.prefix}read"):
-        name = f"{run.prefix}answers"
-        yield Section(ident=name, title="Answers to read", blocks=[read], opened=True)
+        yield _comparison_section(run, comparison, f"task-{number}-", styles)
+    if read := answers(run.comparisons, "read"):
+        yield Section(ident="answers", title="Answers to read", blocks=[read], opened=True)
     for protocol, found in run.costs.items():
         blocks = _heads(run, protocol, found, styles)
         title = f"Layers and heads: skill, and the cost of every budget, {SEEN[protocol]}"
-        name = f"{run.prefix}heads-{protocol}"
-        yield Section(ident=name, title=title, blocks=blocks, protocol=protocol)
+        yield Section(ident=f"heads-{protocol}", title=title, blocks=blocks, protocol=protocol)
     there: dict[str, object] = {each.kind: True for each in run.comparisons}
     there |= {"curves": run.costs, "timing": run.timings}
     lacking = [Text(text=words, style="missing") for part, words in _LACKING.items()
                if not there.get(part) and not unfinished_work(run.results)]  # fmt: skip
-    title = "How this was made"
     about = [*lacking, *_run_facts(run)]
-    yield Section(ident=f"{run.prefix}about", title=title, blocks=about)
+    yield Section(ident="about", title="How this was made", blocks=about)
 
 
 def _comparison_section(
@@ -372,7 +314,7 @@ def _folded_tables(run: Run, comparison: Comparison, found: pandas.DataFrame) ->
     }
     for part, (title, blocks) in parts.items():
         if blocks:
-            name = f"{run.prefix}{comparison.kind}-{comparison.protocol}-{part}"
+            name = f"{comparison.kind}-{comparison.protocol}-{part}"
             yield Section(ident=name, title=title, blocks=blocks)
 
 
@@ -386,7 +328,7 @@ def _heads(
     kept = "first and last tokens kept by all" if next(iter(shown)).protected else "none protected"
     title = f"Attention lost, {SEEN[protocol]}", model_name(run.results)
     picture = Picture(
-        name=f"{run.prefix}attention-lost-{protocol}",
+        name=f"attention-lost-{protocol}",
         figure=figures.cost_curves(shown, styles, title),
         caption="Share of future attention lost at every budget, mean over heads; "
         f"n = {sequences} held-out sequences, seed {run.results.setting('seed')}"
@@ -415,10 +357,10 @@ def _run_facts(run: Run) -> Iterator[Block]:
 
 def run(config: ReportConfig) -> None:
     """Run kvp report; raises KvpError on anything the user can mend."""
-    if config.out is None and is_address(config.folders[0]):
-        raise UsageError(f"--out is missing: a page cannot be written to {config.folders[0]}")
-    folders = [results_folder(folder) for folder in config.folders]
-    out = Path(config.out) if config.out else folders[0] / "report.html"
+    if config.out is None and is_address(config.results):
+        raise UsageError(f"--out is missing: a page cannot be written to {config.results}")
+    folder = results_folder(config.results)
+    out = Path(config.out) if config.out else folder / "report.html"
     png = Path(config.png) if config.png else None
     if out.is_dir():
         raise UsageError(f"--out {out} is a folder; name an HTML file")
@@ -427,17 +369,17 @@ def run(config: ReportConfig) -> None:
     if png is not None and png.exists() and not png.is_dir():
         raise UsageError(f"--png {png} is a file; name a folder")
     refuse_others(out, GENERATOR, "kvp report")
-    results = join([load_results(folder) for folder in folders])
-    runs = make_runs(results, config.bootstrap)
-    blocks = blocks_of(runs)
-    page = render(runs, blocks).encode("utf-8", "backslashreplace")
+    results = load_results(folder)
+    whole = Run(results, config.bootstrap)
+    blocks = list(blocks_of(whole))
+    page = render(whole, blocks).encode("utf-8", "backslashreplace")
     if png:
         for picture in pictures(blocks):
             _write(png / f"{picture.name}.png", picture.image("png"))
     _write(out, page)
     written = f"{out} ({len(page) / 1e6:.1f} MB){f', figures in {png}' if png else ''}"
-    said = [each for run in runs for one in run.comparisons for each in sentences(one)]
-    print(*dict.fromkeys(filter(None, (*map(unfinished_work, results), *said))), written, sep="\n")
+    said = [each for one in whole.comparisons for each in sentences(one)]
+    print(*dict.fromkeys(filter(None, (unfinished_work(results), *said))), written, sep="\n")
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -261,24 +261,6 @@ def costs_of_requests(timings: Sequence[Timing]) -> Table:
         ),
         rows=rows,
     )  # fmt: skip
-
-
-def side_by_side(named: Iterable[tuple[str, Comparison]], spec: str) -> Table:
-    """The chosen settings of several runs at one budget, a column per run."""
-    runs = list(named)
-    _, first = runs[0]
-    families = in_order(name for _, each in runs for name in each.choices)
-    return Table(
-        caption=f"{first.measure.capitalize()} of every run at {spec}, {SEEN[first.protocol]}.",
-        header=("method", *(label for label, _ in runs)),
-        rows=[
-            [
-                "full cache" if family == FULL else family,
-                *(_number(each, each.estimate(family, spec)) for _, each in runs),
-            ]
-            for family in families
-        ],
-    )
 
 
 def budget_names(budgets: Budgets) -> tuple[str, ...]:

@@ -11,7 +11,6 @@ their prompts: of the answers' scores, or of minus the nats per token where repl
 
 from __future__ import annotations
 
-import time
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -21,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from eval.config import TUNED, TuneConfig
-from eval.evaluate import Bench, evaluate, identify
+from eval.evaluate import Bench, identify
 from eval.methods import (
     ALL_NULLS,
     PROTECTIONS,
@@ -42,7 +41,6 @@ from eval.stats import Interval, Unit, bootstrap_mean
 from eval.tune.search import Candidate, Space, best_of, next_batch, open_ends, rule_name
 from eval.tuned_settings import SETTINGS, Scored, Tuned, TunedSettings, save_settings
 from kvp.artifacts.files import atomic_write_text
-from kvp.costs import span
 from kvp.errors import UsageError
 from kvp.hf.model_access import model_identity
 from kvp.manifest import digest_json, recorded_name, run_manifest
@@ -212,12 +210,10 @@ class Tuning:
         count = config.settings_per_method
         runs = sum(len(subject.runs) for subject in subjects)
         policies = f" ({runs} with all policy seeds)" if runs > len(subjects) else ""
-        self.each = count * runs * len(self.budgets)
-        """Answers (or replies) per prompt."""
         say(
             f"{len(subjects)} methods{policies} x {count} settings x {len(self.budgets)} budgets"
             f" x {len(prepared.work)} prompts of {' and '.join(self.protocols)}: about "
-            f"{self.each * len(prepared.work):,} answers"
+            f"{count * runs * len(self.budgets) * len(prepared.work):,} answers"
         )
 
     def _check(self) -> None:
@@ -258,19 +254,6 @@ class Tuning:
             protection="on" if candidate.protected else "off", protected=self.protected,
         )  # fmt: skip
         return found
-
-    def estimate(self) -> None:
-        """Measure the first settings of all methods on one prompt, and estimate the whole."""
-        first = self.plan_work(self.next_batches())
-        bench = load_bench(self.config.evaluation, self.prepared.methods)
-        prompt, protocol = first.work[0]
-        started = time.perf_counter()
-        answers = len(evaluate(bench, prompt, protocol, first.settings(prompt, protocol)))
-        seconds = (time.perf_counter() - started) * self.each / answers
-        say(
-            f"dry run: about {span(seconds * len(first.work))} from one prompt and {answers} "
-            "answers. Nothing was written."
-        )
 
     def search(self, bench: Bench, file: RecordFile) -> None:
         """Search for all methods; all candidates of a round share the prefill of a prompt."""
@@ -355,8 +338,8 @@ class Tuning:
         )
 
 
-def run(config: TuneConfig) -> TunedSettings | None:
-    """Run kvp tune; None after a dry run. Raises KvpError on anything the user can mend."""
+def run(config: TuneConfig) -> TunedSettings:
+    """Run kvp tune; raises KvpError on anything the user can mend."""
     subjects = subjects_of(config)
     methods = [  # with every allocator: to check, and to digest the files they come from
         with_allocator(method, rule.name)
@@ -364,9 +347,6 @@ def run(config: TuneConfig) -> TunedSettings | None:
     ]  # fmt: skip
     evaluation = config.evaluation
     phase("preparing prompts")
-    if config.dry_run:
-        Tuning(config, prepare(evaluation, methods), subjects).estimate()
-        return None
     digests = file_digests(evaluation.policy_list, methods)
     with open_folder(evaluation, digests) as output:
         tuning = Tuning(config, prepare(evaluation, methods), subjects)
@@ -383,13 +363,7 @@ def run(config: TuneConfig) -> TunedSettings | None:
         save_settings(output.local / SETTINGS, settings, manifest)
         seal(output.local)
     print_settings(Console(markup=False), settings)
-    for entry, search in zip(settings.methods, tuning.searches, strict=True):
-        scores = list(search.scores.values())
-        if (ties := scores.count(max(scores))) > 1:
-            say(
-                f"note: {entry.protocol}, {entry.requested}: {ties} settings share the best score; "
-                f"{entry.chosen.label}, the first that was tried, is chosen"
-            )
+    for entry in settings.methods:
         if entry.open_ends:
             say(
                 f"note: {entry.protocol}, {entry.requested}: {', '.join(entry.open_ends)} is best "

@@ -69,9 +69,8 @@ def there(folder: Path) -> None:
     """Evict with kvpress and compare."""
     import transformers
     from kvpress import AdaKVPress
+    from policy_press import PolicyPress
     from transformers import AutoModelForCausalLM, DynamicCache
-
-    from policies.kvpress_press import PolicyPress
 
     transformers.utils.logging.disable_progress_bar()
     model = AutoModelForCausalLM.from_pretrained(nano.path(), dtype=torch.float32).eval()

@@ -49,7 +49,8 @@ common=(--model "$MODEL" --device "$DEVICE" --dtype bfloat16 $FILES)
 
 shared kvp-collect "${common[@]}" --length "$LENGTH" --data "$DATA" --tasks "$TASKS" --answers reference "${collecting[@]}" \
   --train "$TRAIN" --validation $((TRAIN / 6)) --out "$RUN/traces"
-"$BIN/kvp-train" --traces "$RUN/traces" --seed "$SEED" --device "$DEVICE" --devices "$DEVICES" "${training[@]}" --out "$RUN/policy"
+"$BIN/torchrun" --standalone --nproc-per-node "$DEVICES" -m kvp train --traces "$RUN/traces" --seed "$SEED" --device "$DEVICE" \
+  "${training[@]}" --out "$RUN/policy"
 shared kvp-eval "${common[@]}" --length "$EVALUATED_LENGTH" --tasks "$EVALUATED" --prompts "$PROMPTS" --max_new_tokens 64 \
   --protection off "${protocols[@]}" --policies "$RUN/policy" --methods "$METHODS" --budgets "$BUDGETS" --timing_prompts 2 --out "$RUN/results"
 "$BIN/kvp-report" "$RUN/results" --out "$RUN/report.html"

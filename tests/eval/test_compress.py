@@ -27,9 +27,6 @@ def test_texts_and_rows_become_contexts(tmp_path, capsys):
     documents = [str(tmp_path / "texts"), str(tmp_path / "rows.jsonl")]
     out = tmp_path / "contexts"
     given = [*documents, "--policy", "nano", "--budget", "25%", "--out", str(out)]
-    assert main(["compress", *given, "--dry_run"]) == 0
-    assert "nothing was written" in capsys.readouterr().out
-    assert not out.exists()
     assert main(["compress", *given]) == 0
     printed = capsys.readouterr()
     told = [json.loads(line) for line in printed.out.splitlines()]

@@ -2,10 +2,8 @@
 
 from dataclasses import replace
 
-import pytest
 import torch
 
-from kvp.errors import UsageError
 from kvp.scoring import ALL_QUERIES
 from policies.expected_attention import ExpectedAttention
 
@@ -26,10 +24,8 @@ def test_positions_need_not_start_at_zero(make_view):
     torch.testing.assert_close(scorer.score(moved), scorer.score(view), rtol=1e-3, atol=1e-5)
 
 
-def test_needs_and_what_is_missing(make_view):
+def test_needs():
     needs = ExpectedAttention().needs
     assert needs.queries == ALL_QUERIES
     assert needs.rope
     assert needs.hidden_after is None
-    with pytest.raises(UsageError, match="expected_attention: this view carries no rotary"):
-        ExpectedAttention().score(replace(make_view(tokens=9), rope=None))

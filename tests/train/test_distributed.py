@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 
@@ -12,9 +11,9 @@ import torch
 from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from kvp.errors import KvpError, UsageError
+from kvp.errors import UsageError
 from kvp.programs import train as main
-from train.distributed import Workers, device_of_worker, launch, this_worker
+from train.distributed import Workers, device_of_worker, this_worker
 
 TINY = {
     "contexts": 3, "hidden": 16, "permutations": 4, "min_prefix": 40, "lr": 0.01, "validate_every":
@@ -27,27 +26,16 @@ def flags(store, out, **settings):
     return [part for name, value in chosen.items() for part in (f"--{name}", str(value))]
 
 
-def run_program(arguments, seconds=500):
-    """Exit code and standard error of `kvp train`, of which nothing survives this call."""
-    code = "import sys; from kvp.programs import train as main; sys.exit(main())"
-    process = subprocess.Popen(
-        [sys.executable, "-W", "error", "-c", code, *arguments],
+def torchrun(arguments):
+    """`kvp train` in two processes, as it ended."""
+    return subprocess.run(
+        [
+            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
+            "-m", "kvp", "train", *arguments,
+        ],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        _, errors = process.communicate(timeout=seconds)
-    finally:
-        try:
-            os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-        else:
-            process.wait()
-    return process.returncode, errors
+        capture_output=True, text=True, timeout=400, check=False,
+    )  # fmt: skip
 
 
 def gradient_norms(logs):
@@ -66,16 +54,11 @@ def assert_close(ours, theirs):
                 torch.testing.assert_close(others[name], tensor, rtol=1e-3, atol=1e-4)
 
 
-def refused(_):
-    """What a process may raise."""
-    raise UsageError("--devices 2 cannot be: no")
-
-
 def test_two_processes_train_what_one_trains(store, tmp_path):
     assert main(flags(store, tmp_path / "one")) == 0
     two = tmp_path / "two"
-    code, errors = run_program(flags(store, two, devices=2))
-    assert code == 0, errors
+    ended = torchrun(flags(store, two))
+    assert ended.returncode == 0, ended.stderr
     assert_close(tmp_path / "one", two)
     indices = [json.loads((tmp_path / n / "policy.json").read_text()) for n in ("one", "two")]
     assert indices[0]["training"]["best_step"] == indices[1]["training"]["best_step"]
@@ -97,37 +80,14 @@ def test_each_process_runs_the_model(model_folder, tmp_path):
     given = [
         f"--model={model_folder}", "--source=model", "--sequences=3", "--validation_sequences=2",
         "--tasks=niah_single_1", "--length=300", "--max_new_tokens=4", "--steps=6", "--contexts=2",
-        "--hidden=16", "--validation_contexts=4", "--calibration=none", "--devices",
+        "--hidden=16", "--validation_contexts=4", "--calibration=none",
     ]  # fmt: skip
-    assert main([*given, "1", f"--out={tmp_path / 'one'}"]) == 0
-    ended = subprocess.run(
-        [
-            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
-            "-m", "kvp", "train", *given, "2", f"--out={tmp_path / 'two'}",
-        ],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True, text=True, timeout=400, check=False,
-    )  # fmt: skip
+    assert main([*given, f"--out={tmp_path / 'one'}"]) == 0
+    ended = torchrun([*given, f"--out={tmp_path / 'two'}"])
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.count("will run through") == 1
     assert "tokens/s in each of 2 processes" in ended.stdout
     assert_close(tmp_path / "one", tmp_path / "two")
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"devices": 4}, "--devices must lie in 1..3, the --contexts that they share, got 4"),
-        ({"devices": 0}, "--devices must lie in 1..3"),
-        ({"devices": 2, "device": "banana"}, "--device must be cpu, cuda or cuda:INDEX"),
-    ],
-)
-def test_numbers_of_devices_that_cannot_work(settings, message, store, tmp_path, capsys):
-    assert main(flags(store, tmp_path / "policy", **settings)) == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1
-    assert not (tmp_path / "policy").exists()
 
 
 def test_processes_share_everything_evenly():
@@ -141,29 +101,12 @@ def test_processes_share_everything_evenly():
 
 
 def test_torchrun_says_which_process_this_is(monkeypatch):
-    assert this_worker(2) == Workers(index=0, count=2)
+    assert this_worker(2) == Workers()
     for name, value in (("TORCHELASTIC_RUN_ID", "none"), ("RANK", "1"), ("WORLD_SIZE", "2")):
         monkeypatch.setenv(name, value)
     assert this_worker(2) == Workers(index=1, count=2)
-    for devices in (1, 3):
-        with pytest.raises(UsageError, match="torchrun started 2 processes; give --devices 2"):
-            this_worker(devices)
-    monkeypatch.setenv("WORLD_SIZE", "1")
-    monkeypatch.setenv("RANK", "0")
-    assert this_worker(1) == Workers()
-
-
-@pytest.mark.parametrize(
-    ("follow", "message"),
-    [
-        (sys.exit, r"--devices 2: process . ended .*memory may be short"),
-        (refused, "--devices 2 cannot be: no"),
-    ],
-)
-def test_a_process_that_fails_is_one_line(follow, message):
-    with pytest.raises(KvpError, match=message) as caught:
-        launch(2, follow, 3)
-    assert "\n" not in str(caught.value)
+    with pytest.raises(UsageError, match="--contexts 1: torchrun started 2 processes"):
+        this_worker(1)
 
 
 def test_every_process_has_a_device(monkeypatch):
@@ -174,5 +117,5 @@ def test_every_process_has_a_device(monkeypatch):
     assert device_of_worker(torch.device("cuda", 0), Workers()) == torch.device("cuda", 0)
     with pytest.raises(UsageError, match="--device cuda:1 names one device"):
         device_of_worker(torch.device("cuda", 1), second)
-    with pytest.raises(UsageError, match="there are 2 CUDA devices"):
+    with pytest.raises(UsageError, match="torchrun started 3 processes for 2 CUDA devices"):
         device_of_worker(torch.device("cuda"), Workers(index=2, count=3))

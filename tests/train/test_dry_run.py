@@ -34,7 +34,7 @@ def test_the_memory_that_a_refusal_names_is_enough(model_folder, tmp_path, capsy
 
 
 def test_a_few_steps_on_a_store_are_measured(tmp_path, capsys, monkeypatch, store):
-    flags = ("--contexts=2", "--hidden=8", "--devices=2")
+    flags = ("--contexts=2", "--hidden=8")
     monkeypatch.chdir(tmp_path)
     for count in (1, 2, 8):
         assert main(["--dry-run", "--traces", str(store), f"--steps={count}", *flags]) == 0

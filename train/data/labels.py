@@ -47,11 +47,6 @@ class Label:
     """Weight of queries that write none of the assistant's replies (`kvp.store.schema`); those
     that write them have 1."""
 
-    def __post_init__(self) -> None:
-        """Raise ValueError where there is no way to get the label."""
-        if self.from_queries is None and self.stored is None:
-            raise ValueError("a label is computed from queries, stored, or the sum of both")
-
     def importance_of(
         self,
         queries: Tensor,

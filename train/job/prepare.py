@@ -8,7 +8,6 @@ import torch
 
 from kvp.artifacts.addresses import place
 from kvp.ranking import Protection
-from policies.policy_files import Shard
 from policies.ranker import HeadRankers
 from train.config import TrainConfig
 from train.data.compression_points import CompressionPoint, held_out_points, protection_of
@@ -16,12 +15,7 @@ from train.data.contexts import ContextSource
 from train.data.training_data import Traces, TrainingData, device_of, open_store
 from train.distributed import Workers, device_of_worker
 from train.job.run_folder import RunFolder
-from train.learning.initial_rankers import (
-    key_frequencies,
-    random_rankers,
-    rankers_digest,
-    rankers_of_policy,
-)
+from train.learning.initial_rankers import key_frequencies, random_rankers
 from train.recipe import Recipe
 
 Sources = dict[tuple[str, bool], ContextSource]
@@ -45,8 +39,6 @@ class Job:
     """Contexts that are in use."""
     shared: bool
     """Whether other runs of the process use `sources`, too."""
-    initial: Shard | None
-    """Policy of `--init_from`, with the trained heads; None: weights are random."""
 
     @property
     def traces(self) -> Traces:
@@ -87,8 +79,6 @@ class Job:
 
     def initial_rankers(self) -> HeadRankers:
         """Rankers of the trained heads before the first step."""
-        if self.initial is not None:
-            return self.initial.rankers
         return random_rankers(
             self.recipe, self.traces, self.training_data.training, self.heads, self.config.seed
         )
@@ -109,21 +99,15 @@ def prepare(config: TrainConfig, recipe: Recipe, workers: Workers, sources: Sour
     traces = training_data.traces
     recipe = recipe.for_traces(queries=traces.plan.store_queries)
     key_frequencies(traces, recipe)  # raises before anything is written
-    heads = config.heads_of(traces.geometry)
-    initial = None
     identity["traces"] = training_data.identity
-    if config.init_from is not None:
-        initial = rankers_of_policy(config.init_from, recipe, traces, heads)
-        identity["init_from"] = rankers_digest(initial.rankers)
     return Job(
         config=config,
         recipe=recipe,
         workers=workers,
         device=device,
         training_data=training_data,
-        heads=heads,
+        heads=config.heads_of(traces.geometry),
         target=RunFolder(place(config.out), identity),
         sources={} if sources is None else sources,
         shared=sources is not None,
-        initial=initial,
     )

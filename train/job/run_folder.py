@@ -70,8 +70,7 @@ class RunFolder:
         if previous is not None and (self.place / INDEX).exists():
             raise UsageError(
                 f"--out {self.place} holds a finished policy of other settings "
-                f"({'; '.join(RUN.differences(previous, self._identity)[:3])}); to go on from it, "
-                f"train into a new folder with --init_from {self.place}"
+                f"({'; '.join(RUN.differences(previous, self._identity)[:3])}); name a new folder"
             )
         self._claim = OutputFolder.claim(self.place, RUN, self._identity)
         try:

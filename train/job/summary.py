@@ -38,33 +38,23 @@ def print_start(job: Job, rankers: HeadRankers) -> None:
     """Print heads, parameters, sequences, label, objective, steps and device of a run."""
     recipe, data = job.recipe, job.training_data
     each = sum(weight.numel() for weight in rankers.parameters()) // len(job.heads)
-    start = "" if job.initial is None else f", starting from {job.config.init_from}"
     print(
         f"training {len(job.heads)} of {job.traces.geometry.total_kv_heads} KV heads, {each:,} "
         f"parameters each, on {len(data.training)} sequences ({len(data.validation)} for "
         f"validation): label {recipe.label}, objective {recipe.objective}, {recipe.steps:,} steps "
-        f"of {recipe.contexts} contexts, {job.device}{start}",
+        f"of {recipe.contexts} contexts, {job.device}",
         flush=True,
     )
 
 
 def print_summary(
-    result: HeldOut,
-    best_step: Tensor,
-    geometry: Geometry,
-    heads: range | None = None,
-    shared: HeldOut | None = None,
+    result: HeldOut, best_step: Tensor, geometry: Geometry, heads: range | None = None
 ) -> None:
-    """Print the metrics of the heads, and on how many the policy is better than a heuristic.
+    """Print the held-out metrics of the exported weights, and the step that those are of.
 
-    Args:
-        result: held-out metrics of the exported weights, heuristics included.
-        best_step: [A] int64 step the exported weights of every head come from.
-        geometry: layers and heads, for the labels.
-        heads: which heads of the model the result is about, None for all.
-        shared: the same weights with one ranking for all heads, a row of means; None without.
+    `best_step` is [A] int64; `heads` are those of the model that it is about, None for all.
     """
-    best, names = result.best_heuristics(), head_names(geometry, heads)
+    names = head_names(geometry, heads)
     weakest = "" if len(names) <= SHOWN_HEADS else f"; the {SHOWN_HEADS} heads of least skill"
     table = Table(
         title=f"{result.contexts} held-out contexts; budgets: share of the attention lost there"
@@ -72,38 +62,22 @@ def print_summary(
         caption=(
             "skill in keeping attention: 0 random, 1 ideal order of the tokens that are not "
             "protected; excess: lost beyond the ideal order, mean over budgets"
-            + ("" if shared is None else "; shared: all heads keep the same tokens")
         ),
         box=SIMPLE,
         padding=(0, 1, 0, 0),
         pad_edge=False,
     )
-    for column in ("head", "skill", "excess", *SHOWN_BUDGETS):
-        table.add_column(column, justify="right")
-    for column in ("best heuristic", "params", "step"):
+    for column in ("head", "skill", "excess", *SHOWN_BUDGETS, "params", "step"):
         table.add_column(column, justify="right", no_wrap=True)
     columns = [result.skill, result.excess, *(result.lost[budget] for budget in SHOWN_BUDGETS)]
     order = sorted(range(len(names)), key=result.skill.nan_to_num(2.0).tolist().__getitem__)
     for index in sorted(order[:SHOWN_HEADS]):
         name = names[index]
         numbers = [f"{float(column[index]):.3f}" for column in columns]
-        heuristic = "" if (one := best[index]) is None else f"{one[0]} {one[1]:.3f}"
-        step = str(int(best_step[index]))
-        table.add_row(name, *numbers, heuristic, f"{result.parameters:,}", step)
+        table.add_row(name, *numbers, f"{result.parameters:,}", str(int(best_step[index])))
     table.add_section()
-    means = [f"{float(column.nanmean()):.3f}" for column in columns]
-    skills = [one[1] for one in best if one is not None]
-    mean = f"{sum(skills) / len(skills):.3f}" if skills else ""
-    table.add_row("all", *means, mean, "", "")
-    if shared is not None:
-        columns = [shared.skill, shared.excess, *(shared.lost[each] for each in SHOWN_BUDGETS)]
-        table.add_row("shared", *(f"{float(column.nanmean()):.3f}" for column in columns))
+    table.add_row("all", *(f"{float(column.nanmean()):.3f}" for column in columns))
     Console().print(table)
-    if skills:
-        print(
-            f"More skill than the best attention-free heuristic on "
-            f"{len(skills) - result.losing_heads()} of {len(skills)} heads."
-        )
 
 
 def head_names(geometry: Geometry, heads: range | None = None) -> list[str]:

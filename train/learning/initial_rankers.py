@@ -1,21 +1,17 @@
-"""Rankers before the first step: random ones, or those of a policy (`--init_from`).
+"""Rankers before the first step.
 
 `fourier` rankers take rotary frequencies and feature statistics from training traces.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from kvp.errors import StoreError, UsageError
-from kvp.geometry import Geometry
+from kvp.errors import StoreError
 from kvp.store import SequenceRecord
-from policies.policy_files import Shard, load_shard
 from policies.ranker import HeadRankers, RankerSpec, keys_seen_from_the_end
 from train.data.training_data import Traces
 from train.recipe import Recipe
@@ -34,11 +30,16 @@ def random_rankers(
     """Random rankers of some heads, the same for a head whichever others train."""
     geometry = traces.geometry
     first = training[:: -(-len(training) // _SEQUENCES)]  # evenly spread
-    spec = ranker_spec(
-        recipe,
-        geometry,
+    spec = RankerSpec(
+        head_dim=geometry.head_dim,
+        architecture=recipe.architecture,
+        hidden=recipe.hidden,
+        max_positions=recipe.max_positions,
         reference_length=max(record.length for record in first),
-        frequencies=key_frequencies(traces, recipe),
+        inputs=recipe.input_list,
+        blocks=recipe.blocks,
+        neighbours=recipe.neighbours,
+        key_frequencies=key_frequencies(traces, recipe),
     )
     rankers = HeadRankers(spec, geometry.total_kv_heads, torch.Generator().manual_seed(seed))
     if len(heads) < geometry.total_kv_heads:
@@ -47,65 +48,6 @@ def random_rankers(
     if recipe.architecture == "fourier":
         rankers.standardise(**feature_statistics(traces, first, spec))
     return rankers
-
-
-def rankers_of_policy(name: str, recipe: Recipe, traces: Traces, heads: range) -> Shard:
-    """A policy with its rankers of some heads; UsageError where this run cannot train them."""
-    policy = load_shard(name)
-    folder, meta = policy.source.name, policy.meta
-    if meta.geometry != traces.geometry:
-        raise UsageError(
-            f"--init_from {folder} is of a model with {meta.geometry}, the traces of one with "
-            f"{traces.geometry}"
-        )
-    if missing := sorted(set(heads) - set(meta.head_range)):
-        raise UsageError(f"--init_from {folder} has no ranker of head {missing[0]}")
-    frequencies = key_frequencies(traces, recipe)
-    run = ranker_spec(recipe, traces.geometry, frequencies=frequencies).to_dict()
-    there = policy.rankers.spec.to_dict()
-    different = [
-        f"{name}: {there.get(name)} there, {run[name]} here"
-        for name in run
-        if name != "reference_length" and there.get(name) != run[name]
-    ]
-    if different:
-        raise UsageError(
-            f"--init_from {folder} has other rankers ({', '.join(different)}); give the settings "
-            "that it was trained with"
-        )
-    first = meta.head_range.start
-    states = policy.rankers.with_dtype(torch.float32).head_states()
-    part = states[heads.start - first : heads.stop - first]
-    return replace(policy, rankers=HeadRankers.from_head_states(policy.rankers.spec, part))
-
-
-def ranker_spec(
-    recipe: Recipe,
-    geometry: Geometry,
-    *,
-    reference_length: int = 1,
-    frequencies: tuple[float, ...] = (),
-) -> RankerSpec:
-    """Rankers of a recipe; the size of their weights depends on recipe and geometry alone."""
-    return RankerSpec(
-        head_dim=geometry.head_dim,
-        architecture=recipe.architecture,
-        hidden=recipe.hidden,
-        max_positions=recipe.max_positions,
-        reference_length=reference_length,
-        inputs=recipe.input_list,
-        blocks=recipe.blocks,
-        neighbours=recipe.neighbours,
-        key_frequencies=frequencies,
-    )
-
-
-def rankers_digest(rankers: HeadRankers) -> str:
-    """SHA-256 of all weights, part of the identity of a run."""
-    digest = hashlib.sha256()
-    for tensor in rankers.state_dict().values():
-        digest.update(tensor.cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()
 
 
 def feature_statistics(

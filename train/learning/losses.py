@@ -18,7 +18,6 @@ from torch import Tensor
 from kvp.errors import UsageError
 from kvp.plugins import own_errors
 from kvp.reward import (
-    RATIO_FLOOR,
     expected_cost,
     gumbel_sort,
     log_prob,
@@ -28,7 +27,7 @@ from kvp.reward import (
     skill_of_cost,
     skill_reward,
 )
-from train.recipe import OBJECTIVES, Recipe, RewardName
+from train.recipe import OBJECTIVES, Recipe
 
 FLOOR = 1e-6
 """Added before the logarithm (regress): below it, differences mean nothing."""
@@ -188,10 +187,7 @@ def _sampled_objective(
         ]
     )
     advantage = normalise(baseline(rewards, batch), batch, recipe.advantage_clip)  # [C, K, A]
-    metrics = {
-        "train/reward": float(mean_of_counted(rewards.mean(1), batch.counted)),
-        "train/floor_share": floor_share(recipe.reward, rewards, batch.counted),
-    }
+    metrics = {"train/reward": float(mean_of_counted(rewards.mean(1), batch.counted))}
     return policy_loss(batch, rankings, advantage), metrics
 
 
@@ -244,13 +240,3 @@ def policy_loss(batch: Batch, rankings: Sequence[Tensor], advantages: Tensor) ->
         for scores, ranking, advantage in zip(batch.scores, rankings, advantages, strict=True)
     ]
     return batch.mean(torch.stack(losses))
-
-
-def floor_share(reward: RewardName, rewards: Tensor, counted: Tensor) -> float:
-    """Share of `ratio` rewards [C, K, A] of heads that count [C, A] that sit on their floor.
-
-    0 for the other rewards, which have no floor.
-    """
-    if reward != "ratio":
-        return 0.0
-    return float(mean_of_counted((rewards <= RATIO_FLOOR).float().mean(1), counted))

@@ -1,11 +1,10 @@
-"""Folders that others wrote: what is refused in one line, what is joined, what is only text."""
+"""Folders that others wrote: what is refused in one line, what is only text."""
 
 import base64
 import gzip
 import hashlib
 import json
 import re
-import shlex
 from functools import partial
 from html.parser import HTMLParser
 
@@ -13,10 +12,9 @@ import pytest
 
 import kvp
 from eval.records import altered_part, seal
-from eval.report.page import blocks_of, make_runs, render
-from eval.results import commands, join, labels, load_results, model_name
+from eval.report.page import Run, blocks_of, render
+from eval.results import load_results
 from kvp.errors import ResultsError
-from kvp.manifest import read_sealed_json, write_sealed_json
 from kvp.metrics import METRICS_VERSION
 from kvp.programs import report as main
 from kvp.programs import run_program
@@ -67,8 +65,8 @@ def _change(folder, name, **changes):
 
 
 def _page(folder):
-    runs = make_runs([load_results(folder)], 3)
-    return render(runs, blocks_of(runs))
+    run = Run(load_results(folder), 3)
+    return render(run, list(blocks_of(run)))
 
 
 @pytest.mark.parametrize(
@@ -216,62 +214,3 @@ def test_nothing_is_written_outside_of_the_folder(folder, tmp_path):
     _change(folder, "rows.jsonl", protocol="/../../victim")
     assert main([str(folder), "--bootstrap", "3"]) == 2
     assert {path.name for path in tmp_path.iterdir()} == {"r"}
-
-
-def test_folders_of_the_same_settings_are_one_run(tmp_path, write_results, made):
-    answers = made.answers()
-    parts = [
-        [record for record in answers if record["protocol"] == protocol]
-        for protocol in ("query_aware", "query_agnostic")
-    ]
-    one = write_results(tmp_path / "one", records=parts[0], curves=made.curves())
-    two = write_results(tmp_path / "two", records=parts[1])
-    (joined,) = join([load_results(one), load_results(two)])
-    whole = load_results(write_results(tmp_path / "whole", records=answers))
-    assert sorted(map(str, joined.records)) == sorted(map(str, whole.records))
-    assert len(joined.curves) == len(made.curves())
-    assert commands(joined.manifest) == [shlex.join(["kvp", "eval", "--out", "two words"])]
-
-
-def test_other_models_lengths_and_seeds_are_other_runs(tmp_path, write_results):
-    settings = [
-        {}, {"seed": 1}, {"model": "/models/large"}, {"length": 40}, {"essays": "a"},
-    ]  # fmt: skip
-    folders = [
-        load_results(write_results(tmp_path / str(number), **each))
-        for number, each in enumerate(settings)
-    ]
-    assert [run.folder for run in join(folders)] == [folder.folder for folder in folders]
-    assert labels(folders[:4]) == [
-        "toy, length 20, seed 0", "toy, length 20, seed 1", "large, length 20, seed 0",
-        "toy, length 40, seed 0",
-    ]  # fmt: skip
-    assert labels(folders[:2]) == ["seed 0", "seed 1"]
-    assert labels([folders[0], folders[4]]) == ["no essays", "essays a"]
-    assert labels([folders[0], folders[0]]) == [str(tmp_path / "0")] * 2
-    assert model_name(folders[2]) == "large"
-    # named by their data; by the limit of answers where nothing else tells them apart
-    data = [{"data": "a.jsonl"}, {"data": "b.jsonl", "max_new_tokens": 9}]
-    by_data = [load_results(write_results(tmp_path / each["data"], **each)) for each in data]
-    assert labels(by_data) == ["data a.jsonl", "data b.jsonl"]
-    short = load_results(write_results(tmp_path / "short", max_new_tokens=9))
-    assert labels([folders[0], short]) == ["no max_new_tokens", "max_new_tokens 9"]
-
-
-def test_the_same_row_or_label_in_two_folders_is_refused(tmp_path, write_results, made):
-    first, second = (load_results(write_results(tmp_path / name)) for name in ("a", "b"))
-    with pytest.raises(ResultsError, match=r"b holds rows that .*a holds, too \(method full, task"):
-        join([first, second])
-    folders = []
-    for name in ("one", "two"):
-        records = [record for record in made.answers() if record["task"] == name]
-        path = write_results(tmp_path / name, records=records) / "manifest.json"
-        told = {"policies": {"seed0": name}, "policy_tasks": {name: ["vt"]}}
-        write_sealed_json(path, {**read_sealed_json(path), **told})
-        folders.append(load_results(tmp_path / name))
-    with pytest.raises(ResultsError, match="another policy called 'seed0'"):
-        join(folders)
-    folders[1].manifest["policies"] = {"seed1": "two"}
-    (joined,) = join(folders)
-    assert joined.manifest["policies"] == {"seed0": "one", "seed1": "two"}
-    assert joined.manifest["policy_tasks"] == {"one": ["vt"], "two": ["vt"]}

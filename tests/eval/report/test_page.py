@@ -344,22 +344,6 @@ def test_the_keyboard_reaches_and_operates_everything(reported, open_page):
     assert set(wanted.split()) <= set(reached)
 
 
-def test_runs_are_shown_side_by_side(tmp_path, write_results, answers, open_page):
-    folders = [
-        write_results(tmp_path / f"seed{seed}", records=answers, seed=seed) for seed in (0, 1)
-    ]
-    out, png = tmp_path / "both.html", tmp_path / "figures"
-    flags = ["--out", str(out), "--bootstrap", "5", "--png", str(png)]
-    assert main([*map(str, folders), *flags]) == 0
-    page = open_page(out)
-    side = page.locator("#side-accuracy-query_aware")
-    assert side.locator("thead th").all_inner_texts()[1:] == ["seed 0", "seed 1"]
-    assert side.locator("svg").count() == 2
-    assert page.locator("h2").all_inner_texts().count("seed 1") == 1
-    assert (png / "2-accuracy-query_aware.png").is_file()
-    assert (png / "runs-accuracy-query_aware-2.png").is_file()
-
-
 @pytest.mark.slow
 def test_a_large_report_is_below_two_megabytes(tmp_path, write_results, made):
     draw = random.Random(0)

@@ -11,7 +11,6 @@ from train.learning.losses import (
     FLOOR,
     Batch,
     cross_entropy,
-    floor_share,
     normalise,
     objective_of,
     policy_loss,
@@ -56,13 +55,9 @@ def test_advantages_by_hand():
     assert advantages(rewards, counted, clip=0.5).abs().max() == 0.5
 
 
-def test_monitors():
+def test_entropy_of_the_first_pick():
     scores = torch.tensor([[0.0, 0.0, 0.0, 0.0], [100.0, 0.0, 0.0, 0.0]])
     torch.testing.assert_close(top_entropy(scores), torch.tensor([1.0, 0.0]))
-    rewards = torch.tensor([[[-200.0, -200.0], [-3.0, -200.0]]])
-    counted = torch.tensor([[True, False]])
-    assert floor_share("ratio", rewards, counted) == 0.5
-    assert floor_share("skill", rewards, counted) == 0.0
 
 
 def draw(*shape, seed=0):

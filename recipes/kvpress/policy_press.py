@@ -13,15 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from kvpress import ScorerPress
+from kvpress.utils import get_prerope_query_states
 from torch import Tensor
-
-try:
-    from kvpress import ScorerPress
-    from kvpress.utils import get_prerope_query_states
-except ImportError as error:
-    raise ImportError(
-        f"policies.kvpress_press needs kvpress 0.5.5 in its own environment (docs/hub.md): {error}"
-    ) from error
 
 from kvp.errors import PolicyError
 from kvp.scoring import View
@@ -30,7 +24,7 @@ from policies.policy_files import load_policy
 
 
 @dataclass
-class PolicyPress(ScorerPress):  # type: ignore[misc]  # kvpress has no types here
+class PolicyPress(ScorerPress):
     """Keep what a trained policy ranks highest."""
 
     compression_ratio: float = 0.0
