@@ -7,6 +7,7 @@ hand.
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from dataclasses import replace
 from importlib import resources
 from operator import itemgetter
@@ -29,7 +30,7 @@ from kvp.errors import PolicyError, UsageError, first_line
 from kvp.hub import HubName
 from kvp.manifest import sha256_file
 from kvp.progress import phase, quiet_logs, say
-from policies.policy_files import Shard, load_shard
+from policies.policy_files import PolicyMeta, Shard, load_shard
 from policies.sources import INDEX, policy_files
 
 
@@ -84,14 +85,19 @@ def model_card(
         name=name,
         parameters=sum(tensor.numel() for tensor in policy.rankers.parameters()),
         results=measured,
-        skills=[
-            head["skill"] for head in meta.held_out if isinstance(head.get("skill"), float | int)
-        ],
+        skills=list(_skills(meta)),
         spec=policy.rankers.spec,
         trained_by=[each.replace("`", "'") for each in trained_by],
         training=training,
     )
     return f"{str(card).rstrip()}\n"
+
+
+def _skills(meta: PolicyMeta) -> Iterator[str]:
+    for key, what in (("skill", "this policy"), ("best_heuristic_skill", "best heuristic")):
+        values = [head[key] for head in meta.held_out if isinstance(head.get(key), float | int)]
+        if values:
+            yield f"| {what} | {fmean(values):.3f} | {min(values):.3f} | {max(values):.3f} |"
 
 
 def _measured_facts(folder: Path, policy: Shard, resamples: int) -> dict[str, Any]:

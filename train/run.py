@@ -16,7 +16,7 @@ from train.distributed import ALONE, this_worker, together
 from train.job.prepare import Job, Sources, prepare
 from train.job.summary import print_end, print_summary
 from train.learning.calibration import calibrate
-from train.learning.validation import evaluate
+from train.learning.validation import Heuristics, evaluate
 from train.training import RankerTraining, train_rankers
 
 
@@ -86,9 +86,14 @@ def _export(job: Job, module: RankerTraining, manifest: dict[str, Any]) -> None:
         calibration = calibrate(
             best, job.source(label), points, target=name, protection=job.protection
         )
-    phase("evaluating the policy")
+    phase("evaluating the policy and the attention-free heuristics")
     source, points = job.source(EVALUATED), job.validation_points(config.validation_contexts)
-    result = evaluate(best, map(source.context, points), reward_protection=job.protection)
+    result = evaluate(
+        best,
+        map(source.context, points),
+        reward_protection=job.protection,
+        heuristics=Heuristics(geometry, job.heads),
+    )
     meta = PolicyMeta(
         geometry=geometry,
         model=recorded_model(job.traces.manifest),

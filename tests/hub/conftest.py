@@ -206,7 +206,7 @@ def policy_folder(tmp_path):
         geometry=GEOMETRY,
         model={"id": "nano", "revision": None},
         training={"seed": 3, "command": ["kvp", "train", "--seed", "3"]},
-        held_out=[{"skill": 0.5 + head / 10} for head in range(4)],
+        held_out=[{"skill": 0.5 + head / 10, "best_heuristic_skill": 0.4} for head in range(4)],
     )
     save_policy(folder, rankers, meta)
     (folder / "evil.pkl").write_bytes(b"cos\nsystem\n")

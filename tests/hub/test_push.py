@@ -109,7 +109,7 @@ def test_a_dry_run_prints_card_and_files_and_asks_nobody(cache, policy_folder, r
         'policy = load_policy("org/gates")',
         "- Geometry: 2 layers of 4 query and 2 KV heads of 8; other geometries are refused",
         "kvp train --seed 3",
-        "over KV heads: mean 0.650 (0.500 to 0.800)",
+        "| this policy | 0.650 | 0.500 | 0.800 |",
         "nano, 10 prompts of niah_single_1, at most 256 tokens, test split, seed ",
         "kvp eval --policies mine,other --out results",
     ):

@@ -58,7 +58,7 @@ def test_traces_with_nan_train_nothing(store, tmp_path, monkeypatch, capsys):
 GEOMETRY = Geometry(layers=28, query_heads=4, kv_heads=4, head_dim=8)
 
 
-def result(skill):
+def result(skill, skills):
     count = len(skill)
     return HeldOut(
         skill=torch.tensor(skill),
@@ -67,7 +67,13 @@ def result(skill):
         lost={name: torch.full((count,), 0.5) for name in ("6.25%", "12.5%", "25%", "50%")},
         contexts=64,
         parameters=650_913,
+        heuristics={}
+        if skills is None
+        else dict(zip(("streaming_llm", "keydiff"), skills, strict=True)),
     )
+
+
+SOME = torch.tensor([[0.9, 0.2, torch.nan], [0.1, 0.8119, torch.nan]])
 
 
 def test_heads_are_named_by_layer_and_head():
@@ -79,18 +85,25 @@ def test_heads_are_named_by_layer_and_head():
 
 def test_the_table_fits_eighty_columns(capsys):
     steps = torch.tensor([4000, 300, 4000])
-    print_summary(result([-0.95, 0.79, torch.nan]), steps, GEOMETRY, range(109, 112))
+    print_summary(result([-0.95, 0.79, torch.nan], SOME), steps, GEOMETRY, range(109, 112))
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80
     rows = {line.split()[0]: line.split()[1:] for line in lines if line.split()}
     lost = ["0.500"] * 3
-    assert rows["27.1"] == ["-0.950", "0.200", *lost, "650,913", "4000"]
-    assert rows["27.2"] == ["0.790", "0.200", *lost, "650,913", "300"]
+    assert rows["27.1"] == [
+        "-0.950", "0.200", *lost, "streaming_llm", "0.900", "650,913", "4000",
+    ]  # fmt: skip
+    assert rows["27.2"] == ["0.790", "0.200", *lost, "keydiff", "0.812", "650,913", "300"]
     assert rows["27.3"] == ["nan", "0.200", *lost, "650,913", "4000"]
-    assert rows["all"] == ["-0.080", "0.200", *lost]
+    assert rows["all"] == ["-0.080", "0.200", *lost, "0.856"]
+    assert "attention-free heuristic on 0 of 2 heads." in " ".join(lines)
 
 
-def test_more_heads_do_not_make_more_rows(capsys):
-    print_summary(result([0.5] * 112), torch.zeros(112, dtype=torch.int64), GEOMETRY)
-    rows = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line.split()]
-    assert sum(re.fullmatch(r"\d+\.\d", name) is not None for name in rows) == 20
+def test_without_baselines_the_table_compares_with_nothing(capsys):
+    print_summary(result([0.5] * 112, None), torch.zeros(112, dtype=torch.int64), GEOMETRY)
+    printed = capsys.readouterr().out
+    rows = [line.split()[0] for line in printed.splitlines() if line.split()]
+    assert sum(re.fullmatch(r"\d+\.\d", name) is not None for name in rows) == 20, (
+        "more heads do not make more rows"
+    )
+    assert "attention-free" not in printed

@@ -50,11 +50,11 @@ def print_start(job: Job, rankers: HeadRankers) -> None:
 def print_summary(
     result: HeldOut, best_step: Tensor, geometry: Geometry, heads: range | None = None
 ) -> None:
-    """Print the held-out metrics of the exported weights, and the step that those are of.
+    """Print the held-out metrics of the exported weights, and where a heuristic is as good.
 
     `best_step` is [A] int64; `heads` are those of the model that it is about, None for all.
     """
-    names = head_names(geometry, heads)
+    best, names = result.best_heuristics(), head_names(geometry, heads)
     weakest = "" if len(names) <= SHOWN_HEADS else f"; the {SHOWN_HEADS} heads of least skill"
     table = Table(
         title=f"{result.contexts} held-out contexts; budgets: share of the attention lost there"
@@ -67,17 +67,29 @@ def print_summary(
         padding=(0, 1, 0, 0),
         pad_edge=False,
     )
-    for column in ("head", "skill", "excess", *SHOWN_BUDGETS, "params", "step"):
+    for column in ("head", "skill", "excess", *SHOWN_BUDGETS):
+        table.add_column(column, justify="right")
+    for column in ("best heuristic", "params", "step"):
         table.add_column(column, justify="right", no_wrap=True)
     columns = [result.skill, result.excess, *(result.lost[budget] for budget in SHOWN_BUDGETS)]
     order = sorted(range(len(names)), key=result.skill.nan_to_num(2.0).tolist().__getitem__)
     for index in sorted(order[:SHOWN_HEADS]):
         name = names[index]
         numbers = [f"{float(column[index]):.3f}" for column in columns]
-        table.add_row(name, *numbers, f"{result.parameters:,}", str(int(best_step[index])))
+        heuristic = "" if (one := best[index]) is None else f"{one[0]} {one[1]:.3f}"
+        step = str(int(best_step[index]))
+        table.add_row(name, *numbers, heuristic, f"{result.parameters:,}", step)
     table.add_section()
-    table.add_row("all", *(f"{float(column.nanmean()):.3f}" for column in columns))
+    means = [f"{float(column.nanmean()):.3f}" for column in columns]
+    skills = [one[1] for one in best if one is not None]
+    mean = f"{sum(skills) / len(skills):.3f}" if skills else ""
+    table.add_row("all", *means, mean, "", "")
     Console().print(table)
+    if skills:
+        print(
+            f"More skill than the best attention-free heuristic on "
+            f"{len(skills) - result.losing_heads()} of {len(skills)} heads."
+        )
 
 
 def head_names(geometry: Geometry, heads: range | None = None) -> list[str]:

@@ -2,25 +2,35 @@
 
 Attention lost is measured as the policy will be used: the protected tokens come first and count
 inside every budget. Skill is over the tokens that take part in the reward.
+
+A policy that sees keys, values and positions only is useful where it ranks better than the methods
+that see no more and need no training: the attention-free ones of the registry, with their default
+options, on the same contexts (`Heuristics`). Where the question is seen, kvp eval also shows
+methods the prompt's last token (docs/decisions.md#last-token), which contexts do not hold: the mean
+key of KeyDiff and the partitions of LagKV differ by that token.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from kvp.budgets import parse_budgets
-from kvp.metrics import area, attention_lost, lost_importance, skill
+from kvp.geometry import Geometry
+from kvp.metrics import area, attention_lost, grid_budgets, lost_importance, skill
 from kvp.ranking import Protection
+from kvp.scoring import View, group_budgets, score_prompt
 from policies.ranker import HeadRankers, parameters_per_head
+from policies.registry import METHODS, attention_free
 from train.data.contexts import RankingContext, scores_of
 
 VALIDATED_BUDGETS = parse_budgets("6.25%,12.5%,25%,50%")
 """Budgets whose lost attention is reported."""
+_SAME = ("random_per_layer", "ring")
+"""Methods that rank the tokens of a single head as `random` does, or nearly as `streaming_llm`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +50,9 @@ class HeldOut:
     """Held-out contexts the means are over."""
     parameters: int
     """Trained values of one head's ranker."""
+    heuristics: Mapping[str, Tensor] = field(default_factory=dict)
+    """Skill [A] float32 of attention-free heuristics on the same contexts; empty where they were
+    not evaluated."""
 
     @property
     def excess(self) -> Tensor:
@@ -51,34 +64,55 @@ class HeldOut:
         """
         return self.area - self.oracle_area
 
-    def per_head(self) -> list[dict[str, float | None]]:
+    def per_head(self) -> list[dict[str, float | str | None]]:
         """One JSON-ready mapping per KV head; null where a head has no signal."""
         columns = {"skill": self.skill, "area": self.area, "oracle_area": self.oracle_area}
         columns["excess"] = self.excess
         columns |= {f"lost_at_{budget}": values for budget, values in self.lost.items()}
         lists = {name: values.tolist() for name, values in columns.items()}
-        return [
-            {
-                **{
-                    name: None if math.isnan(values[head]) else values[head]
-                    for name, values in lists.items()
-                },
-                "parameters": self.parameters,
+        heads: list[dict[str, float | str | None]] = []
+        for index, best in enumerate(self.best_heuristics()):
+            head: dict[str, float | str | None] = {
+                name: None if values[index] != values[index] else values[index]
+                for name, values in lists.items()
             }
-            for head in range(len(self.skill))
+            head["parameters"] = self.parameters
+            if self.heuristics:
+                head["best_heuristic"], head["best_heuristic_skill"] = best or (None, None)
+            heads.append(head)
+        return heads
+
+    def best_heuristics(self) -> list[tuple[str, float] | None]:
+        """Best heuristic of every head and its skill; None without signal or without any."""
+        if not self.heuristics:
+            return [None] * len(self.skill)
+        names = list(self.heuristics)
+        skills, indices = torch.stack([*self.heuristics.values()]).max(0)
+        return [
+            None if skill != skill else (names[index], skill)
+            for skill, index in zip(skills.tolist(), indices.tolist(), strict=True)
         ]
+
+    def losing_heads(self) -> int:
+        """Number of heads on which the best heuristic has more skill than the policy."""
+        skills = zip(self.skill.tolist(), self.best_heuristics(), strict=True)
+        return sum(best is not None and best[1] > skill for skill, best in skills)
 
 
 @torch.no_grad()
 def evaluate(
-    rankers: HeadRankers, contexts: Iterable[RankingContext], *, reward_protection: Protection
+    rankers: HeadRankers,
+    contexts: Iterable[RankingContext],
+    *,
+    reward_protection: Protection,
+    heuristics: Heuristics | None = None,
 ) -> HeldOut:
-    """Evaluate `rankers` on whole contexts, protected tokens included.
+    """Evaluate `rankers`, and heuristics where they are given, on whole contexts.
 
     Those of `reward_protection` take no part in `skill`, as in the training reward. Raises
     ValueError without contexts.
     """
-    skills, areas, oracles = [], [], []
+    skills, areas, oracles, compared = [], [], [], []
     losses: dict[str, list[Tensor]] = {str(budget): [] for budget in VALIDATED_BUDGETS}
     for context in contexts:
         importance, tokens = context.importance, context.length
@@ -93,8 +127,11 @@ def evaluate(
         oracles.append(area(ideal))
         for budget in VALIDATED_BUDGETS:
             losses[str(budget)].append(attention_lost(lost)[:, budget.tokens(tokens)])
+        if heuristics is not None:
+            compared.append(heuristics.skills(context, reward_protection))  # [M, A]
     if not skills:
         raise ValueError("no held-out contexts")
+    means = torch.stack(compared).nanmean(0) if compared else ()
     return HeldOut(
         skill=torch.stack(skills).nanmean(0).float(),
         area=torch.stack(areas).mean(0).float(),
@@ -102,4 +139,58 @@ def evaluate(
         lost={budget: torch.stack(values).mean(0).float() for budget, values in losses.items()},
         contexts=len(skills),
         parameters=parameters_per_head(rankers.spec),
+        heuristics={} if heuristics is None else dict(zip(heuristics.names, means, strict=True)),
     )
+
+
+class Heuristics:
+    """The attention-free heuristics of the registry, for some heads of a model."""
+
+    def __init__(self, geometry: Geometry, heads: range | None = None) -> None:
+        """Expect contexts of these consecutive `heads` of a model, of all for None."""
+        self._geometry = geometry
+        self._heads = range(geometry.total_kv_heads) if heads is None else heads
+        self.names = [name for name in METHODS if attention_free(name) and name not in _SAME]
+
+    @torch.no_grad()
+    def skills(self, context: RankingContext, reward_protection: Protection) -> Tensor:
+        """Skill of M heuristics on A heads, [M, A] float32 on the CPU; NaN without signal."""
+        views = self._views(context)
+        start = self._heads[0] % self._geometry.kv_heads
+        heads = slice(start, start + len(self._heads))
+        skills = []
+        for name in self.names:
+            scorer, scored = METHODS[name](), []
+            for budgets in group_budgets(scorer.needs, grid_budgets(context.length)):
+                at = (replace(view, budget=budgets[-1]) for view in views)
+                scored.append((score_prompt(scorer, at).flatten(0, 1)[heads], budgets[-1]))
+            lost = lost_importance(context.importance, scored, reward_protection)
+            skills.append(skill(context.importance, lost, reward_protection))
+        return torch.stack(skills).float().cpu()
+
+    def _views(self, context: RankingContext) -> list[View]:
+        """Every layer that has some of the heads; the other heads are zero.
+
+        Heuristics see head by head, so that these change nothing for the others.
+        """
+        width = self._geometry.kv_heads
+        layers = range(self._heads[0] // width, self._heads[-1] // width + 1)
+        before = self._heads[0] - layers.start * width
+        after = len(layers) * width - before - len(self._heads)
+
+        def by_layer(part: Tensor) -> Tensor:
+            whole = torch.nn.functional.pad(part, (0, 0, 0, 0, before, after))  # [L * H, N, D]
+            return whole.view(len(layers), 1, width, *part.shape[1:])  # [L, 1, H, N, D]
+
+        return [
+            View(
+                layer=self._geometry.model_layers[layer],
+                keys=keys,
+                values=values,
+                positions=context.positions[None],
+                budget=1,
+            )
+            for layer, keys, values in zip(
+                layers, by_layer(context.keys), by_layer(context.values), strict=True
+            )
+        ]

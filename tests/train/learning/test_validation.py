@@ -4,10 +4,14 @@ import numpy as np
 import pytest
 import torch
 
+from kvp.geometry import Geometry
+from kvp.metrics import grid_budgets
 from kvp.ranking import UNPROTECTED, Protection
+from kvp.scoring import View
 from policies.ranker import HeadRankers, RankerSpec
+from policies.registry import METHODS
 from train.data.contexts import RankingContext
-from train.learning.validation import evaluate
+from train.learning.validation import Heuristics, evaluate
 
 TOKENS, HEADS = 40, 2
 
@@ -75,9 +79,117 @@ def test_contexts_in_which_a_head_has_no_signal_do_not_count(rankers):
     assert both.contexts == 2
 
 
-def test_flat_heads_have_no_skill(rankers):
-    flat = context(1, torch.ones(HEADS, TOKENS))
-    result = evaluate(rankers, [flat], reward_protection=UNPROTECTED)
-    head = json.loads(json.dumps(result.per_head(), allow_nan=False))[0]
-    assert head["skill"] is None
+def test_evaluation_names_the_head_that_recency_ranks_better(rankers):
+    importance = context(1).importance.clone()
+    importance[1] = torch.arange(TOKENS) ** 2.0
+    one = context(1, importance)
+    geometry = Geometry(layers=1, query_heads=2, kv_heads=2, head_dim=4)
+    result = evaluate(
+        rankers, iter([one]), reward_protection=Protection(), heuristics=Heuristics(geometry)
+    )
+    alone = evaluate(rankers, [one], reward_protection=Protection())
+    assert torch.equal(result.skill, alone.skill)
+    assert not alone.heuristics
+    assert alone.losing_heads() == 0
+    assert result.losing_heads() >= 1
+    head = result.per_head()[1]
+    assert head["best_heuristic"] == "streaming_llm"
+    assert head["best_heuristic_skill"] == pytest.approx(1.0, abs=1e-4)
     assert head["parameters"] == sum(x.numel() for x in rankers.parameters()) // HEADS
+    assert "best_heuristic" not in alone.per_head()[1]
+
+
+def test_flat_heads_have_no_best_heuristic(rankers):
+    geometry = Geometry(layers=1, query_heads=2, kv_heads=2, head_dim=4)
+    flat = context(1, torch.ones(HEADS, TOKENS))
+    result = evaluate(
+        rankers, [flat], reward_protection=UNPROTECTED, heuristics=Heuristics(geometry)
+    )
+    assert result.losing_heads() == 0
+    head = json.loads(json.dumps(result.per_head(), allow_nan=False))[0]
+    assert (head["skill"], head["best_heuristic"], head["best_heuristic_skill"]) == (None,) * 3
+
+
+MODEL = Geometry(layers=3, query_heads=4, kv_heads=4, head_dim=4)
+
+
+def of_model(importance, *, seed=0, keys=None):
+    heads, tokens = importance.shape
+    drawn = torch.randn(2, heads, tokens, 4, generator=torch.Generator().manual_seed(seed))
+    return RankingContext(
+        keys=drawn[0] if keys is None else keys,
+        values=drawn[1],
+        positions=torch.arange(tokens),
+        length=tokens,
+        importance=importance,
+    )
+
+
+def skills_of(context, protection=UNPROTECTED, heads=None):
+    heuristics = Heuristics(MODEL, heads)
+    return dict(zip(heuristics.names, heuristics.skills(context, protection), strict=True))
+
+
+def test_the_registry_decides_which_methods_are_compared():
+    assert set(Heuristics(MODEL).names) == {
+        "random", "streaming_llm", "knorm", "keydiff", "lagkv",
+    }  # fmt: skip
+
+
+def test_a_head_that_looks_back_belongs_to_streaming_llm_and_one_of_small_keys_to_knorm():
+    random = torch.Generator().manual_seed(3)
+    keys = torch.randn(12, 64, 4, generator=random)
+    importance = torch.rand(12, 64, generator=random)
+    importance[5] = torch.arange(64) ** 2.0  # the newer, the better
+    importance[7] = 1 / keys[7].norm(dim=-1)
+    skills = skills_of(of_model(importance, keys=keys), Protection())
+    for head, best in ((5, "streaming_llm"), (7, "knorm")):
+        assert max(skills, key=lambda name: skills[name][head]) == best
+        assert skills[best][head].item() == pytest.approx(1.0, abs=1e-4)
+    assert skills["knorm"][5] < 0.5
+
+
+@pytest.mark.parametrize("protection", [UNPROTECTED, Protection()])
+def test_numbers_are_those_of_one_budget_after_the_other(protection):
+    """lagkv, which looks at the budget: scored at the grid, evicting budget by budget."""
+    tokens = 64
+    one = of_model(torch.rand(12, tokens, generator=torch.Generator().manual_seed(4)) ** 4)
+    skills, scorer = skills_of(one, protection)["lagkv"], METHODS["lagkv"]()
+    free = range(protection.sinks, tokens - protection.recents)
+    for index in (0, 6):
+        layer, head = divmod(index, 4)
+        weights = one.importance[index].double().numpy()
+        cost = 0.0
+        for budget in range(protection.tokens + 1, tokens):
+            view = View(
+                layer=layer,
+                keys=one.keys[None, 4 * layer : 4 * layer + 4],
+                values=one.values[None, 4 * layer : 4 * layer + 4],
+                positions=one.positions[None],
+                budget=min(point for point in grid_budgets(tokens) if point >= budget),
+            )
+            scores = scorer.score(view)[0, head].numpy()
+            ranked = sorted(free, key=lambda i: (-scores[i], -i))
+            cost += weights[ranked[budget - protection.tokens :]].sum()
+        evictable = weights[free.start : free.stop]
+        chance = evictable.sum() * (len(evictable) - 1) / 2
+        ideal = (np.arange(len(evictable)) * np.sort(evictable)[::-1]).sum()
+        expected = (chance - cost) / (chance - ideal)
+        assert skills[index].item() == pytest.approx(expected, abs=1e-4)
+
+
+def test_some_heads_are_evaluated_as_among_all():
+    """Slices may begin and end within a layer; `random` draws by layer and head."""
+    whole = of_model(torch.rand(12, 64, generator=torch.Generator().manual_seed(5)))
+    everything = skills_of(whole)
+    for heads in (range(2, 7), range(5, 6), range(4, 8), range(9, 12)):
+        part = slice(heads.start, heads.stop)
+        shard = RankingContext(
+            keys=whole.keys[part],
+            values=whole.values[part],
+            positions=whole.positions,
+            length=64,
+            importance=whole.importance[part],
+        )
+        for name, skill in skills_of(shard, heads=heads).items():
+            torch.testing.assert_close(skill, everything[name][part], atol=1e-6, rtol=0)
