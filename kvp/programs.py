@@ -52,7 +52,7 @@ PROGRAMS = {
         (
             "kvp collect --out runs/traces",
             "kvp collect --model Qwen/Qwen2.5-7B-Instruct --length 4096 --out traces/qwen "
-            "--dry-run",
+            "--dry_run",
         ),
     ),
     "train": Program(
