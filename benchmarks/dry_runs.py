@@ -46,8 +46,8 @@ def _compared(args: Namespace, made: Path, program: str) -> list[dict[str, Any]]
     }[program]
     flags = [*own.split(), "--device", args.device, "--out", f"{made / program}"]
     with patch(WORDS[program], side_effect=lambda said, *_: f"{said:.4g}") as worded:
-        if code := run_program(program, [*flags, "--dry-run"]):
-            raise RuntimeError(f"kvp-{program} --dry-run ended with {code}")
+        if code := run_program(program, [*flags, "--dry_run"]):
+            raise RuntimeError(f"kvp {program} --dry_run ended with {code}")
     said = worded.call_args.args[0]
     code, seconds = timed(lambda: run_program(program, flags), args.device)
     if code:

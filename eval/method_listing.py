@@ -21,6 +21,7 @@ from policies.registry import (
 HEAD = """\
 A method is SCORER or SCORER+ALLOCATOR, such as snapkv, snapkv:kvpress+ada, kvp+global.
 Options follow in parentheses after name or preset: snapkv(window=16)+ada(safeguard=0.3).
+Costs: N tokens, D channels of a head, H KV heads and Q query heads of each of L layers, G = Q / H.
 """
 
 

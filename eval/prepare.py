@@ -143,9 +143,9 @@ def load_prompts(
         seen[sample.task] += 1
     notes = list(getattr(samples, "notes", ()))
     if not prompts:
-        raise UsageError(
-            "; ".join([f"--tasks {name}: it has nothing for the {settings.split} split", *notes])
-        )
+        few = ": give it more rows, or --split all" if settings.data else ""
+        nothing = f"--tasks {name}: it has nothing for the {settings.split} split{few}"
+        raise UsageError("; ".join([*notes, nothing]))
     if len(prompts) < settings.count:
         notes.insert(0, f"{name}: only {len(prompts)} of the {settings.count} requested prompts")
     return prompts, notes

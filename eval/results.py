@@ -264,12 +264,12 @@ def load_results(folder: Path) -> Results:
     notes: list[str] = list(manifest.get("notes", []))
     records: dict[str, tuple[Record, ...]] = dict.fromkeys(_FILES, ())
     for field, (name, key) in _FILES.items():
-        if field == "records" or (folder / name).exists():
+        if (folder / name).exists():
             records[field] = tuple(read_records(folder / name, key))
             if (folder / name).read_bytes()[-1:] not in (b"", b"\n"):
                 notes.append(f"The last line of {name} is torn (an interrupted run) and left out.")
     if not records["records"]:
-        raise ResultsError(f"{folder / ROWS} holds no records yet; run kvp eval first")
+        raise ResultsError(f"{folder} holds no {ROWS} with records yet; repeat its kvp eval")
     known, *others = ({(each["policy"], each["policy_seed"]) for each in records[field]}
                       for field in _FILES)  # fmt: skip
     for name, found in zip((TIMING, CURVES), others, strict=True):

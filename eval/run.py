@@ -86,15 +86,20 @@ ALONE = Rank()
 
 
 def run(
-    config: EvalConfig, loaded: Loaded | None = None, *, temporary: bool = False
+    config: EvalConfig,
+    loaded: Loaded | None = None,
+    *,
+    temporary: bool = False,
+    printed: bool = True,
 ) -> list[Record]:
     """Run kvp eval and return the records of rows.jsonl, those of earlier runs included.
 
     A worker that ends while others are at work returns none: the last one closes the run.
 
     `config.methods` may be a list that holds objects (`eval.methods.Given`); `loaded` is the model
-    that `config.model` only names, `temporary` says that nobody will look at the folder. With
-    `dry_run` nothing is written, and the records are those of the one prompt that was measured.
+    that `config.model` only names, `temporary` says that nobody will look at the folder,
+    `printed` that the closing table is printed. With `dry_run` nothing is written, and the records
+    are those of the one prompt that was measured.
     Raises KvpError on anything the user can mend.
     """
     config = replace(config, methods=with_objects(config.method_list))
@@ -109,16 +114,23 @@ def run(
         prepared = _prepare(config, methods, loaded)
         return estimate(load_bench(config, prepared.methods, loaded), prepared)
     if config.engine == "ray":
-        records = _run_with_ray(config, methods)
+        results = _run_with_ray(config, methods)
     else:
-        records = _run_here(config, methods, loaded)
-    if records and not temporary:
+        results = _run_here(config, methods, loaded)
+    if results is None:
+        return []
+    if printed:
+        shown = compare_all(results, resamples=config.bootstrap)
+        print(summary(shown, shutil.get_terminal_size((100, 20)).columns))
+    if not temporary:
         say(f"results are in {config.out}; to look at them: kvp report {config.out}")
-    return records
+    return list(results.records)
 
 
-def _run_here(config: EvalConfig, methods: Sequence[Method], loaded: Loaded | None) -> list[Record]:
-    """Evaluate in this process, alone or as one of several."""
+def _run_here(
+    config: EvalConfig, methods: Sequence[Method], loaded: Loaded | None
+) -> Results | None:
+    """Evaluate in this process, alone or as one of several; None where others are at work."""
     digests = file_digests(config.policy_list, methods)
     with open_folder(config, digests, shared=config.worker.shared) as output:
         prepared = _prepare(config, methods, loaded)
@@ -126,7 +138,7 @@ def _run_here(config: EvalConfig, methods: Sequence[Method], loaded: Loaded | No
         return _run(prepared, bench, output, digests)
 
 
-def _run_with_ray(config: EvalConfig, methods: Sequence[Method]) -> list[Record]:
+def _run_with_ray(config: EvalConfig, methods: Sequence[Method]) -> Results | None:
     """Have Ray's workers evaluate what is missing; the last of them closes the run."""
     prepared, out = _prepare(config, methods, None), place(config.out)
     work = WorkPieces(config, prepared, RecordParts(out))
@@ -145,8 +157,7 @@ def _run_with_ray(config: EvalConfig, methods: Sequence[Method]) -> list[Record]
     results = load_results(results_folder(config.out))
     if lacking := unfinished_work(results):
         raise ResultsError(f"--out {out}: {lacking}")
-    print_results(results, config.bootstrap)
-    return list(results.records)
+    return results
 
 
 def _prepare(config: EvalConfig, methods: Sequence[Method], loaded: Loaded | None) -> Prepared:
@@ -168,7 +179,7 @@ def _prepare(config: EvalConfig, methods: Sequence[Method], loaded: Loaded | Non
 
 def _run(
     prepared: Prepared, bench: Bench, output: OutputFolder, digests: Mapping[str, str]
-) -> list[Record]:
+) -> Results | None:
     """Evaluate into a claimed folder, whose manifest is written first."""
     config = bench.config
     digest = model_identity(config.model, config.revision, bench.model, bench.tokenizer)
@@ -198,12 +209,12 @@ def _run(
                 f"{left} of {len(prepared.work)} evaluations are for other ranks; the last one "
                 "that ends closes the run"
             )
-            return []
+            return None
         rows.join(output.local / ROWS)
-    records = _close(prepared, bench, output)
+    results = _close(prepared, bench, output)
     if isinstance(rows, RecordParts):
         rows.delete()
-    return records
+    return results
 
 
 def planned_rows(prepared: Prepared) -> list[dict[str, Any]]:
@@ -218,8 +229,8 @@ def planned_rows(prepared: Prepared) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def _close(prepared: Prepared, bench: Bench, output: OutputFolder) -> list[Record]:
-    """What is measured once per run, and the closing table; returns the records."""
+def _close(prepared: Prepared, bench: Bench, output: OutputFolder) -> Results:
+    """What is measured once per run; returns all that the folder holds."""
     config, folder = bench.config, output.local
     if config.timing_prompts:
         measure_times(bench, prepared, config.timing_prompts, folder / TIMING)
@@ -232,15 +243,7 @@ def _close(prepared: Prepared, bench: Bench, output: OutputFolder) -> list[Recor
     output.pull(*RECORDS)  # another worker may close the run, too
     seal(folder)
     output.push(MANIFEST)
-    results = load_results(folder)
-    print_results(results, config.bootstrap)
-    return list(results.records)
-
-
-def print_results(results: Results, resamples: int) -> None:
-    """Print the closing table."""
-    shown = compare_all(results, resamples=resamples)
-    print(summary(shown, shutil.get_terminal_size((100, 20)).columns))
+    return load_results(folder)
 
 
 def load_bench(
@@ -413,12 +416,13 @@ OF_THE_MODEL = ("dtype", "device", "attention", "revision")
 def run_from_python(
     config: EvalConfig, loaded: Loaded | None = None, *, temporary: bool = False
 ) -> pd.DataFrame:
-    """`run`, also of a model that is loaded; a row per record."""
+    """`run`, also of a model that is loaded; a row per record, which says its message itself."""
     if loaded is None:
-        records = run(config, temporary=temporary)
+        records = run(config, temporary=temporary, printed=False)
     else:
         with ready(loaded.model):
-            records = run(describe_settings(config, loaded.model), loaded, temporary=temporary)
+            described = describe_settings(config, loaded.model)
+            records = run(described, loaded, temporary=temporary, printed=False)
     if config.dry_run or not records:
         return pd.DataFrame(records)
     return ResultsFrame.read(config.out, config.bootstrap)

@@ -50,7 +50,8 @@ def _main_sentence(comparison: Comparison, best: Best) -> str:
     ]
     parts = []
     for name, each in zip(named, best.settings, strict=True):
-        more = _trained_share(comparison, each) or _level(comparison, best, each)
+        more = _other_settings(comparison, best, each)
+        more += _trained_share(comparison, each) or _level(comparison, best, each)
         words = name.format(f"{each.label}{more}")
         parts.append(f"{words}{verb} {numbers(comparison.grid[each][budget])}")
         verb = ""
@@ -59,6 +60,16 @@ def _main_sentence(comparison: Comparison, best: Best) -> str:
     place = f"At {budget} of the cache" if budget.endswith("%") else f"At {budget} tokens per head"
     seen = "the question seen" if comparison.protocol == "query_aware" else "the question not seen"
     return f"{place} ({seen} before compression; 95 % intervals) {'; '.join(parts)}."
+
+
+def _other_settings(comparison: Comparison, best: Best, one: ReportedMethod) -> str:
+    """The other settings in which a policy was run at the budget, none of which kvp tune chose."""
+    others = [
+        each.label for each in comparison.settings
+        if each.family == one.family and each != one and best.budget in comparison.grid[each]
+        and one.method == LEARNED and "the default of" in comparison.choices[one.family].note
+    ]  # fmt: skip
+    return f" (the default; {', '.join(others)} in the tables)" if others else ""
 
 
 def _trained_share(comparison: Comparison, one: ReportedMethod) -> str:
@@ -110,7 +121,7 @@ def _difference_sentences(comparison: Comparison, best: Best) -> list[str]:
         if few < FEWEST:
             parts.append(f"{text} against {name}")
         elif excludes_zero(gap):
-            corrected = f"not after correction for {comparison.tests} comparisons"
+            corrected = f"not significant after correction for {comparison.tests} comparisons"
             parts.append(f"{text} against {name}, {corrected}")
         else:
             parts.append(f"not significantly different from {name}, {text}")

@@ -17,7 +17,7 @@ from functools import cache, wraps
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from kvp.errors import UsageError
+from kvp.errors import UsageError, in_python
 from kvp.version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -63,6 +63,7 @@ _MODULES = {
 """Name -> the module that has it."""
 
 
+@in_python()
 def collect(**settings: Any) -> None:  # noqa: ANN401
     """Write a trace store, as kvp collect does: `collect(out="runs/traces", length=512, ...)`.
 
@@ -72,6 +73,7 @@ def collect(**settings: Any) -> None:  # noqa: ANN401
     _run("trace_collect", "CollectConfig", settings)
 
 
+@in_python()
 def train(**settings: Any) -> None:  # noqa: ANN401
     """Write a policy, as kvp train does: `train(traces="runs/traces", out="runs/policy", ...)`.
 
@@ -80,6 +82,7 @@ def train(**settings: Any) -> None:  # noqa: ANN401
     _run("train", "TrainConfig", settings)
 
 
+@in_python()
 def evaluate(
     model: str | PreTrainedModel | None = None,
     *,
@@ -118,6 +121,7 @@ def evaluate(
         return table
 
 
+@in_python()
 def read_results(folder: str | os.PathLike[str], *, bootstrap: int = 2000) -> ResultsFrame:
     """A results folder of kvp eval, or the address of one, as the table that `evaluate` returns.
 
@@ -130,6 +134,7 @@ def read_results(folder: str | os.PathLike[str], *, bootstrap: int = 2000) -> Re
     return frame
 
 
+@in_python()
 def compare(
     first: str | os.PathLike[str] | ResultsFrame,
     second: str | os.PathLike[str] | ResultsFrame,
@@ -187,7 +192,9 @@ def _public_property(name: str) -> property:
 
     def load(_: object) -> Any:  # noqa: ANN401
         thing = getattr(import_own(_MODULES[name]), name)
-        return _by_name(thing) if name in ("compress", "evicting", "prefill_and_evict") else thing
+        if name in ("compress", "evicting", "prefill_and_evict"):
+            return _by_name(thing)
+        return thing if isinstance(thing, type) else in_python()(thing)
 
     return property(load)
 
@@ -199,6 +206,7 @@ def _by_name(function: Callable[..., Any]) -> Callable[..., Any]:
 
     from kvp.plugins import import_own
 
+    @in_python()
     @wraps(function)
     def taking_names(*args: Any, **options: Any) -> Any:  # noqa: ANN401
         given = signature(function).bind(*args, **options)

@@ -6,6 +6,7 @@ name is read as markup. Bugs are not `KvpError`s: they keep their traceback.
 
 from __future__ import annotations
 
+import re
 import signal
 import sys
 import threading
@@ -56,6 +57,16 @@ def first_line(error: BaseException, width: int = 120) -> str:
     """What an error of another library says, in one short line; its type where it says nothing."""
     text = str(error).strip().partition("\n")[0]
     return shorten(text, width=width, placeholder=" ...") or type(error).__name__
+
+
+@contextmanager
+def in_python() -> Iterator[None]:
+    """Around a call from Python: messages name settings without the dashes of their flags."""
+    try:
+        yield
+    except KvpError as error:
+        error.args = (re.sub(r"(?<![\w-])--(?=[a-z])", "", str(error)),)
+        raise
 
 
 class Terminated(BaseException):

@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from difflib import get_close_matches
+from pathlib import Path, PurePath
 from textwrap import shorten
 from typing import Self
 
@@ -43,10 +44,17 @@ def is_path(name: str) -> bool:
     return name.startswith((".", "/", "~")) or "/" in rest or (bool(slash) and Path(first).is_dir())
 
 
-def folder_meant(name: str, known: Iterable[str]) -> str:
-    """For messages on a name that is no folder: the nearest folder here or other known name."""
-    folders = (path for top in (Path(name).parent, Path("models")) for path in top.glob("*/"))
-    return did_you_mean(name, [*known, *map(str, folders)])
+def folder_meant(name: str, known: Iterable[str], file: str) -> str:
+    """For messages on a name that is no folder: the nearest other known name, or its beginning, or
+    folder here that holds `file`.
+    """
+    tops = Path(name).parent, Path("models")
+    names = [*known, *(str(path.parent) for top in tops for path in top.glob(f"*/{file}"))]
+    if guess := did_you_mean(name, names):
+        return guess
+    beginnings = {PurePath(each).name.partition("-")[0].lower(): each for each in reversed(names)}
+    near = get_close_matches(name.lower(), beginnings, n=1)
+    return f" (did you mean {beginnings[near[0]]}?)" if near else ""
 
 
 def download(name: HubName, files: Sequence[str], *, error: type[KvpError], what: str) -> Path:

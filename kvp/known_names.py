@@ -64,6 +64,8 @@ NANO, SMOLLM2, SMOLLM2_KV, QWEN = POLICIES = (
 """Bundled policies; the last two read keys and values, and no queries."""
 MODELS = (NANO, "HuggingFaceTB/SmolLM2-135M-Instruct", "Qwen/Qwen2.5-Coder-0.5B-Instruct")
 """Models that kvp brings policies of; nano is bundled, too."""
+MODEL_FILE, POLICY_FILE = "config.json", "policy.json"
+"""What a folder of either holds."""
 NEEDS_POLICIES = "--methods kvp needs --policies: a folder that kvp train made, nano, or org/name"
 NO_TRACES = "no trace store at {}: no such folder; kvp collect makes one"
 NO_RESULTS = "{} is not a folder; give the results folder of kvp eval"
@@ -90,7 +92,7 @@ def check_model_name(name: str) -> None:
     kind = "file" if name.endswith(GGUF) else "folder"
     near = "/" not in name and did_you_mean(name, [NANO], cutoff=0.75)
     if (near or is_path(name) or kind == "file") and not Path(name).exists():
-        raise ModelError(f"--model {name}: no such {kind}{folder_meant(name, MODELS)}")
+        raise ModelError(f"--model {name}: no such {kind}{folder_meant(name, MODELS, MODEL_FILE)}")
 
 
 def labelled_policy(given: str) -> tuple[str, str]:
@@ -104,10 +106,10 @@ def check_policy(name: str, flag: str = "") -> None:
     there = is_address(name) or Path(name).exists() or name in POLICIES
     if not there and (HubName.parse(name) is None or is_path(name)):
         raise PolicyError(
-            f"{flag}there is no folder {name!r}{folder_meant(name, POLICIES)}: a policy is a "
-            f"folder that kvp train made, {', '.join(POLICIES)} (bundled), org/name[@revision] "
-            "on the hub or an address (s3://bucket/folder); other methods are for --methods, or "
-            "make_scorer"
+            f"{flag}there is no folder {name!r}{folder_meant(name, POLICIES, POLICY_FILE)}: a "
+            f"policy is a folder that kvp train made, {', '.join(POLICIES)} (bundled), "
+            "org/name[@revision] on the hub or an address (s3://bucket/folder); other methods are "
+            "named with --methods or make_scorer"
         )
 
 

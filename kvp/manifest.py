@@ -152,7 +152,8 @@ def run_manifest(config: Mapping[str, Any], *, seed: int, **facts: object) -> di
     """What produced an artefact: resolved configuration, seed, versions, command, time.
 
     `config` and `facts` (model, data, ...) hold JSON values; of local paths the last part is kept
-    in `config`. `created` and `command` differ between identical runs; compare the rest instead.
+    in `config`, and in `command` where they lead out of the working folder. `created` and `command`
+    differ between identical runs; compare the rest instead.
     """
     from importlib.metadata import PackageNotFoundError, version  # too slow for --help
 
@@ -167,7 +168,7 @@ def run_manifest(config: Mapping[str, Any], *, seed: int, **facts: object) -> di
         "kvp": __version__,
         "python": sys.version.partition(" ")[0],
         "packages": packages,
-        "command": [Path(sys.argv[0]).name, *portable(sys.argv[1:])],
+        "command": [Path(sys.argv[0]).name, *map(_typed, sys.argv[1:])],
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 
@@ -190,6 +191,12 @@ def portable(value: Any) -> Any:  # noqa: ANN401 - anything JSON can hold
     if not isinstance(value, str) or is_address(value) or "://" in value:
         return value
     return _PATHS.sub(lambda match: _last_part(match[0]), value)
+
+
+def _typed(argument: str) -> str:
+    """An argument as it was typed; of paths out of the working folder the last part."""
+    outside = any(part.startswith(("/", "~", "..")) for part in _PATHS.findall(argument))
+    return str(portable(argument)) if outside else argument
 
 
 def _last_part(name: str) -> str:

@@ -13,10 +13,10 @@ from kvp.artifacts.addresses import Place, is_address, place
 from kvp.artifacts.files import cache_folder, fetch, foreign
 from kvp.errors import PolicyError
 from kvp.hub import HubName, download
-from kvp.known_names import NANO, QWEN, SMOLLM2, SMOLLM2_KV, check_policy
+from kvp.known_names import NANO, POLICY_FILE, QWEN, SMOLLM2, SMOLLM2_KV, check_policy
 from kvp.manifest import digest_json, read_sealed_json
 
-INDEX = "policy.json"
+INDEX = POLICY_FILE
 """File that makes a folder a policy."""
 PATTERNS = (INDEX, "layer_*_head_*.safetensors")
 """Files of a policy as the hub's client matches them: nothing else is fetched or uploaded."""

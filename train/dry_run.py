@@ -1,4 +1,4 @@
-"""`kvp train --dry-run`: RAM for the traces of a model, or the time of a training on a store."""
+"""`kvp train --dry_run`: RAM for the traces of a model, or the time of a training on a store."""
 
 from __future__ import annotations
 

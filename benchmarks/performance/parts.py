@@ -138,7 +138,7 @@ PARTS: Sequence[Part] = (
         title="What dry runs say",
         module="benchmarks.dry_runs",
         text=(
-            "`kvp collect`, `kvp train` and `kvp eval` with `--dry-run` and without, on nano. "
+            "`kvp collect`, `kvp train` and `kvp eval` with `--dry_run` and without, on nano. "
             "Collecting: MB on disk, at most. Training: processor seconds of its steps (wall on "
             "a GPU); the run has validation and calibration on top. Evaluating: wall seconds."
         ),

@@ -209,8 +209,7 @@ def plan_collection(
                 "sequences are requested: give it more rows (about 8 of 10 are train), or request "
                 "none"
             )
-            skipped = (note.removeprefix(f"--data {data}: ") for note in notes)
-            raise UsageError("; ".join(dict.fromkeys([refusal, *skipped])))
+            raise UsageError("; ".join(dict.fromkeys([*notes, refusal])))
         if len(source) < count:
             fewer.append(f"{len(source)} of the {count} {split} sequences requested")
         kinds = (len(tasks) or 1) * len(parts_of(data))

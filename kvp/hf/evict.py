@@ -16,7 +16,6 @@ more, or statistics of it.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -31,6 +30,7 @@ from kvp.hf.cache import EvictingCache
 from kvp.hf.cache_layers import EMPTY
 from kvp.hf.prefill import Prefill, split_batch
 from kvp.hf.scorer_inputs import needs_scorer_inputs
+from kvp.plugins import warn_caller
 from kvp.ranking import EMPTY_SLOT, Allocator, Pooling, Protection, Selection
 from kvp.scoring import (
     ALL_QUERIES,
@@ -78,10 +78,9 @@ def evict(
     budgets = [min(budget, length) for budget, length in zip(budgets, lengths, strict=True)]
     least = min(budgets, default=0)
     if least < max(lengths, default=0) and 2 * rule.protection.tokens >= least:
-        warnings.warn(
+        warn_caller(
             f"half or more of the {least} tokens that stay are the {rule.protection.tokens} "
-            "protected ones: protection=Protection(sinks=0, recents=0) leaves all to the method",
-            stacklevel=2,
+            "protected ones: protection=Protection(sinks=0, recents=0) leaves all to the method"
         )
     if rule.allocator is None and budgets == [columns - pad for pad in padding]:
         return

@@ -32,7 +32,7 @@ from kvp.hf.attention import ATTENTIONS
 from kvp.hf.model_access import check_model, check_weights
 from kvp.hf.model_config import check_config, geometry_of
 from kvp.hub import folder_meant
-from kvp.known_names import MODELS, NANO, check_model_name
+from kvp.known_names import MODEL_FILE, MODELS, NANO, check_model_name
 from kvp.manifest import GGUF
 from kvp.plugins import require
 from kvp.progress import phase, quiet_logs
@@ -221,7 +221,11 @@ def _load(
     except ModelError:
         raise
     except Exception as error:  # whatever libraries raise on files that are damaged or hostile
-        here = "" if Path(source).exists() else f"no folder here{folder_meant(name, MODELS)}; "
+        here = (
+            ""
+            if Path(source).exists()
+            else f"no folder here{folder_meant(name, MODELS, MODEL_FILE)}; "
+        )
         raise ModelError(f"--model {name}: no {what} ({here}{first_line(error)})") from error
 
 

@@ -8,7 +8,6 @@ Mistral, Phi-3. Models that kvp would evict from wrongly are refused in one line
 from __future__ import annotations
 
 import hashlib
-import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from kvp.hf.cache import EvictingCache
 from kvp.hf.model_config import check_config, evicted_layers, geometry_of, layer_kinds
 from kvp.known_names import NANO
 from kvp.manifest import digest_json, recorded_name
+from kvp.plugins import warn_caller
 from kvp.rope import Rope
 from kvp.scoring import Scorer
 
@@ -365,13 +365,13 @@ def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
 
 def warn_of_another_model(model: PreTrainedModel, scorer: Scorer) -> None:
     """Warn, naming both, when a learned policy was trained on another model than `model`."""
-    metadata = getattr(scorer, "metadata", None)
+    metadata, geometry = getattr(scorer, "metadata", None), geometry_of(model.config)
     trained_on = metadata.get("model") if isinstance(metadata, Mapping) else None
-    if (name := another_model(model, trained_on)) is not None:
-        warnings.warn(
+    refused = getattr(scorer, "geometry", geometry) != geometry  # it says so when it scores
+    if not refused and (name := another_model(model, trained_on)) is not None:
+        warn_caller(
             f"policy {getattr(scorer, 'label', scorer.name)} was trained on {name}: "
-            "its scores mean little here",
-            stacklevel=3,
+            "its scores mean little here"
         )
 
 

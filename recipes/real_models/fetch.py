@@ -117,6 +117,7 @@ def fetch(name: str, to: Path, sources: list[str]) -> str:
     failures = []
     for source in sources:
         to.parent.mkdir(parents=True, exist_ok=True)
+        print(f"fetching {name} from the {source}, a minute or more ...", flush=True)
         with TemporaryDirectory(dir=to.parent) as temporary:
             made = Path(temporary, to.name)
             try:

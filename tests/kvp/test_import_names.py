@@ -85,7 +85,7 @@ def test_a_name_that_does_not_exist_is_an_attribute_error():
 
 
 def test_programs_from_python_take_the_flags_as_keywords(tmp_path):
-    with pytest.raises(UsageError, match="--length must be at least 1"):
+    with pytest.raises(UsageError, match=r"^length must be at least 1"):
         kvp.collect(out=str(tmp_path / "traces"), length=0)
     with pytest.raises(UsageError, match="no protocol 'b'"):
         kvp.evaluate(out="o", protocols=["query_aware", "b"])  # a list in place of commas

@@ -109,6 +109,16 @@ def test_run_manifest_says_what_made_it():
     json.dumps(manifest)
 
 
+def test_a_recorded_command_runs_as_it_was_typed_and_tells_no_folder_above(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    typed = ["--policies", "new=runs/policy", f"--data={tmp_path}/a.jsonl", "../up", "s3://b/runs"]
+    monkeypatch.setattr("sys.argv", ["/bin/kvp", "eval", *typed])
+    assert run_manifest({}, seed=0)["command"] == [
+        "kvp", "eval", "--policies", "new=runs/policy", "--data=a.jsonl", "up", "s3://b/runs",
+    ]  # fmt: skip
+
+
 def test_local_paths_lose_all_but_their_last_part(tmp_path, monkeypatch):
     (tmp_path / "notes").mkdir()
     monkeypatch.chdir(tmp_path)

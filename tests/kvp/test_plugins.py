@@ -39,7 +39,7 @@ def modules(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("extra", "begin", "use"),
     [
-        ("gguf", "--model x.gguf", lambda: (Path("x.gguf").touch(), load_model("x.gguf"))),
+        ("gguf", "model x.gguf", lambda: (Path("x.gguf").touch(), load_model("x.gguf"))),
         ("benchmarks", "--tasks scbench_summary", rouge_scorer.__wrapped__),
         ("object-stores", "s3://b", lambda: size_of(place("s3://b/x"))),
         ("llama-cpp", "llama.cpp", lambda: kvp.llamacpp.shrink),

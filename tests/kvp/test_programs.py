@@ -1,5 +1,6 @@
 """The table of programs: what is started, and what --help says, before torch is imported."""
 
+import os
 import subprocess
 import sys
 
@@ -82,6 +83,8 @@ def test_a_misspelt_name_is_refused_before_torch_is_imported():
         "tune --methods knrom --out o": "--methods: unknown method 'knrom' (did you mean knorm?)",
         "evolve --scorer snapvk:kvpress --out o": "--scorer: unknown method 'snapvk' (did you mean",
         "eval --policies nanno --out o": "--policies: there is no folder 'nanno' (did you mean n",
+        "eval --policies smolm2 --out o": "no folder 'smolm2' (did you mean smollm2-135m-instr",
+        "eval --policies kvp/nothere --out o": "there is no folder 'kvp/nothere': a policy is",
         "eval --model nanoo --out o": "--model nanoo: no such folder (did you mean nano?)",
         "collect --model ./nano --out o": "--model ./nano: no such folder (did you mean nano?)",
         "tune --model org/x --methods kvp --out o": "tune: error: --methods kvp needs --policies",
@@ -122,3 +125,7 @@ def test_python_m_kvp_is_the_command():
         [sys.executable, "-m", "kvp", "list"], capture_output=True, text=True, check=True
     )
     assert "oracle" in done.stdout
+
+
+def test_threads_that_wait_leave_their_cores_to_others():
+    assert os.environ["OMP_WAIT_POLICY"].lower() == "passive"

@@ -1,4 +1,4 @@
-"""`kvp train --dry-run`: the RAM of `--source model`, the seconds of a training on a store."""
+"""`kvp train --dry_run`: the RAM of `--source model`, the seconds of a training on a store."""
 
 import re
 import time
@@ -15,7 +15,7 @@ QWEN = Path(__file__).parents[2] / "benchmarks" / "configs" / "qwen2.5-7b"
 
 def test_a_7b_model_from_its_configuration_alone(tmp_path, capsys):
     flags = ("--model", str(QWEN), "--dtype=bfloat16", "--length=4096", "--source=model")
-    assert main(["--dry-run", "--out", str(tmp_path / "p"), *flags]) == 0
+    assert main(["--dry_run", "--out", str(tmp_path / "p"), *flags]) == 0
     memory, nothing = capsys.readouterr().out.splitlines()
     assert "100 training and 40 validation sequences of at most 4096 + 128 tokens" in memory
     assert "take 37.8 GB of RAM (--memory_gb 50.4); 600 steps of 4 contexts" in memory
@@ -37,7 +37,7 @@ def test_a_few_steps_on_a_store_are_measured(tmp_path, capsys, monkeypatch, stor
     flags = ("--contexts=2", "--hidden=8")
     monkeypatch.chdir(tmp_path)
     for count in (1, 2, 8):
-        assert main(["--dry-run", "--traces", str(store), f"--steps={count}", *flags]) == 0
+        assert main(["--dry_run", "--traces", str(store), f"--steps={count}", *flags]) == 0
         printed = capsys.readouterr().out
         steps = rf"^{count} steps of \d[\d.e-]* s: about \d+ s \(processor time\) by one process"
         assert re.search(steps, printed, re.M)
@@ -56,7 +56,7 @@ def test_what_the_first_step_loads_is_no_time_of_the_others(capsys, monkeypatch,
 
     monkeypatch.setattr(RankerTraining, "training_step", loading)
     flags = ["--contexts=2", "--hidden=8", "--steps=4"]
-    assert main(["--dry-run", "--traces", str(store), *flags]) == 0
+    assert main(["--dry_run", "--traces", str(store), *flags]) == 0
     (each,) = re.findall(r"^4 steps of (\S+) s: about", capsys.readouterr().out, re.M)
     assert 0.1 < float(each) < 0.5
 

@@ -139,7 +139,7 @@ def test_what_is_not_as_the_last_run_left_it_is_said(
         if how == "of another run":
             _write_lines(folder / name, [{**records[0], **numbers}, *records[1:]])
     if (name, how) == ("rows.jsonl", "gone"):
-        with pytest.raises(ResultsError, match=r"rows.jsonl does not exist"):
+        with pytest.raises(ResultsError, match=r"holds no rows\.jsonl with records yet"):
             load_results(folder)
         return
     said = f"Unfinished: the last run left another {name}; the same command continues."

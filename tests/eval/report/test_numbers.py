@@ -196,6 +196,15 @@ def test_the_summary_names_what_the_figure_draws_in_front(make_comparison):
     assert len(drawn_settings(comparison, 5)) == 5
 
 
+def test_a_policy_run_in_several_settings_names_those_that_are_not_quoted(answers, make_comparison):
+    more = [
+        {**each, "allocator": "global", "protected": False} for each in answers
+        if each["method"] == "kvp"
+    ]  # fmt: skip
+    *_, named, _, _ = sentences(make_comparison(records=[*answers, *more]))
+    assert ") kvp+global (the default; kvp +p in the tables) answers 100%" in named
+
+
 def test_terminal_page_and_python_say_the_same(reported):
     table = kvp.read_results(reported, bootstrap=50)
     terminal = summary(table.comparisons)

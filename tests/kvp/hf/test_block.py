@@ -5,6 +5,7 @@ import re
 import threading
 import warnings
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -237,6 +238,10 @@ def test_policies_of_another_model_warn(qwen, prompt, fixed):
     ):
         with pytest.warns(UserWarning, match="runs/mine was trained on nano.*model is mine/qwen"):
             attempt()
+    scorer.geometry = "another"  # refused when it scores
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        evicting(qwen, scorer, 22)
 
 
 def test_a_budget_for_mostly_protected_tokens_warns(qwen, prompt, fixed, generate):
@@ -248,6 +253,7 @@ def test_a_budget_for_mostly_protected_tokens_warns(qwen, prompt, fixed, generat
     assert [re.findall(r"\d+", str(each.message))[:2] for each in caught] == [
         ["20", "20"], ["40", "20"],
     ]  # fmt: skip
+    assert {Path(each.filename).name for each in caught} == {"conftest.py"}  # who calls the model
 
 
 def test_other_weights_of_the_bundled_model_are_another_model(qwen):

@@ -102,7 +102,7 @@ def test_names_that_mean_nothing_are_one_line():
             evicting(model, name, "12.5%", allocator="ada")
         assert "\n" not in str(caught.value)
     with pytest.raises(
-        ModelError, match=r"--model kvp/nan: no such folder \(did you mean kvp/nano\?"
+        ModelError, match=r"^model kvp/nan: no such folder \(did you mean kvp/nano\?"
     ):
         load_model("kvp/nan")
 
