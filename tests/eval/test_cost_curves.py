@@ -61,7 +61,6 @@ def _config(**fields):
 
 def _importance(trace, layer, head, prefix):
     """Future attention in float64, query by query."""
-    assert trace.queries is not None
     queries = trace.queries[layer, head].double().numpy()
     keys = trace.keys[layer, head].double().numpy()
     total = np.zeros(prefix)
@@ -155,7 +154,6 @@ def test_traces_show_the_last_query_of_the_prompt(prefix, last):
     """Query-aware the scorers see 33 tokens and rank 32; at the end of the context, they see 24."""
     trace, (tova,) = _trace(0), build_methods(["tova"])
     ((scores, _),) = TracedPrompt(trace, prefix).score(tova, [8])
-    assert trace.queries is not None
     for layer in range(2):
         queries = trace.queries[layer, :, :, last].double()  # [H, G, D]
         logits = torch.einsum("hgd,hnd->hgn", queries, trace.keys[layer, :, : last + 1].double())

@@ -218,7 +218,6 @@ def _calibration(heads=4):
 def test_calibrations_round_trip(tmp_path):
     save_policy(tmp_path, _rankers(), META, calibration=_calibration())
     result = load_policy(tmp_path).calibration
-    assert result is not None
     assert torch.equal(result.scores, _calibration().scores)
     assert torch.equal(result.values, _calibration().values)
 

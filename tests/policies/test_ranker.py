@@ -14,8 +14,6 @@ from policies.ranker import (
     parameters_per_head,
 )
 
-Array = np.ndarray
-
 FOURIER = RankerSpec(head_dim=8, hidden=12, position_width=6, frequencies=5, reference_length=64)
 PAPER = RankerSpec(head_dim=8, hidden=12, position_width=6, max_positions=40, architecture="paper")
 both = pytest.mark.parametrize("spec", [FOURIER, PAPER], ids=["fourier", "paper"])

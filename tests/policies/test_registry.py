@@ -29,7 +29,6 @@ every_method = pytest.mark.parametrize("spec", SPECS)
 def _supply(view, scorer):
     """The view with exactly what the scorer declared."""
     queries, needs = view.queries, scorer.needs
-    assert queries is not None
     if needs.queries >= 0:
         queries = queries[:, :, max(queries.shape[2] - needs.queries, 0) :]
     return replace(
@@ -102,7 +101,6 @@ def test_inputs_are_left_alone(make_view, spec):
 def test_low_precision_inputs_are_scored_in_float32(make_view, spec, dtype):
     scorer = make_scorer(spec)
     low = make_view(tokens=40, dtype=dtype)
-    assert low.queries is not None
     exact = replace(
         low, keys=low.keys.float(), values=low.values.float(), queries=low.queries.float()
     )
@@ -115,7 +113,6 @@ def test_low_precision_inputs_are_scored_in_float32(make_view, spec, dtype):
 def test_scores_on_a_gpu_are_those_of_the_cpu(make_view, spec):
     scorer, view = make_scorer(spec), make_view(tokens=40)
     moved = _mapped(view, Tensor.cuda)
-    assert moved.hidden is not None
     project = moved.hidden.project
     hidden = replace(moved.hidden, project=lambda states: project(states.cpu()).cuda())
     scores = scorer.score(replace(moved, hidden=hidden))

@@ -86,7 +86,6 @@ def test_validation_evaluates_the_averaged_weights(store):
         contexts = (source.context(point) for point in points)
         return evaluate(rankers, contexts, reward_protection=UNPROTECTED).skill
 
-    assert found is not None
     assert torch.equal(found.skill, skill(module.average))
     assert not torch.equal(found.skill, skill(module.rankers))
     assert torch.equal(module.best_skill, found.skill)

@@ -1,7 +1,5 @@
 """A results folder small enough to check every number of its report by hand."""
 
-from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -159,9 +157,6 @@ def manifest(**changes):
     }  # fmt: skip
 
 
-Write = Callable[..., Path]
-
-
 @pytest.fixture(scope="session")
 def write_results():
     """Write a results folder; parts given as None are left out."""
@@ -212,17 +207,9 @@ def make_comparison(tmp_path, write_results):
     def make(**parts):
         folder = write_results(tmp_path / f"compared{len(list(tmp_path.iterdir()))}", **parts)
         results = load_results(folder)
-        comparison = compare(results, "accuracy", "query_aware", resamples=50)
-        assert comparison is not None
-        return comparison
+        return compare(results, "accuracy", "query_aware", resamples=50)
 
     return make
-
-
-@pytest.fixture
-def replies():
-    """Records with likelihoods."""
-    return reply_records()
 
 
 @pytest.fixture

@@ -17,8 +17,6 @@ from kvp.hf.scorer_inputs import (
 )
 from kvp.scoring import Needs, Noise, Reconstruction
 
-Array = np.ndarray
-
 
 @pytest.fixture
 def tokenizer(letters):

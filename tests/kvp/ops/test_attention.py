@@ -29,9 +29,6 @@ def test_column_sums(full_attention, group, block):
     np.testing.assert_allclose(result.sum(-1), 37, rtol=1e-5)
 
 
-Array = np.ndarray
-
-
 def _loops(queries, keys, pass_keys, w, u, scaling):
     group, tokens, _ = queries.shape
     result = np.zeros(len(keys))
