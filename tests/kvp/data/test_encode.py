@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 from kvp import nano
 from kvp.data.encode import encode, evidence_tokens, find_largest
 from kvp.data.ruler import RULER_TASKS, generate
-from kvp.data.task import Sample, TaskSettings, blank_sample
+from kvp.data.task import Sample, TaskSettings
 from kvp.data.tasks import build_samples
 from kvp.errors import ModelError, UsageError
 
@@ -29,6 +29,7 @@ def chat(*contents):
 
 
 QUESTION = make(context="Some text.\n", question="Who?", answer_prefix=" It is", reply=" Bob")
+TURNS = make(context="C.", question="q3", answer_prefix="p", earlier=(("q1", "a1"), ("q2 ", "a2")))
 
 
 def test_question_boundaries(tokenizer):
@@ -44,13 +45,6 @@ def test_question_boundaries(tokenizer):
     assert encoded.reply_spans == ()
 
 
-def test_without_a_chat_template(tokenizer, plain_tokenizer):
-    encoded = encode(QUESTION, plain_tokenizer)
-    assert encoded == encode(replace(QUESTION, chat_template=False), tokenizer)
-    assert plain_tokenizer.decode(encoded.ids) == "Some text.\nWho? It is"
-    assert encoded.context_length == len("Some text.\n")
-
-
 def test_chat_boundaries_and_spans(tokenizer):
     encoded = encode(make(chat("Hi", "Hello!", "Name?", "Ann", "Again?", "Ann.")), tokenizer)
     context = f"{USER}Hi<|end|>{ASSISTANT}Hello!<|end|>{USER}Name?<|end|>{ASSISTANT}Ann<|end|>"
@@ -60,6 +54,9 @@ def test_chat_boundaries_and_spans(tokenizer):
     spans = [tokenizer.decode(encoded.ids[slice(*span)]) for span in encoded.reply_spans]
     assert spans == ["Hello!", "Ann"]
     assert tokenizer.decode(encoded.reply_ids) == "Ann."
+    one = encode(make(chat("Name?", "Ann")), tokenizer)  # its opening is its context
+    assert one.context_length == 1 + len("user:")
+    assert tokenizer.decode(one.ids) == f"{USER}Name?<|end|>{ASSISTANT}"
 
 
 def test_a_template_may_open_with_a_system_turn(system_tokenizer):
@@ -76,19 +73,6 @@ def test_the_opening_ends_where_the_user_begins(tokenizer):
         encoded = encode(make(turns), tokenizer)
         opening = tokenizer.decode(encoded.ids[: encoded.opening_length])
         assert opening == f"<|start|>system:Be brief.<|end|>{USER}"
-
-
-def test_chat_without_a_template(plain_tokenizer):
-    encoded = encode(make(chat("Hi", "Hello!", "Name?", "Ann")), plain_tokenizer)
-    context = "User:\nHi\n\nAssistant:\nHello!\n\n"
-    assert plain_tokenizer.decode(encoded.ids) == f"{context}User:\nName?\n\nAssistant:\n"
-    assert encoded.context_length == len(context)
-
-
-def test_a_chat_of_one_exchange_has_the_opening_as_its_context(tokenizer):
-    encoded = encode(make(chat("Name?", "Ann")), tokenizer)
-    assert encoded.context_length == 1 + len("user:")
-    assert tokenizer.decode(encoded.ids) == f"{USER}Name?<|end|>{ASSISTANT}"
 
 
 def test_running_text_has_no_template_and_all_but_one_token_of_context(tokenizer):
@@ -172,7 +156,7 @@ def test_white_space_around_turns_is_as_the_template_writes_it(tokenizer, trim, 
     trimming = written_by(tokenizer, trim, before)
     messages = ({"role": "system", "content": texts[0]}, *chat(*texts[1:], "x"))
     assert encode(make(messages), trimming).ids == tokens_of(messages[:-1], trimming)
-    asked = replace(_sample(), context=texts[0], question=texts[3], answer_prefix="")
+    asked = replace(TURNS, context=texts[0], question=texts[3], answer_prefix="")
     for earlier in ((), ((texts[1], texts[2]),)):
         first, *others = [*(text for turn in earlier for text in turn), texts[3]]
         expected = tokens_of(chat(texts[0] + first, *others), trimming)
@@ -188,10 +172,24 @@ def test_evidence_of_a_context_that_the_template_trims(tokenizer):
     assert trimming.decode([encoded.ids[token] for token in tokens]) == "Bob"
 
 
-def test_chats_of_other_roles_without_a_template(plain_tokenizer):
-    told = ({"role": "developer", "content": "Be brief."}, *chat("Name?", "Ann"))
-    text = plain_tokenizer.decode(encode(make(told), plain_tokenizer).ids)
-    assert text == "Developer:\nBe brief.\n\nUser:\nName?\n\nAssistant:\n"
+@pytest.mark.parametrize(
+    ("sample", "context", "rest"),
+    [
+        (QUESTION, "Some text.\n", "Who? It is"),
+        (make(chat("Hi", "Hello!", "Name?", "Ann")), "User:\nHi\n\nAssistant:\nHello!\n\n",
+         "User:\nName?\n\nAssistant:\n"),
+        (make(({"role": "developer", "content": "Be brief."}, *chat("Name?", "Ann"))),
+         "Developer:\nBe brief.\n\n", "User:\nName?\n\nAssistant:\n"),
+        (TURNS, "C.", "q1 a1\n\nq2 a2\n\nq3p"),
+    ],
+    ids=["question", "chat", "another role", "turns"],
+)  # fmt: skip
+def test_without_a_chat_template(tokenizer, plain_tokenizer, sample, context, rest):
+    encoded = encode(sample, plain_tokenizer)
+    assert plain_tokenizer.decode(encoded.ids) == context + rest
+    assert encoded.context_length == len(context)
+    if sample.context:
+        assert encoded == encode(replace(sample, chat_template=False), tokenizer)
 
 
 def test_nothing_to_encode_is_refused(plain_tokenizer):
@@ -201,26 +199,13 @@ def test_nothing_to_encode_is_refused(plain_tokenizer):
         encode(make(chat("a", "b", "c")), plain_tokenizer)
 
 
-def _sample():
-    blank = blank_sample(TaskSettings(split="test", count=1, seed=0, length=99), "t", "0")
-    return replace(
-        blank, context="C.", question="q3", answer_prefix="p", earlier=(("q1", "a1"), ("q2 ", "a2"))
-    )
-
-
 def test_turns_follow_the_context(tokenizer):
-    encoded = encode(_sample(), tokenizer)
+    encoded = encode(TURNS, tokenizer)
     assert tokenizer.decode(encoded.ids[: encoded.context_length]) == "<|start|>user:C."
     assert tokenizer.decode(encoded.ids[encoded.context_length :]) == (
         "q1<|end|><|start|>assistant:a1<|end|><|start|>user:q2 <|end|><|start|>assistant:a2<|end|>"
         "<|start|>user:q3<|end|><|start|>assistant:p"
     )
-
-
-def test_turns_without_a_chat_template(plain_tokenizer):
-    encoded = encode(_sample(), plain_tokenizer)
-    assert plain_tokenizer.decode(encoded.ids) == "C.q1 a1\n\nq2 a2\n\nq3p"
-    assert plain_tokenizer.decode(encoded.ids[: encoded.context_length]) == "C."
 
 
 CONTEXT = "Ann met Bob. BOB knew Annika, a bobcat and bob; 12 of 123.\n"
@@ -246,11 +231,8 @@ def test_whole_words_of_any_case(tokenizer, references, spelled):
     assert list(tokens) == sorted(set(tokens))
     assert tokenizer.decode([encoded.ids[token] for token in tokens]) == "".join(spelled)
     assert all(token < encoded.context_length for token in tokens)
-
-
-def test_samples_without_a_context_have_none(tokenizer):
-    sample = replace(ASKED, references=("Bob",), context="")
-    assert evidence_tokens(sample, encode(sample, tokenizer), tokenizer) == ()
+    bare = replace(sample, context="")
+    assert evidence_tokens(bare, encode(bare, tokenizer), tokenizer) == ()
 
 
 @pytest.mark.parametrize("task", ["niah_single_3", "niah_multikey_2", "niah_multivalue"])
@@ -295,8 +277,5 @@ def test_few_texts_are_tried():
     )
     assert len(tried) < 20
     assert max(tried) < 19_000
-
-
-def test_a_length_below_the_smallest_is_refused():
     with pytest.raises(UsageError, match="--length 9: the smallest kv prompt already has 10"):
         find_largest(lambda units: units, lambda units: 10 + units, limit=9, smallest=0, what="kv")

@@ -357,14 +357,6 @@ class Adapted(nn.Module):
         return y
 
 
-def double(module, args, output):
-    return 2 * output
-
-
-def halve(module, args):
-    return (args[0] / 2,)
-
-
 def steered(by):
     return lambda module, args, output: output + by
 
@@ -400,8 +392,8 @@ def test_an_identity_covers_what_computes(qwen, prompt, fixed, generate, tmp_pat
         lambda: setattr(adapted, "active_adapters", ["one", "two"]),
         lambda: setattr(adapted, "disable_adapters", True),
         lambda: adapted.scaling.update(one=2.0),
-        lambda: layer.mlp.register_forward_hook(double),
-        lambda: layer.mlp.register_forward_pre_hook(halve),
+        lambda: layer.mlp.register_forward_hook(lambda module, args, output: 2 * output),
+        lambda: layer.mlp.register_forward_pre_hook(lambda module, args: (args[0] / 2,)),
         lambda: layer.mlp.register_forward_hook(steered(0.5)),
         lambda: layer.mlp.register_forward_hook(steered(torch.ones(32))),
         lambda: layer.mlp.register_forward_hook(partial(scaled, by=0.5)),

@@ -240,19 +240,13 @@ def test_columns_of_other_names(tmp_path, tokenizer):
     source = measured(str(tmp_path / "other.jsonl"), tokenizer, columns={"question": "query"})
     assert len(source) == 1
     assert "line 2 has no column 'query', which --columns names" in source.notes[0]
-
-
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
+    for text, reason in (
         ("question", "--columns: 'question' is not NEW=OLD"),
         ("", "is not NEW=OLD"),
         ("answer=a,answer=b", "'answer' is named twice"),
-    ],
-)
-def test_columns_that_are_refused(text, reason):
-    with pytest.raises(ValueError, match=reason):
-        renamed_columns(text)
+    ):
+        with pytest.raises(ValueError, match=reason):
+            renamed_columns(text)
 
 
 def test_questions_are_scored_and_other_rows_measured(tmp_path, tokenizer):
