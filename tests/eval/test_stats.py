@@ -58,9 +58,11 @@ def test_a_number_per_policy_and_prompt_higher_is_better():
     }  # fmt: skip
 
 
-def test_tasks_weigh_the_same_whatever_their_number_of_prompts():
+def test_tasks_weigh_the_same_whatever_their_number_of_prompts_and_so_do_questions():
     values = {("a", "1"): 1.0, ("b", "1"): 0.0, ("b", "2"): 0.0, ("b", "3"): 0.0}
     assert bootstrap_mean({None: values}, resamples=50).mean == 0.5
+    questions = {("t", "a@00000001"): 1.0, ("t", "b@00000001"): 1.0, ("t", "c@00000002"): 0.0}
+    assert bootstrap_mean({None: questions}).mean == pytest.approx(2 / 3)
     with pytest.raises(ValueError, match="no prompts"):
         bootstrap_mean({})
 
@@ -325,11 +327,6 @@ def test_questions_of_one_context_count_as_one_draw(bounds):
     gap = paired_difference({None: alone}, {None: others}, bounds=None)
     same = paired_difference({None: _shared(12, 8, values)}, {None: zeros}, bounds=None)
     assert same.p == pytest.approx(gap.p)
-
-
-def test_every_question_weighs_the_same():
-    scores = {("t", "a@00000001"): 1.0, ("t", "b@00000001"): 1.0, ("t", "c@00000002"): 0.0}
-    assert bootstrap_mean({None: scores}).mean == pytest.approx(2 / 3)
 
 
 def test_losses_of_one_context_are_drawn_together():

@@ -189,18 +189,6 @@ def made():
 
 
 @pytest.fixture
-def make_record():
-    """One record of rows.jsonl with given fields."""
-    return result_record
-
-
-@pytest.fixture
-def answers():
-    """Records with scores."""
-    return answer_records()
-
-
-@pytest.fixture
 def make_comparison(tmp_path, write_results):
     """The accuracies of query_aware answers, compared."""
 
@@ -210,18 +198,6 @@ def make_comparison(tmp_path, write_results):
         return compare(results, "accuracy", "query_aware", resamples=50)
 
     return make
-
-
-@pytest.fixture
-def curves():
-    """Records of curves.jsonl."""
-    return curve_records()
-
-
-@pytest.fixture
-def timing():
-    """Records of timing.jsonl."""
-    return timing_records()
 
 
 @pytest.fixture(scope="session")
