@@ -5,11 +5,7 @@ from transformers import DynamicCache, PreTrainedConfig
 
 from kvp.errors import ModelError
 from kvp.hf import EvictingCache
-from kvp.hf.attention import (
-    ATTENTION,
-    ATTENTIONS,
-    grouped_attention,
-)
+from kvp.hf.attention import ATTENTION, ATTENTIONS, grouped_attention
 
 
 def test_plain_forward_is_bitwise_sdpa(model, prompt):

@@ -109,10 +109,7 @@ def test_evicting_around_generate(
     """Boundary after the prompt: the first answer token still comes from full attention."""
     ids = prompt(40)
     scorer = fixed(40)
-    with (
-        watched(model) as calls,
-        evicting(model, scorer, "30%", PROTECTION, allocator=allocator),
-    ):
+    with watched(model) as calls, evicting(model, scorer, "30%", PROTECTION, allocator=allocator):
         output = generate(model, ids, 9)
     assert calls == [(40, [list(range(40))])] + [(1, [[index]]) for index in range(40, 48)]
     kept = scorer.kept(12, PROTECTION.sinks, PROTECTION.recents)
@@ -306,11 +303,6 @@ def test_counts_that_cannot_be_kept(qwen, prompt, fixed, counts, message):
     with pytest.raises(UsageError, match=message) as caught:
         prefill_and_evict(qwen, prompt(30), fixed(30), 22, allocator=Given(counts))
     assert "\n" not in str(caught.value)
-
-
-def test_a_protection_is_no_name(qwen, prompt, fixed):
-    with pytest.raises(UsageError, match=r"protection='ada' is no Protection\(sinks"):
-        prefill_and_evict(qwen, prompt(30), fixed(30), 22, "ada")  # type: ignore[arg-type]
 
 
 class Everything:

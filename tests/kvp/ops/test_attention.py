@@ -8,11 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kvp.ops.attention import (
-    column_sums,
-    group_products,
-    reconstruction_attention,
-)
+from kvp.ops.attention import column_sums, group_products, reconstruction_attention
 from kvp.rope import Rope
 from kvp.scoring import HiddenStates, View
 from policies.registry import make_scorer
