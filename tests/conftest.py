@@ -15,14 +15,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import hypothesis
 import pytest
 import torch
-
-if TYPE_CHECKING:
-    pass
 
 hypothesis.settings.register_profile("kvp", deadline=None)  # machines are busy
 hypothesis.settings.load_profile("kvp")
@@ -155,8 +151,6 @@ def watch(run_until):
 @pytest.fixture(autouse=True)
 def _seeded():
     """Seed torch's global generator, which random-weight models draw from."""
-    import torch
-
     torch.manual_seed(0)
 
 
@@ -166,7 +160,6 @@ def model_folder(tmp_path_factory):
 
     Qwen2 with 2 layers, 4 query and 2 KV heads, context 1024; vocabulary of 600.
     """
-    import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 

@@ -169,10 +169,7 @@ def test_commands_are_found_in_every_kind_of_page():
     shell = '  "$BIN/kvp-eval" --tasks $T \\\n    --rate 3 | tail'
     assert _commands(shell, markdown=False) == [["kvp eval", "--tasks", "$T", "--rate", "3"]]
     page = "kvp eval is prose. `kvp merge --shards a,b`\n```\nkvp-report x # why\n```\n"
-    assert _commands(page, markdown=True) == [
-        ["kvp report", "x"],
-        ["kvp merge", "--shards", "a,b"],
-    ]
+    assert _commands(page, markdown=True) == [["kvp report", "x"], ["kvp merge", "--shards", "a,b"]]
     shell = '  "$BIN/kvp" tune --out "$RUN" & -m kvp train --steps 3'
     assert _commands(shell, markdown=False) == [
         ["kvp tune", "--out", "$RUN", "&", "-m", "kvp", "train", "--steps", "3"],

@@ -6,21 +6,18 @@ import torch
 
 import eval.cost_curves
 from eval.config import EvalConfig
-from eval.cost_curves import (
-    TracedPrompt,
-    boundary,
-    measure_traces,
-    open_traces,
-    protocols_apart,
-)
+from eval.cost_curves import TracedPrompt, boundary, measure_traces, open_traces, protocols_apart
 from eval.methods import build_methods
 from eval.prepare import methods_of
 from kvp.errors import StoreError
 from kvp.geometry import Geometry
 from kvp.hf import load_model
 from kvp.metrics import METRICS_VERSION, grid_budgets
+from kvp.ops.future_attention import future_attention
 from kvp.ranking import UNPROTECTED, Protection
 from kvp.store import SequenceRecord, StorePlan, Trace, TraceWriter
+from train.data.contexts import RankingContext
+from train.learning.validation import Heuristics
 
 GEOMETRY = Geometry(layers=2, query_heads=4, kv_heads=2, head_dim=8)
 LENGTH = 40
@@ -61,7 +58,6 @@ def _config(**fields):
 
 def _importance(trace, layer, head, prefix):
     """Future attention in float64, query by query."""
-    assert trace.queries is not None
     queries = trace.queries[layer, head].double().numpy()
     keys = trace.keys[layer, head].double().numpy()
     total = np.zeros(prefix)
@@ -92,17 +88,8 @@ def test_curves_agree_with_an_independent_computation():
             ]
             area = results[name, False].area[layer, head].item()
             assert area == pytest.approx(np.mean(lost), abs=1e-6)
-        safe = [
-            prefix - 1,
-            0,
-            prefix - 2,
-            1,
-            prefix - 3,
-            2,
-            prefix - 4,
-            3,
-            *range(prefix - 5, prefix - 17, -1),
-        ]
+        safe = [token for sink in range(4) for token in (prefix - 1 - sink, sink)]
+        safe += range(prefix - 5, prefix - 17, -1)
         rest = [token for token in np.argsort(norms) if token not in safe]
         kept = (safe + rest)[: prefix * 3 // 4]
         expected = 1 - importance[kept].sum() / importance.sum()
@@ -145,6 +132,38 @@ def test_records_average_held_out_sequences_of_both_protocols(tmp_path):
     assert record["metrics_version"] == METRICS_VERSION
 
 
+def test_training_gives_the_same_numbers(tmp_path):
+    """Skill of every attention-free method, protected and not, within 1e-6.
+
+    Where the question is not seen: with it, evaluation shows scorers the last prompt token, too.
+    """
+    contexts, prefix = [], 24
+    for trace in map(_trace, range(2)):
+        importance = future_attention(trace.queries, trace.keys, prefix_length=prefix)
+        keys, values = (x[:, :, :prefix].flatten(0, 1) for x in (trace.keys, trace.values))
+        contexts.append(
+            RankingContext(
+                keys=keys, values=values, positions=torch.arange(prefix), length=prefix,
+                importance=importance.flatten(0, 1),
+            )
+        )  # fmt: skip
+    methods = "random,streaming_llm,knorm,keydiff,lagkv,oracle"
+    config = _config(methods=methods, protocols="query_agnostic")
+    reader = open_traces(str(_store(tmp_path / "traces", ["test", "test"])), GEOMETRY)
+    records = measure_traces(config, methods_of(config), reader)
+    for protection in (UNPROTECTED, SAFE):
+        heuristics = Heuristics(GEOMETRY)
+        skills = torch.stack([heuristics.skills(context, protection) for context in contexts])
+        trained = dict(zip(heuristics.names, skills.nanmean(0).tolist(), strict=True))
+        for record in records:
+            head = 2 * record["layer"] + record["head"]
+            if record["method"] == "oracle":
+                assert record["skill"] == pytest.approx(1, abs=1e-9)
+            elif record["protected"] is (protection == SAFE):
+                skill = trained[record["method"]][head]
+                assert record["skill"] == pytest.approx(skill, abs=1e-6), record["method"]
+
+
 def test_boundaries_are_those_of_the_protocols():
     record = _trace(0).record
     assert (boundary(record, "query_aware"), boundary(record, "query_agnostic")) == (32, 24)
@@ -155,7 +174,6 @@ def test_traces_show_the_last_query_of_the_prompt(prefix, last):
     """Query-aware the scorers see 33 tokens and rank 32; at the end of the context, they see 24."""
     trace, (tova,) = _trace(0), build_methods(["tova"])
     ((scores, _),) = TracedPrompt(trace, prefix).score(tova, [8])
-    assert trace.queries is not None
     for layer in range(2):
         queries = trace.queries[layer, :, :, last].double()  # [H, G, D]
         logits = torch.einsum("hgd,hnd->hgn", queries, trace.keys[layer, :, : last + 1].double())

@@ -6,7 +6,7 @@ import torch
 from eval.config import EvalConfig
 from eval.evaluate import Bench
 from kvp.hf import EvictingCache, prefill
-from kvp.hf.evict import all_tokens, gather
+from kvp.hf.evict import all_tokens
 
 PROMPT = 24
 BOUNDARY = 20
@@ -78,18 +78,3 @@ def test_equal_caches_run_once(tiny_model, monkeypatch):
     answers = _bench(tiny_model, 8, new=2).answers(_prompt(ids), start, caches)
     assert max(widths) == 2
     assert answers[0] == answers[2] == answers[3]
-
-
-def test_gathered_cache_holds_the_kept_tokens_at_their_positions(tiny_model):
-    ids = torch.arange(1, PROMPT + 1)
-    start = prefill(tiny_model, ids[None, :BOUNDARY])
-    caches = _random_caches(start, [3, 5], 2)
-    cache = gather(start, caches)
-    assert cache.get_seq_length() == BOUNDARY
-    layer = cache.layers[1]
-    assert layer.positions[1, 0].tolist() == caches[1][1, 0].tolist()
-    assert layer.positions[0, 1, :3].tolist() == caches[0][1, 1].tolist()
-    assert (layer.positions[0, :, 3:] == torch.iinfo(torch.int64).max).all()
-    kept = start.keys[1][0, 0, caches[1][1, 0]]
-    before = int(layer.lengths[0].sum())  # heads lie one after the other, sequence after sequence
-    assert torch.equal(layer.keys[before : before + 5], kept)

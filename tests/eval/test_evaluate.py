@@ -50,6 +50,12 @@ def _settings(methods, budget):
     ]
 
 
+def _generate(bench, ids, **options):
+    mask = torch.ones_like(ids)
+    settings = {"max_new_tokens": 8, "do_sample": False, **options}
+    return bench.model.generate(ids, attention_mask=mask, **settings)
+
+
 @pytest.mark.parametrize("protocol", ["query_aware", "query_agnostic"])
 def test_answers_are_those_of_each_method_alone(bench, prompts, protocol):
     prompt = prompts["niah_single_1"]
@@ -65,29 +71,17 @@ def test_answers_are_those_of_each_method_alone(bench, prompts, protocol):
     predictions = set()
     uneven = 0
     for record in records:
+        rule = None if record["allocator"] == "uniform" else make_allocator(record["allocator"])
         cache = prefill_and_evict(
-            bench.model,
-            ids[:, : boundary + fed_again],
-            make_scorer(record["method"]),
-            record["budget"] or 40,
-            SAFE if record["protected"] else UNPROTECTED,
-            allocator=None
-            if record["allocator"] == "uniform"
-            else make_allocator(record["allocator"]),
-            tokenizer=bench.tokenizer,
-            fed_again=fed_again,
-        )
+            bench.model, ids[:, : boundary + fed_again], make_scorer(record["method"]),
+            record["budget"] or 40, SAFE if record["protected"] else UNPROTECTED,
+            allocator=rule, tokenizer=bench.tokenizer, fed_again=fed_again,
+        )  # fmt: skip
         assert record["cache_bytes"] == cache.nbytes, record["method"]
         bytes_per_token = 2 * 2 * 2 * 8 * 4  # keys and values, layers, heads, channels, float32
         assert record["kept_tokens"] * bytes_per_token == pytest.approx(cache.nbytes)
         uneven += any(type(layer).__name__ == "RaggedLayer" for layer in cache.layers)
-        out = bench.model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            past_key_values=cache,
-            max_new_tokens=8,
-            do_sample=False,
-        )
+        out = _generate(bench, ids, past_key_values=cache)
         answer = bench.tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True)
         assert record["prediction"] == answer, record["method"]
         predictions.add(answer)
@@ -206,12 +200,7 @@ def test_hindsight_is_the_attention_the_future_pays(bench, prompts, task, protoc
     if task == "chat":
         text = torch.cat([prompt.ids, prompt.reply])[None]
     else:
-        text = bench.model.generate(
-            prompt.ids[None],
-            attention_mask=torch.ones_like(prompt.ids[None]),
-            max_new_tokens=8,
-            do_sample=False,
-        )
+        text = _generate(bench, prompt.ids[None])
     assert text.shape[1] > len(prompt.ids)
     bench.model.set_attn_implementation("eager")
     try:

@@ -27,14 +27,11 @@ class Newest:
     """Keeps the newest tokens, or with `back` the oldest."""
 
     back: bool = False
+    needs = Needs()
 
     @property
     def name(self):
         return "oldest" if self.back else "newest"
-
-    @property
-    def needs(self):
-        return Needs()
 
     def score(self, view):
         positions = view.positions.float()
@@ -42,13 +39,10 @@ class Newest:
         return order[:, None].expand(*view.keys.shape[:3])
 
 
-@dataclass(frozen=True)
-class FirstLayer:
-    """Gives the first layer one token per head more than the others have."""
+class Mine:
+    """An allocator."""
 
-    @property
-    def name(self):
-        return "first_layer"
+    name = "mine"
 
     def allocate(self, request):
         return make_allocator("uniform").allocate(request)
@@ -123,13 +117,13 @@ def test_a_loaded_model_is_evaluated_as_its_name_is(tiny_folder):
 
 def test_names_classes_objects_and_pairs_side_by_side(tiny_folder, tiny_policy):
     methods = [
-        Newest, Newest(back=True), (Newest, FirstLayer()), make_method("knorm", "ada"), "tova",
+        Newest, Newest(back=True), (Newest, Mine()), make_method("knorm", "ada"), "tova",
         load_policy(tiny_policy),
     ]  # fmt: skip
     table = _evaluate(str(tiny_folder), methods)
     labels = table.groupby(["method", "allocator"]).size()
     assert dict(labels) == {
-        ("newest", "uniform"): 2, ("oldest", "uniform"): 2, ("newest", "first_layer"): 2,
+        ("newest", "uniform"): 2, ("oldest", "uniform"): 2, ("newest", "mine"): 2,
         ("knorm", "ada"): 2, ("tova", "uniform"): 2, ("kvp", "uniform"): 2,
     }  # fmt: skip
     assert set(table[table["method"] == "kvp"]["policy"]) == {"seed0"}
@@ -139,7 +133,7 @@ def test_names_classes_objects_and_pairs_side_by_side(tiny_folder, tiny_policy):
     ("methods", "message"),
     [
         ([object()], "method object is no scorer"),
-        ([(Newest(), FirstLayer(), 1)], "is no pair of a scorer and an allocator"),
+        ([(Newest(), Mine(), 1)], "is no pair of a scorer and an allocator"),
         ([(Newest(), Newest())], "allocator Newest is no allocator"),
         ([NeedsMore], "method NeedsMore cannot be made"),
         ([Newest(), NeedsMore(0)], "two scorers are called 'newest'"),

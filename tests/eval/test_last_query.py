@@ -121,7 +121,6 @@ def test_every_program_shows_the_same_tokens(bench, prompts, protocol):
     }[protocol]
     assert len(scorer.views) == 2 * (1 + 2 + 1)  # timing runs its first prompt twice
     for view in scorer.views:
-        assert view.queries is not None
         assert view.queries.shape[2] == view.keys.shape[2] == view.positions.shape[1] == tokens
         assert view.fed_again == (protocol == "query_aware")
         assert view.question == tokens - prompt.encoded.context_length

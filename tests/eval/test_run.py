@@ -15,7 +15,6 @@ from eval.config import EvalConfig
 from eval.evaluate import evaluate_together
 from eval.results import load_results
 from eval.run import estimate
-from kvp.data.metrics import string_match_all
 from kvp.data.sources import data_identity
 from kvp.data.task import Sample, TaskSettings
 from kvp.errors import ModelError
@@ -96,18 +95,6 @@ def test_every_variant_has_its_record(finished):
             assert record["cached_tokens"] < record["prompt_tokens"] - 1
         assert record["cache_bytes"] == record["kept_tokens"] * BYTES_PER_TOKEN
         assert record["policy_seed"] == (5 if record["method"] == "kvp" else None)
-
-
-def test_scores_are_string_matches_and_replies_have_likelihoods(finished):
-    for record in _records(finished):
-        if record["task"] == "chat":
-            assert record["score"] is None
-            assert record["nll"] > 0
-            assert record["reply_tokens"] > 0
-        else:
-            assert record["nll"] is None
-            assert record["score"] == string_match_all(record["prediction"], record["references"])
-            assert len(record["references"]) == 1
 
 
 def test_the_other_files_cover_all_methods(finished):
@@ -393,21 +380,13 @@ def test_an_interrupted_run_says_so_wherever_it_is_shown(
     assert kvp.read_results(tmp_path / "r").unfinished == ""
 
 
-def test_policies_of_another_geometry_and_truncated_ones_are_refused(
-    tmp_path, tiny_folder, tiny_policy, capsys
-):
+def test_policies_of_another_geometry_are_refused(tmp_path, tiny_folder, capsys):
     other = tmp_path / "other"
     geometry = Geometry(layers=3, query_heads=4, kv_heads=2, head_dim=8)
     rankers = HeadRankers(RankerSpec(head_dim=8, hidden=8), geometry.total_kv_heads)
     save_policy(other, rankers, PolicyMeta(geometry=geometry, model={"id": "x", "revision": None}))
     out = tmp_path / "results"
     assert "was trained for 3 layers" in _refusal(capsys, _arguments(tiny_folder, other, out))
-    broken = tmp_path / "broken"
-    shutil.copytree(tiny_policy, broken)
-    head = broken / "layer_01_head_00.safetensors"
-    head.write_bytes(head.read_bytes()[:-9])
-    message = _refusal(capsys, _arguments(tiny_folder, broken, out))
-    assert "layer_01_head_00.safetensors" in message
     assert not out.exists()
 
 

@@ -27,21 +27,16 @@ def rows(path):
     return path
 
 
-def configuration(folder, data, **changes):
-    fields = {
+def settings_of(folder, data, **changes):
+    return {
         "model": str(folder), "tasks": "data", "data": str(data), "split": "all", "length": 300,
         "methods": METHODS, "budgets": "30%", "protection": "off", "timing_prompts": 0,
-        "bootstrap": 5, "max_new_tokens": 6, "out": str(data.parent / "out"),
+        "bootstrap": 5, "max_new_tokens": 6, "out": str(data.parent / "out"), **changes,
     }  # fmt: skip
-    return EvalConfig(**fields | changes)
 
 
-def run(config):
-    names = (
-        "model", "tasks", "data", "split", "length", "methods", "budgets", "protection",
-        "timing_prompts", "bootstrap", "max_new_tokens", "out",
-    )  # fmt: skip
-    return main([part for name in names for part in (f"--{name}", str(getattr(config, name)))])
+def run(settings):
+    return main([part for name, value in settings.items() for part in (f"--{name}", str(value))])
 
 
 def records(out):
@@ -49,7 +44,7 @@ def records(out):
 
 
 def test_records_are_those_of_each_question_alone(bench, tiny_folder, tmp_path, monkeypatch):
-    config = configuration(tiny_folder, rows(tmp_path / "my.jsonl"))
+    config = EvalConfig(**settings_of(tiny_folder, rows(tmp_path / "my.jsonl")))
     prepared = prepare(config, methods_of(config))
     alone = {
         key_of(record): record
@@ -75,7 +70,7 @@ def test_records_are_those_of_each_question_alone(bench, tiny_folder, tmp_path, 
 
 
 def test_groups_have_one_prefill(bench, tiny_folder, tmp_path):
-    config = configuration(tiny_folder, rows(tmp_path / "my.jsonl"))
+    config = EvalConfig(**settings_of(tiny_folder, rows(tmp_path / "my.jsonl")))
     prepared = prepare(config, methods_of(config))
     settings = prepared.settings(*prepared.work[0])
     same = [(prompt, protocol, settings) for prompt, protocol in prepared.work]
@@ -90,9 +85,9 @@ def test_groups_have_one_prefill(bench, tiny_folder, tmp_path):
 
 def test_a_killed_run_goes_on_where_it_was(tiny_folder, tmp_path, monkeypatch):
     data = rows(tmp_path / "my.jsonl")
-    whole = configuration(tiny_folder, data, out=str(tmp_path / "whole"))
+    whole = settings_of(tiny_folder, data, out=str(tmp_path / "whole"))
     assert run(whole) == 0
-    cut = configuration(tiny_folder, data, out=str(tmp_path / "cut"))
+    cut = settings_of(tiny_folder, data, out=str(tmp_path / "cut"))
     append, written = RecordFile.append, []
 
     def killed(self, found):

@@ -145,16 +145,6 @@ class Letters:
 """
 
 
-def test_a_task_of_ones_own_is_scored_by_itself(tiny_folder, tmp_path, monkeypatch):
-    (tmp_path / "kvp_test_letters.py").write_text(TASK)
-    monkeypatch.chdir(tmp_path)
-    name = "kvp_test_letters:Letters"
-    assert _short(tiny_folder, tmp_path / "out", tasks=name, prompts=1) == 0
-    records = _records(tmp_path / "out")
-    assert {(record["task"], record["score"]) for record in records} == {("letters", 0.25)}
-    assert len(records) == 4
-
-
 def test_a_task_object_from_python(tiny_folder, tmp_path, monkeypatch):
     (tmp_path / "kvp_test_object.py").write_text(TASK)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -167,7 +157,7 @@ def test_a_task_object_from_python(tiny_folder, tmp_path, monkeypatch):
     assert {record["score"] for record in _records(tmp_path / "out")} == {0.25}
 
 
-def test_answers_to_a_prompt_that_changed_are_kept_apart(
+def test_a_task_of_ones_own_scores_itself_and_answers_to_a_changed_prompt_are_kept_apart(
     tiny_folder, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.chdir(tmp_path)
@@ -175,6 +165,7 @@ def test_answers_to_a_prompt_that_changed_are_kept_apart(
     module.write_text(TASK)
     assert _short(tiny_folder, tmp_path / "out", tasks="changing:Letters", prompts=1) == 0
     before = _records(tmp_path / "out")
+    assert [(record["task"], record["score"]) for record in before] == [("letters", 0.25)] * 4
     assert len({record["prompt_digest"] for record in before}) == 1
     module.write_text(TASK.replace("is blue", "is as grey as ever"))
     sys.modules.pop("changing")
@@ -228,27 +219,15 @@ def test_one_metric_for_all_rows(tiny_folder, tmp_path, capsys):
 
 
 def test_what_cannot_be_used_is_one_line_each(tiny_folder, tmp_path, capsys):
+    """`tests/kvp/data/rows` has every reason."""
     good = {"context": CONTEXT, "question": "What?", "answer": "e"}
-    data = _write(
-        tmp_path / "my.jsonl",
-        good,
-        {**good, "metric": "bleu"},
-        {**good, "answer": None},
-        {**good, "choices": ["e", "f"], "metric": "choice"},
-        {**good, "metric": "number"},
-        {"context": CONTEXT},
-    )
-    assert _rows(tiny_folder, data, tmp_path / "out") == 0
+    bad = ({**good, "metric": "bleu"}, {**good, "answer": None}, {**good, "metric": "number"})
+    assert _rows(tiny_folder, _write(tmp_path / "my.jsonl", good, *bad), tmp_path / "out") == 0
     message = _said(capsys)
-    assert "skipped 3 of 6 rows: line 2 has metric 'bleu', which is not one of all, part" in message
-    assert "line 4 is multiple choice (metric choice), which kvp lm-eval measures" in message
-    assert "line 6 has none of the accepted columns (it has: context)" in message
+    assert "skipped 1 of 4 rows: line 2 has metric 'bleu', which is not one of all, part" in message
     assert "left out 2 rows" in message
-    for reason in (
-        "line 3 has no answer to measure",
-        "line 5 has an answer without a number, for metric number",
-    ):  # fmt: skip
-        assert reason in message
+    assert "line 3 has no answer to measure" in message
+    assert "line 4 has an answer without a number, for metric number" in message
     (example,) = {record["example"] for record in _records(tmp_path / "out")}
     assert example.startswith("my/all/0/0")
     _write(tmp_path / "none.jsonl", {**good, "answer": ""})

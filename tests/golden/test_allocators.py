@@ -13,7 +13,6 @@ from kvp.ranking import EMPTY_SLOT, UNPROTECTED, Protection, Request, Selection,
 from policies.allocators.evolved import BudgetFile, save_budgets
 from policies.registry import ALLOCATORS, make_allocator, make_scorer
 
-Array = np.ndarray
 GEOMETRIES = [(1, 1, 9), (3, 2, 40), (4, 4, 65)]
 PROTECTIONS = [UNPROTECTED, Protection(sinks=2, recents=3), Protection(sinks=4, recents=16)]
 

@@ -82,11 +82,8 @@ def test_help_is_grouped_and_shows_every_default_and_what_presets_change(capsys)
     assert "Count. (default: 3)" in text
     assert "What is written. (required)" in text
     assert text.endswith("".join(f"  {example}\n" for example in EXAMPLES))
-
-
-def test_help_shows_the_defaults_of_the_chosen_preset(capsys):
-    text = _printed(capsys, "--preset", "paper", "--help")
-    assert "(default: 4000; plain: 100)" in text
+    assert "(default: 4000; plain: 100)" in _printed(capsys, "--preset", "paper", "--help")
+    assert _printed(capsys, "--version") == f"prog {__version__}\n"
 
 
 def test_print_config_prints_the_values_of_the_preset(tmp_path, capsys):
@@ -100,10 +97,6 @@ def test_print_config_prints_the_values_of_the_preset(tmp_path, capsys):
     assert _parse("--config", str(tmp_path / "again.yaml")) == _parse(
         "--preset", "paper", "--out", "o", "--rate", "2"
     )
-
-
-def test_version(capsys):
-    assert _printed(capsys, "--version") == f"prog {__version__}\n"
 
 
 def test_flags_go_before_yaml_before_the_preset(tmp_path):

@@ -90,21 +90,3 @@ def test_programs_from_python_take_the_flags_as_keywords(tmp_path):
     with pytest.raises(UsageError, match="no protocol 'b'"):
         kvp.evaluate(out="o", protocols=["query_aware", "b"])  # a list in place of commas
     assert kvp.collect(out=str(tmp_path / "traces"), dry_run=True) is None
-
-
-def test_evaluate_takes_names_and_scorer_objects_in_one_list(monkeypatch):
-    class Mine:
-        name = "mine"
-
-    mine = Mine()
-    given = []
-
-    def run(config, **_):
-        given.append(config)
-        return []
-
-    monkeypatch.setattr("eval.run.run", run)
-    assert kvp.evaluate(methods=["full", mine], budgets=["25%", "50%"], out="results").empty
-    (config,) = given
-    assert config.method_list == ("full", mine)
-    assert config.budgets == "25%,50%"

@@ -28,14 +28,6 @@ def _outcome(path):
         return None, str(error)
 
 
-def test_round_trip_leaves_no_other_files(tmp_path):
-    path = tmp_path / "x.json"
-    atomic_write_json(path, {"old": 1})
-    atomic_write_json(path, CONTENT)
-    assert read_json(path) == CONTENT
-    assert [entry.name for entry in tmp_path.iterdir()] == ["x.json"]
-
-
 def test_a_value_json_cannot_hold_leaves_the_old_file(tmp_path):
     path = tmp_path / "x.json"
     atomic_write_json(path, CONTENT)

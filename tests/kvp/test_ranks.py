@@ -50,11 +50,7 @@ def test_shares_are_fixed_and_cover_all():
         ((1, None), {}, "--rank and --world_size go together"),
         ((None, 2), TORCHRUN, "--rank and --world_size go together"),
         ((2, 2), {}, "--rank 2: with --world_size 2 ranks are 0 to 1"),
-        (
-            (None, None),
-            {"RANK": "x", "WORLD_SIZE": "2"},
-            "launcher's variable: .*'x'; give",
-        ),
+        ((None, None), {"RANK": "x", "WORLD_SIZE": "2"}, "launcher's variable: .*'x'; give"),
         ((None, None), {"RANK": "2", "WORLD_SIZE": "2"}, "process 2 of 2 .*counted from 0"),
         ((None, None), {**ARRAY, "SLURM_ARRAY_TASK_MAX": "11"}, "with gaps .* use -a 0-3"),
         ((None, None), {**ARRAY, "SLURM_ARRAY_TASK_ID": "90"}, "with gaps"),

@@ -30,19 +30,15 @@ def _example(tokens, seed=0):
     return torch.tensor(rng.exponential(size=tokens)), torch.tensor(rng.permutation(tokens))
 
 
-def test_closed_form_equals_the_sum_over_budgets():
+def test_curve_and_closed_form_are_those_of_every_budget():
     importance, ranking = _example(57)
     losses = _losses(importance.numpy(), ranking.numpy())
+    curve = cost_curve(importance, ranking)
+    np.testing.assert_allclose(curve, losses, atol=1e-12)
+    assert curve[57] == 0
     cost = all_budgets_cost(importance, ranking).item()
     assert cost == pytest.approx(losses[1:57].sum(), rel=1e-12)
     assert losses[:57].sum() - cost == pytest.approx(importance.sum().item(), rel=1e-12)
-
-
-def test_curve_holds_every_budget():
-    importance, ranking = _example(57)
-    curve = cost_curve(importance, ranking)
-    np.testing.assert_allclose(curve, _losses(importance.numpy(), ranking.numpy()), atol=1e-12)
-    assert curve[57] == 0
 
 
 def test_numbers_by_hand():

@@ -6,8 +6,6 @@ import torch
 
 from kvp.rope import Rope
 
-Array = np.ndarray
-
 
 def _turned(vectors, turn):
     """Multiply the pairs (i, i + R / 2) of vectors [..., D] by complex `turn` [..., R / 2]."""

@@ -11,8 +11,6 @@ from policies.expected_attention import ExpectedAttention
 def test_positions_need_not_start_at_zero(make_view):
     """Moving all tokens and their queries by the same distance changes nothing."""
     view = make_view(tokens=30)
-    assert view.rope is not None
-    assert view.queries is not None
     shift = view.rope.rotation(torch.tensor([17]))
     moved = replace(
         view,

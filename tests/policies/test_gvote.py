@@ -27,8 +27,6 @@ def test_the_prefix_of_its_size_is_its_set(make_view):
 def test_query_draws_follow_the_queries_before_rope(make_view):
     """Mean and covariance of many guesses, future 1 so that the rotation is a rotation."""
     view = make_view(tokens=30, batch=1, heads=1, group=2, width=4)
-    assert view.queries is not None
-    assert view.rope is not None
     plain = view.rope.unrotate(view.queries, torch.arange(30))[0, :, 4:].double().numpy()
     scorer = GVote(space="query", samples=3000, future=1)
     guesses = torch.stack([guess[0] for guess in scorer.guesses(view)], dim=1)
@@ -66,8 +64,6 @@ def test_sure_heads_keep_the_minimum(make_view):
     view.keys[:] = 0.0
     view.keys[:, :, 7] = 50.0
     hidden = view.hidden
-    assert hidden is not None
-    assert view.queries is not None
     view.queries[:] = 1.0
     # Positive channels stay positive on average: the rotation over one position near 0 turns them.
     certain = replace(

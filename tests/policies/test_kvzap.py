@@ -2,8 +2,6 @@
 
 import json
 import math
-from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,7 +17,6 @@ from kvp.ranking import UNPROTECTED
 from kvp.scoring import Scorer, score_layers
 from policies import make_scorer
 
-Write = Callable[..., Path]
 WIDTH, HEADS, LAYERS = 256, 4, 5
 """Of nano."""
 

@@ -14,12 +14,7 @@ from kvp.geometry import Geometry
 from kvp.manifest import read_sealed_json, write_sealed_json
 from policies import convert_policy, load_policy
 from policies.learned import Calibration
-from policies.policy_files import (
-    PolicyMeta,
-    check_geometry,
-    head_file,
-    save_policy,
-)
+from policies.policy_files import PolicyMeta, check_geometry, head_file, save_policy
 from policies.ranker import HeadRankers, RankerSpec
 
 GEOMETRY = Geometry(layers=2, query_heads=4, kv_heads=2, head_dim=8)
@@ -37,6 +32,12 @@ def _rankers(architecture="fourier", heads=4, seed=0):
     return HeadRankers(spec, heads, torch.Generator().manual_seed(seed))
 
 
+def _standardised():
+    rankers, each = _rankers(), torch.rand(4, 8) + 0.5
+    rankers.standardise(key_mean=each, key_std=each, value_mean=each, value_std=each)
+    return rankers
+
+
 @pytest.fixture
 def policy_dir(tmp_path):
     save_policy(tmp_path / "policy", _rankers(), META)
@@ -45,14 +46,11 @@ def policy_dir(tmp_path):
 
 @pytest.mark.parametrize("architecture", ["fourier", "paper"])
 def test_round_trip_is_bit_exact(tmp_path, make_view, architecture):
-    rankers = _rankers(architecture)
-    if architecture == "fourier":
-        statistics = torch.rand(4, 8) + 0.5
-        rankers.standardise(
-            key_mean=statistics, key_std=statistics, value_mean=statistics, value_std=statistics
-        )
-    save_policy(tmp_path / "deep" / "policy", rankers, META)
+    rankers = _standardised() if architecture == "fourier" else _rankers(architecture)
+    save_policy(tmp_path / "deep" / "policy", rankers, META, calibration=_calibration())
     policy = load_policy(str(tmp_path / "deep" / "policy"))
+    assert torch.equal(policy.calibration.scores, _calibration().scores)
+    assert torch.equal(policy.calibration.values, _calibration().values)
     assert policy.rankers.spec == rankers.spec
     for name, tensor in rankers.state_dict().items():
         assert torch.equal(policy.rankers.state_dict()[name], tensor)
@@ -215,14 +213,6 @@ def _calibration(heads=4):
     return Calibration(target="share", scores=knots, values=knots - 9)
 
 
-def test_calibrations_round_trip(tmp_path):
-    save_policy(tmp_path, _rankers(), META, calibration=_calibration())
-    result = load_policy(tmp_path).calibration
-    assert result is not None
-    assert torch.equal(result.scores, _calibration().scores)
-    assert torch.equal(result.values, _calibration().values)
-
-
 def test_a_policy_that_an_earlier_version_fine_tuned_loads(tmp_path):
     recipe = {"label": "max_reply_attention", "objective": "listwise", "steps": 9}
     training = {"recipe": recipe, "distillation": {"command": ["kvp", "distill"], "best_step": 3}}
@@ -255,14 +245,9 @@ def test_calibrations_that_are_none_are_named(tmp_path, changes, message):
 
 
 def test_bfloat16_weights_halve_a_policy_and_keep_its_order(tmp_path, make_view):
-    rankers = _rankers()
-    statistics = torch.rand(4, 8) + 0.5
-    rankers.standardise(
-        key_mean=statistics, key_std=statistics, value_mean=statistics, value_std=statistics
-    )
     knots = torch.linspace(-2, 2, 5).repeat(4, 1)
     calibration = Calibration(target="share", scores=knots, values=knots)
-    save_policy(tmp_path / "policy", rankers, META, calibration=calibration)
+    save_policy(tmp_path / "policy", _standardised(), META, calibration=calibration)
     convert_policy(tmp_path / "policy", tmp_path / "small")
     index = json.loads((tmp_path / "small" / "policy.json").read_text())
     assert index["weights"] == "bfloat16"

@@ -7,14 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from policies.ranker import (
-    HeadRankers,
-    RankerSpec,
-    head_shapes,
-    parameters_per_head,
-)
-
-Array = np.ndarray
+from policies.ranker import HeadRankers, RankerSpec, head_shapes, parameters_per_head
 
 FOURIER = RankerSpec(head_dim=8, hidden=12, position_width=6, frequencies=5, reference_length=64)
 PAPER = RankerSpec(head_dim=8, hidden=12, position_width=6, max_positions=40, architecture="paper")
@@ -42,8 +35,7 @@ def _tokens(heads=4, tokens=50, width=8):
 
 
 @pytest.mark.parametrize(
-    ("rows", "count"),
-    [(6000, 465_729), (8192, 535_873), (10_000, 593_729), (12_000, 657_729)],
+    ("rows", "count"), [(6000, 465_729), (8192, 535_873), (10_000, 593_729), (12_000, 657_729)]
 )
 def test_parameters_per_head_explain_the_papers_600k_and_650k(rows, count):
     spec = RankerSpec(head_dim=128, architecture="paper", max_positions=rows)

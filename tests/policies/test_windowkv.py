@@ -4,28 +4,17 @@ import pytest
 import torch
 
 from kvp.scoring import AUTO_GROUP, Needs, score_layers
-from policies.windowkv import SETTINGS, WindowKV
+from policies.windowkv import WindowKV
 
 
-def test_settings_of_the_paper():
-    assert SETTINGS["qwen"]["qa"] == (4, 32, 32)
-    assert SETTINGS["qwen"]["aggregation"] == (16, 32, 16)
-    assert SETTINGS["llama"]["qa"] == (16, 8, 8)
-    assert SETTINGS["llama"]["aggregation"] == (32, 16, 8)
-    assert WindowKV().setting_for("qa") == SETTINGS["qwen"]["qa"]
+def test_settings_are_those_of_the_paper_but_for_what_is_given():
+    assert WindowKV().setting_for("qa") == (4, 32, 32)
+    assert WindowKV().setting_for("aggregation") == (16, 32, 16)
     llama = WindowKV(**WindowKV.presets["llama"])
-    assert llama.setting_for("aggregation") == SETTINGS["llama"]["aggregation"]
+    assert llama.setting_for("qa") == (16, 8, 8)
+    assert llama.setting_for("aggregation") == (32, 16, 8)
     assert WindowKV(window=8).setting_for("aggregation") == (16, 8, 4)
     assert WindowKV(window=8, top=20, observed=3).setting_for("qa") == (3, 8, 8)
-
-
-def test_the_task_decides_the_setting(make_view):
-    view = make_view(tokens=90)
-    qa = WindowKV(observed=4, window=32, top=32).score(view)
-    aggregation = WindowKV(observed=16, window=32, top=16).score(view)
-    assert not torch.equal(qa, aggregation)
-    assert torch.equal(WindowKV().score(view), qa)
-    assert torch.equal(WindowKV(task="aggregation").score(view), aggregation)
 
 
 def test_needs():

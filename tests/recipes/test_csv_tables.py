@@ -29,8 +29,6 @@ TEXT = """
 @pytest.fixture(scope="module")
 def script():
     spec = importlib.util.spec_from_file_location("csv_tables", ROOT / "recipes" / "csv_tables.py")
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules["csv_tables"] = module
     spec.loader.exec_module(module)

@@ -23,12 +23,7 @@ TINY = {
     | {"train": 6, "validation": 2, "test": 2},
     "train": {"hidden": 8, "contexts": 1, "steps": 3, "calibration": "none"},
     "tuning": {"seed": 9, "grids": {"lr": {"values": ["1e-3", "1e-2", "1e-1"], "first": "1e-2"}}},
-    "evaluate": {
-        "tasks": "niah_single_1",
-        "length": 128,
-        "prompts": 2,
-        "allocators": "uniform",
-    }
+    "evaluate": {"tasks": "niah_single_1", "length": 128, "prompts": 2, "allocators": "uniform"}
     | {"budgets": "70%,80%", "max_new_tokens": 4, "protection": "both"},
     "reference": "listwise",
     "seeds": 2,

@@ -1,16 +1,17 @@
 import copy
 import math
+from dataclasses import replace
 
 import torch
 
 from kvp.ranking import UNPROTECTED
 from kvp.store import TraceReader
 from policies.policy_files import load_policy
-from policies.ranker import HeadRankers, RankerSpec
 from train import training
 from train.config import TrainConfig
 from train.data.compression_points import held_out_points
 from train.data.contexts import ContextSource
+from train.learning.initial_rankers import random_rankers
 from train.learning.validation import evaluate
 from train.recipe import FOURIER
 from train.run import run
@@ -18,20 +19,6 @@ from train.training import RankerTraining
 
 SKILLS = {2: [0.9, 0.1, 0.5, math.nan], 4: [0.8, 0.6, 0.5, math.nan]}
 """Skill of every head that validation reports at a step."""
-
-
-def rankers(store, recipe, seed):
-    reader = TraceReader(store)
-    spec = RankerSpec(
-        head_dim=reader.geometry.head_dim,
-        architecture=recipe.architecture,
-        hidden=8,
-        max_positions=recipe.max_positions,
-        reference_length=96,
-        inputs=recipe.input_list,
-        blocks=recipe.blocks,
-    )
-    return HeadRankers(spec, reader.geometry.total_kv_heads, torch.Generator().manual_seed(seed))
 
 
 def test_the_exported_file_holds_every_head_s_best_average(store, tmp_path, monkeypatch):
@@ -71,12 +58,11 @@ def test_the_exported_file_holds_every_head_s_best_average(store, tmp_path, monk
 def test_validation_evaluates_the_averaged_weights(store):
     reader = TraceReader(store)
     source = ContextSource(reader, memory_bytes=10**7)
-    recipe = FOURIER.for_traces(queries=False)
-    module = RankerTraining(
-        rankers(store, recipe, 0), recipe, source, reader.records("train"), seed=0
-    )
+    recipe = replace(FOURIER.for_traces(queries=False), hidden=8)
+    records = reader.records("train")
+    first, other = (random_rankers(recipe, reader, records, range(4), seed) for seed in (0, 1))
+    module = RankerTraining(first, recipe, source, records, seed=0)
     with torch.no_grad():
-        other = rankers(store, recipe, 1)
         for weight, value in zip(module.average.parameters(), other.parameters(), strict=True):
             weight.copy_(value)
     points = held_out_points(reader.records("validation"), recipe, limit=2)
@@ -86,7 +72,6 @@ def test_validation_evaluates_the_averaged_weights(store):
         contexts = (source.context(point) for point in points)
         return evaluate(rankers, contexts, reward_protection=UNPROTECTED).skill
 
-    assert found is not None
     assert torch.equal(found.skill, skill(module.average))
     assert not torch.equal(found.skill, skill(module.rankers))
     assert torch.equal(module.best_skill, found.skill)

@@ -26,6 +26,10 @@ TINY = {
 }
 
 
+BETTER = {"contexts": 8, "hidden": 64, "permutations": 8, "lr": "0.005", "steps": 100}
+"""Steps that have a chance to learn the task."""
+
+
 def flags(store, out, **settings):
     chosen = {"traces": store, "out": out, **TINY, **settings}
     return [part for name, value in chosen.items() for part in (f"--{name}", str(value))]
@@ -33,10 +37,8 @@ def flags(store, out, **settings):
 
 @pytest.fixture(scope="module")
 def trained(store, tmp_path_factory):
-    """Policy of 100 steps that have a chance to learn the task."""
     out = tmp_path_factory.mktemp("trained") / "policy"
-    better = {"contexts": 8, "hidden": 64, "permutations": 8, "lr": "0.005", "steps": 100}
-    assert main(flags(store, out, **better)) == 0
+    assert main(flags(store, out, **BETTER)) == 0
     return out
 
 
@@ -127,15 +129,7 @@ def test_training_on_the_first_sequences(store, tmp_path, capsys):
     assert not (tmp_path / "more").exists()
 
 
-def test_policies_are_calibrated_by_default(trained, store, tmp_path):
-    content = json.loads((trained / "policy.json").read_text())
-    assert content["calibration"]["target"] == "reply_contribution"
-    assert len(content["calibration"]["scores"]) == 4
-    assert main(flags(store, tmp_path / "raw", steps=2, calibration="none")) == 0
-    assert json.loads((tmp_path / "raw" / "policy.json").read_text())["calibration"] is None
-
-
-def test_the_policy_records_what_made_it(trained, store):
+def test_the_policy_is_calibrated_and_records_what_made_it(trained, store, tmp_path):
     content = json.loads((trained / "policy.json").read_text())
     assert content["geometry"] == TraceReader(store).geometry.to_dict()
     assert content["model"] == {"id": "synthetic", "revision": None}
@@ -145,6 +139,10 @@ def test_the_policy_records_what_made_it(trained, store):
     assert training["traces"]["train"] == 6
     assert len(training["best_step"]) == 4
     assert content["hyperparameters"]["reference_length"] == 96
+    assert content["calibration"]["target"] == "reply_contribution"
+    assert len(content["calibration"]["scores"]) == 4
+    assert main(flags(store, tmp_path / "raw", steps=2, calibration="none")) == 0
+    assert json.loads((tmp_path / "raw" / "policy.json").read_text())["calibration"] is None
 
 
 def test_logs_stay_next_to_the_policy_and_checkpoints_go(trained):
@@ -165,11 +163,10 @@ def test_logs_stay_next_to_the_policy_and_checkpoints_go(trained):
 
 def test_a_finished_run_is_left_alone(trained, store, capsys):
     before = (trained / "policy.json").read_bytes()
-    better = {"contexts": 8, "hidden": 64, "permutations": 8, "lr": "0.005", "steps": 100}
-    assert main(flags(store, trained, **better)) == 0
+    assert main(flags(store, trained, **BETTER)) == 0
     assert "already holds the finished policy" in capsys.readouterr().out
     assert (trained / "policy.json").read_bytes() == before
-    assert main(flags(store, trained, **better | {"lr": "0.004"})) == 2
+    assert main(flags(store, trained, **BETTER | {"lr": "0.004"})) == 2
     error = capsys.readouterr().err
     assert "lr: 0.005 there, 0.004 here" in error
     assert "name a new folder" in error
@@ -243,7 +240,6 @@ def test_incomplete_stores_by_flag(make_store, tmp_path):
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_training_on_a_gpu_learns_too(store, tmp_path):
-    better = {"contexts": 8, "hidden": 64, "permutations": 8, "lr": "0.005", "steps": 100}
-    assert main(flags(store, tmp_path / "policy", device="cuda", **better)) == 0
+    assert main(flags(store, tmp_path / "policy", device="cuda", **BETTER)) == 0
     held_out = json.loads((tmp_path / "policy" / "policy.json").read_text())["held_out"]
     assert min(head["skill"] for head in held_out) > 0.85

@@ -10,8 +10,8 @@ from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
 from kvp.store import TraceReader
-from policies.ranker import HeadRankers, RankerSpec
 from train.data.contexts import ContextSource
+from train.learning.initial_rankers import random_rankers
 from train.learning.optim import learning_rate_factor
 from train.recipe import PAPER
 from train.training import RankerTraining
@@ -43,18 +43,9 @@ class GivenGradients(RankerTraining):
 
 def training(store, recipe):
     reader = TraceReader(store)
-    spec = RankerSpec(
-        head_dim=reader.geometry.head_dim,
-        architecture=recipe.architecture,
-        hidden=recipe.hidden,
-        max_positions=recipe.max_positions,
-        reference_length=96,
-        inputs=recipe.input_list,
-        blocks=recipe.blocks,
-    )
-    rankers = HeadRankers(spec, reader.geometry.total_kv_heads, torch.Generator().manual_seed(3))
-    source = ContextSource(reader, memory_bytes=10**7)
-    return GivenGradients(rankers, recipe, source, reader.records("train"), seed=0)
+    records, source = reader.records("train"), ContextSource(reader, memory_bytes=10**7)
+    rankers = random_rankers(recipe, reader, records, range(reader.geometry.total_kv_heads), seed=3)
+    return GivenGradients(rankers, recipe, source, records, seed=0)
 
 
 def fit(module, steps, *callbacks):

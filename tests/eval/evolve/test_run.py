@@ -2,7 +2,6 @@
 
 import shutil
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,8 +21,6 @@ from policies.allocators.evolved import load_budgets
 from policies.registry import make_method
 
 main = partial(run_program, "evolve")
-
-ROOT = Path(__file__).parents[3]
 
 
 def _arguments(folder, out, **changes):

@@ -124,8 +124,7 @@ def test_equal_schemes_are_evaluated_once(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("mean", "expected"),
-    [(128, 1.0), (256, 0.0), (0, 0.8), (64, 0.9), (192, 0.5), (512, 0.0)],
+    ("mean", "expected"), [(128, 1.0), (256, 0.0), (0, 0.8), (64, 0.9), (192, 0.5), (512, 0.0)]
 )
 def test_cache_score(mean, expected):
     assert cache_score(mean, 128) == pytest.approx(expected)

@@ -1,7 +1,5 @@
 """A results folder small enough to check every number of its report by hand."""
 
-from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -159,9 +157,6 @@ def manifest(**changes):
     }  # fmt: skip
 
 
-Write = Callable[..., Path]
-
-
 @pytest.fixture(scope="session")
 def write_results():
     """Write a results folder; parts given as None are left out."""
@@ -194,47 +189,15 @@ def made():
 
 
 @pytest.fixture
-def make_record():
-    """One record of rows.jsonl with given fields."""
-    return result_record
-
-
-@pytest.fixture
-def answers():
-    """Records with scores."""
-    return answer_records()
-
-
-@pytest.fixture
 def make_comparison(tmp_path, write_results):
     """The accuracies of query_aware answers, compared."""
 
     def make(**parts):
         folder = write_results(tmp_path / f"compared{len(list(tmp_path.iterdir()))}", **parts)
         results = load_results(folder)
-        comparison = compare(results, "accuracy", "query_aware", resamples=50)
-        assert comparison is not None
-        return comparison
+        return compare(results, "accuracy", "query_aware", resamples=50)
 
     return make
-
-
-@pytest.fixture
-def replies():
-    """Records with likelihoods."""
-    return reply_records()
-
-
-@pytest.fixture
-def curves():
-    """Records of curves.jsonl."""
-    return curve_records()
-
-
-@pytest.fixture
-def timing():
-    """Records of timing.jsonl."""
-    return timing_records()
 
 
 @pytest.fixture(scope="session")

@@ -6,12 +6,7 @@ import re
 import pytest
 
 import kvp
-from eval.comparison import (
-    ReportedMethod,
-    budget_axis,
-    choose,
-    estimates,
-)
+from eval.comparison import ReportedMethod, budget_axis, choose, estimates
 from eval.frame import summary, tidy
 from eval.records import policy_groups
 from eval.report import tables
@@ -36,7 +31,6 @@ def _grid(answers):
 
 def _texts(table, column):
     """First lines of a column by heading."""
-    assert table is not None
 
     def text(cell):
         return cell if isinstance(cell, str) else cell.text
@@ -56,19 +50,19 @@ def _texts(table, column):
         ({"a1": None, "a2": None}, {"a1": "a1", "a2": "a2"}),
     ],
 )
-def test_policies_that_differ_only_in_seed_are_one_group(make_record, labels, groups):
+def test_policies_that_differ_only_in_seed_are_one_group(made, labels, groups):
     records = [
-        make_record("kvp", policy=label, policy_seed=seed, score=0.0)
+        made.record("kvp", policy=label, policy_seed=seed, score=0.0)
         for label, seed in labels.items()
     ]
     assert policy_groups(records) == {None: "", **groups}
 
 
-def test_budgets_are_percent_where_all_are(make_record):
-    records = [make_record(budget_spec=spec) for spec in ("50%", "12.5%", "25%")]
-    budgets = budget_axis([*records, make_record("full", budget_spec=None)])
+def test_budgets_are_percent_where_all_are(made):
+    records = [made.record(budget_spec=spec) for spec in ("50%", "12.5%", "25%")]
+    budgets = budget_axis([*records, made.record("full", budget_spec=None)])
     assert budgets.positions == (12.5, 25.0, 50.0)
-    mixed = budget_axis([*records, make_record(budget_spec="64", budget=64)])
+    mixed = budget_axis([*records, made.record(budget_spec="64", budget=64)])
     assert mixed.specs == ("12.5%", "25%", "50%", "64")
     assert mixed.positions == (2.0, 4.0, 8.0, 64.0)
 
@@ -83,18 +77,19 @@ def _tuned(**chosen):
     return entry, "validation"
 
 
-def test_the_prompts_shown_never_choose_the_setting(answers, make_record):
+def test_the_prompts_shown_never_choose_the_setting(made):
     # snapkv is best without protection, with a preset: neither makes it the one that is shown
     best = [
-        {**record, "variant": "paper", "protected": False, "score": 1.0} for record in answers
+        {**record, "variant": "paper", "protected": False, "score": 1.0}
+        for record in made.answers()
         if record["method"] == "snapkv"
-    ]  # fmt: skip
+    ]
     policies = [
-        make_record("kvp", policy="seed0", policy_seed=0, score=0.0, allocator=allocator,
+        made.record("kvp", policy="seed0", policy_seed=0, score=0.0, allocator=allocator,
                     protected=False)
         for allocator in ("global", "ada")
     ]  # fmt: skip
-    grid = _grid([*answers, *best, *policies])
+    grid = _grid([*made.answers(), *best, *policies])
     assert choose("accuracy", grid)["snapkv"].note == "protected, the default of 2"
     for kind, label in (("accuracy", "kvp+ada"), ("perplexity", "kvp+global")):
         assert choose(kind, grid)["kvp"].setting.label == label  # what is recommended for it
@@ -106,14 +101,13 @@ def test_the_prompts_shown_never_choose_the_setting(answers, make_record):
     assert untried.note == "protected, the default of 2"
 
 
-def test_self_sized_methods_are_families(answers, make_comparison):
-    knorm = [record for record in answers if record["method"] == "knorm" and record["protected"]]
+def test_self_sized_methods_are_families(made, make_comparison):
     own = [
-        {**record, "allocator": "self_sized", "budget_spec": "own", "budget": None,
-         "kept_tokens": 6.4}
-        for record in knorm if record["budget_spec"] == "25%"
-    ]  # fmt: skip
-    comparison = make_comparison(records=[*answers, *own])
+        {**one, "allocator": "self_sized", "budget_spec": "own", "budget": None, "kept_tokens": 6.4}
+        for one in made.answers()
+        if (one["method"], one["protected"], one["budget_spec"]) == ("knorm", True, "25%")
+    ]
+    comparison = make_comparison(records=[*made.answers(), *own])
     alone = comparison.choices["knorm+self_sized"]
     assert (alone.note, alone.setting.self_sized) == ("protected", True)
     table = tables.some_settings(comparison, tables.chosen_settings(comparison))
@@ -148,9 +142,9 @@ def test_differences_are_paired_and_stars_explained(make_comparison):
     assert _texts(by_task, 2)["knorm"] == "0.0"
 
 
-def test_many_prompts_resolve_a_difference(make_record, make_comparison):
+def test_many_prompts_resolve_a_difference(made, make_comparison):
     records = [
-        make_record(method, score=float(method == better), example=str(number))
+        made.record(method, score=float(method == better), example=str(number))
         for number in range(60)
         for better in ("snapkv",)
         for method in ("snapkv", "knorm", "random")
@@ -162,11 +156,9 @@ def test_many_prompts_resolve_a_difference(make_record, make_comparison):
     assert _texts(table, 1) == {"snapkv": "100.0 *", "knorm": "0.0 †", "random": "50.0"}
 
 
-def test_methods_without_answers_to_a_task_are_compared_on_the_others_only(
-    answers, make_comparison
-):
+def test_methods_without_answers_to_a_task_are_compared_on_the_others_only(made, make_comparison):
     fewer = [
-        record for record in answers
+        record for record in made.answers()
         if not (record["method"] == "knorm" and record["task"] == "two")
     ]  # fmt: skip
     comparison = make_comparison(records=fewer)
@@ -175,8 +167,8 @@ def test_methods_without_answers_to_a_task_are_compared_on_the_others_only(
     knorm = comparison.choices["knorm"].setting
     assert comparison.tasks["one"][knorm]["25%"].interval.mean == 0.5
     # the settings of a method that are over all tasks come before those that are not
-    some = [record for record in answers if record["method"] != "knorm" or record["task"] == "one"
-            or not record["protected"]]  # fmt: skip
+    some = [one for one in made.answers() if one["method"] != "knorm" or one["task"] == "one"
+            or not one["protected"]]  # fmt: skip
     assert not make_comparison(records=some).choices["knorm"].setting.protected
 
 
@@ -220,7 +212,8 @@ def test_terminal_page_and_python_say_the_same(reported):
     assert repr(table).startswith(f"{terminal}\n")
 
 
-def test_cost_curves_are_averaged_and_areas_compared_with_the_oracles(curves):
+def test_cost_curves_are_averaged_and_areas_compared_with_the_oracles(made):
+    curves = made.curves()
     found = costs(curves, GROUPS)
     kvp = found[_setting("kvp")]
     assert kvp.lost == pytest.approx((1.0, 0.3, 0.0))
@@ -242,10 +235,10 @@ def test_cost_curves_are_averaged_and_areas_compared_with_the_oracles(curves):
     assert (shown.protected, shown.variant) == (True, "preset")
 
 
-def test_seconds_and_bytes_are_ratios_to_the_full_cache(timing):
+def test_seconds_and_bytes_are_ratios_to_the_full_cache(made):
+    timing = made.timing()
     full, half = timings(timing[::-1], {None: ""})
     assert (full.budget, full.bytes_to_full, half.budget, half.bytes_to_full) == (None, 1, 8, 0.5)
-    assert half.decode_to_full is not None
     # prompt by prompt, so the prompts' own differences leave the ratio alone
     assert half.decode_to_full.mean == pytest.approx(0.75)
     assert half.decode_to_full.low == pytest.approx(half.decode_to_full.high)
@@ -259,7 +252,6 @@ def test_seconds_and_bytes_are_ratios_to_the_full_cache(timing):
         for n, seconds in enumerate((0.002, 0.004))
     ]  # fmt: skip
     (found,) = timings(kvp, GROUPS)
-    assert found.evict is not None
     assert found.evict.mean == pytest.approx(0.003 * 2.5)
     assert found.bytes_to_full is None
     fewer = [

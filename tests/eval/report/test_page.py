@@ -85,11 +85,9 @@ FIRST = {"methods": ("full", "knorm", "keydiff"), "tasks": ("A",)}
         {"methods": ("oracle", "snapkv"), "tasks": ("chat", "B"), "budgets": ("6%",)},
     ],
 )
-def test_folders_that_several_runs_extended_have_a_report(
-    tmp_path, write_results, make_record, second
-):
+def test_folders_that_several_runs_extended_have_a_report(tmp_path, write_results, made, second):
     records = [
-        make_record(
+        made.record(
             method, task=task, example=example, protocol=protocol, budget_spec=spec,
             protected=method != "full", policy="seed0" if method == "kvp" else None,
             policy_seed=0 if method == "kvp" else None,
@@ -176,14 +174,14 @@ def open_page(browser):
     assert not wrong
 
 
-def test_script_in_names_is_text(tmp_path, write_results, make_record, open_page):
+def test_script_in_names_is_text(tmp_path, write_results, made, open_page):
     script = '</script></template><img src=x onerror="window.ran=1"><script>window.ran=1</script>'
     link = "<a href=\"javascript:window.ran=1\" onclick='window.ran=1'>$x_{\\frac$ {{ 7*7 }}</a>"
     text = {"task": script, "prediction": link, "question": script, "references": [link],
             "reply": None, "excerpt": script, "excerpt_question": None, "excerpt_evidence": [],
             "excerpt_kept": "9"}  # fmt: skip
     records = [
-        make_record(method, **text, example=f"{script}{n}", protected=False, score=0.5,
+        made.record(method, **text, example=f"{script}{n}", protected=False, score=0.5,
                     policy=label, policy_seed=label and 0, variant=link, budget_spec=size)
         for method, label, size in (("full", None, None), (script, None, "9%"), ("kvp", link, "9%"))
         for n in range(2)
@@ -285,12 +283,13 @@ def test_points_tell_their_numbers_and_columns_sort(reported, open_page):
         assert table.locator("thead [aria-sort]").count() == 1
 
 
-def test_savings_stand_below_the_sentence(tmp_path, write_results, answers, timing, open_page):
+def test_savings_stand_below_the_sentence(tmp_path, write_results, made, open_page):
     records = [
-        {**each, "cache_bytes": 1e6 if each["method"] == "full" else 250e3} for each in answers
+        {**each, "cache_bytes": 1e6 if each["method"] == "full" else 250e3}
+        for each in made.answers()
         if each["method"] in ("full", "knorm") and each["protected"] != (each["method"] == "full")
     ]  # fmt: skip
-    folder = write_results(tmp_path / "r", records=records, timing=timing)
+    folder = write_results(tmp_path / "r", records=records, timing=made.timing())
     _report(folder)
     page = open_page(folder / "report.html")
     saved = page.locator("#accuracy-query_aware .saved").filter(visible=True)

@@ -4,10 +4,7 @@ from dataclasses import replace
 import pytest
 
 from eval.config import EvalConfig
-from eval.results import (
-    open_folder,
-    write_manifest,
-)
+from eval.results import open_folder, write_manifest
 from kvp.errors import ResultsError
 
 
@@ -52,26 +49,16 @@ def test_another_configuration_is_refused_by_its_setting(tmp_path, field, value,
         open_folder(replace(config, **{field: value}), {})
 
 
-def test_another_policy_of_the_same_label_is_refused(tmp_path):
-    config = _config(tmp_path)
-    _write(config, {"seed0": "aa"})
-    with pytest.raises(ResultsError, match="another policy or budget file called 'seed0'"):
-        open_folder(config, {"seed0": "bb"})
-    _write(config, {"seed0": "aa"})  # the refused one holds no lock
-
-
-def test_another_file_of_the_same_name_is_refused(tmp_path):
+def test_another_policy_file_or_model_of_the_same_name_is_refused(tmp_path):
     chat = tmp_path / "chat.jsonl"
     chat.write_text("one")
     config = _config(tmp_path, chat=str(chat))
-    _write(config)
+    _write(config, {"seed0": "aa"}, model={"weights": "aa"})
+    with pytest.raises(ResultsError, match="another policy or budget file called 'seed0'"):
+        open_folder(config, {"seed0": "bb"})
+    _write(config, {"seed0": "aa"}, model={"weights": "aa"})  # the refused one holds no lock
+    with pytest.raises(ResultsError, match=r"model_digest\.weights: aa there, bb here"):
+        _write(config, {"seed0": "aa"}, model={"weights": "bb"})
     chat.write_text("two")
     with pytest.raises(ResultsError, match=r"input_files\.chat: \w+ there, \w+ here"):
         open_folder(config, {})
-
-
-def test_another_model_of_the_same_name_is_refused(tmp_path):
-    config = _config(tmp_path)
-    _write(config, model={"weights": "aa"})
-    with pytest.raises(ResultsError, match=r"model_digest\.weights: aa there, bb here"):
-        _write(config, model={"weights": "bb"})

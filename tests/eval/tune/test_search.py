@@ -4,13 +4,7 @@ import math
 
 import pytest
 
-from eval.tune.search import (
-    Candidate,
-    Space,
-    best_of,
-    next_batch,
-    open_ends,
-)
+from eval.tune.search import Candidate, Space, best_of, next_batch, open_ends
 from policies.registry import METHODS, make_allocator, make_scorer
 
 ALLOCATORS = tuple(make_allocator(name) for name in ("uniform", "pyramid", "ada", "global"))

@@ -8,8 +8,6 @@ from fractions import Fraction
 
 import numpy as np
 
-Array = np.ndarray
-
 
 def best_tokens(scores, total, guaranteed):
     """Of heads [U, N] that compete: the best `guaranteed` of each, then the best of all. [U]

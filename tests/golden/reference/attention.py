@@ -2,8 +2,6 @@
 
 import numpy as np
 
-Array = np.ndarray
-
 
 def softmax(logits):
     """Softmax over the last axis."""

@@ -2,8 +2,6 @@
 
 import numpy as np
 
-Array = np.ndarray
-
 
 def fused(positive, negative, beta, gamma, *, per_head=False):
     """Fused scores [B, H, N] of one layer (Eq. 9 and 10)."""

@@ -5,8 +5,6 @@ import numpy as np
 from reference.attention import last_attention, softmax
 from reference.ranking import FORCED
 
-Array = np.ndarray
-
 
 def mean_rotation(inputs, future):
     """[D, D] matrix that moves a query to the average of the `future` positions after the cache."""

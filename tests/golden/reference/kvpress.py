@@ -8,8 +8,6 @@ import numpy as np
 
 from reference.attention import last_attention, softmax
 
-Array = np.ndarray
-
 
 def kept_tokens(tokens, ratio):
     """Tokens per head: truncated, in binary floating point, at least one."""

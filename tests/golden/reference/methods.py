@@ -112,9 +112,7 @@ GOLDEN = (
     Golden(spec="tova", truth=scorers.tova, lengths=_WIDE),
     Golden(spec="tova:kvpress", truth=partial(scorers.tova, force_last=True), lengths=_WIDE),
     Golden(
-        spec="tova(per_kv_head=true)",
-        truth=partial(scorers.tova, per_kv_head=True),
-        lengths=(40,),
+        spec="tova(per_kv_head=true)", truth=partial(scorers.tova, per_kv_head=True), lengths=(40,)
     ),
     Golden(spec="h2o", truth=scorers.h2o, lengths=(1, 2, 3, 30, 65), values=False),
     Golden(
@@ -133,11 +131,7 @@ GOLDEN = (
         truth=lambda inputs, budget: scorers.received(inputs, visible=True),
         lengths=(1, 2, 65),
     ),
-    Golden(
-        spec="h2o:kvcache_factory",
-        truth=scorers.h2o_window,
-        lengths=(31, 32, 33, 65),
-    ),
+    Golden(spec="h2o:kvcache_factory", truth=scorers.h2o_window, lengths=(31, 32, 33, 65)),
     Golden(spec="oracle", truth=scorers.oracle, lengths=(1, 30)),
     Golden(spec="kvzip", truth=scorers.kvzip, lengths=(1, 30)),
     Golden(spec="kvzip:kvpress", truth=partial(scorers.kvzip, forced=4), lengths=(3, 30)),
@@ -166,12 +160,7 @@ GOLDEN = (
         rtol=0.0,
         atol=1e-6,
     ),
-    Golden(
-        spec="contrastkv(beta=0,gamma=0)",
-        truth=scorers.kvzip,
-        lengths=(100,),
-        values=False,
-    ),
+    Golden(spec="contrastkv(beta=0,gamma=0)", truth=scorers.kvzip, lengths=(100,), values=False),
     Golden(
         spec="expected_attention",
         truth=future.expected_attention,

@@ -2,7 +2,6 @@
 
 import numpy as np
 
-Array = np.ndarray
 FORCED = 1e6
 """Scores from here on mark tokens that a method always keeps."""
 

@@ -9,8 +9,6 @@ import numpy as np
 from reference.attention import last_attention, softmax
 from reference.ranking import FORCED
 
-Array = np.ndarray
-
 
 def _newest_first(inputs):
     batch, heads, tokens, _ = inputs.shape

@@ -5,8 +5,6 @@ import numpy as np
 from reference.attention import last_attention
 from reference.ranking import FORCED
 
-Array = np.ndarray
-
 
 def windowkv(inputs, budget, observed=4, window=32, top=32, *, per_head=False):
     """Rank of the token's window plus its attention; observation tokens above, newest first.

@@ -42,7 +42,6 @@ def test_a_new_folder_is_made_and_locked_and_the_next_claim_continues(tmp_path):
         write_sealed_json(path / KIND.marker, {**HEAD, "identity": IDENTITY})
     assert [entry.name for entry in path.iterdir()] == ["manifest.json"]
     with OutputFolder.claim(path, KIND, IDENTITY) as folder:
-        assert folder.existing_marker is not None
         assert folder.existing_marker["identity"] == IDENTITY
 
 
@@ -118,13 +117,9 @@ def test_half_written_files_of_others_stay(tmp_path):
         file.touch()
     OutputFolder.claim(path, KIND, IDENTITY).release()
     assert all(file.exists() for file in mine)
-    assert "(film.partial)" in _refused_as_foreign(tmp_path / "new")
-
-
-def _refused_as_foreign(path):
-    path.mkdir()
-    (path / "film.partial").touch()
-    return _refused(path)
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / "film.partial").touch()
+    assert "(film.partial)" in _refused(tmp_path / "new")
 
 
 def _hold(path, ready):
@@ -205,8 +200,12 @@ def test_links_below_a_folder_are_not_written_through(tmp_path):
     (link := tmp_path / "t" / "logs" / "t").symlink_to(tmp_path / "elsewhere")
     assert "t: logs/t is a link to elsewhere; delete it" in _refused(tmp_path / "t", IDENTITY)
     link.unlink()
+    (lock := tmp_path / "t" / LOCK).symlink_to(tmp_path / "elsewhere")
+    assert f"t: {LOCK} is a link to elsewhere; delete it" in _refused(tmp_path / "t", IDENTITY)
+    assert not list((tmp_path / "elsewhere").iterdir())
+    lock.unlink()
     marker = (tmp_path / "t" / KIND.marker).read_bytes()
-    (tmp_path / "t" / LOCK).symlink_to(tmp_path / "t" / KIND.marker)
+    lock.symlink_to(tmp_path / "t" / KIND.marker)
     assert "cannot write --out" in _refused(tmp_path / "t", IDENTITY)
     assert (tmp_path / "t" / KIND.marker).read_bytes() == marker
 

@@ -17,14 +17,13 @@ from eval.methods import build_methods
 from eval.push import model_card
 from eval.records import RecordFile
 from eval.results import RESULTS, load_results
-from kvp.artifacts.claim import LOCK, OutputFolder
+from kvp.artifacts.claim import OutputFolder
 from kvp.artifacts.files import JsonLines
 from kvp.errors import KvpError, UsageError
 from kvp.geometry import Geometry
 from kvp.manifest import SEAL, digest_json, read_sealed_json, sha256_file, write_sealed_json
 from kvp.programs import report, run_program
 from kvp.store import SequenceRecord, StorePlan, Trace, TraceReader, TraceWriter
-from kvp.store.metadata import STORE
 from policies import load_policy, make_allocator
 from policies.policy_files import PolicyMeta, load_shard, save_policy
 from policies.ranker import HeadRankers, RankerSpec
@@ -207,20 +206,6 @@ def test_a_manifest_lists_no_other_files(tmp_path, name):
     content["files"][name.format(tmp=tmp_path)] = "0"
     write_sealed_json(file, content)
     assert "it lists files that no trace store has" in _line(read)
-
-
-@pytest.mark.parametrize(
-    ("kind", "of", "link"),
-    [("results", RESULTS, "rows.jsonl"), ("store", STORE, "k"), ("store", STORE, LOCK)],
-)
-def test_links_are_not_written_through(tmp_path, kind, of, link):
-    file, _ = _make(kind, tmp_path / "a")
-    (tmp_path / "a" / link).rename(tmp_path / "b") if link != LOCK else (tmp_path / "b").touch()
-    (tmp_path / "a" / link).symlink_to(tmp_path / "b")
-    before = {path: path.is_file() and path.read_bytes() for path in tmp_path.rglob("*")}
-    with pytest.raises(KvpError, match=f"{link} is a link to elsewhere"):
-        OutputFolder.claim(tmp_path / "a", of, read_sealed_json(file)["identity"])
-    assert {path: path.is_file() and path.read_bytes() for path in tmp_path.rglob("*")} == before
 
 
 @pytest.mark.parametrize("size", [8, 2**24, 2**62, 2**64 - 1])

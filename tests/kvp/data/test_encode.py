@@ -43,13 +43,6 @@ def test_question_boundaries(tokenizer):
     assert encoded.reply_spans == ()
 
 
-def test_without_a_chat_template(tokenizer, plain_tokenizer):
-    encoded = encode(QUESTION, plain_tokenizer)
-    assert encoded == encode(replace(QUESTION, chat_template=False), tokenizer)
-    assert plain_tokenizer.decode(encoded.ids) == "Some text.\nWho? It is"
-    assert encoded.context_length == len("Some text.\n")
-
-
 def test_chat_boundaries_and_spans(tokenizer):
     encoded = encode(make(chat("Hi", "Hello!", "Name?", "Ann", "Again?", "Ann.")), tokenizer)
     context = f"{USER}Hi<|end|>{ASSISTANT}Hello!<|end|>{USER}Name?<|end|>{ASSISTANT}Ann<|end|>"
@@ -59,6 +52,9 @@ def test_chat_boundaries_and_spans(tokenizer):
     spans = [tokenizer.decode(encoded.ids[slice(*span)]) for span in encoded.reply_spans]
     assert spans == ["Hello!", "Ann"]
     assert tokenizer.decode(encoded.reply_ids) == "Ann."
+    one = encode(make(chat("Name?", "Ann")), tokenizer)  # its opening is its context
+    assert one.context_length == 1 + len("user:")
+    assert tokenizer.decode(one.ids) == f"{USER}Name?<|end|>{ASSISTANT}"
 
 
 def test_a_template_may_open_with_a_system_turn(system_tokenizer):
@@ -66,19 +62,6 @@ def test_a_template_may_open_with_a_system_turn(system_tokenizer):
     text = system_tokenizer.decode(encoded.ids[: encoded.context_length])
     opening = f"<|start|>system:be brief<|end|>{USER}"
     assert text == f"{opening}Hi<|end|>{ASSISTANT}Hello!<|end|>"
-
-
-def test_chat_without_a_template(plain_tokenizer):
-    encoded = encode(make(chat("Hi", "Hello!", "Name?", "Ann")), plain_tokenizer)
-    context = "User:\nHi\n\nAssistant:\nHello!\n\n"
-    assert plain_tokenizer.decode(encoded.ids) == f"{context}User:\nName?\n\nAssistant:\n"
-    assert encoded.context_length == len(context)
-
-
-def test_a_chat_of_one_exchange_has_the_opening_as_its_context(tokenizer):
-    encoded = encode(make(chat("Name?", "Ann")), tokenizer)
-    assert encoded.context_length == 1 + len("user:")
-    assert tokenizer.decode(encoded.ids) == f"{USER}Name?<|end|>{ASSISTANT}"
 
 
 def test_running_text_has_no_template_and_all_but_one_token_of_context(tokenizer):
@@ -175,10 +158,23 @@ def test_evidence_of_a_context_that_the_template_trims(tokenizer):
     assert trimming.decode([encoded.ids[token] for token in tokens]) == "Bob"
 
 
-def test_chats_of_other_roles_without_a_template(plain_tokenizer):
-    told = ({"role": "developer", "content": "Be brief."}, *chat("Name?", "Ann"))
-    text = plain_tokenizer.decode(encode(make(told), plain_tokenizer).ids)
-    assert text == "Developer:\nBe brief.\n\nUser:\nName?\n\nAssistant:\n"
+@pytest.mark.parametrize(
+    ("sample", "context", "rest"),
+    [
+        (QUESTION, "Some text.\n", "Who? It is"),
+        (make(chat("Hi", "Hello!", "Name?", "Ann")), "User:\nHi\n\nAssistant:\nHello!\n\n",
+         "User:\nName?\n\nAssistant:\n"),
+        (make(({"role": "developer", "content": "Be brief."}, *chat("Name?", "Ann"))),
+         "Developer:\nBe brief.\n\n", "User:\nName?\n\nAssistant:\n"),
+    ],
+    ids=["question", "chat", "another role"],
+)  # fmt: skip
+def test_without_a_chat_template(tokenizer, plain_tokenizer, sample, context, rest):
+    encoded = encode(sample, plain_tokenizer)
+    assert plain_tokenizer.decode(encoded.ids) == context + rest
+    assert encoded.context_length == len(context)
+    if sample.context:
+        assert encoded == encode(replace(sample, chat_template=False), tokenizer)
 
 
 def test_nothing_to_encode_is_refused(plain_tokenizer):
@@ -211,11 +207,8 @@ def test_whole_words_of_any_case(tokenizer, references, spelled):
     assert list(tokens) == sorted(set(tokens))
     assert tokenizer.decode([encoded.ids[token] for token in tokens]) == "".join(spelled)
     assert all(token < encoded.context_length for token in tokens)
-
-
-def test_samples_without_a_context_have_none(tokenizer):
-    sample = replace(ASKED, references=("Bob",), context="")
-    assert evidence_tokens(sample, encode(sample, tokenizer), tokenizer) == ()
+    bare = replace(sample, context="")
+    assert evidence_tokens(bare, encode(bare, tokenizer), tokenizer) == ()
 
 
 @pytest.mark.parametrize("task", ["niah_single_3", "niah_multikey_2", "niah_multivalue"])
@@ -260,8 +253,5 @@ def test_few_texts_are_tried():
     )
     assert len(tried) < 20
     assert max(tried) < 19_000
-
-
-def test_a_length_below_the_smallest_is_refused():
     with pytest.raises(UsageError, match="--length 9: the smallest kv prompt already has 10"):
         find_largest(lambda units: units, lambda units: 10 + units, limit=9, smallest=0, what="kv")

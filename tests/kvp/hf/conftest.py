@@ -225,13 +225,14 @@ def masked_logits(masks_set):
     """Logits of one sequence under stock eager attention with an explicit mask per layer and head.
 
     Queries before `boundary` see every earlier token; later ones see of the first `boundary` tokens
-    only those in `kept[layer][kv_head]`, and every token after.
+    only those in `kept[layer][kv_head]`, and every token after. `layers` are their indices in the
+    model, the first ones by default.
     """
 
-    def run(model, ids, boundary, kept):
+    def run(model, ids, boundary, kept, layers=None):
         tokens = ids.shape[1]
         allowed = {}
-        for layer, heads in enumerate(kept):
+        for layer, heads in zip(layers or range(len(kept)), kept, strict=True):
             allowed[layer] = torch.ones(len(heads), tokens, tokens).tril().bool()
             for head, chosen in enumerate(heads):
                 dropped = [i for i in range(boundary) if i not in set(chosen)]
@@ -447,7 +448,6 @@ class ByContent:
 
     def score(self, view):
         self.views.append(view)
-        assert view.queries is not None
         batch, heads, _, head_dim = view.keys.shape
         grouped = view.queries.float().reshape(batch, heads, -1, view.queries.shape[2], head_dim)
         attention = torch.einsum("bhgwd,bhnd->bhgwn", grouped, view.keys.float())

@@ -5,11 +5,7 @@ from transformers import DynamicCache, PreTrainedConfig
 
 from kvp.errors import ModelError
 from kvp.hf import EvictingCache
-from kvp.hf.attention import (
-    ATTENTION,
-    ATTENTIONS,
-    grouped_attention,
-)
+from kvp.hf.attention import ATTENTION, ATTENTIONS, grouped_attention
 
 
 def test_plain_forward_is_bitwise_sdpa(model, prompt):
@@ -52,21 +48,6 @@ class Attending(nn.Module):
         self.config = PreTrainedConfig(attn_implementation=attention)
 
 
-@pytest.mark.parametrize("mask_heads", [1, 2])
-def test_eager_products_are_the_fused_ones(mask_heads):
-    generator = torch.Generator().manual_seed(4)
-    query = torch.randn(2, 6, 3, 4, generator=generator)
-    keys, values = torch.randn(2, 2, 2, 5, 4, generator=generator)
-    visible = torch.rand(2, mask_heads, 3, 5, generator=generator) < 0.5
-    visible[0, 0, 0] = False  # a query that sees nothing
-    for mask in (visible, None):
-        fused, products = (
-            grouped_attention(Attending(kind), query, keys, values, mask, {"scaling": 0.3})
-            for kind in ATTENTIONS.values()
-        )
-        torch.testing.assert_close(products, fused, rtol=0, atol=1e-6)
-
-
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_evicting_cache_refuses_other_attention(qwen, prompt, attention):
     qwen.set_attn_implementation(attention)
@@ -75,17 +56,22 @@ def test_evicting_cache_refuses_other_attention(qwen, prompt, attention):
     assert "\n" not in str(caught.value)
 
 
-def test_grouped_attention_is_masked_softmax():
+@pytest.mark.parametrize("kind", ATTENTIONS.values())
+@pytest.mark.parametrize("mask_heads", [1, 2])
+def test_grouped_attention_is_masked_softmax(kind, mask_heads):
     generator = torch.Generator().manual_seed(3)
     query = torch.randn(2, 6, 3, 4, generator=generator)
     keys, values = torch.randn(2, 2, 2, 5, 4, generator=generator)
-    visible = torch.rand(2, 2, 3, 5, generator=generator) > 0.4
+    visible = torch.rand(2, mask_heads, 3, 5, generator=generator) > 0.4
     visible[:, :, :, 2] = True
     visible[1, 0, 1] = False  # a query that sees nothing
-    result = grouped_attention(Attending("kvp"), query, keys, values, visible, {"scaling": 0.7})
-    assert result.shape == (2, 3, 6, 4)
     wide_keys, wide_values = (x.double().repeat_interleave(3, dim=1) for x in (keys, values))
-    weights = (0.7 * query.double() @ wide_keys.mT).exp() * visible.repeat_interleave(3, dim=1)
-    expected = weights @ wide_values / weights.sum(-1, keepdim=True).clamp_min(1e-9)
-    assert not result[1, 1, :3].any()
-    torch.testing.assert_close(result.double(), expected.transpose(1, 2), rtol=0, atol=1e-5)
+    for mask in (visible, None):
+        result = grouped_attention(Attending(kind), query, keys, values, mask, {"scaling": 0.7})
+        assert result.shape == (2, 3, 6, 4)
+        seen = torch.ones(1, 1, 1, 1) if mask is None else mask
+        seen = seen.repeat_interleave(6 // seen.shape[1], dim=1)
+        weights = (0.7 * query.double() @ wide_keys.mT).exp() * seen
+        expected = weights @ wide_values / weights.sum(-1, keepdim=True).clamp_min(1e-9)
+        assert result[1, 1, :3].any() == (mask is None)
+        torch.testing.assert_close(result.double(), expected.transpose(1, 2), rtol=0, atol=1e-5)

@@ -456,6 +456,7 @@ BELOW = "keeps {} tokens, fewer than the 20"
         (lambda m, ids, f: evicting(m, f, 19), "budget 19 " + BELOW.format(19)),
         (lambda m, ids, f: prefill_and_evict(m, ids, f, 15), "budget 15 " + BELOW.format(15)),
         (lambda m, ids, f: prefill_and_evict(m, ids, f, "many"), "many"),
+        (lambda m, ids, f: prefill_and_evict(m, ids, f, 22, "ada"), "'ada' is no Protection.sinks"),
         (lambda m, ids, f: evicting(m, Oracle(), 22), "oracle"),
         (lambda m, ids, f: prefill_and_evict(m, ids, Oracle(), 22), "needs the future"),
         (lambda m, ids, f: prefill_and_evict(m, ids, Broken(), 22), "without NaN"),

@@ -1,5 +1,7 @@
 """Layers of the evicting cache: exact, compact, and movable."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 from torch import Tensor
@@ -44,6 +46,19 @@ def slots(sets, layer, offsets=(0,)):
     )
 
 
+def fed(model, cache, ids, mask, cuts):
+    """Logits of ids [B, T], fed from cut to cut."""
+    positions = (mask.cumsum(1) - 1).clamp_min(0)
+    parts = [
+        model(
+            ids[:, start:stop], attention_mask=mask[:, :stop], past_key_values=cache,
+            position_ids=positions[:, start:stop],
+        ).logits
+        for start, stop in pairwise(cuts)
+    ]  # fmt: skip
+    return torch.cat(parts, dim=1)
+
+
 def shrunk(model, ids, sets):
     seen = observe(model, ids)
     indices = [slots(sets, layer) for layer in range(3)]
@@ -79,7 +94,6 @@ def test_left_padded_sequences_equal_each_alone(model, prompt, masked_logits, ev
     ids = torch.cat([long, torch.cat([pad(short[:, :28], (12, 0)), pad(short[:, 28:], (2, 0))], 1)])
     mask = torch.ones_like(ids)
     mask[1, :12] = mask[1, 40:42] = 0
-    positions = (mask.cumsum(1) - 1).clamp_min(0)
     cache = EvictingCache()
     sets = [*uneven_sets(1, 40), *uneven_sets(1, 28, seed=6)]
     if even:
@@ -87,20 +101,10 @@ def test_left_padded_sequences_equal_each_alone(model, prompt, masked_logits, ev
             [[[3, 5, 20 + head] for head in range(2)]] * 3,
             [[[0, 9, 27 - head] for head in range(2)]] * 3,
         ]
-    logits = []
-    for start, stop in ((0, 40), (40, 47), (47, 48), (48, 112)):
-        output = model(
-            ids[:, start:stop],
-            attention_mask=mask[:, :stop],
-            position_ids=positions[:, start:stop],
-            past_key_values=cache,
-        )
-        logits.append(output.logits)
-        if start == 0:
-            for layer in range(3):
-                chosen = slots(sets, layer, offsets=(0, 12))
-                cache.layers[layer] = cache.layers[layer].select(chosen)
-    result = torch.cat(logits[1:], dim=1)
+    fed(model, cache, ids, mask, (0, 40))
+    for layer in range(3):
+        cache.layers[layer] = cache.layers[layer].select(slots(sets, layer, offsets=(0, 12)))
+    result = fed(model, cache, ids, mask, (40, 47, 48, 112))
     assert not result.isnan().any()
     expected = masked_logits(model, long, 40, sets[0])[0, 40:]
     assert (result[0] - expected).abs().max() <= TOLERANCE
@@ -231,18 +235,16 @@ def test_a_shrunk_layer_can_be_shrunk_again(qwen, prompt):
     assert cache.get_seq_length() == 40
 
 
-def test_what_cannot_work_is_refused(qwen, prompt):
-    ids = prompt(20)
-    cache = shrunk(qwen, ids, uneven_sets(1, 20, full_layer=None))
-    layer = cache.layers[0]
+def test_selections_that_do_not_fit_are_refused(qwen, prompt):
+    layer = shrunk(qwen, prompt(20), uneven_sets(1, 20, full_layer=None)).layers[0]
     with pytest.raises(ValueError, match="do not select"):
         layer.select(torch.zeros(1, 3, 3, dtype=torch.int64))
-    qwen.train()
-    for block in qwen.model.layers:
-        block.self_attn.attention_dropout = 0.5
-    with pytest.raises(UsageError, match=r"model\.eval\(\)"):
-        qwen(prompt(1), position_ids=torch.tensor([[20]]), past_key_values=cache)
-    qwen.eval()
+    seen = observe(qwen, prompt(8, batch=2))
+    for indices in (torch.zeros(3, 2, 4).long(), torch.zeros(2, 3, 4).long()):
+        with pytest.raises(ValueError, match="do not select"):
+            EvictingCache.select(seen.keys, seen.values, [indices] * 3, seen=8)
+    with pytest.raises(ValueError, match="7 tokens seen"):
+        EvictingCache.select(seen.keys, seen.values, [torch.zeros(2, 2, 4).long()] * 3, seen=7)
 
 
 @pytest.mark.parametrize("padded", [False, True])
@@ -250,21 +252,10 @@ def test_nothing_evicted_is_bitwise_the_plain_model(model, prompt, padded):
     ids = prompt(30, batch=2)
     mask = torch.ones_like(ids)
     mask[0, :7] = int(not padded)
-    positions = (mask.cumsum(1) - 1).clamp_min(0)
     logits = []
     for attention, cache in (("kvp", EvictingCache()), ("sdpa", DynamicCache(config=model.config))):
         model.set_attn_implementation(attention)
-        parts = []
-        for start, stop in ((0, 20), (20, 27), (27, 28), (28, 29), (29, 30)):
-            parts.append(
-                model(
-                    ids[:, start:stop],
-                    attention_mask=mask[:, :stop],
-                    position_ids=positions[:, start:stop],
-                    past_key_values=cache,
-                ).logits
-            )
-        logits.append(torch.cat(parts, dim=1))
+        logits.append(fed(model, cache, ids, mask, (0, 20, 27, 28, 29, 30)))
     assert torch.equal(logits[0], logits[1])
 
 
@@ -299,26 +290,20 @@ def test_tokens_already_cached_are_refused(qwen, prompt, feed):
             qwen(ids[:, -feed:], position_ids=positions, past_key_values=cache)
 
 
-def test_masks_that_cannot_be_read_are_refused(qwen, prompt):
+def test_rollback_odd_masks_dropout_and_gradients_are_refused(qwen, prompt):
     for mask in (torch.zeros(1, 1, 4, 4), torch.ones(1, 1, 4, 9, dtype=torch.bool)):
         with pytest.raises(UsageError, match="attention_mask must be 2-D"):
             qwen(prompt(4), attention_mask=mask, past_key_values=EvictingCache())
-
-
-def test_rollback_and_gradients_are_refused(qwen, prompt):
     cache = observe(qwen, prompt(8)).cache
     cache.crop(0)
     with pytest.raises(UsageError, match="rolled back"):
         cache.crop(-2)
-    qwen.requires_grad_(True)
+    cache = shrunk(qwen, prompt(20), uneven_sets(1, 20, full_layer=None))
+    qwen.train()
+    for block in qwen.model.layers:
+        block.self_attn.attention_dropout = 0.5
+    with pytest.raises(UsageError, match=r"model\.eval\(\)"):
+        qwen(prompt(1), position_ids=torch.tensor([[20]]), past_key_values=cache)
+    qwen.eval().requires_grad_(True)
     with pytest.raises(UsageError, match="no_grad"):
         qwen(prompt(8), past_key_values=EvictingCache())
-
-
-def test_selection_must_fit(qwen, prompt):
-    seen = observe(qwen, prompt(8, batch=2))
-    for indices in (torch.zeros(3, 2, 4).long(), torch.zeros(2, 3, 4).long()):
-        with pytest.raises(ValueError, match="do not select"):
-            EvictingCache.select(seen.keys, seen.values, [indices] * 3, seen=8)
-    with pytest.raises(ValueError, match="7 tokens seen"):
-        EvictingCache.select(seen.keys, seen.values, [torch.zeros(2, 2, 4).long()] * 3, seen=7)

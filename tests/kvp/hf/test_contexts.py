@@ -27,17 +27,17 @@ def words(bundled):
 N, QUESTION = 120, torch.tensor([[5, 9, 2, 33, 7]])
 
 
-def made(model, tokenizer, kept=40):
+def made(model, tokenizer):
+    """An evicted cache, and the context that is made of it."""
     ids = torch.randint(0, 60, (1, N), generator=torch.Generator().manual_seed(1))
-    cache = prefill_and_evict(model, ids, make_scorer("keydiff"), kept)
-    return context_of(cache, model, tokenizer, ids[0].tolist(), policy="keydiff", budget="40")
+    cache = prefill_and_evict(model, ids, make_scorer("keydiff"), 40)
+    facts = {"policy": "keydiff", "budget": "40"}
+    return cache, context_of(cache, model, tokenizer, ids[0].tolist(), **facts)
 
 
 def test_logits_are_those_of_the_evicted_cache(family, build, words, tmp_path):
     model = build(family)
-    ids = torch.randint(0, 60, (1, N), generator=torch.Generator().manual_seed(1))
-    cache = prefill_and_evict(model, ids, make_scorer("keydiff"), 40)
-    context = context_of(cache, model, words, ids[0].tolist(), policy="keydiff", budget="40")
+    cache, context = made(model, words)
     positions = torch.arange(N, N + 5)[None]
     with torch.no_grad():
         expected = model(QUESTION, past_key_values=cache, position_ids=positions).logits
@@ -81,7 +81,7 @@ def test_what_engines_cannot_hold_is_refused(nano, words, build):
     with pytest.raises(UsageError, match="at least 32"):
         compress(nano, words, "Short.", make_scorer("knorm"))
     model = build("llama")
-    context = made(model, words)
+    _, context = made(model, words)
     with torch.no_grad():
         next(model.parameters()).add_(1)
     with pytest.raises(CacheError, match="other weights"):

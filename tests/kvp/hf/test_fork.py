@@ -111,30 +111,11 @@ def test_storage_is_shared_until_it_is_written(qwen, prompt, fresh, kind):
     assert ours <= shared if kind == "ragged" else not shared
     for layer in fork.layers:
         assert isinstance(layer, RaggedLayer if kind == "ragged" else EvictingLayer)
+    if kind != "ragged":
+        assert storage(cache.fork(3)) == storage(cache)
     pointers = storage(fork)
     qwen(prompt(1, seed=5), past_key_values=fork)  # has capacity of its own by now
     assert storage(fork) == pointers
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_rows_of_one_batch(qwen, prompt, fresh, kind, generate):
-    """Questions of different lengths, padded between context and question, in one batch."""
-    context = prompt(CONTEXT)
-    questions = [prompt(length, seed=40 + length) for length in (3, 7, 5)]
-    alone = [answer(qwen, fresh(kind), context, question) for question in questions]
-    rows = [
-        torch.cat([context, torch.zeros(1, 7 - question.shape[1]).long(), question], dim=1)
-        for question in questions
-    ]
-    ids = torch.cat(rows)
-    cache = fresh(kind)
-    output = generate(
-        qwen, ids, 12, past_key_values=cache.fork(3), attention_mask=(ids != 0).long()
-    )  # fmt: skip
-    assert output.sequences[:, ids.shape[1] :].tolist() == alone
-    assert (cache.get_seq_length(), cache.layers[0].batch) == (CONTEXT, 1)
-    if kind != "ragged":
-        assert storage(cache.fork(3)) == storage(cache)
 
 
 def test_a_fork_keeps_counters_and_queries_of_its_own(qwen, prompt, by_content, generate):

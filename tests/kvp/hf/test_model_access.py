@@ -152,15 +152,20 @@ def test_queries_that_are_not_projected_and_rotated_are_refused():
     sizes = {**SIZES, "num_hidden_layers": 4}
     smol = SmolLM3ForCausalLM(SmolLM3Config(**sizes)).train(False)
     hunyuan = HunYuanDenseV1ForCausalLM(HunYuanDenseV1Config(**sizes, head_dim=8)).train(False)
+    glm = GlmForCausalLM(GlmConfig(**SIZES, head_dim=8))
     with torch.no_grad():
         for layer in hunyuan.model.layers:
             layer.self_attn.query_layernorm.weight.normal_()
-    for model, layer in ((smol, 3), (hunyuan, 0)):
+    for model, layer in ((smol, 3), (hunyuan, 0), (glm, 0)):
         for _ in range(2):
             with pytest.raises(ModelError, match=f"queries of layer {layer} of this") as caught:
                 rope_of(model, 20)
         assert "\n" not in str(caught.value)
         assert known_frequencies(model, 20) is None
+    learned = LlamaForCausalLM(LlamaConfig(**SIZES))
+    learned.model.rotary_emb = nn.Identity()
+    with pytest.raises(ModelError, match="no rotary embedding"):
+        rope_of(learned, 20)
 
 
 def test_offloaded_weights_are_refused(prompt):
@@ -172,17 +177,6 @@ def test_offloaded_weights_are_refused(prompt):
         with pytest.raises(ModelError, match="are offloaded") as caught:
             inputs.for_needs(needs)
         assert "\n" not in str(caught.value)
-
-
-def test_other_models_are_refused_in_one_line():
-    glm = GlmForCausalLM(GlmConfig(**SIZES, head_dim=8))
-    with pytest.raises(ModelError, match="queries of layer 0 of this") as caught:
-        rope_of(glm, 20)
-    assert "\n" not in str(caught.value)
-    learned = LlamaForCausalLM(LlamaConfig(**SIZES))
-    learned.model.rotary_emb = nn.Identity()
-    with pytest.raises(ModelError, match="no rotary embedding"):
-        rope_of(learned, 20)
 
 
 def test_norms_behind_the_projection_are_those_of_the_model(model):

@@ -1,10 +1,7 @@
 """What a pass over a prompt records, the views of it, and answers after it."""
 
-from collections.abc import Callable
-
 import pytest
 import torch
-from torch import Tensor
 from transformers import DynamicCache
 
 from kvp.errors import UsageError
@@ -12,8 +9,6 @@ from kvp.hf import EvictingCache, Prefill, observe, prefill
 from kvp.hf.prefill import decode_greedily, end_tokens
 from kvp.hf.scorer_inputs import HiddenRecorder
 from kvp.scoring import ALL_QUERIES, Needs
-
-Prompt = Callable[..., Tensor]
 
 
 @pytest.fixture
@@ -29,7 +24,6 @@ def test_views_carry_what_was_declared(seen):
         assert view.keys is seen.keys[index]
         assert view.values is seen.values[index]
         assert view.positions.tolist() == [list(range(12))] * 2
-        assert view.queries is not None
         assert torch.equal(view.queries, seen.queries[index][:, :, 2:])
         assert view.future is future[index]
     bare = next(iter(seen.views(Needs(), 7, future=future)))
@@ -58,9 +52,6 @@ def test_views_hold_the_token_that_is_fed_again(qwen, prompt):
         assert torch.equal(view.future[..., :11], future[index])
         assert view.future[..., 11].tolist() == [[0.0, 0.0]]
         assert (view.fed_again, other.fed_again) == (1, 0)
-
-
-Prompt = Callable[..., Tensor]
 
 
 def test_tensors_are_what_attention_used(model, prompt):
@@ -123,9 +114,6 @@ def test_attention_and_recorder_are_given_back(qwen, prompt, monkeypatch):
     assert cache.recorder is None
 
 
-Prompt = Callable[..., Tensor]
-
-
 @pytest.fixture
 def entering(attention_inputs):
     """States [B, N, W] float64 that enter each layer's attention."""
@@ -150,7 +138,6 @@ def _close(result, states):
 def test_statistics_of_a_prompt(model, prompt, entering):
     ids = prompt(40, batch=2)
     record = observe(model, ids, hidden_after=(4, 0)).hidden
-    assert record is not None
     for layer, states in enumerate(entering(model, ids)):
         for after in (4, 0):
             _close(record.statistics(after, layer), states[:, after:])
@@ -176,7 +163,6 @@ def test_passes_of_one_block_add_up(qwen, prompt, entering, monkeypatch):
 @pytest.mark.parametrize("tokens", [1, 3, 4, 5])
 def test_short_prompts_count_their_last_token(qwen, prompt, entering, tokens):
     record = observe(qwen, prompt(tokens), hidden_after=(4,)).hidden
-    assert record is not None
     states = entering(qwen, prompt(tokens))[1]
     _close(record.statistics(4, 1), states[:, -1:])
 
@@ -184,7 +170,6 @@ def test_short_prompts_count_their_last_token(qwen, prompt, entering, tokens):
 def test_the_generation_config_ends_an_answer_and_the_tokenizer_where_it_is_silent(qwen, letters):
     tokenizer = letters()
     tokenizer.eos_token = "R"
-    assert qwen.generation_config is not None
     for config, expected in (([5, 6], (5, 6)), (5, (5,)), (None, (tokenizer.eos_token_id,))):
         qwen.generation_config.eos_token_id = config
         assert end_tokens(qwen, tokenizer) == expected

@@ -3,21 +3,13 @@
 import numpy as np
 import pytest
 import torch
-from transformers import (
-    DynamicCache,
-)
+from transformers import DynamicCache
 
 from kvp.errors import ModelError, UsageError
 from kvp.hf import Prefill, ScorerInputs, load_model, observe
 from kvp.hf.model_access import rope_of
-from kvp.hf.scorer_inputs import (
-    noise_input,
-    reconstruction_inputs,
-    turn_change,
-)
+from kvp.hf.scorer_inputs import noise_input, reconstruction_inputs, turn_change
 from kvp.scoring import Needs, Noise, Reconstruction
-
-Array = np.ndarray
 
 
 @pytest.fixture
@@ -240,12 +232,9 @@ def test_inputs_of_every_chunk(letters, chat, tokens, chunk, starts):
             assert fed[entry].tolist() == expected + ids[part]
 
 
-def test_turn_change_of_the_bundled_model():
-    _, tokenizer = load_model("nano")
-    assert turn_change(tokenizer) == "<|im_end|>\n<|im_start|>assistant\n"
-
-
-def test_a_template_that_refuses(letters):
+def test_the_turn_change_of_the_bundled_model_and_a_template_that_refuses(letters):
+    _, bundled = load_model("nano")
+    assert turn_change(bundled) == "<|im_end|>\n<|im_start|>assistant\n"
     tokenizer = letters()
     tokenizer.chat_template = "{{ raise_exception('no users here') }}"
     with pytest.raises(ModelError, match="refuses the chat") as caught:

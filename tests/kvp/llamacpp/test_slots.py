@@ -13,12 +13,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from transformers import (
-    AutoTokenizer,
-    LlamaConfig,
-    LlamaForCausalLM,
-    Qwen2ForCausalLM,
-)
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, Qwen2ForCausalLM
 
 from kvp.errors import CacheError
 from kvp.hf.contexts import compress, load_context

@@ -19,18 +19,6 @@ def model():
     return AutoModelForCausalLM.from_pretrained(nano.path())
 
 
-def test_is_a_small_grouped_query_qwen2(model):
-    config = model.config
-    assert type(model).__name__ == "Qwen2ForCausalLM"
-    assert model.dtype == torch.float32
-    assert config.num_hidden_layers >= 4
-    assert config.num_key_value_heads >= 2
-    assert config.num_attention_heads > config.num_key_value_heads
-    assert config.head_dim in {32, 64}
-    assert config.max_position_embeddings >= 2048
-    assert model.get_input_embeddings().weight is model.get_output_embeddings().weight
-
-
 def test_folder_is_whole_and_names_no_machine():
     wanted = {
         "model.safetensors", "config.json", "generation_config.json", "tokenizer.json",

@@ -8,11 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kvp.ops.attention import (
-    column_sums,
-    group_products,
-    reconstruction_attention,
-)
+from kvp.ops.attention import column_sums, group_products, reconstruction_attention
 from kvp.rope import Rope
 from kvp.scoring import HiddenStates, View
 from policies.registry import make_scorer
@@ -27,9 +23,6 @@ def test_column_sums(full_attention, group, block):
     assert result.shape == (group, 37)
     np.testing.assert_allclose(result, full_attention(queries, keys).sum(1), rtol=2e-5, atol=2e-6)
     np.testing.assert_allclose(result.sum(-1), 37, rtol=1e-5)
-
-
-Array = np.ndarray
 
 
 def _loops(queries, keys, pass_keys, w, u, scaling):

@@ -102,11 +102,7 @@ def test_errors_are_those_of_float32(full_attention, scale):
     exact = exact[:, 100:, :100].max(0).sum(0)
     error = np.abs(future_attention(_single(queries), _single(keys), 100).numpy() - exact).max()
     assert error <= 3e-5 * exact.max()
-
-
-def test_huge_logits_do_not_overflow():
-    queries, keys = torch.randn(1, 12, 4) * 1e4, torch.randn(12, 4) * 1e4
-    assert future_attention(queries, keys, 6).isfinite().all()
+    assert future_attention(1e4 * _single(queries), 1e4 * _single(keys), 100).isfinite().all()
 
 
 def test_wrong_shapes_and_ranges_are_refused():

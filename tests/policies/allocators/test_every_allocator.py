@@ -122,7 +122,6 @@ def test_counts_on_a_gpu_are_those_of_the_cpu(spec):
     generator = torch.Generator().manual_seed(0)
     scores = torch.randint(0, 9, (5, 4, 300), generator=generator).float()
     request = Request(scores=scores, budget=70, floor=3, sizes=torch.full((5, 4), 17))
-    assert request.sizes is not None
     moved = replace(request, scores=scores.cuda(), sizes=request.sizes.cuda())
     allocator = make_allocator(spec)
     assert torch.equal(allocator.allocate(moved).cpu(), allocator.allocate(request))

@@ -10,12 +10,7 @@ from hypothesis import strategies as st
 from kvp.errors import PolicyError, UsageError
 from kvp.manifest import Format
 from kvp.ranking import Protection, Request
-from policies.allocators.evolved import (
-    BudgetFile,
-    Evolved,
-    load_budgets,
-    save_budgets,
-)
+from policies.allocators.evolved import BudgetFile, Evolved, load_budgets, save_budgets
 
 
 def _file(*counts, cached=100, layers=3):

@@ -29,27 +29,19 @@ def record(index=0, length=600, context=400, prompt=500):
     )
 
 
-def test_kinds_of_compression_points():
-    kinds = points_by_kind(record(), replace(RECIPE, uniform_points=3))
-    assert kinds == {"prompt": [499], "context": [400], "uniform": [64, 332, 599]}
-
-
-def test_every_position_without_a_grid():
-    kinds = points_by_kind(
-        record(length=70, context=3, prompt=5), replace(RECIPE, uniform_points=0)
-    )
-    assert kinds == {"uniform": [64, 65, 66, 67, 68, 69]}
-
-
-def test_short_sequences_have_no_compression_point():
-    assert points_by_kind(record(length=64, context=30, prompt=60), RECIPE) == {}
-    assert "uniform" in points_by_kind(record(length=65, context=30, prompt=60), RECIPE)
-
-
-def test_a_context_without_a_future_is_no_compression_point():
-    kinds = points_by_kind(record(length=100, context=100, prompt=100), RECIPE)
-    assert kinds["prompt"] == [99]
-    assert "context" not in kinds
+@pytest.mark.parametrize(
+    ("sizes", "uniform_points", "kinds"),
+    [
+        ((600, 400, 500), 3, {"prompt": [499], "context": [400], "uniform": [64, 332, 599]}),
+        ((70, 3, 5), 0, {"uniform": [64, 65, 66, 67, 68, 69]}),  # every position without a grid
+        ((64, 30, 60), 0, {}),  # too short
+        ((65, 30, 60), 0, {"uniform": [64]}),
+        ((100, 100, 100), 2, {"prompt": [99], "uniform": [64, 99]}),  # a context without a future
+    ],
+)
+def test_kinds_of_compression_points(sizes, uniform_points, kinds):
+    recipe = replace(RECIPE, uniform_points=uniform_points)
+    assert points_by_kind(record(0, *sizes), recipe) == kinds
 
 
 def test_points_leave_two_tokens_besides_the_protected_ones():

@@ -67,7 +67,6 @@ def test_reply_windows_are_the_queries_that_write():
 
 def test_queries_that_write_a_reply_count_in_full(store):
     trace = TraceReader(store).trace(1)
-    assert trace.queries is not None
     queries = torch.randn(trace.queries.shape, generator=torch.Generator().manual_seed(0))
     label = label_of("max_reply_attention")
     spans = ((70, 75), (84, 90))

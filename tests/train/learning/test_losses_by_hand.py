@@ -89,7 +89,6 @@ def test_log_shares_are_the_minimum_of_the_cross_entropy():
     share = importance / importance.sum(-1, keepdim=True)
     best = (share.log() + 5).requires_grad_()  # a constant per context changes nothing
     cross_entropy(best, importance).sum().backward()
-    assert best.grad is not None
     torch.testing.assert_close(best.grad, torch.zeros_like(best), rtol=0, atol=1e-12)
 
 

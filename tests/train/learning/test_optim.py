@@ -34,9 +34,6 @@ from train.learning.optim import (
 def test_schedule_by_hand(step, factor):
     value = learning_rate_factor(step, steps=2_100, warmup=100, final_factor=0.01)
     assert value == pytest.approx(factor, abs=1e-12)
-
-
-def test_schedule_without_warmup():
     assert learning_rate_factor(0, steps=1, warmup=0, final_factor=0.1) == 1.0
 
 
@@ -52,7 +49,6 @@ def test_clip_per_head_equals_separate_clipping():
     for head in range(heads):
         copies = [nn.Parameter(parameter.detach()[head].clone()) for parameter in parameters]
         for one, parameter in zip(copies, parameters, strict=True):
-            assert parameter.grad is not None
             one.grad = parameter.grad[head].clone()
         norm = torch.nn.utils.clip_grad_norm_(copies, 5.0)
         alone.append((norm, copies))
@@ -61,7 +57,6 @@ def test_clip_per_head_equals_separate_clipping():
     for head, (norm, copies) in enumerate(alone):
         torch.testing.assert_close(norms[head], norm)
         for one, parameter in zip(copies, parameters, strict=True):
-            assert parameter.grad is not None
             torch.testing.assert_close(parameter.grad[head], one.grad)
 
 
@@ -110,10 +105,7 @@ def test_directions_are_kept_and_lengths_made_equal(shape):
     assert diagonal[long].min() > 0.6
     assert diagonal[long].max() < 1.3
     assert (inside - torch.diag_embed(diagonal)).abs().max() < 1e-4
-
-
-def test_zeros_stay_zeros():
-    assert not orthogonalise_matrices(torch.zeros(2, 3, 5)).any()
+    assert not orthogonalise_matrices(torch.zeros(HEADS, *shape)).any()
 
 
 def test_one_head_does_not_reach_another():
@@ -133,7 +125,6 @@ def test_matrices_step_as_in_pytorch_but_for_its_bfloat16():
     for name, weight in rankers.named_parameters():
         if not is_matrix(name, weight):
             continue
-        assert weight.grad is not None
         for head in range(HEADS):
             single = torch.nn.Parameter(before[name][head].clone())
             single.grad = weight.grad[head].clone()
@@ -149,7 +140,6 @@ def test_everything_else_steps_as_adamw_does():
     ours = rankers_with_gradients()
     theirs = copy.deepcopy(ours)
     for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
-        assert mine.grad is not None
         other.grad = mine.grad.clone()
     adamw = torch.optim.AdamW(theirs.parameters(), lr=0.01, weight_decay=0.1, fused=True)
     muon = Muon(ours, lr=0.01, weight_decay=0.1)

@@ -21,17 +21,21 @@ def rankers():
     return HeadRankers(RankerSpec(head_dim=4, hidden=8), HEADS, torch.Generator().manual_seed(0))
 
 
-def context(seed, importance=None):
-    random = torch.Generator().manual_seed(seed)
-    if importance is None:
-        importance = torch.rand(HEADS, TOKENS, generator=random) ** 6
+def context(importance, *, seed=0, keys=None, values=None):
+    """Random keys and values of heads with given importance [H, N]."""
+    heads, tokens = importance.shape
+    drawn = torch.randn(2, heads, tokens, 4, generator=torch.Generator().manual_seed(seed))
     return RankingContext(
-        keys=torch.randn(HEADS, TOKENS, 4, generator=random),
-        values=torch.randn(HEADS, TOKENS, 4, generator=random),
-        positions=torch.arange(TOKENS),
-        length=TOKENS,
+        keys=drawn[0] if keys is None else keys,
+        values=drawn[1] if values is None else values,
+        positions=torch.arange(tokens),
+        length=tokens,
         importance=importance,
     )
+
+
+def peaked(seed, heads=HEADS, tokens=TOKENS):
+    return torch.rand(heads, tokens, generator=torch.Generator().manual_seed(seed)) ** 6
 
 
 def lost_by(order, importance):
@@ -41,7 +45,7 @@ def lost_by(order, importance):
 
 
 def test_areas_and_budgets_follow_the_protected_ranking(rankers):
-    one = context(1)
+    one = context(peaked(1))
     result = evaluate(rankers, [one], reward_protection=Protection())
     scores = rankers(one.keys, one.values, one.positions, TOKENS).detach().double().numpy()
     protected = [39, 0, 38, 1, 37, 2, 36, 3, *range(35, 23, -1)]
@@ -67,10 +71,10 @@ def test_areas_and_budgets_follow_the_protected_ranking(rankers):
 
 def test_contexts_in_which_a_head_has_no_signal_do_not_count(rankers):
     flat = torch.ones(HEADS, TOKENS)
-    flat[0] = context(1).importance[0]
-    mixed = context(1, flat)
-    both = evaluate(rankers, [context(2), mixed], reward_protection=UNPROTECTED)
-    first = evaluate(rankers, [context(2)], reward_protection=UNPROTECTED)
+    flat[0] = peaked(1)[0]
+    mixed, other = context(flat, seed=1), context(peaked(2), seed=2)
+    both = evaluate(rankers, [other, mixed], reward_protection=UNPROTECTED)
+    first = evaluate(rankers, [other], reward_protection=UNPROTECTED)
     second = evaluate(rankers, [mixed], reward_protection=UNPROTECTED)
     assert both.skill[1] == first.skill[1]
     assert both.skill[0].item() == pytest.approx((first.skill[0] + second.skill[0]).item() / 2)
@@ -80,9 +84,9 @@ def test_contexts_in_which_a_head_has_no_signal_do_not_count(rankers):
 
 
 def test_evaluation_names_the_head_that_recency_ranks_better(rankers):
-    importance = context(1).importance.clone()
+    importance = peaked(1)
     importance[1] = torch.arange(TOKENS) ** 2.0
-    one = context(1, importance)
+    one = context(importance)
     geometry = Geometry(layers=1, query_heads=2, kv_heads=2, head_dim=4)
     result = evaluate(
         rankers, iter([one]), reward_protection=Protection(), heuristics=Heuristics(geometry)
@@ -101,7 +105,7 @@ def test_evaluation_names_the_head_that_recency_ranks_better(rankers):
 
 def test_flat_heads_have_no_best_heuristic(rankers):
     geometry = Geometry(layers=1, query_heads=2, kv_heads=2, head_dim=4)
-    flat = context(1, torch.ones(HEADS, TOKENS))
+    flat = context(torch.ones(HEADS, TOKENS))
     result = evaluate(
         rankers, [flat], reward_protection=UNPROTECTED, heuristics=Heuristics(geometry)
     )
@@ -111,18 +115,6 @@ def test_flat_heads_have_no_best_heuristic(rankers):
 
 
 MODEL = Geometry(layers=3, query_heads=4, kv_heads=4, head_dim=4)
-
-
-def of_model(importance, *, seed=0, keys=None):
-    heads, tokens = importance.shape
-    drawn = torch.randn(2, heads, tokens, 4, generator=torch.Generator().manual_seed(seed))
-    return RankingContext(
-        keys=drawn[0] if keys is None else keys,
-        values=drawn[1],
-        positions=torch.arange(tokens),
-        length=tokens,
-        importance=importance,
-    )
 
 
 def skills_of(context, protection=UNPROTECTED, heads=None):
@@ -142,7 +134,7 @@ def test_a_head_that_looks_back_belongs_to_streaming_llm_and_one_of_small_keys_t
     importance = torch.rand(12, 64, generator=random)
     importance[5] = torch.arange(64) ** 2.0  # the newer, the better
     importance[7] = 1 / keys[7].norm(dim=-1)
-    skills = skills_of(of_model(importance, keys=keys), Protection())
+    skills = skills_of(context(importance, keys=keys), Protection())
     for head, best in ((5, "streaming_llm"), (7, "knorm")):
         assert max(skills, key=lambda name: skills[name][head]) == best
         assert skills[best][head].item() == pytest.approx(1.0, abs=1e-4)
@@ -153,7 +145,7 @@ def test_a_head_that_looks_back_belongs_to_streaming_llm_and_one_of_small_keys_t
 def test_numbers_are_those_of_one_budget_after_the_other(protection):
     """lagkv, which looks at the budget: scored at the grid, evicting budget by budget."""
     tokens = 64
-    one = of_model(torch.rand(12, tokens, generator=torch.Generator().manual_seed(4)) ** 4)
+    one = context(peaked(4, 12, tokens))
     skills, scorer = skills_of(one, protection)["lagkv"], METHODS["lagkv"]()
     free = range(protection.sinks, tokens - protection.recents)
     for index in (0, 6):
@@ -180,16 +172,10 @@ def test_numbers_are_those_of_one_budget_after_the_other(protection):
 
 def test_some_heads_are_evaluated_as_among_all():
     """Slices may begin and end within a layer; `random` draws by layer and head."""
-    whole = of_model(torch.rand(12, 64, generator=torch.Generator().manual_seed(5)))
+    whole = context(peaked(5, 12, 64))
     everything = skills_of(whole)
     for heads in (range(2, 7), range(5, 6), range(4, 8), range(9, 12)):
         part = slice(heads.start, heads.stop)
-        shard = RankingContext(
-            keys=whole.keys[part],
-            values=whole.values[part],
-            positions=whole.positions,
-            length=64,
-            importance=whole.importance[part],
-        )
+        shard = context(whole.importance[part], keys=whole.keys[part], values=whole.values[part])
         for name, skill in skills_of(shard, heads=heads).items():
             torch.testing.assert_close(skill, everything[name][part], atol=1e-6, rtol=0)

@@ -9,14 +9,7 @@ import pytest
 import kvp.data.tasks as registry
 from kvp.data.sources import open_source
 from kvp.data.task import TaskSettings, blank_sample
-from kvp.data.tasks import (
-    TASKS,
-    build_samples,
-    expand_tasks,
-    find_task,
-    named_tasks,
-    register,
-)
+from kvp.data.tasks import TASKS, build_samples, expand_tasks, find_task, named_tasks, register
 from kvp.errors import UsageError
 
 MODULE = """
