@@ -106,8 +106,8 @@ def check_policy(name: str, flag: str = "") -> None:
         raise PolicyError(
             f"{flag}there is no folder {name!r}{folder_meant(name, POLICIES)}: a policy is a "
             f"folder that kvp train made, {', '.join(POLICIES)} (bundled), org/name[@revision] "
-            "on the hub or an address (s3://bucket/folder); other methods are for --methods, or "
-            "make_scorer"
+            "on the hub or an address (s3://bucket/folder); other methods are for --method, "
+            "--methods or make_scorer"
         )
 
 
