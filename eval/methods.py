@@ -29,7 +29,15 @@ from policies.controls import Random
 from policies.kvzap import KVzap
 from policies.learned import LearnedScorer
 from policies.policy_files import check_geometry
-from policies.registry import ALLOCATORS, METHODS, NULLS, make_method, parse
+from policies.registry import (
+    ALLOCATORS,
+    METHODS,
+    NULLS,
+    Options,
+    Specification,
+    make_method,
+    parse,
+)
 from policies.sources import INDEX, PolicySource, find_policy
 
 ALL_NULLS = "nulls"
@@ -99,11 +107,13 @@ def build_methods(
 
     Raises:
         UsageError: an unknown method or allocator, `kvp` without policies, a method that cannot
-            size the cache itself with an allocator that lets it, or two objects of one name.
+            size the cache itself with an allocator that lets it, or two of a user's own of one
+            name.
         PolicyError: a damaged policy.
     """
     built: list[Method] = []
     objects: dict[tuple[str, str, str | None], Scorer] = {}
+    named: dict[tuple[bool, str], Specification] = {}
     for method in with_objects(methods):
         if isinstance(method, str) and (paths := tuned_files([method])):
             for entry in load_settings(Path(paths[0])).methods:
@@ -125,8 +135,31 @@ def build_methods(
         rules = allocators if rule is None else (rule,)
         for scorer in NULLS if spec == ALL_NULLS else (spec,):
             for ranking in _rankings(scorer, policies, seed):
-                built += [with_allocator(ranking, each) for each in rules]
+                found = [with_allocator(ranking, each) for each in rules]
+                made = (ranking.scorer, *(method.rule for method in found))
+                _refuse_namesakes(zip((scorer, *rules), made, strict=True), named)
+                built += found
     return tuple(dict.fromkeys(built))
+
+
+def _refuse_namesakes(
+    sides: Iterable[tuple[str | Scorer | Allocator, Scorer | Allocator | None]],
+    named: dict[tuple[bool, str], Specification],
+) -> None:
+    """Remember in `named` what the names of a user's own scorers and allocators stand for.
+
+    `sides` are as given and as made. Raises UsageError where a name stands for another one already,
+    as results would hold one of both.
+    """
+    for given, made in sides:
+        if not isinstance(given, str) or made is None or isinstance(made, Options | LearnedScorer):
+            continue
+        written = parse(given, "method")
+        if named.setdefault((isinstance(made, Allocator), made.name), written) != written:
+            raise UsageError(
+                f"--methods: {given} and another are both called {made.name!r}: give each a name; "
+                "bases that put options into it are policies.registry.Heuristic and BaseAllocator"
+            )
 
 
 def with_objects(methods: Iterable[Given]) -> list[str | tuple[Scorer, Allocator | None]]:

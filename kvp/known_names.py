@@ -109,7 +109,7 @@ def check_policy(name: str, flag: str = "") -> None:
             f"{flag}there is no folder {name!r}{folder_meant(name, POLICIES, POLICY_FILE)}: a "
             f"policy is a folder that kvp train made, {', '.join(POLICIES)} (bundled), "
             "org/name[@revision] on the hub or an address (s3://bucket/folder); other methods are "
-            "named with --methods or make_scorer"
+            "for --method, --methods or make_scorer"
         )
 
 

@@ -329,6 +329,7 @@ def parse(text: str, kind: str) -> Specification:
     ):
         raise UsageError(
             f"{kind} {text!r} is not of the form name, name:preset or name(option=value)"
+            + ", without an allocator" * ("+" in text)
         )
     options = _parse_options(name, inside)
     return Specification(name=name, argument=argument or None, options=options)

@@ -1,19 +1,24 @@
-"""The scorer, the allocator and the task of docs/extending.md work as they are written there."""
+"""The files of docs/extending.md work as they are written there."""
 
 import re
 import shlex
 from pathlib import Path
 
+import torch
+
 from eval.results import load_results
 from kvp.programs import run_program
+from train.data.labels import label_of
+from train.learning.losses import Batch, losses_of, objective_of
+from train.recipe import PRESETS
 
 PAGE = (Path(__file__).parents[1] / "docs" / "extending.md").read_text(encoding="utf-8")
+FILES = dict(re.findall(r"^`(my_\w+\.py)`.*?^```python\n(.*?)^```", PAGE, re.M | re.S))
 
 
 def test_the_files_of_the_page_run_by_its_command(tmp_path, monkeypatch):
-    files = re.findall(r"^`(my_\w+\.py)`.*?^```python\n(.*?)^```", PAGE, re.M | re.S)
-    assert [name for name, _ in files] == ["my_scorer.py", "my_allocator.py", "my_task.py"]
-    for name, code in files:
+    assert list(FILES) == ["my_scorer.py", "my_allocator.py", "my_task.py", "my_training.py"]
+    for name, code in FILES.items():
         (tmp_path / name).write_text(code)
     (command,) = re.findall(r"^```\nkvp eval (.*?)^```", PAGE, re.M | re.S)
     monkeypatch.chdir(tmp_path)
@@ -23,3 +28,23 @@ def test_the_files_of_the_page_run_by_its_command(tmp_path, monkeypatch):
     assert {record["task"] for record in records} == {"backwards"}
     assert {record["method"] for record in records} == {"full", "newest"}
     assert {record["allocator"] for record in records if record["method"] == "newest"} == {"tilted"}
+
+
+def test_the_label_and_the_objective_of_the_page_are_used_by_their_names(tmp_path, monkeypatch):
+    (tmp_path / "my_training.py").write_text(FILES["my_training.py"])
+    monkeypatch.chdir(tmp_path)
+    names = re.findall(r"--(?:label|objective) (my_training:\w+)", PAGE)
+    assert names == ["my_training:SQUARED", "my_training:listwise"]
+    queries, keys = torch.randn(2, 3, 2, 9, 4), torch.randn(2, 3, 9, 4)
+    own = label_of(names[0]).importance_of(queries, keys, 6, 9)
+    plain = label_of("future_attention").importance_of(queries, keys, 6, 9)
+    torch.testing.assert_close(own, plain**2)
+    batch = Batch(
+        scores=[torch.randn(6, 6, requires_grad=True)],
+        importances=[own.flatten(0, 1)],
+        counted=torch.ones(1, 6, dtype=torch.bool),
+        seeds=[0],
+    )
+    losses, _ = losses_of(objective_of(names[1]), batch, PRESETS["fourier"])
+    losses.sum().backward()
+    assert batch.scores[0].grad is not None

@@ -92,7 +92,8 @@ def collect_all(
             for (_, sample), reply in zip(batch, replies, strict=True):
                 if not reply:
                     raise UsageError(
-                        f"--answers reference: {sample.id} has no reference; use --answers model"
+                        f"--answers reference: {sample.id} has no reference answer "
+                        "(Sample.reply); use --answers model"
                     )
         else:
             replies = continuations(

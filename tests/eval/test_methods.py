@@ -107,6 +107,56 @@ def test_what_cannot_be_combined_is_refused(fields, message):
         methods_of(_config(**fields))
 
 
+OWN_WITH_OPTIONS = """
+class Plain:
+    name, needs = "plain", Needs()
+
+    def __init__(self, step=1):
+        self.step = step
+
+    def score(self, view):
+        return view.keys[..., 0].float()
+
+
+class Equal:
+    name = "equal"
+
+    def __init__(self, step=1):
+        self.step = step
+
+    def allocate(self, request):
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Derived(Heuristic):
+    step: int = 1
+    method: ClassVar[str] = "derived"
+"""
+
+
+def test_options_of_a_users_own_are_told_apart_or_refused(tmp_path, monkeypatch):
+    imports = (
+        "from dataclasses import dataclass\nfrom typing import ClassVar\n"
+        "from kvp.scoring import Needs\nfrom policies.registry import Heuristic\n"
+    )
+    (tmp_path / "own_options.py").write_text(imports + OWN_WITH_OPTIONS)
+    monkeypatch.chdir(tmp_path)
+
+    def labels(methods):
+        found = methods_of(_config(methods=methods.replace("@", "own_options:")))
+        return [method.label for method in found]
+
+    assert labels("@Derived,@Derived(step=2),@Derived(step=1)") == ["derived", "derived(step=2)"]
+    assert labels("@Plain,@Plain+ada,@Plain+@Equal") == [
+        "plain", "plain+ada", "plain+equal",
+    ]  # fmt: skip
+    with pytest.raises(UsageError, match=r"both called 'plain'.*Heuristic"):
+        labels("@Plain,@Plain(step=2)")
+    with pytest.raises(UsageError, match=r"both called 'equal'.*BaseAllocator"):
+        labels("knorm+@Equal,knorm+@Equal(step=2)")
+
+
 CONFIGS = Path(__file__).parents[2] / "configs"
 
 

@@ -95,7 +95,9 @@ def label_of(name: str) -> Label:
     """The label of a name in `LABELS`; UsageError where there is none that can be used."""
     label = LABELS.load(name)
     if not isinstance(label, Label):
-        raise UsageError(f"--label {name} is not a train.data.labels.Label")
+        raise UsageError(
+            f"--label {name} is not a train.data.labels.Label, as Label(from_queries=FUNCTION) is"
+        )
     return label
 
 
