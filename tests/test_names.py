@@ -6,6 +6,7 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
+GLOSSARY = ROOT / "docs/glossary.md"
 PACKAGES = ("kvp", "policies", "trace_collect", "train", "eval")
 PATHS = [path.relative_to(ROOT) for p in PACKAGES for path in (ROOT / p).rglob("*.py")]
 MODULES = {
@@ -38,6 +39,13 @@ def _imports(tree):
 def test_a_class_name_occurs_once():
     names = [node.name for _, node in NODES if isinstance(node, ast.ClassDef)]
     assert sorted(names) == sorted(set(names))
+
+
+def test_a_noun_of_the_glossary_is_one_class():
+    table = re.findall(r"^\| \w+ \| .* \| `(\w+)` \|$", GLOSSARY.read_text(), flags=re.M)
+    names = [node.name for _, node in NODES if isinstance(node, ast.ClassDef)]
+    assert len(table) == 10
+    assert [name for name in table if names.count(name) != 1] == []
 
 
 def test_no_function_has_more_than_sixty_lines():
