@@ -193,7 +193,7 @@ def test_a_policy_run_in_several_settings_names_those_that_are_not_quoted(answer
         {**each, "allocator": "global", "protected": False} for each in answers
         if each["method"] == "kvp"
     ]  # fmt: skip
-    *_, named, _, _ = sentences(make_comparison(records=[*answers, *more]))
+    _, named, *_ = sentences(make_comparison(records=[*answers, *more]))
     assert ") kvp+global (the default; kvp +p in the tables) answers 100%" in named
 
 
