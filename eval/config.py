@@ -103,7 +103,7 @@ class PromptConfig(DataConfig, BenchmarkConfig):
     metric: str | None = None
     """Metric of all rows of --data, instead of the one that each row names or that fits its form:
     all, part, exact, f1, rouge_l, rouge_recall, number, code, or none (perplexity).
-    For `longmemeval` those of written answers, for `niah_heatmap` all and rouge_recall."""
+    For `niah_heatmap` all and rouge_recall."""
     continuation_tokens: int = 128
     """Tokens of running text whose likelihood the task `text` measures."""
     max_new_tokens: int | None = None
@@ -359,7 +359,7 @@ class CompressConfig(PolicyConfig, ModelConfig, DeviceConfig):
     """Compress."""
 
     documents: str | Sequence[str] = field(kw_only=False)
-    """Texts to compress, a context each. Text files, folders of them, or rows (JSONL, JSON, CSV,
+    """Texts to compress, a context each. Text files, folders of them, or rows (JSONL, JSON,
     parquet, a hub data set) whose `context`, `text` or `messages` is the context."""
     budget: str = "12.5%"
     """Tokens kept per KV head on average, protected ones included; `%` is of the tokens in the
