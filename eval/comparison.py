@@ -354,8 +354,7 @@ def choose(
         best, how = min(of_family, key=partial(_distance_from_default, kind)), ""
         if found:
             best, entry, split = max(found, key=lambda each: each[1].chosen.score)
-            ends = f", best at an end of {', '.join(entry.open_ends)}" * bool(entry.open_ends)
-            how = f", chosen on {split} ({entry.tried} settings{ends})" * (entry.tried > 1)
+            how = f", chosen on {split} ({entry.tried} settings)" * (entry.tried > 1)
         elif len(of_family) > 1:
             how = f", the default of {len(of_family)}"
         choices[family] = Choice(setting=best, note=f"{best.details}{how}")

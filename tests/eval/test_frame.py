@@ -327,7 +327,7 @@ def test_methods_count_in_the_setting_that_was_tuned():
             method=method, group="", requested=method, protocol="query_aware",
             chosen=Scored(scorer=method, variant="auto", allocator=allocator, protected=False,
                           score=0.5, interval=(0.4, 0.6)),
-            published=(), tried=4, exhausted=True, open_ends=(),
+            published=(), tried=4,
         )
         for method, allocator in (("kvp", "global"), ("snapkv", "uniform"))
     )  # fmt: skip
