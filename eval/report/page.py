@@ -46,6 +46,12 @@ from kvp.progress import Progress
 
 GENERATOR = '<meta name="generator" content="kvp-report">'
 """Mark by which a page is recognised as a report."""
+_LACKING = {
+    "accuracy": "No generated answers in this folder: run kvp eval --tasks ruler.",
+    "perplexity": "No given replies in this folder: run kvp eval --tasks chat or text.",
+    "curves": "No cost curves in this folder: run kvp eval --traces TRACES.",
+    "timing": "No timing pass in this folder: run kvp eval --timing_prompts 6.",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,7 +209,12 @@ def blocks_of(run: Run) -> Iterator[Block]:
         blocks = _heads(run, protocol, found, styles)
         title = f"Layers and heads: skill, and the cost of every budget, {SEEN[protocol]}"
         yield Section(ident=f"heads-{protocol}", title=title, blocks=blocks, protocol=protocol)
-    yield Section(ident="about", title="How this was made", blocks=list(_run_facts(run)))
+    there: dict[str, object] = {each.kind: True for each in run.comparisons}
+    there |= {"curves": run.costs, "timing": run.timings}
+    lacking = [Text(text=words, style="missing") for part, words in _LACKING.items()
+               if not there.get(part) and not unfinished_work(run.results)]  # fmt: skip
+    about = [*lacking, *_run_facts(run)]
+    yield Section(ident="about", title="How this was made", blocks=about)
 
 
 def _comparison_section(
@@ -292,11 +303,13 @@ def _sentences(run: Run, comparison: Comparison) -> Iterator[Text]:
 def _folded_tables(run: Run, comparison: Comparison, found: pandas.DataFrame) -> Iterator[Section]:
     """Tables of a comparison, folded; `found` are its numbers (`eval.frame.tidy`)."""
     timed = [each for each in run.timings if each.protocol == comparison.protocol]
+    specs = comparison.budgets.specs if len(comparison.sorted.tasks) > 1 else ()
     several = len(comparison.grid) > len(comparison.choices)
     every = [tables.every_setting(comparison)] if several else []
     parts: dict[str, tuple[str, Sequence[Table]]] = {
         "costs": ("Bytes and seconds", [tables.costs_of_requests(timed)] if timed else []),
         "differences": ("Differences, paired by prompt", [*tables.differences(comparison, found)]),
+        "tasks": ("Task by task", [tables.by_task(comparison, spec) for spec in specs]),
         "every": ("Every setting of every method", every),
     }
     for part, (title, blocks) in parts.items():

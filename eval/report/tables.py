@@ -123,6 +123,26 @@ def some_settings(comparison: Comparison, lines: Notes, which: str = "") -> Tabl
     )
 
 
+def by_task(comparison: Comparison, spec: str) -> Table:
+    """The chosen settings at one budget, a column per task."""
+    rows: list[Sequence[Field | str]] = []
+    for setting, note in chosen_settings(comparison).items():
+        budget = SELF_SIZED if setting.self_sized else spec
+        fields = [
+            _number(comparison, _at(grid.get(setting, {}), setting, budget), _mark(setting))
+            for grid in comparison.tasks.values()
+        ]
+        if any(field != NOTHING for field in fields):
+            rows.append([_heading(setting, note), *fields])
+    return Table(
+        caption=f"{comparison.measure.capitalize()}, task by task at {spec}, "
+        f"{SEEN[comparison.protocol]}.",
+        header=("method", *comparison.tasks),
+        rows=rows,
+        budget=spec,
+    )
+
+
 def differences(comparison: Comparison, numbers: DataFrame) -> Iterator[Table]:
     """Paired differences of the settings shown: to the full cache, and to the first that sentences
     are about, in points or nats of likelihood per token. `numbers` is `eval.frame.tidy`.

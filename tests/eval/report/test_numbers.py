@@ -78,7 +78,7 @@ def _tuned(**chosen):
     entry = Tuned(
         method="knorm", group="", requested="knorm", protocol="query_aware",
         chosen=Scored(**{**setting, **chosen}, score=0.5, interval=(0.4, 0.6)),
-        published=(), tried=48,
+        published=(), tried=48, exhausted=False, open_ends=("window",),
     )  # fmt: skip
     return entry, "validation"
 
@@ -99,7 +99,9 @@ def test_the_prompts_shown_never_choose_the_setting(answers, make_record):
     for kind, label in (("accuracy", "kvp+ada"), ("perplexity", "kvp+global")):
         assert choose(kind, grid)["kvp"].setting.label == label  # what is recommended for it
     chosen = choose("accuracy", grid, [_tuned()])["knorm"]
-    assert chosen.note == "unprotected, chosen on validation (48 settings)"
+    assert (
+        chosen.note == "unprotected, chosen on validation (48 settings, best at an end of window)"
+    )
     untried = choose("accuracy", grid, [_tuned(allocator="ada")])["knorm"]
     assert untried.note == "protected, the default of 2"
 
@@ -141,6 +143,9 @@ def test_differences_are_paired_and_stars_explained(make_comparison):
     assert {name: text.removesuffix(" *") for name, text in against.items()} == {
         "oracle": "+0.0", "knorm": "-50.0", "random": "-75.0", "snapkv": "+25.0",
     }  # fmt: skip
+    by_task = tables.by_task(comparison, "25%")
+    assert by_task.header == ("method", "one", "two")
+    assert _texts(by_task, 2)["knorm"] == "0.0"
 
 
 def test_many_prompts_resolve_a_difference(make_record, make_comparison):
