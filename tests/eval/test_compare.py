@@ -5,8 +5,9 @@ from functools import partial
 
 import pytest
 
-import kvp
+from eval.compare import pair_rows
 from eval.records import read_records
+from eval.results import load_results
 from kvp.artifacts.files import JsonLines
 from kvp.programs import evaluate, run_program
 
@@ -42,7 +43,7 @@ def _changed(results, folder, **values):
 
 
 def _rows(first, second):
-    rows = kvp.compare(first, second, bootstrap=99).to_dict("records")
+    rows = pair_rows(load_results(first), load_results(second), resamples=99).to_dict("records")
     return {(r["metric"][:7], r["method"], r["budget"]): r for r in rows}
 
 
