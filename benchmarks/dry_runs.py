@@ -3,8 +3,7 @@
     python -m benchmarks.dry_runs --out FILE
 
 Rows: `program`, its estimate `said`, what it `took` and `ratio`, took over said. `kvp collect` says
-MB on disk, `kvp train` seconds of its steps (of the processor on a CPU) without validation and
-calibration, `kvp eval` seconds on the wall. `took` holds all that a program does after its start.
+MB on disk, `kvp eval` seconds on the wall. `took` holds all that a program does after its start.
 """
 
 from __future__ import annotations
@@ -21,16 +20,13 @@ from benchmarks.measuring import options, rows_of, timed, write_report
 from kvp.artifacts.files import files_below
 from kvp.programs import run_program
 
-WORDS = {
-    "collect": "trace_collect.run.decimal", "train": "train.dry_run.in_words",
-    "eval": "eval.run.span",
-}  # fmt: skip
+WORDS = {"collect": "trace_collect.run.decimal", "eval": "eval.run.span"}
 """What puts the estimate of each program into words."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run each program twice, first as a dry run, and write the JSON file."""
-    args = options(__doc__, length=512, prompts=8, steps=100).parse_args(arguments)
+    args = options(__doc__, length=512, prompts=8).parse_args(arguments)
     with TemporaryDirectory() as made:
         results, failed = rows_of(WORDS, partial(_compared, args, Path(made)))
     write_report(args, results=results, failed=failed)
@@ -40,8 +36,7 @@ def _compared(args: Namespace, made: Path, program: str) -> list[dict[str, Any]]
     data = f"--tasks niah_single_2 --length {args.length}"
     own = {
         "collect": f"{data} --train {args.prompts} --validation 1 --answers reference",
-        "train": f"--traces {made}/collect --steps {args.steps}",
-        "eval": f"{data} --prompts {args.prompts} --policies {made}/train --methods full,kvp "
+        "eval": f"{data} --prompts {args.prompts} --policies nano --methods full,kvp "
         "--budgets 10% --protection off --timing_prompts 0",
     }[program]
     flags = [*own.split(), "--device", args.device, "--out", f"{made / program}"]
@@ -52,8 +47,7 @@ def _compared(args: Namespace, made: Path, program: str) -> list[dict[str, Any]]
     code, seconds = timed(lambda: run_program(program, flags), args.device)
     if code:
         raise RuntimeError(f"kvp-{program} ended with {code}")
-    took = seconds.processor if (program, args.device) == ("train", "cpu") else seconds.wall
-    unit = "MB" if program == "collect" else "seconds"
+    took, unit = seconds.wall, "MB" if program == "collect" else "seconds"
     if unit == "MB":
         said, took = said / 1e6, sum(size for _, size in files_below(made / program)) / 1e6
     row = {"program": f"kvp-{program}", "unit": unit, "said": said, "took": took}

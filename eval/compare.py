@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from operator import itemgetter
-from pathlib import Path
 from typing import Any
 
 import pandas
@@ -19,27 +18,18 @@ from eval.config import CompareConfig
 from eval.records import FULL, group_by, policy_groups, results_folder
 from eval.results import Results, describe_measure, load_results, model_name, unfinished_work
 from eval.stats import Interval, bootstrap_mean, holm, paired_difference, prompts_of
-from kvp.artifacts.files import atomic_write_text, refuse_others
-from kvp.errors import ResultsError, UsageError
+from kvp.errors import ResultsError
 from kvp.progress import Progress
 
 ANSWERS, LIKELIHOOD = "answers", "log_likelihood"
 WORDS = {ANSWERS: "answers, %", LIKELIHOOD: "log-likelihood of given replies, nats per token"}
 """Metrics, and what they are in tables."""
 
-HEAD = "metric,protocol,"
-"""How the CSV file begins."""
-
 KINDS: Mapping[str, Kind] = {ANSWERS: "accuracy", LIKELIHOOD: "perplexity"}
 
 
 def run(config: CompareConfig) -> pandas.DataFrame:
-    """Print the tables and write the CSV file; rows and errors are those of `pair_rows`."""
-    out = None if config.out is None else Path(config.out)
-    if out is not None:
-        if out.is_dir():
-            raise UsageError(f"--out {out} is a folder; name a CSV file")
-        refuse_others(out, HEAD, "kvp compare")
+    """Print the tables; rows and errors are those of `pair_rows`."""
     folders = [load_results(results_folder(path)) for path in (config.first, config.second)]
     rows = pair_rows(*folders, resamples=config.bootstrap)
     for side, folder in zip(("first", "second"), folders, strict=True):
@@ -48,9 +38,6 @@ def run(config: CompareConfig) -> pandas.DataFrame:
     for (metric, protocol), some in rows.groupby(["metric", "protocol"], sort=False):
         print(f"{WORDS[metric]}, {protocol}\n{_text_of(some)}\n")
     print("Paired by prompt. * differs from 0 at 5 %, corrected for all rows of its metric (Holm).")
-    if out is not None:
-        atomic_write_text(out, rows.to_csv(index=False, float_format="%.6g"))
-        print(f"written: {out}")
     return rows
 
 

@@ -73,9 +73,7 @@ FAILED, NEEDLESS = "the full cache fails", "nothing is lost without context on"
 """Why tasks are set apart."""
 FAILS = 0.4
 """Mean score of the full cache below which a model cannot do a task (`sort_tasks`)."""
-GRADED = frozenset(
-    ("f1", "rouge_l", "rouge_recall", "rouge_l_sum", "character_f1", "code", "share_of_numbers")
-)
+GRADED = frozenset(("f1", "rouge_l", "rouge_recall", "code", "share_of_numbers"))
 """Metrics whose scores are low for good answers, too: shares of words, not right or wrong."""
 LEAST_GAIN = 0.05
 """Nats per token that a context has to be worth: 5 % of the perplexity."""
@@ -354,8 +352,7 @@ def choose(
         best, how = min(of_family, key=partial(_distance_from_default, kind)), ""
         if found:
             best, entry, split = max(found, key=lambda each: each[1].chosen.score)
-            ends = f", best at an end of {', '.join(entry.open_ends)}" * bool(entry.open_ends)
-            how = f", chosen on {split} ({entry.tried} settings{ends})" * (entry.tried > 1)
+            how = f", chosen on {split} ({entry.tried} settings)" * (entry.tried > 1)
         elif len(of_family) > 1:
             how = f", the default of {len(of_family)}"
         choices[family] = Choice(setting=best, note=f"{best.details}{how}")

@@ -103,7 +103,7 @@ class PromptConfig(DataConfig, BenchmarkConfig):
     metric: str | None = None
     """Metric of all rows of --data, instead of the one that each row names or that fits its form:
     all, part, exact, f1, rouge_l, rouge_recall, number, code, or none (perplexity).
-    For `longmemeval` those of written answers, for `niah_heatmap` all and rouge_recall."""
+    For `niah_heatmap` all and rouge_recall."""
     continuation_tokens: int = 128
     """Tokens of running text whose likelihood the task `text` measures."""
     max_new_tokens: int | None = None
@@ -154,7 +154,6 @@ class IntervalConfig(Group):
     """Resamples behind each interval."""
 
     MINIMUMS: ClassVar[Bounds] = {"bootstrap": 1}
-    MAXIMUMS: ClassVar[Bounds] = {"bootstrap": 100_000}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,7 +233,6 @@ class EvalConfig(
     ADDRESSES: ClassVar[tuple[str, ...]] = ("out", "traces")
     FOLDERS: ClassVar[Mapping[str, str]] = {"traces": known_names.NO_TRACES}
     MINIMUMS: ClassVar[Bounds] = {"prompts": 1, "timing_prompts": 0, "curve_sequences": 1}
-    MAXIMUMS: ClassVar[Bounds] = {"prompts": 1_000_000}
 
     def __post_init__(self) -> None:
         """Raise ValueError or UsageError, naming the flag, on settings that cannot work."""
@@ -306,8 +304,6 @@ class CompareConfig(IntervalConfig):
     """Results folder written by kvp eval."""
     second: str = field(kw_only=False)
     """Results folder whose numbers are compared with those of the first."""
-    out: str | None = None
-    """What is written. A CSV file with every number of the tables (default: none)."""
 
     ADDRESSES: ClassVar[tuple[str, ...]] = ("first", "second")
     FOLDERS: ClassVar[Mapping[str, str]] = dict.fromkeys(ADDRESSES, known_names.NO_RESULTS)
@@ -359,7 +355,7 @@ class CompressConfig(PolicyConfig, ModelConfig, DeviceConfig):
     """Compress."""
 
     documents: str | Sequence[str] = field(kw_only=False)
-    """Texts to compress, a context each. Text files, folders of them, or rows (JSONL, JSON, CSV,
+    """Texts to compress, a context each. Text files, folders of them, or rows (JSONL, JSON,
     parquet, a hub data set) whose `context`, `text` or `messages` is the context."""
     budget: str = "12.5%"
     """Tokens kept per KV head on average, protected ones included; `%` is of the tokens in the
@@ -447,7 +443,6 @@ class TuneConfig(PromptConfig, MeasureConfig, ModelConfig, ProtectionConfig, Run
         "metric", "max_new_tokens", "prompts", "split", "seed",
     )  # fmt: skip
     MINIMUMS: ClassVar[Bounds] = {"settings_per_method": 2, "prompts": 1}
-    MAXIMUMS: ClassVar[Bounds] = {"prompts": 1_000_000}
 
     def __post_init__(self) -> None:
         """Raise ValueError or UsageError, naming the flag, on settings that cannot work."""
@@ -506,7 +501,6 @@ class EvolveConfig(
         "generations", "seed",
     )  # fmt: skip
     MINIMUMS: ClassVar[Bounds] = {"search_prompts": 1, "holdout": 0, "group": 1, "generations": 1}
-    MAXIMUMS: ClassVar[Bounds] = {"search_prompts": 1_000_000, "holdout": 1_000_000}
 
     def __post_init__(self) -> None:
         """Raise ValueError or UsageError, naming the flag, on settings that cannot work."""

@@ -89,8 +89,8 @@ def load_all(
 
 TASKS_OF_FLAG = {
     "text": re.compile("text"),
-    "data": re.compile("data|longbench_.*|scbench_.*|longmemeval"),
-    "metric": re.compile("data|niah_heatmap|longmemeval"),
+    "data": re.compile("data|longbench_.*|scbench_.*"),
+    "metric": re.compile("data|niah_heatmap"),
     "depths": re.compile("niah_heatmap"),
     "lengths": re.compile("niah_heatmap"),
     "squad": re.compile("qa_1"),

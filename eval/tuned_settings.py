@@ -59,10 +59,6 @@ class Tuned:
     """The default and the published presets, with and without protection."""
     tried: int
     """Settings that were tried."""
-    exhausted: bool
-    """Whether there are no more."""
-    open_ends: tuple[str, ...]
-    """Options whose best number is at an end of what was tried; empty if all are enclosed."""
 
 
 @dataclass(frozen=True, kw_only=True)

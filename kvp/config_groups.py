@@ -126,7 +126,7 @@ class TaskConfig(Group):
     """Tasks, comma separated: `ruler` (all of RULER's that fit into `length`), `scbench`,
     `niah_heatmap`, or single ones by their names; docs/data.md lists all. kvp eval, kvp tune and
     kvp evolve also know `chat` (perplexity of dialogues), `text` (of running text), `data` (answers
-    to rows of your own), `longbench` and `longmemeval`."""
+    to rows of your own) and `longbench`."""
     length: int = 512
     """Maximum prompt tokens, chat template included. The answer comes on top, except for the task
     `text`, whose context and continuation have this many together."""

@@ -51,18 +51,16 @@ class Calibration:
     """[A, K] float32 values at the knots, strictly increasing along K."""
 
     def __post_init__(self) -> None:
-        """Raise ValueError, naming the head, where a map is none or does not increase."""
+        """Raise ValueError where a map is none or does not increase."""
         shape = self.scores.shape
         if len(shape) != 2 or shape[1] < 2 or self.values.shape != shape:
             raise ValueError(
                 f"calibration knots are {tuple(shape)} and {tuple(self.values.shape)}, "
                 "not twice [heads, 2 or more]"
             )
-        for name, knots in (("scores", self.scores), ("values", self.values)):
-            rising = (knots.diff(dim=-1) > 0).all(-1) & knots.isfinite().all(-1)
-            if not bool(rising.all()):
-                head = int((~rising).nonzero()[0])
-                raise ValueError(f"calibration {name} of head {head} do not increase")
+        knots = torch.stack([self.scores, self.values])
+        if not bool((knots.diff(dim=-1) > 0).all() and knots.isfinite().all()):
+            raise ValueError("calibration knots do not increase")
 
     def apply(self, scores: Tensor, heads: slice = slice(None)) -> Tensor:
         """Calibrated scores: [a, N] float32 of the a heads in `heads` -> [a, N] float32."""

@@ -140,8 +140,6 @@ class TrainConfig(
     settings: Model, Data, Answers and Online collection)."""
     traces: str | None = None
     """Trace store written by kvp collect. Required with --source traces."""
-    allow_incomplete: bool = False
-    """Use a store whose collection has not finished."""
     preset: PresetName = "fourier"
     """Recipe that the settings of ranker, objective, optimizer and contexts start from."""
 
@@ -181,11 +179,11 @@ class TrainConfig(
                     raise ValueError(f"--{one.name} needs --source model")
             if self.traces is None:
                 raise ValueError("--traces is missing: name a trace store, or use --source model")
+            if self.dry_run:
+                raise ValueError("--dry_run needs --source model")
             return
         if self.traces is not None:
             raise ValueError("--traces cannot be used with --source model")
-        if self.allow_incomplete:
-            raise ValueError("--allow_incomplete needs --source traces")
 
     @property
     def max_tokens(self) -> int:

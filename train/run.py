@@ -39,9 +39,9 @@ def run(config: TrainConfig, sources: Sources | None = None) -> None:
     else:
         workers = this_worker(recipe.contexts)  # the first one writes
     if config.dry_run:
-        from train.dry_run import print_costs  # brings transformers
+        from train.dry_run import print_memory  # brings transformers
 
-        print_costs(config, recipe)
+        print_memory(config, recipe)
         return
     job = prepare(config, recipe, workers, sources)
     if job.target.is_finished():

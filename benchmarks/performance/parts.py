@@ -138,13 +138,12 @@ PARTS: Sequence[Part] = (
         title="What dry runs say",
         module="benchmarks.dry_runs",
         text=(
-            "`kvp collect`, `kvp train` and `kvp eval` with `--dry_run` and without, on nano. "
-            "Collecting: MB on disk, at most. Training: processor seconds of its steps (wall on "
-            "a GPU); the run has validation and calibration on top. Evaluating: wall seconds."
+            "`kvp collect` and `kvp eval` with `--dry_run` and without, on nano. Collecting: MB on "
+            "disk, at most. Evaluating: wall seconds."
         ),
         table=tables.dry_runs,
-        cuda="--length 1536 --prompts 16 --steps 200",
-        quick="--length 128 --prompts 1 --steps 2",
+        cuda="--length 1536 --prompts 16",
+        quick="--length 128 --prompts 1",
         limit=50,
     ),
     Part(

@@ -29,8 +29,9 @@ from kvp.scoring import Needs
 
 QUESTIONS = {"inside": "query_aware", "outside": "query_agnostic"}
 """Values of `question=` and the protocol of kvp eval that each is."""
-CONTEXT_FIELDS = "passage:context:report"
-"""Fields of a document that may hold what is compressed without the question."""
+CONTEXT_FIELDS = ("passage", "context", "report")
+"""Fields of a document that may hold what is compressed without the question; the first that it
+has counts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,8 +42,6 @@ class Compression:
     question: str = "inside"
     """What the cache holds when it is compressed: the whole prompt, or what ends with the
     document's context."""
-    context_fields: tuple[str, ...] = ()
-    """Fields of a document, of which the first that it has ends the context."""
     identity: str = ""
     """JSON of everything that decides about an answer besides the request."""
 
@@ -61,7 +60,6 @@ def compression(
     sinks: int = 4,
     recents: int = 16,
     question: str = "inside",
-    context_field: str = CONTEXT_FIELDS,
     seed: int = 0,
 ) -> Compression:
     """Check the settings and build the method.
@@ -75,8 +73,7 @@ def compression(
         sinks: first tokens that protection keeps.
         recents: last tokens that protection keeps.
         question: `inside`, the whole prompt is read before it is compressed; `outside`, only what
-            ends with the text of `context_field`. The rest is fed afterwards.
-        context_field: fields of a document, joined by `:`; the first that it has counts.
+            ends with the text of one of `CONTEXT_FIELDS`. The rest is fed afterwards.
         seed: of random methods and allocators.
 
     Raises:
@@ -101,12 +98,11 @@ def compression(
     identity = {
         "method": chosen.label, "budget": setting.spec, "protection": [kept.sinks, kept.recents],
         "files": file_digests(split_list(policies), [chosen]),
-        "question": question, "context_field": context_field, "seed": seed,
+        "question": question, "seed": seed,
     }  # fmt: skip
     return Compression(
         setting=setting,
         question=question,
-        context_fields=tuple(field for field in context_field.split(":") if field),
         identity=json.dumps(identity, sort_keys=True),
     )
 
@@ -147,21 +143,14 @@ def compressed_text(document: Mapping[str, Any], prompt: str, how: Compression) 
 
     Raises UsageError where the document has none of the fields or the prompt does not hold it.
     """
-    for field in how.context_fields:
-        text = document.get(field)
-        if not isinstance(text, str) or not text.strip():
-            continue
-        start = prompt.rfind(text.strip())
-        if start < 0:
-            raise UsageError(
-                f"question={how.question}: the prompt does not hold the document's {field!r} as it "
-                "is; use question=inside, or context_field=FIELD with another one"
-            )
-        return start + len(text.strip())
-    raise UsageError(
-        f"question={how.question}: a document has no text in {'/'.join(how.context_fields)} (it "
-        f"has {', '.join(document)}); set context_field=FIELD, or question=inside"
-    )
+    texts = (document.get(field) for field in CONTEXT_FIELDS)
+    text = next((one.strip() for one in texts if isinstance(one, str) and one.strip()), "")
+    if not text or (start := prompt.rfind(text)) < 0:
+        raise UsageError(
+            f"question={how.question}: the prompt holds no text of the document's "
+            f"{', '.join(CONTEXT_FIELDS)} (it has {', '.join(document)}); use question=inside"
+        )
+    return start + len(text)
 
 
 LogLikelihood = tuple[float, bool]

@@ -31,7 +31,7 @@ from eval.comparison import (
 )
 from eval.config import ReportConfig
 from eval.frame import tidy
-from eval.records import FILES, SEEN, group_by, policy_groups, results_folder
+from eval.records import SEEN, group_by, policy_groups, results_folder
 from eval.report import figures, tables
 from eval.report.answers import Answers, answers, pack_text
 from eval.report.costs import Cost, costs, savings, shown_costs, timings
@@ -364,8 +364,6 @@ def run(config: ReportConfig) -> None:
     png = Path(config.png) if config.png else None
     if out.is_dir():
         raise UsageError(f"--out {out} is a folder; name an HTML file")
-    if out.name in FILES:
-        raise UsageError(f"--out {out} has the name of a file of kvp eval; name an HTML file")
     if png is not None and png.exists() and not png.is_dir():
         raise UsageError(f"--png {png} is a file; name a folder")
     refuse_others(out, GENERATOR, "kvp report")

@@ -38,7 +38,7 @@ from eval.records import FULL, LEARNED, ROWS, RecordFile, group_by, key_of, poli
 from eval.results import open_folder, write_manifest
 from eval.run import evaluate_all, load_bench
 from eval.stats import Interval, Unit, bootstrap_mean
-from eval.tune.search import Candidate, Space, best_of, next_batch, open_ends, rule_name
+from eval.tune.search import Candidate, Space, best_of, next_batch, rule_name
 from eval.tuned_settings import SETTINGS, Scored, Tuned, TunedSettings, save_settings
 from kvp.artifacts.files import atomic_write_text
 from kvp.errors import UsageError
@@ -303,8 +303,6 @@ class Tuning:
                     chosen=scored[best_of(search.scores)],
                     published=tuple(scored[each] for each in search.space.start if each in scored),
                     tried=len(scored),
-                    exhausted=len(scored) < self.config.settings_per_method,
-                    open_ends=tuple(open_ends(search.space, search.scores)),
                 )
             )
         config, prompts = self.config, self.prepared.prompts
@@ -363,12 +361,6 @@ def run(config: TuneConfig) -> TunedSettings:
         save_settings(output.local / SETTINGS, settings, manifest)
         seal(output.local)
     print_settings(Console(markup=False), settings)
-    for entry in settings.methods:
-        if entry.open_ends:
-            say(
-                f"note: {entry.protocol}, {entry.requested}: {', '.join(entry.open_ends)} is best "
-                f"at an end of what was tried; raise --settings_per_method and run again"
-            )
     say(
         f"settings are in {output.path / SETTINGS}; to run them: "
         f"kvp eval --methods full,tuned:{output.path}"
@@ -422,7 +414,7 @@ def _table(entries: Sequence[Tuned], *, percent: bool) -> Table:
         low, high = entry.chosen.interval
         table.add_row(
             f"{entry.requested}{f'/{entry.group}' * bool(entry.group)}",
-            f"{entry.tried}{' (all)' * entry.exhausted}",
+            str(entry.tried),
             f"{text(entry.chosen.score)} ({text(low)} to {text(high)})",
             text(max(each.score for each in entry.published)),
             entry.chosen.label,

@@ -137,7 +137,7 @@ def next_batch(space: Space, scores: Scores, count: int) -> list[Candidate]:
     if not scores:
         return list(space.start)[:count]
     if len(scores) >= count:
-        beyond = chain.from_iterable(_values_beyond(space, scores).values())
+        beyond = chain.from_iterable(values_beyond(space, scores).values())
         return list(islice(beyond, max(0, 2 * count - len(scores))))
     best = best_of(scores)
     dimensions = space.dimensions(best)
@@ -158,17 +158,12 @@ def next_batch(space: Space, scores: Scores, count: int) -> list[Candidate]:
     return []
 
 
-def open_ends(space: Space, scores: Scores) -> list[str]:
-    """Options whose best number is at an end of what was tried, by name.
+def values_beyond(space: Space, scores: Scores) -> dict[str, list[Candidate]]:
+    """Settings beyond the ends at which the best numbers are, by option.
 
     A number is enclosed when a smaller and a greater one were tried with the same choices (pooling,
     allocator, protection, ...), or where the option ends.
     """
-    return list(_values_beyond(space, scores))
-
-
-def _values_beyond(space: Space, scores: Scores) -> dict[str, list[Candidate]]:
-    """Settings beyond the ends at which the best numbers are, by option."""
     best = best_of(scores)
     same = _same_choices(space, best, scores)
     found = {}

@@ -23,7 +23,6 @@ from kvp.artifacts.tensors import (
     write_sealed_safetensors,
 )
 from kvp.errors import CacheError, UsageError
-from kvp.geometry import Geometry
 from kvp.hf.attention import QueryRecorder
 from kvp.hf.cache import EvictingCache, Turn
 from kvp.hf.cache_layers import EvictingLayer, LayerState, RaggedLayer
@@ -137,18 +136,13 @@ def _refuse_another_model(path: Path, theirs: Mapping[str, Any], ours: Mapping[s
     Weights decide; names, where one side's weights are offloaded.
     """
     made = f"{path} was made by {theirs['id']}"
-    if theirs["geometry"] != ours["geometry"]:
-        shapes = [Geometry.from_dict(side["geometry"]) for side in (theirs, ours)]
-        raise CacheError(f"{made}, {shapes[0]}; this model is {ours['id']}, {shapes[1]}")
-    if theirs["dtype"] != ours["dtype"]:
-        raise CacheError(
-            f"{made} in {theirs['dtype']}, this model computes in {ours['dtype']}: load it with "
-            f"dtype {theirs['dtype']}"
-        )
-    if theirs["rope"] != ours["rope"]:
-        raise CacheError(f"{made} with another RoPE than this model has (rope_parameters)")
-    if theirs.get("active") != ours["active"]:
-        raise CacheError(f"{made} with other adapters, or scales of them, than are active now")
+    named = {
+        "geometry": "geometry", "dtype": f"dtype ({theirs['dtype']})",
+        "rope": "RoPE (rope_parameters)", "active": "choice or scale of adapters",
+    }  # fmt: skip
+    for name, what in named.items():
+        if theirs.get(name) != ours[name]:
+            raise CacheError(f"{made} with another {what} than this model has")
     known = theirs["weights"] and ours["weights"]
     if theirs["weights" if known else "id"] != ours["weights" if known else "id"]:
         same = " with other weights" if theirs["id"] == ours["id"] else ""

@@ -175,8 +175,8 @@ def test_learned_and_best_methods_are_compared_with_the_full_cache():
     ]
     assert _said(records) == (
         "At 12.5% of the cache (the question seen before compression; 95 % intervals) kvp+global "
-        "(the default; kvp in the tables) answers 72% (0 to 100); the best method without training, "
-        "kvzip, 60% (0 to 100); the full cache 80% (0 to 100).\n"
+        "(the default; kvp in the tables) answers 72% (0 to 100); the best method without "
+        "training, kvzip, 60% (0 to 100); the full cache 80% (0 to 100).\n"
         "Paired by prompt, kvp+global is +12.0 points (-100.0 to +100.0) against kvzip.\n"
         "1 prompt is too few to rank methods: 10 are the least.\n"
         "About 400 prompts would narrow that to ±5 points."  # 1 x (100 / 5) ** 2
@@ -325,7 +325,7 @@ def test_methods_count_in_the_setting_that_was_tuned():
             method=method, group="", requested=method, protocol="query_aware",
             chosen=Scored(scorer=method, variant="auto", allocator=allocator, protected=False,
                           score=0.5, interval=(0.4, 0.6)),
-            published=(), tried=4, exhausted=True, open_ends=(),
+            published=(), tried=4,
         )
         for method, allocator in (("kvp", "global"), ("snapkv", "uniform"))
     )  # fmt: skip

@@ -268,7 +268,6 @@ def _refusal(capsys, arguments):
         ({"tasks": "vt", "squad": "x.json"}, "--squad is what the task qa_1 reads"),
         ({"tasks": "chat", "tree_paths": "all"}, "--tree_paths chooses from rows"),
         ({"tasks": "text"}, "--tasks text needs --text"),
-        ({"prompts": 10**11}, "--prompts must be at most 1,000,000"),
         ({"recents": -1}, "--recents must be at least 0"),
         ({"methods": " , "}, "--methods is empty"),
     ],

@@ -107,23 +107,6 @@ def test_a_folder_of_longbench(tiny_folder, tmp_path, capsys):
     assert "has nothing for them" in capsys.readouterr().err
 
 
-def test_sessions_of_a_file(tiny_folder, tmp_path):
-    row = {
-        "question_id": "q", "question_type": "multi-session", "question": "Which?", "answer": "e",
-        "question_date": "2023/06/01", "haystack_dates": ["2023/05/01"],
-        "haystack_sessions": [[{"role": "user", "content": "The sky is blue."}]],
-    }  # fmt: skip
-    data = tmp_path / "sessions.json"
-    data.write_text(json.dumps([row]))
-    assert (
-        _benchmark(tiny_folder, tmp_path / "out", tasks="longmemeval", data=data, metric="f1") == 0
-    )
-    records = _records(tmp_path / "out")
-    assert {(r["metric"], r["labels"]["question_type"]) for r in records} == {
-        ("f1", "multi-session")
-    }
-
-
 TASK = """
 from dataclasses import dataclass, replace
 from kvp.data.task import blank_sample

@@ -50,9 +50,9 @@ def test_a_map_never_changes_a_ranking(points, values, scores):
 @pytest.mark.parametrize(
     ("scores", "values", "message"),
     [
-        ([[0.0, 1.0], [1.0, 1.0]], [[0.0, 1.0]] * 2, "scores of head 1 do not increase"),
-        ([[0.0, 1.0]] * 2, [[0.0, -1.0], [0.0, 1.0]], "values of head 0 do not increase"),
-        ([[0.0, 1.0]], [[0.0, float("inf")]], "values of head 0 do not increase"),
+        ([[0.0, 1.0], [1.0, 1.0]], [[0.0, 1.0]] * 2, "knots do not increase"),
+        ([[0.0, 1.0]] * 2, [[0.0, -1.0], [0.0, 1.0]], "knots do not increase"),
+        ([[0.0, 1.0]], [[0.0, float("inf")]], "knots do not increase"),
         ([[0.0]], [[0.0]], r"not twice \[heads, 2 or more\]"),
         ([[0.0, 1.0]], [[0.0, 1.0]] * 2, r"\(1, 2\) and \(2, 2\)"),
     ],

@@ -226,7 +226,7 @@ def test_a_policy_that_an_earlier_version_fine_tuned_loads(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"values": [[2.0, 1.0]] * 4}, "values of head 0 do not increase"),
+        ({"values": [[2.0, 1.0]] * 4}, "knots do not increase"),
         (
             {"scores": [[0.0, 1.0]] * 3, "values": [[0.0, 1.0]] * 3},
             "a calibration of 3 heads is not of 4",

@@ -31,7 +31,7 @@ TUNED = {
                        "score": 0.75, "interval": [0.5, 1.0]},
             "published": [{"scorer": method, "variant": "auto", "allocator": "uniform",
                            "protected": True, "score": 0.25, "interval": [0.0, 0.5]}],
-            "tried": 32, "exhausted": False, "open_ends": [],
+            "tried": 32,
         }
         for protocol in PROTOCOLS
         for method, scorer, variant, rule in (

@@ -1,14 +1,12 @@
-"""`kvp train --dry_run`: the RAM of `--source model`, the seconds of a training on a store."""
+"""`kvp train --dry_run`: the RAM of `--source model`."""
 
 import re
-import time
 from pathlib import Path
 
 import pytest
 
 from kvp.costs import span
 from kvp.programs import train as main
-from train.training import RankerTraining
 
 QWEN = Path(__file__).parents[2] / "benchmarks" / "configs" / "qwen2.5-7b"
 
@@ -31,34 +29,6 @@ def test_the_memory_that_a_refusal_names_is_enough(model_folder, tmp_path, capsy
     (memory,) = re.findall(r"use fewer, or --memory_gb ([\d.]+)", capsys.readouterr().err)
     assert main([*flags, f"--memory_gb={memory}"]) == 0
     assert (tmp_path / "p" / "policy.json").is_file()
-
-
-def test_a_few_steps_on_a_store_are_measured(tmp_path, capsys, monkeypatch, store):
-    flags = ("--contexts=2", "--hidden=8")
-    monkeypatch.chdir(tmp_path)
-    for count in (1, 2, 8):
-        assert main(["--dry_run", "--traces", str(store), f"--steps={count}", *flags]) == 0
-        printed = capsys.readouterr().out
-        steps = rf"^{count} steps of \d[\d.e-]* s: about \d+ s \(processor time\) by one process"
-        assert re.search(steps, printed, re.M)
-    assert not list(tmp_path.iterdir())
-
-
-def test_what_the_first_step_loads_is_no_time_of_the_others(capsys, monkeypatch, store):
-    """As on a GPU, whose kernels are loaded once per process, by its first step."""
-    loads, step = iter([2.0]), RankerTraining.training_step
-
-    def loading(self, *given):
-        end = time.process_time() + next(loads, 0.1)
-        while time.process_time() < end:
-            pass
-        return step(self, *given)
-
-    monkeypatch.setattr(RankerTraining, "training_step", loading)
-    flags = ["--contexts=2", "--hidden=8", "--steps=4"]
-    assert main(["--dry_run", "--traces", str(store), *flags]) == 0
-    (each,) = re.findall(r"^4 steps of (\S+) s: about", capsys.readouterr().out, re.M)
-    assert 0.1 < float(each) < 0.5
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(61, "61 s"), (600, "10 min"), (9000, "2.5 h")])

@@ -232,11 +232,6 @@ def test_unusable_stores(plan, message, make_store, tmp_path, capsys):
     assert not (tmp_path / "policy").exists()
 
 
-def test_incomplete_stores_by_flag(make_store, tmp_path):
-    store = make_store(train=2, validation=3, write=4)
-    assert main(flags(store, tmp_path / "policy", steps=2, allow_incomplete="yes")) == 0
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_training_on_a_gpu_learns_too(store, tmp_path):

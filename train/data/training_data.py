@@ -58,7 +58,7 @@ def open_store(config: TrainConfig, recipe: Recipe) -> TrainingData:
     heads = config.heads_of(reader.geometry)
     if config.heads is not None:
         reader = TraceReader(path, heads=slice(heads.start, heads.stop))
-    check_store(reader, allow_incomplete=config.allow_incomplete)
+    check_store(reader)
     stored = label_of(recipe.label).stored
     if stored is not None and stored not in reader.plan.labels:
         raise StoreError(
@@ -81,15 +81,15 @@ def open_store(config: TrainConfig, recipe: Recipe) -> TrainingData:
     return TrainingData(traces=reader, identity=identity, sequences_of=records.__getitem__)
 
 
-def check_store(reader: TraceReader, *, allow_incomplete: bool) -> None:
+def check_store(reader: TraceReader) -> None:
     """Raise StoreError unless a store is complete and names its model."""
     if not reader.manifest.get("model", {}).get("id"):
         raise StoreError(f"--traces {reader.path} does not say which model it is of")
     planned, committed = reader.plan.sequences, len(reader.records())
-    if committed < planned and not allow_incomplete:
+    if committed < planned:
         raise StoreError(
             f"--traces {reader.path} lacks {planned - committed} of {planned} sequences; "
-            "let kvp collect finish, or pass --allow_incomplete"
+            "let kvp collect finish"
         )
 
 

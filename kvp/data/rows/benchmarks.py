@@ -48,9 +48,9 @@ def benchmark_source(
     tally = Tally()
     usable = list(tally.parse_rows(rows_of(data, names), lambda _, row: parse(row)))
     if not tally.rows:
-        called = f": neither a file called {names[0]} nor rows with this in the column 'dataset'"
         raise NoPromptError(
-            f"--data {data}: it has nothing for {task}{called if names else ''}",
+            f"--data {data}: it has nothing for {task}: neither a file called {names[0]} nor rows "
+            "with this in the column 'dataset'",
             reason=f"--data {data} has nothing for them",
         )
     tally.check(f"--data {data}", usable, f"can be used for {task}")
@@ -75,25 +75,25 @@ def benchmark_source(
 
 
 def rows_of(data: str, names: Sequence[str]) -> Iterator[Row]:
-    """Rows of the data set that is called one of `names`, all rows without names.
+    """Rows of the data set that is called one of `names`.
 
     Of a folder the files of that name are read, of a hub data set without configuration the
     configuration of the first name. A row belongs to what its column `dataset` says, without it to
     what the file or the configuration is called.
     """
     path = Path(data)
-    if names and path.is_dir() and not is_saved(path):
+    if path.is_dir() and not is_saved(path):
         for file in files_of(path):
             if file.name.partition(".")[0] in names:
                 yield from rows_of(str(file), names)
         return
     of_hub = not path.exists() and data.count("/") == 1 and reader_of(path) is None
-    if names and of_hub and ":" not in data:
+    if of_hub and ":" not in data:
         data = f"{data}:{names[0]}"
     called = path.name.partition(".")[0] if path.exists() else data.rpartition(":")[2]
     for location, row in read_rows(data, "data"):
         own = row.get("dataset") if isinstance(row, Mapping) else None
-        if not names or (own if isinstance(own, str) and own else called) in names:
+        if (own if isinstance(own, str) and own else called) in names:
             yield location, row
 
 
@@ -116,13 +116,9 @@ def middle_cut(text: str, keep: int, tokenizer: PreTrainedTokenizerBase) -> str:
     ids = tokenizer.encode(text, add_special_tokens=False, verbose=False)
     if len(ids) <= keep:
         return text
-    half = keep // 2
-    return decode_tokens(ids[:half], tokenizer) + decode_tokens(ids[len(ids) - half :], tokenizer)
-
-
-def decode_tokens(ids: list[int], tokenizer: PreTrainedTokenizerBase) -> str:
-    """The text of tokens, without special ones and as it was."""
-    return str(tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+    ends = ids[: keep // 2], ids[len(ids) - keep // 2 :]
+    how = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
+    return "".join(str(tokenizer.decode(part, **how)) for part in ends)
 
 
 def most_tokens(samples: Sequence[Sample], tokenizer: PreTrainedTokenizerBase) -> int:

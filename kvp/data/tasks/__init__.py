@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 
 from kvp.data.ruler import RULER_13, RULER_TASKS, RulerTask
 from kvp.data.task import Sample, Source, Task, TaskSettings
-from kvp.data.tasks.longbench import DATA_SETS, REFUSED, LongBenchTask
-from kvp.data.tasks.longmemeval import LongMemEvalTask
+from kvp.data.tasks.longbench import DATA_SETS, LongBenchTask
 from kvp.data.tasks.niah_heatmap import NiahHeatmapTask
 from kvp.data.tasks.rows import CHAT, DATA, TEXT, DialogueTask, RowsTask, TextTask
 from kvp.data.tasks.ruler_qa import FLAGS, RulerQaTask
@@ -32,9 +31,8 @@ RULER = "ruler"
 TASKS: dict[str, Task] = {
     **{name: RulerTask(name) for name in RULER_TASKS},
     **{name: RulerQaTask(name) for name in FLAGS},
-    **{(task := LongBenchTask(name)).name: task for name in (*DATA_SETS, *REFUSED)},
+    **{(task := LongBenchTask(name)).name: task for name in DATA_SETS},
     **{name: ScbenchTask(name) for name in PUBLISHED},
-    "longmemeval": LongMemEvalTask(),
     "niah_heatmap": NiahHeatmapTask(),
     CHAT: DialogueTask(),
     TEXT: TextTask(),
@@ -47,7 +45,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "longbench": tuple(LongBenchTask(name).name for name in DATA_SETS),
 }
 """Names that mean several tasks: those that are left out where they do not fit."""
-ROWS_ONLY = frozenset({TEXT, DATA, "longmemeval", "longbench", *GROUPS["longbench"]}) | (
+ROWS_ONLY = frozenset({TEXT, DATA, "longbench", *GROUPS["longbench"]}) | (
     frozenset(PUBLISHED) - frozenset(CONTEXTS)
 )
 """Tasks that read files and generate nothing: kvp eval's, not kvp collect's."""

@@ -137,8 +137,8 @@ def test_a_boundary_is_where_the_field_ends(tiny_folder):
 @pytest.mark.parametrize(
     ("doc", "message"),
     [
-        ({"title": "x", "passage": 3}, "no text in passage/context/report (it has title, passage)"),
-        ({"passage": "elsewhere"}, "does not hold the document's 'passage' as it is"),
+        ({"title": "x", "passage": 3}, "(it has title, passage); use question=inside"),
+        ({"passage": "elsewhere"}, "the prompt holds no text of the document's passage"),
     ],
 )
 def test_a_missing_field_is_one_line(tiny_folder, doc, message):

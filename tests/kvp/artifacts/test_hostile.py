@@ -37,8 +37,7 @@ SCORED = {"scorer": "snapkv", "variant": "auto", "allocator": "uniform", "protec
 SETTINGS = {
     "format": "kvp-settings", "format_version": 1, "split": "test", "data": {}, "run": {},
     "methods": [{"method": "snapkv", "group": "", "requested": "snapkv", "tried": 3,
-                 "protocol": "query_aware", "chosen": SCORED, "published": [SCORED],
-                 "exhausted": False, "open_ends": ["window"]}],
+                 "protocol": "query_aware", "chosen": SCORED, "published": [SCORED]}],
 }  # fmt: skip
 BUDGETS = {
     "format": "kvp-budgets", "format_version": 1, "run": {}, "model": {"id": "m"}, "seed": 4,

@@ -205,7 +205,7 @@ def test_of_a_group_those_that_do_not_fit_are_left_out(tokenizer):
     assert "scbench_kv" not in fitting
     with pytest.raises(UsageError, match="--length 30: no task of scbench fits"):
         fitting_tasks(asked(tasks=("scbench",), length=30), tokenizer)
-    for task in ("longbench", "longbench_trec", "longmemeval", "scbench_qa_eng", "data"):
+    for task in ("longbench", "longbench_trec", "scbench_qa_eng", "data"):
         with pytest.raises(UsageError, match=f"--tasks {task} is a task of kvp eval"):
             fitting_tasks(asked(tasks=(task,)), tokenizer)
 

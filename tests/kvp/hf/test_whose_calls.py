@@ -375,7 +375,7 @@ def test_an_identity_covers_what_computes(qwen, prompt, fixed, generate, tmp_pat
         lambda: adapted.scaling.update(one=2.0),
     ):
         change()
-        with pytest.raises(CacheError, match="other adapters, or scales of them"):
+        with pytest.raises(CacheError, match="another choice or scale of adapters"):
             load_cache(path, qwen)
         digests.add(weights_digest(qwen))
     assert len(digests) == 6

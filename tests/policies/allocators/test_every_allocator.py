@@ -23,7 +23,7 @@ EXACT = [
     "shared", "shared(pool=max)",
 ]  # fmt: skip
 OTHERS = [
-    "self_sized", "shared(block=4)",
+    "self_sized",
 ]  # fmt: skip
 exact = pytest.mark.parametrize("spec", EXACT)
 every = pytest.mark.parametrize("spec", [*EXACT, *OTHERS])
@@ -140,7 +140,6 @@ def test_counts_on_a_gpu_are_those_of_the_cpu(spec):
         ("pyramid(beta=0.5)", "pyramid: beta must be a number >= 1, got 0.5"),
         ("pyramid(window=8.0)", "pyramid: window must be an integer >= 0, got 8.0"),
         ("windowkv(group=0)", "windowkv: group must be an integer >= 1 or auto, got 0"),
-        ("shared(block=0)", "shared: block must be an integer >= 1, got 0"),
         ("shared(pool=sum)", "shared: pool must be one of logsumexp, mean, max, got 'sum'"),
         ("evolved", "evolved needs a file: write evolved:FILE"),
         ("evolved:no/such.json", "no/such.json is no budget file"),

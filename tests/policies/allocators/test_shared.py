@@ -1,6 +1,5 @@
 """One list of tokens for all heads, against plain Python."""
 
-import itertools
 import math
 import re
 
@@ -32,24 +31,16 @@ def protected_tokens(tokens, protection):
     return sorted({*range(min(protection.sinks, tokens)), *recents})
 
 
-def kept(scores, budget, block, protected):
-    """Blocks with protected tokens, then the best ones until one does not fit; at least one."""
-    tokens = len(scores)
-    blocks = [range(start, min(start + block, tokens)) for start in range(0, tokens, block)]
-    stay = [one for one in blocks if {*protected} & {*one}]
-    rest = [one for one in blocks if one not in stay]
-    for one in sorted(rest, key=lambda one: (-max(scores[i] for i in one), -one.start)):
-        if stay and sum(map(len, stay)) + len(one) > budget:
-            break
-        stay.append(one)
-    return sorted(itertools.chain(*stay))
+def kept(scores, budget, protected):
+    """Protected tokens, then the best ones, of equal ones the newer."""
+    order = sorted(range(len(scores)), key=lambda i: (i not in protected, -scores[i], -i))
+    return sorted(order[:budget])
 
 
 @pytest.mark.parametrize("pool", ["logsumexp", "mean", "max"])
-@pytest.mark.parametrize("block", [1, 3, 16])
 @pytest.mark.parametrize("levels", [3, 300], ids=["ties", "random"])
-def test_all_heads_keep_the_best_tokens_or_blocks(pool, block, levels):
-    allocator = Shared(pool=pool, block=block)
+def test_all_heads_keep_the_best_tokens(pool, levels):
+    allocator = Shared(pool=pool)
     for tokens in (1, 5, 16, 37):
         drawn = np.random.default_rng(tokens).integers(0, levels, (2, 3, tokens))
         for protection in PROTECTIONS:
@@ -58,19 +49,16 @@ def test_all_heads_keep_the_best_tokens_or_blocks(pool, block, levels):
             raised = drawn.astype(float)
             raised[..., protected] = np.inf  # they come first in every head
             for budget in range(max(1, min(tokens, protection.tokens)), tokens + 1):
-                truth = kept(pooled(raised, pool), budget, block, protected)
+                truth = kept(pooled(raised, pool), budget, protected)
                 chosen = selection.tokens(budget, allocator)
                 assert chosen.tolist() == [[truth] * 3] * 2, (tokens, protection, budget)
-                assert selection.counts(budget, allocator).tolist() == [[len(truth)] * 3] * 2
 
 
 def test_infinite_scores_do_not_pass_for_protected_tokens():
-    """Block 0 is protected, block 2 has a token that a scorer puts at infinity."""
-    scores = torch.tensor([[[0.0, 1, 2, 3, torch.inf, 0, 9, 9]]])
+    scores = torch.tensor([[[0.0, 1, 2, torch.inf, 3]]])
     selection = Selection(scores, Protection(sinks=1, recents=0))
-    allocator = make_allocator("shared(pool=max,block=2)")
-    for budget, truth in ((1, [0, 1]), (3, [0, 1]), (5, [0, 1, 4, 5]), (6, [0, 1, 4, 5, 6, 7])):
-        assert selection.tokens(budget, allocator).tolist() == [[truth]]
+    for budget, truth in ((1, [0]), (2, [0, 3]), (3, [0, 3, 4])):
+        assert selection.tokens(budget, make_allocator("shared(pool=max)")).tolist() == [[truth]]
 
 
 def test_one_ranking_serves_every_budget_of_an_allocator():

@@ -196,7 +196,6 @@ def test_prompts_too_short_to_compress_are_skipped(
         ({"traces": "x"}, "--traces cannot be used with --source model"),
         (None, "--traces is missing: name a trace store, or use --source model"),
         ({"validation_sequences": 0}, "--validation_sequences must be at least 1, got 0"),
-        ({"allow_incomplete": "true"}, "--allow_incomplete needs --source traces"),
         ({"min_prefix": 600}, "longer than --min_prefix 600; lower it or raise --length 110"),
         ({"length": 1020}, "--max_new_tokens 8 exceeds the context"),
         ({"data": "ruler", "tasks": "niah_single_9"}, "--tasks: unknown task 'niah_single_9'"),
