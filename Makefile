@@ -89,7 +89,7 @@ $(WITH_RAY): $(INSTALLED)
 # faults, also of an object store, a large report, 2,000 runs of equal methods.
 test-slow: $(INSTALLED)
 	$(PYTEST) --dist load --maxschedchunk 1 -m slow tests/test_tutorial.py \
-		tests/objects tests/eval/test_stats.py tests/eval/report/test_page.py \
+		tests/objects tests/eval/results/test_stats.py tests/eval/report/test_page.py \
 		tests/benchmarks/test_faults.py tests/train/test_distributed.py \
 		tests/eval/test_eval_workers.py tests/trace_collect/test_collect_workers.py
 

@@ -18,7 +18,7 @@ from unittest.mock import patch
 
 from benchmarks.measuring import options, rows_of, timed, write_report
 from kvp.artifacts.files import files_below
-from kvp.programs import run_program
+from kvp.program.table import run_program
 
 WORDS = {"collect": "trace_collect.run.decimal", "eval": "eval.run.span"}
 """What puts the estimate of each program into words."""

@@ -32,9 +32,9 @@ from eval.evaluate import Prompt
 from eval.prepare import load_all
 from kvp.data.task import TaskSettings
 from kvp.hf.loading import load_tokenizer
-from kvp.known_names import split_list
 from kvp.llamacpp import bounded, shrink
 from kvp.llamacpp.engine import Engine
+from kvp.program.names import split_list
 from kvp.ranking import UNPROTECTED
 from kvp.scoring import Scorer
 from policies import load_policy, make_scorer

@@ -29,13 +29,13 @@ from benchmarks.measuring import write_report
 from eval.config import EvalConfig
 from eval.evaluate import Bench, Prompt
 from eval.prepare import load_all
-from eval.stats import bootstrap_mean
+from eval.results.stats import bootstrap_mean
 from kvp.data.task import TaskSettings
 from kvp.errors import UsageError
 from kvp.hf import evicting, load_model
 from kvp.hf.cache import EvictingCache
 from kvp.hf.prefill import decode_greedily, end_tokens
-from kvp.known_names import split_list
+from kvp.program.names import split_list
 from kvp.ranking import Protection
 from kvp.scoring import Scorer
 from policies import load_policy, make_scorer

@@ -13,13 +13,13 @@ from typing import Any
 
 import pandas
 
-from eval.comparison import Estimate, Kind, ReportedMethod, budget_order, estimates
 from eval.config import CompareConfig
-from eval.records import FULL, group_by, policy_groups, results_folder
-from eval.results import Results, describe_measure, load_results, model_name, unfinished_work
-from eval.stats import Interval, bootstrap_mean, holm, paired_difference, prompts_of
+from eval.results.comparison import Estimate, Kind, ReportedMethod, budget_order, estimates
+from eval.results.folder import Results, describe_measure, load_results, model_name, unfinished_work
+from eval.results.records import FULL, group_by, policy_groups, results_folder
+from eval.results.stats import Interval, bootstrap_mean, holm, paired_difference, prompts_of
 from kvp.errors import ResultsError
-from kvp.progress import Progress
+from kvp.program.progress import Progress
 
 ANSWERS, LIKELIHOOD = "answers", "log_likelihood"
 WORDS = {ANSWERS: "answers, %", LIKELIHOOD: "log-likelihood of given replies, nats per token"}

@@ -18,7 +18,7 @@ from kvp.errors import UsageError
 from kvp.hf.contexts import Text, check_length, compress, context_ids
 from kvp.hf.loading import load_config, model_of, tokenizer_of
 from kvp.hf.model_config import context_limit
-from kvp.progress import Progress, say
+from kvp.program.progress import Progress, say
 from policies import load_policy, make_scorer
 
 

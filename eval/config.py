@@ -12,9 +12,14 @@ from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from typing import Any, ClassVar, Literal
 
-from kvp import known_names
+from kvp.artifacts.manifest import portable, recorded_name
 from kvp.budgets import Budget, parse_budget, parse_budgets
-from kvp.config_groups import (
+from kvp.data.metrics import METRIC_NAMES
+from kvp.errors import UsageError
+from kvp.hub import HubName
+from kvp.program import names as known_names
+from kvp.program.names import split_list
+from kvp.program.settings import (
     Bounds,
     DataConfig,
     DeviceConfig,
@@ -26,11 +31,6 @@ from kvp.config_groups import (
     RunConfig,
     WorkersConfig,
 )
-from kvp.data.metrics import METRIC_NAMES
-from kvp.errors import UsageError
-from kvp.hub import HubName
-from kvp.known_names import split_list
-from kvp.manifest import portable, recorded_name
 
 _LEARNED = re.compile(r"kvp(?=$|[+:(])")
 

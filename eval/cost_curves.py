@@ -17,14 +17,14 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from eval.config import EvalConfig
 from eval.methods import PROTECTIONS, Method, method_fields, rankings
-from eval.records import Record
+from eval.results.records import Record
 from kvp import metrics
 from kvp.errors import StoreError
 from kvp.geometry import Geometry
 from kvp.hf import Prefill, ScorerInputs, prefill
 from kvp.hf.scorer_inputs import needs_scorer_inputs
 from kvp.ops.future_attention import future_attention
-from kvp.progress import Progress
+from kvp.program.progress import Progress
 from kvp.ranking import UNPROTECTED, Protection
 from kvp.scoring import Needs, group_budgets, score_prompt
 from kvp.store import SequenceRecord, Trace, TraceReader

@@ -21,7 +21,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from eval.config import EvalConfig
 from eval.methods import Method, Setting, method_fields
-from eval.records import Record
+from eval.results.records import Record
 from kvp.data.encode import Encoded
 from kvp.data.task import Sample
 from kvp.errors import UsageError
@@ -56,7 +56,7 @@ class Prompt:
     evidence: tuple[int, ...] = ()
     """Tokens of the prompt that spell its answers (`kvp.data.encode`)."""
     readable: bool = False
-    """Whether its records hold its question and an excerpt (`eval.records.READABLE`)."""
+    """Whether its records hold its question and an excerpt (`eval.results.records.READABLE`)."""
 
     @property
     def forced(self) -> bool:

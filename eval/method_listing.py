@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from eval.methods import ALL_NULLS
-from kvp.config_groups import NoSettings
+from kvp.program.settings import NoSettings
 from policies.registry import (
     ALLOCATORS,
     METHODS,

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from eval.config import TUNED, tuned_files
-from eval.records import FULL, LEARNED, SELF_SIZED, UNIFORM, method_label, without_seed
-from eval.tuned_settings import Scored, Tuned, load_settings
+from eval.results.records import FULL, LEARNED, SELF_SIZED, UNIFORM, method_label, without_seed
+from eval.tune.tuned_settings import Scored, Tuned, load_settings
+from kvp.artifacts.manifest import sha256_file
 from kvp.budgets import Budget
 from kvp.errors import PolicyError, UsageError
 from kvp.geometry import Geometry
-from kvp.known_names import NEEDS_POLICIES, labelled_policy
-from kvp.manifest import sha256_file
+from kvp.program.names import NEEDS_POLICIES, labelled_policy
 from kvp.ranking import UNPROTECTED, Allocator, Protection, kept_tokens
 from kvp.scoring import Scorer
 from policies import load_policy, make_allocator, make_scorer, sizes_itself, split_method

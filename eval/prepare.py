@@ -18,11 +18,10 @@ from eval.config import TUNED, EvalConfig, TuneConfig, tuned_files
 from eval.cost_curves import open_traces
 from eval.evaluate import Prompt
 from eval.methods import PROTECTIONS, Method, Setting, build_methods, check_methods
-from eval.records import READABLE
-from eval.tuned_settings import load_settings
+from eval.results.records import READABLE
+from eval.tune.tuned_settings import load_settings
 from kvp.artifacts.files import foreign
 from kvp.budgets import Budget
-from kvp.config_groups import ProtectionConfig
 from kvp.data.encode import encode, evidence_tokens
 from kvp.data.task import NoPromptError, TaskSettings
 from kvp.data.tasks import build_samples, expand_tasks, find_task
@@ -32,7 +31,8 @@ from kvp.geometry import Geometry
 from kvp.hf import geometry_of, load_config
 from kvp.hf.loading import tokenizer_of, torch_device
 from kvp.hf.model_config import context_limit
-from kvp.known_names import plain_name
+from kvp.program.names import plain_name
+from kvp.program.settings import ProtectionConfig
 from kvp.ranking import UNPROTECTED, Protection
 from kvp.store import TraceReader
 

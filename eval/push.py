@@ -19,17 +19,17 @@ from typing import Any
 
 from rich.filesize import decimal
 
-from eval.comparison import compare_all
 from eval.config import PushConfig
-from eval.records import UNIFORM, group_by
 from eval.report import tables
-from eval.results import commands, describe_measure, load_results, unfinished_work
-from eval.shapes import SHAPES
+from eval.results.comparison import compare_all
+from eval.results.folder import commands, describe_measure, load_results, unfinished_work
+from eval.results.records import UNIFORM, group_by
+from eval.results.shapes import SHAPES
 from kvp.artifacts.files import foreign
+from kvp.artifacts.manifest import sha256_file
 from kvp.errors import PolicyError, UsageError, first_line
 from kvp.hub import HubName
-from kvp.manifest import sha256_file
-from kvp.progress import phase, quiet_logs, say
+from kvp.program.progress import phase, quiet_logs, say
 from policies.policy_files import PolicyMeta, Shard, load_shard
 from policies.sources import INDEX, policy_files
 

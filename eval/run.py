@@ -25,11 +25,9 @@ import pandas as pd
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from eval.comparison import compare_all
 from eval.config import EvalConfig
 from eval.cost_curves import measure_traces
 from eval.evaluate import Bench, Prompt, evaluate, evaluate_together, identify
-from eval.frame import ResultsFrame, summary
 from eval.methods import (
     Method,
     Setting,
@@ -41,7 +39,17 @@ from eval.methods import (
     with_objects,
 )
 from eval.prepare import Loaded, Prepared, methods_of, prepare
-from eval.records import (
+from eval.results.comparison import compare_all
+from eval.results.folder import (
+    Results,
+    input_digests,
+    load_results,
+    open_folder,
+    unfinished_work,
+    write_manifest,
+)
+from eval.results.frame import ResultsFrame, summary
+from eval.results.records import (
     CURVE_KEY,
     CURVES,
     MANIFEST,
@@ -59,19 +67,9 @@ from eval.records import (
     results_folder,
     seal,
 )
-from eval.results import (
-    Results,
-    input_digests,
-    load_results,
-    open_folder,
-    unfinished_work,
-    write_manifest,
-)
 from eval.timing import timing_records
 from kvp.artifacts.addresses import ObjectPath, files_below, place
 from kvp.artifacts.claim import OutputFolder
-from kvp.config_groups import DtypeName, Rank
-from kvp.costs import span
 from kvp.data.task import ALL
 from kvp.errors import ResultsError, UsageError
 from kvp.hf.attention import kvp_attention_set
@@ -79,8 +77,10 @@ from kvp.hf.loading import device_of_rank, model_of, tokenizer_of
 from kvp.hf.model_access import another_model, check_model, model_identity, name_of
 from kvp.hf.prefill import unwrap_model
 from kvp.hf.scorer_inputs import check_inputs
-from kvp.progress import Progress, phase, say
-from kvp.ray_engine import do_with_ray
+from kvp.program.costs import span
+from kvp.program.progress import Progress, phase, say
+from kvp.program.ray_engine import do_with_ray
+from kvp.program.settings import DtypeName, Rank
 
 ALONE = Rank()
 
@@ -218,7 +218,7 @@ def _run(
 
 
 def planned_rows(prepared: Prepared) -> list[dict[str, Any]]:
-    """`planned` of the manifest (`eval.results.progress`)."""
+    """`planned` of the manifest (`eval.results.folder.progress`)."""
     prompts = Counter(prompt.task for prompt in prepared.prompts)
     parts: dict[tuple[Any, ...], dict[str, int]] = {}
     for (task, protocol), settings in prepared.planned.items():

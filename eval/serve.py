@@ -20,7 +20,7 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 from eval.config import ServeConfig
 from kvp.errors import UsageError
 from kvp.plugins import reason_of, require
-from kvp.progress import say
+from kvp.program.progress import say
 from policies import load_policy, make_scorer
 
 BODY = 1 << 20

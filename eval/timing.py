@@ -18,11 +18,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from eval.evaluate import Bench, Prompt, hindsight, keep, run_prefix, tokens_per_head
 from eval.methods import Setting, method_fields
-from eval.records import Record
+from eval.results.records import Record
 from kvp.hf import EvictingCache, Prefill
 from kvp.hf.evict import gather
 from kvp.hf.prefill import next_logits
-from kvp.progress import Progress
+from kvp.program.progress import Progress
 from kvp.scoring import Needs
 
 DECODED_TOKENS = 8

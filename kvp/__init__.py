@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from eval.frame import ResultsFrame
+    from eval.results.frame import ResultsFrame
     from kvp.hf import evicting, load_cache, load_model, prefill_and_evict, save_cache
     from kvp.hf.contexts import compress, load_context
     from kvp.ranking import Protection
@@ -96,7 +96,7 @@ def evaluate(
     `methods=["full", "snapkv+ada", Mine, (Mine(2), Tilt())]`. `model` is a name, or a loaded model
     with its `tokenizer`. Columns are those of rows.jsonl (`docs/formats.md`); the table says its
     message when it is printed, and has `summary()`, `sentences()`, `table()` and `unfinished`
-    (`eval.frame.ResultsFrame`), which a selection from it has not. Without `out=`
+    (`eval.results.frame.ResultsFrame`), which a selection from it has not. Without `out=`
     nothing is kept on disk, and times are not measured unless they are asked for. Raises KvpError
     on anything the caller can mend.
     """
@@ -130,7 +130,9 @@ def read_results(folder: str | os.PathLike[str], *, bootstrap: int = 2000) -> Re
     """
     from kvp.plugins import import_own
 
-    frame: ResultsFrame = import_own("eval.frame").ResultsFrame.read(os.fspath(folder), bootstrap)
+    frame: ResultsFrame = import_own("eval.results.frame").ResultsFrame.read(
+        os.fspath(folder), bootstrap
+    )
     return frame
 
 
@@ -161,8 +163,8 @@ def _run(package: str, config: str, settings: dict[str, Any]) -> None:
 
 def _config(package: str, config: str, settings: dict[str, Any]) -> Any:  # noqa: ANN401
     """The config of a program; UsageError, naming the setting, on what cannot work."""
-    from kvp.command_line import flags_of, python_value
     from kvp.plugins import did_you_mean, import_own
+    from kvp.program.command_line import flags_of, python_value
 
     if not isinstance(tasks := settings.get("tasks", ""), str | None):  # names and objects
         settings = {**settings, "tasks": import_own("kvp.data.tasks").named_tasks(tasks)}

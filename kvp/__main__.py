@@ -2,7 +2,7 @@
 
 import sys
 
-from kvp.programs import main
+from kvp.program.table import main
 
 if __name__ == "__main__":
     sys.argv[0] = "kvp"  # what manifests record

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from kvp.artifacts.files import foreign
+from kvp.artifacts.manifest import Format, digest_json
 from kvp.artifacts.tensors import (
     read_safetensors,
     read_sealed_header,
@@ -33,7 +34,6 @@ from kvp.artifacts.tensors import (
 from kvp.budgets import Budget
 from kvp.errors import CacheError
 from kvp.geometry import Geometry
-from kvp.manifest import Format, digest_json
 from kvp.rope import Rope
 
 FORMAT = Format("kvp-context", 1)

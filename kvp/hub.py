@@ -66,7 +66,10 @@ def download(name: HubName, files: Sequence[str], *, error: type[KvpError], what
     """
     from huggingface_hub import snapshot_download, try_to_load_from_cache
 
-    from kvp.progress import phase, quiet_logs  # no sooner: rich is slow, and --help stays fast
+    from kvp.program.progress import (  # no sooner: rich is slow, and --help stays fast
+        phase,
+        quiet_logs,
+    )
 
     try:
         cached = try_to_load_from_cache(name.repository, files[0], revision=name.revision)

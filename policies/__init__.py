@@ -8,8 +8,8 @@ from typing import Any
 
 from kvp.artifacts.addresses import is_address
 from kvp.errors import UsageError
-from kvp.known_names import split_method
 from kvp.plugins import did_you_mean
+from kvp.program.names import split_method
 from policies.policy_files import convert_policy, load_policy
 from policies.registry import METHODS, make_allocator, make_method, make_scorer, sizes_itself
 from policies.sources import BUNDLED

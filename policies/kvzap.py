@@ -23,10 +23,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kvp.artifacts.manifest import read_json
 from kvp.artifacts.tensors import read_safetensors, tensors_digest
 from kvp.errors import PolicyError, UsageError
 from kvp.hub import HubName, download, is_path
-from kvp.manifest import read_json
 from kvp.scoring import Needs, View
 from policies.registry import Value
 

@@ -19,10 +19,10 @@ from torch import Tensor
 
 from kvp.artifacts.claim import FolderKind
 from kvp.artifacts.files import foreign
+from kvp.artifacts.manifest import Format, sha256_file, write_sealed_json
 from kvp.artifacts.tensors import read_safetensors, write_safetensors
 from kvp.errors import PolicyError
 from kvp.geometry import Geometry
-from kvp.manifest import Format, sha256_file, write_sealed_json
 from policies.learned import Calibration, LearnedScorer
 from policies.ranker import STATISTICS, HeadRankers, RankerSpec, head_shapes
 from policies.sources import INDEX, PolicySource, check_index, find_policy

@@ -9,7 +9,7 @@ Both are frozen dataclasses whose fields are their options. As a user writes the
     package.module:Name(step=3)         a class or an object of your own
     snapkv:kvpress+ada(safeguard=0.3)   a scorer and an allocator
 
-Files may have any name without comma, plus sign and parentheses. `kvp.known_names` lists the names.
+Files may have any name without comma, plus sign and parentheses. `kvp.program.names` lists them.
 Objects of others need no base class, only `name`, `needs` and `score` (or `name` and `allocate`).
 Learned policies are not named here: they are directories (`policies.policy_files`).
 """
@@ -25,10 +25,10 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 from torch import Tensor
 
-from kvp import known_names
 from kvp.errors import UsageError
-from kvp.known_names import split_method, unknown_name
 from kvp.plugins import import_object, instance_of, is_object_name, module_exists
+from kvp.program import names as known_names
+from kvp.program.names import split_method, unknown_name
 from kvp.ranking import Allocator, Request
 from kvp.scoring import ALL_QUERIES, Needs, Scorer, SelfSizing, View
 
@@ -121,7 +121,7 @@ class Options:
     """Base of scorers and allocators: a name that follows from the options."""
 
     method: ClassVar[str]
-    """Name in `kvp.known_names`."""
+    """Name in `kvp.program.names`."""
     line: ClassVar[str]
     """One line on what it keeps."""
     cost: ClassVar[str] = "nothing"

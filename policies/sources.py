@@ -11,10 +11,10 @@ from pathlib import Path
 from kvp import nano
 from kvp.artifacts.addresses import Place, is_address, place
 from kvp.artifacts.files import cache_folder, fetch, foreign
+from kvp.artifacts.manifest import digest_json, read_sealed_json
 from kvp.errors import PolicyError
 from kvp.hub import HubName, download
-from kvp.known_names import NANO, POLICY_FILE, QWEN, SMOLLM2, SMOLLM2_KV, check_policy
-from kvp.manifest import digest_json, read_sealed_json
+from kvp.program.names import NANO, POLICY_FILE, QWEN, SMOLLM2, SMOLLM2_KV, check_policy
 
 INDEX = POLICY_FILE
 """File that makes a folder a policy."""

@@ -209,7 +209,7 @@ _FORKING = textwrap.dedent(
     program, modules, model = json.loads(sys.argv[1])
     for name in modules:
         importlib.import_module(name)
-    from kvp.programs import run_program
+    from kvp.program.table import run_program
     torch.set_num_threads(1)
     if model is not None:
         from kvp.hf import load_model
@@ -394,8 +394,8 @@ def assert_same_results(tmp_path_factory):
     """
 
     def compare(out, whole, *, but=("out",)):
-        from eval.records import KEY_FIELDS, read_records, results_folder
-        from eval.results import load_results
+        from eval.results.folder import load_results
+        from eval.results.records import KEY_FIELDS, read_records, results_folder
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from eval.tuned_settings import load_settings
+from eval.tune.tuned_settings import load_settings
 
 ROOT = Path(__file__).parent.parent
 GUARD = """
@@ -37,7 +37,7 @@ socket.getaddrinfo = _refuse("look-up")
 # One process for the five programs: starting each costs more than what it does here.
 PROGRAMS = """
 import json, sys
-from kvp.programs import run_program
+from kvp.program.table import run_program
 
 for name, arguments in json.loads(sys.argv[1]).items():
     if code := run_program(name, arguments.split()):

@@ -13,9 +13,9 @@ from lm_eval._cli import HarnessCLI
 from eval.lm_harness import cli as harness
 from eval.lm_harness.caches import compression
 from eval.lm_harness.model import load as load_harness_model
-from kvp.command_line import flags_given, flags_of, parse, parse_value
 from kvp.errors import UsageError
-from kvp.programs import PROGRAMS, SCRIPTS, load
+from kvp.program.command_line import flags_given, flags_of, parse, parse_value
+from kvp.program.table import PROGRAMS, SCRIPTS, load
 
 ROOT = Path(__file__).parents[1]
 CONFIGS = {

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import torch
 
-from eval.results import load_results
-from kvp.programs import run_program
+from eval.results.folder import load_results
+from kvp.program.table import run_program
 from train.data.labels import label_of
 from train.learning.losses import Batch, losses_of, objective_of
 from train.recipe import PRESETS

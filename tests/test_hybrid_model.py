@@ -7,7 +7,7 @@ import torch
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
 from kvp.hf import load_tokenizer
-from kvp.programs import run_program
+from kvp.program.table import run_program
 from kvp.store import TraceReader
 from policies.policy_files import load_policy
 

@@ -80,7 +80,7 @@ def test_the_four_commands_of_readme_run(tmp_path):
     (commands,) = re.findall(r"^```\n(kvp collect.*?)^```", README, re.M | re.S)
     lines = commands.replace("\\\n", " ").splitlines()
     assert [line.split()[1] for line in lines] == ["collect", "train", "eval", "report"]
-    code = "import shlex, sys; from kvp.programs import run_program\n"
+    code = "import shlex, sys; from kvp.program.table import run_program\n"
     code += "".join(
         f"name, *words = shlex.split({line[3:]!r}, comments=True)\n"
         "assert run_program(name, words) == 0\n"

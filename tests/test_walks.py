@@ -19,7 +19,7 @@ import eval.run
 import trace_collect.run
 import train.run
 from eval.config import EvalConfig
-from eval.records import RecordFile
+from eval.results.records import RecordFile
 from kvp.hf import evicting, load_model
 from kvp.hf.cache_layers import selected_layer
 from kvp.metrics import lost_importance

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from kvp.config_groups import (
+from kvp.program.names import NO_TRACES, STORED_LABELS, split_list
+from kvp.program.settings import (
     AnswerConfig,
     Bounds,
     DataConfig,
@@ -16,7 +17,6 @@ from kvp.config_groups import (
     RunConfig,
     WorkersConfig,
 )
-from kvp.known_names import NO_TRACES, STORED_LABELS, split_list
 
 SPLITS = ("train", "validation", "test")
 

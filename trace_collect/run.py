@@ -15,7 +15,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from kvp.artifacts.addresses import ObjectPath, Place, files_below, place
 from kvp.artifacts.claim import check_folder
-from kvp.costs import COMPRESSED
+from kvp.artifacts.manifest import recorded_name, run_manifest
 from kvp.data.sources import CollectionPlan, data_identity, plan_collection
 from kvp.data.task import TaskSettings
 from kvp.errors import StoreError
@@ -28,9 +28,9 @@ from kvp.hf.model_access import (
     weights_digest,
 )
 from kvp.hf.trace import Recorded, check_reach, collect_all, default_batch_size
-from kvp.manifest import recorded_name, run_manifest
-from kvp.progress import Progress, phase
-from kvp.ray_engine import do_with_ray
+from kvp.program.costs import COMPRESSED
+from kvp.program.progress import Progress, phase
+from kvp.program.ray_engine import do_with_ray
 from kvp.store import StorePlan, Trace, TraceWriter, planned_bytes
 from kvp.store.metadata import STORE, committed
 from trace_collect.config import CollectConfig

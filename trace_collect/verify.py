@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from kvp.artifacts.addresses import place
 from kvp.errors import StoreError
-from kvp.progress import Progress
+from kvp.program.progress import Progress
 from kvp.store import TraceReader
 from kvp.store.metadata import SEQUENCES, committed
 from trace_collect.config import VerifyConfig

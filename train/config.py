@@ -10,7 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Literal
 
-from kvp.config_groups import (
+from kvp.errors import UsageError
+from kvp.geometry import Geometry
+from kvp.program.names import NO_TRACES, STORED_LABELS
+from kvp.program.settings import (
     AnswerConfig,
     Bounds,
     DataConfig,
@@ -20,9 +23,6 @@ from kvp.config_groups import (
     ModelConfig,
     RunConfig,
 )
-from kvp.errors import UsageError
-from kvp.geometry import Geometry
-from kvp.known_names import NO_TRACES, STORED_LABELS
 from train.recipe import (
     PRESETS,
     CalibrationName,

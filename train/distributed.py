@@ -17,8 +17,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from kvp.config_groups import Rank
 from kvp.errors import UsageError
+from kvp.program.settings import Rank
 
 PATIENCE = timedelta(hours=2)
 """Longest wait for another process; the first one validates while the others wait."""

@@ -14,12 +14,12 @@ from typing import Any
 
 from kvp.artifacts.addresses import place
 from kvp.artifacts.claim import OutputFolder
-from kvp.config_groups import Rank, rank_of
+from kvp.artifacts.manifest import differences
 from kvp.errors import PolicyError, UsageError
 from kvp.hf import geometry_of, load_config
 from kvp.hf.loading import device_of_rank
-from kvp.known_names import split_list
-from kvp.manifest import differences
+from kvp.program.names import split_list
+from kvp.program.settings import Rank, rank_of
 from kvp.store.metadata import load_metadata
 from policies.learned import Calibration
 from policies.policy_files import POLICY, PolicyMeta, Shard, load_shard, save_policy

@@ -30,9 +30,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-from kvp.config_groups import Bounds, Group
-from kvp.known_names import INPUTS, TOKEN_INPUTS, split_list
 from kvp.plugins import Registry
+from kvp.program.names import INPUTS, TOKEN_INPUTS, split_list
+from kvp.program.settings import Bounds, Group
 
 LABELS = Registry(
     flag="--label",

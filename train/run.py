@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from kvp.artifacts.manifest import run_manifest
 from kvp.errors import UsageError
-from kvp.manifest import run_manifest
-from kvp.progress import phase
+from kvp.program.progress import phase
 from policies.policy_files import PolicyMeta, save_policy
 from train.config import AUTO_HEADS, TrainConfig
 from train.data.labels import EVALUATED, TARGET_LABELS

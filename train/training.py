@@ -26,7 +26,7 @@ from torch import Tensor
 
 from kvp.errors import UsageError
 from kvp.metrics import has_signal
-from kvp.progress import Progress, phase
+from kvp.program.progress import Progress, phase
 from kvp.store import SequenceRecord
 from policies.ranker import HeadRankers
 from train.data.compression_points import drawn_points, noise_seed, protection_of

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 
 from benchmarks.faults.harness import in_child
-from kvp import programs
 from kvp.artifacts.addresses import Place, place
 from kvp.errors import KvpError, call_program
+from kvp.program import table as programs
 
 Reader = Callable[[Place], object]
 _PROMPTS = "--tasks niah_single_1 --length 160 --max_new_tokens 4"
@@ -111,8 +111,8 @@ def read_policy(folder: Place) -> str:
 
 def read_results(folder: Place) -> str:
     """Digest of what a results folder holds, in any order; times are left out."""
-    from eval.records import results_folder
-    from eval.results import load_results
+    from eval.results.folder import load_results
+    from eval.results.records import results_folder
 
     results = load_results(results_folder(str(folder)))
     records = [
@@ -125,7 +125,7 @@ def read_results(folder: Place) -> str:
 
 def read_settings(folder: Place) -> str:
     """Digest of what kvp tune chose."""
-    from eval.tuned_settings import load_settings
+    from eval.tune.tuned_settings import load_settings
 
     return digest(load_settings(Path(str(folder))).to_json())
 

@@ -45,19 +45,19 @@ from eval.evolve.search import (
 )
 from eval.methods import Method, file_digests
 from eval.prepare import load_all, methods_of, protected_tokens, read_model
-from eval.records import UNIFORM, altered_part, seal
-from eval.results import input_digests
+from eval.results.folder import input_digests
+from eval.results.records import UNIFORM, altered_part, seal
+from eval.results.stats import paired_difference
 from eval.run import load_bench
-from eval.stats import paired_difference
 from kvp.artifacts.claim import OutputFolder
 from kvp.artifacts.files import foreign
+from kvp.artifacts.manifest import digest_json, recorded_name, run_manifest
 from kvp.budgets import Budget
 from kvp.data.task import TaskSettings, context_of
 from kvp.errors import PolicyError, UsageError
 from kvp.hf import Prefill
 from kvp.hf.model_access import model_identity
-from kvp.manifest import digest_json, recorded_name, run_manifest
-from kvp.progress import Progress, phase, say
+from kvp.program.progress import Progress, phase, say
 from kvp.ranking import UNPROTECTED, Protection, Selection, apportion
 from kvp.scoring import Scorer, score_prompt
 from policies.allocators.evolved import BUDGET_FILE, BudgetFile, load_budgets, save_budgets

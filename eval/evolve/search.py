@@ -29,11 +29,11 @@ from cmaes import CMA
 from numpy.typing import NDArray
 from pydantic import Field, TypeAdapter
 
-from eval.records import MANIFEST
+from eval.results.records import MANIFEST
 from kvp.artifacts.claim import FolderKind
 from kvp.artifacts.files import JsonLines, foreign
+from kvp.artifacts.manifest import Format
 from kvp.errors import ResultsError
-from kvp.manifest import Format
 from kvp.ranking import apportion
 
 FORMAT = Format("kvp-search", 2)

@@ -23,7 +23,7 @@ from kvp.hf import EvictingCache, prefill
 from kvp.hf.attention import kvp_attention_set
 from kvp.hf.evict import gather
 from kvp.hf.prefill import next_logits
-from kvp.known_names import split_list
+from kvp.program.names import split_list
 from kvp.ranking import UNPROTECTED, Protection, kept_tokens
 from kvp.scoring import Needs
 

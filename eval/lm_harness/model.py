@@ -28,14 +28,14 @@ from eval.lm_harness.caches import (
     shorten_context,
 )
 from eval.methods import check_methods
-from kvp.config_groups import DtypeName
 from kvp.errors import UsageError
 from kvp.hf import geometry_of, load_config, load_model, load_tokenizer
 from kvp.hf.attention import kvp_attention_set
 from kvp.hf.loading import local_folder
 from kvp.hf.model_access import check_model, warn_of_another_model, weights_digest
 from kvp.hf.scorer_inputs import check_inputs
-from kvp.progress import say
+from kvp.program.progress import say
+from kvp.program.settings import DtypeName
 
 _OF_HFLM = (
     "max_length", "add_bos_token", "prefix_token_id", "softmax_dtype", "mixed_precision_dtype",

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
 
-from eval.comparison import Comparison, method_of
-from eval.records import FULL, READABLE, Record, group_by
+from eval.results.comparison import Comparison, method_of
+from eval.results.records import FULL, READABLE, Record, group_by
 
 LETTERS = 400
 """Of an answer on the page at most."""

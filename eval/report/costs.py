@@ -13,9 +13,9 @@ from operator import itemgetter
 import numpy as np
 from rich.filesize import decimal
 
-from eval.comparison import Best, Comparison, ReportedMethod, method_of
-from eval.records import FULL, ORACLE, Record, group_by
-from eval.stats import Interval, median_interval
+from eval.results.comparison import Best, Comparison, ReportedMethod, method_of
+from eval.results.records import FULL, ORACLE, Record, group_by
+from eval.results.stats import Interval, median_interval
 from policies.registry import METHODS
 
 Head = tuple[int, int]

@@ -20,9 +20,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter, NullLocator
 
-from eval.comparison import PROTECTED, Comparison, ReportedMethod
-from eval.records import FULL, LEARNED, ORACLE
 from eval.report.costs import Cost, Timing, passes, timing_of
+from eval.results.comparison import PROTECTED, Comparison, ReportedMethod
+from eval.results.records import FULL, LEARNED, ORACLE
 from policies.registry import attention_free
 
 WRITER = "kvp-report"

@@ -21,7 +21,13 @@ from typing import Any
 import pandas
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from eval.comparison import (
+from eval.config import ReportConfig
+from eval.report import figures, tables
+from eval.report.answers import Answers, answers, pack_text
+from eval.report.costs import Cost, costs, savings, shown_costs, timings
+from eval.report.figures import Picture, drawn_settings, rank_styles
+from eval.report.tables import Table
+from eval.results.comparison import (
     Comparison,
     ReportedMethod,
     budget_order,
@@ -29,20 +35,14 @@ from eval.comparison import (
     in_order,
     method_of,
 )
-from eval.config import ReportConfig
-from eval.frame import tidy
-from eval.records import SEEN, group_by, policy_groups, results_folder
-from eval.report import figures, tables
-from eval.report.answers import Answers, answers, pack_text
-from eval.report.costs import Cost, costs, savings, shown_costs, timings
-from eval.report.figures import Picture, drawn_settings, rank_styles
-from eval.report.tables import Table
-from eval.results import Results, commands, load_results, model_name, unfinished_work
-from eval.sentences import PICKED, findings, sentences
+from eval.results.folder import Results, commands, load_results, model_name, unfinished_work
+from eval.results.frame import tidy
+from eval.results.records import SEEN, group_by, policy_groups, results_folder
+from eval.results.sentences import PICKED, findings, sentences
 from kvp.artifacts.addresses import is_address
 from kvp.artifacts.files import atomic_write_bytes, refuse_others
 from kvp.errors import UsageError
-from kvp.progress import Progress
+from kvp.program.progress import Progress
 
 GENERATOR = '<meta name="generator" content="kvp-report">'
 """Mark by which a page is recognised as a report."""
@@ -177,7 +177,7 @@ def render(run: Run, blocks: Sequence[Block]) -> str:
 
 
 def numbers(run: Run) -> pandas.DataFrame:
-    """Every estimate (`eval.frame.tidy`), and the attention lost on traces; a row per number."""
+    """Every estimate (`frame.tidy`), and the attention lost on traces; a row per number."""
     lost = [
         {
             "metric": "attention_lost", "protocol": protocol, "method": setting.family,
@@ -301,7 +301,7 @@ def _sentences(run: Run, comparison: Comparison) -> Iterator[Text]:
 
 
 def _folded_tables(run: Run, comparison: Comparison, found: pandas.DataFrame) -> Iterator[Section]:
-    """Tables of a comparison, folded; `found` are its numbers (`eval.frame.tidy`)."""
+    """Tables of a comparison, folded; `found` are its numbers (`eval.results.frame.tidy`)."""
     timed = [each for each in run.timings if each.protocol == comparison.protocol]
     specs = comparison.budgets.specs if len(comparison.sorted.tasks) > 1 else ()
     several = len(comparison.grid) > len(comparison.choices)

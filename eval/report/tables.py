@@ -8,11 +8,18 @@ from typing import Any
 
 from pandas import DataFrame
 
-from eval.comparison import Budgets, Comparison, Estimate, ReportedMethod, in_order, resolved_keys
-from eval.frame import OVERALL
-from eval.records import FULL, LEARNED, ORACLE, SEEN, SELF_SIZED
 from eval.report.costs import Cost, Timing, passes
-from eval.stats import Interval
+from eval.results.comparison import (
+    Budgets,
+    Comparison,
+    Estimate,
+    ReportedMethod,
+    in_order,
+    resolved_keys,
+)
+from eval.results.frame import OVERALL
+from eval.results.records import FULL, LEARNED, ORACLE, SEEN, SELF_SIZED
+from eval.results.stats import Interval
 from policies.registry import NULLS
 
 Notes = Mapping[ReportedMethod, str]
@@ -145,7 +152,7 @@ def by_task(comparison: Comparison, spec: str) -> Table:
 
 def differences(comparison: Comparison, numbers: DataFrame) -> Iterator[Table]:
     """Paired differences of the settings shown: to the full cache, and to the first that sentences
-    are about, in points or nats of likelihood per token. `numbers` is `eval.frame.tidy`.
+    are about, in points or nats of likelihood per token. `numbers` is `eval.results.frame.tidy`.
     """
     if numbers.empty:
         return
@@ -299,7 +306,7 @@ def _interval_field(interval: Interval | None, scale: float, form: str) -> Field
 
 
 def _difference(row: Mapping[str, Any], name: str, scale: float, form: str) -> Field:
-    """A difference of `eval.frame.tidy`, with a star where it is not 0."""
+    """A difference of `eval.results.frame.tidy`, with a star where it is not 0."""
     low, high = (format(scale * row[f"{name}_{end}"], form) for end in ("low", "high"))
     star = " *" * bool(row[f"{name}_differs"])
     return Field(text=f"{scale * row[name]:{form}}{star}", small=f"{low} to {high}")

@@ -34,17 +34,26 @@ from eval.methods import (
     with_allocator,
 )
 from eval.prepare import Prepared, plan, prepare, protected_tokens, too_short
-from eval.records import FULL, LEARNED, ROWS, RecordFile, group_by, key_of, policy_groups, seal
-from eval.results import open_folder, write_manifest
+from eval.results.folder import open_folder, write_manifest
+from eval.results.records import (
+    FULL,
+    LEARNED,
+    ROWS,
+    RecordFile,
+    group_by,
+    key_of,
+    policy_groups,
+    seal,
+)
+from eval.results.stats import Interval, Unit, bootstrap_mean
 from eval.run import evaluate_all, load_bench
-from eval.stats import Interval, Unit, bootstrap_mean
 from eval.tune.search import Candidate, Space, best_of, next_batch, rule_name
-from eval.tuned_settings import SETTINGS, Scored, Tuned, TunedSettings, save_settings
+from eval.tune.tuned_settings import SETTINGS, Scored, Tuned, TunedSettings, save_settings
 from kvp.artifacts.files import atomic_write_text
+from kvp.artifacts.manifest import digest_json, recorded_name, run_manifest
 from kvp.errors import UsageError
 from kvp.hf.model_access import model_identity
-from kvp.manifest import digest_json, recorded_name, run_manifest
-from kvp.progress import phase, say
+from kvp.program.progress import phase, say
 from kvp.ranking import Allocator
 from kvp.scoring import Scorer
 from policies import make_allocator, make_scorer, sizes_itself, split_method

@@ -27,8 +27,8 @@ from typing import Any
 
 from kvp.artifacts.addresses import ObjectPath, Place, files_below
 from kvp.artifacts.files import fetch, foreign, is_partial, send, staging_folder
+from kvp.artifacts.manifest import Format, differences, read_sealed_json, write_sealed_json
 from kvp.errors import KvpError
-from kvp.manifest import Format, differences, read_sealed_json, write_sealed_json
 
 LOCK = "writer.lock"
 """Held alone by a single writer, shared by workers."""

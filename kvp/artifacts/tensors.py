@@ -15,8 +15,8 @@ from torch import Tensor
 
 from kvp.artifacts.addresses import Place, size_of
 from kvp.artifacts.files import atomic_write_bytes, foreign, parse_json
+from kvp.artifacts.manifest import SEAL, Format, digest_json, unseal
 from kvp.errors import KvpError
-from kvp.manifest import SEAL, Format, digest_json, unseal
 
 _HEADER = "kvp"
 """Name of the JSON text in the header of a safetensors file."""

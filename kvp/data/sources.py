@@ -18,6 +18,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from kvp.artifacts.manifest import digest_json, portable, sha256_input
 from kvp.data.rows.samples import name_of, row_samples
 from kvp.data.task import NoPromptError, Sample, Source, TaskSettings
 from kvp.data.tasks import (
@@ -30,8 +31,7 @@ from kvp.data.tasks import (
 )
 from kvp.data.tasks.rows import CHAT, DialogueTask
 from kvp.errors import UsageError
-from kvp.known_names import split_list
-from kvp.manifest import digest_json, portable, sha256_input
+from kvp.program.names import split_list
 
 
 def parts_of(data: str) -> dict[str, float]:

@@ -18,7 +18,7 @@ from kvp.errors import UsageError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from kvp.config_groups import TaskConfig
+    from kvp.program.settings import TaskConfig
 
 REPLY_TOKENS = 128
 """Tokens to generate where the data does not say."""

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from kvp.artifacts.files import foreign
+from kvp.artifacts.manifest import Format, digest_json
 from kvp.artifacts.tensors import (
     read_safetensors,
     read_sealed_header,
@@ -29,7 +30,6 @@ from kvp.hf.cache_layers import EvictingLayer, LayerState, RaggedLayer
 from kvp.hf.model_access import active_digest, layer_devices, name_of, on_meta, weights_digest
 from kvp.hf.model_config import geometry_of
 from kvp.hf.prefill import unwrap_model
-from kvp.manifest import Format, digest_json
 from kvp.version import __version__
 
 FORMAT = Format("kvp-cache", 3)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
+from kvp.artifacts.manifest import recorded_name
 from kvp.budgets import Budget, parse_budget
 from kvp.contexts import (
     MULTIPLE,
@@ -40,7 +41,6 @@ from kvp.hf.model_access import (
 )
 from kvp.hf.model_config import FULL, attention_window, context_limit, geometry_of, layer_kinds
 from kvp.hf.prefill import unwrap_model
-from kvp.manifest import recorded_name
 from kvp.plugins import reason_of
 from kvp.ranking import Protection
 from kvp.scoring import Scorer

@@ -26,16 +26,16 @@ from transformers import (
 from transformers.models.auto.tokenization_auto import get_tokenizer_config
 from transformers.utils import logging
 
-from kvp.config_groups import DtypeName, ModelConfig, Rank, local_rank
+from kvp.artifacts.manifest import GGUF
 from kvp.errors import ModelError, UsageError, first_line
 from kvp.hf.attention import ATTENTIONS
 from kvp.hf.model_access import check_model, check_weights
 from kvp.hf.model_config import check_config, geometry_of
 from kvp.hub import folder_meant
-from kvp.known_names import MODEL_FILE, MODELS, NANO, check_model_name
-from kvp.manifest import GGUF
 from kvp.plugins import require
-from kvp.progress import phase, quiet_logs
+from kvp.program.names import MODEL_FILE, MODELS, NANO, check_model_name
+from kvp.program.progress import phase, quiet_logs
+from kvp.program.settings import DtypeName, ModelConfig, Rank, local_rank
 
 _Loaded = TypeVar("_Loaded")
 

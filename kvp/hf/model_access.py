@@ -20,13 +20,13 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from kvp.artifacts.manifest import digest_json, recorded_name
 from kvp.errors import ModelError, UsageError, first_line
 from kvp.hf.attention import ForeignAttentionError, QueryRecorder, kvp_attention_set, query_unit
 from kvp.hf.cache import EvictingCache
 from kvp.hf.model_config import check_config, evicted_layers, geometry_of, layer_kinds
-from kvp.known_names import NANO
-from kvp.manifest import digest_json, recorded_name
 from kvp.plugins import warn_caller
+from kvp.program.names import NANO
 from kvp.rope import Rope
 from kvp.scoring import Scorer
 

@@ -1,6 +1,6 @@
 """The trace store: queries, keys and values of collected sequences (`docs/formats.md`)."""
 
-from kvp.known_names import STORED_LABELS
+from kvp.program.names import STORED_LABELS
 from kvp.store.reader import TraceReader
 from kvp.store.schema import SequenceRecord, StorePlan, Trace, planned_bytes
 from kvp.store.writer import TraceWriter

@@ -26,9 +26,9 @@ from zarr.storage import MemoryStore
 from kvp.artifacts.addresses import ObjectPath, Place, files_below, size_of
 from kvp.artifacts.claim import FolderKind, OutputFolder
 from kvp.artifacts.files import atomic_write_bytes, foreign
+from kvp.artifacts.manifest import digest_json, read_sealed_json
 from kvp.errors import StoreError
-from kvp.known_names import NO_TRACES
-from kvp.manifest import digest_json, read_sealed_json
+from kvp.program.names import NO_TRACES
 from kvp.store.schema import ARRAYS, FORMAT, SequenceRecord, StorePlan
 from kvp.store.shards import array_settings
 

@@ -10,9 +10,9 @@ import torch
 from pydantic import StrictInt, StrictStr, TypeAdapter, create_model
 from torch import Tensor
 
+from kvp.artifacts.manifest import Format
 from kvp.geometry import Geometry
-from kvp.known_names import STORED_LABELS
-from kvp.manifest import Format
+from kvp.program.names import STORED_LABELS
 
 _NAMES: Any = (dict[str, str | None], {})
 _MANIFEST = create_model(

@@ -21,8 +21,8 @@ from torch import Tensor
 from kvp.artifacts.addresses import Place, place
 from kvp.artifacts.claim import OutputFolder
 from kvp.artifacts.files import atomic_write_bytes
+from kvp.artifacts.manifest import differences, write_sealed_json
 from kvp.errors import StoreError
-from kvp.manifest import differences, write_sealed_json
 from kvp.store import metadata
 from kvp.store.schema import DTYPES, StorePlan, Trace, label_array
 from kvp.store.shards import checksums, encoded_shard, shard_path

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from kvp.artifacts.files import foreign
+from kvp.artifacts.manifest import Format, write_sealed_json
 from kvp.errors import PolicyError
-from kvp.manifest import Format, write_sealed_json
 from kvp.ranking import Protection, Request
 from policies.allocators.per_layer import exact_counts, in_every_head
 from policies.registry import BaseAllocator, Limits

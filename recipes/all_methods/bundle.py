@@ -19,8 +19,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from eval.push import model_card
-from eval.results import load_results
-from kvp.manifest import portable
+from eval.results.folder import load_results
+from kvp.artifacts.manifest import portable
 from policies.policy_files import WEIGHTS, load_shard, save_policy
 from policies.sources import BUNDLED
 

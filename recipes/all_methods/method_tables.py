@@ -1,17 +1,17 @@
 """The tables and sentences of docs/results/methods.md, from the comparisons of `eval.report`.
 
 Each method stands in the setting that kvp tune chose for it. Intervals and p-values come from
-`eval.stats`; Holm's correction is for all differences of one table.
+`eval.results.stats`; Holm's correction is for all differences of one table.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from eval.comparison import Comparison
-from eval.records import FULL, LEARNED, ORACLE
 from eval.report import tables
 from eval.report.tables import Table
+from eval.results.comparison import Comparison
+from eval.results.records import FULL, LEARNED, ORACLE
 from policies.registry import NULLS
 
 RESAMPLES = 2000

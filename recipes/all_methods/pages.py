@@ -21,12 +21,12 @@ from pathlib import Path
 import method_tables
 from blocks import fill_file
 
-from eval.comparison import Comparison, Kind, budget_order, compare
-from eval.frame import OVERALL, tidy
-from eval.records import PROTOCOL_NAMES
 from eval.report import tables
 from eval.report.tables import markdown
-from eval.results import Results, load_results
+from eval.results.comparison import Comparison, Kind, budget_order, compare
+from eval.results.folder import Results, load_results
+from eval.results.frame import OVERALL, tidy
+from eval.results.records import PROTOCOL_NAMES
 
 PROTOCOLS = ("query_aware", "query_agnostic")
 KINDS: tuple[Kind, ...] = ("accuracy", "perplexity")

@@ -35,9 +35,9 @@ from prompts import ruler
 from tokenizer import chat_text
 from tokenizers import Tokenizer
 
-from kvp.data.ruler import RULER_TASKS
 from kvp.data.synthetic.dialogues import dialogue
 from kvp.data.synthetic.text import prose
+from kvp.data.tasks.ruler import RULER_TASKS
 
 Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """Token ids int64, loss weights float32 and positions int64, [sequences, length] each."""

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from kvp.data.ruler import NEEDLE, wording
 from kvp.data.synthetic.text import Split, draw_key, draw_name, draw_number, draw_uuid, words
+from kvp.data.tasks.ruler import NEEDLE, wording
 
 Sequence_ = tuple[list[int], list[float]]
 Haystack = Callable[[random.Random, int], list[int]]

@@ -14,8 +14,8 @@ from tokenizer import chat_text, save_tokenizer, train_tokenizer
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from kvp.data.ruler import NEEDLE, wording
 from kvp.data.synthetic.text import draw_uuid, words
+from kvp.data.tasks.ruler import NEEDLE, wording
 
 LONGEST = 400_000
 """Characters of one document the tokenizer is trained on."""

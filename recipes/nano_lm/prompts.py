@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from dense import Encoder, Sequence_, cut, join
 
-from kvp.data.ruler import generate
+from kvp.data.tasks.ruler import generate
 
 OPENING = "<|im_start|>user\n"
 TURN = "<|im_end|>\n<|im_start|>assistant\n"

@@ -20,11 +20,11 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from eval.comparison import budget_order
-from eval.records import FULL, Record
 from eval.report.costs import passes
-from eval.results import load_results
-from eval.stats import (
+from eval.results.comparison import budget_order
+from eval.results.folder import load_results
+from eval.results.records import FULL, Record
+from eval.results.stats import (
     Interval,
     bootstrap_mean,
     holm,

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvp.command_line import parse
+from kvp.program.command_line import parse
 from kvp.ranking import Protection
 from kvp.store import TraceReader
 from policies.policy_files import load_shard

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from scipy import stats
 
-from eval.stats import Interval, bootstrap_mean, paired_difference, prompt_values
+from eval.results.stats import Interval, bootstrap_mean, paired_difference, prompt_values
 from recipes.training.arms import RESULT, Result
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from kvp.programs import collect, evaluate
+from kvp.program.table import collect, evaluate
 from recipes.training.arms import Training
 from recipes.training.settings import SPLITS, Flags, load_settings
 

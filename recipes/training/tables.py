@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, median
 
-from eval.stats import Interval, holm
+from eval.results.stats import Interval, holm
 from recipes.all_methods.blocks import fill_file, names
 from recipes.csv_tables import tables_of, write
 from recipes.training.arms import Result, Training

@@ -6,10 +6,10 @@ from functools import partial
 import pytest
 
 from eval.compare import pair_rows
-from eval.records import read_records
-from eval.results import load_results
+from eval.results.folder import load_results
+from eval.results.records import read_records
 from kvp.artifacts.files import JsonLines
-from kvp.programs import evaluate, run_program
+from kvp.program.table import evaluate, run_program
 
 compare = partial(run_program, "compare")
 SETTINGS = {

@@ -8,7 +8,7 @@ import pytest
 from kvp import compress, load_context, load_model, make_scorer
 from kvp.contexts import read_context
 from kvp.errors import UsageError
-from kvp.programs import main
+from kvp.program.table import main
 
 TEXT = "The grass is green. One of the special magic numbers for lazy-cat is: 4821973. " * 12
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from kvp.programs import report
+from kvp.program.table import report
 
 pytestmark = pytest.mark.slow
 METHODS = "full,kvp,random,snapkv,oracle,knorm+ada"

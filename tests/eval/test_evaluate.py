@@ -14,7 +14,7 @@ from eval.prepare import load_all
 from kvp.budgets import parse_budget
 from kvp.data.task import TaskSettings
 from kvp.hf import prefill_and_evict
-from kvp.known_names import split_list
+from kvp.program.names import split_list
 from kvp.ranking import UNPROTECTED, Protection
 from policies import make_allocator, make_scorer
 from policies.knorm import KNorm

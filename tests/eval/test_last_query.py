@@ -11,7 +11,7 @@ from eval.prepare import load_all
 from eval.timing import timing_records
 from kvp.budgets import parse_budget
 from kvp.data.task import TaskSettings
-from kvp.known_names import split_list
+from kvp.program.names import split_list
 from kvp.ranking import UNPROTECTED, Protection
 from kvp.scoring import ALL_QUERIES, Needs
 

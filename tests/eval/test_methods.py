@@ -7,8 +7,8 @@ from eval.config import EvalConfig, TuneConfig
 from eval.method_listing import run as print_methods
 from eval.methods import build_methods, policy_sources
 from eval.prepare import methods_of
-from kvp.config_groups import NoSettings
 from kvp.errors import PolicyError, UsageError
+from kvp.program.settings import NoSettings
 from policies import make_scorer, split_method
 from policies.registry import ALLOCATORS, METHODS, NULLS
 

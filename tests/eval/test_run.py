@@ -13,14 +13,14 @@ import torch
 import kvp
 from eval.config import EvalConfig
 from eval.evaluate import evaluate_together
-from eval.results import load_results
+from eval.results.folder import load_results
 from eval.run import estimate
 from kvp.data.sources import data_identity
 from kvp.data.task import Sample, TaskSettings
 from kvp.errors import ModelError
 from kvp.geometry import Geometry
-from kvp.programs import evaluate as main
-from kvp.programs import run_program
+from kvp.program.table import evaluate as main
+from kvp.program.table import run_program
 from policies.policy_files import PolicyMeta, load_policy, save_policy
 from policies.ranker import HeadRankers, RankerSpec
 

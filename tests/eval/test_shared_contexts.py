@@ -7,9 +7,9 @@ import eval.run
 from eval.config import EvalConfig
 from eval.evaluate import Bench, evaluate
 from eval.prepare import methods_of, prepare
-from eval.records import RecordFile, key_of
+from eval.results.records import RecordFile, key_of
 from eval.run import by_prefill, evaluate_all
-from kvp.programs import evaluate as main
+from kvp.program.table import evaluate as main
 
 CONTEXT = "The sky is blue. The grass is green. Here we go. There and back again. " * 3
 METHODS = "full,knorm,snapkv,oracle,kvzip+global"

@@ -13,13 +13,13 @@ import kvp
 import kvp.data.tasks as registry
 from eval.config import EvalConfig
 from eval.prepare import load_all
+from kvp.artifacts.manifest import read_sealed_json
 from kvp.data.metrics import METRICS, score_answer
-from kvp.data.ruler import RULER_13
 from kvp.data.task import TaskSettings
+from kvp.data.tasks.ruler import RULER_13
 from kvp.hf import load_model, load_tokenizer
-from kvp.manifest import read_sealed_json
-from kvp.programs import evaluate as main
-from kvp.programs import report
+from kvp.program.table import evaluate as main
+from kvp.program.table import report
 
 
 def _short(folder, out, **changes):

@@ -13,7 +13,7 @@ from kvp.data.synthetic.text import split_of
 from kvp.data.task import TaskSettings
 from kvp.errors import UsageError
 from kvp.hf import load_model
-from kvp.programs import evaluate as main
+from kvp.program.table import evaluate as main
 
 WORDS = ["green", "grass", "blue", "sky", "yellow", "sun", "there", "and", "back", "again"]
 

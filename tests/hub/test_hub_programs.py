@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from eval.methods import build_methods, hub_records, policy_sources
+from kvp.artifacts.manifest import read_sealed_json, sha256_file
 from kvp.errors import UsageError
-from kvp.manifest import read_sealed_json, sha256_file
-from kvp.programs import evaluate
+from kvp.program.table import evaluate
 from policies import load_policy
 from policies.policy_files import PolicyMeta, save_policy
 from policies.ranker import HeadRankers, RankerSpec

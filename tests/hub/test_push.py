@@ -11,8 +11,8 @@ from huggingface_hub import constants
 
 from eval.config import PushConfig
 from eval.push import run
-from kvp.manifest import digest_json, read_sealed_json, sha256_file, write_sealed_json
-from kvp.programs import run_program
+from kvp.artifacts.manifest import digest_json, read_sealed_json, sha256_file, write_sealed_json
+from kvp.program.table import run_program
 from policies import load_policy
 from policies.policy_files import PolicyMeta, head_file, load_shard, save_policy
 from policies.sources import INDEX

@@ -9,10 +9,10 @@ import pytest
 import kvp.llamacpp
 from kvp import load_model, plugins
 from kvp.artifacts.addresses import place, size_of
-from kvp.config_groups import WorkersConfig
 from kvp.errors import KvpError, UsageError
 from kvp.plugins import Registry, import_object, is_object_name, module_exists
-from kvp.ray_engine import do_with_ray
+from kvp.program.ray_engine import do_with_ray
+from kvp.program.settings import WorkersConfig
 
 CODE = """
 class Outer:

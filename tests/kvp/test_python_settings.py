@@ -7,8 +7,8 @@ import pytest
 
 import kvp
 from eval.config import EvalConfig
-from kvp.command_line import flags_of, python_value
 from kvp.errors import UsageError
+from kvp.program.command_line import flags_of, python_value
 
 EVAL_FLAGS = {flag.name: flag for flag in flags_of(EvalConfig)}
 

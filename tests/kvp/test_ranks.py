@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from kvp.config_groups import Rank, local_rank, rank_of
 from kvp.errors import UsageError
+from kvp.program.settings import Rank, local_rank, rank_of
 
 ARRAY = {
     "SLURM_ARRAY_TASK_ID": "7",

@@ -116,7 +116,7 @@ def through_proxy(faults, prefix, monkeypatch):
 @pytest.fixture(scope="session")
 def collected(model_folder, tmp_path_factory):
     """A trace store on a disk: 6 training and 2 validation sequences of about 300 tokens."""
-    from kvp.programs import collect as main
+    from kvp.program.table import collect as main
 
     store = tmp_path_factory.mktemp("collected") / "store"
     flags = f"--model {model_folder} --length 300 --train 6 --validation 2 --max-new-tokens 2"
@@ -139,7 +139,7 @@ def training():
 @pytest.fixture(scope="session")
 def trained(collected):
     """A policy on a disk, trained on the store on a disk with `TRAINING`."""
-    from kvp.programs import train as main
+    from kvp.program.table import train as main
 
     policy = collected.parent / "policy"
     assert main(["--traces", str(collected), "--out", str(policy), *TRAINING.split()]) == 0

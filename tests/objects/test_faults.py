@@ -6,7 +6,7 @@ import pytest
 
 from kvp.artifacts.addresses import files_below, opened, place
 from kvp.errors import KvpError
-from kvp.programs import run_program, train
+from kvp.program.table import run_program, train
 from kvp.store import TraceReader, TraceWriter
 
 

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from kvp.artifacts.files import send
-from kvp.programs import report
+from kvp.program.table import report
 
 KILLS = 4
 

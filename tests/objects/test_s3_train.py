@@ -13,7 +13,7 @@ import torch
 from kvp import load_policy
 from kvp.artifacts.addresses import files_below
 from kvp.errors import PolicyError
-from kvp.programs import run_program, train
+from kvp.program.table import run_program, train
 
 
 def _weights(policy):
@@ -52,7 +52,7 @@ def test_a_killed_training_on_s3_continues_from_its_checkpoint(
 ):
     out = prefix / "policy"
     flags = ["--traces", str(on_s3), "--out", str(out), *training]
-    code = "import sys; from kvp.programs import train as main; sys.exit(main())"
+    code = "import sys; from kvp.program.table import train as main; sys.exit(main())"
     process = subprocess.Popen(
         [sys.executable, "-c", code, *flags],
         env={**os.environ, "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(tmp_path / "lost")},

@@ -8,10 +8,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from kvp.artifacts.manifest import read_sealed_json, write_sealed_json
 from kvp.artifacts.tensors import write_safetensors
 from kvp.errors import PolicyError
 from kvp.geometry import Geometry
-from kvp.manifest import read_sealed_json, write_sealed_json
 from policies import convert_policy, load_policy
 from policies.learned import Calibration
 from policies.policy_files import PolicyMeta, check_geometry, head_file, save_policy

@@ -192,7 +192,7 @@ def _one_thread():
 @pytest.fixture(scope="session")
 def whole_store(tmp_path_factory):
     """What one process collects."""
-    from kvp.programs import collect as main
+    from kvp.program.table import collect as main
 
     store = tmp_path_factory.mktemp("alone") / "store"
     with _one_thread():
@@ -203,7 +203,7 @@ def whole_store(tmp_path_factory):
 @pytest.fixture(scope="session")
 def whole_results(tmp_path_factory):
     """What one process evaluates."""
-    from kvp.programs import evaluate as main
+    from kvp.program.table import evaluate as main
 
     out = tmp_path_factory.mktemp("alone") / "results"
     with _one_thread():

@@ -12,7 +12,7 @@ import os, signal
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvp.config_groups import WorkersConfig
+from kvp.program.settings import WorkersConfig
 
 @dataclass(frozen=True, kw_only=True)
 class Config(WorkersConfig):
@@ -26,7 +26,7 @@ def run(config):
 PROGRAM = """
 from dying import Config, run
 from kvp.errors import call_program
-from kvp.ray_engine import do_with_ray
+from kvp.program.ray_engine import do_with_ray
 
 config = Config(engine="ray", workers=2, out="out")
 raise SystemExit(call_program(lambda: do_with_ray(run, config, "cpu", lambda: None), "program"))

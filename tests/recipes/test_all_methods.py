@@ -10,11 +10,11 @@ import pytest
 
 from eval.config import TuneConfig
 from eval.tune.run import subjects_of
-from eval.tuned_settings import load_settings
+from eval.tune.tuned_settings import load_settings
 from kvp.artifacts.files import JsonLines
-from kvp.command_line import parse
-from kvp.known_names import split_list
-from kvp.manifest import write_sealed_json
+from kvp.artifacts.manifest import write_sealed_json
+from kvp.program.command_line import parse
+from kvp.program.names import split_list
 from train.config import TrainConfig
 
 ROOT = Path(__file__).parents[2]

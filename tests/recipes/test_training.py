@@ -10,7 +10,7 @@ import torch
 import yaml
 
 from eval.config import EvalConfig
-from kvp.command_line import parse
+from kvp.program.command_line import parse
 from recipes.training import run, tables
 from recipes.training.arms import Training, climb
 from recipes.training.settings import Grid, load_settings

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kvp.programs import collect as main
+from kvp.program.table import collect as main
 
 
 @pytest.fixture(autouse=True)

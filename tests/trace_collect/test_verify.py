@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kvp.geometry import Geometry
-from kvp.programs import main as kvp
+from kvp.program.table import main as kvp
 from kvp.store import SequenceRecord, StorePlan, Trace, TraceReader, TraceWriter
 
 SPLITS = ("train", "train", "validation", "train", "test", "validation")

@@ -5,8 +5,8 @@ from dataclasses import fields
 import pytest
 
 import kvp
-from kvp.command_line import parse
-from kvp.programs import train as main
+from kvp.program.command_line import parse
+from kvp.program.table import train as main
 from train.config import TrainConfig
 from train.recipe import PRESETS, Recipe
 

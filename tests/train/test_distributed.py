@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from kvp.errors import UsageError
-from kvp.programs import train as main
+from kvp.program.table import train as main
 from train.distributed import Workers, device_of_worker, this_worker
 
 TINY = {

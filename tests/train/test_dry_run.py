@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from kvp.costs import span
-from kvp.programs import train as main
+from kvp.program.costs import span
+from kvp.program.table import train as main
 
 QWEN = Path(__file__).parents[2] / "benchmarks" / "configs" / "qwen2.5-7b"
 

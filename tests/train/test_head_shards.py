@@ -10,9 +10,9 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from safetensors.torch import load_file
 
 from kvp.artifacts.claim import OutputFolder
-from kvp.config_groups import Rank
 from kvp.errors import PolicyError, StoreError, UsageError
-from kvp.programs import run_program, train
+from kvp.program.settings import Rank
+from kvp.program.table import run_program, train
 from policies.policy_files import POLICY, load_policy, load_shard
 from train.config import TrainConfig
 from train.head_shards import heads_of, own_heads

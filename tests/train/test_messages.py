@@ -5,7 +5,7 @@ import re
 import torch
 
 from kvp.geometry import Geometry
-from kvp.programs import train as main
+from kvp.program.table import train as main
 from kvp.store import TraceReader
 from train.data.contexts import score_together
 from train.job.summary import head_names, print_summary

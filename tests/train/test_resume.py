@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from kvp.artifacts.claim import OutputFolder
-from kvp.programs import train as main
+from kvp.program.table import train as main
 from train.job.run_folder import RUN
 from train.training import RankerTraining
 
@@ -29,7 +29,7 @@ def flags(store, out, **settings):
 
 
 def start(arguments):
-    code = "import sys; from kvp.programs import train as main; sys.exit(main())"
+    code = "import sys; from kvp.program.table import train as main; sys.exit(main())"
     return subprocess.Popen(
         [sys.executable, "-W", "error", "-c", code, *arguments],
         env={**os.environ, "OMP_NUM_THREADS": "1"},

@@ -6,7 +6,7 @@ import torch
 from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from kvp.programs import train as main
+from kvp.program.table import train as main
 from kvp.scoring import View
 from kvp.store import TraceReader
 from policies.policy_files import load_policy

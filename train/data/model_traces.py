@@ -16,6 +16,7 @@ import torch
 from rich.filesize import decimal
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from kvp.artifacts.manifest import recorded_name
 from kvp.data.encode import encode
 from kvp.data.sources import data_identity, plan_collection
 from kvp.data.task import Sample, TaskSettings
@@ -25,8 +26,7 @@ from kvp.hf import geometry_of, load_config
 from kvp.hf.loading import model_of, tokenizer_of
 from kvp.hf.model_access import known_frequencies, known_output_gram, model_identity
 from kvp.hf.trace import Recorded, check_reach, collect_all, default_batch_size, sequence_record
-from kvp.manifest import recorded_name
-from kvp.progress import Progress, phase
+from kvp.program.progress import Progress, phase
 from kvp.store import SequenceRecord, StorePlan, planned_bytes
 from train.config import TrainConfig
 from train.data.compression_points import (

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from kvp.artifacts.addresses import place
+from kvp.artifacts.manifest import digest_json
 from kvp.errors import StoreError, UsageError
-from kvp.manifest import digest_json
 from kvp.store import SequenceRecord, TraceReader
 from kvp.store.metadata import store_digest
 from train.config import TrainConfig

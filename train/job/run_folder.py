@@ -19,8 +19,8 @@ from zipfile import BadZipFile, ZipFile
 from kvp.artifacts.addresses import ObjectPath, Place, files_below
 from kvp.artifacts.claim import LOCK, FolderKind, OutputFolder
 from kvp.artifacts.files import fetch, is_partial, send, staging_folder
+from kvp.artifacts.manifest import digest_json
 from kvp.errors import UsageError
-from kvp.manifest import digest_json
 from policies.sources import INDEX, policy_files
 
 RUN_FILE = "run.json"

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from scipy.optimize import isotonic_regression
 from torch import Tensor
 
-from kvp.progress import Progress
+from kvp.program.progress import Progress
 from kvp.ranking import Protection
 from policies.learned import Calibration
 from policies.ranker import HeadRankers

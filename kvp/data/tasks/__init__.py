@@ -12,11 +12,11 @@ from collections.abc import Iterable, Sequence
 from itertools import chain, islice
 from typing import TYPE_CHECKING
 
-from kvp.data.ruler import RULER_13, RULER_TASKS, RulerTask
 from kvp.data.task import Sample, Source, Task, TaskSettings
 from kvp.data.tasks.longbench import DATA_SETS, LongBenchTask
 from kvp.data.tasks.niah_heatmap import NiahHeatmapTask
 from kvp.data.tasks.rows import CHAT, DATA, TEXT, DialogueTask, RowsTask, TextTask
+from kvp.data.tasks.ruler import RULER_13, RULER_TASKS, RulerTask
 from kvp.data.tasks.ruler_qa import FLAGS, RulerQaTask
 from kvp.data.tasks.scbench import CONTEXTS, PUBLISHED, ScbenchTask
 from kvp.errors import UsageError

@@ -15,7 +15,7 @@ from kvp.artifacts.files import JsonLines
 from kvp.budgets import parse_budget
 from kvp.data.task import TaskSettings
 from kvp.hf import load_model, prefill_and_evict
-from kvp.programs import run_program
+from kvp.program.table import run_program
 from kvp.ranking import UNPROTECTED, Protection
 from policies.allocators.evolved import load_budgets
 from policies.registry import make_method

@@ -4,12 +4,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from eval.comparison import compare
-from eval.results import load_results
+from eval.results.comparison import compare
+from eval.results.folder import load_results
 from kvp.artifacts.files import JsonLines
-from kvp.manifest import write_sealed_json
+from kvp.artifacts.manifest import write_sealed_json
 from kvp.metrics import METRICS_VERSION
-from kvp.programs import report as main
+from kvp.program.table import report as main
 
 PROTOCOLS = ("query_aware", "query_agnostic")
 TASKS = {"one": ("e1", "e2"), "two": ("e3", "e4")}

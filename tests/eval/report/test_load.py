@@ -11,13 +11,13 @@ from html.parser import HTMLParser
 import pytest
 
 import kvp
-from eval.records import altered_part, seal
 from eval.report.page import Run, blocks_of, render
-from eval.results import load_results
+from eval.results.folder import load_results
+from eval.results.records import altered_part, seal
 from kvp.errors import ResultsError
 from kvp.metrics import METRICS_VERSION
-from kvp.programs import report as main
-from kvp.programs import run_program
+from kvp.program.table import report as main
+from kvp.program.table import run_program
 
 compare_main = partial(run_program, "compare")
 
@@ -36,7 +36,7 @@ def folder(tmp_path, write_results, made):
 
 
 def _digest(content):
-    """As `kvp.manifest.digest_json`, also of what kvp would not write."""
+    """As `kvp.artifacts.manifest.digest_json`, also of what kvp would not write."""
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 

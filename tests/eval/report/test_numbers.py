@@ -6,15 +6,15 @@ import re
 import pytest
 
 import kvp
-from eval.comparison import ReportedMethod, budget_axis, choose, estimates
-from eval.frame import summary, tidy
-from eval.records import policy_groups
 from eval.report import tables
 from eval.report.costs import costs, shown_costs, timings
 from eval.report.figures import drawn_settings, line_styles
 from eval.report.tables import Field
-from eval.sentences import sentences
-from eval.tuned_settings import Scored, Tuned
+from eval.results.comparison import ReportedMethod, budget_axis, choose, estimates
+from eval.results.frame import summary, tidy
+from eval.results.records import policy_groups
+from eval.results.sentences import sentences
+from eval.tune.tuned_settings import Scored, Tuned
 from policies.registry import METHODS
 
 GROUPS = {None: "", "seed0": "", "seed1": ""}

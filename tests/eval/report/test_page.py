@@ -12,7 +12,7 @@ import shutil
 import pytest
 from matplotlib.image import imread
 
-from kvp.programs import report as main
+from kvp.program.table import report as main
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 FLAGS = (

@@ -1,6 +1,13 @@
 import pytest
 
-from eval.records import KEY_FIELDS, RecordFile, RecordParts, key_of, merge_records, read_records
+from eval.results.records import (
+    KEY_FIELDS,
+    RecordFile,
+    RecordParts,
+    key_of,
+    merge_records,
+    read_records,
+)
 from kvp.artifacts.files import JsonLines
 from kvp.errors import ResultsError
 

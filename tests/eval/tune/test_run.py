@@ -9,10 +9,10 @@ from statistics import mean
 
 import pytest
 
-from eval.records import read_records
-from eval.tuned_settings import load_settings
+from eval.results.records import read_records
+from eval.tune.tuned_settings import load_settings
 from kvp.errors import ResultsError
-from kvp.programs import evaluate, report, run_program
+from kvp.program.table import evaluate, report, run_program
 
 main = partial(run_program, "tune")
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from kvp.artifacts.claim import LOCK, FolderKind, OutputFolder, check_folder
+from kvp.artifacts.manifest import Format, write_sealed_json
 from kvp.errors import ResultsError
-from kvp.manifest import Format, write_sealed_json
 
 KIND = FolderKind(
     noun="trial",

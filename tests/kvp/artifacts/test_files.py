@@ -20,9 +20,9 @@ from kvp.artifacts.files import (
     is_partial,
     replacing,
 )
+from kvp.artifacts.manifest import atomic_write_json, sha256_input
 from kvp.artifacts.tensors import read_safetensors, write_safetensors
 from kvp.errors import StoreError
-from kvp.manifest import atomic_write_json, sha256_input
 
 WRITERS = {
     "bytes": lambda path, number: atomic_write_bytes(path, bytes([number]) * 1000),

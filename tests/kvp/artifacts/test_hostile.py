@@ -15,14 +15,20 @@ import torch
 from eval.evolve.search import Journal, SearchPlan, search
 from eval.methods import build_methods
 from eval.push import model_card
-from eval.records import RecordFile
-from eval.results import RESULTS, load_results
+from eval.results.folder import RESULTS, load_results
+from eval.results.records import RecordFile
 from kvp.artifacts.claim import OutputFolder
 from kvp.artifacts.files import JsonLines
+from kvp.artifacts.manifest import (
+    SEAL,
+    digest_json,
+    read_sealed_json,
+    sha256_file,
+    write_sealed_json,
+)
 from kvp.errors import KvpError, UsageError
 from kvp.geometry import Geometry
-from kvp.manifest import SEAL, digest_json, read_sealed_json, sha256_file, write_sealed_json
-from kvp.programs import report, run_program
+from kvp.program.table import report, run_program
 from kvp.store import SequenceRecord, StorePlan, Trace, TraceReader, TraceWriter
 from policies import load_policy, make_allocator
 from policies.policy_files import PolicyMeta, load_shard, save_policy

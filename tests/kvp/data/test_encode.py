@@ -11,9 +11,9 @@ from transformers import AutoTokenizer
 
 from kvp import nano
 from kvp.data.encode import encode, evidence_tokens, find_largest
-from kvp.data.ruler import RULER_TASKS, generate
 from kvp.data.task import Sample, TaskSettings
 from kvp.data.tasks import build_samples
+from kvp.data.tasks.ruler import RULER_TASKS, generate
 from kvp.errors import ModelError, UsageError
 
 USER, ASSISTANT = "<|start|>user:", "<|start|>assistant:"

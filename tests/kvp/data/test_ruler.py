@@ -8,9 +8,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from kvp.data.encode import encode
-from kvp.data.ruler import RULER_TASKS, RulerTask, generate
 from kvp.data.synthetic.text import SPLITS, split_of
 from kvp.data.task import TaskSettings
+from kvp.data.tasks.ruler import RULER_TASKS, RulerTask, generate
 from kvp.errors import UsageError
 
 ESSAYS = " ".join(

@@ -14,11 +14,11 @@ from torch import nn
 from transformers import DynamicCache
 
 import kvp
+from kvp.artifacts.manifest import digest_json
 from kvp.errors import CacheError, UsageError
 from kvp.hf import EvictingCache, load_cache, observe, prefill_and_evict, save_cache
 from kvp.hf.cache import Turn
 from kvp.hf.model_access import layer_devices
-from kvp.manifest import digest_json
 from policies import make_allocator, make_scorer
 
 CONTEXT = 40

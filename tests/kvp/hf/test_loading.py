@@ -26,13 +26,13 @@ from transformers import (
     Qwen3Config,
 )
 
-from kvp.config_groups import Rank
 from kvp.errors import KvpError, ModelError
 from kvp.geometry import Geometry
 from kvp.hf import geometry_of, load_model, loading
 from kvp.hf.loading import device_of_rank
 from kvp.hf.model_access import check_model, model_identity
 from kvp.hf.model_config import check_config
+from kvp.program.settings import Rank
 
 NO_FULL = "no layer of full attention"
 

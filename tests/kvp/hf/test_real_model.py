@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import kvp
-from kvp.programs import run_program
+from kvp.program.table import run_program
 
 pytestmark = pytest.mark.real
 ROOT = Path(__file__).parents[3]

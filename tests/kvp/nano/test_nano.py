@@ -6,7 +6,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from kvp import nano
 from kvp.data.metrics import string_match_all
-from kvp.data.ruler import generate
+from kvp.data.tasks.ruler import generate
 
 
 @pytest.fixture(scope="module")

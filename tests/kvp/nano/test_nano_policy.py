@@ -7,11 +7,11 @@ import pytest
 
 from kvp import evicting, load_model, load_policy, make_allocator, make_scorer
 from kvp.data.metrics import string_match_all
-from kvp.data.ruler import generate
+from kvp.data.tasks.ruler import generate
 from kvp.errors import KvpError, ModelError
 from kvp.hf import geometry_of
 from kvp.hf.model_access import model_identity
-from kvp.known_names import SMOLLM2
+from kvp.program.names import SMOLLM2
 from policies.policy_files import check_geometry
 from policies.sources import BUNDLED
 

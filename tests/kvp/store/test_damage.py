@@ -4,8 +4,8 @@ import random
 
 import pytest
 
+from kvp.artifacts.manifest import read_sealed_json, write_sealed_json
 from kvp.errors import StoreError
-from kvp.manifest import read_sealed_json, write_sealed_json
 from kvp.store import TraceReader, TraceWriter
 
 FILES = [

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from numcodecs import blosc
 from numcodecs.checksum32 import CRC32C
 
+from kvp.artifacts.manifest import read_sealed_json, write_sealed_json
 from kvp.errors import StoreError
-from kvp.manifest import read_sealed_json, write_sealed_json
-from kvp.programs import main as kvp
+from kvp.program.table import main as kvp
 from kvp.store import Trace, TraceReader, TraceWriter
 
 

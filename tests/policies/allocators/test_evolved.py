@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvp.artifacts.manifest import Format
 from kvp.errors import PolicyError, UsageError
-from kvp.manifest import Format
 from kvp.ranking import Protection, Request
 from policies.allocators.evolved import BudgetFile, Evolved, load_budgets, save_budgets
 

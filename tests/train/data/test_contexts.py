@@ -8,7 +8,7 @@ import torch
 
 from eval.cost_curves import stored_prefill
 from kvp.errors import StoreError
-from kvp.known_names import INPUTS
+from kvp.program.names import INPUTS
 from kvp.ranking import UNPROTECTED, Protection
 from kvp.scoring import score_layers
 from kvp.store import TraceReader

@@ -12,8 +12,8 @@ from kvp.errors import KvpError
 from kvp.geometry import Geometry
 from kvp.hf.trace import collect_all
 from kvp.ops.future_attention import future_attention, max_future_attention
-from kvp.programs import collect as collect_main
-from kvp.programs import train as main
+from kvp.program.table import collect as collect_main
+from kvp.program.table import train as main
 from kvp.store import SequenceRecord, StorePlan, Trace
 from policies.policy_files import load_policy
 from train.data.compression_points import sequence_order

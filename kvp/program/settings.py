@@ -2,7 +2,7 @@
 
 A program's config inherits the groups it reads and adds its own fields. All of them are flags
 without a prefix, so a flag has one type and one meaning everywhere; a program that needs another
-default repeats the field without a docstring. `kvp.command_line` turns a config into flags: the
+default repeats the field without a docstring. `command_line` turns a config into flags: the
 first line of a group's docstring is its title in `--help`, a field's docstring is its help.
 """
 
@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from kvp.artifacts.addresses import is_address
 from kvp.errors import UsageError
-from kvp.known_names import check_model_name, split_list
+from kvp.program.names import check_model_name, split_list
 
 DtypeName = Literal["float32", "bfloat16", "float16"]
 AnswersName = Literal["model", "reference"]

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from kvp.progress import Progress, quiet_logs
+from kvp.program.progress import Progress, quiet_logs
 
 
 class Clock:
@@ -39,7 +39,7 @@ def test_without_a_terminal_lines_come_at_the_start_every_thirty_seconds_and_at_
 
 
 def test_lines_come_before_the_first_item_is_finished(monkeypatch):
-    monkeypatch.setattr("kvp.progress.SECONDS_BETWEEN_LINES", 0.02)
+    monkeypatch.setattr("kvp.program.progress.SECONDS_BETWEEN_LINES", 0.02)
     stream = io.StringIO()
     with Progress("prompts", 3, stream=stream):
         deadline = time.monotonic() + 10

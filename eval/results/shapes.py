@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, create_model
 
-from kvp.known_names import plain_name
+from kvp.program.names import plain_name
 
 FULL = "full"
 """Method that evicts nothing."""

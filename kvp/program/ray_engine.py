@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from kvp.artifacts.addresses import is_address
-from kvp.config_groups import WorkersConfig
 from kvp.errors import KvpError, UsageError, first_line
 from kvp.plugins import prefer_own_packages, require
-from kvp.progress import phase, say
+from kvp.program.progress import phase, say
+from kvp.program.settings import WorkersConfig
 
 ConfigT = TypeVar("ConfigT", bound=WorkersConfig)
 

@@ -15,7 +15,7 @@ from typing import ClassVar
 
 import pandas
 
-from eval.comparison import (
+from eval.results.comparison import (
     PROTECTED,
     Comparison,
     ReportedMethod,
@@ -23,9 +23,9 @@ from eval.comparison import (
     compare_all,
     resolved_keys,
 )
-from eval.records import FULL, SELF_SIZED, results_folder
-from eval.results import Results, load_results, unfinished_work
-from eval.sentences import PICKED, sentences
+from eval.results.folder import Results, load_results, unfinished_work
+from eval.results.records import FULL, SELF_SIZED, results_folder
+from eval.results.sentences import PICKED, sentences
 
 OVERALL = "all"
 """`task` of the rows over all usable tasks."""
@@ -91,7 +91,7 @@ def tidy(comparison: Comparison) -> pandas.DataFrame:
     cache_bytes, share_of_full (of its answers, or times its perplexity), and the paired differences
     minus_full and minus_lead (to the method that `sentences` are about, over all tasks and chosen
     settings), in shares of answers or nats per token, more is better, each with _low, _high and
-    _differs (`eval.stats.holm`; of the lead `Comparison.told`). By task for the chosen settings
+    _differs (`stats.holm`; of the lead `Comparison.told`). By task for the chosen settings
     alone.
     """
     chosen = comparison.chosen

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from eval.config import EvalConfig, tuned_files
-from eval.records import (
+from eval.results.records import (
     CURVE_KEY,
     CURVES,
     FILES,
@@ -34,15 +34,12 @@ from eval.records import (
     key_of,
     read_records,
 )
-from eval.shapes import SHAPES
-from eval.tuned_settings import TunedSettings, load_settings
+from eval.results.shapes import SHAPES
+from eval.tune.tuned_settings import TunedSettings, load_settings
 from kvp.artifacts.addresses import place
 from kvp.artifacts.claim import FolderKind, OutputFolder
 from kvp.artifacts.files import foreign
-from kvp.data.tasks import ruler_share
-from kvp.errors import ResultsError
-from kvp.known_names import NO_RESULTS
-from kvp.manifest import (
+from kvp.artifacts.manifest import (
     Format,
     digest_json,
     portable,
@@ -50,7 +47,10 @@ from kvp.manifest import (
     sha256_input,
     write_sealed_json,
 )
+from kvp.data.tasks import ruler_share
+from kvp.errors import ResultsError
 from kvp.metrics import METRICS_VERSION
+from kvp.program.names import NO_RESULTS
 
 FORMAT = Format("kvp-results", 3, SHAPES[MANIFEST])
 
@@ -193,7 +193,7 @@ class Results:
     notes: tuple[str, ...]
     """Remarks on the files for the reader, one sentence each."""
     altered: str = ""
-    """In what the files are not those of a run that has ended (`eval.records.altered_part`)."""
+    """In what the files are not those of a run that has ended (`records.altered_part`)."""
 
     def setting(self, name: str) -> Any:  # noqa: ANN401
         """A setting of the run as its manifest records it, None where it does not."""

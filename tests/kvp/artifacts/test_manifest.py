@@ -4,8 +4,7 @@ import json
 import pytest
 
 import kvp
-from kvp.errors import ModelError, PolicyError, StoreError
-from kvp.manifest import (
+from kvp.artifacts.manifest import (
     atomic_write_json,
     differences,
     digest_json,
@@ -17,6 +16,7 @@ from kvp.manifest import (
     sha256_file,
     write_sealed_json,
 )
+from kvp.errors import ModelError, PolicyError, StoreError
 
 CONTENT = {"b": [1, 2.5, None], "a": {"text": "naïve ✓", "deep": {"10": 1, "9": True}}}
 

@@ -1,6 +1,6 @@
 """The command line of a program: config -> flags, YAML + flags -> config, one-line errors.
 
-Flags come from the config's groups (`kvp.config_groups`): their help is the docstring of a field,
+Flags come from the config's groups (`kvp.program.settings`): their help is a field's docstring,
 their type its annotation. Misspelt names are corrected before anything of the program is imported.
 """
 
@@ -25,7 +25,7 @@ from kvp.plugins import did_you_mean
 from kvp.version import __version__
 
 if TYPE_CHECKING:
-    from kvp.config_groups import Group
+    from kvp.program.settings import Group
 
 ConfigT = TypeVar("ConfigT", bound="Group")
 

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from scipy import special
 from scipy.stats import quantile_test
 
-from eval.records import value_of
+from eval.results.records import value_of
 from kvp.data.task import context_of
 
 Floats = NDArray[np.float64]

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from kvp.command_line import main as run_configured
 from kvp.errors import UsageError, call_program
 from kvp.plugins import did_you_mean, import_own, prefer_own_packages
+from kvp.program.command_line import main as run_configured
 from kvp.version import __version__
 
 prefer_own_packages()
@@ -96,7 +96,7 @@ PROGRAMS = {
         ("kvp compare runs/before runs/after",),
     ),
     "list": Program(
-        "kvp.config_groups:NoSettings",
+        "kvp.program.settings:NoSettings",
         "eval.method_listing:run",
         "Print methods and allocators, with presets and options.",
         ("kvp list",),
@@ -180,7 +180,7 @@ PROGRAMS = {
 
 
 def run_program(name: str, argv: Sequence[str] | None = None) -> int:
-    """Run one program with its arguments, by default the process's, as `kvp.command_line.main`."""
+    """Run one program with its arguments, by default the process's, as `command_line.main`."""
     program = PROGRAMS[name]
     arguments = sys.argv[1:] if argv is None else argv
     if program.config is None:

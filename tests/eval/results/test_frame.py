@@ -8,12 +8,12 @@ from pathlib import Path
 import pandas
 import pytest
 
-from eval.comparison import compare_all, sort_tasks
-from eval.frame import OVERALL, summary, tidy
-from eval.results import Results
-from eval.sentences import findings, sentences
-from eval.tuned_settings import Scored, Tuned, TunedSettings
-from kvp.data.ruler import RULER_13
+from eval.results.comparison import compare_all, sort_tasks
+from eval.results.folder import Results
+from eval.results.frame import OVERALL, summary, tidy
+from eval.results.sentences import findings, sentences
+from eval.tune.tuned_settings import Scored, Tuned, TunedSettings
+from kvp.data.tasks.ruler import RULER_13
 
 BUDGETS = ["6%", "9%", "12.5%", "19%", "25%", "37.5%", "50%"]
 LEARNED = {"policy": "seed0", "policy_seed": 0}

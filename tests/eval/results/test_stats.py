@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from eval.stats import (
+from eval.results.stats import (
     Interval,
     bootstrap_mean,
     holm,

@@ -8,11 +8,11 @@ import pytest
 
 from eval.config import TUNED
 from eval.methods import ALL_NULLS
-from eval.records import FULL, LEARNED
+from eval.results.records import FULL, LEARNED
 from kvp import __version__
-from kvp.command_line import flags_of, visible_flags
-from kvp.known_names import ALLOCATORS, OTHER_METHODS, SCORERS
-from kvp.programs import PROGRAMS, SCRIPTS, load, main, run_program
+from kvp.program.command_line import flags_of, visible_flags
+from kvp.program.names import ALLOCATORS, OTHER_METHODS, SCORERS
+from kvp.program.table import PROGRAMS, SCRIPTS, load, main, run_program
 from policies import registry
 from policies.registry import METHODS
 
@@ -23,7 +23,7 @@ CONFIGURED = [name for name, program in PROGRAMS.items() if program.config]
 def _fresh(*calls):
     """What `kvp` prints of these calls in a new process, which must not import torch."""
     code = (
-        "import sys; from kvp.programs import main\n"
+        "import sys; from kvp.program.table import main\n"
         f"for words in {list(calls)!r}:\n"
         "    try: print('code', main(words))\n"
         "    except SystemExit as end: print('code', end.code)\n"

@@ -2,9 +2,9 @@
 
 import pytest
 
-from kvp.config_groups import Rank, WorkersConfig
 from kvp.errors import UsageError
-from kvp.ray_engine import Pool
+from kvp.program.ray_engine import Pool
+from kvp.program.settings import Rank, WorkersConfig
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from kvp.artifacts.addresses import is_address
+from kvp.artifacts.manifest import GGUF
 from kvp.errors import ModelError, PolicyError, UsageError
 from kvp.hub import HubName, folder_meant, is_path
-from kvp.manifest import GGUF
 from kvp.plugins import did_you_mean, is_object_name, module_exists
 
 SCORERS = {

@@ -9,10 +9,10 @@ from typing import Any, ClassVar, Literal
 import pytest
 
 from kvp import __version__
-from kvp.command_line import main, parse
-from kvp.config_groups import Group
 from kvp.errors import StoreError, UsageError
-from kvp.known_names import split_list
+from kvp.program.command_line import main, parse
+from kvp.program.names import split_list
+from kvp.program.settings import Group
 
 
 @dataclass(frozen=True, kw_only=True)

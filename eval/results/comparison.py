@@ -4,11 +4,11 @@ The closing table of kvp eval, reports and model cards show these numbers. A met
 it was run: preset, allocator, protection, and for `kvp` the group of policies that differ only in
 their training seed. Where one setting of a method is shown, it is the same at every budget, and the
 prompts shown never choose it: it is the one that kvp tune chose on others, else the method's
-default among those that were run. Intervals are over prompts and policy seeds (`eval.stats`).
+default among those that were run. Intervals are over prompts and policy seeds (`stats`).
 
 Tasks on which the full cache fails, or nothing is lost without context, are set apart
 (`sort_tasks`), and what is unfinished ranks no method. What is said of the numbers is in
-`eval.sentences`.
+`eval.results.sentences`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from typing import Literal, TypeVar
 
 import numpy as np
 
-from eval.records import (
+from eval.results.folder import Results, describe_measure, unfinished_work
+from eval.results.records import (
     FULL,
     LEARNED,
     ORACLE,
@@ -35,8 +36,7 @@ from eval.records import (
     method_label,
     policy_groups,
 )
-from eval.results import Results, describe_measure, unfinished_work
-from eval.stats import (
+from eval.results.stats import (
     Interval,
     Scores,
     Unit,
@@ -48,7 +48,7 @@ from eval.stats import (
     prompts_of,
     reply_tokens,
 )
-from eval.tuned_settings import Tuned
+from eval.tune.tuned_settings import Tuned
 from kvp.budgets import parse_budget
 from policies.registry import NULLS
 
@@ -149,7 +149,7 @@ class Estimate:
     policies: int
     """Policies averaged, 0 for methods without."""
     scores: Scores
-    """Score per policy and prompt, or log-likelihood per token (`eval.stats`)."""
+    """Score per policy and prompt, or log-likelihood per token (`eval.results.stats`)."""
     weights: Mapping[Unit, float] | None
     """Tokens of the replies by prompt; None for answers."""
     kept_tokens: float
@@ -421,7 +421,7 @@ class Comparison:
 
     @property
     def measured(self) -> str:
-        """What the numbers are of, in a sentence (`eval.results.describe_measure`)."""
+        """What the numbers are of, in a sentence (`eval.results.folder.describe_measure`)."""
         tasks = self.sorted.usable or self.sorted.tasks
         return describe_measure(
             self.results, [each for each in self.records if each["task"] in tasks]

@@ -13,10 +13,10 @@ from typing import Any, Self
 
 from pydantic import TypeAdapter
 
-from eval.records import MANIFEST, altered_part, method_label
+from eval.results.records import MANIFEST, altered_part, method_label
 from kvp.artifacts.files import foreign
+from kvp.artifacts.manifest import Format, read_sealed_json, write_sealed_json
 from kvp.errors import ResultsError
-from kvp.manifest import Format, read_sealed_json, write_sealed_json
 
 FORMAT = Format("kvp-settings", 1)
 SETTINGS = "settings.json"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from math import exp
 
-from eval.comparison import Best, Comparison, Estimate, ReportedMethod
-from eval.records import FULL, LEARNED
-from eval.stats import FEWEST, RESOLUTION, Interval, excludes_zero, prompts_to_resolve
+from eval.results.comparison import Best, Comparison, Estimate, ReportedMethod
+from eval.results.records import FULL, LEARNED
+from eval.results.stats import FEWEST, RESOLUTION, Interval, excludes_zero, prompts_to_resolve
 from policies.registry import NULLS
 
 PICKED = "the best methods were picked on these prompts, which favours them"

@@ -15,13 +15,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from eval.shapes import FULL as FULL
-from eval.shapes import SELF_SIZED as SELF_SIZED
-from eval.shapes import SHAPES
+from eval.results.shapes import FULL as FULL
+from eval.results.shapes import SELF_SIZED as SELF_SIZED
+from eval.results.shapes import SHAPES
 from kvp.artifacts.addresses import Place, files_below, place
 from kvp.artifacts.files import JsonLines, cache_folder, fetch, is_partial, staging_folder
+from kvp.artifacts.manifest import digest_json, read_sealed_json, sha256_file, write_sealed_json
 from kvp.errors import AddressError, ResultsError
-from kvp.manifest import digest_json, read_sealed_json, sha256_file, write_sealed_json
 
 MANIFEST, ROWS, TIMING, CURVES = "manifest.json", "rows.jsonl", "timing.jsonl", "curves.jsonl"
 RECORDS = (ROWS, TIMING, CURVES)

@@ -1,0 +1,1 @@
+"""Results folders: their rows, statistics, comparisons and the sentences about them."""

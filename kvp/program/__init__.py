@@ -1,0 +1,1 @@
+"""Programs: their table, settings, command line, names, progress and costs."""
