@@ -65,13 +65,17 @@ class KVzap:
         assert view.hidden is not None
         states = view.hidden.states
         assert states is not None
-        width, heads, layers = states.shape[-1], view.keys.shape[1], len(self.layers)
-        maps = self.layers[min(view.layer, layers - 1)]
-        expected = maps[0][0].shape[1], maps[-1][0].shape[0]
-        if view.layer >= layers or (width, heads) != expected:
+        width, heads = states.shape[-1], view.keys.shape[1]
+        if view.layer >= len(self.layers):
             raise UsageError(
-                f"method {self.name} is for models of {layers} layers, width {expected[0]} and "
-                f"{expected[1]} KV heads; this one has width {width}, {heads} heads or more layers"
+                f"method {self.name} has networks for {len(self.layers)} layers, the model has more"
+            )
+        maps = self.layers[view.layer]
+        expected = maps[0][0].shape[1], maps[-1][0].shape[0]
+        if (width, heads) != expected:
+            raise UsageError(
+                f"method {self.name} is for models of width {expected[0]} with {expected[1]} KV "
+                f"heads, this one has {width} and {heads}"
             )
         for index, (weight, bias) in enumerate(maps):
             states = F.gelu(states) if index else states
