@@ -17,6 +17,8 @@ from decimal import Decimal
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from kvp.plugins import require
+
 if TYPE_CHECKING:
     from kvp.data.task import Sample
 
@@ -37,6 +39,13 @@ _RECURSION = 100_000
 _WHOLE = re.compile(r"\d+")
 _REAL = re.compile(r"\d+\.\d+|\d+")
 _LETTERS = "ABCD"
+_NO_CHINESE_PUNCTUATION = str.maketrans(
+    "",
+    "",
+    string.punctuation
+    + "！？｡。＂＃＄％＆＇（）＊＋，－／：；＜＝＞＠［＼］＾＿｀｛｜｝～｟｠｢｣､、〃》「」『』"
+    "【】〔〕〖〗〘〙〚〛〜〝〞〟〰〾〿–—‘’‛“”„‟…‧﹏.",
+)
 _CUES = ("answer is:", "answer:", "answer is", "option is")
 """What stands before the letter of a choice."""
 _BREAKS = str.maketrans(dict.fromkeys("\n\"'.,?!{}", " "))
@@ -213,6 +222,35 @@ def choice_letter(prediction: str, references: Sequence[str]) -> float:
     return float(next(letters, None) in references)
 
 
+def character_f1(prediction: str, references: Sequence[str]) -> float:
+    """Largest F1 of the characters shared with a reference (SCBench's Chinese answers).
+
+    Case, white space and punctuation, Chinese and ASCII, do not count.
+    """
+    written, *wanted = (
+        list("".join(text.lower().translate(_NO_CHINESE_PUNCTUATION).split()))
+        for text in (prediction, *references)
+    )
+    return max(_f1(written, one) for one in wanted)
+
+
+def rouge_l_sum(prediction: str, references: Sequence[str]) -> float:
+    """Largest ROUGE-Lsum F1 of a reference (PyPI `rouge_score`, without stemming; SCBench)."""
+    scorer = rouge_scorer()
+    return max(
+        float(scorer.score(reference, prediction)["rougeLsum"].fmeasure) for reference in references
+    )
+
+
+@cache
+def rouge_scorer() -> Any:  # noqa: ANN401
+    """Google's ROUGE; UsageError where it is not installed."""
+    require("--tasks scbench_summary", "benchmarks", "rouge_score")
+    from rouge_score.rouge_scorer import RougeScorer
+
+    return RougeScorer(["rougeLsum"])
+
+
 def classification(prediction: str, references: Sequence[str], classes: Sequence[str]) -> float:
     """1 / number of classes that the prediction names, if a reference is among them (LongBench).
 
@@ -246,6 +284,8 @@ BENCHMARK_METRICS: Mapping[str, Metric] = {
     "share_of_numbers": share_of_numbers,
     "first_number": first_number,
     "choice_letter": choice_letter,
+    "character_f1": character_f1,
+    "rouge_l_sum": rouge_l_sum,
 }
 """Those of benchmarks alone; `classification` also needs the classes of the sample."""
 

@@ -9,6 +9,7 @@ import pytest
 import kvp.llamacpp
 from kvp import load_model, plugins
 from kvp.artifacts.addresses import place, size_of
+from kvp.data.metrics import rouge_scorer
 from kvp.errors import KvpError, UsageError
 from kvp.plugins import Registry, import_object, is_object_name, module_exists
 from kvp.program.ray_engine import do_with_ray
@@ -39,6 +40,7 @@ def modules(tmp_path, monkeypatch):
     ("extra", "begin", "use"),
     [
         ("gguf", "model x.gguf", lambda: (Path("x.gguf").touch(), load_model("x.gguf"))),
+        ("benchmarks", "--tasks scbench_summary", rouge_scorer.__wrapped__),
         ("object-stores", "s3://b", lambda: size_of(place("s3://b/x"))),
         ("llama-cpp", "llama.cpp", lambda: kvp.llamacpp.shrink),
         ("ray", "--engine ray", lambda: do_with_ray(id, WorkersConfig(engine="ray"), "cpu", id)),

@@ -116,9 +116,13 @@ def middle_cut(text: str, keep: int, tokenizer: PreTrainedTokenizerBase) -> str:
     ids = tokenizer.encode(text, add_special_tokens=False, verbose=False)
     if len(ids) <= keep:
         return text
-    ends = ids[: keep // 2], ids[len(ids) - keep // 2 :]
-    how = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
-    return "".join(str(tokenizer.decode(part, **how)) for part in ends)
+    half = keep // 2
+    return decode_tokens(ids[:half], tokenizer) + decode_tokens(ids[len(ids) - half :], tokenizer)
+
+
+def decode_tokens(ids: list[int], tokenizer: PreTrainedTokenizerBase) -> str:
+    """The text of tokens, without special ones and as it was."""
+    return str(tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
 
 def most_tokens(samples: Sequence[Sample], tokenizer: PreTrainedTokenizerBase) -> int:

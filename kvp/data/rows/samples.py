@@ -73,7 +73,11 @@ def row_samples(
         )
         for number, sample in enumerate(first)
     ]
-    notes = [f"--{flag} {data}: {note}" for note in (tally.note(), maker.note()) if note]
+    more = None
+    trees = any(document.tree for document in of_split)
+    if trees and len(samples) < settings.count and settings.tree_paths == "best":
+        more = "one thread of each message tree is used; --tree_paths all takes every one"
+    notes = [f"--{flag} {data}: {note}" for note in (tally.note(), maker.note(), more) if note]
     return Source.of(samples, notes)
 
 

@@ -22,7 +22,7 @@ from statistics import median_low
 from typing import TYPE_CHECKING, Any
 
 from kvp.data.encode import find_largest
-from kvp.data.metrics import ScoredByMetric
+from kvp.data.metrics import ScoredByMetric, rouge_scorer
 from kvp.data.rows.benchmarks import (
     Parsed,
     answers_of,
@@ -98,6 +98,8 @@ class ScbenchTask(ScoredByMetric):
         Contexts of rows that are too long lose their middle. Raises UsageError for a length too
         small, and without `--data` for a task that is not generated.
         """
+        if PUBLISHED[self.name].metric == "rouge_l_sum":
+            rouge_scorer()  # says now where it is not installed
         if settings.data is None and self.name in CONTEXTS:
             return self._make_source(settings, tokenizer)
 

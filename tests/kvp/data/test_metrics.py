@@ -67,7 +67,13 @@ from kvp.data.metrics import METRICS, fault_of, last_number, score_answer
         ("choice_letter", "I say C, not D", ["C"], 1),
         ("choice_letter", "the river", ["A", "the river"], 1),
         ("choice_letter", "", ["A"], 0),
+        ("character_f1", "天 地。", ["天地"], 1),
+        ("character_f1", "天地人", ["天"], 0.5),
+        ("character_f1", "人", ["天"], 0),
+        ("character_f1", "!", ["天"], 0),
         ("rouge_recall", "the cat sat", ["the cat sat down there"], 0.6),
+        ("rouge_l_sum", "a b c d", ["a b x d"], 0.75),
+        ("rouge_l_sum", "one two\nthree four", ["three four\none two"], 1),
     ],
 )  # fmt: skip
 def test_values(metric, prediction, references, score):

@@ -145,7 +145,7 @@ def test_data_that_hold_nothing_usable(tokenizer, tmp_path):
         _build(tokenizer, "scbench_mf", data=str(path))
     with pytest.raises(UsageError, match="it has nothing for scbench_kv: neither a file called"):
         _build(tokenizer, data=str(path))
-    with pytest.raises(UsageError, match="--tasks scbench_qa_eng needs --data FILE"):
-        _build(tokenizer, "scbench_qa_eng")
+    with pytest.raises(UsageError, match="--tasks scbench_summary needs --data FILE"):
+        _build(tokenizer, "scbench_summary")
     with pytest.raises(UsageError, match="--length 90: the smallest scbench_kv prompt already has"):
         _build(tokenizer, length=90)
