@@ -143,7 +143,7 @@ def load_prompts(
         seen[sample.task] += 1
     notes = list(getattr(samples, "notes", ()))
     if not prompts:
-        few = ": give it more rows, or --split all" if settings.data else ""
+        few = ": give it more rows, a longer --length, or --split all" if settings.data else ""
         nothing = f"--tasks {name}: it has nothing for the {settings.split} split{few}"
         raise UsageError("; ".join([*notes, nothing]))
     if len(prompts) < settings.count:

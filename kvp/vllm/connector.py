@@ -53,10 +53,9 @@ from kvp.contexts import (
     rotate_keys,
 )
 from kvp.errors import CacheError, KvpError, UsageError
-from kvp.plugins import import_own
 from kvp.ranking import Protection, select
-from kvp.scoring import Needs, Scorer, View, score_layers
-from kvp.vllm.engine import BlockLayout, EngineModel
+from kvp.scoring import View, score_layers
+from kvp.vllm.engine import BlockLayout, EngineModel, policy_of
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -368,15 +367,6 @@ def _refusal_reason(request: Request, facts: ContextFacts, written: int, model: 
     if length > model.positions:
         return f"context, question and answer have {length} tokens, the model {model.positions}"
     return ""
-
-
-def policy_of(name: str) -> Scorer:
-    """The policy or method that an engine compresses with; ValueError where it reads queries."""
-    scorer, allocator = import_own("policies").resolve_method(name)
-    if allocator is not None or scorer.needs != Needs():
-        raise ValueError(f"policy {name}: engines show keys and values alone, in equal numbers")
-    rule: Scorer = scorer
-    return rule
 
 
 class Held:

@@ -14,11 +14,27 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from kvp.contexts import ContextFacts, can_turn, is_norm, norms_digest, rope_facts
 from kvp.errors import UsageError
 from kvp.geometry import Geometry
+from kvp.plugins import import_own
 from kvp.rope import Rope
+from kvp.scoring import Needs, Scorer
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.kv_cache_interface import KVCacheConfig
+
+
+def policy_of(name: str) -> Scorer:
+    """The policy or method that an engine compresses with; UsageError where it cannot."""
+    scorer, allocator = import_own("policies").resolve_method(name)
+    if allocator is not None:
+        raise UsageError(f"policy {name}: engines hold equal counts in every head: leave out +...")
+    if scorer.needs != Needs():
+        raise UsageError(
+            f"policy {name} reads queries, which engines do not show: take one that reads keys and "
+            "values alone, or train with --inputs key,value,position,distance"
+        )
+    rule: Scorer = scorer
+    return rule
 
 
 class EngineModel:

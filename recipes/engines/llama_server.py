@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import shutil
 import sys
 import tempfile
 import time
@@ -24,7 +25,7 @@ from servers import answering, free_port
 
 from kvp import load_model, load_policy
 from kvp.data.synthetic.text import prose
-from kvp.errors import KvpError
+from kvp.errors import KvpError, UsageError
 from kvp.hf.contexts import compress
 from kvp.llamacpp.slots import write_slot
 
@@ -45,6 +46,11 @@ def main() -> None:
     parser.add_argument("--budget", default="12.5%", help="tokens that every KV head keeps")
     parser.add_argument("--words", type=int, default=700, help="of each document")
     given = parser.parse_args()
+    if shutil.which(given.server) is None:
+        raise UsageError(f"{given.server} is no program: give the path of llama-server")
+    if not Path(given.gguf).is_file():
+        raise UsageError(f"{given.gguf}: no such file: recipes/real_models/fetch.py --to FILE.gguf")
+    print("transformers reads and compresses three documents ...", flush=True)
     model, tokenizer = load_model(given.gguf, dtype="float32")
     policy = load_policy(given.policy)
     documents = [document(things, given.words) for things in THINGS]
@@ -70,7 +76,7 @@ def main() -> None:
                         told.append(answer["timings"])
                         right += number in answer["content"]
                         shown = answer["content"].strip()[:30]
-                        print(f"  {thing}: {shown!r}, the document says {number}")
+                        print(f"  {thing}: {shown!r}, the document says {number}", flush=True)
                 used = {name: sum(one[name] for one in told) for name in told[0]}
                 print(f"{f'{given.budget} of each document' if compressed else 'whole documents'}:")
                 print(f"  {right} of {len(told)} right; by the server's own timings one question")

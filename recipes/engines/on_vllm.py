@@ -23,13 +23,17 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from urllib.request import urlopen
 
-from openai import OpenAI
+try:
+    from openai import OpenAI
+except ImportError:
+    sys.exit("on_vllm.py needs vLLM and openai: make the environment of README, Compress once")
 from servers import answering, free_port
 
 from kvp.data.synthetic.text import prose
-from kvp.errors import UsageError
+from kvp.errors import KvpError
 from kvp.nano import path as nano
 from kvp.vllm.client import Client
+from kvp.vllm.engine import policy_of
 
 THINGS = ["lazy-cat", "old-lamp", "red-boat", "tall-tree", "quiet-river", "green-door"]
 THINGS += ["small-bird", "blue-stone", "warm-bread", "last-train"]
@@ -52,12 +56,17 @@ def main() -> None:
     parser.add_argument("--budget", default="12.5%", help="tokens that every KV head keeps")
     parser.add_argument("--words", type=int, default=700, help="of each document")
     given = parser.parse_args()
+    policy_of(given.policy)
     model = str(nano()) if given.model == "nano" else given.model
+    print("starting vLLM, a minute or more ...", flush=True)
     texts = documents(given.words)
     with tempfile.TemporaryDirectory() as folder, server(model, given.policy, folder) as url:
         client, openai = Client(url), OpenAI(base_url=f"{url}/v1", api_key="none")
         started = time.perf_counter()
-        contexts = [client.remember(text, given.budget) for text, _ in texts]
+        contexts = []
+        for number, (text, _) in enumerate(texts, 1):
+            print(f"vLLM reads and compresses document {number} of {len(texts)} ...", flush=True)
+            contexts.append(client.remember(text, given.budget))
         print(f"three documents read and compressed in {time.perf_counter() - started:.1f} s")
         for compressed in (True, False):
             before, space, right = metrics(url), 0.0, 0
@@ -72,7 +81,10 @@ def main() -> None:
                         answer += piece.choices[0].text
                         space = max(space, metrics(url)["space"])
                     right += number in answer
-                    print(f"  {thing}: {answer.strip()[:30]!r}, the document says {number}")
+                    print(
+                        f"  {thing}: {answer.strip()[:30]!r}, the document says {number}",
+                        flush=True,
+                    )
             used = {name: value - before[name] for name, value in metrics(url).items()}
             print(f"{f'{given.budget} of each document' if compressed else 'whole documents'}:")
             print(
@@ -134,5 +146,5 @@ def metrics(url: str) -> Mapping[str, float]:
 if __name__ == "__main__":
     try:
         main()
-    except UsageError as error:
+    except KvpError as error:
         sys.exit(f"on_vllm.py: {error}")

@@ -20,6 +20,8 @@ SHOWN_BUDGETS = ("12.5%", "25%", "50%")
 """Budgets that fit into 80 columns; the policy's file has all of them."""
 SHOWN_HEADS = 20
 """Rows of the table; of more heads it shows those of least skill."""
+FEWEST = 8
+"""Held-out contexts, two of a sequence, from which on policy and heuristics are compared."""
 CHARTED_BUDGET = "12.5%"
 """Budget at which TensorBoard shows the attention that is kept."""
 CHARTS = {
@@ -85,7 +87,9 @@ def print_summary(
     mean = f"{sum(skills) / len(skills):.3f}" if skills else ""
     table.add_row("all", *means, mean, "", "")
     Console().print(table)
-    if skills:
+    if result.contexts < FEWEST:
+        print(f"{result.contexts} held-out contexts are too few for a verdict: {FEWEST} are the least.")
+    elif skills:
         print(
             f"More skill than the best attention-free heuristic on "
             f"{len(skills) - result.losing_heads()} of {len(skills)} heads."

