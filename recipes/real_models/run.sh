@@ -30,12 +30,12 @@ tasks)    # needles, questions over passages, dialogues and running text; withou
   : "${DATA:=ruler:0.6,chat:0.4}" "${TRAIN:=240}" "${LENGTH:=1024}" "${EVALUATED_LENGTH:=$LENGTH}"
   : "${EVALUATED:=$TASKS}" "${BUDGETS:=2%,6%,12.5%,25%}" "${PROMPTS:=4}"
   : "${METHODS:=full,kvp+ada,kvzip+global,snapkv(kernel=31)+ada,keydiff+ada,streaming_llm}"
-  collecting=() training=() protocols=()
+  collecting=(--tasks "$TASKS" $FILES) training=() protocols=()
   ;;
 documents)
   mkdir -p "$RUN"
   [ -f "$RUN/documents.jsonl" ] || "$BIN/python" recipes/real_models/documents.py "$RUN/documents.jsonl" ${TEXTS:-}
-  : "${TASKS:=ruler}" "${DATA:=$RUN/documents.jsonl}" "${TRAIN:=240}" "${LENGTH:=1700}" "${EVALUATED_LENGTH:=2048}"
+  : "${DATA:=$RUN/documents.jsonl}" "${TRAIN:=240}" "${LENGTH:=1700}" "${EVALUATED_LENGTH:=2048}"
   : "${EVALUATED:=ruler}" "${BUDGETS:=6.25%,12.5%,25%}" "${PROMPTS:=2}"
   : "${METHODS:=full,kvp,kvp+global,kvzip+global,keydiff+global,expected_attention(epsilon=0.1)+ada,streaming_llm}"
   protocols=(--protocols query_agnostic)
@@ -45,12 +45,12 @@ documents)
   training+=(--compress_prompt 0 --compress_context 0 --compress_uniform 1)
   ;;
 esac
-common=(--model "$MODEL" --device "$DEVICE" --dtype bfloat16 $FILES)
+common=(--model "$MODEL" --device "$DEVICE" --dtype bfloat16)
 
-shared kvp-collect "${common[@]}" --length "$LENGTH" --data "$DATA" --tasks "$TASKS" --answers reference "${collecting[@]}" \
+shared kvp-collect "${common[@]}" --length "$LENGTH" --data "$DATA" --answers reference "${collecting[@]}" \
   --train "$TRAIN" --validation $((TRAIN / 6)) --out "$RUN/traces"
 "$BIN/torchrun" --standalone --nproc-per-node "$DEVICES" -m kvp train --traces "$RUN/traces" --seed "$SEED" --device "$DEVICE" \
   "${training[@]}" --out "$RUN/policy"
-shared kvp-eval "${common[@]}" --length "$EVALUATED_LENGTH" --tasks "$EVALUATED" --prompts "$PROMPTS" --max_new_tokens 64 \
+shared kvp-eval "${common[@]}" $FILES --length "$EVALUATED_LENGTH" --tasks "$EVALUATED" --prompts "$PROMPTS" --max_new_tokens 64 \
   --protection off "${protocols[@]}" --policies "$RUN/policy" --methods "$METHODS" --budgets "$BUDGETS" --timing_prompts 2 --out "$RUN/results"
 "$BIN/kvp-report" "$RUN/results" --out "$RUN/report.html"
