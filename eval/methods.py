@@ -29,15 +29,7 @@ from policies.controls import Random
 from policies.kvzap import KVzap
 from policies.learned import LearnedScorer
 from policies.policy_files import check_geometry
-from policies.registry import (
-    ALLOCATORS,
-    METHODS,
-    NULLS,
-    Options,
-    Specification,
-    make_method,
-    parse,
-)
+from policies.registry import ALLOCATORS, METHODS, NULLS, Options, Specification, make_method, parse
 from policies.sources import INDEX, PolicySource, find_policy
 
 ALL_NULLS = "nulls"

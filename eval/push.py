@@ -186,9 +186,7 @@ def _upload(folder: Path, config: PushConfig) -> str:
             # None leaves the choice to the organisation, which False would not.
             api.create_repo(repository, private=config.private or None, exist_ok=True)
             commit = api.upload_folder(
-                repo_id=repository,
-                folder_path=folder,
-                commit_message="Policy and card by kvp push",
+                repo_id=repository, folder_path=folder, commit_message="Policy and card by kvp push"
             )
     except Exception as error:  # the client lets through what its HTTP library raises
         raise UsageError(

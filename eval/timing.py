@@ -40,10 +40,7 @@ Meter = Callable[[Bench], AbstractContextManager[list[float]]]
 
 
 def timing_records(
-    bench: Bench,
-    prompts: Sequence[Prompt],
-    protocol: str,
-    settings: Sequence[Setting],
+    bench: Bench, prompts: Sequence[Prompt], protocol: str, settings: Sequence[Setting]
 ) -> list[Record]:
     """One record per setting: the (lower) median over the prompts of everything measured.
 

@@ -33,13 +33,7 @@ WEIGHTS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 HEAD_FILES = r"layer_\d+_head_\d+\.safetensors"
 """Regular expression of the files of a policy but its index."""
 
-POLICY = FolderKind(
-    noun="policy",
-    marker=INDEX,
-    error=PolicyError,
-    format=FORMAT,
-    begun=HEAD_FILES,
-)
+POLICY = FolderKind(noun="policy", marker=INDEX, error=PolicyError, format=FORMAT, begun=HEAD_FILES)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -472,7 +472,7 @@ ALLOCATORS: Mapping[str, type[BaseAllocator]] = {
 """Built-in allocators: name -> class."""
 
 FROM_OUTSIDE: Mapping[str, Callable[[str | None, Mapping[str, Value]], Scorer]] = {
-    "kvzap": import_object("policies.kvzap:kvzap_scorer", "method"),
+    "kvzap": import_object("policies.kvzap:kvzap_scorer", "method")
 }
 """Methods whose weights or code do not come with kvp, written `NAME:WHAT`, by name: from what
 stands behind the colon and the options to the scorer."""

@@ -196,9 +196,7 @@ def _collect(config: CollectConfig, jobs: CollectionPlan) -> None:
     phase(f"loading {config.model}")
     model, tokenizer = model_of(config, device_of_rank(config.device, config.worker))
     recorded = Recorded(
-        continuation=config.answers,
-        max_new_tokens=config.max_new_tokens,
-        labels=config.label_list,
+        continuation=config.answers, max_new_tokens=config.max_new_tokens, labels=config.label_list
     )
     rows = config.batch_size or default_batch_size(
         model.config, dtype=config.dtype, max_tokens=config.max_tokens

@@ -41,11 +41,7 @@ JOURNAL = "search.jsonl"
 
 
 SEARCH = FolderKind(
-    noun="search",
-    marker=MANIFEST,
-    error=ResultsError,
-    format=FORMAT,
-    optional=("model_digest",),
+    noun="search", marker=MANIFEST, error=ResultsError, format=FORMAT, optional=("model_digest",)
 )
 
 

@@ -101,9 +101,7 @@ def compression(
         "question": question, "seed": seed,
     }  # fmt: skip
     return Compression(
-        setting=setting,
-        question=question,
-        identity=json.dumps(identity, sort_keys=True),
+        setting=setting, question=question, identity=json.dumps(identity, sort_keys=True)
     )
 
 

@@ -73,9 +73,7 @@ FAILED, NEEDLESS = "the full cache fails", "nothing is lost without context on"
 """Why tasks are set apart."""
 FAILS = 0.4
 """Mean score of the full cache below which a model cannot do a task (`sort_tasks`)."""
-GRADED = frozenset(
-    ("f1", "rouge_l", "rouge_recall", "rouge_l_sum", "character_f1", "code", "share_of_numbers")
-)
+GRADED = frozenset(("f1", "rouge_l", "rouge_recall", "rouge_l_sum", "code", "share_of_numbers"))
 """Metrics whose scores are low for good answers, too: shares of words, not right or wrong."""
 LEAST_GAIN = 0.05
 """Nats per token that a context has to be worth: 5 % of the perplexity."""

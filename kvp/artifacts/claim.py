@@ -127,12 +127,7 @@ class OutputFolder(AbstractContextManager["OutputFolder"]):
 
     @classmethod
     def claim(
-        cls,
-        path: Place,
-        kind: FolderKind,
-        identity: Mapping[str, Any],
-        *,
-        shared: bool = False,
+        cls, path: Place, kind: FolderKind, identity: Mapping[str, Any], *, shared: bool = False
     ) -> OutputFolder:
         """Make or take over a folder for this process, or for it and other workers (`shared`).
 

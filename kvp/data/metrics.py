@@ -39,13 +39,7 @@ _RECURSION = 100_000
 _WHOLE = re.compile(r"\d+")
 _REAL = re.compile(r"\d+\.\d+|\d+")
 _LETTERS = "ABCD"
-_NO_CHINESE_PUNCTUATION = str.maketrans(
-    "",
-    "",
-    string.punctuation
-    + "！？｡。＂＃＄％＆＇（）＊＋，－／：；＜＝＞＠［＼］＾＿｀｛｜｝～｟｠｢｣､、〃》「」『』"
-    "【】〔〕〖〗〘〙〚〛〜〝〞〟〰〾〿–—‘’‛“”„‟…‧﹏.",
-)
+
 _CUES = ("answer is:", "answer:", "answer is", "option is")
 """What stands before the letter of a choice."""
 _BREAKS = str.maketrans(dict.fromkeys("\n\"'.,?!{}", " "))
@@ -222,18 +216,6 @@ def choice_letter(prediction: str, references: Sequence[str]) -> float:
     return float(next(letters, None) in references)
 
 
-def character_f1(prediction: str, references: Sequence[str]) -> float:
-    """Largest F1 of the characters shared with a reference (SCBench's Chinese answers).
-
-    Case, white space and punctuation, Chinese and ASCII, do not count.
-    """
-    written, *wanted = (
-        list("".join(text.lower().translate(_NO_CHINESE_PUNCTUATION).split()))
-        for text in (prediction, *references)
-    )
-    return max(_f1(written, one) for one in wanted)
-
-
 def rouge_l_sum(prediction: str, references: Sequence[str]) -> float:
     """Largest ROUGE-Lsum F1 of a reference (PyPI `rouge_score`, without stemming; SCBench)."""
     scorer = rouge_scorer()
@@ -284,7 +266,6 @@ BENCHMARK_METRICS: Mapping[str, Metric] = {
     "share_of_numbers": share_of_numbers,
     "first_number": first_number,
     "choice_letter": choice_letter,
-    "character_f1": character_f1,
     "rouge_l_sum": rouge_l_sum,
 }
 """Those of benchmarks alone; `classification` also needs the classes of the sample."""

@@ -21,14 +21,7 @@ from transformers import PreTrainedTokenizerBase
 from kvp.artifacts.manifest import digest_json, portable, sha256_input
 from kvp.data.rows.samples import name_of, row_samples
 from kvp.data.task import NoPromptError, Sample, Source, TaskSettings
-from kvp.data.tasks import (
-    GROUPS,
-    ROWS_ONLY,
-    RULER,
-    build_samples,
-    expand_tasks,
-    find_task,
-)
+from kvp.data.tasks import GROUPS, ROWS_ONLY, RULER, build_samples, expand_tasks, find_task
 from kvp.data.tasks.rows import CHAT, DialogueTask
 from kvp.errors import UsageError
 from kvp.program.names import split_list

@@ -241,11 +241,7 @@ def grouped_attention(
 
 
 def _eager_attention(
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    visible: Tensor | None,
-    options: Mapping[str, Any],
+    query: Tensor, keys: Tensor, values: Tensor, visible: Tensor | None, options: Mapping[str, Any]
 ) -> Tensor:
     """Logits and sums in the dtype of `query`, softmax in float32: [B, T, Q, D].
 

@@ -32,13 +32,7 @@ from kvp.errors import ModelError, UsageError
 from kvp.hf.cache import EvictingCache
 from kvp.hf.cache_layers import EMPTY
 from kvp.hf.eviction import prefill_and_evict
-from kvp.hf.model_access import (
-    layer_devices,
-    name_of,
-    rope_of,
-    tokenizer_digest,
-    weights_digest,
-)
+from kvp.hf.model_access import layer_devices, name_of, rope_of, tokenizer_digest, weights_digest
 from kvp.hf.model_config import FULL, attention_window, context_limit, geometry_of, layer_kinds
 from kvp.hf.prefill import unwrap_model
 from kvp.plugins import reason_of

@@ -452,11 +452,7 @@ class EvictingBlock(AbstractContextManager[Kept]):
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _close_pass(
-        self,
-        model: torch.nn.Module,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        output: object,
+        self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: object
     ) -> None:
         if not self.holds_here:
             return

@@ -238,11 +238,7 @@ def _check_queries(model: PreTrainedModel, rotary: _Rotary) -> None:
     cache = EvictingCache.of(model.config)
     recorder = cache.recorder = QueryRecorder()
     ids = torch.arange(8, device=next(model.parameters()).device)[None] % 2
-    with (
-        kvp_attention_set(model),
-        rope_kept(model),
-        states_watched(model, states.__setitem__),
-    ):
+    with kvp_attention_set(model), rope_kept(model), states_watched(model, states.__setitem__):
         model.base_model(input_ids=ids, past_key_values=cache, use_cache=True)
         cosine, sine = rotary.cosine_and_sine(torch.arange(8, device=ids.device)[None])
         rope = rotary.read_rope()
@@ -308,10 +304,7 @@ def projected_norms(attention: nn.Module, values: Tensor, group: int) -> Tensor:
 
 
 def model_identity(
-    name: str,
-    revision: str | None,
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
+    name: str, revision: str | None, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
 ) -> dict[str, Any]:
     """Name, revision and digests of weights and tokenizer, JSON."""
     return {

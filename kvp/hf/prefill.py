@@ -201,10 +201,7 @@ def observe(
     cache.recorder = recorder if queries else None
     states = HiddenRecorder(hidden_after, every=every_state) if hidden_after else None
     try:
-        with (
-            kvp_attention_set(model),
-            nullcontext() if states is None else states.recording(model),
-        ):
+        with kvp_attention_set(model), nullcontext() if states is None else states.recording(model):
             split = input_ids.shape[1] - fed_again if cache.others and fed_again else 0
             for part in (input_ids[:, :split], input_ids[:, split:]) if split else (input_ids,):
                 kept = copies(cache.others)

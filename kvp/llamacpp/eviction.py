@@ -123,10 +123,7 @@ class Cells:
 
 
 def shrink(
-    llama: Llama,
-    scorer: Scorer,
-    budget: int | str | Budget,
-    protection: Protection | None = None,
+    llama: Llama, scorer: Scorer, budget: int | str | Budget, protection: Protection | None = None
 ) -> Cells:
     """Keep `budget` tokens per head of what `llama` has read, by `scorer`; it goes on from there.
 
@@ -185,10 +182,7 @@ def _read_anew_before(floor: int, reference: Callable[[], Any]) -> None:
 
 @contextmanager
 def bounded(
-    llama: Llama,
-    scorer: Scorer,
-    cells: int | None = None,
-    protection: Protection | None = None,
+    llama: Llama, scorer: Scorer, cells: int | None = None, protection: Protection | None = None
 ) -> Iterator[Cells]:
     """Let `llama` read and write texts of any length within `cells` cells.
 

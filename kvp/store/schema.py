@@ -191,12 +191,7 @@ class StorePlan:
 
 
 def planned_bytes(
-    geometry: Geometry,
-    *,
-    dtype: str,
-    tokens: int,
-    store: StoreKind = "qkv",
-    labels: int = 0,
+    geometry: Geometry, *, dtype: str, tokens: int, store: StoreKind = "qkv", labels: int = 0
 ) -> int:
     """Raw bytes of the tensors of `tokens` tokens (summed over sequences), before compression.
 

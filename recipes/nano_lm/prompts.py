@@ -23,11 +23,7 @@ SMALLEST = 300
 
 
 def ruler(
-    rng: random.Random,
-    length: int,
-    encoder: Encoder,
-    words: Sequence[str] | None,
-    task: str,
+    rng: random.Random, length: int, encoder: Encoder, words: Sequence[str] | None, task: str
 ) -> Sequence_:
     """One prompt of `task` with its answer supervised, at most `length` tokens.
 

@@ -67,10 +67,7 @@ def scores_of(rankers: HeadRankers, context: RankingContext) -> Tensor:
 
 
 def score_together(
-    rankers: HeadRankers,
-    contexts: Sequence[RankingContext],
-    *,
-    activation_bytes: float,
+    rankers: HeadRankers, contexts: Sequence[RankingContext], *, activation_bytes: float
 ) -> list[Tensor]:
     """Scores [A, N] of every context, from one pass over their concatenation.
 

@@ -67,10 +67,7 @@ class Prompts:
     @classmethod
     def of(cls, config: TrainConfig, recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> Prompts:
         """Make the prompts of a training; UsageError for data that cannot work."""
-        counts = {
-            "train": recipe.sequences or SEQUENCES,
-            "validation": config.validation_sequences,
-        }
+        counts = {"train": recipe.sequences or SEQUENCES, "validation": config.validation_sequences}
         request = TaskSettings.of(config, needs_reply=config.answers == "reference")
         jobs = plan_collection(request, counts, tokenizer)
         train, validation = jobs.sources

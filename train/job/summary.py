@@ -88,7 +88,7 @@ def print_summary(
     table.add_row("all", *means, mean, "", "")
     Console().print(table)
     if result.contexts < FEWEST:
-        print(f"{result.contexts} held-out contexts are too few for a verdict: {FEWEST} are the least.")
+        print(f"No verdict from {result.contexts} held-out contexts: {FEWEST} are the least.")
     elif skills:
         print(
             f"More skill than the best attention-free heuristic on "

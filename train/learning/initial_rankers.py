@@ -21,11 +21,7 @@ _SEQUENCES = 64
 
 
 def random_rankers(
-    recipe: Recipe,
-    traces: Traces,
-    training: Sequence[SequenceRecord],
-    heads: range,
-    seed: int,
+    recipe: Recipe, traces: Traces, training: Sequence[SequenceRecord], heads: range, seed: int
 ) -> HeadRankers:
     """Random rankers of some heads, the same for a head whichever others train."""
     geometry = traces.geometry

@@ -23,12 +23,7 @@ from kvp.program.progress import quiet_logs
 T = TypeVar("T")
 TEXT_SUFFIXES = (".txt", ".md")
 """Files that are one running text."""
-SHARES = {
-    "train": (0.0, 0.8),
-    "validation": (0.8, 0.9),
-    "test": (0.9, 1.0),
-    "all": (0.0, 1.0),
-}
+SHARES = {"train": (0.0, 0.8), "validation": (0.8, 0.9), "test": (0.9, 1.0), "all": (0.0, 1.0)}
 """Which part of a text each split owns, as fractions of its length."""
 _MAX_NAMED = 3
 """Skipped rows that a message names at most."""

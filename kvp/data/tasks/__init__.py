@@ -13,7 +13,7 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 from kvp.data.task import Sample, Source, Task, TaskSettings
-from kvp.data.tasks.longbench import DATA_SETS, REFUSED, LongBenchTask
+from kvp.data.tasks.longbench import DATA_SETS, LongBenchTask
 from kvp.data.tasks.niah_heatmap import NiahHeatmapTask
 from kvp.data.tasks.rows import CHAT, DATA, TEXT, DialogueTask, RowsTask, TextTask
 from kvp.data.tasks.ruler import RULER_13, RULER_TASKS, RulerTask
@@ -31,7 +31,7 @@ RULER = "ruler"
 TASKS: dict[str, Task] = {
     **{name: RulerTask(name) for name in RULER_TASKS},
     **{name: RulerQaTask(name) for name in FLAGS},
-    **{(task := LongBenchTask(name)).name: task for name in (*DATA_SETS, *REFUSED)},
+    **{(task := LongBenchTask(name)).name: task for name in DATA_SETS},
     **{name: ScbenchTask(name) for name in PUBLISHED},
     "niah_heatmap": NiahHeatmapTask(),
     CHAT: DialogueTask(),

@@ -24,7 +24,6 @@ from kvp.data.rows.benchmarks import (
 )
 from kvp.data.rows.values import RowError
 from kvp.data.task import Sample, Source, TaskSettings, blank_sample
-from kvp.errors import UsageError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -48,8 +47,6 @@ class DataSet:
 _DEFINITION = json.loads((files("kvp.data") / "longbench.json").read_text(encoding="utf-8"))
 DATA_SETS = {name: DataSet(**fields) for name, fields in _DEFINITION["datasets"].items()}
 """By the name of the data set."""
-REFUSED: Mapping[str, str] = _DEFINITION["refused"]
-"""Data sets that cannot be scored here, and why."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +62,6 @@ class LongBenchTask(ScoredByMetric):
 
     def build(self, settings: TaskSettings, tokenizer: PreTrainedTokenizerBase) -> Source:
         """Samples of the rows of the data set in `--data`, one per row."""
-        if self.dataset in REFUSED:
-            raise UsageError(f"--tasks {self.name}: {REFUSED[self.dataset]}, which kvp lacks")
 
         def parse(row: Mapping[str, Any]) -> Parsed:
             whole = self._whole_sample(row, settings)

@@ -65,10 +65,7 @@ class DialogueTask(ScoredByMetric):
         def make(index: int) -> Sample:
             seed = random.Random(f"chat/{settings.seed}/{index}").getrandbits(48)
             turns = generated_chat(
-                seed=seed,
-                split=settings.split,
-                prompt_tokens=prompt_tokens,
-                length=settings.length,
+                seed=seed, split=settings.split, prompt_tokens=prompt_tokens, length=settings.length
             )
             if (smallest := prompt_tokens(turns)) > settings.length:
                 raise UsageError(

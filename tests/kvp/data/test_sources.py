@@ -212,10 +212,7 @@ def test_of_a_group_those_that_do_not_fit_are_left_out(tokenizer):
 
 @pytest.mark.parametrize(
     ("data", "message"),
-    [
-        (" ", "--data is empty"),
-        ("./nope", "--data ./nope: no such file or folder"),
-    ],
+    [(" ", "--data is empty"), ("./nope", "--data ./nope: no such file or folder")],
 )
 def test_names_of_no_data_do_not_reach_the_hub(data, message):
     with pytest.raises(UsageError) as error:

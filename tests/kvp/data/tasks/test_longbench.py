@@ -8,7 +8,7 @@ import pytest
 from kvp.data.encode import encode
 from kvp.data.task import TaskSettings
 from kvp.data.tasks import TASKS, expand_tasks
-from kvp.data.tasks.longbench import DATA_SETS, REFUSED
+from kvp.data.tasks.longbench import DATA_SETS
 from kvp.errors import UsageError
 
 SETTINGS = TaskSettings(split="all", count=10, seed=0, length=4000)
@@ -33,7 +33,7 @@ def _build(tokenizer, path, dataset="hotpotqa", **changes):
 
 
 def test_every_data_set_has_its_prompt_and_metric(tokenizer, tmp_path):
-    assert len(DATA_SETS) + len(REFUSED) == 21
+    assert len(DATA_SETS) == 18
     for name, of in DATA_SETS.items():
         answers = {"share_of_numbers": ["Paragraph 3"], "code": ["x = 1"]}.get(of.metric, ["Ada"])
         row = _row(name, answers=answers, all_classes=["Ada", "Bob"])
@@ -115,9 +115,6 @@ def test_bad_rows_are_skipped_and_counted(tokenizer, tmp_path, change, message):
 
 
 def test_what_cannot_be_scored_is_refused(tokenizer, tmp_path):
-    path = _write(tmp_path / "vcsum.jsonl", [_row("vcsum")])
-    with pytest.raises(UsageError, match=r"longbench_vcsum: .* jieba finds, which kvp lacks"):
-        _build(tokenizer, path, "vcsum")
     path = _write(tmp_path / "trec.jsonl", [_row("trec")])
     with pytest.raises(UsageError, match=r"none of its 1 rows can be used .* has no all_classes"):
         _build(tokenizer, path, "trec")
