@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from eval.config import EvalConfig
-from eval.methods import PROTECTIONS, Method, method_fields, rankings
+from eval.methods import PROTECTIONS, Method, method_fields, protected_tokens, rankings
 from eval.results.records import Record
 from kvp import metrics
 from kvp.errors import StoreError
@@ -114,7 +114,7 @@ def measure_traces(
 
     `model` and `tokenizer` serve methods that need more than traces hold.
     """
-    protected = Protection(sinks=config.sinks, recents=config.recents)
+    protected = protected_tokens(config)
     measured: dict[tuple[Method, bool, str], list[Measured]] = {}
     records = held_out(reader)[: config.curve_sequences]
     usable = [  # what compresses before its last token

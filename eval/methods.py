@@ -21,6 +21,7 @@ from kvp.budgets import Budget
 from kvp.errors import PolicyError, UsageError
 from kvp.geometry import Geometry
 from kvp.program.names import NEEDS_POLICIES, labelled_policy
+from kvp.program.settings import ProtectionConfig
 from kvp.ranking import UNPROTECTED, Allocator, Protection, kept_tokens
 from kvp.scoring import Scorer
 from policies import load_policy, make_allocator, make_scorer, sizes_itself, split_method
@@ -79,6 +80,11 @@ class Method:
 Given = str | Scorer | type[Scorer] | tuple[Scorer, Allocator | None]
 """A method as a caller may give it: a name, an object or a class of scorers, or what `make_method`
 makes, a scorer and an allocator."""
+
+
+def protected_tokens(config: ProtectionConfig) -> Protection:
+    """What protection keeps of each prompt."""
+    return Protection(sinks=config.sinks, recents=config.recents)
 
 
 def build_methods(

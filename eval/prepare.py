@@ -17,7 +17,14 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from eval.config import TUNED, EvalConfig, TuneConfig, tuned_files
 from eval.cost_curves import open_traces
 from eval.evaluate import Prompt
-from eval.methods import PROTECTIONS, Method, Setting, build_methods, check_methods
+from eval.methods import (
+    PROTECTIONS,
+    Method,
+    Setting,
+    build_methods,
+    check_methods,
+    protected_tokens,
+)
 from eval.results.records import READABLE
 from eval.tune.tuned_settings import load_settings
 from kvp.artifacts.files import foreign
@@ -32,7 +39,6 @@ from kvp.hf import geometry_of, load_config
 from kvp.hf.loading import tokenizer_of, torch_device
 from kvp.hf.model_config import context_limit
 from kvp.program.names import plain_name
-from kvp.program.settings import ProtectionConfig
 from kvp.ranking import UNPROTECTED, Protection
 from kvp.store import TraceReader
 
@@ -267,11 +273,6 @@ def _check_names(model: str, methods: Sequence[Method], prompts: Sequence[Prompt
         names = Counter(f"{prompt.sample.id} of {prompt.task}" for prompt in prompts)
         if twice := [name for name, count in names.items() if count > 1]:
             raise ValueError(f"two prompts are called {twice[0]}")
-
-
-def protected_tokens(config: ProtectionConfig) -> Protection:
-    """What protection keeps of each prompt."""
-    return Protection(sinks=config.sinks, recents=config.recents)
 
 
 def check_settings(config: EvalConfig) -> list[str]:

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from kvp.errors import UsageError
-from kvp.program.settings import Rank
+from kvp.program.settings import Rank, rank_of
 
 PATIENCE = timedelta(hours=2)
 """Longest wait for another process; the first one validates while the others wait."""
@@ -67,7 +67,8 @@ def this_worker(contexts: int) -> Workers:
     """
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return ALONE
-    workers = Workers(index=int(os.environ["RANK"]), count=int(os.environ["WORLD_SIZE"]))
+    rank = rank_of(None, None)
+    workers = Workers(index=rank.index, count=rank.count)
     if workers.count > contexts:
         raise UsageError(
             f"--contexts {contexts}: torchrun started {workers.count} processes, which share them; "

@@ -43,8 +43,8 @@ from eval.evolve.search import (
     reply_score,
     search,
 )
-from eval.methods import Method, file_digests
-from eval.prepare import load_all, methods_of, protected_tokens, read_model
+from eval.methods import Method, file_digests, protected_tokens
+from eval.prepare import load_all, methods_of, read_model
 from eval.results.folder import input_digests
 from eval.results.records import UNIFORM, altered_part, seal
 from eval.results.stats import paired_difference

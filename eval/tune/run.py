@@ -30,10 +30,11 @@ from eval.methods import (
     hub_records,
     learned_methods,
     method_of,
+    protected_tokens,
     registered_method,
     with_allocator,
 )
-from eval.prepare import Prepared, plan, prepare, protected_tokens, too_short
+from eval.prepare import Prepared, plan, prepare, too_short
 from eval.results.folder import open_folder, write_manifest
 from eval.results.records import (
     FULL,
