@@ -23,7 +23,7 @@ from eval.config import PushConfig
 from eval.report import tables
 from eval.results.comparison import compare_all
 from eval.results.folder import commands, describe_measure, load_results, unfinished_work
-from eval.results.records import UNIFORM, group_by
+from eval.results.records import UNIFORM, group_by, value_of
 from eval.results.shapes import SHAPES
 from kvp.artifacts.files import foreign
 from kvp.artifacts.manifest import sha256_file
@@ -60,7 +60,7 @@ def model_card(
 
     meta, training = policy.meta, policy.meta.training
     with foreign(policy.source.folder / INDEX, PolicyError):
-        SHAPES[INDEX].validate_python(vars(meta))
+        SHAPES[INDEX].validate_python(vars(meta), strict=True)
     # As people load it: what a quantised copy is made of, else the model itself.
     base_model = meta.model.get("base_model") or meta.model.get("id") or ""
     on_hub = HubName.parse(base_model) is not None and not Path(base_model).exists()
@@ -118,10 +118,7 @@ def _measured_facts(folder: Path, policy: Shard, resamples: int) -> dict[str, An
             f"--results {folder} holds no results of {policy.source.name} as it is: evaluate this "
             "policy with kvp eval, or name another folder"
         )
-    means = {
-        rule: fmean(-each["nll"] if each["score"] is None else each["score"] for each in of_rule)
-        for rule, of_rule in sorted(rules.items())
-    }
+    means = {rule: fmean(map(value_of, of_rule)) for rule, of_rule in sorted(rules.items())}
     allocator = max(means, key=lambda rule: means[rule])
     # Rows of other policies are left out on purpose: what is unfinished is said of the whole.
     part = replace(results, records=tuple(records), manifest={**manifest, "planned": []})

@@ -91,7 +91,7 @@ def run(
     *,
     temporary: bool = False,
     printed: bool = True,
-) -> list[Record]:
+) -> Sequence[Mapping[str, Any]]:
     """Run kvp eval and return the records of rows.jsonl, those of earlier runs included.
 
     A worker that ends while others are at work returns none: the last one closes the run.

@@ -14,7 +14,8 @@ import numpy as np
 from rich.filesize import decimal
 
 from eval.results.comparison import Best, Comparison, ReportedMethod, method_of
-from eval.results.records import FULL, ORACLE, Record, group_by
+from eval.results.records import FULL, ORACLE, group_by
+from eval.results.shapes import CurveRow, TimingRow
 from eval.results.stats import Interval, median_interval
 from policies.registry import METHODS
 
@@ -41,7 +42,9 @@ class Cost:
     """Skill of every head, mean over policies; None for heads without signal."""
 
 
-def costs(curves: Sequence[Record], groups: Mapping[str | None, str]) -> dict[ReportedMethod, Cost]:
+def costs(
+    curves: Sequence[CurveRow], groups: Mapping[str | None, str]
+) -> dict[ReportedMethod, Cost]:
     """Cost curves of one protocol by setting."""
     by_setting = group_by(curves, lambda record: method_of(record, groups))
     oracles = {
@@ -71,7 +74,7 @@ def costs(curves: Sequence[Record], groups: Mapping[str | None, str]) -> dict[Re
     return found
 
 
-def _head_areas(records: Iterable[Record]) -> dict[Head, float]:
+def _head_areas(records: Iterable[CurveRow]) -> dict[Head, float]:
     return {(record["layer"], record["head"]): record["area"] for record in records}
 
 
@@ -155,7 +158,7 @@ def passes(method: str) -> int:
     return 1 if known is None or known().needs.reconstruction is None else 2
 
 
-def timings(records: Iterable[Record], groups: Mapping[str | None, str]) -> list[Timing]:
+def timings(records: Iterable[TimingRow], groups: Mapping[str | None, str]) -> list[Timing]:
     """Bytes and medians of seconds, the full cache first, then by budget and method.
 
     Policies are averaged, the seconds of each prompt by itself.
@@ -171,8 +174,10 @@ def timings(records: Iterable[Record], groups: Mapping[str | None, str]) -> list
         decode, full = (_by_prompt(each, "decode_seconds_per_token") for each in (same, whole))
         evict, prefill = (_by_prompt(same, f"{part}_seconds") for part in ("evict", "prefill"))
         flops = [
-            each["evict_flops"] / each["prefill_flops"]
-            for each in same if each.get("prefill_flops") and each.get("evict_flops") is not None
+            part / of_prefill
+            for each in same
+            if (of_prefill := each.get("prefill_flops"))
+            and (part := each.get("evict_flops")) is not None
         ]  # fmt: skip
         shares = _ratio(evict, prefill)
         size = "kept_tokens" if same[0]["budget"] is None else "budget"
@@ -195,7 +200,7 @@ def timings(records: Iterable[Record], groups: Mapping[str | None, str]) -> list
     return sorted(measured, key=lambda timing: (timing.budget is not None, timing.budget or 0.0))
 
 
-def _mean(records: Sequence[Record], field: str) -> float:
+def _mean(records: Sequence[Mapping[str, object]], field: str) -> float:
     return float(np.mean([record[field] for record in records])) if records else 0.0
 
 
@@ -204,7 +209,7 @@ def _ratio(ours: Sequence[float], theirs: Sequence[float]) -> Interval | None:
     return median_interval(np.divide(ours, theirs).tolist()) if alike else None
 
 
-def _by_prompt(records: Sequence[Record], field: str) -> list[float]:
+def _by_prompt(records: Sequence[TimingRow], field: str) -> list[float]:
     """A measure of every prompt, policies averaged; empty where some record lacks it."""
     timed = [record["by_prompt"].get(field, []) for record in records]
     if len({len(values) for values in timed}) != 1:

@@ -31,11 +31,11 @@ from eval.results.records import (
     PROTOCOL_NAMES,
     SELF_SIZED,
     UNIFORM,
-    Record,
     group_by,
     method_label,
     policy_groups,
 )
+from eval.results.shapes import MethodFields, ResultsRow
 from eval.results.stats import (
     Interval,
     Scores,
@@ -55,7 +55,7 @@ from policies.registry import NULLS
 Key = TypeVar("Key")
 Kind = Literal["accuracy", "perplexity"]
 """Scores of answers, perplexity of given replies."""
-FIELDS: Mapping[Kind, str] = {"accuracy": "score", "perplexity": "nll"}
+FIELDS: Mapping[Kind, Literal["score", "nll"]] = {"accuracy": "score", "perplexity": "nll"}
 """Field of a record that holds the number."""
 MEASURES: Mapping[Kind, str] = {
     "accuracy": "accuracy, %", "perplexity": "perplexity of the given text",
@@ -129,7 +129,7 @@ class ReportedMethod:
         return ", ".join([*words, "protected" if self.protected else "unprotected"])
 
 
-def method_of(record: Record, groups: Mapping[str | None, str]) -> ReportedMethod:
+def method_of(record: MethodFields, groups: Mapping[str | None, str]) -> ReportedMethod:
     """Method that a record of any results file belongs to."""
     return ReportedMethod(
         method=record["method"],
@@ -165,7 +165,7 @@ Grid = Mapping[ReportedMethod, Mapping[str | None, Estimate]]
 
 
 def estimates(
-    kind: Kind, records: Sequence[Record], groups: Mapping[str | None, str], *, resamples: int
+    kind: Kind, records: Sequence[ResultsRow], groups: Mapping[str | None, str], *, resamples: int
 ) -> Grid:
     """Numbers of one protocol by method and budget; `groups` are those of the policies.
 
@@ -182,13 +182,13 @@ def estimates(
     }
 
 
-def _estimate(kind: Kind, records: list[Record], resamples: int) -> Estimate:
+def _estimate(kind: Kind, records: list[ResultsRow], resamples: int) -> Estimate:
     scores = prompt_values(records)
     if kind == "accuracy":
         interval = bootstrap_mean(scores, resamples=resamples)
     else:
         interval = perplexity(records, resamples=resamples)
-    nbytes = [each["cache_bytes"] for each in records if each.get("cache_bytes") is not None]
+    nbytes = [size for each in records if (size := each.get("cache_bytes")) is not None]
     shares = [each["kept_tokens"] / each["cached_tokens"] for each in records]
     return Estimate(
         interval=interval,
@@ -240,7 +240,7 @@ class SortedTasks:
         return f"{first}: {'; '.join(parts)}." if parts else ""
 
 
-def sort_tasks(kind: Kind, records: Iterable[Record], *, resamples: int = 2000) -> SortedTasks:
+def sort_tasks(kind: Kind, records: Iterable[ResultsRow], *, resamples: int = 2000) -> SortedTasks:
     """Sort the tasks of one protocol into usable ones and those that say nothing of methods.
 
     The full cache fails a task where its mean score is below `FAILS`: a ratio to it is then one of
@@ -307,7 +307,7 @@ class Budgets:
         return f"cache budget, {unit} per KV head"
 
 
-def budget_axis(records: Iterable[Record]) -> Budgets:
+def budget_axis(records: Iterable[ResultsRow]) -> Budgets:
     """Budgets of records; none where only the full cache and self-sized methods occur."""
     means = {
         spec: float(np.mean([record["budget"] for record in same]))
@@ -403,7 +403,7 @@ class Comparison:
 
     kind: Kind
     protocol: str
-    records: Sequence[Record]
+    records: Sequence[ResultsRow]
     groups: Mapping[str | None, str]
     """Group of every policy (`policy_groups`)."""
     sorted: SortedTasks

@@ -29,12 +29,11 @@ from eval.results.records import (
     SETTING_FIELDS,
     TIMING,
     TIMING_KEY,
-    Record,
     altered_part,
     key_of,
     read_records,
 )
-from eval.results.shapes import SHAPES
+from eval.results.shapes import SHAPES, CurveRow, ResultsRow, TimingRow
 from eval.tune.tuned_settings import TunedSettings, load_settings
 from kvp.artifacts.addresses import place
 from kvp.artifacts.claim import FolderKind, OutputFolder
@@ -161,7 +160,7 @@ def write_manifest(
         "files": {},
     }
     with foreign(folder.path / MANIFEST, ResultsError, "cannot hold what it says of this run"):
-        FORMAT.shape.validate_python(json.loads(json.dumps(content)))
+        FORMAT.shape.validate_python(json.loads(json.dumps(content)), strict=True)
     if folder.existing_marker is None:
         folder.begin(content)
     write_sealed_json(folder.local / MANIFEST, content)
@@ -182,11 +181,11 @@ class Results:
 
     folder: Path
     manifest: Mapping[str, Any]
-    records: tuple[Record, ...]
+    records: tuple[ResultsRow, ...]
     """rows.jsonl, at least one record."""
-    timing: tuple[Record, ...]
+    timing: tuple[TimingRow, ...]
     """timing.jsonl; empty where there was no timing pass."""
-    curves: tuple[Record, ...]
+    curves: tuple[CurveRow, ...]
     """curves.jsonl; empty where there were no traces."""
     tuned: tuple[TunedSettings, ...]
     """What kvp tune chose and the run took from `tuned:FILE`."""
@@ -262,7 +261,7 @@ def load_results(folder: Path) -> Results:
         raise ResultsError(f"{folder} holds no {MANIFEST}; is this a results folder of kvp eval?")
     manifest = FORMAT.read(folder / MANIFEST, ResultsError)
     notes: list[str] = list(manifest.get("notes", []))
-    records: dict[str, tuple[Record, ...]] = dict.fromkeys(_FILES, ())
+    records: dict[str, tuple[Any, ...]] = dict.fromkeys(_FILES, ())
     for field, (name, key) in _FILES.items():
         if (folder / name).exists():
             records[field] = tuple(read_records(folder / name, key))
@@ -306,7 +305,7 @@ def commands(manifest: Mapping[str, Any]) -> list[str]:
     return list(dict.fromkeys(lines))
 
 
-def describe_measure(results: Results, records: Sequence[Record]) -> str:
+def describe_measure(results: Results, records: Sequence[ResultsRow]) -> str:
     """What numbers of some records are of, in a sentence: wherever they are quoted from."""
     prompts = {(record["task"], record["example"]) for record in records}
     tasks = list(dict.fromkeys(record["task"] for record in records))

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -47,7 +48,8 @@ _SHAPES = {KEY_FIELDS: SHAPES[ROWS], TIMING_KEY: SHAPES[TIMING], CURVE_KEY: SHAP
 
 def record_lines(path: Place, key_fields: Sequence[str]) -> JsonLines:
     """A file of records of these keys, checked when they are written and when they are read."""
-    return JsonLines(path, getattr(_SHAPES.get(tuple(key_fields)), "validate_python", bool))
+    shape = _SHAPES.get(tuple(key_fields))
+    return JsonLines(path, partial(shape.validate_python, strict=True) if shape else bool)
 
 
 def seal(folder: Path) -> None:
@@ -121,7 +123,9 @@ def method_label(name: str, variant: str, allocator: str = UNIFORM) -> str:
     return f"{name}({variant}){rule}" if "=" in variant else f"{name}:{variant}{rule}"
 
 
-def policy_groups(records: Iterable[Record], *, named: bool = False) -> dict[str | None, str]:
+def policy_groups(
+    records: Iterable[Mapping[str, Any]], *, named: bool = False
+) -> dict[str | None, str]:
     """Group of every policy label: the label without its training seed.
 
     Policies of one group are averaged. Where there is only one group, its name is "", unless

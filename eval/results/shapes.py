@@ -1,14 +1,16 @@
-"""What results folders hold (docs/formats.md), and policies say of themselves, for their readers.
+"""What results folders hold, and policies say of themselves, for their readers.
 
-Files may come from anyone: they are checked where they are read. Other fields are left alone.
+Files may come from anyone: they are checked where they are read. docs/formats.md says what each
+field is; fields that have no name here are left alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Literal
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, NotRequired, Required
 
-from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, create_model
+from pydantic import AfterValidator, Field, TypeAdapter
+from typing_extensions import TypedDict
 
 from kvp.program.names import plain_name
 
@@ -16,36 +18,6 @@ FULL = "full"
 """Method that evicts nothing."""
 SELF_SIZED = "own"
 """`budget_spec` of a record whose method decided how many tokens to keep."""
-
-
-def _object(fields: Mapping[str, Any], rule: Callable[[Any], object] = bool) -> Any:  # noqa: ANN401
-    """A JSON object for which a rule holds; fields whose names end with ? may be left out."""
-
-    def check(found: Any) -> Any:  # noqa: ANN401
-        if not rule(found):
-            raise ValueError("its fields contradict each other")
-        return found
-
-    every: dict[str, Any] = {
-        name.rstrip("?"): (kind, None if name.endswith("?") else ...)
-        for names, kind in fields.items() for name in names.split()
-    }  # fmt: skip
-    config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
-    made = create_model("Object", __config__=config, **every)
-    return Annotated[made, AfterValidator(check)]
-
-
-def _is_sized(record: Any) -> bool:  # noqa: ANN401
-    sized = (record.budget is not None) == (record.budget_spec not in (None, SELF_SIZED))
-    return sized and (record.budget_spec is None) == (record.method == FULL)
-
-
-def _is_scored(row: Any) -> bool:  # noqa: ANN401
-    scored = (row.score is None) != (row.nll is None) and 0 <= (row.score or 0) <= 1
-    tokens = row.reply_tokens or 0  # perplexities have to be finite
-    likely = row.nll is None or (tokens > 0 and abs(row.nll) <= 500 * tokens)
-    return _is_sized(row) and scored and likely and row.cached_tokens > 0
-
 
 _Number = Annotated[float, Field(ge=-(2.0**60), le=2.0**60)]
 _Numbers = Annotated[list[_Number], Field(min_length=1)]
@@ -55,47 +27,155 @@ _Name = Annotated[str, AfterValidator(plain_name)]
 _Spec = Annotated[str, Field(pattern=r"^(own|[1-9]\d{0,14}|\d{0,3}(\.\d{1,60})?%)$")]
 _Protocol = Literal["query_aware", "query_agnostic"]
 _Settings = Annotated[list[list[str | bool | None]], Field(min_length=1)]
-_METHOD = {
-    "model method variant allocator": _Name, "policy": _Name | None, "policy_seed": _Seed | None,
-    "protected": bool, "protocol": _Protocol,
-}  # fmt: skip
-_SIZED = {**_METHOD, "budget_spec": _Spec | None, "budget": _Number | None, "kept_tokens": _Number}
-_IDENTITY = _object({"sinks? recents?": _Count | None, "model_digest?": dict[str, str | None]})
-_RUN: dict[str, Any] = {"config?": _IDENTITY, "command?": str | list[str]}
-_EARLIER: Any = _object(_RUN)
-_PLANNED: Any = _object(
-    {"protocol": _Protocol, "prompts": dict[str, _Count], "settings": _Settings}
-)
-_TEXT = {"name? answers?": _Name, "tasks?": list[_Name], "length?": _Count, "command?": list[str]}
-_RECIPE = {"objective? label?": _Name | None, "steps?": _Count}
-_KINDS = {
-    "manifest.json": _object({
-        **_RUN, "identity": _IDENTITY, "policies? packages?": dict[str, str], "notes?": list[str],
-        "policy_repositories?": dict[str, dict[str, str]], "policy_tasks?": dict[str, list[_Name]],
-        "tuned?": dict[str, dict[str, Any]],
-        "planned?": list[_PLANNED], "earlier_runs?": list[_EARLIER], "files?": dict[str, str],
-    }),
-    "rows.jsonl": _object({
-        **_SIZED, "task": _Name, "example prompt_digest metric excerpt_kept?": str,
-        "length cached_tokens": _Count, "score nll": _Number | None, "prediction": str | None,
-        "reply_tokens evidence_tokens?": _Count | None, "evidence_kept?": list[_Numbers] | None,
-        "cache_bytes?": _Number | None,
-    }, _is_scored),
-    "timing.jsonl": _object({
-        **_SIZED, "cache_bytes": _Number, "by_prompt": dict[str, list[_Number]],
-        "prefill_flops? evict_flops?": _Number | None,
-    }, _is_sized),
-    "curves.jsonl": _object({
-        **_METHOD, "layer head sequences metrics_version": _Count, "area": _Number,
-        "skill": _Number | None, "cost budgets": _Numbers,
-    }, lambda curve: len(curve.cost) == len(curve.budgets)),
-    "policy.json": _object({
-        "model": dict[str, _Name | None], "held_out": list[dict[str, _Number | _Name | None]],
-        "training": _object({
-            "seed?": int | None, "command?": list[str], "recipe?": _object(_RECIPE),
-            "text?": _object({**_TEXT, "data?": _object(_TEXT)}),
-        }),
-    }),
-}  # fmt: skip
+
+
+class MethodFields(TypedDict):
+    """What every record says of its method."""
+
+    model: _Name
+    method: _Name
+    variant: _Name
+    allocator: _Name
+    policy: _Name | None
+    policy_seed: _Seed | None
+    protected: bool
+    protocol: _Protocol
+
+
+class SizedFields(MethodFields):
+    """The same of a method at a budget."""
+
+    budget_spec: _Spec | None
+    budget: _Number | None
+    kept_tokens: _Number
+
+
+class ResultsRow(SizedFields):
+    """A line of rows.jsonl: one prompt with one method at one budget."""
+
+    task: _Name
+    example: str
+    prompt_digest: str
+    length: _Count
+    cached_tokens: _Count
+    cache_bytes: NotRequired[_Number | None]
+    metric: str
+    score: _Number | None
+    nll: _Number | None
+    prediction: str | None
+    reply_tokens: _Count | None
+    evidence_tokens: NotRequired[_Count | None]
+    evidence_kept: NotRequired[list[_Numbers] | None]
+    excerpt_kept: NotRequired[str]
+
+
+class TimingRow(SizedFields):
+    """A line of timing.jsonl: one method at one budget."""
+
+    cache_bytes: _Number
+    by_prompt: dict[str, list[_Number]]
+    prefill_flops: NotRequired[_Number | None]
+    evict_flops: NotRequired[_Number | None]
+
+
+class CurveRow(MethodFields):
+    """A line of curves.jsonl: one method in one head."""
+
+    layer: _Count
+    head: _Count
+    sequences: _Count
+    metrics_version: _Count
+    area: _Number
+    skill: _Number | None
+    cost: _Numbers
+    budgets: _Numbers
+
+
+class _Identity(TypedDict, total=False):
+    sinks: _Count | None
+    recents: _Count | None
+    model_digest: dict[str, str | None]
+
+
+class _Run(TypedDict, total=False):
+    config: _Identity
+    command: str | list[str]
+
+
+class _Planned(TypedDict):
+    protocol: _Protocol
+    prompts: dict[str, _Count]
+    settings: _Settings
+
+
+class _Manifest(_Run, total=False):
+    identity: Required[_Identity]
+    policies: dict[str, str]
+    packages: dict[str, str]
+    notes: list[str]
+    policy_repositories: dict[str, dict[str, str]]
+    policy_tasks: dict[str, list[_Name]]
+    tuned: dict[str, dict[str, Any]]
+    planned: list[_Planned]
+    earlier_runs: list[_Run]
+    files: dict[str, str]
+
+
+class _Text(TypedDict, total=False):
+    name: _Name
+    answers: _Name
+    tasks: list[_Name]
+    length: _Count
+    command: list[str]
+    data: _Text
+
+
+class _Recipe(TypedDict, total=False):
+    objective: _Name | None
+    label: _Name | None
+    steps: _Count
+
+
+class _Training(TypedDict, total=False):
+    seed: int | None
+    command: list[str]
+    recipe: _Recipe
+    text: _Text
+
+
+class _Policy(TypedDict):
+    model: dict[str, _Name | None]
+    held_out: list[dict[str, _Number | _Name | None]]
+    training: _Training
+
+
+def _is_sized(row: SizedFields) -> bool:
+    sized = (row["budget"] is not None) == (row["budget_spec"] not in (None, SELF_SIZED))
+    return sized and (row["budget_spec"] is None) == (row["method"] == FULL)
+
+
+def _is_scored(row: ResultsRow) -> bool:
+    scored = (row["score"] is None) != (row["nll"] is None) and 0 <= (row["score"] or 0) <= 1
+    tokens = row["reply_tokens"] or 0  # perplexities have to be finite
+    likely = row["nll"] is None or (tokens > 0 and abs(row["nll"]) <= 500 * tokens)
+    return _is_sized(row) and scored and likely and row["cached_tokens"] > 0
+
+
+def _rule(holds: Callable[[Any], bool]) -> AfterValidator:
+    def check(row: Any) -> Any:  # noqa: ANN401
+        if not holds(row):
+            raise ValueError("its fields contradict each other")
+        return row
+
+    return AfterValidator(check)
+
+
+_KINDS: dict[str, Any] = {
+    "manifest.json": _Manifest,
+    "rows.jsonl": Annotated[ResultsRow, _rule(_is_scored)],
+    "timing.jsonl": Annotated[TimingRow, _rule(_is_sized)],
+    "curves.jsonl": Annotated[CurveRow, _rule(lambda row: len(row["cost"]) == len(row["budgets"]))],
+    "policy.json": _Policy,
+}
 SHAPES = {name: TypeAdapter(kind) for name, kind in _KINDS.items()}
-"""What a file, or each of its lines, is."""
+"""What a file, or each of its lines, is, read strictly."""

@@ -108,7 +108,7 @@ class Format:
             )
         if self.shape:
             with foreign(path, error):
-                self.shape.validate_python(content)
+                self.shape.validate_python(content, strict=True)
         return content
 
 

@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import pytest
 
 from eval.results.records import (
@@ -8,6 +10,7 @@ from eval.results.records import (
     merge_records,
     read_records,
 )
+from eval.results.shapes import CurveRow, ResultsRow, TimingRow
 from kvp.artifacts.files import JsonLines
 from kvp.errors import ResultsError
 
@@ -115,3 +118,9 @@ def test_a_damaged_part_is_named(tmp_path):
     (tmp_path / "rows" / "a.jsonl").write_bytes(b'{"half": \n')
     with pytest.raises(ResultsError, match=r"rows/a\.jsonl line 1 is damaged"):
         RecordParts(tmp_path)
+
+
+@pytest.mark.parametrize("kind", [ResultsRow, TimingRow, CurveRow])
+def test_the_page_of_formats_says_what_every_field_is(kind):
+    page = Path("docs/formats.md").read_text(encoding="utf-8")
+    assert not [field for field in kind.__annotations__ if f"`{field}`" not in page]
