@@ -67,7 +67,8 @@ def run(config: CollectConfig) -> None:
         print(f"{out}: {there} of {len(jobs)} sequences; the others are for other ranks")
         return
     print(f"{out}: {there} sequences, {decimal(sum(size for _, size in files_below(out)))}")
-    print(f"next: kvp train --traces {shlex.quote(str(out))} --out POLICY_FOLDER")
+    traces, policy = shlex.quote(str(out)), shlex.quote(f"{out}-policy")
+    print(f"next: kvp train --traces {traces} --out {policy}")
 
 
 def prompts_of(config: CollectConfig) -> TaskSettings:

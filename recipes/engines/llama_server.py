@@ -1,4 +1,4 @@
-"""A stock llama-server answers ten questions about three documents, compressed and whole.
+"""A stock llama-server answers ten questions about three documents, or your own, both ways.
 
     python recipes/engines/llama_server.py LLAMA_SERVER FILE.gguf --policy smollm2-135m-instruct
 
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import random
 import shutil
 import sys
 import tempfile
@@ -21,20 +20,13 @@ from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
 
+from questions import documents, told
 from servers import answering, free_port
 
 from kvp import load_model, load_policy
-from kvp.data.synthetic.text import prose
 from kvp.errors import KvpError, UsageError
 from kvp.hf.contexts import compress
 from kvp.llamacpp.slots import write_slot
-
-THINGS = (
-    ("lazy-cat", "old-lamp", "red-boat"),
-    ("tall-tree", "quiet-river", "green-door"),
-    ("small-bird", "blue-stone", "warm-bread", "last-train"),
-)
-ASKED = "What is the special magic number for {0}? The special magic number for {0} is"
 
 
 def main() -> None:
@@ -45,58 +37,49 @@ def main() -> None:
     parser.add_argument("--policy", default="smollm2-135m-instruct")
     parser.add_argument("--budget", default="12.5%", help="tokens that every KV head keeps")
     parser.add_argument("--words", type=int, default=700, help="of each document")
+    parser.add_argument("--rows", help="a file of questions of your own (docs/data.md)")
+    parser.add_argument("--prompts", type=int, default=30, help="the first questions of --rows")
     given = parser.parse_args()
     if shutil.which(given.server) is None:
         raise UsageError(f"{given.server} is no program: give the path of llama-server")
     if not Path(given.gguf).is_file():
         raise UsageError(f"{given.gguf}: no such file: recipes/real_models/fetch.py --to FILE.gguf")
-    print("transformers reads and compresses three documents ...", flush=True)
+    print("transformers reads and compresses the documents ...", flush=True)
     model, tokenizer = load_model(given.gguf, dtype="float32")
     policy = load_policy(given.policy)
-    documents = [document(things, given.words) for things in THINGS]
+    texts = documents(given.rows, given.prompts, given.words, tokenizer)
     with tempfile.TemporaryDirectory() as folder:
         started = time.perf_counter()
-        contexts = [compress(model, tokenizer, text, policy, given.budget) for text, _ in documents]
+        contexts = [compress(model, tokenizer, text, policy, given.budget) for text, _ in texts]
         slots = [write_slot(context, given.gguf, folder).name for context in contexts]
-        print(f"three documents read and compressed in {time.perf_counter() - started:.1f} s")
+        took = time.perf_counter() - started
+        print(f"{len(texts)} documents read and compressed in {took:.1f} s")
         with server(given.server, given.gguf, folder) as url:
             for compressed in (True, False):
-                right, told = 0, []
-                for (text, facts), context, slot in zip(documents, contexts, slots, strict=True):
+                scores, timings = [], []
+                for (text, samples), context, slot in zip(texts, contexts, slots, strict=True):
                     if compressed:
                         post(f"{url}/slots/0?action=restore", {"filename": slot})
-                    for thing, number in facts.items():
-                        question = tokenizer(ASKED.format(thing), add_special_tokens=False)
+                    for sample in samples:
+                        asked = sample.question + sample.answer_prefix
+                        question = tokenizer(asked, add_special_tokens=False)
                         before = context.placeholders if compressed else tokenizer(text).input_ids
                         body = {
                             "prompt": [*before, *question.input_ids], "cache_prompt": True,
-                            "n_predict": 12, "temperature": 0,
+                            "n_predict": sample.max_new_tokens, "temperature": 0,
                         }  # fmt: skip
                         answer = post(f"{url}/completion", body)
-                        told.append(answer["timings"])
-                        right += number in answer["content"]
-                        shown = answer["content"].strip()[:30]
-                        print(f"  {thing}: {shown!r}, the document says {number}", flush=True)
-                used = {name: sum(one[name] for one in told) for name in told[0]}
+                        timings.append(answer["timings"])
+                        scores.append(told(sample, answer["content"]))
+                used = {name: sum(one[name] for one in timings) for name in timings[0]}
                 print(f"{f'{given.budget} of each document' if compressed else 'whole documents'}:")
-                print(f"  {right} of {len(told)} right; by the server's own timings one question")
+                print(f"  {sum(scores):g} of {len(scores)} right; by the server's own timings one")
                 print(
-                    f"  evaluated {used['prompt_n'] / len(told):.0f} tokens and took "
-                    f"{used['prompt_ms'] / len(told) / 1000:.2f} s to the first token (means),"
+                    f"  evaluated {used['prompt_n'] / len(scores):.0f} tokens and took "
+                    f"{used['prompt_ms'] / len(scores) / 1000:.2f} s to the first token (means),"
                 )
                 rate = 1000 * used["predicted_n"] / used["predicted_ms"]
                 print(f"  and answers came at {rate:.1f} tokens/s")
-
-
-def document(things: tuple[str, ...], words: int) -> tuple[str, dict[str, str]]:
-    """Prose with a fact for each thing in it: what stands there, and number by thing."""
-    draw = random.Random(things[0])
-    facts = {thing: str(draw.randrange(10**6, 10**7)) for thing in things}
-    seeds = [draw.randrange(1000) for _ in range(len(things) + 1)]
-    parts = [prose(seed, words=words // len(seeds), split="test") for seed in seeds]
-    for place, (thing, number) in enumerate(facts.items()):
-        parts.insert(2 * place + 1, f"One of the special magic numbers for {thing} is: {number}.")
-    return " ".join(parts) + "\n", facts
 
 
 def server(program: str, gguf: str, folder: str) -> AbstractContextManager[str]:

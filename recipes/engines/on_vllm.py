@@ -1,4 +1,4 @@
-"""A stock vLLM answers ten questions about three documents, compressed and whole.
+"""A stock vLLM answers ten questions about three documents, or your own, compressed and whole.
 
     python recipes/engines/on_vllm.py --model FOLDER --policy smollm2-135m-instruct-kv
 
@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import random
 import re
 import sys
 import tempfile
@@ -27,25 +26,14 @@ try:
     from openai import OpenAI
 except ImportError:
     sys.exit("on_vllm.py needs vLLM and openai: make the environment of README, Compress once")
+from questions import documents, told
 from servers import answering, free_port
 
-from kvp.data.synthetic.text import prose
 from kvp.errors import KvpError
+from kvp.hf.loading import load_tokenizer
 from kvp.nano import path as nano
 from kvp.vllm.client import Client
 from kvp.vllm.engine import policy_of
-
-THINGS = ["lazy-cat", "old-lamp", "red-boat", "tall-tree", "quiet-river", "green-door"]
-THINGS += ["small-bird", "blue-stone", "warm-bread", "last-train"]
-OPENING = (
-    "Some special magic numbers are hidden within the following text. Make sure to memorize it. "
-    "I will quiz you about the numbers afterwards.\n"
-)
-ASKED = (
-    "What is the special magic number for {0} mentioned in the provided text? The special magic "
-    "number for {0} mentioned in the provided text is"
-)
-"""As RULER asks: the kind of task that the bundled policies were trained on."""
 
 
 def main() -> None:
@@ -55,11 +43,13 @@ def main() -> None:
     parser.add_argument("--policy", default="nano", help="reads keys and values alone")
     parser.add_argument("--budget", default="12.5%", help="tokens that every KV head keeps")
     parser.add_argument("--words", type=int, default=700, help="of each document")
+    parser.add_argument("--rows", help="a file of questions of your own (docs/data.md)")
+    parser.add_argument("--prompts", type=int, default=30, help="the first questions of --rows")
     given = parser.parse_args()
     policy_of(given.policy)
     model = str(nano()) if given.model == "nano" else given.model
+    texts = documents(given.rows, given.prompts, given.words, load_tokenizer(model))
     print("starting vLLM, a minute or more ...", flush=True)
-    texts = documents(given.words)
     with tempfile.TemporaryDirectory() as folder, server(model, given.policy, folder) as url:
         client, openai = Client(url), OpenAI(base_url=f"{url}/v1", api_key="none")
         started = time.perf_counter()
@@ -67,49 +57,29 @@ def main() -> None:
         for number, (text, _) in enumerate(texts, 1):
             print(f"vLLM reads and compresses document {number} of {len(texts)} ...", flush=True)
             contexts.append(client.remember(text, given.budget))
-        print(f"three documents read and compressed in {time.perf_counter() - started:.1f} s")
+        took = time.perf_counter() - started
+        print(f"{len(texts)} documents read and compressed in {took:.1f} s")
         for compressed in (True, False):
-            before, space, right = metrics(url), 0.0, 0
-            for (text, facts), context in zip(texts, contexts, strict=True):
-                for thing, number in facts.items():
-                    question = ASKED.format(thing)
+            before, space, scores = metrics(url), 0.0, []
+            for (text, samples), context in zip(texts, contexts, strict=True):
+                for sample in samples:
+                    question = sample.question + sample.answer_prefix
                     prompt = client.prompt(question, context) if compressed else text + question
                     answer = ""
                     for piece in openai.completions.create(
-                        model=client.model, prompt=prompt, max_tokens=12, temperature=0, stream=True
-                    ):
+                        model=client.model, prompt=prompt, max_tokens=sample.max_new_tokens,
+                        temperature=0, stream=True,
+                    ):  # fmt: skip
                         answer += piece.choices[0].text
                         space = max(space, metrics(url)["space"])
-                    right += number in answer
-                    print(
-                        f"  {thing}: {answer.strip()[:30]!r}, the document says {number}",
-                        flush=True,
-                    )
+                    scores.append(told(sample, answer))
             used = {name: value - before[name] for name, value in metrics(url).items()}
             print(f"{f'{given.budget} of each document' if compressed else 'whole documents'}:")
-            print(
-                f"  {right} of {len(THINGS)} right; by the server's own metrics one question took"
-            )
+            print(f"  {sum(scores):g} of {len(scores)} right; by the server's own metrics one took")
             first = used["first"] / used["firsts"]
             print(f"  {space:.1%} of the KV space, {first:.2f} s to the first token (mean),")
-            tokens = used["tokens"] - len(THINGS)
+            tokens = used["tokens"] - len(scores)
             print(f"  and answers came at {tokens / used['decode']:.1f} tokens/s")
-
-
-def documents(words: int) -> list[tuple[str, Mapping[str, str]]]:
-    """Three documents of prose with three or four numbers in each: the text, number by thing."""
-    draw, made = random.Random(1), []
-    numbers = {thing: str(draw.randrange(10**6, 10**7)) for thing in THINGS}
-    for first, last in ((0, 3), (3, 6), (6, 10)):
-        size, parts = words // (last - first + 1), []
-        for place in range(first, last):
-            thing = THINGS[place]
-            parts.append(prose(100 + place, words=size, split="test"))
-            parts.append(f"One of the special magic numbers for {thing} is: {numbers[thing]}.")
-        parts.append(prose(200 + first // 3, words=size, split="test"))
-        text = OPENING + " ".join(parts) + "\n"
-        made.append((text, {thing: numbers[thing] for thing in THINGS[first:last]}))
-    return made
 
 
 def server(model: str, policy: str, folder: str) -> AbstractContextManager[str]:

@@ -123,6 +123,7 @@ def print_end(job: Job) -> None:
         name = str(job.traces.manifest["model"].get("id"))
         if name != "nano" and "/" not in name:  # recorded without its folder
             name = str(Path("models", name)) if Path("models", name).is_dir() else "MODEL"
-        print(f"next: kvp eval --model {shlex.quote(name)} --policies {folder} --out RESULTS")
+        model, out = shlex.quote(name), shlex.quote(f"{job.target.place}-results")
+        print(f"next: kvp eval --model {model} --policies {folder} --out {out}")
     else:
         print(f"next, when all heads are trained: kvp merge --shards {folder},... --out POLICY")

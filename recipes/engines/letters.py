@@ -1,0 +1,37 @@
+"""A hundred rows such as one may have oneself: letters, and what three firms in each still owe.
+
+python recipes/engines/letters.py rows.jsonl
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from pathlib import Path
+
+from kvp.data.synthetic.text import prose
+
+NAMES = ["Harbour", "Castle", "Willow", "Station", "Market", "Orchard", "Bridge", "Chapel"]
+KINDS = ["Bakery", "Books", "Garage", "Florist", "Laundry", "Pharmacy", "Optician", "Brewery"]
+
+
+def main(out: str) -> None:
+    """Write the rows."""
+    draw, rows = random.Random(0), []
+    firms = [f"{name} {kind}" for name in NAMES for kind in KINDS]
+    for _ in range(100):
+        parts, questions = [], []
+        for firm in draw.sample(firms, 3):
+            euros = str(draw.randrange(1000, 10000))
+            parts.append(prose(draw.randrange(10**6), words=150, split="test"))
+            parts.append(f"The sum that {firm} still owes us is {euros} euros.")
+            asked = {"question": f"Which sum does {firm} still owe us?", "answer": euros}
+            questions.append({**asked, "answer_prefix": f" The sum that {firm} still owes us is"})
+        letter = " ".join([*parts, prose(draw.randrange(10**6), words=150, split="test")])
+        rows.append({"context": f"{letter}\n\n", "questions": questions})
+    Path(out).write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

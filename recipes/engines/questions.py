@@ -1,0 +1,71 @@
+"""Documents and questions about them that the demonstrations ask an engine: three, or own rows."""
+
+from __future__ import annotations
+
+import random
+
+from transformers import PreTrainedTokenizerBase
+
+from kvp.data.metrics import score_answer
+from kvp.data.synthetic.text import prose
+from kvp.data.task import Sample, TaskSettings
+from kvp.data.tasks import build_samples
+
+THINGS = ["lazy-cat", "old-lamp", "red-boat", "tall-tree", "quiet-river", "green-door"]
+THINGS += ["small-bird", "blue-stone", "warm-bread", "last-train"]
+OPENING = (
+    "Some special magic numbers are hidden within the following text. Make sure to memorize it. "
+    "I will quiz you about the numbers afterwards.\n"
+)
+ASKED = "What is the special magic number for {0} mentioned in the provided text?"
+"""As RULER asks: the kind of task that the bundled policies were trained on."""
+PREFIX = " The special magic number for {0} mentioned in the provided text is"
+
+Document = tuple[str, list[Sample]]
+"""A text, and the questions about it: each is fed as `question + answer_prefix`."""
+
+
+def documents(
+    rows: str | None, prompts: int, words: int, tokenizer: PreTrainedTokenizerBase
+) -> list[Document]:
+    """Those of the first `prompts` questions of a file (docs/data.md), or three of `words` words.
+
+    Raises UsageError where the file has no question with an answer.
+    """
+    if rows is None:
+        return _needles(words)
+    settings = TaskSettings(split="all", length=100_000, count=prompts, data=rows)
+    asked: dict[str, list[Sample]] = {}
+    for sample in build_samples("data", settings, tokenizer):
+        asked.setdefault(sample.context, []).append(sample)
+    return [*asked.items()]
+
+
+def _needles(words: int) -> list[Document]:
+    """Three documents of prose with three or four numbers in each."""
+    draw, made = random.Random(1), []
+    numbers = {thing: str(draw.randrange(10**6, 10**7)) for thing in THINGS}
+    for first, last in ((0, 3), (3, 6), (6, 10)):
+        size, parts, asked = words // (last - first + 1), [], []
+        for place in range(first, last):
+            thing = THINGS[place]
+            parts.append(prose(100 + place, words=size, split="test"))
+            parts.append(f"One of the special magic numbers for {thing} is: {numbers[thing]}.")
+            asked.append(
+                Sample(
+                    id=thing, task="needles", split="test", question=ASKED.format(thing),
+                    answer_prefix=PREFIX.format(thing), references=(numbers[thing],), metric="all",
+                    max_new_tokens=12,
+                )
+            )  # fmt: skip
+        parts.append(prose(200 + first // 3, words=size, split="test"))
+        made.append((OPENING + " ".join(parts) + "\n", asked))
+    return made
+
+
+def told(sample: Sample, answer: str) -> float:
+    """Print an answer beside what is right; its score, 0 to 1."""
+    score = score_answer(answer, sample.metric, sample.references)
+    right = ", ".join(sample.references)
+    print(f"  {sample.id}: {answer.strip()[:30]!r}, right is {right!r}: {score:.0%}", flush=True)
+    return score
