@@ -53,13 +53,7 @@ class Muon(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         matrices, others = self.param_groups
-        self._orthogonal_step(matrices)
-        self._adamw.state, self._adamw.param_groups = self.state, [others]  # checkpoints have ours
-        self._adamw.step()
-        return loss
-
-    def _orthogonal_step(self, group: dict[str, Any]) -> None:
-        for weight in group["params"]:
+        for weight in matrices["params"]:
             state = self.state[weight]
             if not state:
                 state["momentum"] = torch.zeros_like(weight)
@@ -67,8 +61,11 @@ class Muon(torch.optim.Optimizer):
             momentum.lerp_(weight.grad, 1 - _MOMENTUM)
             update = orthogonalise_matrices(weight.grad.lerp(momentum, _MOMENTUM))
             scale = _UPDATE_RMS * max(weight.shape[1:]) ** 0.5
-            weight.mul_(1 - group["lr"] * group["weight_decay"])
-            weight.add_(update, alpha=-group["lr"] * scale)
+            weight.mul_(1 - matrices["lr"] * matrices["weight_decay"])
+            weight.add_(update, alpha=-matrices["lr"] * scale)
+        self._adamw.state, self._adamw.param_groups = self.state, [others]  # checkpoints have ours
+        self._adamw.step()
+        return loss
 
 
 def is_matrix(name: str, weight: Tensor) -> bool:
