@@ -82,18 +82,13 @@ class Engine:
         )
         return cls(llama, geometry, pairs[rope] and name not in NEIGHBOURS)
 
-    @property
-    def context(self) -> LlamaContext:
-        """The context that holds the cells."""
-        return self.llama._ctx
-
     def read(self) -> SequenceState:
         """The cells of sequence 0. Raises CacheError where they are not this model's."""
-        return _read(self.context, self.geometry)
+        return _read(self.llama._ctx, self.geometry)
 
     def write(self, state: SequenceState) -> None:
         """Put `state` in place of its sequence's cells; CacheError where there is no room."""
-        _write(self.context, state)
+        _write(self.llama._ctx, state)
 
     def views(
         self,
