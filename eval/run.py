@@ -316,23 +316,20 @@ def _counted(total: int, there: int) -> Iterator[Progress]:
 
 
 def measure_times(bench: Bench, prepared: Prepared, prompts: int, file: Path) -> None:
-    """The timing pass, on the first `prompts` prompts of one kind, generated answers preferred."""
+    """The timing pass, on the first `prompts` prompts of one kind, generated answers preferred.
+
+    Each method and budget is timed once.
+    """
     work = prepared.work
     prompt, protocol = next((pair for pair in work if not pair[0].forced), work[0])
     timed = [other for other in prepared.prompts if other.forced == prompt.forced][:prompts]
-    settings = _settings_to_time(prepared.settings(prompt, protocol))
-    merge_records(file, timing_records(bench, timed, protocol, settings), TIMING_KEY)
-
-
-def _settings_to_time(settings: Sequence[Setting]) -> list[Setting]:
-    """Settings to time: protection costs nothing, so each method and budget is timed once."""
-    protected: set[tuple[Method, object]] = {
-        (setting.method, setting.budget) for setting in settings if setting.protected
-    }
-    return [
+    settings = prepared.settings(prompt, protocol)
+    protected = {(setting.method, setting.budget) for setting in settings if setting.protected}
+    once = [  # protection costs nothing
         setting for setting in settings
         if setting.protected or (setting.method, setting.budget) not in protected
     ]  # fmt: skip
+    merge_records(file, timing_records(bench, timed, protocol, once), TIMING_KEY)
 
 
 Work = tuple[Prompt, str, Sequence[Setting]]

@@ -14,10 +14,12 @@ import os
 import sys
 from collections.abc import Callable
 from functools import cache, wraps
+from inspect import signature
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from kvp.errors import UsageError, in_python
+from kvp.plugins import did_you_mean, import_own
 from kvp.version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -102,8 +104,6 @@ def evaluate(
     """
     from tempfile import TemporaryDirectory
 
-    from kvp.plugins import import_own
-
     loaded = None
     if model is not None and not isinstance(model, str | os.PathLike):
         loaded = import_own("eval.run").loaded_model(model, tokenizer, settings)
@@ -128,8 +128,6 @@ def read_results(folder: str | os.PathLike[str], *, bootstrap: int = 2000) -> Re
     `bootstrap` is the number of resamples behind each interval. Raises ResultsError where it is
     none or damaged; a UserWarning says what is unfinished.
     """
-    from kvp.plugins import import_own
-
     frame: ResultsFrame = import_own("eval.results.frame").ResultsFrame.read(
         os.fspath(folder), bootstrap
     )
@@ -148,22 +146,17 @@ def compare(
     A row per method and budget that both have, with the number of pairs; columns and errors are
     those of `eval.compare.pair_rows`.
     """
-    from kvp.plugins import import_own
-
     sides = (each if hasattr(each, "results") else read_results(each) for each in (first, second))
     results = [each.results for each in sides]
     return import_own("eval.compare").pair_rows(*results, resamples=bootstrap)
 
 
 def _run(package: str, config: str, settings: dict[str, Any]) -> None:
-    from kvp.plugins import import_own
-
     import_own(f"{package}.run").run(_config(package, config, settings))
 
 
 def _config(package: str, config: str, settings: dict[str, Any]) -> Any:  # noqa: ANN401
     """The config of a program; UsageError, naming the setting, on what cannot work."""
-    from kvp.plugins import did_you_mean, import_own
     from kvp.program.command_line import flags_of, python_value
 
     if not isinstance(tasks := settings.get("tasks", ""), str | None):  # names and objects
@@ -190,7 +183,6 @@ def __dir__() -> list[str]:
 
 def _public_property(name: str) -> property:
     """A public name, imported whenever it is used."""
-    from kvp.plugins import import_own
 
     def load(_: object) -> Any:  # noqa: ANN401
         thing = getattr(import_own(_MODULES[name]), name)
@@ -204,9 +196,6 @@ def _public_property(name: str) -> property:
 @cache
 def _by_name(function: Callable[..., Any]) -> Callable[..., Any]:
     """A function whose `scorer` and `allocator` may be names: "snapkv+ada", "nano", "org/name"."""
-    from inspect import signature
-
-    from kvp.plugins import import_own
 
     @in_python()
     @wraps(function)

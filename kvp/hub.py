@@ -66,10 +66,8 @@ def download(name: HubName, files: Sequence[str], *, error: type[KvpError], what
     """
     from huggingface_hub import snapshot_download, try_to_load_from_cache
 
-    from kvp.program.progress import (  # no sooner: rich is slow, and --help stays fast
-        phase,
-        quiet_logs,
-    )
+    # No sooner: rich is slow, and --help stays fast.
+    from kvp.program.progress import phase, quiet_logs
 
     try:
         cached = try_to_load_from_cache(name.repository, files[0], revision=name.revision)

@@ -11,7 +11,7 @@ import time
 from typing import Any
 
 from rich.filesize import decimal
-from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from kvp.artifacts.addresses import ObjectPath, Place, files_below, place
 from kvp.artifacts.claim import check_folder
@@ -157,22 +157,24 @@ def check_disk(path: Place, needed: int) -> None:
     if isinstance(path, ObjectPath):
         return
     folder = path.absolute()
-    while not folder.exists():
-        folder = folder.parent
-    free = shutil.disk_usage(folder).free
+    there = next(one for one in (folder, *folder.parents) if one.exists())
+    free = shutil.disk_usage(there).free
     if free < needed:
         raise StoreError(
             f"--out {path}: about {decimal(needed)} to write, {decimal(free)} free on that disk"
         )
 
 
-def _open(
-    config: CollectConfig,
-    jobs: CollectionPlan,
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-) -> TraceWriter:
-    """Begin or continue the store."""
+def _collect(config: CollectConfig, jobs: CollectionPlan) -> None:
+    """Collect in this process, alone or as one of several; sequences are written meanwhile."""
+    phase(f"loading {config.model}")
+    model, tokenizer = model_of(config, device_of_rank(config.device, config.worker))
+    recorded = Recorded(
+        continuation=config.answers, max_new_tokens=config.max_new_tokens, labels=config.label_list
+    )
+    rows = config.batch_size or default_batch_size(
+        model.config, dtype=config.dtype, max_tokens=config.max_tokens
+    )
     plan = StorePlan(
         geometry=geometry_of(model.config),
         dtype=config.dtype,
@@ -187,22 +189,9 @@ def _open(
         rope_frequencies=known_frequencies(model, config.max_tokens),
         identity=identity_of(config, jobs, tokenizer, weights_digest(model)),
     )
-    return TraceWriter.create_or_resume(
+    with TraceWriter.create_or_resume(
         config.out, plan, manifest, known_output_gram(model), shared=config.worker.shared
-    )
-
-
-def _collect(config: CollectConfig, jobs: CollectionPlan) -> None:
-    """Collect in this process, alone or as one of several; sequences are written meanwhile."""
-    phase(f"loading {config.model}")
-    model, tokenizer = model_of(config, device_of_rank(config.device, config.worker))
-    recorded = Recorded(
-        continuation=config.answers, max_new_tokens=config.max_new_tokens, labels=config.label_list
-    )
-    rows = config.batch_size or default_batch_size(
-        model.config, dtype=config.dtype, max_tokens=config.max_tokens
-    )
-    with _open(config, jobs, model, tokenizer) as writer:
+    ) as writer:
         missing = writer.missing()
         if len(missing) < len(jobs):
             print(f"{writer.path}: {len(jobs) - len(missing)} of {len(jobs)} sequences are there")

@@ -181,8 +181,7 @@ class TrainConfig(
                 raise ValueError("--traces is missing: name a trace store, or use --source model")
             if self.dry_run:
                 raise ValueError("--dry_run needs --source model")
-            return
-        if self.traces is not None:
+        elif self.traces is not None:
             raise ValueError("--traces cannot be used with --source model")
 
     @property

@@ -35,6 +35,7 @@ from train.distributed import ALONE, Workers
 from train.job.fit import fit
 from train.job.prepare import Job
 from train.job.summary import CHARTS, means_by_layer, print_start
+from train.learning.initial_rankers import random_rankers
 from train.learning.losses import Batch, losses_of, mean_of_counted, objective_of, top_entropy
 from train.learning.optim import (
     Muon,
@@ -54,10 +55,21 @@ def train_rankers(job: Job) -> RankerTraining:
     """Train the rankers of a job; returns the module after the last step."""
     if job.workers.first:
         phase("reading training sequences")
-    rankers = job.initial_rankers()
+    sequences = job.training_data.training
+    rankers = random_rankers(job.recipe, job.traces, sequences, job.heads, job.config.seed)
     if job.workers.first:
         print_start(job, rankers)
-    module = RankerTraining.of(job, rankers)
+    module = RankerTraining(
+        rankers,
+        job.recipe,
+        job.source(job.recipe.label),
+        sequences,
+        seed=job.config.seed,
+        activation_bytes=job.config.activation_gb * 1e9,
+        heads=job.heads,
+        model_heads=job.traces.geometry.total_kv_heads,
+        workers=job.workers,
+    )
     fit(
         module, Between(job, module), device=job.device, steps=job.recipe.steps,
         workers=job.workers, checkpoint=job.target.start,
@@ -114,21 +126,6 @@ class RankerTraining(pl.LightningModule):
         self._model_heads = model_heads
         self._workers = workers
         self._protection = protection_of(recipe)
-
-    @classmethod
-    def of(cls, job: Job, rankers: HeadRankers) -> RankerTraining:
-        """What trains `rankers` on the data of a job."""
-        return cls(
-            rankers,
-            job.recipe,
-            job.source(job.recipe.label),
-            job.training_data.training,
-            seed=job.config.seed,
-            activation_bytes=job.config.activation_gb * 1e9,
-            heads=job.heads,
-            model_heads=job.traces.geometry.total_kv_heads,
-            workers=job.workers,
-        )
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         """AdamW or Muon with the paper's warm-up and cosine, by step."""

@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 from transformers import PreTrainedTokenizerBase
@@ -35,6 +34,7 @@ from eval.evolve.search import (
     SIGMA,
     UNIFORM_GROUP,
     Elite,
+    Floats,
     Generation,
     Journal,
     Scheme,
@@ -61,8 +61,6 @@ from kvp.program.progress import Progress, phase, say
 from kvp.ranking import UNPROTECTED, Protection, Selection, apportion
 from kvp.scoring import Scorer, score_prompt
 from policies.allocators.evolved import BUDGET_FILE, BudgetFile, load_budgets, save_budgets
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)

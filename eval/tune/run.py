@@ -210,7 +210,17 @@ class Tuning:
         self.protocols = tuple(dict.fromkeys(protocol for _, protocol in work))
         for note in prepared.notes:
             say(f"note: {note}")
-        self._check()
+        if len({prompt.forced for prompt in prepared.prompts}) > 1:
+            raise UsageError(
+                "--tasks: some have answers, others given replies (chat, text); tune on one kind"
+            )
+        lengths = [prompt.boundary(name) for prompt, name in work]
+        small = [each for each in self.budgets if too_short(lengths, each, self.protected)]
+        if config.protection != "off" and small:
+            raise UsageError(
+                f"--budgets {small[0]} is below the {self.protected.tokens} protected tokens for "
+                "some prompts; raise it, or use --protection off, or fewer --recents"
+            )
         self.searches = [
             Search(subject, protocol, subject.space(config.protection, longest))
             for protocol in self.protocols
@@ -225,19 +235,6 @@ class Tuning:
             f" x {len(prepared.work)} prompts of {' and '.join(self.protocols)}: about "
             f"{count * runs * len(self.budgets) * len(prepared.work):,} answers"
         )
-
-    def _check(self) -> None:
-        if len({prompt.forced for prompt in self.prepared.prompts}) > 1:
-            raise UsageError(
-                "--tasks: some have answers, others given replies (chat, text); tune on one kind"
-            )
-        lengths = [prompt.boundary(name) for prompt, name in self.prepared.work]
-        small = [each for each in self.budgets if too_short(lengths, each, self.protected)]
-        if self.config.protection != "off" and small:
-            raise UsageError(
-                f"--budgets {small[0]} is below the {self.protected.tokens} protected tokens for "
-                "some prompts; raise it, or use --protection off, or fewer --recents"
-            )
 
     def next_batches(self) -> list[tuple[Search, list[Candidate]]]:
         """What each search that goes on wants to know next."""

@@ -168,9 +168,7 @@ class EvictingLayer(DynamicLayer):
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
             self._key_storage, self._value_storage = key_states[:, :, :0], value_states[:, :, :0]
-            self._position_storage = torch.empty(
-                batch, 1, 0, dtype=torch.int64, device=key_states.device
-            )
+            self._position_storage = key_states.new_empty(batch, 1, 0, dtype=torch.int64)
         # Dtypes may change where autocast begins and ends.
         states = (self._key_storage, key_states), (self._value_storage, value_states)
         storages = [held.to(torch.promote_types(held.dtype, new.dtype)) for held, new in states]
@@ -181,7 +179,9 @@ class EvictingLayer(DynamicLayer):
             storages = [_grow_storage(storage, stored, capacity) for storage in storages]
             storages[2][:, :, stored:] = EMPTY  # until `attend` brings them
             self._shared = False
-        keys, values, positions = (_make_writable(storage) for storage in storages)
+        if not torch.is_inference_mode_enabled():  # what was made in it cannot be written outside
+            storages = [one.clone() if one.is_inference() else one for one in storages]
+        keys, values, positions = storages
         keys[:, :, stored:stop], values[:, :, stored:stop] = key_states, value_states
         self._key_storage, self._value_storage, self._position_storage = keys, values, positions
         self._stored = stop
@@ -343,12 +343,6 @@ def _grow_storage(storage: Tensor, stored: int, capacity: int) -> Tensor:
     larger = storage.new_empty(*storage.shape[:2], capacity, *storage.shape[3:])
     larger[:, :, :stored] = storage[:, :, :stored]
     return larger
-
-
-def _make_writable(tensor: Tensor) -> Tensor:
-    """`tensor`, or a copy where it was made in `torch.inference_mode` and is now used outside."""
-    inside = torch.is_inference_mode_enabled()
-    return tensor.clone() if tensor.is_inference() and not inside else tensor
 
 
 class RaggedLayer(EvictingLayer):  # type: ignore[no-untyped-call]
@@ -525,17 +519,16 @@ def copies(
     # Not deepcopy: a window is a view, whose whole storage that would copy.
     twins = {index: copy.copy(layer) for index, layer in others.items()}
     for twin in twins.values():
-        for name, value in vars(twin).items():
-            if isinstance(value, dict):
-                setattr(twin, name, {key: _clone_item(item) for key, item in value.items()})
-            else:
-                setattr(twin, name, _clone_item(value))
+        vars(twin).update(_clone_item(vars(twin)))
         if entries is not None:
             twin.reorder_cache(entries)
     return twins
 
 
 def _clone_item(item: Any) -> Any:  # noqa: ANN401
+    """A tensor, or those in a mapping, cloned; anything else as it is."""
+    if isinstance(item, dict):
+        return {key: _clone_item(one) for key, one in item.items()}
     return item.clone() if isinstance(item, Tensor) else item
 
 

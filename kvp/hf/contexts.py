@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
 from kvp.artifacts.manifest import recorded_name
@@ -153,14 +152,10 @@ def load_context(context: Context | str | Path, model: PreTrainedModel) -> Dynam
     cache = DynamicCache(config=inner.config)
     devices = layer_devices(inner)
     for layer, parts in enumerate(zip(context.keys, context.values, strict=True)):
-        keys, values = (_rows(part, devices[layer]) for part in parts)
+        own = (part.to(devices[layer], copy=True) for part in parts)
+        keys, values = (part.transpose(0, 1)[None].contiguous() for part in own)  # [1, H, k, D]
         cache.update(keys, values, layer)
     return cache
-
-
-def _rows(part: Tensor, device: torch.device) -> Tensor:
-    """[k, H, D] as transformers holds it: [1, H, k, D]."""
-    return part.to(device, copy=True).transpose(0, 1)[None].contiguous()
 
 
 def check_model(model: PreTrainedModel) -> None:

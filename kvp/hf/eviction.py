@@ -79,7 +79,6 @@ def prefill_and_evict(
     `evicting` block of the same model.
     """
     model, rule = _prepare_rule(model, scorer, budget, protection, allocator, tokenizer)
-    warn_of_another_model(model, rule.scorer)
     batch, tokens = input_ids.shape
     if not 0 <= fed_again < tokens:
         raise UsageError(f"fed_again must be 0 to {tokens - 1} of {tokens} tokens, got {fed_again}")
@@ -134,7 +133,6 @@ def evicting(
     another model.
     """
     model, rule = _prepare_rule(model, scorer, budget, protection, allocator, tokenizer)
-    warn_of_another_model(model, rule.scorer)
     if every is not None:
         if every < 1:
             raise UsageError(f"every must be at least 1 token, got {every}")
@@ -150,7 +148,7 @@ def _prepare_rule(
     allocator: str | Allocator | type[Allocator] | None,
     tokenizer: PreTrainedTokenizerBase | None,
 ) -> tuple[PreTrainedModel, EvictionRule]:
-    """The model inside its wrappers, and the rule, when both fit together."""
+    """The model inside its wrappers, and the rule, when both fit together; warns as `evicting`."""
     model = unwrap_model(model)
     refuse_inside_block(model)
     ranks: Any = instance_of(scorer, f"scorer {getattr(scorer, '__name__', 'scorer')}")
@@ -177,6 +175,7 @@ def _prepare_rule(
     kept_tokens(rule.budget, MOST, rule.protection)  # refuses before any prefill
     check_model(model)
     check_inputs(model, [ranks])
+    warn_of_another_model(model, ranks)
     return model, rule
 
 
@@ -340,7 +339,10 @@ class EvictingBlock(AbstractContextManager[Kept]):
         self._drop_failed()
         inputs = kwargs.get("input_ids")
         batch, tokens = (kwargs["inputs_embeds"] if inputs is None else inputs).shape[:2]
-        self._check_pass(tokens)
+        if not tokens:
+            raise UsageError("evicting needs a prompt of at least one token, this one is empty")
+        if tokens > 1 or self.model.training:
+            check_mode(self.model)
         cache = self._evicting_cache(kwargs, tokens)
         kwargs = {**kwargs, "past_key_values": cache}
         cache.check_rows(batch)
@@ -383,12 +385,6 @@ class EvictingBlock(AbstractContextManager[Kept]):
             "evicting cannot shrink the paged cache of continuous batching (generate_batch): call "
             "model.generate"
         )
-
-    def _check_pass(self, tokens: int) -> None:
-        if not tokens:
-            raise UsageError("evicting needs a prompt of at least one token, this one is empty")
-        if tokens > 1 or self.model.training:
-            check_mode(self.model)
 
     def _evicting_cache(self, kwargs: dict[str, Any], tokens: int) -> EvictingCache:
         """The cache of a forward pass over `tokens` tokens, made anew where it may be."""

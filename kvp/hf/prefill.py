@@ -238,21 +238,16 @@ def prefill(
     whose hidden states cannot be recorded.
     """
     all_needs = (needs,) if isinstance(needs, Needs) else tuple(needs)
+    windows = [need.queries for need in all_needs]
     seen = observe(
         model,
         input_ids,
-        queries=recorded_queries(all_needs),
+        queries=ALL_QUERIES if ALL_QUERIES in windows else max(windows, default=0),
         hidden_after=recorded_hidden(all_needs),
         every_state=any(need.every_state for need in all_needs),
         fed_again=fed_again,
     )
     return seen.with_inputs(model, input_ids, tokenizer)
-
-
-def recorded_queries(needs: Iterable[Needs]) -> int:
-    """Number of most recent queries to record for all of `needs`, or `ALL_QUERIES`."""
-    windows = [need.queries for need in needs]
-    return ALL_QUERIES if ALL_QUERIES in windows else max(windows, default=0)
 
 
 def recorded_hidden(needs: Iterable[Needs]) -> tuple[int, ...]:

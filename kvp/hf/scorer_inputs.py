@@ -257,11 +257,9 @@ def reconstruction_inputs(
     ModelError when the chat template refuses a message.
     """
     first, later, turn = (
-        torch.tensor(
-            tokenizer.encode(text, add_special_tokens=False),
-            dtype=context.dtype,
-            device=context.device,
-        ).expand(context.shape[0], -1)
+        context.new_tensor(tokenizer.encode(text, add_special_tokens=False)).expand(
+            len(context), -1
+        )
         for text in (_FIRST, _LATER, turn_change(tokenizer))
     )
     for start in range(0, context.shape[1], chunk):

@@ -96,12 +96,10 @@ def collect_all(
                         "(Sample.reply); use --answers model"
                     )
         else:
-            replies = continuations(
-                model, tokenizer, [prompt.ids for prompt in prompts], max(limits)
-            )
-        for (index, sample), prompt, reply, limit in zip(
-            batch, prompts, replies, limits, strict=True
-        ):
+            ids = [prompt.ids for prompt in prompts]
+            replies = continuations(model, tokenizer, ids, max(limits))
+        answered = zip(batch, prompts, replies, limits, strict=True)
+        for (index, sample), prompt, reply, limit in answered:
             record = sequence_record(sample, prompt, reply[:limit], index)
             yield _trace_sequence(model, tokenizer, record, recorded)
 

@@ -82,18 +82,13 @@ class Engine:
         )
         return cls(llama, geometry, pairs[rope] and name not in NEIGHBOURS)
 
-    @property
-    def context(self) -> LlamaContext:
-        """The context that holds the cells."""
-        return self.llama._ctx
-
     def read(self) -> SequenceState:
         """The cells of sequence 0. Raises CacheError where they are not this model's."""
-        return _read(self.context, self.geometry)
+        return _read(self.llama._ctx, self.geometry)
 
     def write(self, state: SequenceState) -> None:
         """Put `state` in place of its sequence's cells; CacheError where there is no room."""
-        _write(self.context, state)
+        _write(self.llama._ctx, state)
 
     def views(
         self,
@@ -110,11 +105,8 @@ class Engine:
 
         Raises UsageError where `needs` has what llama.cpp cannot give.
         """
-        wanted = needs.queries
-        if (
-            wanted == ALL_QUERIES
-            or replace(needs, queries=0, budget=False, layer_group=1) != Needs()
-        ):
+        wanted, others = needs.queries, replace(needs, queries=0, budget=False, layer_group=1)
+        if wanted == ALL_QUERIES or others != Needs():
             raise UsageError(
                 "in llama.cpp a method can read keys, values, positions and the last queries: "
                 "use a policy, keydiff, knorm, lagkv, streaming_llm, snapkv or tova"
@@ -292,11 +284,9 @@ def _read(context: LlamaContext, geometry: Geometry) -> SequenceState:
     state = SequenceState.read(data[:size])
     channels = geometry.kv_heads * geometry.head_dim
     for rows in state.keys + state.values:
-        width = (
-            len(rows.data)
-            if rows.transposed
-            else rows.take(np.zeros((1, 1), np.int64)).floats().shape[1]
-        )
+        width = len(rows.data)
+        if not rows.transposed:
+            width = rows.take(np.zeros((1, 1), np.int64)).floats().shape[1]
         if len(state.keys) != geometry.layers or width != channels:
             raise CacheError(
                 f"llama.cpp's cache has {len(state.keys)} layers of {width} channels, the model "

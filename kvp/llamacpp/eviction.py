@@ -276,7 +276,7 @@ class _Bound:
             tokens = [*llama.input_ids[: llama.n_tokens].tolist(), *tokens]
             llama.n_tokens, kept.held = 0, self.empty
         kept.seen = llama.n_tokens
-        self.engine.context.kv_cache_seq_rm(0, kept.end, -1)
+        llama._ctx.kv_cache_seq_rm(0, kept.end, -1)
         size = min(llama.n_batch, self.cells // 4)
         for start in range(0, len(tokens), size):
             piece = list(tokens[start : start + size])
@@ -287,7 +287,7 @@ class _Bound:
             if kept.end + len(piece) > self.trained:
                 _close_gaps(self.engine, kept)
             llama._batch.set_batch(batch=piece, n_past=kept.end, logits_all=False)
-            self.engine.context.decode(llama._batch)
+            llama._ctx.decode(llama._batch)
             llama.input_ids[kept.seen : kept.seen + len(piece)] = piece
             kept.seen += len(piece)
             llama.n_tokens = kept.seen

@@ -149,14 +149,13 @@ class KvpConnector(KVConnectorBase_V1):
         name, found = request.request_id, read_placeholders(ids, self._model.vocabulary)
         budget = (request.kv_transfer_params or {}).get("kvp_compress")
         if budget is not None and found is None:
-            wrong = (
-                "an adapter" if request.lora_request else "images" if request.mm_features else ""
-            )
-            if wrong or len(ids) < MULTIPLE:
-                why = (
-                    f"with {wrong}" if wrong else f"of {len(ids)} tokens, {MULTIPLE} are the least"
-                )
-                self._told[name] = {"error": f"a context {why} is not compressed"}
+            wrong = "with images" if request.mm_features else ""
+            if request.lora_request:
+                wrong = "with an adapter"
+            elif not wrong and len(ids) < MULTIPLE:
+                wrong = f"of {len(ids)} tokens, {MULTIPLE} are the least"
+            if wrong:
+                self._told[name] = {"error": f"a context {wrong} is not compressed"}
             else:
                 self._saves[name] = Save(name, tuple(ids), (), str(budget))
         if found is None:
@@ -358,10 +357,8 @@ def _refusal_reason(request: Request, facts: ContextFacts, written: int, model: 
         return "nothing follows the placeholders: add a question"
     if request.skip_reading_prefix_cache:
         return "prompt_logprobs and skip_reading_prefix_cache would compute the placeholders"
-    if request.lora_request is not None:
-        return (
-            f"it asks for the adapter {request.lora_request.lora_name}, without which it was made"
-        )
+    if (adapter := request.lora_request) is not None:
+        return f"it asks for the adapter {adapter.lora_name}, without which it was made"
     answer = 0 if options is None else options.max_tokens or 0
     length = facts.tokens + len(ids) - facts.kept + answer
     if length > model.positions:
@@ -380,12 +377,9 @@ class Held:
         """The context; CacheError where its file cannot be used."""
         if digest not in self._contexts:
             context = read_context(self._folder / f"{digest}{SUFFIX}", self._most)
-            while self._contexts and self._nbytes + context.facts.nbytes > self._most:
+            room = self._most - context.facts.nbytes
+            while sum(held.facts.nbytes for held in self._contexts.values()) > room:
                 self._contexts.popitem(last=False)
             self._contexts[digest] = context
         self._contexts.move_to_end(digest)
         return self._contexts[digest]
-
-    @property
-    def _nbytes(self) -> int:
-        return sum(context.facts.nbytes for context in self._contexts.values())

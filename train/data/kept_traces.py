@@ -55,11 +55,8 @@ class ModelTraces:
         if not self.plan.store_queries:
             queries, keys = queries.to(self.device), trace.keys.to(self.device)
             for name, prefix_length, stop in dict.fromkeys(self.attention(trace.record)):
-                computed[name, prefix_length, stop] = (
-                    label_of(name)
-                    .importance_of(queries, keys, prefix_length, stop, trace.record.reply_spans)
-                    .cpu()
-                )
+                given = (queries, keys, prefix_length, stop, trace.record.reply_spans)
+                computed[name, prefix_length, stop] = label_of(name).importance_of(*given).cpu()
             trace = replace(trace, queries=None)
         self._kept[trace.record.index] = trace, computed
         return trace.record

@@ -8,14 +8,13 @@ import torch
 
 from kvp.artifacts.addresses import place
 from kvp.ranking import Protection
-from policies.ranker import HeadRankers
 from train.config import TrainConfig
 from train.data.compression_points import CompressionPoint, held_out_points, protection_of
 from train.data.contexts import ContextSource
 from train.data.training_data import Traces, TrainingData, device_of, open_store
 from train.distributed import Workers, device_of_worker
 from train.job.run_folder import RunFolder
-from train.learning.initial_rankers import key_frequencies, random_rankers
+from train.learning.initial_rankers import key_frequencies
 from train.recipe import Recipe
 
 Sources = dict[tuple[str, bool], ContextSource]
@@ -77,21 +76,13 @@ class Job:
         """At most `limit` compression points of validation sequences."""
         return held_out_points(self.training_data.validation, self.recipe, limit=limit)
 
-    def initial_rankers(self) -> HeadRankers:
-        """Rankers of the trained heads before the first step."""
-        return random_rankers(
-            self.recipe, self.traces, self.training_data.training, self.heads, self.config.seed
-        )
-
 
 def prepare(config: TrainConfig, recipe: Recipe, workers: Workers, sources: Sources | None) -> Job:
     """Check everything that can be checked before anything is written."""
     identity = config.identity() | asdict(recipe)
     device = device_of_worker(device_of(config.device), workers)
     if config.source == "model":
-        from train.data.model_traces import (
-            open_model,  # brings transformers, which stores do not need
-        )
+        from train.data.model_traces import open_model  # brings transformers, stores need none
 
         training_data = open_model(config, recipe, device, workers)
     else:

@@ -48,9 +48,8 @@ def sort_objective(relaxation: Relaxation, *, matrix: bool = True) -> Objective:
     def objective(batch: Batch, recipe: Recipe) -> tuple[Tensor, dict[str, float]]:
         first = 1 if recipe.sort_loss == "ranks" else 0
         losses = []
-        for scores, importance, seed in zip(
-            batch.scores, batch.importances, batch.seeds, strict=True
-        ):
+        contexts = zip(batch.scores, batch.importances, batch.seeds, strict=True)
+        for scores, importance, seed in contexts:
             kept = thin_tokens(scores.shape[-1], seed) if matrix else None
             if kept is not None:
                 scores, importance = scores[:, kept], importance[:, kept]

@@ -17,13 +17,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.adamw import adamw
 
 WARMUP_START = 0.01
 """Learning rate of the first step as a fraction of the peak (KVP paper, appendix A.2)."""
 _MOMENTUM = 0.9
-_BETAS = (0.9, 0.999)
-_EPSILON = 1e-8
 _QUINTIC = (3.4445, -4.7750, 2.0315)
 """Coefficients of a step of Newton and Schulz, from Jordan's description."""
 _ITERATIONS = 5
@@ -41,14 +38,12 @@ class Muon(torch.optim.Optimizer):
         `weight_decay` is decoupled, as AdamW's.
         """
         named = list(model.named_parameters())
-        groups: list[dict[str, Any]] = [
-            {
-                "params": [weight for name, weight in named if is_matrix(name, weight) == matrices],
-                "matrices": matrices,
-            }
-            for matrices in (True, False)
-        ]
-        super().__init__(groups, {"lr": lr, "weight_decay": weight_decay})
+        matrices, others = (
+            [weight for name, weight in named if is_matrix(name, weight) == wanted]
+            for wanted in (True, False)
+        )
+        self._adamw = torch.optim.AdamW(others, lr, weight_decay=weight_decay, fused=True)
+        super().__init__([{"params": matrices}, {"params": others}], self._adamw.defaults)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> Any:  # noqa: ANN401 - as torch
@@ -57,13 +52,8 @@ class Muon(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        for group in self.param_groups:
-            update = self._orthogonal_step if group["matrices"] else self._adamw_step
-            update(group)
-        return loss
-
-    def _orthogonal_step(self, group: dict[str, Any]) -> None:
-        for weight in group["params"]:
+        matrices, others = self.param_groups
+        for weight in matrices["params"]:
             state = self.state[weight]
             if not state:
                 state["momentum"] = torch.zeros_like(weight)
@@ -71,35 +61,11 @@ class Muon(torch.optim.Optimizer):
             momentum.lerp_(weight.grad, 1 - _MOMENTUM)
             update = orthogonalise_matrices(weight.grad.lerp(momentum, _MOMENTUM))
             scale = _UPDATE_RMS * max(weight.shape[1:]) ** 0.5
-            weight.mul_(1 - group["lr"] * group["weight_decay"])
-            weight.add_(update, alpha=-group["lr"] * scale)
-
-    def _adamw_step(self, group: dict[str, Any]) -> None:
-        weights = group["params"]
-        for weight in weights:
-            if not self.state[weight]:
-                self.state[weight] = {
-                    "mean": torch.zeros_like(weight),
-                    "square": torch.zeros_like(weight),
-                    "step": torch.zeros((), dtype=torch.float32, device=weight.device),
-                }
-        states = [self.state[weight] for weight in weights]
-        adamw(
-            weights,
-            [weight.grad for weight in weights],
-            [state["mean"] for state in states],
-            [state["square"] for state in states],
-            [],
-            [state["step"] for state in states],
-            fused=True,
-            amsgrad=False,
-            beta1=_BETAS[0],
-            beta2=_BETAS[1],
-            lr=group["lr"],
-            weight_decay=group["weight_decay"],
-            eps=_EPSILON,
-            maximize=False,
-        )
+            weight.mul_(1 - matrices["lr"] * matrices["weight_decay"])
+            weight.add_(update, alpha=-matrices["lr"] * scale)
+        self._adamw.state, self._adamw.param_groups = self.state, [others]  # checkpoints have ours
+        self._adamw.step()
+        return loss
 
 
 def is_matrix(name: str, weight: Tensor) -> bool:

@@ -39,7 +39,10 @@ def read_documents(
     UsageError naming `flag`: no such data, nothing in it, or no row that can be used.
     """
     path = Path(data)
-    if path.suffix.lower() in TEXT_SUFFIXES or _only_texts(path):
+    texts = path.is_dir() and any(path.glob("*.txt"))
+    if path.suffix.lower() in TEXT_SUFFIXES or (
+        texts and not files_of(path) and not is_saved(path)
+    ):
         return _texts(data, flag), Tally(rows=1)
     tally = Tally()
     all_threads = settings.tree_paths == "all"
@@ -62,10 +65,6 @@ def read_documents(
             tally.skipped += [(location, str(error)) for location, _ in members]
     tally.check(f"--{flag} {data}", usable, hint=f"; accepted columns are {ACCEPTED}")
     return tuple(usable), tally
-
-
-def _only_texts(path: Path) -> bool:
-    return path.is_dir() and any(path.glob("*.txt")) and not files_of(path) and not is_saved(path)
 
 
 def _texts(data: str, flag: str) -> tuple[Document, ...]:

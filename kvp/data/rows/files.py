@@ -53,7 +53,8 @@ def read_rows(data: str, flag: str) -> Iterator[Row]:
             raise UsageError(
                 f"--{flag} {data}: unknown kind of file; use one of {', '.join(KINDS)}"
             )
-        elif _is_local(data):
+        elif reader is not None or data.startswith((".", "/", "~")) or data.count("/") > 1:
+            # Of a data set of the hub no name is written like this.
             raise UsageError(f"--{flag} {data}: no such file or folder")
         else:
             yield from _hub(data, flag)
@@ -141,13 +142,6 @@ def _folder(folder: Path, flag: str) -> Iterator[Row]:
     for file in files:
         for location, row in read_rows(str(file), flag):
             yield f"{file.relative_to(folder)} {location}", row
-
-
-def _is_local(data: str) -> bool:
-    """Whether a name can only be that of a file or folder, not of a data set of the hub."""
-    return (
-        reader_of(Path(data)) is not None or data.startswith((".", "/", "~")) or data.count("/") > 1
-    )
 
 
 def _hub(name: str, flag: str) -> Iterator[Row]:
