@@ -29,7 +29,7 @@ def main(out: str) -> None:
             asked = {"question": f"Which sum does {firm} still owe us?", "answer": euros}
             questions.append({**asked, "answer_prefix": f" The sum that {firm} still owes us is"})
         letter = " ".join([*parts, prose(draw.randrange(10**6), words=150, split="test")])
-        rows.append({"context": f"{letter}\n\n", "questions": questions})
+        rows.append({"context": f"{letter}\n\n", "questions": questions, "max_new_tokens": 12})
     Path(out).write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
 
 
