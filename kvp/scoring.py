@@ -78,6 +78,11 @@ class Needs:
     layer_group: int = 1
     """Consecutive layers that take over the scores of the first of them, or `AUTO_GROUP`."""
 
+    def __post_init__(self) -> None:
+        """Raise ValueError for `queries=True`: how many is a number."""
+        if isinstance(self.queries, bool):
+            raise ValueError("Needs(queries=N) is a number of tokens, or ALL_QUERIES")
+
 
 @dataclass(frozen=True, kw_only=True)
 class HiddenStates:

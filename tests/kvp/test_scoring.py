@@ -7,6 +7,11 @@ from kvp.errors import UsageError
 from kvp.scoring import Needs, View, group_budgets, score_layers, score_prompt
 
 
+def test_a_number_of_queries_is_no_truth_value():
+    with pytest.raises(ValueError, match="number of tokens"):
+        Needs(queries=True)
+
+
 class _ByNorm:
     """Ranks by key norm; counts its calls."""
 

@@ -59,17 +59,16 @@ def print_summary(
     best, names = result.best_heuristics(), head_names(geometry, heads)
     weakest = "" if len(names) <= SHOWN_HEADS else f"; the {SHOWN_HEADS} heads of least skill"
     table = Table(
-        title=f"{result.contexts} held-out contexts; budgets: share of the attention lost there"
-        + weakest,
+        title=f"{result.contexts} held-out contexts, all later attention{weakest}",
         caption=(
             "skill in keeping attention: 0 random, 1 ideal order of the tokens that are not "
-            "protected; excess: lost beyond the ideal order, mean over budgets"
+            "protected; lost: attention at a budget; excess: beyond the ideal order, mean"
         ),
         box=SIMPLE,
         padding=(0, 1, 0, 0),
         pad_edge=False,
     )
-    for column in ("head", "skill", "excess", *SHOWN_BUDGETS):
+    for column in ("head", "skill", "excess", *(f"lost\n{budget}" for budget in SHOWN_BUDGETS)):
         table.add_column(column, justify="right")
     for column in ("best heuristic", "params", "step"):
         table.add_column(column, justify="right", no_wrap=True)
