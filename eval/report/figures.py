@@ -23,7 +23,7 @@ from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter, Nul
 from eval.report.costs import Cost, Timing, passes, timing_of
 from eval.results.comparison import PROTECTED, Comparison, ReportedMethod
 from eval.results.records import FULL, LEARNED, ORACLE
-from policies.registry import attention_free
+from policies.registry import NULLS, attention_free
 
 WRITER = "kvp-report"
 """Metadata of the PNG files: who wrote them."""
@@ -283,10 +283,11 @@ def quality_by_cost(
         color = style["color"]
         filled = "none" if passes(setting.method) > 1 else color
         one.plot(*place, color=color, marker=style["marker"], markerfacecolor=filled, gid=name)
-        one.annotate(
-            _plain(setting.family), place, (4, 3), textcoords="offset points", fontsize=7,
-            color=color, rotation=20, gid=name, in_layout=False,
-        )  # fmt: skip
+        if setting.method not in NULLS:  # these lie on each other
+            one.annotate(
+                _plain(setting.family), place, (4, 3), textcoords="offset points", fontsize=7,
+                color=color, rotation=20, gid=name, in_layout=False,
+            )  # fmt: skip
         _answer_pointer(one, place, comparison, setting, spec, name)
     if full := comparison.estimate(FULL, None):
         one.axhline(scale * full.interval.mean, gid=_of(FULL), **styles[FULL])
