@@ -54,7 +54,7 @@ from kvp.contexts import (
 )
 from kvp.errors import CacheError, KvpError, UsageError
 from kvp.ranking import Protection, select
-from kvp.scoring import View, score_layers
+from kvp.scoring import Scorer, View, score_layers
 from kvp.vllm.engine import BlockLayout, EngineModel, policy_of
 
 if TYPE_CHECKING:
@@ -139,7 +139,9 @@ class KvpConnector(KVConnectorBase_V1):
         self._layers: dict[int, Any] = {}
         self._protection = Protection()
         self._layout: BlockLayout | None = None
-        self._scorer = policy_of(extra["policy"]) if "policy" in extra else None
+        self._scorer: Scorer | None = None
+        if "policy" in extra:
+            self._scorer = policy_of(extra["policy"], self._model.geometry)
 
     # The scheduler's side.
 

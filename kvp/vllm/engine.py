@@ -23,16 +23,22 @@ if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
 
-def policy_of(name: str) -> Scorer:
-    """The policy or method that an engine compresses with; UsageError where it cannot."""
+def policy_of(name: str, geometry: Geometry) -> Scorer:
+    """The policy or method that an engine of this geometry compresses with.
+
+    Raises UsageError where none can, PolicyError where it was trained for another geometry.
+    """
     scorer, allocator = import_own("policies").resolve_method(name)
     if allocator is not None:
         raise UsageError(f"policy {name}: engines hold equal counts in every head: leave out +...")
     if scorer.needs != Needs():
         raise UsageError(
-            f"policy {name} reads queries, which engines do not show: take one that reads keys and "
-            "values alone, or train with --inputs key,value,position,distance"
+            f"{name} reads queries, which engines do not show: take what reads keys and values "
+            "alone, such as smollm2-135m-instruct-kv, keydiff or knorm, or train a policy with "
+            "--inputs key,value,position,distance"
         )
+    if hasattr(scorer, "geometry"):
+        import_own("policies.policy_files").check_geometry(scorer, geometry)
     rule: Scorer = scorer
     return rule
 

@@ -24,6 +24,7 @@ from questions import documents, told
 from servers import answering, free_port
 
 from kvp import load_model, load_policy
+from kvp.budgets import parse_budget
 from kvp.errors import KvpError, UsageError
 from kvp.hf.contexts import compress
 from kvp.llamacpp.slots import write_slot
@@ -44,6 +45,7 @@ def main() -> None:
         raise UsageError(f"{given.server} is no program: give the path of llama-server")
     if not Path(given.gguf).is_file():
         raise UsageError(f"{given.gguf}: no such file: recipes/real_models/fetch.py --to FILE.gguf")
+    parse_budget(given.budget)
     print("transformers reads and compresses the documents ...", flush=True)
     model, tokenizer = load_model(given.gguf, dtype="float32")
     policy = load_policy(given.policy)
@@ -56,6 +58,7 @@ def main() -> None:
         print(f"{len(texts)} documents read and compressed in {took:.1f} s")
         with server(given.server, given.gguf, folder) as url:
             for compressed in (True, False):
+                print(f"{f'{given.budget} of each document' if compressed else 'whole documents'}:")
                 scores, timings = [], []
                 for (text, samples), context, slot in zip(texts, contexts, slots, strict=True):
                     if compressed:
@@ -72,7 +75,6 @@ def main() -> None:
                         timings.append(answer["timings"])
                         scores.append(told(sample, answer["content"]))
                 used = {name: sum(one[name] for one in timings) for name in timings[0]}
-                print(f"{f'{given.budget} of each document' if compressed else 'whole documents'}:")
                 print(f"  {sum(scores):g} of {len(scores)} right; by the server's own timings one")
                 print(
                     f"  evaluated {used['prompt_n'] / len(scores):.0f} tokens and took "

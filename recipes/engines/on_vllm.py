@@ -28,9 +28,12 @@ except ImportError:
     sys.exit("on_vllm.py needs vLLM and openai: make the environment of README, Compress once")
 from questions import documents, told
 from servers import answering, free_port
+from transformers import AutoConfig
 
+from kvp.budgets import parse_budget
 from kvp.errors import KvpError
 from kvp.hf.loading import load_tokenizer
+from kvp.hf.model_config import geometry_of
 from kvp.nano import path as nano
 from kvp.vllm.client import Client
 from kvp.vllm.engine import policy_of
@@ -46,8 +49,9 @@ def main() -> None:
     parser.add_argument("--rows", help="a file of questions of your own (docs/data.md)")
     parser.add_argument("--prompts", type=int, default=30, help="the first questions of --rows")
     given = parser.parse_args()
-    policy_of(given.policy)
     model = str(nano()) if given.model == "nano" else given.model
+    policy_of(given.policy, geometry_of(AutoConfig.from_pretrained(model)))
+    parse_budget(given.budget)
     texts = documents(given.rows, given.prompts, given.words, load_tokenizer(model))
     print("starting vLLM, a minute or more ...", flush=True)
     with tempfile.TemporaryDirectory() as folder, server(model, given.policy, folder) as url:
@@ -60,6 +64,7 @@ def main() -> None:
         took = time.perf_counter() - started
         print(f"{len(texts)} documents read and compressed in {took:.1f} s")
         for compressed in (True, False):
+            print(f"{f'{given.budget} of each document' if compressed else 'whole documents'}:")
             before, space, scores = metrics(url), 0.0, []
             for (text, samples), context in zip(texts, contexts, strict=True):
                 for sample in samples:
@@ -74,7 +79,6 @@ def main() -> None:
                         space = max(space, metrics(url)["space"])
                     scores.append(told(sample, answer))
             used = {name: value - before[name] for name, value in metrics(url).items()}
-            print(f"{f'{given.budget} of each document' if compressed else 'whole documents'}:")
             print(f"  {sum(scores):g} of {len(scores)} right; by the server's own metrics one took")
             first = used["first"] / used["firsts"]
             print(f"  {space:.1%} of the KV space, {first:.2f} s to the first token (mean),")

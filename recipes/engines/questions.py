@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
@@ -10,6 +11,7 @@ from kvp.data.metrics import score_answer
 from kvp.data.synthetic.text import prose
 from kvp.data.task import Sample, TaskSettings
 from kvp.data.tasks import build_samples
+from kvp.errors import UsageError
 
 THINGS = ["lazy-cat", "old-lamp", "red-boat", "tall-tree", "quiet-river", "green-door"]
 THINGS += ["small-bird", "blue-stone", "warm-bread", "last-train"]
@@ -34,6 +36,8 @@ def documents(
     """
     if rows is None:
         return _needles(words)
+    if not Path(rows).is_file():
+        raise UsageError(f"--rows {rows}: no such file")
     settings = TaskSettings(split="all", length=100_000, count=prompts, data=rows)
     asked: dict[str, list[Sample]] = {}
     for sample in build_samples("data", settings, tokenizer):
@@ -67,5 +71,6 @@ def told(sample: Sample, answer: str) -> float:
     """Print an answer beside what is right; its score, 0 to 1."""
     score = score_answer(answer, sample.metric, sample.references)
     right = ", ".join(sample.references)
-    print(f"  {sample.id}: {answer.strip()[:30]!r}, right is {right!r}: {score:.0%}", flush=True)
+    asked = sample.question.strip()[-60:]
+    print(f"  {asked} {answer.strip()[:30]!r}, right is {right!r}: {score:.0%}", flush=True)
     return score

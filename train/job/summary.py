@@ -13,6 +13,7 @@ from torch import Tensor
 
 from kvp.geometry import Geometry
 from policies.ranker import HeadRankers
+from train.data.training_data import recorded_text
 from train.job.prepare import Job
 from train.learning.validation import HeldOut
 
@@ -122,7 +123,14 @@ def print_end(job: Job) -> None:
         name = str(job.traces.manifest["model"].get("id"))
         if name != "nano" and "/" not in name:  # recorded without its folder
             name = str(Path("models", name)) if Path("models", name).is_dir() else "MODEL"
-        model, out = shlex.quote(name), shlex.quote(f"{job.target.place}-results")
-        print(f"next: kvp eval --model {model} --policies {folder} --out {out}")
+        given = {"model": name, "policies": str(job.target.place)}
+        data = recorded_text(job.traces.manifest).get("data", {})
+        if data:
+            tasks = ",".join(data["tasks"])
+            given |= {"tasks": tasks} if tasks else {"tasks": "data", "data": data["name"]}
+            given["length"] = str(data["length"])
+        given["out"] = f"{job.target.place}-results"
+        flags = (f"--{flag} {shlex.quote(value)}" for flag, value in given.items())
+        print(f"next: kvp eval {' '.join(flags)}")
     else:
         print(f"next, when all heads are trained: kvp merge --shards {folder},... --out POLICY")
