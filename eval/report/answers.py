@@ -42,15 +42,19 @@ def pack_text(text: str) -> str:
 
 
 def answers(comparisons: Sequence[Comparison], ident: str) -> Answers | None:
-    """The first prompts of every task, each method in its chosen setting; None without any.
+    """The first prompts of every task, those set apart last, each method in its chosen setting.
+
+    None without any.
 
     `READABLE` prompts per task at most, and as few as make less than `BYTES`.
     """
     chosen = [
         {**record, "family": setting.family}
         for comparison in comparisons
+        for task in comparison.sorted.tasks
         for record in comparison.records
-        if (setting := method_of(record, comparison.groups)) in comparison.chosen
+        if record["task"] == task
+        and (setting := method_of(record, comparison.groups)) in comparison.chosen
     ]
     tasks = [
         [*group_by(of_task, itemgetter("example")).values()]  # by prompt
