@@ -59,7 +59,8 @@ def _main_sentence(comparison: Comparison, best: Best) -> str:
         parts.append(f"the full cache {numbers(full)}")
     place = f"At {budget} of the cache" if budget.endswith("%") else f"At {budget} tokens per head"
     seen = "the question seen" if comparison.protocol == "query_aware" else "the question not seen"
-    return f"{place} ({seen} before compression; 95 % intervals) {'; '.join(parts)}."
+    kept = "; +p: first and last tokens are kept" * any(each.protected for each in best.settings)
+    return f"{place} ({seen} before compression{kept}; 95 % intervals) {'; '.join(parts)}."
 
 
 def _other_settings(comparison: Comparison, best: Best, one: ReportedMethod) -> str:

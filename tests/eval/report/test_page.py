@@ -44,7 +44,8 @@ def test_the_page_has_every_part_and_loads_nothing(html):
     assert 'class="summary" data-budget="25%" hidden>At 25% of the cache (the question' in html
     assert "(the question not seen before" in other
     assert first.startswith(
-        "At 50% of the cache (the question seen before compression; 95 % intervals) kvp "
+        "At 50% of the cache (the question seen before compression; +p: first and last tokens are "
+        "kept; 95 % intervals) kvp "
     )
     sources = re.findall(r'[ :](?:src|href|srcset|data|action)="([^#"][^"]{0,12})', html)
     assert sources == []
