@@ -24,7 +24,7 @@ from eval.report import tables
 from eval.results.comparison import compare_all
 from eval.results.folder import commands, describe_measure, load_results, unfinished_work
 from eval.results.records import UNIFORM, group_by, value_of
-from eval.results.shapes import SHAPES
+from eval.results.shapes import CHECKS
 from kvp.artifacts.files import foreign
 from kvp.artifacts.manifest import sha256_file
 from kvp.errors import PolicyError, UsageError, first_line
@@ -60,7 +60,7 @@ def model_card(
 
     meta, training = policy.meta, policy.meta.training
     with foreign(policy.source.folder / INDEX, PolicyError):
-        SHAPES[INDEX].validate_python(vars(meta), strict=True)
+        CHECKS[INDEX](vars(meta))
     # As people load it: what a quantised copy is made of, else the model itself.
     base_model = meta.model.get("base_model") or meta.model.get("id") or ""
     on_hub = HubName.parse(base_model) is not None and not Path(base_model).exists()

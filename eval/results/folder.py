@@ -33,7 +33,7 @@ from eval.results.records import (
     key_of,
     read_records,
 )
-from eval.results.shapes import SHAPES, CurveRow, ResultsRow, TimingRow
+from eval.results.shapes import CHECKS, CurveRow, ResultsRow, TimingRow
 from eval.tune.tuned_settings import TunedSettings, load_settings
 from kvp.artifacts.addresses import place
 from kvp.artifacts.claim import FolderKind, OutputFolder
@@ -51,7 +51,7 @@ from kvp.errors import ResultsError
 from kvp.metrics import METRICS_VERSION
 from kvp.program.names import NO_RESULTS
 
-FORMAT = Format("kvp-results", 3, SHAPES[MANIFEST])
+FORMAT = Format("kvp-results", 3, CHECKS[MANIFEST])
 
 INPUT_FLAGS = ("essays", "squad", "hotpotqa", "chat", "text", "data")
 """Settings that name files or folders which prompts come from."""
@@ -160,7 +160,7 @@ def write_manifest(
         "files": {},
     }
     with foreign(folder.path / MANIFEST, ResultsError, "cannot hold what it says of this run"):
-        FORMAT.shape.validate_python(json.loads(json.dumps(content)), strict=True)
+        CHECKS[MANIFEST](json.loads(json.dumps(content)))
     if folder.existing_marker is None:
         folder.begin(content)
     write_sealed_json(folder.local / MANIFEST, content)

@@ -12,13 +12,12 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from eval.results.shapes import CHECKS
 from eval.results.shapes import FULL as FULL
 from eval.results.shapes import SELF_SIZED as SELF_SIZED
-from eval.results.shapes import SHAPES
 from kvp.artifacts.addresses import Place, files_below, place
 from kvp.artifacts.files import JsonLines, cache_folder, fetch, is_partial, staging_folder
 from kvp.artifacts.manifest import digest_json, read_sealed_json, sha256_file, write_sealed_json
@@ -43,13 +42,12 @@ CURVE_KEY = (*_METHOD_KEY, "layer", "head")
 """The same for timing.jsonl and curves.jsonl."""
 SETTING_FIELDS = ("method", "variant", "allocator", "policy", "protected", "budget_spec")
 """Fields that tell records of one prompt under one protocol apart."""
-_SHAPES = {KEY_FIELDS: SHAPES[ROWS], TIMING_KEY: SHAPES[TIMING], CURVE_KEY: SHAPES[CURVES]}
+_CHECKS = {KEY_FIELDS: CHECKS[ROWS], TIMING_KEY: CHECKS[TIMING], CURVE_KEY: CHECKS[CURVES]}
 
 
 def record_lines(path: Place, key_fields: Sequence[str]) -> JsonLines:
     """A file of records of these keys, checked when they are written and when they are read."""
-    shape = _SHAPES.get(tuple(key_fields))
-    return JsonLines(path, partial(shape.validate_python, strict=True) if shape else bool)
+    return JsonLines(path, _CHECKS.get(tuple(key_fields), bool))
 
 
 def seal(folder: Path) -> None:

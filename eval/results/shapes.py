@@ -7,6 +7,7 @@ field is; fields that have no name here are left alone.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Any, Literal, NotRequired, Required
 
 from pydantic import AfterValidator, Field, TypeAdapter
@@ -177,5 +178,7 @@ _KINDS: dict[str, Any] = {
     "curves.jsonl": Annotated[CurveRow, _rule(lambda row: len(row["cost"]) == len(row["budgets"]))],
     "policy.json": _Policy,
 }
-SHAPES = {name: TypeAdapter(kind) for name, kind in _KINDS.items()}
-"""What a file, or each of its lines, is, read strictly."""
+CHECKS: dict[str, Callable[..., object]] = {
+    name: partial(TypeAdapter(kind).validate_python, strict=True) for name, kind in _KINDS.items()
+}
+"""File -> what raises a ValueError on content, or a line, that cannot be its."""

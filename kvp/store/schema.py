@@ -23,7 +23,7 @@ _MANIFEST = create_model(
     model=_NAMES,
     rope_frequencies=(list[float] | None, None),
 )
-FORMAT = Format("kvp-traces", 3, TypeAdapter(_MANIFEST))
+FORMAT = Format("kvp-traces", 3, TypeAdapter(_MANIFEST).validate_python)
 
 ARRAYS = ("q", "k", "v", *(f"label_{name}" for name in STORED_LABELS))
 """Every array a store may have."""

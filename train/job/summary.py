@@ -125,10 +125,10 @@ def print_end(job: Job) -> None:
             name = str(Path("models", name)) if Path("models", name).is_dir() else "MODEL"
         given = {"model": name, "policies": str(job.target.place)}
         data = recorded_text(job.traces.manifest).get("data", {})
-        if data:
-            tasks = ",".join(data["tasks"])
-            given |= {"tasks": tasks} if tasks else {"tasks": "data", "data": data["name"]}
-            given["length"] = str(data["length"])
+        if (tasks := data.get("tasks")) and not {"squad", "hotpotqa"} & {*data}:  # those need files
+            given |= {"tasks": ",".join(tasks), "length": str(data["length"])}
+        elif Path(str(data.get("name"))).is_file():
+            given |= {"tasks": "data", "data": data["name"], "length": str(data["length"])}
         given["out"] = f"{job.target.place}-results"
         flags = (f"--{flag} {shlex.quote(value)}" for flag, value in given.items())
         print(f"next: kvp eval {' '.join(flags)}")
