@@ -22,6 +22,7 @@ with evicting(model, "smollm2-135m-instruct+ada", "12.5%", kept_always) as kept:
         f"{document}\n\nWhat is the code of the north gate?",
         "What is the telephone number of Dr. Osei?",
     ):
+        print(question.splitlines()[-1], flush=True)
         messages.append({"role": "user", "content": question})
         prompt = tokenizer.apply_chat_template(
             messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
