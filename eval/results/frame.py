@@ -91,8 +91,7 @@ def tidy(comparison: Comparison) -> pandas.DataFrame:
     cache_bytes, share_of_full (of its answers, or times its perplexity), and the paired differences
     minus_full and minus_lead (to the method that `sentences` are about, over all tasks and chosen
     settings), in shares of answers or nats per token, more is better, each with _low, _high and
-    _differs (`stats.holm`; of the lead `Comparison.told`). By task for the chosen settings
-    alone.
+    _differs (`stats.holm`; of the lead `Comparison.told`).
     """
     chosen = comparison.chosen
     usable = comparison.sorted.usable
@@ -101,7 +100,7 @@ def tidy(comparison: Comparison) -> pandas.DataFrame:
         overall = name is None
         cells = {
             (setting, spec or FULL): of
-            for setting in comparison.settings if overall or setting in chosen
+            for setting in comparison.settings
             for spec, of in grid.get(setting, {}).items()
         }  # fmt: skip
         apart = not usable if overall else name not in usable

@@ -43,12 +43,17 @@ class Remembered:
 class Client:
     """Talks to one server; UsageError, in one line, on what the server refuses."""
 
-    def __init__(self, url: str, model: str | None = None, *, timeout: float = 600.0) -> None:
+    def __init__(
+        self, url: str, model: str | None = None, *, timeout: float = 600.0, api_key: str = ""
+    ) -> None:
         """`url` without `/v1`; `model` as the server calls it, or the one that it serves.
 
-        `timeout` in seconds is that of every request.
+        `timeout` in seconds is that of every request; `api_key` is the server's `--api-key`.
         """
         self._url, self._timeout = url.rstrip("/").removesuffix("/v1"), timeout
+        self._headers = {"Content-Type": "application/json"}
+        if api_key:
+            self._headers["Authorization"] = f"Bearer {api_key}"
         self.model = model or self._send("/v1/models")["data"][0]["id"]
         self.remembered: Remembered | None = None
         """The context that was remembered last."""
@@ -116,9 +121,9 @@ class Client:
 
     def _send(self, path: str, body: Mapping[str, Any] | None = None) -> Any:  # noqa: ANN401
         content = None if body is None else json.dumps(body).encode()
-        headers = {"Content-Type": "application/json"}
+        request = Request(self._url + path, content, self._headers)
         try:
-            with urlopen(Request(self._url + path, content, headers), timeout=self._timeout) as got:
+            with urlopen(request, timeout=self._timeout) as got:
                 return json.load(got)
         except HTTPError as error:
             said = error.read(500).decode(errors="replace")
