@@ -146,8 +146,8 @@ def compare(
     A row per method and budget that both have, with the number of pairs; columns and errors are
     those of `eval.compare.pair_rows`.
     """
-    sides = (each if hasattr(each, "results") else read_results(each) for each in (first, second))
-    results = [each.results for each in sides]
+    sides = (side if hasattr(side, "results") else read_results(side) for side in (first, second))
+    results = [side.results for side in sides]
     return import_own("eval.compare").pair_rows(*results, resamples=bootstrap)
 
 

@@ -121,6 +121,6 @@ def _sigterm_raises() -> Iterator[None]:
 def _end(prog: str, error: BaseException, message: str, code: int, *more: str) -> int:
     parts = (message, *getattr(error, "__notes__", ()), *more)
     line = " ".join("; ".join(parts).split())  # what a file names must not steer the terminal
-    shown = "".join(each if each.isprintable() else ascii(each)[1:-1] for each in line)
+    shown = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in line)
     print(f"{prog}: {shown}", file=sys.stderr)
     return code

@@ -52,7 +52,7 @@ def folder_meant(name: str, known: Iterable[str], file: str) -> str:
     names = [*known, *(str(path.parent) for top in tops for path in top.glob(f"*/{file}"))]
     if guess := did_you_mean(name, names):
         return guess
-    beginnings = {PurePath(each).name.partition("-")[0].lower(): each for each in reversed(names)}
+    beginnings = {PurePath(path).name.partition("-")[0].lower(): path for path in reversed(names)}
     near = get_close_matches(name.lower(), beginnings, n=1)
     return f" (did you mean {beginnings[near[0]]}?)" if near else ""
 

@@ -117,7 +117,7 @@ def reason_of(error: BaseException) -> str:
 
 def did_you_mean(name: str, known: Iterable[str], prefix: str = "", cutoff: float = 0.6) -> str:
     """For messages on an unknown `name`: the nearest known one, whatever its case; "" without."""
-    names = {each.lower(): each for each in known if each != name}
+    names = {choice.lower(): choice for choice in known if choice != name}
     near = get_close_matches(name.lower(), names, n=1, cutoff=cutoff)
     return f" (did you mean {prefix}{names[near[0]]}?)" if near else ""
 

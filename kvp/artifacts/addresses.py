@@ -108,13 +108,13 @@ class ObjectPath:
         if not self.key:
             return None
         try:
-            found = int(self._ask(lambda store: store.head(self.key)["size"]))
+            size = int(self._ask(lambda store: store.head(self.key)["size"]))
         except FileNotFoundError:
             if self.root not in _ANSWERED:  # it has no text: the bucket itself may be missing
                 next(self.below(), None)
             return None
         _ANSWERED.add(self.root)
-        return found
+        return size
 
     def below(self) -> Iterator[tuple[str, int]]:
         """Paths, relative to this one, and bytes of all objects below it."""
@@ -122,8 +122,8 @@ class ObjectPath:
         while full:
 
             def page(store: Any, after: str | None = last) -> Any:  # noqa: ANN401
-                found = store.list(prefix or None, offset=after, chunk_size=_PAGE)
-                return next(iter(found), ())
+                pages = store.list(prefix or None, offset=after, chunk_size=_PAGE)
+                return next(iter(pages), ())
 
             batch = self._ask(page)
             for entry in batch:

@@ -251,12 +251,12 @@ def check_folder(
 
 def _links_to_elsewhere(folder: Path, inside: str = "") -> Iterator[str]:
     with os.scandir(folder / inside) as entries:  # which says what is a link without a request each
-        for one in entries:
-            name = os.path.join(inside, one.name)
-            if one.is_symlink():
-                if not Path(one.path).resolve().is_relative_to(folder.resolve()):
+        for entry in entries:
+            name = os.path.join(inside, entry.name)
+            if entry.is_symlink():
+                if not Path(entry.path).resolve().is_relative_to(folder.resolve()):
                     yield name
-            elif one.is_dir(follow_symlinks=False):
+            elif entry.is_dir(follow_symlinks=False):
                 yield from _links_to_elsewhere(folder, name)
 
 

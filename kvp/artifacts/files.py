@@ -43,9 +43,9 @@ def parse_json(text: bytes | str) -> Any:  # noqa: ANN401 - anything JSON can ho
     """A JSON value; ValueError where it is none or has a key twice, RecursionError if too deep."""
 
     def distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        if len(found := dict(pairs)) < len(pairs):
+        if len(entries := dict(pairs)) < len(pairs):
             raise ValueError("a key is there twice")
-        return found
+        return entries
 
     return json.loads(text, object_pairs_hook=distinct)
 
@@ -170,8 +170,8 @@ def send(folder: Path, target: ObjectPath, names: Iterable[str]) -> None:
     """Write files that are there to an object store, in order; a folder stands for all in it."""
     for name in names:
         if (folder / name).is_dir():
-            inner = (f"{name}/{one}" for one, _ in files_below(folder / name))
-            send(folder, target, sorted(one for one in inner if not is_partial(one)))
+            inner = (f"{name}/{path}" for path, _ in files_below(folder / name))
+            send(folder, target, sorted(path for path in inner if not is_partial(path)))
         elif (folder / name).exists():
             atomic_write_bytes(target / name, (folder / name).read_bytes())
 

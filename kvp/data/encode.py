@@ -133,8 +133,8 @@ def as_written(sample: Sample, tokenizer: PreTrainedTokenizerBase) -> Sample:
         start = len(before[n]) - (led[n] - bare[n])
         kept.append(text[start : len(text) - len(after[n]) + followed[n + 1] - bare[n + 1]])
     if turns:
-        written = zip(turns, kept, strict=True)
-        return replace(sample, messages=tuple({**turn, "content": one} for turn, one in written))
+        written = ({**turn, "content": content} for turn, content in zip(turns, kept, strict=True))
+        return replace(sample, messages=tuple(written))
     (text,) = kept
     size = max(0, len(sample.context) - texts[0].find(text))  # what is left of the context
     return replace(sample, context=text[:size], question=text[size:])
@@ -192,7 +192,7 @@ def template_frame(
     """
     marks = [f"\ue000{number}\ue001" for number in range(len(roles))]
     contents = [space.format(mark) for space, mark in zip(around, marks, strict=False)] or marks
-    messages = [{"role": r, "content": one} for r, one in zip(roles, contents, strict=True)]
+    messages = [{"role": r, "content": content} for r, content in zip(roles, contents, strict=True)]
     try:
         text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=prompt)
     except TemplateError as error:
@@ -250,7 +250,7 @@ def evidence_tokens(
     if not words or not sample.context or not getattr(tokenizer, "is_fast", False):
         return ()
     spans = [
-        found.span() for found in re.finditer(rf"(?i)(?<!\w)(?:{words})(?!\w)", sample.context)
+        match.span() for match in re.finditer(rf"(?i)(?<!\w)(?:{words})(?!\w)", sample.context)
     ]
     if not spans:
         return ()

@@ -78,7 +78,7 @@ def token_f1(prediction: str, references: Sequence[str]) -> float:
 
     Where prediction or reference has no word left, 1 if both have none, else 0 (SQuAD 2.0).
     """
-    return max(_f1(normalise(prediction).split(), normalise(one).split()) for one in references)
+    return max(_f1(normalise(prediction).split(), normalise(text).split()) for text in references)
 
 
 def _f1(prediction: list[str], reference: list[str]) -> float:
@@ -127,8 +127,8 @@ def number_match(prediction: str, references: Sequence[str]) -> float:
     A reference's number is the one behind `####` (GSM8K), or its last one. Numbers are compared by
     value: `$1,200.00` is 1200. A minus sign behind a letter or digit is none.
     """
-    found = last_number(prediction)
-    return float(found is not None and found in map(_number_of_reference, references))
+    number = last_number(prediction)
+    return float(number is not None and number in map(_number_of_reference, references))
 
 
 def _number_of_reference(reference: str) -> Decimal | None:
@@ -147,8 +147,8 @@ def last_number(text: str) -> Decimal | None:
 
 def marked_number(text: str) -> Decimal | None:
     """The first number of the form `#### 18`; None without one."""
-    found = _MARKED.search(text)
-    return None if found is None else last_number(found[1])
+    match = _MARKED.search(text)
+    return None if match is None else last_number(match[1])
 
 
 def code_similarity(prediction: str, references: Sequence[str]) -> float:
@@ -175,9 +175,9 @@ def share_of_numbers(prediction: str, references: Sequence[str]) -> float:
 
     A reference is a number, or text with one, such as `Paragraph 7`.
     """
-    found = _WHOLE.findall(prediction)
-    wanted = [number[0] for one in references if (number := _WHOLE.search(one))]
-    return max((found.count(one) / len(found) for one in wanted), default=0.0) if found else 0.0
+    numbers = _WHOLE.findall(prediction)
+    wanted = [match[0] for reference in references if (match := _WHOLE.search(reference))]
+    return max(map(numbers.count, wanted), default=0) / len(numbers) if numbers else 0.0
 
 
 def first_number(prediction: str, references: Sequence[str]) -> float:
@@ -185,15 +185,15 @@ def first_number(prediction: str, references: Sequence[str]) -> float:
 
     A whole number is compared with the prediction's cut down to one.
     """
-    found = _REAL.search(prediction)
-    if found is None:
+    match = _REAL.search(prediction)
+    if match is None:
         return 0.0
-    value = float(found[0])
-    return float(
-        any(
-            int(value) == int(one) if one.isdecimal() else value == float(one) for one in references
-        )
+    value = float(match[0])
+    equal = (
+        int(value) == int(reference) if reference.isdecimal() else value == float(reference)
+        for reference in references
     )
+    return float(any(equal))
 
 
 def choice_letter(prediction: str, references: Sequence[str]) -> float:
@@ -209,8 +209,8 @@ def choice_letter(prediction: str, references: Sequence[str]) -> float:
         return 1.0
     words = " ".join(text.translate(_BREAKS).split())
     for cue in _CUES:
-        _, found, after = words.partition(cue)
-        if found:
+        _, separator, after = words.partition(cue)
+        if separator:
             return float(any(after[1:].startswith(reference) for reference in references))
     letters = (word for word in words.split() if word in _LETTERS)
     return float(next(letters, None) in references)
@@ -241,9 +241,9 @@ def classification(prediction: str, references: Sequence[str], classes: Sequence
     scores = [0.0]
     for reference in references:
         named = [
-            one
-            for one in classes
-            if one in prediction and (one == reference or one not in reference)
+            name
+            for name in classes
+            if name in prediction and (name == reference or name not in reference)
         ]
         scores.append(1 / len(named) if reference in named else 0.0)
     return max(scores)

@@ -45,8 +45,8 @@ def context_of(sample_id: str) -> str:
 
     A sample whose context is its own has no such end; its whole id is returned.
     """
-    found = _CONTEXT.search(sample_id)
-    return found[0] if found else sample_id
+    match = _CONTEXT.search(sample_id)
+    return match[0] if match else sample_id
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,10 +100,10 @@ class Sample:
         called and however many tokens may be generated.
         """
         content = {}
-        for each in fields(self):
-            value = getattr(self, each.name)
-            if each.name not in _NOT_CONTENT and (each.name in _CONTENT or value != each.default):
-                content[each.name] = value
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if item.name not in _NOT_CONTENT and (item.name in _CONTENT or value != item.default):
+                content[item.name] = value
         text = json.dumps(content, sort_keys=True, ensure_ascii=False, default=dict)
         return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
@@ -187,7 +187,7 @@ class TaskSettings:
     @classmethod
     def of(cls, config: TaskConfig, **given: Any) -> TaskSettings:  # noqa: ANN401
         """A program's flags of the same names, lists as tuples and mappings; `given` wins."""
-        flags = {each.name: each.name for each in fields(cls)} | _PARSED
+        flags = {setting.name: setting.name for setting in fields(cls)} | _PARSED
         named = {to: getattr(config, name) for to, name in flags.items() if hasattr(config, name)}
         return cls(**(named | given))
 

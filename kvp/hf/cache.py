@@ -174,9 +174,8 @@ class EvictingCache(Cache):
         """
         while len(self.layers) <= layer_idx:
             self.layers.append(EvictingLayer())
-        layer = self.layers[layer_idx]
-        own = ((i, one) for i, one in enumerate(self.layers) if isinstance(one, EvictingLayer))
-        first, top = next(own)
+        top = next(layer for layer in self.layers if isinstance(layer, EvictingLayer))
+        layer, first = self.layers[layer_idx], self.layers.index(top)
         if layer_idx <= first:  # the first layer of a pass
             self.check_rows(len(key_states))
         if not isinstance(layer, EvictingLayer):

@@ -180,7 +180,7 @@ class EvictingLayer(DynamicLayer):
             storages[2][:, :, stored:] = EMPTY  # until `attend` brings them
             self._shared = False
         if not torch.is_inference_mode_enabled():  # what was made in it cannot be written outside
-            storages = [one.clone() if one.is_inference() else one for one in storages]
+            storages = [part.clone() if part.is_inference() else part for part in storages]
         keys, values, positions = storages
         keys[:, :, stored:stop], values[:, :, stored:stop] = key_states, value_states
         self._key_storage, self._value_storage, self._position_storage = keys, values, positions
@@ -322,8 +322,8 @@ class EvictingLayer(DynamicLayer):
         self._shared = self.batch == 1
 
         def take(stored: Tensor) -> Tensor:
-            one = stored.shape[0] == 1
-            return stored.expand(len(entries), *stored.shape[1:]) if one else stored[entries]
+            single = stored.shape[0] == 1
+            return stored.expand(len(entries), *stored.shape[1:]) if single else stored[entries]
 
         self._key_storage, self._value_storage = take(self._key_storage), take(self._value_storage)
         self._position_storage = take(self._position_storage)
@@ -528,7 +528,7 @@ def copies(
 def _clone_item(item: Any) -> Any:  # noqa: ANN401
     """A tensor, or those in a mapping, cloned; anything else as it is."""
     if isinstance(item, dict):
-        return {key: _clone_item(one) for key, one in item.items()}
+        return {key: _clone_item(value) for key, value in item.items()}
     return item.clone() if isinstance(item, Tensor) else item
 
 

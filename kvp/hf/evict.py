@@ -134,8 +134,8 @@ def choose(
             if budget not in budgets:
                 continue
             if protection not in rankings:
-                rankings[protection] = [Selection(each, protection, sizes) for each in prompts]
-            yield number, [each.tokens(budget, allocator) for each in rankings[protection]]
+                rankings[protection] = [Selection(prompt, protection, sizes) for prompt in prompts]
+            yield number, [ranking.tokens(budget, allocator) for ranking in rankings[protection]]
 
 
 def all_tokens(prefill: Prefill) -> Tensor:
@@ -147,11 +147,11 @@ def all_tokens(prefill: Prefill) -> Tensor:
 def gather(prefill: Prefill, kept: Sequence[Tensor]) -> EvictingCache:
     """One prompt's cache with an entry for each choice of tokens, [L, H, S] as of `Selection`."""
     tokens, device = prefill.tokens, prefill.keys[0].device
-    moved = [each.to(device) for each in kept]
+    moved = [choice.to(device) for choice in kept]
     return EvictingCache.select(
         [keys[:, :, :tokens] for keys in prefill.keys],
         [values[:, :, :tokens] for values in prefill.values],
-        [_stack_prompts([each[layer] for each in moved]) for layer in range(len(prefill.keys))],
+        [_stack_prompts([choice[layer] for choice in moved]) for layer in range(len(prefill.keys))],
         seen=tokens,
         others=prefill.others_kept,
     )
@@ -279,7 +279,7 @@ def _slots_kept(
     """Slots of one batch entry that stay: per layer [H, S] int64, `EMPTY_SLOT` after the last."""
     if isinstance(rule.allocator, Pooling):
         places = [layer.positions.cpu() for layer in layers]
-        if not all(torch.equal(each, places[0][:1].expand(len(each), -1)) for each in places):
+        if not all(torch.equal(rows, places[0][:1].expand(len(rows), -1)) for rows in places):
             raise UsageError(
                 f"allocator {rule.allocator.name} keeps the same tokens in every head, but the "
                 "heads of this cache hold different ones: shrink it from the start with "

@@ -97,9 +97,9 @@ class Kept:
 
     def _bytes(self, tokens: np.ndarray) -> int:
         """Bytes of the keys and values of `tokens` [B, L, H]."""
-        pairs = [(one.keys, one.values) for one in self._filled.stored.values()]
-        each = [sum(side.shape[-1] * side.element_size() for side in pair) for pair in pairs]
-        return int(tokens.sum((0, 2)) @ each)
+        pairs = [(layer.keys, layer.values) for layer in self._filled.stored.values()]
+        sizes = [sum(side.shape[-1] * side.element_size() for side in pair) for pair in pairs]
+        return int(tokens.sum((0, 2)) @ sizes)
 
     @property
     def _filled(self) -> EvictingCache:

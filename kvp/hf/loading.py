@@ -109,11 +109,11 @@ def tokenizer_of(
     """The tokenizer that settings name, or the one given; without a chat template, all prompts of
     `kvp.data` are plain text.
     """
-    found = tokenizer or load_tokenizer(config.model, revision=config.revision)
+    tokenizer = tokenizer or load_tokenizer(config.model, revision=config.revision)
     if not config.chat_template:
-        found = copy.copy(found)
-        found.chat_template = None
-    return found
+        tokenizer = copy.copy(tokenizer)
+        tokenizer.chat_template = None
+    return tokenizer
 
 
 def model_of(

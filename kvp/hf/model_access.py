@@ -176,8 +176,8 @@ def rope_kept(model: PreTrainedModel) -> Iterator[None]:
 
     Frequencies that depend on the length stay, in transformers, at those of the longest input.
     """
-    found = _rotary(model)
-    rotary = nn.Module() if found is None else found.module
+    embedding = _rotary(model)
+    rotary = nn.Module() if embedding is None else embedding.module
     names = (*vars(rotary), *dict(rotary.named_buffers()))
     before = {name: getattr(rotary, name) for name in names if name.endswith(_CHANGED_BY_LENGTH)}
     # The tensors themselves go back: a copy made in inference mode could never change again.
@@ -266,7 +266,7 @@ def known_output_gram(model: PreTrainedModel) -> Tensor | None:
     except ModelError:
         return None
     size = geometry_of(model.config)
-    grams = (projection_gram(one, size.kv_heads, size.group, size.head_dim) for one in modules)
+    grams = (projection_gram(layer, size.kv_heads, size.group, size.head_dim) for layer in modules)
     return torch.stack([gram.mean(dim=1) for gram in grams]).cpu()
 
 
@@ -344,7 +344,7 @@ def active_digest(model: nn.Module) -> str | None:
     Not seen: forward hooks, a `forward` that was replaced, and what a wrapper does.
     """
     parts = [
-        [name, [getattr(module, each, None) for each in _ADAPTER]]
+        [name, [getattr(module, attribute, None) for attribute in _ADAPTER]]
         for name, module in model.named_modules()
         if isinstance(getattr(module, "active_adapters", None), list | tuple)
     ]
@@ -455,11 +455,11 @@ def _check_stored(config: PreTrainedConfig, cache: EvictingCache) -> None:
     geometry = geometry_of(config)
     expected = (1, geometry.kv_heads, 1, geometry.head_dim)
     layers = cache.stored
-    found = {tuple(x.shape) for layer in layers.values() for x in (layer.keys, layer.values)}
-    if tuple(layers) != tuple(geometry.model_layers) or found != {expected}:
-        shapes = " and ".join(f"{heads} x {width}" for _, heads, _, width in sorted(found))
+    shapes = {tuple(x.shape) for layer in layers.values() for x in (layer.keys, layer.values)}
+    if tuple(layers) != tuple(geometry.model_layers) or shapes != {expected}:
+        sizes = " and ".join(f"{heads} x {width}" for _, heads, _, width in sorted(shapes))
         raise ModelError(
-            f"model type {config.model_type!r} caches keys and values of {shapes} numbers per "
+            f"model type {config.model_type!r} caches keys and values of {sizes} numbers per "
             f"token, where kvp expects {geometry.kv_heads} x {geometry.head_dim} for both: choose "
             "another model"
         )

@@ -139,12 +139,12 @@ class Engine:
         The same few tokens are read into a cache of this kind and one of float16. Raises
         CacheError where the two differ by something else.
         """
-        found = []
+        states = []
         for kind in (None, GGMLQuantizationType.F16):
             with closing(_Probe(self, 64, kind)) as probe:
                 probe.decode(range(32), 0)
-                found.append(_read(probe.context, self.geometry))
-        stored, plain = found
+                states.append(_read(probe.context, self.geometry))
+        stored, plain = states
         return {
             side: _block(getattr(stored, side)[0].floats(), getattr(plain, side)[0].floats(), width)
             for side, width in (("keys", self.geometry.head_dim), ("values", HADAMARD))
@@ -182,15 +182,15 @@ class Engine:
             if not llama_cpp.llama_memory_can_shift(memory):
                 raise ModelError("llama.cpp cannot move this model's keys")
             probe.decode(range(32), 0)
-            found, frequencies, at = [], np.zeros(half), 0
+            keys, frequencies, at = [], np.zeros(half), 0
             for by in (0, 1, 64, 4096):  # the further, the more exact
                 llama_cpp.llama_memory_seq_add(memory, 0, 0, -1, by - at)
                 probe.decode([0], _last_position(probe.context) + 1)
                 rows = _read(probe.context, self.geometry).keys[0]
                 heads = self._heads(rows, "keys")[:, :32, order[:turning]].numpy()
                 low, high = heads.T.reshape(2, half, -1)
-                found.append(low + 1j * high)
-                turned = (found[-1] * found[0].conj()).sum(-1) * np.exp(-1j * by * frequencies)
+                keys.append(low + 1j * high)
+                turned = (keys[-1] * keys[0].conj()).sum(-1) * np.exp(-1j * by * frequencies)
                 frequencies, at = frequencies + np.angle(turned) / max(by, 1), by
         return Rope(frequencies=torch.from_numpy(frequencies)), order
 
@@ -214,12 +214,12 @@ class Engine:
                 first = replace(state.take(before), positions=called)
                 _write(probe.context, replace(first, sequence=0, streams=1, stream=0))
             probe.decode(tokens[-count:], int(state.positions[-count]))
-            given = dict(probe.found)
+            given = dict(probe.queries)
         names = [f"Qcur-{layer}" for layer in range(self.geometry.layers)]
         if any(name not in given or given[name].size != prod(shape) for name in names):
             raise ModelError("llama.cpp does not name this model's queries: use another method")
-        found = [torch.from_numpy(given[name].reshape(shape)) for name in names]
-        return [self._in_order(one.transpose(0, 1)) for one in found]
+        queries = [torch.from_numpy(given[name].reshape(shape)) for name in names]
+        return [self._in_order(rows.transpose(0, 1)) for rows in queries]
 
 
 class _Probe:
@@ -232,8 +232,8 @@ class _Probe:
         params.n_batch = params.n_ubatch = min(64, cells)
         if type_k is not None:
             params.type_k = params.type_v = type_k
-        self.found: dict[str, np.ndarray] = {}
-        self._callback = llama_cpp.ggml_backend_sched_eval_callback(partial(_take, self.found))
+        self.queries: dict[str, np.ndarray] = {}
+        self._callback = llama_cpp.ggml_backend_sched_eval_callback(partial(_take, self.queries))
         params.cb_eval = self._callback
         # A model keeps what its contexts register, for as long as it lives: this one has its own.
         model = SimpleNamespace(model=llama.model, _exit_stack=ExitStack())
@@ -247,19 +247,19 @@ class _Probe:
             self.context.decode(batch)
 
     def close(self) -> None:
-        """Free the context and what was found: ctypes never frees a callback."""
+        """Free the context and the queries: ctypes never frees a callback."""
         self.context.close()
-        self.found.clear()
+        self.queries.clear()
 
 
-def _take(found: dict[str, np.ndarray], tensor: int, ask: bool, _: int | None) -> bool:
+def _take(queries: dict[str, np.ndarray], tensor: int, ask: bool, _: int | None) -> bool:
     """Copy queries when they have been computed: the last ones of a layer are those after RoPE."""
     name = libggml.ggml_get_name(tensor).decode()
     is_query = name.startswith("Qcur-") and " " not in name
     if is_query and not ask:
         data = np.empty(libggml.ggml_nbytes(tensor) // 4, np.float32)
         libggml.ggml_backend_tensor_get(tensor, data.ctypes.data, 0, data.nbytes)
-        found[name] = data
+        queries[name] = data
     return not ask or is_query
 
 

@@ -45,11 +45,11 @@ def write_slot(context: Context, gguf: Path | str, folder: Path | str) -> Path:
     than made the context: geometry, vocabulary, RoPE or norms; where its keys or values are no
     float16 numbers; and where the file cannot be written.
     """
-    facts, (architecture, found) = context.facts, read_gguf(gguf)
+    facts, (architecture, theirs) = context.facts, read_gguf(gguf)
     rope = facts.rope["rope_type"], round(float(facts.rope.get("rope_theta", 10_000.0)), 3)
     ours = Geometry.from_dict(facts.geometry), facts.vocabulary, rope, facts.model["norms"]
     names = "geometry", "vocabulary", "RoPE", "norms"
-    for name, wanted, there in zip(names, ours, found, strict=True):
+    for name, wanted, there in zip(names, ours, theirs, strict=True):
         if wanted != there:
             raise CacheError(
                 f"{gguf} is of another model than this context: {name} {there}, not {wanted}"
@@ -114,7 +114,7 @@ def _read(gguf: Path, _: int) -> tuple[str, tuple[Geometry, int, tuple[str, floa
             norms[f"{theirs}.input_layernorm.weight"] = f"{own}.attn_norm.weight"
             norms[f"{theirs}.post_attention_layernorm.weight"] = f"{own}.ffn_norm.weight"
         digest = norms_digest(
-            {key: torch.from_numpy(np.array(tensors[one].data)) for key, one in norms.items()}
+            {key: torch.from_numpy(np.array(tensors[source].data)) for key, source in norms.items()}
         )
         rope = scaled, round(float(fact("rope.freq_base", 10_000.0)), 3)
         return name, (size, int(tensors["token_embd.weight"].shape[1]), rope, digest)

@@ -71,20 +71,20 @@ class SequenceState:
         if reader.number("<u4") != MAGIC:
             _refuse("it does not begin with the expected number")
         sequence, streams = reader.number("<i4"), reader.number("<u4")
-        found = None
+        cells = None
         for stream in range(streams):
             count = reader.number("<u4")
-            if count and found is not None:
+            if count and cells is not None:
                 _refuse("two streams hold cells")
             if count:
-                found = (stream, *_cells(reader, count, sequence))
+                cells = (stream, *_cells(reader, count, sequence))
         if reader.offset != len(data):
             _refuse(f"{len(data) - reader.offset} bytes are left over")
-        if found is None:
+        if cells is None:
             raise CacheError(
                 f"sequence {sequence} of the llama.cpp cache is empty: read text first"
             )
-        return cls(sequence, streams, *found)
+        return cls(sequence, streams, *cells)
 
     def take(self, cells: np.ndarray) -> SequenceState:
         """The state with `cells` alone: [L, H, n] int64 indices, ascending in every head.

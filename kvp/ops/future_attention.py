@@ -118,11 +118,11 @@ def received_attention(
     block = max(1, min(block, TILE // per_query))
     heads = max(1, SMALL_TILE // (per_query * block))
     for first in range(0, len(every_key), heads):
-        some = slice(first, first + heads)
+        span = slice(first, first + heads)
         for paid in _attention_tiles(
-            every_query[some], every_key[some, :stop].float(), start, stop, tokens, block, of_query
+            every_query[span], every_key[span, :stop].float(), start, stop, tokens, block, of_query
         ):
-            part = result[some, : paid.shape[-1]]
+            part = result[span, : paid.shape[-1]]
             if reduction == "sum":
                 part += paid.sum(dim=1)
             else:

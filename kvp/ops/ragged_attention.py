@@ -190,9 +190,9 @@ def attend_by_size(
     packed = query.reshape(batch * heads, -1, query.shape[2], width)  # [R, G, T, D]
     late_keys, late_values = tail_keys.flatten(0, 1), tail_values.flatten(0, 1)
     attended = torch.empty_like(packed)
-    for group, some in _parts(layout, packed, tail, working):
+    for group, span in _parts(layout, packed, tail, working):
         of = group.heads
-        rows = packed[:, :, some].index_select(0, of)  # [A, G, T, D]
+        rows = packed[:, :, span].index_select(0, of)  # [A, G, T, D]
         mask = None
         if tail_visible is not None or group.present is not None:
             seen = rows.new_ones(len(of), 1, group.width + tail, dtype=torch.bool)
@@ -200,7 +200,7 @@ def attend_by_size(
                 seen[:, 0, : group.width] = group.present
             if tail_visible is not None:
                 seen = seen.repeat(1, rows.shape[2], 1)
-                seen[..., group.width :] = tail_visible[of // heads, some]
+                seen[..., group.width :] = tail_visible[of // heads, span]
                 seen = seen.repeat(1, rows.shape[1], 1)  # [A, G * T, W + S]
             mask = seen[:, None]
         result = scaled_dot_product_attention(
@@ -210,7 +210,7 @@ def attend_by_size(
             attn_mask=mask,
             scale=scaling,
         )
-        attended[of, :, some] = result.view(rows.shape)
+        attended[of, :, span] = result.view(rows.shape)
     return attended.view(query.shape)
 
 

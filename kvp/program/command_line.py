@@ -74,7 +74,7 @@ def flags_of(config_class: type[Any], preset: str | None = None) -> list[Flag]:
     presets: Mapping[str, Mapping[str, Any]] = getattr(config_class, "PRESETS", {})
     chosen = presets.get(preset or "", next(iter(presets.values()), {}))
     hints = get_type_hints(config_class)
-    declared = {one.name: one for one in fields(config_class)}
+    declared = {field.name: field for field in fields(config_class)}
     result = []
     for owner, name, text in _documented_fields(config_class):
         kind, choices, optional = _kind_of(hints[name])
@@ -141,7 +141,7 @@ def python_value(flag: Flag, value: object) -> object:
     if hasattr(value, "tolist"):  # of NumPy
         value = value.tolist()
     if isinstance(value, list | tuple):
-        names = [str(one) for one in value if isinstance(one, str | int | float)]
+        names = [str(item) for item in value if isinstance(item, str | int | float)]
         return parse_value(flag, ",".join(names)) if len(names) == len(value) else tuple(value)
     if value is not None and not isinstance(value, str | int | float):
         shown = textwrap.shorten(repr(value), width=60, placeholder="...")
@@ -233,10 +233,10 @@ def _documentation(module: str) -> dict[str, dict[str, str]]:
     tree = ast.parse(inspect.getsource(sys.modules[module]))
     return {
         node.name: {
-            ast.unparse(one.target): " ".join(ast.literal_eval(following.value).split())
-            for one, following in itertools.pairwise(node.body)
-            if isinstance(one, ast.AnnAssign) and isinstance(following, ast.Expr)
-            if "ClassVar" not in ast.unparse(one.annotation)
+            ast.unparse(statement.target): " ".join(ast.literal_eval(following.value).split())
+            for statement, following in itertools.pairwise(node.body)
+            if isinstance(statement, ast.AnnAssign) and isinstance(following, ast.Expr)
+            if "ClassVar" not in ast.unparse(statement.annotation)
         }
         for node in tree.body
         if isinstance(node, ast.ClassDef)
@@ -354,7 +354,7 @@ def _values(
     settings = {flag.name: flag.default for flag in flags.values() if not flag.required}
     for name, value in from_files.items():
         several = flags[name].several and isinstance(value, list)
-        values = [parse_value(flags[name], one) for one in (value if several else [value])]
+        values = [parse_value(flags[name], item) for item in (value if several else [value])]
         settings[name] = values if several else values[0]
     for name, value in given:
         if name in flags:
@@ -363,7 +363,7 @@ def _values(
     for flag in flags.values():
         if flag.positional and arguments:
             count = len(arguments) if flag.several else 1
-            values = [parse_value(flag, one) for one in arguments[:count]]
+            values = [parse_value(flag, argument) for argument in arguments[:count]]
             settings[flag.name] = values if flag.several else values[0]
             del arguments[:count]
     if arguments:

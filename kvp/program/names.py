@@ -80,7 +80,7 @@ def plain_name(name: str) -> str:
 
     The one rule for what tasks, models, methods and policies are called, written and read.
     """
-    odd = [each for each in name if each == "`" or unicodedata.category(each) in _NEVER_SHOWN]
+    odd = [char for char in name if char == "`" or unicodedata.category(char) in _NEVER_SHOWN]
     if odd or len(name) > _LONGEST_NAME:
         has = f"the character {odd[0]!a}" if odd else f"more than {_LONGEST_NAME:,} characters"
         raise ValueError(f"the name {name!a:.80} has {has}")

@@ -98,7 +98,7 @@ def do_with_ray(
         start = partial(share.remote, os.getcwd(), sys.argv, environment)
         of_job = [config.local(rank=rank, world_size=size) for rank in range(size)]
         waiting = {
-            start(work): (work, RETRIES) for work in (pickle.dumps((run, one)) for one in of_job)
+            start(work): (work, RETRIES) for work in (pickle.dumps((run, part)) for part in of_job)
         }
         names = ("WorkerCrashedError", "OutOfMemoryError", "NodeDiedError")
         died = tuple(getattr(ray.exceptions, name) for name in names)

@@ -45,7 +45,7 @@ class Group:
         """Raise ValueError naming the flag that is out of bounds, or an address it cannot be."""
         owners = type(self).__mro__
         allowed = {name for owner in owners for name in vars(owner).get("ADDRESSES", ())}
-        for name in {one.name for one in fields(self)} - allowed:
+        for name in {field.name for field in fields(self)} - allowed:
             if isinstance(value := getattr(self, name), str) and is_address(value):
                 raise ValueError(
                     f"--{name} cannot lie in an object store ({value}): name a path on a disk"
@@ -306,21 +306,21 @@ def rank_of(rank: int | None, world_size: int | None) -> Rank:
         return Rank(index=rank, count=world_size)
     given = os.environ
     try:
-        found = Rank()
+        process = Rank()
         if "RANK" in given and "WORLD_SIZE" in given:
-            found = Rank(index=int(given["RANK"]), count=int(given["WORLD_SIZE"]))
+            process = Rank(index=int(given["RANK"]), count=int(given["WORLD_SIZE"]))
         elif "SLURM_ARRAY_TASK_ID" in given and "SLURM_ARRAY_TASK_COUNT" in given:
-            found = _array_task(given)
+            process = _array_task(given)
         elif "SLURM_PROCID" in given and "SLURM_NTASKS" in given:
-            found = Rank(index=int(given["SLURM_PROCID"]), count=int(given["SLURM_NTASKS"]))
+            process = Rank(index=int(given["SLURM_PROCID"]), count=int(given["SLURM_NTASKS"]))
     except ValueError as error:
         raise UsageError(f"a launcher's variable: {error}; give --rank and --world_size") from None
-    if found.index >= found.count:
+    if process.index >= process.count:
         raise UsageError(
-            f"the launcher says process {found.index} of {found.count} (RANK and WORLD_SIZE, or "
-            "SLURM_PROCID and SLURM_NTASKS), counted from 0; give --rank and --world_size"
+            f"the launcher says process {process.index} of {process.count} (RANK and WORLD_SIZE, "
+            "or SLURM_PROCID and SLURM_NTASKS), counted from 0; give --rank and --world_size"
         )
-    return found
+    return process
 
 
 def local_rank() -> int:

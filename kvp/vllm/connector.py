@@ -148,9 +148,9 @@ class KvpConnector(KVConnectorBase_V1):
     def on_new_request(self, request: Request) -> None:
         """Find the context of a new request, and why it cannot be answered from it."""
         ids = request.prompt_token_ids or []
-        name, found = request.request_id, read_placeholders(ids, self._model.vocabulary)
+        name, placeholders = request.request_id, read_placeholders(ids, self._model.vocabulary)
         budget = (request.kv_transfer_params or {}).get("kvp_compress")
-        if budget is not None and found is None:
+        if budget is not None and placeholders is None:
             wrong = "with images" if request.mm_features else ""
             if request.lora_request:
                 wrong = "with an adapter"
@@ -160,9 +160,9 @@ class KvpConnector(KVConnectorBase_V1):
                 self._told[name] = {"error": f"a context {wrong} is not compressed"}
             else:
                 self._saves[name] = Save(name, tuple(ids), (), str(budget))
-        if found is None:
+        if placeholders is None:
             return
-        digest, written = found
+        digest, written = placeholders
         facts = None
         try:
             facts = read_facts(self._folder / f"{digest}{SUFFIX}")[0]

@@ -68,8 +68,8 @@ class EngineModel:
                 not can_turn(rope)
             ),
         }
-        for why, found in wrong.items():
-            if found:
+        for why, condition in wrong.items():
+            if condition:
                 raise ValueError(f"kvp contexts: {why}")
         self.positions = int(text.max_position_embeddings)
         self.vocabulary = int(text.vocab_size)
@@ -94,10 +94,10 @@ class EngineModel:
             if not folder.is_dir():
                 from huggingface_hub import snapshot_download
 
-                found = snapshot_download(
+                snapshot = snapshot_download(
                     self._config.model, revision=self._config.revision, local_files_only=True
                 )
-                folder = Path(found)
+                folder = Path(snapshot)
             norms: dict[str, Tensor] = {}
             for path in sorted(folder.glob("*.safetensors")):
                 with safe_open(path, framework="pt") as file:
@@ -144,7 +144,7 @@ class BlockLayout:
         shape = (block_size, layer.num_kv_heads, layer.head_size)
         count = 2 * torch.Size(shape).numel()
         numbers = torch.arange(count, device=cache.device).view(2, *shape)
-        found = torch.zeros(cache[:1].numel(), dtype=torch.int64, device=cache.device)
+        order = torch.zeros(cache[:1].numel(), dtype=torch.int64, device=cache.device)
         if not cache.is_floating_point() or cache[:1].numel() != count:
             raise UsageError("this engine's cache is quantised: contexts are not compressed in it")
         for place in range(-(-count.bit_length() // self.DIGIT)):
@@ -153,10 +153,10 @@ class BlockLayout:
             scratch = cache[:1].clone()
             slots = torch.arange(block_size, device=cache.device)
             layer.impl.do_kv_cache_update(layer, keys, values, scratch, slots)
-            found += scratch.flatten().round().long() << (self.DIGIT * place)
-        if not torch.equal(found.sort().values, numbers.flatten()):
+            order += scratch.flatten().round().long() << (self.DIGIT * place)
+        if not torch.equal(order.sort().values, numbers.flatten()):
             raise UsageError("this engine's attention backend stores keys in a way kvp cannot read")
-        self._places = found.argsort().view(2, *shape)
+        self._places = order.argsort().view(2, *shape)
 
     def rows(self, cache: Tensor, blocks: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
         """Keys and values [N, H, D] of the first `tokens` rows of `blocks`."""

@@ -81,11 +81,11 @@ def _of_tree(
     messages: Sequence[Message], name: str, location: str, all_threads: bool
 ) -> list[Document]:
     """The best thread of a message tree, or all, of one split."""
-    found = list(threads(messages))[: None if all_threads else 1]
-    if not found:
+    chats = list(threads(messages))[: None if all_threads else 1]
+    if not chats:
         raise RowError("is of a message tree without a reply")
     split = split_of(name)
-    return [Document(split=split, turns=turns, location=location, tree=name) for turns in found]
+    return [Document(split=split, turns=turns, location=location, tree=name) for turns in chats]
 
 
 def _tree_of(row: Message) -> str:
@@ -113,9 +113,9 @@ def threads(messages: Iterable[Message]) -> Iterator[tuple[Turn, ...]]:
             replies.setdefault(message.get("parent_id"), []).append(message)
     refusal: RowError | None = None
     usable = 0
-    found = [*_threads(replies, (), 0)]  # the best first, then those next to them
-    for _, thread in sorted(reversed(found), key=lambda one: one[0]):
-        turns = [{"role": one.get("role"), "content": one.get("text")} for one in thread]
+    pairs = [*_threads(replies, (), 0)]  # the best first, then those next to them
+    for _, thread in sorted(reversed(pairs), key=lambda pair: pair[0]):
+        turns = [{"role": reply.get("role"), "content": reply.get("text")} for reply in thread]
         try:
             yield alternating_turns(turns)
             usable += 1

@@ -172,17 +172,17 @@ def questions_of(row: Mapping[str, Any]) -> tuple[Sample, ...]:
     for column in listed:
         if not isinstance(row[column], list) or len(row[column]) != len(asked):
             raise RowError(f"has {len(asked)} questions but not as many {column}")
-    found = []
-    for index, one in enumerate(asked):
-        own = plain_row(one) if isinstance(one, Mapping) else {"question": one}
+    samples = []
+    for index, question in enumerate(asked):
+        own = plain_row(question) if isinstance(question, Mapping) else {"question": question}
         for column in listed:
             own.setdefault("answer" if column == "answers" else column, row[column][index])
         try:
             text_of(own.get("question"), " in question")
-            found.append(_question({**shared, **own}))
+            samples.append(_question({**shared, **own}))
         except RowError as error:
             raise RowError(f"{error} (its question {index + 1})") from None
-    return tuple(found)
+    return tuple(samples)
 
 
 def _question(row: Mapping[str, Any]) -> Sample:

@@ -57,14 +57,13 @@ def row_samples(
     (`kvp.data.task.context_of`). Raises UsageError naming `flag` where no row can be used.
     """
     documents, tally = read_documents(data, flag, settings)
-    of_split = [one for one in documents if settings.split in (one.split, ALL)]
+    of_split = [document for document in documents if settings.split in (document.split, ALL)]
     random.Random(f"order/{settings.split}/{settings.seed}").shuffle(of_split)
     name = name_of(data)
     maker = _SampleMaker(settings, tokenizer, task or name, dialogues)
     first = islice(maker.samples(of_split), settings.count)
-    asked = Counter(
-        question.context for one in of_split for question in one.questions if question.context
-    )
+    questions = (question for document in of_split for question in document.questions)
+    asked = Counter(question.context for question in questions if question.context)
     samples = [
         replace(
             sample,
@@ -115,7 +114,7 @@ class _SampleMaker:
 
     def samples(self, documents: Sequence[Document]) -> Iterator[Sample]:
         """Chats first, then single rows; data have one of the forms, as a rule."""
-        yield from self._chats([one for one in documents if one.turns and not one.alone])
+        yield from self._chats([chat for chat in documents if chat.turns and not chat.alone])
         for document in documents:
             if self.dialogues and not document.turns:
                 self.skipped.append((document.location, "is not a dialogue"))

@@ -35,9 +35,9 @@ def plain_row(row: Mapping[str, Any]) -> dict[str, Any]:
         if cell == "":
             cell = None
         if name in _OBJECTS and isinstance(cell, dict):
-            columns = [one for one in cell.values() if isinstance(one, list)]
+            columns = [column for column in cell.values() if isinstance(column, list)]
             if columns and len(columns) == len(cell):
-                cell = [dict(zip(cell, one, strict=True)) for one in zip(*columns, strict=True)]
+                cell = [dict(zip(cell, cells, strict=True)) for cells in zip(*columns, strict=True)]
         plain[name] = cell
     return plain
 
@@ -50,9 +50,9 @@ def plain_value(value: object) -> Any:  # noqa: ANN401
         except UnicodeEncodeError:
             raise RowError("has half of a surrogate pair in a text") from None
     elif isinstance(value, Mapping):
-        return {str(name): plain_value(one) for name, one in value.items()}
+        return {str(name): plain_value(item) for name, item in value.items()}
     elif isinstance(value, list | tuple):
-        return [plain_value(one) for one in value]
+        return [plain_value(item) for item in value]
     elif isinstance(value, float | Decimal):
         if value != value:  # not a number
             return None
@@ -97,16 +97,16 @@ def texts_of(given: object, where: str) -> tuple[str, ...]:
             raise RowError(f"has an object without 'text'{where}")
         given = given["text"]
     every = given if isinstance(given, list) else [] if given in (None, "") else [given]
-    found = [one.get("text") if isinstance(one, Mapping) else one for one in every]
-    if any(isinstance(one, list) for one in found):
+    answers = [answer.get("text") if isinstance(answer, Mapping) else answer for answer in every]
+    if any(isinstance(answer, list) for answer in answers):
         raise RowError(f"has a list within a list{where}")
-    return tuple(dict.fromkeys(text_of(one, where) for one in found))
+    return tuple(dict.fromkeys(text_of(answer, where) for answer in answers))
 
 
 def whole_number(row: Mapping[str, Any], column: str, most: int) -> int | None:
     """The number from 1 to `most` in a column, also as 8.0 or "8"; None if missing; RowError."""
     value = row.get(column)
-    found = re.fullmatch(r"\s*(\d{1,12})(\.0*)?\s*", str(value))
-    if value is None or (found and 1 <= int(found[1]) <= most):
-        return None if found is None else int(found[1])
+    match = re.fullmatch(r"\s*(\d{1,12})(\.0*)?\s*", str(value))
+    if value is None or (match and 1 <= int(match[1]) <= most):
+        return None if match is None else int(match[1])
     raise RowError(f"has {column} {value!r:.40}, which is not a whole number from 1 to {most}")

@@ -73,7 +73,7 @@ class _Talk:
             what.format(**drawn): of.format(**drawn) for what, of in topic["facts"].items()
         }
         for exchange in topic["said"]:
-            texts = [one if isinstance(one, str) else self.rng.choice(one) for one in exchange]
+            texts = [line if isinstance(line, str) else self.rng.choice(line) for line in exchange]
             self.say(*(text.format(**drawn, **self.facts) for text in texts))
 
     def recall(self) -> None:
@@ -114,7 +114,7 @@ def dialogue(*, seed: int, split: str, turns: int) -> list[Turn]:
             rng.choice((talk.recall, talk.recall, talk.change))()
         else:
             left = turns - 1 - len(talk.turns) // 2
-            topic = next(one for one in topics if len(one["said"]) <= left)
+            topic = next(topic for topic in topics if len(topic["said"]) <= left)
             topics.remove(topic)
             topics.append(topic)
             talk.talk_about(topic)

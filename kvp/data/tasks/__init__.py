@@ -79,7 +79,7 @@ def find_task(name: str) -> Task:
         return TASKS[name]
     if is_object_name(name):
         return _check_task(import_object(name, "--tasks"), f"--tasks {name}")
-    unlisted = [task for task in TASKS if task.startswith(tuple(f"{one}_" for one in GROUPS))]
+    unlisted = [task for task in TASKS if task.startswith(tuple(f"{group}_" for group in GROUPS))]
     listed = [task for task in TASKS if task not in unlisted]  # a group stands for the others
     raise UsageError(
         f"--tasks: unknown task {name!r}{name_meant(name, (*GROUPS, *listed), unlisted)}"

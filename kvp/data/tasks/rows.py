@@ -150,9 +150,9 @@ def _texts(data: str, settings: TaskSettings) -> tuple[list[str], tuple[str, ...
     if (path.is_file() and reader_of(path) is None) or (path.is_dir() and any(path.glob("*.txt"))):
         return [share_of(read_text(data, "text"), split)], ()
     documents, tally = read_documents(data, "text", settings)
-    texts = [one.text for one in documents if one.text and split in (one.split, ALL)]
+    texts = [row.text for row in documents if row.text and split in (row.split, ALL)]
     if not texts:
         raise UsageError(f"--text {data}: no row with a 'text' column in the {split} split")
-    skipped = [(one.location, "has no text") for one in documents if not one.text]
+    skipped = [(row.location, "has no text") for row in documents if not row.text]
     note = replace(tally, skipped=[*tally.skipped, *skipped]).note()
     return texts, () if note is None else (f"--text {data}: {note}",)

@@ -63,7 +63,8 @@ class QuestionSet:
 
     def of_split(self, split: str) -> list[DocumentQuestion]:
         """The questions of a split, in the order of the data; of `all` every one."""
-        return [one for one in self.questions if split in (self.owners[one.answering[0]], ALL)]
+        owned = ((self.owners[question.answering[0]], question) for question in self.questions)
+        return [question for owner, question in owned if split in (owner, ALL)]
 
     def may_show(self, document: str, split: str) -> bool:
         """Whether a document may occur in a split: none that answers a question of another."""
@@ -271,16 +272,16 @@ class _QuestionMaker:
     def _filling_documents(self, question: DocumentQuestion, name: str) -> list[str]:
         """Documents that fill the prompt, again and again: those of the same article first."""
         rng, own = random.Random(f"{name}/documents"), question.article
-        found = [document for document in self._shown if document[0] not in question.documents]
-        related = [text for text, article in found if article and article == own]
-        others = [text for text, article in found if not article or article != own]
+        pool = [document for document in self._shown if document[0] not in question.documents]
+        related = [text for text, article in pool if article and article == own]
+        others = [text for text, article in pool if not article or article != own]
         return [*rng.sample(related, len(related)), *rng.sample(others, len(others))]
 
     @cached_property
     def _shown(self) -> list[tuple[str, str | None]]:
         """Documents that the split may show, with their articles."""
         split = self.settings.split
-        return [one for one in self.data.documents.items() if self.data.may_show(one[0], split)]
+        return [pair for pair in self.data.documents.items() if self.data.may_show(pair[0], split)]
 
 
 def document_prompt(

@@ -143,7 +143,7 @@ class ScbenchTask(ScoredByMetric):
         header, questions = of.header, [question for question, _ in turns]
         if self.name == "scbench_mf":
             # Asks before the list what it is about, and before each question again.
-            names = [name[1] for one in questions if (name := _EXTREME.search(one))]
+            names = [match[1] for question in questions if (match := _EXTREME.search(question))]
             if len(names) < len(questions):
                 raise RowError("has a question that is not 'The ... is'")
             header = f"What is the {names[0]}?\n\n"
@@ -192,7 +192,8 @@ def _turn(turn: Mapping[str, Any], published: PublishedTask) -> Turn:
     options = turn.get("options")
     if not isinstance(options, list) or len(options) != 4:
         raise RowError("has no list of four options")
-    named = [letter for letter, one in zip("ABCD", options, strict=True) if str(one) in answers]
+    lettered = zip("ABCD", options, strict=True)
+    named = [letter for letter, option in lettered if str(option) in answers]
     return published.question.format(text, *options), tuple(dict.fromkeys([*named, *answers]))
 
 
@@ -245,7 +246,7 @@ def hash_hop(inputs: SampleInputs) -> ContextMaker:
             hashes = [
                 draw_name(rng, inputs.split, 8, string.ascii_letters) for _ in range(HOPS + 1)
             ]
-            yield "\n".join(f"{one} = {other}" for one, other in pairwise(hashes))
+            yield "\n".join(f"{name} = {value}" for name, value in pairwise(hashes))
 
     asked = keep_drawn(chains("asked"))(TURNS)
     turns: list[Turn] = []
@@ -291,9 +292,9 @@ def math_find(inputs: SampleInputs) -> ContextMaker:
     def make(amount: int) -> SharedContext:
         values = [int(number) for number in drawn((amount + 7) // 2 * 2 + 1)]
         ranked = sorted(set(values))
-        found = {kind: ranked[place] for kind, place in _EXTREMES.items()}
-        found["median"] = median_low(values)
-        turns = [(f"The {kind} of the list is: ", (str(found[kind]),)) for kind in kinds]
+        answers = {kind: ranked[place] for kind, place in _EXTREMES.items()}
+        answers["median"] = median_low(values)
+        turns = [(f"The {kind} of the list is: ", (str(answers[kind]),)) for kind in kinds]
         return str(values), turns
 
     return make
