@@ -35,8 +35,8 @@ def run(config: CompareConfig) -> pandas.DataFrame:
     for side, folder in zip(("first", "second"), folders, strict=True):
         measured = f"{folder.folder}: {describe_measure(folder, folder.records)}"
         print(f"{side}:", *filter(None, (unfinished_work(folder), measured)))
-    for (metric, protocol), some in rows.groupby(["metric", "protocol"], sort=False):
-        print(f"{WORDS[metric]}, {protocol}\n{_text_of(some)}\n")
+    for (metric, protocol), table in rows.groupby(["metric", "protocol"], sort=False):
+        print(f"{WORDS[metric]}, {protocol}\n{_text_of(table)}\n")
     print("Paired by prompt. * differs from 0 at 5 %, corrected for all rows of its metric (Holm).")
     return rows
 
@@ -44,8 +44,8 @@ def run(config: CompareConfig) -> pandas.DataFrame:
 def check_prompts(first: Results, second: Results) -> None:
     """Raise ResultsError unless two folders answered some of the same prompts, and none differs."""
     prompts = [
-        {(record["task"], record["example"]): record for record in each.records}
-        for each in (first, second)
+        {(record["task"], record["example"]): record for record in results.records}
+        for results in (first, second)
     ]
     shared = prompts[0].keys() & prompts[1].keys()
     if not shared:
@@ -55,10 +55,10 @@ def check_prompts(first: Results, second: Results) -> None:
         )
     for task, example in sorted(shared):
         for field in ("length", "metric", "prompt_digest"):
-            ours, theirs = (each[task, example][field] for each in prompts)
+            ours, theirs = (records[task, example][field] for records in prompts)
             if ours != theirs:
                 why = "scored otherwise" if field == "metric" else "answers to different prompts"
-                models = [model_name(each) for each in (first, second)]
+                models = [model_name(results) for results in (first, second)]
                 why += f" ({' and '.join(models)})" * (models[0] != models[1])
                 raise ResultsError(
                     f"prompt {example} of {task} has another {field} in {second.folder} ({theirs}) "
@@ -93,8 +93,8 @@ def pair_rows(first: Results, second: Results, *, resamples: int = 2000) -> pand
     check_prompts(first, second)
     sides = {"first": first, "second": second}
     lacking = " and ".join(side for side, results in sides.items() if unfinished_work(results))
-    several = any(len(set(policy_groups(one.records).values())) > 1 for one in (first, second))
-    ours, theirs = (curves_of(one, named=several) for one in (first, second))
+    named = any(len(set(policy_groups(folder.records).values())) > 1 for folder in (first, second))
+    ours, theirs = (curves_of(folder, named=named) for folder in (first, second))
     both_have = [key for key in ours if key in theirs]
     rows, gaps = [], []
     with Progress("comparing", len(both_have)) as progress:

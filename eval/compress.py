@@ -76,8 +76,8 @@ def _documents(names: str | Sequence[str]) -> Iterator[tuple[str, Text]]:
 
 def _context(_: str, row: Mapping[str, Any]) -> Text:
     """The context of a row: its messages, all of them, or its text."""
-    if (messages := row.get("messages")) is not None:
-        return [{"role": str(one["role"]), "content": text_of(one["content"])} for one in messages]
+    if (turns := row.get("messages")) is not None:
+        return [{"role": str(turn["role"]), "content": text_of(turn["content"])} for turn in turns]
     for column in ("context", "text"):
         if row.get(column) is not None:
             return text_of(row[column])

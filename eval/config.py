@@ -52,8 +52,8 @@ change between runs that extend one folder (`docs/formats.md`, Results folder)."
 
 def tuned_files(methods: Iterable[object]) -> list[str]:
     """Paths of the settings files that `--methods` names as `tuned:PATH`."""
-    found = [each.partition(":") for each in methods if isinstance(each, str)]
-    return [path.strip() for name, colon, path in found if name.strip() == TUNED and colon]
+    parts = [method.partition(":") for method in methods if isinstance(method, str)]
+    return [path.strip() for name, colon, path in parts if name.strip() == TUNED and colon]
 
 
 @dataclass(frozen=True, kw_only=True)

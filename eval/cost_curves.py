@@ -133,8 +133,8 @@ def measure_traces(
             for method in rankings(methods):
                 scored = prompt.score(method, metrics.grid_budgets(prompt.prefix_length))
                 for flag in PROTECTIONS[config.protection]:
-                    found = prompt.measure(scored, protected if flag else UNPROTECTED)
-                    measured.setdefault((method, flag, protocol), []).append(found)
+                    costs = prompt.measure(scored, protected if flag else UNPROTECTED)
+                    measured.setdefault((method, flag, protocol), []).append(costs)
     return [
         {"model": config.model_name, **record}
         for (method, flag, protocol), parts in measured.items()

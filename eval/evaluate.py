@@ -195,14 +195,14 @@ def _in_batches(
     """Run distinct caches in batches; outcomes in the order of `compressed`."""
     contents = [kept.cpu().numpy().tobytes() for kept in compressed]
     distinct = dict(zip(contents, compressed, strict=True))
-    found: dict[bytes, Outcome[ResultT]] = {}
+    by_content: dict[bytes, Outcome[ResultT]] = {}
     order = sorted(distinct, key=lambda content: tokens_per_head(distinct[content]))
     for first in range(0, len(order), limit):  # small caches first
         batch = order[first : first + limit]
         cache = gather(start, [distinct[content] for content in batch])
         sizes = cache.entry_nbytes
-        found |= zip(batch, zip(run(cache), sizes, strict=True), strict=True)
-    return [found[content] for content in contents]
+        by_content |= zip(batch, zip(run(cache), sizes, strict=True), strict=True)
+    return [by_content[content] for content in contents]
 
 
 def tokens_per_head(kept: Tensor) -> float:
@@ -259,9 +259,9 @@ def evaluate_together(
     Methods that read the answer to come select tokens for each prompt anew, all others once.
     """
     start = run_prefix(bench, prompts[0], protocol, [setting.method for setting in settings])
-    scorers = [(each, each.method.scorer) for each in settings]
-    seeing = [each for each, scorer in scorers if scorer and scorer.needs.future]
-    blind = [each for each in settings if each not in seeing]
+    scorers = [(setting, setting.method.scorer) for setting in settings]
+    seeing = [setting for setting, scorer in scorers if scorer and scorer.needs.future]
+    blind = [setting for setting in settings if setting not in seeing]
     shared = list(keep(start, blind, None))
     for prompt in prompts:
         pieces = _pieces(bench, prompt)
@@ -320,7 +320,8 @@ def keep(
     for same in by_ranking.values():
         scorer = same[0].method.scorer
         assert scorer is not None, "the full cache keeps everything"
-        choices = [(each.tokens(tokens), each.protection, each.method.rule) for each in same]
+        choices = [(setting.tokens(tokens), setting.protection, setting.method.rule)
+                   for setting in same]  # fmt: skip
         for number, (kept,) in choose(start, scorer, choices, future):
             yield same[number], kept
 
@@ -391,17 +392,17 @@ def _pieces(bench: Bench, prompt: Prompt) -> list[Piece]:
     """The excerpt of a prompt; empty where its records hold none."""
 
     def text(first: int, stop: int) -> str:
-        some = list(prompt.encoded.ids[max(first, 0) : stop])
-        return str(bench.tokenizer.decode(some, clean_up_tokenization_spaces=False))
+        ids = list(prompt.encoded.ids[max(first, 0) : stop])
+        return str(bench.tokenizer.decode(ids, clean_up_tokenization_spaces=False))
 
     pieces: list[Piece] = []
     before = -1
-    for one in prompt.excerpt if prompt.readable else ():
-        if one > before + 1:
+    for token in prompt.excerpt if prompt.readable else ():
+        if token > before + 1:
             pieces.append((" […] ", GAP))
         # Behind the token before it, since some tokenizers drop the space that begins a text.
-        pieces.append((text(one - 1, one + 1)[len(text(one - 1, one)) :], one))
-        before = one
+        pieces.append((text(token - 1, token + 1)[len(text(token - 1, token)) :], token))
+        before = token
     return pieces
 
 
@@ -413,14 +414,14 @@ def _text_fields(bench: Bench, prompt: Prompt, pieces: Sequence[Piece]) -> Field
     question = turns[-2]["content"] if turns else sample.question + sample.answer_prefix
     stops = list(accumulate(len(text) for text, _ in pieces))
     places = {
-        one: [stop - len(text), stop] for (text, one), stop in zip(pieces, stops, strict=True)
+        token: [stop - len(text), stop] for (text, token), stop in zip(pieces, stops, strict=True)
     }
     return {
         "question": question[-CHARACTERS:],
         "reply": bench.text(list(prompt.encoded.reply_ids))[:CHARACTERS] if prompt.forced else None,
         "excerpt": "".join(text for text, _ in pieces),
         "excerpt_question": places.get(prompt.encoded.context_length, [None])[0],
-        "excerpt_evidence": [places[one] for one in prompt.evidence if one in places],
+        "excerpt_evidence": [places[token] for token in prompt.evidence if token in places],
     }
 
 
@@ -434,7 +435,7 @@ def _kept_fields(kept: Tensor, pieces: Sequence[Piece], cached: int) -> Fields:
     heads = torch.bincount(kept[kept != EMPTY_SLOT], minlength=cached).tolist()
     total = kept.shape[0] * kept.shape[1]
     marks = (
-        (str(-(-9 * heads[one] // total)) if 0 <= one < cached else "-") * len(text)
-        for text, one in pieces
+        (str(-(-9 * heads[token] // total)) if 0 <= token < cached else "-") * len(text)
+        for text, token in pieces
     )
     return {"excerpt_kept": "".join(marks)}

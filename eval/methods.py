@@ -133,10 +133,10 @@ def build_methods(
         rules = allocators if rule is None else (rule,)
         for scorer in NULLS if spec == ALL_NULLS else (spec,):
             for ranking in _rankings(scorer, policies, seed):
-                found = [with_allocator(ranking, each) for each in rules]
-                made = (ranking.scorer, *(method.rule for method in found))
+                combined = [with_allocator(ranking, allocator) for allocator in rules]
+                made = (ranking.scorer, *(method.rule for method in combined))
                 _refuse_namesakes(zip((scorer, *rules), made, strict=True), named)
-                built += found
+                built += combined
     return tuple(dict.fromkeys(built))
 
 
@@ -165,11 +165,11 @@ def with_objects(methods: Iterable[Given]) -> list[str | tuple[Scorer, Allocator
 
     Raises UsageError as `make_method`.
     """
-    found: list[str | tuple[Scorer, Allocator | None]] = []
+    entries: list[str | tuple[Scorer, Allocator | None]] = []
     made: dict[object, Scorer] = {}  # a class is made once
     for method in methods:
         if isinstance(method, str):
-            found.append(method)
+            entries.append(method)
             continue
         pair = method if isinstance(method, tuple) else (method, None)
         if len(pair) != 2:
@@ -178,8 +178,8 @@ def with_objects(methods: Iterable[Given]) -> list[str | tuple[Scorer, Allocator
         scorer = make_scorer(given) if not isinstance(given, type) else made.get(given)
         if scorer is None:
             scorer = made[given] = make_scorer(given)
-        found.append((scorer, None if rule is None else make_allocator(rule)))
-    return found
+        entries.append((scorer, None if rule is None else make_allocator(rule)))
+    return entries
 
 
 def _rankings(scorer: str | Scorer, policies: Sequence[str], seed: int) -> list[Method]:
@@ -197,8 +197,8 @@ def _rankings(scorer: str | Scorer, policies: Sequence[str], seed: int) -> list[
 
 def _refuse_unnamed(chosen: Scored, file: str, given: Iterable[Given]) -> None:
     """Raise UsageError where a settings file names what is not kvp's own and no caller named."""
-    texts = [each for each in given if isinstance(each, str) and not tuned_files([each])]
-    named = {side.partition("(")[0] for each in texts for side in split_method(each) if side}
+    texts = [method for method in given if isinstance(method, str) and not tuned_files([method])]
+    named = {side.partition("(")[0] for text in texts for side in split_method(text) if side}
     for text, own in ((chosen.scorer, {*METHODS, LEARNED}), (chosen.allocator, ALLOCATORS)):
         if parse(text, "method").name not in own and (name := text.partition("(")[0]) not in named:
             raise UsageError(
@@ -233,10 +233,10 @@ def tuned_method(entry: Tuned, policies: Sequence[str], seed: int) -> list[Metho
 
 def spec_of(method: Given) -> str:
     """Name under which a method, given as name or object, is recorded."""
-    (found,) = with_objects([method])
-    if isinstance(found, str):
-        return found
-    scorer, rule = found
+    (entry,) = with_objects([method])
+    if isinstance(entry, str):
+        return entry
+    scorer, rule = entry
     return scorer.name if rule is None else f"{scorer.name}+{rule.name}"
 
 
@@ -310,10 +310,10 @@ def hub_records(methods: Iterable[Method]) -> dict[str, dict[str, str]]:
     """`repository` and `commit` of what comes from the hub: policies by label, others by method."""
     methods = list(methods)
     sources = {label: scorer.source for label, scorer in policies_of(methods).items()}
-    found = {label: dict(source.record) for label, source in sources.items() if source}
+    records = {label: dict(source.record) for label, source in sources.items() if source}
     gates = [method.scorer for method in methods if isinstance(method.scorer, KVzap)]
-    found |= {gate.name: dict(gate.record) for gate in gates}
-    return {name: record for name, record in found.items() if record}
+    records |= {gate.name: dict(gate.record) for gate in gates}
+    return {name: record for name, record in records.items() if record}
 
 
 def trained_tasks(methods: Iterable[Method], files: Mapping[str, str]) -> dict[str, list[str]]:
@@ -321,13 +321,13 @@ def trained_tasks(methods: Iterable[Method], files: Mapping[str, str]) -> dict[s
 
     `files` are digests of files whose training rows are measured, by task.
     """
-    found = {}
+    by_label = {}
     for label, scorer in policies_of(methods).items():
         data = scorer.metadata.get("training", {}).get("text", {}).get("data") or {}
         digests = data.get("files", [data.get("digest")])
         rows = [task for task, digest in files.items() if digest in digests]
-        found[label] = [*data.get("tasks", ()), *rows]
-    return {label: tasks for label, tasks in found.items() if tasks}
+        by_label[label] = [*data.get("tasks", ()), *rows]
+    return {label: tasks for label, tasks in by_label.items() if tasks}
 
 
 def policies_of(methods: Iterable[Method]) -> dict[str, LearnedScorer]:
@@ -359,10 +359,10 @@ def policy_sources(arguments: Sequence[str]) -> dict[str, PolicySource]:
             policies = {f"{prefix}{folder.name}": find_policy(folder) for folder in inner}
         if not policies:
             raise PolicyError(f"--policies: {root} holds no policy.json; is this a policy folder?")
-        for each, found in policies.items():
-            if each in sources:
-                raise UsageError(f"--policies: two policies are called {each!r}; use label=POLICY")
-            sources[each] = found
+        for key, policy in policies.items():
+            if key in sources:
+                raise UsageError(f"--policies: two policies are called {key!r}; use label=POLICY")
+            sources[key] = policy
     return sources
 
 

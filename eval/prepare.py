@@ -84,7 +84,8 @@ def load_all(
         )
     if not prompts:
         raise UsageError("; ".join(notes))
-    given = [len(one.encoded.ids) + len(one.encoded.reply_ids) for one in prompts if one.forced]
+    forced = [prompt.encoded for prompt in prompts if prompt.forced]
+    given = [len(encoded.ids) + len(encoded.reply_ids) for encoded in forced]
     if positions is not None and max(given, default=0) > positions:
         raise UsageError(
             f"--length {settings.length}: a prompt with its given reply has {max(given)} tokens, "
@@ -247,7 +248,7 @@ def prepare(
             protection=config.protection,
             protected=protected_tokens(config),
         )
-        by_key = {each.key: each for each in reversed(settings)}  # a tuned one may be a default
+        by_key = {setting.key: setting for setting in reversed(settings)}  # tuned may equal default
         planned[task, protocol] = list(reversed(by_key.values()))
         if config.budgets not in (EvalConfig.budgets, TuneConfig.budgets):  # somebody named them
             notes += small
@@ -268,7 +269,8 @@ def prepare(
 def _check_names(model: str, methods: Sequence[Method], prompts: Sequence[Prompt]) -> None:
     """Raise UsageError on a name that results cannot hold, or that two prompts have."""
     with foreign("a run", UsageError, "cannot be recorded"):
-        for name in {model, *(each.label for each in methods), *(each.task for each in prompts)}:
+        labels = [method.label for method in methods]
+        for name in {model, *labels, *(prompt.task for prompt in prompts)}:
             plain_name(name)
         names = Counter(f"{prompt.sample.id} of {prompt.task}" for prompt in prompts)
         if twice := [name for name, count in names.items() if count > 1]:
@@ -291,7 +293,7 @@ def check_settings(config: EvalConfig) -> list[str]:
                 f"than --split {config.split}"
             )
         known = list(dict.fromkeys(entry.protocol for entry in settings.methods))
-        if missing := [each for each in config.protocol_list if each not in known]:
+        if missing := [protocol for protocol in config.protocol_list if protocol not in known]:
             raise UsageError(
                 f"{label}: nothing was chosen for {missing[0]}; tune it, too, or use "
                 f"--protocols {','.join(known)}"
@@ -340,7 +342,7 @@ def plan(
 
 def too_short(lengths: Iterable[int], budget: Budget, protected: Protection) -> list[int]:
     """Those of some cache lengths of which a budget is less than the protected tokens."""
-    return [each for each in lengths if budget.tokens(each) < min(protected.tokens, each)]
+    return [length for length in lengths if budget.tokens(length) < min(protected.tokens, length)]
 
 
 def _small(

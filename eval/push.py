@@ -87,7 +87,7 @@ def model_card(
         results=measured,
         skills=list(_skills(meta)),
         spec=policy.rankers.spec,
-        trained_by=[each.replace("`", "'") for each in trained_by],
+        trained_by=[command.replace("`", "'") for command in trained_by],
         training=training,
     )
     return f"{str(card).rstrip()}\n"
@@ -123,11 +123,12 @@ def _measured_facts(folder: Path, policy: Shard, resamples: int) -> dict[str, An
     # Rows of other policies are left out on purpose: what is unfinished is said of the whole.
     part = replace(results, records=tuple(records), manifest={**manifest, "planned": []})
     lacking = unfinished_work(results)
-    shown = [replace(each, unfinished=lacking) for each in compare_all(part, resamples=resamples)]
+    compared = compare_all(part, resamples=resamples)
+    shown = [replace(comparison, unfinished=lacking) for comparison in compared]
     weights = ((results.setting("model_digest") or {}).get("weights") or "")[:12]
     return {
         "allocator": None if allocator == UNIFORM else allocator,
-        "commands": [each.replace("`", "'") for each in commands(manifest)],
+        "commands": [command.replace("`", "'") for command in commands(manifest)],
         "setup": f"{lacking} {describe_measure(results, records)} Computed in "
         f"{results.setting('dtype')}{f', weights {weights}' if weights else ''}".lstrip(),
         "tables": [tables.markdown(tables.every_setting(comparison)) for comparison in shown],

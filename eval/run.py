@@ -219,13 +219,13 @@ def _run(
 
 def planned_rows(prepared: Prepared) -> list[dict[str, Any]]:
     """`planned` of the manifest (`eval.results.folder.progress`)."""
-    prompts = Counter(prompt.task for prompt in prepared.prompts)
-    parts: dict[tuple[Any, ...], dict[str, int]] = {}
+    counts = Counter(prompt.task for prompt in prepared.prompts)
+    runs: dict[tuple[Any, ...], dict[str, int]] = {}
     for (task, protocol), settings in prepared.planned.items():
-        parts.setdefault((protocol, *(each.key for each in settings)), {})[task] = prompts[task]
+        runs.setdefault((protocol, *(setting.key for setting in settings)), {})[task] = counts[task]
     return [
-        {"protocol": protocol, "prompts": tasks, "settings": [list(each) for each in settings]}
-        for (protocol, *settings), tasks in parts.items() if settings
+        {"protocol": protocol, "prompts": tasks, "settings": [list(key) for key in settings]}
+        for (protocol, *settings), tasks in runs.items() if settings
     ]  # fmt: skip
 
 
@@ -265,7 +265,7 @@ def load_bench(
 def made_for_others(bench: Bench, prepared: Prepared) -> list[str]:
     """Notes on policies and traces of another model with the same heads."""
     policies = policies_of(prepared.methods)
-    made = {f"policy {label}": each.metadata.get("model") for label, each in policies.items()}
+    made = {f"policy {label}": scorer.metadata.get("model") for label, scorer in policies.items()}
     if prepared.traces:
         made["--traces"] = prepared.traces.manifest.get("identity", {}).get("model")
     named = {what: another_model(bench.model, recorded) for what, recorded in made.items()}

@@ -148,8 +148,8 @@ class _Application:
         try:
             if max(map(int, asked.logit_bias or ()), default=0) >= self.llama.n_vocab():
                 raise _EndedError(400, "logit_bias: the model has no such token")
-            found = call(**options | {"max_tokens": most, "model": self.name})
-            for piece in found if asked.stream else [found]:
+            answer = call(**options | {"max_tokens": most, "model": self.name})
+            for piece in answer if asked.stream else [answer]:
                 put(200, piece)
         except _EndedError as error:
             put(*error.args)
@@ -178,7 +178,7 @@ async def _read_request(scope: Any, receive: Any) -> tuple[_Asked, str]:  # noqa
         if len(body) > BODY:
             raise _EndedError(413, f"a request has at most {BODY:,} bytes")
     try:
-        given = {name: one for name, one in json.loads(body).items() if one is not None}
+        given = {name: value for name, value in json.loads(body).items() if value is not None}
         json.dumps(given, ensure_ascii=False).encode()  # lone surrogates are no text
         if isinstance(given.get("stop"), str):
             given["stop"] = [given["stop"]]

@@ -64,7 +64,7 @@ def timing_records(
             "budget_spec": setting.spec,
             "budget": None if setting.budget is None else setting.tokens(middle),
             "prompts": len(prompts),
-            **{name: statistics.median_low(one[name] for one in measured) for name in measured[0]},
+            **{name: statistics.median_low(run[name] for run in measured) for name in measured[0]},
             **{flops: count[name] for name, flops in FLOPS.items()},
             "by_prompt": {name: [values[name] for values in measured] for name in SECONDS},
         }

@@ -200,7 +200,7 @@ def load_shard(name: str | Path | PolicySource) -> Shard:
         objects = {*map(type, (meta.model, meta.training, *meta.held_out))}
         if objects != {dict} or not isinstance(meta.training.get("seed"), int | None):
             raise TypeError("model, training and every part of held_out are objects, a seed is not")
-        records = {name: (each["bytes"], each["sha256"]) for name, each in content["files"].items()}
+        records = {name: (file["bytes"], file["sha256"]) for name, file in content["files"].items()}
         sizes = (len(meta.head_range), spec.head_dim)  # first: a foreign file may claim any number
         fits = sizes == (len(records), geometry.head_dim) and meta.head_range.start >= 0
         names = _head_files(geometry, meta.head_range) if fits and records else []
@@ -232,7 +232,7 @@ def _read_head(
         name: (shape, torch.float32 if name in STATISTICS else dtype)
         for name, shape in head_shapes(spec).items()
     }
-    if {name: (tuple(one.shape), one.dtype) for name, one in state.items()} != expected:
+    if {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in state.items()} != expected:
         raise PolicyError(f"{path} holds a ranker of another architecture, geometry or dtype")
     return state
 

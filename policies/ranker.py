@@ -453,9 +453,9 @@ def from_near_positions(added: Tensor, positions: Tensor) -> Tensor:
     heads, taps, tokens = added.shape
     distances = torch.arange(taps, device=positions.device) - taps // 2
     wanted = (positions[:, None] + distances[:, None]).flatten(1)  # [a, (2 R + 1) N]
-    found = torch.searchsorted(positions.contiguous(), wanted).clamp_max(tokens - 1)
-    there = positions.gather(1, found) == wanted
-    from_there = added.gather(2, found.view(heads, taps, tokens))
+    indices = torch.searchsorted(positions.contiguous(), wanted).clamp_max(tokens - 1)
+    there = positions.gather(1, indices) == wanted
+    from_there = added.gather(2, indices.view(heads, taps, tokens))
     return from_there.masked_fill(~there.view(heads, taps, tokens), 0.0).sum(1)
 
 

@@ -157,7 +157,7 @@ def check_disk(path: Place, needed: int) -> None:
     if isinstance(path, ObjectPath):
         return
     folder = path.absolute()
-    there = next(one for one in (folder, *folder.parents) if one.exists())
+    there = next(parent for parent in (folder, *folder.parents) if parent.exists())
     free = shutil.disk_usage(there).free
     if free < needed:
         raise StoreError(

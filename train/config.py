@@ -174,9 +174,9 @@ class TrainConfig(
 
     def _check_source(self) -> None:
         if self.source == "traces":
-            for one in (one for group in _ONLINE_GROUPS for one in fields(group)):
-                if getattr(self, one.name) != one.default:
-                    raise ValueError(f"--{one.name} needs --source model")
+            for field in (field for group in _ONLINE_GROUPS for field in fields(group)):
+                if getattr(self, field.name) != field.default:
+                    raise ValueError(f"--{field.name} needs --source model")
             if self.traces is None:
                 raise ValueError("--traces is missing: name a trace store, or use --source model")
             if self.dry_run:

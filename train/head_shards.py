@@ -67,7 +67,7 @@ def run(config: MergeConfig) -> None:
     Raises PolicyError where a shard is damaged or a whole policy, where shards do not belong
     together or do not cover every head exactly once, or where `config.out` holds other files.
     """
-    folders = [folder for one in split_list(config.shards) for folder in shards_in(one)]
+    folders = [folder for path in split_list(config.shards) for folder in shards_in(path)]
     named = {folder: load_shard(folder) for folder in folders}
     if not named:
         raise UsageError("--shards names no directories")
@@ -139,8 +139,8 @@ def joined_calibration(shards: Sequence[Shard]) -> Calibration | None:
         maps[0].target,
         [
             (scores.double().numpy(), values.double().numpy())
-            for one in maps
-            for scores, values in zip(one.scores, one.values, strict=True)
+            for calibration in maps
+            for scores, values in zip(calibration.scores, calibration.values, strict=True)
         ],
     )
 
@@ -150,13 +150,13 @@ def joined_meta(shards: Sequence[Shard]) -> PolicyMeta:
     first = shards[0].meta
     training = dict(first.training)
     training["config"] = {**training.get("config", {}), "heads": None}
-    training["best_step"] = [step for one in shards for step in one.meta.training["best_step"]]
+    training["best_step"] = [step for shard in shards for step in shard.meta.training["best_step"]]
     training["shards"] = [
         {
-            "heads": [one.meta.head_range.start, one.meta.head_range.stop],
-            **{name: one.meta.training.get(name) for name in ("command", "created")},
+            "heads": [shard.meta.head_range.start, shard.meta.head_range.stop],
+            **{name: shard.meta.training.get(name) for name in ("command", "created")},
         }
-        for one in shards
+        for shard in shards
     ]
-    held_out = [metrics for one in shards for metrics in one.meta.held_out]
+    held_out = [metrics for shard in shards for metrics in shard.meta.held_out]
     return replace(first, training=training, held_out=held_out, heads=None)

@@ -212,10 +212,10 @@ class RankerTraining(pl.LightningModule):
         Of several processes the first one does, and returns what it found. A head without signal in
         every held-out context (NaN) keeps its latest weights.
         """
-        found, skill = None, torch.empty_like(self.best_skill)
+        held_out, skill = None, torch.empty_like(self.best_skill)
         if self._workers.first:
-            found = evaluate(self.average, contexts, reward_protection=self._protection)
-            skill = found.skill
+            held_out = evaluate(self.average, contexts, reward_protection=self._protection)
+            skill = held_out.skill
         skill = self._workers.from_first(skill)
         better = ~(skill <= self.best_skill)  # [A] bool
         averages = self.average.parameters()  # [A, ...] each
@@ -223,7 +223,7 @@ class RankerTraining(pl.LightningModule):
             best[better] = average[better]
         self.best_skill[better] = skill[better]
         self.best_step[better] = self.global_step
-        return found
+        return held_out
 
 
 class Between(pl.Callback):

@@ -139,10 +139,10 @@ class PromptSet:
         for scheme in schemes:
             counts = torch.tensor(self._target.counts(scheme, start.tokens))  # [L]
             compressed.append(selection.tokens_of(counts[:, None].expand(-1, heads)))
-        found = [fields for fields, _ in outcomes(bench, prompt, start, compressed)]
+        results = [fields for fields, _ in outcomes(bench, prompt, start, compressed)]
         if prompt.forced:
-            return [reply_score(fields["nll"], fields["reply_tokens"]) for fields in found]
-        return [float(fields["score"]) for fields in found]
+            return [reply_score(fields["nll"], fields["reply_tokens"]) for fields in results]
+        return [float(fields["score"]) for fields in results]
 
     def _score(self, index: int) -> Prefill:
         """Prefill with what the scorer reads, score every layer, keep what fits."""
@@ -269,7 +269,7 @@ def load_prompts(
         of_task = [prompt for prompt in prompts if prompt.requested_as == task]
         search_prompts += of_task[:count]
         seen = {context_of(prompt.sample.id) for prompt in of_task[:count]}
-        unseen = (each for each in of_task[count:] if context_of(each.sample.id) not in seen)
+        unseen = (prompt for prompt in of_task[count:] if context_of(prompt.sample.id) not in seen)
         held_out += islice(unseen, others)
     if (len(search_prompts), len(held_out)) != (searched, compared):
         raise UsageError(

@@ -114,9 +114,9 @@ def _method(spec: str, policies: str, seed: int, protocol: str) -> Method:
         raise UsageError(
             text.replace("--methods", "method=").replace("--policies", "policies=")
         ) from None
-    methods = tuple(each for each in methods if each.protocol in (None, protocol))
+    methods = tuple(method for method in methods if method.protocol in (None, protocol))
     if len(methods) != 1:
-        names = ", ".join(each.label for each in methods) or "nothing"
+        names = ", ".join(method.label for method in methods) or "nothing"
         raise UsageError(f"method={spec} means {names} here: the harness runs one method at a time")
     (method,) = methods
     if method.scorer is not None and method.scorer.needs.future:
@@ -142,7 +142,7 @@ def compressed_text(document: Mapping[str, Any], prompt: str, how: Compression) 
     Raises UsageError where the document has none of the fields or the prompt does not hold it.
     """
     texts = (document.get(field) for field in CONTEXT_FIELDS)
-    text = next((one.strip() for one in texts if isinstance(one, str) and one.strip()), "")
+    text = next((value.strip() for value in texts if isinstance(value, str) and value.strip()), "")
     if not text or (start := prompt.rfind(text)) < 0:
         raise UsageError(
             f"question={how.question}: the prompt holds no text of the document's "
@@ -203,8 +203,8 @@ class ContinuationScorer:
             if seen < len(ids) - 1:
                 next_logits(self.model, ids[None, seen:-1], cache, seen, keep=1)
             sharing: dict[tuple[int, ...], list[int]] = {}  # what is fed -> continuations
-            for number, each in enumerate(continuations):
-                sharing.setdefault((context[-1], *each[:-1]), []).append(number)
+            for number, continuation in enumerate(continuations):
+                sharing.setdefault((context[-1], *continuation[:-1]), []).append(number)
             scores: dict[int, LogLikelihood] = {}
             for batch in self._batches(sorted(sharing, key=len)):
                 for fed, log_probs in self._log_probs(cache, batch, len(ids) - 1):

@@ -121,11 +121,11 @@ class KvpLM(HFLM):  # type: ignore[misc]
         Raises UsageError where a context has no such field as `question` needs.
         """
         self._after = {
-            each.args[0]: self._tokens_after(each, each.args[0].rstrip())
-            for each in requests if each.args[0]
+            request.args[0]: self._tokens_after(request, request.args[0].rstrip())
+            for request in requests if request.args[0]
         }  # fmt: skip
-        found: list[LogLikelihood] = super().loglikelihood(requests, disable_tqdm=disable_tqdm)
-        return found
+        scores: list[LogLikelihood] = super().loglikelihood(requests, disable_tqdm=disable_tqdm)
+        return scores
 
     def loglikelihood_rolling(
         self, requests: list[Instance], disable_tqdm: bool = False
@@ -136,8 +136,8 @@ class KvpLM(HFLM):  # type: ignore[misc]
                 f"method={self.compression.method.label}: a running text has no context to "
                 "compress; kvp eval --tasks text measures its perplexity after eviction"
             )
-        found: list[float] = super().loglikelihood_rolling(requests, disable_tqdm)
-        return found
+        scores: list[float] = super().loglikelihood_rolling(requests, disable_tqdm)
+        return scores
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """The answer to every prompt, one after another.
@@ -195,7 +195,7 @@ class KvpLM(HFLM):  # type: ignore[misc]
     ) -> list[LogLikelihood]:
         """Requests with the same context share its prefill, whatever their order."""
         groups: dict[tuple[tuple[int, ...], int], list[int]] = {}
-        found: dict[int, LogLikelihood] = {}
+        likelihoods: dict[int, LogLikelihood] = {}
         cut = 0
         for number, (texts, context, continuation) in enumerate(requests):
             kept = shorten_context(context, continuation, self.max_length)
@@ -211,12 +211,12 @@ class KvpLM(HFLM):  # type: ignore[misc]
             conts = [requests[number][2] for number in members]
             scores = self._scorer.continuations(tokens, after, conts)
             for number, score in zip(members, scores, strict=True):
-                found[number] = score
+                likelihoods[number] = score
                 if requests[number][0] is not None:
                     self.cache_hook.add_partial("loglikelihood", requests[number][0], score)
             bar.update(len(members))
         bar.close()
-        return [found[number] for number in range(len(requests))]
+        return [likelihoods[number] for number in range(len(requests))]
 
     def _model_generate(
         self,
@@ -274,7 +274,7 @@ def load(
 def _keywords(function: Callable[..., object]) -> set[str]:
     """Names of the keyword-only arguments of a function."""
     parameters = inspect.signature(function).parameters.values()
-    return {each.name for each in parameters if each.kind is each.KEYWORD_ONLY}
+    return {parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}
 
 
 def _device(device: str | None) -> str:

@@ -44,9 +44,7 @@ def pack_text(text: str) -> str:
 def answers(comparisons: Sequence[Comparison], ident: str) -> Answers | None:
     """The first prompts of every task, those set apart last, each method in its chosen setting.
 
-    None without any.
-
-    `READABLE` prompts per task at most, and as few as make less than `BYTES`.
+    None without any. `READABLE` prompts per task at most, and as few as make less than `BYTES`.
     """
     chosen = [
         {**record, "family": setting.family}
@@ -66,7 +64,7 @@ def answers(comparisons: Sequence[Comparison], ident: str) -> Answers | None:
         shown = [
             _prompt(records)
             for prompts in tasks
-            for records in sorted(prompts, key=lambda each: "excerpt" not in each[0])[:count]
+            for records in sorted(prompts, key=lambda rows: "excerpt" not in rows[0])[:count]
         ]
         content = json.dumps(shown, separators=(",", ":"))
         if len(pack_text(content)) <= BYTES:
@@ -75,7 +73,9 @@ def answers(comparisons: Sequence[Comparison], ident: str) -> Answers | None:
     return Answers(
         caption=f"{min(count, most)} of up to {most} prompts per task, each method in the setting "
         "of the tables; every answer is in rows.jsonl.",
-        methods=tuple(dict.fromkeys(family for each in comparisons for family in each.choices)),
+        methods=tuple(
+            dict.fromkeys(family for comparison in comparisons for family in comparison.choices)
+        ),
         ident=ident,
         content=content,
     )

@@ -51,13 +51,13 @@ def costs(
         setting.protected: _head_areas(records)
         for setting, records in by_setting.items() if setting.method == ORACLE
     }  # fmt: skip
-    found = {}
+    measured = {}
     for setting, records in by_setting.items():
         heads = group_by(records, itemgetter("layer", "head"))
         oracle = oracles.get(setting.protected, {})
         areas = [*map(_head_areas, group_by(records, itemgetter("policy")).values())]
         by_head = [np.mean([record["cost"] for record in same], axis=0) for same in heads.values()]
-        found[setting] = Cost(
+        measured[setting] = Cost(
             budgets=tuple(records[0]["budgets"]),
             lost=tuple(map(float, np.mean(by_head, axis=0))),
             area=float(np.mean([record["area"] for record in records])),
@@ -71,7 +71,7 @@ def costs(
                 for head, same in heads.items()
             },
         )  # fmt: skip
-    return found
+    return measured
 
 
 def _head_areas(records: Iterable[CurveRow]) -> dict[Head, float]:
@@ -83,12 +83,12 @@ def _mean_known(values: Iterable[float | None]) -> float | None:
     return float(np.mean(known)) if known else None
 
 
-def shown_costs(found: Mapping[ReportedMethod, Cost]) -> dict[ReportedMethod, Cost]:
+def shown_costs(curves: Mapping[ReportedMethod, Cost]) -> dict[ReportedMethod, Cost]:
     """One setting per family for figures: a protected one where there is one, smallest area."""
     shown: dict[str, ReportedMethod] = {}
-    for setting in sorted(found, key=lambda each: (not each.protected, found[each].area)):
+    for setting in sorted(curves, key=lambda method: (not method.protected, curves[method].area)):
         shown.setdefault(setting.family, setting)
-    return {setting: cost for setting, cost in found.items() if setting in shown.values()}
+    return {setting: cost for setting, cost in curves.items() if setting in shown.values()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,10 +127,11 @@ def timing_of(
     Neither protection nor the budget changes much of what compression costs.
     """
     same = [
-        each for each in timings
-        if each.spec and replace(each.setting, protected=setting.protected) == setting
+        timing for timing in timings
+        if timing.spec and replace(timing.setting, protected=setting.protected) == setting
     ]  # fmt: skip
-    return min(same, key=lambda each: (each.protocol != protocol, each.spec != spec), default=None)
+    same.sort(key=lambda timing: (timing.protocol != protocol, timing.spec != spec))
+    return next(iter(same), None)
 
 
 def savings(comparison: Comparison, best: Best, timings: Iterable[Timing]) -> str:
@@ -145,7 +146,7 @@ def savings(comparison: Comparison, best: Best, timings: Iterable[Timing]) -> st
         )
     timing = timing_of(timings, first, comparison.protocol, spec)
     if timing and timing.evict and timing.prefill:
-        evict, prefill = (1000 * each.mean for each in (timing.evict, timing.prefill))
+        evict, prefill = (1000 * interval.mean for interval in (timing.evict, timing.prefill))
         parts.append(f"compression takes {evict:.0f} ms, the prefill {prefill:.0f} ms")
         if timing.spec == spec and timing.decode_to_full:
             parts.append(f"time per token: {timing.decode_to_full.mean:.2f} x")
@@ -164,20 +165,20 @@ def timings(records: Iterable[TimingRow], groups: Mapping[str | None, str]) -> l
     Policies are averaged, the seconds of each prompt by itself.
     """
     parts = group_by(
-        records, lambda each: (each["protocol"], each["budget_spec"], method_of(each, groups))
+        records, lambda row: (row["protocol"], row["budget_spec"], method_of(row, groups))
     )
     wholes = {key[0]: same for key, same in parts.items() if key[2].method == FULL}
     measured = []
     for (protocol, spec, setting), same in parts.items():
         whole = wholes.get(protocol, [])
-        nbytes, whole_bytes = (_mean(each, "cache_bytes") for each in (same, whole))
-        decode, full = (_by_prompt(each, "decode_seconds_per_token") for each in (same, whole))
+        nbytes, whole_bytes = (_mean(rows, "cache_bytes") for rows in (same, whole))
+        decode, full = (_by_prompt(rows, "decode_seconds_per_token") for rows in (same, whole))
         evict, prefill = (_by_prompt(same, f"{part}_seconds") for part in ("evict", "prefill"))
         flops = [
             part / of_prefill
-            for each in same
-            if (of_prefill := each.get("prefill_flops"))
-            and (part := each.get("evict_flops")) is not None
+            for row in same
+            if (of_prefill := row.get("prefill_flops"))
+            and (part := row.get("evict_flops")) is not None
         ]  # fmt: skip
         shares = _ratio(evict, prefill)
         size = "kept_tokens" if same[0]["budget"] is None else "budget"

@@ -68,7 +68,7 @@ class Picture:
 
     def image(self, form: str) -> bytes:
         """The drawing as a file, `svg` or `png`, at its budget."""
-        for artist in self.figure.findobj(lambda one: _AT in (one.get_gid() or "")):
+        for artist in self.figure.findobj(lambda artist: _AT in (artist.get_gid() or "")):
             artist.set_visible(form == "svg" or str(artist.get_gid()).endswith(_at(self.budget)))
         stream = BytesIO()
         author = {"Date": None} if form == "svg" else {"Software": WRITER}
@@ -92,7 +92,7 @@ class Picture:
         label = f"Curves of {names}; numbers: see the tables"
         svg = svg.replace("<svg", f'<svg role="img" aria-label="{label}"', 1)
         named = {*re.findall(r'(?:href="#|url\(#)([^")]*)', svg)}
-        svg = re.sub(r' id="(.*?)"', lambda one: one[0] if one[1] in named else "", svg)
+        svg = re.sub(r' id="(.*?)"', lambda match: match[0] if match[1] in named else "", svg)
         return re.sub(r'( id="|href="#|url\(#)', rf"\g<1>{self.name}-", svg)
 
 
@@ -108,15 +108,15 @@ def _at(spec: str) -> str:
     return f"{_AT}{quote(spec, safe='')}"
 
 
-def _data(found: re.Match[str]) -> str:
-    method, budget, says = (escape(unquote(each or "")) for each in found.groups())
+def _data(match: re.Match[str]) -> str:
+    method, budget, says = (escape(unquote(text or "")) for text in match.groups())
     named = {"method": method, "budget": budget}
     data = "".join(f' data-{name}="{value}"' for name, value in named.items() if value)
     return f"<g{data}>{f'<title>{says}</title>' if says else ''}"
 
 
 def _answer_pointer(
-    one: Axes,
+    axes: Axes,
     place: Sequence[float],
     comparison: Comparison,
     setting: ReportedMethod,
@@ -127,7 +127,7 @@ def _answer_pointer(
     unit = "%" if comparison.kind == "accuracy" else ""
     numbers = comparison.grid[setting][spec].interval.text(comparison.scale, ".1f", unit)
     says = f"{setting.label} at {spec}: {numbers}"
-    one.plot(*place, "o", markersize=11, alpha=0, zorder=9, gid=f"{name}{_SAYS}{quote(says)}")
+    axes.plot(*place, "o", markersize=11, alpha=0, zorder=9, gid=f"{name}{_SAYS}{quote(says)}")
 
 
 def line_styles(families: Iterable[str]) -> dict[str, dict[str, Any]]:
@@ -167,7 +167,7 @@ def drawn_settings(comparison: Comparison, maximum: int = 12) -> dict[ReportedMe
     means over the budgets that they have.
     """
     best = comparison.best
-    settings = [each for each in comparison.chosen if each in comparison.grid]
+    settings = [setting for setting in comparison.chosen if setting in comparison.grid]
     front = [setting for setting in settings if setting.method in (FULL, ORACLE, LEARNED)]
     front = list(dict.fromkeys([*front, *(best.settings if best else settings)]))
 
@@ -188,33 +188,33 @@ def _begin(title: Title) -> tuple[Figure, Axes]:
     """A figure of one panel, which fills half a row of the page, or a narrow screen."""
     with rc_context(_SETTINGS):
         figure = Figure(figsize=(5.4, 3.5), layout="constrained")
-        one = figure.subplots()
-    one.set_title("\n".join(map(_plain, title)), fontsize=9, loc="left")
-    return figure, one
+        axes = figure.subplots()
+    axes.set_title("\n".join(map(_plain, title)), fontsize=9, loc="left")
+    return figure, axes
 
 
 def quality(comparison: Comparison, shown: Shown, styles: Styles, title: Title) -> Figure:
     """Curves with intervals, those behind thin and without; the full cache is a horizontal line."""
-    figure, one = _begin(title)
+    figure, axes = _begin(title)
     budgets, scale = comparison.budgets, comparison.scale
     places = dict(zip(budgets.specs, budgets.positions, strict=True))
     for number, (setting, front) in enumerate(shown.items()):
-        found = comparison.grid.get(setting, {})
+        estimates = comparison.grid.get(setting, {})
         points = sorted(
             # A method that sizes the cache itself has one point, at the size that it took.
             (places.get(spec, 100 * of.share if budgets.relative else of.kept_tokens), spec)
-            for spec, of in found.items() if spec is not None
+            for spec, of in estimates.items() if spec is not None
         )  # fmt: skip
         if not points:
             continue
         x = np.array([place for place, _ in points]) * SPREAD ** (number - len(shown) / 2)
-        intervals = np.array([found[spec].interval.numbers for _, spec in points])
+        intervals = np.array([estimates[spec].interval.numbers for _, spec in points])
         y, low, high = scale * intervals.T
         label = setting.label.removesuffix(PROTECTED)
         if setting not in comparison.chosen:
             label = f"{setting.family}, {setting.details}"
         thin = {} if front else {"linewidth": 0.8, "markersize": 3, "alpha": 0.55}
-        drawn = one.errorbar(
+        drawn = axes.errorbar(
             x, y, label=_plain(label), elinewidth=0.8,
             yerr=np.maximum(0, [y - low, high - y]) if front else None, capsize=2,
             **{**styles[setting.family], **thin},
@@ -222,38 +222,38 @@ def quality(comparison: Comparison, shown: Shown, styles: Styles, title: Title) 
         for part in drawn.get_children():
             part.set_gid(_of(setting.family))
         for *place, (_, spec) in zip(x, y, points, strict=True):
-            _answer_pointer(one, place, comparison, setting, spec, _of(setting.family))
+            _answer_pointer(axes, place, comparison, setting, spec, _of(setting.family))
     if full := comparison.estimate(FULL, None):
         mean = scale * full.interval.mean
-        one.axhline(mean, label="full cache", gid=_of(FULL), **styles[FULL])
-    _measure_axis(one, comparison, shown)
-    one.set(xscale="log", xlabel=budgets.label)
-    low, high = one.get_xlim()
+        axes.axhline(mean, label="full cache", gid=_of(FULL), **styles[FULL])
+    _measure_axis(axes, comparison, shown)
+    axes.set(xscale="log", xlabel=budgets.label)
+    low, high = axes.get_xlim()
     if high < 1.5 * low:  # a single budget
-        one.set_xlim(low / 1.2, high * 1.2)
+        axes.set_xlim(low / 1.2, high * 1.2)
     if places:
-        one.set_xticks(list(places.values()), list(places))
-        one.xaxis.set_minor_locator(NullLocator())
+        axes.set_xticks(list(places.values()), list(places))
+        axes.xaxis.set_minor_locator(NullLocator())
     else:
-        _log_axis(one.xaxis)
-    _legend(figure, one)
+        _log_axis(axes.xaxis)
+    _legend(figure, axes)
     return figure
 
 
-def _measure_axis(one: Axes, comparison: Comparison, shown: Shown) -> None:
+def _measure_axis(axes: Axes, comparison: Comparison, shown: Shown) -> None:
     """The same in every figure of a comparison."""
-    one.set_ylabel(comparison.measure)
+    axes.set_ylabel(comparison.measure)
     if comparison.kind == "accuracy":
-        one.set_ylim(-3, 103)
+        axes.set_ylim(-3, 103)
         return
     means = [
         comparison.scale * of.interval.mean
         for setting in shown for of in comparison.grid.get(setting, {}).values()
     ]  # fmt: skip
-    one.set_yscale("log")
+    axes.set_yscale("log")
     if means:
-        one.set_ylim(min(means) / 1.15, max(means) * 1.15)
-    _log_axis(one.yaxis)
+        axes.set_ylim(min(means) / 1.15, max(means) * 1.15)
+    _log_axis(axes.yaxis)
 
 
 def quality_by_cost(
@@ -265,16 +265,16 @@ def quality_by_cost(
     Of seconds where all methods have them, else of FLOPs. Points of methods that read the prompt
     twice are hollow.
     """
-    figure, one = _begin(title)
+    figure, axes = _begin(title)
     scale = comparison.scale
-    found = {
+    pairs = {
         (setting, spec): (timing, of)
         for setting in shown if setting.method not in (FULL, ORACLE)
         for spec, of in comparison.grid.get(setting, {}).items()
         if spec and (timing := timing_of(timings, setting, comparison.protocol, spec)) is not None
     }  # fmt: skip
-    unit = "seconds" if all(timing.seconds is not None for timing, _ in found.values()) else "flops"
-    for (setting, spec), (timing, of) in found.items():
+    unit = "seconds" if all(timing.seconds is not None for timing, _ in pairs.values()) else "flops"
+    for (setting, spec), (timing, of) in pairs.items():
         share = getattr(timing, unit)
         if share is None:
             continue
@@ -282,25 +282,25 @@ def quality_by_cost(
         place = max(100 * share, LEAST), scale * of.interval.mean
         color = style["color"]
         filled = "none" if passes(setting.method) > 1 else color
-        one.plot(*place, color=color, marker=style["marker"], markerfacecolor=filled, gid=name)
+        axes.plot(*place, color=color, marker=style["marker"], markerfacecolor=filled, gid=name)
         if setting.method not in NULLS:  # these lie on each other
-            one.annotate(
+            axes.annotate(
                 _plain(setting.family), place, (4, 3), textcoords="offset points", fontsize=7,
                 color=color, rotation=20, gid=name, in_layout=False,
             )  # fmt: skip
-        _answer_pointer(one, place, comparison, setting, spec, name)
+        _answer_pointer(axes, place, comparison, setting, spec, name)
     if full := comparison.estimate(FULL, None):
-        one.axhline(scale * full.interval.mean, gid=_of(FULL), **styles[FULL])
-    for spec in dict.fromkeys(spec for _, spec in found):
-        one.text(
-            1, 1.01, f"at {spec}", transform=one.transAxes, ha="right", fontsize=9,
+        axes.axhline(scale * full.interval.mean, gid=_of(FULL), **styles[FULL])
+    for spec in dict.fromkeys(spec for _, spec in pairs):
+        axes.text(
+            1, 1.01, f"at {spec}", transform=axes.transAxes, ha="right", fontsize=9,
             gid=_of("") + _at(spec),
         )  # fmt: skip
-    _measure_axis(one, comparison, shown)
-    one.set(xscale="log", xlabel=f"compression, % of the prefill's {_UNITS[unit]}")
-    low, high = one.get_xlim()
-    one.set_xlim(low / 1.3, high * 3)
-    _log_axis(one.xaxis)
+    _measure_axis(axes, comparison, shown)
+    axes.set(xscale="log", xlabel=f"compression, % of the prefill's {_UNITS[unit]}")
+    low, high = axes.get_xlim()
+    axes.set_xlim(low / 1.3, high * 3)
+    _log_axis(axes.xaxis)
     return figure
 
 
@@ -311,16 +311,16 @@ _UNITS = {"seconds": "seconds", "flops": "FLOPs"}
 
 def cost_curves(shown: Mapping[ReportedMethod, Cost], styles: Styles, title: Title) -> Figure:
     """Share of future attention lost against budget, mean over heads."""
-    figure, one = _begin(title)
+    figure, axes = _begin(title)
     for setting, cost in shown.items():
         style = {**styles[setting.family], "marker": ""}
         x, y = 100 * np.array(cost.budgets), 100 * np.array(cost.lost)
-        one.plot(x, y, label=_plain(setting.family), gid=_of(setting.family), **style)
-    one.set(
+        axes.plot(x, y, label=_plain(setting.family), gid=_of(setting.family), **style)
+    axes.set(
         xlabel="budget, % of the cached tokens", ylabel="future attention lost, %",
         xlim=(0, 100), ylim=(0, 102),
     )  # fmt: skip
-    _legend(figure, one)
+    _legend(figure, axes)
     return figure
 
 
@@ -331,17 +331,17 @@ def _log_axis(axis: Any) -> None:  # noqa: ANN401 - an axis of either direction
     axis.set_minor_formatter(NullFormatter())
 
 
-def _legend(figure: Figure, one: Axes) -> None:
+def _legend(figure: Figure, axes: Axes) -> None:
     """One legend below the panel; the figure grows by its lines."""
-    drawn, labels = one.get_legend_handles_labels()
+    drawn, labels = axes.get_legend_handles_labels()
     columns = min(3, 60 // (max(map(len, labels), default=0) + 6) + 1)
     figure.set_figheight(3.6 + 0.18 * (-(-len(labels) // columns)))
     with rc_context(_SETTINGS):
         legend = figure.legend(drawn, labels, loc="outside lower center", ncols=columns)
-    named = [each[0] if isinstance(each, tuple) else each for each in drawn]
-    for each, *parts in zip(named, legend.get_texts(), legend.legend_handles, strict=True):
+    named = [handle[0] if isinstance(handle, tuple) else handle for handle in drawn]
+    for handle, *parts in zip(named, legend.get_texts(), legend.legend_handles, strict=True):
         for part in filter(None, parts):
-            part.set_gid(each.get_gid())
+            part.set_gid(handle.get_gid())
 
 
 def _plain(text: str) -> str:

@@ -92,10 +92,11 @@ class Run:
         groups = policy_groups(records)
         self.families = in_order(method_of(record, groups).family for record in records)
         compared = compare_all(results, resamples=resamples)
-        self.comparisons = [one for one in compared if any(r["budget_spec"] for r in one.records)]
-        self.measured = list(dict.fromkeys(each.measured for each in compared))
+        self.comparisons = [comparison for comparison in compared
+                            if any(row["budget_spec"] for row in comparison.records)]  # fmt: skip
+        self.measured = list(dict.fromkeys(comparison.measured for comparison in compared))
         with Progress("computing intervals", len(self.comparisons)) as progress:
-            self.numbers = [tidy(each) for each in progress.over(self.comparisons)]
+            self.numbers = [tidy(comparison) for comparison in progress.over(self.comparisons)]
         self.timings = timings(results.timing, groups)
         self.costs: dict[str, dict[ReportedMethod, Cost]] = {
             protocol: costs(curves, groups)
@@ -105,14 +106,14 @@ class Run:
 
 def _reading(run: Run) -> Section:
     """What captions do not repeat: conditions, intervals, marks, axes."""
-    compared = run.comparisons
+    shown = run.comparisons
     said = [
-        *(f"{each.measure.capitalize()}: {each.conditions}." for each in compared),
-        *(f"Intervals and bars, {each.measure}: {each.interval}." for each in compared),
-        *(f"{PICKED.capitalize()}." for each in compared if each.best),
-        *_READING,
-    ]
-    texts = [Text(text=each) for each in dict.fromkeys(said)]
+        *(f"{comparison.measure.capitalize()}: {comparison.conditions}." for comparison in shown),
+        *(f"Intervals and bars, {comparison.measure}: {comparison.interval}."
+          for comparison in shown),
+        *(f"{PICKED.capitalize()}." for comparison in shown if comparison.best), *_READING,
+    ]  # fmt: skip
+    texts = [Text(text=text) for text in dict.fromkeys(said)]
     return Section(ident="reading", title="How to read this", blocks=texts)
 
 
@@ -147,10 +148,11 @@ def render(run: Run, blocks: Sequence[Block]) -> str:
     )  # fmt: skip
     environment.filters |= {"packed": pack_text, "json": json.dumps}
     compared = run.comparisons
-    named = [name for each in compared for name in each.sorted.tasks]
-    protocols = [(each.protocol, SEEN[each.protocol]) for each in compared]
-    specs = sorted({spec for each in compared for spec in each.budgets.specs}, key=budget_order)
-    best = next((each.best.budget for each in compared if each.best), "")
+    named = [name for comparison in compared for name in comparison.sorted.tasks]
+    protocols = [(comparison.protocol, SEEN[comparison.protocol]) for comparison in compared]
+    union = {spec for comparison in compared for spec in comparison.budgets.specs}
+    specs = sorted(union, key=budget_order)
+    best = next((comparison.best.budget for comparison in compared if comparison.best), "")
     script = (web / "page.js").read_text("utf-8").strip()
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     every = list(pictures(blocks))
@@ -194,22 +196,22 @@ def blocks_of(run: Run) -> Iterator[Block]:
     """Everything below the title: sentences and headline figures first, how it was made last."""
     styles = figures.line_styles(run.families)
     yield from (Text(text=note, style="note") for note in run.results.notes)
-    for comparison, found in zip(run.comparisons, run.numbers, strict=True):
-        more = list(_folded_tables(run, comparison, found))
+    for comparison, frame in zip(run.comparisons, run.numbers, strict=True):
+        more = list(_folded_tables(run, comparison, frame))
         yield _comparison_section(run, comparison, "", styles, more)
     if run.comparisons:
         yield _reading(run)
-    several = [each for each in run.comparisons if len(each.sorted.tasks) > 1]
-    alone = (each.of_task(task) for each in several for task in each.sorted.tasks)
+    several = [comparison for comparison in run.comparisons if len(comparison.sorted.tasks) > 1]
+    alone = (comparison.of_task(task) for comparison in several for task in comparison.sorted.tasks)
     for number, comparison in enumerate(alone):
         yield _comparison_section(run, comparison, f"task-{number}-", styles)
     if read := answers(run.comparisons, "read"):
         yield Section(ident="answers", title="Answers to read", blocks=[read], opened=True)
-    for protocol, found in run.costs.items():
-        blocks = _heads(run, protocol, found, styles)
+    for protocol, by_setting in run.costs.items():
+        blocks = _heads(run, protocol, by_setting, styles)
         title = f"Layers and heads: skill, and the cost of every budget, {SEEN[protocol]}"
         yield Section(ident=f"heads-{protocol}", title=title, blocks=blocks, protocol=protocol)
-    there: dict[str, object] = {each.kind: True for each in run.comparisons}
+    there: dict[str, object] = {comparison.kind: True for comparison in run.comparisons}
     there |= {"curves": run.costs, "timing": run.timings}
     lacking = [Text(text=words, style="missing") for part, words in _LACKING.items()
                if not there.get(part) and not unfinished_work(run.results)]  # fmt: skip
@@ -233,7 +235,7 @@ def _comparison_section(
     blocks: list[Block] = list(_sentences(run, comparison))
     if comparison.grid:
         families = {setting.family for setting in shown}
-        left_out = ", ".join(each for each in comparison.choices if each not in families)
+        left_out = ", ".join(family for family in comparison.choices if family not in families)
         warning = ["unfinished: ranks no method"] if comparison.unfinished else []
         above = (*_titles(comparison), *warning)
         draw = comparison, shown, styles
@@ -296,19 +298,19 @@ def _sentences(run: Run, comparison: Comparison) -> Iterator[Text]:
             yield Text(text=main, style="summary", budget=spec)
             if saved := savings(comparison, best, run.timings):
                 yield Text(text=saved, style="saved", budget=spec)
-            yield from (Text(text=each, budget=spec) for each in others)
+            yield from (Text(text=text, budget=spec) for text in others)
     yield Text(text="No method was run at this budget.", style="missing lacking")
 
 
-def _folded_tables(run: Run, comparison: Comparison, found: pandas.DataFrame) -> Iterator[Section]:
-    """Tables of a comparison, folded; `found` are its numbers (`eval.results.frame.tidy`)."""
-    timed = [each for each in run.timings if each.protocol == comparison.protocol]
+def _folded_tables(run: Run, comparison: Comparison, frame: pandas.DataFrame) -> Iterator[Section]:
+    """Tables of a comparison, folded; `frame` has its numbers (`eval.results.frame.tidy`)."""
+    timed = [timing for timing in run.timings if timing.protocol == comparison.protocol]
     specs = comparison.budgets.specs if len(comparison.sorted.tasks) > 1 else ()
     several = len(comparison.grid) > len(comparison.choices)
     every = [tables.every_setting(comparison)] if several else []
     parts: dict[str, tuple[str, Sequence[Table]]] = {
         "costs": ("Bytes and seconds", [tables.costs_of_requests(timed)] if timed else []),
-        "differences": ("Differences, paired by prompt", [*tables.differences(comparison, found)]),
+        "differences": ("Differences, paired by prompt", [*tables.differences(comparison, frame)]),
         "tasks": ("Task by task", [tables.by_task(comparison, spec) for spec in specs]),
         "every": ("Every setting of every method", every),
     }
@@ -319,11 +321,11 @@ def _folded_tables(run: Run, comparison: Comparison, found: pandas.DataFrame) ->
 
 
 def _heads(
-    run: Run, protocol: str, found: Mapping[ReportedMethod, Cost], styles: figures.Styles
+    run: Run, protocol: str, by_setting: Mapping[ReportedMethod, Cost], styles: figures.Styles
 ) -> list[Block]:
     """What every budget costs, and the skill of every head."""
-    shown = shown_costs(found)
-    curves = [each for each in run.results.curves if each["protocol"] == protocol]
+    shown = shown_costs(by_setting)
+    curves = [record for record in run.results.curves if record["protocol"] == protocol]
     sequences = "/".join(str(n) for n in sorted({record["sequences"] for record in curves}))
     kept = "first and last tokens kept by all" if next(iter(shown)).protected else "none protected"
     title = f"Attention lost, {SEEN[protocol]}", model_name(run.results)
@@ -334,13 +336,13 @@ def _heads(
         f"n = {sequences} held-out sequences, seed {run.results.setting('seed')}"
         f"; {kept}.",
     )
-    return [picture, tables.areas(found, protocol), tables.skill_map(shown, protocol)]
+    return [picture, tables.areas(by_setting, protocol), tables.skill_map(shown, protocol)]
 
 
 def _run_facts(run: Run) -> Iterator[Block]:
     """Model, methods, data, commands and versions."""
     results, manifest = run.results, run.results.manifest
-    policies = dict.fromkeys(each["policy"] for each in results.records if each["policy"])
+    policies = dict.fromkeys(record["policy"] for record in results.records if record["policy"])
     versions = {"kvp": manifest.get("kvp"), "python": manifest.get("python")}
     versions |= manifest.get("packages") or {}
     facts: dict[str, Any] = {
@@ -376,7 +378,7 @@ def run(config: ReportConfig) -> None:
             _write(png / f"{picture.name}.png", picture.image("png"))
     _write(out, page)
     written = f"{out} ({len(page) / 1e6:.1f} MB){f', figures in {png}' if png else ''}"
-    said = [each for one in whole.comparisons for each in sentences(one)]
+    said = [line for comparison in whole.comparisons for line in sentences(comparison)]
     print(*dict.fromkeys(filter(None, (unfinished_work(results), *said))), written, sep="\n")
 
 

@@ -56,10 +56,10 @@ class Table:
 def markdown(table: Table) -> str:
     """A table as Markdown, its caption as bold text above it."""
 
-    def cell(one: Field | str) -> str:
-        if isinstance(one, str) or not one.small:
-            return one if isinstance(one, str) else one.text
-        return f"{one.text} ({one.small.replace(chr(10), ', ')})"
+    def cell(field: Field | str) -> str:
+        if isinstance(field, str) or not field.small:
+            return field if isinstance(field, str) else field.text
+        return f"{field.text} ({field.small.replace(chr(10), ', ')})"
 
     head, *body = [f"| {' | '.join(map(cell, row))} |" for row in (table.header, *table.rows)]
     rule = "|---" + "|--:" * (len(table.header) - 1) + "|"
@@ -68,12 +68,12 @@ def markdown(table: Table) -> str:
 
 def chosen_settings(comparison: Comparison) -> Notes:
     """Each method in the setting that was chosen for it, and how it was."""
-    return {one.setting: one.note for one in comparison.choices.values()}
+    return {choice.setting: choice.note for choice in comparison.choices.values()}
 
 
 def every_setting(comparison: Comparison) -> Table:
     """The numbers of all presets and allocators, with and without protection."""
-    every = {each: each.details for each in comparison.settings}
+    every = {setting: setting.details for setting in comparison.settings}
     return some_settings(comparison, every, ", every setting of every method")
 
 
@@ -112,7 +112,7 @@ def some_settings(comparison: Comparison, lines: Notes, which: str = "") -> Tabl
         if which:
             nulls += " with the same protection, paired by prompt, at 5 % after Holm's correction "
             nulls += f"for the {len(over)} differences of the table"
-    elif not any(each.setting.method in NULLS for each in comparison.choices.values()):
+    elif not any(choice.setting.method in NULLS for choice in comparison.choices.values()):
         nulls = "; no null was run (add nulls to --methods of kvp eval)"
     count = len(comparison.sorted.usable or comparison.sorted.tasks)
     tasks = f", mean over {count} tasks" if comparison.kind == "accuracy" and count > 1 else ""
@@ -164,10 +164,10 @@ def differences(comparison: Comparison, numbers: DataFrame) -> Iterator[Table]:
     for name, other in (("minus_full", "the full cache"), ("minus_lead", lead)):
         paired = of_all[of_all[name].notna()]
         rows: list[Sequence[Field | str]] = []
-        for method, some in paired[paired["chosen"]].groupby("method", sort=False):
+        for method, group in paired[paired["chosen"]].groupby("method", sort=False):
             cells = {
-                each["budget"]: _difference(each, name, comparison.scale, form)
-                for each in some.to_dict("records")
+                record["budget"]: _difference(record, name, comparison.scale, form)
+                for record in group.to_dict("records")
             }
             first = Field(text=str(method), method=str(method))
             rows.append([first, *(cells.get(spec, NOTHING) for spec in specs)])
@@ -185,7 +185,7 @@ def areas(by_setting: Mapping[ReportedMethod, Cost], protocol: str) -> Table:
     """Area under the cost curves of every setting, against the oracle's (`kvp.metrics`)."""
     order = in_order(item.family for item in by_setting)
     rows: list[Sequence[Field | str]] = []
-    for setting, cost in sorted(by_setting.items(), key=lambda each: order.index(each[0].family)):
+    for setting, cost in sorted(by_setting.items(), key=lambda item: order.index(item[0].family)):
         ratio, skill = NOTHING, "–" if cost.skill is None else f"{cost.skill:.2f}"
         if cost.ratios:
             least, most = min(cost.ratios), max(cost.ratios)
@@ -207,8 +207,8 @@ def skill_map(shown: Mapping[ReportedMethod, Cost], protocol: str) -> Table:
 
     Below it stands the best of the others, the oracle apart. One setting per method.
     """
-    ours = next((each for each in shown if each.method == LEARNED), next(iter(shown)))
-    others = [each for each in shown if each != ours and each.method != ORACLE]
+    ours = next((setting for setting in shown if setting.method == LEARNED), next(iter(shown)))
+    others = [setting for setting in shown if setting != ours and setting.method != ORACLE]
     heads = sorted({head for cost in shown.values() for head in cost.heads})
     columns = sorted({head for _, head in heads})
     rows: list[Sequence[Field | str]] = []
@@ -237,24 +237,24 @@ def costs_of_requests(timings: Sequence[Timing]) -> Table:
     """Bytes and seconds of one protocol per method and budget."""
     rows: list[Sequence[Field | str]] = [
         [
-            _heading(each.setting, each.setting.details),
-            "all" if each.setting.method == FULL else f"{each.budget:.0f}",
-            f"{each.cache_bytes:,.0f}",
-            "–" if each.bytes_to_full is None else f"{each.bytes_to_full:.3f}",
-            _interval_field(each.prefill, 1000, ".1f"),
-            _interval_field(each.evict, 1000, ".1f"),
+            _heading(timing.setting, timing.setting.details),
+            "all" if timing.setting.method == FULL else f"{timing.budget:.0f}",
+            f"{timing.cache_bytes:,.0f}",
+            "–" if timing.bytes_to_full is None else f"{timing.bytes_to_full:.3f}",
+            _interval_field(timing.prefill, 1000, ".1f"),
+            _interval_field(timing.evict, 1000, ".1f"),
             *(
                 "–" if share is None else f"{100 * share:.0f} %"
-                for share in (each.seconds, each.flops)
+                for share in (timing.seconds, timing.flops)
             ),
-            "1" if each.setting.method == FULL else str(passes(each.setting.method)),
-            _interval_field(each.decode, 1000, ".2f"),
-            _interval_field(each.decode_to_full, 1, ".3f"),
+            "1" if timing.setting.method == FULL else str(passes(timing.setting.method)),
+            _interval_field(timing.decode, 1000, ".2f"),
+            _interval_field(timing.decode_to_full, 1, ".3f"),
         ]
-        for each in timings
+        for timing in timings
     ]
-    counts = sorted({each.decode.prompts for each in timings if each.decode})
-    few = "" if all(each.decode for each in timings) else (
+    counts = sorted({timing.decode.prompts for timing in timings if timing.decode})
+    few = "" if all(timing.decode for timing in timings) else (
         "; seconds are left out where fewer than 6 prompts were timed one by one"
     )  # fmt: skip
     return Table(

@@ -178,7 +178,7 @@ def estimates(
             spec: _estimate(kind, part, resamples)
             for spec, part in group_by(of_method, itemgetter("budget_spec")).items()
         }
-        for method, of_method in group_by(scored, lambda each: method_of(each, groups)).items()
+        for method, of_method in group_by(scored, lambda record: method_of(record, groups)).items()
     }
 
 
@@ -188,8 +188,8 @@ def _estimate(kind: Kind, records: list[ResultsRow], resamples: int) -> Estimate
         interval = bootstrap_mean(scores, resamples=resamples)
     else:
         interval = perplexity(records, resamples=resamples)
-    nbytes = [size for each in records if (size := each.get("cache_bytes")) is not None]
-    shares = [each["kept_tokens"] / each["cached_tokens"] for each in records]
+    nbytes = [size for record in records if (size := record.get("cache_bytes")) is not None]
+    shares = [record["kept_tokens"] / record["cached_tokens"] for record in records]
     return Estimate(
         interval=interval,
         policies=len({record["policy"] for record in records} - {None}),
@@ -207,10 +207,10 @@ def complete(grid: Grid) -> Grid:
     A folder that was extended by a task, or by prompts, has methods without answers to them.
     """
     prompts: set[Unit] = set().union(*(
-        prompts_of(one.scores) for budgets in grid.values() for one in budgets.values()
+        prompts_of(cell.scores) for budgets in grid.values() for cell in budgets.values()
     ))  # fmt: skip
     whole = {
-        method: {spec: one for spec, one in budgets.items() if prompts_of(one.scores) == prompts}
+        method: {spec: cell for spec, cell in budgets.items() if prompts_of(cell.scores) == prompts}
         for method, budgets in grid.items()
     }
     return {method: budgets for method, budgets in whole.items() if budgets}
@@ -254,19 +254,19 @@ def sort_tasks(kind: Kind, records: Iterable[ResultsRow], *, resamples: int = 20
     tasks = group_by(records, itemgetter("task"))
     apart: dict[str, tuple[str, str]] = {}
     for task, of_task in tasks.items():
-        some = [record for record in of_task if record["method"] in (FULL, *NULLS)]
-        least = next(iter(budget_axis(some).specs), None)
-        few = [record for record in some if record["budget_spec"] in (None, least)]
+        controls = [record for record in of_task if record["method"] in (FULL, *NULLS)]
+        least = next(iter(budget_axis(controls).specs), None)
+        few = [record for record in controls if record["budget_spec"] in (None, least)]
         grid = estimates(kind, few, defaultdict(str), resamples=resamples)
-        full = next((each[None] for each in grid.values() if None in each), None)
-        nulls = {one.label: each[least] for one, each in grid.items() if least and least in each}
+        full = next((row[None] for row in grid.values() if None in row), None)
+        nulls = {null.label: row[least] for null, row in grid.items() if least and least in row}
         if full is None:
             continue
-        whole, graded = full.interval.mean, any(each.get("metric") in GRADED for each in few)
+        whole, graded = full.interval.mean, any(record.get("metric") in GRADED for record in few)
         if kind == "accuracy" and whole < FAILS and not graded:
             apart[task] = FAILED, f"{whole:.0%}"
         elif nulls:
-            label, best = max(nulls.items(), key=lambda each: _goodness(kind, each[1]))
+            label, best = max(nulls.items(), key=lambda item: _goodness(kind, item[1]))
             shown = f"{best.interval.mean:.0%}, full {whole:.0%}, from {full.interval.low:.0%} on"
             alike = best.interval.mean >= max(full.interval.low, whole / 2)
             if kind == "perplexity":
@@ -348,10 +348,11 @@ def choose(
     """
     choices = {}
     for family, of_family in group_by(settings, lambda setting: setting.family).items():
-        found = [(one, *entry) for entry in tuned for one in of_family if _is_chosen(one, entry[0])]
+        runs = [(setting, *pair) for pair in tuned for setting in of_family]
+        chosen = [run for run in runs if _is_chosen(run[0], run[1])]
         best, how = min(of_family, key=partial(_distance_from_default, kind)), ""
-        if found:
-            best, entry, split = max(found, key=lambda each: each[1].chosen.score)
+        if chosen:
+            best, entry, split = max(chosen, key=lambda run: run[1].chosen.score)
             how = f", chosen on {split} ({entry.tried} settings)" * (entry.tried > 1)
         elif len(of_family) > 1:
             how = f", the default of {len(of_family)}"
@@ -394,7 +395,7 @@ class Best:
     @property
     def settings(self) -> list[ReportedMethod]:
         """Those that there are; the first is the one that all words are about."""
-        return [each for each in (self.learned, *self.others, self.null) if each]
+        return [setting for setting in (self.learned, *self.others, self.null) if setting]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -423,14 +424,13 @@ class Comparison:
     def measured(self) -> str:
         """What the numbers are of, in a sentence (`eval.results.folder.describe_measure`)."""
         tasks = self.sorted.usable or self.sorted.tasks
-        return describe_measure(
-            self.results, [each for each in self.records if each["task"] in tasks]
-        )
+        records = [record for record in self.records if record["task"] in tasks]
+        return describe_measure(self.results, records)
 
     @property
     def conditions(self) -> str:
         """What was measured, of which policies, how, and what was protected, for captions."""
-        policies = dict.fromkeys(each["policy"] for each in self.records if each["policy"])
+        policies = dict.fromkeys(record["policy"] for record in self.records if record["policy"])
         named = f"; policies {', '.join(policies)}" if policies else ""
         setting, kept = self.results.setting, "no token protected"
         if any(record["protected"] for record in self.records):
@@ -492,7 +492,7 @@ class Comparison:
     @property
     def left_out(self) -> str:
         """Methods without numbers over all prompts, for captions; empty if there are none."""
-        partial = [name for name, each in self.choices.items() if each.setting not in self.grid]
+        partial = [name for name, choice in self.choices.items() if choice.setting not in self.grid]
         lacking = f"; without {', '.join(partial)}, which answered only some of the prompts"
         return lacking * bool(partial)
 
@@ -532,8 +532,8 @@ class Comparison:
     def best(self) -> Best | None:
         """`best_at` 12.5 %, or else the middle one of the budgets of most methods."""
         number = Counter(
-            spec for each in self.chosen if each.method not in (FULL, ORACLE, *NULLS)
-            for spec in self.grid.get(each, ()) if spec
+            spec for setting in self.chosen if setting.method not in (FULL, ORACLE, *NULLS)
+            for spec in self.grid.get(setting, ()) if spec
         )  # fmt: skip
         del number[SELF_SIZED]
         budgets = [spec for spec in number if number[spec] == max(number.values())]
@@ -549,19 +549,18 @@ class Comparison:
         shown, which favours them.
         """
         grid, chosen = self.grid, self.chosen
-        at = [each for each in self.settings if budget in grid[each]]
-        nulls = [each for each in at if each.method in NULLS]
-        compared = [
-            each for each in at if each in chosen and each.method not in (FULL, ORACLE, *NULLS)
-        ]
+        at = [setting for setting in self.settings if budget in grid[setting]]
+        nulls = [setting for setting in at if setting.method in NULLS]
+        bounds = (FULL, ORACLE, *NULLS)
+        compared = [setting for setting in at if setting in chosen and setting.method not in bounds]
         if not compared or self.unfinished or not self.sorted.usable:
             return None
 
-        def rank(some: Iterable[ReportedMethod]) -> list[ReportedMethod]:
-            return sorted(some, key=lambda each: -_goodness(self.kind, grid[each][budget]))
+        def rank(methods: Iterable[ReportedMethod]) -> list[ReportedMethod]:
+            return sorted(methods, key=lambda method: -_goodness(self.kind, grid[method][budget]))
 
-        learned = next((each for each in compared if each.method == LEARNED), None)
-        others = rank(each for each in compared if each.method != LEARNED)
+        learned = next((setting for setting in compared if setting.method == LEARNED), None)
+        others = rank(setting for setting in compared if setting.method != LEARNED)
         return Best(
             budget=budget,
             learned=learned,
@@ -609,8 +608,8 @@ class Comparison:
             return self.gaps, self.told
         spec = best.budget
         lead = self.grid[first][spec]
-        found = {(each, spec): self.minus(self.grid[each][spec], lead) for each in others}
-        gaps = {key: gap for key, gap in found.items() if gap is not None}
+        paired = {(setting, spec): self.minus(self.grid[setting][spec], lead) for setting in others}
+        gaps = {key: gap for key, gap in paired.items() if gap is not None}
         return gaps, resolved_keys(gaps, self.tests)
 
     def over_null(self, setting: ReportedMethod, spec: str | None) -> Interval | None:
@@ -628,21 +627,18 @@ class Comparison:
         ours = self.grid.get(setting, {}).get(spec)
         if setting.method in (FULL, *NULLS) or not nulls or ours is None:
             return None
-        return self.minus(ours, max(nulls, key=lambda one: _goodness(self.kind, one)))
+        return self.minus(ours, max(nulls, key=lambda estimate: _goodness(self.kind, estimate)))
 
 
 def compare(results: Results, kind: Kind, protocol: str, *, resamples: int) -> Comparison | None:
     """Compare all methods of a results folder; None without records of this kind."""
-    records = [
-        each
-        for each in results.records
-        if each["protocol"] == protocol and each[FIELDS[kind]] is not None
-    ]
+    records = [record for record in results.records
+               if record["protocol"] == protocol and record[FIELDS[kind]] is not None]  # fmt: skip
     if not records:
         return None
     groups = policy_groups(results.records)
     tasks = sort_tasks(kind, records, resamples=resamples)
-    used = [each for each in records if each["task"] in tasks.usable] or records
+    used = [record for record in records if record["task"] in tasks.usable] or records
     all_methods = estimates(kind, used, groups, resamples=resamples)
     grid = complete(all_methods)
     tuned = [
@@ -667,19 +663,16 @@ def compare(results: Results, kind: Kind, protocol: str, *, resamples: int) -> C
 
 def compare_all(results: Results, *, resamples: int) -> list[Comparison]:
     """All comparisons of a results folder: answers, then given replies, protocol by protocol."""
-    found = (
-        compare(results, kind, protocol, resamples=resamples)
-        for kind in FIELDS
-        for protocol in results.protocols
-    )
-    return [each for each in found if each is not None]
+    comparisons = (compare(results, kind, protocol, resamples=resamples)
+                   for kind in FIELDS for protocol in results.protocols)  # fmt: skip
+    return [comparison for comparison in comparisons if comparison is not None]
 
 
 def in_order(families: Iterable[str]) -> list[str]:
     """Each once: full cache, oracle, learned policies, then the others in the given order."""
     method = {family: family.partition("/")[0] for family in families}
     first = (FULL, ORACLE, LEARNED)
-    return sorted(method, key=lambda each: (*first, method[each]).index(method[each]))
+    return sorted(method, key=lambda family: (*first, method[family]).index(method[family]))
 
 
 def resolved_keys(gaps: Mapping[Key, Interval], comparisons: int | None = None) -> set[Key]:

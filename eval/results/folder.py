@@ -218,14 +218,14 @@ def progress(results: Results) -> dict[tuple[str, str], tuple[int, int]]:
     for record in results.records:
         of = key_of(record, ("task", "protocol", *SETTING_FIELDS))
         rows[of].add(record["example"])
-    found: dict[tuple[str, str], tuple[int, int]] = {}
+    counts: dict[tuple[str, str], tuple[int, int]] = {}
     for part in results.manifest.get("planned", ()):
         for task, prompts in part["prompts"].items():
             key = task, part["protocol"]
             there = set.intersection(*(rows[*key, *setting] for setting in part["settings"]))
-            lacking, planned = found.get(key, (0, 0))
-            found[key] = max(lacking, prompts - len(there)), max(planned, prompts)
-    return {key: (planned - lacking, planned) for key, (lacking, planned) in found.items()}
+            lacking, planned = counts.get(key, (0, 0))
+            counts[key] = max(lacking, prompts - len(there)), max(planned, prompts)
+    return {key: (planned - lacking, planned) for key, (lacking, planned) in counts.items()}
 
 
 _NAMED = 2
@@ -242,7 +242,7 @@ def unfinished_work(results: Results) -> str:
     if not lacking:
         return results.altered and f"Unfinished: {results.altered}; the same command continues."
     more = f", {len(lacking) - _NAMED} more" if len(lacking) > _NAMED else ""
-    done, planned = (sum(each[side] for each in parts.values()) for side in (0, 1))
+    done, planned = (sum(part[side] for part in parts.values()) for side in (0, 1))
     return (
         f"Unfinished: {', '.join(lacking[:_NAMED])}{more}; {done} of {planned} evaluations are "
         "done, the same command continues."
@@ -269,15 +269,15 @@ def load_results(folder: Path) -> Results:
                 notes.append(f"The last line of {name} is torn (an interrupted run) and left out.")
     if not records["records"]:
         raise ResultsError(f"{folder} holds no {ROWS} with records yet; repeat its kvp eval")
-    known, *others = ({(each["policy"], each["policy_seed"]) for each in records[field]}
+    known, *others = ({(record["policy"], record["policy_seed"]) for record in records[field]}
                       for field in _FILES)  # fmt: skip
-    for name, found in zip((TIMING, CURVES), others, strict=True):
-        if more := found - known:
+    for name, pairs in zip((TIMING, CURVES), others, strict=True):
+        if more := pairs - known:
             raise ResultsError(
                 f"{folder / name} is of a policy and seed of which {ROWS} has no row "
                 f"({min(map(str, more))}): repeat its kvp eval command, or delete {name}"
             )
-    kinds = {(each["metrics_version"], *each["budgets"]) for each in records["curves"]}
+    kinds = {(curve["metrics_version"], *curve["budgets"]) for curve in records["curves"]}
     if len(kinds) > 1 or any(version != METRICS_VERSION for version, *_ in kinds):
         raise ResultsError(
             f"{folder / CURVES} holds another definition of skill than this kvp; "
@@ -288,8 +288,8 @@ def load_results(folder: Path) -> Results:
         manifest=manifest,
         **records,
         tuned=tuple(
-            TunedSettings.from_json(each, str(folder / MANIFEST))
-            for each in manifest.get("tuned", {}).values()
+            TunedSettings.from_json(settings, str(folder / MANIFEST))
+            for settings in manifest.get("tuned", {}).values()
         ),
         notes=tuple(notes),
         altered=altered_part(folder, manifest),

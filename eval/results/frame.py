@@ -35,7 +35,7 @@ def summary(comparisons: Sequence[Comparison], width: int = 100) -> str:
     """All comparisons, `width` columns wide: what is said of each and its table; then a legend."""
     lines: list[str] = []
     for comparison in comparisons:
-        lines += [each for each in sentences(comparison) if each not in lines]
+        lines += [line for line in sentences(comparison) if line not in lines]
         lines.append(f"{title(comparison)} (95 % interval)")
         lines.append(short_table(comparison, interval=True).to_string(line_width=width))
     return "\n".join([*lines, *_legend(comparisons)])
@@ -61,18 +61,18 @@ def short_table(
         size = f" @{of.share:.0%}" if spec == SELF_SIZED else ""
         return f"{mean}{around}{size}"
 
-    specs = {spec for budgets in comparison.grid.values() for spec in budgets}
-    columns = sorted(specs, key=lambda spec: budget_order(spec or FULL))
-    rows = {each.label: [cell(each, spec) for spec in columns] for each in comparison.settings}
-    names = pandas.Index([spec or FULL for spec in columns], name="method")
+    union = {spec for budgets in comparison.grid.values() for spec in budgets}
+    specs = sorted(union, key=lambda spec: budget_order(spec or FULL))
+    rows = {method.label: [cell(method, spec) for spec in specs] for method in comparison.settings}
+    names = pandas.Index([spec or FULL for spec in specs], name="method")
     return pandas.DataFrame.from_dict(rows, orient="index", columns=names)
 
 
 def _legend(comparisons: Sequence[Comparison]) -> list[str]:
     """What the numbers in the tables are over."""
-    settings = {setting for each in comparisons for setting in each.grid}
-    lines = [each.interval for each in comparisons]
-    if any(each.best for each in comparisons):
+    settings = {setting for comparison in comparisons for setting in comparison.grid}
+    lines = [comparison.interval for comparison in comparisons]
+    if any(comparison.best for comparison in comparisons):
         lines.append(PICKED)
     if any(setting.protected for setting in settings):
         lines.append(f"{PROTECTED.strip()}: first and last tokens are always kept")
@@ -104,7 +104,7 @@ def tidy(comparison: Comparison) -> pandas.DataFrame:
             for spec, of in grid.get(setting, {}).items()
         }  # fmt: skip
         apart = not usable if overall else name not in usable
-        full = next((of for (each, _), of in cells.items() if each.method == FULL), None)
+        full = next((of for (setting, _), of in cells.items() if setting.method == FULL), None)
         whole = None if apart or comparison.unfinished else full
         mean = whole.interval.mean if whole else 0.0
         to_full = {
@@ -174,7 +174,7 @@ class ResultsFrame(pandas.DataFrame):  # type: ignore[misc]  # pandas has no typ
 
     def sentences(self) -> list[str]:
         """What kvp eval says at its end, and kvp report at its beginning."""
-        said = (each for comparison in self.comparisons for each in sentences(comparison))
+        said = (line for comparison in self.comparisons for line in sentences(comparison))
         return list(dict.fromkeys(said))
 
     def summary(self) -> pandas.DataFrame:
@@ -196,8 +196,9 @@ class ResultsFrame(pandas.DataFrame):  # type: ignore[misc]  # pandas has no typ
         return f"{summary(self.comparisons)}\n{size}"
 
     def _repr_html_(self) -> str:
-        return "".join(
-            "".join(f"<p>{html.escape(line)}</p>" for line in (*sentences(each), title(each)))
-            + short_table(each).to_html()
-            for each in self.comparisons
-        )
+        parts: list[str] = []
+        for comparison in self.comparisons:
+            lines = (*sentences(comparison), title(comparison))
+            parts += [f"<p>{html.escape(line)}</p>" for line in lines]
+            parts.append(short_table(comparison).to_html())
+        return "".join(parts)

@@ -58,10 +58,10 @@ def seal(folder: Path) -> None:
 
 def altered_part(folder: Path, manifest: Mapping[str, Any]) -> str:
     """In what files are not those of an ended run, "" where earlier versions say nothing."""
-    files, found = manifest.get("files"), _digests(folder)
+    files, digests = manifest.get("files"), _digests(folder)
     if not isinstance(files, dict) or not files:
         return "the last run has not ended" if "files" in manifest else ""
-    names = sorted(name for name in {*files, *found} if files.get(name) != found.get(name))
+    names = sorted(name for name in {*files, *digests} if files.get(name) != digests.get(name))
     return f"the last run left another {' and '.join(names)}" if names else ""
 
 
@@ -129,7 +129,7 @@ def policy_groups(
     Policies of one group are averaged. Where there is only one group, its name is "", unless
     `named`.
     """
-    seeds = {each["policy"]: each["policy_seed"] for each in records if each["policy"] is not None}
+    seeds = {row["policy"]: row["policy_seed"] for row in records if row["policy"] is not None}
     names = {label: without_seed(label, seed) for label, seed in seeds.items()}
     if len(set(names.values())) <= 1 and not named:
         names = dict.fromkeys(names, "")
@@ -277,15 +277,15 @@ def results_folder(name: str) -> Path:
 
     Raises AddressError where there is none at an address.
     """
-    found = place(name)
-    if isinstance(found, Path) and not (found / PARTS).is_dir():
-        return found
-    folder = cache_folder() / "results" / staging_folder(found).name / found.absolute().name
+    source = place(name)
+    if isinstance(source, Path) and not (source / PARTS).is_dir():
+        return source
+    folder = cache_folder() / "results" / staging_folder(source).name / source.absolute().name
     for old, _ in [*files_below(folder)]:
         (folder / old).unlink()
-    names = [inner for inner, _ in files_below(found)]
+    names = [inner for inner, _ in files_below(source)]
     if not names:
-        raise AddressError(f"{found} does not exist; is this a results folder?")
-    fetch(found, folder, [inner for inner in names if "/" not in inner])
-    RecordParts(found).join(folder / ROWS)
+        raise AddressError(f"{source} does not exist; is this a results folder?")
+    fetch(source, folder, [inner for inner in names if "/" not in inner])
+    RecordParts(source).join(folder / ROWS)
     return folder

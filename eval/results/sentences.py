@@ -21,10 +21,10 @@ def sentences(comparison: Comparison) -> list[str]:
     """
     if comparison.unfinished:
         return [comparison.unfinished]
-    found = [comparison.sorted.apart] if comparison.sorted.apart else []
+    lines = [comparison.sorted.apart] if comparison.sorted.apart else []
     if (best := comparison.best) is None:
-        return found
-    return [*found, comparison.measured, *findings(comparison, best)]
+        return lines
+    return [*lines, comparison.measured, *findings(comparison, best)]
 
 
 def findings(comparison: Comparison, best: Best) -> list[str]:
@@ -49,36 +49,37 @@ def _main_sentence(comparison: Comparison, best: Best) -> str:
         *["the best null, {},"] * bool(best.null),
     ]
     parts = []
-    for name, each in zip(named, best.settings, strict=True):
-        more = _other_settings(comparison, best, each)
-        more += _trained_share(comparison, each) or _level(comparison, best, each)
-        words = name.format(f"{each.label}{more}")
-        parts.append(f"{words}{verb} {numbers(comparison.grid[each][budget])}")
+    for name, setting in zip(named, best.settings, strict=True):
+        more = _other_settings(comparison, best, setting)
+        more += _trained_share(comparison, setting) or _level(comparison, best, setting)
+        words = name.format(f"{setting.label}{more}")
+        parts.append(f"{words}{verb} {numbers(comparison.grid[setting][budget])}")
         verb = ""
     if full is not None:
         parts.append(f"the full cache {numbers(full)}")
     place = f"At {budget} of the cache" if budget.endswith("%") else f"At {budget} tokens per head"
     seen = "the question seen" if comparison.protocol == "query_aware" else "the question not seen"
-    kept = "; +p: first and last tokens are kept" * any(each.protected for each in best.settings)
+    protected = any(setting.protected for setting in best.settings)
+    kept = "; +p: first and last tokens are kept" * protected
     return f"{place} ({seen} before compression{kept}; 95 % intervals) {'; '.join(parts)}."
 
 
-def _other_settings(comparison: Comparison, best: Best, one: ReportedMethod) -> str:
+def _other_settings(comparison: Comparison, best: Best, setting: ReportedMethod) -> str:
     """The other settings in which a policy was run at the budget, none of which kvp tune chose."""
     others = [
-        each.label for each in comparison.settings
-        if each.family == one.family and each != one and best.budget in comparison.grid[each]
-        and one.method == LEARNED and "the default of" in comparison.choices[one.family].note
+        other.label for other in comparison.settings if other.family == setting.family
+        and other != setting and best.budget in comparison.grid[other] and setting.method == LEARNED
+        and "the default of" in comparison.choices[setting.family].note
     ]  # fmt: skip
     return f" (the default; {', '.join(others)} in the tables)" if others else ""
 
 
-def _trained_share(comparison: Comparison, one: ReportedMethod) -> str:
+def _trained_share(comparison: Comparison, setting: ReportedMethod) -> str:
     """How many of the tasks a policy was trained on; "" where it was not, or no record says so."""
     recorded = comparison.results.manifest.get("policy_tasks", {})
     seen = {
-        task for policy, tasks in recorded.items()
-        if one.method == LEARNED and comparison.groups.get(policy) == one.group for task in tasks
+        task for policy, tasks in recorded.items() if setting.method == LEARNED
+        and comparison.groups.get(policy) == setting.group for task in tasks
     }  # fmt: skip
     tasks = comparison.sorted.usable
     number = len(seen.intersection(tasks))
@@ -86,16 +87,16 @@ def _trained_share(comparison: Comparison, one: ReportedMethod) -> str:
     return f", trained on {'this task' if len(tasks) == 1 else those}," if number else ""
 
 
-def _level(comparison: Comparison, best: Best, one: ReportedMethod) -> str:
+def _level(comparison: Comparison, best: Best, setting: ReportedMethod) -> str:
     """Methods of the same kind, without training or nulls, that are tied with one."""
 
-    def place(each: ReportedMethod) -> tuple[bool, float]:
-        mean = comparison.grid[each][best.budget].interval.mean
-        return each.method in NULLS, round(mean, 9)
+    def place(other: ReportedMethod) -> tuple[bool, float]:
+        mean = comparison.grid[other][best.budget].interval.mean
+        return other.method in NULLS, round(mean, 9)
 
     level = [
-        each.label for each in best.compared
-        if each != one and LEARNED not in (one.method, each.method) and place(each) == place(one)
+        other.label for other in best.compared if other != setting
+        and LEARNED not in (setting.method, other.method) and place(other) == place(setting)
     ]  # fmt: skip
     more = f" and {len(level) - 2} more" if len(level) > 2 else ""
     return f" (tied with {', '.join(level[:2])}{more})" if level else ""
@@ -108,14 +109,14 @@ def _difference_sentences(comparison: Comparison, best: Best) -> list[str]:
     """
     first, *others = best.settings
     known, told = comparison.told_of(best)
-    gaps = {each: -known[each, best.budget] for each in others if (each, best.budget) in known}
+    gaps = {other: -known[other, best.budget] for other in others if (other, best.budget) in known}
     if not gaps:
         return []
     few = min(gap.prompts for gap in gaps.values())
     parts, open_ones = [], []
-    for each, gap in gaps.items():
-        text, name = _difference(comparison, gap), each.label
-        if (each, best.budget) in told:
+    for other, gap in gaps.items():
+        text, name = _difference(comparison, gap), other.label
+        if (other, best.budget) in told:
             parts.append(f"{'ahead of' if gap.mean > 0 else 'behind'} {name}, {text}")
             continue
         open_ones.append(gap)

@@ -166,8 +166,8 @@ def paired_difference(
     else:
         degrees = sum(len(sums) - 1 for sums, _ in _by_task(shared, weights))
         p = _p_value_of_prompts(draws, degrees, stretched=bounds is None)
-    found = _interval(_mean(shared, weights), draws, len(shared), bounds, p)
-    return found if p <= LEVEL else replace(found, low=min(found.low, 0), high=max(found.high, 0))
+    gap = _interval(_mean(shared, weights), draws, len(shared), bounds, p)
+    return gap if p <= LEVEL else replace(gap, low=min(gap.low, 0), high=max(gap.high, 0))
 
 
 def prompts_to_resolve(difference: Interval, size: float = RESOLUTION) -> int:
@@ -266,7 +266,7 @@ def _by_task(
     tasks: dict[str, dict[Unit, float]] = defaultdict(dict)
     for unit, value in values.items():
         tasks[unit[0] if weights is None else ""][unit] = value
-    found = []
+    pairs = []
     for of_task in tasks.values():
         counts = [1.0 if weights is None else weights[unit] for unit in of_task]
         sums = [value * count for value, count in zip(of_task.values(), counts, strict=True)]
@@ -275,8 +275,8 @@ def _by_task(
             numbers.setdefault((task, context_of(example)), len(numbers))
             for task, example in of_task
         ]
-        found.append([np.bincount(places, weights=each).astype(float) for each in (sums, counts)])
-    return found
+        pairs.append([np.bincount(places, weights=term).astype(float) for term in (sums, counts)])
+    return pairs
 
 
 def _prompt_draws(

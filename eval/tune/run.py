@@ -124,7 +124,7 @@ def subjects_of(config: TuneConfig) -> list[Subject]:
             f"--allocators {config.allocators}: name each allocator once, and none that ignores "
             "the budget"
         )
-    found: list[Subject] = []
+    subjects: list[Subject] = []
     for text in config.evaluation.method_list:
         spec, rule = split_method(text)
         if spec == FULL or spec.startswith(f"{TUNED}:"):
@@ -138,12 +138,12 @@ def subjects_of(config: TuneConfig) -> list[Subject]:
             "fixed_allocator": rule is not None,
         }
         if spec == LEARNED:
-            found += _learned_subjects(config, common)
+            subjects += _learned_subjects(config, common)
             continue
         for name in NULLS if spec == ALL_NULLS else (spec,):
-            requested = name if rule is None else f"{name}+{rule}"
-            found.append(_registered_subject(name, config.seed, {**common, "requested": requested}))
-    return found
+            label = name if rule is None else f"{name}+{rule}"
+            subjects.append(_registered_subject(name, config.seed, {**common, "requested": label}))
+    return subjects
 
 
 def _learned_subjects(config: TuneConfig, common: Mapping[str, Any]) -> list[Subject]:
@@ -215,16 +215,16 @@ class Tuning:
                 "--tasks: some have answers, others given replies (chat, text); tune on one kind"
             )
         lengths = [prompt.boundary(name) for prompt, name in work]
-        small = [each for each in self.budgets if too_short(lengths, each, self.protected)]
+        small = [budget for budget in self.budgets if too_short(lengths, budget, self.protected)]
         if config.protection != "off" and small:
             raise UsageError(
                 f"--budgets {small[0]} is below the {self.protected.tokens} protected tokens for "
                 "some prompts; raise it, or use --protection off, or fewer --recents"
             )
         self.searches = [
-            Search(subject, protocol, subject.space(config.protection, longest))
+            Search(subject, protocol, subject.space(config.protection, tokens))
             for protocol in self.protocols
-            for longest in (max(one.boundary(name) for one, name in work if name == protocol),)
+            for tokens in (max(prompt.boundary(name) for prompt, name in work if name == protocol),)
             for subject in subjects
         ]
         count = config.settings_per_method
@@ -239,8 +239,8 @@ class Tuning:
     def next_batches(self) -> list[tuple[Search, list[Candidate]]]:
         """What each search that goes on wants to know next."""
         count = self.config.settings_per_method
-        batches = [(one, next_batch(one.space, one.scores, count)) for one in self.searches]
-        return [(search, batch) for search, batch in batches if batch]
+        batches = [next_batch(search.space, search.scores, count) for search in self.searches]
+        return [pair for pair in zip(self.searches, batches, strict=True) if pair[1]]
 
     def plan_work(self, wanted: Sequence[tuple[Search, Sequence[Candidate]]]) -> Prepared:
         """The work of measuring candidates, as kvp eval takes it."""
@@ -256,11 +256,11 @@ class Tuning:
 
     def settings(self, search: Search, candidate: Candidate) -> list[Setting]:
         """A candidate at every budget, as kvp eval takes it."""
-        found, _ = plan(
+        settings, _ = plan(
             search.subject.methods(candidate), self.budgets, (),
             protection="on" if candidate.protected else "off", protected=self.protected,
         )  # fmt: skip
-        return found
+        return settings
 
     def search(self, bench: Bench, file: RecordFile) -> None:
         """Search for all methods; all candidates of a round share the prefill of a prompt."""
@@ -284,11 +284,11 @@ class Tuning:
         """Score of a measured candidate on the prompts and budgets of this run."""
         config, settings = self.config.evaluation, self.settings(search, candidate)
         scores: dict[Hashable, dict[Unit, float]] = {}
-        for policy, of_policy in group_by(settings, lambda each: each.method.policy).items():
+        for policy, of_policy in group_by(settings, lambda setting: setting.method.policy).items():
             scores[policy] = {
                 (prompt.task, prompt.sample.id): sum(
-                    file.values[key_of(identify(config, prompt, protocol, each))]
-                    for each in of_policy
+                    file.values[key_of(identify(config, prompt, protocol, setting))]
+                    for setting in of_policy
                 ) / len(of_policy)
                 for prompt, protocol in self.prepared.work if protocol == search.protocol
             }  # fmt: skip
@@ -299,7 +299,7 @@ class Tuning:
         """What was chosen, and all that each search tried."""
         entries, everything = [], []
         for search in self.searches:
-            scored = {each: self._score_candidate(file, search, each) for each in search.scores}
+            scored = {trial: self._score_candidate(file, search, trial) for trial in search.scores}
             everything.append(list(scored.values()))
             entries.append(
                 Tuned(
@@ -308,7 +308,7 @@ class Tuning:
                     requested=search.subject.requested,
                     protocol=search.protocol,
                     chosen=scored[best_of(search.scores)],
-                    published=tuple(scored[each] for each in search.space.start if each in scored),
+                    published=tuple(filter(None, map(scored.get, search.space.start))),
                     tried=len(scored),
                 )
             )
@@ -423,7 +423,7 @@ def _table(entries: Sequence[Tuned], *, percent: bool) -> Table:
             f"{entry.requested}{f'/{entry.group}' * bool(entry.group)}",
             str(entry.tried),
             f"{text(entry.chosen.score)} ({text(low)} to {text(high)})",
-            text(max(each.score for each in entry.published)),
+            text(max(setting.score for setting in entry.published)),
             entry.chosen.label,
         )
     return table

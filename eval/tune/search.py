@@ -67,7 +67,7 @@ class Dimension:
     def with_value(self, candidate: Candidate, value: object) -> Candidate | None:
         """The candidate with another value; None where options exclude each other."""
         if self.name == ALLOCATOR:
-            allocator: Any = next(each for each in self.grid.values if rule_name(each) == value)
+            allocator: Any = next(rule for rule in self.grid.values if rule_name(rule) == value)
             return replace(candidate, allocator=allocator)
         if not self.part:
             return replace(candidate, protected=bool(value))
@@ -109,22 +109,22 @@ class Space:
 
     def dimensions(self, candidate: Candidate) -> list[Dimension]:
         """What can be changed about a candidate."""
-        scorer = candidate.scorer if is_dataclass(candidate.scorer) else None
-        options: Grid = {} if scorer is None else self.options
-        found = [Dimension(name=name, grid=grid, part="scorer") for name, grid in options.items()]
+        options: Grid = self.options if is_dataclass(candidate.scorer) else {}
+        dimensions = [
+            Dimension(name=name, grid=grid, part="scorer") for name, grid in options.items()
+        ]
         if len(self.allocators) > 1:
-            found.append(Dimension(name=ALLOCATOR, grid=Choices(self.allocators)))
+            dimensions.append(Dimension(name=ALLOCATOR, grid=Choices(self.allocators)))
         if self.allocator_options:
-            found += [
-                Dimension(
-                    name=f"{rule_name(candidate.allocator)}.{name}", grid=grid, part=ALLOCATOR
-                )
+            rule = rule_name(candidate.allocator)
+            dimensions += [
+                Dimension(name=f"{rule}.{name}", grid=grid, part=ALLOCATOR)
                 for name, grid in getattr(candidate.allocator, "grid", {}).items()
             ]
-        protections: tuple[bool, ...] = tuple(dict.fromkeys(each.protected for each in self.start))
+        protections = tuple(dict.fromkeys(start.protected for start in self.start))
         if len(protections) > 1:
-            found.append(Dimension(name=PROTECTED, grid=Choices(protections)))
-        return found
+            dimensions.append(Dimension(name=PROTECTED, grid=Choices(protections)))
+        return dimensions
 
 
 def best_of(scores: Scores) -> Candidate:
@@ -144,15 +144,15 @@ def next_batch(space: Space, scores: Scores, count: int) -> list[Candidate]:
     steps = (
         _unseen_settings(dimensions, best, scores),
         (
-            one.with_value(best, value)
-            for one in dimensions
-            for value in _next(space, one, best, scores)
+            dimension.with_value(best, value)
+            for dimension in dimensions
+            for value in _next(space, dimension, best, scores)
         ),
-        (each for one in dimensions for each in _middle_settings(space, one, best, scores)),
+        _middle_settings(space, dimensions, best, scores),
         _combinations(space, best),
     )
     for step in steps:
-        fresh = (each for each in step if each is not None and each not in scores)
+        fresh = (setting for setting in step if setting is not None and setting not in scores)
         if batch := list(dict.fromkeys(islice(fresh, min(FILL, count - len(scores))))):
             return batch
     return []
@@ -166,21 +166,21 @@ def values_beyond(space: Space, scores: Scores) -> dict[str, list[Candidate]]:
     """
     best = best_of(scores)
     same = _same_choices(space, best, scores)
-    found = {}
-    for one in space.dimensions(best):
-        value = _number(space, one, best, scores)
-        if not isinstance(one.grid, Numbers) or value is None:
+    by_option = {}
+    for dimension in space.dimensions(best):
+        value = _number(space, dimension, best, scores)
+        if not isinstance(dimension.grid, Numbers) or value is None:
             continue
-        known = _numbers(one.value(each) for each in same)
+        known = _numbers(dimension.value(setting) for setting in same)
         values = []
         if min(known) >= value:
-            values.append(one.grid.step_down(value))
+            values.append(dimension.grid.step_down(value))
         if max(known) <= value:
-            values.append(one.grid.step_up(value, space.tokens))
-        changed = [one.with_value(best, beyond) for beyond in values if beyond is not None]
-        if able := [each for each in changed if each is not None]:
-            found[one.name] = able
-    return found
+            values.append(dimension.grid.step_up(value, space.tokens))
+        changed = [dimension.with_value(best, beyond) for beyond in values if beyond is not None]
+        if able := [setting for setting in changed if setting is not None]:
+            by_option[dimension.name] = able
+    return by_option
 
 
 def _unseen_settings(
@@ -190,64 +190,64 @@ def _unseen_settings(
 
     Where options exclude each other, it is the best setting that can have them.
     """
-    for one in dimensions:
-        seen = {one.value(each) for each in scores}
-        unseen = [value for value in one.values if value not in seen]
-        able = [each for each in scores if one.value(each) is not None] if unseen else []
-        for base in (best, *sorted(able, key=lambda each: -scores[each])):
-            changed = [one.with_value(base, value) for value in unseen]
-            if found := [each for each in changed if each is not None]:
-                yield from found
+    for dimension in dimensions:
+        seen = {dimension.value(setting) for setting in scores}
+        unseen = [value for value in dimension.values if value not in seen]
+        able = [setting for setting in scores if unseen and dimension.value(setting) is not None]
+        for base in (best, *sorted(able, key=lambda setting: -scores[setting])):
+            changed = [dimension.with_value(base, value) for value in unseen]
+            if settings := [setting for setting in changed if setting is not None]:
+                yield from settings
                 return
 
 
-def _next(space: Space, one: Dimension, best: Candidate, scores: Scores) -> tuple[Any, ...]:
+def _next(space: Space, dimension: Dimension, best: Candidate, scores: Scores) -> tuple[Any, ...]:
     """All other choices, or the next smaller and greater number."""
-    if isinstance(one.grid, Choices):
-        return one.values
-    if (value := _number(space, one, best, scores)) is None:
+    if isinstance(grid := dimension.grid, Choices):
+        return dimension.values
+    if (value := _number(space, dimension, best, scores)) is None:
         return ()
-    known = {*one.grid.values, *_numbers(one.value(each) for each in scores)}
-    beside = (one.grid.step_down(value, known), value, one.grid.step_up(value, space.tokens, known))
-    return tuple(each for each in beside if each is not None)
+    known = {*grid.values, *_numbers(dimension.value(setting) for setting in scores)}
+    beside = (grid.step_down(value, known), value, grid.step_up(value, space.tokens, known))
+    return tuple(number for number in beside if number is not None)
 
 
 def _middle_settings(
-    space: Space, one: Dimension, best: Candidate, scores: Scores
+    space: Space, dimensions: Sequence[Dimension], best: Candidate, scores: Scores
 ) -> Iterator[Candidate | None]:
-    value = _number(space, one, best, scores)
-    if not isinstance(one.grid, Numbers) or value is None:
-        return
-    for other in _next(space, one, best, scores):
-        middle = one.grid.bisect(min(value, other), max(value, other))
-        if middle is not None:
-            yield one.with_value(best, middle)
+    for dimension in dimensions:
+        value = _number(space, dimension, best, scores)
+        if isinstance(dimension.grid, Numbers) and value is not None:
+            for other in _next(space, dimension, best, scores):
+                middle = dimension.grid.bisect(min(value, other), max(value, other))
+                if middle is not None:
+                    yield dimension.with_value(best, middle)
 
 
 def _combinations(space: Space, best: Candidate) -> Iterator[Candidate | None]:
     """Every combination of the values of all grids; None where options exclude each other."""
     for allocator in space.allocators:
         dimensions = [
-            one for one in space.dimensions(replace(best, allocator=allocator))
-            if one.name != ALLOCATOR
+            dimension for dimension in space.dimensions(replace(best, allocator=allocator))
+            if dimension.name != ALLOCATOR
         ]  # fmt: skip
-        for values in product(*(one.values for one in dimensions)):
+        for values in product(*(dimension.values for dimension in dimensions)):
             candidate: Candidate | None = replace(best, allocator=allocator)
-            for one, value in zip(dimensions, values, strict=True):
-                candidate = None if candidate is None else one.with_value(candidate, value)
+            for dimension, value in zip(dimensions, values, strict=True):
+                candidate = None if candidate is None else dimension.with_value(candidate, value)
             yield candidate
 
 
-def _number(space: Space, one: Dimension, best: Candidate, scores: Scores) -> float | None:
+def _number(space: Space, dimension: Dimension, best: Candidate, scores: Scores) -> float | None:
     """Number of the best setting; where that is `auto`, the best number with the same choices."""
-    if not isinstance(one.grid, Numbers):
+    if not isinstance(dimension.grid, Numbers):
         return None
-    value = one.value(best)
+    value: float | None = dimension.value(best)
     if not _numbers([value]):
-        same = [each for each in _same_choices(space, best, scores) if _numbers([one.value(each)])]
-        value = one.value(best_of({each: scores[each] for each in same})) if same else None
-    number: float | None = value
-    return number
+        same = _same_choices(space, best, scores)
+        known = {other: scores[other] for other in same if _numbers([dimension.value(other)])}
+        value = dimension.value(best_of(known)) if known else None
+    return value
 
 
 def _numbers(values: Iterator[Any] | Sequence[Any]) -> list[float]:
@@ -256,8 +256,8 @@ def _numbers(values: Iterator[Any] | Sequence[Any]) -> list[float]:
 
 def _same_choices(space: Space, best: Candidate, scores: Scores) -> list[Candidate]:
     """Settings with the best one's pooling, allocator, protection and the like."""
-    choices = [one for one in space.dimensions(best) if isinstance(one.grid, Choices)]
-    return [each for each in scores if all(one.value(each) == one.value(best) for one in choices)]
+    values = [choice.value for choice in space.dimensions(best) if isinstance(choice.grid, Choices)]
+    return [setting for setting in scores if all(value(setting) == value(best) for value in values)]
 
 
 def rule_name(allocator: object) -> str:

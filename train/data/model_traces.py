@@ -77,7 +77,8 @@ class Prompts:
                 "training"
             )
         # Without an answer, so that a prompt is long enough whatever its answer turns out to be.
-        records = (sequence_record(one, encode(one, tokenizer), reply=(), index=0) for one in train)
+        records = (sequence_record(sample, encode(sample, tokenizer), reply=(), index=0)
+                   for sample in train)  # fmt: skip
         pairs = zip(train, records, strict=True)
         training = [sample for sample, record in pairs if points_by_kind(record, recipe)]
         if not training:
@@ -260,7 +261,7 @@ def plan_memory(
         labels=() if stored is None else (stored,),
     )
     with_queries = replace(plan, store="qkv")
-    least = min(plan, with_queries, key=lambda one: kept_bytes(one, recipe, train, 0))
+    least = min(plan, with_queries, key=lambda choice: kept_bytes(choice, recipe, train, 0))
     plan = with_queries if recipe.needs_queries else least
     whole = kept_bytes(plan, recipe, train, validation)
     return plan, whole * len(config.heads_of(geometry)) // geometry.total_kv_heads

@@ -75,8 +75,8 @@ def open_store(config: TrainConfig, recipe: Recipe) -> TrainingData:
     identity = {
         "geometry": reader.geometry.to_dict(),
         "store": store_digest(reader.manifest, reader.plan),
-        "sequences": digest_json([one.to_dict() for found in records.values() for one in found]),
-        **{split: len(found) for split, found in records.items()},
+        "sequences": digest_json([entry.to_dict() for part in records.values() for entry in part]),
+        **{split: len(part) for split, part in records.items()},
     }
     return TrainingData(traces=reader, identity=identity, sequences_of=records.__getitem__)
 
@@ -120,9 +120,9 @@ def device_of(name: str) -> torch.device:
 def recorded_text(manifest: Mapping[str, Any]) -> dict[str, Any]:
     """What traces were taken of: `data` (names, length, sequences), `answers` and `command`."""
     identity = manifest.get("identity", {})
-    found = {"data": identity.get("data"), "answers": identity.get("continuation")}
-    found["command"] = manifest.get("command")
-    return {name: value for name, value in found.items() if value is not None}
+    text = {"data": identity.get("data"), "answers": identity.get("continuation")}
+    text["command"] = manifest.get("command")
+    return {name: value for name, value in text.items() if value is not None}
 
 
 def recorded_model(manifest: Mapping[str, Any]) -> dict[str, str | None]:

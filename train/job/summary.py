@@ -40,9 +40,9 @@ CHARTS = {
 def print_start(job: Job, rankers: HeadRankers) -> None:
     """Print heads, parameters, sequences, label, objective, steps and device of a run."""
     recipe, data = job.recipe, job.training_data
-    each = sum(weight.numel() for weight in rankers.parameters()) // len(job.heads)
+    weights = sum(weight.numel() for weight in rankers.parameters()) // len(job.heads)
     print(
-        f"training {len(job.heads)} of {job.traces.geometry.total_kv_heads} KV heads, {each:,} "
+        f"training {len(job.heads)} of {job.traces.geometry.total_kv_heads} KV heads, {weights:,} "
         f"parameters each, on {len(data.training)} sequences ({len(data.validation)} for "
         f"validation): label {recipe.label}, objective {recipe.objective}, {recipe.steps:,} steps "
         f"of {recipe.contexts} contexts, {job.device}",
@@ -78,12 +78,12 @@ def print_summary(
     for index in sorted(order[:SHOWN_HEADS]):
         name = names[index]
         numbers = [f"{float(column[index]):.3f}" for column in columns]
-        heuristic = "" if (one := best[index]) is None else f"{one[0]} {one[1]:.3f}"
+        heuristic = "" if (pair := best[index]) is None else f"{pair[0]} {pair[1]:.3f}"
         step = str(int(best_step[index]))
         table.add_row(name, *numbers, heuristic, f"{result.parameters:,}", step)
     table.add_section()
     means = [f"{float(column.nanmean()):.3f}" for column in columns]
-    skills = [one[1] for one in best if one is not None]
+    skills = [pair[1] for pair in best if pair is not None]
     mean = f"{sum(skills) / len(skills):.3f}" if skills else ""
     table.add_row("all", *means, mean, "", "")
     Console().print(table)
@@ -109,7 +109,7 @@ def means_by_layer(held_out: HeldOut, geometry: Geometry, heads: range) -> dict[
     skill, kept = held_out.skill.nan_to_num(0.0).cpu(), 1 - held_out.lost[CHARTED_BUDGET].cpu()
     means = {"held_out/skill": skill.mean(), "held_out/worst_head": skill.min()}
     for layer in dict.fromkeys(layers):
-        of_layer = torch.tensor([one == layer for one in layers])
+        of_layer = torch.tensor([other == layer for other in layers])
         for name, values in (("skill", skill), ("kept", kept)):
             means[f"{name}_by_layer/{layer.zfill(2)}"] = values[of_layer].mean()
     return means

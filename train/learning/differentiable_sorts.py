@@ -140,7 +140,7 @@ class _Projection(torch.autograd.Function):
         tokens = z.shape[-1]
         corners = torch.arange(tokens, 0, -1, dtype=z.dtype, device=z.device)
         contexts = (ordered - corners).reshape(-1, tokens).double().cpu().numpy()  # [contexts, N]
-        fits = [isotonic_regression(one, increasing=False) for one in contexts]
+        fits = [isotonic_regression(context, increasing=False) for context in contexts]
         pooled = torch.from_numpy(np.stack([fit.x for fit in fits])).to(z).view_as(z)  # [..., N]
         sizes = np.concatenate([np.diff(fit.blocks) for fit in fits])
         blocks = torch.from_numpy(np.repeat(np.arange(len(sizes)), sizes)).to(z.device)
