@@ -149,7 +149,8 @@ def render(run: Run, blocks: Sequence[Block]) -> str:
     environment.filters |= {"packed": pack_text, "json": json.dumps}
     compared = run.comparisons
     named = [name for comparison in compared for name in comparison.sorted.tasks]
-    protocols = [(comparison.protocol, SEEN[comparison.protocol]) for comparison in compared]
+    protocols = {comparison.protocol: SEEN[comparison.protocol] for comparison in compared}
+    one_protocol = len(protocols) == 1
     union = {spec for comparison in compared for spec in comparison.budgets.specs}
     specs = sorted(union, key=budget_order)
     best = next((comparison.best.budget for comparison in compared if comparison.best), "")
@@ -167,7 +168,9 @@ def render(run: Run, blocks: Sequence[Block]) -> str:
         subtitles=run.measured,
         style=f"{(web / 'page.css').read_text('utf-8').strip()}\n{rank_styles()}",
         script=script,
-        protocols=[("", "both"), *dict.fromkeys(protocols)],
+        protocols=[("", *protocols.values())]
+        if one_protocol
+        else [("", "both"), *protocols.items()],
         tasks=[("", "all"), *((name, name) for name in dict.fromkeys(named))],
         budgets=[*((spec, spec) for spec in specs), ("", "every")],
         budget=best or (specs or [""])[-1],

@@ -17,7 +17,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
-from functools import cached_property, partial
+from functools import cached_property
 from operator import itemgetter
 from typing import Literal, TypeVar
 
@@ -63,10 +63,8 @@ MEASURES: Mapping[Kind, str] = {
 """What is measured, wherever it is shown."""
 PROTECTED = " +p"
 """What a label ends with where first and last tokens are always kept."""
-RECOMMENDED: Mapping[Kind, Sequence[str]] = {
-    "accuracy": ("ada", "global"), "perplexity": ("global", "ada"),
-}  # fmt: skip
-"""Allocators of a policy, the one that is shown first (docs/results/smollm2.md has the reasons)."""
+RECOMMENDED = ("global", "ada")
+"""Allocators of a policy, the one that is shown first (docs/decisions.md has the reasons)."""
 USUAL_BUDGET = "12.5%"
 """The budget of sentences where most methods have it; else the middle one that most have."""
 FAILED, NEEDLESS = "the full cache fails", "nothing is lost without context on"
@@ -340,7 +338,7 @@ class Choice:
 
 
 def choose(
-    kind: Kind, settings: Iterable[ReportedMethod], tuned: Sequence[tuple[Tuned, str]] = ()
+    settings: Iterable[ReportedMethod], tuned: Sequence[tuple[Tuned, str]] = ()
 ) -> dict[str, Choice]:
     """One setting of every method, by family; `tuned` are results of kvp tune with their split.
 
@@ -350,7 +348,7 @@ def choose(
     for family, of_family in group_by(settings, lambda setting: setting.family).items():
         runs = [(setting, *pair) for pair in tuned for setting in of_family]
         chosen = [run for run in runs if _is_chosen(run[0], run[1])]
-        best, how = min(of_family, key=partial(_distance_from_default, kind)), ""
+        best, how = min(of_family, key=_distance_from_default), ""
         if chosen:
             best, entry, split = max(chosen, key=lambda run: run[1].chosen.score)
             how = f", chosen on {split} ({entry.tried} settings)" * (entry.tried > 1)
@@ -368,13 +366,13 @@ def _is_chosen(setting: ReportedMethod, entry: Tuned) -> bool:
     return ours == theirs and (not entry.group or setting.group in ("", entry.group))
 
 
-def _distance_from_default(kind: Kind, setting: ReportedMethod) -> tuple[bool, int, bool]:
+def _distance_from_default(setting: ReportedMethod) -> tuple[bool, int, bool]:
     """Least for a method without preset or options, uniform budgets, protected.
 
     For a policy, least for the recommended setting: heads compete for one budget, unprotected.
     """
     learned = setting.method == LEARNED
-    order = [*(RECOMMENDED[kind] if learned else (UNIFORM,)), setting.allocator]
+    order = [*(RECOMMENDED if learned else (UNIFORM,)), setting.allocator]
     return setting.variant != "auto", order.index(setting.allocator), setting.protected == learned
 
 
@@ -646,7 +644,7 @@ def compare(results: Results, kind: Kind, protocol: str, *, resamples: int) -> C
         if entry.protocol == protocol
     ]  # fmt: skip
     # A setting that lacks prompts is shown only where its method has no other.
-    choices = {**choose(kind, all_methods, tuned), **choose(kind, grid, tuned)}
+    choices = {**choose(all_methods, tuned), **choose(grid, tuned)}
     return Comparison(
         kind=kind,
         protocol=protocol,

@@ -178,7 +178,9 @@ async function browse(section) {
     if (!found.length) return;
     const prompt = found[index];
     const rows = prompt.answers.filter((one) => view.method.has(one.method) && chosen(one));
-    const mark = rows.find((one) => keyOf(one) === view.kept) ?? rows.find((one) => one.budget) ?? rows[0];
+    const evicted = rows.filter((one) => one.budget);
+    const ours = evicted.find((one) => one.method === "kvp") ?? evicted[0] ?? rows[0];
+    const mark = rows.find((one) => keyOf(one) === view.kept) ?? ours;
     part("question").textContent = prompt.question || "none";
     part("reference").textContent = prompt.reply ?? prompt.references.join(" | ");
     part("text").hidden = !prompt.excerpt;

@@ -90,12 +90,11 @@ def test_the_prompts_shown_never_choose_the_setting(made):
         for allocator in ("global", "ada")
     ]  # fmt: skip
     grid = _grid([*made.answers(), *best, *policies])
-    assert choose("accuracy", grid)["snapkv"].note == "protected, the default of 2"
-    for kind, label in (("accuracy", "kvp+ada"), ("perplexity", "kvp+global")):
-        assert choose(kind, grid)["kvp"].setting.label == label  # what is recommended for it
-    chosen = choose("accuracy", grid, [_tuned()])["knorm"]
+    assert choose(grid)["snapkv"].note == "protected, the default of 2"
+    assert choose(grid)["kvp"].setting.label == "kvp+global"  # what is recommended
+    chosen = choose(grid, [_tuned()])["knorm"]
     assert chosen.note == "unprotected, chosen on validation (48 settings)"
-    untried = choose("accuracy", grid, [_tuned(allocator="ada")])["knorm"]
+    untried = choose(grid, [_tuned(allocator="ada")])["knorm"]
     assert untried.note == "protected, the default of 2"
 
 
