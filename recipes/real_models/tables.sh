@@ -23,7 +23,9 @@ evaluate() { # length, flags
 }
 free() { evaluate "$@" --protection off; }
 ruler() { # length, tasks, flags: RULER in articles
-  free "$1" --seed 2041 --tasks "$2" --max_new_tokens 64 --essays "$D/news" --squad "$D/squad_test.json" --hotpotqa "$D/hotpotqa.json" "${@:3}"
+  local questions=()
+  case $2 in ruler | *qa_2*) questions=(--squad "$D/squad_test.json" --hotpotqa "$D/hotpotqa.json") ;; esac
+  free "$1" --seed 2041 --tasks "$2" --max_new_tokens 64 --essays "$D/news" "${questions[@]}" "${@:3}"
 }
 unseen() { ruler "$@" --protocols query_agnostic; }
 seen() { ruler 2048 "$TEN,qa_1,qa_2" --protocols query_aware "$@"; }
@@ -44,7 +46,7 @@ for table in "$@"; do
         --essays "$D/novels_train" --squad "$D/squad_train.json" --hotpotqa "$D/hotpotqa.json" --out "$RUN/traces"
       "$BIN/torchrun" --nproc-per-node 2 -m kvp train --traces "$RUN/traces" --seed 0 --steps 600 --out "$TASKS" ;;
     kvzap) "$BIN/python" -m recipes.real_models.kvzap "$MODEL" "$DOCUMENTS" "$RUN/kvzap" 100 ;;
-    tune) tune --protocols query_agnostic --tasks "$TEN" --budgets $HOW --methods "full,$SNAPKV,keydiff,keydiff+ada,keydiff+global,keydiff+ada(safeguard=0.5),\
+    tune) tune --protocols query_agnostic --tasks ruler --hotpotqa "$D/hotpotqa.json" --budgets $HOW --methods "full,$SNAPKV,keydiff,keydiff+ada,keydiff+global,keydiff+ada(safeguard=0.5),\
 expected_attention,expected_attention+ada,expected_attention(epsilon=0.1)+ada,expected_attention(values=false)+ada,expected_attention+global,h2o,h2o+ada,h2o+global,\
 kvzip,kvzip+ada,kvzip+global,kvzip(plus=true)+global,kvzip(plus=true)+ada,contrastkv+global,contrastkv(beta=0)+global,contrastkv(beta=0)+ada,knorm+ada,lagkv+ada,tova+ada" ;;
     tune-seen) tune --protocols query_aware --tasks "$TEN,qa_1" --budgets 6.25%,12.5% --methods "full,$SNAPKV,snapkv(kernel=63)+ada,\
@@ -52,6 +54,7 @@ snapkv(window=16,kernel=31)+ada,snapkv(window=64,kernel=63)+ada,snapkv(window=12
     ruler) unseen 2048 ruler --prompts 3 --budgets $HOW --policies "$GENERAL" \
       --methods "full,kvp,kvp+ada,kvp+global,kvp+recipes.real_models.layers:Layers,random_pinned,streaming_llm,keydiff,$ONCE,h2o+ada,$TWICE" ;;
     trained) unseen 2048 ruler --prompts 3 --budgets $HOW --policies "$TASKS" --methods "full,kvp,kvp+global,kvzap:$RUN/kvzap+global,kvzap:$RUN/kvzap,kvzip" ;;
+    snapkv-global) unseen 2048 "$TEN" --prompts 3 --budgets 6.25%,12.5%,25%,50% --methods "full,snapkv(kernel=31)+global" ;;
     published) unseen 2048 "$TEN" --prompts 3 --budgets 6.25%,12.5%,25% --methods "full,kvzip+global:kvzip,contrastkv(beta=0)+global:kvzip" ;;
     equal-counts) evaluate 2048 --seed 2041 --tasks "$TEN" --max_new_tokens 64 --essays "$D/news" --protocols query_agnostic --prompts 3 --budgets $HOW \
       --protection on --policies "general=$GENERAL,tasks=$TASKS" --methods full,kvp,keydiff ;;
@@ -70,6 +73,8 @@ windowkv:llama+windowkv,gvote:paper+self_sized,snapkv:paper,snapkv:paper+pyramid
       "$BIN/python" -m recipes.real_models.instructions "$RUN/instructions.jsonl" "$D/squad_test.json"
       rows "$RUN/instructions.jsonl" 30 --sinks $([ $table = instructions ] && echo 4 || echo 64) ;;
     lookups) "$BIN/python" -m recipes.real_models.lookups "$RUN/lookups.jsonl" "$D"; rows "$RUN/lookups.jsonl" 36 --protection off --measure perplexity --budgets 6.25%,12.5%,25% ;;
+    scbench) free 2048 --seed 2041 --tasks scbench_mf,scbench_many_shot,scbench_kv --prompts 15 --protocols query_agnostic --budgets 12.5%,25% \
+      --policies "$GENERAL" --methods "full,kvp,kvp+global,random_pinned,streaming_llm,keydiff,$ONCE" ;;
     chats) free 2048 --tasks chat --chat "$D/oasst.jsonl" --split train --prompts 16 --protocols query_agnostic --budgets 12.5%,25% --policies "$GENERAL" --methods "$OTHERS" ;;
     summaries) free 2048 --tasks longbench_multi_news --data "${MULTI_NEWS:?rows of LongBench}" --split all --prompts 8 --max_new_tokens 160 \
       --protocols query_agnostic --budgets 12.5%,25% --policies "$GENERAL" --methods "$OTHERS" ;;
