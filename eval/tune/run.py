@@ -58,7 +58,7 @@ from kvp.program.progress import phase, say
 from kvp.ranking import Allocator
 from kvp.scoring import Scorer
 from policies import make_allocator, make_scorer, sizes_itself, split_method
-from policies.registry import NULLS, Grid, Options, parse
+from policies.registry import FROM_OUTSIDE, METHODS, NULLS, Grid, Options, parse
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,10 +108,9 @@ class Subject:
         if candidate.scorer == self.start[0]:
             return front
         written = parse(front, "method")
-        method = self.runs[0].name
-        if written.name == method:
+        if written.name in (*METHODS, *FROM_OUTSIDE):
             return candidate.scorer.name
-        options = candidate.scorer.name.removeprefix(method)  # of package.module:Name
+        options = candidate.scorer.name.removeprefix(self.runs[0].name)  # of package.module:Name
         return f"{written.name}:{written.argument}{options}"
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from itertools import chain, islice
 from typing import TYPE_CHECKING
 
+from kvp.data.encode import encode
 from kvp.data.task import Sample, Source, Task, TaskSettings
 from kvp.data.tasks.longbench import DATA_SETS, LongBenchTask
 from kvp.data.tasks.niah_heatmap import NiahHeatmapTask
@@ -104,6 +105,11 @@ def build_samples(
             if not isinstance(sample, Sample):
                 raise UsageError(
                     f"--tasks {name}: build made {sample!r:.60}, not a kvp.data Sample"
+                )
+            if (tokens := encode(sample, tokenizer).prompt_length) > settings.length:
+                raise UsageError(
+                    f"--tasks {name}: {sample.id} has {tokens} tokens, --length is "
+                    f"{settings.length}: build makes prompts of at most settings.length tokens"
                 )
         return Source.of(samples, getattr(built, "notes", ()))
 

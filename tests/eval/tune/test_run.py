@@ -9,10 +9,14 @@ from statistics import mean
 
 import pytest
 
+from eval.methods import method_of
 from eval.results.records import read_records
+from eval.tune.run import Subject
+from eval.tune.search import Candidate
 from eval.tune.tuned_settings import load_settings
 from kvp.errors import ResultsError
 from kvp.program.table import evaluate, report, run_program
+from policies import make_allocator, make_scorer
 
 main = partial(run_program, "tune")
 
@@ -47,6 +51,25 @@ def evaluated(tuned, tiny_folder):
     )
     assert evaluate(flags) == 0
     return out
+
+
+@pytest.mark.parametrize("method", ["mine", "other"])
+def test_a_setting_of_a_users_own_names_its_module(tmp_path, monkeypatch, method):
+    (tmp_path / "mine.py").write_text(
+        "from dataclasses import dataclass\nfrom policies.registry import Heuristic\n\n\n"
+        "@dataclass(frozen=True, kw_only=True)\nclass Mine(Heuristic):\n"
+        f"    step: int = 1\n    method = {method!r}\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    default, changed = make_scorer("mine:Mine"), make_scorer("mine:Mine", step=2)
+    uniform = make_allocator("uniform")
+    subject = Subject(
+        requested="mine:Mine", group="", runs=(method_of(default),), start=(default,),
+        options={}, allocators=(uniform,), fixed_allocator=False,
+    )  # fmt: skip
+    candidate = Candidate(scorer=changed, allocator=uniform, protected=False)
+    assert subject.spec(candidate) == "mine:Mine(step=2)"
+    assert make_scorer(subject.spec(candidate)) == changed
 
 
 def test_every_method_and_protocol_gets_the_same_settings(tuned):
