@@ -150,7 +150,7 @@ def render(run: Run, blocks: Sequence[Block]) -> str:
     compared = run.comparisons
     named = [name for comparison in compared for name in comparison.sorted.tasks]
     protocols = {comparison.protocol: SEEN[comparison.protocol] for comparison in compared}
-    one_protocol = len(protocols) == 1
+    both = [("", "both"), *protocols.items()]
     union = {spec for comparison in compared for spec in comparison.budgets.specs}
     specs = sorted(union, key=budget_order)
     best = next((comparison.best.budget for comparison in compared if comparison.best), "")
@@ -168,9 +168,7 @@ def render(run: Run, blocks: Sequence[Block]) -> str:
         subtitles=run.measured,
         style=f"{(web / 'page.css').read_text('utf-8').strip()}\n{rank_styles()}",
         script=script,
-        protocols=[("", *protocols.values())]
-        if one_protocol
-        else [("", "both"), *protocols.items()],
+        protocols=both if len(protocols) > 1 else [("", *protocols.values())],
         tasks=[("", "all"), *((name, name) for name in dict.fromkeys(named))],
         budgets=[*((spec, spec) for spec in specs), ("", "every")],
         budget=best or (specs or [""])[-1],
@@ -259,7 +257,7 @@ def _comparison_section(
                     budget=budget,
                 )
             )
-        blocks.append(tables.some_settings(comparison, tables.chosen_settings(comparison)))
+        blocks.append(tables.some_settings(comparison, tables.main_settings(comparison)))
     else:
         words = "No method has answers to all prompts of this folder."
         blocks.append(Text(text=words, style="missing"))
@@ -309,8 +307,8 @@ def _folded_tables(run: Run, comparison: Comparison, frame: pandas.DataFrame) ->
     """Tables of a comparison, folded; `frame` has its numbers (`eval.results.frame.tidy`)."""
     timed = [timing for timing in run.timings if timing.protocol == comparison.protocol]
     specs = comparison.budgets.specs if len(comparison.sorted.tasks) > 1 else ()
-    several = len(comparison.grid) > len(comparison.choices)
-    every = [tables.every_setting(comparison)] if several else []
+    many = len(comparison.settings) > tables.FEW
+    every = [tables.every_setting(comparison)] if many else []
     parts: dict[str, tuple[str, Sequence[Table]]] = {
         "costs": ("Bytes and seconds", [tables.costs_of_requests(timed)] if timed else []),
         "differences": ("Differences, paired by prompt", [*tables.differences(comparison, frame)]),

@@ -40,6 +40,8 @@ class Field:
 
 
 NOTHING = Field(text="–")
+FEW = 20
+"""Settings that the first table has at most; of more, those that were chosen."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +71,13 @@ def markdown(table: Table) -> str:
 def chosen_settings(comparison: Comparison) -> Notes:
     """Each method in the setting that was chosen for it, and how it was."""
     return {choice.setting: choice.note for choice in comparison.choices.values()}
+
+
+def main_settings(comparison: Comparison) -> Notes:
+    """Settings of the first table: all up to `FEW`, else the chosen ones, and how those were."""
+    chosen, few = chosen_settings(comparison), len(comparison.settings) <= FEW
+    wanted = comparison.settings if few else [*chosen]
+    return {setting: chosen.get(setting, setting.details) for setting in wanted}
 
 
 def every_setting(comparison: Comparison) -> Table:

@@ -146,7 +146,7 @@ def test_prompts_of_ones_own_that_are_longer_than_asked_are_refused(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "too_long.py").write_text(TASK.replace("* 5", "* 500"))
     assert _short(tiny_folder, tmp_path / "out", tasks="too_long:Letters", prompts=1) == 2
-    assert "settings.length tokens" in capsys.readouterr().err
+    assert "more than --length (settings.length)" in capsys.readouterr().err
 
 
 def test_a_task_of_ones_own_scores_itself_and_answers_to_a_changed_prompt_are_kept_apart(

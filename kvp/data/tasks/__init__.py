@@ -107,10 +107,8 @@ def build_samples(
                     f"--tasks {name}: build made {sample!r:.60}, not a kvp.data Sample"
                 )
             if (tokens := encode(sample, tokenizer).prompt_length) > settings.length:
-                raise UsageError(
-                    f"--tasks {name}: {sample.id} has {tokens} tokens, --length is "
-                    f"{settings.length}: build makes prompts of at most settings.length tokens"
-                )
+                long = f"{sample.id} has {tokens} tokens, more than --length (settings.length)"
+                raise UsageError(f"--tasks {name}: build made too long a prompt: {long}")
         return Source.of(samples, getattr(built, "notes", ()))
 
 

@@ -98,6 +98,17 @@ def test_the_prompts_shown_never_choose_the_setting(made):
     assert untried.note == "protected, the default of 2"
 
 
+def test_the_first_table_has_every_setting_where_they_are_few(make_comparison, monkeypatch):
+    comparison = make_comparison()
+    chosen = tables.chosen_settings(comparison)
+    shown = tables.main_settings(comparison)
+    assert [*shown] == [*comparison.settings]
+    assert len(shown) > len(chosen)
+    assert chosen.items() <= shown.items()
+    monkeypatch.setattr(tables, "FEW", 1)
+    assert tables.main_settings(comparison) == chosen
+
+
 def test_self_sized_methods_are_families(made, make_comparison):
     own = [
         {**one, "allocator": "self_sized", "budget_spec": "own", "budget": None, "kept_tokens": 6.4}
