@@ -190,13 +190,14 @@ def apportion(shares: Tensor, total: int, *, minimum: int, maximum: int) -> Tens
         maximum: largest allowed count.
 
     Returns:
-        [n] int64. Raises ValueError when the bounds leave no solution.
+        [n] int64. Raises ValueError on other shares, and when the bounds leave no solution.
     """
     count = shares.shape[0]
     if not count * minimum <= total <= count * maximum:
         raise ValueError(f"{count} counts in {minimum}..{maximum} cannot sum to {total}")
-    shares = shares.double()
-    shares = shares.clamp_min(1e-9 * float(shares.max()))
+    if not shares.isfinite().all():
+        raise ValueError("shares are not finite; scores of protected tokens are infinite")
+    shares = shares.double().clamp_min(1e-9 * float(shares.max()))
     low, high = 0.0, 2.0 * maximum / float(shares.min())
     for _ in range(200):  # the scale at which the clamped shares sum to the total
         scale = (low + high) / 2
@@ -208,8 +209,7 @@ def apportion(shares: Tensor, total: int, *, minimum: int, maximum: int) -> Tens
     counts = (wanted + 1e-9).floor().long()
     missing = total - int(counts.sum())
     remainder = torch.where(counts < maximum, wanted - counts, -torch.inf)
-    order = remainder.argsort(descending=True, stable=True)
-    counts[order[:missing]] += 1
+    counts[remainder.argsort(descending=True, stable=True)[:missing]] += 1
     return counts
 
 

@@ -191,7 +191,7 @@ class RankerTraining(pl.LightningModule):
         if not math.isfinite(metrics["train/loss"]):
             raise UsageError(
                 f"training diverged: the loss of step {step + 1} is {metrics['train/loss']}; lower "
-                f"--lr (now {recipe.lr:g}), in a new --out"
+                f"--lr (now {recipe.lr:g}), or mend an --objective of yours, in a new --out"
             )
         return {"loss": losses.sum() * workers.count, "metrics": metrics}
 

@@ -13,6 +13,7 @@ from kvp.ranking import (
     UNPROTECTED,
     Protection,
     Selection,
+    apportion,
     kept_tokens,
     pooled_scores,
     rank_tokens,
@@ -135,3 +136,9 @@ def test_token_counts_below_the_protected_tokens_are_refused():
         kept_tokens(parse_budget("16"), 500, Protection())
     assert kept_tokens(parse_budget("16"), 12, Protection()) == 12
     assert kept_tokens(parse_budget("16"), 500, UNPROTECTED) == 16
+
+
+@pytest.mark.parametrize("share", [math.nan, math.inf])
+def test_shares_that_are_not_finite_are_refused(share):
+    with pytest.raises(ValueError, match="protected tokens are infinite"):
+        apportion(torch.tensor([1.0, share]), 8, minimum=1, maximum=7)
