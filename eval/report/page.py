@@ -168,7 +168,7 @@ def render(run: Run, blocks: Sequence[Block]) -> str:
         subtitles=run.measured,
         style=f"{(web / 'page.css').read_text('utf-8').strip()}\n{rank_styles()}",
         script=script,
-        protocols=both if len(protocols) > 1 else [("", *protocols.values())],
+        protocols=[("", *protocols.values())] if len(protocols) == 1 else both,
         tasks=[("", "all"), *((name, name) for name in dict.fromkeys(named))],
         budgets=[*((spec, spec) for spec in specs), ("", "every")],
         budget=best or (specs or [""])[-1],

@@ -65,13 +65,13 @@ def _main_sentence(comparison: Comparison, best: Best) -> str:
 
 
 def _other_settings(comparison: Comparison, best: Best, setting: ReportedMethod) -> str:
-    """The other settings in which a policy was run at the budget, none of which kvp tune chose."""
+    """How many settings of a policy were run at the budget, none of which kvp tune chose."""
     others = [
-        other.label for other in comparison.settings if other.family == setting.family
+        other for other in comparison.settings if other.family == setting.family
         and other != setting and best.budget in comparison.grid[other] and setting.method == LEARNED
         and "the default of" in comparison.choices[setting.family].note
     ]  # fmt: skip
-    return f" (the default; {', '.join(others)} in the tables)" if others else ""
+    return f" (the default of {len(others) + 1} settings)" if others else ""
 
 
 def _trained_share(comparison: Comparison, setting: ReportedMethod) -> str:

@@ -203,7 +203,7 @@ def test_a_policy_run_in_several_settings_names_those_that_are_not_quoted(made, 
         if each["method"] == "kvp"
     ]  # fmt: skip
     _, named, *_ = sentences(make_comparison(records=[*made.answers(), *more]))
-    assert ") kvp+global (the default; kvp +p in the tables) answers 100%" in named
+    assert ") kvp+global (the default of 2 settings) answers 100%" in named
 
 
 def test_terminal_page_and_python_say_the_same(reported):
