@@ -47,13 +47,13 @@ def test_ctrl_c_ends_in_one_line_and_the_command_continues(
 ):
     store = tmp_path / "store"
     program = cluster.collect(store)
-    while program.poll() is None and _committed(store) < 3:
+    while program.poll() is None and not _committed(store):  # the others leave time to stop
         time.sleep(0.005)
     program.send_signal(signal.SIGINT)
     code, _, errors = end(program)
     assert code == 130, errors
     assert errors.splitlines()[-1] == "kvp collect: interrupted; the same command continues"
-    assert 3 <= _committed(store) < SEQUENCES
+    assert 0 < _committed(store) < SEQUENCES
     code, output, first = end(cluster.collect(store))
     errors, attempts = first, 1
     while "discovered a bug in Ray" in errors and attempts < 4:  # an abort of its core
