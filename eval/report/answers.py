@@ -49,10 +49,10 @@ def answers(comparisons: Sequence[Comparison], ident: str) -> Answers | None:
     chosen = [
         {**record, "family": setting.family}
         for comparison in comparisons
+        for by_task in [group_by(comparison.records, itemgetter("task"))]
         for task in comparison.sorted.tasks
-        for record in comparison.records
-        if record["task"] == task
-        and (setting := method_of(record, comparison.groups)) in comparison.chosen
+        for record in by_task[task]
+        if (setting := method_of(record, comparison.groups)) in comparison.chosen
     ]
     tasks = [
         [*group_by(of_task, itemgetter("example")).values()]  # by prompt

@@ -119,7 +119,6 @@ def write_manifest(
     """Write the manifest of a claimed folder before any record of this run; every worker does.
 
     Fetches what is there, where the folder lies in an object store.
-
     `model_digest` tells the model from another of the same name (`kvp.hf.model_access`), `layers`
     which layers of it are evicted from (`Geometry.layer_indices`), `hub` which repository and
     commit a policy came from, by label, `planned` which rows the run will write (`progress`),
@@ -143,6 +142,7 @@ def write_manifest(
         "tuned": {digest_json(content): content for content in chosen},
     }
     facts = {name: {**earlier.get(name, {}), **new} for name, new in facts.items()}
+    told = [" ".join(portable(note.split(" "))) for note in notes]  # no folder is passed on
     plans: dict[str, dict[str, Any]] = {}
     for part in (*earlier.get("planned", []), *planned):  # the last word on a setting counts
         plan = plans.setdefault(digest_json([part["protocol"], part["settings"]]), dict(part))
@@ -152,7 +152,7 @@ def write_manifest(
         **run_manifest(settings, seed=config.seed),
         "identity": identity,
         "policies": {**earlier.get("policies", {}), **policies},
-        "notes": list(dict.fromkeys([*earlier.get("notes", []), *notes])),
+        "notes": list(dict.fromkeys([*earlier.get("notes", []), *told])),
         **{name: fact for name, fact in facts.items() if fact},
         **({"layers": list(layers)} if layers else {}),
         "planned": list(plans.values()),

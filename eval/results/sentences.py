@@ -50,7 +50,7 @@ def _main_sentence(comparison: Comparison, best: Best) -> str:
     ]
     parts = []
     for name, setting in zip(named, best.settings, strict=True):
-        more = _other_settings(comparison, best, setting)
+        more = _default_of(comparison, best, setting)
         more += _trained_share(comparison, setting) or _level(comparison, best, setting)
         words = name.format(f"{setting.label}{more}")
         parts.append(f"{words}{verb} {numbers(comparison.grid[setting][budget])}")
@@ -64,14 +64,13 @@ def _main_sentence(comparison: Comparison, best: Best) -> str:
     return f"{place} ({seen} before compression{kept}; 95 % intervals) {'; '.join(parts)}."
 
 
-def _other_settings(comparison: Comparison, best: Best, setting: ReportedMethod) -> str:
+def _default_of(comparison: Comparison, best: Best, setting: ReportedMethod) -> str:
     """How many settings of a policy were run at the budget, none of which kvp tune chose."""
-    others = [
-        other for other in comparison.settings if other.family == setting.family
-        and other != setting and best.budget in comparison.grid[other] and setting.method == LEARNED
-        and "the default of" in comparison.choices[setting.family].note
-    ]  # fmt: skip
-    return f" (the default of {len(others) + 1} settings)" if others else ""
+    if setting.method != LEARNED or "the default of" not in comparison.choices[setting.family].note:
+        return ""
+    count = sum(other.family == setting.family and best.budget in comparison.grid[other]
+                for other in comparison.settings)  # fmt: skip
+    return f" (the default of {count} settings)" if count > 1 else ""
 
 
 def _trained_share(comparison: Comparison, setting: ReportedMethod) -> str:

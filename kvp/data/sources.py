@@ -124,7 +124,7 @@ def _mixture(
         return mixed
     ended = order[len(mixed)]
     note = (
-        f"--data {names[ended]}: only {len(sources[ended])} of the {order.count(ended)} "
+        f"--data {list(parts)[ended]}: only {len(sources[ended])} of the {order.count(ended)} "
         "samples that its weight asks for; the mixture ends there"
     )
     return replace(mixed, notes=(*mixed.notes, note))

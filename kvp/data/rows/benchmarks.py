@@ -71,7 +71,7 @@ def benchmark_source(
         name = f"{task}/{settings.split}/{settings.seed}/{number}{end}"
         named.append(replace(sample, id=name))
     note = tally.note()
-    return Source.of(named, [f"--data {data.rpartition('/')[2]}: {task}: {note}"] if note else ())
+    return Source.of(named, [f"--data {data}: {task}: {note}"] if note else ())
 
 
 def rows_of(data: str, names: Sequence[str]) -> Iterator[Row]:

@@ -155,4 +155,4 @@ def _texts(data: str, settings: TaskSettings) -> tuple[list[str], tuple[str, ...
         raise UsageError(f"--text {data}: no row with a 'text' column in the {split} split")
     skipped = [(row.location, "has no text") for row in documents if not row.text]
     note = replace(tally, skipped=[*tally.skipped, *skipped]).note()
-    return texts, () if note is None else (f"--text {data.rpartition('/')[2]}: {note}",)
+    return texts, () if note is None else (f"--text {data}: {note}",)

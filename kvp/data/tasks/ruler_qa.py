@@ -203,7 +203,7 @@ class RulerQaTask(ScoredByMetric):
                 f"--length {settings.length}: the smallest {self.name} prompt already has "
                 f"{min(too_long)} tokens"
             )
-        notes, name = [maker.data.tally.note()], data.rpartition("/")[2]  # no folder is passed on
+        notes = [maker.data.tally.note()]
         if too_long:
             notes.append(
                 f"{settings.split} split: left out {len(too_long)} of its questions, whose own "
@@ -212,7 +212,7 @@ class RulerQaTask(ScoredByMetric):
         return Source(
             size=len(fitting),
             make=lambda index: maker.make(fitting[index], index),
-            notes=tuple(f"--{flag} {name}: {note}" for note in notes if note),
+            notes=tuple(f"--{flag} {data}: {note}" for note in notes if note),
         )
 
 

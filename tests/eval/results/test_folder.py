@@ -17,6 +17,13 @@ def _write(config, policies=None, notes=(), model=None):
         write_manifest(folder, config, policies or {}, notes, model)
 
 
+def test_notes_name_no_folder_of_this_machine(tmp_path):
+    config = _config(tmp_path)
+    _write(config, notes=[f"--squad {tmp_path}/s.jsonl: left out 2, kvp/seed0 and 1/2 stay"])
+    manifest = json.loads((tmp_path / "results" / "manifest.json").read_text())
+    assert manifest["notes"] == ["--squad s.jsonl: left out 2, kvp/seed0 and 1/2 stay"]
+
+
 def test_a_run_may_grow_in_its_own_folder(tmp_path):
     config = _config(tmp_path)
     _write(config, {"seed0": "aa"}, ["a note"])

@@ -150,7 +150,7 @@ def test_a_mixture_takes_samples_of_its_parts_by_weight(tokenizer, prose):
     ended = opened(tokenizer, f"chat:0.1,{prose}:0.9", count=100, length=200)
     assert 10 < len(ended) < 30
     (note,) = [note for note in ended.notes if "the mixture ends there" in note]
-    assert note.startswith("--data prose: only ")
+    assert note.startswith(f"--data {prose}: only ")
 
 
 def test_the_plan_of_a_mixture_and_its_identity(tokenizer, prose):

@@ -136,7 +136,7 @@ def test_what_does_not_fit_is_left_out_and_counted(tmp_path, tokenizer):
     assert len(source) == 1
     notes = getattr(source, "notes", ())
     assert notes == (
-        "--squad s.jsonl: all split: left out 1 of its questions, whose own documents are longer "
+        f"--squad {path}: all split: left out 1 of its questions, whose own documents are longer "
         "than --length 600",
     )
     with pytest.raises(UsageError, match="--length 100: the smallest qa_1 prompt already has"):
