@@ -18,7 +18,7 @@ PACKAGES = {"kvp", "trace_collect", "train", "policies", "eval"}
 DOCS = sorted((ROOT / "docs").glob("*.md"))
 TOP_LEVEL = PACKAGES | {
     "pyproject.toml", "configs", "tests", "README.md", "docs", "recipes", "Makefile",
-    "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", ".ci", ".gitignore", "benchmarks",
+    "CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "LICENSE", ".ci", ".gitignore", "benchmarks",
 }  # fmt: skip
 
 

@@ -63,6 +63,12 @@ snapkv(window=16,kernel=31)+ada,snapkv(window=64,kernel=63)+ada,snapkv(window=12
     seen-snapkv) seen --prompts 6 --budgets 6.25%,12.5% --methods "full,snapkv(window=8,kernel=31)+ada" ;;
     seen) seen --prompts 2 --budgets 6.25%,12.5%,25% --policies "$GENERAL" --methods "full,kvp,kvp+global,random_pinned,streaming_llm,keydiff,$ONCE,$TWICE,\
 windowkv:llama+windowkv,gvote:paper+self_sized,snapkv:paper,snapkv:paper+pyramid,h2o+ada" ;;
+    evolved)
+      "$BIN/kvp-evolve" --model "$MODEL" --dtype bfloat16 --scorer snapkv:paper --protection off --constraint soft --essays "$D/novels_train" \
+        --tasks niah_single_2,niah_multikey_1,niah_multivalue,niah_multiquery --length 640 --budget 160 --generations 6 --search_prompts 8 --holdout 24 \
+        --max_new_tokens 30 --bootstrap 500 --out "$RUN/budgets"
+      seen --prompts 3 --budgets 6.25%,12.5%,25%,50% \
+        --methods "full,snapkv:paper,snapkv:paper+pyramid,snapkv:paper+evolved(file=$RUN/budgets,rounding=faithful)" ;;
     ruler-4096) unseen 4096 "$TEN" --prompts 2 --budgets 6.25%,12.5%,25% --policies "$GENERAL" --methods "full,kvp,kvp+global,$ONCE" ;;
     long) unseen 8192 niah_multikey_1,niah_multivalue,vt --prompts 4 --budgets 6.25%,12.5%,25% --policies "$GENERAL" --methods "full,kvp,kvp+global,$ONCE" ;;
     long-16384) unseen 16384 niah_multikey_1,niah_multivalue,vt --prompts 3 --budgets 6.25%,12.5%,25% --policies "$GENERAL" --methods "full,kvp,kvp+global,$ONCE" ;;
