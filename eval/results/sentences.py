@@ -133,7 +133,10 @@ def _difference_sentences(comparison: Comparison, best: Best) -> list[str]:
     if open_ones:
         most = max(map(prompts_to_resolve, open_ones))
         unit = "5 points" if comparison.kind == "accuracy" else f"{RESOLUTION} nats per token"
-        said.append(f"About {most:,} prompts would narrow that to ±{unit}.")
+        said.append(
+            f"With about {most:,} prompts in all, differences that are not significant would have "
+            f"intervals of ±{unit}."
+        )
     return said
 
 
