@@ -21,8 +21,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter, NullLocator
 
 from eval.report.costs import Cost, Timing, passes, timing_of
-from eval.results.comparison import PROTECTED, Comparison, ReportedMethod
-from eval.results.records import FULL, LEARNED, ORACLE
+from eval.results.comparison import Comparison, ReportedMethod
+from eval.results.records import FULL, LEARNED, ORACLE, UNIFORM
 from policies.registry import NULLS, attention_free
 
 WRITER = "kvp-report"
@@ -163,13 +163,18 @@ Shown = Mapping[ReportedMethod, bool]
 def drawn_settings(comparison: Comparison, maximum: int = 12) -> dict[ReportedMethod, bool]:
     """At most `maximum` settings for a figure, and whether it draws them in front.
 
-    In front: the full cache, the oracle, and `Comparison.best`. Behind: the others of the best
-    means over the budgets that they have.
+    Each method in its chosen setting and in those that are `like_first`. In front: the full cache,
+    the oracle, and the methods of `Comparison.best`. Behind: the others of the best means over the
+    budgets that they have.
     """
     best = comparison.best
     settings = [setting for setting in comparison.chosen if setting in comparison.grid]
     front = [setting for setting in settings if setting.method in (FULL, ORACLE, LEARNED)]
     front = list(dict.fromkeys([*front, *(best.settings if best else settings)]))
+    alike = like_first(comparison)
+    named = {setting.family for setting in front}
+    front += [setting for setting in alike if setting.family in named]
+    settings += alike
 
     def mean(setting: ReportedMethod) -> float:
         return float(np.mean([of.interval.mean for of in comparison.grid[setting].values()]))
@@ -178,6 +183,19 @@ def drawn_settings(comparison: Comparison, maximum: int = 12) -> dict[ReportedMe
     others.sort(key=mean, reverse=comparison.kind == "accuracy")
     behind = others[: max(0, maximum - len(front))]
     return {**dict.fromkeys(front, True), **dict.fromkeys(behind, False)}
+
+
+def like_first(comparison: Comparison) -> list[ReportedMethod]:
+    """Settings with the allocator and protection of the first method, which others have by default.
+
+    So that no method is drawn with an advantage that the others had in the same run.
+    """
+    first = comparison.best.settings[0] if comparison.best else None
+    return [
+        setting for setting in comparison.settings
+        if first and first.allocator != UNIFORM and setting not in comparison.chosen
+        and (setting.allocator, setting.protected) == (first.allocator, first.protected)
+    ]  # fmt: skip
 
 
 Title = Sequence[str]
@@ -210,14 +228,12 @@ def quality(comparison: Comparison, shown: Shown, styles: Styles, title: Title) 
         x = np.array([place for place, _ in points]) * SPREAD ** (number - len(shown) / 2)
         intervals = np.array([estimates[spec].interval.numbers for _, spec in points])
         y, low, high = scale * intervals.T
-        label = setting.label.removesuffix(PROTECTED)
-        if setting not in comparison.chosen:
-            label = f"{setting.family}, {setting.details}"
         thin = {} if front else {"linewidth": 0.8, "markersize": 3, "alpha": 0.55}
+        other = {} if setting in comparison.chosen else {"linestyle": ":", "markerfacecolor": "w"}
         drawn = axes.errorbar(
-            x, y, label=_plain(label), elinewidth=0.8,
+            x, y, label=_plain(setting.label), elinewidth=0.8,
             yerr=np.maximum(0, [y - low, high - y]) if front else None, capsize=2,
-            **{**styles[setting.family], **thin},
+            **{**styles[setting.family], **thin, **other},
         )  # fmt: skip
         for part in drawn.get_children():
             part.set_gid(_of(setting.family))
@@ -284,8 +300,9 @@ def quality_by_cost(
         filled = "none" if passes(setting.method) > 1 else color
         axes.plot(*place, color=color, marker=style["marker"], markerfacecolor=filled, gid=name)
         if setting.method not in NULLS:  # these lie on each other
+            label = setting.family if setting in comparison.chosen else setting.label
             axes.annotate(
-                _plain(setting.family), place, (4, 3), textcoords="offset points", fontsize=7,
+                _plain(label), place, (4, 3), textcoords="offset points", fontsize=7,
                 color=color, rotation=20, gid=name, in_layout=False,
             )  # fmt: skip
         _answer_pointer(axes, place, comparison, setting, spec, name)

@@ -237,6 +237,9 @@ def _comparison_section(
     if comparison.grid:
         families = {setting.family for setting in shown}
         left_out = ", ".join(family for family in comparison.choices if family not in families)
+        alike = figures.like_first(comparison)[:1]
+        which = "each method in its tuned or default setting"
+        which += "".join(f" and, hollow, with +{one.allocator} where it was run" for one in alike)
         warning = ["unfinished: ranks no method"] if comparison.unfinished else []
         above = (*_titles(comparison), *warning)
         draw = comparison, shown, styles
@@ -244,7 +247,8 @@ def _comparison_section(
             Picture(
                 name=name,
                 figure=figures.quality(*draw, above),
-                caption=f"{measure} against budget{f'; not drawn: {left_out}' * bool(left_out)}.",
+                caption=f"{measure} against budget, {which}"
+                f"{f'; not drawn: {left_out}' * bool(left_out)}.",
             )
         )
         if run.timings and not alone:
