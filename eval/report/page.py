@@ -56,7 +56,7 @@ _LACKING = {
 
 @dataclass(frozen=True, kw_only=True)
 class Text:
-    """A paragraph; with the style `code`, lines of code."""
+    """A paragraph; with the style `code`, a command."""
 
     text: str
     style: str = ""
@@ -359,7 +359,7 @@ def _run_facts(run: Run) -> Iterator[Block]:
         [name, tables.Field(text=str(value), mark="text")] for name, value in facts.items() if value
     ]
     yield Table(caption="How this was made", header=("what", "value"), rows=rows)
-    yield Text(text="\n".join(commands(manifest)), style="code")
+    yield from (Text(text=command, style="code") for command in commands(manifest))
 
 
 def run(config: ReportConfig) -> None:
