@@ -167,22 +167,20 @@ def drawn_settings(comparison: Comparison, maximum: int = 12) -> dict[ReportedMe
     the oracle, and the methods of `Comparison.best`. Behind: the others of the best means over the
     budgets that they have.
     """
-    best = comparison.best
+    best, alike = comparison.best, like_first(comparison)
     settings = [setting for setting in comparison.chosen if setting in comparison.grid]
     front = [setting for setting in settings if setting.method in (FULL, ORACLE, LEARNED)]
-    front = list(dict.fromkeys([*front, *(best.settings if best else settings)]))
-    alike = like_first(comparison)
+    front += best.settings if best else settings
     named = {setting.family for setting in front}
     front += [setting for setting in alike if setting.family in named]
-    settings += alike
 
     def mean(setting: ReportedMethod) -> float:
         return float(np.mean([of.interval.mean for of in comparison.grid[setting].values()]))
 
-    others = [setting for setting in settings if setting not in front]
+    others = [setting for setting in (*settings, *alike) if setting not in front]
     others.sort(key=mean, reverse=comparison.kind == "accuracy")
-    behind = others[: max(0, maximum - len(front))]
-    return {**dict.fromkeys(front, True), **dict.fromkeys(behind, False)}
+    drawn = dict.fromkeys(front, True)
+    return drawn | dict.fromkeys(others[: max(0, maximum - len(drawn))], False)
 
 
 def like_first(comparison: Comparison) -> list[ReportedMethod]:
@@ -289,9 +287,9 @@ def quality_by_cost(
         for spec, of in comparison.grid.get(setting, {}).items()
         if spec and (timing := timing_of(timings, setting, comparison.protocol, spec)) is not None
     }  # fmt: skip
-    unit = "seconds" if all(timing.seconds is not None for timing, _ in pairs.values()) else "flops"
+    unit = "seconds" if all(timing.seconds is not None for timing, _ in pairs.values()) else "FLOPs"
     for (setting, spec), (timing, of) in pairs.items():
-        share = getattr(timing, unit)
+        share = getattr(timing, unit.lower())
         if share is None:
             continue
         style, name = styles[setting.family], _of(setting.family) + _at(spec)
@@ -314,7 +312,7 @@ def quality_by_cost(
             gid=_of("") + _at(spec),
         )  # fmt: skip
     _measure_axis(axes, comparison, shown)
-    axes.set(xscale="log", xlabel=f"compression, % of the prefill's {_UNITS[unit]}")
+    axes.set(xscale="log", xlabel=f"compression, % of the prefill's {unit}")
     low, high = axes.get_xlim()
     axes.set_xlim(low / 1.3, high * 3)
     _log_axis(axes.xaxis)
@@ -323,7 +321,6 @@ def quality_by_cost(
 
 LEAST = 0.1
 """Least share of the prefill that an axis shows, percent."""
-_UNITS = {"seconds": "seconds", "flops": "FLOPs"}
 
 
 def cost_curves(shown: Mapping[ReportedMethod, Cost], styles: Styles, title: Title) -> Figure:
@@ -366,15 +363,3 @@ def _plain(text: str) -> str:
     shown = "".join(letter if letter.isprintable() else "·" for letter in text)
     shown = shown.lstrip("_")  # matplotlib leaves such labels out
     return shown if len(shown) <= 48 else shown[:47] + "…"
-
-
-SHADES = 16
-"""Shades of tokens and of skill: none is evicted first, the strongest is kept longest."""
-
-
-def rank_styles() -> str:
-    """CSS of the classes `r0` to `r15`, shades of `--mark`."""
-    shares = (round(100 * level / (SHADES - 1)) for level in range(SHADES))
-    return "\n".join(
-        f".r{level}{{background:rgb(var(--mark) / {share}%)}}" for level, share in enumerate(shares)
-    )

@@ -13,8 +13,9 @@ from __future__ import annotations
 import json
 import shlex
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -182,7 +183,7 @@ class Results:
     folder: Path
     manifest: Mapping[str, Any]
     records: tuple[ResultsRow, ...]
-    """rows.jsonl, at least one record, in the order of the plan."""
+    """rows.jsonl, at least one record."""
     timing: tuple[TimingRow, ...]
     """timing.jsonl; empty where there was no timing pass."""
     curves: tuple[CurveRow, ...]
@@ -203,8 +204,17 @@ class Results:
 
     @property
     def protocols(self) -> tuple[str, ...]:
-        """Protocols that have records, in their order."""
-        return tuple(dict.fromkeys(record["protocol"] for record in self.records))
+        """Protocols that have records, in the order of the plan."""
+        return tuple(dict.fromkeys(record["protocol"] for record in self.in_plan))
+
+    @cached_property
+    def in_plan(self) -> list[ResultsRow]:
+        """`records` in the order of the plan, which processes that share a run do not keep."""
+        planned = ((part["protocol"], task, *setting) for part in self.manifest.get("planned", ())
+                   for task in part["prompts"] for setting in part["settings"])  # fmt: skip
+        places = {key: place for place, key in enumerate(dict.fromkeys(planned))}
+        fields = "protocol", "task", *SETTING_FIELDS
+        return sorted(self.records, key=lambda row: places.get(key_of(row, fields), len(places)))
 
 
 def progress(results: Results) -> dict[tuple[str, str], tuple[int, int]]:
@@ -269,7 +279,6 @@ def load_results(folder: Path) -> Results:
                 notes.append(f"The last line of {name} is torn (an interrupted run) and left out.")
     if not records["records"]:
         raise ResultsError(f"{folder} holds no {ROWS} with records yet; repeat its kvp eval")
-    records["records"] = _as_planned(records["records"], manifest.get("planned", ()))
     known, *others = ({(record["policy"], record["policy_seed"]) for record in records[field]}
                       for field in _FILES)  # fmt: skip
     for name, pairs in zip((TIMING, CURVES), others, strict=True):
@@ -295,17 +304,6 @@ def load_results(folder: Path) -> Results:
         notes=tuple(notes),
         altered=altered_part(folder, manifest),
     )
-
-
-def _as_planned(
-    records: Iterable[ResultsRow], plan: Iterable[Mapping[str, Any]]
-) -> tuple[ResultsRow, ...]:
-    """Records in the order of the plan, which processes that share a run do not keep."""
-    planned = ((part["protocol"], task, *setting) for part in plan
-               for task in part["prompts"] for setting in part["settings"])  # fmt: skip
-    places = {key: place for place, key in enumerate(dict.fromkeys(planned))}
-    fields = "protocol", "task", *SETTING_FIELDS
-    return tuple(sorted(records, key=lambda row: places.get(key_of(row, fields), len(places))))
 
 
 def commands(manifest: Mapping[str, Any]) -> list[str]:

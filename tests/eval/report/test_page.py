@@ -50,7 +50,7 @@ def test_the_page_has_every_part_and_loads_nothing(html):
     sources = re.findall(r'[ :](?:src|href|srcset|data|action)="([^#"][^"]{0,12})', html)
     assert sources == []
     assert not re.search(r"url\([^#]|@import|https?:|fetch\(|XMLHttpRequest|<link|<iframe", html)
-    figures = ("Accuracy, % against", "Perplexity of the given text against", "Share of")
+    figures = ("Accuracy against", "Perplexity of the given text against", "Share of")
     for caption in re.findall(r"<(?:fig)?caption>(?:<span>)?(.*?)</", html):
         if not caption.startswith(("How this was made", "Answers;", *figures)):
             assert len(re.findall(r"question (?:is )?(?:not )?seen", caption)) == 1, caption
