@@ -205,7 +205,7 @@ def _begin(title: Title) -> tuple[Figure, Axes]:
     with rc_context(_SETTINGS):
         figure = Figure(figsize=(5.4, 3.5), layout="constrained")
         axes = figure.subplots()
-    axes.set_title("\n".join(map(_plain, title)), fontsize=9, loc="left")
+    axes.set_title("\n".join(_plain(line, 64) for line in title), fontsize=9, loc="left")
     return figure, axes
 
 
@@ -348,7 +348,7 @@ def _log_axis(axis: Any) -> None:  # noqa: ANN401 - an axis of either direction
 def _legend(figure: Figure, axes: Axes) -> None:
     """One legend below the panel; the figure grows by its lines."""
     drawn, labels = axes.get_legend_handles_labels()
-    columns = min(3, 60 // (max(map(len, labels), default=0) + 6) + 1)
+    columns = max(1, min(3, 84 // (max(map(len, labels), default=0) + 6)))
     figure.set_figheight(3.6 + 0.18 * (-(-len(labels) // columns)))
     with rc_context(_SETTINGS):
         legend = figure.legend(drawn, labels, loc="outside lower center", ncols=columns)
@@ -358,8 +358,8 @@ def _legend(figure: Figure, axes: Axes) -> None:
             part.set_gid(handle.get_gid())
 
 
-def _plain(text: str) -> str:
+def _plain(text: str, most: int = 48) -> str:
     """Text that a font can show: short, and without control characters."""
     shown = "".join(letter if letter.isprintable() else "·" for letter in text)
     shown = shown.lstrip("_")  # matplotlib leaves such labels out
-    return shown if len(shown) <= 48 else shown[:47] + "…"
+    return shown if len(shown) <= most else shown[: most - 1] + "…"
