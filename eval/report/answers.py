@@ -27,10 +27,6 @@ class Answers:
     """The answers that the page shows of one run."""
 
     caption: str
-    methods: tuple[str, ...]
-    """Families, in display order."""
-    ident: str
-    """Its name in the page."""
     content: str
     """JSON, a list of prompts (`_prompt`)."""
 
@@ -41,7 +37,7 @@ def pack_text(text: str) -> str:
     return base64.b64encode(data).decode()
 
 
-def answers(comparisons: Sequence[Comparison], ident: str) -> Answers | None:
+def answers(comparisons: Sequence[Comparison]) -> Answers | None:
     """The first prompts of every task, those set apart last, each method in its chosen setting.
 
     None without any. `READABLE` prompts per task at most, and as few as make less than `BYTES`.
@@ -73,10 +69,6 @@ def answers(comparisons: Sequence[Comparison], ident: str) -> Answers | None:
     return Answers(
         caption=f"{min(count, most)} of up to {most} prompts per task, each method in the setting "
         "of the tables; every answer is in rows.jsonl.",
-        methods=tuple(
-            dict.fromkeys(family for comparison in comparisons for family in comparison.choices)
-        ),
-        ident=ident,
         content=content,
     )
 

@@ -21,8 +21,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter, NullLocator
 
 from eval.report.costs import Cost, Timing, passes, timing_of
-from eval.results.comparison import PROTECTED, Comparison, ReportedMethod
-from eval.results.records import FULL, LEARNED, ORACLE
+from eval.results.comparison import Comparison, ReportedMethod
+from eval.results.records import FULL, LEARNED, ORACLE, UNIFORM
 from policies.registry import NULLS, attention_free
 
 WRITER = "kvp-report"
@@ -163,21 +163,37 @@ Shown = Mapping[ReportedMethod, bool]
 def drawn_settings(comparison: Comparison, maximum: int = 12) -> dict[ReportedMethod, bool]:
     """At most `maximum` settings for a figure, and whether it draws them in front.
 
-    In front: the full cache, the oracle, and `Comparison.best`. Behind: the others of the best
-    means over the budgets that they have.
+    Each method in its chosen setting and in those that are `like_first`. In front: the full cache,
+    the oracle, and the methods of `Comparison.best`. Behind: the others of the best means over the
+    budgets that they have.
     """
-    best = comparison.best
+    best, alike = comparison.best, like_first(comparison)
     settings = [setting for setting in comparison.chosen if setting in comparison.grid]
     front = [setting for setting in settings if setting.method in (FULL, ORACLE, LEARNED)]
-    front = list(dict.fromkeys([*front, *(best.settings if best else settings)]))
+    front += best.settings if best else settings
+    named = {setting.family for setting in front}
+    front += [setting for setting in alike if setting.family in named]
 
     def mean(setting: ReportedMethod) -> float:
         return float(np.mean([of.interval.mean for of in comparison.grid[setting].values()]))
 
-    others = [setting for setting in settings if setting not in front]
+    others = [setting for setting in (*settings, *alike) if setting not in front]
     others.sort(key=mean, reverse=comparison.kind == "accuracy")
-    behind = others[: max(0, maximum - len(front))]
-    return {**dict.fromkeys(front, True), **dict.fromkeys(behind, False)}
+    drawn = dict.fromkeys(front, True)
+    return drawn | dict.fromkeys(others[: max(0, maximum - len(drawn))], False)
+
+
+def like_first(comparison: Comparison) -> list[ReportedMethod]:
+    """Settings with the allocator and protection of the first method, which others have by default.
+
+    So that no method is drawn with an advantage that the others had in the same run.
+    """
+    first = comparison.best.settings[0] if comparison.best else None
+    return [
+        setting for setting in comparison.settings
+        if first and first.allocator != UNIFORM and setting not in comparison.chosen
+        and (setting.allocator, setting.protected) == (first.allocator, first.protected)
+    ]  # fmt: skip
 
 
 Title = Sequence[str]
@@ -189,7 +205,7 @@ def _begin(title: Title) -> tuple[Figure, Axes]:
     with rc_context(_SETTINGS):
         figure = Figure(figsize=(5.4, 3.5), layout="constrained")
         axes = figure.subplots()
-    axes.set_title("\n".join(map(_plain, title)), fontsize=9, loc="left")
+    axes.set_title("\n".join(_plain(line, 64) for line in title), fontsize=9, loc="left")
     return figure, axes
 
 
@@ -210,14 +226,12 @@ def quality(comparison: Comparison, shown: Shown, styles: Styles, title: Title) 
         x = np.array([place for place, _ in points]) * SPREAD ** (number - len(shown) / 2)
         intervals = np.array([estimates[spec].interval.numbers for _, spec in points])
         y, low, high = scale * intervals.T
-        label = setting.label.removesuffix(PROTECTED)
-        if setting not in comparison.chosen:
-            label = f"{setting.family}, {setting.details}"
         thin = {} if front else {"linewidth": 0.8, "markersize": 3, "alpha": 0.55}
+        other = {} if setting in comparison.chosen else {"linestyle": ":", "markerfacecolor": "w"}
         drawn = axes.errorbar(
-            x, y, label=_plain(label), elinewidth=0.8,
+            x, y, label=_plain(setting.label), elinewidth=0.8,
             yerr=np.maximum(0, [y - low, high - y]) if front else None, capsize=2,
-            **{**styles[setting.family], **thin},
+            **{**styles[setting.family], **thin, **other},
         )  # fmt: skip
         for part in drawn.get_children():
             part.set_gid(_of(setting.family))
@@ -273,9 +287,9 @@ def quality_by_cost(
         for spec, of in comparison.grid.get(setting, {}).items()
         if spec and (timing := timing_of(timings, setting, comparison.protocol, spec)) is not None
     }  # fmt: skip
-    unit = "seconds" if all(timing.seconds is not None for timing, _ in pairs.values()) else "flops"
+    unit = "seconds" if all(timing.seconds is not None for timing, _ in pairs.values()) else "FLOPs"
     for (setting, spec), (timing, of) in pairs.items():
-        share = getattr(timing, unit)
+        share = getattr(timing, unit.lower())
         if share is None:
             continue
         style, name = styles[setting.family], _of(setting.family) + _at(spec)
@@ -284,8 +298,9 @@ def quality_by_cost(
         filled = "none" if passes(setting.method) > 1 else color
         axes.plot(*place, color=color, marker=style["marker"], markerfacecolor=filled, gid=name)
         if setting.method not in NULLS:  # these lie on each other
+            label = setting.family if setting in comparison.chosen else setting.label
             axes.annotate(
-                _plain(setting.family), place, (4, 3), textcoords="offset points", fontsize=7,
+                _plain(label), place, (4, 3), textcoords="offset points", fontsize=7,
                 color=color, rotation=20, gid=name, in_layout=False,
             )  # fmt: skip
         _answer_pointer(axes, place, comparison, setting, spec, name)
@@ -297,7 +312,7 @@ def quality_by_cost(
             gid=_of("") + _at(spec),
         )  # fmt: skip
     _measure_axis(axes, comparison, shown)
-    axes.set(xscale="log", xlabel=f"compression, % of the prefill's {_UNITS[unit]}")
+    axes.set(xscale="log", xlabel=f"compression, % of the prefill's {unit}")
     low, high = axes.get_xlim()
     axes.set_xlim(low / 1.3, high * 3)
     _log_axis(axes.xaxis)
@@ -306,7 +321,6 @@ def quality_by_cost(
 
 LEAST = 0.1
 """Least share of the prefill that an axis shows, percent."""
-_UNITS = {"seconds": "seconds", "flops": "FLOPs"}
 
 
 def cost_curves(shown: Mapping[ReportedMethod, Cost], styles: Styles, title: Title) -> Figure:
@@ -334,7 +348,7 @@ def _log_axis(axis: Any) -> None:  # noqa: ANN401 - an axis of either direction
 def _legend(figure: Figure, axes: Axes) -> None:
     """One legend below the panel; the figure grows by its lines."""
     drawn, labels = axes.get_legend_handles_labels()
-    columns = min(3, 60 // (max(map(len, labels), default=0) + 6) + 1)
+    columns = max(1, min(3, 84 // (max(map(len, labels), default=0) + 6)))
     figure.set_figheight(3.6 + 0.18 * (-(-len(labels) // columns)))
     with rc_context(_SETTINGS):
         legend = figure.legend(drawn, labels, loc="outside lower center", ncols=columns)
@@ -344,20 +358,8 @@ def _legend(figure: Figure, axes: Axes) -> None:
             part.set_gid(handle.get_gid())
 
 
-def _plain(text: str) -> str:
+def _plain(text: str, most: int = 48) -> str:
     """Text that a font can show: short, and without control characters."""
     shown = "".join(letter if letter.isprintable() else "·" for letter in text)
     shown = shown.lstrip("_")  # matplotlib leaves such labels out
-    return shown if len(shown) <= 48 else shown[:47] + "…"
-
-
-SHADES = 16
-"""Shades of tokens and of skill: none is evicted first, the strongest is kept longest."""
-
-
-def rank_styles() -> str:
-    """CSS of the classes `r0` to `r15`, shades of `--mark`."""
-    shares = (round(100 * level / (SHADES - 1)) for level in range(SHADES))
-    return "\n".join(
-        f".r{level}{{background:rgb(var(--mark) / {share}%)}}" for level, share in enumerate(shares)
-    )
+    return shown if len(shown) <= most else shown[: most - 1] + "…"

@@ -24,8 +24,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from eval.config import ReportConfig
 from eval.report import figures, tables
 from eval.report.answers import Answers, answers, pack_text
-from eval.report.costs import Cost, costs, savings, shown_costs, timings
-from eval.report.figures import Picture, drawn_settings, rank_styles
+from eval.report.costs import Cost, Timing, costs, savings, shown_costs, timings
+from eval.report.figures import Picture, drawn_settings
 from eval.report.tables import Table
 from eval.results.comparison import (
     Comparison,
@@ -56,7 +56,7 @@ _LACKING = {
 
 @dataclass(frozen=True, kw_only=True)
 class Text:
-    """A paragraph; with the style `code`, lines of code."""
+    """A paragraph; with the style `code`, a command."""
 
     text: str
     style: str = ""
@@ -88,7 +88,7 @@ class Run:
     def __init__(self, results: Results, resamples: int) -> None:
         """Compute them."""
         self.results = results
-        records = [*results.records, *results.curves, *results.timing]
+        records = [*results.in_plan, *results.curves, *results.timing]
         groups = policy_groups(records)
         self.families = in_order(method_of(record, groups).family for record in records)
         compared = compare_all(results, resamples=resamples)
@@ -97,6 +97,7 @@ class Run:
         self.measured = list(dict.fromkeys(comparison.measured for comparison in compared))
         with Progress("computing intervals", len(self.comparisons)) as progress:
             self.numbers = [tidy(comparison) for comparison in progress.over(self.comparisons)]
+        self.styles = figures.line_styles(self.families)
         self.timings = timings(results.timing, groups)
         self.costs: dict[str, dict[ReportedMethod, Cost]] = {
             protocol: costs(curves, groups)
@@ -153,7 +154,7 @@ def render(run: Run, blocks: Sequence[Block]) -> str:
     both = [("", "both"), *protocols.items()]
     union = {spec for comparison in compared for spec in comparison.budgets.specs}
     specs = sorted(union, key=budget_order)
-    best = next((comparison.best.budget for comparison in compared if comparison.best), "")
+    best = (comparison.best.budget for comparison in compared if comparison.best)
     script = (web / "page.js").read_text("utf-8").strip()
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     every = list(pictures(blocks))
@@ -166,12 +167,12 @@ def render(run: Run, blocks: Sequence[Block]) -> str:
         title=f"KV-cache eviction on {model_name(run.results)}",
         unfinished=[*filter(None, [unfinished_work(run.results)])],
         subtitles=run.measured,
-        style=f"{(web / 'page.css').read_text('utf-8').strip()}\n{rank_styles()}",
+        style=(web / "page.css").read_text("utf-8").strip(),
         script=script,
         protocols=[("", *protocols.values())] if len(protocols) == 1 else both,
         tasks=[("", "all"), *((name, name) for name in dict.fromkeys(named))],
         budgets=[*((spec, spec) for spec in specs), ("", "every")],
-        budget=best or (specs or [""])[-1],
+        budget=next(best, (specs or [""])[-1]),
         families=run.families,
         blocks=blocks,
         drawn=drawn,
@@ -195,21 +196,20 @@ def numbers(run: Run) -> pandas.DataFrame:
 
 def blocks_of(run: Run) -> Iterator[Block]:
     """Everything below the title: sentences and headline figures first, how it was made last."""
-    styles = figures.line_styles(run.families)
-    yield from (Text(text=note, style="note") for note in run.results.notes)
     for comparison, frame in zip(run.comparisons, run.numbers, strict=True):
         more = list(_folded_tables(run, comparison, frame))
-        yield _comparison_section(run, comparison, "", styles, more)
+        yield _comparison_section(run, comparison, "", more)
+    yield from (Text(text=note, style="note") for note in run.results.notes)
     if run.comparisons:
         yield _reading(run)
     several = [comparison for comparison in run.comparisons if len(comparison.sorted.tasks) > 1]
     alone = (comparison.of_task(task) for comparison in several for task in comparison.sorted.tasks)
     for number, comparison in enumerate(alone):
-        yield _comparison_section(run, comparison, f"task-{number}-", styles)
-    if read := answers(run.comparisons, "read"):
+        yield _comparison_section(run, comparison, f"task-{number}-")
+    if read := answers(run.comparisons):
         yield Section(ident="answers", title="Answers to read", blocks=[read], opened=True)
     for protocol, by_setting in run.costs.items():
-        blocks = _heads(run, protocol, by_setting, styles)
+        blocks = _heads(run, protocol, by_setting)
         title = f"Layers and heads: skill, and the cost of every budget, {SEEN[protocol]}"
         yield Section(ident=f"heads-{protocol}", title=title, blocks=blocks, protocol=protocol)
     there: dict[str, object] = {comparison.kind: True for comparison in run.comparisons}
@@ -221,76 +221,68 @@ def blocks_of(run: Run) -> Iterator[Block]:
 
 
 def _comparison_section(
-    run: Run,
-    comparison: Comparison,
-    prefix: str,
-    styles: figures.Styles,
-    more: Sequence[Section] | None = None,
+    run: Run, comparison: Comparison, prefix: str, more: Sequence[Section] | None = None
 ) -> Section:
     """All that a comparison says: sentences, figure and tables; of a task alone without `more`."""
-    kind, protocol = comparison.kind, comparison.protocol
-    measure, name = comparison.measure.capitalize(), f"{prefix}{kind}-{protocol}"
-    best, shown = comparison.best, drawn_settings(comparison)
-    budget = best.budget if best else (*comparison.budgets.specs, "")[-1]
     alone, tasks = more is None, comparison.sorted.tasks
+    name = f"{prefix}{comparison.kind}-{comparison.protocol}"
     blocks: list[Block] = list(_sentences(run, comparison))
     if comparison.grid:
-        families = {setting.family for setting in shown}
-        left_out = ", ".join(family for family in comparison.choices if family not in families)
-        warning = ["unfinished: ranks no method"] if comparison.unfinished else []
-        above = (*_titles(comparison), *warning)
-        draw = comparison, shown, styles
-        blocks.append(
-            Picture(
-                name=name,
-                figure=figures.quality(*draw, above),
-                caption=f"{measure} against budget{f'; not drawn: {left_out}' * bool(left_out)}.",
-            )
-        )
-        if run.timings and not alone:
-            blocks.append(
-                Picture(
-                    name=f"{name}-cost",
-                    figure=figures.quality_by_cost(*draw, run.timings, above),
-                    caption=f"{measure} against the time of compression; "
-                    "hollow: the prompt is read twice.",
-                    budget=budget,
-                )
-            )
+        blocks += _pictures(run, comparison, name, () if alone else run.timings)
         blocks.append(tables.some_settings(comparison, tables.main_settings(comparison)))
     else:
         words = "No method has answers to all prompts of this folder."
         blocks.append(Text(text=words, style="missing"))
     blocks += more or ()
     only = tasks if alone or len(tasks) == 1 else ()
-    title = f"{measure.removesuffix(', %')}, {SEEN[protocol]}"
+    title = f"{comparison.measure.removesuffix(', %').capitalize()}, {SEEN[comparison.protocol]}"
     return Section(
         ident=name,
         title=f"{only[0]}: {title}" if alone else title,
         blocks=blocks,
         opened=True,
-        protocol=protocol,
+        protocol=comparison.protocol,
         tasks=only if alone else ("", *only),
     )
 
 
-def _titles(comparison: Comparison) -> tuple[str, str]:
-    """What stands above a figure: what is measured, and of which model."""
-    tasks, length = comparison.sorted.tasks, comparison.results.setting("length")
-    of = f" of {tasks[0]}" if len(tasks) == 1 else ""
+def _pictures(
+    run: Run, comparison: Comparison, name: str, timed: Sequence[Timing]
+) -> Iterator[Picture]:
+    """A comparison against budget and, where it was `timed`, against the time of compression."""
+    best, shown = comparison.best, drawn_settings(comparison)
+    tasks, length = comparison.sorted.tasks, run.results.setting("length")
     measure = comparison.measure.removesuffix(", %").capitalize()
-    return (
+    of = f" of {tasks[0]}" if len(tasks) == 1 else ""
+    title = [
         f"{measure}{of}, {SEEN[comparison.protocol]}",
-        f"{model_name(comparison.results)}, at most {length} tokens",
+        f"{model_name(run.results)}, at most {length} tokens",
+        *["unfinished: ranks no method"] * bool(comparison.unfinished),
+    ]
+    which = "each method in its tuned or default setting"
+    for setting in figures.like_first(comparison)[:1]:
+        which += f" and, hollow, with +{setting.allocator} where it was run"
+    families = {setting.family for setting in shown}
+    if left_out := [family for family in comparison.choices if family not in families]:
+        which += f"; not drawn: {', '.join(left_out)}"
+    yield Picture(
+        name=name,
+        figure=figures.quality(comparison, shown, run.styles, title),
+        caption=f"{measure} against budget, {which}.",
     )
+    if timed:
+        yield Picture(
+            name=f"{name}-cost",
+            figure=figures.quality_by_cost(comparison, shown, run.styles, timed, title),
+            caption=f"{measure} against the time of compression; hollow: the prompt is read twice.",
+            budget=best.budget if best else (*comparison.budgets.specs, "")[-1],
+        )
 
 
 def _sentences(run: Run, comparison: Comparison) -> Iterator[Text]:
     """The sentences on a comparison, budget by budget, without those at the top of the page."""
-    if comparison.unfinished:
-        return
-    if apart := comparison.sorted.apart:
-        yield Text(text=apart, style="note")
+    if comparison.sorted.apart and not comparison.unfinished:
+        yield Text(text=comparison.sorted.apart, style="note")
     if comparison.best is None:
         return
     for spec in comparison.budgets.specs:
@@ -307,8 +299,7 @@ def _folded_tables(run: Run, comparison: Comparison, frame: pandas.DataFrame) ->
     """Tables of a comparison, folded; `frame` has its numbers (`eval.results.frame.tidy`)."""
     timed = [timing for timing in run.timings if timing.protocol == comparison.protocol]
     specs = comparison.budgets.specs if len(comparison.sorted.tasks) > 1 else ()
-    many = len(comparison.settings) > tables.FEW
-    every = [tables.every_setting(comparison)] if many else []
+    every = [tables.every_setting(comparison)] if len(comparison.settings) > tables.FEW else []
     parts: dict[str, tuple[str, Sequence[Table]]] = {
         "costs": ("Bytes and seconds", [tables.costs_of_requests(timed)] if timed else []),
         "differences": ("Differences, paired by prompt", [*tables.differences(comparison, frame)]),
@@ -321,9 +312,7 @@ def _folded_tables(run: Run, comparison: Comparison, frame: pandas.DataFrame) ->
             yield Section(ident=name, title=title, blocks=blocks)
 
 
-def _heads(
-    run: Run, protocol: str, by_setting: Mapping[ReportedMethod, Cost], styles: figures.Styles
-) -> list[Block]:
+def _heads(run: Run, protocol: str, by_setting: Mapping[ReportedMethod, Cost]) -> list[Block]:
     """What every budget costs, and the skill of every head."""
     shown = shown_costs(by_setting)
     curves = [record for record in run.results.curves if record["protocol"] == protocol]
@@ -332,10 +321,9 @@ def _heads(
     title = f"Attention lost, {SEEN[protocol]}", model_name(run.results)
     picture = Picture(
         name=f"attention-lost-{protocol}",
-        figure=figures.cost_curves(shown, styles, title),
+        figure=figures.cost_curves(shown, run.styles, title),
         caption="Share of future attention lost at every budget, mean over heads; "
-        f"n = {sequences} held-out sequences, seed {run.results.setting('seed')}"
-        f"; {kept}.",
+        f"n = {sequences} held-out sequences, seed {run.results.setting('seed')}; {kept}.",
     )
     return [picture, tables.areas(by_setting, protocol), tables.skill_map(shown, protocol)]
 
@@ -343,7 +331,7 @@ def _heads(
 def _run_facts(run: Run) -> Iterator[Block]:
     """Model, methods, data, commands and versions."""
     results, manifest = run.results, run.results.manifest
-    policies = dict.fromkeys(record["policy"] for record in results.records if record["policy"])
+    policies = dict.fromkeys(record["policy"] for record in results.in_plan if record["policy"])
     versions = {"kvp": manifest.get("kvp"), "python": manifest.get("python")}
     versions |= manifest.get("packages") or {}
     facts: dict[str, Any] = {
@@ -355,7 +343,7 @@ def _run_facts(run: Run) -> Iterator[Block]:
         [name, tables.Field(text=str(value), mark="text")] for name, value in facts.items() if value
     ]
     yield Table(caption="How this was made", header=("what", "value"), rows=rows)
-    yield Text(text="\n".join(commands(manifest)), style="code")
+    yield from (Text(text=command, style="code") for command in commands(manifest))
 
 
 def run(config: ReportConfig) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from pandas import DataFrame
 
@@ -106,7 +105,7 @@ def some_settings(comparison: Comparison, lines: Notes, which: str = "") -> Tabl
             continue
         row = [_heading(setting, note)]
         for spec in (*comparison.budgets.specs, *[SELF_SIZED] * own_size):
-            number = _number(comparison, _at(grid[setting], setting, spec), _mark(setting))
+            number = _number(comparison, grid[setting], setting, spec)
             if (setting, spec) in differs:
                 mark = "*" if over[setting, spec].mean > 0 else "†"
                 number = replace(number, text=f"{number.text} {mark}")
@@ -144,10 +143,8 @@ def by_task(comparison: Comparison, spec: str) -> Table:
     rows: list[Sequence[Field | str]] = []
     for setting, note in chosen_settings(comparison).items():
         budget = SELF_SIZED if setting.self_sized else spec
-        fields = [
-            _number(comparison, _at(grid.get(setting, {}), setting, budget), _mark(setting))
-            for grid in comparison.tasks.values()
-        ]
+        grids = comparison.tasks.values()
+        fields = [_number(comparison, grid.get(setting, {}), setting, budget) for grid in grids]
         if any(field != NOTHING for field in fields):
             rows.append([_heading(setting, note), *fields])
     return Table(
@@ -166,19 +163,20 @@ def differences(comparison: Comparison, numbers: DataFrame) -> Iterator[Table]:
     if numbers.empty:
         return
     of_all = numbers[numbers["task"] == OVERALL]
-    best, specs = comparison.best, comparison.budgets.specs
-    points = comparison.kind == "accuracy"
-    form = "+.1f" if points else "+.3f"
-    lead = best.settings[0].label if best else ""
+    points, specs = comparison.kind == "accuracy", comparison.budgets.specs
+    form, scale = "+.1f" if points else "+.3f", comparison.scale
+    lead = comparison.best.settings[0].label if comparison.best else ""
     for name, other in (("minus_full", "the full cache"), ("minus_lead", lead)):
         paired = of_all[of_all[name].notna()]
         rows: list[Sequence[Field | str]] = []
-        for method, group in paired[paired["chosen"]].groupby("method", sort=False):
-            cells = {
-                record["budget"]: _difference(record, name, comparison.scale, form)
-                for record in group.to_dict("records")
-            }
-            first = Field(text=str(method), method=str(method))
+        shown = paired[paired["chosen"]].groupby(["method", "setting"], sort=False)
+        for (method, setting), group in shown:
+            cells = {}
+            for row in group.to_dict("records"):
+                low, high = (format(scale * row[f"{name}_{end}"], form) for end in ("low", "high"))
+                text = f"{scale * row[name]:{form}}{' *' * bool(row[f'{name}_differs'])}"
+                cells[row["budget"]] = Field(text=text, small=f"{low} to {high}")
+            first = Field(text=method, small=setting, method=method)
             rows.append([first, *(cells.get(spec, NOTHING) for spec in specs)])
         if rows:
             tests = comparison.tests if name == "minus_lead" else len(paired)
@@ -287,24 +285,21 @@ def budget_names(budgets: Budgets) -> tuple[str, ...]:
     )
 
 
-def _at(
-    of: Mapping[str | None, Estimate], setting: ReportedMethod, spec: str
-) -> Estimate | None:  # fmt: skip
-    """Estimate at a budget; the full cache is the same at every one."""
-    return of.get(None if setting.method == FULL and spec != SELF_SIZED else spec)
-
-
 def _heading(setting: ReportedMethod, note: str) -> Field:
     return Field(text=setting.name, small=note, mark=_mark(setting), method=setting.family)
 
 
-def _number(comparison: Comparison, estimate: Estimate | None, mark: str = "") -> Field:
+def _number(
+    comparison: Comparison, of: Mapping[str | None, Estimate], setting: ReportedMethod, spec: str
+) -> Field:
+    """The estimate of a setting at a budget; the full cache is the same at every one."""
+    estimate = of.get(None if setting.method == FULL and spec != SELF_SIZED else spec)
     if estimate is None:
         return NOTHING
     form = ".1f" if comparison.kind == "accuracy" else ".2f"
     number = _interval_field(estimate.interval, comparison.scale, form)
     alone = estimate.interval.low == estimate.interval.high
-    return replace(number, small="" if alone else number.small, mark=mark)
+    return replace(number, small="" if alone else number.small, mark=_mark(setting))
 
 
 def _interval_field(interval: Interval | None, scale: float, form: str) -> Field:
@@ -312,13 +307,6 @@ def _interval_field(interval: Interval | None, scale: float, form: str) -> Field
         return NOTHING
     mean, low, high = interval.texts(scale, form)
     return Field(text=mean, small=f"{low} to {high}")
-
-
-def _difference(row: Mapping[str, Any], name: str, scale: float, form: str) -> Field:
-    """A difference of `eval.results.frame.tidy`, with a star where it is not 0."""
-    low, high = (format(scale * row[f"{name}_{end}"], form) for end in ("low", "high"))
-    star = " *" * bool(row[f"{name}_differs"])
-    return Field(text=f"{scale * row[name]:{form}}{star}", small=f"{low} to {high}")
 
 
 def _mark(setting: ReportedMethod) -> str:

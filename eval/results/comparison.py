@@ -346,8 +346,8 @@ def choose(
     """
     choices = {}
     for family, of_family in group_by(settings, lambda setting: setting.family).items():
-        runs = [(setting, *pair) for pair in tuned for setting in of_family]
-        chosen = [run for run in runs if _is_chosen(run[0], run[1])]
+        chosen = [(setting, entry, split) for entry, split in tuned for setting in of_family
+                  if _is_chosen(setting, entry)]  # fmt: skip
         best, how = min(of_family, key=_distance_from_default), ""
         if chosen:
             best, entry, split = max(chosen, key=lambda run: run[1].chosen.score)
@@ -630,11 +630,11 @@ class Comparison:
 
 def compare(results: Results, kind: Kind, protocol: str, *, resamples: int) -> Comparison | None:
     """Compare all methods of a results folder; None without records of this kind."""
-    records = [record for record in results.records
+    records = [record for record in results.in_plan
                if record["protocol"] == protocol and record[FIELDS[kind]] is not None]  # fmt: skip
     if not records:
         return None
-    groups = policy_groups(results.records)
+    groups = policy_groups(results.in_plan)
     tasks = sort_tasks(kind, records, resamples=resamples)
     used = [record for record in records if record["task"] in tasks.usable] or records
     all_methods = estimates(kind, used, groups, resamples=resamples)

@@ -15,6 +15,7 @@ import shlex
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -203,8 +204,17 @@ class Results:
 
     @property
     def protocols(self) -> tuple[str, ...]:
-        """Protocols that have records, in the order of the file."""
-        return tuple(dict.fromkeys(record["protocol"] for record in self.records))
+        """Protocols that have records, in the order of the plan."""
+        return tuple(dict.fromkeys(record["protocol"] for record in self.in_plan))
+
+    @cached_property
+    def in_plan(self) -> list[ResultsRow]:
+        """`records` in the order of the plan, which processes that share a run do not keep."""
+        planned = ((part["protocol"], task, *setting) for part in self.manifest.get("planned", ())
+                   for task in part["prompts"] for setting in part["settings"])  # fmt: skip
+        places = {key: place for place, key in enumerate(dict.fromkeys(planned))}
+        fields = "protocol", "task", *SETTING_FIELDS
+        return sorted(self.records, key=lambda row: places.get(key_of(row, fields), len(places)))
 
 
 def progress(results: Results) -> dict[tuple[str, str], tuple[int, int]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import exp
 
 from eval.results.comparison import Best, Comparison, Estimate, ReportedMethod
-from eval.results.records import FULL, LEARNED
+from eval.results.records import FULL, LEARNED, SEEN
 from eval.results.stats import FEWEST, RESOLUTION, Interval, excludes_zero, prompts_to_resolve
 from policies.registry import NULLS
 
@@ -58,10 +58,10 @@ def _main_sentence(comparison: Comparison, best: Best) -> str:
     if full is not None:
         parts.append(f"the full cache {numbers(full)}")
     place = f"At {budget} of the cache" if budget.endswith("%") else f"At {budget} tokens per head"
-    seen = "the question seen" if comparison.protocol == "query_aware" else "the question not seen"
     protected = any(setting.protected for setting in best.settings)
     kept = "; +p: first and last tokens are kept" * protected
-    return f"{place} ({seen} before compression{kept}; 95 % intervals) {'; '.join(parts)}."
+    seen = f"the {SEEN[comparison.protocol]} before compression"
+    return f"{place} ({seen}{kept}; 95 % intervals) {'; '.join(parts)}."
 
 
 def _default_of(comparison: Comparison, best: Best, setting: ReportedMethod) -> str:
@@ -133,7 +133,10 @@ def _difference_sentences(comparison: Comparison, best: Best) -> list[str]:
     if open_ones:
         most = max(map(prompts_to_resolve, open_ones))
         unit = "5 points" if comparison.kind == "accuracy" else f"{RESOLUTION} nats per token"
-        said.append(f"About {most:,} prompts would narrow that to ±{unit}.")
+        said.append(
+            f"With about {most:,} prompts in all, differences that are not significant would have "
+            f"intervals of ±{unit}."
+        )
     return said
 
 

@@ -171,7 +171,7 @@ def paired_difference(
 
 
 def prompts_to_resolve(difference: Interval, size: float = RESOLUTION) -> int:
-    """Prompts, tasks and policies alike, with which a difference of `size` would be seen.
+    """Prompts of all tasks, these and policies alike, with which `size` would be seen.
 
     As many as make the half of its interval `size`: it shrinks with the root of their number. The
     interval rather than the observed variance, which is 0 where all prompts agree.

@@ -13,7 +13,7 @@ import pytest
 import kvp
 from eval.report.page import Run, blocks_of, render
 from eval.results.folder import load_results
-from eval.results.records import altered_part, seal
+from eval.results.records import SETTING_FIELDS, altered_part, key_of, seal
 from kvp.errors import ResultsError
 from kvp.metrics import METRICS_VERSION
 from kvp.program.table import report as main
@@ -67,6 +67,20 @@ def _change(folder, name, **changes):
 def _page(folder):
     run = Run(load_results(folder), 3)
     return render(run, list(blocks_of(run)))
+
+
+def test_a_report_follows_the_plan_whichever_process_wrote_first(tmp_path, write_results):
+    folder = write_results(tmp_path / "r")
+    lines = _lines(folder / "rows.jsonl")
+    settings = list(dict.fromkeys(key_of(line, SETTING_FIELDS) for line in lines))
+    plan = [{"protocol": each, "prompts": {"two": 2, "one": 2}, "settings": settings}
+            for each in ("query_agnostic", "query_aware")]  # fmt: skip
+    _change(folder, "manifest.json", planned=plan)
+    page = _page(folder)
+    named = ["query_agnostic", "query_aware", "two", "one"]
+    assert re.findall(r"<option value=.(one|two|query_\w+)", page) == named
+    _write_lines(folder / "rows.jsonl", sorted(lines, key=str))
+    assert _page(folder) == page
 
 
 @pytest.mark.parametrize(

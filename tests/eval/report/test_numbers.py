@@ -200,10 +200,15 @@ def test_the_summary_names_what_the_figure_draws_in_front(make_comparison):
 def test_a_policy_run_in_several_settings_names_those_that_are_not_quoted(made, make_comparison):
     more = [
         {**each, "allocator": "global", "protected": False} for each in made.answers()
-        if each["method"] == "kvp"
+        if each["method"] in ("kvp", "knorm") and each["protected"]
     ]  # fmt: skip
-    _, named, *_ = sentences(make_comparison(records=[*made.answers(), *more]))
+    comparison = make_comparison(records=[*made.answers(), *more])
+    _, named, *_ = sentences(comparison)
     assert ") kvp+global (the default of 2 settings) answers 100%" in named
+    # another method is drawn in its default setting, and in the kind that the policy has
+    drawn = drawn_settings(comparison)
+    labels = [setting.label for setting in drawn if setting.method in ("kvp", "knorm")]
+    assert labels == ["kvp+global", "knorm +p", "knorm+global"]
 
 
 def test_terminal_page_and_python_say_the_same(reported):

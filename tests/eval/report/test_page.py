@@ -50,12 +50,12 @@ def test_the_page_has_every_part_and_loads_nothing(html):
     sources = re.findall(r'[ :](?:src|href|srcset|data|action)="([^#"][^"]{0,12})', html)
     assert sources == []
     assert not re.search(r"url\([^#]|@import|https?:|fetch\(|XMLHttpRequest|<link|<iframe", html)
-    figures = ("Accuracy, % against", "Perplexity of the given text against", "Share of")
+    figures = ("Accuracy against", "Perplexity of the given text against", "Share of")
     for caption in re.findall(r"<(?:fig)?caption>(?:<span>)?(.*?)</", html):
         if not caption.startswith(("How this was made", "Answers;", *figures)):
             assert len(re.findall(r"question (?:is )?(?:not )?seen", caption)) == 1, caption
     assert html.count("half a prompt more at 0") == 1  # "How to read this"
-    assert "kvp eval --out &#39;two words&#39;" in html
+    assert "kvp eval <span>--out</span> &#39;two words&#39;" in html
     assert "torch 2.9.0" in html
     assert " in this folder: run kvp eval" not in html
 
