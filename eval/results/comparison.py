@@ -335,6 +335,8 @@ class Choice:
     setting: ReportedMethod
     note: str
     """The setting in words, and how it was chosen."""
+    tuned: bool
+    """Whether kvp tune chose it."""
 
 
 def choose(
@@ -354,7 +356,8 @@ def choose(
             how = f", chosen on {split} ({entry.tried} settings)" * (entry.tried > 1)
         elif len(of_family) > 1:
             how = f", the default of {len(of_family)}"
-        choices[family] = Choice(setting=best, note=f"{best.details}{how}")
+        note = f"{best.details}{how}"
+        choices[family] = Choice(setting=best, note=note, tuned=bool(chosen))
     return choices
 
 
@@ -384,11 +387,11 @@ class Best:
     learned: ReportedMethod | None
     """The first policy, or group of policies."""
     others: tuple[ReportedMethod, ...]
-    """The best method without training; where there is no policy, the next one, too."""
+    """The best method besides policies; where there is no policy, the next one, too."""
     null: ReportedMethod | None
     """The best null in any of its settings."""
     compared: tuple[ReportedMethod, ...]
-    """All that these were picked from: policies, methods without training and nulls."""
+    """All that these were picked from: policies, other methods and nulls."""
 
     @property
     def settings(self) -> list[ReportedMethod]:
@@ -543,14 +546,18 @@ class Comparison:
         """The methods that sentences name at a budget.
 
         None where no method was run at it, no task is usable, or the folder is unfinished. Each
-        method counts in the setting that is shown, nulls in every one. "Best" is by the prompts
-        shown, which favours them.
+        method counts in the setting that is shown; in every one do nulls and, beside a policy,
+        methods that were not tuned. "Best" is by the prompts shown, which favours them.
         """
-        grid, chosen = self.grid, self.chosen
+        grid = self.grid
         at = [setting for setting in self.settings if budget in grid[setting]]
         nulls = [setting for setting in at if setting.method in NULLS]
         bounds = (FULL, ORACLE, *NULLS)
-        compared = [setting for setting in at if setting in chosen and setting.method not in bounds]
+        policy = any(setting.method == LEARNED for setting in at)
+        any_of = {name for name, choice in self.choices.items()
+                  if policy and not choice.tuned and choice.setting.method != LEARNED}  # fmt: skip
+        compared = [setting for setting in at if setting.method not in bounds
+                    and (setting in self.chosen or setting.family in any_of)]  # fmt: skip
         if not compared or self.unfinished or not self.sorted.usable:
             return None
 
@@ -558,7 +565,8 @@ class Comparison:
             return sorted(methods, key=lambda method: -_goodness(self.kind, grid[method][budget]))
 
         learned = next((setting for setting in compared if setting.method == LEARNED), None)
-        others = rank(setting for setting in compared if setting.method != LEARNED)
+        ranked = rank(setting for setting in compared if setting.method != LEARNED)
+        others = [of[0] for of in group_by(ranked, lambda setting: setting.family).values()]
         return Best(
             budget=budget,
             learned=learned,

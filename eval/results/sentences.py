@@ -45,12 +45,14 @@ def _main_sentence(comparison: Comparison, best: Best) -> str:
 
     named = [
         *["{}"] * bool(best.learned),
-        *("the best method without training, {},", "the next, {},")[: len(best.others)],
+        *(f"the best {'other ' if best.learned else ''}method, {{}},", "the next, {},")[
+            : len(best.others)
+        ],
         *["the best null, {},"] * bool(best.null),
     ]
     parts = []
     for name, setting in zip(named, best.settings, strict=True):
-        more = _default_of(comparison, best, setting)
+        more = _picked_from(comparison, best, setting)
         more += _trained_share(comparison, setting) or _level(comparison, best, setting)
         words = name.format(f"{setting.label}{more}")
         parts.append(f"{words}{verb} {numbers(comparison.grid[setting][budget])}")
@@ -64,13 +66,14 @@ def _main_sentence(comparison: Comparison, best: Best) -> str:
     return f"{place} ({seen}{kept}; 95 % intervals) {'; '.join(parts)}."
 
 
-def _default_of(comparison: Comparison, best: Best, setting: ReportedMethod) -> str:
-    """How many settings of a policy were run at the budget, none of which kvp tune chose."""
-    if setting.method != LEARNED or "the default of" not in comparison.choices[setting.family].note:
+def _picked_from(comparison: Comparison, best: Best, setting: ReportedMethod) -> str:
+    """From how many settings of its method one was picked, beside a policy, and how."""
+    if comparison.choices[setting.family].tuned or not best.learned:
         return ""
     count = sum(other.family == setting.family and best.budget in comparison.grid[other]
                 for other in comparison.settings)  # fmt: skip
-    return f" (the default of {count} settings)" if count > 1 else ""
+    how = "default" if setting.method == LEARNED else "best"
+    return f" (the {how} of {count} settings)" if count > 1 else ""
 
 
 def _trained_share(comparison: Comparison, setting: ReportedMethod) -> str:
@@ -87,7 +90,7 @@ def _trained_share(comparison: Comparison, setting: ReportedMethod) -> str:
 
 
 def _level(comparison: Comparison, best: Best, setting: ReportedMethod) -> str:
-    """Methods of the same kind, without training or nulls, that are tied with one."""
+    """Methods of the same kind, no policies or nulls, that are tied with one."""
 
     def place(other: ReportedMethod) -> tuple[bool, float]:
         mean = comparison.grid[other][best.budget].interval.mean

@@ -186,7 +186,8 @@ def test_the_summary_names_what_the_figure_draws_in_front(make_comparison):
     assert re.sub(r" \(\d+ to \d+\)", "", first) == (
         "At 50% of the cache (the question seen before compression; +p: first and last tokens are "
         "kept; 95 % intervals) kvp +p answers "
-        "100%; the best method without training, knorm +p (tied with snapkv +p), 100%; the best "
+        "100%; the best other method, knorm +p (the best of 2 settings) "
+        "(tied with snapkv +p), 100%; the best "
         "null, random +p, 25%; the full cache 100%."
     )
     assert others[0].startswith("Paired by prompt, kvp +p is +0.0 points (")
