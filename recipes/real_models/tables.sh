@@ -38,6 +38,9 @@ rows() { # file, prompts, flags: not trained on
 }
 SNAPKV="snapkv,snapkv(kernel=15),snapkv(kernel=31),snapkv+ada,snapkv(kernel=15)+ada,snapkv(kernel=31)+ada,snapkv(window=8,kernel=31)+ada"
 SNAPKV="$SNAPKV,snapkv(window=64,kernel=31)+ada,snapkv(kernel=31)+global"
+TUNED="keydiff,keydiff+ada,keydiff+global,keydiff+ada(safeguard=0.5),expected_attention,expected_attention+ada,expected_attention(epsilon=0.1)+ada"
+TUNED="$TUNED,expected_attention(values=false)+ada,expected_attention+global,kvzip,kvzip+ada,kvzip+global,kvzip(plus=true)+global,kvzip(plus=true)+ada"
+TUNED="$TUNED,contrastkv+global,contrastkv(beta=0)+global,contrastkv(beta=0)+ada"
 HOW="3%,6.25%,12.5%,25%,50%"
 for table in "$@"; do
   case $table in
@@ -46,11 +49,10 @@ for table in "$@"; do
         --essays "$D/novels_train" --squad "$D/squad_train.json" --hotpotqa "$D/hotpotqa.json" --out "$RUN/traces"
       "$BIN/torchrun" --nproc-per-node 2 -m kvp train --traces "$RUN/traces" --seed 0 --steps 600 --out "$TASKS" ;;
     kvzap) "$BIN/python" -m recipes.real_models.kvzap "$MODEL" "$DOCUMENTS" "$RUN/kvzap" 100 ;;
-    tune) tune --protocols query_agnostic --tasks ruler --hotpotqa "$D/hotpotqa.json" --budgets $HOW --methods "full,$SNAPKV,keydiff,keydiff+ada,keydiff+global,keydiff+ada(safeguard=0.5),\
-expected_attention,expected_attention+ada,expected_attention(epsilon=0.1)+ada,expected_attention(values=false)+ada,expected_attention+global,h2o,h2o+ada,h2o+global,\
-kvzip,kvzip+ada,kvzip+global,kvzip(plus=true)+global,kvzip(plus=true)+ada,contrastkv+global,contrastkv(beta=0)+global,contrastkv(beta=0)+ada,knorm+ada,lagkv+ada,tova+ada" ;;
+    tune) tune --protocols query_agnostic --tasks ruler --hotpotqa "$D/hotpotqa.json" --budgets $HOW \
+      --methods "full,$SNAPKV,$TUNED,h2o,$H2O,knorm+ada,lagkv+ada,tova+ada" ;;
     tune-seen) tune --protocols query_aware --tasks "$TEN,qa_1" --budgets 6.25%,12.5% --methods "full,$SNAPKV,snapkv(kernel=63)+ada,\
-snapkv(window=16,kernel=31)+ada,snapkv(window=64,kernel=63)+ada,snapkv(window=128,kernel=31)+ada,snapkv(window=64,kernel=31)+global" ;;
+snapkv(window=16,kernel=31)+ada,snapkv(window=64,kernel=63)+ada,snapkv(window=128,kernel=31)+ada,snapkv(window=64,kernel=31)+global,$TUNED" ;;
     ruler) unseen 2048 ruler --prompts 3 --budgets $HOW --policies "$GENERAL" \
       --methods "full,kvp,kvp+ada,kvp+global,kvp+recipes.real_models.layers:Layers,random_pinned,streaming_llm,keydiff,$ONCE,h2o+ada,$TWICE" ;;
     trained) unseen 2048 ruler --prompts 3 --budgets $HOW --policies "$TASKS" --methods "full,kvp,kvp+global,kvzap:$RUN/kvzap+global,kvzap:$RUN/kvzap,kvzip" ;;
