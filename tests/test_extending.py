@@ -17,7 +17,8 @@ FILES = dict(re.findall(r"^`(my_\w+\.py)`.*?^```python\n(.*?)^```", PAGE, re.M |
 
 
 def test_the_files_of_the_page_run_by_its_command(tmp_path, monkeypatch):
-    assert list(FILES) == ["my_scorer.py", "my_allocator.py", "my_task.py", "my_training.py"]
+    names = ["scorer", "method", "allocator", "task", "training"]
+    assert list(FILES) == [f"my_{name}.py" for name in names]
     for name, code in FILES.items():
         (tmp_path / name).write_text(code)
     (command,) = re.findall(r"^```\nkvp eval (.*?)^```", PAGE, re.M | re.S)
@@ -28,6 +29,15 @@ def test_the_files_of_the_page_run_by_its_command(tmp_path, monkeypatch):
     assert {record["task"] for record in records} == {"backwards"}
     assert {record["method"] for record in records} == {"full", "newest"}
     assert {record["allocator"] for record in records if record["method"] == "newest"} == {"tilted"}
+
+
+def test_the_method_of_the_page_is_tuned_by_its_command(tmp_path, monkeypatch):
+    (tmp_path / "my_method.py").write_text(FILES["my_method.py"])
+    monkeypatch.chdir(tmp_path)
+    (command,) = re.findall(r"^kvp tune (.*?)^kvp eval", PAGE, re.M | re.S)
+    assert run_program("tune", shlex.split(command.replace("\\\n", " "))) == 0
+    tried = (tmp_path / "runs/tuned/settings.csv").read_text()
+    assert {"window=4", "window=16"} <= set(re.findall(r"window=\d+", tried))
 
 
 def test_the_label_and_the_objective_of_the_page_are_used_by_their_names(tmp_path, monkeypatch):

@@ -11,17 +11,18 @@ from typing import Any
 
 from benchmarks.measuring import ROOT
 from benchmarks.performance.parts import PARTS, Part
+from benchmarks.performance.tables import milliseconds, number, percent
 from kvp.artifacts.files import atomic_write_text
 
 Report = Mapping[str, Any]
 Reports = Mapping[tuple[str, str], Report]
 
-INTRODUCTION = """# Performance
-
-What kvp costs, written by `python -m benchmarks.performance` from the JSON files it links to;
-what the numbers decided is in [speed.md]({speed}). Compare numbers of one table only.
-*Processor time* is that of all threads, *wall* the time on the clock; on a GPU only wall time
-counts. The files also have the other clock, medians, rounds and the prefill with each method.
+HEADING = "# Performance\n"
+INTRODUCTION = """What kvp costs, written by `python -m benchmarks.performance` from the
+JSON files it links to; what the numbers decided is in [speed.md]({speed}). Compare numbers
+of one table only. *Processor time* is that of all threads, *wall* the time on the clock; on
+a GPU only wall time counts. The files also have cores, driver, the other clock, medians,
+rounds and the prefill with each method.
 """
 COMMAND = "python -m benchmarks.performance"
 
@@ -47,12 +48,70 @@ def page_text(reports: Reports, folder: str, speed: str) -> str:
     """
     measured = [part for part in PARTS if part.cpu is not None or (part.name, "cuda") in reports]
     sections = [_section(part, reports, folder) for part in measured]
-    return "\n".join([INTRODUCTION.format(speed=speed), _without_gpu(reports), *sections])
+    head = [HEADING, *_conclusions(reports), INTRODUCTION.format(speed=speed)]
+    return "\n".join([*head, _without_gpu(reports), *sections])
 
 
 def fill(text: str) -> str:
     """Lines of at most 120 characters."""
     return textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False)
+
+
+def _conclusions(reports: Reports) -> list[str]:
+    """A paragraph of what the tables come to; nothing of what was not measured."""
+    devices = {"cpu": "CPU", "cuda": "GPU"}
+    sentences = []
+    for part, describe in (("scoring", _of_scoring), ("decoding", _of_decoding)):
+        for device, where in devices.items():
+            sentences += describe(reports.get((part, device)), where)
+    training = {where: reports.get(("training", name)) for name, where in devices.items()}
+    sentences += _of_training(training["GPU"], "GPU") or _of_training(training["CPU"], "CPU")
+    return [f"{fill(' '.join(sentences))}\n"] if sentences else []
+
+
+def _of_scoring(report: Report | None, where: str) -> list[str]:
+    """What a policy and KVzip add to a prefill, at every length."""
+    clock = "wall_share" if where == "GPU" else "share"
+    told = []
+    for method, name in (("kvp", "a policy"), ("kvzip:kvpress", "KVzip")):
+        added = [
+            f"{percent(row[clock])} % at {row['tokens']:,} tokens"
+            for row in (report or {"results": ()})["results"]
+            if row["method"] == method and row["source"] == "kvp" and clock in row
+        ]
+        told += [f"{name} adds {' and '.join(added)}"] if added else []
+    return [f"To a prefill on a {where} {'; '.join(told)}."] if told else []
+
+
+def _of_training(report: Report | None, where: str) -> list[str]:
+    """The step of most heads."""
+    if not report:
+        return []
+    row = max(report["results"], key=lambda row: int(row["heads"]))
+    seconds, peak = row["processor_seconds"], number(row["peak_gb"])
+    if where == "GPU":
+        seconds = row["seconds"]
+    took = f"{milliseconds(seconds)} ms and {peak} GB on a {where}"
+    return [f"A step of training of {row['heads']} heads takes {took}."]
+
+
+def _of_decoding(report: Report | None, where: str) -> list[str]:
+    """One token behind the longest cache of the first model."""
+    rows = report["results"] if report else []
+    if not rows:
+        return []
+    first = [row for row in rows if row["model"] == rows[0]["model"]]
+    tokens = max(row["tokens"] for row in first)
+    found = {row["cache"]: number(row["fastest"]) for row in first if row["tokens"] == tokens}
+    found |= {name.removesuffix(":auto"): took for name, took in found.items()}
+    names = {
+        "full": "the whole cache",
+        "uniform": "an eighth of it in every head",
+        "ragged": "as much in unequal heads",
+    }
+    told = [f"{found[cache]} ms with {name}" for cache, name in names.items() if cache in found]
+    start = f"In `{rows[0]['model']}` on a {where} a token behind {tokens:,} takes"
+    return [f"{start} {', '.join(told)}."] if told else []
 
 
 def _without_gpu(reports: Reports) -> str:
@@ -89,11 +148,8 @@ def _machine(report: Report) -> str:
     hardware = of.get("gpu") if report["settings"].get("device") == "cuda" else of.get("cpu")
     commit = f"commit `{(of.get('commit') or 'unknown')[:10]}`"
     if of.get("changed"):
-        commit += " with changes that were not committed"
-    parts = [hardware or "unknown hardware", f"{of['cores']} cores", f"torch {of['torch']}"]
-    if hardware and hardware == of.get("gpu"):
-        parts.append(f"driver {of.get('driver') or 'unknown'}")
-    parts.append(commit)
-    parts += [of["date"], f"load {of['load']:.1f}"]
+        commit += " with changes"
+    parts = [hardware or "unknown hardware", f"torch {of['torch']}", commit]
+    parts += [of["date"].partition(" ")[0], f"load {of['load']:.1f}"]
     ended = report["settings"].get("ended")
     return ", ".join(parts) + ("." if ended is None else f". The rows until it was ended: {ended}.")

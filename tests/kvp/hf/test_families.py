@@ -200,9 +200,9 @@ def drop_errors(model, ids, masked_logits):
     return errors
 
 
-def row(family, status, layers="", moves_queries="", note=""):
+def row(family, status, moves_queries="", note=""):
     """One line of the table."""
-    return f"| {' | '.join((family, status, layers, moves_queries, note))} |"
+    return f"| {' | '.join((family, status, moves_queries, note))} |"
 
 
 def examined(family, masked_logits):
@@ -224,8 +224,7 @@ def examined(family, masked_logits):
     if window is not None:
         note = "one window for all layers: prompt and answer must be shorter"
     status = "partly" if window is not None else "supported"
-    layers = f"{geometry.layers} of {len(kinds)}"
-    return row(family, status, layers, queries_of(model), note)
+    return row(family, status, queries_of(model), note)
 
 
 def queries_of(model):
