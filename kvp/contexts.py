@@ -214,9 +214,16 @@ TURNED = ("default", "linear", "llama3", "yarn")
 """Kinds of RoPE whose frequencies do not depend on the length of the input."""
 
 
-def can_turn(parameters: Mapping[str, Any]) -> bool:
-    """Whether keys depend on one position each, by frequencies that are the same at any length."""
-    return parameters.get("rope_type", "default") in TURNED and "mrope_section" not in parameters
+def can_turn(config: Any) -> bool:  # noqa: ANN401 (transformers' of any model, also in engines)
+    """Whether RoPE turns every layer's keys by one position, with frequencies of any length.
+
+    `config` is that of the text model.
+    """
+    rope = getattr(config, "rope_parameters", None) or {}
+    known = rope.get("rope_type", "default" if rope else "none") in TURNED
+    scaled = getattr(config, "attn_temperature_tuning", None)  # by the position, Llama 4
+    rotated = all(getattr(config, "no_rope_layers", None) or ())  # 0 of layers without, SmolLM3
+    return known and rotated and not scaled and "mrope_section" not in rope
 
 
 def rope_facts(parameters: Mapping[str, Any]) -> dict[str, Any]:

@@ -164,12 +164,11 @@ def check_model(model: PreTrainedModel) -> None:
     kind = f"model type {model.config.model_type!r}"
     if set(layer_kinds(model.config)) != {FULL} or attention_window(config) is not None:
         raise ModelError(f"{kind} has layers that do not see every token: no context file for it")
-    rope = getattr(config, "rope_parameters", None) or {}
-    if not can_turn(rope) or getattr(config, "attn_temperature_tuning", None):
-        name = rope.get("rope_type", "default")
+    if not can_turn(config):
+        rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "none")
         raise ModelError(
-            f"{kind} attends by more than differences of positions (RoPE {name!r}): its keys "
-            "cannot be turned, so there is no context file for it"
+            f"{kind} has keys that RoPE does not turn by one position each in every layer (RoPE "
+            f"{rope!r}): there is no context file for it"
         )
 
 

@@ -64,9 +64,8 @@ class EngineModel:
             ),
             "the model attends over latent entries (MLA)": model.use_mla,
             "the model has no rotary embedding": not rope,
-            "the model's RoPE depends on the length or on more than one position": (
-                not can_turn(rope)
-            ),
+            "the model's RoPE depends on the length or on more than one position, or is not in "
+            "every layer": not can_turn(text),
         }
         for why, condition in wrong.items():
             if condition:

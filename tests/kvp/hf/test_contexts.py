@@ -1,8 +1,11 @@
 """Contexts go on in transformers as the evicted cache that they were made from."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
+from kvp.contexts import can_turn
 from kvp.errors import CacheError, ModelError, UsageError
 from kvp.hf import load_model, prefill_and_evict
 from kvp.hf.contexts import compress, context_of, load_context
@@ -87,5 +90,17 @@ def test_what_engines_cannot_hold_is_refused(nano, words, build):
     with pytest.raises(CacheError, match="other weights"):
         load_context(context, model)
     model.config.rope_parameters = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
-    with pytest.raises(ModelError, match="cannot be turned"):
+    with pytest.raises(ModelError, match="does not turn by one position"):
         load_context(context, model)
+
+
+def test_keys_are_turned_where_every_layer_rotates_them_by_one_position():
+    llama = {"rope_type": "llama3", "rope_theta": 5e5}
+    for parameters, others, whether in (
+        (llama, {}, True), (llama, {"no_rope_layers": [1, 1, 1, 1]}, True),
+        (llama, {"no_rope_layers": [1, 1, 1, 0]}, False),  # SmolLM3
+        (llama, {"attn_temperature_tuning": True}, False),  # Llama 4
+        ({**llama, "mrope_section": [4, 2, 2]}, {}, False), ({"rope_type": "dynamic"}, {}, False),
+        (None, {}, False),
+    ):  # fmt: skip
+        assert can_turn(SimpleNamespace(rope_parameters=parameters, **others)) is whether
