@@ -23,11 +23,11 @@ def test_the_files_of_the_page_run_by_its_command(tmp_path, monkeypatch):
         (tmp_path / name).write_text(code)
     (command,) = re.findall(r"^```\nkvp eval (.*?)^```", PAGE, re.M | re.S)
     monkeypatch.chdir(tmp_path)
-    words = shlex.split(command.replace("\\\n", " "))
+    words = shlex.split(command.replace("\\\n", " "), comments=True)
     assert run_program("eval", [*words, "--timing_prompts", "0"]) == 0
     records = load_results(tmp_path / "runs/mine").records
-    assert {record["task"] for record in records} == {"backwards"}
-    assert {record["method"] for record in records} == {"full", "newest"}
+    assert {record["task"] for record in records} == {"codes"}
+    assert {record["method"] for record in records} == {"full", "newest", "keydiff"}
     assert {record["allocator"] for record in records if record["method"] == "newest"} == {"tilted"}
 
 
@@ -35,7 +35,7 @@ def test_the_method_of_the_page_is_tuned_by_its_command(tmp_path, monkeypatch):
     (tmp_path / "my_method.py").write_text(FILES["my_method.py"])
     monkeypatch.chdir(tmp_path)
     (command,) = re.findall(r"^kvp tune (.*?)^kvp eval", PAGE, re.M | re.S)
-    assert run_program("tune", shlex.split(command.replace("\\\n", " "))) == 0
+    assert run_program("tune", shlex.split(command.replace("\\\n", " "), comments=True)) == 0
     tried = (tmp_path / "runs/tuned/settings.csv").read_text()
     assert {"window=4", "window=16"} <= set(re.findall(r"window=\d+", tried))
 

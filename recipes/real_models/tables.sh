@@ -33,14 +33,20 @@ tune() { # flags: validation prompts, in other texts
   free 2048 --seed 5 --split validation --measure perplexity --prompts 1 --essays "$D/novels_train" --squad "$D/squad_train.json" "$@"
 }
 rows() { # file, prompts, flags: not trained on
-  both eval --model "$MODEL" --dtype bfloat16 --timing_prompts 0 --length 2048 --protocols query_agnostic --budgets 12.5%,25% --policies "$GENERAL" \
+  both eval --model "$MODEL" --dtype bfloat16 --timing_prompts 0 --length 2048 --protocols query_agnostic --budgets 12.5%,25% --policies "general=$GENERAL" \
     --methods "$OTHERS" --tasks data --data "$1" --split all --prompts "$2" --out "$RUN/$table" "${@:3}"
+}
+paired() { # first setting, tasks, others, tables
+  local folders=()
+  for name in "${@:4}"; do folders+=("$RUN/$name"); done
+  "$BIN/python" -m recipes.real_models.paired "$RUN/$table.csv" "$1" "$2" "$3" "${folders[@]}"
 }
 SNAPKV="snapkv,snapkv(kernel=15),snapkv(kernel=31),snapkv+ada,snapkv(kernel=15)+ada,snapkv(kernel=31)+ada,snapkv(window=8,kernel=31)+ada"
 SNAPKV="$SNAPKV,snapkv(window=64,kernel=31)+ada,snapkv(kernel=31)+global"
 TUNED="keydiff,keydiff+ada,keydiff+global,keydiff+ada(safeguard=0.5),expected_attention,expected_attention+ada,expected_attention(epsilon=0.1)+ada"
 TUNED="$TUNED,expected_attention(values=false)+ada,expected_attention+global,kvzip,kvzip+ada,kvzip+global,kvzip(plus=true)+global,kvzip(plus=true)+ada"
 TUNED="$TUNED,contrastkv+global,contrastkv(beta=0)+global,contrastkv(beta=0)+ada"
+H2O="h2o(recents=false),h2o(recents=false)+ada,h2o(recents=false)+global"
 HOW="3%,6.25%,12.5%,25%,50%"
 for table in "$@"; do
   case $table in
@@ -53,27 +59,30 @@ for table in "$@"; do
       --methods "full,$SNAPKV,$TUNED,h2o,$H2O,knorm+ada,lagkv+ada,tova+ada" ;;
     tune-seen) tune --protocols query_aware --tasks "$TEN,qa_1" --budgets 6.25%,12.5% --methods "full,$SNAPKV,snapkv(kernel=63)+ada,\
 snapkv(window=16,kernel=31)+ada,snapkv(window=64,kernel=63)+ada,snapkv(window=128,kernel=31)+ada,snapkv(window=64,kernel=31)+global,$TUNED" ;;
-    ruler) unseen 2048 ruler --prompts 3 --budgets $HOW --policies "$GENERAL" \
-      --methods "full,kvp,kvp+ada,kvp+global,kvp+recipes.real_models.layers:Layers,random_pinned,streaming_llm,keydiff,$ONCE,h2o+ada,$TWICE" ;;
-    trained) unseen 2048 ruler --prompts 3 --budgets $HOW --policies "$TASKS" --methods "full,kvp,kvp+global,kvzap:$RUN/kvzap+global,kvzap:$RUN/kvzap,kvzip" ;;
+    ruler) unseen 2048 ruler --prompts 3 --budgets $HOW --policies "general=$GENERAL" \
+      --methods "full,kvp,kvp+ada,kvp+global,kvp+recipes.real_models.layers:Layers,random_pinned,streaming_llm,keydiff,$ONCE,h2o(recents=false)+ada,$TWICE" ;;
+    trained) unseen 2048 ruler --prompts 3 --budgets $HOW --policies "tasks=$TASKS" --methods "full,kvp,kvp+global,kvzap:$RUN/kvzap+global,kvzap:$RUN/kvzap,kvzip" ;;
     snapkv-global) unseen 2048 "$TEN" --prompts 3 --budgets 6.25%,12.5%,25%,50% --methods "full,snapkv(kernel=31)+global" ;;
     published) unseen 2048 "$TEN" --prompts 3 --budgets 6.25%,12.5%,25% --methods "full,kvzip+global:kvzip,contrastkv(beta=0)+global:kvzip" ;;
     equal-counts) evaluate 2048 --seed 2041 --tasks "$TEN" --max_new_tokens 64 --essays "$D/news" --protocols query_agnostic --prompts 3 --budgets $HOW \
       --protection on --policies "general=$GENERAL,tasks=$TASKS" --methods full,kvp,keydiff ;;
-    seen-trained) seen --prompts 6 --budgets 6.25%,12.5%,25% --policies "$TASKS" --methods full,kvp,kvp+global ;;
+    seen-trained) seen --prompts 6 --budgets 6.25%,12.5%,25% --policies "tasks=$TASKS" --methods full,kvp,kvp+global ;;
     seen-rivals) seen --prompts 6 --budgets 6.25%,12.5% --methods "full,$TWICE,snapkv(window=64,kernel=31)+ada,keydiff+global" ;;
     seen-snapkv) seen --prompts 6 --budgets 6.25%,12.5% --methods "full,snapkv(window=8,kernel=31)+ada" ;;
-    seen) seen --prompts 2 --budgets 6.25%,12.5%,25% --policies "$GENERAL" --methods "full,kvp,kvp+global,random_pinned,streaming_llm,keydiff,$ONCE,$TWICE,\
-windowkv:llama+windowkv,gvote:paper+self_sized,snapkv:paper,snapkv:paper+pyramid,h2o+ada" ;;
+    seen) seen --prompts 2 --budgets 6.25%,12.5%,25% --policies "general=$GENERAL" --methods "full,kvp,kvp+global,random_pinned,streaming_llm,keydiff,$ONCE,$TWICE,\
+windowkv:llama+windowkv,gvote:paper+self_sized,snapkv:paper,snapkv:paper+pyramid,h2o(recents=false)+ada" ;;
     evolved)
       "$BIN/kvp-evolve" --model "$MODEL" --dtype bfloat16 --scorer snapkv:paper --protection off --constraint soft --essays "$D/novels_train" \
         --tasks niah_single_2,niah_multikey_1,niah_multivalue,niah_multiquery --length 640 --budget 160 --generations 6 --search_prompts 8 --holdout 24 \
         --max_new_tokens 30 --bootstrap 500 --out "$RUN/budgets"
       seen --prompts 3 --budgets 6.25%,12.5%,25%,50% \
         --methods "full,snapkv:paper,snapkv:paper+pyramid,snapkv:paper+evolved(file=$RUN/budgets,rounding=faithful)" ;;
-    ruler-4096) unseen 4096 "$TEN" --prompts 2 --budgets 6.25%,12.5%,25% --policies "$GENERAL" --methods "full,kvp,kvp+global,$ONCE" ;;
-    long) unseen 8192 niah_multikey_1,niah_multivalue,vt --prompts 4 --budgets 6.25%,12.5%,25% --policies "$GENERAL" --methods "full,kvp,kvp+global,$ONCE" ;;
-    long-16384) unseen 16384 niah_multikey_1,niah_multivalue,vt --prompts 3 --budgets 6.25%,12.5%,25% --policies "$GENERAL" --methods "full,kvp,kvp+global,$ONCE" ;;
+    paired) paired kvp/general+global "$TEN" all ruler trained ;;
+    seen-paired) paired kvp/tasks "${TEN/niah_single_2,/},qa_1" all seen seen-trained ;;
+    seen-rivals-paired) paired kvp/tasks "$TEN,qa_1" rivals seen-trained seen-rivals seen-snapkv ;;
+    ruler-4096) unseen 4096 "$TEN" --prompts 2 --budgets 6.25%,12.5%,25% --policies "general=$GENERAL" --methods "full,kvp,kvp+global,$ONCE" ;;
+    long) unseen 8192 niah_multikey_1,niah_multivalue,vt --prompts 4 --budgets 6.25%,12.5%,25% --policies "general=$GENERAL" --methods "full,kvp,kvp+global,$ONCE" ;;
+    long-16384) unseen 16384 niah_multikey_1,niah_multivalue,vt --prompts 3 --budgets 6.25%,12.5%,25% --policies "general=$GENERAL" --methods "full,kvp,kvp+global,$ONCE" ;;
     code) "$BIN/python" -m recipes.real_models.code_lines "$RUN/code.jsonl"; rows "$RUN/code.jsonl" 24 --chat_template false --measure perplexity ;;
     questions) rows "$D/qa_chats.jsonl" 24 --protection off ;;
     topics) rows "$D/topics_test.jsonl" 24 --protection off --max_new_tokens 4 --chat_template false ;;
@@ -82,11 +91,11 @@ windowkv:llama+windowkv,gvote:paper+self_sized,snapkv:paper,snapkv:paper+pyramid
       rows "$RUN/instructions.jsonl" 30 --sinks $([ $table = instructions ] && echo 4 || echo 64) ;;
     lookups) "$BIN/python" -m recipes.real_models.lookups "$RUN/lookups.jsonl" "$D"; rows "$RUN/lookups.jsonl" 36 --protection off --measure perplexity --budgets 6.25%,12.5%,25% ;;
     scbench) free 2048 --seed 2041 --tasks scbench_mf,scbench_many_shot,scbench_kv --prompts 15 --protocols query_agnostic --budgets 12.5%,25% \
-      --policies "$GENERAL" --methods "full,kvp,kvp+global,random_pinned,streaming_llm,keydiff,$ONCE" ;;
-    chats) free 2048 --tasks chat --chat "$D/oasst.jsonl" --split train --prompts 16 --protocols query_agnostic --budgets 12.5%,25% --policies "$GENERAL" --methods "$OTHERS" ;;
+      --policies "general=$GENERAL" --methods "full,kvp,kvp+global,random_pinned,streaming_llm,keydiff,$ONCE" ;;
+    chats) free 2048 --tasks chat --chat "$D/oasst.jsonl" --split train --prompts 16 --protocols query_agnostic --budgets 12.5%,25% --policies "general=$GENERAL" --methods "$OTHERS" ;;
     summaries) free 2048 --tasks longbench_multi_news --data "${MULTI_NEWS:?rows of LongBench}" --split all --prompts 8 --max_new_tokens 160 \
-      --protocols query_agnostic --budgets 12.5%,25% --policies "$GENERAL" --methods "$OTHERS" ;;
-    novels) free 1536 --tasks text --text "$D/novels_test" --split all --prompts 12 --protocols query_agnostic --budgets 12.5%,25% --policies "$GENERAL" --methods "$OTHERS" ;;
+      --protocols query_agnostic --budgets 12.5%,25% --policies "general=$GENERAL" --methods "$OTHERS" ;;
+    novels) free 1536 --tasks text --text "$D/novels_test" --split all --prompts 12 --protocols query_agnostic --budgets 12.5%,25% --policies "general=$GENERAL" --methods "$OTHERS" ;;
     reasoning) "$BIN/python" -m recipes.real_models.reasoning "$MODEL" "${GSM8K:?its test questions, JSONL}" "$RUN/reasoning.csv" 40 128,256 \
       full streaming_llm "$GENERAL" keydiff random_pinned snapkv h2o ;;
     *) echo "tables.sh: no table is called $table; see docs/results/qwen2.5-coder_details.md" >&2; exit 2 ;;

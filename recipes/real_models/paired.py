@@ -1,0 +1,60 @@
+"""Differences of one setting from all others, paired by prompt, corrected over all of them (Holm).
+
+    python -m recipes.real_models.paired OUT.csv LEAD TASKS all|rivals FOLDER ...
+
+LEAD is the setting that others are taken from, such as kvp/qwen+global: method, policy, options and
+allocator. TASKS, comma separated, are those of the mean. `rivals` leaves out the full cache and
+policies. The FOLDERs are results of the same prompts. OUT.csv has every other setting at every
+budget: the difference of accuracy (0 to 1), its 95 % interval, the p value, and whether it differs
+from 0 at 5 % after correction.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import pandas as pd
+
+from eval.results.stats import holm, paired_difference, prompt_values
+from kvp import read_results
+
+
+def main(out: str, lead: str, tasks: str, others: str, *folders: str) -> None:
+    """Write OUT.csv and print it."""
+    frames = [pd.DataFrame(read_results(folder)) for folder in folders]
+    rows = pd.concat(frames, ignore_index=True)
+    rows = rows[rows["task"].isin(tasks.split(","))]
+    rows = rows.astype(object).where(rows.notna(), None)
+    policy = rows["policy"].map(lambda name: f"/{name}" if name else "")
+    options = rows["variant"].map(lambda name: "" if name == "auto" else f"({name})")
+    allocator = rows["allocator"].map(lambda name: "" if name == "uniform" else f"+{name}")
+    rows["setting"] = rows["method"] + policy + options + allocator
+    rows = rows.drop_duplicates(["setting", "budget_spec", "task", "example"])
+    if others == "rivals":
+        rows = rows[(rows["setting"] == lead) | ~rows["method"].isin(["full", "kvp"])]
+    full = rows[rows["method"] == "full"]
+    found = []
+    for budget, at in rows[rows["method"] != "full"].groupby("budget_spec", sort=False):
+        if lead not in set(at["setting"]) or budget == "own":
+            continue
+        ours = prompt_values(at[at["setting"] == lead].to_dict("records"))
+        for setting, of in pd.concat([at, full]).groupby("setting"):
+            if setting != lead:
+                gap = paired_difference(ours, prompt_values(of.to_dict("records")), bounds=(-1, 1))
+                found.append((budget, setting, gap))
+    table = pd.DataFrame(
+        {
+            "budget": budget, "minus": setting, "difference": round(gap.mean, 4),
+            "low": round(gap.low, 4), "high": round(gap.high, 4), "p": round(gap.p, 5),
+            "differs": "yes" if differs else "no",
+        }
+        for (budget, setting, gap), differs in zip(found, holm([g for *_, g in found]), strict=True)
+    )  # fmt: skip
+    table.to_csv(out, index=False)
+    print(table.to_string(index=False))
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 6:
+        sys.exit(__doc__)
+    main(*sys.argv[1:])
