@@ -29,7 +29,7 @@ def run(config: CompressConfig) -> None:
     """
     if config.gguf and config.model == type(config).model:
         config = replace(config, model=config.gguf)
-    scorer = load_policy(config.policy) if config.policy else make_scorer(config.method)
+    scorer = load_policy(config.policy) if config.policy else make_scorer(config.label)
     documents, tokenizer = dict(_documents(config.documents)), tokenizer_of(config)
     limit, budget = context_limit(load_config(config.model)), parse_budget(config.budget)
     for name, text in documents.items():
@@ -48,8 +48,9 @@ def run(config: CompressConfig) -> None:
             context = compress(model, tokenizer, text, scorer, budget)
             told: dict[str, Any] = {"document": name, "file": str(context.write(config.out))}
             if config.gguf:
-                told["slot"] = str(write_slot(context, Path(config.gguf), Path(config.out)))
-            told |= {"tokens": context.facts.tokens, "kept": context.facts.kept}
+                told["slot"] = write_slot(context, Path(config.gguf), Path(config.out)).name
+            told |= {"policy": config.label, "tokens": context.facts.tokens}
+            told["kept"] = context.facts.kept
             print(json.dumps({**told, "placeholders": context.placeholders}), flush=True)
             progress.advance(note=name)
     say(f"{len(documents)} contexts are in {config.out}")

@@ -340,14 +340,20 @@ class PolicyConfig(Group):
     policy: str | None = None
     """Policy directory written by kvp train. Or a bundled one's name, an address, or
     org/name on the hub: what chooses tokens."""
-    method: str = "streaming_llm"
+    method: str | None = None
     """Method that chooses tokens where there is no policy. In llama.cpp one that reads keys, values
     or recent queries."""
+
+    def __post_init__(self) -> None:
+        """Raise UsageError where nothing is named that chooses tokens."""
+        super().__post_init__()
+        if not self.label:
+            raise UsageError("--policy is missing: name a policy, or a --method, to choose tokens")
 
     @property
     def label(self) -> str:
         """What chooses tokens, as files and messages name it."""
-        return self.policy or self.method
+        return self.policy or self.method or ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -201,7 +201,7 @@ def run(config: ServeConfig) -> None:
     if not Path(config.gguf).is_file():
         raise UsageError(f"{config.gguf}: no such file; kvp serve reads a GGUF file")
     require("the server", "llama-cpp", "llama_cpp", "gguf", "uvicorn")
-    scorer = load_policy(config.policy) if config.policy else make_scorer(config.method)
+    scorer = load_policy(config.policy) if config.policy else make_scorer(config.label)
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     try:
         listener = socket.create_server((config.host, config.port), family=family)

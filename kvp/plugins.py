@@ -133,7 +133,9 @@ def require(what: str, extra: str, *packages: str, error: type[KvpError] = Usage
     """Raise `error`, which begins with `what`, where a package of an extra of kvp is missing."""
     for package in packages:
         if find_spec(package) is None:
-            raise error(f"{what} needs the package {package}: pip install 'kvp-toolkit[{extra}]'")
+            raise error(
+                f"{what} needs the package {package}: pip install -e '.[{extra}]' in kvp's folder"
+            )
 
 
 @contextmanager

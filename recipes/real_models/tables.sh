@@ -60,9 +60,10 @@ for table in "$@"; do
     tune-seen) tune --protocols query_aware --tasks "$TEN,qa_1" --budgets 6.25%,12.5% --methods "full,$SNAPKV,snapkv(kernel=63)+ada,\
 snapkv(window=16,kernel=31)+ada,snapkv(window=64,kernel=63)+ada,snapkv(window=128,kernel=31)+ada,snapkv(window=64,kernel=31)+global,$TUNED" ;;
     ruler) unseen 2048 ruler --prompts 3 --budgets $HOW --policies "general=$GENERAL" \
-      --methods "full,kvp,kvp+ada,kvp+global,kvp+recipes.real_models.layers:Layers,random_pinned,streaming_llm,keydiff,$ONCE,h2o(recents=false)+ada,$TWICE" ;;
+      --methods "full,kvp,kvp+ada,kvp+global,kvp+recipes.real_models.layers:Layers,random_pinned,streaming_llm,keydiff,$ONCE,h2o+ada,$TWICE" ;;
     trained) unseen 2048 ruler --prompts 3 --budgets $HOW --policies "tasks=$TASKS" --methods "full,kvp,kvp+global,kvzap:$RUN/kvzap+global,kvzap:$RUN/kvzap,kvzip" ;;
     snapkv-global) unseen 2048 "$TEN" --prompts 3 --budgets 6.25%,12.5%,25%,50% --methods "full,snapkv(kernel=31)+global" ;;
+    h2o) unseen 2048 "$TEN" --prompts 3 --budgets $HOW --methods "full,h2o(recents=false)+ada" ;;
     published) unseen 2048 "$TEN" --prompts 3 --budgets 6.25%,12.5%,25% --methods "full,kvzip+global:kvzip,contrastkv(beta=0)+global:kvzip" ;;
     equal-counts) evaluate 2048 --seed 2041 --tasks "$TEN" --max_new_tokens 64 --essays "$D/news" --protocols query_agnostic --prompts 3 --budgets $HOW \
       --protection on --policies "general=$GENERAL,tasks=$TASKS" --methods full,kvp,keydiff ;;
@@ -70,7 +71,7 @@ snapkv(window=16,kernel=31)+ada,snapkv(window=64,kernel=63)+ada,snapkv(window=12
     seen-rivals) seen --prompts 6 --budgets 6.25%,12.5% --methods "full,$TWICE,snapkv(window=64,kernel=31)+ada,keydiff+global" ;;
     seen-snapkv) seen --prompts 6 --budgets 6.25%,12.5% --methods "full,snapkv(window=8,kernel=31)+ada" ;;
     seen) seen --prompts 2 --budgets 6.25%,12.5%,25% --policies "general=$GENERAL" --methods "full,kvp,kvp+global,random_pinned,streaming_llm,keydiff,$ONCE,$TWICE,\
-windowkv:llama+windowkv,gvote:paper+self_sized,snapkv:paper,snapkv:paper+pyramid,h2o(recents=false)+ada" ;;
+windowkv:llama+windowkv,gvote:paper+self_sized,snapkv:paper,snapkv:paper+pyramid,h2o+ada" ;;
     evolved)
       "$BIN/kvp-evolve" --model "$MODEL" --dtype bfloat16 --scorer snapkv:paper --protection off --constraint soft --essays "$D/novels_train" \
         --tasks niah_single_2,niah_multikey_1,niah_multivalue,niah_multiquery --length 640 --budget 160 --generations 6 --search_prompts 8 --holdout 24 \

@@ -38,19 +38,21 @@ def test_texts_and_rows_become_contexts(tmp_path, capsys):
         context = read_context(Path(each["file"]))
         assert context.placeholders == each["placeholders"]
         assert load_context(context, model).get_seq_length() == each["kept"]
+    assert {each["policy"] for each in told} == {"nano"}
     assert told[0]["file"] == told[2]["file"]  # the same context, the same name
 
 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["none.txt", "--out", "x"], "none.txt"),
-        (["short.txt", "--out", "x"], "short.txt: a context of"),
+        (["none.txt", "--out", "x", "--policy", "nano"], "none.txt"),
+        (["short.txt", "--out", "x", "--policy", "nano"], "short.txt: a context of"),
         (["a.txt"], "--out is missing"),
-        (["a.txt", "--out", "x", "--budget", "many"], "--budget: budget"),
+        (["a.txt", "--out", "x"], "--policy is missing"),
+        (["a.txt", "--out", "x", "--policy", "nano", "--budget", "many"], "--budget: budget"),
         (["a.txt", "--out", "x", "--method", "snapkv+ada"], "snapkv"),
         (["a.txt", "--out", "x", "--policy", "nope"], "there is no folder 'nope'"),
-        (["rows.jsonl", "--out", "x"], "none of its 1 rows"),
+        (["rows.jsonl", "--out", "x", "--policy", "nano"], "none of its 1 rows"),
     ],
 )
 def test_what_cannot_be_compressed_is_one_line(flags, message, tmp_path, monkeypatch, capsys):

@@ -34,8 +34,8 @@ WITH_MODEL = pytest.mark.skipif(
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ({"gguf": "none.gguf"}, "none.gguf: no such file"),
-        ({"gguf": __file__, "policy": "none"}, r"pip install 'kvp-toolkit\[llama-cpp\]'"),
+        ({"gguf": "none.gguf", "method": "keydiff"}, "none.gguf: no such file"),
+        ({"gguf": __file__, "policy": "none"}, r"pip install -e '\.\[llama-cpp\]'"),
         ({"gguf": __file__, "policy": "none"}, "there is no folder 'none'"),
         ({"gguf": __file__, "method": "keydif"}, "did you mean keydiff"),
     ],
@@ -53,7 +53,7 @@ def test_a_port_in_use_is_named(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         with pytest.raises(KvpError, match=f"--port {port}: Address already in use: give another"):
-            run(ServeConfig(__file__, port=port))
+            run(ServeConfig(__file__, method="keydiff", port=port))
 
 
 @dataclass

@@ -52,7 +52,8 @@ def test_the_extra_of_a_missing_package_is_named(extra, begin, use, monkeypatch)
     with pytest.raises(KvpError) as refusal:
         use()
     assert re.fullmatch(
-        rf"{begin} needs the package \w+: pip install 'kvp-toolkit\[{extra}\]'", str(refusal.value)
+        rf"{begin} needs the package \w+: pip install -e '\.\[{extra}\]' in kvp's folder",
+        str(refusal.value),
     )
 
 
