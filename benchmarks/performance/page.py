@@ -18,6 +18,9 @@ Report = Mapping[str, Any]
 Reports = Mapping[tuple[str, str], Report]
 
 HEADING = "# Performance\n"
+REAL = """With real models a policy adds 2 to 3 % to a prefill on a CPU ([Qwen2.5-Coder](results/qwen2.5-coder_details.md#cost))
+and 7 to 17 % to reading in vLLM ([numbers](results/engines.md#speed-and-memory-in-vllm)).
+"""
 INTRODUCTION = """What kvp costs, written by `python -m benchmarks.performance` from the
 JSON files it links to; what the numbers decided is in [speed.md]({speed}). Compare numbers
 of one table only. *Processor time* is that of all threads, *wall* the time on the clock; on
@@ -48,7 +51,7 @@ def page_text(reports: Reports, folder: str, speed: str) -> str:
     """
     measured = [part for part in PARTS if part.cpu is not None or (part.name, "cuda") in reports]
     sections = [_section(part, reports, folder) for part in measured]
-    head = [HEADING, *_conclusions(reports), INTRODUCTION.format(speed=speed)]
+    head = [HEADING, REAL, *_conclusions(reports), INTRODUCTION.format(speed=speed)]
     return "\n".join([*head, _without_gpu(reports), *sections])
 
 
@@ -80,7 +83,8 @@ def _of_scoring(report: Report | None, where: str) -> list[str]:
             if row["method"] == method and row["source"] == "kvp" and clock in row
         ]
         told += [f"{name} adds {' and '.join(added)}"] if added else []
-    return [f"To a prefill on a {where} {'; '.join(told)}."] if told else []
+    words = f"With random weights, to a prefill on a {where} {'; '.join(told)}."
+    return [words] if told else []
 
 
 def _of_training(report: Report | None, where: str) -> list[str]:
