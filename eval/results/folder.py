@@ -11,7 +11,6 @@ a note.
 from __future__ import annotations
 
 import json
-import shlex
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -41,10 +40,12 @@ from kvp.artifacts.claim import FolderKind, OutputFolder
 from kvp.artifacts.files import foreign
 from kvp.artifacts.manifest import (
     Format,
+    command_line,
     digest_json,
     portable,
     run_manifest,
     sha256_input,
+    without_folders,
     write_sealed_json,
 )
 from kvp.data.tasks import ruler_share
@@ -270,7 +271,7 @@ def load_results(folder: Path) -> Results:
     if not (folder / MANIFEST).exists():
         raise ResultsError(f"{folder} holds no {MANIFEST}; is this a results folder of kvp eval?")
     manifest = FORMAT.read(folder / MANIFEST, ResultsError)
-    notes: list[str] = list(manifest.get("notes", []))
+    notes = [*map(without_folders, manifest.get("notes", []))]
     records: dict[str, tuple[Any, ...]] = dict.fromkeys(_FILES, ())
     for field, (name, key) in _FILES.items():
         if (folder / name).exists():
@@ -308,10 +309,8 @@ def load_results(folder: Path) -> Results:
 
 def commands(manifest: Mapping[str, Any]) -> list[str]:
     """Command lines that wrote the folder, the earliest first."""
-    lines = []
-    for run in (*manifest.get("earlier_runs", []), manifest):
-        command = run.get("command") or "command not recorded"
-        lines.append(command if isinstance(command, str) else shlex.join(command))
+    runs = (*manifest.get("earlier_runs", []), manifest)
+    lines = (command_line(run.get("command") or "command not recorded") for run in runs)
     return list(dict.fromkeys(lines))
 
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import shlex
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -30,6 +31,11 @@ GGUF = ".gguf"
 """How names of GGUF files end."""
 _PATHS = re.compile(r"[^,=:]*/[^,=:]*")
 """Parts of a setting that may be a path: `ruler:0.5,notes/chats.jsonl:0.5` has one."""
+
+_FOLDERS = re.compile(r"(?<![^\s,:='\"(])(?:~|\.\.)?/(?!/)(?:[^\s,:=]*/)?(?=[^\s/])")
+"""What leads to a file or folder, from the root, a home or the folder above."""
+_SHARE = re.compile(r" --(rank|world[_-]size)[ =]\d+")
+"""What makes a command that of one process of several."""
 
 _PACKAGES = ("torch", "transformers", "numpy", "zarr", "numcodecs", "safetensors", "lightning")
 
@@ -190,6 +196,17 @@ def portable(value: Any) -> Any:  # noqa: ANN401 - anything JSON can hold
     if not isinstance(value, str) or is_address(value) or "://" in value:
         return value
     return _PATHS.sub(lambda match: _last_part(match[0]), value)
+
+
+def without_folders(text: str) -> str:
+    """A text of a file that is there, in which paths out of the working folder are last parts."""
+    return _FOLDERS.sub("", text)
+
+
+def command_line(command: str | Sequence[str]) -> str:
+    """A recorded command as it makes the whole artefact, not one process's share of it."""
+    line = command if isinstance(command, str) else shlex.join(command)
+    return without_folders(_SHARE.sub("", line))
 
 
 def _typed(argument: str) -> str:

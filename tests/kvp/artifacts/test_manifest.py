@@ -6,6 +6,7 @@ import pytest
 import kvp
 from kvp.artifacts.manifest import (
     atomic_write_json,
+    command_line,
     differences,
     digest_json,
     portable,
@@ -143,3 +144,11 @@ def test_models_are_called_by_their_last_part(tmp_path):
     assert recorded_name(str(folder)) == "my-model"
     (folder / "small.Q4.gguf").touch()
     assert recorded_name(str(folder / "small.Q4.gguf")) == "small.Q4"
+
+
+def test_a_printed_command_makes_the_whole_and_names_no_folder():
+    typed = ["kvp", "eval", "--rank", "0", "--world_size", "2", "--essays=/work/D/news", "--out"]
+    assert command_line([*typed, "runs/a b"]) == "kvp eval --essays=news --out 'runs/a b'"
+    assert command_line("kvp eval --policies q=../p --out s3://b/r") == (
+        "kvp eval --policies q=p --out s3://b/r"
+    )
