@@ -124,12 +124,10 @@ def _measured_facts(folder: Path, policy: Shard, resamples: int) -> dict[str, An
     lacking = unfinished_work(results)
     compared = compare_all(part, resamples=resamples)
     shown = [replace(comparison, unfinished=lacking) for comparison in compared]
-    weights = ((results.setting("model_digest") or {}).get("weights") or "")[:12]
     return {
         "allocator": None if allocator == UNIFORM else allocator,
         "commands": [command.replace("`", "'") for command in commands(manifest)],
-        "setup": f"{lacking} {describe_measure(results, records)} Computed in "
-        f"{results.setting('dtype')}{f', weights {weights}' if weights else ''}".lstrip(),
+        "setup": f"{lacking} {describe_measure(results, records)} {results.computed}".lstrip(),
         "tables": [tables.markdown(tables.every_setting(comparison)) for comparison in shown],
     }
 

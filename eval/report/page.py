@@ -41,6 +41,7 @@ from eval.results.records import SEEN, group_by, policy_groups, results_folder
 from eval.results.sentences import PICKED, findings, sentences
 from kvp.artifacts.addresses import is_address
 from kvp.artifacts.files import atomic_write_bytes, refuse_others
+from kvp.artifacts.manifest import without_folders
 from kvp.errors import UsageError
 from kvp.program.progress import Progress
 
@@ -331,11 +332,14 @@ def _heads(run: Run, protocol: str, by_setting: Mapping[ReportedMethod, Cost]) -
 def _run_facts(run: Run) -> Iterator[Block]:
     """Model, methods, data, commands and versions."""
     results, manifest = run.results, run.results.manifest
-    policies = dict.fromkeys(record["policy"] for record in results.in_plan if record["policy"])
+    used = (record["policy"] for record in results.in_plan if record["policy"])
+    digests = {**dict.fromkeys(used, ""), **manifest.get("policies", {})}
+    policies = [without_folders(f"{name} {digest[:12]}") for name, digest in digests.items()]
     versions = {"kvp": manifest.get("kvp"), "python": manifest.get("python")}
     versions |= manifest.get("packages") or {}
     facts: dict[str, Any] = {
-        "model": results.setting("model"), "policies": ", ".join(policies),
+        "model": f"{results.setting('model')}. {results.computed}",
+        "policies (digest)": ", ".join(policies),
         "versions": ", ".join(f"{name} {value}" for name, value in versions.items() if value),
         "created": manifest.get("created"),
     }  # fmt: skip

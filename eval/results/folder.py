@@ -204,6 +204,14 @@ class Results:
         return None
 
     @property
+    def computed(self) -> str:
+        """In which type the model computed, and what tells it from others of its name."""
+        digest = self.setting("model_digest") or {}
+        known = {"weights": (digest.get("weights") or "")[:12], "revision": digest.get("revision")}
+        told = [f", {name} {value}" for name, value in known.items() if value]
+        return f"Computed in {self.setting('dtype')}{''.join(told)}"
+
+    @property
     def protocols(self) -> tuple[str, ...]:
         """Protocols that have records, in the order of the plan."""
         return tuple(dict.fromkeys(record["protocol"] for record in self.in_plan))
