@@ -121,8 +121,8 @@ def _reading(run: Run) -> Section:
 
 _READING = (
     "Question seen (query_aware): the prompt is compressed after its question; question not seen "
-    "(query_agnostic): before it. Behind a budget, in brackets: tokens per KV head. Thin curves: "
-    "other methods, without intervals.",
+    "(query_agnostic): before it. Behind a budget, in brackets: tokens per KV head. Bold "
+    "curves: the methods that sentences name; grey ones: nulls. Bars are intervals.",
     "Nulls score nothing, so a method has to beat the best one with the same protection: * is "
     "above, † below it, paired by prompt, at 5 % after Holm's correction for all differences of "
     "the table. A star behind a difference: it is not 0, by the same test.",
