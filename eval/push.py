@@ -25,7 +25,7 @@ from eval.results.folder import commands, describe_measure, load_results, unfini
 from eval.results.records import UNIFORM, group_by, value_of
 from eval.results.shapes import CHECKS
 from kvp.artifacts.files import foreign
-from kvp.artifacts.manifest import command_line, sha256_file
+from kvp.artifacts.manifest import sha256_file, shown_text
 from kvp.errors import PolicyError, UsageError, first_line
 from kvp.hub import HubName
 from kvp.program.progress import phase, quiet_logs, say
@@ -66,7 +66,7 @@ def model_card(
     measured = None if results is None else _measured_facts(results, policy, resamples)
     allocator = measured["allocator"] if measured else "global" if policy.calibration else None
     runs = (training.get("text", {}), training)
-    trained_by = [command_line(run["command"]) for run in runs if run.get("command")]
+    trained_by = [shown_text(run["command"]) for run in runs if run.get("command")]
     card = ModelCard.from_template(
         ModelCardData(
             base_model=base_model if on_hub else None,

@@ -40,12 +40,11 @@ from kvp.artifacts.claim import FolderKind, OutputFolder
 from kvp.artifacts.files import foreign
 from kvp.artifacts.manifest import (
     Format,
-    command_line,
     digest_json,
     portable,
     run_manifest,
     sha256_input,
-    without_folders,
+    shown_text,
     write_sealed_json,
 )
 from kvp.data.tasks import ruler_share
@@ -279,7 +278,7 @@ def load_results(folder: Path) -> Results:
     if not (folder / MANIFEST).exists():
         raise ResultsError(f"{folder} holds no {MANIFEST}; is this a results folder of kvp eval?")
     manifest = FORMAT.read(folder / MANIFEST, ResultsError)
-    notes = [*map(without_folders, manifest.get("notes", []))]
+    notes = [*map(shown_text, manifest.get("notes", []))]
     records: dict[str, tuple[Any, ...]] = dict.fromkeys(_FILES, ())
     for field, (name, key) in _FILES.items():
         if (folder / name).exists():
@@ -318,7 +317,7 @@ def load_results(folder: Path) -> Results:
 def commands(manifest: Mapping[str, Any]) -> list[str]:
     """Command lines that wrote the folder, the earliest first."""
     runs = (*manifest.get("earlier_runs", []), manifest)
-    lines = (command_line(run.get("command") or "command not recorded") for run in runs)
+    lines = (shown_text(run.get("command") or "command not recorded") for run in runs)
     return list(dict.fromkeys(lines))
 
 

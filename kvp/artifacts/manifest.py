@@ -32,11 +32,11 @@ GGUF = ".gguf"
 _PATHS = re.compile(r"[^,=:]*/[^,=:]*")
 """Parts of a setting that may be a path: `ruler:0.5,notes/chats.jsonl:0.5` has one."""
 
-_FOLDERS = re.compile(r"(?<![^\s,:='\"(])(?:~|\.\.)?/(?!/)(?:[^\s,:=]*/)?(?=[^\s/])")
-"""What leads to a file or folder, from the root, a home or the folder above."""
-_SHARE = re.compile(r" --(rank|world[_-]size)[ =]\d+")
-"""What makes a command that of one process of several."""
-
+_NOT_SHOWN = re.compile(
+    r" --(?:rank|world[_-]size)[ =]\d+"
+    r"|(?<![^\s,:='\"(])(?:~|\.\.)?/(?!/)(?:[^\s,:=]*/)?(?=[^\s/])"
+)
+"""Which of several processes a command was, and what leads from elsewhere to a file or folder."""
 _PACKAGES = ("torch", "transformers", "numpy", "zarr", "numcodecs", "safetensors", "lightning")
 
 
@@ -198,15 +198,10 @@ def portable(value: Any) -> Any:  # noqa: ANN401 - anything JSON can hold
     return _PATHS.sub(lambda match: _last_part(match[0]), value)
 
 
-def without_folders(text: str) -> str:
-    """A text of a file that is there, in which paths out of the working folder are last parts."""
-    return _FOLDERS.sub("", text)
-
-
-def command_line(command: str | Sequence[str]) -> str:
-    """A recorded command as it makes the whole artefact, not one process's share of it."""
-    line = command if isinstance(command, str) else shlex.join(command)
-    return without_folders(_SHARE.sub("", line))
+def shown_text(recorded: str | Sequence[str]) -> str:
+    """A recorded note or command for readers: it makes the whole, and names no folder elsewhere."""
+    text = recorded if isinstance(recorded, str) else shlex.join(recorded)
+    return _NOT_SHOWN.sub("", text)
 
 
 def _typed(argument: str) -> str:
