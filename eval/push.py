@@ -12,7 +12,6 @@ from dataclasses import replace
 from importlib import resources
 from operator import itemgetter
 from pathlib import Path
-from shlex import join
 from statistics import fmean
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -26,7 +25,7 @@ from eval.results.folder import commands, describe_measure, load_results, unfini
 from eval.results.records import UNIFORM, group_by, value_of
 from eval.results.shapes import CHECKS
 from kvp.artifacts.files import foreign
-from kvp.artifacts.manifest import sha256_file
+from kvp.artifacts.manifest import sha256_file, shown_text
 from kvp.errors import PolicyError, UsageError, first_line
 from kvp.hub import HubName
 from kvp.program.progress import phase, quiet_logs, say
@@ -67,7 +66,7 @@ def model_card(
     measured = None if results is None else _measured_facts(results, policy, resamples)
     allocator = measured["allocator"] if measured else "global" if policy.calibration else None
     runs = (training.get("text", {}), training)
-    trained_by = [join(run["command"]) for run in runs if run.get("command")]
+    trained_by = [shown_text(run["command"]) for run in runs if run.get("command")]
     card = ModelCard.from_template(
         ModelCardData(
             base_model=base_model if on_hub else None,
@@ -125,12 +124,10 @@ def _measured_facts(folder: Path, policy: Shard, resamples: int) -> dict[str, An
     lacking = unfinished_work(results)
     compared = compare_all(part, resamples=resamples)
     shown = [replace(comparison, unfinished=lacking) for comparison in compared]
-    weights = ((results.setting("model_digest") or {}).get("weights") or "")[:12]
     return {
         "allocator": None if allocator == UNIFORM else allocator,
         "commands": [command.replace("`", "'") for command in commands(manifest)],
-        "setup": f"{lacking} {describe_measure(results, records)} Computed in "
-        f"{results.setting('dtype')}{f', weights {weights}' if weights else ''}".lstrip(),
+        "setup": f"{lacking} {describe_measure(results, records)} {results.computed}".lstrip(),
         "tables": [tables.markdown(tables.every_setting(comparison)) for comparison in shown],
     }
 

@@ -37,13 +37,15 @@ _READS_ATTENTION = (
     "#332288", "#882255", "#44AA99", "#999933", "#CC6677", "#117733", "#AA4499",
 )  # fmt: skip
 _LEARNED = ("#D55E00", "#8C2D04", "#FD8D3C")
+_NULL = ("#888888",)
+_BOLD, _NORMAL = 2.4, 1.1
 _MARKERS = "osD^X"
 _DASHES: Any = ("-", (0, (9, 1.5)), "-.", (0, (1, 1)), (0, (9, 1.5, 1, 1.5, 1, 1.5)))
 _DASHES_OF_ATTENTION: Any = ("--", (0, (3, 1, 1, 1, 1, 1)), (0, (2, 4)), (0, (6, 4)))
 """A pattern per round through the colours of a kind."""
 _KINDS: Any = {
-    "learned": (_LEARNED, _DASHES, 3.0), "free": (_FREE, _DASHES, 1.6),
-    "attention": (_READS_ATTENTION, _DASHES_OF_ATTENTION, 1.6),
+    "learned": (_LEARNED, _DASHES, _BOLD), "free": (_FREE, _DASHES, _NORMAL),
+    "attention": (_READS_ATTENTION, _DASHES_OF_ATTENTION, _NORMAL), "null": (_NULL, _DASHES, 0.7),
 }  # fmt: skip
 _SETTINGS: Any = {
     "text.parse_math": False, "font.size": 9, "font.sans-serif": ["DejaVu Sans"],
@@ -131,9 +133,10 @@ def _answer_pointer(
 
 
 def line_styles(families: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Line properties of matplotlib by family: policies thick, methods that read attention dashed.
+    """Line properties of matplotlib by family: policies bold, nulls thin and grey.
 
-    No two share colour and dashes; without colour markers tell them apart, two dozen of a kind.
+    Methods that read attention are dashed. No two share colour and dashes; without colour markers
+    tell them apart, two dozen of a kind.
     """
     styles: dict[str, dict[str, Any]] = {}
     counts = dict.fromkeys(_KINDS, 0)
@@ -143,8 +146,8 @@ def line_styles(families: Iterable[str]) -> dict[str, dict[str, Any]]:
             color = "#777777" if method == FULL else "#000000"
             styles[family] = {"color": color, "linestyle": ":", "linewidth": 1.8}
             continue
-        free = attention_free(method)
-        kind = "learned" if method == LEARNED else "free" if free else "attention"
+        kind = "free" if attention_free(method) else "attention"
+        kind = "learned" if method == LEARNED else "null" if method in NULLS else kind
         colors, dashes, width = _KINDS[kind]
         again, place = divmod(counts[kind], len(colors))
         counts[kind] += 1
@@ -201,17 +204,22 @@ Title = Sequence[str]
 
 
 def _begin(title: Title) -> tuple[Figure, Axes]:
-    """A figure of one panel, which fills half a row of the page, or a narrow screen."""
+    """A figure of one panel, whose text can be read on a narrow screen, too."""
     with rc_context(_SETTINGS):
-        figure = Figure(figsize=(5.4, 3.5), layout="constrained")
+        figure = Figure(figsize=(5.4, 3.0), layout="constrained")
         axes = figure.subplots()
     axes.set_title("\n".join(_plain(line, 64) for line in title), fontsize=9, loc="left")
     return figure, axes
 
 
 def quality(comparison: Comparison, shown: Shown, styles: Styles, title: Title) -> Figure:
-    """Curves with intervals, those behind thin and without; the full cache is a horizontal line."""
+    """Curves, those in front with intervals; the full cache is a horizontal line.
+
+    The first method of `Comparison.best` and the best other one are bold.
+    """
     figure, axes = _begin(title)
+    best = comparison.best.settings if comparison.best else []
+    bold = [setting for setting in best if setting.method not in NULLS]
     budgets, scale = comparison.budgets, comparison.scale
     places = dict(zip(budgets.specs, budgets.positions, strict=True))
     for number, (setting, front) in enumerate(shown.items()):
@@ -226,12 +234,12 @@ def quality(comparison: Comparison, shown: Shown, styles: Styles, title: Title) 
         x = np.array([place for place, _ in points]) * SPREAD ** (number - len(shown) / 2)
         intervals = np.array([estimates[spec].interval.numbers for _, spec in points])
         y, low, high = scale * intervals.T
-        thin = {} if front else {"linewidth": 0.8, "markersize": 3, "alpha": 0.55}
+        width = _BOLD if setting in bold else min(_NORMAL, styles[setting.family]["linewidth"])
         other = {} if setting in comparison.chosen else {"linestyle": ":", "markerfacecolor": "w"}
         drawn = axes.errorbar(
             x, y, label=_plain(setting.label), elinewidth=0.8,
             yerr=np.maximum(0, [y - low, high - y]) if front else None, capsize=2,
-            **{**styles[setting.family], **thin, **other},
+            **{**styles[setting.family], **other, "linewidth": width, "markersize": 3 + width},
         )  # fmt: skip
         for part in drawn.get_children():
             part.set_gid(_of(setting.family))
@@ -349,7 +357,7 @@ def _legend(figure: Figure, axes: Axes) -> None:
     """One legend below the panel; the figure grows by its lines."""
     drawn, labels = axes.get_legend_handles_labels()
     columns = max(1, min(3, 84 // (max(map(len, labels), default=0) + 6)))
-    figure.set_figheight(3.6 + 0.18 * (-(-len(labels) // columns)))
+    figure.set_figheight(3.1 + 0.18 * (-(-len(labels) // columns)))
     with rc_context(_SETTINGS):
         legend = figure.legend(drawn, labels, loc="outside lower center", ncols=columns)
     named = [handle[0] if isinstance(handle, tuple) else handle for handle in drawn]

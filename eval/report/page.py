@@ -41,17 +41,17 @@ from eval.results.records import SEEN, group_by, policy_groups, results_folder
 from eval.results.sentences import PICKED, findings, sentences
 from kvp.artifacts.addresses import is_address
 from kvp.artifacts.files import atomic_write_bytes, refuse_others
+from kvp.artifacts.manifest import shown_text
 from kvp.errors import UsageError
 from kvp.program.progress import Progress
 
 GENERATOR = '<meta name="generator" content="kvp-report">'
 """Mark by which a page is recognised as a report."""
-_LACKING = {
-    "accuracy": "No generated answers in this folder: run kvp eval --tasks ruler.",
-    "perplexity": "No given replies in this folder: run kvp eval --tasks chat or text.",
-    "curves": "No cost curves in this folder: run kvp eval --traces TRACES.",
-    "timing": "No timing pass in this folder: run kvp eval --timing_prompts 6.",
-}
+_MEASURES = {
+    "accuracy": "answers (--tasks ruler)", "perplexity": "given replies (--tasks chat or text)",
+    "curves": "cost curves (--traces TRACES)", "timing": "seconds (--timing_prompts 6)",
+}  # fmt: skip
+"""What kvp eval can measure, and its settings for that."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,11 +120,10 @@ def _reading(run: Run) -> Section:
 
 _READING = (
     "Question seen (query_aware): the prompt is compressed after its question; question not seen "
-    "(query_agnostic): before it. Behind a budget, in brackets: tokens per KV head. Thin curves: "
-    "other methods, without intervals.",
-    "Nulls score nothing, so a method has to beat the best one with the same protection: * is "
-    "above, † below it, paired by prompt, at 5 % after Holm's correction for all differences of "
-    "the table. A star behind a difference: it is not 0, by the same test.",
+    "(query_agnostic): before it. Behind a budget, in brackets: tokens per KV head. Bold "
+    "curves: the methods that sentences name; grey ones: nulls. Bars are intervals.",
+    "Nulls score nothing, so a method has to beat the best one with the same protection, paired by "
+    "prompt. A star behind a difference: it is not 0, at 5 % after Holm's correction.",
     "Figures against compression: its time at the chosen budget as a share of the prefill, one "
     "request at a time (measured at another budget or protocol where this one was not timed); "
     "hollow points: the model reads the prompt twice.",
@@ -212,12 +211,7 @@ def blocks_of(run: Run) -> Iterator[Block]:
         blocks = _heads(run, protocol, by_setting)
         title = f"Layers and heads: skill, and the cost of every budget, {SEEN[protocol]}"
         yield Section(ident=f"heads-{protocol}", title=title, blocks=blocks, protocol=protocol)
-    there: dict[str, object] = {comparison.kind: True for comparison in run.comparisons}
-    there |= {"curves": run.costs, "timing": run.timings}
-    lacking = [Text(text=words, style="missing") for part, words in _LACKING.items()
-               if not there.get(part) and not unfinished_work(run.results)]  # fmt: skip
-    about = [*lacking, *_run_facts(run)]
-    yield Section(ident="about", title="How this was made", blocks=about)
+    yield Section(ident="about", title="How this was made", blocks=[*_run_facts(run)])
 
 
 def _comparison_section(
@@ -331,13 +325,20 @@ def _heads(run: Run, protocol: str, by_setting: Mapping[ReportedMethod, Cost]) -
 def _run_facts(run: Run) -> Iterator[Block]:
     """Model, methods, data, commands and versions."""
     results, manifest = run.results, run.results.manifest
-    policies = dict.fromkeys(record["policy"] for record in results.in_plan if record["policy"])
+    used = (record["policy"] for record in results.in_plan if record["policy"])
+    digests = {**dict.fromkeys(used, ""), **manifest.get("policies", {})}
+    policies = [shown_text(f"{name} {digest[:12]}") for name, digest in digests.items()]
     versions = {"kvp": manifest.get("kvp"), "python": manifest.get("python")}
     versions |= manifest.get("packages") or {}
+    kinds: set[str] = {comparison.kind for comparison in run.comparisons}
+    there = {**dict.fromkeys(kinds, True), "curves": run.costs, "timing": run.timings}
+    lacking = [words for part, words in _MEASURES.items() if not there.get(part)]
     facts: dict[str, Any] = {
-        "model": results.setting("model"), "policies": ", ".join(policies),
+        "model": f"{results.setting('model')}. {results.computed}",
+        "policies (digest)": ", ".join(policies),
         "versions": ", ".join(f"{name} {value}" for name, value in versions.items() if value),
         "created": manifest.get("created"),
+        "not measured": "" if unfinished_work(results) else ", ".join(lacking),
     }  # fmt: skip
     rows: list[list[tables.Field | str]] = [
         [name, tables.Field(text=str(value), mark="text")] for name, value in facts.items() if value

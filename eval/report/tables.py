@@ -91,6 +91,8 @@ def some_settings(comparison: Comparison, lines: Notes, which: str = "") -> Tabl
     `which` settings they are, for a caption that tells all: of a model card, say.
     """
     grid = comparison.grid
+    kinds = {setting.details.rpartition(", ")[2] for setting in lines if setting.method != FULL}
+    alike = "".join(kinds) if len(kinds) == 1 and not which else ""  # of all rows, said once
     own_size = any(setting.self_sized for setting in grid)  # last, what methods chose themselves
     over = {
         (setting, spec): gap
@@ -103,7 +105,8 @@ def some_settings(comparison: Comparison, lines: Notes, which: str = "") -> Tabl
     for setting, note in lines.items():
         if not grid.get(setting):
             continue
-        row = [_heading(setting, note)]
+        words = (word for word in note.split(", ") if word != alike)
+        row = [_heading(setting, ", ".join(words))]
         for spec in (*comparison.budgets.specs, *[SELF_SIZED] * own_size):
             number = _number(comparison, grid[setting], setting, spec)
             if (setting, spec) in differs:
@@ -116,15 +119,14 @@ def some_settings(comparison: Comparison, lines: Notes, which: str = "") -> Tabl
         rows.append(row)
     nulls, details = "", ""
     if over:
-        nulls = "; * above, † below the best null"
-        if which:
-            nulls += " with the same protection, paired by prompt, at 5 % after Holm's correction "
-            nulls += f"for the {len(over)} differences of the table"
+        how_compared = " with the same protection, paired by prompt" * bool(which)
+        nulls = f"; * above, † below the best null{how_compared}, at 5 % after Holm's correction "
+        nulls += f"for the {len(over)} differences of the table"
     elif not any(choice.setting.method in NULLS for choice in comparison.choices.values()):
         nulls = "; no null was run (add nulls to --methods of kvp eval)"
     count = len(comparison.sorted.usable or comparison.sorted.tasks)
     tasks = f", mean over {count} tasks" if comparison.kind == "accuracy" and count > 1 else ""
-    how = f", {SEEN[comparison.protocol]}"
+    how = f", {SEEN[comparison.protocol]}{f', all methods {alike}' if alike else ''}"
     if which:
         how = f" ({comparison.interval})"
         details = (

@@ -11,7 +11,6 @@ a note.
 from __future__ import annotations
 
 import json
-import shlex
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -45,6 +44,7 @@ from kvp.artifacts.manifest import (
     portable,
     run_manifest,
     sha256_input,
+    shown_text,
     write_sealed_json,
 )
 from kvp.data.tasks import ruler_share
@@ -203,6 +203,14 @@ class Results:
         return None
 
     @property
+    def computed(self) -> str:
+        """In which type the model computed, and what tells it from others of its name."""
+        digest = self.setting("model_digest") or {}
+        known = {"weights": (digest.get("weights") or "")[:12], "revision": digest.get("revision")}
+        told = [f", {name} {value}" for name, value in known.items() if value]
+        return f"Computed in {self.setting('dtype')}{''.join(told)}"
+
+    @property
     def protocols(self) -> tuple[str, ...]:
         """Protocols that have records, in the order of the plan."""
         return tuple(dict.fromkeys(record["protocol"] for record in self.in_plan))
@@ -270,7 +278,7 @@ def load_results(folder: Path) -> Results:
     if not (folder / MANIFEST).exists():
         raise ResultsError(f"{folder} holds no {MANIFEST}; is this a results folder of kvp eval?")
     manifest = FORMAT.read(folder / MANIFEST, ResultsError)
-    notes: list[str] = list(manifest.get("notes", []))
+    notes = [*map(shown_text, manifest.get("notes", []))]
     records: dict[str, tuple[Any, ...]] = dict.fromkeys(_FILES, ())
     for field, (name, key) in _FILES.items():
         if (folder / name).exists():
@@ -308,10 +316,8 @@ def load_results(folder: Path) -> Results:
 
 def commands(manifest: Mapping[str, Any]) -> list[str]:
     """Command lines that wrote the folder, the earliest first."""
-    lines = []
-    for run in (*manifest.get("earlier_runs", []), manifest):
-        command = run.get("command") or "command not recorded"
-        lines.append(command if isinstance(command, str) else shlex.join(command))
+    runs = (*manifest.get("earlier_runs", []), manifest)
+    lines = (shown_text(run.get("command") or "command not recorded") for run in runs)
     return list(dict.fromkeys(lines))
 
 

@@ -136,10 +136,8 @@ def _difference_sentences(comparison: Comparison, best: Best) -> list[str]:
     if open_ones:
         most = max(map(prompts_to_resolve, open_ones))
         unit = "5 points" if comparison.kind == "accuracy" else f"{RESOLUTION} nats per token"
-        said.append(
-            f"With about {most:,} prompts in all, differences that are not significant would have "
-            f"intervals of ±{unit}."
-        )
+        how_many = f"{most:,} prompts (in all, not per task)"
+        said.append(f"To tell differences of {unit} apart, run about {how_many}.")
     return said
 
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import shlex
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -31,6 +32,11 @@ GGUF = ".gguf"
 _PATHS = re.compile(r"[^,=:]*/[^,=:]*")
 """Parts of a setting that may be a path: `ruler:0.5,notes/chats.jsonl:0.5` has one."""
 
+_NOT_SHOWN = re.compile(
+    r" --(?:rank|world[_-]size)[ =]\d+"
+    r"|(?<![^\s,:='\"(])(?:~|\.\.)?/(?!/)(?:[^\s,:=]*/)?(?=[^\s/])"
+)
+"""Which of several processes a command was, and what leads from elsewhere to a file or folder."""
 _PACKAGES = ("torch", "transformers", "numpy", "zarr", "numcodecs", "safetensors", "lightning")
 
 
@@ -190,6 +196,12 @@ def portable(value: Any) -> Any:  # noqa: ANN401 - anything JSON can hold
     if not isinstance(value, str) or is_address(value) or "://" in value:
         return value
     return _PATHS.sub(lambda match: _last_part(match[0]), value)
+
+
+def shown_text(recorded: str | Sequence[str]) -> str:
+    """A recorded note or command for readers: it makes the whole, and names no folder elsewhere."""
+    text = recorded if isinstance(recorded, str) else shlex.join(recorded)
+    return _NOT_SHOWN.sub("", text)
 
 
 def _typed(argument: str) -> str:

@@ -131,8 +131,10 @@ def test_differences_are_paired_and_stars_explained(make_comparison):
     assert _texts(shown, 1)["knorm"] == "25.0"
     # those of oracle, kvp, knorm and snapkv to random, at two budgets
     assert shown.caption == (
-        "Accuracy, %, mean over 2 tasks, question seen; * above, † below the best null."
+        "Accuracy, %, mean over 2 tasks, question seen, all methods protected; * above, † below "
+        "the best null, at 5 % after Holm's correction for the 8 differences of the table."
     )
+    assert {cell.small for cell, *_ in shown.rows if cell.text in ("kvp", "snapkv")} == {""}
     every = tables.every_setting(comparison).caption  # of a model card, say
     assert "after Holm's correction for the 8 differences of the table" in every
     assert "; toy, 4 prompts of one, two, at most 20 tokens, test split, seed 0; policies" in every

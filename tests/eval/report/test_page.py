@@ -57,7 +57,7 @@ def test_the_page_has_every_part_and_loads_nothing(html):
     assert html.count("half a prompt more at 0") == 1  # "How to read this"
     assert "kvp eval <span>--out</span> &#39;two words&#39;" in html
     assert "torch 2.9.0" in html
-    assert " in this folder: run kvp eval" not in html
+    assert "not measured" not in html
 
 
 def test_figures_are_written_and_show_something(reported):

@@ -14,6 +14,7 @@ from kvp.artifacts.manifest import (
     recorded_name,
     run_manifest,
     sha256_file,
+    shown_text,
     write_sealed_json,
 )
 from kvp.errors import PolicyError, StoreError
@@ -143,3 +144,11 @@ def test_models_are_called_by_their_last_part(tmp_path):
     assert recorded_name(str(folder)) == "my-model"
     (folder / "small.Q4.gguf").touch()
     assert recorded_name(str(folder / "small.Q4.gguf")) == "small.Q4"
+
+
+def test_a_printed_command_makes_the_whole_and_names_no_folder():
+    typed = ["kvp", "eval", "--rank", "0", "--world_size", "2", "--essays=/work/D/news", "--out"]
+    assert shown_text([*typed, "runs/a b"]) == "kvp eval --essays=news --out 'runs/a b'"
+    assert shown_text("kvp eval --policies q=../p --out s3://b/r") == (
+        "kvp eval --policies q=p --out s3://b/r"
+    )
