@@ -46,11 +46,11 @@ def run(config: CompressConfig) -> None:
         warnings.showwarning = lambda message, *_, **__: say(f"note: {message}")
         for name, text in documents.items():
             context = compress(model, tokenizer, text, scorer, budget)
-            told: dict[str, Any] = {"document": name, "file": str(context.write(config.out))}
+            file = str(context.write(config.out))
+            told: dict[str, Any] = {"document": name, "policy": config.label, "file": file}
             if config.gguf:
                 told["slot"] = write_slot(context, Path(config.gguf), Path(config.out)).name
-            told |= {"policy": config.label, "tokens": context.facts.tokens}
-            told["kept"] = context.facts.kept
+            told |= {"tokens": context.facts.tokens, "kept": context.facts.kept}
             print(json.dumps({**told, "placeholders": context.placeholders}), flush=True)
             progress.advance(note=name)
     say(f"{len(documents)} contexts are in {config.out}")

@@ -344,16 +344,12 @@ class PolicyConfig(Group):
     """Method that chooses tokens where there is no policy. In llama.cpp one that reads keys, values
     or recent queries."""
 
-    def __post_init__(self) -> None:
-        """Raise UsageError where nothing is named that chooses tokens."""
-        super().__post_init__()
-        if not self.label:
-            raise UsageError("--policy is missing: name a policy, or a --method, to choose tokens")
-
     @property
     def label(self) -> str:
-        """What chooses tokens, as files and messages name it."""
-        return self.policy or self.method or ""
+        """What chooses tokens, as files and messages name it; UsageError where nothing does."""
+        if name := self.policy or self.method:
+            return name
+        raise UsageError("--policy is missing: name a policy, or a --method, to choose tokens")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -215,10 +215,7 @@ TURNED = ("default", "linear", "llama3", "yarn")
 
 
 def can_turn(config: Any) -> bool:  # noqa: ANN401 (transformers' of any model, also in engines)
-    """Whether RoPE turns every layer's keys by one position, with frequencies of any length.
-
-    `config` is that of the text model.
-    """
+    """Whether RoPE turns all keys of a text model by one position, the same way at any length."""
     rope = getattr(config, "rope_parameters", None) or {}
     known = rope.get("rope_type", "default" if rope else "none") in TURNED
     scaled = getattr(config, "attn_temperature_tuning", None)  # by the position, Llama 4

@@ -22,7 +22,7 @@ from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter, Nul
 
 from eval.report.costs import Cost, Timing, passes, timing_of
 from eval.results.comparison import Comparison, ReportedMethod
-from eval.results.records import FULL, LEARNED, ORACLE, UNIFORM
+from eval.results.records import FULL, LEARNED, ORACLE
 from policies.registry import NULLS, attention_free
 
 WRITER = "kvp-report"
@@ -166,37 +166,20 @@ Shown = Mapping[ReportedMethod, bool]
 def drawn_settings(comparison: Comparison, maximum: int = 12) -> dict[ReportedMethod, bool]:
     """At most `maximum` settings for a figure, and whether it draws them in front.
 
-    Each method in its chosen setting and in those that are `like_first`. In front: the full cache,
-    the oracle, and the methods of `Comparison.best`. Behind: the others of the best means over the
-    budgets that they have.
+    Each method in the setting that counts (`Comparison.best_at`). In front: the full cache, the
+    oracle, and the methods of `Comparison.best`. Behind: the others, the best ones first.
     """
-    best, alike = comparison.best, like_first(comparison)
-    settings = [setting for setting in comparison.chosen if setting in comparison.grid]
+    best = comparison.best
+    counted = {setting.family: setting for setting in best.ranked} if best else {}
+    settings = [counted.get(setting.family, setting) for setting in comparison.chosen
+                if setting in comparison.grid]  # fmt: skip
     front = [setting for setting in settings if setting.method in (FULL, ORACLE, LEARNED)]
     front += best.settings if best else settings
-    named = {setting.family for setting in front}
-    front += [setting for setting in alike if setting.family in named]
 
-    def mean(setting: ReportedMethod) -> float:
-        return float(np.mean([of.interval.mean for of in comparison.grid[setting].values()]))
-
-    others = [setting for setting in (*settings, *alike) if setting not in front]
-    others.sort(key=mean, reverse=comparison.kind == "accuracy")
     drawn = dict.fromkeys(front, True)
+    ranked = best.ranked if best else ()
+    others = [setting for setting in dict.fromkeys((*ranked, *settings)) if setting not in drawn]
     return drawn | dict.fromkeys(others[: max(0, maximum - len(drawn))], False)
-
-
-def like_first(comparison: Comparison) -> list[ReportedMethod]:
-    """Settings with the allocator and protection of the first method, which others have by default.
-
-    So that no method is drawn with an advantage that the others had in the same run.
-    """
-    first = comparison.best.settings[0] if comparison.best else None
-    return [
-        setting for setting in comparison.settings
-        if first and first.allocator != UNIFORM and setting not in comparison.chosen
-        and (setting.allocator, setting.protected) == (first.allocator, first.protected)
-    ]  # fmt: skip
 
 
 Title = Sequence[str]
@@ -235,11 +218,10 @@ def quality(comparison: Comparison, shown: Shown, styles: Styles, title: Title) 
         intervals = np.array([estimates[spec].interval.numbers for _, spec in points])
         y, low, high = scale * intervals.T
         width = _BOLD if setting in bold else min(_NORMAL, styles[setting.family]["linewidth"])
-        other = {} if setting in comparison.chosen else {"linestyle": ":", "markerfacecolor": "w"}
         drawn = axes.errorbar(
             x, y, label=_plain(setting.label), elinewidth=0.8,
             yerr=np.maximum(0, [y - low, high - y]) if front else None, capsize=2,
-            **{**styles[setting.family], **other, "linewidth": width, "markersize": 3 + width},
+            **{**styles[setting.family], "linewidth": width, "markersize": 3 + width},
         )  # fmt: skip
         for part in drawn.get_children():
             part.set_gid(_of(setting.family))

@@ -254,8 +254,8 @@ def _pictures(
         *["unfinished: ranks no method"] * bool(comparison.unfinished),
     ]
     which = "each method in its tuned or default setting"
-    for setting in figures.like_first(comparison)[:1]:
-        which += f" and, hollow, with +{setting.allocator} where it was run"
+    if best and best.learned:
+        which = f"methods that were not tuned in their best setting at {best.budget}"
     families = {setting.family for setting in shown}
     if left_out := [family for family in comparison.choices if family not in families]:
         which += f"; not drawn: {', '.join(left_out)}"

@@ -386,12 +386,17 @@ class Best:
     budget: str
     learned: ReportedMethod | None
     """The first policy, or group of policies."""
-    others: tuple[ReportedMethod, ...]
-    """The best method besides policies; where there is no policy, the next one, too."""
+    ranked: tuple[ReportedMethod, ...]
+    """Methods that are no policies, each in the best setting that counts, the best one first."""
     null: ReportedMethod | None
     """The best null in any of its settings."""
     compared: tuple[ReportedMethod, ...]
     """All that these were picked from: policies, other methods and nulls."""
+
+    @property
+    def others(self) -> tuple[ReportedMethod, ...]:
+        """The best method besides policies; where there is no policy, the next one, too."""
+        return self.ranked[: 1 if self.learned else 2]
 
     @property
     def settings(self) -> list[ReportedMethod]:
@@ -553,11 +558,11 @@ class Comparison:
         at = [setting for setting in self.settings if budget in grid[setting]]
         nulls = [setting for setting in at if setting.method in NULLS]
         bounds = (FULL, ORACLE, *NULLS)
-        policy = any(setting.method == LEARNED for setting in at)
-        any_of = {name for name, choice in self.choices.items()
-                  if policy and not choice.tuned and choice.setting.method != LEARNED}  # fmt: skip
-        compared = [setting for setting in at if setting.method not in bounds
-                    and (setting in self.chosen or setting.family in any_of)]  # fmt: skip
+        shown = [setting for setting in at if setting in self.chosen]
+        if any(setting.method == LEARNED for setting in shown):
+            shown += [setting for setting in at if setting.method != LEARNED
+                      and not self.choices[setting.family].tuned]  # fmt: skip
+        compared = [setting for setting in at if setting in shown and setting.method not in bounds]
         if not compared or self.unfinished or not self.sorted.usable:
             return None
 
@@ -566,11 +571,11 @@ class Comparison:
 
         learned = next((setting for setting in compared if setting.method == LEARNED), None)
         ranked = rank(setting for setting in compared if setting.method != LEARNED)
-        others = [of[0] for of in group_by(ranked, lambda setting: setting.family).values()]
+        by_method = group_by(ranked, lambda setting: setting.family).values()
         return Best(
             budget=budget,
             learned=learned,
-            others=tuple(others[: 1 if learned else 2]),
+            ranked=tuple(of[0] for of in by_method),
             null=next(iter(rank(nulls)), None),
             compared=(*compared, *nulls),
         )

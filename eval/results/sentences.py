@@ -52,8 +52,7 @@ def _main_sentence(comparison: Comparison, best: Best) -> str:
     ]
     parts = []
     for name, setting in zip(named, best.settings, strict=True):
-        more = _picked_from(comparison, best, setting)
-        more += _trained_share(comparison, setting) or _level(comparison, best, setting)
+        more = _trained_share(comparison, setting) or _level(comparison, best, setting)
         words = name.format(f"{setting.label}{more}")
         parts.append(f"{words}{verb} {numbers(comparison.grid[setting][budget])}")
         verb = ""
@@ -64,16 +63,6 @@ def _main_sentence(comparison: Comparison, best: Best) -> str:
     kept = "; +p: first and last tokens are kept" * protected
     seen = f"the {SEEN[comparison.protocol]} before compression"
     return f"{place} ({seen}{kept}; 95 % intervals) {'; '.join(parts)}."
-
-
-def _picked_from(comparison: Comparison, best: Best, setting: ReportedMethod) -> str:
-    """From how many settings of its method one was picked, beside a policy, and how."""
-    if comparison.choices[setting.family].tuned or not best.learned:
-        return ""
-    count = sum(other.family == setting.family and best.budget in comparison.grid[other]
-                for other in comparison.settings)  # fmt: skip
-    how = "default" if setting.method == LEARNED else "best"
-    return f" (the {how} of {count} settings)" if count > 1 else ""
 
 
 def _trained_share(comparison: Comparison, setting: ReportedMethod) -> str:

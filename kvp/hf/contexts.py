@@ -165,10 +165,9 @@ def check_model(model: PreTrainedModel) -> None:
     if set(layer_kinds(model.config)) != {FULL} or attention_window(config) is not None:
         raise ModelError(f"{kind} has layers that do not see every token: no context file for it")
     if not can_turn(config):
-        rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "none")
         raise ModelError(
-            f"{kind} has keys that RoPE does not turn by one position each in every layer (RoPE "
-            f"{rope!r}): there is no context file for it"
+            f"{kind} has keys that RoPE does not turn by one position each in every layer: there "
+            "is no context file for it"
         )
 
 

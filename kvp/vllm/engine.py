@@ -51,7 +51,6 @@ class EngineModel:
         model, transfer = vllm_config.model_config, vllm_config.kv_transfer_config
         self._config = model
         self._text = text = model.hf_text_config
-        rope = getattr(text, "rope_parameters", None) or {}
         wrong = {
             "kv_load_failure_policy must be fail: recompute would compute placeholders": (
                 transfer.kv_load_failure_policy != "fail"
@@ -63,9 +62,9 @@ class EngineModel:
                 len(kv_cache_config.kv_cache_groups) != 1 or getattr(text, "sliding_window", None)
             ),
             "the model attends over latent entries (MLA)": model.use_mla,
-            "the model has no rotary embedding": not rope,
-            "the model's RoPE depends on the length or on more than one position, or is not in "
-            "every layer": not can_turn(text),
+            "the model has no RoPE in some layers, or one of the length or of several positions": (
+                not can_turn(text)
+            ),
         }
         for why, condition in wrong.items():
             if condition:
@@ -79,7 +78,7 @@ class EngineModel:
             head_dim=model.get_head_size(),
         )
         self.dtype = str(model.dtype).removeprefix("torch.")
-        self.rope_facts = rope_facts(rope)
+        self.rope_facts = rope_facts(text.rope_parameters)
 
     def check(self, facts: ContextFacts) -> None:
         """Raise CacheError for a context of another model or dtype."""

@@ -198,8 +198,8 @@ def test_pages_hold_the_numbers_of_the_results(tmp_path):
     page = (to / "docs/results/methods.md").read_text()
     answers = _block(page, "answers-query_aware")
     assert "| method | 25% (4) |" in answers  # 50 % is in the CSV file alone
-    assert "| kvp (+global, protected) | 75.0 (" in answers
-    assert "| snapkv (kernel=31, +ada, protected) | 50.0 (" in answers
+    assert "| kvp (+global) | 75.0 (" in answers
+    assert "| snapkv (kernel=31, +ada) | 50.0 (" in answers
     assert "kvpress" not in answers
     assert "A trial" in _block(page, "setup")
     summary = _block(page, "summary")

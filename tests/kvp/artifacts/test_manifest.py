@@ -147,7 +147,7 @@ def test_models_are_called_by_their_last_part(tmp_path):
 
 
 def test_a_printed_command_makes_the_whole_and_names_no_folder():
-    typed = ["kvp", "eval", "--rank", "0", "--world_size", "2", "--essays=/work/D/news", "--out"]
+    typed = ["kvp", "eval", "--rank", "0", "--world_size", "2", "--essays=/data/D/news", "--out"]
     assert shown_text([*typed, "runs/a b"]) == "kvp eval --essays=news --out 'runs/a b'"
     assert shown_text("kvp eval --policies q=../p --out s3://b/r") == (
         "kvp eval --policies q=p --out s3://b/r"
