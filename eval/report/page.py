@@ -120,8 +120,9 @@ def _reading(run: Run) -> Section:
 
 _READING = (
     "Question seen (query_aware): the prompt is compressed after its question; question not seen "
-    "(query_agnostic): before it. Behind a budget, in brackets: tokens per KV head. Bold "
-    "curves: the methods that sentences name; grey ones: nulls. Bars are intervals.",
+    "(query_agnostic): before it. Without +ada or +global every head keeps as many tokens, as in "
+    "vLLM and llama.cpp. Behind a budget, in brackets: tokens per KV head. Bold curves: the "
+    "methods that sentences name; grey ones: nulls. Bars are intervals.",
     "Nulls score nothing, so a method has to beat the best one with the same protection, paired by "
     "prompt. A star behind a difference: it is not 0, at 5 % after Holm's correction.",
     "Figures against compression: its time at the chosen budget as a share of the prefill, one "
@@ -255,7 +256,7 @@ def _pictures(
     ]
     which = "each method in its tuned or default setting"
     if best and best.learned:
-        which = f"methods that were not tuned in their best setting at {best.budget}"
+        which = f"untuned methods in their best setting on these prompts at {best.budget}"
     families = {setting.family for setting in shown}
     if left_out := [family for family in comparison.choices if family not in families]:
         which += f"; not drawn: {', '.join(left_out)}"
