@@ -249,11 +249,9 @@ def _pictures(
     tasks, length = comparison.sorted.tasks, run.results.setting("length")
     measure = comparison.measure.removesuffix(", %").capitalize()
     of = f" of {tasks[0]}" if len(tasks) == 1 else ""
-    title = [
-        f"{measure}{of}, {SEEN[comparison.protocol]}",
-        f"{model_name(run.results)}, at most {length} tokens",
-        *["unfinished: ranks no method"] * bool(comparison.unfinished),
-    ]
+    model = f"{model_name(run.results)}, at most {length} tokens"
+    title = [f"{measure}{of}, {SEEN[comparison.protocol]}", model]
+    title += ["unfinished: ranks no method"] * bool(comparison.unfinished)
     which = "each method in its tuned or default setting"
     if best and best.learned:
         which = f"untuned methods in their best setting on these prompts at {best.budget}"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import exp
 
 from eval.results.comparison import Best, Comparison, Estimate, ReportedMethod
-from eval.results.records import FULL, LEARNED, SEEN
+from eval.results.records import FULL, LEARNED, SEEN, UNIFORM
 from eval.results.stats import FEWEST, RESOLUTION, Interval, excludes_zero, prompts_to_resolve
 from policies.registry import NULLS
 
@@ -55,12 +56,14 @@ def _main_sentence(comparison: Comparison, best: Best) -> str:
         more = _trained_share(comparison, setting) or _level(comparison, best, setting)
         words = name.format(f"{setting.label}{more}")
         parts.append(f"{words}{verb} {numbers(comparison.grid[setting][budget])}")
+        equal = comparison.grid.get(replace(setting, allocator=UNIFORM), {}).get(budget)
+        if equal and setting == best.learned and setting.allocator != UNIFORM:
+            parts[-1] += f", with equal counts, as engines hold them, {numbers(equal)}"
         verb = ""
     if full is not None:
         parts.append(f"the full cache {numbers(full)}")
     place = f"At {budget} of the cache" if budget.endswith("%") else f"At {budget} tokens per head"
-    protected = any(setting.protected for setting in best.settings)
-    kept = "; +p: first and last tokens are kept" * protected
+    kept = "; +p: first and last tokens are kept" * any(of.protected for of in best.settings)
     seen = f"the {SEEN[comparison.protocol]} before compression"
     return f"{place} ({seen}{kept}; 95 % intervals) {'; '.join(parts)}."
 
