@@ -406,10 +406,6 @@ class WorkPieces:
                 yield f"{prompt.task} {protocol}"
 
 
-OF_THE_MODEL = ("dtype", "device", "attention", "revision")
-"""Settings that a loaded model has already."""
-
-
 def run_from_python(
     config: EvalConfig, loaded: Loaded | None = None, *, temporary: bool = False
 ) -> pd.DataFrame:
@@ -431,7 +427,8 @@ def loaded_model(
     """A caller's model and tokenizer; UsageError where one is missing or settings contradict it."""
     if tokenizer is None:
         raise UsageError("model= is a model object: give its tokenizer=, too")
-    if given := [name for name in OF_THE_MODEL if name in settings]:
+    has = ("dtype", "device", "attention", "revision")
+    if given := [name for name in has if name in settings]:
         raise UsageError(f"{given[0]}= is the model's own: leave it out, or name the model")
     model = unwrap_model(model)
     check_model(model)

@@ -33,8 +33,6 @@ SECONDS = ("prefill_seconds", "evict_seconds", "decode_seconds_per_token")
 
 FLOPS = {name: name.replace("seconds", "flops") for name in SECONDS}
 
-Measures = dict[str, float]
-
 Meter = Callable[[Bench], AbstractContextManager[list[float]]]
 """Around a piece of work: a list that holds what the work took once it is done."""
 
@@ -75,7 +73,7 @@ def timing_records(
 @torch.inference_mode()
 def _measure_prompt(
     bench: Bench, prompt: Prompt, protocol: str, settings: Sequence[Setting], meter: Meter
-) -> list[Measures]:
+) -> list[dict[str, float]]:
     """What every setting takes, under the names of `SECONDS` whatever the meter measures."""
     ids = prompt.ids.to(bench.model.device)
     boundary = prompt.boundary(protocol)

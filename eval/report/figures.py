@@ -27,26 +27,28 @@ from policies.registry import NULLS, attention_free
 
 WRITER = "kvp-report"
 """Metadata of the PNG files: who wrote them."""
+LEAST = 0.1
+"""Least share of the prefill that an axis shows, percent."""
 SPREAD = 1.006
 """Factor between neighbouring curves at one budget: their intervals do not cover each other."""
 
-# Okabe and Ito 2008, "Color universal design"; their yellow is too pale for lines on white.
-_FREE = ("#0072B2", "#009E73", "#E69F00", "#56B4E9", "#CC79A7")
-# Darker companions from Paul Tol's "muted" scheme, which dashes distinguish as well.
-_READS_ATTENTION = (
-    "#332288", "#882255", "#44AA99", "#999933", "#CC6677", "#117733", "#AA4499",
-)  # fmt: skip
-_LEARNED = ("#D55E00", "#8C2D04", "#FD8D3C")
-_NULL = ("#888888",)
 _BOLD, _NORMAL = 2.4, 1.1
 _MARKERS = "osD^X"
 _DASHES: Any = ("-", (0, (9, 1.5)), "-.", (0, (1, 1)), (0, (9, 1.5, 1, 1.5, 1, 1.5)))
 _DASHES_OF_ATTENTION: Any = ("--", (0, (3, 1, 1, 1, 1, 1)), (0, (2, 4)), (0, (6, 4)))
 """A pattern per round through the colours of a kind."""
 _KINDS: Any = {
-    "learned": (_LEARNED, _DASHES, _BOLD), "free": (_FREE, _DASHES, _NORMAL),
-    "attention": (_READS_ATTENTION, _DASHES_OF_ATTENTION, _NORMAL), "null": (_NULL, _DASHES, 0.7),
+    "learned": (("#D55E00", "#8C2D04", "#FD8D3C"), _DASHES, _BOLD),
+    # Okabe and Ito 2008, "Color universal design"; their yellow is too pale for lines on white.
+    "free": (("#0072B2", "#009E73", "#E69F00", "#56B4E9", "#CC79A7"), _DASHES, _NORMAL),
+    # Darker companions from Paul Tol's "muted" scheme, which dashes distinguish as well.
+    "attention": (
+        ("#332288", "#882255", "#44AA99", "#999933", "#CC6677", "#117733", "#AA4499"),
+        _DASHES_OF_ATTENTION, _NORMAL,
+    ),
+    "null": (("#888888",), _DASHES, 0.7),
 }  # fmt: skip
+"""Colours, dashes and width of a line, by kind."""
 _SETTINGS: Any = {
     "text.parse_math": False, "font.size": 9, "font.sans-serif": ["DejaVu Sans"],
     "svg.fonttype": "none", "svg.hashsalt": WRITER,
@@ -158,6 +160,8 @@ def line_styles(families: Iterable[str]) -> dict[str, dict[str, Any]]:
     return styles
 
 
+Title = Sequence[str]
+"""Lines above a figure: what is measured, and of which model."""
 Styles = Mapping[str, Mapping[str, Any]]
 Shown = Mapping[ReportedMethod, bool]
 """Settings that a figure draws, and whether in front."""
@@ -182,12 +186,8 @@ def drawn_settings(comparison: Comparison, maximum: int = 12) -> dict[ReportedMe
     return drawn | dict.fromkeys(others[: max(0, maximum - len(drawn))], False)
 
 
-Title = Sequence[str]
-"""Lines above a figure: what is measured, and of which model."""
-
-
 def _begin(title: Title) -> tuple[Figure, Axes]:
-    """A figure of one panel, whose text can be read on a narrow screen, too."""
+    """A figure of one panel below the lines of `title`, to be read on a narrow screen, too."""
     with rc_context(_SETTINGS):
         figure = Figure(figsize=(5.4, 3.0), layout="constrained")
         axes = figure.subplots()
@@ -307,10 +307,6 @@ def quality_by_cost(
     axes.set_xlim(low / 1.3, high * 3)
     _log_axis(axes.xaxis)
     return figure
-
-
-LEAST = 0.1
-"""Least share of the prefill that an axis shows, percent."""
 
 
 def cost_curves(shown: Mapping[ReportedMethod, Cost], styles: Styles, title: Title) -> Figure:

@@ -324,20 +324,17 @@ def _heads(run: Run, protocol: str, by_setting: Mapping[ReportedMethod, Cost]) -
 def _run_facts(run: Run) -> Iterator[Block]:
     """Model, methods, data, commands and versions."""
     results, manifest = run.results, run.results.manifest
-    used = (record["policy"] for record in results.in_plan if record["policy"])
-    digests = {**dict.fromkeys(used, ""), **manifest.get("policies", {})}
-    policies = [shown_text(f"{name} {digest[:12]}") for name, digest in digests.items()]
-    versions = {"kvp": manifest.get("kvp"), "python": manifest.get("python")}
-    versions |= manifest.get("packages") or {}
+    policies = [f"{name} {digest[:12]}" for name, digest in manifest.get("policies", {}).items()]
+    known = {name: manifest.get(name) for name in ("kvp", "python")} | manifest.get("packages", {})
     kinds: set[str] = {comparison.kind for comparison in run.comparisons}
     there = {**dict.fromkeys(kinds, True), "curves": run.costs, "timing": run.timings}
     lacking = [words for part, words in _MEASURES.items() if not there.get(part)]
     facts: dict[str, Any] = {
         "model": f"{results.setting('model')}. {results.computed}",
-        "policies (digest)": ", ".join(policies),
-        "versions": ", ".join(f"{name} {value}" for name, value in versions.items() if value),
+        "policies (digest)": shown_text(", ".join(policies)),
+        "versions": ", ".join(f"{name} {value}" for name, value in known.items() if value),
         "created": manifest.get("created"),
-        "not measured": "" if unfinished_work(results) else ", ".join(lacking),
+        "not measured by kvp eval": "" if unfinished_work(results) else ", ".join(lacking),
     }  # fmt: skip
     rows: list[list[tables.Field | str]] = [
         [name, tables.Field(text=str(value), mark="text")] for name, value in facts.items() if value

@@ -128,10 +128,8 @@ def some_settings(comparison: Comparison, lines: Notes, which: str = "") -> Tabl
     tasks = f", mean over {count} tasks" if comparison.kind == "accuracy" and count > 1 else ""
     how = f", {SEEN[comparison.protocol]}{f', all methods {alike}' if alike else ''}"
     if which:
-        how = f" ({comparison.interval})"
-        details = (
-            f"; {'(n): tokens per head; ' * comparison.budgets.relative}{comparison.conditions}"
-        )
+        sizes = "; (n): tokens per head" * comparison.budgets.relative
+        how, details = f" ({comparison.interval})", f"{sizes}; {comparison.conditions}"
     return Table(
         caption=f"{comparison.unfinished} {comparison.measure.capitalize()}{tasks}{which}{how}"
         f"{nulls}{details}{comparison.left_out}.".lstrip(),

@@ -28,7 +28,7 @@ from eval.results.records import (
     FULL,
     LEARNED,
     ORACLE,
-    PROTOCOL_NAMES,
+    SEEN,
     SELF_SIZED,
     UNIFORM,
     group_by,
@@ -437,12 +437,13 @@ class Comparison:
     def conditions(self) -> str:
         """What was measured, of which policies, how, and what was protected, for captions."""
         policies = dict.fromkeys(record["policy"] for record in self.records if record["policy"])
-        named = f"; policies {', '.join(policies)}" if policies else ""
+        named = f"policies {', '.join(policies)}; " if policies else ""
+        seen = f"{self.protocol}, the {SEEN[self.protocol]} at compression"
         setting, kept = self.results.setting, "no token protected"
         if any(record["protected"] for record in self.records):
             kept = f"protected = first {setting('sinks')} and last {setting('recents')} "
             kept += "tokens always kept"
-        return f"{self.measured[:-1]}{named}; {PROTOCOL_NAMES[self.protocol]}; {kept}"
+        return f"{self.measured[:-1]}; {named}{seen}; {kept}"
 
     def of_task(self, task: str) -> Comparison:
         """One of several tasks, in the settings that are shown for all."""
@@ -674,8 +675,9 @@ def compare(results: Results, kind: Kind, protocol: str, *, resamples: int) -> C
 
 def compare_all(results: Results, *, resamples: int) -> list[Comparison]:
     """All comparisons of a results folder: answers, then given replies, protocol by protocol."""
+    protocols = dict.fromkeys(record["protocol"] for record in results.in_plan)
     comparisons = (compare(results, kind, protocol, resamples=resamples)
-                   for kind in FIELDS for protocol in results.protocols)  # fmt: skip
+                   for kind in FIELDS for protocol in protocols)  # fmt: skip
     return [comparison for comparison in comparisons if comparison is not None]
 
 

@@ -98,11 +98,10 @@ def _check_policies(folder: OutputFolder, policies: Mapping[str, str]) -> None:
 
 def input_digests(config: object) -> dict[str, str]:
     """SHA-256 of every file or folder that a configuration reads prompts from, by flag."""
-    named = {flag: getattr(config, flag, None) for flag in INPUT_FLAGS}
     return {
         flag: sha256_input(Path(value))
-        for flag, value in named.items()
-        if value is not None and Path(value).exists()
+        for flag in INPUT_FLAGS
+        if (value := getattr(config, flag, None)) is not None and Path(value).exists()
     }
 
 
@@ -210,11 +209,6 @@ class Results:
         told = [f", {name} {value}" for name, value in known.items() if value]
         return f"Computed in {self.setting('dtype')}{''.join(told)}"
 
-    @property
-    def protocols(self) -> tuple[str, ...]:
-        """Protocols that have records, in the order of the plan."""
-        return tuple(dict.fromkeys(record["protocol"] for record in self.in_plan))
-
     @cached_property
     def in_plan(self) -> list[ResultsRow]:
         """`records` in the order of the plan, which processes that share a run do not keep."""
@@ -246,10 +240,6 @@ def progress(results: Results) -> dict[tuple[str, str], tuple[int, int]]:
     return {key: (planned - lacking, planned) for key, (lacking, planned) in counts.items()}
 
 
-_NAMED = 2
-"""Parts that a sentence names of many."""
-
-
 def unfinished_work(results: Results) -> str:
     """What a folder lacks of what its runs began, in one sentence; "" where it is whole."""
     parts = progress(results)
@@ -259,10 +249,10 @@ def unfinished_work(results: Results) -> str:
     ]  # fmt: skip
     if not lacking:
         return results.altered and f"Unfinished: {results.altered}; the same command continues."
-    more = f", {len(lacking) - _NAMED} more" if len(lacking) > _NAMED else ""
+    more = f", {len(lacking) - 2} more" if len(lacking) > 2 else ""
     done, planned = (sum(part[side] for part in parts.values()) for side in (0, 1))
     return (
-        f"Unfinished: {', '.join(lacking[:_NAMED])}{more}; {done} of {planned} evaluations are "
+        f"Unfinished: {', '.join(lacking[:2])}{more}; {done} of {planned} evaluations are "
         "done, the same command continues."
     )
 

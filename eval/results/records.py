@@ -69,13 +69,8 @@ def _digests(folder: Path) -> dict[str, str]:
     return {name: sha256_file(folder / name) for name in _SEALED if (folder / name).exists()}
 
 
-PROTOCOL_NAMES = {
-    "query_aware": "query_aware, the question is seen at compression",
-    "query_agnostic": "query_agnostic, the question is not seen at compression",
-}
-"""Protocols in words."""
 SEEN = {"query_aware": "question seen", "query_agnostic": "question not seen"}
-"""The same in titles and captions."""
+"""Protocols in words."""
 
 ORACLE = "oracle"
 """Method that ranks by the attention that the answer will pay."""

@@ -26,7 +26,7 @@ from eval.report.tables import markdown
 from eval.results.comparison import Comparison, Kind, budget_order, compare
 from eval.results.folder import Results, load_results
 from eval.results.frame import OVERALL, tidy
-from eval.results.records import PROTOCOL_NAMES
+from eval.results.records import SEEN
 
 PROTOCOLS = ("query_aware", "query_agnostic")
 KINDS: tuple[Kind, ...] = ("accuracy", "perplexity")
@@ -73,7 +73,7 @@ def measured(folder: Path, protocol: str) -> Measured | None:
 
 def every_table(protocol: str, by_kind: Mapping[Kind, Comparison]) -> Iterator[str]:
     """Heading and tables of a protocol: what kvp report shows, without a choice."""
-    yield f"## {PROTOCOL_NAMES[protocol]}\n"
+    yield f"## {protocol}, the {SEEN[protocol]} at compression\n"
     for comparison in by_kind.values():
         yield markdown(tables.every_setting(comparison))
         numbers = tidy(comparison)
