@@ -421,14 +421,17 @@ def run_from_python(
     return ResultsFrame.read(config.out, config.bootstrap)
 
 
+OF_THE_MODEL = ("dtype", "device", "attention", "revision")
+"""Settings that a loaded model has already."""
+
+
 def loaded_model(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, settings: Mapping[str, Any]
 ) -> Loaded:
     """A caller's model and tokenizer; UsageError where one is missing or settings contradict it."""
     if tokenizer is None:
         raise UsageError("model= is a model object: give its tokenizer=, too")
-    has = ("dtype", "device", "attention", "revision")
-    if given := [name for name in has if name in settings]:
+    if given := [name for name in OF_THE_MODEL if name in settings]:
         raise UsageError(f"{given[0]}= is the model's own: leave it out, or name the model")
     model = unwrap_model(model)
     check_model(model)

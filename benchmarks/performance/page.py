@@ -18,9 +18,9 @@ Report = Mapping[str, Any]
 Reports = Mapping[tuple[str, str], Report]
 
 HEADING = "# Performance\n"
-REAL = """With real models a policy adds 2 to 3 % to a prefill on a CPU
-([Qwen2.5-Coder](results/qwen2.5-coder_details.md#cost)) or 7 to 13 % ([SmolLM2](results/speed.md)),
-and 7 to 17 % to reading in vLLM ([numbers](results/engines.md#speed-and-memory-in-vllm)).
+REAL = """What a policy adds to a prefill of real models on a CPU:
+[Qwen2.5-Coder](results/qwen2.5-coder_details.md#cost), [SmolLM2](results/speed.md),
+[in vLLM](results/engines.md#speed-and-memory-in-vllm).
 """
 INTRODUCTION = """What kvp costs, written by `python -m benchmarks.performance` from the
 JSON files it links to; what the numbers decided is in [speed.md]({speed}). Compare numbers

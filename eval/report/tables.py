@@ -91,7 +91,7 @@ def some_settings(comparison: Comparison, lines: Notes, which: str = "") -> Tabl
     `which` settings they are, for a caption that tells all: of a model card, say.
     """
     grid = comparison.grid
-    kinds = {setting.details.rpartition(", ")[2] for setting in lines if setting.method != FULL}
+    kinds = {setting.protection for setting in lines if setting.method != FULL}
     alike = "".join(kinds) if len(kinds) == 1 and not which else ""  # of all rows, said once
     own_size = any(setting.self_sized for setting in grid)  # last, what methods chose themselves
     over = {

@@ -124,7 +124,12 @@ class ReportedMethod:
         words = [] if self.variant == "auto" else [self.variant]
         if self.allocator != UNIFORM and not self.self_sized:
             words.append(f"+{self.allocator}")
-        return ", ".join([*words, "protected" if self.protected else "unprotected"])
+        return ", ".join([*words, self.protection])
+
+    @property
+    def protection(self) -> str:
+        """Whether first and last tokens are always kept, in a word."""
+        return "protected" if self.protected else "unprotected"
 
 
 def method_of(record: MethodFields, groups: Mapping[str | None, str]) -> ReportedMethod:

@@ -142,7 +142,7 @@ def write_manifest(
         "tuned": {digest_json(content): content for content in chosen},
     }
     facts = {name: {**earlier.get(name, {}), **new} for name, new in facts.items()}
-    told = [" ".join(portable(note.split(" "))) for note in notes]  # no folder is passed on
+    told = map(shown_text, notes)  # no folder is passed on
     plans: dict[str, dict[str, Any]] = {}
     for part in (*earlier.get("planned", []), *planned):  # the last word on a setting counts
         plan = plans.setdefault(digest_json([part["protocol"], part["settings"]]), dict(part))
@@ -240,6 +240,10 @@ def progress(results: Results) -> dict[tuple[str, str], tuple[int, int]]:
     return {key: (planned - lacking, planned) for key, (lacking, planned) in counts.items()}
 
 
+_NAMED = 2
+"""Parts that a sentence names of many."""
+
+
 def unfinished_work(results: Results) -> str:
     """What a folder lacks of what its runs began, in one sentence; "" where it is whole."""
     parts = progress(results)
@@ -249,10 +253,10 @@ def unfinished_work(results: Results) -> str:
     ]  # fmt: skip
     if not lacking:
         return results.altered and f"Unfinished: {results.altered}; the same command continues."
-    more = f", {len(lacking) - 2} more" if len(lacking) > 2 else ""
+    more = f", {len(lacking) - _NAMED} more" if len(lacking) > _NAMED else ""
     done, planned = (sum(part[side] for part in parts.values()) for side in (0, 1))
     return (
-        f"Unfinished: {', '.join(lacking[:2])}{more}; {done} of {planned} evaluations are "
+        f"Unfinished: {', '.join(lacking[:_NAMED])}{more}; {done} of {planned} evaluations are "
         "done, the same command continues."
     )
 

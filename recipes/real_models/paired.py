@@ -15,6 +15,7 @@ import sys
 
 import pandas as pd
 
+from eval.results.comparison import method_of
 from eval.results.stats import holm, paired_difference, prompt_values
 from kvp import read_results
 
@@ -25,10 +26,8 @@ def main(out: str, lead: str, tasks: str, others: str, *folders: str) -> None:
     rows = pd.concat(frames, ignore_index=True)
     rows = rows[rows["task"].isin(tasks.split(","))]
     rows = rows.astype(object).where(rows.notna(), None)
-    policy = rows["policy"].map(lambda name: f"/{name}" if name else "")
-    options = rows["variant"].map(lambda name: "" if name == "auto" else f"({name})")
-    allocator = rows["allocator"].map(lambda name: "" if name == "uniform" else f"+{name}")
-    rows["setting"] = rows["method"] + policy + options + allocator
+    groups = {name: name or "" for name in rows["policy"]}
+    rows["setting"] = [method_of(row, groups).label for row in rows.to_dict("records")]
     rows = rows.drop_duplicates(["setting", "budget_spec", "task", "example"])
     if others == "rivals":
         rows = rows[(rows["setting"] == lead) | ~rows["method"].isin(["full", "kvp"])]
