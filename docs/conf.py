@@ -8,7 +8,6 @@ what the programs print.
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +19,10 @@ from sphinx.application import Sphinx
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
+
+from kvp.program.table import PROGRAMS  # noqa: E402
+
+HELP = "<!-- help of all programs -->"
 
 project = "kvp"
 html_title = "kvp"
@@ -62,14 +65,15 @@ class NotebookParser(Parser):  # type: ignore[misc]
 
 
 def show_help(_: Sphinx, __: str, source: list[str]) -> None:
-    """Put what `kvp PROGRAM --help_all` prints in place of `<!-- help of PROGRAM -->`."""
-
-    def printed(match: re.Match[str]) -> str:
-        command = [sys.executable, "-m", "kvp", *match[1].split(), "--help_all"]
+    """Put a section with what `--help_all` prints of every program in place of `HELP`."""
+    if HELP not in source[0]:
+        return
+    sections = []
+    for name in (name for name, program in PROGRAMS.items() if program.config):
+        command = [sys.executable, "-m", "kvp", name, "--help_all"]
         made = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-        return f"```text\n{made.stdout}```"
-
-    source[0] = re.sub(r"^<!-- help of (.*) -->$", printed, source[0], flags=re.M)
+        sections.append(f"## kvp {name}\n\n```text\n{made.stdout}```\n")
+    source[0] = source[0].replace(HELP, "\n".join(sections))
 
 
 def setup(app: Sphinx) -> None:

@@ -20,7 +20,7 @@ from kvp.artifacts.manifest import sha256_file
 from kvp.budgets import Budget
 from kvp.errors import PolicyError, UsageError
 from kvp.geometry import Geometry
-from kvp.program.names import NEEDS_POLICIES, labelled_policy
+from kvp.program import names as known_names
 from kvp.program.settings import ProtectionConfig
 from kvp.ranking import UNPROTECTED, Allocator, Protection, kept_tokens
 from kvp.scoring import Scorer
@@ -188,11 +188,11 @@ def _rankings(scorer: str | Scorer, policies: Sequence[str], seed: int) -> list[
         return [method_of(scorer)]
     if scorer == LEARNED:
         return learned_methods(policies)
+    known_names.check_methods([scorer], "methods")
     try:
         return [registered_method(scorer, seed)]
     except UsageError as error:
-        more = f", {LEARNED}, {FULL}" if str(error).startswith("unknown method") else ""
-        raise UsageError(f"--methods: {error}{more}") from None
+        raise UsageError(f"--methods: {error}") from None
 
 
 def _refuse_unnamed(chosen: Scored, file: str, given: Iterable[Given]) -> None:
@@ -273,7 +273,7 @@ def method_of(scorer: Scorer) -> Method:
 def learned_methods(arguments: Sequence[str]) -> list[Method]:
     """One `kvp` method per policy of `--policies`, with distinct labels."""
     if not arguments:
-        raise UsageError(NEEDS_POLICIES)
+        raise UsageError(known_names.NEEDS_POLICIES)
     return [
         replace(method_of(load_policy(source)), policy=label, policy_commit=source.commit)
         for label, source in policy_sources(arguments).items()
@@ -346,7 +346,7 @@ def policy_sources(arguments: Sequence[str]) -> dict[str, PolicySource]:
     """
     sources: dict[str, PolicySource] = {}
     for argument in arguments:
-        label, name = labelled_policy(argument)
+        label, name = known_names.labelled_policy(argument)
         try:
             source = find_policy(name)
         except PolicyError as error:

@@ -378,7 +378,7 @@ def make_scorer(spec: str | Scorer | type[Scorer], **options: Value) -> Scorer:
             return METHODS[written.name].build(written.argument, options)
         if written.name in FROM_OUTSIDE:
             return FROM_OUTSIDE[written.name](written.argument, options)
-        thing, label = _named_object(written, "method", METHODS)
+        thing, label = _named_object(written, "method", {**METHODS, **FROM_OUTSIDE})
     scorer = instance_of(thing, label, options)
     if not isinstance(scorer, Scorer) or not isinstance(scorer.needs, Needs):
         raise UsageError(

@@ -55,9 +55,9 @@ PARTS: Sequence[Part] = (
             "Recording, extra passes, scores, choice of tokens and gathering, in % of the prefill "
             "of the same prompt by transformers alone. Random weights, about the proportions of "
             "Qwen2.5-7B; a quarter of the tokens stays. *kvpress*: the same press in its own "
-            "environment, whose versions the file has; its KVzip frees nothing. The method *kvp* "
+            "environment; its KVzip frees nothing. The method *kvp* "
             "has networks as large as the bundled policy's, *kvzap* of the published shape. †: "
-            "difference of two prefills. There is no fused scorer: scores are torch."
+            "difference of two prefills."
         ),
         table=tables.scoring,
         cuda="--tokens 2048,16384 --width 3584 --repeats 3,3",
@@ -88,7 +88,7 @@ PARTS: Sequence[Part] = (
         text=(
             "Future attention of one KV head of Qwen2.5-7B at a cache cut in the middle, "
             "float32, two threads (bfloat16 on a GPU). *blocked* is what CPUs use, *naive* the "
-            "whole matrix. Memory is beyond queries, keys and libraries. Nothing is extrapolated."
+            "whole matrix. Memory is beyond queries, keys and libraries."
         ),
         table=tables.labels,
         cpu="--forms naive,blocked --lengths 1024,4096,16384,32768,65536,131072 "
@@ -153,8 +153,7 @@ PARTS: Sequence[Part] = (
         text=(
             "Those marked `gpu`, and those of the Triton kernels: against their definitions in "
             "float32, bfloat16 and float16; scores, allocations, training and eviction against "
-            "a CPU's. Of what failed seven are mended, 24 had too strict a test "
-            "([speed.md](results/speed.md#on-a-gpu)); not run again."
+            "a CPU's."
         ),
         table=tables.tests,
         cpu=None,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 from kvp.artifacts.addresses import is_address
@@ -143,25 +143,25 @@ def split_method(text: str) -> tuple[str, str | None]:
     return text.strip(), None
 
 
-def unknown_name(kind: str, name: str, argument: str | None, names: Iterable[str]) -> str:
-    """What a message says of a method or allocator `name[:argument]` that is none."""
-    names = tuple(names)
+def unknown_name(
+    kind: str, name: str, argument: str | None, names: Collection[str], others: Sequence[str] = ()
+) -> str:
+    """What a message says of a name that is none; the `others` are suggested and not listed."""
     module = is_object_name(f"{name}:{argument or ''}")
-    hint = did_you_mean(name, names, cutoff=0.75 if module else 0.6)
+    hint = did_you_mean(name, (*names, *others), cutoff=0.75 if module else 0.6)
     if module and not hint:
         hint = f" (no module {name} can be found, in the working folder neither)"
-    choices = f"{', '.join(names)}, package.module:Name"
-    return f"unknown {kind} {name!r}{hint}: choose from {choices}"
+    return f"unknown {kind} {name!r}{hint}: choose from {', '.join(names)}, package.module:Name"
 
 
-def _name_error(kind: str, spec: str, names: Iterable[str], others: tuple[str, ...] = ()) -> str:
+def _name_error(kind: str, spec: str, names: Collection[str], others: Sequence[str] = ()) -> str:
     """`unknown_name` of a specification whose name cannot exist; empty where it may."""
     name, colon, argument = (part.strip() for part in spec.partition("(")[0].partition(":"))
     if not name or name in (*names, *others):
         return ""
     if is_object_name(f"{name}:{argument}") and ("." in name or module_exists(name)):
         return ""
-    return unknown_name(kind, name, argument if colon else None, names)
+    return unknown_name(kind, name, argument if colon else None, names, others)
 
 
 def split_list(text: str) -> tuple[str, ...]:

@@ -1,15 +1,18 @@
 """The command that measures all: it runs end to end, and its page says what its files say."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from benchmarks.performance import __main__ as running
+from benchmarks.performance import tables
 from benchmarks.performance.__main__ import main
 from benchmarks.performance.page import page_text
 from benchmarks.performance.parts import PARTS
 
+ROOT = Path(__file__).parents[2]
 FIXED = Path(__file__).parent / "performance"
 MEASURED = ("labels", "decoding", "dry_runs")
 
@@ -113,7 +116,7 @@ def test_a_part_that_is_ended_at_its_limit_leaves_the_rows_until_then(monkeypatc
     flags = ["--quick", "--results", str(tmp_path), "--out", str(page), "--only", "labels"]
     assert main(flags) == 1
     assert json.loads((tmp_path / "labels-cpu.json").read_text())["results"] == rows[:-1]
-    assert "The rows until it was ended: not done after 90 s." in page.read_text()
+    assert "Incomplete: not done after 90 s." in page.read_text()
     assert "not reached" in page.read_text()
 
 
@@ -133,9 +136,8 @@ def test_parts_end_well_or_say_why(code, limit, expected, tmp_path, monkeypatch)
 
 def test_the_page_is_that_of_the_committed_files():
     """Whoever measures writes the page anew, and nobody edits it."""
-    root = Path(__file__).parents[2]
-    folder = root / "benchmarks/results/performance"
-    page = root / "docs/performance.md"
+    folder = ROOT / "benchmarks/results/performance"
+    page = ROOT / "docs/performance.md"
     reports = {
         (part.name, device): json.loads(path.read_text())
         for part in PARTS
@@ -144,3 +146,18 @@ def test_the_page_is_that_of_the_committed_files():
     }
     text = page_text(reports, "../benchmarks/results/performance", "results/speed.md")
     assert page.read_text() == text, "run python -m benchmarks.performance --render"
+    sections = {title.lower().replace(" ", "-") for title in re.findall(r"^## (.*)$", text, re.M)}
+    questions = re.findall(r"^\| \[.*?\]\(#(.*?)\) \|", text, re.M)
+    assert len(questions) == 6
+    assert set(questions) <= sections
+
+
+def test_failures_are_called_mended_only_where_they_were():
+    report = json.loads((ROOT / "benchmarks/results/performance/tests-cuda.json").read_text())
+    told = "\n".join(table.markdown() for table in tables.tests(report))
+    assert told.count(", mended, not run on a GPU again: ") == 2
+    for test in tables.MENDED:
+        path, name = test.split("::")
+        assert f"def {name}(" in (ROOT / path).read_text()
+    later = report | {"machine": report["machine"] | {"commit": "0" * 40}}
+    assert "mended" not in tables.tests(later)[0].markdown()

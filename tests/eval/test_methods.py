@@ -96,6 +96,10 @@ def test_allocators_apply_to_methods_that_name_none():
     ("fields", "message"),
     [
         ({"methods": "snapvk"}, "unknown method 'snapvk' .*: choose from .*random.*, kvp, full"),
+        ({"methods": "kvpp"}, r"^--methods: unknown method 'kvpp' \(did you mean kvp\?\): choose"),
+        ({"methods": "ful+ada"}, r"unknown method 'ful' \(did you mean full\?\)"),
+        ({"methods": "snapkv,null"}, r"unknown method 'null' \(did you mean nulls\?\)"),
+        ({"methods": "kvzab:some/networks"}, r"unknown method 'kvzab' \(did you mean kvzap\?\)"),
         ({"methods": "snapkv+adda"}, "unknown allocator 'adda'"),
         ({"methods": "knorm", "allocators": "adda"}, "--allocators: unknown allocator 'adda'"),
         ({"methods": "full+ada"}, "the full cache has no allocator"),

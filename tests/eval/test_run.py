@@ -243,6 +243,7 @@ def _refusal(capsys, arguments):
     ("changes", "words"),
     [
         ({"methods": "snapvk"}, "unknown method 'snapvk'"),
+        ({"methods": "kvpp"}, "unknown method 'kvpp' (did you mean kvp?): choose from random"),
         ({"tasks": "niah_single_9"}, "--tasks: unknown task 'niah_single_9'"),
         ({"protocols": "aware"}, "--protocols: no protocol 'aware'"),
         ({"budgets": "0"}, "--budgets: a budget keeps at least 1 token"),

@@ -110,6 +110,7 @@ def test_a_module_of_the_working_folder_is_found():
         ("their_methods:Newest", "unknown method 'their_methods' (no module their_methods can be "),
         ("snapkv+nomod:Foo", "unknown allocator 'nomod' (no module nomod can be found, in the wor"),
         ("snapkw:paper", "unknown method 'snapkw' (did you mean snapkv?): choose from random, "),
+        ("kvzab", "unknown method 'kvzab' (did you mean kvzap?): choose from random, "),
         ("snapkv+my_methods:Plain", "allocator my_methods:Plain is no allocator: it takes name"),
     ],
 )  # fmt: skip

@@ -1,8 +1,10 @@
 """The table of programs: what is started, and what --help says, before torch is imported."""
 
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -45,6 +47,15 @@ def test_help_of_every_program_imports_nothing_heavy():
     assert printed.count("code 0") == len(PROGRAMS) + 1
     for name in PROGRAMS:
         assert f"usage: kvp {name} " in printed
+
+
+def test_the_page_of_the_command_line_has_the_lines_of_help(capsys):
+    page = (Path(__file__).parents[3] / "docs/reference/command_line.md").read_text()
+    assert main(["--help"]) == 0
+    lines = re.findall(r"^  (kvp \S+) +(.*)$", capsys.readouterr().out, re.M)
+    assert len(lines) == len(PROGRAMS)
+    rows = re.findall(r"^\| `(.*?)` \| (.*?)(?: \(\[.*)? \|$", page, re.M)
+    assert rows == lines
 
 
 @pytest.mark.parametrize("name", CONFIGURED)
