@@ -54,7 +54,7 @@ _SETTINGS: Any = {
     "svg.fonttype": "none", "svg.hashsalt": WRITER,
     "axes.edgecolor": "#999999", "axes.spines.top": False, "axes.spines.right": False,
     "axes.facecolor": "none", "axes.grid": True, "grid.color": "#e4e4e4",
-    "legend.frameon": False, "legend.fontsize": 8,
+    "legend.frameon": False, "legend.fontsize": 9, "legend.handlelength": 1.8,
 }  # fmt: skip
 
 
@@ -189,9 +189,9 @@ def drawn_settings(comparison: Comparison, maximum: int = 12) -> dict[ReportedMe
 def _begin(title: Title) -> tuple[Figure, Axes]:
     """A figure of one panel below the lines of `title`, to be read on a narrow screen, too."""
     with rc_context(_SETTINGS):
-        figure = Figure(figsize=(5.4, 3.0), layout="constrained")
+        figure = Figure(figsize=(4.2, 2.6), layout="constrained")
         axes = figure.subplots()
-    axes.set_title("\n".join(_plain(line, 64) for line in title), fontsize=9, loc="left")
+    axes.set_title("\n".join(_plain(line) for line in title), fontsize=9, loc="left")
     return figure, axes
 
 
@@ -290,7 +290,7 @@ def quality_by_cost(
         if setting.method not in NULLS:  # these lie on each other
             label = setting.family if setting in comparison.chosen else setting.label
             axes.annotate(
-                _plain(label), place, (4, 3), textcoords="offset points", fontsize=7,
+                _plain(label), place, (4, 3), textcoords="offset points", fontsize=9,
                 color=color, rotation=20, gid=name, in_layout=False,
             )  # fmt: skip
         _answer_pointer(axes, place, comparison, setting, spec, name)
@@ -334,8 +334,8 @@ def _log_axis(axis: Any) -> None:  # noqa: ANN401 - an axis of either direction
 def _legend(figure: Figure, axes: Axes) -> None:
     """One legend below the panel; the figure grows by its lines."""
     drawn, labels = axes.get_legend_handles_labels()
-    columns = max(1, min(3, 84 // (max(map(len, labels), default=0) + 6)))
-    figure.set_figheight(3.1 + 0.18 * (-(-len(labels) // columns)))
+    columns = max(1, min(3, 60 // (max(map(len, labels), default=0) + 6)))
+    figure.set_figheight(2.6 + 0.19 * (-(-len(labels) // columns)))
     with rc_context(_SETTINGS):
         legend = figure.legend(drawn, labels, loc="outside lower center", ncols=columns)
     named = [handle[0] if isinstance(handle, tuple) else handle for handle in drawn]
