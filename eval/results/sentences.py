@@ -32,8 +32,7 @@ def sentences(comparison: Comparison) -> list[str]:
 def findings(comparison: Comparison, best: Best) -> list[str]:
     """What the named methods score at their budget, a line for each; last, notes on them.
 
-    Nothing is said of differences where two methods share no prompts, and of fewer than `FEWEST`
-    prompts the numbers alone.
+    Methods that share few prompts (`FEWEST`) get numbers without a verdict.
     """
     first, *others = best.settings
     known, told = comparison.told_of(best)
@@ -41,8 +40,7 @@ def findings(comparison: Comparison, best: Best) -> list[str]:
     lines, open_ones = [_main_sentences(comparison, best)], []
     for other in others:
         name = "The best other method" if best.learned else "The next"
-        if other == best.null:
-            name = "The best null (a control that reads no content)"
+        name = "The best null (a control that reads no content)" if other == best.null else name
         score = _score(comparison, other, best.budget)
         said = f"{name}, {other.label}{_level(comparison, best, other)}, {score}"
         if gap := gaps.get(other):
@@ -63,8 +61,7 @@ def _main_sentences(comparison: Comparison, best: Best) -> str:
     """The first method at the budget and the full cache, where that was run; equal counts."""
     first, budget = best.settings[0], best.budget
     name = f"the best method, {first.label}{_level(comparison, best, first)},"
-    if best.learned:
-        name = f"{first.label}{_trained_share(comparison, first)}"
+    name = f"{first.label}{_trained_share(comparison, first)}" if best.learned else name
     place = f"At {budget} of the cache" if budget.endswith("%") else f"At {budget} tokens per head"
     score = _score(comparison, first, budget).replace("(", "(95 % interval ")
     said = f"{place}, with the {SEEN[comparison.protocol]} before compression, {name} {score}"
