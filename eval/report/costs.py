@@ -135,7 +135,7 @@ def timing_of(
 
 
 def savings(comparison: Comparison, best: Best, timings: Iterable[Timing]) -> str:
-    """What the first method saves at a budget, in a line: bytes, and seconds if they were timed."""
+    """What the first method saves at a budget: bytes, and seconds if they were timed."""
     first, spec = best.settings[0], best.budget
     ours, full = comparison.grid[first][spec], comparison.estimate(FULL, None)
     parts = []
@@ -147,10 +147,10 @@ def savings(comparison: Comparison, best: Best, timings: Iterable[Timing]) -> st
     timing = timing_of(timings, first, comparison.protocol, spec)
     if timing and timing.evict and timing.prefill:
         evict, prefill = (1000 * interval.mean for interval in (timing.evict, timing.prefill))
-        parts.append(f"compression takes {evict:.0f} ms, the prefill {prefill:.0f} ms")
+        parts.append(f"Compression takes {evict:.0f} ms, the prefill {prefill:.0f} ms")
         if timing.spec == spec and timing.decode_to_full:
-            parts.append(f"time per token: {timing.decode_to_full.mean:.2f} x")
-    return f"{'; '.join(parts)}." if parts else ""
+            parts.append(f"Time per token: {timing.decode_to_full.mean:.2f} x the full cache's")
+    return f"{'. '.join(parts)}." if parts else ""
 
 
 def passes(method: str) -> int:

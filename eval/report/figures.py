@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from io import BytesIO
+from textwrap import fill
 from typing import Any
 from urllib.parse import quote, unquote
 
@@ -54,7 +55,8 @@ _SETTINGS: Any = {
     "svg.fonttype": "none", "svg.hashsalt": WRITER,
     "axes.edgecolor": "#999999", "axes.spines.top": False, "axes.spines.right": False,
     "axes.facecolor": "none", "axes.grid": True, "grid.color": "#e4e4e4",
-    "legend.frameon": False, "legend.fontsize": 8,
+    "axes.titlesize": 9, "axes.titlelocation": "left", "legend.frameon": False,
+    "legend.columnspacing": 0.8, "legend.handlelength": 1.6, "legend.handletextpad": 0.5,
 }  # fmt: skip
 
 
@@ -186,12 +188,12 @@ def drawn_settings(comparison: Comparison, maximum: int = 12) -> dict[ReportedMe
     return drawn | dict.fromkeys(others[: max(0, maximum - len(drawn))], False)
 
 
-def _begin(title: Title) -> tuple[Figure, Axes]:
+def _begin(title: Title, pad: float = 6) -> tuple[Figure, Axes]:
     """A figure of one panel below the lines of `title`, to be read on a narrow screen, too."""
     with rc_context(_SETTINGS):
-        figure = Figure(figsize=(5.4, 3.0), layout="constrained")
+        figure = Figure(figsize=(4.2, 2.6), layout="constrained")
         axes = figure.subplots()
-    axes.set_title("\n".join(_plain(line, 64) for line in title), fontsize=9, loc="left")
+        axes.set_title("\n".join(fill(_plain(line, 96), 48) for line in title), pad=pad)
     return figure, axes
 
 
@@ -269,7 +271,7 @@ def quality_by_cost(
     Of seconds where all methods have them, else of FLOPs. Points of methods that read the prompt
     twice are hollow.
     """
-    figure, axes = _begin(title)
+    figure, axes = _begin(title, pad=14)
     scale = comparison.scale
     pairs = {
         (setting, spec): (timing, of)
@@ -290,7 +292,7 @@ def quality_by_cost(
         if setting.method not in NULLS:  # these lie on each other
             label = setting.family if setting in comparison.chosen else setting.label
             axes.annotate(
-                _plain(label), place, (4, 3), textcoords="offset points", fontsize=7,
+                _plain(label), place, (4, 3), textcoords="offset points", fontsize=9,
                 color=color, rotation=20, gid=name, in_layout=False,
             )  # fmt: skip
         _answer_pointer(axes, place, comparison, setting, spec, name)
@@ -304,7 +306,7 @@ def quality_by_cost(
     _measure_axis(axes, comparison, shown)
     axes.set(xscale="log", xlabel=f"compression, % of the prefill's {unit}")
     low, high = axes.get_xlim()
-    axes.set_xlim(low / 1.3, high * 3)
+    axes.set_xlim(low / 1.3, high * max(3, (high / low) ** 0.3))
     _log_axis(axes.xaxis)
     return figure
 
@@ -326,7 +328,8 @@ def cost_curves(shown: Mapping[ReportedMethod, Cost], styles: Styles, title: Tit
 
 def _log_axis(axis: Any) -> None:  # noqa: ANN401 - an axis of either direction
     """Round numbers, written out, also where less than a power of ten is shown."""
-    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    low, high = axis.get_view_interval()
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 2000 * low else (1,)))
     axis.set_major_formatter(FormatStrFormatter("%g"))
     axis.set_minor_formatter(NullFormatter())
 
@@ -334,8 +337,8 @@ def _log_axis(axis: Any) -> None:  # noqa: ANN401 - an axis of either direction
 def _legend(figure: Figure, axes: Axes) -> None:
     """One legend below the panel; the figure grows by its lines."""
     drawn, labels = axes.get_legend_handles_labels()
-    columns = max(1, min(3, 84 // (max(map(len, labels), default=0) + 6)))
-    figure.set_figheight(3.1 + 0.18 * (-(-len(labels) // columns)))
+    columns = max(1, min(3, 60 // (max(map(len, labels), default=0) + 5)))
+    figure.set_figheight(2.6 + 0.19 * (-(-len(labels) // columns)))
     with rc_context(_SETTINGS):
         legend = figure.legend(drawn, labels, loc="outside lower center", ncols=columns)
     named = [handle[0] if isinstance(handle, tuple) else handle for handle in drawn]

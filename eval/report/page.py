@@ -38,7 +38,7 @@ from eval.results.comparison import (
 from eval.results.folder import Results, commands, load_results, model_name, unfinished_work
 from eval.results.frame import tidy
 from eval.results.records import SEEN, group_by, policy_groups, results_folder
-from eval.results.sentences import PICKED, findings, sentences
+from eval.results.sentences import findings, sentences
 from kvp.artifacts.addresses import is_address
 from kvp.artifacts.files import atomic_write_bytes, refuse_others
 from kvp.artifacts.manifest import shown_text
@@ -110,10 +110,9 @@ def _reading(run: Run) -> Section:
     shown = run.comparisons
     said = [
         *(f"{comparison.measure.capitalize()}: {comparison.conditions}." for comparison in shown),
-        *(f"Intervals and bars, {comparison.measure}: {comparison.interval}."
-          for comparison in shown),
-        *(f"{PICKED.capitalize()}." for comparison in shown if comparison.best), *_READING,
-    ]  # fmt: skip
+        *(f"Intervals, {comparison.measure}: {comparison.interval}." for comparison in shown),
+        *_READING,
+    ]
     texts = [Text(text=text) for text in dict.fromkeys(said)]
     return Section(ident="reading", title="How to read this", blocks=texts)
 
@@ -124,7 +123,7 @@ _READING = (
     "vLLM and llama.cpp. Behind a budget, in brackets: tokens per KV head. Bold curves: the "
     "methods that sentences name; grey ones: nulls. Bars are intervals.",
     "Nulls score nothing, so a method has to beat the best one with the same protection, paired by "
-    "prompt. A star behind a difference: it is not 0, at 5 % after Holm's correction.",
+    "prompt. Stars and daggers: the difference is not 0, at 5 % after Holm's correction.",
     "Figures against compression: its time at the chosen budget as a share of the prefill, one "
     "request at a time (measured at another budget or protocol where this one was not timed); "
     "hollow points: the model reads the prompt twice.",

@@ -119,11 +119,10 @@ def some_settings(comparison: Comparison, lines: Notes, which: str = "") -> Tabl
         rows.append(row)
     nulls, details = "", ""
     if over:
-        how_compared = " with the same protection, paired by prompt" * bool(which)
-        nulls = f"; * above, † below the best null{how_compared}, at 5 % after Holm's correction "
-        nulls += f"for the {len(over)} differences of the table"
+        nulls = f" * above the best null{' with the same protection' * bool(which)}, † below it "
+        nulls += f"(paired by prompt, Holm's correction for {len(over)} differences)."
     elif not any(choice.setting.method in NULLS for choice in comparison.choices.values()):
-        nulls = "; no null was run (add nulls to --methods of kvp eval)"
+        nulls = " No null was run (add nulls to --methods of kvp eval)."
     count = len(comparison.sorted.usable or comparison.sorted.tasks)
     tasks = f", mean over {count} tasks" if comparison.kind == "accuracy" and count > 1 else ""
     how = f", {SEEN[comparison.protocol]}{f', all methods {alike}' if alike else ''}"
@@ -132,7 +131,7 @@ def some_settings(comparison: Comparison, lines: Notes, which: str = "") -> Tabl
         how, details = f" ({comparison.interval})", f"{sizes}; {comparison.conditions}"
     return Table(
         caption=f"{comparison.unfinished} {comparison.measure.capitalize()}{tasks}{which}{how}"
-        f"{nulls}{details}{comparison.left_out}.".lstrip(),
+        f"{details}{comparison.left_out}.{nulls}".lstrip(),
         header=("method", *budget_names(comparison.budgets), *["own size"] * own_size),
         rows=rows,
     )
@@ -182,7 +181,8 @@ def differences(comparison: Comparison, numbers: DataFrame) -> Iterator[Table]:
             tests = comparison.tests if name == "minus_lead" else len(paired)
             yield Table(
                 caption=f"Each method minus {other}, {'points' if points else 'nats per token'}, "
-                f"{SEEN[comparison.protocol]}; * is not 0, corrected for {tests} differences.",
+                f"{SEEN[comparison.protocol]}. "
+                f"* is not 0 (Holm's correction for {tests} differences).",
                 header=("method", *budget_names(comparison.budgets)),
                 rows=rows,
             )

@@ -16,7 +16,6 @@ from typing import ClassVar
 import pandas
 
 from eval.results.comparison import (
-    PROTECTED,
     Comparison,
     ReportedMethod,
     budget_order,
@@ -25,7 +24,7 @@ from eval.results.comparison import (
 )
 from eval.results.folder import Results, load_results, unfinished_work
 from eval.results.records import FULL, SELF_SIZED, results_folder
-from eval.results.sentences import PICKED, sentences
+from eval.results.sentences import KEPT, sentences
 
 OVERALL = "all"
 """`task` of the rows over all usable tasks."""
@@ -72,10 +71,8 @@ def _legend(comparisons: Sequence[Comparison]) -> list[str]:
     """What the numbers in the tables are over."""
     settings = {setting for comparison in comparisons for setting in comparison.grid}
     lines = [comparison.interval for comparison in comparisons]
-    if any(comparison.best for comparison in comparisons):
-        lines.append(PICKED)
     if any(setting.protected for setting in settings):
-        lines.append(f"{PROTECTED.strip()}: first and last tokens are always kept")
+        lines.append(KEPT)
     if any(setting.self_sized for setting in settings):
         lines.append("own @: the size that the method chose, as a share of the cache")
     return list(dict.fromkeys(lines))

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from math import exp
 
-from eval.results.comparison import Best, Comparison, Estimate, ReportedMethod
+from eval.results.comparison import PROTECTED, Best, Comparison, Estimate, ReportedMethod
 from eval.results.records import FULL, LEARNED, SEEN, UNIFORM
 from eval.results.stats import FEWEST, RESOLUTION, Interval, excludes_zero, prompts_to_resolve
 from policies.registry import NULLS
 
-PICKED = "the best methods were picked on these prompts, which favours them"
-"""What tables and figures say of what sentences call the best."""
+KEPT = f"{PROTECTED.strip()}: first and last tokens are always kept"
+"""What `PROTECTED` means."""
 
 
 def sentences(comparison: Comparison) -> list[str]:
@@ -29,43 +30,59 @@ def sentences(comparison: Comparison) -> list[str]:
 
 
 def findings(comparison: Comparison, best: Best) -> list[str]:
-    """What the named methods score at their budget, and their differences."""
-    return [_main_sentence(comparison, best), *_difference_sentences(comparison, best)]
+    """What the named methods score at their budget, a line for each; last, notes on them.
+
+    Methods that share few prompts (`FEWEST`) get numbers without a verdict.
+    """
+    first, *others = best.settings
+    known, told = comparison.told_of(best)
+    gaps = {other: -known[other, best.budget] for other in others if (other, best.budget) in known}
+    lines, open_ones = [_main_sentences(comparison, best)], []
+    for other in others:
+        name = "The best other method" if best.learned else "The next"
+        name = "The best null (a control that reads no content)" if other == best.null else name
+        score = _score(comparison, other, best.budget)
+        said = f"{name}, {other.label}{_level(comparison, best, other)}, {score}"
+        if gap := gaps.get(other):
+            text, significant = _difference(comparison, gap), (other, best.budget) in told
+            if significant:
+                text = f"{first.label} is {'ahead' if gap.mean > 0 else 'behind'}, {text}"
+            elif gap.prompts >= FEWEST and excludes_zero(gap):
+                text += f", not significant after correction for {comparison.tests} comparisons"
+            elif gap.prompts >= FEWEST:
+                text = f"no significant difference, {text}"
+            open_ones += [gap] * (not significant)
+            said += f": {text}"
+        lines.append(f"{said}.")
+    return [*lines, *filter(None, [_notes(comparison, best, [*gaps.values()], open_ones)])]
 
 
-def _main_sentence(comparison: Comparison, best: Best) -> str:
-    """The named methods at the budget, and the full cache where that was run."""
-    full, budget = comparison.estimate(FULL, None), best.budget
-    verb, digits, sign = " answers", 0, "%"
-    if comparison.kind != "accuracy":
-        verb, digits, sign = " has a perplexity of", 2, ""
-
-    def numbers(of: Estimate) -> str:
-        mean, low, high = of.interval.texts(comparison.scale, f".{digits}f")
-        return f"{mean}{sign}{f' ({low} to {high})' * (low != high)}"
-
-    named = [
-        *["{}"] * bool(best.learned),
-        *(f"the best {'other ' if best.learned else ''}method, {{}},", "the next, {},")[
-            : len(best.others)
-        ],
-        *["the best null, {},"] * bool(best.null),
-    ]
-    parts = []
-    for name, setting in zip(named, best.settings, strict=True):
-        more = _trained_share(comparison, setting) or _level(comparison, best, setting)
-        words = name.format(f"{setting.label}{more}")
-        parts.append(f"{words}{verb} {numbers(comparison.grid[setting][budget])}")
-        equal = comparison.grid.get(replace(setting, allocator=UNIFORM), {}).get(budget)
-        if equal and setting == best.learned and setting.allocator != UNIFORM:
-            parts[-1] += f", with equal counts, as engines hold them, {numbers(equal)}"
-        verb = ""
-    if full is not None:
-        parts.append(f"the full cache {numbers(full)}")
+def _main_sentences(comparison: Comparison, best: Best) -> str:
+    """The first method at the budget and the full cache, where that was run; equal counts."""
+    first, budget = best.settings[0], best.budget
+    name = f"the best method, {first.label}{_level(comparison, best, first)},"
+    name = f"{first.label}{_trained_share(comparison, first)}" if best.learned else name
     place = f"At {budget} of the cache" if budget.endswith("%") else f"At {budget} tokens per head"
-    kept = "; +p: first and last tokens are kept" * any(of.protected for of in best.settings)
-    seen = f"the {SEEN[comparison.protocol]} before compression"
-    return f"{place} ({seen}{kept}; 95 % intervals) {'; '.join(parts)}."
+    score = _score(comparison, first, budget).replace("(", "(95 % interval ")
+    said = f"{place}, with the {SEEN[comparison.protocol]} before compression, {name} {score}"
+    if full := comparison.estimate(FULL, None):
+        said += f", the full cache {_number(comparison, full)}"
+    equal = replace(first, allocator=UNIFORM)
+    if best.learned and first != equal and budget in comparison.grid.get(equal, {}):
+        said += ". With equal counts per head, as in vLLM and llama.cpp, it "
+        said += _score(comparison, equal, budget)
+    return f"{said}."
+
+
+def _score(comparison: Comparison, setting: ReportedMethod, budget: str) -> str:
+    verb = "answers" if comparison.kind == "accuracy" else "has a perplexity of"
+    return f"{verb} {_number(comparison, comparison.grid[setting][budget])}"
+
+
+def _number(comparison: Comparison, of: Estimate) -> str:
+    digits, sign = (0, "%") if comparison.kind == "accuracy" else (2, "")
+    mean, low, high = of.interval.texts(comparison.scale, f".{digits}f")
+    return f"{mean}{sign}{f' ({low} to {high})' * (low != high)}"
 
 
 def _trained_share(comparison: Comparison, setting: ReportedMethod) -> str:
@@ -96,41 +113,25 @@ def _level(comparison: Comparison, best: Best, setting: ReportedMethod) -> str:
     return f" (tied with {', '.join(level[:2])}{more})" if level else ""
 
 
-def _difference_sentences(comparison: Comparison, best: Best) -> list[str]:
-    """The first of the methods minus the others; nothing where they share no prompts.
-
-    Of fewer than `FEWEST` prompts the numbers alone.
-    """
-    first, *others = best.settings
-    known, told = comparison.told_of(best)
-    gaps = {other: -known[other, best.budget] for other in others if (other, best.budget) in known}
-    if not gaps:
-        return []
-    few = min(gap.prompts for gap in gaps.values())
-    parts, open_ones = [], []
-    for other, gap in gaps.items():
-        text, name = _difference(comparison, gap), other.label
-        if (other, best.budget) in told:
-            parts.append(f"{'ahead of' if gap.mean > 0 else 'behind'} {name}, {text}")
-            continue
-        open_ones.append(gap)
-        if few < FEWEST:
-            parts.append(f"{text} against {name}")
-        elif excludes_zero(gap):
-            corrected = f"not significant after correction for {comparison.tests} comparisons"
-            parts.append(f"{text} against {name}, {corrected}")
-        else:
-            parts.append(f"not significantly different from {name}, {text}")
-    said = [f"Paired by prompt, {first.label} is {'; '.join(parts)}."]
+def _notes(
+    comparison: Comparison, best: Best, gaps: Sequence[Interval], open_ones: Sequence[Interval]
+) -> str:
+    """How the methods were compared and picked, and what more prompts would show."""
+    said, few = [], min((gap.prompts for gap in gaps), default=FEWEST)
     if few < FEWEST:
         number = f"{few} prompt{'s are' if few > 1 else ' is'}"
         said.append(f"{number} too few to rank methods: {FEWEST} are the least.")
+    if gaps:
+        said.append(f"Differences are gains of {best.settings[0].label}, paired by prompt.")
+    if len(best.compared) > len(best.settings) - (len(best.others) > 1):
+        said.append("The best methods were picked on these prompts, which favours them.")
     if open_ones:
         most = max(map(prompts_to_resolve, open_ones))
         unit = "5 points" if comparison.kind == "accuracy" else f"{RESOLUTION} nats per token"
-        how_many = f"{most:,} prompts (in all, not per task)"
-        said.append(f"To tell differences of {unit} apart, run about {how_many}.")
-    return said
+        said.append(f"To tell differences of {unit} apart, run about {most:,} prompts in all.")
+    if any(setting.protected for setting in best.settings):
+        said.append(f"{KEPT}.")
+    return " ".join(said)
 
 
 def _difference(comparison: Comparison, gap: Interval) -> str:

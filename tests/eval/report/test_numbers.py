@@ -131,15 +131,18 @@ def test_differences_are_paired_and_stars_explained(make_comparison):
     assert _texts(shown, 1)["knorm"] == "25.0"
     # those of oracle, kvp, knorm and snapkv to random, at two budgets
     assert shown.caption == (
-        "Accuracy, %, mean over 2 tasks, question seen, all methods protected; * above, † below "
-        "the best null, at 5 % after Holm's correction for the 8 differences of the table."
+        "Accuracy, %, mean over 2 tasks, question seen, all methods protected. * above the best "
+        "null, † below it (paired by prompt, Holm's correction for 8 differences)."
     )
     assert {cell.small for cell, *_ in shown.rows if cell.text in ("kvp", "snapkv")} == {""}
     every = tables.every_setting(comparison).caption  # of a model card, say
-    assert "after Holm's correction for the 8 differences of the table" in every
+    assert every.endswith(
+        ". * above the best null with the same protection, † below it (paired by prompt, Holm's "
+        "correction for 8 differences)."
+    )
     assert "; toy, 4 prompts of one, two, at most 20 tokens, test split, seed 0; policies" in every
     bare = make_comparison(records=[one for one in comparison.records if not one["protected"]])
-    assert tables.every_setting(bare).caption.endswith("compression; no token protected.")
+    assert "compression; no token protected. No null was run" in tables.every_setting(bare).caption
     minus_full, minus_kvp = tables.differences(comparison, tidy(comparison))
     assert _texts(minus_full, 1)["kvp"] == "-25.0"
     # per prompt 1 - 1, 0 - 0.5, 0 - 0.5, 0 - 1
@@ -184,16 +187,18 @@ def test_methods_without_answers_to_a_task_are_compared_on_the_others_only(made,
 
 def test_the_summary_names_what_the_figure_draws_in_front(make_comparison):
     comparison = make_comparison()
-    _, first, *others = sentences(comparison)  # before it, what was measured
-    assert re.sub(r" \(\d+ to \d+\)", "", first) == (
-        "At 50% of the cache (the question seen before compression; +p: first and last tokens are "
-        "kept; 95 % intervals) kvp +p answers "
-        "100%; the best other method, knorm +p "
-        "(tied with snapkv +p), 100%; the best "
-        "null, random +p, 25%; the full cache 100%."
+    _, *said = sentences(comparison)  # before them, what was measured
+    text = re.sub(r" \([-+]?\d.*? to .*?\)", "", "\n".join(said))
+    assert re.sub(r"about \d+", "about N", text) == (
+        "At 50% of the cache, with the question seen before compression, kvp +p answers 100%, the "
+        "full cache 100%.\n"
+        "The best other method, knorm +p (tied with snapkv +p), answers 100%: +0.0 points.\n"
+        "The best null (a control that reads no content), random +p, answers 25%: +75.0 points.\n"
+        "4 prompts are too few to rank methods: 10 are the least. Differences are gains of kvp +p, "
+        "paired by prompt. The best methods were picked on these prompts, which favours them. To "
+        "tell differences of 5 points apart, run about N prompts in all. +p: first and last "
+        "tokens are always kept."
     )
-    assert others[0].startswith("Paired by prompt, kvp +p is +0.0 points (")
-    assert others[1] == "4 prompts are too few to rank methods: 10 are the least."
     shown = {setting.family: front for setting, front in drawn_settings(comparison).items()}
     assert shown == {"full": True, "oracle": True, "kvp": True, "knorm": True, "random": True,
                      "snapkv": False}  # fmt: skip
@@ -207,7 +212,7 @@ def test_a_policy_run_in_several_settings_names_those_that_are_not_quoted(made, 
     ]  # fmt: skip
     comparison = make_comparison(records=[*made.answers(), *more])
     _, named, *_ = sentences(comparison)
-    assert ") kvp+global answers 100%" in named
+    assert ", kvp+global answers 100%" in named
     # another method is drawn in its best setting, with ties in its first one
     drawn = drawn_settings(comparison)
     labels = [setting.label for setting in drawn if setting.method in ("kvp", "knorm")]
@@ -220,7 +225,7 @@ def test_terminal_page_and_python_say_the_same(reported):
     page = html.unescape((reported / "report.html").read_text())
     seen, unseen, given = (
         next(number for number, each in enumerate(table.sentences()) if words in each)
-        for words in ("(the question seen", "(the question not seen", "has a perplexity of")
+        for words in ("the question seen", "the question not seen", "has a perplexity of")
     )
     assert 1 == seen < unseen < given
     for sentence in table.sentences():

@@ -41,12 +41,13 @@ def test_the_page_has_every_part_and_loads_nothing(html):
     ):  # fmt: skip
         assert f'<details id="{ident}"' in html
     first, other = re.findall(r'<p class="summary" data-budget="50%">(.*?)</p>', html)[:2]
-    assert 'class="summary" data-budget="25%" hidden>At 25% of the cache (the question' in html
-    assert "(the question not seen before" in other
+    assert 'class="summary" data-budget="25%" hidden>At 25% of the cache, with the question' in html
+    assert "with the question not seen before" in other
     assert first.startswith(
-        "At 50% of the cache (the question seen before compression; +p: first and last tokens are "
-        "kept; 95 % intervals) kvp "
+        "At 50% of the cache, with the question seen before compression, kvp +p answers 100% (95 % "
+        "interval "
     )
+    assert html.count("were picked on these prompts") == html.count("paired by prompt. The best")
     sources = re.findall(r'[ :](?:src|href|srcset|data|action)="([^#"][^"]{0,12})', html)
     assert sources == []
     assert not re.search(r"url\([^#]|@import|https?:|fetch\(|XMLHttpRequest|<link|<iframe", html)
@@ -69,7 +70,7 @@ def test_figures_are_written_and_show_something(reported):
         "accuracy-query_aware-cost", "accuracy-query_agnostic-cost", "perplexity-query_aware-cost",
     }  # fmt: skip
     for drawn in pixels.values():
-        assert drawn.shape[1] == 1620
+        assert drawn.shape[1] == 1260
         assert drawn.std() > 0.01
 
 
@@ -225,9 +226,32 @@ def test_no_page_scrolls_sideways(reported, open_page, width):
     for figure in page.get_by_role("img").filter(visible=True).all():
         assert figure.locator("..").bounding_box()["width"] <= width
         assert figure.locator("path").count() > 5
-        if width == 390:  # figures stack, none is cut
+        if width == 390:  # figures stack, none is cut, all is readable
             assert figure.bounding_box()["width"] > 300
+            sizes = figure.locator("text").evaluate_all(
+                "all => all.map(one => parseFloat(getComputedStyle(one).fontSize)"
+                " * Math.hypot(one.getScreenCTM().a, one.getScreenCTM().b))"
+            )
+            assert min(sizes) >= 10
         assert str(figure.get_attribute("aria-label")).startswith("Curves of ")
+
+
+@pytest.mark.parametrize(("width", "apart"), [(390, True), (1024, False), (1600, False)])
+def test_two_figures_share_the_first_screen(reported, open_page, width, apart):
+    page = open_page(reported / "report.html", width=width)
+    first, cost = page.locator("#accuracy-query_aware > figure").all()
+    ours, theirs = first.bounding_box(), cost.bounding_box()
+    assert (theirs["y"] >= ours["y"] + ours["height"]) == apart
+    if not apart:
+        assert theirs["y"] == ours["y"]
+        assert ours["y"] + first.locator("svg").bounding_box()["height"] < 900
+
+
+def test_a_table_that_scrolls_has_a_shade(reported, open_page):
+    page = open_page(reported / "report.html", width=390)
+    wide = page.locator("#accuracy-query_aware-costs .scroll").first
+    assert wide.evaluate("one => one.scrollWidth > one.clientWidth")
+    assert "gradient" in wide.evaluate("one => getComputedStyle(one).backgroundImage")
 
 
 def _shown(page):
@@ -293,8 +317,8 @@ def test_savings_stand_below_the_sentence(tmp_path, write_results, made, open_pa
     page = open_page(folder / "report.html")
     saved = page.locator("#accuracy-query_aware .saved").filter(visible=True)
     assert saved.inner_text() == (
-        "knorm +p keeps 250.0 kB of 1.0 MB per prompt (25.0%); compression takes 1 ms, the prefill "
-        "12 ms; time per token: 0.75 x."
+        "knorm +p keeps 250.0 kB of 1.0 MB per prompt (25.0%). Compression takes 1 ms, the prefill "
+        "12 ms. Time per token: 0.75 x the full cache's."
     )
 
 
