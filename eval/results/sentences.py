@@ -48,7 +48,8 @@ def findings(comparison: Comparison, best: Best) -> list[str]:
             if significant:
                 text = f"{first.label} is {'ahead' if gap.mean > 0 else 'behind'}, {text}"
             elif gap.prompts >= FEWEST and excludes_zero(gap):
-                text += f", not significant after correction for {comparison.tests} comparisons"
+                text = f"{first.label} gains {text}, not significant after correction for "
+                text += f"{comparison.tests} comparisons"
             elif gap.prompts >= FEWEST:
                 text = f"no significant difference, {text}"
             open_ones += [gap] * (not significant)
