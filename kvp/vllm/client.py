@@ -86,8 +86,7 @@ class Client:
             raise UsageError("nothing was remembered yet: call remember(text) first")
         if isinstance(about.text, str):
             return [*about.placeholders, *self._tokens(question, begins=False)]
-        asked = [*about.text, {"role": "user", "content": question}]
-        ids = self._tokens(asked, answer=True)
+        ids = self._tokens([*about.text, {"role": "user", "content": question}], answer=True)
         if ids[: about.tokens] != list(about.token_ids):
             raise UsageError("the model's template changes these messages when another follows")
         return [*about.placeholders, *ids[about.tokens :]]
@@ -107,8 +106,7 @@ class Client:
         choice = answer["choices"][0]
         if choice["finish_reason"] == "error":
             raise UsageError(f"{self._url} refused the context: its log says why")
-        text: str = choice["text"]
-        return text
+        return str(choice["text"])
 
     def _tokens(self, text: Text, *, begins: bool = True, answer: bool = False) -> list[int]:
         body: dict[str, Any] = {"model": self.model}
@@ -116,8 +114,7 @@ class Client:
             body |= {"prompt": text, "add_special_tokens": begins}
         else:
             body |= {"messages": list(text), "add_generation_prompt": answer}
-        tokens: list[int] = self._send("/tokenize", body)["tokens"]
-        return tokens
+        return list(self._send("/tokenize", body)["tokens"])
 
     def _send(self, path: str, body: Mapping[str, Any] | None = None) -> Any:  # noqa: ANN401
         content = None if body is None else json.dumps(body).encode()

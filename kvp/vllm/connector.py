@@ -220,8 +220,7 @@ class KvpConnector(KVConnectorBase_V1):
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         """Remember what workers have saved until its request is answered."""
-        meta = connector_output.kv_connector_worker_meta
-        if isinstance(meta, Saved):
+        if isinstance(meta := connector_output.kv_connector_worker_meta, Saved):
             self._told.update(meta.told)
 
     def request_finished(
@@ -280,11 +279,7 @@ class KvpConnector(KVConnectorBase_V1):
         """Nothing to wait for: `start_load_kv` has written all layers."""
 
     def save_kv_layer(
-        self,
-        layer_name: str,
-        kv_layer: Tensor,
-        attn_metadata: object,
-        **kwargs: Any,  # noqa: ANN401
+        self, layer_name: str, kv_layer: Tensor, attn_metadata: object, **kwargs: object
     ) -> None:
         """Nothing is saved layer by layer."""
 
@@ -312,6 +307,8 @@ class KvpConnector(KVConnectorBase_V1):
             self._layout = self._layout or BlockLayout(layer, self._block_size)
             blocks = torch.tensor(save.blocks, device=layer.kv_cache.device)
             rows = self._layout.rows(layer.kv_cache, blocks, tokens)
+            if index == 0:
+                self._model.check_turned(rows[0], save.token_ids)
             of_heads = [part.transpose(0, 1) for part in rows]  # [H, N, D]
             view = View(
                 layer=index, keys=of_heads[0][None], values=of_heads[1][None],
@@ -329,9 +326,8 @@ class KvpConnector(KVConnectorBase_V1):
             policy=getattr(self._scorer, "label", self._scorer.name), budget=save.budget,
             tokens=tokens, kept=kept,
         )  # fmt: skip
-        context = Context(
-            facts=facts, keys=keys, values=values, token_ids=torch.tensor(save.token_ids)
-        )
+        ids = torch.tensor(save.token_ids)
+        context = Context(facts=facts, keys=keys, values=values, token_ids=ids)
         context.write(self._folder)
         told = {"digest": context.name, "tokens": tokens, "kept": kept}
         return {**told, "placeholders": context.placeholders}
@@ -344,10 +340,9 @@ class KvpConnector(KVConnectorBase_V1):
 
 def _of_rank(part: Tensor, layer: Any) -> Tensor:  # noqa: ANN401 - vLLM's attention layer
     """Rows [n, H, D] of the KV heads that this tensor-parallel rank has."""
-    heads, here = part.shape[1], layer.num_kv_heads
     ranks = get_tensor_model_parallel_world_size()
-    first = get_tensor_model_parallel_rank() * heads // ranks
-    return part[:, first : first + here].contiguous()
+    first = get_tensor_model_parallel_rank() * part.shape[1] // ranks
+    return part[:, first : first + layer.num_kv_heads].contiguous()
 
 
 def _refusal_reason(request: Request, facts: ContextFacts, written: int, model: EngineModel) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from kvp.contexts import ContextFacts, can_turn, is_norm, norms_digest, rope_facts
+from kvp.contexts import ContextFacts, can_turn, is_norm, norms_digest, rope_facts, rotate_keys
 from kvp.errors import UsageError
 from kvp.geometry import Geometry
 from kvp.plugins import import_own
@@ -48,12 +49,11 @@ class EngineModel:
 
     def __init__(self, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> None:
         """Raise ValueError, at the start of the engine, where no context can be right in it."""
-        model, transfer = vllm_config.model_config, vllm_config.kv_transfer_config
-        self._config = model
+        self._config = model = vllm_config.model_config
         self._text = text = model.hf_text_config
         wrong = {
             "kv_load_failure_policy must be fail: recompute would compute placeholders": (
-                transfer.kv_load_failure_policy != "fail"
+                vllm_config.kv_transfer_config.kv_load_failure_policy != "fail"
             ),
             "draft models read no contexts: leave speculative decoding out": (
                 vllm_config.speculative_config is not None
@@ -92,15 +92,12 @@ class EngineModel:
             if not folder.is_dir():
                 from huggingface_hub import snapshot_download
 
-                snapshot = snapshot_download(
-                    self._config.model, revision=self._config.revision, local_files_only=True
-                )
-                folder = Path(snapshot)
+                name, revision = self._config.model, self._config.revision
+                folder = Path(snapshot_download(name, revision=revision, local_files_only=True))
             norms: dict[str, Tensor] = {}
             for path in sorted(folder.glob("*.safetensors")):
                 with safe_open(path, framework="pt") as file:
-                    names = filter(is_norm, file.keys())
-                    norms |= {name: file.get_tensor(name) for name in names}
+                    norms |= {key: file.get_tensor(key) for key in filter(is_norm, file.keys())}
         except (OSError, ValueError, SafetensorError):
             return None
         return norms_digest(norms) if norms else None
@@ -119,10 +116,21 @@ class EngineModel:
         if kind != "default":
             frequencies, _ = ROPE_INIT_FUNCTIONS[kind](self._text, "cpu")
             return Rope(frequencies=frequencies.float())
-        share = self.rope_facts.get("partial_rotary_factor", 1.0)
-        width = int(self.geometry.head_dim * share)
+        width = int(self.geometry.head_dim * self.rope_facts.get("partial_rotary_factor", 1.0))
         steps = torch.arange(0, width, 2, dtype=torch.int64).float() / width
         return Rope(frequencies=1.0 / self.rope_facts["rope_theta"] ** steps)
+
+    def check_turned(self, keys: Tensor, token_ids: Sequence[int]) -> None:
+        """Raise UsageError where keys [N, H, D] of the first layer do not turn as `rope` does.
+
+        They depend on token and position alone, so a token that comes twice tells.
+        """
+        places = list(enumerate(token_ids))
+        first = {token: at for at, token in reversed(places)}
+        start, stop = max(((first[t], at) for at, t in places), key=lambda pair: pair[1] - pair[0])
+        early, late = keys[[start, stop]].float().cpu()
+        if (rotate_keys(early, self.rope, stop - start) - late).norm() > 0.05 * late.norm():
+            raise UsageError("RoPE does not turn this model's keys by halves: kvp cannot move them")
 
 
 class BlockLayout:

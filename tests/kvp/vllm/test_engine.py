@@ -3,86 +3,26 @@
 In an environment with vLLM (`make test-vllm`); skipped, and says so, elsewhere.
 """
 
-import os
 import random
 from dataclasses import replace
 
 import pytest
-import torch
 
-from kvp import load_model, load_policy
+from kvp import load_model
 from kvp.contexts import placeholder_ids, read_context
-from kvp.hf.contexts import compress, load_context
 from kvp.nano import path
 
 vllm = pytest.importorskip("vllm", reason="needs vLLM: make test-vllm")
 pytestmark = pytest.mark.vllm
 
-FILLER = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back. "
 BUDGETS = ("100%", "25%", "12.5%", "6%")
 PROMPTS = 24
 
 
-class Engine:
-    """One vLLM engine of the bundled model with kvp's connector, and the same in transformers."""
-
-    def __init__(self, folder):
-        self.folder = folder
-        self.model, self.tokenizer = load_model("nano")
-        settings = {"contexts": str(folder), "policy": "nano", "memory_gb": 0.01}
-        self.llm = vllm.LLM(
-            str(path()), dtype="float32", enforce_eager=True, max_model_len=2048, max_logprobs=-1,
-            enable_prefix_caching=True, block_size=32, num_gpu_blocks_override=70,
-            disable_log_stats=False,
-            kv_transfer_config=vllm.config.KVTransferConfig(
-                kv_connector="KvpConnector", kv_connector_module_path="kvp.vllm.connector",
-                kv_role="kv_both", kv_connector_extra_config=settings,
-            ),
-        )  # fmt: skip
-
-    def answer(self, ids, **options):
-        sampling = vllm.SamplingParams(**{"temperature": 0, "max_tokens": 8, **options})
-        return self.llm.generate({"prompt_token_ids": ids}, sampling, use_tqdm=False)[0]
-
-    def expected(self, context, question):
-        """Log-probabilities of the first token, and eight tokens, of transformers."""
-        ids = torch.tensor([[*context.placeholders, *question]])
-        made = self.model.generate(
-            ids, past_key_values=load_context(context, self.model), max_new_tokens=8,
-            do_sample=False, output_logits=True, return_dict_in_generate=True,
-        )  # fmt: skip
-        return made.logits[0][0].log_softmax(-1), made.sequences[0, ids.shape[1] :].tolist()
-
-    def whole(self, ids):
-        """Eight tokens of transformers after a prompt without a context."""
-        made = self.model.generate(torch.tensor([ids]), max_new_tokens=8, do_sample=False)
-        return made[0, len(ids) :].tolist()
-
-    def context(self, number, budget):
-        """A document with a needle, compressed, and the question about it."""
-        draw = random.Random(number)
-        needle = (
-            f"One of the special magic numbers for cat-{number} is: {draw.randint(10**6, 10**7)}. "
-        )
-        sentences = [FILLER] * draw.randint(8, 16)
-        sentences.insert(draw.randrange(len(sentences)), needle)
-        context = compress(
-            self.model, self.tokenizer, "".join(sentences), load_policy("nano"), budget
-        )
-        context.write(self.folder)
-        question = (
-            f"What is the special magic number for cat-{number}? The special magic number for"
-        )
-        return context, list(self.tokenizer(question, add_special_tokens=False).input_ids)
-
-
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory):
-    os.environ.update(
-        VLLM_CPU_KVCACHE_SPACE="1", VLLM_CPU_OMP_THREADS_BIND="nobind",
-        VLLM_WORKER_MULTIPROC_METHOD="spawn",
-    )  # fmt: skip
-    return Engine(tmp_path_factory.mktemp("contexts"))
+def engine(tmp_path_factory, start_engine):
+    model, tokenizer = load_model("nano")
+    return start_engine(path(), model, tokenizer, tmp_path_factory.mktemp("contexts"), "nano")
 
 
 def test_first_tokens_and_answers_are_those_of_transformers(engine):
@@ -91,9 +31,7 @@ def test_first_tokens_and_answers_are_those_of_transformers(engine):
         for budget in BUDGETS:
             context, question = engine.context(number, budget)
             expected, tokens = engine.expected(context, question)
-            found = engine.answer([*context.placeholders, *question], logprobs=-1)
-            first = found.outputs[0].logprobs[0]
-            ours = torch.tensor([first[token].logprob for token in range(len(expected))])
+            found, ours = engine.first(context, question)
             worst = max(worst, float((ours - expected).abs().max()))
             assert list(found.outputs[0].token_ids) == tokens
             told = found.kv_transfer_params["kvp_context"]
@@ -119,11 +57,7 @@ def test_the_engine_compresses_as_transformers_does(engine):
     same = rows = 0
     for number in range(4):
         theirs, question = engine.context(200 + number, "12.5%")
-        made = engine.answer(
-            theirs.token_ids.tolist(), max_tokens=4, min_tokens=4,
-            extra_args={"kv_transfer_params": {"kvp_compress": "12.5%"}},
-        )  # fmt: skip
-        told = made.kv_transfer_params["kvp_context"]
+        told = engine.compressed(theirs.token_ids.tolist(), "12.5%")
         ours = read_context(engine.folder / f"{told['digest']}.context")
         for mine, other in zip(ours.keys, theirs.keys, strict=True):
             close = (mine - other).abs().amax(-1) < 1e-3
