@@ -99,7 +99,7 @@ def test_the_closing_sentence_and_the_report_have_the_setting_that_was_tuned(dem
     (chosen,) = (entry.chosen for entry in settings.methods if entry.method == "kvp")
     label = re.escape(chosen.label)
     assert re.search(
-        rf"before compression; 95 % intervals\) {label}, trained on this task, answers ",
+        rf"before compression, {label}, trained on this task, answers ",
         (run / "printed.txt").read_text(),
     )
     page = (run / "report.html").read_text()
