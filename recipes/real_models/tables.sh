@@ -98,7 +98,7 @@ windowkv:llama+windowkv,gvote:paper+self_sized,snapkv:paper,snapkv:paper+pyramid
       --protocols query_agnostic --budgets 12.5%,25% --policies "general=$GENERAL" --methods "$OTHERS" ;;
     novels) free 1536 --tasks text --text "$D/novels_test" --split all --prompts 12 --protocols query_agnostic --budgets 12.5%,25% --policies "general=$GENERAL" --methods "$OTHERS" ;;
     reasoning) "$BIN/python" -m recipes.real_models.reasoning "$MODEL" "${GSM8K:?its test questions, JSONL}" "$RUN/reasoning.csv" 40 128,256 \
-      full streaming_llm "$GENERAL" keydiff random_pinned snapkv h2o ;;
+      full streaming_llm "$GENERAL" keydiff random_pinned snapkv h2o "$GENERAL averaged 0.8" "keydiff averaged 0.8" ;;
     *) echo "tables.sh: no table is called $table; see docs/results/qwen2.5-coder_details.md" >&2; exit 2 ;;
   esac
 done
