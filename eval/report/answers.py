@@ -43,7 +43,7 @@ def answers(comparisons: Sequence[Comparison]) -> Answers | None:
     None without any. `READABLE` prompts per task at most, and as few as make less than `BYTES`.
     """
     chosen = [
-        {**record, "family": setting.family}
+        {**record, "family": setting.family, "label": setting.label}
         for comparison in comparisons
         for by_task in [group_by(comparison.records, itemgetter("task"))]
         for task in comparison.sorted.tasks
@@ -77,7 +77,7 @@ _OF_PROMPT = (
     "protocol", "task", "example", "question", "references", "reply", "nll", "excerpt",
     "excerpt_question", "excerpt_evidence",
 )  # fmt: skip
-_OF_ANSWER = ("family", "policy", "budget_spec", "score", "nll", "reply_tokens")
+_OF_ANSWER = ("family", "label", "policy", "budget_spec", "score", "nll", "reply_tokens")
 
 
 def _prompt(records: Sequence[Record]) -> Record:

@@ -253,7 +253,7 @@ def _pictures(
     title += ["unfinished: ranks no method"] * bool(comparison.unfinished)
     which = "each method in its tuned or default setting"
     if best and best.learned:
-        which = f"untuned methods in their best setting on these prompts at {best.budget}"
+        which = f"of each untuned method the setting, of those run, that is best at {best.budget}"
     families = {setting.family for setting in shown}
     if left_out := [family for family in comparison.choices if family not in families]:
         which += f"; not drawn: {', '.join(left_out)}"

@@ -32,30 +32,40 @@ def sentences(comparison: Comparison) -> list[str]:
 def findings(comparison: Comparison, best: Best) -> list[str]:
     """What the named methods score at their budget, a line for each; last, notes on them.
 
-    Methods that share few prompts (`FEWEST`) get numbers without a verdict.
+    Methods that share few prompts (`_fewest`) get numbers without a verdict.
     """
     first, *others = best.settings
-    known, told = comparison.told_of(best)
+    least, (known, told) = _fewest(comparison), comparison.told_of(best)
     gaps = {other: -known[other, best.budget] for other in others if (other, best.budget) in known}
     lines, open_ones = [_main_sentences(comparison, best)], []
+    for other in comparison.chosen:
+        there = best.learned and best.budget in comparison.grid.get(other, {})
+        if there and other.method == LEARNED and other.family != first.family:
+            score = _score(comparison, other, best.budget)
+            lines.append(f"Another policy, {other.label}, {score}.")
     for other in others:
         name = "The best other method" if best.learned else "The next"
         name = "The best null (a control that reads no content)" if other == best.null else name
         score = _score(comparison, other, best.budget)
         said = f"{name}, {other.label}{_level(comparison, best, other)}, {score}"
         if gap := gaps.get(other):
-            text, significant = _difference(comparison, gap), (other, best.budget) in told
+            text, enough = _difference(comparison, gap), gap.prompts >= least
+            significant = enough and (other, best.budget) in told
             if significant:
                 text = f"{first.label} is {'ahead' if gap.mean > 0 else 'behind'}, {text}"
-            elif gap.prompts >= FEWEST and excludes_zero(gap):
-                text = f"{first.label} gains {text}, not significant after correction for "
-                text += f"{comparison.tests} comparisons"
-            elif gap.prompts >= FEWEST:
+            elif enough and excludes_zero(gap):
+                text += f", not significant after correction for {comparison.tests} comparisons"
+            elif enough:
                 text = f"no significant difference, {text}"
             open_ones += [gap] * (not significant)
             said += f": {text}"
         lines.append(f"{said}.")
     return [*lines, *filter(None, [_notes(comparison, best, [*gaps.values()], open_ones)])]
+
+
+def _fewest(comparison: Comparison) -> int:
+    """Prompts of which a difference is told at least: of a task with one nothing is known."""
+    return max(FEWEST, 2 * len(comparison.sorted.usable or comparison.sorted.tasks))
 
 
 def _main_sentences(comparison: Comparison, best: Best) -> str:
@@ -118,12 +128,13 @@ def _notes(
     comparison: Comparison, best: Best, gaps: Sequence[Interval], open_ones: Sequence[Interval]
 ) -> str:
     """How the methods were compared and picked, and what more prompts would show."""
-    said, few = [], min((gap.prompts for gap in gaps), default=FEWEST)
-    if few < FEWEST:
+    least = _fewest(comparison)
+    said, few = [], min((gap.prompts for gap in gaps), default=least)
+    if few < least:
         number = f"{few} prompt{'s are' if few > 1 else ' is'}"
-        said.append(f"{number} too few to rank methods: {FEWEST} are the least.")
+        said.append(f"{number} too few to rank methods: {least} are the least.")
     if gaps:
-        said.append(f"Differences are gains of {best.settings[0].label}, paired by prompt.")
+        said.append(f"Differences: {best.settings[0].label} minus the other, paired by prompt.")
     if len(best.compared) > len(best.settings) - (len(best.others) > 1):
         said.append("The best methods were picked on these prompts, which favours them.")
     if open_ones:

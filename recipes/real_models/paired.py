@@ -2,8 +2,8 @@
 
     python -m recipes.real_models.paired OUT.csv LEAD TASKS all|rivals FOLDER ...
 
-LEAD is the setting that others are taken from, such as kvp/qwen+global: method, policy, options and
-allocator. TASKS, comma separated, are those of the mean. `rivals` leaves out the full cache and
+LEAD is the setting that others are taken from, such as kvp/general+global: method, policy, options
+and allocator. TASKS, comma separated, are those of the mean. `rivals` leaves out the full cache and
 policies. The FOLDERs are results of the same prompts. OUT.csv has every other setting at every
 budget: the difference of accuracy (0 to 1), its 95 % interval, the p value, and whether it differs
 from 0 at 5 % after correction.

@@ -86,7 +86,7 @@ function options(select, named, value) {
 }
 
 const SEEN = { query_aware: "question seen", query_agnostic: "question not seen" };
-const nameOf = (one) => [one.method, one.policy && `(${one.policy})`].filter(Boolean).join(" ");
+const nameOf = (one) => [one.label, one.policy && `(${one.policy})`].filter(Boolean).join(" ");
 
 // What follows from the records of a prompt: values of answers (more is better), names, budgets.
 function complete(prompt) {

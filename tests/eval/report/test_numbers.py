@@ -194,10 +194,10 @@ def test_the_summary_names_what_the_figure_draws_in_front(make_comparison):
         "full cache 100%.\n"
         "The best other method, knorm +p (tied with snapkv +p), answers 100%: +0.0 points.\n"
         "The best null (a control that reads no content), random +p, answers 25%: +75.0 points.\n"
-        "4 prompts are too few to rank methods: 10 are the least. Differences are gains of kvp +p, "
-        "paired by prompt. The best methods were picked on these prompts, which favours them. To "
-        "tell differences of 5 points apart, run about N prompts in all. +p: first and last "
-        "tokens are always kept."
+        "4 prompts are too few to rank methods: 10 are the least. Differences: kvp +p minus the "
+        "other, paired by prompt. The best methods were picked on these prompts, which favours "
+        "them. To tell differences of 5 points apart, run about N prompts in all. +p: first and "
+        "last tokens are always kept."
     )
     shown = {setting.family: front for setting, front in drawn_settings(comparison).items()}
     assert shown == {"full": True, "oracle": True, "kvp": True, "knorm": True, "random": True,

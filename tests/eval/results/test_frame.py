@@ -180,8 +180,8 @@ def test_learned_and_best_methods_are_compared_with_the_full_cache():
         "in vLLM and llama.cpp, it answers 40% (0 to 100).\n"
         "The best other method, kvzip+global, answers 60% (0 to 100): +12.0 points (-100.0 to "
         "+100.0).\n"
-        "1 prompt is too few to rank methods: 10 are the least. Differences are gains of "
-        "kvp+global, paired by prompt. The best methods were picked on these prompts, which "
+        "1 prompt is too few to rank methods: 10 are the least. Differences: kvp+global "
+        "minus the other, paired by prompt. The best methods were picked on these prompts, which "
         "favours them. To tell differences of 5 points apart, run about 400 prompts in all."
         # 1 x (100 / 5) ** 2
     )
@@ -192,7 +192,7 @@ def test_learned_and_best_methods_are_compared_with_the_full_cache():
     [
         # prompts answered by one of the two alone: 20 against 0, 7 against 1, 6 against 4
         ((20, 45), r"kvp is ahead, \+33\.3 points \(\+2\d\.\d to \+4\d\.\d\)"),
-        ((7, 46), r"kvp gains \+10\.0 points \(\+\d\.\d to \+\d+\.\d\), not significant after "
+        ((7, 46), r"\+10\.0 points \(\+\d\.\d to \+\d+\.\d\), not significant after "
                   r"correction for 6 comparisons"),
         ((6, 49), r"no significant difference, \+3\.3 points \(-\d\.\d to \+1\d\.\d\)"),
     ],
