@@ -333,9 +333,9 @@ def test_answers_are_read(reported, open_page):
     read.locator("select.prompt").select_option("query_aware|e3")
     rows = read.locator("tbody tr").all_inner_texts()
     assert [row.split("\t") for row in rows if row.strip().startswith(("kvp", "snapkv"))] == [
-        [" kvp (seed0)", "25%", "right", "–", "kvp at 25%"],
-        [" kvp (seed1)", "25%", "wrong", "–", "kvp at 25%"],
-        [" snapkv", "25%", "right", "–", "snapkv at 25%"],
+        [" kvp +p (seed0)", "25%", "right", "–", "kvp at 25%"],
+        [" kvp +p (seed1)", "25%", "wrong", "–", "kvp at 25%"],
+        [" snapkv +p", "25%", "right", "–", "snapkv at 25%"],
     ]
     shades = read.locator(".tokens span").evaluate_all("all => all.map(one => one.className)")
     # after a gap: kept by no head, by all, evidence by a third, and read after the compression
