@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from html import escape
 from io import BytesIO
 from textwrap import fill
@@ -23,7 +23,7 @@ from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter, Nul
 
 from eval.report.costs import Cost, Timing, passes, timing_of
 from eval.results.comparison import Comparison, ReportedMethod
-from eval.results.records import FULL, LEARNED, ORACLE, UNIFORM
+from eval.results.records import FULL, LEARNED, ORACLE
 from policies.registry import NULLS, attention_free
 
 WRITER = "kvp-report"
@@ -180,8 +180,7 @@ def drawn_settings(comparison: Comparison, maximum: int = 12) -> dict[ReportedMe
     settings = [counted.get(setting.family, setting) for setting in comparison.chosen
                 if setting in comparison.grid]  # fmt: skip
     front = [setting for setting in settings if setting.method in (FULL, ORACLE, LEARNED)]
-    equal = [replace(setting, allocator=UNIFORM) for setting in front if setting.method == LEARNED]
-    front += [setting for setting in equal if setting in comparison.grid]  # as engines hold them
+    front = [*front, *filter(None, map(comparison.equal_counts, front))]
     front += best.settings if best else settings
 
     drawn = dict.fromkeys(front, True)

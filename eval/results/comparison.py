@@ -616,6 +616,11 @@ class Comparison:
         """Keys of the `gaps` that are not 0, wherever they are shown (Holm)."""
         return resolved_keys(self.gaps, self.tests)
 
+    def equal_counts(self, setting: ReportedMethod) -> ReportedMethod | None:
+        """A policy's setting with as many tokens in every head, as engines hold them, if run."""
+        equal = replace(setting, allocator=UNIFORM)
+        return equal if setting.method == LEARNED and equal in self.grid else None
+
     def told_of(
         self, best: Best
     ) -> tuple[Mapping[tuple[ReportedMethod, str], Interval], set[tuple[ReportedMethod, str]]]:

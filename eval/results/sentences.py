@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from math import exp
 
 from eval.results.comparison import PROTECTED, Best, Comparison, Estimate, ReportedMethod
-from eval.results.records import FULL, LEARNED, SEEN, UNIFORM
-from eval.results.stats import FEWEST, RESOLUTION, Interval, excludes_zero, prompts_to_resolve
+from eval.results.records import FULL, LEARNED, SEEN
+from eval.results.stats import RESOLUTION, Interval, excludes_zero, prompts_to_resolve
 from policies.registry import NULLS
 
 KEPT = f"{PROTECTED.strip()}: first and last tokens are always kept"
@@ -32,10 +31,10 @@ def sentences(comparison: Comparison) -> list[str]:
 def findings(comparison: Comparison, best: Best) -> list[str]:
     """What the named methods score at their budget, a line for each; last, notes on them.
 
-    Methods that share few prompts (`_fewest`) get numbers without a verdict.
+    Methods that share few prompts (`Interval.fewest`) get numbers without a verdict.
     """
     first, *others = best.settings
-    least, (known, told) = _fewest(comparison), comparison.told_of(best)
+    known, told = comparison.told_of(best)
     gaps = {other: -known[other, best.budget] for other in others if (other, best.budget) in known}
     lines, open_ones = [_main_sentences(comparison, best)], []
     for other in comparison.chosen:
@@ -49,8 +48,8 @@ def findings(comparison: Comparison, best: Best) -> list[str]:
         score = _score(comparison, other, best.budget)
         said = f"{name}, {other.label}{_level(comparison, best, other)}, {score}"
         if gap := gaps.get(other):
-            text, enough = _difference(comparison, gap), gap.prompts >= least
-            significant = enough and (other, best.budget) in told
+            text, significant = _difference(comparison, gap), (other, best.budget) in told
+            enough = gap.prompts >= gap.fewest
             if significant:
                 text = f"{first.label} is {'ahead' if gap.mean > 0 else 'behind'}, {text}"
             elif enough and excludes_zero(gap):
@@ -63,11 +62,6 @@ def findings(comparison: Comparison, best: Best) -> list[str]:
     return [*lines, *filter(None, [_notes(comparison, best, [*gaps.values()], open_ones)])]
 
 
-def _fewest(comparison: Comparison) -> int:
-    """Prompts of which a difference is told at least: of a task with one nothing is known."""
-    return max(FEWEST, 2 * len(comparison.sorted.usable or comparison.sorted.tasks))
-
-
 def _main_sentences(comparison: Comparison, best: Best) -> str:
     """The first method at the budget and the full cache, where that was run; equal counts."""
     first, budget = best.settings[0], best.budget
@@ -78,8 +72,8 @@ def _main_sentences(comparison: Comparison, best: Best) -> str:
     said = f"{place}, with the {SEEN[comparison.protocol]} before compression, {name} {score}"
     if full := comparison.estimate(FULL, None):
         said += f", the full cache {_number(comparison, full)}"
-    equal = replace(first, allocator=UNIFORM)
-    if best.learned and first != equal and budget in comparison.grid.get(equal, {}):
+    equal = comparison.equal_counts(first)
+    if equal not in (None, first) and budget in comparison.grid[equal]:
         said += ". With equal counts per head, as in vLLM and llama.cpp, it "
         said += _score(comparison, equal, budget)
     return f"{said}."
@@ -128,12 +122,12 @@ def _notes(
     comparison: Comparison, best: Best, gaps: Sequence[Interval], open_ones: Sequence[Interval]
 ) -> str:
     """How the methods were compared and picked, and what more prompts would show."""
-    least = _fewest(comparison)
-    said, few = [], min((gap.prompts for gap in gaps), default=least)
-    if few < least:
-        number = f"{few} prompt{'s are' if few > 1 else ' is'}"
-        said.append(f"{number} too few to rank methods: {least} are the least.")
+    said = []
     if gaps:
+        few = min(gaps, key=lambda gap: gap.prompts)
+        if few.prompts < few.fewest:
+            number = f"{few.prompts} prompt{'s are' if few.prompts > 1 else ' is'}"
+            said.append(f"{number} too few to rank methods: {few.fewest} are the least.")
         said.append(f"Differences: {best.settings[0].label} minus the other, paired by prompt.")
     if len(best.compared) > len(best.settings) - (len(best.others) > 1):
         said.append("The best methods were picked on these prompts, which favours them.")

@@ -44,7 +44,7 @@ LEVEL = 0.05
 PSEUDO_PROMPTS = 0.5
 """Prompts added at each end of the range, all tasks together."""
 FEWEST = 10
-"""Prompts of which a difference is told at least."""
+"""Prompts of which a difference is told at least; two of each task, where these are more."""
 RESOLUTION = 0.05
 """The difference that numbers of prompts are given for: 5 points, or nats per token."""
 
@@ -63,6 +63,8 @@ class Interval:
     p: float | None = None
     """Two-sided p-value that a difference is 0, None for means; not corrected for the number of
     comparisons (`holm`)."""
+    fewest: int = FEWEST
+    """Prompts of which this difference is told at least: of a task with one nothing is known."""
 
     @property
     def numbers(self) -> tuple[float, float, float]:
@@ -166,7 +168,8 @@ def paired_difference(
     else:
         degrees = sum(len(sums) - 1 for sums, _ in _by_task(shared, weights))
         p = _p_value_of_prompts(draws, degrees, stretched=bounds is None)
-    gap = _interval(_mean(shared, weights), draws, len(shared), bounds, p)
+    fewest = max(FEWEST, 2 * len({task for task, _ in shared}))
+    gap = replace(_interval(_mean(shared, weights), draws, len(shared), bounds, p), fewest=fewest)
     return gap if p <= LEVEL else replace(gap, low=min(gap.low, 0), high=max(gap.high, 0))
 
 
@@ -223,11 +226,11 @@ def holm(differences: Sequence[Interval], comparisons: int | None = None) -> lis
 
     `comparisons` is their number with those that were looked at and are not given: pairs from
     which the best was picked. None of those told has an interval with 0 in it, or is over fewer
-    than `FEWEST` prompts. Source: Holm 1979, "A simple sequentially rejective multiple test
+    than its `fewest` prompts. Source: Holm 1979, "A simple sequentially rejective multiple test
     procedure".
     """
     p_values = [
-        gap.p if gap.p is not None and excludes_zero(gap) and gap.prompts >= FEWEST else 1.0
+        gap.p if gap.p is not None and excludes_zero(gap) and gap.prompts >= gap.fewest else 1.0
         for gap in differences
     ]
     kept = [False] * len(p_values)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import pandas as pd
@@ -83,14 +83,11 @@ def answer(
     tokenizer.padding_side = "left"
     batch = tokenizer(texts, return_tensors="pt", padding=True, add_special_tokens=False)
     name, _, weight = method.partition(" averaged ")
-    scorer, allocator = (None, None) if name == "full" else resolve_method(name)
-    if scorer and weight:
-        scorer = Averaged(scorer, float(weight))
-    evicted = (
-        evicting(model, scorer, cache, allocator=allocator, every=EVERY)
-        if scorer
-        else nullcontext()
-    )
+    evicted: AbstractContextManager[object] = nullcontext()
+    if name != "full":
+        scorer, allocator = resolve_method(name)
+        scorer = Averaged(scorer, float(weight)) if weight else scorer
+        evicted = evicting(model, scorer, cache, allocator=allocator, every=EVERY)
     with evicted:
         made = model.generate(
             **batch, max_new_tokens=NEW_TOKENS, do_sample=False, repetition_penalty=1.0
