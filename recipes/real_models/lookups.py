@@ -121,7 +121,7 @@ def main(out: Path, texts: Path) -> None:
     for _ in range(CONTEXTS):
         for name, kind in kinds.items():
             context, asked = kind()
-            questions = [{"input": question, "answer": answer} for question, answer in asked]
+            questions = [{"question": question, "answer": answer} for question, answer in asked]
             rows.append({"task": name, "context": context + "\n\n", "questions": questions})
     out.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
