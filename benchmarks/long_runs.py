@@ -5,9 +5,8 @@
 `answer` decodes 20,000 tokens with an eviction every 64; `turns` is a conversation of 200 turns in
 one cache; in `threads` 8 threads share one model, and their answers must be those of one call after
 the other; `collect` records 1,000 prompts. Each is a process of its own; every second it notes its
-resident memory in MiB. `serve` is run by name (`--parts serve --gguf FILE`): 1,000 requests to
-kvp serve, whose memory is noted after each. FILE keeps the parts that are there and not
-run; each has its own settings and machine. `--draw PNG` draws it.
+resident memory in MiB. FILE keeps the parts that are there and not run; each has its own settings
+and machine. `--draw PNG` draws it.
 """
 
 from __future__ import annotations
@@ -15,14 +14,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import socket
-import subprocess
 import sys
 import tempfile
 import threading
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stdout
@@ -46,7 +40,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--model", default="models/smollm2-135m-instruct")
     parser.add_argument("--policy", default=POLICY)
-    parser.add_argument("--gguf", default="models/smollm2.gguf", help="what kvp serve is given")
     parser.add_argument("--parts", default="answer,turns,threads,collect")
     parser.add_argument("--scale", type=float, default=1.0, help="share of tokens, turns, prompts")
     parser.add_argument("--draw", type=Path, help="draw --out into this PNG, run nothing")
@@ -141,46 +134,8 @@ def _collect(args: argparse.Namespace) -> dict[str, Any]:
     return {"prompts": round(1000 * args.scale)}
 
 
-def _serve(args: argparse.Namespace) -> dict[str, Any]:
-    """Conversations of 12 turns that outgrow their cells; `mib` is by request."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "kvp", "serve", args.gguf, "--policy", args.policy]
-    server = subprocess.Popen([*command, "--cells", "256", "--port", str(port)])
-    memory: list[float] = []
-    said: list[dict[str, str]] = []
-    try:
-        for number in range(round(1000 * args.scale)):
-            said = said if number % 12 else []
-            said += [{"role": "user", "content": f"{number}. {TEXT}"}]
-            body = {"messages": said, "max_tokens": 4, "stream": number % 3 == 0}
-            _post(f"http://127.0.0.1:{port}/v1/chat/completions", body)
-            said += [{"role": "assistant", "content": "Yes."}]
-            pages = int(Path(f"/proc/{server.pid}/statm").read_text().split()[1])
-            memory.append(round(pages * os.sysconf("SC_PAGE_SIZE") / 2**20, 1))
-    finally:
-        server.terminate()
-        server.wait()
-    return {"gguf": args.gguf, "requests": len(memory), "mib": memory}
-
-
-def _post(url: str, body: dict[str, Any]) -> None:
-    request = urllib.request.Request(url, json.dumps(body).encode())
-    for _ in range(600):  # until the server is there
-        try:
-            with urllib.request.urlopen(request) as answer:
-                answer.read()
-            return
-        except urllib.error.URLError as error:
-            if not isinstance(error.reason, ConnectionRefusedError):
-                raise
-            time.sleep(0.1)
-    raise ConnectionError(f"{url} does not answer")
-
-
 PARTS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
     "answer": _answer, "turns": _turns, "threads": _threads, "collect": _collect,
-    "serve": _serve,
 }  # fmt: skip
 
 

@@ -341,8 +341,7 @@ class PolicyConfig(Group):
     """Policy directory written by kvp train. Or a bundled one's name, an address, or
     org/name on the hub: what chooses tokens."""
     method: str | None = None
-    """Method that chooses tokens where there is no policy. In llama.cpp one that reads keys, values
-    or recent queries."""
+    """Method that chooses tokens where there is no policy."""
 
     @property
     def label(self) -> str:
@@ -373,23 +372,6 @@ class CompressConfig(PolicyConfig, ModelConfig, DeviceConfig):
         """Raise UsageError, naming the flag, on a budget that is none."""
         super().__post_init__()
         _check("budget", parse_budget, self.budget)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ServeConfig(PolicyConfig):
-    """Model, method and address."""
-
-    gguf: str = field(kw_only=False)
-    """GGUF file of a model."""
-    cells: int = 2048
-    """Tokens of keys and values that are held, of whatever length a conversation is."""
-    host: str = "127.0.0.1"
-    """Address that is listened on."""
-    port: int = 8000
-    """Port that is listened on."""
-
-    MINIMUMS: ClassVar[Bounds] = {"cells": 256, "port": 1}
-    MAXIMUMS: ClassVar[Bounds] = {"port": 65535}
 
 
 @dataclass(frozen=True, kw_only=True)

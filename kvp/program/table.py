@@ -165,13 +165,6 @@ PROGRAMS = {
             "--out contexts",
         ),
     ),
-    "serve": Program(
-        "eval.config:ServeConfig",
-        "eval.serve:run",
-        "Serve a GGUF model within a fixed number of cache cells. An OpenAI-compatible server "
-        "(llama-cpp-python's own) whose cache a policy or a method keeps small.",
-        ("kvp serve models/smollm2.gguf --policy smollm2-135m-instruct --cells 2048",),
-    ),
     "lm-eval": Program(
         None, "eval.lm_harness.cli:main", "Run lm-evaluation-harness with evicted caches."
     ),
