@@ -8,6 +8,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from recipes.real_models import figure, pages
+
 ROOT = Path(__file__).parents[2]
 RECIPE = ROOT / "recipes" / "real_models" / "tables.sh"
 NUMBERS = ROOT / "benchmarks/results/qwen2.5-coder"
@@ -123,3 +125,31 @@ def test_differences_are_those_of_the_tables_beside_them(table, command):
         assert sums == pytest.approx(
             [means.get((lead, budget, prompts), sums[0])] * len(sums), abs=2e-4
         )
+
+
+def _cells(line):
+    return [cell.strip() for cell in line.strip().strip("|").split("|")]
+
+
+def test_readme_and_the_figure_show_the_same_rows(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    results = (ROOT / "README.md").read_text(encoding="utf-8").split("\n## Results\n")[1]
+    table = [_cells(line) for line in results.split("\n\n")[1].splitlines()]
+    assert [share.split(" %")[0] for share in table[0][2:]] == [
+        b.rstrip("%") for b in figure.BUDGETS
+    ]
+    for heads, lines in zip(("equally many", "its share"), figure.PANELS.values(), strict=True):
+        rows = [row for row in table if row[1] == heads]
+        for row, (label, sources) in zip(rows, lines.items(), strict=True):
+            assert row[0].replace("*", "").startswith(label)
+            shown = figure.read_line(sources)["estimate"].reindex(figure.BUDGETS)
+            assert row[2:] == ["" if pd.isna(value) else f"{value:.0f}" for value in shown], label
+
+
+def test_tables_on_the_page_of_the_first_model_are_those_of_its_numbers(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    text = pages.PAGE.read_text(encoding="utf-8")
+    for name, lines in {"kept": pages.kept(), "texts": pages.texts()}.items():
+        block = re.search(f"<!-- begin {name}: .* -->\n(.*?)\n<!-- end {name} -->", text, re.DOTALL)
+        assert block is not None
+        assert block[1].splitlines() == "\n".join(lines).splitlines()
