@@ -183,10 +183,8 @@ def allocated_counts(allocator: Allocator, request: Request) -> Tensor:
 def apportion(shares: Tensor, total: int, *, minimum: int, maximum: int) -> Tensor:
     """Integers in proportion to `shares` with an exact sum: largest remainders, ties to the first.
 
-    Remainders that differ by less than 1e-9 tie: shares are rounded, too.
-
     Args:
-        shares: [n] non-negative float64, not all 0.
+        shares: [n] non-negative float64, not all 0. Remainders within 1e-9 tie, for rounded shares.
         total: sum to reach, n * minimum <= total <= n * maximum.
         minimum: smallest allowed count.
         maximum: largest allowed count.
@@ -198,16 +196,12 @@ def apportion(shares: Tensor, total: int, *, minimum: int, maximum: int) -> Tens
     if not count * minimum <= total <= count * maximum:
         raise ValueError(f"{count} counts in {minimum}..{maximum} cannot sum to {total}")
     if not ((shares >= 0) & shares.isfinite()).all() or not shares.any():
-        raise ValueError(
-            "shares must be finite (+inf marks protected tokens), 0 or more, not all 0"
-        )
+        raise ValueError("shares must be finite, 0 or more, not all 0; protected scores are +inf")
     shares = shares.double().clamp_min(1e-30 * float(shares.max()))  # 0: after all others
     low, high = minimum / float(shares.max()), 2.0 * maximum / float(shares.min())
     while low < (scale := (low + high) / 2) < high:  # at which clamped shares sum to the total
-        if float((shares * scale).clamp(minimum, maximum).sum()) < total:
-            low = scale
-        else:
-            high = scale
+        short = float((shares * scale).clamp(minimum, maximum).sum()) < total
+        low, high = (scale, high) if short else (low, scale)
     wanted = (shares * low).clamp(minimum, maximum)
     counts = (wanted + 1e-9).floor().long()
     remainder = torch.where(counts < maximum, wanted - counts, -torch.inf)
@@ -245,8 +239,8 @@ def _mark_best(
 ) -> Tensor:
     """Mark the `count` largest along the last axis, ties to the first: [..., M] -> [..., M] bool.
 
-    Entries that are not `allowed` ([..., M] bool) must be -inf and are never marked. Entries
-    `within` this of the smallest that is marked tie with it.
+    Entries that are not `allowed` ([..., M] bool) must be -inf and are never marked. Those that are
+    `within` this of the last one marked tie with it.
     """
     if count == 0:
         return torch.zeros_like(scores, dtype=torch.bool)
