@@ -132,6 +132,16 @@ def test_a_page_names_files_and_modules_that_exist(page):
     assert not sorted(filter(_missing, files | dotted))
 
 
+def test_nobody_is_told_to_install_kvp_from_an_index():
+    """It is on none (README): a clone is installed."""
+    name = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["name"]
+    for path in (
+        ROOT / told for told in _tracked() if told.endswith((".md", ".py", ".ipynb", ".sh"))
+    ):
+        text = path.read_text(encoding="utf-8")
+        assert not re.findall(rf"pip install.*\b{name}\b|\b{name}\[.*", text), path
+
+
 def test_every_mutation_can_be_made_and_run(tmp_path):
     """Its text occurs once in its file, and the changed file is Python whose names are defined."""
     table = tomllib.loads((ROOT / "benchmarks" / "mutations.toml").read_text(encoding="utf-8"))

@@ -105,7 +105,7 @@ class Run:
         }
 
 
-def _reading(run: Run) -> Section:
+def _reading_section(run: Run) -> Section:
     """What captions do not repeat: conditions, intervals, marks, axes."""
     shown = run.comparisons
     said = [
@@ -200,7 +200,7 @@ def blocks_of(run: Run) -> Iterator[Block]:
         yield _comparison_section(run, comparison, "", more)
     yield from (Text(text=note, style="note") for note in run.results.notes)
     if run.comparisons:
-        yield _reading(run)
+        yield _reading_section(run)
     several = [comparison for comparison in run.comparisons if len(comparison.sorted.tasks) > 1]
     alone = (comparison.of_task(task) for comparison in several for task in comparison.sorted.tasks)
     for number, comparison in enumerate(alone):
