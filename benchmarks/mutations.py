@@ -1,21 +1,25 @@
 """Do the tests notice? Each mutation changes one line of the product; its tests must then fail.
 
-    python -m benchmarks.mutations            # all of `mutations.toml`
-    python -m benchmarks.mutations rope snapkv
+    make mutations                            # all of `mutations.toml`, about half an hour
+    python -m benchmarks.mutations "rope: sign of the sine"
 
-The tree is copied, so the checkout stays as it is. A mutation whose line is no longer there is an
-error: the table has to follow the code. Exit code 1 if one survives.
+The tree is copied, so the checkout stays as it is. The tests of all mutations must pass before the
+first change. A mutation that cannot run (a syntax error, a name that is not defined or cannot be
+imported) is invalid: any test would notice that. One whose line is no longer there is an error: the
+table has to follow the code. Exit code 1 if one survives or is invalid.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import tomllib
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +27,7 @@ ROOT = Path(__file__).parent.parent
 TABLE = Path(__file__).with_name("mutations.toml")
 COPIED = ("kvp", "policies", "trace_collect", "train", "eval", "tests", "configs", "recipes",
           "benchmarks", "docs", "pyproject.toml", "README.md")  # fmt: skip
+CANNOT_RUN = re.compile(r"\b(Syntax|Indentation|Name|UnboundLocal|Import|ModuleNotFound)Error: ")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,8 +49,12 @@ def main() -> int:
     parser.add_argument("names", nargs="*", help="mutations to try, all by default")
     names = parser.parse_args().names
     entries = tomllib.loads(TABLE.read_text())["mutation"]
-    mutations = [Mutation(**entry) for entry in entries]
-    survivors = []
+    mutations = [
+        m for m in (Mutation(**entry) for entry in entries) if m.name in (names or [m.name])
+    ]
+    if unknown := set(names) - {mutation.name for mutation in mutations}:
+        raise SystemExit(f"{TABLE.name} has no mutation {', '.join(sorted(unknown))}")
+    outcomes = Counter[str]()
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "kvp"
         copy.mkdir()
@@ -55,19 +64,19 @@ def main() -> int:
                 shutil.copytree(source, copy / part)
             else:
                 shutil.copy(source, copy / part)
+        code, told = _run_tests(sorted({test for m in mutations for test in m.tests.split()}), copy)
+        if code != 0:
+            raise SystemExit(f"the tests fail without a mutation\n{told}")
         for mutation in mutations:
-            if names and mutation.name not in names:
-                continue
-            killed = _killed(mutation, copy)
-            print(f"{'killed' if killed else 'SURVIVED'}  {mutation.name}", flush=True)
-            if not killed:
-                survivors.append(mutation.name)
-    print(f"{len(survivors)} survived")
-    return 1 if survivors else 0
+            outcome = _outcome(mutation, copy)
+            outcomes[outcome] += 1
+            print(f"{outcome:8}  {mutation.name}", flush=True)
+    print(", ".join(f"{count} {outcome}" for outcome, count in outcomes.items()))
+    return 0 if set(outcomes) == {"killed"} else 1
 
 
-def _killed(mutation: Mutation, copy: Path) -> bool:
-    """Whether the tests fail on the changed copy, which is restored afterwards."""
+def _outcome(mutation: Mutation, copy: Path) -> str:
+    """`killed`, `SURVIVED` or `INVALID` on the changed copy, which is restored afterwards."""
     path = copy / mutation.file
     text = path.read_text()
     if text.count(mutation.before) != 1:
@@ -76,18 +85,27 @@ def _killed(mutation: Mutation, copy: Path) -> bool:
             f"{mutation.file}; correct {TABLE.name}"
         )
     path.write_text(text.replace(mutation.before, mutation.after))
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
-    environment = {**os.environ, "PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1"}
     try:
-        ended = subprocess.run(
-            [*command, *mutation.tests.split()],
-            cwd=copy, env=environment, capture_output=True, text=True, check=False,
-        )  # fmt: skip
+        code, told = _run_tests(mutation.tests.split(), copy)
     finally:
         path.write_text(text)
-    if ended.returncode not in (0, 1):  # no test ran, or the command is wrong
-        raise SystemExit(f"{mutation.name}: pytest ended with {ended.returncode}\n{ended.stdout}")
-    return ended.returncode == 1
+    if code == 0:
+        return "SURVIVED"
+    if CANNOT_RUN.search(told):
+        return "INVALID"
+    if code != 1:  # no test ran, or the command is wrong
+        raise SystemExit(f"{mutation.name}: pytest ended with {code}\n{told}")
+    return "killed"
+
+
+def _run_tests(tests: list[str], copy: Path) -> tuple[int, str]:
+    """Exit code and output of pytest in the copy."""
+    environment = {**os.environ, "PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1"}
+    ended = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests],
+        cwd=copy, env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    return ended.returncode, ended.stdout + ended.stderr
 
 
 if __name__ == "__main__":

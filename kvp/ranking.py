@@ -184,7 +184,7 @@ def apportion(shares: Tensor, total: int, *, minimum: int, maximum: int) -> Tens
     """Integers in proportion to `shares` with an exact sum: largest remainders, ties to the first.
 
     Args:
-        shares: [n] non-negative float64, not all 0.
+        shares: [n] non-negative float64, not all 0. Remainders within 1e-9 tie, for rounded shares.
         total: sum to reach, n * minimum <= total <= n * maximum.
         minimum: smallest allowed count.
         maximum: largest allowed count.
@@ -195,22 +195,17 @@ def apportion(shares: Tensor, total: int, *, minimum: int, maximum: int) -> Tens
     count = shares.shape[0]
     if not count * minimum <= total <= count * maximum:
         raise ValueError(f"{count} counts in {minimum}..{maximum} cannot sum to {total}")
-    if not shares.isfinite().all():
-        raise ValueError("shares are not finite; scores of protected tokens are infinite")
-    shares = shares.double().clamp_min(1e-9 * float(shares.max()))
-    low, high = 0.0, 2.0 * maximum / float(shares.min())
-    for _ in range(200):  # the scale at which the clamped shares sum to the total
-        scale = (low + high) / 2
-        if float((shares * scale).clamp(minimum, maximum).sum()) < total:
-            low = scale
-        else:
-            high = scale
+    if not ((shares >= 0) & shares.isfinite()).all() or not shares.any():
+        raise ValueError("shares must be finite, 0 or more, not all 0; protected scores are +inf")
+    shares = shares.double().clamp_min(1e-30 * float(shares.max()))  # 0: after all others
+    low, high = minimum / float(shares.max()), 2.0 * maximum / float(shares.min())
+    while low < (scale := (low + high) / 2) < high:  # at which clamped shares sum to the total
+        short = float((shares * scale).clamp(minimum, maximum).sum()) < total
+        low, high = (scale, high) if short else (low, scale)
     wanted = (shares * low).clamp(minimum, maximum)
     counts = (wanted + 1e-9).floor().long()
-    missing = total - int(counts.sum())
     remainder = torch.where(counts < maximum, wanted - counts, -torch.inf)
-    counts[remainder.argsort(descending=True, stable=True)[:missing]] += 1
-    return counts
+    return counts + _mark_best(remainder, total - int(counts.sum()), within=1e-9)
 
 
 def winners(scores: Tensor, total: int, *, guaranteed: int) -> Tensor:
@@ -239,15 +234,19 @@ def winners(scores: Tensor, total: int, *, guaranteed: int) -> Tensor:
     return guaranteed + taken.view(competitions, tokens, heads).sum(dim=1)
 
 
-def _mark_best(scores: Tensor, count: int, *, allowed: Tensor | None = None) -> Tensor:
+def _mark_best(
+    scores: Tensor, count: int, *, allowed: Tensor | None = None, within: float = 0.0
+) -> Tensor:
     """Mark the `count` largest along the last axis, ties to the first: [..., M] -> [..., M] bool.
 
-    Entries that are not `allowed` ([..., M] bool) must be -inf and are never marked.
+    Entries that are not `allowed` ([..., M] bool) must be -inf and are never marked. Those that are
+    `within` this of the last one marked tie with it.
     """
     if count == 0:
         return torch.zeros_like(scores, dtype=torch.bool)
     limit = scores.kthvalue(scores.shape[-1] - count + 1, dim=-1, keepdim=True).values
-    above, ties = scores > limit, scores == limit
+    above = scores > limit + within
+    ties = (scores >= limit - within) & ~above
     if allowed is not None:
         ties &= allowed
     missing = count - above.sum(dim=-1, keepdim=True)

@@ -132,9 +132,28 @@ def test_a_page_names_files_and_modules_that_exist(page):
     assert not sorted(filter(_missing, files | dotted))
 
 
-def test_the_text_of_every_mutation_occurs_once_in_its_file():
+def test_nobody_is_told_to_install_kvp_from_an_index():
+    """It is on none (README): a clone is installed."""
+    name = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["name"]
+    for path in (
+        ROOT / told for told in _tracked() if told.endswith((".md", ".py", ".ipynb", ".sh"))
+    ):
+        text = path.read_text(encoding="utf-8")
+        assert not re.findall(rf"pip install.*\b{name}\b|\b{name}\[.*", text), path
+
+
+def test_every_mutation_can_be_made_and_run(tmp_path):
+    """Its text occurs once in its file, and the changed file is Python whose names are defined."""
     table = tomllib.loads((ROOT / "benchmarks" / "mutations.toml").read_text(encoding="utf-8"))
-    for mutation in table["mutation"]:
+    for number, mutation in enumerate(table["mutation"]):
         text = (ROOT / mutation["file"]).read_text(encoding="utf-8")
         assert text.count(mutation["before"]) == 1, mutation["name"]
         assert all((ROOT / path).exists() for path in mutation["tests"].split()), mutation["name"]
+        changed = text.replace(mutation["before"], mutation["after"])
+        assert changed != text, mutation["name"]
+        (tmp_path / f"mutation_{number}.py").write_text(changed, encoding="utf-8")
+    ruff = [sys.executable, "-m", "ruff", "check", "--isolated", "--no-cache"]
+    ended = subprocess.run(
+        [*ruff, "--select", "F821,F822,F823", tmp_path], capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 0, ended.stdout

@@ -1,10 +1,11 @@
-"""How many files lead a prompt, a trace and a budget to what is done with them.
+"""How many files are on the stack when something is done with a prompt, a trace and a budget.
 
 Every walk has turning points: the model runs, a method scores, tokens are chosen, a loss is
 computed, a row is written. Counted are the product's files that have a function on the stack when a
-turning point is reached, from where the walk begins: what one reads to get from there to the
-formula. The turning point's own file is where one arrives; it is counted only where it also leads
-on. No kind of file is left out. A program's code is never called by the packages below it.
+turning point is reached, from where the walk begins. The turning point's own file is where one
+arrives; it is counted only where it also leads on. Files of functions that were called before and
+have returned are not on the stack, so a reader opens more. A program's code is never called by the
+packages below it.
 """
 
 import inspect

@@ -148,8 +148,8 @@ def savings(comparison: Comparison, best: Best, timings: Iterable[Timing]) -> st
     if timing and timing.evict and timing.prefill:
         evict, prefill = (1000 * interval.mean for interval in (timing.evict, timing.prefill))
         parts.append(f"Compression takes {evict:.0f} ms, the prefill {prefill:.0f} ms")
-        if timing.spec == spec and timing.decode_to_full:
-            parts.append(f"Time per token: {timing.decode_to_full.mean:.2f} x the full cache's")
+        if timing.spec == spec and (times := timing.decode_to_full):
+            parts.append(f"A decoded token takes {times.mean:.2f} x its time with the full cache")
     return f"{'. '.join(parts)}." if parts else ""
 
 

@@ -105,7 +105,7 @@ class Run:
         }
 
 
-def _reading(run: Run) -> Section:
+def _reading_section(run: Run) -> Section:
     """What captions do not repeat: conditions, intervals, marks, axes."""
     shown = run.comparisons
     said = [
@@ -124,8 +124,8 @@ _READING = (
     "methods that sentences name; grey ones: nulls. Bars are intervals.",
     "Nulls score nothing, so a method has to beat the best one with the same protection, paired by "
     "prompt. Stars and daggers: the difference is not 0, at 5 % after Holm's correction.",
-    "Figures against compression: its time at the chosen budget as a share of the prefill, one "
-    "request at a time (measured at another budget or protocol where this one was not timed); "
+    "Cost of compression: seconds, or FLOPs where not all methods were timed, as a share of the "
+    "prefill's, one request at a time (at another budget or protocol where this was not timed); "
     "hollow points: the model reads the prompt twice.",
 )
 
@@ -200,7 +200,7 @@ def blocks_of(run: Run) -> Iterator[Block]:
         yield _comparison_section(run, comparison, "", more)
     yield from (Text(text=note, style="note") for note in run.results.notes)
     if run.comparisons:
-        yield _reading(run)
+        yield _reading_section(run)
     several = [comparison for comparison in run.comparisons if len(comparison.sorted.tasks) > 1]
     alone = (comparison.of_task(task) for comparison in several for task in comparison.sorted.tasks)
     for number, comparison in enumerate(alone):
@@ -243,7 +243,7 @@ def _comparison_section(
 def _pictures(
     run: Run, comparison: Comparison, name: str, timed: Sequence[Timing]
 ) -> Iterator[Picture]:
-    """A comparison against budget and, where it was `timed`, against the time of compression."""
+    """A comparison against budget and, where it was `timed`, against the cost of compression."""
     best, shown = comparison.best, drawn_settings(comparison)
     tasks, length = comparison.sorted.tasks, run.results.setting("length")
     measure = comparison.measure.removesuffix(", %").capitalize()
@@ -253,7 +253,7 @@ def _pictures(
     title += ["unfinished: ranks no method"] * bool(comparison.unfinished)
     which = "each method in its tuned or default setting"
     if best and best.learned:
-        which = f"of each untuned method the setting, of those run, that is best at {best.budget}"
+        which = f"each untuned method in the setting that is best at {best.budget}, at every budget"
     families = {setting.family for setting in shown}
     if left_out := [family for family in comparison.choices if family not in families]:
         which += f"; not drawn: {', '.join(left_out)}"
@@ -266,7 +266,7 @@ def _pictures(
         yield Picture(
             name=f"{name}-cost",
             figure=figures.quality_by_cost(comparison, shown, run.styles, timed, title),
-            caption=f"{measure} against the time of compression; hollow: the prompt is read twice.",
+            caption=f"{measure} against the cost of compression; hollow: the prompt is read twice.",
             budget=best.budget if best else (*comparison.budgets.specs, "")[-1],
         )
 

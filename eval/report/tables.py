@@ -106,7 +106,7 @@ def some_settings(comparison: Comparison, lines: Notes, which: str = "") -> Tabl
         if not grid.get(setting):
             continue
         words = (word for word in note.split(", ") if word != alike)
-        row = [_heading(setting, ", ".join(words))]
+        row = [_row_head(setting, ", ".join(words))]
         for spec in (*comparison.budgets.specs, *[SELF_SIZED] * own_size):
             number = _number(comparison, grid[setting], setting, spec)
             if (setting, spec) in differs:
@@ -145,7 +145,7 @@ def by_task(comparison: Comparison, spec: str) -> Table:
         grids = comparison.tasks.values()
         fields = [_number(comparison, grid.get(setting, {}), setting, budget) for grid in grids]
         if any(field != NOTHING for field in fields):
-            rows.append([_heading(setting, note), *fields])
+            rows.append([_row_head(setting, note), *fields])
     return Table(
         caption=f"{comparison.measure.capitalize()}, task by task at {spec}, "
         f"{SEEN[comparison.protocol]}.",
@@ -198,7 +198,7 @@ def areas(by_setting: Mapping[ReportedMethod, Cost], protocol: str) -> Table:
             least, most = min(cost.ratios), max(cost.ratios)
             small = f"{least:.2f} to {most:.2f}" if len(cost.ratios) > 1 else ""
             ratio = Field(text=f"{sum(cost.ratios) / len(cost.ratios):.2f}", small=small)
-        rows.append([_heading(setting, setting.details), ratio, skill])
+        rows.append([_row_head(setting, setting.details), ratio, skill])
     return Table(
         caption="Area under the cost curves summed over heads, as a multiple of the oracle's with "
         "the same protection (mean over policies, range below), and mean skill; "
@@ -244,7 +244,7 @@ def costs_of_requests(timings: Sequence[Timing]) -> Table:
     """Bytes and seconds of one protocol per method and budget."""
     rows: list[Sequence[Field | str]] = [
         [
-            _heading(timing.setting, timing.setting.details),
+            _row_head(timing.setting, timing.setting.details),
             "all" if timing.setting.method == FULL else f"{timing.budget:.0f}",
             f"{timing.cache_bytes:,.0f}",
             "–" if timing.bytes_to_full is None else f"{timing.bytes_to_full:.3f}",
@@ -285,7 +285,7 @@ def budget_names(budgets: Budgets) -> tuple[str, ...]:
     )
 
 
-def _heading(setting: ReportedMethod, note: str) -> Field:
+def _row_head(setting: ReportedMethod, note: str) -> Field:
     return Field(text=setting.name, small=note, mark=_mark(setting), method=setting.family)
 
 

@@ -134,7 +134,7 @@ def load_config(name: str, *, revision: str | None = None) -> PreTrainedConfig:
     """
     source, options = _source(name, revision)
     if not options.get("local_files_only"):  # retries without a network take a while
-        phase(f"looking for {name} in the cache of the hub and there")
+        phase(f"looking for {name} in the local hub cache, then online")
     config: PreTrainedConfig = _load(AutoConfig.from_pretrained, name, "model", source, options)
     check_config(config)
     geometry_of(config)

@@ -240,7 +240,7 @@ class WorkersConfig(Group):
     """How many processes share this job."""
     engine: Literal["local", "ray"] = "local"
     """Who does the work: this process (local), or workers that Ray starts (ray, with the extra
-    `kvp-toolkit[ray]`)."""
+    `ray`: pip install -e '.[ray]')."""
     workers: int | None = None
     """Workers of --engine ray, each with the model in its memory. Without it as many as Ray has
     devices for."""

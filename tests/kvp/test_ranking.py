@@ -1,6 +1,8 @@
 """Rankings, and from scores to the tokens that stay."""
 
 import math
+import random
+from fractions import Fraction
 
 import pytest
 import torch
@@ -138,7 +140,55 @@ def test_token_counts_below_the_protected_tokens_are_refused():
     assert kept_tokens(parse_budget("16"), 500, UNPROTECTED) == 16
 
 
-@pytest.mark.parametrize("share", [math.nan, math.inf])
-def test_shares_that_are_not_finite_are_refused(share):
-    with pytest.raises(ValueError, match="protected tokens are infinite"):
-        apportion(torch.tensor([1.0, share]), 8, minimum=1, maximum=7)
+@pytest.mark.parametrize(
+    "shares", [[1, math.nan], [1, math.inf], [1, -math.inf], [1, -1], [0, 0]], ids=str
+)
+def test_other_shares_are_refused(shares):
+    with pytest.raises(ValueError, match="shares must be finite"):
+        apportion(torch.tensor(shares).double(), 8, minimum=1, maximum=7)
+
+
+def _apportioned(shares, total, minimum, maximum):
+    """In fractions: who would get too little or too much is fixed at the bound, until none is."""
+    fixed = {}
+    while len(fixed) < len(shares):
+        free = [place for place in range(len(shares)) if place not in fixed]
+        rest, sum_of_free = total - sum(fixed.values()), sum(shares[place] for place in free)
+        wanted = {
+            place: rest * shares[place] / sum_of_free if sum_of_free else Fraction(rest, len(free))
+            for place in free
+        }
+        bounded = {place: min(max(want, minimum), maximum) for place, want in wanted.items()}
+        excess = sum(bounded.values()) - rest
+        if not excess:
+            fixed |= bounded
+        elif excess > 0:
+            fixed |= {place: minimum for place in free if wanted[place] <= minimum}
+        else:
+            fixed |= {place: maximum for place in free if wanted[place] >= maximum}
+    counts = [math.floor(fixed[place]) for place in range(len(shares))]
+    by_remainder = sorted(
+        range(len(shares)), key=lambda place: (counts[place] - fixed[place], place)
+    )
+    for place in by_remainder[: total - sum(counts)]:
+        counts[place] += 1
+    return counts
+
+
+def test_apportioned_counts_are_those_of_exact_arithmetic():
+    """Three to one of 14 is 10.5 and 3.5; tenths are not exact in binary, and tie as 3 and 1 do."""
+    assert apportion(torch.tensor([3.0, 1.0]), 14, minimum=0, maximum=60).tolist() == [11, 3]
+    assert apportion(torch.tensor([0.3, 0.1]).double(), 14, minimum=0, maximum=60).tolist() == [
+        11,
+        3,
+    ]
+    rng = random.Random(0)
+    for _ in range(2000):
+        unit, count, minimum = rng.choice([1, 3, 10]), rng.randint(1, 7), rng.randint(0, 4)
+        shares = [rng.randint(0, 6) for _ in range(count - 1)] + [rng.randint(1, 6)]
+        maximum = minimum + rng.randint(0, 20)
+        total = rng.randint(count * minimum, count * maximum)
+        truth = _apportioned([Fraction(share, unit) for share in shares], total, minimum, maximum)
+        given = torch.tensor([share / unit for share in shares], dtype=torch.float64)
+        counts = apportion(given, total, minimum=minimum, maximum=maximum)
+        assert counts.tolist() == truth, (shares, unit, total, minimum, maximum)

@@ -1,13 +1,21 @@
-"""Every table of the second real model's page has a command that can start."""
+"""Every table of the second real model's page has a command that can start, and its rows alone."""
 
 import os
 import re
 import subprocess
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
-RECIPE = Path(__file__).parents[2] / "recipes" / "real_models" / "tables.sh"
+from recipes.real_models import figure, pages
+
+ROOT = Path(__file__).parents[2]
+RECIPE = ROOT / "recipes" / "real_models" / "tables.sh"
+NUMBERS = ROOT / "benchmarks/results/qwen2.5-coder"
+TRIED = {"lookups"}
+"""Holds policies that were tried on the way, too."""
+PAIRED = sorted(path.stem for path in (ROOT / "benchmarks/results").rglob("*paired.csv"))
 NAMES = re.findall(r"^    ([a-z][a-z0-9| -]*)\) ?", RECIPE.read_text(), flags=re.MULTILINE)
 
 
@@ -15,17 +23,133 @@ NAMES = re.findall(r"^    ([a-z][a-z0-9| -]*)\) ?", RECIPE.read_text(), flags=re
 def stubs(tmp_path):
     for name in ("kvp-eval", "kvp-collect", "kvp-evolve", "torchrun", "python"):
         program = tmp_path / name
-        program.write_text('#!/bin/sh\nfor given in "$@"; do echo "$given"; done\n')
+        program.write_text(
+            '#!/bin/sh\ncase "$*" in *"--rank 1"*) exit ;; esac\n'
+            'for given in "$@"; do echo "$given"; done\n'
+        )
         program.chmod(0o755)
     return tmp_path
 
 
-@pytest.mark.parametrize("table", sorted({name.strip() for of in NAMES for name in of.split("|")}))
-def test_a_table_names_what_it_needs(table, stubs):
+@pytest.fixture
+def command(stubs):
+    """What the recipe calls to make a table: every argument, in order."""
     files = {"D": "texts", "BIN": str(stubs), "MULTI_NEWS": "news.jsonl", "GSM8K": "gsm8k.jsonl"}
-    done = subprocess.run(
-        ["bash", str(RECIPE), table], capture_output=True, text=True, check=False,
-        env={**os.environ, **files},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert "models/qwen2.5-coder-0.5b-instruct" in done.stdout or "paired" in done.stdout
+
+    def of(table):
+        done = subprocess.run(
+            ["bash", str(RECIPE), table], capture_output=True, text=True, check=False,
+            env={**os.environ, **files},
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return done.stdout.splitlines()
+
+    return of
+
+
+TABLES = sorted({name.strip() for of in NAMES for name in of.split("|")})
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_a_table_names_what_it_needs(table, command):
+    arguments = command(table)
+    assert "models/qwen2.5-coder-0.5b-instruct" in arguments or table in PAIRED
+
+
+def _values(arguments, flag):
+    """The comma separated values of a flag; commas in brackets separate none."""
+    given = arguments[arguments.index(flag) + 1] if flag in arguments else ""
+    return re.findall(r"(?:[^,(]|\([^)]*\))+", given)
+
+
+def _policies(arguments):
+    return [policy.split("=")[0] for policy in _values(arguments, "--policies")]
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_a_table_has_no_method_or_policy_that_its_command_does_not_make(table, command):
+    arguments, path = command(table), NUMBERS / f"{table}.csv"
+    if not path.exists() or "--methods" not in arguments or table in TRIED:
+        pytest.skip("made by a script, a step on the way, or has more")
+    methods = {re.split(r"[+(:]", method)[0] for method in _values(arguments, "--methods")}
+    if "kvp" in methods:
+        methods |= {f"kvp/{policy}" for policy in _policies(arguments)}
+    rows = pd.read_csv(path)["method"].unique()
+    assert {method.split("+")[0] for method in rows} <= methods
+
+
+def _label(row, policies):
+    """How paired.py names the setting of a row of a table."""
+    parts = [] if pd.isna(row["setting"]) else row["setting"].split(", ")
+    options = [
+        part for part in parts if part[0] != "+" and part not in ("protected", "unprotected")
+    ]
+    method = f"kvp/{policies[0]}" if row["method"] == "kvp" else row["method"]
+    allocator = "".join(part for part in parts if part[0] == "+")
+    return method + "".join(f"({option})" for option in options) + allocator
+
+
+def _means(tables, tasks, command):
+    """Means over the tasks, by setting, budget and number of prompts."""
+    means = {}
+    for table in tables:
+        policies = _policies(command(table))
+        rows = pd.read_csv(NUMBERS / f"{table}.csv")
+        rows = rows[rows["task"].isin(tasks)]
+        rows["label"] = [_label(row, policies) for _, row in rows.iterrows()]
+        for (label, budget), of in rows.groupby(["label", "budget"]):
+            assert len(of) == len(tasks), (table, label)
+            means[label, budget, int(of["n"].sum())] = of["estimate"].mean()
+    return means
+
+
+@pytest.mark.parametrize("table", PAIRED)
+def test_differences_are_those_of_the_tables_beside_them(table, command):
+    """What a difference and the other's mean add up to is the mean of the leading setting.
+
+    In one of the tables that is of more prompts; then all the others must add up to the same.
+    """
+    _, _, _, lead, tasks, _, *folders = command(table)
+    means = _means([Path(folder).name for folder in folders], tasks.split(","), command)
+    prompts = min(n for *_, n in means)
+    for budget, rows in pd.read_csv(NUMBERS / f"{table}.csv").groupby("budget"):
+        others = [
+            (label, "full" if label == "full" else budget, prompts) for label in rows["minus"]
+        ]
+        sums = [
+            difference + means[other]
+            for other, difference in zip(others, rows["difference"], strict=True)
+            if other in means
+        ]
+        assert len(sums) >= len(rows) - 1
+        assert sums == pytest.approx(
+            [means.get((lead, budget, prompts), sums[0])] * len(sums), abs=2e-4
+        )
+
+
+def _cells(line):
+    return [cell.strip() for cell in line.strip().strip("|").split("|")]
+
+
+def test_readme_and_the_figure_show_the_same_rows(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    results = (ROOT / "README.md").read_text(encoding="utf-8").split("\n## Results\n")[1]
+    table = [_cells(line) for line in results.split("\n\n")[1].splitlines()]
+    assert [share.split(" %")[0] for share in table[0][2:]] == [
+        b.rstrip("%") for b in figure.BUDGETS
+    ]
+    for heads, lines in zip(("equally many", "its share"), figure.PANELS.values(), strict=True):
+        rows = [row for row in table if row[1] == heads]
+        for row, (label, sources) in zip(rows, lines.items(), strict=True):
+            assert row[0].replace("*", "").startswith(label)
+            shown = figure.read_line(sources)["estimate"].reindex(figure.BUDGETS)
+            assert row[2:] == ["" if pd.isna(value) else f"{value:.0f}" for value in shown], label
+
+
+def test_tables_on_the_page_of_the_first_model_are_those_of_its_numbers(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    text = pages.PAGE.read_text(encoding="utf-8")
+    for name, lines in {"kept": pages.kept(), "texts": pages.texts()}.items():
+        block = re.search(f"<!-- begin {name}: .* -->\n(.*?)\n<!-- end {name} -->", text, re.DOTALL)
+        assert block is not None
+        assert block[1].splitlines() == "\n".join(lines).splitlines()

@@ -56,6 +56,11 @@ def test_the_page_has_every_part_and_loads_nothing(html):
         if not caption.startswith(("How this was made", "Answers;", *figures)):
             assert len(re.findall(r"question (?:is )?(?:not )?seen", caption)) == 1, caption
     assert html.count("half a prompt more at 0") == 1  # "How to read this"
+    drawn = re.findall(r"<figcaption>(.*?)</", html)
+    assert not [caption for caption in drawn if "time" in caption]  # an axis may have FLOPs
+    fixed = [caption for caption in drawn if "best at" in caption]  # whatever budget is chosen
+    assert fixed
+    assert all("at every budget" in caption for caption in fixed)
     assert "kvp eval <span>--out</span> &#39;two words&#39;" in html
     assert "torch 2.9.0" in html
     assert "not measured" not in html
@@ -318,7 +323,7 @@ def test_savings_stand_below_the_sentence(tmp_path, write_results, made, open_pa
     saved = page.locator("#accuracy-query_aware .saved").filter(visible=True)
     assert saved.inner_text() == (
         "knorm +p keeps 250.0 kB of 1.0 MB per prompt (25.0%). Compression takes 1 ms, the prefill "
-        "12 ms. Time per token: 0.75 x the full cache's."
+        "12 ms. A decoded token takes 0.75 x its time with the full cache."
     )
 
 

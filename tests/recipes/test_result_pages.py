@@ -1,0 +1,190 @@
+"""Cells of hand-made tables on pages of results are the numbers of the files beside them.
+
+Each is rounded once: 47.9456 is 47.9, not 47.95 and then 48.0.
+"""
+
+import re
+from decimal import ROUND_HALF_DOWN, ROUND_HALF_UP, Decimal
+from functools import cache
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES, NUMBERS = ROOT / "docs/results", ROOT / "benchmarks/results"
+CELL = re.compile(r"(-?[\d.]+)(?: \(([\d.]+) to ([\d.]+)\))?")
+FREE, GLOBAL, ADA = "unprotected", "+global, unprotected", "+ada, unprotected"
+FULL = ("ruler", "full", None)
+UNSEEN = {
+    "full cache": FULL,
+    "kvp, trained on these tasks, global": ("trained", "kvp", GLOBAL),
+    "kvp, trained on these tasks, equal counts": ("trained", "kvp", FREE),
+    "kvp, bundled, global": ("ruler", "kvp", GLOBAL),
+    "kvp, bundled, equal counts": ("ruler", "kvp", FREE),
+    "ContrastKV, global, reads twice": ("ruler", "contrastkv", f"beta=0, {GLOBAL}"),
+    "KVzip, global, reads twice": ("ruler", "kvzip", GLOBAL),
+    "KVzap, global": ("trained", "kvzap", GLOBAL),
+    "KeyDiff, global": ("ruler", "keydiff", GLOBAL),
+    "KeyDiff, equal counts": ("ruler", "keydiff", FREE),
+    "Expected Attention, ada": ("ruler", "expected_attention", f"epsilon=0.1, {ADA}"),
+    "SnapKV (window 64, kernel 31), ada": ("ruler", "snapkv", f"window=64,kernel=31, {ADA}"),
+    "SnapKV (kernel 31), global, not tested": ("snapkv-global", "snapkv", f"kernel=31, {GLOBAL}"),
+    "kvp, trained on these tasks": ("equal-counts", "kvp/tasks", "protected"),
+    "kvp, bundled": ("equal-counts", "kvp/general", "protected"),
+    "KeyDiff": ("equal-counts", "keydiff", "protected"),
+    "kvp, budgets per layer, equal counts inside": ("ruler", "kvp", "+layers, unprotected"),
+    "kvp+ada": ("ruler", "kvp", ADA),
+    "KVzip, equal counts": ("trained", "kvzip", FREE),
+    "KVzap, equal counts": ("trained", "kvzap", FREE),
+    "H2O": ("ruler", "h2o", ADA),
+    "StreamingLLM (null)": ("ruler", "streaming_llm", FREE),
+    "random_pinned (null)": ("ruler", "random_pinned", FREE),
+}
+SEEN = {
+    "full cache": ("seen-trained", "full", None),
+    "kvp, trained on these tasks, equal counts": ("seen-trained", "kvp", FREE),
+    "kvp, trained on these tasks, global": ("seen-trained", "kvp", GLOBAL),
+    "SnapKV (window 8, kernel 31), ada": ("seen-snapkv", "snapkv", f"window=8,kernel=31, {ADA}"),
+    "ContrastKV, global, reads twice": ("seen-rivals", "contrastkv", f"beta=0, {GLOBAL}"),
+    "KVzip, global, reads twice": ("seen-rivals", "kvzip", GLOBAL),
+    "KeyDiff, global": ("seen-rivals", "keydiff", GLOBAL),
+    "kvp+global, the bundled policy": ("seen", "kvp/general", GLOBAL),
+    "kvp, the bundled policy, equal counts everywhere": ("seen", "kvp/general", FREE),
+    "SnapKV as published": ("seen", "snapkv", "paper, unprotected"),
+    "PyramidKV, SnapKV's scores": ("seen", "snapkv", "paper, +pyramid, unprotected"),
+    "Expected Attention (epsilon=0.1), ada": ("seen", "expected_attention", f"epsilon=0.1, {ADA}"),
+    "WindowKV": ("seen", "windowkv", "llama, +windowkv, unprotected"),
+    "H2O": ("seen", "h2o", ADA),
+}
+ROWS = {
+    "full cache": ("full", None),
+    "kvp, global": ("kvp", "+global, {}"),
+    "kvp+global": ("kvp", "+global, {}"),
+    "kvp, equal counts": ("kvp", "{}"),
+    "KVzip, global": ("kvzip", "+global, {}"),
+    "KeyDiff, global": ("keydiff", "+global, {}"),
+    "Expected Attention, ada": ("expected_attention", "epsilon=0.1, +ada, {}"),
+    "SnapKV, ada": ("snapkv", "window=64,kernel=31, +ada, {}"),
+}
+"""The same methods in several files."""
+LENGTHS = ("ruler-4096", "long", "long-16384")
+
+
+@cache
+def _table(page, number):
+    """Cells of a page's table, without marks: heading, then rows."""
+    text = (PAGES / page).read_text(encoding="utf-8")
+    table = re.findall(r"(?:^\|.*\n)+", text, flags=re.MULTILINE)[number]
+    lines = [line.replace("*", "").replace("`", "") for line in table.splitlines()]
+    first, _, *rows = ([cell.strip() for cell in line[1:-1].split("|")] for line in lines)
+    return first, rows
+
+
+@cache
+def _numbers(file, protocol):
+    frame = pd.read_csv(NUMBERS / f"{file}.csv", dtype=str)
+    return frame[(frame["task"] == "all") & (frame["protocol"] == protocol)]
+
+
+def _check(cell, file, method, setting, budget, scale, protocol="query_agnostic"):
+    rows = _numbers(file, protocol)
+    rows = rows[(rows["method"] == method) & (rows["budget"] == budget)]
+    rows = rows[rows["setting"].isna() if setting is None else rows["setting"] == setting]
+    (row,) = rows.to_dict("records")
+    match = CELL.fullmatch(cell)
+    assert match, cell
+    for shown, name in zip(match.groups(), ("estimate", "low", "high"), strict=True):
+        if shown is None:
+            continue
+        unit = Decimal(1).scaleb(-len(shown.partition(".")[2]))
+        value = scale * Decimal(row[name])
+        once = {value.quantize(unit, rounding=how) for how in (ROUND_HALF_UP, ROUND_HALF_DOWN)}
+        assert Decimal(shown) in once, f"{cell}: {value} in {file}"
+
+
+@pytest.mark.parametrize(
+    ("page", "number", "known"),
+    [("qwen2.5-coder.md", 0, UNSEEN), ("qwen2.5-coder.md", 1, UNSEEN),
+     ("qwen2.5-coder.md", 2, SEEN), ("qwen2.5-coder_details.md", 0, UNSEEN),
+     ("qwen2.5-coder_details.md", 2, SEEN)],
+)  # fmt: skip
+def test_answers_by_budget(page, number, known):
+    (_, *budgets), rows = _table(page, number)
+    protocol = "query_aware" if known is SEEN else "query_agnostic"
+    for label, *cells in rows:
+        file, method, setting = known[label]
+        for budget, cell in zip(budgets, cells, strict=True):
+            at = "full" if method == "full" else budget.replace(" ", "")
+            if cell:
+                _check(cell, f"qwen2.5-coder/{file}", method, setting, at, 100, protocol)
+
+
+def test_answers_by_length():
+    for page, number, budgets in (
+        ("qwen2.5-coder.md", 3, ["12.5%"]),
+        ("qwen2.5-coder_details.md", 3, ["6.25%", "12.5%", "25%"]),
+    ):
+        for label, *cells in _table(page, number)[1]:
+            method, setting = ROWS[label]
+            places = [(file, budget) for file in LENGTHS for budget in budgets]
+            for (file, budget), cell in zip(places, cells, strict=True):
+                at = "full" if method == "full" else budget
+                chosen = setting and setting.format(FREE)
+                _check(cell, f"qwen2.5-coder/{file}", method, chosen, at, 100)
+
+
+def test_other_tasks():
+    files = ("code", "questions", "topics", "chats", "summaries", "novels")
+    for label, *cells in _table("qwen2.5-coder_details.md", 4)[1]:
+        method, setting = ROWS[label]
+        for file, cell in zip(files, cells, strict=True):
+            budgets = ["full"] if method == "full" else ["12.5%", "25%"]
+            chosen = setting and setting.format("protected" if file == "code" else FREE)
+            scale = 100 if file in ("topics", "summaries") else 1
+            for budget, number in zip(budgets, cell.split(", ") if cell else (), strict=False):
+                _check(number, f"qwen2.5-coder/{file}", method, chosen, budget, scale)
+
+
+def test_policies_that_were_tried():
+    """Several of a file share a name: one of them has the numbers."""
+    numbers = _numbers("qwen2.5-coder/lookups", "query_agnostic")
+    for _, *cells in _table("qwen2.5-coder_details.md", 5)[1]:
+        for budget, cell in zip(2 * ["6.25%", "12.5%", "25%"], cells, strict=True):
+            values = numbers[numbers["budget"] == budget]["estimate"].map(Decimal)
+            assert not cell or Decimal(cell) in {round(value, 1) for value in values}, cell
+
+
+ENGINES = {
+    "needles": ("quality-needles", "kvp/kv", FREE, 100),
+    "the same, first 4 and last 16 kept, as engines do":
+        ("quality-protected", "kvp", "protected", 100),
+    "WikiText-2": ("quality-text-wiki", "kvp/kv", FREE, 1),
+    "articles": ("quality-text-news", "kvp/kv", FREE, 1),
+}  # fmt: skip
+
+
+def test_answers_with_equal_counts():
+    (_, _, *budgets), rows = _table("engines.md", 1)
+    texts = ""
+    for first, label, *cells in rows:
+        texts = first or texts
+        file, policy, setting, scale = ENGINES[texts]
+        method = "keydiff" if label == "KeyDiff" else policy
+        for budget, cell in zip(budgets, cells, strict=True):
+            chosen = (
+                ("full", None, "full")
+                if budget == "full"
+                else (method, setting, budget.replace(" ", ""))
+            )
+            if cell:
+                _check(cell, f"engines/{file}", *chosen, scale)
+
+
+def test_minutes_on_the_card_are_those_of_the_recipe():
+    minutes = pd.read_csv(NUMBERS / "qwen2.5-coder/recipe.csv")["minutes"].tolist()
+    for card in ("policies/qwen2_5_coder/README.md", "recipes/real_models/card_qwen2.5.md"):
+        text = " ".join((ROOT / card).read_text(encoding="utf-8").split())
+        parts = r"took (\d+) minutes .* traces ([\d.]+), training ([\d.]+), .* report ([\d.]+)\."
+        told = re.search(parts, text)
+        assert [float(number) for number in told.groups()] == [round(minutes[3]), *minutes[:3]]
