@@ -6,13 +6,15 @@ import json
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from warnings import catch_warnings
 
 from eval.config import CompressConfig
 from kvp.budgets import parse_budget
-from kvp.data.rows.files import TEXT_SUFFIXES, Tally, read_rows, read_text
+from kvp.data.rows.files import Tally, files_of, read_rows, read_text
+from kvp.data.rows.forms import unknown_keys
 from kvp.data.rows.values import RowError, text_of
 from kvp.errors import UsageError
 from kvp.hf.contexts import Text, check_length, compress, context_ids
@@ -59,24 +61,24 @@ def run(config: CompressConfig) -> None:
 def _documents(names: str | Sequence[str]) -> Iterator[tuple[str, Text]]:
     """Every text that is named, with its location; of rows that share a context the first one."""
     for name in (names,) if isinstance(names, str) else names:
-        path, tally, seen = Path(name), Tally(), set()
-        texts = [path] if path.suffix.lower() in TEXT_SUFFIXES else []
-        if path.is_dir():
-            texts = [file for end in TEXT_SUFFIXES for file in sorted(path.glob(f"*{end}"))]
-        yield from ((str(file), read_text(str(file), "documents")) for file in texts)
+        tally, (files, texts, others) = Tally(), files_of(Path(name))
         if texts:
-            continue
-        for location, text in tally.parse_rows(read_rows(name, "documents"), _context):
-            if (key := json.dumps(text)) not in seen:
-                seen.add(key)
-                yield f"{name} {location}", text
-        tally.check(name, seen)
-        if note := tally.note():
-            say(f"{name}: {note}")
+            tally.left_out = [file.name for file in files + others]
+            yield from ((str(file), read_text(str(file), "documents")[0]) for file in texts)
+        else:
+            rows = read_rows(name, "documents", tally.left_out)
+            contexts: dict[str, tuple[str, Text]] = {}
+            for location, text in tally.parse_rows(rows, partial(_context, name, tally)):
+                contexts.setdefault(json.dumps(text), (f"{name} {location}", text))
+            tally.check(name, contexts)
+            yield from contexts.values()
+        for note in tally.notes(name):
+            say(note)
 
 
-def _context(_: str, row: Mapping[str, Any]) -> Text:
+def _context(name: str, tally: Tally, location: str, row: Mapping[str, Any]) -> Text:
     """The context of a row: its messages, all of them, or its text."""
+    tally.unread |= unknown_keys(row, f"{name}: {location}")
     if (turns := row.get("messages")) is not None:
         return [{"role": str(turn["role"]), "content": text_of(turn["content"])} for turn in turns]
     for column in ("context", "text"):

@@ -52,7 +52,7 @@ def held_out(reader: TraceReader) -> tuple[SequenceRecord, ...]:
 
 
 def boundary(record: SequenceRecord, protocol: str) -> int:
-    """Cached tokens at compression, as in `eval.prepare.Prompt.boundary`."""
+    """Cached tokens at compression, as `eval.evaluate.Prompt.boundary` says."""
     if protocol == "query_aware":
         return record.prompt_length - 1
     return min(record.context_length, record.prompt_length - 1)

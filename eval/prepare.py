@@ -30,7 +30,7 @@ from eval.tune.tuned_settings import load_settings
 from kvp.artifacts.files import foreign
 from kvp.budgets import Budget
 from kvp.data.encode import encode, evidence_tokens
-from kvp.data.task import NoPromptError, TaskSettings
+from kvp.data.task import ALL, NoPromptError, TaskSettings
 from kvp.data.tasks import build_samples, expand_tasks, find_task
 from kvp.data.tasks.rows import TEXT
 from kvp.errors import UsageError
@@ -150,7 +150,8 @@ def load_prompts(
         seen[sample.task] += 1
     notes = list(getattr(samples, "notes", ()))
     if not prompts:
-        few = ": give it more rows, a longer --length, or --split all" if settings.data else ""
+        other = "" if settings.split == ALL else ", or --split all"
+        few = f": give it rows that fit or a longer --length{other}" if settings.data else ""
         nothing = f"--tasks {name}: it has nothing for the {settings.split} split{few}"
         raise UsageError("; ".join([*notes, nothing]))
     if len(prompts) < settings.count:

@@ -35,7 +35,7 @@ from eval.results.records import (
 )
 from eval.results.shapes import CHECKS, CurveRow, ResultsRow, TimingRow
 from eval.tune.tuned_settings import TunedSettings, load_settings
-from kvp.artifacts.addresses import place
+from kvp.artifacts.addresses import place, read_bytes
 from kvp.artifacts.claim import FolderKind, OutputFolder
 from kvp.artifacts.files import foreign
 from kvp.artifacts.manifest import (
@@ -277,7 +277,7 @@ def load_results(folder: Path) -> Results:
     for field, (name, key) in _FILES.items():
         if (folder / name).exists():
             records[field] = tuple(read_records(folder / name, key))
-            if (folder / name).read_bytes()[-1:] not in (b"", b"\n"):
+            if read_bytes(folder / name)[-1:] not in (b"", b"\n"):
                 notes.append(f"The last line of {name} is torn (an interrupted run) and left out.")
     if not records["records"]:
         raise ResultsError(f"{folder} holds no {ROWS} with records yet; repeat its kvp eval")

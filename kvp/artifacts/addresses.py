@@ -13,8 +13,10 @@ both). Imports no torch.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -209,6 +211,26 @@ def place(name: str | Place) -> Place:
     return name
 
 
+def regular(path: str, flags: int) -> int:
+    """The `opener` of every `open` of a file that is there: OSError where it is no regular file.
+
+    It never waits for a pipe, and a device or a pipe would give its content once only.
+    """
+    handle = os.open(path, flags | os.O_NONBLOCK)
+    if stat.S_ISREG(os.fstat(handle).st_mode):
+        return handle
+    os.close(handle)
+    raise OSError(errno.EINVAL, "is no regular file: write its content to one", path)
+
+
+def read_bytes(path: Place) -> bytes:
+    """The whole content of a file; FileNotFoundError where there is none."""
+    if isinstance(path, ObjectPath):
+        return path.read_bytes()
+    with open(path, "rb", opener=regular) as stream:
+        return stream.read()
+
+
 def size_of(path: Place) -> int | None:
     """Bytes of a file; None where there is no file of that name."""
     if isinstance(path, ObjectPath):
@@ -222,7 +244,7 @@ def read_ranges(path: Place, spans: Sequence[tuple[int, int]]) -> list[bytes]:
         starts, ends = zip(*spans, strict=True)
         parts = path._ask(lambda store: store.get_ranges(path.key, starts=starts, ends=ends))
         return [*map(bytes, parts)]
-    with path.open("rb") as stream:
+    with open(path, "rb", opener=regular) as stream:
         return [os.pread(stream.fileno(), stop - start, start) for start, stop in spans]
 
 

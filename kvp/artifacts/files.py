@@ -28,7 +28,7 @@ from glob import escape
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from kvp.artifacts.addresses import ObjectPath, Place, files_below
+from kvp.artifacts.addresses import ObjectPath, Place, files_below, read_bytes, regular
 from kvp.errors import KvpError, ResultsError, UsageError
 
 Record = dict[str, Any]
@@ -39,7 +39,7 @@ _DAMAGED = "is damaged or not what kvp writes"
 _PARTIAL = re.compile(r".+\.[0-9a-f]{8}\.partial", re.DOTALL)
 
 
-def parse_json(text: bytes | str) -> Any:  # noqa: ANN401 - anything JSON can hold
+def parse_json(text: bytes | str, **options: Any) -> Any:  # noqa: ANN401 - anything JSON can hold
     """A JSON value; ValueError where it is none or has a key twice, RecursionError if too deep."""
 
     def distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -47,7 +47,7 @@ def parse_json(text: bytes | str) -> Any:  # noqa: ANN401 - anything JSON can ho
             raise ValueError("a key is there twice")
         return entries
 
-    return json.loads(text, object_pairs_hook=distinct)
+    return json.loads(text, object_pairs_hook=distinct, **options)
 
 
 @contextmanager
@@ -109,7 +109,8 @@ def _aside(path: Path, partial: Path) -> BinaryIO:
         pass
     for left in path.parent.glob(f"{escape(path.name)}.*"):
         if is_partial(left.name):
-            with suppress(OSError), left.open("rb") as old:  # else somebody is writing it
+            # Where that fails, somebody is writing it.
+            with suppress(OSError), open(left, "rb", opener=regular) as old:
                 fcntl.flock(old, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 left.unlink()
     stream = partial.open("xb")
@@ -151,7 +152,7 @@ def atomic_write_text(path: Place, content: str) -> None:
 
 def refuse_others(out: Path, mark: str, program: str) -> None:
     """Raise UsageError where there is a file without the `mark` that `program` begins one with."""
-    if out.is_file() and mark.encode() not in out.read_bytes()[:8192]:
+    if out.is_file() and mark.encode() not in read_bytes(out)[:8192]:
         raise UsageError(
             f"--out: {out} was not written by {program} and would be lost; name another path"
         )
@@ -161,7 +162,7 @@ def fetch(source: Place, folder: Path, names: Iterable[str] | None = None) -> No
     """Fetch files, by their POSIX path in `source`: these, where they are there, or all."""
     for name in [name for name, _ in files_below(source)] if names is None else names:
         with suppress(FileNotFoundError):
-            content = (source / name).read_bytes()
+            content = read_bytes(source / name)
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             atomic_write_bytes(folder / name, content)
 
@@ -173,7 +174,7 @@ def send(folder: Path, target: ObjectPath, names: Iterable[str]) -> None:
             inner = (f"{name}/{path}" for path, _ in files_below(folder / name))
             send(folder, target, sorted(path for path in inner if not is_partial(path)))
         elif (folder / name).exists():
-            atomic_write_bytes(target / name, (folder / name).read_bytes())
+            atomic_write_bytes(target / name, read_bytes(folder / name))
 
 
 def staging_folder(address: Place) -> Path:
@@ -205,7 +206,7 @@ class JsonLines:
         Raises ResultsError where the file is missing, or a line but the torn last one is damaged.
         """
         try:
-            data = self.path.read_bytes()
+            data = read_bytes(self.path)
         except FileNotFoundError:
             raise ResultsError(f"{self.path} does not exist") from None
         for number, line in enumerate(data.split(b"\n")[:-1], start=1):
@@ -216,7 +217,7 @@ class JsonLines:
     def cut_torn_line(self) -> None:
         """Delete a torn last line; only for the file's writer."""
         if isinstance(self.path, Path) and self.path.exists():
-            os.truncate(self.path, self.path.read_bytes().rfind(b"\n") + 1)
+            os.truncate(self.path, read_bytes(self.path).rfind(b"\n") + 1)
 
     def append(self, records: Iterable[Mapping[str, Any]]) -> None:
         """Add records in one write and bring them to the disk."""

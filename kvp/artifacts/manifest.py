@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from kvp.artifacts.addresses import Place, is_address
+from kvp.artifacts.addresses import Place, is_address, read_bytes, regular
 from kvp.artifacts.files import atomic_write_bytes, foreign, parse_json
 from kvp.errors import KvpError, StoreError
 from kvp.version import __version__
@@ -52,7 +52,7 @@ def atomic_write_json(path: Place, content: object, *, new: bool = False) -> boo
 def read_json(path: Place, error: type[KvpError] = StoreError) -> dict[str, Any]:
     """Read a JSON object; raises `error` with one line that names the file if that fails."""
     try:
-        content = parse_json(path.read_bytes())
+        content = parse_json(read_bytes(path))
     except FileNotFoundError:
         raise error(f"{path} is missing") from None
     except OSError as problem:
@@ -141,7 +141,7 @@ def differences(theirs: object, ours: object, name: str = "") -> list[str]:
 
 def sha256_file(path: Path) -> str:
     """SHA-256 (hex) of a file's bytes."""
-    with path.open("rb") as stream:
+    with open(path, "rb", opener=regular) as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 

@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load, save
 from torch import Tensor
 
-from kvp.artifacts.addresses import Place, size_of
+from kvp.artifacts.addresses import Place, read_bytes, size_of
 from kvp.artifacts.files import atomic_write_bytes, foreign, parse_json
 from kvp.artifacts.manifest import SEAL, Format, digest_json, unseal
 from kvp.errors import KvpError
@@ -45,7 +45,7 @@ def read_safetensors(
     try:
         if size_of(path) is None:
             raise FileNotFoundError("there is no such file")
-        content = path.read_bytes()
+        content = read_bytes(path)
         if digest not in (None, hashlib.sha256(content).hexdigest()):
             raise error(f"{path} is damaged: its checksum is not the one that was recorded")
         return load(content)

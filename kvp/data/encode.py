@@ -13,6 +13,7 @@ document. Answers that occur by chance (`yes`, `A`) have evidence that means not
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
@@ -246,12 +247,13 @@ def evidence_tokens(
     which characters a token stands for.
     """
     sample = as_written(sample, tokenizer)
-    words = "|".join(re.escape(answer.strip()) for answer in sample.references if answer.strip())
-    if not words or not sample.context or not getattr(tokenizer, "is_fast", False):
+    text = sample.context.casefold()  # most of very many references are not in it
+    answers = [answer.strip() for answer in sample.references if answer.strip().casefold() in text]
+    words = "|".join(map(re.escape, filter(None, answers)))
+    if not words or not getattr(tokenizer, "is_fast", False):
         return ()
-    spans = [
-        match.span() for match in re.finditer(rf"(?i)(?<!\w)(?:{words})(?!\w)", sample.context)
-    ]
+    whole = re.compile(rf"(?i)(?<!\w)(?:{words})(?!\w)")
+    spans = [match.span() for match in whole.finditer(sample.context)]
     if not spans:
         return ()
     pieces = tokenizer(
@@ -265,10 +267,12 @@ def evidence_tokens(
     start = encoded.context_length - len(ids)
     if list(encoded.ids[max(start, 0) : encoded.context_length]) != list(ids):
         return ()
+    ends = [end for _, end in spans]
+    spans.append((len(sample.context), 0))  # where none ends behind a token's beginning
     return tuple(
         start + token
         for token, (low, high) in enumerate(offsets)
-        if any(low < stop and begin < high for begin, stop in spans)
+        if spans[bisect_right(ends, low)][0] < high
     )
 
 

@@ -65,7 +65,7 @@ def evicted_layers(config: PreTrainedConfig) -> tuple[int, ...]:
     """Indices of the layers that see every token; empty where a model has none.
 
     Where every layer has the same sliding window, all layers count: they see every token of a
-    prompt that is shorter than the window (`kvp.hf.model_config.attention_window`).
+    prompt that is shorter than the window (`attention_window`).
     """
     kinds = layer_kinds(config)
     if set(kinds) == {SLIDING}:
@@ -74,7 +74,7 @@ def evicted_layers(config: PreTrainedConfig) -> tuple[int, ...]:
 
 
 def geometry_of(config: PreTrainedConfig) -> Geometry:
-    """Head geometry of the layers that tokens are evicted from (`kvp.hf.model_config`).
+    """Head geometry of the layers that tokens are evicted from (`evicted_layers`).
 
     Raises ModelError when a model has no such layer, or when they are not all alike.
     """
@@ -116,7 +116,7 @@ def _heads(layer: PreTrainedConfig) -> tuple[int, int, int]:
 def check_config(config: PreTrainedConfig) -> None:
     """Raise ModelError unless some layers attend to all earlier tokens by a softmax over keys.
 
-    Other layers must be of kinds whose caches can be left alone (`kvp.hf.model_config`).
+    Other layers must be of kinds whose caches can be left alone (`layer_kinds`).
     """
     kind = f"model type {config.model_type!r}"
     if config.is_encoder_decoder:

@@ -24,6 +24,7 @@ import torch
 from gguf import GGMLQuantizationType, GGUFReader
 from torch import Tensor
 
+from kvp.artifacts.addresses import regular
 from kvp.artifacts.files import atomic_write_bytes, foreign
 from kvp.contexts import Context, norms_digest
 from kvp.errors import CacheError
@@ -88,7 +89,8 @@ def read_gguf(gguf: Path | str) -> tuple[str, tuple[Geometry, int, tuple[str, fl
 def _read(gguf: Path, _: int) -> tuple[str, tuple[Geometry, int, tuple[str, float], str]]:
     """Architecture of a GGUF file; geometry, vocabulary, RoPE and digest of norms."""
     with foreign(gguf, CacheError):
-        reader = GGUFReader(gguf)
+        with open(gguf, "rb", opener=regular) as file:
+            reader = GGUFReader(file)  # type: ignore[arg-type]  # np.memmap takes it
         tensors = {tensor.name: tensor for tensor in reader.tensors}
         name = reader.fields["general.architecture"].contents()
         if name not in INTERLEAVED:

@@ -20,6 +20,7 @@ from dataclasses import MISSING, dataclass, fields
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from kvp.artifacts.addresses import regular
 from kvp.errors import UsageError, call_program
 from kvp.plugins import did_you_mean
 from kvp.version import __version__
@@ -192,7 +193,7 @@ def _yaml(path: str, known: Sequence[str]) -> dict[str, Any]:
     import yaml  # no sooner: --help stays fast
 
     try:
-        with open(path, encoding="utf-8") as file:
+        with open(path, encoding="utf-8", opener=regular) as file:
             settings = yaml.safe_load(file)
     except OSError as error:
         raise UsageError(f"--config {path}: {error.strerror}") from None

@@ -23,7 +23,7 @@ from torch import Tensor
 from zarr.core.buffer import Buffer
 from zarr.storage import MemoryStore
 
-from kvp.artifacts.addresses import ObjectPath, Place, files_below, size_of
+from kvp.artifacts.addresses import ObjectPath, Place, files_below, read_bytes, size_of
 from kvp.artifacts.claim import FolderKind, OutputFolder
 from kvp.artifacts.files import atomic_write_bytes, foreign
 from kvp.artifacts.manifest import digest_json, read_sealed_json
@@ -111,7 +111,7 @@ def load_metadata(store: Place) -> tuple[dict[str, Any], StorePlan]:
     for name, digest in files.items():
         if size_of(store / name) is None:
             raise StoreError(f"{store / name} is missing")
-        if sha256((store / name).read_bytes()).hexdigest() != digest:
+        if sha256(read_bytes(store / name)).hexdigest() != digest:
             raise StoreError(f"{store / name} is damaged: its checksum does not match {MANIFEST}")
     return manifest, plan
 

@@ -42,6 +42,28 @@ def test_texts_and_rows_become_contexts(tmp_path, capsys):
     assert told[0]["file"] == told[2]["file"]  # the same context, the same name
 
 
+def test_of_a_folder_all_texts_are_taken_and_the_others_named(tmp_path, capsys):
+    folder = tmp_path / "texts"
+    (folder / "sub").mkdir(parents=True)
+    for name in ("a.txt", "b.TXT", "sub/e.txt", "c.csv", "d.jsonl"):
+        (folder / name).write_text(name + TEXT)
+    given = ["--policy", "nano", "--budget", "25%", "--out", str(tmp_path / "out")]
+    assert main(["compress", str(folder), *given]) == 0
+    printed = capsys.readouterr()
+    told = [json.loads(line)["document"] for line in printed.out.splitlines()]
+    assert told == [str(folder / name) for name in ("a.txt", "b.TXT", "sub/e.txt")]
+    assert f"{folder}: files that were not read (2): d.jsonl, c.csv" in printed.err
+    for path in folder.rglob("*.[tT][xX][tT]"):
+        path.unlink()
+    (folder / "d.jsonl").write_text(json.dumps({"context": TEXT, "id": 3}))
+    assert main(["compress", str(folder), *given]) == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["document"] == f"{folder} d.jsonl line 1"
+    assert f"{folder}: files that were not read (1): c.csv; keys that were not read (1): id" in (
+        printed.err
+    )
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -53,6 +75,10 @@ def test_texts_and_rows_become_contexts(tmp_path, capsys):
         (["a.txt", "--out", "x", "--method", "snapkv+ada"], "snapkv"),
         (["a.txt", "--out", "x", "--policy", "nope"], "there is no folder 'nope'"),
         (["rows.jsonl", "--out", "x", "--policy", "nano"], "none of its 1 rows"),
+        (
+            ["keys.jsonl", "--out", "x", "--policy", "nano"],
+            "keys.jsonl: line 1: unknown key 'contxt' (did you mean context?): rename it",
+        ),
     ],
 )
 def test_what_cannot_be_compressed_is_one_line(flags, message, tmp_path, monkeypatch, capsys):
@@ -60,6 +86,7 @@ def test_what_cannot_be_compressed_is_one_line(flags, message, tmp_path, monkeyp
     Path("a.txt").write_text(TEXT)
     Path("short.txt").write_text("Hello.")
     Path("rows.jsonl").write_text('{"messages": [{"content": "x"}]}')
+    Path("keys.jsonl").write_text('{"contxt": "x", "text": "y"}')
     assert main(["compress", *flags]) == 2
     said = capsys.readouterr().err.strip().splitlines()
     assert len(said) == 1, said

@@ -35,7 +35,8 @@ _benchmark = partial(_short, length=700, protocols="query_agnostic", split="all"
 
 
 def _rows(folder, data, out, **changes):
-    return _short(folder, out, tasks="data", data=data, split="all", prompts=100, **changes)
+    changes = {"split": "all", **changes}
+    return _short(folder, out, tasks="data", data=data, prompts=100, **changes)
 
 
 def _records(out):
@@ -224,7 +225,17 @@ def test_what_cannot_be_used_is_one_line_each(tiny_folder, tmp_path, capsys):
     assert example.startswith("my/all/0/0")
     _write(tmp_path / "none.jsonl", {**good, "answer": ""})
     assert _rows(tiny_folder, tmp_path / "none.jsonl", tmp_path / "none") == 2
-    assert "left out 1 row: line 1 has no answer to measure" in _said(capsys)
+    message = _said(capsys)
+    assert "left out 1 row: line 1 has no answer to measure (answer, answers, reference" in message
+    assert message.endswith("nothing for the all split: give it rows that fit or a longer --length")
+    _write(tmp_path / "none.jsonl", {"context": CONTEXT, "question": "What?", "expected": "e"})
+    assert _rows(tiny_folder, tmp_path / "none.jsonl", tmp_path / "none") == 2
+    assert "keys that were not read (1): expected; " in (message := _said(capsys))
+    assert _rows(tiny_folder, tmp_path / "none.jsonl", tmp_path / "none", split="test") == 2
+    assert _said(capsys).endswith("give it rows that fit or a longer --length, or --split all")
+    _write(tmp_path / "none.jsonl", {"contxt": CONTEXT, "question": "What?", "answer": "e"})
+    assert _rows(tiny_folder, tmp_path / "none.jsonl", tmp_path / "none") == 2
+    assert "none.jsonl: line 1: unknown key 'contxt' (did you mean context?)" in _said(capsys)
     assert not (tmp_path / "none").exists()
 
 

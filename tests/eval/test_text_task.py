@@ -69,6 +69,16 @@ def test_context_and_continuation_are_one_stretch(tokenizer, jsonl):
     assert protocols_of(_config(jsonl).protocol_list, "text") == ("query_agnostic",)
 
 
+def test_a_folder_of_texts_says_what_is_left_out(tokenizer, tmp_path):
+    (tmp_path / "sub").mkdir()
+    for name in ("a.TXT", "sub/b.md", "c.csv", "d.jsonl"):
+        (tmp_path / name).write_text(_text(name, 400))
+    prompts, notes = _load(_config(tmp_path, split="all", prompts=99), tokenizer)
+    text = "\n\n".join(_text(name, 400) for name in ("a.TXT", "sub/b.md"))
+    assert all(tokenizer.decode(prompt.sample.token_ids) in text for prompt in prompts)
+    assert f"--text {tmp_path}: files that were not read (2): d.jsonl, c.csv" in notes
+
+
 def test_a_plain_text_is_shared_out_by_position(tokenizer, tmp_path):
     path = tmp_path / "book.txt"
     whole = _text(9, 4000)

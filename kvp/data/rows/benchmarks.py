@@ -70,8 +70,7 @@ def benchmark_source(
         end = "" if shared == sample.id else shared
         name = f"{task}/{settings.split}/{settings.seed}/{number}{end}"
         named.append(replace(sample, id=name))
-    note = tally.note()
-    return Source.of(named, [f"--data {data}: {task}: {note}"] if note else ())
+    return Source.of(named, tally.notes(f"--data {data}: {task}"))
 
 
 def rows_of(data: str, names: Sequence[str]) -> Iterator[Row]:
@@ -83,7 +82,7 @@ def rows_of(data: str, names: Sequence[str]) -> Iterator[Row]:
     """
     path = Path(data)
     if path.is_dir() and not is_saved(path):
-        for file in files_of(path):
+        for file in files_of(path)[0]:
             if file.name.partition(".")[0] in names:
                 yield from rows_of(str(file), names)
         return

@@ -13,16 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kvp.data.rows.files import (
-    TEXT_SUFFIXES,
-    Tally,
-    files_of,
-    is_saved,
-    read_rows,
-    read_text,
-    share_of,
-)
-from kvp.data.rows.forms import ACCEPTED, Document, Turn, alternating_turns, document_of, role_of
+from kvp.data.rows import forms
+from kvp.data.rows.files import Tally, files_of, read_rows, read_text, share_of
+from kvp.data.rows.forms import Document, Turn
 from kvp.data.rows.values import RowError
 from kvp.data.synthetic.text import SPLITS, split_of
 from kvp.data.task import TaskSettings
@@ -38,24 +31,31 @@ def read_documents(
     Message trees follow the other rows; `settings.tree_paths` chooses their threads. Raises
     UsageError naming `flag`: no such data, nothing in it, or no row that can be used.
     """
-    path = Path(data)
-    texts = path.is_dir() and any(path.glob("*.txt"))
-    if path.suffix.lower() in TEXT_SUFFIXES or (
-        texts and not files_of(path) and not is_saved(path)
-    ):
-        return _texts(data, flag), Tally(rows=1)
+    files, texts, _ = files_of(Path(data))
+    if texts and not files:
+        whole, tally = read_text(data, flag)
+        parts = {split: share_of(whole, split) for split in SPLITS}  # by position
+        name = Path(data).name
+        return tuple(
+            Document(split=split, text=part, long=True, location=name)
+            for split, part in parts.items()
+            if part
+        ), tally
     tally = Tally()
     all_threads = settings.tree_paths == "all"
     trees: dict[str, list[tuple[str, Message]]] = {}
     usable: list[Document] = []
 
     def documents(location: str, row: Mapping[str, Any]) -> list[Document]:
+        tally.unread |= forms.unknown_keys(row, f"--{flag} {data}: {location}")
         if "message_id" in row and "text" in row and row.get("messages") is None:
             trees.setdefault(_tree_of(row), []).append((location, row))
             return []
-        return [replace(document_of(row), location=location)]
+        document = replace(forms.document_of(row), location=location)
+        tally.unread |= forms.other_forms(row, document)
+        return [document]
 
-    for _, made in tally.parse_rows(read_rows(data, flag), documents):
+    for _, made in tally.parse_rows(read_rows(data, flag, tally.left_out), documents):
         usable += made
     for name, members in trees.items():
         try:
@@ -63,18 +63,8 @@ def read_documents(
             usable += _of_tree(tree, name, members[0][0], all_threads)
         except (RowError, RecursionError) as error:  # an id that is there twice
             tally.skipped += [(location, str(error)) for location, _ in members]
-    tally.check(f"--{flag} {data}", usable, hint=f"; accepted columns are {ACCEPTED}")
+    tally.check(f"--{flag} {data}", usable, hint=f"; accepted columns are {forms.ACCEPTED}")
     return tuple(usable), tally
-
-
-def _texts(data: str, flag: str) -> tuple[Document, ...]:
-    """A running text as one document per split, shared out by position."""
-    whole = read_text(data, flag)
-    return tuple(
-        Document(split=split, text=part, long=True, location=Path(data).name)
-        for split in SPLITS
-        if (part := share_of(whole, split))
-    )
 
 
 def _of_tree(
@@ -117,7 +107,7 @@ def threads(messages: Iterable[Message]) -> Iterator[tuple[Turn, ...]]:
     for _, thread in sorted(reversed(pairs), key=lambda pair: pair[0]):
         turns = [{"role": reply.get("role"), "content": reply.get("text")} for reply in thread]
         try:
-            yield alternating_turns(turns)
+            yield forms.alternating_turns(turns)
             usable += 1
         except RowError as error:
             refusal = refusal or error
@@ -132,7 +122,9 @@ def _threads(
     role = ("user", "assistant")[len(thread) % 2]
 
     def replies_to(parent: object, role: str) -> list[Message]:
-        return [reply for reply in replies.get(parent, ()) if role_of(reply.get("role")) == role]
+        return [
+            reply for reply in replies.get(parent, ()) if forms.role_of(reply.get("role")) == role
+        ]
 
     fitting = replies_to(thread[-1]["message_id"] if thread else None, role)
     if role == "user":

@@ -12,10 +12,13 @@ import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from textwrap import shorten
 from typing import Any, TypeVar
 
+from kvp.artifacts.addresses import read_bytes, regular
+from kvp.artifacts.files import parse_json
 from kvp.data.rows.values import RowError, plain_row
 from kvp.errors import UsageError, first_line
 from kvp.program.progress import quiet_logs
@@ -26,7 +29,7 @@ TEXT_SUFFIXES = (".txt", ".md")
 SHARES = {"train": (0.0, 0.8), "validation": (0.8, 0.9), "test": (0.9, 1.0), "all": (0.0, 1.0)}
 """Which part of a text each split owns, as fractions of its length."""
 _MAX_NAMED = 3
-"""Skipped rows that a message names at most."""
+"""Skipped rows, files or keys that a message names at most."""
 
 Row = tuple[str, Any]
 """Location of a row in its data ("line 7"); its columns, or the RowError why it has none."""
@@ -34,25 +37,26 @@ Skipped = tuple[str, str]
 """Location of a row and why it cannot be used ("line 7", "has no text")."""
 
 
-def read_rows(data: str, flag: str) -> Iterator[Row]:
+def read_rows(data: str, flag: str, left_out: list[str] | None = None) -> Iterator[Row]:
     """Rows of a file, a folder or a hub data set (`NAME` or `NAME:CONFIGURATION`), in order.
 
-    All splits of a data set follow one another. Raises UsageError naming `flag` where there is no
-    such data, or it cannot be read at all.
+    All splits of a data set follow one another. `left_out` gets names of files that are not read.
+    Raises UsageError naming `flag` where there is no such data, or it cannot be read at all.
     """
     path = Path(data)
     if not data.strip():
         raise UsageError(f"--{flag} is empty")
     try:
         reader = reader_of(path)
-        if path.is_dir():
-            yield from _folder(path, flag)
-        elif reader is not None and path.is_file():
-            yield from reader(path)
+        if is_saved(path):
+            yield from _saved(path)
+        elif path.is_dir():
+            yield from _folder(path, flag, left_out)
         elif path.exists():
-            raise UsageError(
-                f"--{flag} {data}: unknown kind of file; use one of {', '.join(KINDS)}"
-            )
+            if reader is None and path.is_file():
+                kinds = ", ".join(KINDS)
+                raise UsageError(f"--{flag} {data}: unknown kind of file; use one of {kinds}")
+            yield from (reader or _json_lines)(path)  # which refuse pipes
         elif reader is not None or data.startswith((".", "/", "~")) or data.count("/") > 1:
             # Of a data set of the hub no name is written like this.
             raise UsageError(f"--{flag} {data}: no such file or folder")
@@ -67,16 +71,27 @@ def reader_of(path: Path) -> Callable[[Path], Iterator[Row]] | None:
     return READERS.get(path.suffix.lower())
 
 
-def files_of(folder: Path) -> list[Path]:
-    """Files of rows in a folder and below, sorted; hidden ones are left out."""
-    return [
-        path
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-        and reader_of(path) is not None
-        and not any(part.startswith(".") for part in path.relative_to(folder).parts)
-        and path.name != "dataset_infos.json"
-    ]
+def files_of(path: Path) -> tuple[list[Path], list[Path], list[Path]]:
+    """Files of rows, of running text and of other kinds that a path means, sorted.
+
+    A file means itself, a folder what is in it and below, without what is hidden. What
+    `save_to_disk` wrote counts as a file of rows.
+    """
+    kinds: tuple[list[Path], list[Path], list[Path]] = ([], [], [])
+    saved: list[Path] = []
+    for file in [path] if is_saved(path) or not path.is_dir() else sorted(path.rglob("*")):
+        inside = file.relative_to(path).parts
+        hidden = any(part.startswith((".", "dataset_infos.json")) for part in inside)
+        if hidden or any(map(file.is_relative_to, saved)):
+            continue
+        if is_saved(file):
+            saved.append(file)
+        suffix = file.suffix.lower() if file == path or file.is_file() else ""
+        if suffix in READERS or is_saved(file):
+            kinds[0].append(file)
+        elif file.is_symlink() or not file.is_dir():
+            kinds[1 if suffix in TEXT_SUFFIXES else 2].append(file)
+    return kinds
 
 
 def is_saved(folder: Path) -> bool:
@@ -84,16 +99,19 @@ def is_saved(folder: Path) -> bool:
     return any((folder / name).is_file() for name in ("dataset_dict.json", "state.json"))
 
 
-_UNREADABLE = (OSError, UnicodeError, RecursionError)
+_UNREADABLE = (OSError, ValueError, RecursionError)
 """What reading a file raises."""
 
 
+_parse = partial(parse_json, parse_constant=int)  # which refuses NaN and Infinity
+
+
 def _json_lines(path: Path) -> Iterator[Row]:
-    with path.open(encoding="utf-8-sig") as file:
+    with open(path, encoding="utf-8-sig", opener=regular) as file:
         for number, line in enumerate(file, start=1):
             if line.strip():
                 try:
-                    row = json.loads(line)
+                    row = _parse(line)
                 except (ValueError, RecursionError) as error:
                     row = RowError(f"is not JSON ({error})")
                 yield f"line {number}", row
@@ -102,8 +120,8 @@ def _json_lines(path: Path) -> Iterator[Row]:
 def _json(path: Path) -> Iterator[Row]:
     """A list of objects, an object with one such list, or lines of objects."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8-sig"))
-    except (ValueError, RecursionError):
+        content = _parse(read_bytes(path).decode("utf-8-sig"))
+    except (json.JSONDecodeError, RecursionError):
         yield from _json_lines(path)
         return
     if isinstance(content, dict):
@@ -117,24 +135,26 @@ def _parquet(path: Path) -> Iterator[Row]:
     from pyarrow.parquet import ParquetFile  # type: ignore[import-untyped]
 
     def load() -> Iterator[Mapping[str, Any]]:
-        with ParquetFile(path) as file:
+        with open(path, "rb", opener=regular) as stream, ParquetFile(stream) as file:
+            if len({*(names := file.schema_arrow.names)}) < len(names):
+                raise ValueError("a column is there twice")
             for batch in file.iter_batches(batch_size=16):  # a few, since a cell may hold a book
                 yield from batch.to_pylist()
 
     return _parts(load)
 
 
-def _folder(folder: Path, flag: str) -> Iterator[Row]:
+def _saved(folder: Path) -> Iterator[Row]:
     from datasets import load_from_disk
 
-    saved = [path for path in (folder, *sorted(folder.iterdir())) if is_saved(path)]
-    for path in saved:  # this folder, or one for each configuration of a data set
-        for location, row in _parts(partial(load_from_disk, str(path))):
-            yield location if path == folder else f"{path.name} {location}", row
-        if path == folder:
-            return
-    files = [path for path in files_of(folder) if not any(map(path.is_relative_to, saved))]
-    if not files and not saved:
+    return _parts(lambda: load_from_disk(str(folder)))
+
+
+def _folder(folder: Path, flag: str, left_out: list[str] | None) -> Iterator[Row]:
+    files, *others = files_of(folder)
+    if left_out is not None:
+        left_out += [path.name for path in sorted(chain(*others))]
+    if not files:
         raise UsageError(
             f"--{flag} {folder}: no data in this folder; it may hold files of kind "
             f"{', '.join(KINDS)} or what save_to_disk writes"
@@ -182,22 +202,23 @@ KINDS = (*READERS, *TEXT_SUFFIXES)
 """Suffixes of files that can be read."""
 
 
-def read_text(path: str, flag: str) -> str:
-    """A text file, or all `*.txt` of a folder in the order of their names.
+def read_text(path: str | None, flag: str) -> tuple[str, Tally]:
+    """A text file, or all of a folder in their order, and what is left out; of None no text.
 
     Raises UsageError naming `flag` when there is none or it cannot be read.
     """
-    source = Path(path)
-    files = sorted(source.glob("*.txt")) if source.is_dir() else [source]
-    if not files:
-        raise UsageError(f"--{flag} {path}: no .txt file in this folder")
+    if path is None:
+        return "", Tally()
+    rows, texts, others = files_of(Path(path))
+    texts = texts or [Path(path)]
     try:
-        text = "\n\n".join(file.read_text(encoding="utf-8-sig") for file in files)
+        parts = [read_bytes(file).decode("utf-8-sig") for file in texts]
     except _UNREADABLE as error:
         raise UsageError(f"--{flag} {path}: cannot be read as text ({error})") from error
-    if not text.strip():
-        raise UsageError(f"--{flag} {path}: there is no text in it")
-    return text
+    text = "\n\n".join(parts).replace("\r\n", "\n").replace("\r", "\n")
+    if not text.strip() or "\0" in text:
+        raise UsageError(f"--{flag} {path}: there is no text in it, or it is not in UTF-8")
+    return text, Tally(rows=1, left_out=[file.name for file in rows + others if file not in texts])
 
 
 def share_of(text: str, split: str) -> str:
@@ -218,6 +239,10 @@ class Tally:
     rows: int = 0
     """Rows read, good and bad."""
     skipped: list[Skipped] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+    """Files of a folder that are not read."""
+    unread: set[str] = field(default_factory=set)
+    """Keys of rows that are not read."""
 
     def parse_rows(
         self, rows: Iterable[Row], parse: Callable[[str, Mapping[str, Any]], T]
@@ -247,22 +272,29 @@ class Tally:
         if not self.rows:
             raise UsageError(f"{what}: there is nothing in it")
         if not usable:
-            why = f": {list_skipped(self.skipped[:1])}" if self.skipped else ""
+            why = f": {list_first(self.skipped[:1])}" if self.skipped else ""
             raise UsageError(
                 f"{what}: none of its {self.rows} rows {use}{why}{hint} (docs/data.md)"
             )
 
-    def note(self) -> str | None:
-        """One line on the rows that were skipped, None without any."""
-        if not self.skipped:
-            return None
-        return f"skipped {len(self.skipped)} of {self.rows} rows: {list_skipped(self.skipped)}"
+    def notes(self, what: str) -> tuple[str, ...]:
+        """One line on rows, files and keys that are not used; it begins with `what`."""
+        unused: dict[str, Sequence[Skipped | str]] = {
+            f"skipped {len(self.skipped)} of {self.rows} rows": self.skipped,
+            f"files that were not read ({len(self.left_out)})": self.left_out,
+            f"keys that were not read ({len(self.unread)})": [
+                key if key.strip() and key.isprintable() else ascii(key)
+                for key in sorted(self.unread)
+            ],
+        }
+        told = "; ".join(f"{name}: {list_first(each)}" for name, each in unused.items() if each)
+        return (f"{what}: {told}",) if told else ()
 
 
-def list_skipped(skipped: Sequence[Skipped]) -> str:
+def list_first(unused: Sequence[Skipped | str]) -> str:
     """The first few locations with their reasons, in short, and how many more there are."""
-    texts = [f"{location} {reason}" for location, reason in skipped[:_MAX_NAMED]]
+    texts = [one if isinstance(one, str) else " ".join(one) for one in unused[:_MAX_NAMED]]
     printable = ("".join(c if c.isprintable() else " " for c in text) for text in texts)
     named = ", ".join(shorten(text, width=200, placeholder=" ...") for text in printable)
-    more = len(skipped) - _MAX_NAMED
+    more = len(unused) - _MAX_NAMED
     return f"{named} and {more} more" if more > 0 else named

@@ -9,12 +9,15 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 from kvp.data.metrics import METRIC_NAMES, marked_number
 from kvp.data.rows.values import RowError, name_in, plain_row, text_of, texts_of, whole_number
 from kvp.data.synthetic.text import split_of
 from kvp.data.task import REPLY_TOKENS, Sample
+from kvp.errors import UsageError
+from kvp.plugins import did_you_mean
 
 Turn = Mapping[str, str]
 
@@ -36,6 +39,17 @@ _ANSWERS = ("answer", "answers", "reference", "references")
 """Columns with the texts of right answers; the first one that is there counts."""
 _CHOICES = re.compile(r"choices|endings|choice\d+")
 """Columns with texts to choose from."""
+_TARGET = {*_ANSWERS, "task", "metric", "answer_prefix", "max_new_tokens"}
+_DIALOGUE = {"messages", "conversations", "prompt", "completion", "metric"}
+_QUESTION = {"context", "question", "questions"}
+_MESSAGE = {"message_id", "parent_id", "message_tree_id", "role", "text", "rank", "deleted"}
+_KEYS = _TARGET | _DIALOGUE | _QUESTION | _MESSAGE
+_TURN = {"role", "content", "from", "value", "tool_calls", "function_call"}
+_INNER = {**dict.fromkeys(_DIALOGUE - {"metric"}, _TURN), "questions": _KEYS}
+"""Keys of the objects in a column."""
+_ALIKE = (*map(set, (*_TURN_KEYS, _ANSWERS)), {"messages", "conversations"})
+"""Keys of which a row needs one."""
+_WORD = re.compile(r"[A-Z]?[^\W\d_A-Z]+|[A-Z]+|\d+")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)  # there may be millions
@@ -67,7 +81,7 @@ def document_of(row: Mapping[str, Any]) -> Document:
     """The document a row is; raises RowError with the reason where it is none."""
     for column in ("messages", "conversations"):
         if isinstance(row.get(column), list):
-            return _apply_metric(_dialogue(alternating_turns(row[column])), row)
+            return _dialogue(alternating_turns(row[column]), row)
     question, context = row.get("question") is not None, row.get("context") is not None
     several = isinstance(row.get("questions"), list)
     if context and (question or several):
@@ -84,6 +98,42 @@ def document_of(row: Mapping[str, Any]) -> Document:
         raise RowError("has no text")
     columns = ", ".join(sorted(row)[:20]) or "none"
     raise RowError(f"has none of the accepted columns (it has: {columns})")
+
+
+def unknown_keys(row: Mapping[str, Any], what: str, known: set[str] = _KEYS) -> set[str]:
+    """Keys of a row, and of messages and questions in it, that no form of a row has.
+
+    UsageError, which begins with `what`, where one nearly spells a key that the row lacks.
+    """
+    unknown = {key for key in row.keys() - known if row[key] not in (None, "")}
+    if unknown:
+        there = {key for key in known if row.get(key) not in (None, "")}
+        lacking = frozenset(known.difference(there, *(keys for keys in _ALIKE if keys & there)))
+    for key in sorted(unknown):
+        if meant := _key_meant(key, lacking):
+            raise UsageError(f"{what}: unknown key {key!r:.40}{meant}: rename it, or leave it out")
+    for column, keys in _INNER.items():
+        for part in row[column] if isinstance(row.get(column), list) else ():
+            if isinstance(part, Mapping):
+                unknown |= {f"{column}.{key}" for key in unknown_keys(part, what, keys)}
+    return unknown
+
+
+@lru_cache(maxsize=4096)  # rows of a file have the same ones
+def _key_meant(key: str, lacking: frozenset[str]) -> str:
+    words = len(_WORD.findall(key))  # question_id is no misspelling of question
+    near = [name for name in sorted(lacking) if abs(len(name) - len(key)) < 4]
+    names = [name for name in near if words <= name.count("_") + 1 or key.lower() == name]
+    return did_you_mean(key, names, cutoff=0.83)
+
+
+def other_forms(row: Mapping[str, Any], document: Document) -> set[str]:
+    """Known keys of a row that are not read: another key, or the form of the row, goes first."""
+    form = {"text"} if document.text else _DIALOGUE if document.turns else _QUESTION
+    unread = _KEYS - form - (_TARGET if document.alone or document.questions else set())
+    for keys in (("messages", "conversations", "prompt"), _ANSWERS, ("questions", "question")):
+        unread.update([key for key in keys if row.get(key) is not None][1:])
+    return {key for key in unread if row.get(key) is not None}
 
 
 def role_of(name: object) -> str | None:
@@ -122,15 +172,12 @@ def alternating_turns(turns: Sequence[object]) -> tuple[Turn, ...]:
     return tuple(kept[: len(kept) // 2 * 2])
 
 
-def _dialogue(turns: tuple[Turn, ...]) -> Document:
-    return Document(split=split_of(json.dumps(turns)), turns=turns)
-
-
-def _apply_metric(document: Document, row: Mapping[str, Any]) -> Document:
-    """A dialogue with a metric of its own: a prompt that is answered, its reply the reference."""
+def _dialogue(turns: tuple[Turn, ...], row: Mapping[str, Any]) -> Document:
+    """A dialogue; with a metric of its own a prompt that is answered, its reply the reference."""
+    document = Document(split=split_of(json.dumps(turns)), turns=turns)
     if row.get("metric") in (None, "", "none"):
         return document
-    target = _target({**row, "answer": document.turns[-1]["content"]})
+    target = _target({**row, "answer": turns[-1]["content"]})
     return replace(document, alone=True, questions=(target,))
 
 
@@ -143,9 +190,9 @@ def _prompt(row: Mapping[str, Any]) -> Document:
     if not isinstance(prompt, Sequence) or not isinstance(completion, Sequence | None):
         raise RowError("has a prompt or completion that is neither text nor a list of messages")
     if completion:
-        return _apply_metric(_dialogue(alternating_turns([*prompt, *completion])), row)
+        return _dialogue(alternating_turns([*prompt, *completion]), row)
     turns = alternating_turns([*prompt, {"role": "assistant", "content": "-"}])
-    document = _dialogue(turns)
+    document = _dialogue(turns, {})
     if turns[-1]["content"] != "-":
         raise RowError("has a prompt in which user and assistant do not take turns")
     target = _target(row)
@@ -163,8 +210,10 @@ def _questions(row: Mapping[str, Any]) -> Document:
 def questions_of(row: Mapping[str, Any]) -> tuple[Sample, ...]:
     """The questions of a row, at least one; raises RowError with the reason where it has none."""
     asked = row.get("questions")
-    if not isinstance(asked, list):
+    if asked is None:
         return (_question(row),)
+    if not isinstance(asked, list):
+        raise RowError("has questions that are not a list")
     listed = [column for column in _ANSWERS if row.get(column) is not None]
     shared = {key: value for key, value in row.items() if key not in ("questions", *listed)}
     if not asked:
@@ -200,10 +249,12 @@ def _target(row: Mapping[str, Any]) -> Sample:
     """What an answer is compared with: a question without texts."""
     if _is_multiple_choice(row):
         raise RowError("is multiple choice (metric choice), which kvp lm-eval measures")
-    answers, default = _answers(row)
-    task = name_in(row, "task")
-    if default == "all" and task.startswith("qa"):
-        default = "part"
+    given = next((row[name] for name in _ANSWERS if row.get(name) is not None), None)
+    answers, task = texts_of(given, " in answer"), name_in(row, "task")
+    # Of an object (SQuAD's), or of a task so named, any of several spellings is right.
+    default = "part" if isinstance(given, Mapping) or task.startswith("qa") else "all"
+    if answers and all(marked_number(answer) is not None for answer in answers):
+        default = "number"  # GSM8K
     metric = name_in(row, "metric") or default
     if metric not in METRIC_NAMES:
         raise RowError(f"has metric {metric!r}, which is not one of {', '.join(METRIC_NAMES)}")
@@ -216,16 +267,6 @@ def _target(row: Mapping[str, Any]) -> Sample:
         max_new_tokens=whole_number(row, "max_new_tokens", _MOST_NEW_TOKENS) or REPLY_TOKENS,
         metric=metric,
     )
-
-
-def _answers(row: Mapping[str, Any]) -> tuple[tuple[str, ...], str]:
-    """References, and the metric of their form."""
-    given = next((row[name] for name in _ANSWERS if row.get(name) is not None), None)
-    default = "part" if isinstance(given, Mapping) else "all"  # SQuAD's: any of several spellings
-    answers = texts_of(given, " in answer")
-    if answers and all(marked_number(answer) is not None for answer in answers):
-        default = "number"  # GSM8K
-    return answers, default
 
 
 def _is_multiple_choice(row: Mapping[str, Any]) -> bool:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from kvp.data.encode import CHARACTERS, as_written, content_ids, encode
 from kvp.data.metrics import NONE, fault_of
 from kvp.data.rows.documents import read_documents
-from kvp.data.rows.files import Skipped, list_skipped
+from kvp.data.rows.files import Skipped, list_first
 from kvp.data.rows.forms import Document, Turn
 from kvp.data.task import (
     ALL,
@@ -76,8 +76,8 @@ def row_samples(
     trees = any(document.tree for document in of_split)
     if trees and len(samples) < settings.count and settings.tree_paths == "best":
         more = "one thread of each message tree is used; --tree_paths all takes every one"
-    notes = [f"--{flag} {data}: {note}" for note in (tally.note(), maker.note(), more) if note]
-    return Source.of(samples, notes)
+    notes = [f"--{flag} {data}: {note}" for note in (maker.note(), more) if note]
+    return Source.of(samples, [*tally.notes(f"--{flag} {data}"), *notes])
 
 
 def name_of(data: str) -> str:
@@ -102,7 +102,7 @@ class _SampleMaker:
         parts = []
         if self.skipped:
             rows = "row" if len(self.skipped) == 1 else "rows"
-            parts.append(f"left out {len(self.skipped)} {rows}: {list_skipped(self.skipped)}")
+            parts.append(f"left out {len(self.skipped)} {rows}: {list_first(self.skipped)}")
         if self.short_chats:
             chats = "chat" if len(self.short_chats) == 1 else "chats"
             parts.append(
@@ -190,7 +190,7 @@ class _SampleMaker:
         if tokens > self.settings.length:
             return self._excess(tokens)
         if self.settings.needs_reply and not sample.references:
-            return "has no answer to measure"
+            return "has no answer to measure (answer, answers, reference or references)"
         return fault_of(sample.metric, sample.references)
 
     def _excess(self, tokens: int) -> str:

@@ -7,6 +7,7 @@ table gives the same samples.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from datetime import date
@@ -56,6 +57,8 @@ def plain_value(value: object) -> Any:  # noqa: ANN401
     elif isinstance(value, float | Decimal):
         if value != value:  # not a number
             return None
+        if not math.isfinite(value):
+            raise RowError("has a number that is not finite")
         exact = -_EXACT < value < _EXACT or isinstance(value, Decimal)
         return int(value) if exact and value == int(value) else float(value)
     elif isinstance(value, date):
@@ -77,7 +80,7 @@ def text_of(content: object, where: str = "") -> str:
         content = "".join(map(str, parts))
     if content is None or (isinstance(content, str) and not content.strip()):
         raise RowError(f"has no text{where}")
-    if not isinstance(content, str | int | float):
+    if isinstance(content, bool) or not isinstance(content, str | int | float):
         raise RowError(f"has a value that is not text{where}")
     return str(content)
 
@@ -85,7 +88,7 @@ def text_of(content: object, where: str = "") -> str:
 def name_in(row: Mapping[str, Any], column: str) -> str:
     """The text of a column that may be missing, empty then; RowError where it holds a list."""
     value = row.get(column)
-    if not isinstance(value, str | int | float | None):
+    if isinstance(value, bool) or not isinstance(value, str | int | float | None):
         raise RowError(f"has a value that is not text in {column}")
     return "" if value is None else str(value)
 

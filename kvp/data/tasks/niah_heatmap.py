@@ -73,12 +73,12 @@ class NiahHeatmapTask(ScoredByMetric):
         if metric not in METRICS:
             raise UsageError(f"--metric {metric}: {self.name} has {' or '.join(METRICS)}")
         split = generated_split(settings.split)
-        essays = None if settings.essays is None else read_text(settings.essays, "essays")
+        essays, tally = read_text(settings.essays, "essays")
 
         def make(index: int) -> Sample:
             depth, length = cells[index % len(cells)]
             blank = blank_sample(settings, self.name, str(index))
-            inputs = SampleInputs(name=blank.id, split=split, length=length, essays=essays)
+            inputs = SampleInputs(name=blank.id, split=split, length=length, essays=essays or None)
             needle, question, answer = draw_needle(inputs.rng("needle"), split)
             words = inputs.essay()
             whole = replace(
@@ -101,7 +101,8 @@ class NiahHeatmapTask(ScoredByMetric):
 
         for first in range(0, min(settings.count, len(cells)), len(depths)):
             make(first)  # a length too small shows now
-        return Source(size=settings.count, make=make)
+        notes = tally.notes(f"--essays {settings.essays}")
+        return Source(size=settings.count, make=make, notes=notes)
 
 
 def _lengths(settings: TaskSettings) -> tuple[int, ...]:

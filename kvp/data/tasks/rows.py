@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from kvp.data.encode import CHARACTERS, encode, opening_ids
 from kvp.data.metrics import ScoredByMetric
 from kvp.data.rows.documents import read_documents
-from kvp.data.rows.files import read_text, reader_of, share_of
+from kvp.data.rows.files import files_of, read_text, reader_of, share_of
 from kvp.data.rows.samples import row_samples
 from kvp.data.synthetic.dialogues import Turn, generated_chat
 from kvp.data.synthetic.text import SPLITS
@@ -147,12 +147,13 @@ def stretches(
 def _texts(data: str, settings: TaskSettings) -> tuple[list[str], tuple[str, ...]]:
     """Texts of one split, and a note on rows that were skipped."""
     path, split = Path(data), settings.split
-    if (path.is_file() and reader_of(path) is None) or (path.is_dir() and any(path.glob("*.txt"))):
-        return [share_of(read_text(data, "text"), split)], ()
+    if (path.is_file() and reader_of(path) is None) or files_of(path)[1]:
+        text, tally = read_text(data, "text")
+        return [share_of(text, split)], tally.notes(f"--text {data}")
     documents, tally = read_documents(data, "text", settings)
     texts = [row.text for row in documents if row.text and split in (row.split, ALL)]
     if not texts:
         raise UsageError(f"--text {data}: no row with a 'text' column in the {split} split")
     skipped = [(row.location, "has no text") for row in documents if not row.text]
-    note = replace(tally, skipped=[*tally.skipped, *skipped]).note()
-    return texts, () if note is None else (f"--text {data}: {note}",)
+    tally.skipped += skipped
+    return texts, tally.notes(f"--text {data}")

@@ -386,7 +386,7 @@ class RulerTask(ScoredByMetric):
 
     def build(self, settings: TaskSettings, tokenizer: PreTrainedTokenizerBase) -> Source:
         """Samples with as much haystack as fits; other needles are drawn while these do not."""
-        essays = None if settings.essays is None else read_text(settings.essays, "essays")
+        essays, tally = read_text(settings.essays, "essays")
         count_tokens = text_counter(self.name, settings, tokenizer)
 
         @lru_cache(maxsize=1)
@@ -400,7 +400,7 @@ class RulerTask(ScoredByMetric):
                     seed=settings.seed,
                     index=index,
                     split=settings.split,
-                    essays=essays,
+                    essays=essays or None,
                     attempt=attempt,
                 )
             except NoPromptError:
@@ -410,7 +410,8 @@ class RulerTask(ScoredByMetric):
 
         if settings.count:
             make(0)  # a length too small shows now
-        return Source(size=settings.count, make=make)
+        notes = tally.notes(f"--essays {settings.essays}")
+        return Source(size=settings.count, make=make, notes=notes)
 
 
 def text_counter(

@@ -80,7 +80,7 @@ def read_questions(data: str, flag: str) -> QuestionSet:
     questions: list[DocumentQuestion] = []
     articles: dict[str, str | None] = {}
     tally = Tally()
-    rows = read_rows(data, flag)
+    rows = read_rows(data, flag, tally.left_out)
     for _, made in tally.parse_rows(rows, lambda _, row: list(_READERS[flag](row))):
         for item in made:
             if isinstance(item, tuple):
@@ -203,16 +203,16 @@ class RulerQaTask(ScoredByMetric):
                 f"--length {settings.length}: the smallest {self.name} prompt already has "
                 f"{min(too_long)} tokens"
             )
-        notes = [maker.data.tally.note()]
+        notes = [*maker.data.tally.notes(what := f"--{flag} {data}")]
         if too_long:
             notes.append(
-                f"{settings.split} split: left out {len(too_long)} of its questions, whose own "
-                f"documents are longer than --length {settings.length}"
+                f"{what}: {settings.split} split: left out {len(too_long)} of its questions, whose "
+                f"own documents are longer than --length {settings.length}"
             )
         return Source(
             size=len(fitting),
             make=lambda index: maker.make(fitting[index], index),
-            notes=tuple(f"--{flag} {data}: {note}" for note in notes if note),
+            notes=tuple(notes),
         )
 
 

@@ -6,17 +6,23 @@ of a report is in `tests/eval/report`.
 
 import copy
 import json
+import os
 import sys
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
 
+import kvp
 from eval.evolve.search import Journal, SearchPlan, search
 from eval.methods import build_methods
 from eval.push import model_card
 from eval.results.folder import RESULTS, load_results
 from eval.results.records import RecordFile
+from eval.tune.tuned_settings import load_settings
+from kvp import nano
+from kvp.artifacts.addresses import read_ranges
 from kvp.artifacts.claim import OutputFolder
 from kvp.artifacts.files import JsonLines
 from kvp.artifacts.manifest import (
@@ -24,11 +30,15 @@ from kvp.artifacts.manifest import (
     digest_json,
     read_sealed_json,
     sha256_file,
+    sha256_input,
     write_sealed_json,
 )
+from kvp.artifacts.tensors import read_safetensors
+from kvp.contexts import read_context
 from kvp.errors import KvpError, UsageError
 from kvp.geometry import Geometry
-from kvp.program.table import report, run_program
+from kvp.llamacpp.slots import read_gguf
+from kvp.program.table import main, report, run_program
 from kvp.store import SequenceRecord, StorePlan, Trace, TraceReader, TraceWriter
 from policies import load_policy, make_allocator
 from policies.policy_files import PolicyMeta, load_shard, save_policy
@@ -211,6 +221,51 @@ def test_a_manifest_lists_no_other_files(tmp_path, name):
     content["files"][name.format(tmp=tmp_path)] = "0"
     write_sealed_json(file, content)
     assert "it lists files that no trace store has" in _line(read)
+
+
+PIPES = {
+    "config": lambda path: main(["train", "--config", str(path)]),
+    "text": lambda path: main(["compress", str(path), "--policy", "nano", "--out", "x"]),
+    "rows": lambda path: kvp.evaluate(tasks="data", data=str(path), out="x"),
+    "mixture": lambda path: kvp.collect(data=f"chat:1,{path}:1", out="x"),
+    "essays": lambda path: kvp.evaluate(tasks="niah_single_2", essays=str(path), out="x"),
+    "squad": lambda path: kvp.evaluate(tasks="qa_1", squad=str(path), out="x"),
+    "GGUF file": read_gguf,
+    "policy": lambda path: load_policy(path.parent),
+    "settings": load_settings,
+    "budgets": lambda path: make_allocator(f"evolved:{path}"),
+    "store": lambda path: TraceReader(path.parent),
+    "results": lambda path: load_results(path.parent),
+    "context": read_context,
+    "digest": sha256_input,
+    "records": lambda path: list(JsonLines(path)),
+    "tensors": lambda path: read_safetensors(path, KvpError),
+    "ranges": lambda path: read_ranges(path, [(0, 4)]),
+    "model": lambda path: kvp.load_model(str(path.parent)),
+    "model.gguf": lambda path: kvp.load_model(str(path)),
+}
+
+
+@pytest.mark.parametrize("kind", PIPES)
+def test_no_reader_waits_for_a_pipe(tmp_path, kind, monkeypatch, capsys, quiet_pipes):
+    monkeypatch.chdir(tmp_path)
+    names = {"policy": "policy.json", "store": "manifest.json", "results": "manifest.json",
+             "text": "a.txt", "rows": "a.jsonl", "essays": "a.txt",
+             "model": "tokenizer.json", "model.gguf": "model.gguf"}  # fmt: skip
+    path = tmp_path / "made" / names.get(kind, "a.json")
+    path.parent.mkdir()
+    if kind == "model":
+        (path.parent / "config.json").write_text((nano.path() / "config.json").read_text())
+    os.mkfifo(path)
+    quiet_pipes(path.parent)
+    try:
+        assert PIPES[kind](path) == 2
+        said = capsys.readouterr().err
+    except (KvpError, OSError) as refusal:
+        said = str(refusal)
+    assert "regular file" in said or "no such file" in said or "no budget file" in said
+    assert path.name in said
+    assert not Path("x").exists()
 
 
 @pytest.mark.parametrize("size", [8, 2**24, 2**62, 2**64 - 1])

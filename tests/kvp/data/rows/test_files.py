@@ -1,6 +1,9 @@
 """Files, folders and data sets of the hub that rows are read from."""
 
 import json
+import os
+import socket
+from pathlib import Path
 
 import pytest
 
@@ -79,18 +82,80 @@ def test_a_folder_of_files_and_one_of_save_to_disk(tmp_path):
         documents(str(tmp_path / "nothing"))
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("empty.jsonl", "\n", "there is nothing in it"),
-        ("a.csv", "x", r"unknown kind of file; use one of .jsonl, .*, .txt"),
-        ("a.parquet", "no parquet", r"--data .*a\.parquet: cannot be read"),
-    ],
-)
-def test_files_that_are_refused(tmp_path, name, content, message):
-    (tmp_path / name).write_text(content)
-    with pytest.raises(UsageError, match=message):
-        read(tmp_path / name)
+def test_of_a_folder_the_files_that_are_not_read_are_named(tmp_path):
+    folder = tmp_path / "set"
+    (folder / "sub" / ".hidden").mkdir(parents=True)
+    for name in ("a.JSONL", "sub/b.Json"):
+        (folder / name).write_text('{"text": "one"}')
+    for name in ("README.md", "c.csv", "d.jsonl.gz", "sub/.hidden/e.jsonl"):
+        (folder / name).write_text("")
+    os.mkfifo(folder / "sub" / "f.jsonl")
+    (folder / "g.jsonl").symlink_to("g.jsonl")
+    (folder / "h").symlink_to(tmp_path)
+    usable, tally = read(folder)
+    assert [document.location for document in usable] == ["a.JSONL line 1", "sub/b.Json row 1"]
+    left_out = ["README.md", "c.csv", "d.jsonl.gz", "g.jsonl", "h", "f.jsonl"]
+    assert tally.left_out == left_out
+    assert "files that were not read (6): README.md, c.csv, d.jsonl.gz and 3 more" in str(
+        tally.notes("--data set")
+    )
+    for name in ("a.JSONL", "sub/b.Json"):
+        (folder / name).rename((folder / name).with_suffix(".TXT"))
+    usable, tally = read(folder)
+    assert usable[0].text.startswith('{"text":')
+    assert tally.left_out == left_out[1:]
+
+
+def _write_columns(path):
+    import pyarrow
+    import pyarrow.parquet
+
+    table = pyarrow.Table.from_arrays([pyarrow.array(["a"])] * 2, names=["text", "text"])
+    pyarrow.parquet.write_table(table, path)
+
+
+def _socket(path):
+    server = socket.socket(socket.AF_UNIX)
+    server.bind(str(path))
+    server.close()
+
+
+WRONG = {
+    "empty.jsonl": ("\n", "there is nothing in it"),
+    "a.csv": ("x", r"unknown kind of file; use one of .jsonl, .*, .txt"),
+    "a.jsonl.gz": ("x", r"unknown kind of file; use one of .jsonl, .*, .txt"),
+    "a.parquet": ("no parquet", r"--data .*a\.parquet: cannot be read"),
+    "utf16.jsonl": ('{"text": "x"}'.encode("utf-16"), "cannot be read"),
+    "utf16.txt": ("words".encode("utf-16"), "cannot be read as text"),
+    "nul.txt": ("words".encode("utf-16-le"), "no text in it, or it is not in UTF-8"),
+    "twice.json": ('[{"text": "x", "text": "y"}]', "cannot be read .*a key is there twice"),
+    "nan.json": ('[{"text": "x", "a": NaN}]', "cannot be read .*NaN"),
+    "twice.parquet": (_write_columns, "cannot be read .*a column is there twice"),
+    "pipe.jsonl": (os.mkfifo, "cannot be read .*is no regular file"),
+    "pipe.json": (os.mkfifo, "cannot be read .*is no regular file"),
+    "pipe.parquet": (os.mkfifo, "cannot be read .*is no regular file"),
+    "pipe.txt": (os.mkfifo, "cannot be read as text .*is no regular file"),
+    "pipe": (os.mkfifo, "cannot be read .*is no regular file"),
+    "socket.jsonl": (_socket, "cannot be read"),
+    "device.jsonl": (lambda path: path.symlink_to("/dev/null"), "is no regular file"),
+    "loop.jsonl": (lambda path: path.symlink_to(path), "no such file or folder"),
+    "folder.jsonl": (Path.mkdir, "no data in this folder"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_files_that_are_refused(tmp_path, monkeypatch, name, quiet_pipes):
+    content, message = WRONG[name]
+    monkeypatch.chdir(tmp_path)  # names of sockets are short
+    path = Path(name).absolute()
+    if callable(content):
+        content(Path(name) if name.startswith("socket") else path)
+    else:
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    quiet_pipes(tmp_path)
+    with pytest.raises(UsageError, match=message) as error:
+        read(path)
+    assert "\n" not in str(error.value)
 
 
 def rows(length):

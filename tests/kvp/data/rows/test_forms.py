@@ -63,6 +63,16 @@ GOOD = '{"text": "good"}\n'
         ('{"context": "c", "questions": ["q", ""], "answers": ["a", "b"]}',
          "has no text in question (its question 2)"),
         ('{"context": "c", "questions": []}', "has an empty list of questions"),
+        ('{"context": "c", "question": "q", "questions": "r"}', "questions that are not a list"),
+        ('{"text": "a", "text": "b"}', "is not JSON (a key is there twice)"),
+        ('{"question": "q", "answer": {"text": "a", "text": "b"}}', "a key is there twice"),
+        ('{"text": "a", "score": NaN}', "is not JSON (invalid literal for int() with"),
+        ('{"question": "q", "answer": [-Infinity]}', "is not JSON"),
+        ('{"question": "q", "answer": 1e400}', "has a number that is not finite"),
+        ('{"context": "c", "question": "q", "answers": true}', "has a value that is not text"),
+        ('{"context": "c", "question": "q", "answer": [true]}', "has a value that is not text"),
+        ('{"context": true, "question": "q"}', "has a value that is not text in context"),
+        ('{"question": "q", "answer": "x", "task": true}', "has a value that is not text in task"),
     ],
 )  # fmt: skip
 def test_one_bad_row_is_skipped_and_a_file_of_them_refused(tmp_path, line, message):
@@ -70,8 +80,8 @@ def test_one_bad_row_is_skipped_and_a_file_of_them_refused(tmp_path, line, messa
     path.write_text(GOOD + "\n" + line + "\n" + GOOD)
     usable, tally = read(path)
     assert [document.text for document in usable] == ["good", "good"]
-    note = tally.note()
-    assert note.startswith("skipped 1 of 3 rows: line 3 ")
+    (note,) = tally.notes("--data")
+    assert note.startswith("--data: skipped 1 of 3 rows: line 3 ")
     assert message in note
     path.write_text(line + "\n" + line + "\n")
     with pytest.raises(UsageError) as error:
@@ -81,12 +91,98 @@ def test_one_bad_row_is_skipped_and_a_file_of_them_refused(tmp_path, line, messa
     assert "\n" not in str(error.value)
 
 
+QUESTION = {"context": "Gate 5 opens at 9.\n", "question": "When?", "answer": "9"}
+
+
+@pytest.mark.parametrize(
+    ("row", "key", "meant"),
+    [
+        *[
+            ({name if key == old else key: cell for key, cell in QUESTION.items()}, name, old)
+            for old, name in [
+                ("context", "contxt"), ("context", "Context"), ("context", "contexts"),
+                ("question", "qestion"), ("question", "quesiton"), ("question", "QUESTION"),
+                ("answer", "anser"), ("answer", "awnser"), ("answer", "amswer"),
+                ("answer", " answer "),
+            ]
+        ],
+        ({**QUESTION, "max-new-tokens": 5}, "max-new-tokens", "max_new_tokens"),
+        ({**QUESTION, "maxNewTokens": 5}, "maxNewTokens", "max_new_tokens"),
+        ({**QUESTION, "answerprefix": "a"}, "answerprefix", "answer_prefix"),
+        ({**QUESTION, "answer_prefx": "a"}, "answer_prefx", "answer_prefix"),
+        ({**QUESTION, "metrics": "f1"}, "metrics", "metric"),
+        ({"txt": "words"}, "txt", "text"),
+        ({"conversation": turns("a", "b")}, "conversation", "conversations"),
+        ({"prompt": "a", "compltion": "b"}, "compltion", "completion"),
+        ({"messages": [{"role": "user", "contnt": "a"}, *turns("a", "b")]}, "contnt", "content"),
+        ({"conversations": [{"fromm": "human", "value": "a"}]}, "fromm", "from"),
+        ({"prompt": [{"role": "user", "Content": "a"}]}, "Content", "content"),
+        ({"context": "c", "questions": [{"question": "q", "answr": "a"}]}, "answr", "answer"),
+        ({"mesage_id": 1, "parent_id": None, "role": "prompter", "text": "a"}, "mesage_id",
+         "message_id"),
+    ],
+)  # fmt: skip
+def test_a_misspelt_key_is_named_before_anything_is_measured(tmp_path, row, key, meant):
+    data = jsonl(tmp_path / "d.jsonl", QUESTION, row)
+    with pytest.raises(UsageError) as error:
+        read(data)
+    assert str(error.value) == (
+        f"--data {data}: line 2: unknown key {key!r} (did you mean {meant}?): "
+        "rename it, or leave it out"
+    )
+
+
+@pytest.mark.parametrize(
+    ("row", "unread"),
+    [
+        ({**QUESTION, "id": 1, "source": "x", "answer_id": None}, "(2): id, source"),
+        ({**QUESTION, "question_id": 1, "test": "x", "prompts": None}, "(2): question_id, test"),
+        ({**QUESTION, "a": 1, "b": 2, "c": 3, "d": 4}, "(4): a, b, c and 1 more"),
+        ({**QUESTION, "answers": ["9"], "answered": True}, "(2): answered, answers"),
+        ({"messages": turns("a", "b"), "conversation_id": 1, "text": "a"},
+         "(2): conversation_id, text"),
+        ({"messages": [{**turn, "weight": 1} for turn in turns("a", "b")]},
+         "(1): messages.weight"),
+        ({"prompt": "a", "prompt_id": 1, "completion": "b", "answer": "c"},
+         "(2): answer, prompt_id"),
+        ({"text": "Gate 5 opens at 9.", "question": "When?", "answer": "9"},
+         "(2): answer, question"),
+        ({"context": "c", "questions": [{"question": "q", "id": 1}]}, "(1): questions.id"),
+        ({"context": "c", "question": "q", "\x1b[2J": 1}, "(1): '\\x1b[2J'"),
+        ({"context": "c", "question": "q", "\ud800": 1, "": 2}, "(2): '', '\\ud800'"),
+        ({**QUESTION, "answers": ["9"], "references": ["8"]}, "(2): answers, references"),
+        ({"messages": turns("a", "b"), "prompt": "a"}, "(1): prompt"),
+        ({"context": "c", "question": "q", "questions": ["r"], "answers": ["a"]}, "(1): question"),
+    ],
+)  # fmt: skip
+def test_keys_that_are_not_read_are_listed_once(tmp_path, row, unread):
+    _, tally = read(jsonl(tmp_path / "d.jsonl", row, row))
+    assert tally.notes("--data d") == (f"--data d: keys that were not read {unread}",)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        QUESTION,
+        {"messages": [*turns("a", "b", "c"), {"role": "assistant", "tool_calls": [1]}]},
+        {"message_id": 1, "parent_id": None, "message_tree_id": 1, "role": "prompter", "text": "a",
+         "rank": None, "deleted": False},
+    ],
+)  # fmt: skip
+def test_rows_whose_keys_are_all_read_have_no_note(tmp_path, row):
+    answer = {"message_id": 2, "parent_id": 1, "message_tree_id": 1, "role": "assistant",
+              "text": "b"}  # fmt: skip
+    rows = [row, answer] if "message_id" in row else [row]
+    assert read(jsonl(tmp_path / "d.jsonl", *rows))[1].notes("x") == ()
+
+
 def test_only_the_first_bad_rows_are_named(tmp_path):
     data = jsonl(tmp_path / "d.jsonl", *[{"text": ""}] * 6, {"text": "a"})
-    assert read(data)[1].note() == (
-        "skipped 6 of 7 rows: line 1 has no text, line 2 has no text, line 3 has no text and 3 more"
+    assert read(data)[1].notes("--data d") == (
+        "--data d: skipped 6 of 7 rows: line 1 has no text, line 2 has no text, "
+        "line 3 has no text and 3 more",
     )
-    assert read(jsonl(tmp_path / "e.jsonl", {"text": "a"}))[1].note() is None
+    assert read(jsonl(tmp_path / "e.jsonl", {"text": "a"}))[1].notes("x") == ()
 
 
 @pytest.mark.parametrize(

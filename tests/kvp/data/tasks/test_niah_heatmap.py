@@ -53,6 +53,22 @@ def test_every_cell_in_turn(tokenizer):
         assert sample.context.count(sample.references[0]) == 1
 
 
+def test_a_folder_of_essays_says_what_is_left_out(tmp_path, tokenizer):
+    words = "One two. " * 300
+    (tmp_path / "sub").mkdir()
+    for name in ("a.TXT", "sub/b.md", "c.csv", "d.jsonl"):
+        (tmp_path / name).write_text(name + " " + words)
+    for name in ("niah_heatmap", "niah_single_2"):
+        source = TASKS[name].build(replace(SETTINGS, essays=str(tmp_path), count=3), tokenizer)
+        (note,) = source.notes
+        assert note == f"--essays {tmp_path}: files that were not read (2): d.jsonl, c.csv"
+        assert "One two." in source[2].context
+    (tmp_path / "a.TXT").unlink()
+    (tmp_path / "sub" / "b.md").unlink()
+    with pytest.raises(UsageError, match=r"--essays .*: cannot be read as text"):
+        _build(tokenizer, essays=str(tmp_path))
+
+
 def test_needles_belong_to_the_split(tokenizer):
     for split in ("train", "validation"):
         found = {sample.question for sample in _build(tokenizer, split=split)}

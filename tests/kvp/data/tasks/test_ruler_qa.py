@@ -222,7 +222,7 @@ def test_rows_of_the_hub_and_plain_ones(tmp_path):
         ("q1", ("a", "b")), ("q3", ("a",)), ("q4", ("a",)),
     ]  # fmt: skip
     assert list(read.documents) == ["c1", "c2", "c3", "c4"]
-    assert read.tally.note() is None
+    assert not read.tally.notes("x")
 
 
 OFFICIAL = {
@@ -260,7 +260,7 @@ def test_bad_rows_of_squad_are_counted(tmp_path, row, reason):
     good = {"context": "c", "question": "q", "answer": "a"}
     read = read_questions(jsonl(tmp_path / "s.jsonl", good, row, good), "squad")
     assert len(read.questions) == 2
-    assert str(read.tally.note()).startswith(f"skipped 1 of 3 rows: line 2 {reason}")
+    assert read.tally.notes("x")[0].startswith(f"x: skipped 1 of 3 rows: line 2 {reason}")
     with pytest.raises(UsageError) as error:
         read_questions(jsonl(tmp_path / "t.jsonl", row), "squad")
     assert "none of its 1 rows has a question with an answer: line 1 has" in str(error.value)
