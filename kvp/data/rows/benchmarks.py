@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvp.data.encode import encode
-from kvp.data.rows.files import Row, Tally, files_of, is_saved, read_rows, reader_of
+from kvp.data.rows.files import READERS, Row, Tally, files_of, is_saved, read_rows
 from kvp.data.rows.values import RowError, text_of, texts_of
 from kvp.data.synthetic.text import split_of
 from kvp.data.task import ALL, NoPromptError, Sample, Source, TaskSettings, context_of
@@ -86,7 +86,7 @@ def rows_of(data: str, names: Sequence[str]) -> Iterator[Row]:
             if file.name.partition(".")[0] in names:
                 yield from rows_of(str(file), names)
         return
-    of_hub = not path.exists() and data.count("/") == 1 and reader_of(path) is None
+    of_hub = not path.exists() and data.count("/") == 1 and path.suffix.lower() not in READERS
     if of_hub and ":" not in data:
         data = f"{data}:{names[0]}"
     called = path.name.partition(".")[0] if path.exists() else data.rpartition(":")[2]

@@ -47,15 +47,12 @@ def read_rows(data: str, flag: str, left_out: list[str] | None = None) -> Iterat
     if not data.strip():
         raise UsageError(f"--{flag} is empty")
     try:
-        reader = reader_of(path)
-        if is_saved(path):
-            yield from _saved(path)
-        elif path.is_dir():
+        reader = READERS.get(path.suffix.lower())
+        if path.is_dir():
             yield from _folder(path, flag, left_out)
         elif path.exists():
             if reader is None and path.is_file():
-                kinds = ", ".join(KINDS)
-                raise UsageError(f"--{flag} {data}: unknown kind of file; use one of {kinds}")
+                raise UsageError(f"--{flag} {data}: unknown kind of file; use one of {KINDS}")
             yield from (reader or _json_lines)(path)  # which refuse pipes
         elif reader is not None or data.startswith((".", "/", "~")) or data.count("/") > 1:
             # Of a data set of the hub no name is written like this.
@@ -64,11 +61,6 @@ def read_rows(data: str, flag: str, left_out: list[str] | None = None) -> Iterat
             yield from _hub(data, flag)
     except _UNREADABLE as error:
         raise UsageError(f"--{flag} {data}: cannot be read ({error})") from error
-
-
-def reader_of(path: Path) -> Callable[[Path], Iterator[Row]] | None:
-    """The reader for the suffix of a path, None for another one."""
-    return READERS.get(path.suffix.lower())
 
 
 def files_of(path: Path) -> tuple[list[Path], list[Path], list[Path]]:
@@ -144,20 +136,19 @@ def _parquet(path: Path) -> Iterator[Row]:
     return _parts(load)
 
 
-def _saved(folder: Path) -> Iterator[Row]:
+def _folder(folder: Path, flag: str, left_out: list[str] | None) -> Iterator[Row]:
     from datasets import load_from_disk
 
-    return _parts(lambda: load_from_disk(str(folder)))
-
-
-def _folder(folder: Path, flag: str, left_out: list[str] | None) -> Iterator[Row]:
+    if is_saved(folder):
+        yield from _parts(lambda: load_from_disk(str(folder)))
+        return
     files, *others = files_of(folder)
     if left_out is not None:
         left_out += [path.name for path in sorted(chain(*others))]
     if not files:
         raise UsageError(
-            f"--{flag} {folder}: no data in this folder; it may hold files of kind "
-            f"{', '.join(KINDS)} or what save_to_disk writes"
+            f"--{flag} {folder}: no data in this folder; it may hold files of kind {KINDS} or what "
+            "save_to_disk writes"
         )
     for file in files:
         for location, row in read_rows(str(file), flag):
@@ -172,7 +163,7 @@ def _hub(name: str, flag: str) -> Iterator[Row]:
         yield from _parts(lambda: load_dataset(base, configuration or None))
     except OSError as error:
         raise UsageError(
-            f"--{flag} {name}: not a file ({', '.join(KINDS)}), a folder of such files, a folder "
+            f"--{flag} {name}: not a file ({KINDS}), a folder of such files, a folder "
             f"of save_to_disk or a data set that loads ({error})"
         ) from error
 
@@ -198,7 +189,7 @@ READERS: Mapping[str, Callable[[Path], Iterator[Row]]] = {
 }
 """Readers by suffix."""
 
-KINDS = (*READERS, *TEXT_SUFFIXES)
+KINDS = ", ".join((*READERS, *TEXT_SUFFIXES))
 """Suffixes of files that can be read."""
 
 

@@ -124,7 +124,8 @@ def _key_meant(key: str, lacking: frozenset[str]) -> str:
     words = len(_WORD.findall(key))  # question_id is no misspelling of question
     near = [name for name in sorted(lacking) if abs(len(name) - len(key)) < 4]
     names = [name for name in near if words <= name.count("_") + 1 or key.lower() == name]
-    return did_you_mean(key, names, cutoff=0.83)
+    swapped = [name for name in names if sorted(name) == sorted(key)]
+    return did_you_mean(key, swapped or names, cutoff=0.5 if swapped else 0.83)
 
 
 def other_forms(row: Mapping[str, Any], document: Document) -> set[str]:

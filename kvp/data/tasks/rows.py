@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from kvp.data.encode import CHARACTERS, encode, opening_ids
 from kvp.data.metrics import ScoredByMetric
 from kvp.data.rows.documents import read_documents
-from kvp.data.rows.files import files_of, read_text, reader_of, share_of
+from kvp.data.rows.files import READERS, files_of, read_text, share_of
 from kvp.data.rows.samples import row_samples
 from kvp.data.synthetic.dialogues import Turn, generated_chat
 from kvp.data.synthetic.text import SPLITS
@@ -147,7 +147,7 @@ def stretches(
 def _texts(data: str, settings: TaskSettings) -> tuple[list[str], tuple[str, ...]]:
     """Texts of one split, and a note on rows that were skipped."""
     path, split = Path(data), settings.split
-    if (path.is_file() and reader_of(path) is None) or files_of(path)[1]:
+    if (path.is_file() and path.suffix.lower() not in READERS) or files_of(path)[1]:
         text, tally = read_text(data, "text")
         return [share_of(text, split)], tally.notes(f"--text {data}")
     documents, tally = read_documents(data, "text", settings)

@@ -116,6 +116,8 @@ QUESTION = {"context": "Gate 5 opens at 9.\n", "question": "When?", "answer": "9
         ({"prompt": "a", "compltion": "b"}, "compltion", "completion"),
         ({"messages": [{"role": "user", "contnt": "a"}, *turns("a", "b")]}, "contnt", "content"),
         ({"conversations": [{"fromm": "human", "value": "a"}]}, "fromm", "from"),
+        ({"conversations": [{"form": "human", "value": "a"}]}, "form", "from"),
+        ({**QUESTION, "taks": "qa"}, "taks", "task"),
         ({"prompt": [{"role": "user", "Content": "a"}]}, "Content", "content"),
         ({"context": "c", "questions": [{"question": "q", "answr": "a"}]}, "answr", "answer"),
         ({"mesage_id": 1, "parent_id": None, "role": "prompter", "text": "a"}, "mesage_id",
