@@ -22,6 +22,8 @@ from kvp.errors import UsageError
 from kvp.plugins import reason_of, require
 from kvp.program.progress import say
 from policies import load_policy, make_scorer
+from policies.learned import LearnedScorer
+from policies.policy_files import check_geometry
 
 BODY = 1 << 20
 """Bytes that a request may have: llama.cpp needs time for special tokens that grows as a square."""
@@ -212,11 +214,14 @@ def run(config: ServeConfig) -> None:
     from llama_cpp import Llama
 
     from kvp.llamacpp import bounded
+    from kvp.llamacpp.engine import Engine
 
     try:
         llama = Llama(config.gguf, n_ctx=config.cells, flash_attn=True, verbose=False)
     except (ValueError, RuntimeError) as error:
         raise UsageError(f"{config.gguf}: llama.cpp cannot load it ({error})") from None
+    if isinstance(scorer, LearnedScorer):
+        check_geometry(scorer, Engine.of(llama).geometry)
     with bounded(llama, scorer, config.cells), listener, suppress(KeyboardInterrupt):
         app = _Application(llama, Path(config.gguf).stem, config.cells)
         app.server = server = uvicorn.Server(

@@ -168,8 +168,8 @@ PROGRAMS = {
     "serve": Program(
         "eval.config:ServeConfig",
         "eval.serve:run",
-        "Serve a GGUF model within a fixed number of cache cells. An OpenAI-compatible server "
-        "(llama-cpp-python's own) whose cache a policy or a method keeps small.",
+        "Serve a GGUF model within a fixed number of cache cells. An OpenAI-compatible server, "
+        "which generates by llama-cpp-python; a policy or a method keeps its cache small.",
         ("kvp serve models/smollm2.gguf --policy smollm2-135m-instruct --cells 2048",),
     ),
     "lm-eval": Program(
