@@ -12,16 +12,22 @@ from typing import Any
 from warnings import catch_warnings
 
 from eval.config import CompressConfig
+from kvp.artifacts.claim import FolderKind, OutputFolder
 from kvp.budgets import parse_budget
 from kvp.data.rows.files import Tally, files_of, read_rows, read_text
 from kvp.data.rows.forms import unknown_keys
 from kvp.data.rows.values import RowError, text_of
-from kvp.errors import UsageError
+from kvp.errors import CacheError, UsageError
+from kvp.hf import geometry_of
 from kvp.hf.contexts import Text, check_length, compress, context_ids
 from kvp.hf.loading import load_config, model_of, tokenizer_of
 from kvp.hf.model_config import context_limit
 from kvp.program.progress import Progress, say
 from policies import load_policy, make_scorer
+from policies.learned import LearnedScorer
+from policies.policy_files import check_geometry
+
+CONTEXTS = FolderKind(noun="folder of contexts", marker="", error=CacheError)
 
 
 def run(config: CompressConfig) -> None:
@@ -32,8 +38,11 @@ def run(config: CompressConfig) -> None:
     if config.gguf and config.model == type(config).model:
         config = replace(config, model=config.gguf)
     scorer = load_policy(config.policy) if config.policy else make_scorer(config.label)
+    model_config = load_config(config.model, revision=config.revision)
+    if isinstance(scorer, LearnedScorer):
+        check_geometry(scorer, geometry_of(model_config))
     documents, tokenizer = dict(_documents(config.documents)), tokenizer_of(config)
-    limit, budget = context_limit(load_config(config.model)), parse_budget(config.budget)
+    limit, budget = context_limit(model_config), parse_budget(config.budget)
     for name, text in documents.items():
         try:
             check_length(len(context_ids(text, tokenizer)), limit)
@@ -44,7 +53,8 @@ def run(config: CompressConfig) -> None:
 
         read_gguf(config.gguf)
     model, tokenizer = model_of(config, config.device)
-    with catch_warnings(), Progress("compressing", len(documents)) as progress:
+    folder = OutputFolder(Path(config.out), CONTEXTS, shared=True)
+    with catch_warnings(), folder, Progress("compressing", len(documents)) as progress:
         warnings.showwarning = lambda message, *_, **__: say(f"note: {message}")
         for name, text in documents.items():
             context = compress(model, tokenizer, text, scorer, budget)

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from kvp.artifacts.manifest import portable, recorded_name
@@ -349,6 +350,20 @@ class PolicyConfig(Group):
         if name := self.policy or self.method:
             return name
         raise UsageError("--policy is missing: name a policy, or a --method, to choose tokens")
+
+    def check_names(self) -> None:
+        """Raise KvpError on a name that cannot exist, and on an allocator."""
+        super().check_names()
+        scorer, allocator = known_names.split_method(self.label)
+        if allocator in known_names.ALLOCATORS and not Path(self.label).exists():
+            raise UsageError(
+                f"{self.label}: engines hold as many tokens in every head and layer; leave the "
+                f"allocator out: {scorer}"
+            )
+        if self.policy:
+            known_names.check_policy(self.policy, "--policy: ")
+        else:
+            known_names.check_methods([self.label], "method")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,7 +24,7 @@ from eval.results.comparison import compare_all
 from eval.results.folder import commands, describe_measure, load_results, unfinished_work
 from eval.results.records import UNIFORM, group_by, value_of
 from eval.results.shapes import CHECKS
-from kvp.artifacts.files import foreign
+from kvp.artifacts.files import foreign, naming
 from kvp.artifacts.manifest import sha256_file, shown_text
 from kvp.errors import PolicyError, UsageError, first_line
 from kvp.hub import HubName
@@ -166,9 +166,10 @@ def run(config: PushConfig) -> str | None:
         return None
     phase(f"uploading {policy.source.name} to {config.repository}")
     with TemporaryDirectory() as folder:
-        for path in files:
-            shutil.copy(path, folder)
-        (Path(folder) / CARD).write_text(card, encoding="utf-8")
+        with naming(Path(folder)):
+            for path in files:
+                shutil.copy(path, folder)
+            (Path(folder) / CARD).write_text(card, encoding="utf-8")
         return _upload(Path(folder), config)
 
 

@@ -16,14 +16,16 @@ import copy
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor
+from torch.utils.tensorboard import SummaryWriter
 
+from kvp.artifacts.files import naming
 from kvp.errors import UsageError
 from kvp.metrics import has_signal
 from kvp.program.progress import Progress, phase
@@ -250,11 +252,9 @@ class Between(pl.Callback):
         """Begin at the step that is resumed from; entries of the log after it are hidden."""
         if self._shown:
             step, name = trainer.global_step, self._target.place.absolute().name
-            self._log = TensorBoardLogger(
-                self._target.logs, name=name, version="", purge_step=step + 1
-            )
-            self._log.experiment.add_custom_scalars(CHARTS)
-            trainer.logger = self._log  # closed by Lightning
+            with naming(self._target.logs):
+                self._log = SummaryWriter(str(self._target.logs / name), purge_step=step + 1)
+                self._log.add_custom_scalars(CHARTS)
             self._progress = Progress("training", int(trainer.max_steps), completed=step)
             self._progress.__enter__()
 
@@ -279,7 +279,9 @@ class Between(pl.Callback):
             if held_out is not None:
                 logged |= means_by_layer(held_out, job.traces.geometry, job.heads)
         if self._progress is not None:
-            self._log.log_metrics(logged, step)
+            with naming(self._target.logs):
+                for name, value in logged.items():
+                    self._log.add_scalar(name, value, step)
             self._progress.update(step, note=self._note(metrics))
         if last or step % job.config.checkpoint_every == 0:
             trainer.save_checkpoint(self._target.checkpoint)  # the first writes, others wait
@@ -295,11 +297,16 @@ class Between(pl.Callback):
         return text
 
     def on_train_end(self, *_: object) -> None:
-        """Give the terminal back, also after an error."""
+        """Give the terminal back, and close the log."""
         if self._progress is not None:
             self._progress.__exit__()
+            with naming(self._target.logs):
+                self._log.close()
 
-    on_exception = on_train_end  # type: ignore[assignment]
+    def on_exception(self, *_: object) -> None:
+        """The same, but what the disk says of it is no news."""
+        with suppress(OSError):
+            self.on_train_end()
 
     def state_dict(self) -> dict[str, Any]:
         """Whose a checkpoint is."""

@@ -94,6 +94,9 @@ class KvpLM(HFLM):  # type: ignore[misc]
                 f"of HFLM's it takes {', '.join(_OF_HFLM)}"
             )
         how = compression(**settings)
+        if isinstance(pretrained, str):  # before its weights are loaded
+            model_config = load_config(pretrained, revision=to_load.get("revision"))
+            check_methods([how.method], geometry_of(model_config))
         name, model, its_tokenizer = load(pretrained, tokenizer, **to_load)
         if (scorer := how.method.scorer) is not None:  # refused before any request is read
             check_inputs(model, [scorer])

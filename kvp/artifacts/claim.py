@@ -26,7 +26,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from kvp.artifacts.addresses import ObjectPath, Place, files_below
-from kvp.artifacts.files import fetch, foreign, is_partial, send, staging_folder
+from kvp.artifacts.files import CLAIMED, fetch, foreign, is_partial, send, staging_folder
 from kvp.artifacts.manifest import Format, differences, read_sealed_json, write_sealed_json
 from kvp.errors import KvpError
 
@@ -102,6 +102,23 @@ class OutputFolder(AbstractContextManager["OutputFolder"]):
             self._take()
         except OSError as problem:
             raise kind.error(f"cannot write --out {path}: {problem.strerror}") from None
+        if isinstance(path, Path):
+            CLAIMED[path] = self
+
+    def check(self) -> None:
+        """Raise the kind's error where a folder on a disk was deleted, moved or replaced since."""
+        if not self._is_there():
+            raise self._kind.error(
+                f"--out {self.path} was deleted, moved or replaced meanwhile; repeat the command"
+            )
+
+    def _is_there(self) -> bool:
+        if not isinstance(self.path, Path):
+            return True
+        try:
+            return os.path.samestat(os.stat(self._lock), os.fstat(self._handle))
+        except FileNotFoundError:
+            return False
 
     def _take(self) -> None:
         """Take the lock; raises the kind's error, naming the holder, where it is taken."""
@@ -193,19 +210,24 @@ class OutputFolder(AbstractContextManager["OutputFolder"]):
             self._copy.cleanup()
             self._copy = None
         if self._close.alive:
-            if _locked(self._handle, fcntl.LOCK_EX):
+            if self._is_there() and _locked(self._handle, fcntl.LOCK_EX):
                 if isinstance(self.path, Path):
                     for name in [name for name, _ in files_below(self.path) if is_partial(name)]:
                         (self.path / name).unlink(missing_ok=True)
                 self._lock.unlink(missing_ok=True)
             self._close()
+        CLAIMED.pop(self.path, None)
         for empty in self._made:
             with suppress(OSError):  # something is in it
                 empty.rmdir()
 
-    def __exit__(self, *_: object) -> None:
-        """Release."""
-        self.release()
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        """Release; errors as `check`, unless the block ends with one of its own."""
+        try:
+            if error is None:
+                self.check()
+        finally:
+            self.release()
 
 
 def _locked(handle: int, mode: int) -> bool:

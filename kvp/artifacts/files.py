@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from glob import escape
 from pathlib import Path
 from typing import Any, BinaryIO
+from weakref import WeakValueDictionary
 
 from kvp.artifacts.addresses import ObjectPath, Place, files_below, read_bytes, regular
 from kvp.errors import KvpError, ResultsError, UsageError
@@ -36,6 +37,8 @@ Record = dict[str, Any]
 CHECKSUM = "checksum"
 """Key of a line's checksum: the first 16 hex digits of the SHA-256 of all its other keys."""
 _DAMAGED = "is damaged or not what kvp writes"
+CLAIMED: WeakValueDictionary[Path, Any] = WeakValueDictionary()
+"""Folders that this process writes (`kvp.artifacts.claim`), by their paths."""
 _PARTIAL = re.compile(r".+\.[0-9a-f]{8}\.partial", re.DOTALL)
 
 
@@ -69,11 +72,19 @@ def is_partial(name: str) -> bool:
     return _PARTIAL.fullmatch(name) is not None
 
 
+def check_claims(path: Place) -> None:
+    """Raise the error of a folder above `path` that is no more the one that was claimed."""
+    for folder in [CLAIMED.get(above) for above in getattr(path, "parents", ())]:
+        if folder is not None:
+            folder.check()
+
+
 @contextmanager
 def replacing(path: Path, *, new: bool = False) -> Iterator[BinaryIO]:
     """Yield a stream for new content; it takes the place of `path` unless the block fails.
 
-    FileExistsError, and nothing is written, where it is to be `new` and there is a file by then.
+    FileExistsError, and nothing is written, where it is to be `new` and there is a file by then;
+    errors as `check_claims`.
     """
     partial = path.with_name(f"{path.name}.{os.urandom(4).hex()}.partial")
     with naming(path):
@@ -82,6 +93,7 @@ def replacing(path: Path, *, new: bool = False) -> Iterator[BinaryIO]:
                 yield stream
                 stream.flush()
                 os.fsync(stream.fileno())
+                check_claims(path)
                 if not os.fstat(stream.fileno()).st_nlink:
                     own = f"/proc/self/fd/{stream.fileno()}"
                     os.link(own, partial, src_dir_fd=stream.fileno())  # with it, links are followed
@@ -120,11 +132,20 @@ def _aside(path: Path, partial: Path) -> BinaryIO:
 
 @contextmanager
 def naming(path: Place) -> Iterator[None]:
-    """Name the file in an OSError of the block: a write to a full disk does not say where."""
+    """Name the file in an OSError of the block: a write to a full disk does not say where.
+
+    Where a folder that was claimed has gone, errors are as `check_claims`. Libraries that write for the block may answer one by a RuntimeError (torch.save).
+    """
     try:
         yield
-    except OSError as problem:
-        raise OSError(problem.errno, problem.strerror or str(problem), str(path)) from problem
+    except (OSError, RuntimeError) as problem:
+        cause: BaseException | None = problem
+        while cause and not isinstance(cause, OSError):
+            cause = cause.__context__
+        if cause is None:
+            raise
+        check_claims(path)
+        raise OSError(cause.errno, cause.strerror or str(cause), str(path)) from problem
 
 
 def atomic_write_bytes(path: Place, content: bytes, *, new: bool = False) -> bool:
@@ -223,6 +244,7 @@ class JsonLines:
         """Add records in one write and bring them to the disk."""
         assert isinstance(self.path, Path), "an object is only replaced as a whole"
         lines = b"".join(map(self._line, records))
+        check_claims(self.path)
         with naming(self.path), self.path.open("ab") as stream:
             stream.write(lines)
             stream.flush()

@@ -283,7 +283,7 @@ def _number(flag: Flag, value: object) -> int | float:
 
 
 def main(
-    config_class: type[ConfigT],
+    load: Callable[[], type[ConfigT]],
     run: Callable[[ConfigT], object],
     *,
     argv: Sequence[str],
@@ -291,13 +291,14 @@ def main(
     description: str = "",
     examples: Sequence[str] = (),
 ) -> int:
-    """Parse `argv` into `config_class`, call `run`, and return the exit code (`call_program`).
+    """Parse `argv` into the config that `load` returns, call `run`, and return the exit code.
 
+    It is that of `call_program`, whose signals and errors hold from the first import on.
     `--help`, `--version` and `--print_config` leave by SystemExit(0).
     """
 
     def program() -> None:
-        config = parse(config_class, argv, prog=prog, description=description, examples=examples)
+        config = parse(load(), argv, prog=prog, description=description, examples=examples)
         config.check_names()
         run(config)
 

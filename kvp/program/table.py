@@ -180,7 +180,7 @@ def run_program(name: str, argv: Sequence[str] | None = None) -> int:
         code: int = load(program.run)(arguments)
         return code
     return run_configured(
-        load(program.config),
+        lambda: load(str(program.config)),
         lambda config: load(program.run)(config),
         argv=arguments,
         prog=f"kvp {name}",

@@ -121,9 +121,9 @@ class TraceWriter(AbstractContextManager["TraceWriter"]):
         """Let other writers in; safe to call twice."""
         self._folder.release()
 
-    def __exit__(self, *_: object) -> None:
-        """Close."""
-        self.close()
+    def __exit__(self, *error: Any) -> None:
+        """Close, as `OutputFolder`."""
+        self._folder.__exit__(*error)
 
     def _checked(self, trace: Trace) -> dict[str, Tensor]:
         record, plan = trace.record, self.plan

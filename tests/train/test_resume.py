@@ -1,7 +1,9 @@
 """Runs that end early and are continued, and directories that cannot be continued in."""
 
+import errno
 import json
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -11,6 +13,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from tensorboard.summary.writer.record_writer import RecordWriter
 
 from kvp.artifacts.claim import OutputFolder
 from kvp.program.table import train as main
@@ -84,6 +87,49 @@ def test_whatever_is_learned_survives_kills_at_any_step(
         with pytest.raises(Killed):
             main(flags(store, out, **common))
         assert not (out / "policy.json").exists()
+    assert main(flags(store, out, **common)) == 0
+    assert main(flags(store, tmp_path / "whole", **common)) == 0
+    assert_same(out, tmp_path / "whole")
+
+
+@pytest.mark.parametrize("fault", ["checkpoint", "log", "deleted", "replaced"])
+def test_a_full_disk_or_a_folder_that_goes_is_one_line_and_the_same_command_goes_on(
+    fault, store, tmp_path, monkeypatch, assert_same, capsys
+):
+    out = tmp_path / "policy"
+    whole_step, written = RankerTraining.training_step, RecordWriter.write
+
+    def step_with_fault(module, step, batch_idx):
+        if step == 7 and fault == "checkpoint":  # the first one is there
+            resource.setrlimit(resource.RLIMIT_FSIZE, (9_000, resource.RLIM_INFINITY))
+        elif step == 7 and fault == "deleted":
+            shutil.rmtree(out)
+        elif step == 7 and fault == "replaced":
+            out.rename(tmp_path / "away")
+            out.mkdir()
+        return whole_step(module, step, batch_idx)
+
+    def full(writer, data):
+        if fault == "log" and (out / "checkpoints").exists():
+            raise OSError(errno.ENOSPC, "No space left on device")
+        written(writer, data)
+
+    common = {"steps": 20, "validate_every": 5, "calibration": "none"}
+    monkeypatch.setattr(RankerTraining, "training_step", step_with_fault)
+    monkeypatch.setattr(RecordWriter, "write", full)
+    try:
+        assert main(flags(store, out, **common)) == 2
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
+    said = capsys.readouterr().err
+    reasons = {"checkpoint": f"{out}/checkpoints/last.ckpt: File too large",
+               "log": f"{out}/logs: No space left on device"}  # fmt: skip
+    last = said.splitlines()[-1]
+    assert last.startswith("kvp train: error: ")
+    assert reasons.get(fault, "was deleted, moved or replaced") in last
+    assert "Traceback" not in said
+    assert (out / "checkpoints/last.ckpt").exists() == (fault in reasons)
+    monkeypatch.undo()
     assert main(flags(store, out, **common)) == 0
     assert main(flags(store, tmp_path / "whole", **common)) == 0
     assert_same(out, tmp_path / "whole")

@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import logging
 import signal
+import threading
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +25,7 @@ from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.strategies import DDPStrategy
 
-from kvp.artifacts.files import replacing
+from kvp.artifacts.files import naming, replacing
 from kvp.errors import KvpError, UsageError, first_line
 from train.distributed import ALONE, Workers
 
@@ -34,9 +37,10 @@ class _WholeFiles(TorchCheckpointIO):
         self, checkpoint: dict[str, Any], path: str | Path, storage_options: object = None
     ) -> None:
         """Write one."""
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        with replacing(Path(path)) as stream:
-            torch.save(checkpoint, stream)
+        with naming(Path(path)):
+            Path(path).parent.mkdir(exist_ok=True)
+            with replacing(Path(path)) as stream:
+                torch.save(checkpoint, stream)
 
 
 def fit(
@@ -72,12 +76,12 @@ def fit(
         plugins=[environment, _WholeFiles()],
         max_steps=steps,
         callbacks=[callback, LambdaCallback(on_train_start=begin)],
-        logger=False,  # it is made when the step is known that a run is resumed from
+        logger=False,  # `Between` has one
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), _quiet_threads():
         # Lightning 2.6 uses a class that torch 2.13 deprecates.
         warnings.filterwarnings("ignore", message=r".*treespec, LeafSpec", category=FutureWarning)
         try:
@@ -93,3 +97,14 @@ def fit(
                 f"{checkpoint} is damaged or not of this run ({first_line(problem)}); delete it to "
                 "start this run again"
             ) from problem
+
+
+@contextmanager
+def _quiet_threads() -> Iterator[None]:
+    """Let who waits for a thread say that a disk refused it: TensorBoard's raises it there, too."""
+    hook = threading.excepthook
+    threading.excepthook = lambda told: None if issubclass(told[0], OSError) else hook(told)
+    try:
+        yield
+    finally:
+        threading.excepthook = hook

@@ -97,7 +97,12 @@ class RunFolder:
         self._send(LOGS, CHECKPOINT)
 
     def finish(self) -> None:
-        """Send the policy that was exported to `folder`; delete the checkpoint."""
+        """Send the policy that was exported to `folder`; delete the checkpoint.
+
+        Raises UsageError where the folder was deleted, moved or replaced since `prepare`.
+        """
+        if self._claim is not None:
+            self._claim.check()
         if isinstance(self.place, ObjectPath) and (self.folder / INDEX).exists():
             files = [path.name for path in policy_files(self.folder)]
             self._send(LOGS, *files)

@@ -1,11 +1,13 @@
 """Whose folder it is: the same rules for every program."""
 
 import multiprocessing
+import shutil
 from dataclasses import replace
 
 import pytest
 
 from kvp.artifacts.claim import LOCK, FolderKind, OutputFolder, check_folder
+from kvp.artifacts.files import JsonLines, atomic_write_bytes
 from kvp.artifacts.manifest import Format, write_sealed_json
 from kvp.errors import ResultsError
 
@@ -221,3 +223,43 @@ def test_of_two_programs_that_begin_a_folder_at_once_one_goes_on(tmp_path):
     first.release()
     second.release()
     assert {path.name for path in (tmp_path / "t").iterdir()} == {KIND.marker}
+
+
+GONE = {
+    "deleted": shutil.rmtree,
+    "moved": lambda path: path.rename(path.with_name("away")),
+    "emptied": lambda path: [file.unlink() for file in path.iterdir()],
+    "replaced": lambda path: (path.rename(path.with_name("away")), path.mkdir()),
+    "copied": lambda path: (
+        path.rename(path.with_name("away")), shutil.copytree(path.with_name("away"), path)
+    ),
+}  # fmt: skip
+
+
+WRITES = {
+    "a file": lambda path: atomic_write_bytes(path / "file", b"1"),
+    "a line": lambda path: JsonLines(path / "rows").append([{"a": 1}]),
+    "nothing": lambda path: None,  # the end says it, too
+}
+
+
+@pytest.mark.parametrize("write", WRITES)
+@pytest.mark.parametrize("how", GONE)
+def test_a_folder_that_goes_meanwhile_is_one_line_and_the_next_claim_goes_on(how, write, tmp_path):
+    path = tmp_path / "trial"
+    with pytest.raises(ResultsError, match="was deleted, moved or replaced meanwhile; repeat"):
+        with OutputFolder.claim(path, KIND, IDENTITY) as folder:
+            folder.begin({**HEAD, "identity": IDENTITY})
+            GONE[how](path)
+            WRITES[write](path)
+    with OutputFolder.claim(path, KIND, IDENTITY) as folder:
+        assert (folder.existing_marker is not None) == (how == "copied")
+        assert {entry.name for entry in path.iterdir()} <= {LOCK, KIND.marker}
+
+
+def test_the_lock_of_who_took_a_replaced_folder_stays(tmp_path):
+    first = OutputFolder.claim(tmp_path / "trial", KIND, IDENTITY)
+    GONE["replaced"](tmp_path / "trial")
+    with OutputFolder.claim(tmp_path / "trial", KIND, IDENTITY):
+        first.release()
+        assert "is being written by process" in _refused(tmp_path / "trial")

@@ -68,7 +68,7 @@ def _parse(*argv):
 
 def _printed(capsys, *argv):
     with pytest.raises(SystemExit) as stop:
-        main(Config, print, prog="prog", description="A program.", argv=argv, examples=EXAMPLES)
+        main(lambda: Config, print, prog="prog", description="A program.", argv=argv, examples=EXAMPLES)
     assert stop.value.code == 0
     return capsys.readouterr().out
 
@@ -196,7 +196,7 @@ def test_a_program_s_errors_are_one_line(capsys):
     def run(config):
         raise StoreError(f"{config.out} is damaged;\n delete it")
 
-    assert main(Config, run, argv=["--out", "traces"], prog="prog") == 2
+    assert main(lambda: Config, run, argv=["--out", "traces"], prog="prog") == 2
     assert capsys.readouterr().err == "prog: error: traces is damaged; delete it\n"
 
 
