@@ -17,11 +17,12 @@ from kvp.budgets import parse_budget
 from kvp.data.rows.files import Tally, files_of, read_rows, read_text
 from kvp.data.rows.forms import unknown_keys
 from kvp.data.rows.values import RowError, text_of
-from kvp.errors import CacheError, UsageError
+from kvp.errors import CacheError, KvpError, UsageError
 from kvp.hf import geometry_of
-from kvp.hf.contexts import Text, check_length, compress, context_ids
+from kvp.hf.contexts import check_length, compress, context_ids
 from kvp.hf.loading import load_config, model_of, tokenizer_of
 from kvp.hf.model_config import context_limit
+from kvp.messages import Text
 from kvp.program.progress import Progress, say
 from policies import load_policy, make_scorer
 from policies.learned import LearnedScorer
@@ -46,8 +47,8 @@ def run(config: CompressConfig) -> None:
     for name, text in documents.items():
         try:
             check_length(len(context_ids(text, tokenizer)), limit)
-        except UsageError as error:
-            raise UsageError(f"{name}: {error}") from None
+        except KvpError as error:
+            raise type(error)(f"{name}: {error}") from None
     if config.gguf:
         from kvp.llamacpp.slots import read_gguf, write_slot
 
@@ -90,7 +91,11 @@ def _context(name: str, tally: Tally, location: str, row: Mapping[str, Any]) -> 
     """The context of a row: its messages, all of them, or its text."""
     tally.unread |= unknown_keys(row, f"{name}: {location}")
     if (turns := row.get("messages")) is not None:
-        return [{"role": str(turn["role"]), "content": text_of(turn["content"])} for turn in turns]
+        if not turns or not all(
+            isinstance(turn["role"], str) and turn["role"].strip() for turn in turns
+        ):
+            raise RowError("has a message without a role")
+        return [{"role": turn["role"], "content": text_of(turn["content"])} for turn in turns]
     for column in ("context", "text"):
         if row.get(column) is not None:
             return text_of(row[column])

@@ -13,15 +13,15 @@ document. Answers that occur by chance (`yes`, `A`) have evidence that means not
 from __future__ import annotations
 
 import re
+import sys
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeVar
-
-from jinja2 import TemplateError
 
 from kvp.data.task import NoPromptError, Sample
 from kvp.errors import ModelError, UsageError
+from kvp.messages import check_messages, check_text, name_template, render_chat
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -30,6 +30,8 @@ T = TypeVar("T")
 CHARACTERS = 40
 """More characters than a token of text has on average: a text with more for each token of a limit
 need not be tokenised to know that it is too long."""
+CHANGED = sys.maxsize
+"""What a prompt counts as whose text the chat template changes."""
 _STEPS = 4
 """Steps of `find_largest` whose size the last one's cost suggests, before they double at least."""
 _MARK = re.compile("\ue000\\d+\ue001")
@@ -54,6 +56,10 @@ class Encoded:
         return len(self.ids)
 
 
+class ChangedTextError(ModelError):
+    """A chat template writes other text than what messages say."""
+
+
 @dataclass(frozen=True)
 class _Piece:
     """Text to tokenise: a template's, where special tokens count as such, or content."""
@@ -70,8 +76,12 @@ def encode(sample: Sample, tokenizer: PreTrainedTokenizerBase) -> Encoded:
     message. A sample without a question is running text: it gets no chat template, and its context
     is all but its last token. One without a context has its question in its place. With a tokenizer
     that has no chat template, or where the sample wants none, samples are plain text, chats with
-    lines `User:` and `Assistant:`. Raises ModelError where the chat template refuses the turns or
-    alters them, UsageError where there is no token, or a chat does not end with user and assistant.
+    lines `User:` and `Assistant:`.
+
+    Raises UsageError for messages and texts that are none (`kvp.messages`), a chat that does not
+    end with user and assistant, and where there is no token; ModelError where the chat template
+    refuses the turns or drops, repeats or reorders them, and ChangedTextError where it writes
+    anything else than what they say.
     """
     if sample.token_ids:
         return Encoded(
@@ -80,15 +90,8 @@ def encode(sample: Sample, tokenizer: PreTrainedTokenizerBase) -> Encoded:
             reply_ids=sample.reply_token_ids,
             reply_spans=(),
         )
-    templated = _is_templated(sample, tokenizer)
-    sample = as_written(sample, tokenizer)
-    if sample.messages is not None:
-        context, rest = _chat(sample.messages, tokenizer, templated=templated)
-        reply = sample.messages[-1]["content"]
-    else:
-        context, rest = _question(sample, tokenizer, templated=templated)
-        reply = sample.reply
-    ids = [] if templated else opening_ids(tokenizer)
+    context, rest, reply = _pieces_of(sample, tokenizer)
+    ids = [] if _is_templated(sample, tokenizer) else opening_ids(tokenizer)
     spans: list[tuple[int, int]] = []
     for piece in context:
         start = len(ids)
@@ -103,7 +106,7 @@ def encode(sample: Sample, tokenizer: PreTrainedTokenizerBase) -> Encoded:
     return Encoded(
         ids=tuple(ids),
         context_length=max(1, min(context_length, len(ids) - 1)),
-        reply_ids=tuple(content_ids(reply, tokenizer)),
+        reply_ids=tuple(_ids(_Piece(reply), tokenizer)),
         reply_spans=tuple(spans),
     )
 
@@ -114,10 +117,30 @@ def _is_templated(sample: Sample, tokenizer: PreTrainedTokenizerBase) -> bool:
     return asks and sample.chat_template and bool(tokenizer.chat_template)
 
 
-def as_written(sample: Sample, tokenizer: PreTrainedTokenizerBase) -> Sample:
+def _pieces_of(
+    sample: Sample, tokenizer: PreTrainedTokenizerBase
+) -> tuple[list[_Piece], list[_Piece], str]:
+    """The context and the rest of the prompt, as the chat template writes them, and the reply."""
+    given: Sequence[Mapping[str, str]]
+    given = [{"role": "user", "content": sample.context + sample.question}]
+    if sample.messages is not None:
+        check_messages(sample.messages)
+        given = sample.messages[:-1]
+    templated = _is_templated(sample, tokenizer)
+    written = _strip_turns(sample, tokenizer) if templated else sample
+    write = _question if written.messages is None else _chat
+    context, rest = write(written, tokenizer, templated=templated)
+    text = "".join(piece.text for piece in (*context, *rest))
+    if templated and text != render_chat(given, tokenizer, prompt=True) + sample.answer_prefix:
+        raise ChangedTextError(
+            f"{name_template(tokenizer)} changes the text of sample {sample.id}, or writes more "
+            "around some texts than around others: kvp feeds texts as they are"
+        )
+    return context, rest, written.messages[-1]["content"] if written.messages else written.reply
+
+
+def _strip_turns(sample: Sample, tokenizer: PreTrainedTokenizerBase) -> Sample:
     """The sample without the white space around its turns that the chat template removes."""
-    if not _is_templated(sample, tokenizer):
-        return sample
     turns = sample.messages or ()
     texts = [turn["content"] for turn in turns] or [sample.context + sample.question]
     before = [text[: len(text) - len(text.lstrip())] for text in texts]
@@ -153,12 +176,13 @@ def _question(
 
 
 def _chat(
-    messages: Sequence[Mapping[str, str]], tokenizer: PreTrainedTokenizerBase, *, templated: bool
+    sample: Sample, tokenizer: PreTrainedTokenizerBase, *, templated: bool
 ) -> tuple[list[_Piece], list[_Piece]]:
     """The context and the rest of the prompt."""
-    *turns, final, answer = messages
-    if final["role"] != "user" or answer["role"] != "assistant":
+    messages = sample.messages or ()
+    if [message["role"] for message in messages[-2:]] != ["user", "assistant"]:
         raise UsageError("a chat ends with a message of the user and one of the assistant")
+    *turns, final, _ = messages
     roles = [turn["role"] for turn in turns]
     frame = template_frame if templated else _plain_frame
     *between, after = frame([*roles, "user"], tokenizer)
@@ -194,13 +218,9 @@ def template_frame(
     marks = [f"\ue000{number}\ue001" for number in range(len(roles))]
     contents = [space.format(mark) for space, mark in zip(around, marks, strict=False)] or marks
     messages = [{"role": r, "content": content} for r, content in zip(roles, contents, strict=True)]
-    try:
-        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=prompt)
-    except TemplateError as error:
-        raise ModelError(f"the tokenizer's chat template refuses the chat ({error})") from error
-    assert isinstance(text, str)
+    text = render_chat(messages, tokenizer, prompt=prompt)
     if _MARK.findall(text) != marks:
-        raise ModelError("the tokenizer's chat template drops or reorders messages")
+        raise ModelError(f"{name_template(tokenizer)} drops, repeats or reorders messages")
     return _MARK.split(text)
 
 
@@ -219,13 +239,9 @@ def opening_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     return added[:1] if added[:1] == [tokenizer.bos_token_id] else []
 
 
-def content_ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Tokens of one content of a sample: a context, a question, a turn of a chat."""
-    return _ids(_Piece(text), tokenizer)
-
-
 def _ids(piece: _Piece, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Tokens of one piece; content cannot forge the special tokens of a template."""
+    check_text(piece.text)
     if not piece.text:
         return []
     return list(
@@ -238,6 +254,35 @@ def _ids(piece: _Piece, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     )
 
 
+@dataclass
+class TokenCounter:
+    """Tokens of prompts, as `encode` gives them; texts that several have are tokenised once.
+
+    A prompt that is surely longer than `length` tokens is not tokenised, and counts as `length`
+    times `CHARACTERS`; one whose text the chat template changes counts as `CHANGED`.
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    length: int
+    _counts: dict[_Piece, int] = field(default_factory=dict)
+
+    def __call__(self, sample: Sample) -> int:
+        """Tokens of the prompt, the chat template's among them; errors as `encode`."""
+        texts = [sample.text, *(turn["content"] for turn in (sample.messages or ())[:-1])]
+        if sum(map(len, texts)) > (most := self.length * CHARACTERS):
+            return most
+        try:
+            context, rest, _ = _pieces_of(sample, self.tokenizer)
+        except ChangedTextError:
+            return CHANGED
+        count = 0 if _is_templated(sample, self.tokenizer) else len(opening_ids(self.tokenizer))
+        for piece in (*context, *rest):
+            if piece not in self._counts:
+                self._counts[piece] = len(_ids(piece, self.tokenizer))
+            count += self._counts[piece]
+        return count
+
+
 def evidence_tokens(
     sample: Sample, encoded: Encoded, tokenizer: PreTrainedTokenizerBase
 ) -> tuple[int, ...]:
@@ -246,18 +291,21 @@ def evidence_tokens(
     Empty where no reference occurs, in chats and running text, and where the tokenizer does not say
     which characters a token stands for.
     """
-    sample = as_written(sample, tokenizer)
-    text = sample.context.casefold()  # most of very many references are not in it
+    is_fast = getattr(tokenizer, "is_fast", False)
+    if not sample.references or not sample.context.strip() or not is_fast:
+        return ()
+    context = _pieces_of(sample, tokenizer)[0][-1].text
+    text = context.casefold()  # most of very many references are not in it
     answers = [answer.strip() for answer in sample.references if answer.strip().casefold() in text]
     words = "|".join(map(re.escape, filter(None, answers)))
-    if not words or not getattr(tokenizer, "is_fast", False):
+    if not words:
         return ()
     whole = re.compile(rf"(?i)(?<!\w)(?:{words})(?!\w)")
-    spans = [match.span() for match in whole.finditer(sample.context)]
+    spans = [match.span() for match in whole.finditer(context)]
     if not spans:
         return ()
     pieces = tokenizer(
-        sample.context,
+        context,
         add_special_tokens=False,
         split_special_tokens=True,
         return_offsets_mapping=True,
@@ -268,7 +316,7 @@ def evidence_tokens(
     if list(encoded.ids[max(start, 0) : encoded.context_length]) != list(ids):
         return ()
     ends = [end for _, end in spans]
-    spans.append((len(sample.context), 0))  # where none ends behind a token's beginning
+    spans.append((len(context), 0))  # where none ends behind a token's beginning
     return tuple(
         start + token
         for token, (low, high) in enumerate(offsets)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
@@ -34,24 +33,20 @@ from kvp.hf.eviction import prefill_and_evict
 from kvp.hf.model_access import layer_devices, made_by, on_meta, rope_of, tokenizer_digest
 from kvp.hf.model_config import FULL, attention_window, context_limit, geometry_of, layer_kinds
 from kvp.hf.prefill import unwrap_model
-from kvp.plugins import reason_of
+from kvp.messages import Text, check_text, render_chat
 from kvp.ranking import Protection
 from kvp.scoring import Scorer
 
-Text = str | Sequence[dict[str, str]]
-"""A document, or messages (`role`, `content`) that begin a conversation."""
-
 
 def context_ids(text: Text, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Tokens of a text as it is, or of messages as a template writes them before the next one."""
-    if isinstance(text, str):
-        return list(tokenizer(text).input_ids)
-    try:
-        made: Any = tokenizer.apply_chat_template(list(text), tokenize=True, return_dict=True)
-    except Exception as error:  # whatever a template raises
-        why = reason_of(error)
-        raise UsageError(f"the chat template cannot write these messages: {why}") from None
-    return list(made["input_ids"])
+    """Tokens of a text as it is, or of messages as a template writes them before the next one.
+
+    Errors as `kvp.messages.check_text` and `render_chat`.
+    """
+    if not isinstance(text, str):
+        return list(tokenizer(render_chat(text, tokenizer), add_special_tokens=False).input_ids)
+    check_text(text)
+    return list(tokenizer(text).input_ids)
 
 
 def check_length(tokens: int, limit: int | None) -> None:

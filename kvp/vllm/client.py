@@ -11,16 +11,16 @@ is a completion whose prompt is `Remembered.prompt(...)`, token ids.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
-from urllib.error import HTTPError, URLError
-from urllib.request import Request, urlopen
+from typing import Any, TypeVar
 
 from kvp.errors import UsageError
+from kvp.http import fetch
+from kvp.messages import Text, check_messages, check_text
 
-Text = str | Sequence[Mapping[str, str]]
-"""A document, or messages (`role`, `content`) that begin a conversation."""
+T = TypeVar("T")
 _TOKENS = 4
 """Tokens that a request to remember decodes: what was compressed is told after the first."""
 
@@ -41,7 +41,7 @@ class Remembered:
 
 
 class Client:
-    """Talks to one server; UsageError, in one line, on what the server refuses."""
+    """Talks to one server; UsageError, in one line, on what it refuses or answers wrongly."""
 
     def __init__(
         self, url: str, model: str | None = None, *, timeout: float = 600.0, api_key: str = ""
@@ -50,29 +50,27 @@ class Client:
 
         `timeout` in seconds is that of every request; `api_key` is the server's `--api-key`.
         """
-        self._url, self._timeout = url.rstrip("/").removesuffix("/v1"), timeout
-        self._headers = {"Content-Type": "application/json"}
-        if api_key:
-            self._headers["Authorization"] = f"Bearer {api_key}"
-        self.model = model or self._send("/v1/models")["data"][0]["id"]
+        self._url = str(url).rstrip("/").removesuffix("/v1")
+        self._options: dict[str, Any] = {"timeout": timeout, "api_key": api_key}
+        self.model = model or self._send(
+            "/v1/models", lambda got: _text(got["data"][0]["id"] or None)
+        )
         self.remembered: Remembered | None = None
         """The context that was remembered last."""
 
     def remember(self, text: Text, budget: str = "12.5%") -> Remembered:
         """Let the server read `text` once and keep `budget` of it."""
         ids = self._tokens(text)
-        answer = self._send("/v1/completions", {
-            "model": self.model, "prompt": ids, "temperature": 0,
-            "max_tokens": _TOKENS, "min_tokens": _TOKENS,
-            "kv_transfer_params": {"kvp_compress": budget},
-        })  # fmt: skip
-        told = (answer.get("kv_transfer_params") or {}).get("kvp_context") or {}
-        if "placeholders" not in told:
-            why = told.get("error", "the server has no kvp connector (--kv-transfer-config)")
-            raise UsageError(f"{self._url} did not compress the context: {why}")
-        self.remembered = Remembered(
-            text=text, digest=told["digest"], tokens=told["tokens"], kept=told["kept"],
-            token_ids=ids, placeholders=told["placeholders"],
+        self.remembered = self._send(
+            "/v1/completions",
+            lambda got: _read_context(
+                (got.get("kv_transfer_params") or {}).get("kvp_context"), text, ids
+            ),
+            {
+                "model": self.model, "prompt": ids, "temperature": 0,
+                "max_tokens": _TOKENS, "min_tokens": _TOKENS,
+                "kv_transfer_params": {"kvp_compress": budget},
+            },
         )  # fmt: skip
         return self.remembered
 
@@ -99,31 +97,56 @@ class Client:
 
         `options` are those of a completion (`temperature`, `stop`, ...).
         """
-        answer = self._send("/v1/completions", {
+        return self._send("/v1/completions", lambda got: _read_answer(got["choices"][0]), {
             "model": self.model, "prompt": self.prompt(question, context), "temperature": 0,
             "max_tokens": max_tokens, **options,
         })  # fmt: skip
-        choice = answer["choices"][0]
-        if choice["finish_reason"] == "error":
-            raise UsageError(f"{self._url} refused the context: its log says why")
-        return str(choice["text"])
 
     def _tokens(self, text: Text, *, begins: bool = True, answer: bool = False) -> list[int]:
         body: dict[str, Any] = {"model": self.model}
         if isinstance(text, str):
+            check_text(text)
             body |= {"prompt": text, "add_special_tokens": begins}
         else:
-            body |= {"messages": list(text), "add_generation_prompt": answer}
-        return list(self._send("/tokenize", body)["tokens"])
+            body |= {"messages": check_messages(text), "add_generation_prompt": answer}
+        return self._send("/tokenize", lambda got: _token_ids(got["tokens"]), body)
 
-    def _send(self, path: str, body: Mapping[str, Any] | None = None) -> Any:  # noqa: ANN401
-        content = None if body is None else json.dumps(body).encode()
-        request = Request(self._url + path, content, self._headers)
-        try:
-            with urlopen(request, timeout=self._timeout) as got:
-                return json.load(got)
-        except HTTPError as error:
-            said = error.read(500).decode(errors="replace")
-            raise UsageError(f"{self._url}{path}: {error.code} {said}") from None
-        except (URLError, OSError, ValueError) as error:
-            raise UsageError(f"{self._url}{path}: no answer ({error})") from None
+    def _send(
+        self, path: str, read: Callable[[Any], T], body: Mapping[str, Any] | None = None
+    ) -> T:
+        """What `read` makes of the server's JSON; it raises ValueError for what is foreign."""
+        url = self._url + path
+        return fetch(url, lambda content: read(json.loads(content)), body, **self._options)
+
+
+def _text(given: object) -> str:
+    check_text(given, "what it wrote")
+    return str(given)
+
+
+def _token_ids(given: Any) -> list[int]:  # noqa: ANN401
+    if not given or not all(type(token) is int and 0 <= token < 2**31 for token in given):
+        raise ValueError("no token ids")
+    return list(given)
+
+
+def _read_context(told: Any, text: Text, ids: list[int]) -> Remembered:  # noqa: ANN401
+    if not told:
+        raise ValueError("the server has no kvp connector (--kv-transfer-config)")
+    if "error" in told:
+        raise ValueError(f"the context is not compressed: {told['error']}")
+    placeholders, tokens, kept = _token_ids(told["placeholders"]), len(ids), told["kept"]
+    if not re.fullmatch("[0-9a-f]{32,64}", told["digest"]) or (
+        (told["tokens"], kept) != (tokens, len(placeholders)) or kept > tokens
+    ):
+        raise ValueError(f"no context of {tokens} tokens")
+    return Remembered(
+        text=text, digest=told["digest"], tokens=tokens, kept=len(placeholders),
+        token_ids=ids, placeholders=placeholders,
+    )  # fmt: skip
+
+
+def _read_answer(choice: Any) -> str:  # noqa: ANN401
+    if _text(choice["finish_reason"]) == "error":
+        raise ValueError("the context is refused: the server's log says why")
+    return _text(choice["text"])

@@ -18,7 +18,6 @@ import time
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
-from urllib.request import Request, urlopen
 
 from questions import documents, told
 from servers import answering, free_port
@@ -27,6 +26,7 @@ from kvp import load_model, load_policy
 from kvp.budgets import parse_budget
 from kvp.errors import KvpError, UsageError
 from kvp.hf.contexts import compress
+from kvp.http import fetch
 from kvp.llamacpp.slots import write_slot
 
 
@@ -93,8 +93,7 @@ def server(program: str, gguf: str, folder: str) -> AbstractContextManager[str]:
 
 def post(url: str, body: dict[str, Any]) -> Any:  # noqa: ANN401 - JSON
     """The server's answer to a JSON body."""
-    with urlopen(Request(url, json.dumps(body).encode()), timeout=600) as answer:
-        return json.load(answer)
+    return fetch(url, json.loads, body)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,6 @@ import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from urllib.request import urlopen
 
 try:
     from openai import OpenAI
@@ -34,6 +33,7 @@ from kvp.budgets import parse_budget
 from kvp.errors import KvpError
 from kvp.hf.loading import load_tokenizer
 from kvp.hf.model_config import geometry_of
+from kvp.http import fetch
 from kvp.nano import path as nano
 from kvp.vllm.client import Client
 from kvp.vllm.engine import policy_of
@@ -103,8 +103,7 @@ def server(model: str, policy: str, folder: str) -> AbstractContextManager[str]:
 
 def metrics(url: str) -> Mapping[str, float]:
     """Sums and counts of the server's own metrics."""
-    with urlopen(f"{url}/metrics", timeout=60) as answer:
-        text = answer.read().decode()
+    text = fetch(f"{url}/metrics", bytes.decode, timeout=60)
     names = {
         "first": "time_to_first_token_seconds_sum", "firsts": "time_to_first_token_seconds_count",
         "decode": "request_decode_time_seconds_sum", "tokens": "generation_tokens_total",

@@ -11,12 +11,11 @@ import random
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvp.data.encode import CHARACTERS, as_written, content_ids, encode
+from kvp.data.encode import CHANGED, CHARACTERS, TokenCounter, encode
 from kvp.data.metrics import NONE, fault_of
 from kvp.data.rows.documents import read_documents
 from kvp.data.rows.files import Skipped, list_first
@@ -133,13 +132,14 @@ class _SampleMaker:
     def _chats(self, dialogues: Sequence[Document]) -> Iterator[Sample]:
         metric = self.settings.metric or NONE
         dialogues = in_rounds(dialogues)
+        count = TokenCounter(self.tokenizer, self.settings.length)
 
         def too_long(index: int, tokens: int) -> None:
             self.skipped.append((dialogues[index].location, self._excess(tokens)))
 
         for turns in pack(
             [document.turns for document in dialogues],
-            ChatTokens(self._blank(), self.tokenizer, self.settings.length),
+            lambda turns: count(replace(self._blank(), messages=tuple(turns))),
             self.settings.length,
             trees=[document.tree or number for number, document in enumerate(dialogues)],
             too_long=too_long,
@@ -179,14 +179,11 @@ class _SampleMaker:
 
     def _fault(self, sample: Sample) -> str | None:
         """Why a sample is left out; None where it can be used."""
-        texts = [sample.text, *(turn["content"] for turn in (sample.messages or ())[:-1])]
-        if sum(map(len, texts)) > (most := self.settings.length * CHARACTERS):
-            return self._excess(most)
         try:
             plain_name(sample.task)
         except ValueError as problem:
             return f"names a task that results cannot hold: {problem}"
-        tokens = encode(sample, self.tokenizer).prompt_length
+        tokens = TokenCounter(self.tokenizer, self.settings.length)(sample)
         if tokens > self.settings.length:
             return self._excess(tokens)
         if self.settings.needs_reply and not sample.references:
@@ -194,6 +191,8 @@ class _SampleMaker:
         return fault_of(sample.metric, sample.references)
 
     def _excess(self, tokens: int) -> str:
+        if tokens == CHANGED:
+            return "has text that the chat template changes"
         counted = "" if tokens >= self.settings.length * CHARACTERS else f"{tokens} prompt tokens, "
         return f"has {counted}more than --length {self.settings.length}"
 
@@ -280,46 +279,6 @@ def pack(
         # A dialogue that has not begun in the chat just filled opens the next one.
         chat = [] if added else with_exchanges([], turns)
         inside = set() if added or index is None else {trees[index]}
-
-
-@dataclass
-class ChatTokens:
-    """Prompt tokens of a chat, as `kvp.data.encode` gives it; each turn is tokenised once.
-
-    Contents are tokenised apart from the template, so that their tokens add up. One that is surely
-    longer than `length` tokens is not tokenised, and counts as `length` times `CHARACTERS`.
-    """
-
-    blank: Sample
-    tokenizer: PreTrainedTokenizerBase
-    length: int
-    _contents: dict[str, int] = field(default_factory=dict)
-    _frames: dict[int, int] = field(default_factory=dict)
-
-    def __call__(self, turns: Sequence[Turn]) -> int:
-        """Tokens of the chat without its final reply, chat template included."""
-        if len(turns) not in self._frames:
-            empty = tuple({**turn, "content": "a"} for turn in turns)
-            framed = encode(replace(self.blank, messages=empty), self.tokenizer).prompt_length
-            self._frames[len(turns)] = framed - (len(turns) - 1) * self._count("a")
-        written = self._strip_turns(turns) if self._trims else turns
-        return self._frames[len(turns)] + sum(self._count(turn["content"]) for turn in written[:-1])
-
-    @cached_property
-    def _trims(self) -> bool:
-        turns = [{"role": role, "content": "\n a \n"} for role in ("user", "assistant")]
-        return list(self._strip_turns(turns)) != turns
-
-    def _strip_turns(self, turns: Sequence[Turn]) -> Sequence[Turn]:
-        chat = replace(self.blank, messages=tuple(turns))
-        return as_written(chat, self.tokenizer).messages or ()
-
-    def _count(self, content: str) -> int:
-        if len(content) > (most := self.length * CHARACTERS):
-            return most
-        if content not in self._contents:
-            self._contents[content] = len(content_ids(content, self.tokenizer))
-        return self._contents[content]
 
 
 def in_rounds(dialogues: Sequence[Document]) -> list[Document]:

@@ -1,7 +1,10 @@
-"""The client against a server that answers as vLLM's `/v1/models` does."""
+"""The client against servers that answer as vLLM's does, as others do, and as broken ones do."""
 
+import gzip
 import json
+import socket
 import threading
+import time
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -10,21 +13,35 @@ import pytest
 from kvp.errors import UsageError
 from kvp.vllm.client import Client
 
+KEY = "a-secret-key"
+DIGEST = "0123456789abcdef" * 2
+IDS = list(range(40))
+TOLD = {"digest": DIGEST, "tokens": 40, "kept": 32, "placeholders": list(range(32))}
+MODELS = {"data": [{"id": "ours"}]}
+
 
 @contextmanager
-def serving(key):
-    class Models(BaseHTTPRequestHandler):
+def serving(key="", **answers):
+    """The address of a server: what each path's last part answers, as JSON or bytes."""
+
+    class Answers(BaseHTTPRequestHandler):
         def do_GET(self):
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
             allowed = self.headers.get("Authorization") == (f"Bearer {key}" if key else None)
+            answer = answers.get(self.path.rpartition("/")[2], MODELS)
             self.send_response(200 if allowed else 401)
             self.end_headers()
-            self.wfile.write(json.dumps({"data": [{"id": "ours"}]}).encode())
+            said = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
+            self.wfile.write(said)
+
+        def do_POST(self):
+            self.do_GET()
 
         def log_message(self, *_):
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Models)
-    threading.Thread(target=server.serve_forever).start()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Answers)
+    threading.Thread(target=server.serve_forever, args=(0.01,)).start()
     try:
         yield f"http://127.0.0.1:{server.server_port}"
     finally:
@@ -32,12 +49,230 @@ def serving(key):
         server.server_close()
 
 
-@pytest.mark.parametrize("key", ["", "secret"])
+@contextmanager
+def playing(parts, pause=0.0):
+    """The address of a server that sends these bytes to whoever asks, and closes."""
+    listening = socket.create_server(("127.0.0.1", 0))
+    stop = threading.Event()
+
+    def play():
+        while not stop.is_set():
+            try:
+                asking, _ = listening.accept()
+            except OSError:
+                return
+            with asking:
+                asking.recv(65536)
+                for part in parts:
+                    try:
+                        asking.sendall(part)
+                    except OSError:
+                        break
+                    if stop.wait(pause):
+                        break
+
+    thread = threading.Thread(target=play)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+    finally:
+        stop.set()
+        listening.shutdown(socket.SHUT_RDWR)
+        listening.close()
+        thread.join()
+
+
+def refused(action, *arguments, **options):
+    """What an action is refused with: one short line without the key."""
+    with pytest.raises(UsageError) as caught:
+        action(*arguments, **options)
+    line = str(caught.value)
+    assert line.isprintable(), line
+    assert len(line) <= 320
+    assert KEY not in line
+    return line
+
+
+@pytest.mark.parametrize("key", ["", KEY])
 def test_requests_carry_the_key_of_the_server(key):
     with serving(key) as url:
         assert Client(f"{url}/v1", api_key=key).model == "ours"
 
 
-def test_a_wrong_key_is_said_in_one_line():
-    with serving("secret") as url, pytest.raises(UsageError, match=r"/v1/models: 401"):
-        Client(url, api_key="other")
+def test_a_context_is_remembered_and_asked():
+    told = {"kv_transfer_params": {"kvp_context": TOLD}}
+    text = {"choices": [{"text": " Four.", "finish_reason": "stop"}]}
+    with serving(tokenize={"tokens": IDS}, completions={**told, **text}) as url:
+        client = Client(url)
+        found = client.remember("A text.")
+        assert (found.digest, found.tokens, found.kept) == (DIGEST, 40, 32)
+        assert client.prompt("And?") == [*TOLD["placeholders"], *IDS]
+        assert client.ask("And?") == " Four."
+
+
+def http(body, status="200 OK", *headers):
+    head = [f"HTTP/1.1 {status}", f"Content-Length: {len(body)}", *headers]
+    return "\r\n".join([*head, "", ""]).encode() + body
+
+
+GOOD = json.dumps(MODELS).encode()
+PAGE = f"<html>\n<body>\x1b[2J Not found: Bearer {KEY}\n</body></html>\n".encode() * 99
+FOREIGN = {
+    "cut": (http(GOOD)[:-5], "more expected"),
+    "cut in a chunk": (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nff\r\n{",
+                       "Incomplete"),
+    "no status": (b"nonsense\r\n\r\n", "BadStatusLine"),
+    "HTTP/0.9": (GOOD, "BadStatusLine"),
+    "nothing": (b"", "RemoteDisconnected"),
+    "a length that is none": (b"HTTP/1.1 200 OK\r\nContent-Length: many\r\n\r\n{", "JSON"),
+    "many headers": (b"HTTP/1.1 200 OK\r\n" + b"A: b\r\n" * 200 + b"\r\n", "more than 100"),
+    "a long header": (b"HTTP/1.1 200 OK\r\nA: " + b"b" * 99999, "LineTooLong"),
+    "a page": (http(PAGE, "404 Not Found"), "404 <html>"),
+    "a wrong key": (http(PAGE, "401 Unauthorized"), "401"),
+    "a page with status 200": (http(PAGE), "JSON"),
+    "empty": (http(b"", "204 No Content"), "JSON"),
+    "elsewhere": (http(b"", "302 Found", "Location: http://127.0.0.1:9/"), "302"),
+    "to a file": (http(b"", "301 Moved", "Location: file:///etc/hostname"), "301"),
+    "no change": (http(b"", "304 Not Modified"), "304"),
+    "an error in JSON": (http(b'{"error": {"message": "a\\nb"}}', "500 Error"), "500"),
+    "compressed": (http(gzip.compress(GOOD), "200 OK", "Content-Encoding: gzip"), "Unicode"),
+    "not UTF-8": (http(b'{"data": "\xff"}'), "Unicode"),
+    "nested": (http(b"[" * 10**6), "Recursion"),
+    "a long number": (http(b"9" * 10**5), "digit"),
+    "an object": (http(b"{}"), "'data'"),
+    "of a proxy": (http(b'{"detail": "login"}'), "'data'"),
+    "null": (http(b"null"), "NoneType"),
+    "NaN": (http(b"NaN"), "float"),
+    "a list": (http(b"[1]"), "list"),
+    "no models": (http(b'{"data": []}'), "IndexError"),
+    "models by name": (http(b'{"data": {"id": "ours"}}'), "KeyError"),
+    "a number": (http(b'{"data": [{"id": 5}]}'), "of type int"),
+    "no name": (http(b'{"data": [{"id": ""}]}'), "of type NoneType"),
+    "half a pair": (http(b'{"data": [{"id": "\\ud800"}]}'), "surrogate"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_a_foreign_answer_is_one_line(name):
+    answer, said = FOREIGN[name]
+    with playing([answer]) as url:
+        line = refused(Client, url, api_key=KEY, timeout=30)
+    assert line.startswith(f"{url}/v1/models: ")
+    assert said in line
+
+
+ENDLESS = {
+    "silence": ([b""] * 999, 0.1),
+    "slow headers": ([b"HTTP/1.1 200 OK\r\n", *[b"A"] * 999], 0.1),
+    "many headers": ([b"HTTP/1.1 100 Continue\r\n\r\n"] * 999, 0.05),
+    "a slow body": ([http(GOOD * 99)[:-2600], *[b" "] * 999], 0.1),
+    "a body without end": ([b"HTTP/1.1 200 OK\r\n\r\n", *[b" "] * 999], 0.1),
+}
+
+
+@pytest.mark.parametrize("name", ENDLESS)
+def test_the_timeout_is_that_of_the_whole_request(name):
+    started = time.monotonic()
+    with playing(*ENDLESS[name]) as url:
+        assert "no answer within 0.5 s" in refused(Client, url, timeout=0.5)
+        assert time.monotonic() - started < 5
+
+
+def test_an_answer_has_an_end(monkeypatch):
+    monkeypatch.setattr("kvp.http.MOST_BYTES", 10**5)
+    with playing([b"HTTP/1.1 200 OK\r\n\r\n", *[b"[" * 9999] * 999]) as url:
+        assert "more than 100000 bytes" in refused(Client, url)
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["", "127.0.0.1:8000", "localhost:8000/v1", "ftp://127.0.0.1/", "file:///etc/hostname", "http://",
+     "http://127.0.0.1:port", "http://127.0.0.1:99999", "http://a b/", "http://127.0.0.1/a b\n",
+     "http://[::1", "http://me:a-secret-key@127.0.0.1", "http://127.0.0.1:1/" + "a" * 9999, "http://\ud800",
+     "http://127.0.0.1:1", None, 5, b"http://127.0.0.1"],
+    ids=range(18),
+)  # fmt: skip
+def test_an_address_without_a_server_is_one_line(url):
+    refused(Client, url, timeout=20)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"timeout": 0}, {"timeout": -1}, {"timeout": "2"}, {"timeout": float("nan")},
+     {"timeout": None}, {"timeout": 1e300}, {"api_key": KEY + "\n"}, {"api_key": KEY + "é"},
+     {"api_key": 5}],
+    ids=str,
+)  # fmt: skip
+def test_options_that_make_no_request(options):
+    with serving() as url:
+        refused(Client, url, **options)
+
+
+BAD_TOKENS = [
+    {}, [], None, {"tokens": []}, {"tokens": [None]}, {"tokens": [1, -1]}, {"tokens": [1.0]},
+    {"tokens": [True]}, {"tokens": ["1"]}, {"tokens": "12"}, {"tokens": {"1": 2}}, {"tokens": 5},
+    {"tokens": [2**40]}, {"tokens": [[1]]}, {"tokens": [float("nan")]}, {"count": 3},
+]  # fmt: skip
+BAD_CONTEXTS = [
+    {}, [], None, {"kv_transfer_params": 5}, {"kv_transfer_params": {"other": 1}},
+    *({"kv_transfer_params": {"kvp_context": told}} for told in (
+        5, [], "error", {}, {"error": "a\nb" * 999}, {"placeholders": []},
+        {**TOLD, "kept": 33}, {**TOLD, "kept": "32"}, {**TOLD, "tokens": 41},
+        {**TOLD, "tokens": None}, {**TOLD, "digest": "no digest"}, {**TOLD, "digest": 5},
+        {**TOLD, "digest": DIGEST.upper()}, {**TOLD, "placeholders": [0.5] * 32},
+        {**TOLD, "placeholders": [-1] * 32}, {**TOLD, "placeholders": None},
+        {**TOLD, "placeholders": [1] * 41, "kept": 41},
+    )),
+]  # fmt: skip
+BAD_TEXTS = [
+    {}, [], None, {"choices": []}, {"choices": None}, {"choices": [None]},
+    *({"choices": [choice]} for choice in (
+        {}, {"text": "a"}, {"text": "a", "finish_reason": None}, {"finish_reason": "stop"},
+        {"text": None, "finish_reason": "stop"}, {"text": 5, "finish_reason": "stop"},
+        {"text": "", "finish_reason": "error"}, {"text": ["a"], "finish_reason": "stop"},
+    )),
+]  # fmt: skip
+
+
+def test_tokens_that_are_none_are_not_remembered():
+    for answer in BAD_TOKENS:
+        with serving(tokenize=answer) as url:
+            client = Client(url)
+            assert f"{url}/tokenize: " in refused(client.remember, "A text.")
+            assert client.remembered is None
+
+
+def test_contexts_that_are_none_are_not_remembered():
+    for answer in BAD_CONTEXTS:
+        with serving(tokenize={"tokens": IDS}, completions=answer) as url:
+            client = Client(url)
+            assert f"{url}/v1/completions: " in refused(client.remember, "A text.")
+            assert client.remembered is None
+
+
+def test_answers_that_are_none():
+    answers = {"tokenize": {"tokens": IDS}, "completions": {"kv_transfer_params": {
+        "kvp_context": TOLD}}}  # fmt: skip
+    with serving(**answers) as url:
+        context = Client(url).remember("A text.")
+    for answer in BAD_TEXTS:
+        with serving(**{**answers, "completions": answer}) as url:
+            assert f"{url}/v1/completions: " in refused(Client(url).ask, "Who?", context)
+
+
+@pytest.mark.parametrize(
+    "text", ["\ud800", [], None, 5, [{"role": None, "content": "a"}], [{"role": "user"}],
+             [{"role": "user", "content": "\udfff"}]], ids=range(7),
+)  # fmt: skip
+def test_texts_that_are_none_are_not_sent(text):
+    with serving(tokenize={"tokens": IDS}) as url:
+        refused(Client(url).remember, text)
+
+
+def test_options_that_are_no_json():
+    told = {"kv_transfer_params": {"kvp_context": TOLD}}
+    with serving(tokenize={"tokens": IDS}, completions=told) as url:
+        client = Client(url)
+        client.remember("A text.")
+        for stop in (object(), float("nan"), {1: {2}}, b"a"):
+            refused(client.ask, "Who?", stop=stop)

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from kvp.data.encode import encode
+from kvp.data.encode import TokenCounter, encode
 from kvp.data.rows.documents import read_documents, threads
-from kvp.data.rows.samples import ChatTokens, row_samples
+from kvp.data.rows.samples import row_samples
 from kvp.data.rows.values import RowError
 from kvp.data.synthetic.text import SPLITS, split_of
 from kvp.data.task import TaskSettings, blank_sample, context_of
@@ -135,13 +135,13 @@ def test_tokens_of_a_chat_are_those_of_its_encoding(tokenizer, plain_tokenizer, 
     trimming = copy.deepcopy(system_tokenizer)
     trimming.chat_template = trimming.chat_template.replace("['content']", "['content'].strip()")
     for kind in (tokenizer, plain_tokenizer, system_tokenizer, trimming):
-        counted = ChatTokens(blank, kind, 900)
+        count = TokenCounter(kind, 900)
         turns = []
         for number in range(4):
             turns += [{"role": "user", "content": f"é {number} <|end|>"},
                       {"role": "assistant", "content": "yes " * number}]  # fmt: skip
             chat = replace(blank, messages=tuple(turns))
-            assert counted(turns) == encode(chat, kind).prompt_length
+            assert count(chat) == encode(chat, kind).prompt_length
 
 
 def measured(data, tokenizer, **changes):

@@ -1,0 +1,308 @@
+"""Chat templates of any kind: what they write is fed as it is, or refused in one line."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from itertools import product
+from pathlib import Path
+
+import pytest
+from transformers import AutoTokenizer
+
+import kvp
+from kvp import load_model, messages
+from kvp.data.encode import ChangedTextError, encode
+from kvp.data.rows.samples import row_samples
+from kvp.data.task import Sample, TaskSettings
+from kvp.errors import KvpError, ModelError, UsageError
+from kvp.hf.contexts import context_ids
+from kvp.messages import render_chat
+from kvp.program.table import main
+
+LOOP = (
+    "{% for message in messages %}{{ '<|start|>' + message.role + '\\n' }}{{ CONTENT }}<|end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|start|>assistant\\n' }}{% endif %}"
+)
+TEXT = "A <b>\"word\" & an 'é'</b>:\n\n  let us\tthink,  100 %. " * 15
+
+
+def content(expression):
+    return LOOP.replace("CONTENT", expression)
+
+
+PLAIN = content("message.content")
+HOSTILE = {
+    "division": ("{{ 1 / 0 }}", "division by zero"),
+    "types": ("{{ 1 + 'a' }}", "unsupported operand"),
+    "range": ("{% for i in range(10**9) %}{% endfor %}", "Range too big"),
+    "recursion": ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion"),
+    "memory": ("{% for i in range(9) %}{{ 'a' * 10**(11 + i) }}{% endfor %}", "MemoryError"),
+    "length": ("{% for i in range(999) %}{{ 'a' * 9999 }}{% endfor %}", "characters"),
+    "time": ("{% set r = range(99999) %}{% for a in r %}{% for b in r %}{% endfor %}{% endfor %}",
+             "more than 1 s"),
+    "number": ("{{ 9 ** (9 ** 9) }}", "more than 1 s"),
+    "syntax": ("{% for %}", "refuses the chat"),
+    "attributes": ("{{ messages[99].content.strip() }}", "no element 99"),
+    "files": ("{% include '/etc/passwd' %}", "no loader"),
+    "lines": ("{{ raise_exception('one\\ntwo') }}", "(one)"),
+}  # fmt: skip
+SAME = {
+    "plain": PLAIN,
+    "trim": content("message.content | trim"),
+    "date": "{{ strftime_now('%Y') }}" + PLAIN,
+    "system": "<|start|>system\nBe brief.<|end|>" + PLAIN,
+    "number of messages": "{{ messages | length }}" + PLAIN,
+    "only the first": content("message.content | trim if loop.first else message.content"),
+}
+OTHER = {
+    "line ends": content("message.content.replace('\\n\\n', '\\n')"),
+    "words": content("message.content.split() | join(' ')"),
+    "JSON": content("message.content | tojson"),
+    "capitals": content("message.content | upper"),
+    "escaped": content("message.content | e"),
+    "cut": content("message.content[:700]"),
+    "tabs": content("message.content.expandtabs()"),
+    "ASCII": content("message.content.encode('ascii', 'ignore').decode()"),
+    "more on a word": "{% if 'think' in messages[0].content %}Think.{% endif %}" + PLAIN,
+    "more on a length": "{{ messages[0].content | length }}" + PLAIN,
+    "less on a word": content("message.content.split('let us')[-1]"),
+    "twice": content("message.content + message.content"),
+    "dropped": content("''"),
+    "the last alone": "{{ messages[-1].content }}",
+    "reversed": PLAIN.replace("in messages", "in messages | reverse"),
+}
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch):
+    monkeypatch.setattr(messages, "SECONDS", 1.0)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(model_folder):
+    return AutoTokenizer.from_pretrained(model_folder)
+
+
+@pytest.fixture
+def using(tokenizer, monkeypatch):
+    """The tokenizer with another chat template."""
+
+    def use(text):
+        monkeypatch.setattr(tokenizer, "chat_template", text)
+        return tokenizer
+
+    return use
+
+
+def sample(context="", question="", **fields):
+    return Sample(id="s", task="t", split="test", context=context, question=question, **fields)
+
+
+def turns(*contents):
+    roles = ["user", "assistant"] * len(contents)
+    return tuple({"role": r, "content": c} for r, c in zip(roles, contents, strict=False))
+
+
+SAMPLES = {
+    "question": sample(TEXT, "Who?", answer_prefix="It is"),
+    "chat": sample(messages=turns(TEXT, "Let us think. " + TEXT, f"  {TEXT}\n\n", "Ann")),
+}
+
+
+def written(one, tokenizer):
+    given = list(one.messages or ())[:-1] or turns(one.context + one.question)
+    text = tokenizer.apply_chat_template(list(given), tokenize=False, add_generation_prompt=True)
+    return text + one.answer_prefix
+
+
+@pytest.mark.parametrize("kind", SAMPLES)
+@pytest.mark.parametrize("name", SAME)
+def test_what_is_fed_is_what_the_template_writes(using, name, kind):
+    tokenizer = using(SAME[name])
+    ids = encode(SAMPLES[kind], tokenizer).ids
+    assert tokenizer.decode(ids) == written(SAMPLES[kind], tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        (name, kind)
+        for name, kind in product(OTHER, SAMPLES)
+        if kind == "chat" or name not in ("the last alone", "reversed")  # one message is as it was
+    ],
+)
+def test_a_template_that_writes_something_else_is_refused(using, name, kind):
+    tokenizer = using(OTHER[name])
+    with pytest.raises(ModelError, match="the chat template of") as caught:
+        encode(SAMPLES[kind], tokenizer)
+    assert "\n" not in str(caught.value)
+    given = list(turns(TEXT))  # without boundaries inside, its text is taken as it is
+    made = tokenizer.apply_chat_template(given, tokenize=True, return_dict=True)
+    assert context_ids(given, tokenizer) == made["input_ids"]
+
+
+def test_a_text_that_a_template_leaves_alone_is_fed(using):
+    tokenizer = using(OTHER["less on a word"])
+    one = sample("Some text.", "Who?")
+    assert tokenizer.decode(encode(one, tokenizer).ids) == written(one, tokenizer)
+    with pytest.raises(ChangedTextError, match="changes the text of sample s"):
+        encode(SAMPLES["question"], tokenizer)
+
+
+def test_rows_whose_text_is_changed_are_left_out(using, tmp_path):
+    tokenizer = using(OTHER["less on a word"])
+    chats = [turns(text, "Yes.", text, "No.") for text in (TEXT, "Is it? " * 90, TEXT)]
+    questions = [{"question": text, "answer": "x"} for text in ("Say, let us see.", "And now?")]
+    for name, rows in (("chats", [{"messages": each} for each in chats]), ("asked", questions)):
+        data = tmp_path / f"{name}.jsonl"
+        data.write_text("\n".join(map(json.dumps, rows)))
+        settings = TaskSettings(split="all", count=9, length=900, seed=0)
+        source = row_samples(str(data), settings, tokenizer, flag="data")
+        assert "has text that the chat template changes" in source.notes[0]
+        assert len(source) == 1
+        assert tokenizer.decode(encode(source[0], tokenizer).ids) == written(source[0], tokenizer)
+
+
+@pytest.fixture(scope="module")
+def model(model_folder):
+    return load_model(str(model_folder))[0]
+
+
+def collected(folder, model, data, out):
+    return main(["collect", "--data", data, "--model", folder, "--out", out, "--train", "1",
+                 "--validation", "0", "--length", "800"])  # fmt: skip
+
+
+def evaluated(folder, model, data, out):
+    return main(["eval", "--tasks", "data", "--data", data, "--model", folder, "--out", out,
+                 "--split", "all", "--length", "800", "--methods", "full"])  # fmt: skip
+
+
+def compressed(folder, model, data, out):
+    return main(["compress", data, "--model", folder, "--out", out, "--method", "knorm"])
+
+
+def from_python(folder, model, data, out):
+    kvp.compress(model, AutoTokenizer.from_pretrained(folder), turns(TEXT), "knorm", 32)
+
+
+@pytest.mark.parametrize("program", [collected, evaluated, compressed, from_python])
+@pytest.mark.parametrize("name", HOSTILE)
+def test_whatever_a_template_does_is_one_line(model_folder, model, tmp_path, capsys, program, name):
+    template, said = HOSTILE[name]
+    folder, data = tmp_path / "model", tmp_path / "rows.jsonl"
+    shutil.copytree(model_folder, folder)
+    (folder / "chat_template.jinja").write_text(template)
+    rows = [{"messages": turns(f"{number} {TEXT}", "Ann")} for number in range(20)]
+    data.write_text("\n".join(map(json.dumps, rows)))
+    started = time.monotonic()
+    if program is from_python:
+        with pytest.raises(ModelError) as caught:
+            program(folder, model, data, tmp_path / "out")
+        line = str(caught.value)
+    else:
+        assert program(str(folder), model, str(data), str(tmp_path / "out")) == 2
+        *_, line = capsys.readouterr().err.strip().splitlines()
+    assert f"the chat template of {folder} " in line
+    assert said in line
+    assert "\n" not in line
+    assert time.monotonic() - started < 60
+
+
+def test_threads_do_not_get_the_chats_of_others(using):
+    tokenizer, answers = using(PLAIN), {}
+
+    def ask(number):
+        for _ in range(20):
+            answers.setdefault(number, set()).add(render_chat(turns(f"{number}" * 999), tokenizer))
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for number in range(8):
+        assert answers[number] == {f"<|start|>user\n{f'{number}' * 999}<|end|>\n"}
+
+
+def test_after_a_template_that_never_ends_nothing_is_left_behind(using):
+    render_chat(turns("Hi"), using(PLAIN))
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(2):
+        with pytest.raises(ModelError, match="more than 1 s"):
+            render_chat(turns("Hi"), using(HOSTILE["time"][0]))
+        with pytest.raises(ChildProcessError):
+            os.waitpid(-1, os.WNOHANG)
+    assert render_chat(turns("Hi"), using(PLAIN)) == "<|start|>user\nHi<|end|>\n"
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_program_that_is_killed_leaves_no_process(model_folder):
+    program = (
+        "import os, signal, sys\n"
+        "from transformers import AutoTokenizer\n"
+        "from kvp.messages import render_chat\n"
+        "tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])\n"
+        "render_chat([{'role': 'user', 'content': 'Hi'}], tokenizer)\n"
+        "print(open(f'/proc/self/task/{os.getpid()}/children').read(), flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    command = [sys.executable, "-c", program, str(model_folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    (child,) = done.stdout.split()
+    for _ in range(100):
+        state = Path(f"/proc/{child}/stat")
+        if not state.exists() or state.read_text().split()[2] == "Z":
+            break
+        time.sleep(0.1)
+    else:
+        pytest.fail(f"process {child} is still there")
+
+
+HALF = "half of a surrogate pair"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("\ud800" + TEXT, HALF),
+        (turns(TEXT + "\udfff"), HALF),
+        ([{"role": "us\ud800er", "content": TEXT}], HALF),
+        ([{"role": None, "content": TEXT}], "'role' of message 1 is of type NoneType"),
+        ([{"content": TEXT}], "'role' of message 1"),
+        ([{"role": " ", "content": TEXT}], "'role' of message 1 is empty"),
+        ([*turns(TEXT), {"role": 5, "content": TEXT}], "'role' of message 2 is of type int"),
+        ([{"role": "user"}], "'content' of message 1"),
+        ([{"role": "user", "content": [{"type": "text"}]}], "'content' of message 1"),
+        ([{"role": "user", "content": TEXT, "name": 3}], "'name' of message 1"),
+        (["user"], "message 1 is of type str"),
+        ([], "messages are a list"),
+        (None, "messages are a list"),
+        (TEXT.encode(), "message 1 is of type int"),
+        ({"role": "user", "content": TEXT}, "messages are a list"),
+    ],
+    ids=range(15),
+)
+def test_texts_and_messages_that_are_none(model, using, text, said):
+    with pytest.raises(UsageError, match=said) as caught:
+        kvp.compress(model, using(PLAIN), text, "knorm", 32)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("template", [PLAIN, None], ids=["template", "plain"])
+def test_samples_of_python_with_texts_and_messages_that_are_none(using, template):
+    half, tokenizer = "a\ud800", using(template)
+    role = ({"role": None, "content": "a"}, *turns("b", "c"))
+    for one in (
+        sample(half, "b"), sample("a", half), sample("a", "b", answer_prefix=half), sample(half),
+        sample("a", "b", reply=half), sample(messages=turns("a", half, "c", "d")),
+        sample(messages=turns("a", half)), sample(messages=role), sample(messages=()),
+        sample(messages=turns("a")), sample(messages=[{"role": "user"}, *turns("a", "b")]),
+    ):  # fmt: skip
+        with pytest.raises(KvpError) as caught:
+            encode(one, tokenizer)
+        assert "\n" not in str(caught.value)
