@@ -17,7 +17,7 @@ from kvp.budgets import parse_budget
 from kvp.data.rows.files import Tally, files_of, read_rows, read_text
 from kvp.data.rows.forms import unknown_keys
 from kvp.data.rows.values import RowError, text_of
-from kvp.errors import CacheError, KvpError, UsageError
+from kvp.errors import CacheError, KvpError
 from kvp.hf import geometry_of
 from kvp.hf.contexts import check_length, compress, context_ids
 from kvp.hf.loading import load_config, model_of, tokenizer_of
