@@ -22,7 +22,10 @@ BROKEN_PIPE = 141
 
 
 class KvpError(Exception):
-    """Base of every error a user can cause."""
+    """Base of every error a user can cause; its text is one line, whatever a file or name holds."""
+
+    def __str__(self) -> str:
+        return one_line(super().__str__())
 
 
 class UsageError(KvpError):
@@ -51,6 +54,12 @@ class ResultsError(KvpError):
 
 class AddressError(KvpError):
     """An address of an object store that cannot be understood, reached, read or written."""
+
+
+def one_line(text: str) -> str:
+    """A text without line ends, and with what could steer a terminal as escapes."""
+    line = " ".join(text.split()) if "\n" in text else text
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in line)
 
 
 def first_line(error: BaseException, width: int = 120) -> str:
@@ -120,7 +129,5 @@ def _sigterm_raises() -> Iterator[None]:
 
 def _end(prog: str, error: BaseException, message: str, code: int, *more: str) -> int:
     parts = (message, *getattr(error, "__notes__", ()), *more)
-    line = " ".join("; ".join(parts).split())  # what a file names must not steer the terminal
-    shown = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in line)
-    print(f"{prog}: {shown}", file=sys.stderr)
+    print(f"{prog}: {one_line('; '.join(parts))}", file=sys.stderr)
     return code
