@@ -78,7 +78,8 @@ def prefill_and_evict(
     Raises as `evicting` does; UsageError also where `fed_again` leaves no token, and inside an
     `evicting` block of the same model.
     """
-    model, rule = _prepare_rule(model, scorer, budget, protection, allocator, tokenizer)
+    inner = unwrap_model(model)
+    model, rule = _prepare_rule(inner, scorer, budget, protection, allocator, tokenizer)
     batch, tokens = input_ids.shape
     if not 0 <= fed_again < tokens:
         raise UsageError(f"fed_again must be 0 to {tokens - 1} of {tokens} tokens, got {fed_again}")
@@ -149,7 +150,7 @@ def _prepare_rule(
     tokenizer: PreTrainedTokenizerBase | None,
 ) -> tuple[PreTrainedModel, EvictionRule]:
     """The model inside its wrappers, and the rule, when both fit together; warns as `evicting`."""
-    model = unwrap_model(model)
+    model = unwrap_model(model, called=True)
     refuse_inside_block(model)
     ranks: Any = instance_of(scorer, f"scorer {getattr(scorer, '__name__', 'scorer')}")
     splits: Any = instance_of(allocator, f"allocator {getattr(allocator, '__name__', 'allocator')}")

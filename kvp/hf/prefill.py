@@ -37,13 +37,17 @@ from kvp.hf.scorer_inputs import (
 )
 from kvp.scoring import ALL_QUERIES, Needs, View
 
+_OUTSIDE = ("is_prompt_learning", "alora_invocation_tokens", "XLORA", "POLY", "SHADOW")
+"""Settings and kinds of adapters of PEFT that compute outside of a model's modules."""
 
-def unwrap_model(model: nn.Module) -> PreTrainedModel:
+
+def unwrap_model(model: nn.Module, *, called: bool = False) -> PreTrainedModel:
     """The model itself, or the one that torch.compile, PEFT or a delegating wrapper holds.
 
-    Raises ModelError for a wrapper that does not show whose `generate` it calls.
+    Raises ModelError for a wrapper that does not show whose `generate` it calls, and, unless that
+    is what is `called`, for one with adapters of its own, such as soft prompts.
     """
-    inner: object = model
+    inner: Any = model
     for _ in range(8):  # wrappers of wrappers; a cycle ends here
         if isinstance(inner, PreTrainedModel):
             return inner
@@ -51,6 +55,14 @@ def unwrap_model(model: nn.Module) -> PreTrainedModel:
         if hasattr(inner, "_orig_mod"):  # torch.compile
             inner = inner._orig_mod
         elif callable(base):  # PEFT
+            adapter = getattr(inner, "active_peft_config", None)
+            kind = str(getattr(getattr(adapter, "peft_type", None), "value", ""))
+            own = any(getattr(adapter, name, None) for name in _OUTSIDE) or kind in _OUTSIDE
+            if own and not called and not getattr(inner, "_adapters_disabled", False):
+                raise ModelError(
+                    f"this model's adapter ({kind}) is no part of its modules: contexts and "
+                    "caches cannot tell it; use evicting(...), or leave it out (disable_adapter)"
+                )
             inner = base()
         else:  # `__getattr__` of the wrapper hands out the method of the model
             inner = getattr(getattr(inner, "generate", None), "__self__", None)
