@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from threading import get_ident
@@ -332,6 +332,31 @@ def weights_digest(model: PreTrainedModel, dtype: torch.dtype = torch.float32) -
 def _few(tensor: Tensor, dtype: torch.dtype = torch.float32) -> bytes:
     few = tensor.detach().flatten()[:: max(1, tensor.numel() // 64)][:64]
     return few.to("cpu", dtype).float().numpy().tobytes()
+
+
+@torch.no_grad()
+def made_by(model: PreTrainedModel) -> dict[str, Any]:
+    """What keys and values depend on, JSON: name, dtype, digests of weights and of buffers.
+
+    `frequencies` are scaling and frequencies of RoPE for short inputs. Of offloaded weights nothing
+    is known.
+    """
+    known: dict[str, Any] = {"weights": None}
+    if not on_meta(model):
+        saved, rotary = model.state_dict().keys(), _rotary(model)
+        buffers = {
+            name: _few(buffer).hex()
+            for name, buffer in model.named_buffers()
+            if name not in saved and not name.endswith("inv_freq") and "cache" not in name
+        }
+        known = {"weights": weights_digest(model), "buffers": digest_json(buffers)}
+        if rotary is not None:
+            with rope_kept(model), suppress(ModelError):
+                rotary.cosine_and_sine(torch.tensor([[0]], device=model.device))
+                rope = rotary.read_rope()
+                known["frequencies"] = [rope.scaling, *rope.frequencies.tolist()]
+    dtype = str(model.dtype).removeprefix("torch.")
+    return {"id": name_of(model) or type(model).__name__, "dtype": dtype, **known}
 
 
 _ADAPTER = ("active_adapters", "disable_adapters", "merged_adapters", "scaling")
