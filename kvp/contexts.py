@@ -15,25 +15,23 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
-from functools import cached_property
+from dataclasses import asdict, dataclass, fields, replace
+from functools import cached_property, partial
+from math import isclose
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, Self, get_args
 
 import torch
+from pydantic import AfterValidator, ConfigDict, Field, create_model
 from torch import Tensor
 
 from kvp.artifacts.files import foreign
 from kvp.artifacts.manifest import Format, digest_json
-from kvp.artifacts.tensors import (
-    read_safetensors,
-    read_sealed_header,
-    tensors_digest,
-    write_sealed_safetensors,
-)
+from kvp.artifacts.tensors import sealed_safetensors, tensors_digest, write_sealed_safetensors
 from kvp.budgets import Budget
 from kvp.errors import CacheError
 from kvp.geometry import Geometry
+from kvp.program.names import plain_name
 from kvp.rope import Rope
 
 FORMAT = Format("kvp-context", 1)
@@ -44,14 +42,36 @@ MULTIPLE = 32
 _DIGEST_BITS = 128
 _CHECKED = 8
 """Placeholders that must fit the checksum before a prompt is taken for one of a context."""
+Turned = Literal["default", "linear", "llama3", "yarn"]
+"""Kinds of RoPE whose frequencies do not depend on the length of the input."""
+
+_STRICT = ConfigDict(strict=True)
+_Name = Annotated[str, AfterValidator(plain_name)]
+_Count = Annotated[int, Field(gt=0, le=2**31)]
+_MODEL = create_model(
+    "Model", __config__=_STRICT, id=_Name, weights=(str | None, ...), norms=(str | None, ...),
+    dtype=Literal["float16", "bfloat16", "float32", "float64"],
+    frequencies=(list[float] | None, None), buffers=(str | None, None),
+)  # fmt: skip
+_ROPE = create_model(
+    "Rope", __config__=_STRICT, rope_type=Turned, rope_theta=(Annotated[float, Field(gt=0)], 1.0)
+)
+_FACTS = create_model(
+    "Facts", __config__=_STRICT, model=_MODEL, rope=_ROPE, policy=_Name, budget=_Name,
+    geometry=Annotated[dict[str, Any], AfterValidator(Geometry.from_dict)],
+    vocabulary=Annotated[int, Field(ge=4, le=2**31)], tokenizer=(str | None, ...),
+    tokens=_Count, kept=_Count,
+)  # fmt: skip
+"""What `ContextFacts` can be."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ContextFacts:
-    """What a context file says of its tensors."""
+    """What a context file says of its tensors; ValueError where that cannot be."""
 
     model: Mapping[str, Any]
-    """`id`, digest of `weights`, `norms` (`norms_digest`), `dtype` and `adapters`."""
+    """`id`, digests of `weights`, `norms` (`norms_digest`) and `buffers`, `dtype`, and scaling and
+    `frequencies` of RoPE."""
     geometry: Mapping[str, Any]
     """`kvp.geometry.Geometry.to_dict`."""
     vocabulary: int
@@ -69,6 +89,13 @@ class ContextFacts:
     kept: int
     """k, tokens that every KV head keeps."""
 
+    def __post_init__(self) -> None:
+        """Raise ValueError, also where too few tokens are kept to be named, or more than N."""
+        _FACTS.model_validate(vars(self))
+        least = _alphabet(self.vocabulary)[-1] + _CHECKED
+        if not least <= self.kept <= self.tokens:
+            raise ValueError(f"{self.kept} of {self.tokens} tokens are kept, {least} is the least")
+
     def check(
         self, model: Mapping[str, Any], geometry: Geometry, vocabulary: int, rope: Mapping[str, Any]
     ) -> None:
@@ -83,7 +110,7 @@ class ContextFacts:
             raise CacheError(f"{made}, {size}; this model has {geometry}")
         if dtype != model["dtype"]:
             raise CacheError(f"{made} in {dtype}; this model computes in {model['dtype']}")
-        if dict(self.rope) != dict(rope):
+        if dict(self.rope) != dict(rope) or not same_buffers(self.model, model):
             raise CacheError(f"{made} with another RoPE than this model has")
         names = ("norms",) if self.model["weights"] is None else ("weights", "norms")
         if any(model[name] not in (None, self.model[name]) for name in names):
@@ -108,6 +135,22 @@ class Context:
     """Per layer [k, H, D]."""
     token_ids: Tensor
     """[N] int64 tokens of the context as it was read."""
+
+    def check(self) -> Self:
+        """Itself; ValueError for tensors that are not those of the facts, or not finite."""
+        facts, size = self.facts, Geometry.from_dict(self.facts.geometry)
+        kind = [facts.kept, size.kv_heads, size.head_dim], getattr(torch, facts.model["dtype"])
+        if not len(self.keys) == len(self.values) == size.layers:
+            raise ValueError(f"it has {len(self.keys)} layers, its model {size.layers}")
+        for name, part in self.tensors.items():
+            shape, dtype = ([facts.tokens], torch.int64) if name == "token_ids" else kind
+            if ([*part.shape], part.dtype) != (shape, dtype):
+                raise ValueError(f"{name} is {[*part.shape]} {part.dtype}, not {shape} {dtype}")
+            if not bool(part.isfinite().all()):
+                raise ValueError(f"{name} has NaN or infinity")
+        if not bool(((self.token_ids >= 0) & (self.token_ids < facts.vocabulary)).all()):
+            raise ValueError("token_ids are not in the vocabulary")
+        return self
 
     @property
     def tensors(self) -> dict[str, Tensor]:
@@ -139,15 +182,29 @@ class Context:
 
     def write(self, folder: Path | str) -> Path:
         """Write the file into `folder`, under its name; the path. CacheError where that fails."""
-        checksums = {"tensors": self.checksum, "digest": self.digest}
-        path = Path(folder) / f"{self.name}{SUFFIX}"
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            header = {**FORMAT.head, **asdict(self.facts), **checksums}
-            write_sealed_safetensors(path, self.tensors, header)
+            with foreign(folder, CacheError, "gets no file of this context"):
+                made = replace(self).check()  # without old digests: tensors may have changed
+                path = Path(folder) / f"{made.name}{SUFFIX}"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                checksums = {"tensors": made.checksum, "digest": made.digest}
+                header = {**FORMAT.head, **asdict(self.facts), **checksums}
+                write_sealed_safetensors(path, self.tensors, header)
         except OSError as problem:
-            raise CacheError(f"{path} cannot be written: {problem.strerror}") from None
+            raise CacheError(f"{folder} cannot be written: {problem.strerror}") from None
         return path
+
+
+def make_context(
+    keys: Sequence[Tensor],
+    values: Sequence[Tensor],
+    token_ids: Tensor,
+    **facts: Any,  # noqa: ANN401
+) -> Context:
+    """The context of these tensors and `ContextFacts`; CacheError where that cannot be one."""
+    with foreign("this context", CacheError, "is not what engines go on from"):
+        known = ContextFacts(**facts)
+        return Context(facts=known, keys=keys, values=values, token_ids=token_ids).check()
 
 
 def kept_rows(budget: Budget, tokens: int, least: int = 0) -> int:
@@ -164,15 +221,8 @@ def read_facts(path: Path) -> tuple[ContextFacts, str]:
 
     Raises CacheError, in one line that names the file, where it is missing, damaged or another one.
     """
-    if path.is_symlink():
-        raise CacheError(f"{path} is no regular file")
-    header = read_sealed_header(path, CacheError, FORMAT, "kvp compress")
-    with foreign(path, CacheError):
-        facts = ContextFacts(**{field.name: header[field.name] for field in fields(ContextFacts)})
-        digest = _digest(facts, header["tensors"])
-        if digest != header["digest"] or not digest.startswith(path.name.removesuffix(SUFFIX)):
-            raise CacheError(f"{path} is damaged or renamed: its name is the start of its digest")
-        return facts, digest
+    with _opened(path) as (header, _):
+        return _facts(path, header), header["digest"]
 
 
 def read_context(path: Path, most: float = float("inf")) -> Context:
@@ -180,47 +230,55 @@ def read_context(path: Path, most: float = float("inf")) -> Context:
 
     Raises CacheError as `read_facts`, for a larger one, and where a tensor does not fit.
     """
-    facts, digest = read_facts(path)
-    if facts.nbytes > most:
-        raise CacheError(f"{path} takes {facts.nbytes:,} bytes, memory_gb allows {most:,.0f}")
-    tensors = read_safetensors(path, CacheError)
-    with foreign(path, CacheError):
-        size = Geometry.from_dict(facts.geometry)
-        layers = range(size.layers)
-        context = Context(
-            facts=facts,
-            keys=[tensors[f"{layer}.keys"] for layer in layers],
-            values=[tensors[f"{layer}.values"] for layer in layers],
-            token_ids=tensors["token_ids"],
-        )
-        shape = (facts.kept, size.kv_heads, size.head_dim)
-        kind = (shape, facts.model["dtype"])
-        held = {
-            (tuple(part.shape), str(part.dtype).removeprefix("torch."))
-            for part in (*context.keys, *context.values)
-        }
-        if held != {kind} or context.token_ids.shape != (facts.tokens,):
-            raise ValueError("its tensors do not fit its header")
-        if context.digest != digest:
+    with _opened(path) as (header, read_tensors):
+        facts = _facts(path, header)
+        if facts.nbytes > most:
+            raise CacheError(f"{path} takes {facts.nbytes:,} bytes, memory_gb allows {most:,.0f}")
+        if tensors_digest(tensors := read_tensors()) != header["tensors"]:
             raise CacheError(f"{path} is damaged: its checksum does not match its tensors")
-    return context
+        layers = range(Geometry.from_dict(facts.geometry).layers)
+        keys = [tensors.pop(f"{layer}.keys") for layer in layers]
+        values = [tensors.pop(f"{layer}.values") for layer in layers]
+        return Context(facts=facts, keys=keys, values=values, **tensors).check()  # with token_ids
+
+
+_opened = partial(
+    sealed_safetensors, error=CacheError, kind=FORMAT, writer="kvp compress", links=False
+)
+
+
+def _facts(path: Path, header: Mapping[str, Any]) -> ContextFacts:
+    """What the header of a context file says, checked."""
+    facts = ContextFacts(**{field.name: header[field.name] for field in fields(ContextFacts)})
+    digest = _digest(facts, header["tensors"])
+    if digest != header["digest"] or not digest.startswith(path.name.removesuffix(SUFFIX)):
+        raise CacheError(f"{path} is damaged or renamed: its name is the start of its digest")
+    return facts
 
 
 def _digest(facts: ContextFacts, tensors: str) -> str:
     return digest_json({**asdict(facts), "tensors": tensors})
 
 
-TURNED = ("default", "linear", "llama3", "yarn")
-"""Kinds of RoPE whose frequencies do not depend on the length of the input."""
-
-
 def can_turn(config: Any) -> bool:  # noqa: ANN401 (transformers' of any model, also in engines)
     """Whether RoPE turns all keys of a text model by one position, the same way at any length."""
     rope = getattr(config, "rope_parameters", None) or {}
-    known = rope.get("rope_type", "default" if rope else "none") in TURNED
+    known = rope.get("rope_type", "default" if rope else "none") in get_args(Turned)
     scaled = getattr(config, "attn_temperature_tuning", None)  # by the position, Llama 4
     rotated = all(getattr(config, "no_rope_layers", None) or ())  # 0 of layers without, SmolLM3
     return known and rotated and not scaled and "mrope_section" not in rope
+
+
+def same_buffers(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> bool:
+    """Whether two models compute with the same numbers beside weights, as far as both tell.
+
+    Devices differ in the last bits of frequencies; an engine tells no `buffers`.
+    """
+    there, here = theirs.get("buffers"), ours.get("buffers")
+    one, other = (model.get("frequencies") or [] for model in (theirs, ours))
+    alike = len(one) == len(other)
+    close = not alike or all(map(partial(isclose, rel_tol=1e-5), one, other))
+    return close and (None in (there, here) or (there == here and alike))
 
 
 def rope_facts(parameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -263,9 +321,8 @@ def placeholder_ids(digest: str, count: int, vocabulary: int) -> list[int]:
     They lie in the middle half of the vocabulary, where no family has special tokens. Raises
     CacheError for so few that nobody could tell them from ordinary text.
     """
-    bits, base, span = _alphabet(vocabulary)
+    bits, base, span, head = _alphabet(vocabulary)
     number = int(digest[: _DIGEST_BITS // 4], 16)
-    head = -(-_DIGEST_BITS // bits)
     if count < head + _CHECKED:
         raise CacheError(f"{count} tokens cannot name a context: keep {head + _CHECKED} or more")
     ids = [base + (number >> (bits * place)) % (1 << bits) for place in range(head)]
@@ -279,8 +336,7 @@ def read_placeholders(ids: Sequence[int], vocabulary: int) -> tuple[str, int] | 
     None where the prompt begins with none. What follows the placeholders may continue the checksum
     by chance, so a context's own `kept` decides where they end.
     """
-    bits, base, span = _alphabet(vocabulary)
-    head = -(-_DIGEST_BITS // bits)
+    bits, base, span, head = _alphabet(vocabulary)
     digits = [token - base for token in ids[:head]]
     if len(ids) < head + _CHECKED or not all(0 <= digit < 1 << bits for digit in digits):
         return None
@@ -296,10 +352,11 @@ def read_placeholders(ids: Sequence[int], vocabulary: int) -> tuple[str, int] | 
     return (digest, count) if count >= head + _CHECKED else None
 
 
-def _alphabet(vocabulary: int) -> tuple[int, int, int]:
-    """Bits of the digest per id, the first id and how many ids there are."""
+def _alphabet(vocabulary: int) -> tuple[int, int, int, int]:
+    """Bits of the digest per id, the first id, how many there are, how many spell a digest."""
     span = vocabulary // 2
-    return span.bit_length() - 1, vocabulary // 4, span
+    bits = span.bit_length() - 1
+    return bits, vocabulary // 4, span, -(-_DIGEST_BITS // bits)
 
 
 def _checks(digest: str, base: int, span: int) -> Iterator[int]:

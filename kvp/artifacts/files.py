@@ -59,7 +59,7 @@ def foreign(path: Place | str, error: type[KvpError], what: str = _DAMAGED) -> I
         raise
     except Exception as problem:
         told = next(iter(getattr(problem, "errors", list)()), None)  # the first one of pydantic's
-        reason = told and f"{'.'.join(map(str, told['loc']))}: {told['msg']}"
+        reason = told and f"{'.'.join(map(str, told['loc']))}: {told['msg']}".removeprefix(": ")
         reason = " ".join((reason or f"{type(problem).__name__}: {problem}").split())[:200]
         raise error(f"{path} {what} ({reason})") from problem
 

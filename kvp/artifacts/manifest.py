@@ -107,10 +107,10 @@ class Format:
     def check(self, content: dict[str, Any], path: Place, error: type[KvpError]) -> dict[str, Any]:
         """The content of a file of this format; raises `error` where it is of another."""
         if (name := content.get("format")) != self.name:
-            raise error(f"{path} is of format {name!r}, not {self.name!r}; name another")
-        if (version := content.get("format_version")) != self.version:
+            raise error(f"{path} is of format {name!r:.80}, not {self.name!r}; name another")
+        if (there := repr(content.get("format_version"))) != repr(self.version):
             raise error(
-                f"{path} has format version {version}, this kvp reads {self.version}: make it anew"
+                f"{path} has format version {there:.9}, this kvp reads {self.version}: make it anew"
             )
         with foreign(path, error):
             self.shape(content)

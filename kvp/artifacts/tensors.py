@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
@@ -18,8 +20,10 @@ from kvp.artifacts.files import atomic_write_bytes, foreign, parse_json
 from kvp.artifacts.manifest import SEAL, Format, digest_json, unseal
 from kvp.errors import KvpError
 
-_HEADER = "kvp"
-"""Name of the JSON text in the header of a safetensors file."""
+_METADATA, _HEADER = "__metadata__", "kvp"
+"""Where the header of a safetensors file has texts, and the name of kvp's, JSON."""
+_LARGEST = 100_000_000
+"""Bytes of a header, as the library has it."""
 
 
 def write_safetensors(
@@ -61,24 +65,59 @@ def write_sealed_safetensors(
     write_safetensors(path, tensors, {_HEADER: text})
 
 
-def read_sealed_header(
-    path: Path, error: type[KvpError], kind: Format, writer: str
-) -> dict[str, Any]:
-    """What `writer` said by `write_sealed_safetensors`, without reading a tensor.
+@contextmanager
+def sealed_safetensors(
+    path: Path, error: type[KvpError], kind: Format, writer: str, *, links: bool = True
+) -> Iterator[tuple[dict[str, Any], Callable[[], dict[str, Tensor]]]]:
+    """What `writer` said by `write_sealed_safetensors`, and what reads the tensors of that file.
 
-    Raises `error`, naming the file, where it is missing, damaged, of others or of another version.
+    Raises `error`, naming the file, where it is missing, damaged, of others or of another version,
+    a link unless `links`, and for all that the block raises.
     """
-    if not path.is_file():
-        raise error(f"{path} {'is no regular file' if path.exists() else 'is missing'}")
+    with foreign(path, error), _opened(path, error, links) as (stream, head, entries, size):
+        text = entries.get(_METADATA, {}).get(_HEADER)
+        if text is None:
+            raise error(f"{path} was not written by {writer}")
+        content = kind.check(unseal(parse_json(text), path, error), path, error)
+        yield content, lambda: load(head + stream.read(size))
+
+
+def read_some(
+    path: Path, error: type[KvpError], wanted: Callable[[str], bool]
+) -> dict[str, Tensor]:
+    """Tensors of a file whose names are `wanted`, without reading others; raises `error`."""
+    found: dict[str, Tensor] = {}
+    with foreign(path, error), _opened(path, error) as (stream, head, entries, _):
+        for name in filter(wanted, entries):
+            start, stop = entries[name]["data_offsets"]
+            stream.seek(len(head) + start)
+            own = json.dumps({name: {**entries[name], "data_offsets": [0, stop - start]}}).encode()
+            found |= load(len(own).to_bytes(8, "little") + own + stream.read(stop - start))
+    return found
+
+
+@contextmanager
+def _opened(
+    path: Path, error: type[KvpError], links: bool = True
+) -> Iterator[tuple[BinaryIO, bytes, dict[str, Any], int]]:
+    """A file behind its header, read and never mapped; header, entries, bytes that follow."""
+    flags = os.O_NONBLOCK | (0 if links else os.O_NOFOLLOW)  # it may become a pipe or a link
     try:
-        with safe_open(path, "np") as stream:
-            text = (stream.metadata() or {}).get(_HEADER)
-    except (SafetensorError, OSError) as problem:
-        raise error(f"{path} is not a readable safetensors file: {problem}") from None
-    if text is None:
-        raise error(f"{path} was not written by {writer}")
-    with foreign(path, error):
-        return kind.check(unseal(parse_json(text), path, error), path, error)
+        if not path.is_file() or (path.is_symlink() and not links):
+            raise error(f"{path} {'is no regular file' if path.exists() else 'is missing'}")
+        with open(path, "rb", opener=lambda name, mode: os.open(name, mode | flags)) as stream:
+            with foreign(path, error, "is not a readable safetensors file"):
+                length = os.fstat(stream.fileno()).st_size
+                head = stream.read(8)
+                head += stream.read(min(int.from_bytes(head, "little"), length, _LARGEST))
+                entries = parse_json(head[8:].decode())
+                tensors = [part for name, part in entries.items() if name != _METADATA]
+                size = max((part["data_offsets"][1] for part in tensors), default=0)
+                if len(head) + size != length:
+                    raise ValueError("it is not as long as its header says")
+            yield stream, head, entries, size
+    except OSError as problem:
+        raise error(f"{path} cannot be read: {problem.strerror}") from None
 
 
 def tensors_digest(tensors: Mapping[str, Tensor]) -> str:

@@ -10,30 +10,36 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
+import torch
+from pydantic import Field, create_model
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from kvp.artifacts.files import foreign
 from kvp.artifacts.manifest import Format, digest_json
-from kvp.artifacts.tensors import (
-    read_safetensors,
-    read_sealed_header,
-    tensors_digest,
-    write_sealed_safetensors,
-)
+from kvp.artifacts.tensors import sealed_safetensors, tensors_digest, write_sealed_safetensors
+from kvp.contexts import same_buffers
 from kvp.errors import CacheError, UsageError
 from kvp.hf.attention import QueryRecorder
 from kvp.hf.cache import EvictingCache, Turn
 from kvp.hf.cache_layers import EvictingLayer, LayerState, RaggedLayer
-from kvp.hf.model_access import active_digest, layer_devices, name_of, on_meta, weights_digest
+from kvp.hf.model_access import active_digest, layer_devices, made_by
 from kvp.hf.model_config import geometry_of
 from kvp.hf.prefill import unwrap_model
 from kvp.version import __version__
 
 FORMAT = Format("kvp-cache", 3)
 _KINDS: Mapping[str, type[EvictingLayer]] = {"dense": EvictingLayer, "ragged": RaggedLayer}
+_Count = Annotated[int, Field(ge=0, le=2**40)]
+_LAYER: Any = create_model(
+    "Layer", layer=_Count, kind=Literal["dense", "ragged"], seen=_Count, evicted=bool, gaps=bool
+)
+_HEADER: Any = create_model(
+    "Header", model=dict[str, Any], turn=(Turn | None, ...), tensors=str,
+    window=(Annotated[int, Field(ge=-1, le=2**40)] | None, ...), layers=(list[_LAYER], ...),
+)  # fmt: skip
 
 
 def save_cache(cache: EvictingCache, path: str | Path, model: nn.Module) -> None:
@@ -72,7 +78,9 @@ def save_cache(cache: EvictingCache, path: str | Path, model: nn.Module) -> None
         "tensors": tensors_digest(tensors),
     }
     try:
-        write_sealed_safetensors(path, tensors, header)
+        with foreign(path, CacheError, "cannot hold this cache, and is not written"):
+            _check(cache, inner)
+            write_sealed_safetensors(path, tensors, header)
     except OSError as problem:
         raise CacheError(f"{path} cannot be written: {problem.strerror}") from None
 
@@ -84,48 +92,80 @@ def load_cache(path: str | Path, model: nn.Module) -> EvictingCache:
     where it is missing, damaged, no cache file, or made by another model or in another dtype.
     """
     path, inner = Path(path), unwrap_model(model)
-    header = read_sealed_header(path, CacheError, FORMAT, "save_cache")
-    with foreign(path, CacheError):
-        return _load(path, header, inner)
+    ours, devices = _identity(inner), layer_devices(inner)
+    with sealed_safetensors(path, CacheError, FORMAT, "save_cache") as (content, read_tensors):
+        header = _HEADER.model_validate(content)
+        _refuse_another_model(path, header.model, ours)
+        if tensors_digest(tensors := read_tensors()) != header.tensors:
+            raise CacheError(f"{path} is damaged: its checksum does not match its tensors")
+        _check(_cache_of(header, tensors), inner)
+        for name, tensor in tensors.items():
+            tensors[name] = tensor.to(devices[int(name.partition(".")[0])], copy=True)
+        return _cache_of(header, tensors)
 
 
-def _load(path: Path, header: Mapping[str, Any], inner: PreTrainedModel) -> EvictingCache:
-    _refuse_another_model(path, header["model"], _identity(inner))
-    tensors = read_safetensors(path, CacheError)
-    if tensors_digest(tensors) != header["tensors"]:
-        raise CacheError(f"{path} is damaged: its checksum does not match its tensors")
+def _cache_of(header: Any, tensors: Mapping[str, Tensor]) -> EvictingCache:  # noqa: ANN401
     states: dict[int, dict[str, Tensor]] = defaultdict(dict)
     for name, tensor in tensors.items():
         layer, _, what = name.partition(".")
         states[int(layer)][what] = tensor
-    devices = layer_devices(inner)
-    layers: list[EvictingLayer] = []
-    queries: dict[int, Tensor] = {}
-    for facts in header["layers"]:
-        index, kind = facts.pop("layer"), facts.pop("kind")
-        held = {
-            name: tensor.to(devices[index], copy=True) for name, tensor in states[index].items()
-        }
-        if "queries" in held:
-            queries[index] = held.pop("queries")
-        layers.append(_KINDS[kind].of_state(LayerState(tensors=held, **facts)))
-    cache = EvictingCache(layers)
-    if header["window"] is not None:
-        cache.recorder = QueryRecorder(header["window"], queries)
-    if (turn := header["turn"]) is not None:
-        cache.turn = Turn(prompts=tuple(turn["prompts"]), shrunk_at=turn["shrunk_at"])
+    if sorted(states) != [of.layer for of in header.layers]:
+        raise ValueError("its tensors are of other layers")
+    queries = {at: held.pop("queries") for at, held in states.items() if "queries" in held}
+    cache = EvictingCache([
+        _KINDS[of.kind].of_state(LayerState(
+            tensors=states[of.layer], seen=of.seen, evicted=of.evicted, gaps=of.gaps
+        ))
+        for of in header.layers
+    ])  # fmt: skip
+    cache.turn = header.turn
+    if header.window is not None:
+        cache.recorder = QueryRecorder(header.window, queries)
     return cache
+
+
+def _check(cache: EvictingCache, model: PreTrainedModel) -> None:
+    """Raise ValueError unless this is a cache of such a model, of finite numbers."""
+    layers, turn, batch = cache.stored, cache.turn, cache.batch
+    size, wide = geometry_of(model.config), torch.promote_types(model.dtype, torch.float32)
+    queries = {} if cache.recorder is None else cache.recorder.held
+    (seen,) = {layer.seen for layer in layers.values()}
+    fits = [*layers] == [*size.model_layers] and len(cache.lengths) == batch
+    if not fits or (turn and (len(turn.prompts) != batch or turn.shrunk_at > seen)):
+        raise ValueError("its layers or its turn are not those of one cache of the model")
+    for index, layer in layers.items():
+        for name, tensor in layer.state.tensors.items():
+            fits = _fits(name, tensor, layer, wide)
+            if not fits or (name == "newest" and tensor.shape != (batch,)):
+                raise ValueError(f"{index}.{name} holds NaN, infinity or what it cannot hold")
+        (keys, values), stored = layer.slots, layer.positions.shape[-1]
+        shape = torch.Size((batch, size.kv_heads, stored, size.head_dim))
+        fits = keys.shape == values.shape == shape and layer.positions.shape == shape[:3]
+        if not fits or stored > seen or not (layer.evicted or stored == seen):
+            raise ValueError(f"layer {index} holds {[*keys.shape]} for {seen} tokens")
+    for recent in queries.values():
+        if (*recent.shape[:2], *recent.shape[3:]) != (batch, size.query_heads, size.head_dim):
+            raise ValueError(f"queries are {[*recent.shape]}")
+
+
+def _fits(name: str, tensor: Tensor, layer: EvictingLayer, wide: torch.dtype) -> bool:
+    """Whether a tensor of a layer holds finite numbers of its kind, floats no wider than `wide`."""
+    if name.endswith(("keys", "values")):
+        known = tensor.is_floating_point() and torch.promote_types(tensor.dtype, wide) == wide
+        return known and bool(tensor.isfinite().all())
+    ragged = isinstance(layer, RaggedLayer)
+    known = tensor.dtype == (torch.int32 if ragged and name == "positions" else torch.int64)
+    whole = known and bool((tensor >= -(name == "newest")).all())
+    return whole and (name != "lengths" or int(tensor.sum()) == len(layer.keys))
 
 
 def _identity(model: PreTrainedModel) -> dict[str, Any]:
     """What keys and values depend on; no digest of weights that are offloaded."""
     text = model.config.get_text_config(decoder=True)
     return {
-        "id": name_of(model) or type(model).__name__,
-        "weights": None if on_meta(model) else weights_digest(model),
+        **made_by(model),
         "active": active_digest(model),
         "geometry": geometry_of(model.config).to_dict(),
-        "dtype": str(model.dtype).removeprefix("torch."),
         "rope": digest_json(getattr(text, "rope_parameters", None)),
     }
 
@@ -135,15 +175,19 @@ def _refuse_another_model(path: Path, theirs: Mapping[str, Any], ours: Mapping[s
 
     Weights decide; names, where one side's weights are offloaded.
     """
-    made = f"{path} was made by {theirs['id']}"
+    made = f"{path} was made by {theirs['id']!s:.200}"
     named = {
-        "geometry": "geometry", "dtype": f"dtype ({theirs['dtype']})",
+        "geometry": "geometry", "dtype": f"dtype ({theirs['dtype']!s:.9})",
         "rope": "RoPE (rope_parameters)", "active": "choice or scale of adapters",
     }  # fmt: skip
     for name, what in named.items():
         if theirs.get(name) != ours[name]:
             raise CacheError(f"{made} with another {what} than this model has")
-    known = theirs["weights"] and ours["weights"]
+    if not same_buffers(theirs, ours):
+        raise CacheError(
+            f"{made} with another RoPE (frequencies), or other buffers, than this model has"
+        )
+    known = None not in (theirs["weights"], ours["weights"])
     if theirs["weights" if known else "id"] != ours["weights" if known else "id"]:
         same = " with other weights" if theirs["id"] == ours["id"] else ""
         raise CacheError(f"{made}, this model is {ours['id']}{same}")

@@ -18,10 +18,10 @@ from kvp.budgets import Budget, parse_budget
 from kvp.contexts import (
     MULTIPLE,
     Context,
-    ContextFacts,
     can_turn,
     is_norm,
     kept_rows,
+    make_context,
     norms_digest,
     read_context,
     rope_facts,
@@ -31,7 +31,7 @@ from kvp.errors import ModelError, UsageError
 from kvp.hf.cache import EvictingCache
 from kvp.hf.cache_layers import EMPTY
 from kvp.hf.eviction import prefill_and_evict
-from kvp.hf.model_access import layer_devices, name_of, rope_of, tokenizer_digest, weights_digest
+from kvp.hf.model_access import layer_devices, made_by, on_meta, rope_of, tokenizer_digest
 from kvp.hf.model_config import FULL, attention_window, context_limit, geometry_of, layer_kinds
 from kvp.hf.prefill import unwrap_model
 from kvp.plugins import reason_of
@@ -77,7 +77,8 @@ def compress(
     `budget` rounded up to a multiple of `MULTIPLE`; `protection` is of 4 first and 16 last tokens
     unless another one is given. Nothing is evicted from a context that is no longer. Raises
     UsageError and ModelError as `prefill_and_evict`, UsageError for a context that is shorter than
-    `MULTIPLE`, and ModelError for a model whose contexts engines cannot go on from.
+    `MULTIPLE`, ModelError for a model whose contexts engines cannot go on from, and CacheError as
+    `context_of`.
     """
     inner, protection = unwrap_model(model), protection or Protection()
     check_model(inner)
@@ -102,7 +103,8 @@ def context_of(
     """The context that `cache`, made by `model` from `token_ids`, holds for engines.
 
     Raises UsageError where the cache has another number of tokens, several rows, or heads with
-    unequal numbers of tokens (allocators); ModelError as `check_model`.
+    unequal numbers of tokens (allocators); CacheError where keys or values are not finite or not
+    in the model's dtype (autocast); ModelError as `check_model` and for soft prompts.
     """
     inner = unwrap_model(model)
     check_model(inner)
@@ -125,14 +127,13 @@ def context_of(
         raise UsageError(
             "engines hold as many tokens in every layer: compress without an allocator"
         )
-    facts = ContextFacts(
+    return make_context(
+        keys, values, torch.tensor(list(token_ids), dtype=torch.int64),
         model=_identity(inner), geometry=geometry_of(inner.config).to_dict(),
         vocabulary=_vocabulary(inner), rope=_rope_facts(inner),
         tokenizer=tokenizer_digest(tokenizer),
         policy=recorded_name(policy), budget=budget, tokens=seen, kept=kept.pop(),
     )  # fmt: skip
-    ids = torch.tensor(list(token_ids), dtype=torch.int64)
-    return Context(facts=facts, keys=keys, values=values, token_ids=ids)
 
 
 def load_context(context: Context | str | Path, model: PreTrainedModel) -> DynamicCache:
@@ -162,6 +163,8 @@ def check_model(model: PreTrainedModel) -> None:
     """Raise ModelError, in one line, for a model whose contexts no engine goes on from."""
     config = model.config.get_text_config(decoder=True)
     kind = f"model type {model.config.model_type!r}"
+    if on_meta(model):
+        raise ModelError("weights are offloaded (accelerate): load the whole model for contexts")
     if set(layer_kinds(model.config)) != {FULL} or attention_window(config) is not None:
         raise ModelError(f"{kind} has layers that do not see every token: no context file for it")
     if not can_turn(config):
@@ -182,9 +185,4 @@ def _rope_facts(model: PreTrainedModel) -> dict[str, object]:
 def _identity(model: PreTrainedModel) -> dict[str, object]:
     """What keys and values depend on beside geometry and RoPE."""
     norms = {name: weight for name, weight in model.state_dict().items() if is_norm(name)}
-    return {
-        "id": name_of(model) or type(model).__name__,
-        "weights": weights_digest(model),
-        "norms": norms_digest(norms),
-        "dtype": str(model.dtype).removeprefix("torch."),
-    }
+    return {**made_by(model), "norms": norms_digest(norms)}

@@ -47,6 +47,7 @@ from kvp.contexts import (
     Context,
     ContextFacts,
     kept_rows,
+    make_context,
     read_context,
     read_facts,
     read_placeholders,
@@ -320,14 +321,13 @@ class KvpConnector(KVConnectorBase_V1):
             mine = [part.gather(1, wide).transpose(0, 1).cpu().contiguous() for part in of_heads]
             keys.append(rotate_keys(mine[0], self._model.rope, kept - tokens))
             values.append(mine[1])
-        facts = ContextFacts(
-            model=self._model.identity, geometry=self._model.geometry.to_dict(),
-            vocabulary=self._model.vocabulary, rope=self._model.rope_facts, tokenizer=None,
+        context = make_context(
+            keys, values, torch.tensor(save.token_ids), model=self._model.identity,
+            geometry=self._model.geometry.to_dict(), vocabulary=self._model.vocabulary,
+            rope=self._model.rope_facts, tokenizer=None,
             policy=getattr(self._scorer, "label", self._scorer.name), budget=save.budget,
             tokens=tokens, kept=kept,
         )  # fmt: skip
-        ids = torch.tensor(save.token_ids)
-        context = Context(facts=facts, keys=keys, values=values, token_ids=ids)
         context.write(self._folder)
         told = {"digest": context.name, "tokens": tokens, "kept": kept}
         return {**told, "placeholders": context.placeholders}

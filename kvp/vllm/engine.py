@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from kvp.artifacts.tensors import read_some
 from kvp.contexts import ContextFacts, can_turn, is_norm, norms_digest, rope_facts, rotate_keys
-from kvp.errors import UsageError
+from kvp.errors import CacheError, UsageError
 from kvp.geometry import Geometry
 from kvp.plugins import import_own
 from kvp.rope import Rope
@@ -96,9 +96,8 @@ class EngineModel:
                 folder = Path(snapshot_download(name, revision=revision, local_files_only=True))
             norms: dict[str, Tensor] = {}
             for path in sorted(folder.glob("*.safetensors")):
-                with safe_open(path, framework="pt") as file:
-                    norms |= {key: file.get_tensor(key) for key in filter(is_norm, file.keys())}
-        except (OSError, ValueError, SafetensorError):
+                norms |= read_some(path, CacheError, is_norm)
+        except (OSError, ValueError, CacheError):
             return None
         return norms_digest(norms) if norms else None
 
@@ -107,18 +106,21 @@ class EngineModel:
         """`ContextFacts.model` of a context that the engine makes; it digests no merged weights."""
         name = self._config.served_model_name
         name = name[0] if isinstance(name, list) else name
-        return {"id": Path(name).name, "weights": None, "norms": self.norms, "dtype": self.dtype}
+        return {
+            "id": Path(name).name, "weights": None, "norms": self.norms, "dtype": self.dtype,
+            "frequencies": [self.rope.scaling, *self.rope.frequencies.tolist()],
+        }  # fmt: skip
 
     @cached_property
     def rope(self) -> Rope:
         """Frequencies of the model's keys."""
         kind = self.rope_facts["rope_type"]
         if kind != "default":
-            frequencies, _ = ROPE_INIT_FUNCTIONS[kind](self._text, "cpu")
-            return Rope(frequencies=frequencies.float())
+            frequencies, scaling = ROPE_INIT_FUNCTIONS[kind](self._text, "cpu")
+            return Rope(frequencies=frequencies.float(), scaling=float(scaling))
         width = int(self.geometry.head_dim * self.rope_facts.get("partial_rotary_factor", 1.0))
         steps = torch.arange(0, width, 2, dtype=torch.int64).float() / width
-        return Rope(frequencies=1.0 / self.rope_facts["rope_theta"] ** steps)
+        return Rope(frequencies=1.0 / self.rope_facts.get("rope_theta", 1e4) ** steps)
 
     def check_turned(self, keys: Tensor, token_ids: Sequence[int]) -> None:
         """Raise UsageError where keys [N, H, D] of the first layer do not turn as `rope` does.

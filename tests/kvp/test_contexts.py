@@ -1,6 +1,8 @@
 """Context files: placeholders that name them, the turn of their keys, and what is refused."""
 
 import json
+import subprocess
+import sys
 from dataclasses import asdict, replace
 
 import pytest
@@ -88,6 +90,34 @@ def test_another_file_under_its_name_is_refused(context, tmp_path):
     other.replace(path)
     with pytest.raises(CacheError, match="renamed"):
         read_context(path)
+
+
+READ = """
+import sys
+from pathlib import Path
+from kvp.contexts import read_context, read_facts
+from kvp.errors import CacheError
+for turn in range(2000):
+    try:
+        (read_facts if turn % 50 else read_context)(Path(sys.argv[1]))
+    except CacheError:
+        pass
+"""
+
+
+def test_a_file_may_be_overwritten_while_it_is_read(context, tmp_path):
+    """As `cp` does: a mapped file would end the process."""
+    facts = replace(context.facts, tokens=8192, kept=8192)
+    parts = [torch.randn(8192, 2, 8) for _ in range(4)]
+    ids = torch.arange(8192) % 1000
+    long = Context(facts=facts, keys=parts[:2], values=parts[2:], token_ids=ids)
+    path = long.write(tmp_path)
+    whole = path.read_bytes()
+    reader = subprocess.Popen([sys.executable, "-c", READ, path])
+    while reader.poll() is None:
+        path.write_bytes(whole)
+    assert reader.returncode == 0
+    assert read_context(path).facts == facts
 
 
 def test_damage_is_named(context, tmp_path):

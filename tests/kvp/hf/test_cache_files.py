@@ -9,12 +9,13 @@ import sys
 import pytest
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import DynamicCache
 
 import kvp
 from kvp.artifacts.manifest import digest_json
+from kvp.artifacts.tensors import tensors_digest, write_sealed_safetensors
 from kvp.errors import CacheError, UsageError
 from kvp.hf import EvictingCache, load_cache, observe, prefill_and_evict, save_cache
 from kvp.hf.cache import Turn
@@ -61,7 +62,7 @@ def same_layers(first, second):
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_read_is_what_was_written(qwen, prompt, made, kind, tmp_path):
     cache, path = made(kind), tmp_path / "context.safetensors"
-    cache.turn = Turn(prompts=(CONTEXT,), shrunk_at=CONTEXT)
+    cache.turn = Turn(prompts=(CONTEXT, CONTEXT), shrunk_at=CONTEXT)
     save_cache(cache, path, model=qwen)
     assert [file.name for file in tmp_path.iterdir()] == ["context.safetensors"]
     loaded = load_cache(path, qwen)
@@ -162,6 +163,103 @@ def test_foreign_files_are_one_line(qwen, made, tmp_path):
             load_cache(path, qwen)
         assert str(caught.value).startswith(f"{path} ")
         assert "\n" not in str(caught.value)
+
+
+def parts(path):
+    """Header and tensors of a cache file."""
+    with safe_open(path, framework="pt") as stream:
+        header = json.loads(stream.metadata()["kvp"])
+    del header["sha256"]
+    return header, load_file(path)
+
+
+def sealed(path, header, tensors):
+    """A file of both behind a right seal."""
+    digest = tensors_digest(tensors) if header["tensors"] else None
+    write_sealed_safetensors(path, tensors, {**header, "tensors": digest})
+
+
+def facts(**changes):
+    return lambda header, tensors: header["layers"][1].update(changes)
+
+
+def entry(name, value):
+    return lambda header, tensors: header.update({name: value})
+
+
+def tensor(name, change):
+    return lambda header, tensors: tensors.update({name: change(tensors[name]).contiguous()})
+
+
+DAMAGES = {
+    "no layers": entry("layers", []),
+    "layers are a text": entry("layers", "ab"),
+    "one layer less": lambda header, tensors: header["layers"].pop(),
+    "a layer twice": facts(layer=0),
+    "unknown kind": facts(kind="x"),
+    "kind is a list": facts(kind=[]),
+    "seen is a text": facts(seen="many"),
+    "seen is huge": facts(seen=10**400),
+    "seen is less": facts(seen=3),
+    "seen is negative": facts(seen=-1),
+    "evicted is a list": facts(evicted=[]),
+    "turn is a list": entry("turn", [1]),
+    "turn has a text": entry("turn", {"prompts": ["a", "b"], "shrunk_at": 1}),
+    "turn of one prompt": entry("turn", {"prompts": [9], "shrunk_at": 1}),
+    "turn of later": entry("turn", {"prompts": [9, 9], "shrunk_at": 1000}),
+    "window is a text": entry("window", "all"),
+    "window is negative": entry("window", -7),
+    "model is null": entry("model", None),
+    "model is empty": entry("model", {}),
+    "tensors is null": entry("tensors", None),
+    "weights are empty": lambda header, tensors: header["model"].update(weights=""),
+    "a line end": lambda header, tensors: header["model"].update(id="a\nb", dtype="\x1b\n"),
+    "odd frequencies": lambda header, tensors: header["model"].update(frequencies=["a"]),
+    "NaN": tensor("1.keys", lambda part: part * float("nan")),
+    "infinite values": tensor("2.values", lambda part: part / 0),
+    "positions are fractions": tensor("1.positions", lambda part: part.float()),
+    "positions are negative": tensor("1.positions", lambda part: part - 1000),
+    "keys are whole numbers": tensor("1.keys", lambda part: part.int()),
+    "no rows": tensor("1.keys", lambda part: part[:0]),
+    "one head": tensor("1.values", lambda part: part[..., :1]),
+    "a number alone": tensor("0.keys", lambda part: part.flatten()[0].clone()),
+    "newest of others": tensor("0.newest", lambda part: part[:1]),
+    "no newest": lambda header, tensors: tensors.pop("0.newest"),
+    "no keys": lambda header, tensors: tensors.pop("1.keys"),
+    "another name": lambda header, tensors: tensors.update(a=torch.ones(1)),
+    "another layer": lambda header, tensors: tensors.update({"7.keys": torch.ones(1)}),
+}  # fmt: skip
+"""What a header or tensors are behind a right seal."""
+
+
+@pytest.mark.parametrize("kind", ["dense", "ragged"])
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_what_is_behind_a_right_seal_may_be_anything(damage, kind, qwen, made, tmp_path):
+    path = tmp_path / "cache"
+    save_cache(made(kind), path, model=qwen)
+    header, tensors = parts(path)
+    DAMAGES[damage](header, tensors)
+    sealed(path, header, tensors)
+    with pytest.raises(CacheError) as caught:
+        load_cache(path, qwen)
+    assert str(caught.value).startswith(str(path))
+    assert str(caught.value).isprintable()
+
+
+def test_lengths_of_heads_may_be_anything(qwen, made, tmp_path):
+    path = tmp_path / "cache"
+    for change in (
+        lambda lengths: lengths + 1,
+        lambda lengths: lengths.float(),
+        lambda lengths: torch.stack([lengths[0] - 2**40, lengths[1] + 2**40]),
+        lambda lengths: lengths[:1],
+    ):
+        save_cache(made("ragged"), path, model=qwen)
+        header, tensors = parts(path)
+        tensors["1.lengths"] = change(tensors["1.lengths"])
+        sealed(path, header, tensors)
+        with pytest.raises(CacheError, match="cache is damaged"):
+            load_cache(path, qwen)
 
 
 def test_another_model_is_refused(qwen, build, made, tmp_path):

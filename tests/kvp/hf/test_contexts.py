@@ -1,13 +1,15 @@
 """Contexts go on in transformers as the evicted cache that they were made from."""
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import nn
 
 from kvp.contexts import can_turn
 from kvp.errors import CacheError, ModelError, UsageError
-from kvp.hf import load_model, prefill_and_evict
+from kvp.hf import evicting, load_cache, load_model, prefill_and_evict, save_cache
 from kvp.hf.contexts import compress, context_of, load_context
 from policies.registry import make_allocator, make_scorer
 
@@ -30,10 +32,10 @@ def words(bundled):
 N, QUESTION = 120, torch.tensor([[5, 9, 2, 33, 7]])
 
 
-def made(model, tokenizer):
+def made(model, tokenizer, method="keydiff"):
     """An evicted cache, and the context that is made of it."""
     ids = torch.randint(0, 60, (1, N), generator=torch.Generator().manual_seed(1))
-    cache = prefill_and_evict(model, ids, make_scorer("keydiff"), 40)
+    cache = prefill_and_evict(model, ids, make_scorer(method), 40)
     facts = {"policy": "keydiff", "budget": "40"}
     return cache, context_of(cache, model, tokenizer, ids[0].tolist(), **facts)
 
@@ -83,8 +85,13 @@ def test_what_engines_cannot_hold_is_refused(nano, words, build):
         context_of(uneven, nano, words, [1, 2, 3], **facts)
     with pytest.raises(UsageError, match="at least 32"):
         compress(nano, words, "Short.", make_scorer("knorm"))
-    model = build("llama")
+    model, faster, away = build("llama"), build("llama"), build("llama").to("meta")
     _, context = made(model, words)
+    faster.model.rotary_emb.inv_freq.mul_(2)
+    with pytest.raises(CacheError, match="another RoPE than this model has"):
+        load_context(context, faster)
+    with pytest.raises(ModelError, match="offloaded"):
+        load_context(context, away)
     with torch.no_grad():
         next(model.parameters()).add_(1)
     with pytest.raises(CacheError, match="other weights"):
@@ -104,3 +111,87 @@ def test_keys_are_turned_where_every_layer_rotates_them_by_one_position():
         (None, {}, False),
     ):  # fmt: skip
         assert can_turn(SimpleNamespace(rope_parameters=parameters, **others)) is whether
+
+
+class Soft(nn.Module):
+    """The shape of a model of PEFT with a soft prompt, or another adapter in the wrapper."""
+
+    def __init__(self, model, **config):
+        super().__init__()
+        self.base_model, self._adapters_disabled = model, False
+        self.active_peft_config = SimpleNamespace(**config)
+
+    def get_base_model(self):
+        return self.base_model
+
+
+OUTER = {
+    "PROMPT_TUNING": {"is_prompt_learning": True},
+    "PREFIX_TUNING": {"is_prompt_learning": True},
+    "LORA": {"alora_invocation_tokens": [5]},
+    "XLORA": {},
+    "POLY": {},
+}
+
+
+@pytest.mark.parametrize("kind", OUTER)
+def test_adapters_outside_of_the_model_are_refused(kind, qwen, words, prompt, fixed, tmp_path):
+    """No digest tells them, and nothing but the wrapper's own forward pass has them."""
+    cache, context = made(qwen, words)
+    context.write(tmp_path)
+    save_cache(cache, tmp_path / "cache", qwen)
+    adapted = Soft(qwen, peft_type=SimpleNamespace(value=kind), **OUTER[kind])
+    calls = (
+        lambda: compress(adapted, words, "The sky is blue. " * 30, fixed(40)),
+        lambda: context_of(cache, adapted, words, range(N), policy="knorm", budget="40"),
+        lambda: load_context(context, adapted),
+        lambda: save_cache(cache, tmp_path / "again", adapted),
+        lambda: load_cache(tmp_path / "cache", adapted),
+        lambda: prefill_and_evict(adapted, prompt(40), fixed(40), 22),
+    )
+    for call in calls:
+        with pytest.raises(ModelError, match=f"adapter .{kind}. is no part of its modules"):
+            call()
+    evicting(adapted, fixed(40), 22)
+    adapted._adapters_disabled = True
+    assert load_context(context, adapted).get_seq_length() == 40
+    assert load_cache(tmp_path / "cache", adapted).get_seq_length() == N
+
+
+def overflow(model):
+    """Values of a layer beyond what its numbers hold."""
+    model.model.layers[1].self_attn.v_proj.weight.fill_(1e38)
+    return nullcontext()
+
+
+@pytest.mark.parametrize(
+    ("trouble", "said"),
+    [
+        (overflow, "1.values has NaN or infinity"),
+        (lambda _: torch.autocast("cpu", torch.bfloat16), "torch.bfloat16, not"),
+        (lambda m: nullcontext(setattr(m.config, "name_or_path", "a\nb")), "has the character"),
+    ],
+)
+def test_what_would_be_refused_is_not_written(trouble, said, qwen, words, prompt, tmp_path):
+    with trouble(qwen), pytest.raises(CacheError) as caught:
+        made(qwen, words, "streaming_llm")
+    assert said in str(caught.value)
+    assert str(caught.value).isprintable()
+    if trouble is overflow:
+        with pytest.raises(CacheError, match=r"1\.values holds NaN, infinity"):
+            save_cache(
+                prefill_and_evict(qwen, prompt(40), make_scorer("streaming_llm"), 22),
+                tmp_path / "cache", qwen,
+            )  # fmt: skip
+    assert not [*tmp_path.iterdir()]
+
+
+def test_tensors_that_changed_are_checked_again(qwen, words, tmp_path):
+    _, context = made(qwen, words)
+    before = context.placeholders
+    context.keys[0].mul_(2)
+    assert load_context(context.write(tmp_path), qwen).get_seq_length() == 40
+    context.keys[0].fill_(float("nan"))
+    with pytest.raises(CacheError, match=r"gets no file of this context .*0.keys has NaN"):
+        context.write(tmp_path)
+    assert context.placeholders == before

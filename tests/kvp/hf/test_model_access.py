@@ -18,8 +18,8 @@ from transformers import (
     StableLmForCausalLM,
 )
 
-from kvp.errors import ModelError
-from kvp.hf import ScorerInputs, geometry_of, observe
+from kvp.errors import CacheError, ModelError
+from kvp.hf import ScorerInputs, geometry_of, load_cache, observe, prefill_and_evict, save_cache
 from kvp.hf.model_access import (
     known_frequencies,
     known_output_gram,
@@ -29,6 +29,7 @@ from kvp.hf.model_access import (
     rope_of,
 )
 from kvp.scoring import Needs, Noise
+from policies import make_scorer
 
 SIZES = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
@@ -138,6 +139,25 @@ def test_inference_mode_leaves_no_inference_tensor_in_the_model(prompt, kind):
     assert not model.model.rotary_emb.inv_freq.is_inference()
     for tokens in (20, 60, 20):
         model(prompt(tokens))
+
+
+@pytest.mark.parametrize("kind", sorted(ROPES))
+def test_what_no_checkpoint_holds_is_part_of_a_model(kind, prompt, tmp_path):
+    """RoPE as it computes; what a longer input leaves in it is no other model."""
+    model, path = _model(kind), tmp_path / "cache"
+    save_cache(prefill_and_evict(model, prompt(30), make_scorer("keydiff"), 22), path, model)
+    model(prompt(60))
+    assert load_cache(path, model).get_seq_length() == 30
+    for change in (
+        lambda rope: [part.mul_(0.5) for part in (rope.inv_freq, rope.original_inv_freq)],
+        lambda rope: setattr(rope, "attention_scaling", 2 * rope.attention_scaling),
+        lambda rope: rope.register_buffer("scale", torch.ones(1), persistent=False),
+    ):
+        other = _model(kind)
+        assert load_cache(path, other).get_seq_length() == 30
+        change(other.model.rotary_emb)
+        with pytest.raises(CacheError, match=r"another RoPE .frequencies., or other buffers, than"):
+            load_cache(path, other)
 
 
 def test_partly_rotated_queries_of_stablelm():

@@ -1,0 +1,365 @@
+"""Contexts that anybody may have written, read by kvp, transformers and vLLM's connector alike.
+
+vLLM itself is a stand-in here, of the few names that the connector imports.
+"""
+
+import importlib
+import json
+import os
+import sys
+from dataclasses import asdict
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+
+from kvp.artifacts.manifest import SEAL, digest_json
+from kvp.artifacts.tensors import tensors_digest, write_sealed_safetensors
+from kvp.contexts import placeholder_ids, read_context, read_facts
+from kvp.errors import CacheError
+from kvp.hf import load_model
+from kvp.hf.contexts import compress, load_context
+from policies import make_scorer
+
+TEXT = "One of the special magic numbers for lazy-cat is: 4821973. The grass is green. " * 4
+BLOCK = 32
+
+
+class Role:
+    """Of vLLM's enumeration nothing is used."""
+
+
+class Base:
+    """What the connector inherits."""
+
+    def __init__(self, config, role, cache):
+        self._kv_cache_manager, self.metadata = object(), None
+
+    def _get_connector_metadata(self):
+        return self.metadata
+
+
+class Backend:
+    """A backend that stores elements as they come: [blocks, key or value, row, head, channel]."""
+
+    @staticmethod
+    def do_kv_cache_update(layer, keys, values, cache, slots):
+        for part, rows in enumerate((keys, values)):
+            cache[slots // BLOCK, part, slots % BLOCK] = rows
+
+
+@pytest.fixture(scope="module")
+def made():
+    """The bundled model, and a context of it."""
+    model, tokenizer = load_model("nano")
+    return model, compress(model, tokenizer, TEXT, make_scorer("knorm"), "60%")
+
+
+@pytest.fixture
+def start(monkeypatch, made):
+    """Start a connector of a folder, and the lines of its log."""
+    logged = []
+    log = SimpleNamespace(error=lambda line, *parts: logged.append(line % parts))
+    kinds = {"KVConnectorBase_V1": Base, "KVConnectorMetadata": object, "KVConnectorRole": Role,
+             "KVConnectorWorkerMetadata": object}  # fmt: skip
+    alone = {"get_tensor_model_parallel_rank": lambda: 0,
+             "get_tensor_model_parallel_world_size": lambda: 1}  # fmt: skip
+    for name, content in {
+        "vllm.distributed.kv_transfer.kv_connector.v1.base": kinds,
+        "vllm.distributed.parallel_state": alone,
+        "vllm.logger": {"init_logger": lambda _: log},
+        "vllm.model_executor.models.utils": {
+            "extract_layer_index": lambda name: int(name.split(".")[1])
+        },
+    }.items():
+        module = ModuleType(name)
+        vars(module).update(content)
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.delitem(sys.modules, "kvp.vllm.connector", raising=False)
+    module = importlib.import_module("kvp.vllm.connector")
+    monkeypatch.delitem(sys.modules, "kvp.vllm.connector")
+    config = made[0].config
+    text = SimpleNamespace(
+        model=str(config.name_or_path), hf_text_config=config, use_mla=False, revision=None,
+        served_model_name="nano", dtype=torch.float32, get_head_size=lambda: config.head_dim,
+        get_total_num_hidden_layers=lambda: config.num_hidden_layers,
+        get_total_num_kv_heads=lambda: config.num_key_value_heads,
+    )  # fmt: skip
+
+    def start(folder):
+        extra = {"contexts": str(folder), "policy": "knorm"}
+        transfer = SimpleNamespace(kv_load_failure_policy="fail", kv_connector_extra_config=extra)
+        engine = SimpleNamespace(
+            model_config=text, kv_transfer_config=transfer, speculative_config=None,
+            cache_config=SimpleNamespace(block_size=BLOCK),
+        )  # fmt: skip
+        groups = SimpleNamespace(kv_cache_groups=[0])
+        return module, module.KvpConnector(engine, Role, groups), logged
+
+    return start
+
+
+def layers_of(config):
+    """Attention layers with memory that holds random numbers."""
+    shape = (8, 2, BLOCK, config.num_key_value_heads, config.head_dim)
+    return {
+        f"layers.{index}.attn": SimpleNamespace(
+            impl=Backend, kv_cache=torch.randn(shape), num_kv_heads=shape[3],
+            head_size=shape[4],
+        )
+        for index in range(config.num_hidden_layers)
+    }  # fmt: skip
+
+
+def ask(connector, ids):
+    """What vLLM's scheduler makes of a request, and the load that it hands to workers."""
+    request = SimpleNamespace(
+        request_id="r", prompt_token_ids=ids, kv_transfer_params=None, mm_features=None,
+        lora_request=None, sampling_params=SimpleNamespace(max_tokens=8),
+        skip_reading_prefix_cache=False, update_block_hashes=lambda: None,
+    )  # fmt: skip
+    connector.on_new_request(request)
+    rows, _ = connector.get_num_new_matched_tokens(request, 0)
+    blocks = SimpleNamespace(get_block_ids=lambda: ([*range(8)],))
+    connector.update_state_after_alloc(request, blocks, rows)
+    work = connector.build_connector_meta(SimpleNamespace(num_scheduled_tokens={}))
+    return connector.request_finished(request, [])[1], work
+
+
+def load(connector, work, config):
+    """What a worker logs; the blocks that it could not fill."""
+    connector.metadata = work
+    connector.start_load_kv(SimpleNamespace(no_compile_layers=layers_of(config)))
+    return connector.get_block_ids_with_load_errors()
+
+
+def sealed_again(context, folder, tensors=None, **changes):
+    """A file with other facts or tensors behind a right seal, under the right name; its digest."""
+    tensors = tensors or context.tensors
+    facts = {**asdict(context.facts), **changes, "tensors": tensors_digest(tensors)}
+    facts = {name: value for name, value in facts.items() if value is not ...}
+    digest = digest_json(facts)
+    header = {"format": "kvp-context", "format_version": 1, **facts, "digest": digest}
+    path = folder / f"{digest[:32]}.context"
+    write_sealed_safetensors(path, tensors, header)
+    return path, digest
+
+
+def of(name, **changes):
+    """A change of an entry of an entry."""
+    return lambda facts: {name: {**getattr(facts, name), **changes}}
+
+
+def entry(name, value):
+    """A change of an entry."""
+    return lambda facts: {name: value}
+
+
+def slower(facts):
+    """Frequencies of RoPE that are half of the model's."""
+    half = [0.5 * each for each in facts.model["frequencies"]]
+    return {"model": {**facts.model, "frequencies": half}}
+
+
+DEEP = json.loads("[" * 400 + "]" * 400)
+FACTS = {
+    "kept is a text": (entry("kept", "64"), "kept: Input should be a valid integer"),
+    "kept is null": (entry("kept", None), "kept: Input should be a valid integer"),
+    "kept is a truth": (entry("kept", True), "kept: Input should be a valid integer"),
+    "kept is a fraction": (entry("kept", 64.0), "kept: Input should be a valid integer"),
+    "kept is none": (entry("kept", 0), "kept: Input should be greater than 0"),
+    "kept is huge": (entry("kept", 10**400), "kept: Input should be less than"),
+    "kept is missing": (entry("kept", ...), "KeyError: 'kept'"),
+    "more kept than there are": (entry("tokens", 60), "64 of 60 tokens are kept"),
+    "too few kept to be named": (entry("kept", 3), "3 of 89 tokens are kept, 19 is the least"),
+    "tokens is a text": (entry("tokens", "89"), "tokens: Input should be a valid integer"),
+    "vocabulary is tiny": (entry("vocabulary", 1), "vocabulary: Input should be greater than"),
+    "vocabulary is a list": (entry("vocabulary", [1]), "vocabulary: Input should be a valid"),
+    "geometry is empty": (entry("geometry", {}), "Geometry.__init__() missing"),
+    "geometry is null": (entry("geometry", None), "geometry: Input should be a valid dictionary"),
+    "geometry is not positive": (of("geometry", layers=0), "size of a geometry must be positive"),
+    "geometry has a text": (of("geometry", head_dim="16"), "must be an integer"),
+    "geometry has more": (of("geometry", depth=1), "unexpected keyword argument 'depth'"),
+    "model is empty": (entry("model", {}), "model.id: Field required"),
+    "model is a text": (entry("model", "nano"), "model: Input should be a valid dictionary"),
+    "model has a line end": (of("model", id="a\nb"), r"has the character '\n'"),
+    "model has half a pair": (of("model", id="a\ud800"), r"has the character '\ud800'"),
+    "dtype is unknown": (of("model", dtype="int4"), "model.dtype: Input should be 'float16'"),
+    "dtype is a list": (of("model", dtype=[]), "model.dtype: Input should be 'float16'"),
+    "norms is a number": (of("model", norms=1), "model.norms: Input should be a valid string"),
+    "frequencies are texts": (of("model", frequencies=["1"]), "model.frequencies.0: Input should"),
+    "other frequencies": (slower, "another RoPE than this model has"),
+    "rope is null": (entry("rope", None), "rope: Input should be a valid dictionary"),
+    "rope is empty": (entry("rope", {}), "rope.rope_type: Field required"),
+    "rope is deep": (of("rope", rope_type=DEEP), "rope.rope_type: Input should be 'default'"),
+    "rope turns nothing": (of("rope", rope_theta=0.0), "rope.rope_theta: Input should be greater"),
+    "policy is a list": (entry("policy", ["a"]), "policy: Input should be a valid string"),
+    "policy is long": (entry("policy", "a" * 2000), "more than 1,000 characters"),
+    "budget steers a terminal": (entry("budget", "\x1b[2J"), r"has the character '\x1b'"),
+    "tokenizer is a number": (entry("tokenizer", 4), "tokenizer: Input should be a valid string"),
+}  # fmt: skip
+"""What facts say behind a right seal, and the one line."""
+
+
+@pytest.mark.parametrize("damage", FACTS)
+def test_facts_behind_a_right_seal_may_be_anything(damage, made, start, tmp_path):
+    (model, context), (change, expected) = made, FACTS[damage]
+    path, digest = sealed_again(context, tmp_path, **change(context.facts))
+    _, connector, logged = start(tmp_path)
+    asked = [*placeholder_ids(digest, 64, context.facts.vocabulary), 1, 2]
+    told, work = ask(connector, asked)
+    lines = [*logged, work.loads[0].refused]
+    readers = [lambda: load_context(path, model)]
+    if damage != "other frequencies":  # which are those of some other model
+        readers.append(lambda: read_facts(path))
+    for read in readers:
+        with pytest.raises(CacheError) as caught:
+            read()
+        lines.append(str(caught.value))
+    for line in lines:
+        assert expected in line
+        assert line.isprintable()
+    assert told is None
+    assert load(connector, work, model.config) == {0, 1}
+
+
+def infinite(tensor):
+    """A copy with one infinite number."""
+    tensor = tensor.clone()
+    tensor[-1, -1, -1] = float("inf")
+    return tensor
+
+
+TENSORS = {
+    "NaN": (lambda t: {"1.keys": t["1.keys"] * float("nan")}, "1.keys has NaN or infinity"),
+    "infinity": (lambda t: {"2.values": infinite(t["2.values"])}, "2.values has NaN or infinity"),
+    "another dtype": (lambda t: {"0.keys": t["0.keys"].half()}, "0.keys is [64, 4, 32] torch.f"),
+    "a row less": (lambda t: {"0.values": t["0.values"][1:]}, "0.values is [63, 4, 32]"),
+    "no rows": (lambda t: {"0.values": t["0.values"][:0]}, "0.values is [0, 4, 32]"),
+    "one tensor more": (lambda t: {"9.keys": t["0.keys"].clone()}, "keyword argument '9.keys'"),
+    "unknown tokens": (lambda t: {"token_ids": t["token_ids"] + 10**6}, "not in the vocabulary"),
+    "tokens as fractions": (lambda t: {"token_ids": t["token_ids"].float()}, "token_ids is [89]"),
+}  # fmt: skip
+"""What tensors are behind a right seal, and the one line."""
+
+
+@pytest.mark.parametrize("damage", TENSORS)
+def test_tensors_behind_a_right_seal_may_be_anything(damage, made, start, tmp_path):
+    (model, context), (change, expected) = made, TENSORS[damage]
+    tensors = {**context.tensors, **change(context.tensors)}
+    path, digest = sealed_again(context, tmp_path, tensors)
+    _, connector, logged = start(tmp_path)
+    _, work = ask(connector, [*placeholder_ids(digest, 64, context.facts.vocabulary), 1, 2])
+    assert load(connector, work, model.config) == {0, 1}
+    lines = [*logged]
+    for read in (read_context, lambda path: load_context(path, model)):
+        with pytest.raises(CacheError) as caught:
+            read(path)
+        lines.append(str(caught.value))
+    assert len(lines) == 3
+    for line in lines:
+        assert expected in line
+        assert line.isprintable()
+
+
+def test_what_is_right_is_loaded_and_compressed(made, start, tmp_path):
+    """And what the engine's blocks hold is compressed, unless it is not finite."""
+    model, context = made
+    context.write(tmp_path)
+    module, connector, logged = start(tmp_path)
+    told, work = ask(connector, [*context.placeholders, 1, 2])
+    assert told["kvp_context"] == {"digest": context.name, "tokens": 89, "kept": 64}
+    assert not load(connector, work, model.config)
+    assert not logged
+    ids, layers = tuple(context.token_ids.tolist()), layers_of(model.config)
+    layers["layers.0.attn"].kv_cache[:3, 0] = first_keys(model, ids)
+    for value, expected in ((1.0, "digest"), (float("inf"), "error")):
+        layers["layers.1.attn"].kv_cache[:, 1] = value
+        connector.metadata = module.Work(saves=[module.Save("r", ids, (0, 1, 2), "60%")])
+        connector.start_load_kv(SimpleNamespace(no_compile_layers=layers))
+        connector.wait_for_save()
+        told = connector.build_connector_worker_meta().told["r"]
+        assert expected in told
+    assert "1.values has NaN or infinity" in told["error"]
+    assert len([*tmp_path.glob("*.context")]) == 2
+
+
+def first_keys(model, ids):
+    """Keys of the first layer, in blocks [3, row, head, channel]: what RoPE turns."""
+    with torch.no_grad():
+        keys = model(torch.tensor([ids])).past_key_values.layers[0].keys[0]  # [H, N, D]
+    whole = torch.zeros(3 * BLOCK, keys.shape[0], keys.shape[2])
+    whole[: len(ids)] = keys.transpose(0, 1)
+    return whole.view(3, BLOCK, *whole.shape[1:])
+
+
+def huge(whole):
+    return (1 << 63).to_bytes(8, "little") + whole[8:]
+
+
+def header(text):
+    """A file of this header and no tensor."""
+    return lambda _: len(text).to_bytes(8, "little") + text
+
+
+def kvp(text):
+    return header(json.dumps({"__metadata__": {"kvp": text}}).encode())
+
+
+UNREADABLE = "is not a readable safetensors file"
+BYTES = {
+    "empty": (lambda whole: b"", UNREADABLE),
+    "eight bytes": (lambda whole: whole[:8], UNREADABLE),
+    "header too long": (huge, UNREADABLE),
+    "cut": (lambda whole: whole[:-9], "it is not as long as its header says"),
+    "longer": (lambda whole: whole + b"0", "it is not as long as its header says"),
+    "no JSON": (header(b"abc"), UNREADABLE),
+    "no UTF-8": (header(b'{"\xff": 1}'), "UnicodeDecodeError"),
+    "a list": (header(b"[]"), UNREADABLE),
+    "a key twice": (header(b'{"a": 1, "a": 1}'), "a key is there twice"),
+    "a tensor without place": (header(b'{"a": {}}'), "KeyError: 'data_offsets'"),
+    "deep": (header(b'{"a":' + b"[" * 100_000), "RecursionError"),
+    "a long number": (header(b'{"a":' + b"1" * 5000 + b"}"), UNREADABLE),
+    "no metadata": (header(b"{}"), "was not written by kvp compress"),
+    "metadata of numbers": (header(b'{"__metadata__": 3}'), "not what kvp writes"),
+    "metadata of others": (header(b'{"__metadata__": {"a": "b"}}'), "was not written by kvp"),
+    "no text": (header(b'{"__metadata__": {"kvp": 1}}'), "not what kvp writes"),
+    "no object": (kvp("[1]"), "no checksum in it"),
+    "a number": (kvp("1"), "not what kvp writes"),
+    "NaN": (kvp('{"x": NaN, "sha256": "0"}'), "not what kvp writes"),
+    "deep facts": (kvp("[" * 100_000), "RecursionError"),
+    "another format": (
+        kvp(json.dumps({"format": "a\nb", SEAL: digest_json({"format": "a\nb"})})), "is of format"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", [*BYTES, "folder", "pipe", "link", "device"])
+def test_files_may_be_anything(damage, made, start, tmp_path):
+    model, context = made
+    path = context.write(tmp_path)
+    whole = path.read_bytes()
+    change, expected = BYTES.get(damage, (None, "is no regular file"))
+    path.unlink()
+    if damage == "folder":
+        path.mkdir()
+    elif damage == "pipe":
+        os.mkfifo(path)
+    elif change is None:
+        (tmp_path / "there").write_bytes(whole)
+        path.symlink_to("/dev/zero" if damage == "device" else tmp_path / "there")
+    else:
+        path.write_bytes(change(whole))
+    _, connector, logged = start(tmp_path)
+    told, work = ask(connector, [*context.placeholders, 1, 2])
+    lines = [*logged, work.loads[0].refused]
+    for read in (read_facts, read_context, lambda path: load_context(path, model)):
+        with pytest.raises(CacheError) as caught:
+            read(path)
+        lines.append(str(caught.value))
+    for line in lines:
+        assert line.startswith(("request r is refused", str(path)))
+        assert expected in line
+        assert line.isprintable()
+    assert told is None
+    assert load(connector, work, model.config) == {0, 1}
