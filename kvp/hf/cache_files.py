@@ -22,7 +22,6 @@ from kvp.artifacts.manifest import Format, digest_json
 from kvp.artifacts.tensors import sealed_safetensors, tensors_digest, write_sealed_safetensors
 from kvp.contexts import same_buffers
 from kvp.errors import CacheError, UsageError
-from kvp.geometry import Geometry
 from kvp.hf.attention import QueryRecorder
 from kvp.hf.cache import EvictingCache, Turn
 from kvp.hf.cache_layers import EvictingLayer, LayerState, RaggedLayer
@@ -80,7 +79,7 @@ def save_cache(cache: EvictingCache, path: str | Path, model: nn.Module) -> None
     }
     try:
         with foreign(path, CacheError, "cannot hold this cache, and is not written"):
-            _check(cache, geometry_of(inner.config))
+            _check(cache, inner)
             write_sealed_safetensors(path, tensors, header)
     except OSError as problem:
         raise CacheError(f"{path} cannot be written: {problem.strerror}") from None
@@ -99,7 +98,7 @@ def load_cache(path: str | Path, model: nn.Module) -> EvictingCache:
         _refuse_another_model(path, header.model, ours)
         if tensors_digest(tensors := read_tensors()) != header.tensors:
             raise CacheError(f"{path} is damaged: its checksum does not match its tensors")
-        _check(_cache_of(header, tensors), geometry_of(inner.config))
+        _check(_cache_of(header, tensors), inner)
         for name, tensor in tensors.items():
             tensors[name] = tensor.to(devices[int(name.partition(".")[0])], copy=True)
         return _cache_of(header, tensors)
@@ -125,9 +124,10 @@ def _cache_of(header: Any, tensors: Mapping[str, Tensor]) -> EvictingCache:  # n
     return cache
 
 
-def _check(cache: EvictingCache, size: Geometry) -> None:
+def _check(cache: EvictingCache, model: PreTrainedModel) -> None:
     """Raise ValueError unless this is a cache of such a model, of finite numbers."""
     layers, turn, batch = cache.stored, cache.turn, cache.batch
+    size, wide = geometry_of(model.config), torch.promote_types(model.dtype, torch.float32)
     queries = {} if cache.recorder is None else cache.recorder.held
     (seen,) = {layer.seen for layer in layers.values()}
     fits = [*layers] == [*size.model_layers] and len(cache.lengths) == batch
@@ -135,7 +135,8 @@ def _check(cache: EvictingCache, size: Geometry) -> None:
         raise ValueError("its layers or its turn are not those of one cache of the model")
     for index, layer in layers.items():
         for name, tensor in layer.state.tensors.items():
-            if not _fits(name, tensor, layer, batch):
+            fits = _fits(name, tensor, layer, wide)
+            if not fits or (name == "newest" and tensor.shape != (batch,)):
                 raise ValueError(f"{index}.{name} holds NaN, infinity or what it cannot hold")
         (keys, values), stored = layer.slots, layer.positions.shape[-1]
         shape = torch.Size((batch, size.kv_heads, stored, size.head_dim))
@@ -147,14 +148,15 @@ def _check(cache: EvictingCache, size: Geometry) -> None:
             raise ValueError(f"queries are {[*recent.shape]}")
 
 
-def _fits(name: str, tensor: Tensor, layer: EvictingLayer, batch: int) -> bool:
-    """Whether a tensor of a layer holds finite numbers of its kind."""
+def _fits(name: str, tensor: Tensor, layer: EvictingLayer, wide: torch.dtype) -> bool:
+    """Whether a tensor of a layer holds finite numbers of its kind, floats no wider than `wide`."""
     if name.endswith(("keys", "values")):
-        return tensor.is_floating_point() and bool(tensor.isfinite().all())
-    whole = not tensor.is_floating_point() and bool((tensor >= -(name == "newest")).all())
-    if name == "lengths":
-        return whole and tensor.dtype == torch.int64 and int(tensor.sum()) == len(layer.keys)
-    return whole and (name != "newest" or tensor.shape == (batch,))
+        known = tensor.is_floating_point() and torch.promote_types(tensor.dtype, wide) == wide
+        return known and bool(tensor.isfinite().all())
+    ragged = isinstance(layer, RaggedLayer)
+    known = tensor.dtype == (torch.int32 if ragged and name == "positions" else torch.int64)
+    whole = known and bool((tensor >= -(name == "newest")).all())
+    return whole and (name != "lengths" or int(tensor.sum()) == len(layer.keys))
 
 
 def _identity(model: PreTrainedModel) -> dict[str, Any]:

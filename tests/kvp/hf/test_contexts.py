@@ -85,8 +85,13 @@ def test_what_engines_cannot_hold_is_refused(nano, words, build):
         context_of(uneven, nano, words, [1, 2, 3], **facts)
     with pytest.raises(UsageError, match="at least 32"):
         compress(nano, words, "Short.", make_scorer("knorm"))
-    model = build("llama")
+    model, faster, away = build("llama"), build("llama"), build("llama").to("meta")
     _, context = made(model, words)
+    faster.model.rotary_emb.inv_freq.mul_(2)
+    with pytest.raises(CacheError, match="another RoPE than this model has"):
+        load_context(context, faster)
+    with pytest.raises(ModelError, match="offloaded"):
+        load_context(context, away)
     with torch.no_grad():
         next(model.parameters()).add_(1)
     with pytest.raises(CacheError, match="other weights"):
