@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -120,8 +121,7 @@ class _Renderer:
             return answer
 
     def _start(self) -> Connection:
-        from transformers.utils.chat_template_utils import render_jinja_template
-
+        module = sys.modules["transformers.utils.chat_template_utils"]  # whoever has a tokenizer
         here, there = Pipe()
         parent = os.getpid()
         try:
@@ -129,7 +129,7 @@ class _Renderer:
                 warnings.simplefilter("ignore", DeprecationWarning)  # no other thread is needed
                 self._pid = os.fork()
             if self._pid == 0:
-                _serve(there, render_jinja_template)
+                _serve(there, module.render_jinja_template)
         finally:
             if os.getpid() != parent:
                 os._exit(0)
