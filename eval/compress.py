@@ -72,7 +72,7 @@ def run(config: CompressConfig) -> None:
 def _documents(names: str | Sequence[str]) -> Iterator[tuple[str, Text]]:
     """Every text that is named, with its location; of rows that share a context the first one."""
     for name in (names,) if isinstance(names, str) else names:
-        tally, (files, texts, others) = Tally(), files_of(Path(name))
+        tally, (files, texts, others) = Tally(), files_of(name, "documents")
         if texts:
             tally.left_out = [file.name for file in files + others]
             yield from ((str(file), read_text(str(file), "documents")[0]) for file in texts)

@@ -101,7 +101,7 @@ def input_digests(config: object) -> dict[str, str]:
     return {
         flag: sha256_input(Path(value))
         for flag in INPUT_FLAGS
-        if (value := getattr(config, flag, None)) is not None and Path(value).exists()
+        if (value := getattr(config, flag, None)) and Path(value).exists()
     }
 
 

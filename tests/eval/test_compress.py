@@ -67,6 +67,7 @@ def test_of_a_folder_all_texts_are_taken_and_the_others_named(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
+        (["", "--out", "x", "--policy", "nano"], "--documents is empty"),
         (["none.txt", "--out", "x", "--policy", "nano"], "none.txt"),
         (["short.txt", "--out", "x", "--policy", "nano"], "short.txt: a context of"),
         (["a.txt"], "--out is missing"),

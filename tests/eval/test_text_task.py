@@ -99,6 +99,7 @@ def test_a_plain_text_is_shared_out_by_position(tokenizer, tmp_path):
     ("fields", "message"),
     [
         ({"text": None}, "--tasks text needs --text"),
+        ({"text": ""}, "--text is empty"),
         ({"length": 2000}, "--length 2000: the model has 1024 positions"),
         ({"length": 900}, "no text of 900 tokens in the test split"),
         ({"continuation_tokens": 63}, "leaves no context before --continuation_tokens 63"),
@@ -106,7 +107,7 @@ def test_a_plain_text_is_shared_out_by_position(tokenizer, tmp_path):
     ],
 )
 def test_texts_that_do_not_fit_are_refused(fields, message, tokenizer, jsonl):
-    text = None if "text" in fields else jsonl
+    text = fields.get("text", jsonl)
     changes = {name: value for name, value in fields.items() if name != "text"}
     with pytest.raises(UsageError, match=message):
         _load(_config(text, **changes), tokenizer, positions=1024)

@@ -82,7 +82,7 @@ def rows_of(data: str, names: Sequence[str]) -> Iterator[Row]:
     """
     path = Path(data)
     if path.is_dir() and not is_saved(path):
-        for file in files_of(path)[0]:
+        for file in files_of(data, "data")[0]:
             if file.name.partition(".")[0] in names:
                 yield from rows_of(str(file), names)
         return

@@ -31,7 +31,7 @@ def read_documents(
     Message trees follow the other rows; `settings.tree_paths` chooses their threads. Raises
     UsageError naming `flag`: no such data, nothing in it, or no row that can be used.
     """
-    files, texts, _ = files_of(Path(data))
+    files, texts, _ = files_of(data, flag)
     if texts and not files:
         whole, tally = read_text(data, flag)
         parts = {split: share_of(whole, split) for split in SPLITS}  # by position

@@ -63,12 +63,15 @@ def read_rows(data: str, flag: str, left_out: list[str] | None = None) -> Iterat
         raise UsageError(f"--{flag} {data}: cannot be read ({error})") from error
 
 
-def files_of(path: Path) -> tuple[list[Path], list[Path], list[Path]]:
+def files_of(data: str, flag: str) -> tuple[list[Path], list[Path], list[Path]]:
     """Files of rows, of running text and of other kinds that a path means, sorted.
 
     A file means itself, a folder what is in it and below, without what is hidden. What
-    `save_to_disk` wrote counts as a file of rows.
+    `save_to_disk` wrote counts as a file of rows. Raises UsageError where the path is empty.
     """
+    if not data.strip():
+        raise UsageError(f"--{flag} is empty")
+    path = Path(data)
     kinds: tuple[list[Path], list[Path], list[Path]] = ([], [], [])
     saved: list[Path] = []
     for file in [path] if is_saved(path) or not path.is_dir() else sorted(path.rglob("*")):
@@ -142,7 +145,7 @@ def _folder(folder: Path, flag: str, left_out: list[str] | None) -> Iterator[Row
     if is_saved(folder):
         yield from _parts(lambda: load_from_disk(str(folder)))
         return
-    files, *others = files_of(folder)
+    files, *others = files_of(str(folder), flag)
     if left_out is not None:
         left_out += [path.name for path in sorted(chain(*others))]
     if not files:
@@ -200,7 +203,7 @@ def read_text(path: str | None, flag: str) -> tuple[str, Tally]:
     """
     if path is None:
         return "", Tally()
-    rows, texts, others = files_of(Path(path))
+    rows, texts, others = files_of(path, flag)
     texts = texts or [Path(path)]
     try:
         parts = [read_bytes(file).decode("utf-8-sig") for file in texts]

@@ -67,6 +67,8 @@ def test_a_folder_of_essays_says_what_is_left_out(tmp_path, tokenizer):
     (tmp_path / "sub" / "b.md").unlink()
     with pytest.raises(UsageError, match=r"--essays .*: cannot be read as text"):
         _build(tokenizer, essays=str(tmp_path))
+    with pytest.raises(UsageError, match="--essays is empty"):
+        _build(tokenizer, essays="")
 
 
 def test_needles_belong_to_the_split(tokenizer):
