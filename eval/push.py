@@ -23,8 +23,7 @@ from eval.report import tables
 from eval.results.comparison import compare_all
 from eval.results.folder import commands, describe_measure, load_results, unfinished_work
 from eval.results.records import UNIFORM, group_by, value_of
-from eval.results.shapes import CHECKS
-from kvp.artifacts.files import foreign, naming
+from kvp.artifacts.files import naming
 from kvp.artifacts.manifest import sha256_file, shown_text
 from kvp.errors import PolicyError, UsageError, first_line
 from kvp.hub import HubName
@@ -51,15 +50,12 @@ def model_card(
         resamples: behind each interval of that table.
 
     Raises:
-        PolicyError: the policy's own words about itself are not what kvp writes.
         ResultsError: the results are damaged.
         UsageError: they are not of this policy, which the digest of its index tells.
     """
     from huggingface_hub import ModelCard, ModelCardData
 
     meta, training = policy.meta, policy.meta.training
-    with foreign(policy.source.folder / INDEX, PolicyError):
-        CHECKS[INDEX](vars(meta))
     # As people load it: what a quantised copy is made of, else the model itself.
     base_model = meta.model.get("base_model") or meta.model.get("id") or ""
     on_hub = HubName.parse(base_model) is not None and not Path(base_model).exists()

@@ -8,14 +8,18 @@ policy computes is `policies.ranker`; nothing here executes anything that a file
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
+from pydantic import AfterValidator, Field, TypeAdapter
 from torch import Tensor
+from typing_extensions import TypedDict
 
 from kvp.artifacts.claim import FolderKind
 from kvp.artifacts.files import foreign
@@ -23,16 +27,78 @@ from kvp.artifacts.manifest import Format, sha256_file, write_sealed_json
 from kvp.artifacts.tensors import read_safetensors, write_safetensors
 from kvp.errors import PolicyError
 from kvp.geometry import Geometry
+from kvp.program.names import plain_name
 from policies.learned import Calibration, LearnedScorer
 from policies.ranker import STATISTICS, HeadRankers, RankerSpec, head_shapes
 from policies.sources import INDEX, PolicySource, check_index, find_policy
 
-FORMAT = Format("kvp-policy", 1)
 WEIGHTS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 """Number formats of weights, as `policy.json` names them."""
 HEAD_FILES = r"layer_\d+_head_\d+\.safetensors"
 """Regular expression of the files of a policy but its index."""
 
+_Name = Annotated[str, AfterValidator(plain_name)]
+_Number = Annotated[float, Field(ge=-(2.0**60), le=2.0**60)]
+_Count = Annotated[int, Field(ge=0, le=2**60)]
+
+
+class _File(TypedDict):
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    bytes: _Count
+
+
+class _Calibration(TypedDict):
+    target: _Name
+    scores: list[list[float]]
+    values: list[list[float]]
+
+
+class _Data(TypedDict, total=False):
+    name: _Name
+    tasks: list[_Name]
+    length: _Count
+    digest: str | None
+    files: list[str]
+
+
+class _Text(TypedDict, total=False):
+    data: _Data | None
+    answers: _Name
+    command: list[str]
+
+
+class _Recipe(TypedDict, total=False):
+    objective: _Name | None
+    label: _Name | None
+    steps: _Count
+
+
+class _Training(TypedDict, total=False):
+    seed: _Count | None
+    command: list[str]
+    recipe: _Recipe
+    text: _Text
+
+
+class _Facts(TypedDict):
+    model: dict[str, _Name | None]
+    training: _Training
+
+
+class _Index(_Facts):
+    architecture: str
+    hyperparameters: dict[str, Any]
+    geometry: dict[str, Any]
+    heads: Annotated[list[_Count], Field(min_length=2, max_length=2)] | None
+    rope: Literal["post"]
+    features: list[str]
+    weights: Literal["float32", "bfloat16"]
+    files: dict[str, _File]
+    calibration: _Calibration | None
+    held_out: list[dict[str, _Number | _Name | None]]
+
+
+FORMAT = Format("kvp-policy", 1, partial(TypeAdapter(_Index).validate_python, strict=True))
 POLICY = FolderKind(noun="policy", marker=INDEX, error=PolicyError, format=FORMAT, begun=HEAD_FILES)
 
 
@@ -70,6 +136,12 @@ class Shard:
     """Where it was found."""
 
 
+def check_facts(model: Mapping[str, Any], training: Mapping[str, Any]) -> None:
+    """Raise ValueError where a policy cannot record these, of which `PolicyMeta` tells."""
+    facts = json.loads(json.dumps({"model": dict(model), "training": dict(training)}))
+    TypeAdapter(_Facts).validate_python(facts, strict=True)
+
+
 def head_file(layer: int, head: int) -> str:
     """File name of the ranker of a KV head of a layer: `layer_03_head_01.safetensors`."""
     return f"layer_{layer:02d}_head_{head:02d}.safetensors"
@@ -94,7 +166,8 @@ def save_policy(
     Weights are written as they are, float32 or bfloat16.
 
     Raises:
-        ValueError: `rankers` are not one ranker per head of `meta`, or have weights of other types.
+        ValueError: `rankers` are not one ranker per head of `meta`, or have weights of other types,
+            or `meta` holds what nobody would read.
         PolicyError: the directory is a file, or holds a policy.
     """
     geometry, spec, heads = meta.geometry, rankers.spec, meta.head_range
@@ -137,6 +210,7 @@ def save_policy(
         "training": dict(meta.training),
         "held_out": [dict(metrics) for metrics in meta.held_out],
     }
+    FORMAT.shape(json.loads(json.dumps(content)))
     write_sealed_json(target / INDEX, content)
 
 
@@ -197,15 +271,16 @@ def load_shard(name: str | Path | PolicySource) -> Shard:
         record = content["calibration"]
         calibration = None if record is None else Calibration.from_dict(record)
         _check_heads(calibration, len(meta.head_range))
-        objects = {*map(type, (meta.model, meta.training, *meta.held_out))}
-        if objects != {dict} or not isinstance(meta.training.get("seed"), int | None):
-            raise TypeError("model, training and every part of held_out are objects, a seed is not")
+        if spec.to_dict().keys() != {"architecture", *content["hyperparameters"]}:
+            raise ValueError("hyperparameters are missing")
         records = {name: (file["bytes"], file["sha256"]) for name, file in content["files"].items()}
         sizes = (len(meta.head_range), spec.head_dim)  # first: a foreign file may claim any number
         fits = sizes == (len(records), geometry.head_dim) and meta.head_range.start >= 0
         names = _head_files(geometry, meta.head_range) if fits and records else []
         if not names or set(records) != set(names):
             raise ValueError(f"its files do not cover {geometry}")
+        if len(meta.held_out) not in (0, len(names)):
+            raise ValueError(f"held_out is of {len(meta.held_out)} heads")
         dtype = WEIGHTS[content["weights"]]
     states = [_read_head(target / file, records[file], spec, dtype) for file in names]
     rankers = HeadRankers.from_head_states(spec, states)

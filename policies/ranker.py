@@ -115,7 +115,7 @@ class RankerSpec:
         if (turned or self.neighbours) and paper:
             raise ValueError("key_frequencies and neighbours of a ranker need the fourier network")
         if 2 * len(turned) > (self.head_dim if "key" in inputs else 0) or not all(
-            isinstance(value, float) and math.isfinite(value) for value in turned
+            isinstance(value, float) and 0 <= value <= 2**20 for value in turned
         ):
             raise ValueError(
                 f"key_frequencies of a ranker must be at most head_dim / 2 numbers, got {turned!r}"

@@ -63,6 +63,9 @@ OBJECTIVES = Registry(
 """Losses of rankers, of the type `train.learning.losses.Objective`. A new one is a function, a line
 here and a row in docs/method.md; a user's own is `package.module:function`."""
 
+OF_ORDER = OBJECTIVES.builtin.keys() - {"regress"}
+"""Objectives that do not change when all scores of a head shift."""
+
 Architecture = Literal["fourier", "paper"]
 RewardName = Literal["skill", "ratio"]
 PresetName = Literal["fourier", "paper"]

@@ -17,6 +17,7 @@ from train.job.prepare import Job, Sources, prepare
 from train.job.summary import print_end, print_summary
 from train.learning.calibration import calibrate
 from train.learning.validation import Heuristics, evaluate
+from train.recipe import OF_ORDER
 from train.training import RankerTraining, train_rankers
 
 
@@ -78,6 +79,8 @@ def _export(job: Job, module: RankerTraining, manifest: dict[str, Any]) -> None:
             f"training diverged: weights are not finite after {job.recipe.steps} steps; lower --lr "
             f"(now {job.recipe.lr:g}), in a new --out"
         )
+    if job.recipe.objective in OF_ORDER:  # it had no gradient but rounding, and compares no heads
+        best.score_bias.zero_()
     calibration, target = None, config.calibration
     if target != "none":
         points = job.validation_points(config.calibration_contexts)

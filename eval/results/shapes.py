@@ -1,4 +1,4 @@
-"""What results folders hold, and policies say of themselves, for their readers.
+"""What results folders hold, for their readers.
 
 Files may come from anyone: they are checked where they are read. docs/formats.md says what each
 field is; fields that have no name here are left alone.
@@ -122,34 +122,6 @@ class _Manifest(_Run, total=False):
     files: dict[str, str]
 
 
-class _Text(TypedDict, total=False):
-    name: _Name
-    answers: _Name
-    tasks: list[_Name]
-    length: _Count
-    command: list[str]
-    data: _Text
-
-
-class _Recipe(TypedDict, total=False):
-    objective: _Name | None
-    label: _Name | None
-    steps: _Count
-
-
-class _Training(TypedDict, total=False):
-    seed: int | None
-    command: list[str]
-    recipe: _Recipe
-    text: _Text
-
-
-class _Policy(TypedDict):
-    model: dict[str, _Name | None]
-    held_out: list[dict[str, _Number | _Name | None]]
-    training: _Training
-
-
 def _is_sized(row: SizedFields) -> bool:
     sized = (row["budget"] is not None) == (row["budget_spec"] not in (None, SELF_SIZED))
     return sized and (row["budget_spec"] is None) == (row["method"] == FULL)
@@ -176,7 +148,6 @@ _KINDS: dict[str, Any] = {
     "rows.jsonl": Annotated[ResultsRow, _rule(_is_scored)],
     "timing.jsonl": Annotated[TimingRow, _rule(_is_sized)],
     "curves.jsonl": Annotated[CurveRow, _rule(lambda row: len(row["cost"]) == len(row["budgets"]))],
-    "policy.json": _Policy,
 }
 CHECKS: dict[str, Callable[..., object]] = {
     name: partial(TypeAdapter(kind).validate_python, strict=True) for name, kind in _KINDS.items()

@@ -178,6 +178,62 @@ def test_index_of_another_version_or_shape(policy_dir):
     _fails(policy_dir, "policy.json is damaged or not what kvp writes", "forest")
 
 
+MISSING = "missing"
+WRONG = {
+    "architecture": [None, 3, "forest"],
+    "hyperparameters": [None, [], {}],
+    "hyperparameters.head_dim": [True, 8.0, "8", -8, 2**40],
+    "hyperparameters.hidden": [True, 0],
+    "hyperparameters.reference_length": [MISSING, 2.5, -1, None],
+    "hyperparameters.frequencies": [MISSING, True],
+    "hyperparameters.inputs": [MISSING, [], "key", ["key", "key"], ["query"], 3],
+    "hyperparameters.blocks": [3, None],
+    "hyperparameters.neighbours": [-1, 10**9],
+    "hyperparameters.key_frequencies": [[True], ["1"], [-1.0], [1e300], 0.5],
+    "hyperparameters.temperature": [1.0],
+    "geometry": [MISSING, [2, 4, 2, 8], {"layers": 2}],
+    "geometry.layers": [True, 2.0, "2", -2, 2**40],
+    "geometry.query_heads": [MISSING, 3],
+    "heads": [MISSING, [0], [0, 4, 2], [0, 5], [4, 0], [False, True], "0:4", [-4, 0]],
+    "model": [None, [], {"id": 3}, {"id": "a\nb"}],
+    "rope": [MISSING, None, "pre", 1],
+    "features": [MISSING, "key", [1]],
+    "weights": [MISSING, None, "int8"],
+    "files": [MISSING, [], {}],
+    f"files.{HEAD}": [None, {"bytes": 1}],
+    f"files.{HEAD}.bytes": [True, 1.5, -1, "1"],
+    f"files.{HEAD}.sha256": [None, "", "0" * 63],
+    "calibration": [MISSING, [], {}, "share"],
+    "calibration.target": [None, 3, "a\nb"],
+    "calibration.scores": [[[True, False]] * 4, [["1", "2"]] * 4, [[0.0, 1e300]] * 4],
+    "training": [MISSING, None, []],
+    "training.seed": [True, 1.5, -1, "1"],
+    "training.recipe": [None, {"steps": "many"}],
+    "held_out": [MISSING, {}, [{}], [{}] * 5, [None] * 4, [{"skill": True}] * 4],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [pytest.param(name, value, id=f"{name}={value!r:.40}") for name in WRONG
+     for value in WRONG[name]],
+)  # fmt: skip
+def test_facts_that_cannot_be_are_refused(tmp_path, name, value):
+    save_policy(tmp_path, _rankers(), META, calibration=_calibration())
+    load_policy(tmp_path)
+    content = read_sealed_json(tmp_path / "policy.json")
+    *path, last = name.replace(HEAD, "HEAD").split(".")
+    part = content
+    for key in (key.replace("HEAD", HEAD) for key in path):
+        part = part[key]
+    last = last.replace("HEAD", HEAD)
+    part[last] = value
+    if value is MISSING:
+        del part[last]
+    write_sealed_json(tmp_path / "policy.json", content)
+    _fails(tmp_path, str(tmp_path))
+
+
 @pytest.mark.parametrize("damage", ["architecture", "text"])
 def test_head_with_a_right_checksum_but_wrong_content(policy_dir, damage):
     """A file somebody else put there and recorded: still refused, still named."""
@@ -268,7 +324,7 @@ def test_other_number_formats_are_refused(policy_dir, tmp_path):
     assert not (tmp_path / "small").exists()
     index = read_sealed_json(policy_dir / "policy.json", PolicyError)
     write_sealed_json(policy_dir / "policy.json", {**index, "weights": "int8"})
-    with pytest.raises(PolicyError, match="KeyError: 'int8'"):
+    with pytest.raises(PolicyError, match="weights: Input should be 'float32' or 'bfloat16'"):
         load_policy(policy_dir)
     write_sealed_json(policy_dir / "policy.json", {**index, "weights": "bfloat16"})
     with pytest.raises(

@@ -86,6 +86,8 @@ def test_every_objective_learns_the_label_it_is_given(objective, label, make_sto
     assert main(flags(store, tmp_path / "policy", **better, **given)) == 0
     expected = [0, 1, 2, 3] if label == "future_attention" else [2, 3, 4, 5]
     assert learned_channels(tmp_path / "policy", store) == expected
+    shifts = load_policy(tmp_path / "policy").rankers.score_bias  # a loss of the order sees none
+    assert bool(shifts.any()) == (objective == "regress")
     content = json.loads((tmp_path / "policy" / "policy.json").read_text())
     assert content["training"]["recipe"]["objective"] == objective
     # held-out numbers are about attention whatever the label was
