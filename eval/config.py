@@ -17,7 +17,6 @@ from kvp.artifacts.manifest import portable, recorded_name
 from kvp.budgets import Budget, parse_budget, parse_budgets
 from kvp.data.metrics import METRIC_NAMES
 from kvp.errors import UsageError
-from kvp.hub import HubName
 from kvp.program import names as known_names
 from kvp.program.names import split_list
 from kvp.program.settings import (
@@ -308,30 +307,6 @@ class CompareConfig(IntervalConfig):
 
     ADDRESSES: ClassVar[tuple[str, ...]] = ("first", "second")
     FOLDERS: ClassVar[Mapping[str, str]] = dict.fromkeys(ADDRESSES, known_names.NO_RESULTS)
-
-
-@dataclass(frozen=True, kw_only=True)
-class PushConfig(IntervalConfig, DryRunConfig):
-    """Policy and repository."""
-
-    policy: str = field(kw_only=False)
-    """Policy directory written by kvp train."""
-    repository: str = field(kw_only=False)
-    """Repository of the hub, org/name. It is created where it does not exist."""
-    private: bool = False
-    """Create the repository as a private one; one that exists stays as it is."""
-    license: str | None = None
-    """Licence that the card states, as the hub names it (apache-2.0). Without it, none."""
-    results: str | None = None
-    """Results folder written by kvp eval. Its numbers of this policy, next to those of the methods
-    it was run with, go into the card."""
-
-    def __post_init__(self) -> None:
-        """Raise ValueError where the repository has no name that the hub can have."""
-        super().__post_init__()
-        name = HubName.parse(self.repository)
-        if name is None or name.revision is not None:
-            raise ValueError(f"REPOSITORY must be org/name, got {self.repository!r}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ from kvp.program.names import NANO, POLICY_FILE, QWEN, SMOLLM2, SMOLLM2_KV, chec
 INDEX = POLICY_FILE
 """File that makes a folder a policy."""
 PATTERNS = (INDEX, "layer_*_head_*.safetensors")
-"""Files of a policy as the hub's client matches them: nothing else is fetched or uploaded."""
+"""Files of a policy as the hub's client matches them: nothing else is fetched."""
 _HERE = Path(__file__).parent
 BUNDLED = {
     NANO: nano.path() / "policy", SMOLLM2: _HERE / "smollm2", SMOLLM2_KV: _HERE / "smollm2_kv",

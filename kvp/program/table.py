@@ -141,16 +141,6 @@ PROGRAMS = {
         "Read every byte of a trace store and name what is damaged.",
         ("kvp verify runs/traces",),
     ),
-    "push": Program(
-        "eval.config:PushConfig",
-        "eval.push:run",
-        "Upload a policy to the Hugging Face hub. Its own files and a model card made from its "
-        "record, in one commit. You must be logged in (hf auth login, or HF_TOKEN).",
-        (
-            "kvp push runs/policies org/name --dry_run",
-            "kvp push runs/policies org/name --private --license apache-2.0 --results runs/results",
-        ),
-    ),
     "compress": Program(
         "eval.config:CompressConfig",
         "eval.compress:run",

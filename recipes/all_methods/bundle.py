@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from eval.push import model_card
+from eval.card import model_card
 from eval.results.folder import load_results
 from kvp.artifacts.manifest import portable
 from policies.policy_files import WEIGHTS, load_shard, save_policy

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
 import re
@@ -20,8 +19,6 @@ from kvp.geometry import Geometry
 from policies.policy_files import PolicyMeta, save_policy
 from policies.ranker import HeadRankers, RankerSpec
 
-TOKEN = "hf_of_a_test"
-"""The token that may write."""
 GEOMETRY = Geometry(layers=2, query_heads=4, kv_heads=2, head_dim=8)
 
 
@@ -74,47 +71,6 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self):
         self._get(body=True)
-
-    def do_POST(self):
-        path = urlsplit(self.path).path
-        sent = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        self.hub.requests.append(f"POST {path}")
-        if path == "/api/validate-yaml":  # of cards, for everybody
-            self._json({"errors": [], "warnings": []})
-        elif self.headers.get("Authorization") != f"Bearer {TOKEN}":
-            self._error(401, "")
-        elif path == "/api/repos/create":
-            self._create(json.loads(sent))
-        elif match := re.fullmatch(r"/api/models/(.+?/.+?)/preupload/(.+)", path):
-            files = [
-                {"path": each["path"], "uploadMode": "regular", "shouldIgnore": False, "oid": None}
-                for each in json.loads(sent)["files"]
-            ]
-            self._json({"files": files})
-        elif match := re.fullmatch(r"/api/models/(.+?/.+?)/commit/(.+)", path):
-            self._commit(match[1], sent)
-        else:
-            self._error(404, "")
-
-    def _create(self, asked):
-        name = f"{asked['organization']}/{asked['name']}" if "organization" in asked else ""
-        name = name or asked["name"]
-        if name in self.hub.repositories:
-            self._error(409, "", {"url": f"{self.hub.url}/{name}"})
-            return
-        private = asked.get("private") is True or asked.get("visibility") == "private"
-        self.hub.repositories[name] = Repository(private=private)
-        self._json({"url": f"{self.hub.url}/{name}", "name": name, "id": name})
-
-    def _commit(self, name, sent):
-        lines = [json.loads(line) for line in sent.splitlines()]
-        files = {
-            line["value"]["path"]: base64.b64decode(line["value"]["content"])
-            for line in lines if line["key"] == "file"
-        }  # fmt: skip
-        commit = self.hub.repositories[name].add(files)
-        url = f"{self.hub.url}/{name}/commit/{commit}"
-        self._json({"success": True, "commitOid": commit, "commitUrl": url})
 
     def _get(self, *, body):
         path = unquote(urlsplit(self.path).path)

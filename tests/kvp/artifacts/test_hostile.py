@@ -15,9 +15,9 @@ import pytest
 import torch
 
 import kvp
+from eval.card import model_card
 from eval.evolve.search import Journal, SearchPlan, search
 from eval.methods import build_methods
-from eval.push import model_card
 from eval.results.folder import RESULTS, load_results
 from eval.results.records import RecordFile
 from eval.tune.tuned_settings import load_settings

@@ -1,35 +1,24 @@
-"""Check a policy, make its card, upload both in one commit: readers see all of it or nothing.
-
-The card, `card.jinja`, is filled with what the policy's own files record: nothing in it is typed by
-hand.
-"""
+"""The card of a policy: `card.jinja`, filled with what the policy's own files record."""
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from importlib import resources
 from operator import itemgetter
 from pathlib import Path
 from statistics import fmean
-from tempfile import TemporaryDirectory
 from typing import Any
 
-from rich.filesize import decimal
-
-from eval.config import PushConfig
 from eval.report import tables
 from eval.results.comparison import compare_all
 from eval.results.folder import commands, describe_measure, load_results, unfinished_work
 from eval.results.records import UNIFORM, group_by, value_of
-from kvp.artifacts.files import naming
 from kvp.artifacts.manifest import sha256_file, shown_text
-from kvp.errors import PolicyError, UsageError, first_line
+from kvp.errors import PolicyError, UsageError
 from kvp.hub import HubName
-from kvp.program.progress import phase, quiet_logs, say
-from policies.policy_files import PolicyMeta, Shard, load_shard
-from policies.sources import INDEX, policy_files
+from policies.policy_files import PolicyMeta, Shard
+from policies.sources import INDEX
 
 
 def model_card(
@@ -37,29 +26,32 @@ def model_card(
     name: str,
     *,
     license: str | None,
-    results: Path | None = None,
+    results: str | Path | None = None,
     resamples: int = 2000,
 ) -> str:
     """Markdown with the YAML header that the hub reads.
 
     Args:
-        policy: what the card is about.
+        policy: what the card is about, all heads of it.
         name: what `load_policy` takes.
         license: as the hub names it; None to state none.
         results: folder written by kvp eval, for a table of this policy and of methods without one.
         resamples: behind each interval of that table.
 
     Raises:
+        PolicyError: it is a shard.
         ResultsError: the results are damaged.
         UsageError: they are not of this policy, which the digest of its index tells.
     """
     from huggingface_hub import ModelCard, ModelCardData
 
     meta, training = policy.meta, policy.meta.training
+    if meta.heads is not None:
+        raise PolicyError(f"{policy.source.name} is a shard: join all shards of it with kvp merge")
     # As people load it: what a quantised copy is made of, else the model itself.
     base_model = meta.model.get("base_model") or meta.model.get("id") or ""
     on_hub = HubName.parse(base_model) is not None and not Path(base_model).exists()
-    measured = None if results is None else _measured_facts(results, policy, resamples)
+    measured = None if results is None else _measured_facts(Path(results), policy, resamples)
     allocator = measured["allocator"] if measured else "global" if policy.calibration else None
     runs = (training.get("text", {}), training)
     trained_by = [shown_text(run["command"]) for run in runs if run.get("command")]
@@ -110,7 +102,7 @@ def _measured_facts(folder: Path, policy: Shard, resamples: int) -> dict[str, An
     rules = group_by(ours, itemgetter("allocator"))
     if not rules:
         raise UsageError(
-            f"--results {folder} holds no results of {policy.source.name} as it is: evaluate this "
+            f"{folder} holds no results of {policy.source.name} as it is: evaluate this "
             "policy with kvp eval, or name another folder"
         )
     means = {rule: fmean(map(value_of, of_rule)) for rule, of_rule in sorted(rules.items())}
@@ -126,64 +118,3 @@ def _measured_facts(folder: Path, policy: Shard, resamples: int) -> dict[str, An
         "setup": f"{lacking} {describe_measure(results, records)} {results.computed}".lstrip(),
         "tables": [tables.markdown(tables.every_setting(comparison)) for comparison in shown],
     }
-
-
-CARD = "README.md"
-"""Name under which the hub shows a card."""
-
-
-def run(config: PushConfig) -> str | None:
-    """Upload `config.policy`; returns the commit, None after a dry run.
-
-    Raises:
-        PolicyError: the policy is damaged, unfinished, or a shard.
-        ResultsError: `--results` is no sound results folder.
-        UsageError: `--results` are of another policy, or the hub refuses.
-    """
-    policy = load_shard(config.policy)  # reads every file and checks it
-    if policy.meta.heads is not None:
-        raise PolicyError(f"{config.policy} is a shard: join all shards of it with kvp merge first")
-    card = model_card(
-        policy,
-        config.repository,
-        license=config.license,
-        results=None if config.results is None else Path(config.results),
-        resamples=config.bootstrap,
-    )
-    if config.license is None:
-        say("note: the card states no licence: name it by --license")
-    files = policy_files(policy.source.folder)
-    if config.dry_run:
-        print(card)
-        for path in files:
-            print(f"{path.name}: {decimal(path.stat().st_size)}")
-        total = decimal(sum(path.stat().st_size for path in files))
-        print(f"dry run: {CARD} and {len(files)} files of {total}; nothing was uploaded")
-        return None
-    phase(f"uploading {policy.source.name} to {config.repository}")
-    with TemporaryDirectory() as folder:
-        with naming(Path(folder)):
-            for path in files:
-                shutil.copy(path, folder)
-            (Path(folder) / CARD).write_text(card, encoding="utf-8")
-        return _upload(Path(folder), config)
-
-
-def _upload(folder: Path, config: PushConfig) -> str:
-    from huggingface_hub import HfApi
-
-    api, repository = HfApi(library_name="kvp"), config.repository
-    try:
-        with quiet_logs():
-            # None leaves the choice to the organisation, which False would not.
-            api.create_repo(repository, private=config.private or None, exist_ok=True)
-            commit = api.upload_folder(
-                repo_id=repository, folder_path=folder, commit_message="Policy and card by kvp push"
-            )
-    except Exception as error:  # the client lets through what its HTTP library raises
-        raise UsageError(
-            f"{repository}: nothing was uploaded ({first_line(error)}); writing there needs "
-            "`hf auth login`, or HF_TOKEN, and a network"
-        ) from error
-    print(f"{commit.commit_url}\nto use it: load_policy({repository!r})")
-    return str(commit.oid)
