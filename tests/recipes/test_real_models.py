@@ -21,11 +21,10 @@ NAMES = re.findall(r"^    ([a-z][a-z0-9| -]*)\) ?", RECIPE.read_text(), flags=re
 
 @pytest.fixture
 def stubs(tmp_path):
-    for name in ("kvp-eval", "kvp-collect", "kvp-evolve", "torchrun", "python"):
+    for name in ("kvp-eval", "kvp-collect", "kvp-evolve", "kvp-train", "kvp", "python"):
         program = tmp_path / name
         program.write_text(
-            '#!/bin/sh\ncase "$*" in *"--rank 1"*) exit ;; esac\n'
-            'for given in "$@"; do echo "$given"; done\n'
+            '#!/bin/sh\n[ "$RANK" != 1 ] || exit 0\nfor given in "$@"; do echo "$given"; done\n'
         )
         program.chmod(0o755)
     return tmp_path
