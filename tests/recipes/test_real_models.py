@@ -55,6 +55,13 @@ def test_a_table_names_what_it_needs(table, command):
     assert "models/qwen2.5-coder-0.5b-instruct" in arguments or table in PAIRED
 
 
+def test_two_processes_train_the_heads_and_their_parts_become_a_policy(command):
+    arguments = command("tasks")
+    assert arguments[arguments.index("--heads") + 1] == "auto"
+    parts = arguments[arguments.index("--steps") + 3]
+    assert arguments[-5:-1] == ["merge", "--shards", parts, "--out"]
+
+
 def _values(arguments, flag):
     """The comma separated values of a flag; commas in brackets separate none."""
     given = arguments[arguments.index(flag) + 1] if flag in arguments else ""
