@@ -17,7 +17,7 @@ QUICK_HF := tests/kvp/hf/test_attention.py
 SLOW_FILES := tests/recipes tests/benchmarks tests/golden tests/test_demo.py tests/test_extending.py tests/test_walks.py \
 	tests/trace_collect/test_run.py \
 	tests/trace_collect/test_dry_run.py tests/trace_collect/test_refused.py \
-	tests/train/test_distributed.py tests/train/test_resume.py tests/train/test_run.py tests/train/data/test_model_traces.py \
+	tests/train/test_resume.py tests/train/test_run.py tests/train/data/test_model_traces.py \
 	tests/train/test_head_shards.py tests/train/learning/test_calibration.py tests/eval/test_run.py \
 	tests/eval/evolve/test_run.py tests/eval/tune/test_run.py tests/eval/report \
 	tests/kvp/store/test_damage.py \
@@ -90,7 +90,7 @@ $(WITH_RAY): $(INSTALLED)
 test-slow: $(INSTALLED)
 	$(PYTEST) --dist load --maxschedchunk 1 -m slow tests/test_tutorial.py \
 		tests/objects tests/eval/results/test_stats.py tests/eval/report/test_page.py \
-		tests/benchmarks/test_faults.py tests/train/test_distributed.py \
+		tests/benchmarks/test_faults.py \
 		tests/eval/test_eval_workers.py tests/trace_collect/test_collect_workers.py
 
 # Every way of serving in combination on every family; CI does three of them in `make test`.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict
 from typing import Any
 
@@ -12,7 +13,6 @@ from policies.policy_files import PolicyMeta, save_policy
 from train.config import AUTO_HEADS, TrainConfig
 from train.data.labels import EVALUATED, TARGET_LABELS
 from train.data.training_data import recorded_model, recorded_text
-from train.distributed import ALONE, this_worker, together
 from train.job.prepare import Job, Sources, prepare
 from train.job.summary import print_end, print_summary
 from train.learning.calibration import calibrate
@@ -30,25 +30,28 @@ def run(config: TrainConfig, sources: Sources | None = None) -> None:
 
     Raises:
         StoreError: the store is damaged, incomplete or holds nothing to train or validate on.
-        UsageError: `--out`, `--device` or another flag cannot work, or the loss is not finite.
+        UsageError: `--out`, `--device` or another flag cannot work, the loss is not finite, or a
+            launcher started several processes without `--heads`.
     """
-    recipe, workers = config.recipe(), ALONE
+    recipe, started = config.recipe(), os.environ.get("WORLD_SIZE", "")
     if config.heads == AUTO_HEADS:
         from train.head_shards import own_heads  # brings transformers, which stores do not need
 
         config = own_heads(config)
-    else:
-        workers = this_worker(recipe.contexts)  # the first one writes
+    elif config.heads is None and started.isdecimal() and int(started) > 1:
+        raise UsageError(
+            f"WORLD_SIZE is {started}, but a run is one process: give --heads auto, so that every "
+            "process trains its share of the KV heads, then kvp merge"
+        )
     if config.dry_run:
         from train.dry_run import print_memory  # brings transformers
 
         print_memory(config, recipe)
         return
-    job = prepare(config, recipe, workers, sources)
+    job = prepare(config, recipe, sources)
     if job.target.is_finished():
-        if workers.first:
-            job.target.finish()
-            print(f"{config.out} already holds the finished policy of exactly these settings.")
+        job.target.finish()
+        print(f"{config.out} already holds the finished policy of exactly these settings.")
         return
     manifest = run_manifest(
         asdict(config),
@@ -57,15 +60,11 @@ def run(config: TrainConfig, sources: Sources | None = None) -> None:
         traces=job.training_data.identity,
         text=recorded_text(job.traces.manifest),
     )
-    if workers.first:
-        job.target.prepare(manifest)
+    job.target.prepare(manifest)
     try:
-        with together(workers, job.device):
-            module = train_rankers(job)
-        if workers.first:
-            _export(job, module, manifest)
-            job.target.finish()
-            print_end(job)
+        _export(job, train_rankers(job), manifest)
+        job.target.finish()
+        print_end(job)
     finally:
         job.target.release()
 

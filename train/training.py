@@ -16,7 +16,7 @@ import copy
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import lightning.pytorch as pl
@@ -33,7 +33,6 @@ from kvp.store import SequenceRecord
 from policies.ranker import HeadRankers
 from train.data.compression_points import drawn_points, noise_seed, protection_of
 from train.data.contexts import ContextSource, RankingContext, StepContexts, score_together
-from train.distributed import ALONE, Workers
 from train.job.fit import fit
 from train.job.prepare import Job
 from train.job.summary import CHARTS, means_by_layer, print_start
@@ -55,12 +54,10 @@ LOG_EVERY = 10
 
 def train_rankers(job: Job) -> RankerTraining:
     """Train the rankers of a job; returns the module after the last step."""
-    if job.workers.first:
-        phase("reading training sequences")
+    phase("reading training sequences")
     sequences = job.training_data.training
     rankers = random_rankers(job.recipe, job.traces, sequences, job.heads, job.config.seed)
-    if job.workers.first:
-        print_start(job, rankers)
+    print_start(job, rankers)
     module = RankerTraining(
         rankers,
         job.recipe,
@@ -70,11 +67,10 @@ def train_rankers(job: Job) -> RankerTraining:
         activation_bytes=job.config.activation_gb * 1e9,
         heads=job.heads,
         model_heads=job.traces.geometry.total_kv_heads,
-        workers=job.workers,
     )
     fit(
         module, Between(job, module), device=job.device, steps=job.recipe.steps,
-        workers=job.workers, checkpoint=job.target.start,
+        checkpoint=job.target.start,
     )  # fmt: skip
     return module
 
@@ -98,12 +94,11 @@ class RankerTraining(pl.LightningModule):
         activation_bytes: float = 8e9,
         heads: range | None = None,
         model_heads: int | None = None,
-        workers: Workers = ALONE,
     ) -> None:
         """Train `rankers` on contexts of `records`, drawn from `source`.
 
         `activation_bytes` as for `score_together`. `rankers` and `source` are those of the `heads`
-        of a model that has `model_heads`, None for all; `workers` share a step's contexts.
+        of a model that has `model_heads`, None for all.
         """
         super().__init__()
         self.rankers = rankers
@@ -117,16 +112,13 @@ class RankerTraining(pl.LightningModule):
         self._objective = objective_of(recipe.objective)
         self._contexts = StepContexts(
             source,
-            lambda step: drawn_points(
-                records, recipe, seed=seed, step=step, slots=workers.share(range(recipe.contexts))
-            ),
+            lambda step: drawn_points(records, recipe, seed=seed, step=step),
             steps=recipe.steps,
         )
         self._seed = seed
         self._activation_bytes = activation_bytes
         self._heads = slice(None) if heads is None else slice(heads.start, heads.stop)
         self._model_heads = model_heads
-        self._workers = workers
         self._protection = protection_of(recipe)
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
@@ -158,11 +150,9 @@ class RankerTraining(pl.LightningModule):
     def training_step(self, step: int, batch_idx: int) -> dict[str, Any]:
         """Score the contexts of a step and return the loss of the recipe's objective.
 
-        Next to `loss` the result holds `metrics`, name -> float, for the log. Where processes share
-        the step, metrics are means over them by their numbers of contexts, and `loss` is this
-        process's share times their number, because DDP takes the mean of the gradients.
+        Next to `loss` the result holds `metrics`, name -> float, for the log.
         """
-        recipe, workers = self._recipe, self._workers
+        recipe = self._recipe
         whole = self._contexts.contexts(step)
         scores = score_together(self.rankers, whole, activation_bytes=self._activation_bytes)
         free = [self._protection.competing(context.length) for context in whole]
@@ -172,30 +162,24 @@ class RankerTraining(pl.LightningModule):
             scores=[score[:, kept] for score, kept in zip(scores, free, strict=True)],
             importances=[context.importance for context in contexts],
             counted=counted,
-            seeds=[
-                noise_seed(self._seed, step, index)
-                for index in workers.share(range(recipe.contexts))
-            ],
+            seeds=[noise_seed(self._seed, step, index) for index in range(recipe.contexts)],
             heads=self._heads,
             model_heads=self._model_heads,
-            across=workers.sum,
         )
         losses, logged = losses_of(self._objective, batch, recipe)
         entropy = torch.stack([top_entropy(score.detach()) for score in batch.scores])  # [C, A]
-        share = len(contexts) / recipe.contexts
         metrics = {
-            "train/loss": float(losses.detach().mean()) / share,
+            "train/loss": float(losses.detach().mean()),
             "train/entropy": float(mean_of_counted(entropy, counted)),
             "train/flat_share": float(1 - counted.float().mean()),
             **logged,
         }
-        metrics = workers.weighted_sum(metrics, share)
         if not math.isfinite(metrics["train/loss"]):
             raise UsageError(
                 f"training diverged: the loss of step {step + 1} is {metrics['train/loss']}; lower "
                 f"--lr (now {recipe.lr:g}), or mend an --objective of yours, in a new --out"
             )
-        return {"loss": losses.sum() * workers.count, "metrics": metrics}
+        return {"loss": losses.sum(), "metrics": metrics}
 
     def configure_gradient_clipping(self, *args: object, **kwargs: object) -> None:
         """Clip the gradient of every head separately (Lightning's own clipping stays unset)."""
@@ -208,22 +192,17 @@ class RankerTraining(pl.LightningModule):
         update_average(self.average, self.rankers, decay)
 
     @torch.no_grad()
-    def validate(self, contexts: Iterable[RankingContext]) -> HeldOut | None:
+    def validate(self, contexts: Iterable[RankingContext]) -> HeldOut:
         """Evaluate the averaged weights on held-out contexts, and keep each head's best.
 
-        Of several processes the first one does, and returns what it found. A head without signal in
-        every held-out context (NaN) keeps its latest weights.
+        A head without signal in every held-out context (NaN) keeps its latest weights.
         """
-        held_out, skill = None, torch.empty_like(self.best_skill)
-        if self._workers.first:
-            held_out = evaluate(self.average, contexts, reward_protection=self._protection)
-            skill = held_out.skill
-        skill = self._workers.from_first(skill)
-        better = ~(skill <= self.best_skill)  # [A] bool
+        held_out = evaluate(self.average, contexts, reward_protection=self._protection)
+        better = ~(held_out.skill <= self.best_skill)  # [A] bool
         averages = self.average.parameters()  # [A, ...] each
         for best, average in zip(self.best.parameters(), averages, strict=True):
             best[better] = average[better]
-        self.best_skill[better] = skill[better]
+        self.best_skill[better] = held_out.skill[better]
         self.best_step[better] = self.global_step
         return held_out
 
@@ -240,23 +219,21 @@ class Between(pl.Callback):
     def __init__(self, job: Job, module: RankerTraining) -> None:
         """Validate `module` on the job's held-out contexts, and write to the folder of its run.
 
-        Of several processes the first one logs and shows its progress; its run has the folder's
-        name in TensorBoard.
+        The run has the folder's name in TensorBoard.
         """
         self._job, self._module, self._target = job, module, job.target
-        self._shown = job.workers.first
-        self._points = job.validation_points(job.config.validation_contexts) if self._shown else []
-        self._progress: Progress | None = None
+        self._points = job.validation_points(job.config.validation_contexts)
+        self._opened = ExitStack()
 
     def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         """Begin at the step that is resumed from; entries of the log after it are hidden."""
-        if self._shown:
-            step, name = trainer.global_step, self._target.place.absolute().name
-            with naming(self._target.logs):
-                self._log = SummaryWriter(str(self._target.logs / name), purge_step=step + 1)
-                self._log.add_custom_scalars(CHARTS)
-            self._progress = Progress("training", int(trainer.max_steps), completed=step)
-            self._progress.__enter__()
+        step, name = trainer.global_step, self._target.place.absolute().name
+        with naming(self._target.logs):
+            self._log = SummaryWriter(str(self._target.logs / name), purge_step=step + 1)
+            self._log.add_custom_scalars(CHARTS)
+        self._opened.callback(self._close_log)
+        progress = Progress("training", int(trainer.max_steps), completed=step)
+        self._progress = self._opened.enter_context(progress)
 
     def on_train_batch_end(
         self,
@@ -276,17 +253,14 @@ class Between(pl.Callback):
         if last or step % job.config.validate_every == 0:
             source = job.source(job.recipe.label)
             held_out = training.validate(map(source.context, self._points))
-            if held_out is not None:
-                logged |= means_by_layer(held_out, job.traces.geometry, job.heads)
-        if self._progress is not None:
-            with naming(self._target.logs):
-                for name, value in logged.items():
-                    self._log.add_scalar(name, value, step)
-            self._progress.update(step, note=self._note(metrics))
+            logged |= means_by_layer(held_out, job.traces.geometry, job.heads)
+        with naming(self._target.logs):
+            for name, value in logged.items():
+                self._log.add_scalar(name, value, step)
+        self._progress.update(step, note=self._note(metrics))
         if last or step % job.config.checkpoint_every == 0:
-            trainer.save_checkpoint(self._target.checkpoint)  # the first writes, others wait
-            if self._shown:
-                self._target.send_checkpoint()
+            trainer.save_checkpoint(self._target.checkpoint)
+            self._target.send_checkpoint()
 
     def _note(self, metrics: dict[str, float]) -> str:
         """A step in short: loss or reward, and held-out skill on the label."""
@@ -298,10 +272,11 @@ class Between(pl.Callback):
 
     def on_train_end(self, *_: object) -> None:
         """Give the terminal back, and close the log."""
-        if self._progress is not None:
-            self._progress.__exit__()
-            with naming(self._target.logs):
-                self._log.close()
+        self._opened.close()
+
+    def _close_log(self) -> None:
+        with naming(self._target.logs):
+            self._log.close()
 
     def on_exception(self, *_: object) -> None:
         """The same, but what the disk says of it is no news."""

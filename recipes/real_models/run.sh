@@ -49,8 +49,10 @@ common=(--model "$MODEL" --device "$DEVICE" --dtype bfloat16)
 
 shared kvp-collect "${common[@]}" --length "$LENGTH" --data "$DATA" --answers reference "${collecting[@]}" \
   --train "$TRAIN" --validation $((TRAIN / 6)) --out "$RUN/traces"
-"$BIN/torchrun" --standalone --nproc-per-node "$DEVICES" -m kvp train --traces "$RUN/traces" --seed "$SEED" --device "$DEVICE" \
-  "${training[@]}" --out "$RUN/policy"
+parts=$RUN/policy    # of one process: the whole policy
+[ "$DEVICES" = 1 ] || parts=$RUN/shards
+shared kvp-train --heads auto --traces "$RUN/traces" --seed "$SEED" --device "$DEVICE" "${training[@]}" --out "$parts"
+[ -e "$RUN/policy/policy.json" ] || "$BIN/kvp" merge --shards "$parts" --out "$RUN/policy"
 shared kvp-eval "${common[@]}" $FILES --length "$EVALUATED_LENGTH" --tasks "$EVALUATED" --prompts "$PROMPTS" --max_new_tokens 64 \
   --protection off "${protocols[@]}" --policies "$RUN/policy" --methods "$METHODS" --budgets "$BUDGETS" --timing_prompts 2 --out "$RUN/results"
 "$BIN/kvp-report" "$RUN/results" --out "$RUN/report.html"

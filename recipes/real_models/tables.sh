@@ -16,7 +16,7 @@ ONCE="keydiff+global,snapkv(window=64,kernel=31)+ada,expected_attention(epsilon=
 OTHERS="full,kvp,kvp+global,random_pinned,streaming_llm,keydiff,$ONCE,kvzip+global"
 
 both() { # program, flags: two processes share the work
-  "$BIN/kvp-$1" "${@:2}" --rank 0 --world_size 2 & "$BIN/kvp-$1" "${@:2}" --rank 1 --world_size 2; wait
+  RANK=0 WORLD_SIZE=2 "$BIN/kvp-$1" "${@:2}" & RANK=1 WORLD_SIZE=2 "$BIN/kvp-$1" "${@:2}"; wait
 }
 evaluate() { # length, flags
   both eval --model "$MODEL" --dtype bfloat16 --timing_prompts 0 --length "$@" --out "$RUN/$table"
@@ -53,7 +53,8 @@ for table in "$@"; do
     tasks)
       both collect --model "$MODEL" --dtype bfloat16 --length 2048 --tasks "$TEN,qa_1,qa_2" --answers reference --train 288 --validation 24 \
         --essays "$D/novels_train" --squad "$D/squad_train.json" --hotpotqa "$D/hotpotqa.json" --out "$RUN/traces"
-      "$BIN/torchrun" --nproc-per-node 2 -m kvp train --traces "$RUN/traces" --seed 0 --steps 600 --out "$TASKS" ;;
+      both train --heads auto --traces "$RUN/traces" --seed 0 --steps 600 --out "$RUN/shards"
+      [ -e "$TASKS/policy.json" ] || "$BIN/kvp" merge --shards "$RUN/shards" --out "$TASKS" ;;
     kvzap) "$BIN/python" -m recipes.real_models.kvzap "$MODEL" "$DOCUMENTS" "$RUN/kvzap" 100 ;;
     tune) tune --protocols query_agnostic --tasks ruler --hotpotqa "$D/hotpotqa.json" --budgets $HOW \
       --methods "full,$SNAPKV,$TUNED,h2o,$H2O,knorm+ada,lagkv+ada,tova+ada" ;;

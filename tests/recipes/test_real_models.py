@@ -21,11 +21,10 @@ NAMES = re.findall(r"^    ([a-z][a-z0-9| -]*)\) ?", RECIPE.read_text(), flags=re
 
 @pytest.fixture
 def stubs(tmp_path):
-    for name in ("kvp-eval", "kvp-collect", "kvp-evolve", "torchrun", "python"):
+    for name in ("kvp-eval", "kvp-collect", "kvp-evolve", "kvp-train", "kvp", "python"):
         program = tmp_path / name
         program.write_text(
-            '#!/bin/sh\ncase "$*" in *"--rank 1"*) exit ;; esac\n'
-            'for given in "$@"; do echo "$given"; done\n'
+            '#!/bin/sh\n[ "$RANK" != 1 ] || exit 0\nfor given in "$@"; do echo "$given"; done\n'
         )
         program.chmod(0o755)
     return tmp_path
@@ -54,6 +53,13 @@ TABLES = sorted({name.strip() for of in NAMES for name in of.split("|")})
 def test_a_table_names_what_it_needs(table, command):
     arguments = command(table)
     assert "models/qwen2.5-coder-0.5b-instruct" in arguments or table in PAIRED
+
+
+def test_two_processes_train_the_heads_and_their_parts_become_a_policy(command):
+    arguments = command("tasks")
+    assert arguments[arguments.index("--heads") + 1] == "auto"
+    parts = arguments[arguments.index("--steps") + 3]
+    assert arguments[-5:-1] == ["merge", "--shards", parts, "--out"]
 
 
 def _values(arguments, flag):

@@ -174,6 +174,15 @@ def test_the_settings_of_one_process(store, tmp_path):
         own_heads(TrainConfig(heads="auto", out="o", traces=str(tmp_path)))
 
 
+@pytest.mark.usefixtures("second_of_three")
+def test_several_processes_without_heads_are_told_to_share_them(store, tmp_path, capsys):
+    assert train(flags(store, tmp_path / "out")) == 2
+    error = capsys.readouterr().err
+    assert "WORLD_SIZE is 3, but a run is one process: give --heads auto" in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
 def test_alone_it_trains_all(store, monkeypatch):
     for name in ("RANK", "WORLD_SIZE", "SLURM_ARRAY_TASK_ID", "SLURM_PROCID"):
         monkeypatch.delenv(name, raising=False)

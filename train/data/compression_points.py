@@ -7,7 +7,7 @@ Nothing here has state, so a resumed run draws exactly what an uninterrupted one
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -66,20 +66,13 @@ def protection_of(recipe: Recipe) -> Protection:
 
 
 def drawn_points(
-    records: Sequence[SequenceRecord],
-    recipe: Recipe,
-    *,
-    seed: int,
-    step: int,
-    slots: Iterable[int] | None = None,
+    records: Sequence[SequenceRecord], recipe: Recipe, *, seed: int, step: int
 ) -> Iterator[CompressionPoint]:
     """Draw the `recipe.contexts` points of one step; a sequence is read when its turn comes.
 
-    Sequences come from one shuffle per pass over `records`; each must have a possible point. With
-    `slots` (numbers below `recipe.contexts`) these points of the step alone: no other sequence is
-    read for them.
+    Sequences come from one shuffle per pass over `records`; each must have a possible point.
     """
-    for slot in range(recipe.contexts) if slots is None else slots:
+    for slot in range(recipe.contexts):
         draw = step * recipe.contexts + slot
         passes, index = divmod(draw, len(records))
         order = sequence_order(len(records), seed=seed, passes=passes)

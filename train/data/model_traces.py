@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import time
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -39,7 +38,6 @@ from train.data.compression_points import (
 from train.data.kept_traces import Attention, ModelTraces
 from train.data.labels import EVALUATED, TARGET_LABELS, label_of
 from train.data.training_data import TrainingData
-from train.distributed import Workers
 from train.recipe import Recipe
 
 SEQUENCES = 100
@@ -96,13 +94,8 @@ class Prompts:
         return self.training, len(self.samples) - self.training
 
 
-def open_model(
-    config: TrainConfig, recipe: Recipe, device: torch.device, workers: Workers
-) -> TrainingData:
+def open_model(config: TrainConfig, recipe: Recipe, device: torch.device) -> TrainingData:
     """Load the model and plan what runs through it; nothing runs yet. Prints the RAM it will take.
-
-    Each of several `workers` loads the model and runs it over all training sequences; the first one
-    alone validates.
 
     Raises:
         ModelError: the model or its tokenizer cannot be used.
@@ -114,11 +107,10 @@ def open_model(
     check_reach(model_config, config.model, config.length, config.max_new_tokens)
     tokenizer = tokenizer_of(config)
     prompts = Prompts.of(config, recipe, tokenizer)
-    if workers.first:
-        phase(f"loading {config.model}")
+    phase(f"loading {config.model}")
     model, tokenizer = model_of(config, str(device))
     plan, most_bytes = plan_memory(geometry_of(model_config), config, recipe, *prompts.counts)
-    _announce(config, prompts, plan, most_bytes, workers)
+    _announce(config, prompts, plan, most_bytes)
     manifest = _manifest_of(config, prompts, model, tokenizer)
     traces = ModelTraces(
         plan=plan,
@@ -139,15 +131,11 @@ def open_model(
         numbered, first = list(enumerate(prompts.samples)), prompts.training
         samples = numbered[:first] if split == "train" else numbered[first:]
         made = collect_all(model, tokenizer, samples, recorded, rows=rows)
-        with Progress("collecting", len(samples)) if workers.first else nullcontext() as progress:
-            records = [traces.keep(trace) for trace in (progress.over(made) if progress else made)]
+        with Progress("collecting", len(samples)) as progress:
+            records = [traces.keep(trace) for trace in progress.over(made)]
         if split == "train":
-            if workers.first:
-                speed = sum(record.length for record in records) / (time.monotonic() - started)
-                print(
-                    f"{len(records)} sequences through the model at {speed:.0f} tokens/s"
-                    f"{_in_each_process(workers)}"
-                )
+            speed = sum(record.length for record in records) / (time.monotonic() - started)
+            print(f"{len(records)} sequences through the model at {speed:.0f} tokens/s")
             return records
         usable = [record for record in records if points_by_kind(record, recipe)]
         if not usable:
@@ -158,9 +146,7 @@ def open_model(
     return TrainingData(traces=traces, identity=manifest["identity"], sequences_of=trace_split)
 
 
-def _announce(
-    config: TrainConfig, prompts: Prompts, plan: StorePlan, most_bytes: int, workers: Workers
-) -> None:
+def _announce(config: TrainConfig, prompts: Prompts, plan: StorePlan, most_bytes: int) -> None:
     """Print what will run and the RAM it takes; UsageError where that is too much."""
     train, validation = prompts.counts
     bound = int(config.memory_gb * 1e9) * 3 // 4
@@ -170,20 +156,14 @@ def _announce(
             f"{decimal(most_bytes)}, three quarters of --memory_gb {config.memory_gb:g} are "
             f"{decimal(bound)}; use fewer, or --memory_gb {memory_gb_for(most_bytes):g}"
         )
-    if not workers.first:
-        return
     for note in prompts.notes:
         print(f"note: {note}")
     kept = "queries" if plan.store_queries else "their attention"
     print(
         f"{train} sequences and {validation} for validation, of at most {plan.max_tokens} "
         f"tokens, will run through {config.model}; they take at most {decimal(most_bytes)} of "
-        f"RAM{_in_each_process(workers)} (keys, values and {kept}, {plan.dtype})"
+        f"RAM (keys, values and {kept}, {plan.dtype})"
     )
-
-
-def _in_each_process(workers: Workers) -> str:
-    return "" if workers.count == 1 else f" in each of {workers.count} processes"
 
 
 def _manifest_of(

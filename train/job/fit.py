@@ -18,16 +18,12 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
-from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch.callbacks import LambdaCallback
-from lightning.pytorch.strategies import DDPStrategy
 
 from kvp.artifacts.files import naming, replacing
 from kvp.errors import KvpError, UsageError, first_line
-from train.distributed import ALONE, Workers
 
 
 class _WholeFiles(TorchCheckpointIO):
@@ -49,7 +45,6 @@ def fit(
     *,
     device: torch.device,
     steps: int,
-    workers: Workers = ALONE,
     checkpoint: Path | None = None,
 ) -> None:
     """Train `module` in place up to step `steps`, from a checkpoint if there is one.
@@ -65,14 +60,11 @@ def fit(
         begun.append(trainer.global_step)
 
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    alone, on_gpu = workers.count == 1, device.type == "cuda"
-    environment: ClusterEnvironment = LightningEnvironment() if alone else TorchElasticEnvironment()
-    # Other launchers' variables (of a Slurm array, `--heads auto`) do not make us a rank.
-    environment.set_global_rank(workers.index)
+    environment, on_gpu = LightningEnvironment(), device.type == "cuda"
+    environment.set_global_rank(0)  # launchers' variables (`--heads auto`) do not make us a rank
     trainer = pl.Trainer(
         accelerator="gpu" if on_gpu else "cpu",
-        devices=[device.index or 0] if on_gpu and alone else workers.count,
-        strategy="auto" if alone else DDPStrategy(),
+        devices=[device.index or 0] if on_gpu else 1,
         plugins=[environment, _WholeFiles()],
         max_steps=steps,
         callbacks=[callback, LambdaCallback(on_train_start=begin)],

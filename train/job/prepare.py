@@ -22,7 +22,6 @@ from train.data.training_data import (
     recorded_model,
     recorded_text,
 )
-from train.distributed import Workers, device_of_worker
 from train.job.run_folder import RunFolder
 from train.learning.initial_rankers import key_frequencies
 from train.recipe import Recipe
@@ -37,7 +36,6 @@ class Job:
 
     config: TrainConfig
     recipe: Recipe
-    workers: Workers
     device: torch.device
     training_data: TrainingData
     """Traces of the heads that are trained, and of no others."""
@@ -87,14 +85,14 @@ class Job:
         return held_out_points(self.training_data.validation, self.recipe, limit=limit)
 
 
-def prepare(config: TrainConfig, recipe: Recipe, workers: Workers, sources: Sources | None) -> Job:
+def prepare(config: TrainConfig, recipe: Recipe, sources: Sources | None) -> Job:
     """Check everything that can be checked before anything is written."""
     identity = config.identity() | asdict(recipe)
-    device = device_of_worker(device_of(config.device), workers)
+    device = device_of(config.device)
     if config.source == "model":
         from train.data.model_traces import open_model  # brings transformers, stores need none
 
-        training_data = open_model(config, recipe, device, workers)
+        training_data = open_model(config, recipe, device)
     else:
         training_data = open_store(config, recipe)
     traces = training_data.traces
@@ -107,7 +105,6 @@ def prepare(config: TrainConfig, recipe: Recipe, workers: Workers, sources: Sour
     return Job(
         config=config,
         recipe=recipe,
-        workers=workers,
         device=device,
         training_data=training_data,
         heads=config.heads_of(traces.geometry),

@@ -54,17 +54,10 @@ class Batch:
     model_heads: int | None = None
     """Heads of the model, None for A: noise is drawn for all of them, so that a run of some heads
     draws what a run of all draws for them."""
-    across: Callable[[Tensor], Tensor] = lambda tensor: tensor
-    """Sum of a tensor over the processes that share the contexts of a step; nothing to add in one
-    process. Every statistic over contexts goes through it."""
 
     def mean(self, values: Tensor) -> Tensor:
-        """Mean over contexts of [C, A] values, for each head over those that count: [A], or 0.
-
-        This process's share of it where processes share the contexts: shares add up to the mean.
-        """
-        total = self.across(self.counted.sum(0))  # [A] contexts that count
-        return values.where(self.counted, 0.0).sum(0) / total.clamp_min(1)
+        """Mean over contexts of [C, A] values, for each head over those that count: [A], or 0."""
+        return values.where(self.counted, 0.0).sum(0) / self.counted.sum(0).clamp_min(1)
 
 
 Objective = Callable[[Batch, Recipe], tuple[Tensor, dict[str, float]]]
@@ -206,8 +199,8 @@ def within_context(rewards: Tensor, batch: Batch) -> Tensor:
 def within_step(rewards: Tensor, batch: Batch) -> Tensor:
     """Reward minus the mean of all other rankings of the step that count; 0 for a single one."""
     counted = batch.counted[:, None]  # [C, 1, A]
-    episodes = batch.across(batch.counted.sum(0)) * rewards.shape[1]  # [A]
-    mean = batch.across((rewards * counted).sum((0, 1))) / episodes.clamp_min(1)  # [A]
+    episodes = batch.counted.sum(0) * rewards.shape[1]  # [A]
+    mean = (rewards * counted).sum((0, 1)) / episodes.clamp_min(1)  # [A]
     return (rewards - mean) * counted * (episodes / (episodes - 1).clamp_min(1))
 
 
@@ -219,8 +212,8 @@ def normalise(raw: Tensor, batch: Batch, clip: float) -> Tensor:
         batch: says which contexts count.
         clip: bound in standard deviations.
     """
-    episodes = batch.across(batch.counted.sum(0)).clamp_min(1) * raw.shape[1]
-    deviation = (batch.across(raw.square().sum((0, 1))) / episodes).sqrt()  # [A]
+    episodes = batch.counted.sum(0).clamp_min(1) * raw.shape[1]
+    deviation = (raw.square().sum((0, 1)) / episodes).sqrt()  # [A]
     return (raw / deviation.clamp_min(1e-8)).clamp(-clip, clip)
 
 

@@ -60,28 +60,7 @@ def test_draws_depend_on_seed_and_step_alone():
     assert first != [list(drawn_points(records, RECIPE, seed=4, step=step)) for step in range(4)]
 
 
-class Watched(list[SequenceRecord]):
-    """Remembers what was looked at."""
-
-    def __init__(self, records):
-        super().__init__(records)
-        self.read = set()
-
-    def __getitem__(self, index):
-        self.read.add(index)
-        return super().__getitem__(index)
-
-
-def test_a_share_of_a_step_reads_no_other_sequences():
-    records = [record(index) for index in range(40)]
-    recipe = replace(RECIPE, contexts=7)
-    for step in range(3):
-        whole = list(drawn_points(records, recipe, seed=3, step=step))
-        for slots in ((0, 3, 6), (1, 4), (2, 5)):
-            watched = Watched(records)
-            share = list(drawn_points(watched, recipe, seed=3, step=step, slots=slots))
-            assert share == [whole[slot] for slot in slots]
-            assert watched.read == {point.sequence for point in share}
+def test_every_context_of_every_step_has_noise_of_its_own():
     assert len({noise_seed(3, step, index) for step in range(9) for index in range(9)}) == 81
 
 

@@ -1,8 +1,6 @@
-"""What holds for all objectives: gradients, equivariance, shares of a step, noise of a shard."""
+"""What holds for all objectives: gradients, equivariance, noise of a shard."""
 
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from threading import Barrier
 
 import pytest
 import torch
@@ -129,45 +127,3 @@ def test_shifted_scores_are_the_same_ranker(recipe):
     torch.testing.assert_close(gradients_shifted, gradients)
     for gradient in gradients:
         torch.testing.assert_close(gradient.sum(-1), torch.zeros(2, dtype=torch.float64))
-
-
-class TwoProcesses:
-    """`Batch.across` for two threads in place of the processes of a data-parallel step."""
-
-    def __init__(self):
-        self._barrier = Barrier(2, timeout=20)
-        self._given = {}
-
-    def across(self, process):
-        def total(tensor):
-            self._given[process] = tensor.clone()
-            self._barrier.wait()
-            result = self._given[0] + self._given[1]
-            self._barrier.wait()
-            return result
-
-        return total
-
-
-@pytest.mark.parametrize("recipe", cases())
-def test_shares_of_two_processes_add_up_to_the_whole(recipe):
-    scores, importances = draw(9, 6, 11, 7, heads=3)
-    # The second head learns in one process only, the third in neither.
-    counted = [[True, False, False], [True, True, False], [False, True, False], [True, True, False]]
-    whole = batch_of(scores, importances, counted)
-    processes = TwoProcesses()
-    parts = [
-        replace(
-            batch_of(scores[here], importances[here], counted[here]),
-            seeds=whole.seeds[here],
-            across=processes.across(process),
-        )
-        for process, here in enumerate((slice(0, 1), slice(1, 4)))
-    ]
-    with ThreadPoolExecutor(2) as pool:
-        (loss, gradient), (other_loss, other_gradient) = pool.map(
-            lambda part: losses_and_gradients(part, recipe), parts
-        )
-    expected, gradients = losses_and_gradients(whole, recipe)
-    torch.testing.assert_close(loss + other_loss, expected)
-    torch.testing.assert_close([*gradient, *other_gradient], gradients)
