@@ -62,6 +62,8 @@ def save_cache(cache: EvictingCache, path: str | Path, model: nn.Module) -> None
     if cache.recorder is not None:
         held = cache.recorder.held
         tensors.update({f"{index}.queries": queries for index, queries in held.items()})
+    if cache.ids is not None:
+        tensors[f"{layers[0]['layer']}.ids"] = cache.ids
     header = {
         **FORMAT.head,
         "kvp": __version__,
@@ -101,6 +103,7 @@ def _load(path: Path, header: Mapping[str, Any], inner: PreTrainedModel) -> Evic
     devices = layer_devices(inner)
     layers: list[EvictingLayer] = []
     queries: dict[int, Tensor] = {}
+    ids = None
     for facts in header["layers"]:
         index, kind = facts.pop("layer"), facts.pop("kind")
         held = {
@@ -108,8 +111,10 @@ def _load(path: Path, header: Mapping[str, Any], inner: PreTrainedModel) -> Evic
         }
         if "queries" in held:
             queries[index] = held.pop("queries")
+        ids = held.pop("ids", ids)
         layers.append(_KINDS[kind].of_state(LayerState(tensors=held, **facts)))
     cache = EvictingCache(layers)
+    cache.ids = ids
     if header["window"] is not None:
         cache.recorder = QueryRecorder(header["window"], queries)
     if (turn := header["turn"]) is not None:

@@ -35,7 +35,7 @@ from kvp.hf.model_access import layer_devices, name_of, rope_of, tokenizer_diges
 from kvp.hf.model_config import FULL, attention_window, context_limit, geometry_of, layer_kinds
 from kvp.hf.prefill import unwrap_model
 from kvp.plugins import reason_of
-from kvp.ranking import Protection
+from kvp.ranking import Protection, protection_of
 from kvp.scoring import Scorer
 
 Text = str | Sequence[dict[str, str]]
@@ -69,7 +69,7 @@ def compress(
     scorer: Scorer,
     budget: int | str | Budget = "12.5%",
     *,
-    protection: Protection | None = None,
+    protection: Protection | str | None = None,
 ) -> Context:
     """Read `text` once and keep `budget` tokens per KV head, every head its own.
 
@@ -79,7 +79,7 @@ def compress(
     UsageError and ModelError as `prefill_and_evict`, UsageError for a context that is shorter than
     `MULTIPLE`, and ModelError for a model whose contexts engines cannot go on from.
     """
-    inner, protection = unwrap_model(model), protection or Protection()
+    inner, protection = unwrap_model(model), protection_of(protection)
     check_model(inner)
     ids, asked = context_ids(text, tokenizer), parse_budget(budget)
     check_length(len(ids), context_limit(inner.config))
