@@ -61,6 +61,19 @@ class Protection:
 UNPROTECTED = Protection(sinks=0, recents=0)
 
 
+def protection_of(value: Protection | str | None) -> Protection:
+    """Itself, or as `--protection` has it: "on" (or None), "off"; UsageError for anything else."""
+    if value is None or value == "on":
+        return Protection()
+    if value == "off":
+        return UNPROTECTED
+    if isinstance(value, Protection):
+        return value
+    raise UsageError(
+        f'protection={value!r} is neither "on", "off" nor a Protection(sinks=..., recents=...)'
+    )
+
+
 def rank_tokens(scores: Tensor, protection: Protection = UNPROTECTED) -> Tensor:
     """Rank tokens by descending score: [..., N] floats -> [..., N] int64 token indices."""
     tokens = scores.shape[-1]
@@ -271,7 +284,7 @@ def budget_tokens(budget: Budget, cached: int, protection: Protection) -> int:
     if budget.count is not None and budget.count < min(protection.tokens, cached):
         raise UsageError(
             f"budget {budget} keeps {budget} tokens, fewer than the {protection.tokens} protected "
-            "ones: raise the budget or turn protection off"
+            "ones (a percentage keeps these): raise the budget or turn protection off"
         )
     return max(budget.tokens(cached), protection.tokens)
 

@@ -7,6 +7,7 @@ protection and budgets are `kvp.ranking`; the list of methods is `kvp.program.na
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -103,7 +104,10 @@ class View:
     """One layer's keys, values and queries at the moment of compression, without padding.
 
     Batches with padding are scored one prompt at a time, so every token of a view is real. N counts
-    all of them, also the `fed_again` last ones, which no cache keeps.
+    all of them, also the `fed_again` last ones, which no cache keeps. Axes are in the order that
+    each field gives: B prompts, H KV heads, Q query heads (those of KV head h are h * Q / H and the
+    Q / H - 1 after it), tokens oldest first, D channels. Tensors may share memory with the cache
+    and are not contiguous in general: `reshape` them, not `view`, and do not write to them.
     """
 
     layer: int
@@ -123,8 +127,9 @@ class View:
     fed_again: int = 0
     """Last tokens that are fed once more after the eviction; their scores are dropped."""
     queries: Tensor | None = None
-    """[B, Q, W, D] queries after RoPE of the last W tokens, W = min(needs.queries, N); fewer in a
-    cache that has been shrunk before, whose latest tokens alone are all there."""
+    """[B, Q, W, D] queries after RoPE, in the model's dtype, of the last W tokens: min(
+    needs.queries, N), fewer in a cache that has been shrunk before, whose latest tokens alone are
+    all there."""
     future: Tensor | None = None
     """[B, H, N] float32 future attention of every token (`kvp.ops.future_attention`)."""
     rope: Rope | None = None
@@ -161,10 +166,18 @@ class Scorer(Protocol):
 
     @property
     def needs(self) -> Needs:
-        """Inputs that the view must have."""
+        """Inputs that the view must have; a scorer may leave it out where it needs none."""
 
     def score(self, view: View) -> Tensor:
         """Score every token of one layer: [B, H, N] float32, finite or -inf, never NaN."""
+
+
+def as_scorer(thing: object) -> object:
+    """The same object; one that scores and has no `needs` is given those of nothing."""
+    if hasattr(thing, "score") and not hasattr(thing, "needs"):
+        with suppress(AttributeError, TypeError):  # an object that takes no attribute
+            object.__setattr__(thing, "needs", Needs())  # also of a frozen dataclass
+    return thing
 
 
 @runtime_checkable

@@ -41,7 +41,7 @@ def resolve_method(scorer: Any, allocator: Any = None) -> tuple[Any, Any]:  # no
         if left in _INSTEAD:
             raise UsageError(f"unknown method {left!r}: {_INSTEAD[left]}")
         path = is_address(left) or ("/" in left and ":" not in left)
-        if path or left in BUNDLED or (left not in METHODS and Path(left).is_dir()):
+        if path or left in BUNDLED or (left and left not in METHODS and Path(left).is_dir()):
             left = load_policy(left)
     try:
         return (make_scorer(left), None) if rule is None else make_method(left, rule)

@@ -10,7 +10,7 @@ Both are frozen dataclasses whose fields are their options. As a user writes the
     snapkv:kvpress+ada(safeguard=0.3)   a scorer and an allocator
 
 Files may have any name without comma, plus sign and parentheses. `kvp.program.names` lists them.
-Objects of others need no base class, only `name`, `needs` and `score` (or `name` and `allocate`).
+Objects of others need no base class, only `name` and `score` (or `name` and `allocate`).
 Learned policies are not named here: they are directories (`policies.policy_files`).
 """
 
@@ -30,7 +30,7 @@ from kvp.plugins import import_object, instance_of, is_object_name, module_exist
 from kvp.program import names as known_names
 from kvp.program.names import split_method, unknown_name
 from kvp.ranking import Allocator, Request
-from kvp.scoring import ALL_QUERIES, Needs, Scorer, SelfSizing, View
+from kvp.scoring import ALL_QUERIES, Needs, Scorer, SelfSizing, View, as_scorer
 
 AUTO = "auto"
 """Value of an option that follows the budget, or the model."""
@@ -379,7 +379,7 @@ def make_scorer(spec: str | Scorer | type[Scorer], **options: Value) -> Scorer:
         if written.name in FROM_OUTSIDE:
             return FROM_OUTSIDE[written.name](written.argument, options)
         thing, label = _named_object(written, "method", {**METHODS, **FROM_OUTSIDE})
-    scorer = instance_of(thing, label, options)
+    scorer = as_scorer(instance_of(thing, label, options))
     if not isinstance(scorer, Scorer) or not isinstance(scorer.needs, Needs):
         raise UsageError(
             f"{label} is no scorer: it takes name, needs (kvp.scoring.Needs) and score(view)"

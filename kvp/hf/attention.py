@@ -62,7 +62,7 @@ class QueryRecorder:
         """
         query = query.detach()
         held = self._queries.setdefault(layer, [])
-        padded = mask is not None and query.shape[2] > 1
+        padded = mask is not None
         if padded:  # padding may stand anywhere, so no query is cut away before it is known
             padding = ~mask[:, 0, -1, -query.shape[2] :]  # type: ignore[index]
             query = query.masked_fill(padding[:, None, :, None], torch.nan)

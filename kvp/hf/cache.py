@@ -12,9 +12,10 @@ import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedConfig
 from transformers.cache_utils import Cache
 
@@ -29,6 +30,17 @@ from kvp.hf.cache_layers import (
     selected_layer,
 )
 from kvp.hf.model_config import evicted_layers
+
+PADDING, UNKNOWN = -1, -2
+"""What `EvictingCache.ids` has for columns of padding, and for tokens fed outside of blocks."""
+
+
+def _ids_of(fed: Tensor) -> Tensor:
+    """[B, T] int64 of ids [B, T], or made of two numbers of each embedding [B, T, W]: negative."""
+    if fed.ndim == 2:
+        return fed.long()
+    bits = fed[..., :2].float().contiguous().view(torch.int64)[..., 0]
+    return bits | torch.iinfo(torch.int64).min
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +72,9 @@ class EvictingCache(Cache):
         """How much of it stays until the next prompt; None before the first one was read."""
         self.begun_at: int | None = None
         """Tokens seen when a pass began, -1 in a change of all layers; None after its end."""
+        self.ids: Tensor | None = None
+        """[B, N] int64, which tokens were read, as `_ids_of` says, `PADDING` or `UNKNOWN`; fewer
+        than N columns after tokens were fed outside of `evicting`."""
 
     @classmethod
     def of(cls, config: PreTrainedConfig) -> EvictingCache:
@@ -125,10 +140,8 @@ class EvictingCache(Cache):
         fork.layers = arrange_layers(own, copies(self.others, spread if n > 1 else None))
         if self.recorder is not None:
             fork.recorder = QueryRecorder(self.recorder.window, self.recorder.held)
-            if n > 1:
-                fork.recorder.take(spread)
-        if n > 1 and fork.turn is not None:
-            fork.turn = fork.turn.take_entries(spread.tolist())
+        if n > 1:
+            fork._take_facts(spread)
         return fork
 
     def check_rows(self, rows: int) -> None:
@@ -139,6 +152,66 @@ class EvictingCache(Cache):
                 f"the prompt has {rows} rows (num_return_sequences and num_beams count), "
                 f"past_key_values has {self.batch}: cache.fork(n) gives n rows for each"
             )
+
+    def add_ids(self, fed: Tensor, real: Tensor) -> None:
+        """Note the tokens of a pass, ids [B, T] or embeddings [B, T, W]; `real` as of `columns`."""
+        held = real.new_empty(len(real), 0) if self.ids is None else self.ids.to(real.device)
+        new, ids = real[:, held.shape[1] :], _ids_of(fed)
+        if ids.shape != new.shape:
+            ids = torch.full_like(new, UNKNOWN, dtype=torch.int64)
+        self.ids = torch.cat([held.long(), ids.masked_fill(~new, PADDING)], dim=1)
+
+    def check_begins(self, fed: Tensor, mask: Tensor | None, embed: nn.Module) -> None:
+        """Raise UsageError unless a prompt begins with the N tokens seen, and goes on.
+
+        It is ids [B, T] or embeddings [B, T, W], with a `mask` [B, T] or none, before it is
+        repeated for beams; `embed` makes embeddings of ids.
+        """
+        seen, (rows, tokens), held = self.get_seq_length(), fed.shape[:2], self.ids
+        if self.batch % rows:
+            return  # refused by `check_rows`
+        masked = mask is None or mask.shape == fed.shape[:2]
+        if masked and held is not None and held.shape[1] == seen < tokens:
+            read = _ids_of(fed) if mask is None else _ids_of(fed).masked_fill(mask == 0, PADDING)
+            begin = read[:, :seen].repeat_interleave(self.batch // rows, dim=0).to(held.device)
+            if fed.ndim == 3 or bool((held < PADDING).any()):
+                begin, held = (
+                    torch.where(ids < 0, ids, _ids_of(embed(ids.clamp_min(0))).to(ids.device))
+                    for ids in (begin, held)
+                )
+            if bool(((begin == held) | (held == PADDING) & (mask is None)).all()):
+                return
+        raise UsageError(
+            f"past_key_values has seen {seen} tokens, and this prompt of {tokens} is not known to "
+            "begin with them and go on: pass all tokens, those first, or the new ones alone as "
+            f"input_ids, with an attention_mask for all, as torch.ones({rows}, {seen + tokens})"
+        )
+
+    def columns(self, mask: Tensor | None, rows: int, tokens: int) -> Tensor:
+        """Which of N columns seen and T to be fed are tokens, not padding: [B, N + T] bool.
+
+        `mask` is of the T columns or of all, None without padding among the T. Raises UsageError
+        where it has another shape, or shows the columns seen otherwise than they were read.
+        """
+        seen, held = self.get_seq_length(), self.ids
+        alone, every = (rows, tokens), (rows, seen + tokens)
+        real: Any = torch.ones(alone) if mask is None else mask
+        shape = tuple(getattr(real, "shape", ()))
+        if shape in (alone, every):
+            real = real.bool()
+            before = first = real.new_ones(rows, seen)
+            if known := held is not None and held.shape[1] == seen:
+                before = first = (held != PADDING).to(real.device)
+            if shape == every:
+                first = real[:, :seen]
+            unlike = known and not torch.equal(first, before)
+            if not unlike and (known or not seen or first.sum(1).tolist() == self.lengths):
+                return torch.cat([first, real[:, real.shape[1] - tokens :]], dim=1)
+        raise UsageError(
+            f"attention_mask {shape or type(mask).__name__} does not fit: pass one of {every}, a "
+            f"column for every token, in which the {seen} seen have the padding that they were "
+            f"read with, or one of the {tokens} tokens fed"
+        )
 
     @contextmanager
     def changing(self) -> Iterator[None]:
@@ -216,7 +289,7 @@ class EvictingCache(Cache):
 
     def reset(self) -> None:
         """Forget everything: the cache is as empty as a new one."""
-        self.turn = self.begun_at = None
+        self.turn = self.begun_at = self.ids = None
         if not self.others:
             self.layers.clear()
         for index in self.stored:
@@ -239,10 +312,16 @@ class EvictingCache(Cache):
         with self.changing():
             for layer in self.layers:  # the one way to choose entries that every kind of layer has
                 layer.reorder_cache(indices)  # type: ignore[arg-type]
-            if self.recorder is not None:
-                self.recorder.take(indices)
-            if self.turn is not None:
-                self.turn = self.turn.take_entries(indices.tolist())
+            self._take_facts(indices)
+
+    def _take_facts(self, entries: Tensor) -> None:
+        """Make what is known beside the layers that of `entries` [R] int64 of the batch."""
+        if self.recorder is not None:
+            self.recorder.take(entries)
+        if self.turn is not None:
+            self.turn = self.turn.take_entries(entries.tolist())
+        if self.ids is not None:
+            self.ids = self.ids[entries.to(self.ids.device)]
 
     @property
     def lengths(self) -> list[int]:

@@ -68,6 +68,8 @@ def save_cache(cache: EvictingCache, path: str | Path, model: nn.Module) -> None
     if cache.recorder is not None:
         held = cache.recorder.held
         tensors.update({f"{index}.queries": queries for index, queries in held.items()})
+    if cache.ids is not None:
+        tensors[f"{layers[0]['layer']}.ids"] = cache.ids
     header = {
         **FORMAT.head,
         "kvp": __version__,
@@ -112,13 +114,14 @@ def _cache_of(header: Any, tensors: Mapping[str, Tensor]) -> EvictingCache:  # n
     if sorted(states) != [of.layer for of in header.layers]:
         raise ValueError("its tensors are of other layers")
     queries = {at: held.pop("queries") for at, held in states.items() if "queries" in held}
+    ids = states[header.layers[0].layer].pop("ids", None)
     cache = EvictingCache([
         _KINDS[of.kind].of_state(LayerState(
             tensors=states[of.layer], seen=of.seen, evicted=of.evicted, gaps=of.gaps
         ))
         for of in header.layers
     ])  # fmt: skip
-    cache.turn = header.turn
+    cache.turn, cache.ids = header.turn, ids
     if header.window is not None:
         cache.recorder = QueryRecorder(header.window, queries)
     return cache
@@ -143,6 +146,10 @@ def _check(cache: EvictingCache, model: PreTrainedModel) -> None:
         fits = keys.shape == values.shape == shape and layer.positions.shape == shape[:3]
         if not fits or stored > seen or not (layer.evicted or stored == seen):
             raise ValueError(f"layer {index} holds {[*keys.shape]} for {seen} tokens")
+    if (ids := cache.ids) is not None and not (
+        ids.dtype == torch.int64 and ids.ndim == 2 and len(ids) == batch and ids.shape[1] <= seen
+    ):
+        raise ValueError(f"ids are {[*ids.shape]} {ids.dtype}")
     for recent in queries.values():
         if (*recent.shape[:2], *recent.shape[3:]) != (batch, size.query_heads, size.head_dim):
             raise ValueError(f"queries are {[*recent.shape]}")

@@ -34,7 +34,7 @@ from kvp.hf.model_access import layer_devices, made_by, on_meta, rope_of, tokeni
 from kvp.hf.model_config import FULL, attention_window, context_limit, geometry_of, layer_kinds
 from kvp.hf.prefill import unwrap_model
 from kvp.messages import Text, check_text, render_chat
-from kvp.ranking import Protection
+from kvp.ranking import Protection, protection_of
 from kvp.scoring import Scorer
 
 
@@ -64,7 +64,7 @@ def compress(
     scorer: Scorer,
     budget: int | str | Budget = "12.5%",
     *,
-    protection: Protection | None = None,
+    protection: Protection | str | None = None,
 ) -> Context:
     """Read `text` once and keep `budget` tokens per KV head, every head its own.
 
@@ -75,7 +75,7 @@ def compress(
     `MULTIPLE`, ModelError for a model whose contexts engines cannot go on from, and CacheError as
     `context_of`.
     """
-    inner, protection = unwrap_model(model), protection or Protection()
+    inner, protection = unwrap_model(model), protection_of(protection)
     check_model(inner)
     ids, asked = context_ids(text, tokenizer), parse_budget(budget)
     check_length(len(ids), context_limit(inner.config))

@@ -76,11 +76,11 @@ def evict(
     columns = cache.get_seq_length()
     lengths = [columns - seen.fed_again - pad for pad in padding]
     budgets = [min(budget, length) for budget, length in zip(budgets, lengths, strict=True)]
-    least = min(budgets, default=0)
-    if least < max(lengths, default=0) and 2 * rule.protection.tokens >= least:
+    least, protected = min(budgets, default=0), rule.protection.tokens
+    if least < max(lengths, default=0) and 2 * protected >= least:
         warn_caller(
-            f"half or more of the {least} tokens that stay are the {rule.protection.tokens} "
-            "protected ones: protection=Protection(sinks=0, recents=0) leaves all to the method"
+            f"half or more of the {least} tokens that stay are the {protected} protected ones, "
+            f'which budget {rule.budget} keeps at least: protection="off" leaves all to the method'
         )
     if rule.allocator is None and budgets == [columns - pad for pad in padding]:
         return

@@ -18,11 +18,12 @@ if TYPE_CHECKING:
 
 
 class Kept:
-    """What the cache of the latest `generate` call holds; `print` says it in three lines.
+    """What the cache of the latest call of the model holds; `print` says it in three lines.
 
-    B entries of its batch (a beam is one), L layers that tokens are evicted from, H KV heads.
-    Numbers follow the cache while it grows and shrinks, answers included; nothing is copied. All
-    raise UsageError before the first call, and after one that was interrupted.
+    Of a `generate` call it is the answer's. B entries of its batch (a beam is one), L layers that
+    tokens are evicted from, H KV heads. Numbers follow the cache while it grows and shrinks,
+    answers included; nothing is copied. All raise UsageError before the first call, and after one
+    that was interrupted.
     """
 
     def __init__(self, cache: EvictingCache | None = None, budget: Budget | None = None) -> None:
@@ -104,7 +105,7 @@ class Kept:
     @property
     def _filled(self) -> EvictingCache:
         if self.cache is None or self.cache.get_seq_length() == 0:
-            raise UsageError("nothing was generated inside evicting(...) yet")
+            raise UsageError("the model was not called inside evicting(...) yet")
         return self.cache
 
 

@@ -16,7 +16,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import compress
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +26,7 @@ from kvp.errors import ModelError, UsageError
 from kvp.hf.attention import QueryRecorder, kvp_attention_set
 from kvp.hf.cache import EvictingCache
 from kvp.hf.cache_layers import OtherLayer, copies, without_padding
+from kvp.hf.calls import refuse_inside_block
 from kvp.hf.model_access import check_mode
 from kvp.hf.scorer_inputs import (
     HiddenRecord,
@@ -70,18 +70,6 @@ def unwrap_model(model: nn.Module, *, called: bool = False) -> PreTrainedModel:
         f"{type(model).__name__} is no transformers model and does not show the one it wraps: "
         "pass that one to kvp"
     )
-
-
-def block_here(model: PreTrainedModel) -> Any:  # noqa: ANN401 (kvp.hf.eviction imports this file)
-    """The `evicting` block of `model` that holds for this thread or task, or None."""
-    owners = [getattr(hook, "__self__", None) for hook in list(model._forward_pre_hooks.values())]
-    return next((owner for owner in owners if getattr(owner, "holds_here", False)), None)
-
-
-def refuse_inside_block(model: PreTrainedModel) -> None:
-    """Raise UsageError inside an `evicting` block of `model`, unless this thread's scorers run."""
-    if block_here(model) is not None:
-        raise UsageError("this model is already inside an evicting(...) block: leave it first")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -104,6 +104,11 @@ def labelled_policy(given: str) -> tuple[str, str]:
 def check_policy(name: str, flag: str = "") -> None:
     """Raise PolicyError, which begins with `flag`, on a policy that cannot exist."""
     there = is_address(name) or Path(name).exists() or name in POLICIES
+    if not there and split_method(name)[1] is not None:
+        raise PolicyError(
+            f"{flag}{name!r} names an allocator, too: name the policy alone here, the allocator in "
+            "evicting(...) or as POLICY+ALLOCATOR in --methods"
+        )
     if not there and (HubName.parse(name) is None or is_path(name)):
         raise PolicyError(
             f"{flag}there is no folder {name!r}{folder_meant(name, POLICIES, POLICY_FILE)}: a "

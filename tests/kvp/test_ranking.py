@@ -134,7 +134,7 @@ def test_percentages_keep_the_protected_tokens_of_short_prompts(budget, cached, 
 
 
 def test_token_counts_below_the_protected_tokens_are_refused():
-    with pytest.raises(UsageError, match="16 tokens, fewer than the 20 protected ones"):
+    with pytest.raises(UsageError, match=r"16 tokens, fewer than the 20 protected ones \(a perc"):
         kept_tokens(parse_budget("16"), 500, Protection())
     assert kept_tokens(parse_budget("16"), 12, Protection()) == 12
     assert kept_tokens(parse_budget("16"), 500, UNPROTECTED) == 16

@@ -68,6 +68,6 @@ def test_nothing_is_held_that_nobody_asks_about(qwen, prompt, fixed, generate):
 
 @pytest.mark.parametrize("kept", [Kept(), Kept(EvictingCache())], ids=["block", "cache"])
 def test_before_the_first_call_there_is_nothing(kept):
-    assert str(kept) == "nothing was generated inside evicting(...) yet"
-    with pytest.raises(UsageError, match="nothing was generated"):
+    assert str(kept) == "the model was not called inside evicting(...) yet"
+    with pytest.raises(UsageError, match="was not called inside"):
         _ = kept.tokens

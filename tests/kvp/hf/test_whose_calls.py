@@ -1,10 +1,16 @@
 """Whose calls a block touches, whose cache `kept` tells of, and calls that end in the middle."""
 
 import asyncio
+import gc
+import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, redirect_stdout
 from contextvars import copy_context
+from copy import deepcopy
+from io import StringIO
+from pathlib import Path
+from weakref import ref
 
 import pytest
 import torch
@@ -15,6 +21,7 @@ from kvp.errors import CacheError, UsageError
 from kvp.hf import EvictingCache, evicting, load_cache, save_cache
 from kvp.hf.model_access import weights_digest
 
+ROOT = Path(__file__).parents[3]
 TOKENS, BUDGET = 40, 22
 
 
@@ -32,88 +39,99 @@ def held(qwen, prompt, generate):
     return run
 
 
-def in_thread(function):
-    results = []
-    thread = threading.Thread(target=lambda: results.append(function()))
-    thread.start()
-    thread.join(60)
-    return results[0]
+def in_thread(function, *args):
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(function, *args).result(60)
 
 
-def test_only_what_is_started_inside_is_evicted(qwen, fixed, held):
-    """Threads that live before a block, and those that others start during it, are left alone."""
-    entered, asked, left = threading.Event(), threading.Event(), threading.Event()
-    inside = {}
+def in_task(function):
+    async def enter():
+        async def task():
+            return function()
+
+        return await asyncio.create_task(task())
+
+    return asyncio.run(enter())
+
+
+WAYS = {
+    # how a call is made inside a block: whether it belongs to it
+    "at once": (lambda call, before: call(), True),
+    "a thread": (lambda call, before: in_thread(call), False),
+    "a thread with a copy": (lambda call, before: in_thread(copy_context().run, call), True),
+    "a thread of such a thread": (
+        lambda call, before: in_thread(copy_context().run, in_thread, call),
+        False,
+    ),
+    "a task": (lambda call, before: in_task(call), True),
+    "to_thread": (lambda call, before: asyncio.run(asyncio.to_thread(call)), True),
+    "a context from before": (lambda call, before: before.run(call), False),
+    "a thread in one": (lambda call, before: in_thread(before.run, call), False),
+}
+REFUSED = (
+    r"not entered: .*Thread\(target=contextvars.copy_context\(\).run, args=\(model.generate,\)"
+)
+
+
+@pytest.mark.parametrize("way", sorted(WAYS))
+def test_a_block_is_for_the_context_that_entered_it(qwen, prompt, fixed, held, way):
+    """Calls from elsewhere are refused, and nothing but the model is changed, or stays so."""
+    run, belongs = WAYS[way]
+    before = copy_context()
+    untouched = threading.Thread.start, ThreadPoolExecutor.submit, {*vars(qwen)}
+    with evicting(qwen, fixed(TOKENS), BUDGET):
+        inside = copy_context()
+        if belongs:
+            assert run(held, before) == BUDGET
+        else:
+            for call in (held, lambda: qwen(prompt(TOKENS)), lambda: qwen.model(prompt(TOKENS))):
+                with pytest.raises(UsageError, match=REFUSED) as caught:
+                    run(call, before)
+                assert "\n" not in str(caught.value)
+        assert untouched[:2] == (threading.Thread.start, ThreadPoolExecutor.submit)
+    for call in (held, lambda: run(held, before), lambda: inside.run(held)):
+        assert call() == TOKENS
+    assert {*vars(qwen)} == untouched[2]
+    assert not qwen._forward_pre_hooks | qwen.model._forward_pre_hooks
+
+
+def test_a_task_from_before_the_block_is_refused(qwen, fixed, held):
+    async def enter():
+        entered = asyncio.Event()
+
+        async def from_before():
+            await entered.wait()
+            return held()
+
+        task = asyncio.create_task(from_before())
+        with evicting(qwen, fixed(TOKENS), BUDGET):
+            entered.set()
+            with pytest.raises(UsageError, match="has not entered"):
+                await task
+            return await asyncio.gather(asyncio.to_thread(held), asyncio.to_thread(held))
+
+    assert asyncio.run(enter()) == [BUDGET] * 2
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_block_may_be_left_from_anywhere(qwen, fixed, held, build, prompt, generate, elsewhere):
+    """Also before a block of another model that was entered later, and by a generator."""
+    leave = in_thread if elsewhere else lambda function, *args: function(*args)
 
     def enter():
-        with evicting(qwen, fixed(TOKENS), BUDGET), ThreadPoolExecutor(1) as own:
-            entered.set()
-            asked.wait(60)
-            inside["itself"] = held()
-            inside["a thread"] = in_thread(held)
-            inside["a thread of a thread"] = in_thread(lambda: in_thread(held))
-            inside["its own pool"] = own.submit(held).result(60)
-            inside["an older pool"] = older.submit(held).result(60)
-            inside["a context"] = before.submit(copy_context().run, held).result(60)
-            during["an older pool"] = in_pool_without_a_block()
-            left.wait(60)
-
-    def in_pool_without_a_block():
-        return int(copy_context_outside.run(lambda: older.submit(held).result(60)))
-
-    during = {}
-    copy_context_outside = copy_context()
-    with ThreadPoolExecutor(1) as older, ThreadPoolExecutor(1) as before:
-        older.submit(int).result()
-        thread = threading.Thread(target=enter)
-        thread.start()
-        entered.wait(60)
-        during["itself"] = held()
-        during["a thread"] = in_thread(held)
-        asked.set()
-        left.set()
-        thread.join(60)
-    assert set(inside.values()) == {BUDGET}, inside
-    assert set(during.values()) == {TOKENS}, during
-    assert held() == TOKENS
-
-
-def test_attention_weights_of_an_eager_model_wait_for_the_end(qwen, prompt, fixed):
-    qwen.set_attn_implementation("eager")
-    outside = copy_context()
-    with (
-        evicting(qwen, fixed(TOKENS), BUDGET),
-        pytest.raises(UsageError, match="no attention weights exist"),
-    ):
-        outside.run(qwen, prompt(TOKENS), output_attentions=True)
-    assert len(qwen(prompt(TOKENS), output_attentions=True).attentions) == 3
-
-
-def test_tasks_are_told_apart(qwen, fixed, held):
-    async def enter(ready, done):
         with evicting(qwen, fixed(TOKENS), BUDGET):
-            ready.set()
-            counts = [held(), await asyncio.to_thread(held)]
+            yield held()
 
-            async def child():
-                return held()
-
-            counts.append(await asyncio.create_task(child()))
-            await done.wait()
-        return counts
-
-    async def other(ready, done):
-        await ready.wait()
-        counts = [held(), await asyncio.to_thread(held)]
-        done.set()
-        return counts
-
-    async def both():
-        ready, done = asyncio.Event(), asyncio.Event()
-        return await asyncio.gather(enter(ready, done), other(ready, done))
-
-    mine, theirs = asyncio.run(both())
-    assert (mine, theirs) == ([BUDGET] * 3, [TOKENS] * 2)
+    begun, other = enter(), build("llama")
+    assert (next(begun), held()) == (BUDGET, BUDGET)
+    with evicting(other, fixed(TOKENS), BUDGET):
+        leave(begun.close)
+        assert held() == TOKENS
+        assert stored(generate(other, prompt(TOKENS), 2)) == BUDGET + 1
+    freed = ref(other)
+    del other
+    gc.collect()
+    assert freed() is None
 
 
 @pytest.mark.parametrize("first_out", [0, 1])
@@ -141,55 +159,68 @@ def test_two_threads_each_in_a_block_of_one_model(qwen, fixed, held, first_out):
     assert counts == list(budgets)
     assert held() == TOKENS
     assert qwen.config._attn_implementation == "sdpa"
-    assert not {"generate", "init_continuous_batching"} & set(vars(qwen))
-    assert not qwen._forward_pre_hooks
+    assert not {"forward", "generate", "init_continuous_batching"} & {*vars(qwen)}
 
 
-def test_an_answer_that_outlives_the_block_says_so(qwen, prompt, by_content, generate):
-    begun, left = threading.Event(), threading.Event()
-    errors = []
+@pytest.mark.parametrize("loaded", ["sdpa", "eager"])
+@pytest.mark.parametrize("where", ["prompt", "answer"])
+def test_a_call_that_outlives_its_block_ends_as_inside(
+    qwen, prompt, by_content, generate, where, loaded
+):
+    """What else calls the model meanwhile finds it as it is outside of a block."""
+    qwen.set_attn_implementation(loaded)
+    begun, left, main = threading.Event(), threading.Event(), threading.get_ident()
 
-    class Wait:
-        def put(self, value):
-            if value.numel() == 1:
-                begun.set()
-                left.wait(60)
+    def block():
+        return evicting(qwen, by_content(), BUDGET, every=4)
 
-        def end(self): ...
+    def wait(module, args):
+        if threading.get_ident() != main and args[0].shape[1] == fed and not left.is_set():
+            begun.set()
+            left.wait(60)
 
-    def run():
-        try:
-            generate(qwen, prompt(TOKENS), 12, streamer=Wait())
-        except UsageError as error:
-            errors.append(str(error))
+    fed = TOKENS if where == "prompt" else 1
+    with block():
+        expected = generate(qwen, prompt(TOKENS), 12)
+    handle = qwen.model.layers[1].mlp.register_forward_pre_hook(wait)
+    with ThreadPoolExecutor(1) as pool:
+        with block():
+            running = pool.submit(copy_context().run, generate, qwen, prompt(TOKENS), 12)
+            begun.wait(60)
+        assert stored(generate(qwen, prompt(TOKENS), 2)) == TOKENS + 1
+        left.set()
+        output = running.result(60)
+    handle.remove()
+    assert torch.equal(output.sequences, expected.sequences)
+    assert stored(output) == stored(expected)
+    assert qwen.config._attn_implementation == loaded
+    assert "forward" not in vars(qwen)
 
-    with evicting(qwen, by_content(), BUDGET, every=4):
-        thread = threading.Thread(target=run)
-        thread.start()
-        begun.wait(60)
-    left.set()
-    thread.join(60)
-    assert len(errors) == 1
-    assert "wait for the threads" in errors[0]
+
+def test_a_copy_of_a_model_in_a_block_is_an_ordinary_one(qwen, prompt, fixed, generate):
+    with evicting(qwen, fixed(TOKENS), BUDGET):
+        twin = deepcopy(qwen)
+        assert stored(generate(twin, prompt(TOKENS), 2)) == TOKENS + 1
+    assert stored(generate(twin, prompt(TOKENS), 2)) == TOKENS + 1
 
 
-def test_a_failed_call_of_a_thread_that_lives_on_is_over(qwen, prompt, fixed, generate):
-    def fail(*_):
-        raise MemoryError
-
-    with ThreadPoolExecutor(1) as pool, evicting(qwen, fixed(TOKENS), BUDGET):
-        hook = qwen.model.layers[1].mlp.register_forward_pre_hook(fail)
-        with pytest.raises(MemoryError):
-            pool.submit(generate, qwen, prompt(TOKENS), 2).result()
-        hook.remove()
+def test_the_streamer_of_the_docs():
+    page = (ROOT / "docs/serving.md").read_text(encoding="utf-8")
+    first, streamed = re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)
+    names, shown = {}, StringIO()
+    with redirect_stdout(shown):
+        exec(first.replace("500", "2") + streamed, names)
+    assert "copy_context().run" in streamed
+    assert len(shown.getvalue()) > 20
+    assert names["kept"].seen == [names["prompt"]["input_ids"].shape[1] + 19]
 
 
 def test_kept_is_of_the_answer(qwen, prompt, by_content, generate):
     """Not of a negative prompt, of what a logits processor computes, or of a call inside a call."""
 
     def more(ids, scores):
-        with torch.no_grad():
-            qwen(prompt(33), past_key_values=DynamicCache())
+        qwen(prompt(33), past_key_values=DynamicCache())
+        qwen(prompt(32))
         generate(qwen, prompt(31), 2)
         return scores
 
@@ -207,9 +238,9 @@ def test_kept_is_of_the_answer(qwen, prompt, by_content, generate):
             output = generate(qwen, prompt(TOKENS), 5, **options)
             assert kept.cache is output.past_key_values, options
             assert set(kept.seen) == {TOKENS + 4}
-            with torch.no_grad():
-                qwen(prompt(35), past_key_values=DynamicCache())
-            assert kept.seen == [35]  # the latest call
+            for tokens, inputs in ((35, {"past_key_values": DynamicCache()}), (36, {})):
+                qwen(prompt(tokens), **inputs)
+                assert kept.seen == [tokens]  # the latest call
 
 
 class Stop(BaseException):

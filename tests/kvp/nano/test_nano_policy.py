@@ -1,11 +1,22 @@
 """The bundled policy: of the bundled model, sound, and good for its first snippet."""
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
-from kvp import evicting, load_model, load_policy, make_allocator, make_scorer
+from kvp import (
+    compress,
+    evaluate,
+    evicting,
+    load_model,
+    load_policy,
+    make_allocator,
+    make_scorer,
+    prefill_and_evict,
+)
 from kvp.data.metrics import string_match_all
 from kvp.data.tasks.ruler import generate
 from kvp.errors import KvpError, ModelError
@@ -80,6 +91,30 @@ def test_names_of_methods_policies_and_allocators_are_taken(name, rule):
     assert kept[0] == kept[1] == kept[2]
 
 
+@pytest.mark.parametrize("kind", [False, True])
+def test_words_of_the_command_line_and_scorers_without_needs_are_taken(kind):
+    """A class of scorers, or a frozen object, that says nothing of what it needs."""
+    model, tokenizer = load_model("nano")
+
+    @dataclass(frozen=True)
+    class Newest:
+        name: ClassVar[str] = "newest"
+
+        def score(self, view):
+            return view.positions[:, None].expand(view.keys.shape[:3]).float()
+
+    scorer, text = Newest if kind else Newest(), 20 * "One thing after the other. "
+    ids = tokenizer(text, return_tensors="pt")["input_ids"]
+    for word, first in (("off", ids.shape[1] - 32), ("on", 0), (None, 0)):
+        cache = prefill_and_evict(model, ids, scorer, 32, word)
+        assert int(cache.layers[0].positions.min()) == first
+        with evicting(model, scorer, 32, protection=word) as kept:
+            model(ids)
+        assert kept.positions(0, 0)[0] == first
+        made = compress(model, tokenizer, text, scorer, 32, protection=word)
+        assert made.facts.kept == 32
+
+
 def test_names_that_mean_nothing_are_one_line():
     model, _ = load_model("nano")
     for name, message in (
@@ -93,6 +128,19 @@ def test_names_that_mean_nothing_are_one_line():
     ):
         with pytest.raises(KvpError, match=message) as caught:
             evicting(model, name, "12.5%", allocator="ada")
+        assert "\n" not in str(caught.value)
+    for attempt, message in (
+        (lambda: evicting(model, "nano", compression_ratio=0.3), 'what stays: budget="70%"'),
+        (lambda: prefill_and_evict(model, compression_ratio=0.5), 'what stays: budget="50%"'),
+        (lambda: compress(model, compression_ratio=0.875), 'what stays: budget="12.5%"'),
+        (lambda: evaluate("nano", compression_ratio=0), 'what stays: budgets="100%"'),
+        (lambda: evicting(model, "nano", "50%", protection="both"), 'is neither "on", "off" nor'),
+        (lambda: compress(model, model, "", "nano", protection=False), "protection=False is neit"),
+        (lambda: evicting(model, "+ada", "50%"), "method '' is not of the form name"),
+        (lambda: load_policy("nano+global"), "'nano.global' names an allocator, too"),
+    ):
+        with pytest.raises(KvpError, match=message) as caught:
+            attempt()
         assert "\n" not in str(caught.value)
     with pytest.raises(
         ModelError, match=r"^model kvp/nan: no such folder \(did you mean kvp/nano\?"

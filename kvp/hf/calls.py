@@ -1,0 +1,80 @@
+"""Whose calls of a model go to an open `evicting` block, and what becomes of all others.
+
+A block holds for the context (`contextvars`) that entered it: for the code in it, for asyncio tasks
+and `asyncio.to_thread` calls that it starts, and for threads that are given a copy of the context.
+Calls of the model from any other context are refused while a block is open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from kvp.errors import UsageError
+from kvp.hf.cache import EvictingCache
+
+
+@dataclass(eq=False, kw_only=True)
+class Call:
+    """What a context is in: a block, a `generate` call of it, or a pass."""
+
+    model: PreTrainedModel | None
+    """None after its end, also in copies of the context that live on."""
+    block: Any = None
+    """Where calls of the model go; None where they are left alone, as those of a method are."""
+    generating: bool = False
+    inner: bool = False
+    """Whether it is a `generate` call inside another one."""
+    stop: int = 0
+    """Tokens that the cache of a `generate` call has seen when its prompt has been read."""
+    cache: EvictingCache | None = None
+    """Cache of the first pass of a `generate` call; a negative prompt has another."""
+
+
+_CALLS: ContextVar[tuple[Call, ...]] = ContextVar("calls", default=())
+"""What this context is in, the innermost last."""
+OPEN: list[Call] = []
+"""Blocks, of all contexts."""
+
+
+@contextmanager
+def calling(model: PreTrainedModel, block: object = None, **facts: Any) -> Iterator[Call]:  # noqa: ANN401
+    """Be in a `Call`; it may end in another context than it began in."""
+    call = Call(model=model, block=block, **facts)
+    _CALLS.set((*_CALLS.get(), call))
+    try:
+        yield call
+    finally:
+        call.model = call.block = None
+        _CALLS.set(tuple(other for other in _CALLS.get() if other.model is not None))
+
+
+def _innermost(model: PreTrainedModel) -> Call | None:
+    return next((call for call in reversed(_CALLS.get()) if call.model is model), None)
+
+
+def block_call(model: PreTrainedModel) -> Call | None:
+    """What this context is in of a block of `model`; None where its calls are left alone.
+
+    Raises UsageError while a block is open that this context has not entered.
+    """
+    here = _innermost(model)
+    if here is None and any(call.model is model for call in OPEN):
+        raise UsageError(
+            "an evicting(...) block of this model is open, which this thread or task has not "
+            "entered: begin the call inside with a copy of the context, Thread(target=contextvars."
+            "copy_context().run, args=(model.generate,), kwargs=...), or after the block"
+        )
+    return None if here is None or here.block is None else here
+
+
+def refuse_inside_block(model: PreTrainedModel) -> None:
+    """Raise UsageError inside an `evicting` block of `model`, unless its method runs."""
+    here = _innermost(model)
+    if here is not None and here.block is not None:
+        raise UsageError("this model is already inside an evicting(...) block: leave it first")

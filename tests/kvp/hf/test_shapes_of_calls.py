@@ -1,0 +1,309 @@
+"""Forms in which ids, embeddings, masks and positions reach a model inside an evicting block.
+
+What a turn does to a cache is that of one plain pass over its tokens, or one line says what to
+pass; `test_evict_again.py` has what is right of such a pass.
+"""
+
+import pytest
+import torch
+import transformers
+from packaging.version import Version
+from transformers import DynamicCache
+
+from kvp.errors import UsageError
+from kvp.hf import evicting, load_cache, save_cache
+from kvp.hf.cache_layers import EMPTY
+from kvp.ranking import Protection
+
+FIRST, BUDGET, SEEN = 40, 12, 42  # of three tokens of an answer two are fed
+PROTECTION = Protection(sinks=2, recents=4)
+
+
+@pytest.fixture
+def block(qwen, by_content):
+    return lambda: evicting(qwen, by_content(), BUDGET, PROTECTION)
+
+
+def answer(model, **options):
+    """Greedy, of three tokens: the cache sees two of them. Unlike `generate` it adds no mask."""
+    return model.generate(
+        **{"max_new_tokens": 3, **options}, do_sample=False, return_dict_in_generate=True,
+        output_logits=True,
+    )  # fmt: skip
+
+
+def held(cache, below=EMPTY):
+    """Positions below a number, layer by layer, row by row, head by head."""
+    return [
+        [[[p for p in head if p < below] for head in row] for row in layer.positions.tolist()]
+        for layer in cache.layers
+    ]
+
+
+@pytest.fixture(params=["one", "padded", "beams"])
+def turn(request, qwen, prompt, block):
+    """Begin a conversation and plan its next turn, of so many tokens."""
+
+    def begin(tokens):
+        rows = 2 if request.param == "padded" else 1
+        ids = prompt(FIRST, batch=rows)
+        mask = torch.ones_like(ids)
+        if rows > 1:
+            ids[0, :9] = mask[0, :9] = 0
+        with block():
+            first = answer(qwen, input_ids=ids, attention_mask=mask)
+        said = first.sequences[:, :SEEN]
+        new = prompt(tokens, batch=rows, seed=5)
+        cache, options = first.past_key_values, {}
+        if request.param == "beams":
+            cache, options = cache.fork(2), {"num_beams": 2}
+        return Turn(qwen, cache, torch.cat([said, new], dim=1), mask, options)
+
+    return begin
+
+
+class Turn:
+    """All ids [B, SEEN + T] of a conversation whose cache has seen the first."""
+
+    def __init__(self, model, cache, ids, mask, options):
+        self.model, self.cache, self.ids, self.options = model, cache, ids, options
+        self.mask = torch.ones_like(ids)
+        self.mask[:, : mask.shape[1]] = mask
+        self.new = ids[:, SEEN:]
+
+    def embed(self, ids):
+        return self.model.get_input_embeddings()(ids)
+
+    def reference(self, block):
+        """Last logits, seen tokens and held positions after one pass over the new tokens."""
+        cache = self.cache.fork()
+        real = self.mask.repeat_interleave(cache.batch // len(self.mask), dim=0)
+        new = self.new.repeat_interleave(cache.batch // len(self.new), dim=0)
+        with block() as kept, torch.no_grad():
+            positions = (real.cumsum(1) - 1)[:, SEEN:]
+            logits = self.model(
+                new, past_key_values=cache, attention_mask=real, position_ids=positions
+            ).logits[:, -1]
+            return logits, kept.seen.tolist(), held(cache)
+
+
+def changed(ids):
+    return torch.cat([ids[:, :20], ids[:, 20:21] % 62 + 1, ids[:, 21:]], dim=1)
+
+
+FORMS = {
+    "all": lambda t: {"input_ids": t.ids},
+    "all, mask": lambda t: {"input_ids": t.ids, "attention_mask": t.mask},
+    "all as inputs": lambda t: {"inputs": t.ids, "attention_mask": t.mask},
+    "all, embeddings": lambda t: {"inputs_embeds": t.embed(t.ids), "attention_mask": t.mask},
+    "new, mask of all": lambda t: {"input_ids": t.new, "attention_mask": t.mask},
+    "new, mask of all, positions": lambda t: {
+        "input_ids": t.new, "attention_mask": t.mask,
+        "position_ids": (t.mask.cumsum(1) - 1)[:, SEEN:],
+    },
+    "all, mask, positions": lambda t: {
+        "input_ids": t.ids, "attention_mask": t.mask, "position_ids": t.mask.cumsum(1) - 1,
+    },
+}  # fmt: skip
+KNOWN = "has seen 42 tokens, and this prompt of .* not known to begin .*mask for all, as torch.ones"
+REFUSED = {
+    "new": (lambda t: {"input_ids": t.new}, KNOWN),
+    "new, its mask": (
+        lambda t: {"input_ids": t.new, "attention_mask": t.mask[:, SEEN:]}, KNOWN,
+    ),
+    "new, embeddings": (lambda t: {"inputs_embeds": t.embed(t.new)}, KNOWN),
+    "new, embeddings, mask of all": (
+        lambda t: {"inputs_embeds": t.embed(t.new), "attention_mask": t.mask}, KNOWN,
+    ),
+    "others": (lambda t: {"input_ids": changed(t.ids)}, KNOWN),
+    "others, embeddings": (lambda t: {"inputs_embeds": t.embed(changed(t.ids))}, KNOWN),
+    "those seen": (lambda t: {"input_ids": t.ids[:, :SEEN]}, KNOWN),
+    "fewer than seen": (lambda t: {"input_ids": t.ids[:, :9]}, KNOWN),
+    "a mask of others": (
+        lambda t: {"input_ids": t.ids, "attention_mask": t.mask[:, 3:]}, KNOWN,
+    ),
+    "a mask that hides another": (
+        lambda t: {"input_ids": t.new, "attention_mask": hidden(t.mask)}, "the 42 seen have",
+    ),
+    "padding on the right": (
+        lambda t: {"input_ids": t.new, "attention_mask": hidden(t.mask, -1)}, "needs left padding",
+    ),
+    "positions from 0": (
+        lambda t: {
+            "input_ids": t.new, "attention_mask": t.mask,
+            "position_ids": torch.arange(t.new.shape[1])[None],
+        },
+        "position_ids are not those of the tokens that come after the 42 seen",
+    ),
+}  # fmt: skip
+
+
+def hidden(mask, column=20):
+    mask = mask.clone()
+    mask[:, column] = 0
+    return mask
+
+
+IN_PIECES = [(form, pieces) for form in ("all", "new, mask of all") for pieces in (1, 4)]
+
+
+@pytest.mark.parametrize(("form", "pieces"), [*((form, None) for form in FORMS), *IN_PIECES])
+@pytest.mark.parametrize("tokens", [1, 5, 62])
+def test_a_turn_reads_its_new_tokens(qwen, turn, block, form, tokens, pieces):
+    """As one pass over them does; pieces are shrunk in between, and only read as many."""
+    plan = turn(tokens)
+    logits, seen, places = plan.reference(block)
+    options = {**FORMS[form](plan), **plan.options, "past_key_values": plan.cache}
+    with block() as kept:
+        if pieces and Version(transformers.__version__) < Version("5.21"):
+            with pytest.raises(UsageError, match="leave position_ids and prefill_chunk_size out"):
+                answer(qwen, prefill_chunk_size=pieces, **options)  # it counts pieces from 0
+            return
+        output = answer(qwen, prefill_chunk_size=pieces, **options)
+    assert kept.seen.tolist() == [count + 2 for count in seen]
+    assert (kept.tokens == BUDGET + 2).all()
+    assert plan.cache is output.past_key_values
+    if not pieces:
+        first = output.logits[0]
+        torch.testing.assert_close(first, logits[: len(first)], rtol=0, atol=1e-5)
+    if not pieces and tokens > 1 and len({*seen}) == 1:
+        assert held(plan.cache, seen[0]) == places
+
+
+@pytest.mark.parametrize("form", REFUSED)
+@pytest.mark.parametrize("tokens", [5, 62])
+def test_a_turn_that_cannot_be_told_is_refused(qwen, turn, block, form, tokens):
+    """In one line, and the cache is as it was."""
+    plan = turn(tokens)
+    make, message = REFUSED[form]
+    options = {**make(plan), **plan.options, "past_key_values": plan.cache}
+    before = held(plan.cache)
+    with block(), pytest.raises(UsageError, match=message) as caught:
+        answer(qwen, **options)
+    assert "\n" not in str(caught.value)
+    assert held(plan.cache) == before
+    plan.cache.refuse_unfinished()
+
+
+@pytest.mark.parametrize("origin", ["embeddings", "outside", "file"])
+def test_tokens_of_another_origin(qwen, prompt, block, origin, tmp_path):
+    """A prompt of embeddings and a cache of a file are known; what was fed outside is not."""
+    cache, embed = DynamicCache(), qwen.get_input_embeddings()
+    ids = prompt(FIRST)
+    with block():
+        first = answer(qwen, inputs_embeds=embed(ids), past_key_values=cache)
+    ids = torch.cat([ids, first.sequences[:, : SEEN - FIRST], prompt(62, seed=5)], dim=1)
+    if origin == "file":
+        save_cache(cache, tmp_path / "cache", qwen)
+        cache = load_cache(tmp_path / "cache", qwen)
+    if origin == "outside":
+        qwen(ids[:, SEEN : SEEN + 3], past_key_values=cache)
+        with (
+            block(),
+            pytest.raises(UsageError, match=r"has seen 45 tokens, .* is not known to begin"),
+        ):
+            answer(qwen, input_ids=ids, past_key_values=cache)
+        return
+    for make in (lambda ids: {"input_ids": ids}, lambda ids: {"inputs_embeds": embed(ids)}):
+        with block() as kept:
+            answer(qwen, **make(ids), past_key_values=cache.fork())
+            assert kept.seen == [SEEN + 62 + 2]
+            with pytest.raises(UsageError, match=KNOWN):
+                answer(qwen, **make(changed(ids)), past_key_values=cache.fork())
+
+
+PASSES = {
+    # keyword arguments of a further pass over 5 tokens, rows padded to the left at first
+    "ids": lambda t: {"input_ids": t.new},
+    "embeddings": lambda t: {"inputs_embeds": t.embed(t.new)},
+    "mask of all": lambda t: {"input_ids": t.new, "attention_mask": t.mask},
+    "its mask": lambda t: {"input_ids": t.new, "attention_mask": t.mask[:, SEEN:]},
+    "use_cache": lambda t: {"input_ids": t.new, "use_cache": True},
+    "cache_position": lambda t: {
+        "input_ids": t.new, "cache_position": torch.arange(SEEN, SEEN + 5),
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", PASSES)
+def test_a_pass_reads_what_it_is_given(qwen, turn, block, form):
+    plan = turn(5)
+    logits, seen, places = plan.reference(block)
+    times = plan.cache.batch // len(plan.ids)
+    given = {
+        name: value.repeat_interleave(times, 0) if name not in ("use_cache", "cache_position")
+        else value
+        for name, value in PASSES[form](plan).items()
+    }  # fmt: skip
+    with block() as kept, torch.no_grad():
+        output = qwen(**given, past_key_values=plan.cache)
+    torch.testing.assert_close(output.logits[:, -1], logits, rtol=0, atol=1e-5)
+    assert (kept.seen.tolist(), held(plan.cache)) == (seen, places)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"attention_mask": torch.ones(1, 7)}, r"attention_mask \(1, 7\) does not fit"),
+        ({"attention_mask": torch.ones(1, 1, 5, 47)}, r"attention_mask \(1, 1, 5, 47\) does not"),
+        ({"attention_mask": hidden(torch.ones(1, 47))}, "the 42 seen have the padding that"),
+        ({"position_ids": torch.arange(5)[None]}, "position_ids are not those"),
+        ({"position_ids": torch.arange(47)[None]}, "position_ids are not those"),
+        ({"cache_position": torch.arange(5)}, "cache_position are not those"),
+        ({"use_cache": False}, "use_cache=True"),
+    ],
+)
+def test_a_pass_that_does_not_fit_is_refused(qwen, prompt, block, given, message):
+    with block():
+        cache = answer(qwen, input_ids=prompt(FIRST)).past_key_values
+        with pytest.raises(UsageError, match=message) as caught:
+            qwen(prompt(5), past_key_values=cache, **given)
+    assert "\n" not in str(caught.value)
+    assert cache.get_seq_length() == SEEN
+
+
+IDS = torch.arange(1, 13)[None]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"input_ids": IDS[0]}, r"is \[rows, tokens\], not \(12,\): pass ids\[None\]"),
+        ({"input_ids": IDS[:, :0]}, "at least one token, this one is empty"),
+        ({"input_ids": IDS, "attention_mask": torch.ones(1, 20)}, r"mask \(1, 20\) does not fit"),
+        ({"input_ids": IDS, "attention_mask": torch.ones(1, 5)}, r"mask \(1, 5\) does not fit"),
+        ({"input_ids": IDS, "attention_mask": torch.ones(3, 12)}, r"mask \(3, 12\) does not fit"),
+        ({"input_ids": IDS, "attention_mask": {"full": IDS}}, "attention_mask dict does not fit"),
+        ({"input_ids": IDS, "position_ids": IDS}, "position_ids are not those"),
+    ],
+)
+def test_a_first_call_that_does_not_fit_is_refused(qwen, block, given, message):
+    for call in (answer, lambda model, **options: model(**options)):
+        with block(), pytest.raises(UsageError, match=message) as caught:
+            call(qwen, **given)
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_a_plain_call_evicts_as_generate_does(qwen, prompt, by_content, padded):
+    """`model(**inputs)`, whose cache is made by the model's configuration."""
+    inputs = {"input_ids": prompt(FIRST, batch=2)}
+    if padded:
+        inputs["attention_mask"] = (torch.arange(FIRST) >= torch.tensor([[9], [0]])).long()
+    with evicting(qwen, by_content(), "50%", PROTECTION) as kept, torch.no_grad():
+        expected = answer(qwen, **inputs, max_new_tokens=1)
+        output = qwen(**inputs)
+        assert kept.cache is output.past_key_values
+        assert kept.seen.tolist() == ([31, 40] if padded else [40, 40])
+    assert held(output.past_key_values) == held(expected.past_key_values)
+    torch.testing.assert_close(output.logits[:, -1], expected.logits[0], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("pieces", [None, 1, 16])
+@pytest.mark.parametrize("tokens", [1, 2, 12, 16, 17, 18, 33])
+def test_a_piece_of_one_token_is_a_piece(qwen, prompt, block, tokens, pieces):
+    """A prompt ends with the budget, however its pieces are cut; an answer's tokens come on top."""
+    with block() as kept:
+        answer(qwen, input_ids=prompt(tokens), prefill_chunk_size=pieces)
+    assert kept.seen == [tokens + 2]
+    assert (kept.tokens == min(tokens, BUDGET) + 2).all()
