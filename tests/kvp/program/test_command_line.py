@@ -68,7 +68,14 @@ def _parse(*argv):
 
 def _printed(capsys, *argv):
     with pytest.raises(SystemExit) as stop:
-        main(lambda: Config, print, prog="prog", description="A program.", argv=argv, examples=EXAMPLES)
+        main(
+            lambda: Config,
+            print,
+            prog="prog",
+            description="A program.",
+            argv=argv,
+            examples=EXAMPLES,
+        )
     assert stop.value.code == 0
     return capsys.readouterr().out
 
