@@ -400,7 +400,7 @@ class TuneConfig(PromptConfig, MeasureConfig, ModelConfig, ProtectionConfig, Run
     """Allocators, comma separated, for every method that names none."""
     settings_per_method: int = 48
     """Settings that are tried for each method and protocol, published presets among them. A search
-    whose best number is then at an end of what was tried goes on beyond it."""
+    whose best number is then at an end of what was tried goes on beyond it, with up to as many."""
     budgets: str = "6%,12.5%,25%,50%"
     """Tokens kept per KV head on average, comma separated, protected ones included; `%` is of the
     tokens in the cache."""

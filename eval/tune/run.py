@@ -232,7 +232,8 @@ class Tuning:
         say(
             f"{len(subjects)} methods{policies} x {count} settings x {len(self.budgets)} budgets"
             f" x {len(prepared.work)} prompts of {' and '.join(self.protocols)}: about "
-            f"{count * runs * len(self.budgets) * len(prepared.work):,} answers"
+            f"{count * runs * len(self.budgets) * len(prepared.work):,} answers, up to twice as "
+            "many where best numbers are at the ends of their grids"
         )
 
     def next_batches(self) -> list[tuple[Search, list[Candidate]]]:
@@ -265,10 +266,13 @@ class Tuning:
         """Search for all methods; all candidates of a round share the prefill of a prompt."""
         round_number = 1
         while wanted := self.next_batches():
-            tried = min(len(search.scores) for search, _ in wanted)
+            tried, count = (
+                (len(search.scores) for search, _ in wanted),
+                self.config.settings_per_method,
+            )
             phase(
-                f"round {round_number}: {tried} or more of {self.config.settings_per_method} "
-                "settings of each method known"
+                f"round {round_number}: at least {min(tried)} settings of each method known, of "
+                f"{count}, or of up to {2 * count} where its best number is at an end"
             )
             evaluate_all(bench, self.plan_work(wanted), file)
             for search, batch in wanted:

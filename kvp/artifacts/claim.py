@@ -221,10 +221,10 @@ class OutputFolder(AbstractContextManager["OutputFolder"]):
             with suppress(OSError):  # something is in it
                 empty.rmdir()
 
-    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+    def __exit__(self, *error: object) -> None:
         """Release; errors as `check`, unless the block ends with one of its own."""
         try:
-            if error is None:
+            if error[0] is None:
                 self.check()
         finally:
             self.release()

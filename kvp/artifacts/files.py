@@ -134,7 +134,8 @@ def _aside(path: Path, partial: Path) -> BinaryIO:
 def naming(path: Place) -> Iterator[None]:
     """Name the file in an OSError of the block: a write to a full disk does not say where.
 
-    Where a folder that was claimed has gone, errors are as `check_claims`. Libraries that write for the block may answer one by a RuntimeError (torch.save).
+    Libraries that write for the block may answer one by a RuntimeError (torch.save). Where a folder
+    that was claimed has gone, errors are as `check_claims`.
     """
     try:
         yield

@@ -105,8 +105,8 @@ PROGRAMS = {
         "eval.config:TuneConfig",
         "eval.tune.run:run",
         "Choose options, allocator and protection of every method on validation prompts. Each "
-        "method has the same number of settings, in every protocol. A grid whose best number is at "
-        "its end goes on until that number is enclosed. Writes settings.json, which kvp eval runs "
+        "method has the same number of settings, in every protocol, and up to as many again while "
+        "its best number is at an end of what was tried. Writes settings.json, which kvp eval runs "
         "as `--methods tuned:FOLDER`. Interrupted runs resume, finished ones "
         "can be extended by methods, settings or prompts.",
         (

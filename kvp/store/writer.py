@@ -121,7 +121,7 @@ class TraceWriter(AbstractContextManager["TraceWriter"]):
         """Let other writers in; safe to call twice."""
         self._folder.release()
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error: object) -> None:
         """Close, as `OutputFolder`."""
         self._folder.__exit__(*error)
 

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import shutil
 from collections import Counter
 from functools import partial
@@ -225,14 +226,19 @@ def test_groups_of_policies_are_tuned_apart_and_found_again(
     assert "--policies has none called b" in capsys.readouterr().err
 
 
-def test_given_replies_are_tuned_by_their_likelihood(tiny_folder, tmp_path):
+def test_given_replies_are_tuned_by_their_likelihood(tiny_folder, tmp_path, capsys):
     flags = _tune(
         tiny_folder, tmp_path / "out", methods="keydiff", tasks="chat", prompts=2,
         settings_per_method=4, protocols="query_agnostic",
     )  # fmt: skip
     assert main(flags) == 0
+    known = re.findall(
+        r"at least (\d) settings of each method known, of 4, or of up to 8", capsys.readouterr().err
+    )
+    assert known[0] == "0"
     settings = load_settings(tmp_path / "out")
     assert settings.data["metric"] == "nats per token"
     (entry,) = settings.methods
+    assert int(known[-1]) < entry.tried <= 8
     assert entry.chosen.score < 0
     assert entry.chosen.score == max(entry.chosen.score, *(one.score for one in entry.published))
