@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from kvp.artifacts.addresses import Place, is_address, read_bytes, regular
-from kvp.artifacts.files import atomic_write_bytes, foreign, parse_json
+from kvp.artifacts.files import atomic_write_bytes, foreign, naming, parse_json
 from kvp.errors import KvpError, StoreError
 from kvp.version import __version__
 
@@ -141,7 +141,7 @@ def differences(theirs: object, ours: object, name: str = "") -> list[str]:
 
 def sha256_file(path: Path) -> str:
     """SHA-256 (hex) of a file's bytes."""
-    with open(path, "rb", opener=regular) as stream:
+    with naming(path), open(path, "rb", opener=regular) as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 

@@ -12,6 +12,7 @@ import inspect
 import itertools
 import math
 import os
+import reprlib
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -112,6 +113,8 @@ def parse_value(flag: Flag, value: object) -> object:
         if flag.optional:
             return None
         raise UsageError(f"--{flag.name} needs a value")
+    if isinstance(value, list | dict | set):  # whose whole text may be endless, of YAML's aliases
+        raise UsageError(f"--{flag.name} takes one value, got {reprlib.repr(value)}")
     if flag.choices:
         text = {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
         if text in flag.choices:
@@ -174,6 +177,8 @@ def flags_given(argv: Sequence[str], config_class: type[Any]) -> list[tuple[str,
         name = name.replace("-", "_")
         if name not in (*known, *_SWITCHES, "config"):
             hint = did_you_mean(name, [*known, *_SWITCHES, "config"], "--")
+            if name == "compression_ratio" and (budget := {"budget", "budgets"} & {*known}):
+                hint = f" (a ratio of 0.3 evicts 30%: give --{budget.pop()} 70%)"
             raise UsageError(f"unknown flag --{name}{hint}; --help_all lists all")
         if not equals:
             following = words[-1] if words else "--"
@@ -194,7 +199,8 @@ def _yaml(path: str, known: Sequence[str]) -> dict[str, Any]:
 
     try:
         with open(path, encoding="utf-8", opener=regular) as file:
-            settings = yaml.safe_load(file)
+            text = file.read()
+        settings, tree = yaml.safe_load(text), yaml.compose(text)
     except OSError as error:
         raise UsageError(f"--config {path}: {error.strerror}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
@@ -202,7 +208,10 @@ def _yaml(path: str, known: Sequence[str]) -> dict[str, Any]:
         raise UsageError(f"--config {path} is no YAML file: {reason}") from None
     if not isinstance(settings, dict):
         raise UsageError(f"--config {path} must hold `name: value` lines")
+    names = [key.value for key, _ in tree.value]
     for name in settings:
+        if names.count(name) > 1:
+            raise UsageError(f"--config {path}: {name!r} is there twice")
         if name not in known:
             hint = did_you_mean(str(name), known)
             raise UsageError(f"--config {path}: unknown setting {name!r}{hint}")
@@ -328,17 +337,17 @@ def parse(
     preset = preset if isinstance(preset, str) else None
     flags = {flag.name: flag for flag in flags_of(config_class, preset)}
     if "version" in named:
-        print(f"{prog} {__version__}")
+        print(f"{prog} {__version__}", flush=True)
         raise SystemExit(0)
     if "help" in named or "help_all" in named:
         shown = set(flags) if "help_all" in named else set(visible_flags(config_class))
-        print(_help(list(flags.values()), shown, prog, description, examples))
+        print(_help(list(flags.values()), shown, prog, description, examples), flush=True)
         raise SystemExit(0)
     settings = _values(flags, from_files, given)
     if "print_config" in named:
         import yaml
 
-        print(yaml.safe_dump(settings, sort_keys=False), end="")
+        print(yaml.safe_dump(settings, sort_keys=False), end="", flush=True)
         raise SystemExit(0)
     missing = [_flag_text(flag) for flag in flags.values() if flag.name not in settings]
     if missing:

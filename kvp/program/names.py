@@ -62,8 +62,6 @@ NANO, SMOLLM2, SMOLLM2_KV, QWEN = POLICIES = (
     "nano", "smollm2-135m-instruct", "smollm2-135m-instruct-kv", "qwen2.5-coder-0.5b-instruct",
 )  # fmt: skip
 """Bundled policies; the last two read keys and values, and no queries."""
-MODELS = (NANO, "HuggingFaceTB/SmolLM2-135M-Instruct", "Qwen/Qwen2.5-Coder-0.5B-Instruct")
-"""Models that kvp brings policies of; nano is bundled, too."""
 MODEL_FILE, POLICY_FILE = "config.json", "policy.json"
 """What a folder of either holds."""
 NEEDS_POLICIES = "--methods kvp needs --policies: a folder that kvp train made, nano, or org/name"
@@ -92,7 +90,7 @@ def check_model_name(name: str) -> None:
     kind = "file" if name.endswith(GGUF) else "folder"
     near = "/" not in name and did_you_mean(name, [NANO], cutoff=0.75)
     if (near or is_path(name) or kind == "file") and not Path(name).exists():
-        raise ModelError(f"--model {name}: no such {kind}{folder_meant(name, MODELS, MODEL_FILE)}")
+        raise ModelError(f"--model {name}: no such {kind}{folder_meant(name, [NANO], MODEL_FILE)}")
 
 
 def labelled_policy(given: str) -> tuple[str, str]:

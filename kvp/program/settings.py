@@ -23,7 +23,7 @@ DtypeName = Literal["float32", "bfloat16", "float16"]
 AnswersName = Literal["model", "reference"]
 
 Bounds = Mapping[str, float]
-_DEVICE = re.compile(r"(cpu|mps|(cuda|xpu)(:\d+)?)")
+_DEVICE = re.compile(r"(cpu|mps|(cuda|xpu)(:\d{1,3})?)")
 
 
 @dataclass(frozen=True, kw_only=True)
