@@ -216,7 +216,8 @@ class OutputFolder(AbstractContextManager["OutputFolder"]):
                         (self.path / name).unlink(missing_ok=True)
                 self._lock.unlink(missing_ok=True)
             self._close()
-        CLAIMED.pop(self.path, None)
+        if isinstance(self.path, Path):
+            CLAIMED.pop(self.path, None)
         for empty in self._made:
             with suppress(OSError):  # something is in it
                 empty.rmdir()

@@ -140,11 +140,11 @@ def naming(path: Place) -> Iterator[None]:
     try:
         yield
     except (OSError, RuntimeError) as problem:
-        cause: BaseException | None = problem
-        while cause and not isinstance(cause, OSError):
+        cause: BaseException = problem
+        while not isinstance(cause, OSError):
+            if cause.__context__ is None:
+                raise
             cause = cause.__context__
-        if cause is None:
-            raise
         check_claims(path)
         raise OSError(cause.errno, cause.strerror or str(cause), str(path)) from problem
 
