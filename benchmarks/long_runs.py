@@ -20,6 +20,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stdout
+from contextvars import copy_context
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +120,8 @@ def _threads(args: argparse.Namespace) -> dict[str, Any]:
         alone = [answer(text) for text in prompts]
         for _ in range(rounds):
             with ThreadPoolExecutor(8) as pool:
-                together = list(pool.map(answer, prompts))
+                runs = [pool.submit(copy_context().run, answer, text) for text in prompts]
+                together = [run.result() for run in runs]
             equal += sum(one == other for one, other in zip(alone, together, strict=True))
     return {"answers": 8 * rounds, "equal": equal}
 
