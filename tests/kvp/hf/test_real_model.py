@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import warnings
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
@@ -43,8 +44,12 @@ def test_its_chat_template_is_there(loaded):
 
 
 def test_what_serving_combines(loaded, combined, request):
-    """A chat of four turns, of two for four rows; prompts and questions differ in length."""
-    model, tokenizer = loaded
+    """A chat of four turns, of two for four rows; prompts and questions differ in length.
+
+    In float64: in float32 scores that are nearly equal are ordered otherwise on some processors
+    when rows are computed together.
+    """
+    model, tokenizer = deepcopy(loaded[0]).double(), loaded[1]
     facts = "The grass is green. The sky is blue. The code of the gate is 48213. Here we go. " * 2
 
     def opening(text):
