@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from kvp.artifacts.addresses import Place, read_bytes, size_of
+from kvp.artifacts.addresses import Place, read_bytes, regular, size_of
 from kvp.artifacts.files import atomic_write_bytes, foreign, parse_json
 from kvp.artifacts.manifest import SEAL, Format, digest_json, unseal
 from kvp.errors import KvpError
@@ -101,11 +101,11 @@ def _opened(
     path: Path, error: type[KvpError], links: bool = True
 ) -> Iterator[tuple[BinaryIO, bytes, dict[str, Any], int]]:
     """A file behind its header, read and never mapped; header, entries, bytes that follow."""
-    flags = os.O_NONBLOCK | (0 if links else os.O_NOFOLLOW)  # it may become a pipe or a link
+    follow = 0 if links else os.O_NOFOLLOW  # it may become a link
     try:
         if not path.is_file() or (path.is_symlink() and not links):
             raise error(f"{path} {'is no regular file' if path.exists() else 'is missing'}")
-        with open(path, "rb", opener=lambda name, mode: os.open(name, mode | flags)) as stream:
+        with open(path, "rb", opener=lambda name, mode: regular(name, mode | follow)) as stream:
             with foreign(path, error, "is not a readable safetensors file"):
                 length = os.fstat(stream.fileno()).st_size
                 head = stream.read(8)
