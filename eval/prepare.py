@@ -95,6 +95,7 @@ def load_all(
 
 
 TASKS_OF_FLAG = {
+    "chat": re.compile("chat"),
     "text": re.compile("text"),
     "data": re.compile("data|longbench_.*|scbench_.*"),
     "metric": re.compile("data|niah_heatmap"),

@@ -20,6 +20,8 @@ USER_ERROR = 2
 INTERRUPTED = 130
 TERMINATED = 143
 BROKEN_PIPE = 141
+_LONGEST = 2000
+"""Characters of a line that a program ends with: more is a value that somebody gave."""
 
 
 class KvpError(Exception):
@@ -79,27 +81,50 @@ def call_program(
 ) -> int:
     """Call `program` and return the exit code.
 
-    0 on success; 2 on a `KvpError` and on an OSError (disk full, no permission), each one line on
-    stderr; 130 on Ctrl-C, 143 on SIGTERM. `again` says what an interrupted run left behind, notes
-    of the exception how far it came.
+    0 on success; 2 on a `KvpError`, on an OSError (disk full, no permission) and where memory ends,
+    each one line on stderr; 130 on Ctrl-C, 143 on SIGTERM. `again` says what an interrupted run
+    left behind, notes of the exception how far it came.
     """
     try:
         with _sigterm_raises(prog):
             program()
+            _flush()
     except KvpError as error:
         return _end(prog, error, f"error: {error}", USER_ERROR)
     except KeyboardInterrupt as error:
         return _end(prog, error, "interrupted", INTERRUPTED, again)
     except Terminated as error:
         return _end(prog, error, "terminated", TERMINATED, again)
+    except (MemoryError, RuntimeError) as error:  # torch has errors of its own
+        if not isinstance(error, MemoryError) and "allocate" not in str(error):
+            raise
+        return _end(prog, error, f"error: out of memory ({first_line(error)})", USER_ERROR)
     except BrokenPipeError:
+        _forget_output()
         sys.stderr.close()  # the reader of the output has gone: say nothing
         return BROKEN_PIPE
     except OSError as error:
+        _forget_output()
         names = [str(name) for name in (error.filename, error.filename2) if name is not None]
         parts = [*(" -> ".join(names),) * bool(names), error.strerror or str(error)]
         return _end(prog, error, f"error: {': '.join(parts)}", USER_ERROR)
     return 0
+
+
+def _flush() -> None:
+    """Bring what was printed to where it goes, or raise an OSError that says so."""
+    try:
+        print(end="", flush=True)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, "standard output") from None
+
+
+def _forget_output() -> None:
+    """Let Python, when it ends, not try once more to write what its standard output refuses."""
+    try:
+        _flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @contextmanager
@@ -146,7 +171,8 @@ os.register_at_fork(
 
 def _end(prog: str, error: BaseException, message: str, code: int, *more: str) -> int:
     parts = (message, *getattr(error, "__notes__", ()), *more)
-    line = " ".join("; ".join(parts).split())  # what a file names must not steer the terminal
+    line = " ".join("; ".join(parts).split())[:_LONGEST]
+    # What a file names must not steer the terminal.
     shown = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in line)
     print(f"{prog}: {shown}", file=sys.stderr)
     return code

@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import AfterValidator, Field, TypeAdapter
+from pydantic import AfterValidator, Field, TypeAdapter, create_model
 from torch import Tensor
-from typing_extensions import TypedDict
 
 from kvp.artifacts.claim import FolderKind
 from kvp.artifacts.files import foreign
@@ -37,68 +36,36 @@ WEIGHTS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 HEAD_FILES = r"layer_\d+_head_\d+\.safetensors"
 """Regular expression of the files of a policy but its index."""
 
-_Name = Annotated[str, AfterValidator(plain_name)]
-_Number = Annotated[float, Field(ge=-(2.0**60), le=2.0**60)]
-_Count = Annotated[int, Field(ge=0, le=2**60)]
+_NAME, _NUMBER = Annotated[str, AfterValidator(plain_name)], Annotated[int, Field(ge=0, le=2**60)]
+_SHA256, _KNOTS = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")], list[list[float]]
+_DATA = create_model(
+    "Data", tasks=(list[_NAME], []), length=(_NUMBER, 0), name=(str, ""),
+    digest=(str | None, None), files=(list[str], []),
+)  # fmt: skip
+_TRAINING = create_model(
+    "Training",
+    seed=(_NUMBER | None, None),
+    command=(list[str], []),
+    recipe=(create_model("Recipe", objective=(_NAME | None, None), label=(_NAME | None, None)), {}),
+    text=(create_model("Text", data=(_DATA | None, None), command=(list[str], [])), {}),
+)
+_INDEX = create_model(
+    "Index",
+    architecture=str,
+    hyperparameters=dict[str, Any],
+    geometry=dict[str, Any],
+    heads=Annotated[list[_NUMBER], Field(min_length=2, max_length=2)] | None,
+    model=dict[str, _NAME | None],
+    rope=Literal["post"],
+    features=list[str],
+    weights=Literal["float32", "bfloat16"],
+    files=dict[str, create_model("File", sha256=_SHA256, bytes=_NUMBER)],
+    calibration=create_model("Calibration", target=_NAME, scores=_KNOTS, values=_KNOTS) | None,
+    training=_TRAINING,
+    held_out=list[dict[str, float | _NAME | None]],
+)
+FORMAT = Format("kvp-policy", 1, partial(TypeAdapter(_INDEX).validate_python, strict=True))
 
-
-class _File(TypedDict):
-    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-    bytes: _Count
-
-
-class _Calibration(TypedDict):
-    target: _Name
-    scores: list[list[float]]
-    values: list[list[float]]
-
-
-class _Data(TypedDict, total=False):
-    name: _Name
-    tasks: list[_Name]
-    length: _Count
-    digest: str | None
-    files: list[str]
-
-
-class _Text(TypedDict, total=False):
-    data: _Data | None
-    answers: _Name
-    command: list[str]
-
-
-class _Recipe(TypedDict, total=False):
-    objective: _Name | None
-    label: _Name | None
-    steps: _Count
-
-
-class _Training(TypedDict, total=False):
-    seed: _Count | None
-    command: list[str]
-    recipe: _Recipe
-    text: _Text
-
-
-class _Facts(TypedDict):
-    model: dict[str, _Name | None]
-    training: _Training
-
-
-class _Index(_Facts):
-    architecture: str
-    hyperparameters: dict[str, Any]
-    geometry: dict[str, Any]
-    heads: Annotated[list[_Count], Field(min_length=2, max_length=2)] | None
-    rope: Literal["post"]
-    features: list[str]
-    weights: Literal["float32", "bfloat16"]
-    files: dict[str, _File]
-    calibration: _Calibration | None
-    held_out: list[dict[str, _Number | _Name | None]]
-
-
-FORMAT = Format("kvp-policy", 1, partial(TypeAdapter(_Index).validate_python, strict=True))
 POLICY = FolderKind(noun="policy", marker=INDEX, error=PolicyError, format=FORMAT, begun=HEAD_FILES)
 
 
@@ -134,12 +101,6 @@ class Shard:
     """Map of every ranker, None where there is none."""
     source: PolicySource
     """Where it was found."""
-
-
-def check_facts(model: Mapping[str, Any], training: Mapping[str, Any]) -> None:
-    """Raise ValueError where a policy cannot record these, of which `PolicyMeta` tells."""
-    facts = json.loads(json.dumps({"model": dict(model), "training": dict(training)}))
-    TypeAdapter(_Facts).validate_python(facts, strict=True)
 
 
 def head_file(layer: int, head: int) -> str:

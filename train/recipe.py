@@ -99,7 +99,9 @@ class RankerSettings(Group):
     """Rows of the position table (paper architecture), tokens."""
 
     MINIMUMS: ClassVar[Bounds] = {"hidden": 1, "blocks": 1, "neighbours": 0, "max_positions": 1}
-    MAXIMUMS: ClassVar[Bounds] = {"blocks": 2, "neighbours": 1024}
+    MAXIMUMS: ClassVar[Bounds] = {
+        "hidden": 2**16, "blocks": 2, "neighbours": 1024, "max_positions": 2**24,
+    }  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -40,7 +40,7 @@ def run(config: TrainConfig, sources: Sources | None = None) -> None:
     else:
         workers = this_worker(recipe.contexts)  # the first one writes
     if config.dry_run:
-        from train.dry_run import print_memory  # brings transformers
+        from train.data.model_traces import print_memory  # brings transformers
 
         print_memory(config, recipe)
         return

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from kvp.artifacts.addresses import Place, is_address
-from kvp.artifacts.files import atomic_write_bytes, foreign, parse_json
+from kvp.artifacts.files import atomic_write_bytes, foreign, naming, parse_json
 from kvp.errors import KvpError, StoreError
 from kvp.version import __version__
 
@@ -29,7 +29,7 @@ SEAL = "sha256"
 
 GGUF = ".gguf"
 """How names of GGUF files end."""
-_PATHS = re.compile(r"[^,=:]*/[^,=:]*")
+_PATHS = re.compile(r"(?<![^,=:])[^,=:/]*/[^,=:]*")
 """Parts of a setting that may be a path: `ruler:0.5,notes/chats.jsonl:0.5` has one."""
 
 _NOT_SHOWN = re.compile(
@@ -141,7 +141,7 @@ def differences(theirs: object, ours: object, name: str = "") -> list[str]:
 
 def sha256_file(path: Path) -> str:
     """SHA-256 (hex) of a file's bytes."""
-    with path.open("rb") as stream:
+    with naming(path), path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 

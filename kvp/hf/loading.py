@@ -33,7 +33,7 @@ from kvp.hf.model_access import check_model, check_weights
 from kvp.hf.model_config import check_config, geometry_of
 from kvp.hub import folder_meant
 from kvp.plugins import require
-from kvp.program.names import MODEL_FILE, MODELS, NANO, check_model_name
+from kvp.program.names import MODEL_FILE, NANO, check_model_name
 from kvp.program.progress import phase, quiet_logs
 from kvp.program.settings import DtypeName, ModelConfig, Rank, local_rank
 
@@ -221,11 +221,8 @@ def _load(
     except ModelError:
         raise
     except Exception as error:  # whatever libraries raise on files that are damaged or hostile
-        here = (
-            ""
-            if Path(source).exists()
-            else f"no folder here{folder_meant(name, MODELS, MODEL_FILE)}; "
-        )
+        near = folder_meant(name, [NANO], MODEL_FILE)
+        here = "" if Path(source).exists() else f"no folder here{near}; "
         raise ModelError(f"--model {name}: no {what} ({here}{first_line(error)})") from error
 
 

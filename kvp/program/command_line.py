@@ -12,6 +12,7 @@ import inspect
 import itertools
 import math
 import os
+import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,6 +33,7 @@ ConfigT = TypeVar("ConfigT", bound="Group")
 _SWITCHES = ("print_config", "help", "help_all", "version")
 _YES = ("true", "yes", "on")
 _NO = ("false", "no", "off")
+_NO_NAME = re.compile("[\0\ud800-\udc7f\udd00-\udfff]")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,6 +129,8 @@ def parse_value(flag: Flag, value: object) -> object:
         return _number(flag, value)
     if not isinstance(value, str):
         raise UsageError(f"--{flag.name} must be text; in YAML put it in quotes, got {value!r}")
+    if _NO_NAME.search(value):
+        raise UsageError(f"--{flag.name} holds characters that no name can: {value!r}")
     return value
 
 
@@ -173,6 +177,8 @@ def flags_given(argv: Sequence[str], config_class: type[Any]) -> list[tuple[str,
         name = name.replace("-", "_")
         if name not in (*known, *_SWITCHES, "config"):
             hint = did_you_mean(name, [*known, *_SWITCHES, "config"], "--")
+            if name == "compression_ratio" and (budget := {"budget", "budgets"} & {*known}):
+                hint = f" (a ratio of 0.3 evicts 30%: give --{budget.pop()} 70%)"
             raise UsageError(f"unknown flag --{name}{hint}; --help_all lists all")
         if not equals:
             following = words[-1] if words else "--"
@@ -193,7 +199,8 @@ def _yaml(path: str, known: Sequence[str]) -> dict[str, Any]:
 
     try:
         with open(path, encoding="utf-8") as file:
-            settings = yaml.safe_load(file)
+            text = file.read()
+        settings, tree = yaml.safe_load(text), yaml.compose(text)
     except OSError as error:
         raise UsageError(f"--config {path}: {error.strerror}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
@@ -201,7 +208,13 @@ def _yaml(path: str, known: Sequence[str]) -> dict[str, Any]:
         raise UsageError(f"--config {path} is no YAML file: {reason}") from None
     if not isinstance(settings, dict):
         raise UsageError(f"--config {path} must hold `name: value` lines")
-    for name in settings:
+    names = [key.value for key, _ in tree.value]
+    for name, value in settings.items():
+        if names.count(name) > 1:
+            raise UsageError(f"--config {path}: {name!r} is there twice")
+        parts = value if isinstance(value, list) else [value]
+        if any(isinstance(part, list | dict | set) for part in parts):  # by aliases without an end
+            raise UsageError(f"--config {path}: {name!r} holds lists or mappings")
         if name not in known:
             hint = did_you_mean(str(name), known)
             raise UsageError(f"--config {path}: unknown setting {name!r}{hint}")
@@ -327,17 +340,17 @@ def parse(
     preset = preset if isinstance(preset, str) else None
     flags = {flag.name: flag for flag in flags_of(config_class, preset)}
     if "version" in named:
-        print(f"{prog} {__version__}")
+        print(f"{prog} {__version__}", flush=True)
         raise SystemExit(0)
     if "help" in named or "help_all" in named:
         shown = set(flags) if "help_all" in named else set(visible_flags(config_class))
-        print(_help(list(flags.values()), shown, prog, description, examples))
+        print(_help(list(flags.values()), shown, prog, description, examples), flush=True)
         raise SystemExit(0)
     settings = _values(flags, from_files, given)
     if "print_config" in named:
         import yaml
 
-        print(yaml.safe_dump(settings, sort_keys=False), end="")
+        print(yaml.safe_dump(settings, sort_keys=False), end="", flush=True)
         raise SystemExit(0)
     missing = [_flag_text(flag) for flag in flags.values() if flag.name not in settings]
     if missing:

@@ -11,7 +11,8 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 from kvp.artifacts.addresses import is_address
-from kvp.artifacts.manifest import GGUF
+from kvp.artifacts.files import foreign
+from kvp.artifacts.manifest import GGUF, recorded_name
 from kvp.errors import ModelError, PolicyError, UsageError
 from kvp.hub import HubName, folder_meant, is_path
 from kvp.plugins import did_you_mean, is_object_name, module_exists
@@ -62,8 +63,6 @@ NANO, SMOLLM2, SMOLLM2_KV, QWEN = POLICIES = (
     "nano", "smollm2-135m-instruct", "smollm2-135m-instruct-kv", "qwen2.5-coder-0.5b-instruct",
 )  # fmt: skip
 """Bundled policies; the last two read keys and values, and no queries."""
-MODELS = (NANO, "HuggingFaceTB/SmolLM2-135M-Instruct", "Qwen/Qwen2.5-Coder-0.5B-Instruct")
-"""Models that kvp brings policies of; nano is bundled, too."""
 MODEL_FILE, POLICY_FILE = "config.json", "policy.json"
 """What a folder of either holds."""
 NEEDS_POLICIES = "--methods kvp needs --policies: a folder that kvp train made, nano, or org/name"
@@ -88,11 +87,15 @@ def plain_name(name: str) -> str:
 
 
 def check_model_name(name: str) -> None:
-    """Raise ModelError on a path without a model, and on the bundled model's name misspelt."""
+    """Raise ModelError on a path without a model, on the bundled model's name misspelt, and on a
+    name that artefacts cannot hold.
+    """
+    with foreign(f"--model {name}", ModelError, "cannot be recorded"):
+        plain_name(recorded_name(name))
     kind = "file" if name.endswith(GGUF) else "folder"
     near = "/" not in name and did_you_mean(name, [NANO], cutoff=0.75)
     if (near or is_path(name) or kind == "file") and not Path(name).exists():
-        raise ModelError(f"--model {name}: no such {kind}{folder_meant(name, MODELS, MODEL_FILE)}")
+        raise ModelError(f"--model {name}: no such {kind}{folder_meant(name, [NANO], MODEL_FILE)}")
 
 
 def labelled_policy(given: str) -> tuple[str, str]:

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from kvp.errors import StoreError, call_program
+from kvp.errors import StoreError, UsageError, call_program
 
 
 def _raise(error):
@@ -27,6 +27,11 @@ def _raise(error):
         (OSError("no file named"), 2, "p: error: no file named"),
         (PermissionError(errno.EACCES, "Permission denied", "q"), 2,
          "p: error: q: Permission denied"),
+        (UsageError(f"--out {'a' * 9_000}: no"), 2, f"p: error: --out {'a' * 1_987}"),
+        (MemoryError("Unable to allocate 3 TiB"), 2,
+         "p: error: out of memory (Unable to allocate 3 TiB)"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), 2,
+         "p: error: out of memory (DefaultCPUAllocator: can't allocate memory: you tried)"),
         (KeyboardInterrupt(), 130, "p: interrupted; the same command continues"),
     ],
 )  # fmt: skip
