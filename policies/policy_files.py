@@ -42,13 +42,16 @@ _DATA = create_model(
     "Data", tasks=(list[_NAME], []), length=(_NUMBER, 0), name=(str, ""),
     digest=(str | None, None), files=(list[str], []),
 )  # fmt: skip
-_TRAINING = create_model(
-    "Training",
-    seed=(_NUMBER | None, None),
-    command=(list[str], []),
-    recipe=(create_model("Recipe", objective=(_NAME | None, None), label=(_NAME | None, None)), {}),
-    text=(create_model("Text", data=(_DATA | None, None), command=(list[str], [])), {}),
+_RECIPE = create_model(
+    "Recipe", objective=(_NAME | None, None), label=(_NAME | None, None), steps=(_NUMBER, 0)
 )
+_TEXT = create_model(
+    "Text", data=(_DATA | None, None), answers=(_NAME, ""), command=(list[str], [])
+)
+_TRAINING = create_model(
+    "Training", seed=(_NUMBER | None, None), command=(list[str], []), recipe=(_RECIPE, {}),
+    text=(_TEXT, {}),
+)  # fmt: skip
 _INDEX = create_model(
     "Index",
     architecture=str,
@@ -136,6 +139,8 @@ def save_policy(
         raise ValueError(
             f"{rankers.total_kv_heads} rankers of head_dim {spec.head_dim} for {geometry}"
         )
+    if len(meta.held_out) not in (0, len(heads)):
+        raise ValueError(f"held_out is of {len(meta.held_out)} heads")
     weights = {dtype: name for name, dtype in WEIGHTS.items()}.get(rankers.dtype)
     if weights is None:
         raise ValueError(f"weights of a policy are {' or '.join(WEIGHTS)}, not {rankers.dtype}")

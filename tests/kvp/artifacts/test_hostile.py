@@ -69,7 +69,7 @@ def _make(kind, folder):
         rankers = HeadRankers(RankerSpec(head_dim=4, hidden=4), 2, torch.Generator().manual_seed(0))
         text = {"data": {"name": "d", "tasks": ["t"], "length": 8}, "answers": "a", "command": []}
         recipe = {"objective": CODE, "label": "l", "steps": 9}
-        meta = PolicyMeta(geometry=SIZE, model={"id": "m"}, held_out=[{"skill": 1}],
+        meta = PolicyMeta(geometry=SIZE, model={"id": "m"}, held_out=[{"skill": 1}] * 2,
                           training={"seed": 3, "recipe": recipe, "text": text})  # fmt: skip
         save_policy(folder, rankers, meta)
 
