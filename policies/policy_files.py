@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import AfterValidator, Field, TypeAdapter, create_model
+from pydantic import AfterValidator, Field, TypeAdapter
 from torch import Tensor
+from typing_extensions import TypedDict
 
 from kvp.artifacts.claim import FolderKind
 from kvp.artifacts.files import foreign
@@ -36,38 +37,69 @@ WEIGHTS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 HEAD_FILES = r"layer_\d+_head_\d+\.safetensors"
 """Regular expression of the files of a policy but its index."""
 
-_NAME, _NUMBER = Annotated[str, AfterValidator(plain_name)], Annotated[int, Field(ge=0, le=2**60)]
-_SHA256, _KNOTS = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")], list[list[float]]
-_DATA = create_model(
-    "Data", tasks=(list[_NAME], []), length=(_NUMBER, 0), name=(str, ""),
-    digest=(str | None, None), files=(list[str], []),
-)  # fmt: skip
-_RECIPE = create_model(
-    "Recipe", objective=(_NAME | None, None), label=(_NAME | None, None), steps=(_NUMBER, 0)
-)
-_TEXT = create_model(
-    "Text", data=(_DATA | None, None), answers=(_NAME, ""), command=(list[str], [])
-)
-_TRAINING = create_model(
-    "Training", seed=(_NUMBER | None, None), command=(list[str], []), recipe=(_RECIPE, {}),
-    text=(_TEXT, {}),
-)  # fmt: skip
-_INDEX = create_model(
-    "Index",
-    architecture=str,
-    hyperparameters=dict[str, Any],
-    geometry=dict[str, Any],
-    heads=Annotated[list[_NUMBER], Field(min_length=2, max_length=2)] | None,
-    model=dict[str, _NAME | None],
-    rope=Literal["post"],
-    features=list[str],
-    weights=Literal["float32", "bfloat16"],
-    files=dict[str, create_model("File", sha256=_SHA256, bytes=_NUMBER)],
-    calibration=create_model("Calibration", target=_NAME, scores=_KNOTS, values=_KNOTS) | None,
-    training=_TRAINING,
-    held_out=list[dict[str, float | _NAME | None]],
-)
-FORMAT = Format("kvp-policy", 1, partial(TypeAdapter(_INDEX).validate_python, strict=True))
+_Name = Annotated[str, AfterValidator(plain_name)]
+_Number = Annotated[int, Field(ge=0, le=2**60)]
+_Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+_Range = Annotated[list[_Number], Field(min_length=2, max_length=2)]
+_Knots = list[list[float]]
+
+
+class _File(TypedDict):
+    sha256: _Digest
+    bytes: _Number
+
+
+class _Calibration(TypedDict):
+    target: _Name
+    scores: _Knots
+    values: _Knots
+
+
+class _Data(TypedDict, total=False):
+    name: str
+    tasks: list[_Name]
+    length: _Number
+    digest: str | None
+    files: list[str]
+
+
+class _Text(TypedDict, total=False):
+    data: _Data | None
+    answers: _Name
+    command: list[str]
+
+
+class _Recipe(TypedDict, total=False):
+    objective: _Name | None
+    label: _Name | None
+    steps: _Number
+
+
+class _Training(TypedDict, total=False):
+    seed: _Number | None
+    command: list[str]
+    recipe: _Recipe
+    text: _Text
+
+
+class _Index(TypedDict):
+    """What `policy.json` holds, as docs/formats.md says."""
+
+    architecture: str
+    hyperparameters: dict[str, Any]
+    geometry: dict[str, Any]
+    heads: _Range | None
+    model: dict[str, _Name | None]
+    rope: Literal["post"]
+    features: list[str]
+    weights: Literal["float32", "bfloat16"]
+    files: dict[str, _File]
+    calibration: _Calibration | None
+    training: _Training
+    held_out: list[dict[str, float | _Name | None]]
+
+
+FORMAT = Format("kvp-policy", 1, partial(TypeAdapter(_Index).validate_python, strict=True))
 
 POLICY = FolderKind(noun="policy", marker=INDEX, error=PolicyError, format=FORMAT, begun=HEAD_FILES)
 

@@ -80,7 +80,7 @@ def _export(job: Job, module: RankerTraining, manifest: dict[str, Any]) -> None:
             f"(now {job.recipe.lr:g}), in a new --out"
         )
     if job.recipe.objective in OF_ORDER:  # it had no gradient but rounding, and compares no heads
-        best.score_bias.zero_()
+        best.get_parameter("score_bias").zero_()
     calibration, target = None, config.calibration
     if target != "none":
         points = job.validation_points(config.calibration_contexts)

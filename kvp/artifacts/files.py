@@ -37,7 +37,7 @@ Record = dict[str, Any]
 CHECKSUM = "checksum"
 """Key of a line's checksum: the first 16 hex digits of the SHA-256 of all its other keys."""
 _DAMAGED = "is damaged or not what kvp writes"
-CLAIMED: WeakValueDictionary[Path, Any] = WeakValueDictionary()
+CLAIMED: WeakValueDictionary[Place, Any] = WeakValueDictionary()
 """Folders that this process writes (`kvp.artifacts.claim`), by their paths."""
 _PARTIAL = re.compile(r".+\.[0-9a-f]{8}\.partial", re.DOTALL)
 
@@ -140,9 +140,9 @@ def naming(path: Place) -> Iterator[None]:
         yield
     except (OSError, RuntimeError) as problem:
         cause: BaseException | None = problem
-        while cause and not isinstance(cause, OSError):
+        while cause is not None and not isinstance(cause, OSError):
             cause = cause.__context__
-        if cause is None:
+        if not isinstance(cause, OSError):
             raise
         check_claims(path)
         raise OSError(cause.errno, cause.strerror or str(cause), str(path)) from problem
