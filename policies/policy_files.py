@@ -119,6 +119,11 @@ class PolicyMeta:
     heads: range | None = None
     """KV heads of a shard, which is a policy of some heads only; None for all."""
 
+    def __post_init__(self) -> None:
+        """Raise ValueError where `held_out` is of other heads."""
+        if len(self.held_out) not in (0, len(self.head_range)):
+            raise ValueError(f"held_out is of {len(self.held_out)} heads")
+
     @property
     def head_range(self) -> range:
         """KV heads that have rankers here."""
@@ -171,8 +176,6 @@ def save_policy(
         raise ValueError(
             f"{rankers.total_kv_heads} rankers of head_dim {spec.head_dim} for {geometry}"
         )
-    if len(meta.held_out) not in (0, len(heads)):
-        raise ValueError(f"held_out is of {len(meta.held_out)} heads")
     weights = {dtype: name for name, dtype in WEIGHTS.items()}.get(rankers.dtype)
     if weights is None:
         raise ValueError(f"weights of a policy are {' or '.join(WEIGHTS)}, not {rankers.dtype}")
@@ -277,8 +280,6 @@ def load_shard(name: str | Path | PolicySource) -> Shard:
         names = _head_files(geometry, meta.head_range) if fits and records else []
         if not names or set(records) != set(names):
             raise ValueError(f"its files do not cover {geometry}")
-        if len(meta.held_out) not in (0, len(names)):
-            raise ValueError(f"held_out is of {len(meta.held_out)} heads")
         dtype = WEIGHTS[content["weights"]]
     states = [_read_head(target / file, records[file], spec, dtype) for file in names]
     rankers = HeadRankers.from_head_states(spec, states)

@@ -129,8 +129,8 @@ def parse_value(flag: Flag, value: object) -> object:
         return _number(flag, value)
     if not isinstance(value, str):
         raise UsageError(f"--{flag.name} must be text; in YAML put it in quotes, got {value!r}")
-    if _NO_NAME.search(value):
-        raise UsageError(f"--{flag.name} holds characters that no name can: {value!r}")
+    if odd := _NO_NAME.search(value):
+        raise UsageError(f"--{flag.name} has the character {odd[0]!a}, got {value!r}")
     return value
 
 

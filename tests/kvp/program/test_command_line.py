@@ -133,8 +133,8 @@ def test_flags_go_before_yaml_before_the_preset(tmp_path):
         (["--out"], "--out needs a value"),
         (["--config", "no-such.yaml"], "--config no-such.yaml: No such file or directory"),
         (["--out", "o", "stray"], "unknown argument 'stray'"),
-        (["--out", "a\0b"], "--out holds characters that no name can: 'a\\x00b'"),
-        (["--out", "a\ud800"], "--out holds characters that no name can: 'a\\ud800'"),
+        (["--out", "a\0b"], "--out has the character '\\x00', got 'a\\x00b'"),
+        (["--out", "a\ud800"], "--out has the character '\\ud800', got 'a\\ud800'"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_one_line_that_says_what_to_do(argv, message):
@@ -159,7 +159,7 @@ _BOMB = "".join(f", &a{n + 1} [*a{n}, *a{n}]" for n in range(60))
         ("steps: 3\nrate: 1\nsteps: 4", "'steps' is there twice"),
         ("heads: [[a, a]]", "'heads' holds lists or mappings"),
         (f"heads: [&a0 [x, x]{_BOMB}]", "'heads' holds lists or mappings"),
-        ('heads: "a\\0b"', "--heads holds characters that no name can"),
+        ('heads: "a\\0b"', "--heads has the character '\\x00'"),
     ],
 )
 def test_a_mistake_in_yaml_is_one_line(tmp_path, text, message):
