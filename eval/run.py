@@ -77,7 +77,6 @@ from kvp.hf.loading import device_of_rank, model_of, tokenizer_of
 from kvp.hf.model_access import another_model, check_model, model_identity, name_of
 from kvp.hf.prefill import unwrap_model
 from kvp.hf.scorer_inputs import check_inputs
-from kvp.program.costs import span
 from kvp.program.progress import Progress, phase, say
 from kvp.program.ray_engine import do_with_ray
 from kvp.program.settings import DtypeName, Rank
@@ -270,6 +269,13 @@ def made_for_others(bench: Bench, prepared: Prepared) -> list[str]:
         made["--traces"] = prepared.traces.manifest.get("identity", {}).get("model")
     named = {what: another_model(bench.model, recorded) for what, recorded in made.items()}
     return [f"{what}: made on {name}" for what, name in named.items() if name is not None]
+
+
+def span(seconds: float) -> str:
+    """A time span for people: `40 s`, `12 min`, `3.5 h`."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 2 * 3600 else f"{seconds / 3600:.1f} h"
 
 
 def estimate(bench: Bench, prepared: Prepared) -> list[Record]:

@@ -123,8 +123,7 @@ def call_program(
 def _flush() -> None:
     """Bring what was printed to where it goes, or raise an OSError that says so."""
     try:
-        if sys.stdout is not None:
-            sys.stdout.flush()
+        print(end="", flush=True)
     except OSError as error:
         raise OSError(error.errno, error.strerror, "standard output") from None
 

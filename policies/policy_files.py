@@ -38,25 +38,27 @@ HEAD_FILES = r"layer_\d+_head_\d+\.safetensors"
 """Regular expression of the files of a policy but its index."""
 
 _Name = Annotated[str, AfterValidator(plain_name)]
-_Number = Annotated[float, Field(ge=-(2.0**60), le=2.0**60)]
-_Count = Annotated[int, Field(ge=0, le=2**60)]
+_Number = Annotated[int, Field(ge=0, le=2**60)]
+_Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+_Range = Annotated[list[_Number], Field(min_length=2, max_length=2)]
+_Knots = list[list[float]]
 
 
 class _File(TypedDict):
-    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-    bytes: _Count
+    sha256: _Digest
+    bytes: _Number
 
 
 class _Calibration(TypedDict):
     target: _Name
-    scores: list[list[float]]
-    values: list[list[float]]
+    scores: _Knots
+    values: _Knots
 
 
 class _Data(TypedDict, total=False):
-    name: _Name
+    name: str
     tasks: list[_Name]
-    length: _Count
+    length: _Number
     digest: str | None
     files: list[str]
 
@@ -70,35 +72,35 @@ class _Text(TypedDict, total=False):
 class _Recipe(TypedDict, total=False):
     objective: _Name | None
     label: _Name | None
-    steps: _Count
+    steps: _Number
 
 
 class _Training(TypedDict, total=False):
-    seed: _Count | None
+    seed: _Number | None
     command: list[str]
     recipe: _Recipe
     text: _Text
 
 
-class _Facts(TypedDict):
-    model: dict[str, _Name | None]
-    training: _Training
+class _Index(TypedDict):
+    """What `policy.json` holds, as docs/formats.md says."""
 
-
-class _Index(_Facts):
     architecture: str
     hyperparameters: dict[str, Any]
     geometry: dict[str, Any]
-    heads: Annotated[list[_Count], Field(min_length=2, max_length=2)] | None
+    heads: _Range | None
+    model: dict[str, _Name | None]
     rope: Literal["post"]
     features: list[str]
     weights: Literal["float32", "bfloat16"]
     files: dict[str, _File]
     calibration: _Calibration | None
-    held_out: list[dict[str, _Number | _Name | None]]
+    training: _Training
+    held_out: list[dict[str, float | _Name | None]]
 
 
 FORMAT = Format("kvp-policy", 1, partial(TypeAdapter(_Index).validate_python, strict=True))
+
 POLICY = FolderKind(noun="policy", marker=INDEX, error=PolicyError, format=FORMAT, begun=HEAD_FILES)
 
 
@@ -117,6 +119,11 @@ class PolicyMeta:
     heads: range | None = None
     """KV heads of a shard, which is a policy of some heads only; None for all."""
 
+    def __post_init__(self) -> None:
+        """Raise ValueError where `held_out` is of other heads."""
+        if len(self.held_out) not in (0, len(self.head_range)):
+            raise ValueError(f"held_out is of {len(self.held_out)} heads")
+
     @property
     def head_range(self) -> range:
         """KV heads that have rankers here."""
@@ -134,12 +141,6 @@ class Shard:
     """Map of every ranker, None where there is none."""
     source: PolicySource
     """Where it was found."""
-
-
-def check_facts(model: Mapping[str, Any], training: Mapping[str, Any]) -> None:
-    """Raise ValueError where a policy cannot record these, of which `PolicyMeta` tells."""
-    facts = json.loads(json.dumps({"model": dict(model), "training": dict(training)}))
-    TypeAdapter(_Facts).validate_python(facts, strict=True)
 
 
 def head_file(layer: int, head: int) -> str:
@@ -279,8 +280,6 @@ def load_shard(name: str | Path | PolicySource) -> Shard:
         names = _head_files(geometry, meta.head_range) if fits and records else []
         if not names or set(records) != set(names):
             raise ValueError(f"its files do not cover {geometry}")
-        if len(meta.held_out) not in (0, len(names)):
-            raise ValueError(f"held_out is of {len(meta.held_out)} heads")
         dtype = WEIGHTS[content["weights"]]
     states = [_read_head(target / file, records[file], spec, dtype) for file in names]
     rankers = HeadRankers.from_head_states(spec, states)

@@ -28,12 +28,14 @@ from kvp.hf.model_access import (
     weights_digest,
 )
 from kvp.hf.trace import Recorded, check_reach, collect_all, default_batch_size
-from kvp.program.costs import COMPRESSED
 from kvp.program.progress import Progress, phase
 from kvp.program.ray_engine import do_with_ray
 from kvp.store import StorePlan, Trace, TraceWriter, planned_bytes
 from kvp.store.metadata import STORE, committed
 from trace_collect.config import CollectConfig
+
+COMPRESSED = {"float32": 0.9, "float16": 0.7, "bfloat16": 0.7}
+"""Share of the raw bytes that compression leaves, cautiously; 16-bit traces measured 0.69."""
 
 
 def run(config: CollectConfig) -> None:

@@ -44,7 +44,7 @@ def run(config: TrainConfig, sources: Sources | None = None) -> None:
             "process trains its share of the KV heads, then kvp merge"
         )
     if config.dry_run:
-        from train.dry_run import print_memory  # brings transformers
+        from train.data.model_traces import print_memory  # brings transformers
 
         print_memory(config, recipe)
         return

@@ -107,18 +107,13 @@ class OutputFolder(AbstractContextManager["OutputFolder"]):
 
     def check(self) -> None:
         """Raise the kind's error where a folder on a disk was deleted, moved or replaced since."""
-        if not self._is_there():
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.stat(self._lock), os.fstat(self._handle)):
+                return
+        if isinstance(self.path, Path):
             raise self._kind.error(
                 f"--out {self.path} was deleted, moved or replaced meanwhile; repeat the command"
             )
-
-    def _is_there(self) -> bool:
-        if not isinstance(self.path, Path):
-            return True
-        try:
-            return os.path.samestat(os.stat(self._lock), os.fstat(self._handle))
-        except FileNotFoundError:
-            return False
 
     def _take(self) -> None:
         """Take the lock; raises the kind's error, naming the holder, where it is taken."""
@@ -210,11 +205,13 @@ class OutputFolder(AbstractContextManager["OutputFolder"]):
             self._copy.cleanup()
             self._copy = None
         if self._close.alive:
-            if self._is_there() and _locked(self._handle, fcntl.LOCK_EX):
-                if isinstance(self.path, Path):
-                    for name in [name for name, _ in files_below(self.path) if is_partial(name)]:
-                        (self.path / name).unlink(missing_ok=True)
-                self._lock.unlink(missing_ok=True)
+            with suppress(self._kind.error):  # of what has taken its place nothing is ours
+                self.check()
+                if _locked(self._handle, fcntl.LOCK_EX):
+                    if isinstance(self.path, Path):
+                        for name in [n for n, _ in files_below(self.path) if is_partial(n)]:
+                            (self.path / name).unlink(missing_ok=True)
+                    self._lock.unlink(missing_ok=True)
             self._close()
         if isinstance(self.path, Path):
             CLAIMED.pop(self.path, None)

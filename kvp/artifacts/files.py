@@ -37,7 +37,7 @@ Record = dict[str, Any]
 CHECKSUM = "checksum"
 """Key of a line's checksum: the first 16 hex digits of the SHA-256 of all its other keys."""
 _DAMAGED = "is damaged or not what kvp writes"
-CLAIMED: WeakValueDictionary[Path, Any] = WeakValueDictionary()
+CLAIMED: WeakValueDictionary[Place, Any] = WeakValueDictionary()
 """Folders that this process writes (`kvp.artifacts.claim`), by their paths."""
 _PARTIAL = re.compile(r".+\.[0-9a-f]{8}\.partial", re.DOTALL)
 

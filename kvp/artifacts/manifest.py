@@ -29,7 +29,7 @@ SEAL = "sha256"
 
 GGUF = ".gguf"
 """How names of GGUF files end."""
-_PATHS = re.compile(r"[^,=:]*/[^,=:]*")
+_PATHS = re.compile(r"(?<![^,=:])[^,=:/]*/[^,=:]*")
 """Parts of a setting that may be a path: `ruler:0.5,notes/chats.jsonl:0.5` has one."""
 
 _NOT_SHOWN = re.compile(

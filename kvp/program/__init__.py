@@ -1,1 +1,1 @@
-"""Programs: their table, settings, command line, names, progress and costs."""
+"""Programs: their table, settings, command line, names and progress."""

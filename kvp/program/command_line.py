@@ -12,6 +12,7 @@ import inspect
 import itertools
 import math
 import os
+import re
 import reprlib
 import sys
 import textwrap
@@ -34,6 +35,7 @@ ConfigT = TypeVar("ConfigT", bound="Group")
 _SWITCHES = ("print_config", "help", "help_all", "version")
 _YES = ("true", "yes", "on")
 _NO = ("false", "no", "off")
+_NO_NAME = re.compile("[\0\ud800-\udc7f\udd00-\udfff]")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,9 +131,7 @@ def parse_value(flag: Flag, value: object) -> object:
         return text in _YES
     if flag.kind in (int, float):
         return _number(flag, value)
-    if not isinstance(value, str):
-        raise UsageError(f"--{flag.name} must be text; in YAML put it in quotes, got {value!r}")
-    return value
+    return _text(flag, value)
 
 
 def python_value(flag: Flag, value: object) -> object:
@@ -209,9 +209,12 @@ def _yaml(path: str, known: Sequence[str]) -> dict[str, Any]:
     if not isinstance(settings, dict):
         raise UsageError(f"--config {path} must hold `name: value` lines")
     names = [key.value for key, _ in tree.value]
-    for name in settings:
+    for name, value in settings.items():
         if names.count(name) > 1:
             raise UsageError(f"--config {path}: {name!r} is there twice")
+        parts = value if isinstance(value, list) else [value]
+        if any(isinstance(part, list | dict | set) for part in parts):  # by aliases without an end
+            raise UsageError(f"--config {path}: {name!r} holds lists or mappings")
         if name not in known:
             hint = did_you_mean(str(name), known)
             raise UsageError(f"--config {path}: unknown setting {name!r}{hint}")
@@ -279,6 +282,14 @@ def _default(default: object, values: Mapping[str, Any]) -> str:
 
 def _value_text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _text(flag: Flag, value: object) -> str:
+    if not isinstance(value, str):
+        raise UsageError(f"--{flag.name} must be text; in YAML put it in quotes, got {value!r}")
+    if odd := _NO_NAME.search(value):
+        raise UsageError(f"--{flag.name} has the character {odd[0]!a}, got {value!r}")
+    return value
 
 
 def _number(flag: Flag, value: object) -> int | float:

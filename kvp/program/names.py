@@ -11,7 +11,8 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 from kvp.artifacts.addresses import is_address
-from kvp.artifacts.manifest import GGUF
+from kvp.artifacts.files import foreign
+from kvp.artifacts.manifest import GGUF, recorded_name
 from kvp.errors import ModelError, PolicyError, UsageError
 from kvp.hub import HubName, folder_meant, is_path
 from kvp.plugins import did_you_mean, is_object_name, module_exists
@@ -86,7 +87,11 @@ def plain_name(name: str) -> str:
 
 
 def check_model_name(name: str) -> None:
-    """Raise ModelError on a path without a model, and on the bundled model's name misspelt."""
+    """Raise ModelError on a path without a model, on the bundled model's name misspelt, and on a
+    name that artefacts cannot hold.
+    """
+    with foreign(f"--model {name}", ModelError, "cannot be recorded"):
+        plain_name(recorded_name(name))
     kind = "file" if name.endswith(GGUF) else "folder"
     near = "/" not in name and did_you_mean(name, [NANO], cutoff=0.75)
     if (near or is_path(name) or kind == "file") and not Path(name).exists():

@@ -23,6 +23,8 @@ DtypeName = Literal["float32", "bfloat16", "float16"]
 AnswersName = Literal["model", "reference"]
 
 Bounds = Mapping[str, float]
+MANY = 10**7
+"""Of prompts and the like; a run of more would not end."""
 _DEVICE = re.compile(r"(cpu|mps|(cuda|xpu)(:\d{1,3})?)")
 
 
@@ -56,7 +58,7 @@ class Group:
                 if value is not None and not value >= minimum:
                     raise ValueError(f"--{name} must be at least {minimum:g}, got {value}")
             for name, maximum in vars(owner).get("MAXIMUMS", {}).items():
-                if (value := getattr(self, name)) > maximum:
+                if (value := getattr(self, name)) is not None and value > maximum:
                     raise ValueError(f"--{name} must be at most {maximum:,.0f}, got {value}")
 
     def check_names(self) -> None:

@@ -1,12 +1,13 @@
 """kvp compress: texts, messages and rows become context files, and what is refused in one line."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
 from kvp import compress, load_context, load_model, make_scorer
-from kvp.contexts import read_context
+from kvp.contexts import Context, read_context
 from kvp.errors import UsageError
 from kvp.program.table import main
 
@@ -73,7 +74,11 @@ def test_of_a_folder_all_texts_are_taken_and_the_others_named(tmp_path, capsys):
         (["a.txt"], "--out is missing"),
         (["a.txt", "--out", "x"], "--policy is missing"),
         (["a.txt", "--out", "x", "--policy", "nano", "--budget", "many"], "--budget: budget"),
-        (["a.txt", "--out", "x", "--method", "snapkv+ada"], "snapkv"),
+        (["a.txt", "--out", "x", "--method", "snapkv+ada"], "leave the allocator out: snapkv"),
+        (["a.txt", "--out", "x", "--policy", "nano+global"], "leave the allocator out: nano"),
+        (["a.txt", "--out", "x", "--policy", "smollm2-135m-instruct"],
+         "was trained for 30 layers x 3 KV heads (9 query heads, head_dim 64), the model has 5"),
+        (["a.txt", "--out", "x", "--method", "keydif"], "did you mean keydiff"),
         (["a.txt", "--out", "x", "--policy", "nope"], "there is no folder 'nope'"),
         (["rows.jsonl", "--out", "x", "--policy", "nano"], "none of its 1 rows"),
         (
@@ -81,7 +86,7 @@ def test_of_a_folder_all_texts_are_taken_and_the_others_named(tmp_path, capsys):
             "keys.jsonl: line 1: unknown key 'contxt' (did you mean context?): rename it",
         ),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_compressed_is_one_line(flags, message, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("a.txt").write_text(TEXT)
@@ -93,6 +98,22 @@ def test_what_cannot_be_compressed_is_one_line(flags, message, tmp_path, monkeyp
     assert len(said) == 1, said
     assert message in said[0]
     assert not Path("x").exists()
+
+
+def test_contexts_that_go_meanwhile_are_one_line(tmp_path, monkeypatch, capsys):
+    def write(context, folder):
+        path = whole(context, folder)
+        shutil.rmtree(folder)
+        return path
+
+    whole = Context.write
+    monkeypatch.setattr(Context, "write", write)
+    (tmp_path / "a.txt").write_text(TEXT)
+    given = [str(tmp_path / "a.txt"), "--method", "keydiff", "--out", str(tmp_path / "x")]
+    assert main(["compress", *given]) == 2
+    assert "was deleted, moved or replaced meanwhile; repeat" in capsys.readouterr().err
+    monkeypatch.undo()
+    assert main(["compress", *given]) == 0
 
 
 def test_names_do_in_python_and_allocators_do_not():

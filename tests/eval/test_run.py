@@ -14,7 +14,7 @@ import kvp
 from eval.config import EvalConfig
 from eval.evaluate import evaluate_together
 from eval.results.folder import load_results
-from eval.run import estimate
+from eval.run import estimate, span
 from kvp.data.sources import data_identity
 from kvp.data.task import Sample, TaskSettings
 from kvp.errors import ModelError
@@ -427,3 +427,8 @@ def test_rows_that_a_policy_was_trained_on_are_said(tmp_path, tiny_folder, tiny_
         results = load_results(out)
         assert (note in results.notes) == said
         assert results.manifest.get("policy_tasks") == ({"own": ["data"]} if said else None)
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(61, "61 s"), (600, "10 min"), (9000, "2.5 h")])
+def test_time_spans_for_people(seconds, text):
+    assert span(seconds) == text

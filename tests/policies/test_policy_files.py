@@ -170,7 +170,7 @@ def test_index_of_another_version_or_shape(policy_dir):
     _fails(policy_dir, "policy.json is of format")
     _edit(policy_dir, format="kvp-policy", format_version=2)
     _fails(policy_dir, "policy.json has format version 2, this kvp reads 1")
-    _edit(policy_dir, format_version=1, geometry={**GEOMETRY.to_dict(), "layers": 3})
+    _edit(policy_dir, format_version=1, held_out=[], geometry={**GEOMETRY.to_dict(), "layers": 3})
     _fails(policy_dir, "policy.json", "do not cover 3 layers")
     _edit(policy_dir, geometry={"layers": 2})
     _fails(policy_dir, "policy.json is damaged or not what kvp writes")

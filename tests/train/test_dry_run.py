@@ -3,9 +3,6 @@
 import re
 from pathlib import Path
 
-import pytest
-
-from kvp.program.costs import span
 from kvp.program.table import train as main
 
 QWEN = Path(__file__).parents[2] / "benchmarks" / "configs" / "qwen2.5-7b"
@@ -29,8 +26,3 @@ def test_the_memory_that_a_refusal_names_is_enough(model_folder, tmp_path, capsy
     (memory,) = re.findall(r"use fewer, or --memory_gb ([\d.]+)", capsys.readouterr().err)
     assert main([*flags, f"--memory_gb={memory}"]) == 0
     assert (tmp_path / "p" / "policy.json").is_file()
-
-
-@pytest.mark.parametrize(("seconds", "text"), [(61, "61 s"), (600, "10 min"), (9000, "2.5 h")])
-def test_time_spans_for_people(seconds, text):
-    assert span(seconds) == text

@@ -274,3 +274,21 @@ def too_short(recipe: Recipe, length: int) -> str:
 def memory_gb_for(kept: int) -> float:
     """The `--memory_gb` that so many bytes of traces ask for."""
     return math.ceil(kept / 0.75e8) / 10
+
+
+def print_memory(config: TrainConfig, recipe: Recipe) -> None:
+    """Print the RAM that the traces take, from the model's configuration alone.
+
+    Raises as the training itself would, as far as can be known.
+    """
+    model_config = load_config(config.model, revision=config.revision)
+    check_reach(model_config, config.model, config.length, config.max_new_tokens)
+    geometry = geometry_of(model_config)
+    training, validation = recipe.sequences or SEQUENCES, config.validation_sequences
+    _, kept = plan_memory(geometry, config, recipe, training, validation)
+    print(
+        f"{geometry}, {config.dtype}; {training} training and {validation} validation sequences of "
+        f"at most {config.length} + {config.max_new_tokens} tokens take {decimal(kept)} of RAM "
+        f"(--memory_gb {max(memory_gb_for(kept), config.memory_gb):g}); {recipe.steps:,} steps of "
+        f"{recipe.contexts} contexts\ndry run: nothing was written"
+    )

@@ -11,8 +11,6 @@ import logging
 import signal
 import threading
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +71,10 @@ def fit(
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    with warnings.catch_warnings(), _quiet_threads():
+    # TensorBoard's thread prints what a disk refuses, and raises it where the log is written, too.
+    hook = threading.excepthook
+    threading.excepthook = lambda told: None if issubclass(told[0], OSError) else hook(told)
+    with warnings.catch_warnings():
         # Lightning 2.6 uses a class that torch 2.13 deprecates.
         warnings.filterwarnings("ignore", message=r".*treespec, LeafSpec", category=FutureWarning)
         try:
@@ -89,14 +90,5 @@ def fit(
                 f"{checkpoint} is damaged or not of this run ({first_line(problem)}); delete it to "
                 "start this run again"
             ) from problem
-
-
-@contextmanager
-def _quiet_threads() -> Iterator[None]:
-    """Let who waits for a thread say that a disk refused it: TensorBoard's raises it there, too."""
-    hook = threading.excepthook
-    threading.excepthook = lambda told: None if issubclass(told[0], OSError) else hook(told)
-    try:
-        yield
-    finally:
-        threading.excepthook = hook
+        finally:
+            threading.excepthook = hook

@@ -7,21 +7,11 @@ from dataclasses import asdict, dataclass
 import torch
 
 from kvp.artifacts.addresses import place
-from kvp.artifacts.files import foreign
-from kvp.errors import StoreError
 from kvp.ranking import Protection
-from policies.policy_files import check_facts
 from train.config import TrainConfig
 from train.data.compression_points import CompressionPoint, held_out_points, protection_of
 from train.data.contexts import ContextSource
-from train.data.training_data import (
-    Traces,
-    TrainingData,
-    device_of,
-    open_store,
-    recorded_model,
-    recorded_text,
-)
+from train.data.training_data import Traces, TrainingData, device_of, open_store
 from train.job.run_folder import RunFolder
 from train.learning.initial_rankers import key_frequencies
 from train.recipe import Recipe
@@ -98,9 +88,6 @@ def prepare(config: TrainConfig, recipe: Recipe, sources: Sources | None) -> Job
     traces = training_data.traces
     recipe = recipe.for_traces(queries=traces.plan.store_queries)
     key_frequencies(traces, recipe)  # raises before anything is written
-    with foreign("the record of the traces", StoreError, "cannot stand in a policy"):
-        text = recorded_text(traces.manifest)
-        check_facts(recorded_model(traces.manifest), {"seed": config.seed, "text": text})
     identity["traces"] = training_data.identity
     return Job(
         config=config,

@@ -107,12 +107,16 @@ def test_a_weight_that_is_missing_or_not_finite_is_named(folder, value):
     assert re.search(message, refusal(str(folder)))
 
 
-def test_missing_and_damaged_parts_are_named(folder, tmp_path):
+def test_missing_and_damaged_parts_are_named(folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     assert "no such folder" in refusal(str(tmp_path / "nowhere"))
     assert "no such folder" in refusal("./nowhere")
     (tmp_path / "bare").mkdir()
     assert "no config.json" in refusal(str(tmp_path / "bare"))
-    assert "no model (no folder here; " in refusal("nobody/has-this-model")
+    for name in ("nobody/has-this-model", "Qwen/Qwen2.5-0.5B"):
+        assert "no model (no folder here; We couldn't connect to" in refusal(name)
+    shutil.copytree(folder, tmp_path / "models" / "qwen2.5-tiny")
+    assert "(did you mean models/qwen2.5-tiny?); We couldn't" in refusal("Qwen2.5-tiny")
     assert "no model" in refusal("not a model id!")
     without = shutil.copytree(folder, tmp_path / "without")
     for file in without.glob("token*"):

@@ -133,12 +133,17 @@ def test_flags_go_before_yaml_before_the_preset(tmp_path):
         (["--out"], "--out needs a value"),
         (["--config", "no-such.yaml"], "--config no-such.yaml: No such file or directory"),
         (["--out", "o", "stray"], "unknown argument 'stray'"),
+        (["--out", "a\0b"], "--out has the character '\\x00', got 'a\\x00b'"),
+        (["--out", "a\ud800"], "--out has the character '\\ud800', got 'a\\ud800'"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_one_line_that_says_what_to_do(argv, message):
     with pytest.raises(UsageError) as refusal:
         _parse(*argv)
     assert str(refusal.value) == message
+
+
+_BOMB = "".join(f", &a{n + 1} [*a{n}, *a{n}]" for n in range(60))
 
 
 @pytest.mark.parametrize(
@@ -151,6 +156,10 @@ def test_a_mistake_is_one_line_that_says_what_to_do(argv, message):
         ("rate: true", "--rate must be a number, got True"),
         ("- a list", "must hold `name: value` lines"),
         ("a: [", "is no YAML file"),
+        ("steps: 3\nrate: 1\nsteps: 4", "'steps' is there twice"),
+        ("heads: [[a, a]]", "'heads' holds lists or mappings"),
+        (f"heads: [&a0 [x, x]{_BOMB}]", "'heads' holds lists or mappings"),
+        ('heads: "a\\0b"', "--heads has the character '\\x00'"),
     ],
 )
 def test_a_mistake_in_yaml_is_one_line(tmp_path, text, message):

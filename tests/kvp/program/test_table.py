@@ -100,6 +100,12 @@ def test_a_misspelt_name_is_refused_before_torch_is_imported():
         "collect --model ./nano --out o": "--model ./nano: no such folder (did you mean nano?)",
         "tune --model org/x --methods kvp --out o": "tune: error: --methods kvp needs --policies",
         "train --traces here --out o": "kvp train: error: no trace store at here: no such folder",
+        "eval --compression_ratio 0.3": "(a ratio of 0.3 evicts 30%: give --budgets 70%)",
+        "compress a --compression-ratio 0.3": "(a ratio of 0.3 evicts 30%: give --budget 70%)",
+        "compress a --out o --policy nano+global": "engines hold as many tokens in every head and",
+        "eval --model a`b --out o": "cannot be recorded (ValueError: the name 'a`b' has the chara",
+        "eval --prompts 99999999 --out o": "--prompts must be at most 10,000,000, got 99999999",
+        "train --device cuda:99999 --traces t --out o": "--device must be cpu, cuda or cuda:INDEX",
         "verify there": "kvp verify: error: no trace store at there: no such folder; kvp collect",
         "report results": "kvp report: error: results is not a folder; give the results folder",
         "compare . results": "kvp compare: error: results is not a folder; give the results folder",
@@ -136,6 +142,17 @@ def test_python_m_kvp_is_the_command():
         [sys.executable, "-m", "kvp", "list"], capture_output=True, text=True, check=True
     )
     assert "oracle" in done.stdout
+
+
+@pytest.mark.parametrize("words", ["list", "--help", "eval --help", "eval --print_config --out=o"])
+def test_what_cannot_be_printed_is_one_line(words):
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "kvp", *words.split()], stdout=full, stderr=subprocess.PIPE,
+            text=True, check=False, env={**os.environ, "PYTHONUNBUFFERED": ""},
+        )  # fmt: skip
+    assert done.returncode == 2
+    assert re.fullmatch(r"kvp.*: error: (standard output: )?No space left on device\n", done.stderr)
 
 
 def test_threads_that_wait_leave_their_cores_to_others():
