@@ -220,21 +220,15 @@ class EvalConfig(
     timing_prompts: int = 6
     """Prompts timed one at a time after the scored ones (0: none); fewer than 6 give no interval,
     and kvp report then leaves the seconds out."""
-    traces: str | None = None
-    """Trace store written by kvp collect. Its held-out sequences give the cost-per-budget curves;
-    without it there are none."""
-    curve_sequences: int = 32
-    """Maximum sequences of --traces used for the curves."""
 
     VISIBLE: ClassVar[tuple[str, ...]] = (
         "out", "model", "dtype", "device", "methods", "policies",
         "allocators", "budgets", "protocols", "protection", "tasks", "length",
-        "data", "chat_template", "metric", "max_new_tokens", "prompts", "split", "seed", "traces",
+        "data", "chat_template", "metric", "max_new_tokens", "prompts", "split", "seed",
         "engine", "workers", "dry_run",
     )  # fmt: skip
-    ADDRESSES: ClassVar[tuple[str, ...]] = ("out", "traces")
-    FOLDERS: ClassVar[Mapping[str, str]] = {"traces": known_names.NO_TRACES}
-    MINIMUMS: ClassVar[Bounds] = {"prompts": 1, "timing_prompts": 0, "curve_sequences": 1}
+    ADDRESSES: ClassVar[tuple[str, ...]] = ("out",)
+    MINIMUMS: ClassVar[Bounds] = {"prompts": 1, "timing_prompts": 0}
     MAXIMUMS: ClassVar[Bounds] = {"prompts": MANY}
 
     def __post_init__(self) -> None:

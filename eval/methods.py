@@ -366,14 +366,6 @@ def policy_sources(arguments: Sequence[str]) -> dict[str, PolicySource]:
     return sources
 
 
-def rankings(methods: Iterable[Method]) -> list[Method]:
-    """One method per scorer, with equally many tokens in every head; the full cache left out."""
-    first = {method.ranking: method for method in methods if method.scorer is not None}
-    return [
-        replace(method, allocator=UNIFORM, self_sized=False, rule=None) for method in first.values()
-    ]
-
-
 def method_fields(method: Method) -> dict[str, Any]:
     """The fields that name a method in every results file."""
     return {

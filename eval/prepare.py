@@ -1,6 +1,6 @@
 """Everything of a run that needs no weights: what can be refused is refused here.
 
-Methods, policies, tokenizer, prompts and traces are loaded and checked against the model's
+Methods, policies, tokenizer and prompts are loaded and checked against the model's
 configuration; prompts are encoded once; the settings of every task and protocol are planned.
 """
 
@@ -15,7 +15,6 @@ from pathlib import Path
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from eval.config import TUNED, EvalConfig, TuneConfig, tuned_files
-from eval.cost_curves import open_traces
 from eval.evaluate import Prompt
 from eval.methods import (
     PROTECTIONS,
@@ -40,7 +39,6 @@ from kvp.hf.loading import tokenizer_of, torch_device
 from kvp.hf.model_config import context_limit
 from kvp.program.names import plain_name
 from kvp.ranking import UNPROTECTED, Protection
-from kvp.store import TraceReader
 
 
 def protocols_of(protocols: Sequence[str], task: str) -> tuple[str, ...]:
@@ -186,7 +184,6 @@ class Prepared:
     planned: Planned
     work: tuple[tuple[Prompt, str], ...]
     """Every prompt under every protocol of its task."""
-    traces: TraceReader | None
     notes: tuple[str, ...]
     """Settings that are left out or changed, one sentence each."""
 
@@ -230,7 +227,6 @@ def prepare(
     expand_tasks(config.task_list)
     tuning = check_settings(config)
     geometry, tokenizer, positions = read_model(config, methods, loaded)
-    traces = open_traces(config.traces, geometry) if config.traces else None
     requested = TaskSettings.of(config, count=config.prompts)
     prompts, notes = load_all(requested, tokenizer, positions)
     notes += tuning
@@ -263,7 +259,6 @@ def prepare(
         prompts=tuple(prompts),
         planned=planned,
         work=tuple(work),
-        traces=traces,
         notes=tuple(dict.fromkeys(notes)),
     )
 

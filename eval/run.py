@@ -2,7 +2,7 @@
 
 Order of work: everything that can be refused is refused first (`eval.prepare`); then the manifest;
 then one batched evaluation per prompt and protocol, appended to rows.jsonl as it is done; then the
-timing pass and the cost curves; then the closing table.
+timing pass; then the closing table.
 
 Work is done in pieces: prompts that share a prefill, together or not at all. Questions about one
 context that the compression does not see share a prefill: it is run and compressed once. Every
@@ -26,7 +26,6 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from eval.config import EvalConfig
-from eval.cost_curves import measure_traces
 from eval.evaluate import Bench, Prompt, evaluate, evaluate_together, identify
 from eval.methods import (
     Method,
@@ -50,8 +49,6 @@ from eval.results.folder import (
 )
 from eval.results.frame import ResultsFrame, summary
 from eval.results.records import (
-    CURVE_KEY,
-    CURVES,
     MANIFEST,
     PARTS,
     RECORDS,
@@ -233,11 +230,6 @@ def _close(prepared: Prepared, bench: Bench, output: OutputFolder) -> Results:
     config, folder = bench.config, output.local
     if config.timing_prompts:
         measure_times(bench, prepared, config.timing_prompts, folder / TIMING)
-    if prepared.traces:
-        curves = measure_traces(
-            config, prepared.methods, prepared.traces, bench.model, bench.tokenizer
-        )
-        merge_records(folder / CURVES, curves, CURVE_KEY)
     output.push(*RECORDS)
     output.pull(*RECORDS)  # another worker may close the run, too
     seal(folder)
@@ -262,11 +254,9 @@ def load_bench(
 
 
 def made_for_others(bench: Bench, prepared: Prepared) -> list[str]:
-    """Notes on policies and traces of another model with the same heads."""
+    """Notes on policies of another model with the same heads."""
     policies = policies_of(prepared.methods)
     made = {f"policy {label}": scorer.metadata.get("model") for label, scorer in policies.items()}
-    if prepared.traces:
-        made["--traces"] = prepared.traces.manifest.get("identity", {}).get("model")
     named = {what: another_model(bench.model, recorded) for what, recorded in made.items()}
     return [f"{what}: made on {name}" for what, name in named.items() if name is not None]
 
@@ -289,7 +279,7 @@ def estimate(bench: Bench, prepared: Prepared) -> list[Record]:
     count = len(prepared.work)
     say(
         f"dry run: {seconds:.1f} s for one prompt, so about {span(seconds * count)} for all "
-        f"{count} evaluations; timing and curves come on top. Nothing was written."
+        f"{count} evaluations; timing comes on top. Nothing was written."
     )
     return records
 

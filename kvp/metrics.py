@@ -26,9 +26,6 @@ from torch import Tensor
 from kvp.ranking import UNPROTECTED, Protection, rank_tokens
 from kvp.reward import cost_curve, ideal_cost, random_cost
 
-METRICS_VERSION = 2
-"""Definition of area and skill above, in curves.jsonl; curves of another are not read."""
-
 NO_SIGNAL = 1e-3
 """A head has no signal where the ideal ranking costs less than this share below a random one: all
 tokens are equally important, and every ranking is as good as any other."""
@@ -78,19 +75,6 @@ def attention_lost(lost: Tensor) -> Tensor:
 def area(lost: Tensor) -> Tensor:
     """Mean over budgets 0..N of the share of attention lost, of E_b [..., N + 1]: [...]."""
     return attention_lost(lost).mean(-1)
-
-
-def at_shares(lost: Tensor, shares: Tensor) -> Tensor:
-    """Share of attention lost at budgets that are `shares` [P] of the cache, linear in between.
-
-    lost: E_b [..., N + 1]; returns [..., P] float64.
-    """
-    relative = attention_lost(lost)
-    tokens = lost.shape[-1] - 1
-    budgets = shares.to(relative) * tokens
-    lower = budgets.floor().long().clamp(max=tokens - 1)
-    part = budgets - lower
-    return relative[..., lower] * (1 - part) + relative[..., lower + 1] * part
 
 
 def skill(importance: Tensor, lost: Tensor, protection: Protection = UNPROTECTED) -> Tensor:

@@ -67,9 +67,9 @@ def demo(tmp_path_factory):
         "tune": f"--config {configs}/tune.yaml --policies {policies} --out {tuned} "
         "--prompts 1 --length 256 --budgets 25% --tasks niah_single_2 --protocols query_agnostic "
         "--methods kvp,snapkv,kvzip --settings_per_method 3",
-        "eval": f"--config {configs}/eval.yaml --policies {policies} --traces {traces} "
+        "eval": f"--config {configs}/eval.yaml --policies {policies} "
         f"--out {results} --prompts 1 --length 256 --budgets 25% "
-        "--tasks niah_single_2,chat --protocols query_agnostic --curve_sequences 1 "
+        "--tasks niah_single_2,chat --protocols query_agnostic "
         f"--methods full,tuned:{tuned},random,oracle --timing_prompts 1 --bootstrap 50",
         "report": f"{results} --out {run}/report.html --bootstrap 50",
     }
@@ -88,7 +88,7 @@ def test_every_program_of_the_demo_leaves_its_files(demo):
     assert (run / "policies" / "policy.json").is_file()
     assert len(list((run / "policies").glob("layer_*_head_*.safetensors"))) == 20
     assert (run / "tuned" / "settings.json").is_file()
-    for name in ("rows.jsonl", "timing.jsonl", "curves.jsonl", "manifest.json"):
+    for name in ("rows.jsonl", "timing.jsonl", "manifest.json"):
         assert (run / "results" / name).is_file(), name
     assert (run / "report.html").stat().st_size > 100_000
 

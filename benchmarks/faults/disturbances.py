@@ -207,7 +207,7 @@ FILES: dict[str, tuple[str, Reader, Sequence[str]]] = {
     "policy": ("policy", read_policy, ("policy.json", "layer_*")),
     "results": (
         "results", read_results,
-        ("manifest.json", "rows.jsonl", "timing.jsonl", "curves.jsonl"),
+        ("manifest.json", "rows.jsonl", "timing.jsonl"),
     ),
     "settings": ("tuned", read_settings, ("settings.json",)),
     "budget file": ("budgets", read_budgets, ("budgets.json",)),

@@ -117,7 +117,7 @@ def read_results(folder: Place) -> str:
     results = load_results(results_folder(str(folder)))
     records = [
         digest({name: value for name, value in record.items() if "seconds" not in name})
-        for record in (*results.records, *results.curves)
+        for record in results.records
     ]
     torn = [note for note in results.notes if "torn" in note]
     return digest([sorted(records), len(results.timing), torn])
@@ -206,8 +206,7 @@ _MADE = {
     "policy": ("train", ""),
     "first": ("train", "--heads 0:10"),
     "second": ("train", "--heads 10:20"),
-    "results": ("eval", "--policies {made}/policy --methods full,kvp --traces {made}/traces "
-                "--curve_sequences 1"),
+    "results": ("eval", "--policies {made}/policy --methods full,kvp"),
     "tuned": ("tune", ""),
     "budgets": ("evolve", ""),
     "unfinished train": ("train", "train.run._export"),

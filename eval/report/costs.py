@@ -1,94 +1,18 @@
-"""Cost-per-budget curves and their areas; seconds and bytes of the batch-1 timing pass.
-
-The cost of a budget is the share of future attention that the evicted tokens would have received
-(KVP paper, section 4.3: minus the per-budget reward). Policies of one group are averaged.
-"""
+"""Seconds and bytes of the batch-1 timing pass; policies of one group are averaged."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from operator import itemgetter
 
 import numpy as np
 from rich.filesize import decimal
 
 from eval.results.comparison import Best, Comparison, ReportedMethod, method_of
-from eval.results.records import FULL, ORACLE, group_by
-from eval.results.shapes import CurveRow, TimingRow
+from eval.results.records import FULL, group_by
+from eval.results.shapes import TimingRow
 from eval.results.stats import Interval, median_interval
 from policies.registry import METHODS
-
-Head = tuple[int, int]
-"""(layer, KV head)."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Cost:
-    """Cost curves of one setting."""
-
-    budgets: tuple[float, ...]
-    """Share of the cache kept, 0 to 1."""
-    lost: tuple[float, ...]
-    """Share of future attention lost at each of `budgets`, 0 to 1, mean over heads and policies."""
-    area: float
-    """Area under the curve, mean over heads and policies."""
-    skill: float | None
-    """Mean over heads with signal and policies: 1 is ideal, 0 is chance; None without any."""
-    ratios: tuple[float, ...]
-    """Area summed over heads divided by the oracle's, one per policy; empty without an oracle of
-    these heads with the same protection."""
-    heads: Mapping[Head, float | None]
-    """Skill of every head, mean over policies; None for heads without signal."""
-
-
-def costs(
-    curves: Sequence[CurveRow], groups: Mapping[str | None, str]
-) -> dict[ReportedMethod, Cost]:
-    """Cost curves of one protocol by setting."""
-    by_setting = group_by(curves, lambda record: method_of(record, groups))
-    oracles = {
-        setting.protected: _head_areas(records)
-        for setting, records in by_setting.items() if setting.method == ORACLE
-    }  # fmt: skip
-    measured = {}
-    for setting, records in by_setting.items():
-        heads = group_by(records, itemgetter("layer", "head"))
-        oracle = oracles.get(setting.protected, {})
-        areas = [*map(_head_areas, group_by(records, itemgetter("policy")).values())]
-        by_head = [np.mean([record["cost"] for record in same], axis=0) for same in heads.values()]
-        measured[setting] = Cost(
-            budgets=tuple(records[0]["budgets"]),
-            lost=tuple(map(float, np.mean(by_head, axis=0))),
-            area=float(np.mean([record["area"] for record in records])),
-            skill=_mean_known(record["skill"] for record in records),
-            ratios=tuple(
-                sum(ours.values()) / sum(oracle.values())
-                for ours in areas if set(ours) == set(oracle) and sum(oracle.values()) > 0
-            ),
-            heads={
-                head: _mean_known(record["skill"] for record in same)
-                for head, same in heads.items()
-            },
-        )  # fmt: skip
-    return measured
-
-
-def _head_areas(records: Iterable[CurveRow]) -> dict[Head, float]:
-    return {(record["layer"], record["head"]): record["area"] for record in records}
-
-
-def _mean_known(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return float(np.mean(known)) if known else None
-
-
-def shown_costs(curves: Mapping[ReportedMethod, Cost]) -> dict[ReportedMethod, Cost]:
-    """One setting per family for figures: a protected one where there is one, smallest area."""
-    shown: dict[str, ReportedMethod] = {}
-    for setting in sorted(curves, key=lambda method: (not method.protected, curves[method].area)):
-        shown.setdefault(setting.family, setting)
-    return {setting: cost for setting, cost in curves.items() if setting in shown.values()}
 
 
 @dataclass(frozen=True, kw_only=True)

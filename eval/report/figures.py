@@ -21,7 +21,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter, NullLocator
 
-from eval.report.costs import Cost, Timing, passes, timing_of
+from eval.report.costs import Timing, passes, timing_of
 from eval.results.comparison import Comparison, ReportedMethod
 from eval.results.records import FULL, LEARNED, ORACLE
 from policies.registry import NULLS, attention_free
@@ -309,21 +309,6 @@ def quality_by_cost(
     low, high = axes.get_xlim()
     axes.set_xlim(low / 1.3, high * max(3, (high / low) ** 0.3))
     _log_axis(axes.xaxis)
-    return figure
-
-
-def cost_curves(shown: Mapping[ReportedMethod, Cost], styles: Styles, title: Title) -> Figure:
-    """Share of future attention lost against budget, mean over heads."""
-    figure, axes = _begin(title)
-    for setting, cost in shown.items():
-        style = {**styles[setting.family], "marker": ""}
-        x, y = 100 * np.array(cost.budgets), 100 * np.array(cost.lost)
-        axes.plot(x, y, label=_plain(setting.family), gid=_of(setting.family), **style)
-    axes.set(
-        xlabel="budget, % of the cached tokens", ylabel="future attention lost, %",
-        xlim=(0, 100), ylim=(0, 102),
-    )  # fmt: skip
-    _legend(figure, axes)
     return figure
 
 

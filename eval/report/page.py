@@ -11,10 +11,9 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import resources
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -24,20 +23,13 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from eval.config import ReportConfig
 from eval.report import figures, tables
 from eval.report.answers import Answers, answers, pack_text
-from eval.report.costs import Cost, Timing, costs, savings, shown_costs, timings
+from eval.report.costs import Timing, savings, timings
 from eval.report.figures import Picture, drawn_settings
 from eval.report.tables import Table
-from eval.results.comparison import (
-    Comparison,
-    ReportedMethod,
-    budget_order,
-    compare_all,
-    in_order,
-    method_of,
-)
+from eval.results.comparison import Comparison, budget_order, compare_all, in_order, method_of
 from eval.results.folder import Results, commands, load_results, model_name, unfinished_work
 from eval.results.frame import tidy
-from eval.results.records import SEEN, group_by, policy_groups, results_folder
+from eval.results.records import SEEN, policy_groups, results_folder
 from eval.results.sentences import findings, sentences
 from kvp.artifacts.addresses import is_address
 from kvp.artifacts.files import atomic_write_bytes, refuse_others
@@ -49,7 +41,7 @@ GENERATOR = '<meta name="generator" content="kvp-report">'
 """Mark by which a page is recognised as a report."""
 _MEASURES = {
     "accuracy": "answers (--tasks ruler)", "perplexity": "given replies (--tasks chat or text)",
-    "curves": "cost curves (--traces TRACES)", "timing": "seconds (--timing_prompts 6)",
+    "timing": "seconds (--timing_prompts 6)",
 }  # fmt: skip
 """What kvp eval can measure, and its settings for that."""
 
@@ -88,7 +80,7 @@ class Run:
     def __init__(self, results: Results, resamples: int) -> None:
         """Compute them."""
         self.results = results
-        records = [*results.in_plan, *results.curves, *results.timing]
+        records = [*results.in_plan, *results.timing]
         groups = policy_groups(records)
         self.families = in_order(method_of(record, groups).family for record in records)
         compared = compare_all(results, resamples=resamples)
@@ -99,10 +91,6 @@ class Run:
             self.numbers = [tidy(comparison) for comparison in progress.over(self.comparisons)]
         self.styles = figures.line_styles(self.families)
         self.timings = timings(results.timing, groups)
-        self.costs: dict[str, dict[ReportedMethod, Cost]] = {
-            protocol: costs(curves, groups)
-            for protocol, curves in group_by(results.curves, itemgetter("protocol")).items()
-        }
 
 
 def _reading_section(run: Run) -> Section:
@@ -180,17 +168,8 @@ def render(run: Run, blocks: Sequence[Block]) -> str:
 
 
 def numbers(run: Run) -> pandas.DataFrame:
-    """Every estimate (`frame.tidy`), and the attention lost on traces; a row per number."""
-    lost = [
-        {
-            "metric": "attention_lost", "protocol": protocol, "method": setting.family,
-            "setting": setting.details, "kept_share": share, "estimate": lost,
-        }
-        for protocol, by_setting in run.costs.items()
-        for setting, cost in by_setting.items()
-        for share, lost in zip(cost.budgets, cost.lost, strict=True)
-    ]  # fmt: skip
-    return pandas.concat([*run.numbers, pandas.DataFrame(lost)], ignore_index=True)
+    """Every estimate (`frame.tidy`), a row per number."""
+    return pandas.concat([*run.numbers, pandas.DataFrame()], ignore_index=True)
 
 
 def blocks_of(run: Run) -> Iterator[Block]:
@@ -207,10 +186,6 @@ def blocks_of(run: Run) -> Iterator[Block]:
         yield _comparison_section(run, comparison, f"task-{number}-")
     if read := answers(run.comparisons):
         yield Section(ident="answers", title="Answers to read", blocks=[read], opened=True)
-    for protocol, by_setting in run.costs.items():
-        blocks = _heads(run, protocol, by_setting)
-        title = f"Layers and heads: skill, and the cost of every budget, {SEEN[protocol]}"
-        yield Section(ident=f"heads-{protocol}", title=title, blocks=blocks, protocol=protocol)
     yield Section(ident="about", title="How this was made", blocks=[*_run_facts(run)])
 
 
@@ -304,29 +279,13 @@ def _folded_tables(run: Run, comparison: Comparison, frame: pandas.DataFrame) ->
             yield Section(ident=name, title=title, blocks=blocks)
 
 
-def _heads(run: Run, protocol: str, by_setting: Mapping[ReportedMethod, Cost]) -> list[Block]:
-    """What every budget costs, and the skill of every head."""
-    shown = shown_costs(by_setting)
-    curves = [record for record in run.results.curves if record["protocol"] == protocol]
-    sequences = "/".join(str(n) for n in sorted({record["sequences"] for record in curves}))
-    kept = "first and last tokens kept by all" if next(iter(shown)).protected else "none protected"
-    title = f"Attention lost, {SEEN[protocol]}", model_name(run.results)
-    picture = Picture(
-        name=f"attention-lost-{protocol}",
-        figure=figures.cost_curves(shown, run.styles, title),
-        caption="Share of future attention lost at every budget, mean over heads; "
-        f"n = {sequences} held-out sequences, seed {run.results.setting('seed')}; {kept}.",
-    )
-    return [picture, tables.areas(by_setting, protocol), tables.skill_map(shown, protocol)]
-
-
 def _run_facts(run: Run) -> Iterator[Block]:
     """Model, methods, data, commands and versions."""
     results, manifest = run.results, run.results.manifest
     policies = [f"{name} {digest[:12]}" for name, digest in manifest.get("policies", {}).items()]
     known = {name: manifest.get(name) for name in ("kvp", "python")} | manifest.get("packages", {})
     kinds: set[str] = {comparison.kind for comparison in run.comparisons}
-    there = {**dict.fromkeys(kinds, True), "curves": run.costs, "timing": run.timings}
+    there = {**dict.fromkeys(kinds, True), "timing": run.timings}
     lacking = [words for part, words in _MEASURES.items() if not there.get(part)]
     facts: dict[str, Any] = {
         "model": f"{results.setting('model')}. {results.computed}",

@@ -7,15 +7,8 @@ from dataclasses import dataclass, replace
 
 from pandas import DataFrame
 
-from eval.report.costs import Cost, Timing, passes
-from eval.results.comparison import (
-    Budgets,
-    Comparison,
-    Estimate,
-    ReportedMethod,
-    in_order,
-    resolved_keys,
-)
+from eval.report.costs import Timing, passes
+from eval.results.comparison import Budgets, Comparison, Estimate, ReportedMethod, resolved_keys
 from eval.results.frame import OVERALL
 from eval.results.records import FULL, LEARNED, ORACLE, SEEN, SELF_SIZED
 from eval.results.stats import Interval
@@ -33,7 +26,7 @@ class Field:
     small: str = ""
     """Smaller lines below: an interval, for instance."""
     mark: str = ""
-    """CSS class: `learned`, `reference`, a colour `r0` to `r15`, or none."""
+    """CSS class: `learned`, `reference`, or none."""
     method: str = ""
     """Of the heading of a row: the family that it is about, where the page can choose some."""
 
@@ -186,58 +179,6 @@ def differences(comparison: Comparison, numbers: DataFrame) -> Iterator[Table]:
                 header=("method", *budget_names(comparison.budgets)),
                 rows=rows,
             )
-
-
-def areas(by_setting: Mapping[ReportedMethod, Cost], protocol: str) -> Table:
-    """Area under the cost curves of every setting, against the oracle's (`kvp.metrics`)."""
-    order = in_order(item.family for item in by_setting)
-    rows: list[Sequence[Field | str]] = []
-    for setting, cost in sorted(by_setting.items(), key=lambda item: order.index(item[0].family)):
-        ratio, skill = NOTHING, "–" if cost.skill is None else f"{cost.skill:.2f}"
-        if cost.ratios:
-            least, most = min(cost.ratios), max(cost.ratios)
-            small = f"{least:.2f} to {most:.2f}" if len(cost.ratios) > 1 else ""
-            ratio = Field(text=f"{sum(cost.ratios) / len(cost.ratios):.2f}", small=small)
-        rows.append([_row_head(setting, setting.details), ratio, skill])
-    return Table(
-        caption="Area under the cost curves summed over heads, as a multiple of the oracle's with "
-        "the same protection (mean over policies, range below), and mean skill; "
-        "skill = (chance - cost) / (chance - ideal), both with the same protected tokens: 1 is "
-        f"ideal, 0 is chance; area over all budgets; {SEEN[protocol]}.",
-        header=("method", "area / oracle", "skill"),
-        rows=rows,
-    )
-
-
-def skill_map(shown: Mapping[ReportedMethod, Cost], protocol: str) -> Table:
-    """Skill of the policy (else the first method) in every head, layers by heads.
-
-    Below it stands the best of the others, the oracle apart. One setting per method.
-    """
-    ours = next((setting for setting in shown if setting.method == LEARNED), next(iter(shown)))
-    others = [setting for setting in shown if setting != ours and setting.method != ORACLE]
-    heads = sorted({head for cost in shown.values() for head in cost.heads})
-    columns = sorted({head for _, head in heads})
-    rows: list[Sequence[Field | str]] = []
-    for layer in sorted({layer for layer, _ in heads}):
-        row: list[Field | str] = [str(layer)]
-        for head in columns:
-            skill = shown[ours].heads.get((layer, head))
-            rivals = [
-                (rival, other.family) for other in others
-                if (rival := shown[other].heads.get((layer, head))) is not None
-            ]  # fmt: skip
-            small = f"{max(rivals)[1]} {max(rivals)[0]:.2f}" if rivals else ""
-            level = 0 if skill is None else round(15 * min(max(skill, 0.0), 1.0))
-            text = "–" if skill is None else f"{skill:.2f}"
-            row.append(Field(text=text, small=small, mark=f"r{level}"))
-        rows.append(row)
-    return Table(
-        caption=f"Skill of {ours.family} in every head (1: the best ranking there is, 0: chance), "
-        f"and below it the best of the other methods, oracle apart; {SEEN[protocol]}.",
-        header=("layer", *(f"head {head}" for head in columns)),
-        rows=rows,
-    )
 
 
 def costs_of_requests(timings: Sequence[Timing]) -> Table:

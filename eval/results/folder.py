@@ -20,8 +20,6 @@ from typing import Any
 
 from eval.config import EvalConfig, tuned_files
 from eval.results.records import (
-    CURVE_KEY,
-    CURVES,
     FILES,
     KEY_FIELDS,
     MANIFEST,
@@ -33,7 +31,7 @@ from eval.results.records import (
     key_of,
     read_records,
 )
-from eval.results.shapes import CHECKS, CurveRow, ResultsRow, TimingRow
+from eval.results.shapes import CHECKS, ResultsRow, TimingRow
 from eval.tune.tuned_settings import TunedSettings, load_settings
 from kvp.artifacts.addresses import place, read_bytes
 from kvp.artifacts.claim import FolderKind, OutputFolder
@@ -49,7 +47,6 @@ from kvp.artifacts.manifest import (
 )
 from kvp.data.tasks import ruler_share
 from kvp.errors import ResultsError
-from kvp.metrics import METRICS_VERSION
 from kvp.program.names import NO_RESULTS
 
 FORMAT = Format("kvp-results", 3, CHECKS[MANIFEST])
@@ -170,7 +167,6 @@ def write_manifest(
 _FILES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "records": (ROWS, KEY_FIELDS),
     "timing": (TIMING, TIMING_KEY),
-    "curves": (CURVES, CURVE_KEY),
 }
 """Field of `Results` -> its file, and what makes a record of it one of a kind."""
 
@@ -185,8 +181,6 @@ class Results:
     """rows.jsonl, at least one record."""
     timing: tuple[TimingRow, ...]
     """timing.jsonl; empty where there was no timing pass."""
-    curves: tuple[CurveRow, ...]
-    """curves.jsonl; empty where there were no traces."""
     tuned: tuple[TunedSettings, ...]
     """What kvp tune chose and the run took from `tuned:FILE`."""
     notes: tuple[str, ...]
@@ -281,19 +275,12 @@ def load_results(folder: Path) -> Results:
                 notes.append(f"The last line of {name} is torn (an interrupted run) and left out.")
     if not records["records"]:
         raise ResultsError(f"{folder} holds no {ROWS} with records yet; repeat its kvp eval")
-    known, *others = ({(record["policy"], record["policy_seed"]) for record in records[field]}
-                      for field in _FILES)  # fmt: skip
-    for name, pairs in zip((TIMING, CURVES), others, strict=True):
-        if more := pairs - known:
-            raise ResultsError(
-                f"{folder / name} is of a policy and seed of which {ROWS} has no row "
-                f"({min(map(str, more))}): repeat its kvp eval command, or delete {name}"
-            )
-    kinds = {(curve["metrics_version"], *curve["budgets"]) for curve in records["curves"]}
-    if len(kinds) > 1 or any(version != METRICS_VERSION for version, *_ in kinds):
+    known, timed = ({(record["policy"], record["policy_seed"]) for record in records[field]}
+                    for field in _FILES)  # fmt: skip
+    if more := timed - known:
         raise ResultsError(
-            f"{folder / CURVES} holds another definition of skill than this kvp; "
-            "delete it and run kvp eval --traces again"
+            f"{folder / TIMING} is of a policy and seed of which {ROWS} has no row "
+            f"({min(map(str, more))}): repeat its kvp eval command, or delete {TIMING}"
         )
     return Results(
         folder=folder,

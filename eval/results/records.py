@@ -23,8 +23,8 @@ from kvp.artifacts.files import JsonLines, cache_folder, fetch, is_partial, stag
 from kvp.artifacts.manifest import digest_json, read_sealed_json, sha256_file, write_sealed_json
 from kvp.errors import AddressError, ResultsError
 
-MANIFEST, ROWS, TIMING, CURVES = "manifest.json", "rows.jsonl", "timing.jsonl", "curves.jsonl"
-RECORDS = (ROWS, TIMING, CURVES)
+MANIFEST, ROWS, TIMING = "manifest.json", "rows.jsonl", "timing.jsonl"
+RECORDS = (ROWS, TIMING)
 FILES = (*RECORDS, MANIFEST)
 """All files of a results folder, in the order in which they are sent to an object store."""
 _SEALED = (*RECORDS, "settings.json", "settings.csv", "budgets.json")
@@ -38,11 +38,10 @@ _METHOD_KEY = ("model", "method", "variant", "allocator", "protected", "policy",
 KEY_FIELDS = (*_METHOD_KEY, "task", "budget_spec", "example")
 """Fields that together identify a record."""
 TIMING_KEY = (*_METHOD_KEY, "budget_spec")
-CURVE_KEY = (*_METHOD_KEY, "layer", "head")
-"""The same for timing.jsonl and curves.jsonl."""
+"""The same for timing.jsonl."""
 SETTING_FIELDS = ("method", "variant", "allocator", "policy", "protected", "budget_spec")
 """Fields that tell records of one prompt under one protocol apart."""
-_CHECKS = {KEY_FIELDS: CHECKS[ROWS], TIMING_KEY: CHECKS[TIMING], CURVE_KEY: CHECKS[CURVES]}
+_CHECKS = {KEY_FIELDS: CHECKS[ROWS], TIMING_KEY: CHECKS[TIMING]}
 
 
 def record_lines(path: Place, key_fields: Sequence[str]) -> JsonLines:

@@ -79,19 +79,6 @@ class TimingRow(SizedFields):
     evict_flops: NotRequired[_Number | None]
 
 
-class CurveRow(MethodFields):
-    """A line of curves.jsonl: one method in one head."""
-
-    layer: _Count
-    head: _Count
-    sequences: _Count
-    metrics_version: _Count
-    area: _Number
-    skill: _Number | None
-    cost: _Numbers
-    budgets: _Numbers
-
-
 class _Identity(TypedDict, total=False):
     sinks: _Count | None
     recents: _Count | None
@@ -147,7 +134,6 @@ _KINDS: dict[str, Any] = {
     "manifest.json": _Manifest,
     "rows.jsonl": Annotated[ResultsRow, _rule(_is_scored)],
     "timing.jsonl": Annotated[TimingRow, _rule(_is_sized)],
-    "curves.jsonl": Annotated[CurveRow, _rule(lambda row: len(row["cost"]) == len(row["budgets"]))],
 }
 CHECKS: dict[str, Callable[..., object]] = {
     name: partial(TypeAdapter(kind).validate_python, strict=True) for name, kind in _KINDS.items()

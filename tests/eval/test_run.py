@@ -250,7 +250,6 @@ def _refusal(capsys, arguments):
         ({"policies": ""}, "--methods kvp needs --policies"),
         ({"model": "./nowhere"}, "--model ./nowhere: no such folder"),
         ({"budgets": "8", "protection": "on"}, "below the 20 protected tokens"),
-        ({"traces": "./no_traces"}, "no_traces"),
         ({"essays": "./no_essays"}, "--essays ./no_essays"),
         ({"tasks": "chat", "chat": "./no_chat"}, "--chat ./no_chat"),
         ({"tasks": "data", "metric": "bleu"}, "--metric: no metric 'bleu'; use one of all, part"),

@@ -8,7 +8,6 @@ from eval.results.comparison import compare
 from eval.results.folder import load_results
 from kvp.artifacts.files import JsonLines
 from kvp.artifacts.manifest import write_sealed_json
-from kvp.metrics import METRICS_VERSION
 from kvp.program.table import report as main
 
 PROTOCOLS = ("query_aware", "query_agnostic")
@@ -102,25 +101,6 @@ def reply_records():
     return records
 
 
-def curve_records():
-    """Two heads; areas 0.1 + 0.3 of the oracle, 0.2 + 0.3 and 0.3 + 0.4 of the policies."""
-    cells = (
-        ("oracle", None, None, (0.1, 0.3)), ("kvp", "seed0", 0, (0.2, 0.3)),
-        ("kvp", "seed1", 1, (0.3, 0.4)), ("knorm", None, None, (0.6, 0.4)),
-    )  # fmt: skip
-    return [
-        {
-            "model": "toy", "method": method, "variant": "auto", "allocator": "uniform",
-            "protected": True,
-            "policy": policy, "policy_seed": seed, "protocol": "query_aware", "layer": 0,
-            "head": head, "budgets": [0.0, 0.5, 1.0], "cost": [1.0, area, 0.0], "area": area,
-            "skill": 1 - area, "sequences": 7, "metrics_version": METRICS_VERSION,
-        }
-        for method, policy, seed, areas in cells
-        for head, area in enumerate(areas)
-    ]  # fmt: skip
-
-
 def timing_records():
     """The full cache, and one method at half of it."""
     return [
@@ -161,13 +141,12 @@ def manifest(**changes):
 def write_results():
     """Write a results folder; parts given as None are left out."""
 
-    def write(folder, *, records=None, timing=None, curves=None, **identity):
+    def write(folder, *, records=None, timing=None, **identity):
         folder.mkdir(parents=True)
         write_sealed_json(folder / "manifest.json", manifest(**identity))
         for name, lines in (
             ("rows.jsonl", answer_records() if records is None else records),
             ("timing.jsonl", timing),
-            ("curves.jsonl", curves),
         ):
             if lines is not None:
                 JsonLines(folder / name).rewrite(lines)
@@ -180,11 +159,7 @@ def write_results():
 def made():
     """What makes the records, for fixtures of whole modules."""
     return SimpleNamespace(
-        record=result_record,
-        answers=answer_records,
-        replies=reply_records,
-        curves=curve_records,
-        timing=timing_records,
+        record=result_record, answers=answer_records, replies=reply_records, timing=timing_records
     )
 
 
@@ -214,7 +189,6 @@ def reported(tmp_path_factory, write_results):
             *reply_records(),
         ],
         timing=timing_records(),
-        curves=curve_records(),
     )  # fmt: skip
     assert main([str(folder), "--bootstrap", "50", "--png", str(folder / "figures")]) == 0
     return folder

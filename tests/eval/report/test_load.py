@@ -15,13 +15,12 @@ from eval.report.page import Run, blocks_of, render
 from eval.results.folder import load_results
 from eval.results.records import SETTING_FIELDS, altered_part, key_of, seal
 from kvp.errors import ResultsError
-from kvp.metrics import METRICS_VERSION
 from kvp.program.table import report as main
 from kvp.program.table import run_program
 
 compare_main = partial(run_program, "compare")
 
-FILES = ("rows.jsonl", "timing.jsonl", "curves.jsonl")
+FILES = ("rows.jsonl", "timing.jsonl")
 SCRIPT = "</script><script>alert(1)</script>"
 QUOTE = "\"' onmouseover='alert(1)"
 
@@ -30,8 +29,7 @@ QUOTE = "\"' onmouseover='alert(1)"
 def folder(tmp_path, write_results, made):
     """A folder with every file that kvp eval writes."""
     return write_results(
-        tmp_path / "r", records=[*made.answers(), *made.replies()], timing=made.timing(),
-        curves=made.curves(),
+        tmp_path / "r", records=[*made.answers(), *made.replies()], timing=made.timing()
     )  # fmt: skip
 
 
@@ -92,7 +90,6 @@ def test_a_report_follows_the_plan_whichever_process_wrote_first(tmp_path, write
             ({"format_version": 2}, "has format version 2, this kvp reads 3"),
             ({"format": "kvp-traces"}, "not 'kvp-results'"),
         )),
-        ("curves.jsonl", {"metrics_version": METRICS_VERSION - 1}, "another definition of skill"),
     ],
 )  # fmt: skip
 def test_damage_is_one_line_that_names_the_file(folder, name, changes, named):
@@ -106,7 +103,7 @@ def test_damage_is_one_line_that_names_the_file(folder, name, changes, named):
     ("name", "content"),
     [
         ("rows.jsonl", b"\xff\xfe\n"), ("rows.jsonl", b"[1]\n"), ("rows.jsonl", b""),
-        ("curves.jsonl", b"null\n"),
+        ("timing.jsonl", b"null\n"),
         ("manifest.json", b"\x00" * 64), ("manifest.json", None),
     ],
 )  # fmt: skip

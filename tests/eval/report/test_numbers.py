@@ -7,7 +7,7 @@ import pytest
 
 import kvp
 from eval.report import tables
-from eval.report.costs import costs, shown_costs, timings
+from eval.report.costs import timings
 from eval.report.figures import drawn_settings, line_styles
 from eval.report.tables import Field
 from eval.results.comparison import ReportedMethod, budget_axis, choose, estimates
@@ -232,29 +232,6 @@ def test_terminal_page_and_python_say_the_same(reported):
         assert f"{sentence}\n" in terminal
         assert f">{sentence}<" in page
     assert repr(table).startswith(f"{terminal}\n")
-
-
-def test_cost_curves_are_averaged_and_areas_compared_with_the_oracles(made):
-    curves = made.curves()
-    found = costs(curves, GROUPS)
-    kvp = found[_setting("kvp")]
-    assert kvp.lost == pytest.approx((1.0, 0.3, 0.0))
-    assert kvp.ratios == pytest.approx((0.5 / 0.4, 0.7 / 0.4))
-    assert kvp.heads == pytest.approx({(0, 0): 0.75, (0, 1): 0.65})
-    assert found[_setting("knorm")].skill == pytest.approx(0.5)
-    skills = tables.skill_map(found, "query_aware")
-    assert skills.rows == [
-        ["0", Field(text="0.75", small="knorm 0.40", mark="r11"),
-         Field(text="0.65", small="knorm 0.60", mark="r10")],
-    ]  # fmt: skip
-    # figures show protected curves and the best preset
-    knorm = [record for record in curves if record["method"] == "knorm"]
-    better = [{**record, "variant": "preset", "area": 0.2} for record in knorm]
-    alone = [{**record, "protected": False, "area": 0.0} for record in knorm]
-    every = costs([*curves, *better, *alone], GROUPS)
-    assert every[_setting("knorm", protected=False)].ratios == ()
-    (shown,) = (each for each in shown_costs(every) if each.method == "knorm")
-    assert (shown.protected, shown.variant) == (True, "preset")
 
 
 def test_seconds_and_bytes_are_ratios_to_the_full_cache(made):

@@ -35,7 +35,7 @@ def _report(folder, *flags):
 def test_the_page_has_every_part_and_loads_nothing(html):
     for ident in (
         "accuracy-query_aware", "accuracy-query_agnostic", "perplexity-query_aware",
-        "accuracy-query_aware-tasks", "accuracy-query_aware-differences", "heads-query_aware",
+        "accuracy-query_aware-tasks", "accuracy-query_aware-differences",
         "answers", "task-3-accuracy-query_agnostic",
         "reading", "about",
     ):  # fmt: skip
@@ -71,7 +71,7 @@ def test_figures_are_written_and_show_something(reported):
     assert pixels.keys() == {
         *(f"accuracy-{protocol}" for protocol in PROTOCOLS),
         *(f"task-{n}-accuracy-{PROTOCOLS[n // 2]}" for n in range(4)),
-        "perplexity-query_aware", "attention-lost-query_aware",
+        "perplexity-query_aware",
         "accuracy-query_aware-cost", "accuracy-query_agnostic-cost", "perplexity-query_aware-cost",
     }  # fmt: skip
     for drawn in pixels.values():
@@ -213,7 +213,7 @@ def test_all_numbers_are_downloaded_as_csv(reported, open_page):
         == ("answers", "query_aware", "all", "kvp", "25%")
     )  # fmt: skip
     assert (kvp["estimate"], kvp["n"], kvp["policies"]) == ("0.75", "4", "2")
-    assert {row["metric"] for row in rows} == {"answers", "perplexity", "attention_lost"}
+    assert {row["metric"] for row in rows} == {"answers", "perplexity"}
 
 
 @pytest.mark.parametrize(("scheme", "width"), [("dark", 390), ("light", 1024), ("dark", 1600)])

@@ -32,7 +32,7 @@ def _record(method, budget, example="a", **fields):
 def _compared(records, resamples=10, tuned=(), planned=(), **recorded):
     results = Results(
         folder=Path(), manifest={"planned": planned, "identity": IDENTITY, **recorded},
-        records=tuple(records), timing=(), curves=(), tuned=tuned, notes=(),
+        records=tuple(records), timing=(), tuned=tuned, notes=(),
     )  # fmt: skip
     return compare_all(results, resamples=resamples)
 

@@ -10,7 +10,7 @@ from eval.results.records import (
     merge_records,
     read_records,
 )
-from eval.results.shapes import CurveRow, ResultsRow, TimingRow
+from eval.results.shapes import ResultsRow, TimingRow
 from kvp.artifacts.files import JsonLines
 from kvp.errors import ResultsError
 
@@ -120,7 +120,7 @@ def test_a_damaged_part_is_named(tmp_path):
         RecordParts(tmp_path)
 
 
-@pytest.mark.parametrize("kind", [ResultsRow, TimingRow, CurveRow])
+@pytest.mark.parametrize("kind", [ResultsRow, TimingRow])
 def test_the_page_of_formats_says_what_every_field_is(kind):
     page = Path("docs/formats.md").read_text(encoding="utf-8")
     assert not [field for field in kind.__annotations__ if f"`{field}`" not in page]

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from eval.cost_curves import stored_prefill
 from kvp.errors import StoreError
 from kvp.program.names import INPUTS
 from kvp.ranking import UNPROTECTED, Protection
@@ -15,6 +14,7 @@ from kvp.store import TraceReader
 from kvp.store.shards import shard_path
 from policies.learned import LearnedScorer
 from policies.ranker import HeadRankers, RankerSpec
+from recipes.cost_curves import stored_prefill
 from train.data.compression_points import CompressionPoint
 from train.data.contexts import ContextSource, StepContexts, scores_of
 from train.learning.initial_rankers import feature_statistics
