@@ -182,16 +182,13 @@ class Context:
 
     def write(self, folder: Path | str) -> Path:
         """Write the file into `folder`, under its name; the path. CacheError where that fails."""
-        try:
-            with foreign(folder, CacheError, "gets no file of this context"):
-                made = replace(self).check()  # without old digests: tensors may have changed
-                path = Path(folder) / f"{made.name}{SUFFIX}"
-                path.parent.mkdir(parents=True, exist_ok=True)
-                checksums = {"tensors": made.checksum, "digest": made.digest}
-                header = {**FORMAT.head, **asdict(self.facts), **checksums}
-                write_sealed_safetensors(path, self.tensors, header)
-        except OSError as problem:
-            raise CacheError(f"{folder} cannot be written: {problem.strerror}") from None
+        with foreign(folder, CacheError, "gets no file of this context", "written"):
+            made = replace(self).check()  # without old digests: tensors may have changed
+            path = Path(folder) / f"{made.name}{SUFFIX}"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            checksums = {"tensors": made.checksum, "digest": made.digest}
+            header = {**FORMAT.head, **asdict(self.facts), **checksums}
+            write_sealed_safetensors(path, self.tensors, header)
         return path
 
 

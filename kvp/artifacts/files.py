@@ -54,12 +54,21 @@ def parse_json(text: bytes | str, **options: Any) -> Any:  # noqa: ANN401 - anyt
 
 
 @contextmanager
-def foreign(path: Place | str, error: type[KvpError], what: str = _DAMAGED) -> Iterator[None]:
-    """Around code that takes a file's content, which may be anything, apart: errors are `error`."""
+def foreign(
+    path: Place | str, error: type[KvpError], what: str = _DAMAGED, done: str = ""
+) -> Iterator[None]:
+    """Around code that takes a file's content, which may be anything, apart: errors are `error`.
+
+    So are those of the system, where it says what is `done` to the file: read or written.
+    """
     try:
         yield
-    except (KvpError, OSError):
+    except KvpError:
         raise
+    except OSError as problem:
+        if not done:
+            raise
+        raise error(f"{path} cannot be {done}: {problem.strerror}") from None
     except Exception as problem:
         told = next(iter(getattr(problem, "errors", list)()), None)  # the first one of pydantic's
         reason = told and f"{'.'.join(map(str, told['loc']))}: {told['msg']}".removeprefix(": ")

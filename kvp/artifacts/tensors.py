@@ -74,7 +74,7 @@ def sealed_safetensors(
     Raises `error`, naming the file, where it is missing, damaged, of others or of another version,
     a link unless `links`, and for all that the block raises.
     """
-    with foreign(path, error), _opened(path, error, links) as (stream, head, entries, size):
+    with _opened(path, error, links) as (stream, head, entries, size):
         text = entries.get(_METADATA, {}).get(_HEADER)
         if text is None:
             raise error(f"{path} was not written by {writer}")
@@ -87,7 +87,7 @@ def read_some(
 ) -> dict[str, Tensor]:
     """Tensors of a file whose names are `wanted`, without reading others; raises `error`."""
     found: dict[str, Tensor] = {}
-    with foreign(path, error), _opened(path, error) as (stream, head, entries, _):
+    with _opened(path, error) as (stream, head, entries, _):
         for name in filter(wanted, entries):
             start, stop = entries[name]["data_offsets"]
             stream.seek(len(head) + start)
@@ -102,7 +102,7 @@ def _opened(
 ) -> Iterator[tuple[BinaryIO, bytes, dict[str, Any], int]]:
     """A file behind its header, read and never mapped; header, entries, bytes that follow."""
     follow = 0 if links else os.O_NOFOLLOW  # it may become a link
-    try:
+    with foreign(path, error, done="read"):
         if not path.is_file() or (path.is_symlink() and not links):
             raise error(f"{path} {'is no regular file' if path.exists() else 'is missing'}")
         with open(path, "rb", opener=lambda name, mode: regular(name, mode | follow)) as stream:
@@ -116,8 +116,6 @@ def _opened(
                 if len(head) + size != length:
                     raise ValueError("it is not as long as its header says")
             yield stream, head, entries, size
-    except OSError as problem:
-        raise error(f"{path} cannot be read: {problem.strerror}") from None
 
 
 def tensors_digest(tensors: Mapping[str, Tensor]) -> str:

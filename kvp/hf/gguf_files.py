@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from gguf import GGUFReader, dequantize
@@ -55,6 +56,9 @@ LLAMA3 = {
 """What all published models with the scaling of Llama 3 have in common."""
 ROUNDING = 1e-5
 """Largest relative difference of two frequencies that float32 explains."""
+
+_MOST_PARTS, _LARGEST_PART = 3_000_000, 2**20
+"""Numbers and texts in all fields (a vocabulary of 200,000 has 1.5 million), and bytes of a norm."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,21 +143,49 @@ def same_rope(ours: Mapping[str, Any], theirs: Mapping[str, Any], width: int) ->
 
 def read_metadata(path: Path | str, error: type[KvpError]) -> Metadata:
     """What a GGUF file says; `error`, in one line, where it cannot be read."""
-    try:
-        with foreign(path, error):
-            return _read(str(path), Path(path).stat().st_mtime_ns)
-    except OSError as problem:
-        raise error(f"{path} cannot be read: {problem.strerror}") from None
+    with foreign(path, error, "is damaged or no GGUF file", "read"):
+        return _read(str(path), Path(path).stat().st_mtime_ns)
+
+
+class _Reader(GGUFReader):
+    """The package's reader, which maps a file and walks along lists of any length in it.
+
+    What is taken is a copy, as a file may be overwritten, whole, and not of endless parts. Matrices
+    stay mapped, and nobody looks at them.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self._parts = file, 0
+        super().__init__(file)  # type: ignore[arg-type]  # np.memmap takes it
+
+    def _get(
+        self,
+        offset: int,
+        dtype: Any,
+        count: int = 1,
+        override_order: Any = None,  # noqa: ANN401
+    ) -> np.ndarray:
+        part = super()._get(offset, dtype, count, override_order)
+        self._parts += 1
+        if len(part) < count or self._parts > _MOST_PARTS:
+            raise ValueError("it ends early, or has too many parts")
+        if part.nbytes > _LARGEST_PART:
+            return part
+        content = os.pread(self._file.fileno(), part.nbytes, int(offset))
+        return np.frombuffer(content, part.dtype, len(part))
 
 
 @lru_cache(maxsize=1)  # the vocabulary takes seconds to read
 def _read(path: str, _: int) -> Metadata:
     with open(path, "rb", opener=regular) as file:
-        reader = GGUFReader(file)  # type: ignore[arg-type]  # np.memmap takes it
-    name = reader.fields["general.architecture"].contents()
+        reader = _Reader(file)
+    name = str(reader.fields["general.architecture"].contents())
     fields = {key: field for key, field in reader.fields.items() if key.startswith(f"{name}.")}
     tensors = {tensor.name: tensor for tensor in reader.tensors}
     vectors = {key: one for key, one in tensors.items() if len(one.shape) == 1}
+    layers = fields.get(f"{name}.block_count")
+    if layers is not None and tensors and layers.contents() > len(tensors):
+        raise ValueError(f"{layers.contents()} layers of {len(tensors)} tensors")
     return Metadata(
         path=path,
         architecture=name,
