@@ -218,19 +218,21 @@ def read_facts(path: Path) -> tuple[ContextFacts, str]:
 
     Raises CacheError, in one line that names the file, where it is missing, damaged or another one.
     """
-    with _opened(path) as (header, _):
+    with _opened(path) as (header, *_):
         return _facts(path, header), header["digest"]
 
 
 def read_context(path: Path, most: float = float("inf")) -> Context:
-    """A context file of at most `most` bytes of keys and values.
+    """A context file of at most `most` bytes of tensors.
 
     Raises CacheError as `read_facts`, for a larger one, and where a tensor does not fit.
     """
-    with _opened(path) as (header, read_tensors):
+    with _opened(path) as (header, size, read_tensors):
         facts = _facts(path, header)
-        if facts.nbytes > most:
-            raise CacheError(f"{path} takes {facts.nbytes:,} bytes, memory_gb allows {most:,.0f}")
+        if size > most:
+            raise CacheError(f"{path} takes {size:,} bytes, memory_gb allows {most:,.0f}")
+        if size > facts.nbytes + 8 * facts.tokens:
+            raise ValueError(f"it has {size:,} bytes of tensors, more than its facts say")
         if tensors_digest(tensors := read_tensors()) != header["tensors"]:
             raise CacheError(f"{path} is damaged: its checksum does not match its tensors")
         layers = range(Geometry.from_dict(facts.geometry).layers)

@@ -16,6 +16,7 @@ is an error that names the file and the line. Imports no torch.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -97,6 +98,8 @@ def replacing(path: Path, *, new: bool = False) -> Iterator[BinaryIO]:
     """
     partial = path.with_name(f"{path.name}.{os.urandom(4).hex()}.partial")
     with naming(path):
+        if path.exists() and not path.is_file() and not path.is_dir():  # /dev/null would be gone
+            raise OSError(errno.EINVAL, "is no regular file: name another path", path)
         try:
             with _aside(path, partial) as stream:
                 yield stream
