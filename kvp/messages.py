@@ -170,6 +170,7 @@ def _serve(pipe: Connection, render: Callable[..., Any]) -> None:
         given = sum(len(text) for message in messages for text in message.values())
         try:
             text, fault = render([messages], **options)[0][0], ""
+            text.encode()  # half of a surrogate pair is no text
         except Exception as error:  # whatever a template raises
             text, fault = "", f"refuses the chat ({first_line(error)})"
         if len(text) > _MOST + 8 * given:
