@@ -53,7 +53,7 @@ from kvp.contexts import (
     read_placeholders,
     rotate_keys,
 )
-from kvp.errors import CacheError, KvpError, UsageError
+from kvp.errors import CacheError, KvpError, UsageError, one_line
 from kvp.ranking import Protection, select
 from kvp.scoring import Scorer, View, score_layers
 from kvp.vllm.engine import BlockLayout, EngineModel, policy_of
@@ -150,7 +150,8 @@ class KvpConnector(KVConnectorBase_V1):
         """Find the context of a new request, and why it cannot be answered from it."""
         ids = request.prompt_token_ids or []
         name, placeholders = request.request_id, read_placeholders(ids, self._model.vocabulary)
-        budget = (request.kv_transfer_params or {}).get("kvp_compress")
+        params = request.kv_transfer_params  # whatever the request says
+        budget = params.get("kvp_compress") if isinstance(params, Mapping) else None
         if budget is not None and placeholders is None:
             wrong = "with images" if request.mm_features else ""
             if request.lora_request:
@@ -174,9 +175,9 @@ class KvpConnector(KVConnectorBase_V1):
         except CacheError as error:
             refused = str(error)
         stop = facts.kept if facts and not refused else min(written, len(ids) - 1)
-        self._requests[request.request_id] = facts, Load(digest, (), 0, stop, refused)
+        self._requests[name] = facts, Load(digest, (), 0, stop, refused)
         if refused:
-            logger.error("request %s is refused: %s", request.request_id, refused)
+            _log(f"request {name} is refused: {refused}")
             # Never around the connector, and nothing in common with requests that are answered.
             request.skip_reading_prefix_cache = False
             request.cache_salt = f"kvp-refused-{next(self._salts)}"
@@ -209,6 +210,7 @@ class KvpConnector(KVConnectorBase_V1):
             (blocks,) = self._kv_cache_manager.get_block_ids(name)
             if self._read(scheduler_output, name) >= len(save.token_ids):
                 work.saves.append(replace(self._saves.pop(name), blocks=tuple(blocks)))
+                self._told[name] = {}
         return work
 
     @staticmethod
@@ -220,16 +222,16 @@ class KvpConnector(KVConnectorBase_V1):
         return int(before[name] + step.num_scheduled_tokens[name])
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
-        """Remember what workers have saved until its request is answered."""
+        """Remember what workers have saved until its request is answered, unless it was ended."""
         if isinstance(meta := connector_output.kv_connector_worker_meta, Saved):
-            self._told.update(meta.told)
+            self._told.update({name: meta.told[name] for name in self._told.keys() & meta.told})
 
     def request_finished(
         self, request: Request, block_ids: Sequence[int]
     ) -> tuple[bool, dict[str, Any] | None]:
         """Tell, beside the answer, of how many tokens the context really is."""
         self._saves.pop(request.request_id, None)
-        if (told := self._told.pop(request.request_id, None)) is not None:
+        if told := self._told.pop(request.request_id, None):
             return False, {"kvp_context": told}
         facts, load = self._requests.pop(request.request_id, (None, None))
         if facts is None or load is None or load.refused:
@@ -254,7 +256,7 @@ class KvpConnector(KVConnectorBase_V1):
                     raise CacheError(load.refused)
                 self._write(self._held.context(load.digest), load, layers)
             except CacheError as error:
-                logger.error("context %s is not loaded: %s", load.digest, error)
+                _log(f"context {load.digest} is not loaded: {error}")
                 first = load.start // self._block_size
                 self._unread.update(load.blocks[first : -(-load.stop // self._block_size)])
 
@@ -292,7 +294,7 @@ class KvpConnector(KVConnectorBase_V1):
             try:
                 told = self._compress(save)
             except KvpError as error:
-                logger.error("request %s is not compressed: %s", save.request, error)
+                _log(f"request {save.request} is not compressed: {error}")
                 told = {"error": str(error)}
             self._saved.told[save.request] = told
 
@@ -336,6 +338,11 @@ class KvpConnector(KVConnectorBase_V1):
         """What `wait_for_save` has saved."""
         saved, self._saved = self._saved, Saved()
         return saved if saved.told else None
+
+
+def _log(line: str) -> None:
+    """Say why something failed; requests name themselves and adapters as they like."""
+    logger.error("%s", one_line(line))
 
 
 def _of_rank(part: Tensor, layer: Any) -> Tensor:  # noqa: ANN401 - vLLM's attention layer
