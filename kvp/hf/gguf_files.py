@@ -58,7 +58,7 @@ ROUNDING = 1e-5
 """Largest relative difference of two frequencies that float32 explains."""
 
 _MOST_PARTS, _LARGEST_PART = 3_000_000, 2**20
-"""Numbers and texts in all fields (a vocabulary of 200,000 has 1.5 million), and bytes of a norm."""
+"""Numbers and texts of fields (a vocabulary of 200,000 has 1.5 million), and bytes of a norm."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,13 +158,7 @@ class _Reader(GGUFReader):
         self._file, self._parts = file, 0
         super().__init__(file)  # type: ignore[arg-type]  # np.memmap takes it
 
-    def _get(
-        self,
-        offset: int,
-        dtype: Any,
-        count: int = 1,
-        override_order: Any = None,  # noqa: ANN401
-    ) -> np.ndarray:
+    def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> Any:  # noqa: ANN401
         part = super()._get(offset, dtype, count, override_order)
         self._parts += 1
         if len(part) < count or self._parts > _MOST_PARTS:

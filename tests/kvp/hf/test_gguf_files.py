@@ -248,7 +248,7 @@ BYTES = {
     "endless fields": (0, 2**60, KIND),
     "endless tensors": (2**60, 1, KIND),
     "a long name": (0, 1, struct.pack("<Q", 2**63) + b"abc"),
-    "a name of names": (0, 1, field("general.architecture", 9, struct.pack("<IQ", 8, 1) + text(b"llama"))),
+    "names": (0, 1, field("general.architecture", 9, struct.pack("<IQ", 8, 1) + text(b"llama"))),
     "no name": (0, 0, b""),
     "half a character": (0, 1, field("general.architecture", 8, text(b"\xff"))),
     "a line end": (0, 1, field("general.architecture", 8, text(b"a\nb" * 99))),
