@@ -69,7 +69,9 @@ def foreign(
     except OSError as problem:
         if not done:
             raise
-        raise error(f"{path} cannot be {done}: {problem.strerror}") from None
+        missing = done == "read" and isinstance(problem, FileNotFoundError)
+        told = "is missing" if missing else f"cannot be {done}: {problem.strerror or problem}"
+        raise error(f"{path} {told}") from None
     except Exception as problem:
         told = next(iter(getattr(problem, "errors", list)()), None)  # the first one of pydantic's
         reason = told and f"{'.'.join(map(str, told['loc']))}: {told['msg']}".removeprefix(": ")
@@ -169,14 +171,10 @@ def atomic_write_bytes(path: Place, content: bytes, *, new: bool = False) -> boo
     """
     if isinstance(path, ObjectPath):
         return path.write_bytes(content, new=new)
-    try:
-        with replacing(path, new=new) as stream:
-            stream.write(content)
-    except FileExistsError:
-        if new:
-            return False
-        raise
-    return True
+    with suppress(*(FileExistsError,) * new), replacing(path, new=new) as stream:
+        stream.write(content)
+        return True
+    return False
 
 
 def atomic_write_text(path: Place, content: str) -> None:

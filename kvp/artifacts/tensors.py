@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from kvp.artifacts.addresses import Place, read_bytes, regular, size_of
+from kvp.artifacts.addresses import Place, read_bytes, regular
 from kvp.artifacts.files import atomic_write_bytes, foreign, parse_json
 from kvp.artifacts.manifest import SEAL, Format, digest_json, unseal
 from kvp.errors import KvpError
@@ -46,15 +45,11 @@ def read_safetensors(
     With `digest`, it is damaged, too, where its SHA-256 (hex) is another. Tensors are a copy: what
     happens to a mapped file happens to them, and may end the process.
     """
-    try:
-        if size_of(path) is None:
-            raise FileNotFoundError("there is no such file")
+    with foreign(path, error, "is not a readable safetensors file", "read"):
         content = read_bytes(path)
         if digest not in (None, hashlib.sha256(content).hexdigest()):
             raise error(f"{path} is damaged: its checksum is not the one that was recorded")
         return load(content)
-    except (SafetensorError, OSError) as problem:
-        raise error(f"{path} is not a readable safetensors file: {problem}") from None
 
 
 def write_sealed_safetensors(
@@ -107,7 +102,6 @@ def _opened(
             raise error(f"{path} {'is no regular file' if path.exists() else 'is missing'}")
         with open(path, "rb", opener=lambda name, mode: regular(name, mode | follow)) as stream:
             with foreign(path, error, "is not a readable safetensors file"):
-                length = os.fstat(stream.fileno()).st_size
                 head = stream.read(8)
                 if (long := int.from_bytes(head, "little")) > _LARGEST:
                     raise ValueError(f"its header has {long:,} bytes")
@@ -115,7 +109,7 @@ def _opened(
                 entries = parse_json(head[8:].decode())
                 tensors = [part for name, part in entries.items() if name != _METADATA]
                 size = max((part["data_offsets"][1] for part in tensors), default=0)
-                if len(head) + size != length:
+                if len(head) + size != os.fstat(stream.fileno()).st_size:
                     raise ValueError("it is not as long as its header says")
             yield stream, head, entries, size
 

@@ -56,11 +56,11 @@ def save_cache(cache: EvictingCache, path: str | Path, model: nn.Module) -> None
         raise UsageError("this cache is empty: prefill a prompt before save_cache")
     if cache.others:
         raise UsageError("this model has layers of other kinds, whose caches have no file")
-    names, layers, tensors = {kind: name for name, kind in _KINDS.items()}, [], _tensors_of(cache)
-    for index, layer in cache.stored.items():
-        state = layer.state
-        facts = {"seen": state.seen, "evicted": state.evicted, "gaps": state.gaps}
-        layers.append({"layer": index, "kind": names[type(layer)], **facts})
+    names, tensors = {kind: name for name, kind in _KINDS.items()}, _tensors_of(cache)
+    layers = [
+        {"layer": index, "kind": names[type(layer)], "seen": layer.seen, "evicted": layer.evicted,
+         "gaps": layer.state.gaps} for index, layer in cache.stored.items()
+    ]  # fmt: skip
     header = {
         **FORMAT.head,
         "kvp": __version__,
@@ -151,32 +151,28 @@ def _check(cache: EvictingCache, model: PreTrainedModel) -> None:
         fits &= bool(((layer.positions.cpu() <= newest) | (layer.positions.cpu() == EMPTY)).all())
         if not fits or stored > seen or not (layer.evicted or stored == seen):
             raise ValueError(f"layer {index} holds {[*keys.shape]} for {seen} tokens")
-    if (ids := cache.ids) is not None and not (
-        ids.dtype == torch.int64 and ids.ndim == 2 and len(ids) == batch and ids.shape[1] <= seen
-    ):
+    ids = torch.zeros(batch, 0, dtype=torch.int64) if cache.ids is None else cache.ids
+    if ids.dtype != torch.int64 or ids.ndim != 2 or len(ids) != batch or ids.shape[1] > seen:
         raise ValueError(f"ids are {[*ids.shape]} {ids.dtype}")
-    for recent in queries.values():
+    for index, recent in queries.items():
         width = queries[min(queries)].shape[2]
         fits = recent.shape == (batch, size.query_heads, width, size.head_dim) and width <= seen
-        if not (fits and [*queries] == [*layers] and _known(recent, wide)) or recent.isinf().any():
+        if not (fits and [*queries] == [*layers] and _fits("queries", recent, layers[index], wide)):
             raise ValueError(f"queries are {[*recent.shape]} {recent.dtype}, or infinite")
 
 
 def _fits(name: str, tensor: Tensor, layer: EvictingLayer, wide: torch.dtype) -> bool:
     """Whether a tensor of a layer holds finite numbers of its kind, floats no wider than `wide`."""
-    if name.endswith(("keys", "values")):
-        return _known(tensor, wide) and bool(tensor.isfinite().all())
+    if name.endswith(("keys", "values", "queries")):
+        known = tensor.is_floating_point() and torch.promote_types(tensor.dtype, wide) == wide
+        padding = tensor.isnan() & (name == "queries")
+        return known and bool((tensor.isfinite() | padding).all())
     ragged = isinstance(layer, RaggedLayer)
     known = tensor.dtype == (torch.int32 if ragged and name == "positions" else torch.int64)
     whole = known and bool((tensor >= -(name == "newest")).all())
     if name.endswith("positions") and not layer.state.gaps:
         return whole and bool((tensor.long() < EMPTY).all())
     return whole and (name != "lengths" or sum(tensor.flatten().tolist()) == len(layer.keys))
-
-
-def _known(tensor: Tensor, wide: torch.dtype) -> bool:
-    """Whether a tensor holds floats no wider than `wide`."""
-    return tensor.is_floating_point() and torch.promote_types(tensor.dtype, wide) == wide
 
 
 def _identity(model: PreTrainedModel) -> dict[str, Any]:
@@ -204,9 +200,7 @@ def _refuse_another_model(path: Path, theirs: Mapping[str, Any], ours: Mapping[s
         if theirs.get(name) != ours[name]:
             raise CacheError(f"{made} with another {what} than this model has")
     if not same_buffers(theirs, ours):
-        raise CacheError(
-            f"{made} with another RoPE (frequencies), or other buffers, than this model has"
-        )
+        raise CacheError(f"{made} with another RoPE (frequencies) or buffers than this model has")
     known = None not in (theirs["weights"], ours["weights"])
     if theirs["weights" if known else "id"] != ours["weights" if known else "id"]:
         same = " with other weights" if theirs["id"] == ours["id"] else ""

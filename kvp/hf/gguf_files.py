@@ -174,16 +174,18 @@ def _read(path: str, _: int) -> Metadata:
     with open(path, "rb", opener=regular) as file:
         reader = _Reader(file)
     name = str(reader.fields["general.architecture"].contents())
-    fields = {key: field for key, field in reader.fields.items() if key.startswith(f"{name}.")}
+    begin = f"{name}."
+    fields = {
+        k[len(begin) :]: v.contents() for k, v in reader.fields.items() if k.startswith(begin)
+    }
     tensors = {tensor.name: tensor for tensor in reader.tensors}
     vectors = {key: one for key, one in tensors.items() if len(one.shape) == 1}
-    layers = fields.get(f"{name}.block_count")
-    if layers is not None and tensors and layers.contents() > len(tensors):
-        raise ValueError(f"{layers.contents()} layers of {len(tensors)} tensors")
+    if tensors and fields.get("block_count", 0) > len(tensors):
+        raise ValueError(f"{fields['block_count']} layers of {len(tensors)} tensors")
     return Metadata(
         path=path,
         architecture=name,
-        fields={key[len(name) + 1 :]: field.contents() for key, field in fields.items()},
+        fields=fields,
         vectors={key: np.array(dequantize(v.data, v.tensor_type)) for key, v in vectors.items()},
         vocabulary=int(tensors["token_embd.weight"].shape[1]) if tensors else 0,
         weights=sum(int(one.n_elements) for key, one in tensors.items() if key not in DIVISORS),

@@ -168,7 +168,7 @@ class KvpConnector(KVConnectorBase_V1):
         facts = None
         try:
             facts = read_facts(self._folder / f"{digest}{SUFFIX}")[0]
-            self._model.check(facts)
+            facts.check(**self._model.facts)
             refused = _refusal_reason(request, facts, written, self._model)
             if budget is not None:
                 refused = "it asks to compress what is compressed"
@@ -177,7 +177,7 @@ class KvpConnector(KVConnectorBase_V1):
         stop = facts.kept if facts and not refused else min(written, len(ids) - 1)
         self._requests[name] = facts, Load(digest, (), 0, stop, refused)
         if refused:
-            _log(f"request {name} is refused: {refused}")
+            logger.error("%s", one_line(f"request {name} is refused: {refused}"))
             # Never around the connector, and nothing in common with requests that are answered.
             request.skip_reading_prefix_cache = False
             request.cache_salt = f"kvp-refused-{next(self._salts)}"
@@ -231,13 +231,11 @@ class KvpConnector(KVConnectorBase_V1):
     ) -> tuple[bool, dict[str, Any] | None]:
         """Tell, beside the answer, of how many tokens the context really is."""
         self._saves.pop(request.request_id, None)
-        if told := self._told.pop(request.request_id, None):
-            return False, {"kvp_context": told}
+        told = self._told.pop(request.request_id, None)
         facts, load = self._requests.pop(request.request_id, (None, None))
-        if facts is None or load is None or load.refused:
-            return False, None
-        told = {"digest": load.digest, "tokens": facts.tokens, "kept": facts.kept}
-        return False, {"kvp_context": told}
+        if facts and load and not load.refused:
+            told = {"digest": load.digest, "tokens": facts.tokens, "kept": facts.kept}
+        return False, {"kvp_context": told} if told else None
 
     # A worker's side.
 
@@ -256,12 +254,12 @@ class KvpConnector(KVConnectorBase_V1):
                     raise CacheError(load.refused)
                 self._write(self._held.context(load.digest), load, layers)
             except CacheError as error:
-                _log(f"context {load.digest} is not loaded: {error}")
+                logger.error("context %s is not loaded: %s", load.digest, error)
                 first = load.start // self._block_size
                 self._unread.update(load.blocks[first : -(-load.stop // self._block_size)])
 
     def _write(self, context: Context, load: Load, layers: Mapping[int, Any]) -> None:
-        self._model.check(context.facts)
+        context.facts.check(**self._model.facts)
         rows = torch.arange(load.start, load.stop)
         blocks = torch.tensor(load.blocks)[rows // self._block_size]
         slots = blocks * self._block_size + rows % self._block_size
@@ -294,7 +292,7 @@ class KvpConnector(KVConnectorBase_V1):
             try:
                 told = self._compress(save)
             except KvpError as error:
-                _log(f"request {save.request} is not compressed: {error}")
+                logger.error("%s", one_line(f"request {save.request} is not compressed: {error}"))
                 told = {"error": str(error)}
             self._saved.told[save.request] = told
 
@@ -324,9 +322,7 @@ class KvpConnector(KVConnectorBase_V1):
             keys.append(rotate_keys(mine[0], self._model.rope, kept - tokens))
             values.append(mine[1])
         context = make_context(
-            keys, values, torch.tensor(save.token_ids), model=self._model.identity,
-            geometry=self._model.geometry.to_dict(), vocabulary=self._model.vocabulary,
-            rope=self._model.rope_facts, tokenizer=None,
+            keys, values, torch.tensor(save.token_ids), **self._model.facts, tokenizer=None,
             policy=getattr(self._scorer, "label", self._scorer.name), budget=save.budget,
             tokens=tokens, kept=kept,
         )  # fmt: skip
@@ -338,11 +334,6 @@ class KvpConnector(KVConnectorBase_V1):
         """What `wait_for_save` has saved."""
         saved, self._saved = self._saved, Saved()
         return saved if saved.told else None
-
-
-def _log(line: str) -> None:
-    """Say why something failed; requests name themselves and adapters as they like."""
-    logger.error("%s", one_line(line))
 
 
 def _of_rank(part: Tensor, layer: Any) -> Tensor:  # noqa: ANN401 - vLLM's attention layer
