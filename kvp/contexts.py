@@ -231,8 +231,8 @@ def read_context(path: Path, most: float = float("inf")) -> Context:
     """
     with _opened(path) as (header, size, read_tensors):
         facts = _facts(path, header)
-        if size > (allowed := min(most, facts.nbytes + 8 * facts.tokens)):
-            raise CacheError(f"{path} takes {size:,} bytes, its facts and memory_gb {allowed:,.0f}")
+        if size > (most := min(most, facts.nbytes + 8 * facts.tokens)):
+            raise CacheError(f"{path} takes {size:,} bytes, facts and memory_gb allow {most:,.0f}")
         if tensors_digest(tensors := read_tensors()) != header["tensors"]:
             raise CacheError(f"{path} is damaged: its checksum does not match its tensors")
         layers = range(Geometry.from_dict(facts.geometry).layers)

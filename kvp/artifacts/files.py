@@ -70,8 +70,8 @@ def foreign(
         if not done:
             raise
         missing = done == "read" and isinstance(problem, FileNotFoundError)
-        told = "is missing" if missing else f"cannot be {done}: {problem.strerror or problem}"
-        raise error(f"{path} {told}") from None
+        why = "is missing" if missing else f"cannot be {done}: {problem.strerror or problem}"
+        raise error(f"{path} {why}") from None
     except Exception as problem:
         told = next(iter(getattr(problem, "errors", list)()), None)  # the first one of pydantic's
         reason = told and f"{'.'.join(map(str, told['loc']))}: {told['msg']}".removeprefix(": ")

@@ -147,7 +147,7 @@ def read_metadata(path: Path | str, error: type[KvpError]) -> Metadata:
         return _read(str(path), Path(path).stat().st_mtime_ns)
 
 
-class _Reader(GGUFReader):
+class _CopyingReader(GGUFReader):
     """The package's reader, which maps a file and walks along lists of any length in it.
 
     What is taken is a copy, as a file may be overwritten, whole, and not of endless parts. Matrices
@@ -172,7 +172,7 @@ class _Reader(GGUFReader):
 @lru_cache(maxsize=1)  # the vocabulary takes seconds to read
 def _read(path: str, _: int) -> Metadata:
     with open(path, "rb", opener=regular) as file:
-        reader = _Reader(file)
+        reader = _CopyingReader(file)
     name = str(reader.fields["general.architecture"].contents())
     begin = f"{name}."
     fields = {

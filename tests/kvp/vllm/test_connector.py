@@ -241,7 +241,7 @@ TENSORS = {
     "another dtype": (lambda t: {"0.keys": t["0.keys"].half()}, "0.keys is [64, 4, 32] torch.f"),
     "a row less": (lambda t: {"0.values": t["0.values"][1:]}, "0.values is [63, 4, 32]"),
     "no rows": (lambda t: {"0.values": t["0.values"][:0]}, "0.values is [0, 4, 32]"),
-    "one tensor more": (lambda t: {"9.keys": t["0.keys"].clone()}, "its facts and memory_gb"),
+    "one tensor more": (lambda t: {"9.keys": t["0.keys"].clone()}, "facts and memory_gb allow"),
     "an empty one more": (lambda t: {"9.keys": t["0.keys"][:0]}, "keyword argument '9.keys'"),
     "unknown tokens": (lambda t: {"token_ids": t["token_ids"] + 10**6}, "not in the vocabulary"),
     "tokens as fractions": (lambda t: {"token_ids": t["token_ids"].float()}, "token_ids is [89]"),
