@@ -17,7 +17,9 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property, partial
+from itertools import count, islice, takewhile
 from math import isclose
+from operator import eq
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
 
@@ -97,18 +99,19 @@ class ContextFacts:
             raise ValueError(f"{self.kept} of {self.tokens} tokens are kept, {least} is the least")
 
     def check(
-        self, model: Mapping[str, Any], geometry: Geometry, vocabulary: int, rope: Mapping[str, Any]
-    ) -> None:
+        self, *, model: Mapping[str, Any], geometry: Mapping[str, Any], vocabulary: int,
+        rope: Mapping[str, Any],
+    ) -> None:  # fmt: skip
         """Raise CacheError, in one line, where another model than this one made the context.
 
         Engines know no digest of `weights`: only those that both sides know are compared. `norms`
         are wherever this model's are known.
         """
         made = f"this context was made by {self.model['id']}"
-        size, dtype = Geometry.from_dict(self.geometry), self.model["dtype"]
-        if (size, self.vocabulary) != (geometry, vocabulary):
-            raise CacheError(f"{made}, {size}; this model has {geometry}")
-        if dtype != model["dtype"]:
+        size, here = map(Geometry.from_dict, (self.geometry, geometry))
+        if (size, self.vocabulary) != (here, vocabulary):
+            raise CacheError(f"{made}, {size}; this model has {here}")
+        if (dtype := self.model["dtype"]) != model["dtype"]:
             raise CacheError(f"{made} in {dtype}; this model computes in {model['dtype']}")
         if dict(self.rope) != dict(rope) or not same_buffers(self.model, model):
             raise CacheError(f"{made} with another RoPE than this model has")
@@ -182,16 +185,13 @@ class Context:
 
     def write(self, folder: Path | str) -> Path:
         """Write the file into `folder`, under its name; the path. CacheError where that fails."""
-        try:
-            with foreign(folder, CacheError, "gets no file of this context"):
-                made = replace(self).check()  # without old digests: tensors may have changed
-                path = Path(folder) / f"{made.name}{SUFFIX}"
-                path.parent.mkdir(parents=True, exist_ok=True)
-                checksums = {"tensors": made.checksum, "digest": made.digest}
-                header = {**FORMAT.head, **asdict(self.facts), **checksums}
-                write_sealed_safetensors(path, self.tensors, header)
-        except OSError as problem:
-            raise CacheError(f"{folder} cannot be written: {problem.strerror}") from None
+        with foreign(folder, CacheError, "gets no file of this context", "written"):
+            made = replace(self).check()  # without old digests: tensors may have changed
+            path = Path(folder) / f"{made.name}{SUFFIX}"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            checksums = {"tensors": made.checksum, "digest": made.digest}
+            header = {**FORMAT.head, **asdict(self.facts), **checksums}
+            write_sealed_safetensors(path, self.tensors, header)
         return path
 
 
@@ -212,8 +212,7 @@ def kept_rows(budget: Budget, tokens: int, least: int = 0) -> int:
 
     All `tokens` of it where that is no fewer.
     """
-    wanted = -(-max(budget.tokens(tokens), least) // MULTIPLE) * MULTIPLE
-    return min(wanted, tokens)
+    return min(-(-max(budget.tokens(tokens), least) // MULTIPLE) * MULTIPLE, tokens)
 
 
 def read_facts(path: Path) -> tuple[ContextFacts, str]:
@@ -221,19 +220,19 @@ def read_facts(path: Path) -> tuple[ContextFacts, str]:
 
     Raises CacheError, in one line that names the file, where it is missing, damaged or another one.
     """
-    with _opened(path) as (header, _):
+    with _opened(path) as (header, *_):
         return _facts(path, header), header["digest"]
 
 
 def read_context(path: Path, most: float = float("inf")) -> Context:
-    """A context file of at most `most` bytes of keys and values.
+    """A context file of at most `most` bytes of tensors.
 
     Raises CacheError as `read_facts`, for a larger one, and where a tensor does not fit.
     """
-    with _opened(path) as (header, read_tensors):
+    with _opened(path) as (header, size, read_tensors):
         facts = _facts(path, header)
-        if facts.nbytes > most:
-            raise CacheError(f"{path} takes {facts.nbytes:,} bytes, memory_gb allows {most:,.0f}")
+        if size > (most := min(most, facts.nbytes + 8 * facts.tokens)):
+            raise CacheError(f"{path} takes {size:,} bytes, facts and memory_gb allow {most:,.0f}")
         if tensors_digest(tensors := read_tensors()) != header["tensors"]:
             raise CacheError(f"{path} is damaged: its checksum does not match its tensors")
         layers = range(Geometry.from_dict(facts.geometry).layers)
@@ -326,8 +325,7 @@ def placeholder_ids(digest: str, count: int, vocabulary: int) -> list[int]:
     if count < head + _CHECKED:
         raise CacheError(f"{count} tokens cannot name a context: keep {head + _CHECKED} or more")
     ids = [base + (number >> (bits * place)) % (1 << bits) for place in range(head)]
-    checks = _checks(digest, base, span)
-    return [*ids, *(next(checks) for _ in range(count - head))][:count]
+    return [*ids, *islice(_checks(digest, base, span), count - head)]
 
 
 def read_placeholders(ids: Sequence[int], vocabulary: int) -> tuple[str, int] | None:
@@ -344,12 +342,9 @@ def read_placeholders(ids: Sequence[int], vocabulary: int) -> tuple[str, int] | 
     if number >> _DIGEST_BITS:
         return None
     digest = f"{number:0{_DIGEST_BITS // 4}x}"
-    count = head
-    for token, check in zip(ids[head:], _checks(digest, base, span), strict=False):
-        if token != check:
-            break
-        count += 1
-    return (digest, count) if count >= head + _CHECKED else None
+    checks = map(eq, ids[head:], _checks(digest, base, span))
+    found = head + len([*takewhile(bool, checks)])
+    return (digest, found) if found >= head + _CHECKED else None
 
 
 def _alphabet(vocabulary: int) -> tuple[int, int, int, int]:
@@ -361,10 +356,8 @@ def _alphabet(vocabulary: int) -> tuple[int, int, int, int]:
 
 def _checks(digest: str, base: int, span: int) -> Iterator[int]:
     """Ids that follow those of the digest, without end."""
-    start, block = digest[: _DIGEST_BITS // 4], 0
-    while True:
-        drawn = hashlib.sha256(f"{start}/{block}".encode()).digest()
+    for block in count():
+        drawn = hashlib.sha256(f"{digest[: _DIGEST_BITS // 4]}/{block}".encode()).digest()
         yield from (
             base + int.from_bytes(drawn[at : at + 4], "big") % span for at in range(0, 32, 4)
         )
-        block += 1

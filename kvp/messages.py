@@ -35,14 +35,15 @@ _MOST = 2**20
 """Characters that a template may write, beside 8 for each one of the messages."""
 
 
-def check_text(text: object, what: str = "a text") -> None:
-    """Raise UsageError, which begins with `what`, for anything but text that UTF-8 can hold."""
+def check_text(text: object, what: str = "a text") -> str:
+    """The text; UsageError, which begins with `what`, for anything that UTF-8 cannot hold."""
     if not isinstance(text, str):
         raise UsageError(f"{what} is of type {type(text).__name__}, not text")
     try:
         text.encode()
     except UnicodeEncodeError:
         raise UsageError(f"{what} has half of a surrogate pair, which no UTF-8 holds") from None
+    return text
 
 
 def check_messages(messages: object) -> list[dict[str, str]]:
@@ -170,6 +171,7 @@ def _serve(pipe: Connection, render: Callable[..., Any]) -> None:
         given = sum(len(text) for message in messages for text in message.values())
         try:
             text, fault = render([messages], **options)[0][0], ""
+            text.encode()  # half of a surrogate pair is no text
         except Exception as error:  # whatever a template raises
             text, fault = "", f"refuses the chat ({first_line(error)})"
         if len(text) > _MOST + 8 * given:

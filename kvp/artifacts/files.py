@@ -16,6 +16,7 @@ is an error that names the file and the line. Imports no torch.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -54,12 +55,23 @@ def parse_json(text: bytes | str, **options: Any) -> Any:  # noqa: ANN401 - anyt
 
 
 @contextmanager
-def foreign(path: Place | str, error: type[KvpError], what: str = _DAMAGED) -> Iterator[None]:
-    """Around code that takes a file's content, which may be anything, apart: errors are `error`."""
+def foreign(
+    path: Place | str, error: type[KvpError], what: str = _DAMAGED, done: str = ""
+) -> Iterator[None]:
+    """Around code that takes a file's content, which may be anything, apart: errors are `error`.
+
+    So are those of the system, where it says what is `done` to the file: read or written.
+    """
     try:
         yield
-    except (KvpError, OSError):
+    except KvpError:
         raise
+    except OSError as problem:
+        if not done:
+            raise
+        missing = done == "read" and isinstance(problem, FileNotFoundError)
+        why = "is missing" if missing else f"cannot be {done}: {problem.strerror or problem}"
+        raise error(f"{path} {why}") from None
     except Exception as problem:
         told = next(iter(getattr(problem, "errors", list)()), None)  # the first one of pydantic's
         reason = told and f"{'.'.join(map(str, told['loc']))}: {told['msg']}".removeprefix(": ")
@@ -88,6 +100,8 @@ def replacing(path: Path, *, new: bool = False) -> Iterator[BinaryIO]:
     """
     partial = path.with_name(f"{path.name}.{os.urandom(4).hex()}.partial")
     with naming(path):
+        if path.exists() and not path.is_file() and not path.is_dir():  # /dev/null would be gone
+            raise OSError(errno.EINVAL, "is no regular file: name another path", path)
         try:
             with _aside(path, partial) as stream:
                 yield stream
@@ -157,14 +171,10 @@ def atomic_write_bytes(path: Place, content: bytes, *, new: bool = False) -> boo
     """
     if isinstance(path, ObjectPath):
         return path.write_bytes(content, new=new)
-    try:
-        with replacing(path, new=new) as stream:
-            stream.write(content)
-    except FileExistsError:
-        if new:
-            return False
-        raise
-    return True
+    with suppress(*(FileExistsError,) * new), replacing(path, new=new) as stream:
+        stream.write(content)
+        return True
+    return False
 
 
 def atomic_write_text(path: Place, content: str) -> None:

@@ -51,14 +51,8 @@ def atomic_write_json(path: Place, content: object, *, new: bool = False) -> boo
 
 def read_json(path: Place, error: type[KvpError] = StoreError) -> dict[str, Any]:
     """Read a JSON object; raises `error` with one line that names the file if that fails."""
-    try:
+    with foreign(path, error, "is damaged: not valid JSON", "read"):
         content = parse_json(read_bytes(path))
-    except FileNotFoundError:
-        raise error(f"{path} is missing") from None
-    except OSError as problem:
-        raise error(f"{path} cannot be read: {problem.strerror}") from None
-    except (ValueError, RecursionError) as problem:
-        raise error(f"{path} is damaged: not valid JSON ({problem})") from None
     if not isinstance(content, dict):
         raise error(f"{path} is damaged: not a JSON object")
     return content

@@ -11,19 +11,18 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from kvp.artifacts.addresses import Place, read_bytes, regular, size_of
+from kvp.artifacts.addresses import Place, read_bytes, regular
 from kvp.artifacts.files import atomic_write_bytes, foreign, parse_json
 from kvp.artifacts.manifest import SEAL, Format, digest_json, unseal
 from kvp.errors import KvpError
 
 _METADATA, _HEADER = "__metadata__", "kvp"
 """Where the header of a safetensors file has texts, and the name of kvp's, JSON."""
-_LARGEST = 100_000_000
-"""Bytes of a header, as the library has it."""
+_LARGEST = 10_000_000
+"""Bytes of a header, a tenth of what the library reads: 100,000 tensors have it."""
 
 
 def write_safetensors(
@@ -46,15 +45,11 @@ def read_safetensors(
     With `digest`, it is damaged, too, where its SHA-256 (hex) is another. Tensors are a copy: what
     happens to a mapped file happens to them, and may end the process.
     """
-    try:
-        if size_of(path) is None:
-            raise FileNotFoundError("there is no such file")
+    with foreign(path, error, "is not a readable safetensors file", "read"):
         content = read_bytes(path)
         if digest not in (None, hashlib.sha256(content).hexdigest()):
             raise error(f"{path} is damaged: its checksum is not the one that was recorded")
         return load(content)
-    except (SafetensorError, OSError) as problem:
-        raise error(f"{path} is not a readable safetensors file: {problem}") from None
 
 
 def write_sealed_safetensors(
@@ -68,18 +63,18 @@ def write_sealed_safetensors(
 @contextmanager
 def sealed_safetensors(
     path: Path, error: type[KvpError], kind: Format, writer: str, *, links: bool = True
-) -> Iterator[tuple[dict[str, Any], Callable[[], dict[str, Tensor]]]]:
-    """What `writer` said by `write_sealed_safetensors`, and what reads the tensors of that file.
+) -> Iterator[tuple[dict[str, Any], int, Callable[[], dict[str, Tensor]]]]:
+    """What `writer` said by `write_sealed_safetensors`, bytes of its tensors, and what reads them.
 
     Raises `error`, naming the file, where it is missing, damaged, of others or of another version,
     a link unless `links`, and for all that the block raises.
     """
-    with foreign(path, error), _opened(path, error, links) as (stream, head, entries, size):
+    with _opened(path, error, links) as (stream, head, entries, size):
         text = entries.get(_METADATA, {}).get(_HEADER)
         if text is None:
             raise error(f"{path} was not written by {writer}")
         content = kind.check(unseal(parse_json(text), path, error), path, error)
-        yield content, lambda: load(head + stream.read(size))
+        yield content, size, lambda: load(head + stream.read(size))
 
 
 def read_some(
@@ -87,7 +82,7 @@ def read_some(
 ) -> dict[str, Tensor]:
     """Tensors of a file whose names are `wanted`, without reading others; raises `error`."""
     found: dict[str, Tensor] = {}
-    with foreign(path, error), _opened(path, error) as (stream, head, entries, _):
+    with _opened(path, error) as (stream, head, entries, _):
         for name in filter(wanted, entries):
             start, stop = entries[name]["data_offsets"]
             stream.seek(len(head) + start)
@@ -102,22 +97,21 @@ def _opened(
 ) -> Iterator[tuple[BinaryIO, bytes, dict[str, Any], int]]:
     """A file behind its header, read and never mapped; header, entries, bytes that follow."""
     follow = 0 if links else os.O_NOFOLLOW  # it may become a link
-    try:
+    with foreign(path, error, done="read"):
         if not path.is_file() or (path.is_symlink() and not links):
             raise error(f"{path} {'is no regular file' if path.exists() else 'is missing'}")
         with open(path, "rb", opener=lambda name, mode: regular(name, mode | follow)) as stream:
             with foreign(path, error, "is not a readable safetensors file"):
-                length = os.fstat(stream.fileno()).st_size
                 head = stream.read(8)
-                head += stream.read(min(int.from_bytes(head, "little"), length, _LARGEST))
+                if (long := int.from_bytes(head, "little")) > _LARGEST:
+                    raise ValueError(f"its header has {long:,} bytes")
+                head += stream.read(long)
                 entries = parse_json(head[8:].decode())
                 tensors = [part for name, part in entries.items() if name != _METADATA]
                 size = max((part["data_offsets"][1] for part in tensors), default=0)
-                if len(head) + size != length:
+                if len(head) + size != os.fstat(stream.fileno()).st_size:
                     raise ValueError("it is not as long as its header says")
             yield stream, head, entries, size
-    except OSError as problem:
-        raise error(f"{path} cannot be read: {problem.strerror}") from None
 
 
 def tensors_digest(tensors: Mapping[str, Tensor]) -> str:

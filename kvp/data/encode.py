@@ -99,8 +99,7 @@ def encode(sample: Sample, tokenizer: PreTrainedTokenizerBase) -> Encoded:
         if piece.role == "assistant" and len(ids) > start:
             spans.append((start, len(ids)))
     context_length = len(ids)
-    for piece in rest:
-        ids += _ids(piece, tokenizer)
+    ids += [token for piece in rest for token in _ids(piece, tokenizer)]
     if not ids:
         raise UsageError(f"sample {sample.id} has no token")
     return Encoded(

@@ -24,7 +24,7 @@ from kvp.contexts import same_buffers
 from kvp.errors import CacheError, UsageError
 from kvp.hf.attention import QueryRecorder
 from kvp.hf.cache import EvictingCache, Turn
-from kvp.hf.cache_layers import EvictingLayer, LayerState, RaggedLayer
+from kvp.hf.cache_layers import EMPTY, EvictingLayer, LayerState, RaggedLayer
 from kvp.hf.model_access import active_digest, layer_devices, made_by
 from kvp.hf.model_config import geometry_of
 from kvp.hf.prefill import unwrap_model
@@ -56,20 +56,11 @@ def save_cache(cache: EvictingCache, path: str | Path, model: nn.Module) -> None
         raise UsageError("this cache is empty: prefill a prompt before save_cache")
     if cache.others:
         raise UsageError("this model has layers of other kinds, whose caches have no file")
-    if path.is_dir():
-        raise CacheError(f"{path} is a folder: give save_cache the path of a file")
-    names = {kind: name for name, kind in _KINDS.items()}
-    layers, tensors = [], {}
-    for index, layer in cache.stored.items():
-        state = layer.state
-        tensors.update({f"{index}.{name}": tensor for name, tensor in state.tensors.items()})
-        facts = {"seen": state.seen, "evicted": state.evicted, "gaps": state.gaps}
-        layers.append({"layer": index, "kind": names[type(layer)], **facts})
-    if cache.recorder is not None:
-        held = cache.recorder.held
-        tensors.update({f"{index}.queries": queries for index, queries in held.items()})
-    if cache.ids is not None:
-        tensors[f"{layers[0]['layer']}.ids"] = cache.ids
+    names, tensors = {kind: name for name, kind in _KINDS.items()}, _tensors_of(cache)
+    layers = [
+        {"layer": index, "kind": names[type(layer)], "seen": layer.seen, "evicted": layer.evicted,
+         "gaps": layer.state.gaps} for index, layer in cache.stored.items()
+    ]  # fmt: skip
     header = {
         **FORMAT.head,
         "kvp": __version__,
@@ -79,12 +70,11 @@ def save_cache(cache: EvictingCache, path: str | Path, model: nn.Module) -> None
         "layers": layers,
         "tensors": tensors_digest(tensors),
     }
-    try:
-        with foreign(path, CacheError, "cannot hold this cache, and is not written"):
-            _check(cache, inner)
-            write_sealed_safetensors(path, tensors, header)
-    except OSError as problem:
-        raise CacheError(f"{path} cannot be written: {problem.strerror}") from None
+    with foreign(path, CacheError, "cannot hold this cache, and is not written", "written"):
+        if path.is_dir():
+            raise CacheError(f"{path} is a folder: give save_cache the path of a file")
+        _check(cache, inner)
+        write_sealed_safetensors(path, tensors, header)
 
 
 def load_cache(path: str | Path, model: nn.Module) -> EvictingCache:
@@ -95,15 +85,27 @@ def load_cache(path: str | Path, model: nn.Module) -> EvictingCache:
     """
     path, inner = Path(path), unwrap_model(model)
     ours, devices = _identity(inner), layer_devices(inner)
-    with sealed_safetensors(path, CacheError, FORMAT, "save_cache") as (content, read_tensors):
+    with sealed_safetensors(path, CacheError, FORMAT, "save_cache") as (content, _, read_tensors):
         header = _HEADER.model_validate(content)
         _refuse_another_model(path, header.model, ours)
         if tensors_digest(tensors := read_tensors()) != header.tensors:
             raise CacheError(f"{path} is damaged: its checksum does not match its tensors")
-        _check(_cache_of(header, tensors), inner)
+        _check(cache := _cache_of(header, tensors), inner)
+        if _tensors_of(cache).keys() != tensors.keys():
+            raise ValueError("it has other tensors than a cache")
         for name, tensor in tensors.items():
             tensors[name] = tensor.to(devices[int(name.partition(".")[0])], copy=True)
         return _cache_of(header, tensors)
+
+
+def _tensors_of(cache: EvictingCache) -> dict[str, Tensor]:
+    """All tensors of a cache, by their names in the file."""
+    named = {index: dict(layer.state.tensors) for index, layer in cache.stored.items()}
+    for index, queries in ({} if cache.recorder is None else cache.recorder.held).items():
+        named[index]["queries"] = queries
+    if cache.ids is not None:
+        named[min(named)]["ids"] = cache.ids
+    return {f"{index}.{name}": part for index, own in named.items() for name, part in own.items()}
 
 
 def _cache_of(header: Any, tensors: Mapping[str, Tensor]) -> EvictingCache:  # noqa: ANN401
@@ -133,8 +135,10 @@ def _check(cache: EvictingCache, model: PreTrainedModel) -> None:
     size, wide = geometry_of(model.config), torch.promote_types(model.dtype, torch.float32)
     queries = {} if cache.recorder is None else cache.recorder.held
     (seen,) = {layer.seen for layer in layers.values()}
-    fits = [*layers] == [*size.model_layers] and len(cache.lengths) == batch
-    if not fits or (turn and (len(turn.prompts) != batch or turn.shrunk_at > seen)):
+    newest = torch.tensor(cache.lengths)[:, None, None] - 1
+    fits = [*layers] == [*size.model_layers] and len(newest) == batch
+    fits &= turn is None or (len(turn.prompts) == batch and turn.shrunk_at <= seen)
+    if not fits or (turn and min(*turn.prompts, turn.shrunk_at) < 0):
         raise ValueError("its layers or its turn are not those of one cache of the model")
     for index, layer in layers.items():
         for name, tensor in layer.state.tensors.items():
@@ -144,26 +148,31 @@ def _check(cache: EvictingCache, model: PreTrainedModel) -> None:
         (keys, values), stored = layer.slots, layer.positions.shape[-1]
         shape = torch.Size((batch, size.kv_heads, stored, size.head_dim))
         fits = keys.shape == values.shape == shape and layer.positions.shape == shape[:3]
+        fits &= bool(((layer.positions.cpu() <= newest) | (layer.positions.cpu() == EMPTY)).all())
         if not fits or stored > seen or not (layer.evicted or stored == seen):
             raise ValueError(f"layer {index} holds {[*keys.shape]} for {seen} tokens")
-    if (ids := cache.ids) is not None and not (
-        ids.dtype == torch.int64 and ids.ndim == 2 and len(ids) == batch and ids.shape[1] <= seen
-    ):
+    ids = torch.zeros(batch, 0, dtype=torch.int64) if cache.ids is None else cache.ids
+    if ids.dtype != torch.int64 or ids.ndim != 2 or len(ids) != batch or ids.shape[1] > seen:
         raise ValueError(f"ids are {[*ids.shape]} {ids.dtype}")
-    for recent in queries.values():
-        if (*recent.shape[:2], *recent.shape[3:]) != (batch, size.query_heads, size.head_dim):
-            raise ValueError(f"queries are {[*recent.shape]}")
+    for index, recent in queries.items():
+        width = queries[min(queries)].shape[2]
+        fits = recent.shape == (batch, size.query_heads, width, size.head_dim) and width <= seen
+        if not (fits and [*queries] == [*layers] and _fits("queries", recent, layers[index], wide)):
+            raise ValueError(f"queries are {[*recent.shape]} {recent.dtype}, or infinite")
 
 
 def _fits(name: str, tensor: Tensor, layer: EvictingLayer, wide: torch.dtype) -> bool:
     """Whether a tensor of a layer holds finite numbers of its kind, floats no wider than `wide`."""
-    if name.endswith(("keys", "values")):
+    if name.endswith(("keys", "values", "queries")):
         known = tensor.is_floating_point() and torch.promote_types(tensor.dtype, wide) == wide
-        return known and bool(tensor.isfinite().all())
+        padding = tensor.isnan() & (name == "queries")
+        return known and bool((tensor.isfinite() | padding).all())
     ragged = isinstance(layer, RaggedLayer)
     known = tensor.dtype == (torch.int32 if ragged and name == "positions" else torch.int64)
     whole = known and bool((tensor >= -(name == "newest")).all())
-    return whole and (name != "lengths" or int(tensor.sum()) == len(layer.keys))
+    if name.endswith("positions") and not layer.state.gaps:
+        return whole and bool((tensor.long() < EMPTY).all())
+    return whole and (name != "lengths" or sum(tensor.flatten().tolist()) == len(layer.keys))
 
 
 def _identity(model: PreTrainedModel) -> dict[str, Any]:
@@ -191,9 +200,7 @@ def _refuse_another_model(path: Path, theirs: Mapping[str, Any], ours: Mapping[s
         if theirs.get(name) != ours[name]:
             raise CacheError(f"{made} with another {what} than this model has")
     if not same_buffers(theirs, ours):
-        raise CacheError(
-            f"{made} with another RoPE (frequencies), or other buffers, than this model has"
-        )
+        raise CacheError(f"{made} with another RoPE (frequencies) or buffers than this model has")
     known = None not in (theirs["weights"], ours["weights"])
     if theirs["weights" if known else "id"] != ours["weights" if known else "id"]:
         same = " with other weights" if theirs["id"] == ours["id"] else ""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
@@ -108,26 +109,21 @@ def context_of(
         raise UsageError(f"this cache has seen {seen} tokens, not the {len(token_ids)} given")
     rope = rope_of(inner, seen)
     keys, values = [], []
-    for layer in cache.stored.values():
-        if layer.batch != 1 or bool((layer.positions == EMPTY).any()):
-            raise UsageError(
-                "engines hold as many tokens in every head: compress one context at a time, "
-                "without an allocator"
-            )
+    layers = [*cache.stored.values()]
+    uneven = any(each.batch != 1 or bool((each.positions == EMPTY).any()) for each in layers)
+    if uneven or len({each.positions.shape[-1] for each in layers}) != 1:
+        raise UsageError(
+            "engines hold as many tokens in every head and layer: compress one context at a time, "
+            "without an allocator"
+        )
+    for layer in layers:
         of_keys, of_values = (part[0].transpose(0, 1) for part in layer.slots)  # [k, H, D]
         keys.append(rotate_keys(of_keys, rope, of_keys.shape[0] - seen).cpu().contiguous())
         values.append(of_values.cpu().contiguous())
-    kept = {len(part) for part in keys}
-    if len(kept) != 1:
-        raise UsageError(
-            "engines hold as many tokens in every layer: compress without an allocator"
-        )
     return make_context(
         keys, values, torch.tensor(list(token_ids), dtype=torch.int64),
-        model=_identity(inner), geometry=geometry_of(inner.config).to_dict(),
-        vocabulary=_vocabulary(inner), rope=_rope_facts(inner),
-        tokenizer=tokenizer_digest(tokenizer),
-        policy=recorded_name(policy), budget=budget, tokens=seen, kept=kept.pop(),
+        **_facts_of(inner), tokenizer=tokenizer_digest(tokenizer),
+        policy=recorded_name(policy), budget=budget, tokens=seen, kept=len(keys[0]),
     )  # fmt: skip
 
 
@@ -142,9 +138,7 @@ def load_context(context: Context | str | Path, model: PreTrainedModel) -> Dynam
     check_model(inner)
     if not isinstance(context, Context):
         context = read_context(Path(context))
-    context.facts.check(
-        _identity(inner), geometry_of(inner.config), _vocabulary(inner), _rope_facts(inner)
-    )
+    context.facts.check(**_facts_of(inner))
     cache = DynamicCache(config=inner.config)
     devices = layer_devices(inner)
     for layer, parts in enumerate(zip(context.keys, context.values, strict=True)):
@@ -163,21 +157,15 @@ def check_model(model: PreTrainedModel) -> None:
     if set(layer_kinds(model.config)) != {FULL} or attention_window(config) is not None:
         raise ModelError(f"{kind} has layers that do not see every token: no context file for it")
     if not can_turn(config):
-        raise ModelError(
-            f"{kind} has keys that RoPE does not turn by one position each in every layer: there "
-            "is no context file for it"
-        )
+        raise ModelError(f"{kind} has keys RoPE does not turn by one position: no context file")
 
 
-def _vocabulary(model: PreTrainedModel) -> int:
-    return int(model.config.get_text_config(decoder=True).vocab_size)
-
-
-def _rope_facts(model: PreTrainedModel) -> dict[str, object]:
-    return rope_facts(model.config.get_text_config(decoder=True).rope_parameters)
-
-
-def _identity(model: PreTrainedModel) -> dict[str, object]:
-    """What keys and values depend on beside geometry and RoPE."""
+def _facts_of(model: PreTrainedModel) -> dict[str, Any]:
+    """What `ContextFacts` say of a model."""
+    config = model.config.get_text_config(decoder=True)
     norms = {name: weight for name, weight in model.state_dict().items() if is_norm(name)}
-    return {**made_by(model), "norms": norms_digest(norms)}
+    return {
+        "model": {**made_by(model), "norms": norms_digest(norms)},
+        "geometry": geometry_of(model.config).to_dict(),
+        "vocabulary": int(config.vocab_size), "rope": rope_facts(config.rope_parameters),
+    }  # fmt: skip

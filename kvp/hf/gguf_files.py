@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from gguf import GGUFReader, dequantize
@@ -55,6 +56,9 @@ LLAMA3 = {
 """What all published models with the scaling of Llama 3 have in common."""
 ROUNDING = 1e-5
 """Largest relative difference of two frequencies that float32 explains."""
+
+_MOST_PARTS, _LARGEST_PART = 3_000_000, 2**20
+"""Numbers and texts of fields (a vocabulary of 200,000 has 1.5 million), and bytes of a norm."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,25 +143,49 @@ def same_rope(ours: Mapping[str, Any], theirs: Mapping[str, Any], width: int) ->
 
 def read_metadata(path: Path | str, error: type[KvpError]) -> Metadata:
     """What a GGUF file says; `error`, in one line, where it cannot be read."""
-    try:
-        with foreign(path, error):
-            return _read(str(path), Path(path).stat().st_mtime_ns)
-    except OSError as problem:
-        raise error(f"{path} cannot be read: {problem.strerror}") from None
+    with foreign(path, error, "is damaged or no GGUF file", "read"):
+        return _read(str(path), Path(path).stat().st_mtime_ns)
+
+
+class _CopyingReader(GGUFReader):
+    """The package's reader, which maps a file and walks along lists of any length in it.
+
+    What is taken is a copy, as a file may be overwritten, whole, and not of endless parts. Matrices
+    stay mapped, and nobody looks at them.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self._parts = file, 0
+        super().__init__(file)  # type: ignore[arg-type]  # np.memmap takes it
+
+    def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> Any:  # noqa: ANN401
+        part = super()._get(offset, dtype, count, override_order)
+        self._parts += 1
+        if len(part) < count or self._parts > _MOST_PARTS:
+            raise ValueError("it ends early, or has too many parts")
+        if part.nbytes > _LARGEST_PART:
+            return part
+        content = os.pread(self._file.fileno(), part.nbytes, int(offset))
+        return np.frombuffer(content, part.dtype, len(part))
 
 
 @lru_cache(maxsize=1)  # the vocabulary takes seconds to read
 def _read(path: str, _: int) -> Metadata:
     with open(path, "rb", opener=regular) as file:
-        reader = GGUFReader(file)  # type: ignore[arg-type]  # np.memmap takes it
-    name = reader.fields["general.architecture"].contents()
-    fields = {key: field for key, field in reader.fields.items() if key.startswith(f"{name}.")}
+        reader = _CopyingReader(file)
+    name = str(reader.fields["general.architecture"].contents())
+    begin = f"{name}."
+    fields = {
+        k[len(begin) :]: v.contents() for k, v in reader.fields.items() if k.startswith(begin)
+    }
     tensors = {tensor.name: tensor for tensor in reader.tensors}
     vectors = {key: one for key, one in tensors.items() if len(one.shape) == 1}
+    if tensors and fields.get("block_count", 0) > len(tensors):
+        raise ValueError(f"{fields['block_count']} layers of {len(tensors)} tensors")
     return Metadata(
         path=path,
         architecture=name,
-        fields={key[len(name) + 1 :]: field.contents() for key, field in fields.items()},
+        fields=fields,
         vectors={key: np.array(dequantize(v.data, v.tensor_type)) for key, v in vectors.items()},
         vocabulary=int(tensors["token_embd.weight"].shape[1]) if tensors else 0,
         weights=sum(int(one.n_elements) for key, one in tensors.items() if key not in DIVISORS),

@@ -182,6 +182,9 @@ def _source(name: str, revision: str | None) -> tuple[str, dict[str, Any]]:
             raise ModelError(f"--model {name}: {path.name} is no regular file")
     if name.endswith(GGUF) and (file := Path(name)).is_file():
         require(f"--model {name}", "gguf", "gguf")
+        from kvp.hf.gguf_files import read_metadata
+
+        read_metadata(name, ModelError)  # before a reader that does not see where a file ends
         return str(file.parent), {"local_files_only": True, "gguf_file": file.name}
     if Path(name).is_dir():
         if not (Path(name) / "config.json").is_file():

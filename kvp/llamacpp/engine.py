@@ -301,10 +301,7 @@ def _write(context: LlamaContext, state: SequenceState) -> None:
     data = state.write()
     pointer = data.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
     if llama_cpp.llama_state_seq_set_data(context.ctx, pointer, len(data), 0) != len(data):
-        raise CacheError(
-            f"llama.cpp has no room for {len(state.positions)} cells: load the model with a larger "
-            "n_ctx"
-        )
+        raise CacheError(f"no room for {len(state.positions)} cells: load it with a larger n_ctx")
 
 
 def _block(stored: np.ndarray, plain: np.ndarray, width: int) -> int:
@@ -318,9 +315,7 @@ def _block(stored: np.ndarray, plain: np.ndarray, width: int) -> int:
             back = _transform_channels(torch.from_numpy(stored.copy()), block).numpy()
         if np.linalg.norm(back - plain) < QUANTISED * np.linalg.norm(plain):
             return block
-    raise CacheError(
-        "llama.cpp's quantised cache holds other numbers than its float16 one: kvp cannot read it"
-    )
+    raise CacheError("llama.cpp's quantised cache holds other numbers than its float16 one does")
 
 
 def _transform_channels(channels: Tensor, block: int) -> Tensor:

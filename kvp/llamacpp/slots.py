@@ -66,11 +66,9 @@ def write_slot(context: Context, gguf: Path | str, folder: Path | str) -> Path:
     head = np.array([int.from_bytes(b"qsgg", "little"), VERSION, len(numbers)], "<i4")
     parts = (head, numbers, data[8:layers], np.zeros(2, "<u4"), data[layers:])
     path = Path(folder) / f"{context.name}{SUFFIX}"
-    try:
+    with foreign(path, CacheError, done="written"):
         path.parent.mkdir(parents=True, exist_ok=True)
         atomic_write_bytes(path, b"".join(part.tobytes() for part in parts))
-    except OSError as problem:
-        raise CacheError(f"{path} cannot be written: {problem.strerror}") from None
     return path
 
 
@@ -82,7 +80,7 @@ def read_gguf(gguf: Path | str) -> Metadata:
     file = read_metadata(gguf, CacheError)
     if (name := file.architecture) not in INTERLEAVED:
         known = ", ".join(INTERLEAVED)
-        raise CacheError(f"{gguf} is of architecture {name}: kvp writes slots for {known}")
+        raise CacheError(f"{gguf} is of architecture {name:.80}: kvp writes slots for {known}")
     return file
 
 

@@ -81,9 +81,7 @@ class SequenceState:
         if reader.offset != len(data):
             _refuse(f"{len(data) - reader.offset} bytes are left over")
         if cells is None:
-            raise CacheError(
-                f"sequence {sequence} of the llama.cpp cache is empty: read text first"
-            )
+            raise CacheError(f"sequence {sequence} of llama.cpp's cache is empty: read text first")
         return cls(sequence, streams, *cells)
 
     def take(self, cells: np.ndarray) -> SequenceState:

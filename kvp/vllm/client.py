@@ -53,7 +53,7 @@ class Client:
         self._url = str(url).rstrip("/").removesuffix("/v1")
         self._options: dict[str, Any] = {"timeout": timeout, "api_key": api_key}
         self.model = model or self._send(
-            "/v1/models", lambda got: _text(got["data"][0]["id"] or None)
+            "/v1/models", lambda got: check_text(got["data"][0]["id"] or None, "what it wrote")
         )
         self.remembered: Remembered | None = None
         """The context that was remembered last."""
@@ -119,11 +119,6 @@ class Client:
         return fetch(url, lambda content: read(json.loads(content)), body, **self._options)
 
 
-def _text(given: object) -> str:
-    check_text(given, "what it wrote")
-    return str(given)
-
-
 def _token_ids(given: Any) -> list[int]:  # noqa: ANN401
     if not given or not all(type(token) is int and 0 <= token < 2**31 for token in given):
         raise ValueError("no token ids")
@@ -147,6 +142,6 @@ def _read_context(told: Any, text: Text, ids: list[int]) -> Remembered:  # noqa:
 
 
 def _read_answer(choice: Any) -> str:  # noqa: ANN401
-    if _text(choice["finish_reason"]) == "error":
+    if check_text(choice["finish_reason"], "what it wrote") == "error":
         raise ValueError("the context is refused: the server's log says why")
-    return _text(choice["text"])
+    return check_text(choice["text"], "what it wrote")

@@ -53,7 +53,7 @@ from kvp.contexts import (
     read_placeholders,
     rotate_keys,
 )
-from kvp.errors import CacheError, KvpError, UsageError
+from kvp.errors import CacheError, KvpError, UsageError, one_line
 from kvp.ranking import Protection, select
 from kvp.scoring import Scorer, View, score_layers
 from kvp.vllm.engine import BlockLayout, EngineModel, policy_of
@@ -150,7 +150,8 @@ class KvpConnector(KVConnectorBase_V1):
         """Find the context of a new request, and why it cannot be answered from it."""
         ids = request.prompt_token_ids or []
         name, placeholders = request.request_id, read_placeholders(ids, self._model.vocabulary)
-        budget = (request.kv_transfer_params or {}).get("kvp_compress")
+        params = request.kv_transfer_params  # whatever the request says
+        budget = params.get("kvp_compress") if isinstance(params, Mapping) else None
         if budget is not None and placeholders is None:
             wrong = "with images" if request.mm_features else ""
             if request.lora_request:
@@ -167,16 +168,16 @@ class KvpConnector(KVConnectorBase_V1):
         facts = None
         try:
             facts = read_facts(self._folder / f"{digest}{SUFFIX}")[0]
-            self._model.check(facts)
+            facts.check(**self._model.facts)
             refused = _refusal_reason(request, facts, written, self._model)
             if budget is not None:
                 refused = "it asks to compress what is compressed"
         except CacheError as error:
             refused = str(error)
         stop = facts.kept if facts and not refused else min(written, len(ids) - 1)
-        self._requests[request.request_id] = facts, Load(digest, (), 0, stop, refused)
+        self._requests[name] = facts, Load(digest, (), 0, stop, refused)
         if refused:
-            logger.error("request %s is refused: %s", request.request_id, refused)
+            logger.error("%s", one_line(f"request {name} is refused: {refused}"))
             # Never around the connector, and nothing in common with requests that are answered.
             request.skip_reading_prefix_cache = False
             request.cache_salt = f"kvp-refused-{next(self._salts)}"
@@ -209,6 +210,7 @@ class KvpConnector(KVConnectorBase_V1):
             (blocks,) = self._kv_cache_manager.get_block_ids(name)
             if self._read(scheduler_output, name) >= len(save.token_ids):
                 work.saves.append(replace(self._saves.pop(name), blocks=tuple(blocks)))
+                self._told[name] = {}
         return work
 
     @staticmethod
@@ -220,22 +222,20 @@ class KvpConnector(KVConnectorBase_V1):
         return int(before[name] + step.num_scheduled_tokens[name])
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
-        """Remember what workers have saved until its request is answered."""
+        """Remember what workers have saved until its request is answered, unless it was ended."""
         if isinstance(meta := connector_output.kv_connector_worker_meta, Saved):
-            self._told.update(meta.told)
+            self._told.update({name: meta.told[name] for name in self._told.keys() & meta.told})
 
     def request_finished(
         self, request: Request, block_ids: Sequence[int]
     ) -> tuple[bool, dict[str, Any] | None]:
         """Tell, beside the answer, of how many tokens the context really is."""
         self._saves.pop(request.request_id, None)
-        if (told := self._told.pop(request.request_id, None)) is not None:
-            return False, {"kvp_context": told}
+        told = self._told.pop(request.request_id, None)
         facts, load = self._requests.pop(request.request_id, (None, None))
-        if facts is None or load is None or load.refused:
-            return False, None
-        told = {"digest": load.digest, "tokens": facts.tokens, "kept": facts.kept}
-        return False, {"kvp_context": told}
+        if facts and load and not load.refused:
+            told = {"digest": load.digest, "tokens": facts.tokens, "kept": facts.kept}
+        return False, {"kvp_context": told} if told else None
 
     # A worker's side.
 
@@ -259,7 +259,7 @@ class KvpConnector(KVConnectorBase_V1):
                 self._unread.update(load.blocks[first : -(-load.stop // self._block_size)])
 
     def _write(self, context: Context, load: Load, layers: Mapping[int, Any]) -> None:
-        self._model.check(context.facts)
+        context.facts.check(**self._model.facts)
         rows = torch.arange(load.start, load.stop)
         blocks = torch.tensor(load.blocks)[rows // self._block_size]
         slots = blocks * self._block_size + rows % self._block_size
@@ -292,7 +292,7 @@ class KvpConnector(KVConnectorBase_V1):
             try:
                 told = self._compress(save)
             except KvpError as error:
-                logger.error("request %s is not compressed: %s", save.request, error)
+                logger.error("%s", one_line(f"request {save.request} is not compressed: {error}"))
                 told = {"error": str(error)}
             self._saved.told[save.request] = told
 
@@ -322,9 +322,7 @@ class KvpConnector(KVConnectorBase_V1):
             keys.append(rotate_keys(mine[0], self._model.rope, kept - tokens))
             values.append(mine[1])
         context = make_context(
-            keys, values, torch.tensor(save.token_ids), model=self._model.identity,
-            geometry=self._model.geometry.to_dict(), vocabulary=self._model.vocabulary,
-            rope=self._model.rope_facts, tokenizer=None,
+            keys, values, torch.tensor(save.token_ids), **self._model.facts, tokenizer=None,
             policy=getattr(self._scorer, "label", self._scorer.name), budget=save.budget,
             tokens=tokens, kept=kept,
         )  # fmt: skip

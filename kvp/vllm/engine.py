@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from kvp.artifacts.tensors import read_some
-from kvp.contexts import ContextFacts, can_turn, is_norm, norms_digest, rope_facts, rotate_keys
+from kvp.contexts import can_turn, is_norm, norms_digest, rope_facts, rotate_keys
 from kvp.errors import CacheError, UsageError
 from kvp.geometry import Geometry
 from kvp.plugins import import_own
@@ -80,10 +80,6 @@ class EngineModel:
         self.dtype = str(model.dtype).removeprefix("torch.")
         self.rope_facts = rope_facts(text.rope_parameters)
 
-    def check(self, facts: ContextFacts) -> None:
-        """Raise CacheError for a context of another model or dtype."""
-        facts.check(self.identity, self.geometry, self.vocabulary, self.rope_facts)
-
     @cached_property
     def norms(self) -> str | None:
         """`norms_digest` of the checkpoint's files; None where they are not safetensors here."""
@@ -102,14 +98,16 @@ class EngineModel:
         return norms_digest(norms) if norms else None
 
     @property
-    def identity(self) -> dict[str, Any]:
-        """`ContextFacts.model` of a context that the engine makes; it digests no merged weights."""
+    def facts(self) -> dict[str, Any]:
+        """What `ContextFacts` say of the engine's model; it digests no merged weights."""
         name = self._config.served_model_name
         name = name[0] if isinstance(name, list) else name
-        return {
+        model = {
             "id": Path(name).name, "weights": None, "norms": self.norms, "dtype": self.dtype,
             "frequencies": [self.rope.scaling, *self.rope.frequencies.tolist()],
         }  # fmt: skip
+        return {"model": model, "geometry": self.geometry.to_dict(),
+                "vocabulary": self.vocabulary, "rope": self.rope_facts}  # fmt: skip
 
     @cached_property
     def rope(self) -> Rope:

@@ -48,6 +48,7 @@ HOSTILE = {
     "syntax": ("{% for %}", "refuses the chat"),
     "attributes": ("{{ messages[99].content.strip() }}", "no element 99"),
     "files": ("{% include '/etc/passwd' %}", "no loader"),
+    "half a character": (PLAIN + "{{ '\\ud800' }}", "refuses the chat"),
     "lines": ("{{ raise_exception('one\\ntwo') }}", "(one)"),
 }  # fmt: skip
 SAME = {

@@ -191,6 +191,19 @@ def tensor(name, change):
     return lambda header, tensors: tensors.update({name: change(tensors[name]).contiguous()})
 
 
+def queries(value, layers=range(3), window=None, width=4):
+    """Recorded queries, [2, 4, width, 16]."""
+
+    def change(header, tensors):
+        header["window"] = window
+        shape = (2, 4, width, tensors["1.keys"].shape[-1])
+        tensors.update(
+            {f"{layer}.queries": torch.as_tensor(value).expand(shape).clone() for layer in layers}
+        )
+
+    return change
+
+
 DAMAGES = {
     "no layers": entry("layers", []),
     "layers are a text": entry("layers", "ab"),
@@ -207,6 +220,8 @@ DAMAGES = {
     "turn has a text": entry("turn", {"prompts": ["a", "b"], "shrunk_at": 1}),
     "turn of one prompt": entry("turn", {"prompts": [9], "shrunk_at": 1}),
     "turn of later": entry("turn", {"prompts": [9, 9], "shrunk_at": 1000}),
+    "turn of less than none": entry("turn", {"prompts": [-9, 9], "shrunk_at": 1}),
+    "turn before the first": entry("turn", {"prompts": [9, 9], "shrunk_at": -1}),
     "window is a text": entry("window", "all"),
     "window is negative": entry("window", -7),
     "model is null": entry("model", None),
@@ -223,10 +238,25 @@ DAMAGES = {
     "no rows": tensor("1.keys", lambda part: part[:0]),
     "one head": tensor("1.values", lambda part: part[..., :1]),
     "a number alone": tensor("0.keys", lambda part: part.flatten()[0].clone()),
+    "positions after the newest": tensor("1.positions", lambda part: part + 100),
+    "an empty slot": tensor("1.positions", lambda part: part.fill_(torch.iinfo(part.dtype).max)),
+    "newest of none": tensor("0.newest", lambda part: part * 0 - 1),
     "newest of others": tensor("0.newest", lambda part: part[:1]),
     "no newest": lambda header, tensors: tensors.pop("0.newest"),
     "no keys": lambda header, tensors: tensors.pop("1.keys"),
     "another name": lambda header, tensors: tensors.update(a=torch.ones(1)),
+    "ids of another layer": lambda header, tensors: tensors.update({
+        "1.ids": torch.zeros(2, CONTEXT, dtype=torch.int64)
+    }),
+    "queries without a window": queries(1.0),
+    "queries of one layer": queries(1.0, layers=[1], window=4),
+    "queries that are infinite": queries(float("inf"), window=4),
+    "queries that are whole": queries(1, window=4),
+    "queries that are wide": queries(torch.ones((), dtype=torch.float64), window=4),
+    "more queries than tokens": queries(1.0, window=-1, width=CONTEXT + 4),
+    **{f"name {name}": lambda header, tensors, name=name: tensors.update({
+        name: torch.zeros_like(tensors["1.keys"])
+    }) for name in ("+1.keys", "01.keys", "\uff11.keys", "1.keys.keys", "1.", "1")},
     "another layer": lambda header, tensors: tensors.update({"7.keys": torch.ones(1)}),
 }  # fmt: skip
 """What a header or tensors are behind a right seal."""
@@ -291,6 +321,15 @@ def test_what_cannot_be_saved_is_refused(qwen, made, tmp_path):
         with pytest.raises(UsageError, match=message):
             save_cache(cache, tmp_path / "context", model=qwen)
     assert not list(tmp_path.iterdir())
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("pipe")
+    for name, why in (
+        ("pipe", "no regular file"), ("link", "no regular file"), ("a" * 300, "File name too long")
+    ):  # fmt: skip
+        with pytest.raises(CacheError, match=f"cannot be written: .*{why}"):
+            save_cache(made("dense"), tmp_path / name, model=qwen)
+    assert (tmp_path / "pipe").is_fifo()
+    assert (tmp_path / "link").is_symlink()
     for place in (".", "..", "/", tmp_path):
         with pytest.raises(CacheError, match=f"{place} is a folder: give save_cache the path of"):
             save_cache(made("dense"), place, model=qwen)

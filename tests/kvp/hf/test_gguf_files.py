@@ -1,6 +1,9 @@
 """What a GGUF file says of a model beside its weights: taken over, or refused in one line."""
 
 import math
+import struct
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -18,10 +21,11 @@ from transformers import (
     Starcoder2Config,
 )
 
-from kvp.errors import ModelError
+from kvp.errors import CacheError, ModelError
 from kvp.hf import load_model
-from kvp.hf.loading import load_config
+from kvp.hf.loading import load_config, load_tokenizer
 from kvp.hf.model_access import rope_of
+from kvp.llamacpp.slots import read_gguf
 
 SIZES = {
     "vocab_size": 600, "hidden_size": 128, "intermediate_size": 64, "num_hidden_layers": 2,
@@ -224,3 +228,69 @@ def test_what_transformers_does_not_compute_is_refused(write, config, fields, te
     assert str(refused.value).startswith(file)
     assert "\n" not in str(refused.value)
     assert len(str(refused.value).removeprefix(file)) < 250
+
+
+def field(name, kind, content):
+    """A field of a GGUF file."""
+    return struct.pack("<Q", len(name)) + name.encode() + struct.pack("<I", kind) + content
+
+
+def text(content):
+    return struct.pack("<Q", len(content)) + content
+
+
+KIND = field("general.architecture", 8, text(b"llama"))
+BYTES = {
+    "endless bytes": (0, 2, KIND + field("llama.x", 9, struct.pack("<IQ", 0, 2**40))),
+    "endless floats": (0, 2, KIND + field("llama.x", 9, struct.pack("<IQ", 6, 2**63))),
+    "endless lists": (0, 2, KIND + field("llama.x", 9, struct.pack("<IQ", 9, 2**40) + bytes(99))),
+    "deep lists": (0, 2, KIND + field("llama.x", 9, struct.pack("<IQ", 9, 1) * 9999)),
+    "endless fields": (0, 2**60, KIND),
+    "endless tensors": (2**60, 1, KIND),
+    "a long name": (0, 1, struct.pack("<Q", 2**63) + b"abc"),
+    "names": (0, 1, field("general.architecture", 9, struct.pack("<IQ", 8, 1) + text(b"llama"))),
+    "no name": (0, 0, b""),
+    "half a character": (0, 1, field("general.architecture", 8, text(b"\xff"))),
+    "a line end": (0, 1, field("general.architecture", 8, text(b"a\nb" * 99))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BYTES)
+def test_a_file_of_any_bytes_is_one_line(name, tmp_path):
+    tensors, fields, content = BYTES[name]
+    file = tmp_path / "hostile.gguf"
+    file.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, tensors, fields) + content)
+    for read in (read_gguf, load_config, load_tokenizer, load_model):
+        with pytest.raises((CacheError, ModelError)) as refused:
+            read(str(file))
+        assert str(file) in str(refused.value)
+        assert str(refused.value).isprintable()
+        assert len(str(refused.value).removeprefix(str(file))) < 250
+
+
+def test_more_layers_than_tensors_are_refused(write):
+    _, file = write(LLAMA, fields={"block_count": 2**31})
+    with pytest.raises(ModelError, match=r"damaged or no GGUF file .*2147483648 layers of \d+ te"):
+        load_config(file)
+
+
+READ = """
+import sys
+from kvp.errors import CacheError
+from kvp.llamacpp.slots import read_gguf
+for _ in range(2000):
+    try:
+        read_gguf(sys.argv[1])
+    except CacheError:
+        pass
+"""
+
+
+def test_a_file_may_be_overwritten_while_it_is_read(write, tmp_path):
+    """As `cp` does: what is mapped and looked at would end the process."""
+    _, file = write(LLAMA)
+    whole = (tmp_path / "small.gguf").read_bytes()
+    reader = subprocess.Popen([sys.executable, "-c", READ, file])
+    while reader.poll() is None:
+        (tmp_path / "small.gguf").write_bytes(whole)
+    assert reader.returncode == 0

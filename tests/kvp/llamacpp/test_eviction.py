@@ -565,5 +565,5 @@ def test_other_caches_are_refused(llama, kind, monkeypatch):
 
 
 def test_an_empty_cache_is_refused(llama):
-    with pytest.raises(CacheError, match=r"sequence 0 of the llama.cpp cache is empty"):
+    with pytest.raises(CacheError, match=r"sequence 0 of llama.cpp.s cache is empty"):
         shrink(llama, make_scorer("keydiff"), 40)

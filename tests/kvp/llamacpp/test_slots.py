@@ -102,7 +102,7 @@ def test_another_model_is_refused_in_one_line(
         with pytest.raises(CacheError, match=expected) as refused:
             write_slot(one, file, tmp_path)
         assert "\n" not in str(refused.value)
-    with pytest.raises(CacheError, match="cannot be read"):
+    with pytest.raises(CacheError, match=r"none.gguf is missing"):
         write_slot(context, tmp_path / "none.gguf", tmp_path)
     (tmp_path / "text.gguf").write_text("no model")
     with pytest.raises(CacheError, match=r"text.gguf is damaged"):

@@ -82,7 +82,7 @@ REFUSED = {
     "a type 99": lambda: state(kind=99),
     "a row of Q8_0 has 8 bytes": lambda: state(kind=8),
     "two streams": lambda: state(streams=(1, 1)),
-    "sequence 1 of the llama.cpp cache is empty": lambda: state(streams=(0, 0)),
+    "sequence 1 of llama.cpp's cache is empty": lambda: state(streams=(0, 0)),
 }
 
 

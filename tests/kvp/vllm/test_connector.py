@@ -111,13 +111,19 @@ def layers_of(config):
     }  # fmt: skip
 
 
-def ask(connector, ids):
+def asked(ids, **changes):
+    """A request of vLLM."""
+    usual = {
+        "request_id": "r", "prompt_token_ids": ids, "kv_transfer_params": None, "mm_features": None,
+        "lora_request": None, "sampling_params": SimpleNamespace(max_tokens=8),
+        "skip_reading_prefix_cache": False, "update_block_hashes": lambda: None,
+    }  # fmt: skip
+    return SimpleNamespace(**usual | changes)
+
+
+def ask(connector, ids, **changes):
     """What vLLM's scheduler makes of a request, and the load that it hands to workers."""
-    request = SimpleNamespace(
-        request_id="r", prompt_token_ids=ids, kv_transfer_params=None, mm_features=None,
-        lora_request=None, sampling_params=SimpleNamespace(max_tokens=8),
-        skip_reading_prefix_cache=False, update_block_hashes=lambda: None,
-    )  # fmt: skip
+    request = asked(ids, **changes)
     connector.on_new_request(request)
     rows, _ = connector.get_num_new_matched_tokens(request, 0)
     blocks = SimpleNamespace(get_block_ids=lambda: ([*range(8)],))
@@ -206,8 +212,7 @@ def test_facts_behind_a_right_seal_may_be_anything(damage, made, start, tmp_path
     (model, context), (change, expected) = made, FACTS[damage]
     path, digest = sealed_again(context, tmp_path, **change(context.facts))
     _, connector, logged = start(tmp_path)
-    asked = [*placeholder_ids(digest, 64, context.facts.vocabulary), 1, 2]
-    told, work = ask(connector, asked)
+    told, work = ask(connector, [*placeholder_ids(digest, 64, context.facts.vocabulary), 1, 2])
     lines = [*logged, work.loads[0].refused]
     readers = [lambda: load_context(path, model)]
     if damage != "other frequencies":  # which are those of some other model
@@ -236,7 +241,8 @@ TENSORS = {
     "another dtype": (lambda t: {"0.keys": t["0.keys"].half()}, "0.keys is [64, 4, 32] torch.f"),
     "a row less": (lambda t: {"0.values": t["0.values"][1:]}, "0.values is [63, 4, 32]"),
     "no rows": (lambda t: {"0.values": t["0.values"][:0]}, "0.values is [0, 4, 32]"),
-    "one tensor more": (lambda t: {"9.keys": t["0.keys"].clone()}, "keyword argument '9.keys'"),
+    "one tensor more": (lambda t: {"9.keys": t["0.keys"].clone()}, "facts and memory_gb allow"),
+    "an empty one more": (lambda t: {"9.keys": t["0.keys"][:0]}, "keyword argument '9.keys'"),
     "unknown tokens": (lambda t: {"token_ids": t["token_ids"] + 10**6}, "not in the vocabulary"),
     "tokens as fractions": (lambda t: {"token_ids": t["token_ids"].float()}, "token_ids is [89]"),
 }  # fmt: skip
@@ -293,6 +299,48 @@ def first_keys(model, ids):
     return whole.view(3, BLOCK, *whole.shape[1:])
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({"kv_transfer_params": given} for given in ("kvp_compress", 5, [1], [["a", "b"]], {})),
+        {"lora_request": SimpleNamespace(lora_name="a\nb")},
+        {"request_id": "r\nERROR: \x1b[2J", "skip_reading_prefix_cache": True},
+    ],
+    ids=range(7),
+)
+def test_requests_may_say_anything(changes, made, start, tmp_path):
+    """Their answers are those of others; why they are refused is one line."""
+    model, context = made
+    context.write(tmp_path)
+    _, connector, logged = start(tmp_path)
+    told, work = ask(connector, [*context.placeholders, 1, 2], **changes)
+    assert (told is None) == ("kv_transfer_params" not in changes) == bool(logged)
+    assert bool(load(connector, work, model.config)) == bool(logged)
+    assert all(map(str.isprintable, logged))
+
+
+def test_nothing_is_left_of_a_request_that_is_ended_early(made, start, tmp_path):
+    _, context = made
+    module, connector, _ = start(tmp_path)
+    connector._kv_cache_manager = SimpleNamespace(get_block_ids=lambda _: ([0, 1, 2],))
+    for told in ({}, {"digest": "5"}):
+        request = asked(context.token_ids.tolist(), kv_transfer_params={"kvp_compress": "60%"})
+        connector.on_new_request(request)
+        step = SimpleNamespace(
+            num_scheduled_tokens={"r": 89}, scheduled_new_reqs=[
+                SimpleNamespace(req_id="r", num_computed_tokens=0)
+            ], scheduled_cached_reqs=SimpleNamespace(req_ids=[], num_computed_tokens=[]),
+        )  # fmt: skip
+        assert len(connector.build_connector_meta(step).saves) == 1
+        saved = SimpleNamespace(kv_connector_worker_meta=module.Saved({"r": told} if told else {}))
+        connector.update_connector_output(saved)
+        expected = {"kvp_context": told} if told else None
+        assert connector.request_finished(request, []) == (False, expected)
+        late = SimpleNamespace(kv_connector_worker_meta=module.Saved({"r": {"digest": "6"}}))
+        connector.update_connector_output(late)
+        assert connector.request_finished(request, []) == (False, None)
+
+
 def huge(whole):
     return (1 << 63).to_bytes(8, "little") + whole[8:]
 
@@ -308,6 +356,7 @@ def kvp(text):
 
 UNREADABLE = "is not a readable safetensors file"
 BYTES = {
+    "a header of 20 MB": (header(b'{"a":[' + b"[]," * 6_700_000 + b"1]}"), "header has 20,"),
     "empty": (lambda whole: b"", UNREADABLE),
     "eight bytes": (lambda whole: whole[:8], UNREADABLE),
     "header too long": (huge, UNREADABLE),
