@@ -122,10 +122,11 @@ def context_of(
         raise UsageError(
             "engines hold as many tokens in every layer: compress without an allocator"
         )
+    vocabulary, facts_of_rope = _vocabulary_and_rope(inner)
     return make_context(
         keys, values, torch.tensor(list(token_ids), dtype=torch.int64),
         model=_identity(inner), geometry=geometry_of(inner.config).to_dict(),
-        vocabulary=_vocabulary(inner), rope=_rope_facts(inner),
+        vocabulary=vocabulary, rope=facts_of_rope,
         tokenizer=tokenizer_digest(tokenizer),
         policy=recorded_name(policy), budget=budget, tokens=seen, kept=kept.pop(),
     )  # fmt: skip
@@ -142,9 +143,7 @@ def load_context(context: Context | str | Path, model: PreTrainedModel) -> Dynam
     check_model(inner)
     if not isinstance(context, Context):
         context = read_context(Path(context))
-    context.facts.check(
-        _identity(inner), geometry_of(inner.config), _vocabulary(inner), _rope_facts(inner)
-    )
+    context.facts.check(_identity(inner), geometry_of(inner.config), *_vocabulary_and_rope(inner))
     cache = DynamicCache(config=inner.config)
     devices = layer_devices(inner)
     for layer, parts in enumerate(zip(context.keys, context.values, strict=True)):
@@ -169,12 +168,9 @@ def check_model(model: PreTrainedModel) -> None:
         )
 
 
-def _vocabulary(model: PreTrainedModel) -> int:
-    return int(model.config.get_text_config(decoder=True).vocab_size)
-
-
-def _rope_facts(model: PreTrainedModel) -> dict[str, object]:
-    return rope_facts(model.config.get_text_config(decoder=True).rope_parameters)
+def _vocabulary_and_rope(model: PreTrainedModel) -> tuple[int, dict[str, object]]:
+    text = model.config.get_text_config(decoder=True)
+    return int(text.vocab_size), rope_facts(text.rope_parameters)
 
 
 def _identity(model: PreTrainedModel) -> dict[str, object]:
