@@ -326,11 +326,11 @@ class Selection:
         if name not in self._shared:
             with own_errors(allocator, f"allocator {name}"):
                 scores = allocator.pooled(self._raised)
-            if scores.shape != self._scores.shape:
-                raise UsageError(
-                    f"allocator {name} pooled scores {tuple(self._scores.shape)} to "
-                    f"{tuple(scores.shape)}, expected the same shape"
-                )
+                if scores.shape != self._scores.shape or bool(scores.isnan().any()):
+                    raise UsageError(
+                        f"allocator {name} pooled scores {tuple(self._scores.shape)} to "
+                        f"{tuple(scores.shape)}, expected the same shape without NaN"
+                    )
             self._shared[name] = Selection(scores, self._protection)
         return self._shared[name]
 
@@ -343,11 +343,13 @@ class Selection:
         if allocator is None:
             return torch.full(heads, min(budget, tokens), device=self._scores.device)
         by = self._pool_by(allocator)
+        with own_errors(by._sizes, "method's sizes"):
+            sizes = None if by._sizes is None else by._sizes(by._raised)
         request = Request(
             scores=by._raised,
             budget=min(budget, tokens),
             floor=max(1, min(self._protection.tokens, tokens)),
-            sizes=None if by._sizes is None else by._sizes(by._raised),
+            sizes=sizes,
         )
         return allocated_counts(allocator, request)
 

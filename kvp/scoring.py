@@ -207,16 +207,27 @@ def score_layers(scorer: Scorer, views: Iterable[View]) -> list[Tensor]:
             scores.append(scores[-1])
             continue
         with own_errors(scorer, f"method {scorer.name}"):
-            scored = scorer.score(view)
-        if not isinstance(scored, Tensor):
-            raise UsageError(f"method {scorer.name} returned {type(scored).__name__}, no tensor")
-        if scored.shape != view.keys.shape[:3] or bool(scored.isnan().any()):
-            raise UsageError(
-                f"method {scorer.name} returned scores {tuple(scored.shape)} in layer {view.layer},"
-                f" expected {tuple(view.keys.shape[:3])} without NaN"
-            )
+            before = _versions(view)
+            scored, shape = scorer.score(view), view.keys.shape[:3]
+            if not isinstance(scored, Tensor):
+                raise UsageError(
+                    f"method {scorer.name} returned {type(scored).__name__}, no tensor"
+                )
+            if scored.shape != shape or bool(scored.isnan().any()):
+                raise UsageError(
+                    f"method {scorer.name} returned scores {tuple(scored.shape)} in layer "
+                    f"{view.layer}, expected {tuple(shape)} without NaN"
+                )
+            if _versions(view) != before:
+                raise UsageError(f"method {scorer.name} writes to its view: copy first (clone)")
         scores.append(scored[..., : scored.shape[-1] - view.fed_again].float())
     return scores
+
+
+def _versions(view: View) -> list[int]:
+    """Grow with changes in place; tensors made in inference mode do not count theirs."""
+    parts = (view.keys, view.values, view.queries)
+    return [part._version for part in parts if part is not None and not part.is_inference()]
 
 
 def _without_budget(view: View) -> View:

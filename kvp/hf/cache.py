@@ -52,10 +52,6 @@ class Turn:
     shrunk_at: int
     """Tokens the cache had seen when it was shrunk the last time."""
 
-    def take_entries(self, entries: Sequence[int]) -> Turn:
-        """The same for other entries of the batch."""
-        return replace(self, prompts=tuple(self.prompts[entry] for entry in entries))
-
 
 class EvictingCache(Cache):
     """The layers of a model; empty until its first forward pass, like a `DynamicCache`."""
@@ -319,7 +315,8 @@ class EvictingCache(Cache):
         if self.recorder is not None:
             self.recorder.take(entries)
         if self.turn is not None:
-            self.turn = self.turn.take_entries(entries.tolist())
+            prompts = tuple(self.turn.prompts[entry] for entry in entries.tolist())
+            self.turn = replace(self.turn, prompts=prompts)
         if self.ids is not None:
             self.ids = self.ids[entries.to(self.ids.device)]
 

@@ -319,14 +319,10 @@ class EvictingLayer(DynamicLayer):
 
     def _take_entries(self, entries: Tensor) -> None:
         # Of one entry all are views, copied when they are written.
-        self._shared = self.batch == 1
-
-        def take(stored: Tensor) -> Tensor:
-            single = stored.shape[0] == 1
-            return stored.expand(len(entries), *stored.shape[1:]) if single else stored[entries]
-
-        self._key_storage, self._value_storage = take(self._key_storage), take(self._value_storage)
-        self._position_storage = take(self._position_storage)
+        self._shared = single = self.batch == 1
+        parts = self._key_storage, self._value_storage, self._position_storage
+        taken = [p.expand(len(entries), *p.shape[1:]) if single else p[entries] for p in parts]
+        self._key_storage, self._value_storage, self._position_storage = taken
         self._show()
 
     def crop(self, tokens_to_remove: int) -> None:
@@ -446,13 +442,10 @@ class RaggedLayer(EvictingLayer):  # type: ignore[no-untyped-call]
             parts = flat.split(spans)  # type: ignore[no-untyped-call]
             return torch.cat([parts[entry] for entry in taken]) if taken else flat[:0]
 
-        self._shared = False
-        self.keys, self.values = take(self.keys), take(self.values)
-        self._flat_positions = take(self._flat_positions)
+        flat = take(self.keys), take(self.values), take(self._flat_positions)
         self._layout = RaggedLayout(self.lengths[entries])
-        self._key_storage = self._key_storage[entries]
-        self._value_storage = self._value_storage[entries]
-        self._position_storage = self._position_storage[entries]
+        super()._take_entries(entries)
+        self.keys, self.values, self._flat_positions = flat
 
 
 def selected_layer(

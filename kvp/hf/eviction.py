@@ -182,7 +182,7 @@ def _taken_over(model: PreTrainedModel) -> Undo:
     """Set kvp's attention, and send calls of the model to the block of their context."""
     own, base, undo = vars(model), model.base_model, ExitStack()
     undo.enter_context(kvp_attention_set(model))
-    names = ("forward", "generate", "init_continuous_batching")
+    names = ("forward", "generate", "init_continuous_batching", "_get_candidate_generator")
     undo.callback(own.update, {name: own[name] for name in names if name in own})
     methods = {name: _in_place_of(name, getattr(model, name), model) for name in names}
     for name, method in methods.items():
@@ -313,6 +313,13 @@ class EvictingBlock(AbstractContextManager[Kept]):
             "model.generate"
         )
 
+    def _get_candidate_generator(self, *_: object, **__: object) -> NoReturn:
+        """Raise UsageError, before a draft is made: what is rejected of it is taken back."""
+        raise UsageError(
+            "inside evicting(...) no cache can be rolled back: leave assistant_model, "
+            "assistant_early_exit and prompt_lookup_num_tokens out"
+        )
+
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _begin(self, call: Call, kwargs: dict[str, Any], fed: Tensor) -> _Pass:
         """Make of `kwargs` those of a pass over `fed`."""
@@ -427,14 +434,13 @@ class EvictingBlock(AbstractContextManager[Kept]):
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _end(self, step: _Pass) -> None:
         """Shrink the cache of a pass that has been made, where that is due."""
-        cache, rule = step.cache, self.rule
+        cache, rule, read = step.cache, self.rule, step.real.shape[1]
         cache.begun_at = None
         cache.add_ids(step.fed, step.real)
         if step.is_prompt:
             cache.turn = _turn(cache)
-        elif not self._is_due(cache):
+        elif self.every is None or cache.turn is None or read < cache.turn.shrunk_at + self.every:
             return
-        assert cache.turn is not None
         prompts = cache.turn.prompts
         budgets = [budget_tokens(rule.budget, length, rule.protection) for length in prompts]
         if step.padding is not None:
@@ -458,12 +464,6 @@ class EvictingBlock(AbstractContextManager[Kept]):
             cache.recorder = None
         elif cache.recorder is not None:  # single tokens will be followed by more
             cache.recorder.forget()
-
-    def _is_due(self, cache: EvictingCache) -> bool:
-        """Whether a cache to which single tokens are added is to be shrunk now."""
-        if self.every is None or cache.turn is None:
-            return False
-        return bool(cache.get_seq_length() - cache.turn.shrunk_at >= self.every)
 
 
 def _shape(fed: Tensor) -> tuple[int, int]:

@@ -454,6 +454,8 @@ def check_model(model: PreTrainedModel) -> None:
     capped = getattr(model.config.get_text_config(decoder=True), "attn_logit_softcapping", None)
     sunk = any(hasattr(module, "sinks") for module in model.modules())
     known = model._supports_sdpa or capped is not None or sunk
+    if not hasattr(model, "generate"):
+        raise ModelError(f"{name} writes no text: load it by AutoModelForCausalLM or load_model")
     if not (known and model._can_set_attn_implementation()):
         raise ModelError(f"{name} does not let kvp replace its attention: choose another model")
     if model in _CHECKED or on_meta(model):  # weights on the meta device: accelerate moves them

@@ -296,12 +296,10 @@ def end_tokens(
     Those of the model's generation config; where it names none, the tokenizer's end token. Empty
     when there is neither: answers then run to their maximum length.
     """
-    ends = model.generation_config.eos_token_id if model.generation_config else None
-    if ends is None and tokenizer is not None:
-        ends = tokenizer.eos_token_id
-    if ends is None:
-        return ()
-    return tuple(int(end) for end in ends) if isinstance(ends, list | tuple) else (int(ends),)
+    for source in (model.generation_config, tokenizer):
+        if (ends := getattr(source, "eos_token_id", None)) is not None:
+            return tuple(map(int, ends)) if isinstance(ends, list | tuple) else (int(ends),)
+    return ()
 
 
 @torch.inference_mode()

@@ -381,6 +381,8 @@ NEITHER = "pass neither past_key_values nor"
     [
         ({"use_cache": False}, "use_cache=True"),
         ({"prompt_lookup_num_tokens": 2}, "rolled back"),
+        ({"assistant_model": lambda model, _: model}, "rolled back"),
+        ({"assistant_early_exit": 1}, "rolled back"),
         ({"attention_mask": torch.tensor([[1] * 29 + [0]])}, "padding_side"),
         ({"attention_mask": torch.tensor([[1] * 9 + [0] + [1] * 20])}, "padding_side"),
         ({"output_attentions": True}, "output_attentions=False"),
@@ -404,6 +406,7 @@ def test_ways_of_generating_that_cannot_work(qwen, prompt, by_content, options, 
     with evicting(qwen, by_content(), 22), pytest.raises(UsageError, match=message) as caught:
         generate(qwen, prompt(30), 4, **options)
     assert "\n" not in str(caught.value)
+    assert qwen.config.num_hidden_layers == 3  # transformers changes it for an early exit
 
 
 class Oracle:
@@ -411,13 +414,6 @@ class Oracle:
 
     def score(self, view):
         raise NotImplementedError
-
-
-class Broken:
-    name, needs = "broken", Needs()
-
-    def score(self, view):
-        return torch.full(view.keys.shape[:3], torch.nan)
 
 
 BELOW = "keeps {} tokens, fewer than the 20"
@@ -437,7 +433,7 @@ BELOW = "keeps {} tokens, fewer than the 20"
         ),
         (lambda m, ids, f: evicting(m, Oracle(), 22), "oracle"),
         (lambda m, ids, f: prefill_and_evict(m, ids, Oracle(), 22), "needs the future"),
-        (lambda m, ids, f: prefill_and_evict(m, ids, Broken(), 22), "without NaN"),
+        (lambda m, ids, f: evicting(m.model, f, 22), "Qwen2Model writes no text"),
         (lambda m, ids, f: evicting(m, f, 24, every=0), "every must be at least 1 token, got 0"),
         (lambda m, ids, f: evicting(Opaque(m), f, 22), "Opaque is no transformers model"),
         (lambda m, ids, f: prefill_and_evict(m, ids, f, 22, fed_again=-1), "29 of 30 .* got -1"),
@@ -449,6 +445,62 @@ def test_arguments_that_cannot_work(qwen, prompt, fixed, attempt, message):
         attempt(qwen, prompt(30), fixed(30))
     assert "\n" not in str(caught.value)
     assert not qwen._forward_pre_hooks
+
+
+class Own:
+    """A method, or an allocator, that does this with what it is given."""
+
+    name, needs = "own", Needs(queries=1)
+
+    def __init__(self, make):
+        self.score = self.pooled = self.sizes = make
+
+    def allocate(self, request):
+        return torch.full(request.scores.shape[:2], request.budget)
+
+
+def in_place(part):
+    return lambda view: getattr(view, part).zero_()[:, :2, :1, 0].expand(view.keys.shape[:3])
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda view: torch.full(view.keys.shape[:3], torch.nan), "returned .* without NaN"),
+        (lambda view: view.keys[..., 0].to("meta"), "failed .RuntimeError: .* meta tensors"),
+        (in_place("keys"), "writes to its view"),
+        (in_place("values"), "writes to its view"),
+        (in_place("queries"), "writes to its view"),
+    ],
+    ids=["nan", "meta", "keys", "values", "queries"],
+)
+def test_scores_of_a_method_of_ones_own(qwen, prompt, make, message):
+    with pytest.raises(UsageError, match=f"method own {message}") as caught:
+        prefill_and_evict(qwen, prompt(30), Own(make), 22)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda scores: scores * torch.nan, "pooled scores .* without NaN"),
+        (lambda scores: None, "failed .AttributeError: 'NoneType'"),
+    ],
+    ids=["nan", "nothing"],
+)
+def test_scores_of_an_allocator_of_ones_own(qwen, prompt, fixed, make, message):
+    with pytest.raises(UsageError, match=f"allocator own {message}") as caught:
+        prefill_and_evict(qwen, prompt(30), fixed(30), 22, allocator=Own(make))
+    assert "\n" not in str(caught.value)
+
+
+def test_sizes_that_fail_are_one_line(qwen, prompt):
+    scorer = Own(lambda scores: {}["size"])
+    scorer.score = lambda view: torch.zeros(view.keys.shape[:3])
+    allocator = Own(None)
+    del allocator.pooled  # one that splits the scores as they are
+    with pytest.raises(UsageError, match=r"method's sizes failed \(KeyError: 'size'; test_block"):
+        prefill_and_evict(qwen, prompt(30), scorer, 22, allocator=allocator)
 
 
 def test_what_is_refused_inside_a_block(qwen, prompt, fixed):
