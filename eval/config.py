@@ -20,7 +20,6 @@ from kvp.errors import UsageError
 from kvp.program import names as known_names
 from kvp.program.names import split_list
 from kvp.program.settings import (
-    MANY,
     Bounds,
     DataConfig,
     DeviceConfig,
@@ -155,7 +154,6 @@ class IntervalConfig(Group):
     """Resamples behind each interval."""
 
     MINIMUMS: ClassVar[Bounds] = {"bootstrap": 1}
-    MAXIMUMS: ClassVar[Bounds] = {"bootstrap": MANY}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,7 +227,6 @@ class EvalConfig(
     )  # fmt: skip
     ADDRESSES: ClassVar[tuple[str, ...]] = ("out",)
     MINIMUMS: ClassVar[Bounds] = {"prompts": 1, "timing_prompts": 0}
-    MAXIMUMS: ClassVar[Bounds] = {"prompts": MANY}
 
     def __post_init__(self) -> None:
         """Raise ValueError or UsageError, naming the flag, on settings that cannot work."""
@@ -414,7 +411,6 @@ class TuneConfig(PromptConfig, MeasureConfig, ModelConfig, ProtectionConfig, Run
         "metric", "max_new_tokens", "prompts", "split", "seed",
     )  # fmt: skip
     MINIMUMS: ClassVar[Bounds] = {"settings_per_method": 2, "prompts": 1}
-    MAXIMUMS: ClassVar[Bounds] = {"settings_per_method": MANY}
 
     def __post_init__(self) -> None:
         """Raise ValueError or UsageError, naming the flag, on settings that cannot work."""
@@ -473,7 +469,6 @@ class EvolveConfig(
         "generations", "seed",
     )  # fmt: skip
     MINIMUMS: ClassVar[Bounds] = {"search_prompts": 1, "holdout": 0, "group": 1, "generations": 1}
-    MAXIMUMS: ClassVar[Bounds] = dict.fromkeys(("search_prompts", "holdout", "generations"), MANY)
 
     def __post_init__(self) -> None:
         """Raise ValueError or UsageError, naming the flag, on settings that cannot work."""

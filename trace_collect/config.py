@@ -8,7 +8,6 @@ from typing import ClassVar
 
 from kvp.program.names import NO_TRACES, STORED_LABELS, split_list
 from kvp.program.settings import (
-    MANY,
     AnswerConfig,
     Bounds,
     DataConfig,
@@ -50,7 +49,6 @@ class CollectConfig(DataConfig, AnswerConfig, ModelConfig, RunConfig, WorkersCon
     )  # fmt: skip
     ADDRESSES: ClassVar[tuple[str, ...]] = ("out",)
     MINIMUMS: ClassVar[Bounds] = {"train": 0, "validation": 0, "test": 0, "batch_size": 1}
-    MAXIMUMS: ClassVar[Bounds] = dict.fromkeys(MINIMUMS, MANY)
 
     def __post_init__(self) -> None:
         """Raise ValueError, naming the flag, on settings that cannot work."""

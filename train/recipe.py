@@ -99,9 +99,7 @@ class RankerSettings(Group):
     """Rows of the position table (paper architecture), tokens."""
 
     MINIMUMS: ClassVar[Bounds] = {"hidden": 1, "blocks": 1, "neighbours": 0, "max_positions": 1}
-    MAXIMUMS: ClassVar[Bounds] = {
-        "hidden": 2**16, "blocks": 2, "neighbours": 1024, "max_positions": 2**24,
-    }  # fmt: skip
+    MAXIMUMS: ClassVar[Bounds] = {"hidden": 2**16, "blocks": 2, "neighbours": 1024}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +130,6 @@ class ObjectiveSettings(Group):
     that never ranked them needs --protection on."""
 
     MINIMUMS: ClassVar[Bounds] = {"permutations": 1}
-    MAXIMUMS: ClassVar[Bounds] = {"permutations": 2**20}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,7 +169,6 @@ class ContextSettings(Group):
         "contexts": 1, "compress_prompt": 0, "compress_context": 0, "compress_uniform": 0,
         "sequences": 0, "min_prefix": 1, "future_max": 0,
     }  # fmt: skip
-    MAXIMUMS: ClassVar[Bounds] = {"contexts": 2**20}
 
     def __post_init__(self) -> None:
         """Raise ValueError naming the flags that cannot work."""

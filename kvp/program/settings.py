@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections import ChainMap
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -24,7 +25,7 @@ AnswersName = Literal["model", "reference"]
 
 Bounds = Mapping[str, float]
 MANY = 10**7
-"""Of prompts and the like; a run of more would not end."""
+"""More would only run out of memory or never end."""
 _DEVICE = re.compile(r"(cpu|mps|(cuda|xpu)(:\d{1,3})?)")
 
 
@@ -35,7 +36,7 @@ class Group:
     MINIMUMS: ClassVar[Bounds] = {}
     """Smallest value of a setting; None passes."""
     MAXIMUMS: ClassVar[Bounds] = {}
-    """Largest value of a setting, where more would only run out of memory or never end."""
+    """Largest value of a setting; of a whole number without one, `MANY`."""
     VISIBLE: ClassVar[tuple[str, ...]] = ()
     """Settings that --help shows; without any, all. --help_all shows the others, too."""
     ADDRESSES: ClassVar[tuple[str, ...]] = ()
@@ -57,9 +58,10 @@ class Group:
                 value = getattr(self, name)
                 if value is not None and not value >= minimum:
                     raise ValueError(f"--{name} must be at least {minimum:g}, got {value}")
-            for name, maximum in vars(owner).get("MAXIMUMS", {}).items():
-                if (value := getattr(self, name)) is not None and value > maximum:
-                    raise ValueError(f"--{name} must be at most {maximum:,.0f}, got {value}")
+        maximums = ChainMap(*(vars(owner).get("MAXIMUMS", {}) for owner in owners))
+        for name, value in vars(self).items():
+            if type(value) is int and value > (maximum := maximums.get(name, MANY)):
+                raise ValueError(f"--{name} must be at most {maximum:,.0f}, got {value}")
 
     def check_names(self) -> None:
         """Raise KvpError on a name that cannot exist, before what it names is imported."""

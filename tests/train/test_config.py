@@ -74,7 +74,7 @@ def test_by_default_rankers_read_recent_queries_where_traces_hold_them():
         ("--sequences -1", "--sequences must be at least 0"),
         ("--blocks 3", "--blocks must be at most 2"),
         ("--hidden 99999999", "--hidden must be at most 65,536"),
-        ("--max_positions 99999999", "--max_positions must be at most 16,777,216"),
+        ("--max_positions 99999999", "--max_positions must be at most 10,000,000"),
         ("--steps 0", "--steps must be at least 1"),
         ("--lr 0", "--lr must be positive"),
         ("--min_prefix 0", "--min_prefix must be at least 1"),
