@@ -117,7 +117,7 @@ class OutputFolder(AbstractContextManager["OutputFolder"]):
             return True
         try:
             return os.path.samestat(os.stat(self._lock), os.fstat(self._handle))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return False
 
     def _take(self) -> None:
