@@ -71,7 +71,15 @@ def test_of_a_folder_all_texts_are_taken_and_the_others_named(tmp_path, capsys):
         (["none.txt", "--out", "x", "--policy", "nano"], "none.txt"),
         (["short.txt", "--out", "x", "--policy", "nano"], "short.txt: a context of"),
         (["a.txt"], "--out is missing"),
-        (["a.txt", "--out", "x"], "--policy is missing"),
+        (["a.txt", "--out", "x"], "give one of --policy and --method"),
+        (
+            ["a.txt", "--out", "x", "--policy", "nano", "--method", "knorm"],
+            "give one of --policy and --method",
+        ),
+        (["a.txt", "--out", "x", "--method", "kvp"], "--method: unknown method 'kvp'"),
+        (["a.txt", "--out", "x", "--method", "full+ada"], "--method: unknown method 'full'"),
+        (["a.txt", "--out", "x", "--method", "nano"], "unknown method 'nano' (this is a policy)"),
+        (["a.txt", "--out", "x", "--method", "knorm+foo"], "leave the allocator out: knorm"),
         (["a.txt", "--out", "x", "--policy", "nano", "--budget", "many"], "--budget: budget"),
         (["a.txt", "--out", "x", "--method", "snapkv+ada"], "snapkv"),
         (["a.txt", "--out", "x", "--policy", "nope"], "there is no folder 'nope'"),
@@ -93,6 +101,21 @@ def test_what_cannot_be_compressed_is_one_line(flags, message, tmp_path, monkeyp
     assert len(said) == 1, said
     assert message in said[0]
     assert not Path("x").exists()
+
+
+@pytest.mark.filterwarnings("always:half or more")
+def test_suggestions_are_flags_and_methods_of_the_program(tmp_path, capsys):
+    path = tmp_path / "a.txt"
+    path.write_text(TEXT)
+    given = ["compress", str(path), "--out", str(tmp_path / "out"), "--method"]
+    assert main([*given, "knor"]) == 2
+    said = capsys.readouterr().err
+    assert "did you mean knorm?" in said
+    assert said.strip().endswith("package.module:Name, kvzap")
+    assert main([*given, "knorm", "--budget", "6"]) == 0
+    said = capsys.readouterr().err
+    assert "note: half or more of the 32 tokens that stay are the 20 protected ones" in said
+    assert "protection=" not in said
 
 
 def test_names_do_in_python_and_allocators_do_not():
