@@ -56,7 +56,7 @@ def run(config: CompressConfig) -> None:
     model, tokenizer = model_of(config, config.device)
     folder = OutputFolder(Path(config.out), CONTEXTS, shared=True)
     with catch_warnings(), folder, Progress("compressing", len(documents)) as progress:
-        warnings.showwarning = lambda message, *_, **__: say(f"note: {message}")
+        warnings.showwarning = lambda told, *_: say(f"note: {told}".partition(": protection=")[0])
         for name, text in documents.items():
             context = compress(model, tokenizer, text, scorer, budget)
             file = str(context.write(config.out))

@@ -247,7 +247,7 @@ class EvalConfig(
         super().check_names()
         named = [method for method in self.method_list if isinstance(method, str)]
         known_names.check_methods(named, "methods")
-        known_names.check_allocators(self.allocator_list)
+        known_names.check_allocators(self.allocator_list, "allocators")
         if not self.policy_list and any(map(_LEARNED.match, named)):
             raise UsageError(known_names.NEEDS_POLICIES)
 
@@ -316,23 +316,24 @@ class PolicyConfig(Group):
     @property
     def label(self) -> str:
         """What chooses tokens, as files and messages name it; UsageError where nothing does."""
-        if name := self.policy or self.method:
-            return name
-        raise UsageError("--policy is missing: name a policy, or a --method, to choose tokens")
+        if bool(self.policy) == bool(self.method):
+            raise UsageError("give one of --policy and --method, which chooses tokens")
+        return self.policy or str(self.method)
 
     def check_names(self) -> None:
         """Raise KvpError on a name that cannot exist, and on an allocator."""
         super().check_names()
-        scorer, allocator = known_names.split_method(self.label)
-        if allocator in known_names.ALLOCATORS and not Path(self.label).exists():
+        here = Path(self.label).exists()
+        name, allocator = (self.label, None) if here else known_names.split_method(self.label)
+        if self.policy:
+            known_names.check_policy(name, "--policy: ")
+        else:
+            known_names.check_methods([name], "method", ("kvzap",))
+        if allocator is not None and name:
             raise UsageError(
                 f"{self.label}: engines hold as many tokens in every head and layer; leave the "
-                f"allocator out: {scorer}"
+                f"allocator out: {name}"
             )
-        if self.policy:
-            known_names.check_policy(self.policy, "--policy: ")
-        else:
-            known_names.check_methods([self.label], "method")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -479,7 +480,7 @@ class EvolveConfig(
 
     def check_names(self) -> None:
         """Raise KvpError on an unknown scorer, and as kvp eval does."""
-        known_names.check_methods([self.scorer], "scorer")
+        known_names.check_methods([self.scorer], "scorer", ("kvzap", "kvp"))
         self.evaluation.check_names()
 
     @property

@@ -181,8 +181,7 @@ os.register_at_fork(
 def _end(prog: str, error: BaseException, message: str, code: int, *more: str) -> int:
     parts = (message, *getattr(error, "__notes__", ()), *more)
     line = one_line("; ".join(parts))
-    line = (
-        line if len(line) <= _LONGEST else f"{line[: _LONGEST // 2]} ... {line[-_LONGEST // 2 :]}"
-    )
+    if len(line) > _LONGEST:
+        line = f"{line[: _LONGEST // 2]} ... {line[-_LONGEST // 2 :]}"
     print(f"{prog}: {line}", file=sys.stderr)
     return code

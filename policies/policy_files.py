@@ -308,6 +308,9 @@ def _read_head(
     }
     if {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in state.items()} != expected:
         raise PolicyError(f"{path} holds a ranker of another architecture, geometry or dtype")
+    for name, tensor in state.items():
+        if not tensor.isfinite().all() or (name.endswith("_std") and tensor.min() <= 0):
+            raise PolicyError(f"{path}: no ranker has such numbers in {name}")
     return state
 
 

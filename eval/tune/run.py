@@ -266,10 +266,8 @@ class Tuning:
         """Search for all methods; all candidates of a round share the prefill of a prompt."""
         round_number = 1
         while wanted := self.next_batches():
-            tried, count = (
-                (len(search.scores) for search, _ in wanted),
-                self.config.settings_per_method,
-            )
+            tried = [len(search.scores) for search, _ in wanted]
+            count = self.config.settings_per_method
             phase(
                 f"round {round_number}: at least {min(tried)} settings of each method known, of "
                 f"{count}, or of up to {2 * count} where its best number is at an end"

@@ -107,7 +107,7 @@ class OutputFolder(AbstractContextManager["OutputFolder"]):
 
     def check(self) -> None:
         """Raise the kind's error where a folder on a disk was deleted, moved or replaced since."""
-        with suppress(FileNotFoundError):
+        with suppress(FileNotFoundError, NotADirectoryError):
             if os.path.samestat(os.stat(self._lock), os.fstat(self._handle)):
                 return
         if isinstance(self.path, Path):

@@ -121,21 +121,21 @@ def check_policy(name: str, flag: str = "") -> None:
         )
 
 
-def check_methods(specs: Iterable[str], flag: str) -> None:
-    """Raise UsageError, naming the flag, on a scorer or allocator that cannot exist."""
+def check_methods(specs: Iterable[str], flag: str, others: Sequence[str] = OTHER_METHODS) -> None:
+    """Raise UsageError, naming the flag, on an allocator or method that it cannot take."""
     for spec in specs:
         scorer, allocator = split_method(spec)
-        if message := _name_error("method", scorer, SCORERS, OTHER_METHODS):
-            raise UsageError(f"--{flag}: {message}, kvp, full")
+        if message := _name_error("method", scorer, SCORERS, others):
+            raise UsageError(f"--{flag}: {', '.join((message, *others))}")
         if allocator is not None:
-            check_allocators([allocator])
+            check_allocators([allocator], flag)
 
 
-def check_allocators(specs: Iterable[str]) -> None:
-    """Raise UsageError, naming the flags, on an allocator that cannot exist."""
+def check_allocators(specs: Iterable[str], flag: str) -> None:
+    """Raise UsageError, naming the flag, on an allocator that cannot exist."""
     for spec in specs:
         if message := _name_error("allocator", spec, ALLOCATORS):
-            raise UsageError(f"--methods, --allocators: {message}")
+            raise UsageError(f"--{flag}: {message}")
 
 
 def split_method(text: str) -> tuple[str, str | None]:
@@ -157,6 +157,7 @@ def unknown_name(
     """What a message says of a name that is none; the `others` are suggested and not listed."""
     module = is_object_name(f"{name}:{argument or ''}")
     hint = did_you_mean(name, (*names, *others), cutoff=0.75 if module else 0.6)
+    hint = " (this is a policy)" if name in POLICIES else hint
     if module and not hint:
         hint = f" (no module {name} can be found, in the working folder neither)"
     return f"unknown {kind} {name!r}{hint}: choose from {', '.join(names)}, package.module:Name"

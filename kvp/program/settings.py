@@ -61,7 +61,7 @@ class Group:
         maximums = ChainMap(*(vars(owner).get("MAXIMUMS", {}) for owner in owners))
         for name, value in vars(self).items():
             if type(value) is int and value > (maximum := maximums.get(name, MANY)):
-                raise ValueError(f"--{name} must be at most {maximum:,.0f}, got {value}")
+                raise ValueError(f"--{name} must be at most {maximum:,}, got {value}")
 
     def check_names(self) -> None:
         """Raise KvpError on a name that cannot exist, before what it names is imported."""

@@ -72,7 +72,15 @@ def test_of_a_folder_all_texts_are_taken_and_the_others_named(tmp_path, capsys):
         (["none.txt", "--out", "x", "--policy", "nano"], "none.txt"),
         (["short.txt", "--out", "x", "--policy", "nano"], "short.txt: a context of"),
         (["a.txt"], "--out is missing"),
-        (["a.txt", "--out", "x"], "--policy is missing"),
+        (["a.txt", "--out", "x"], "give one of --policy and --method"),
+        (
+            ["a.txt", "--out", "x", "--policy", "nano", "--method", "knorm"],
+            "give one of --policy and --method",
+        ),
+        (["a.txt", "--out", "x", "--method", "kvp"], "--method: unknown method 'kvp'"),
+        (["a.txt", "--out", "x", "--method", "full+ada"], "--method: unknown method 'full'"),
+        (["a.txt", "--out", "x", "--method", "nano"], "unknown method 'nano' (this is a policy)"),
+        (["a.txt", "--out", "x", "--method", "knorm+foo"], "leave the allocator out: knorm"),
         (["a.txt", "--out", "x", "--policy", "nano", "--budget", "many"], "--budget: budget"),
         (["a.txt", "--out", "x", "--method", "snapkv+ada"], "leave the allocator out: snapkv"),
         (["a.txt", "--out", "x", "--policy", "nano+global"], "leave the allocator out: nano"),
@@ -114,6 +122,21 @@ def test_contexts_that_go_meanwhile_are_one_line(tmp_path, monkeypatch, capsys):
     assert "was deleted, moved or replaced meanwhile; repeat" in capsys.readouterr().err
     monkeypatch.undo()
     assert main(["compress", *given]) == 0
+
+
+@pytest.mark.filterwarnings("always:half or more")
+def test_suggestions_are_flags_and_methods_of_the_program(tmp_path, capsys):
+    path = tmp_path / "a.txt"
+    path.write_text(TEXT)
+    given = ["compress", str(path), "--out", str(tmp_path / "out"), "--method"]
+    assert main([*given, "knor"]) == 2
+    said = capsys.readouterr().err
+    assert "did you mean knorm?" in said
+    assert said.strip().endswith("package.module:Name, kvzap")
+    assert main([*given, "knorm", "--budget", "6"]) == 0
+    said = capsys.readouterr().err
+    assert "note: half or more of the 32 tokens that stay are the 20 protected ones" in said
+    assert "protection=" not in said
 
 
 def test_names_do_in_python_and_allocators_do_not():

@@ -234,21 +234,31 @@ def test_facts_that_cannot_be_are_refused(tmp_path, name, value):
     _fails(tmp_path, str(tmp_path))
 
 
-@pytest.mark.parametrize("damage", ["architecture", "text"])
+WRONG = {
+    "text": (lambda state: None, "safetensors"),
+    "architecture": (lambda state: {"key_bias": torch.zeros(13)}, "another architecture"),
+    "not a number": (lambda state: {"score_bias": state["score_bias"] / 0}, "in score_bias"),
+    "infinite": (lambda state: {"key_std": state["key_std"] / 0}, "in key_std"),
+    "negative": (lambda state: {"value_std": -state["value_std"]}, "in value_std"),
+}
+
+
+@pytest.mark.parametrize("damage", WRONG)
 def test_head_with_a_right_checksum_but_wrong_content(policy_dir, damage):
     """A file somebody else put there and recorded: still refused, still named."""
     path = policy_dir / HEAD
-    if damage == "text":
-        path.write_text("not tensors")
+    state = load_file(path)
+    change, message = WRONG[damage]
+    if changed := change(state):
+        save_file({**state, **changed}, path)
     else:
-        state = load_file(path)
-        save_file({**state, "key_bias": torch.zeros(13)}, path)
+        path.write_text("not tensors")
     files = read_sealed_json(policy_dir / "policy.json")["files"]
     files[HEAD] = {
         "sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "bytes": path.stat().st_size,
     }  # fmt: skip
     _edit(policy_dir, files=files)
-    _fails(policy_dir, HEAD, "safetensors" if damage == "text" else "another architecture")
+    _fails(policy_dir, HEAD, message)
 
 
 def test_geometry_check_names_both_sides(policy_dir):

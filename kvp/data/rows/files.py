@@ -154,8 +154,9 @@ def _folder(folder: Path, flag: str, left_out: list[str] | None) -> Iterator[Row
             "save_to_disk writes"
         )
     for file in files:
-        for location, row in read_rows(str(file), flag):
-            yield f"{file.relative_to(folder)} {location}", row
+        rows, nothing = read_rows(str(file), flag), ("", RowError("has nothing in it"))
+        for location, row in chain([next(rows, nothing)], rows):
+            yield f"{file.relative_to(folder)} {location}".strip(), row
 
 
 def _hub(name: str, flag: str) -> Iterator[Row]:
@@ -204,14 +205,15 @@ def read_text(path: str | None, flag: str) -> tuple[str, Tally]:
     if path is None:
         return "", Tally()
     rows, texts, others = files_of(path, flag)
-    texts = texts or [Path(path)]
-    try:
-        parts = [read_bytes(file).decode("utf-8-sig") for file in texts]
-    except _UNREADABLE as error:
-        raise UsageError(f"--{flag} {path}: cannot be read as text ({error})") from error
+    texts, parts = texts or [Path(path)], []
+    for file in texts:
+        try:
+            parts.append(read_bytes(file).decode("utf-8-sig"))
+        except _UNREADABLE as error:
+            raise UsageError(f"--{flag} {file}: cannot be read as text ({error})") from error
+        if not parts[-1].strip() or "\0" in parts[-1]:
+            raise UsageError(f"--{flag} {file}: there is no text in it, or it is not in UTF-8")
     text = "\n\n".join(parts).replace("\r\n", "\n").replace("\r", "\n")
-    if not text.strip() or "\0" in text:
-        raise UsageError(f"--{flag} {path}: there is no text in it, or it is not in UTF-8")
     return text, Tally(rows=1, left_out=[file.name for file in rows + others if file not in texts])
 
 

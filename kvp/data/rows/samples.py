@@ -103,11 +103,10 @@ class _SampleMaker:
             rows = "row" if len(self.skipped) == 1 else "rows"
             parts.append(f"left out {len(self.skipped)} {rows}: {list_first(self.skipped)}")
         if self.short_chats:
-            chats = "chat" if len(self.short_chats) == 1 else "chats"
             parts.append(
-                f"left out {len(self.short_chats)} {chats} shorter than half of --length "
-                f"{self.settings.length} (at most {max(self.short_chats)} tokens): a smaller one "
-                "keeps them"
+                f"left out {len(self.short_chats)} chat{'s' * (len(self.short_chats) > 1)} shorter "
+                f"than half of --length {self.settings.length} (at most {max(self.short_chats)} "
+                "tokens): a smaller one keeps them"
             )
         return f"{self.settings.split} split: {'; '.join(parts)}" if parts else None
 

@@ -154,6 +154,5 @@ def _texts(data: str, settings: TaskSettings) -> tuple[list[str], tuple[str, ...
     texts = [row.text for row in documents if row.text and split in (row.split, ALL)]
     if not texts:
         raise UsageError(f"--text {data}: no row with a 'text' column in the {split} split")
-    skipped = [(row.location, "has no text") for row in documents if not row.text]
-    tally.skipped += skipped
+    tally.skipped += [(row.location, "has no text") for row in documents if not row.text]
     return texts, tally.notes(f"--text {data}")

@@ -233,6 +233,7 @@ GONE = {
     "copied": lambda path: (
         path.rename(path.with_name("away")), shutil.copytree(path.with_name("away"), path)
     ),
+    "a file": lambda path: (shutil.rmtree(path), path.touch()),
 }  # fmt: skip
 
 
@@ -256,6 +257,8 @@ def test_a_folder_that_goes_meanwhile_is_one_line_and_the_next_claim_goes_on(how
     path = tmp_path / "trial"
     with pytest.raises(ResultsError, match="was deleted, moved or replaced meanwhile; repeat"):
         _write_after(path, GONE[how], WRITES[write])
+    if path.is_file():
+        path.unlink()
     with OutputFolder.claim(path, KIND, IDENTITY) as folder:
         assert (folder.existing_marker is not None) == (how == "copied")
         assert {entry.name for entry in path.iterdir()} <= {LOCK, KIND.marker}

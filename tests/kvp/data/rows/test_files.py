@@ -99,11 +99,25 @@ def test_of_a_folder_the_files_that_are_not_read_are_named(tmp_path):
     assert "files that were not read (6): README.md, c.csv, d.jsonl.gz and 3 more" in str(
         tally.notes("--data set")
     )
+    (folder / "README.md").write_text("words")
     for name in ("a.JSONL", "sub/b.Json"):
         (folder / name).rename((folder / name).with_suffix(".TXT"))
     usable, tally = read(folder)
-    assert usable[0].text.startswith('{"text":')
+    assert '{"text":' in "".join(document.text for document in usable)
     assert tally.left_out == left_out[1:]
+
+
+def test_of_a_folder_the_file_that_is_empty_or_wrong_is_named(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "one"}')
+    (tmp_path / "b.jsonl").write_text("\n")
+    assert read(tmp_path)[1].skipped == [("b.jsonl", "has nothing in it")]
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    (texts / "good.txt").write_text("words")
+    for content in (b"caf\xe9", b"a\0b", b" "):
+        (texts / "wrong.txt").write_bytes(content)
+        with pytest.raises(UsageError, match=r"--data \S+/texts/wrong\.txt: .*(utf-8|UTF-8)"):
+            read(texts)
 
 
 def _write_columns(path):
