@@ -10,12 +10,12 @@ from kvp.artifacts.addresses import is_address
 from kvp.errors import UsageError
 from kvp.plugins import did_you_mean
 from kvp.program.names import split_method
-from policies.policy_files import convert_policy, load_policy
+from policies.policy_files import load_policy
 from policies.registry import METHODS, make_allocator, make_method, make_scorer, sizes_itself
 from policies.sources import BUNDLED
 
 __all__ = [
-    "convert_policy", "load_policy", "make_allocator", "make_method", "make_scorer",
+    "load_policy", "make_allocator", "make_method", "make_scorer",
     "resolve_method", "sizes_itself", "split_method",
 ]  # fmt: skip
 

@@ -39,20 +39,17 @@ HEAD_FILES = r"layer_\d+_head_\d+\.safetensors"
 
 _Name = Annotated[str, AfterValidator(plain_name)]
 _Number = Annotated[int, Field(ge=0, le=2**60)]
-_Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-_Range = Annotated[list[_Number], Field(min_length=2, max_length=2)]
-_Knots = list[list[float]]
 
 
 class _File(TypedDict):
-    sha256: _Digest
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
     bytes: _Number
 
 
 class _Calibration(TypedDict):
     target: _Name
-    scores: _Knots
-    values: _Knots
+    scores: list[list[float]]
+    values: list[list[float]]
 
 
 class _Data(TypedDict, total=False):
@@ -88,7 +85,7 @@ class _Index(TypedDict):
     architecture: str
     hyperparameters: dict[str, Any]
     geometry: dict[str, Any]
-    heads: _Range | None
+    heads: Annotated[list[_Number], Field(min_length=2, max_length=2)] | None
     model: dict[str, _Name | None]
     rope: Literal["post"]
     features: list[str]
@@ -100,7 +97,6 @@ class _Index(TypedDict):
 
 
 FORMAT = Format("kvp-policy", 1, partial(TypeAdapter(_Index).validate_python, strict=True))
-
 POLICY = FolderKind(noun="policy", marker=INDEX, error=PolicyError, format=FORMAT, begun=HEAD_FILES)
 
 
@@ -237,18 +233,6 @@ def load_policy(name: str | Path | PolicySource) -> LearnedScorer:
         metadata={key: getattr(meta, key) for key in ("model", "training", "held_out")},
         source=whole.source,
     )
-
-
-def convert_policy(name: str | Path, out: str | Path) -> None:
-    """Write the policy `name` (as of `load_policy`) to a directory, with bfloat16 weights.
-
-    That halves the files, and the products of scoring are computed in it. Calibration, metrics and
-    what else is recorded are copied: they are those of the weights before. Raises PolicyError as
-    `load_policy`, or where `out` holds a policy or is a file.
-    """
-    shard = load_shard(name)
-    rankers = shard.rankers.with_dtype(torch.bfloat16)
-    save_policy(out, rankers, shard.meta, calibration=shard.calibration)
 
 
 def load_shard(name: str | Path | PolicySource) -> Shard:

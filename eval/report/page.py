@@ -163,13 +163,10 @@ def render(run: Run, blocks: Sequence[Block]) -> str:
         families=run.families,
         blocks=blocks,
         drawn=drawn,
-        csv=numbers(run).to_csv(index=False, float_format="%.6g"),
+        csv=pandas.concat([pandas.DataFrame(), *run.numbers], ignore_index=True).to_csv(
+            index=False, float_format="%.6g"
+        ),
     )
-
-
-def numbers(run: Run) -> pandas.DataFrame:
-    """Every estimate (`frame.tidy`), a row per number."""
-    return pandas.concat([*run.numbers, pandas.DataFrame()], ignore_index=True)
 
 
 def blocks_of(run: Run) -> Iterator[Block]:

@@ -140,7 +140,7 @@ def method_of(record: MethodFields, groups: Mapping[str | None, str]) -> Reporte
         group=groups[record["policy"]],
         protected=record["protected"],
         allocator=record["allocator"],
-        self_sized=record.get("budget_spec") == SELF_SIZED,
+        self_sized=record["budget_spec"] == SELF_SIZED,
     )
 
 

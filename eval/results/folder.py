@@ -164,13 +164,6 @@ def write_manifest(
     folder.push(MANIFEST)
 
 
-_FILES: Mapping[str, tuple[str, tuple[str, ...]]] = {
-    "records": (ROWS, KEY_FIELDS),
-    "timing": (TIMING, TIMING_KEY),
-}
-"""Field of `Results` -> its file, and what makes a record of it one of a kind."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Results:
     """A results folder, read."""
@@ -267,16 +260,15 @@ def load_results(folder: Path) -> Results:
         raise ResultsError(f"{folder} holds no {MANIFEST}; is this a results folder of kvp eval?")
     manifest = FORMAT.read(folder / MANIFEST, ResultsError)
     notes = [*map(shown_text, manifest.get("notes", []))]
-    records: dict[str, tuple[Any, ...]] = dict.fromkeys(_FILES, ())
-    for field, (name, key) in _FILES.items():
+    read: dict[str, tuple[Any, ...]] = {ROWS: (), TIMING: ()}
+    for name, key in ((ROWS, KEY_FIELDS), (TIMING, TIMING_KEY)):
         if (folder / name).exists():
-            records[field] = tuple(read_records(folder / name, key))
+            read[name] = tuple(read_records(folder / name, key))
             if read_bytes(folder / name)[-1:] not in (b"", b"\n"):
                 notes.append(f"The last line of {name} is torn (an interrupted run) and left out.")
-    if not records["records"]:
+    if not read[ROWS]:
         raise ResultsError(f"{folder} holds no {ROWS} with records yet; repeat its kvp eval")
-    known, timed = ({(record["policy"], record["policy_seed"]) for record in records[field]}
-                    for field in _FILES)  # fmt: skip
+    known, timed = ({(row["policy"], row["policy_seed"]) for row in rows} for rows in read.values())
     if more := timed - known:
         raise ResultsError(
             f"{folder / TIMING} is of a policy and seed of which {ROWS} has no row "
@@ -285,7 +277,8 @@ def load_results(folder: Path) -> Results:
     return Results(
         folder=folder,
         manifest=manifest,
-        **records,
+        records=read[ROWS],
+        timing=read[TIMING],
         tuned=tuple(
             TunedSettings.from_json(settings, str(folder / MANIFEST))
             for settings in manifest.get("tuned", {}).values()

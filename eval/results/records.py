@@ -190,9 +190,8 @@ def read_records(path: Place, key_fields: Sequence[str] = ()) -> Iterator[Record
 
 def merge_records(path: Path, records: Iterable[Record], key_fields: Sequence[str]) -> None:
     """Rewrite a JSON-lines file: the given records replace those with the same key."""
-    merged = {}
-    for record in (*(read_records(path, key_fields) if path.exists() else ()), *records):
-        merged[key_of(record, key_fields)] = record
+    there = read_records(path, key_fields) if path.exists() else ()
+    merged = {key_of(record, key_fields): record for record in (*there, *records)}
     record_lines(path, key_fields).rewrite(merged.values())
 
 

@@ -31,7 +31,7 @@ _Settings = Annotated[list[list[str | bool | None]], Field(min_length=1)]
 
 
 class MethodFields(TypedDict):
-    """What every record says of its method."""
+    """What every record says of a method at a budget."""
 
     model: _Name
     method: _Name
@@ -41,17 +41,12 @@ class MethodFields(TypedDict):
     policy_seed: _Seed | None
     protected: bool
     protocol: _Protocol
-
-
-class SizedFields(MethodFields):
-    """The same of a method at a budget."""
-
     budget_spec: _Spec | None
     budget: _Number | None
     kept_tokens: _Number
 
 
-class ResultsRow(SizedFields):
+class ResultsRow(MethodFields):
     """A line of rows.jsonl: one prompt with one method at one budget."""
 
     task: _Name
@@ -70,7 +65,7 @@ class ResultsRow(SizedFields):
     excerpt_kept: NotRequired[str]
 
 
-class TimingRow(SizedFields):
+class TimingRow(MethodFields):
     """A line of timing.jsonl: one method at one budget."""
 
     cache_bytes: _Number
@@ -109,7 +104,7 @@ class _Manifest(_Run, total=False):
     files: dict[str, str]
 
 
-def _is_sized(row: SizedFields) -> bool:
+def _is_sized(row: MethodFields) -> bool:
     sized = (row["budget"] is not None) == (row["budget_spec"] not in (None, SELF_SIZED))
     return sized and (row["budget_spec"] is None) == (row["method"] == FULL)
 

@@ -24,8 +24,6 @@ DtypeName = Literal["float32", "bfloat16", "float16"]
 AnswersName = Literal["model", "reference"]
 
 Bounds = Mapping[str, float]
-MANY = 10**7
-"""More would only run out of memory or never end."""
 _DEVICE = re.compile(r"(cpu|mps|(cuda|xpu)(:\d{1,3})?)")
 
 
@@ -36,7 +34,7 @@ class Group:
     MINIMUMS: ClassVar[Bounds] = {}
     """Smallest value of a setting; None passes."""
     MAXIMUMS: ClassVar[Bounds] = {}
-    """Largest value of a setting; of a whole number without one, `MANY`."""
+    """Largest value of a setting; of whole numbers without one ten million."""
     VISIBLE: ClassVar[tuple[str, ...]] = ()
     """Settings that --help shows; without any, all. --help_all shows the others, too."""
     ADDRESSES: ClassVar[tuple[str, ...]] = ()
@@ -60,7 +58,7 @@ class Group:
                     raise ValueError(f"--{name} must be at least {minimum:g}, got {value}")
         maximums = ChainMap(*(vars(owner).get("MAXIMUMS", {}) for owner in owners))
         for name, value in vars(self).items():
-            if type(value) is int and value > (maximum := maximums.get(name, MANY)):
+            if type(value) is int and value > (maximum := maximums.get(name, 10**7)):
                 raise ValueError(f"--{name} must be at most {maximum:,}, got {value}")
 
     def check_names(self) -> None:

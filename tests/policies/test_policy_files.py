@@ -12,9 +12,9 @@ from kvp.artifacts.manifest import read_sealed_json, write_sealed_json
 from kvp.artifacts.tensors import write_safetensors
 from kvp.errors import PolicyError
 from kvp.geometry import Geometry
-from policies import convert_policy, load_policy
+from policies import load_policy
 from policies.learned import Calibration
-from policies.policy_files import PolicyMeta, check_geometry, head_file, save_policy
+from policies.policy_files import PolicyMeta, check_geometry, head_file, load_shard, save_policy
 from policies.ranker import HeadRankers, RankerSpec
 
 GEOMETRY = Geometry(layers=2, query_heads=4, kv_heads=2, head_dim=8)
@@ -314,7 +314,9 @@ def test_bfloat16_weights_halve_a_policy_and_keep_its_order(tmp_path, make_view)
     knots = torch.linspace(-2, 2, 5).repeat(4, 1)
     calibration = Calibration(target="share", scores=knots, values=knots)
     save_policy(tmp_path / "policy", _standardised(), META, calibration=calibration)
-    convert_policy(tmp_path / "policy", tmp_path / "small")
+    shard = load_shard(tmp_path / "policy")
+    rankers = shard.rankers.with_dtype(torch.bfloat16)
+    save_policy(tmp_path / "small", rankers, shard.meta, calibration=shard.calibration)
     index = json.loads((tmp_path / "small" / "policy.json").read_text())
     assert index["weights"] == "bfloat16"
     state = load_file(tmp_path / "small" / HEAD)
