@@ -3,15 +3,7 @@
 import pytest
 import torch
 
-from kvp.metrics import (
-    area,
-    at_shares,
-    attention_lost,
-    grid_budgets,
-    has_signal,
-    lost_importance,
-    skill,
-)
+from kvp.metrics import area, attention_lost, grid_budgets, has_signal, lost_importance, skill
 from kvp.ranking import UNPROTECTED, Protection
 
 PROTECTIONS = [UNPROTECTED, Protection(), Protection(sinks=0, recents=3)]
@@ -31,7 +23,6 @@ def test_three_tokens_by_hand():
     assert worst.tolist() == [10, 9, 6, 0]
     assert attention_lost(best).tolist() == pytest.approx([1, 0.4, 0.1, 0])
     assert area(best).item() == pytest.approx((1 + 0.4 + 0.1 + 0) / 4)
-    assert at_shares(best, torch.tensor([0, 0.5, 1])).tolist() == pytest.approx([1, 0.25, 0])
     assert skill(importance, best).item() == pytest.approx(1)
     assert skill(importance, worst).item() == pytest.approx(-1)
 
