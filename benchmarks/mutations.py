@@ -100,7 +100,12 @@ def _outcome(mutation: Mutation, copy: Path) -> str:
 
 def _run_tests(tests: list[str], copy: Path) -> tuple[int, str]:
     """Exit code and output of pytest in the copy."""
-    environment = {**os.environ, "PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(copy),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONDONTWRITEBYTECODE": "1",  # it goes by seconds and bytes, which a change may keep
+    }
     ended = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests],
         cwd=copy, env=environment, capture_output=True, text=True, check=False,

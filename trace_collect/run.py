@@ -127,11 +127,8 @@ def check_out(
     Needs no weights: whether they are the same is checked when they are loaded.
     """
     out = place(config.out)
-    marker = STORE.read_marker(out)
-    weights = marker["identity"].get("model", {}).get("weights") if marker else None
-    identity = identity_of(config, jobs, tokenizer, weights)
-    check_folder(out, STORE, identity)
-    return len(committed(out)) if marker else 0
+    there = check_folder(out, STORE, identity_of(config, jobs, tokenizer, None))
+    return len(committed(out)) if there else 0
 
 
 def announce(config: CollectConfig, model: PreTrainedConfig, sequences: int) -> int:

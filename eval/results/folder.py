@@ -20,9 +20,9 @@ from typing import Any
 
 from eval.config import EvalConfig, tuned_files
 from eval.results.records import (
-    FILES,
     KEY_FIELDS,
     MANIFEST,
+    RECORDS,
     ROWS,
     SETTING_FIELDS,
     TIMING,
@@ -122,7 +122,7 @@ def write_manifest(
     `trained` the tasks that policies were trained on, by label. Raises ResultsError where the
     records that are there are of another model.
     """
-    folder.pull(*FILES)
+    folder.pull(*RECORDS, MANIFEST)
     digest = {} if model_digest is None else {"model_digest": dict(model_digest)}
     identity = {**config.identity(), "input_files": input_digests(config), **digest}
     folder.refresh(identity)

@@ -25,8 +25,6 @@ from kvp.errors import AddressError, ResultsError
 
 MANIFEST, ROWS, TIMING = "manifest.json", "rows.jsonl", "timing.jsonl"
 RECORDS = (ROWS, TIMING)
-FILES = (*RECORDS, MANIFEST)
-"""All files of a results folder, in the order in which they are sent to an object store."""
 _SEALED = (*RECORDS, "settings.json", "settings.csv", "budgets.json")
 """Files whose digests the manifest of a finished folder holds, where they are there."""
 

@@ -20,7 +20,9 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, suppress
+from copy import deepcopy
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -55,8 +57,8 @@ class FolderKind:
     """Whether a folder of another identity holds nothing to keep: it counts as new, unless workers
     share it or it lies in an object store, where its writer may still be there."""
     optional: tuple[str, ...] = ()
-    """Entries of the identity that are compared only where both sides have them: programs know
-    them only when the model is loaded."""
+    """Entries of the identity, `part.entry`, that are compared only where both sides have them:
+    programs know them only when the model is loaded."""
 
     def read_marker(self, folder: Place) -> dict[str, Any] | None:
         """Content of the marker, None where there is none; raises `error` where it is damaged."""
@@ -70,12 +72,13 @@ class FolderKind:
 
     def differences(self, marker: Mapping[str, Any], identity: Mapping[str, Any]) -> list[str]:
         """Entries in which a folder with this marker differs from an identity, with both values."""
-        theirs, ours = dict(marker.get("identity", {})), dict(identity)
-        for name in self.optional:
-            if name not in theirs or name not in ours:
-                theirs.pop(name, None)
-                ours.pop(name, None)
-        return differences(theirs, ours)
+        sides = deepcopy((dict(marker.get("identity", {})), dict(identity)))
+        for *above, name in (path.split(".") for path in self.optional):
+            parts = [reduce(lambda part, key: part.get(key, {}), above, side) for side in sides]
+            if any(part.get(name) is None for part in parts):
+                for part in parts:
+                    part.pop(name, None)
+        return differences(*sides)
 
 
 class OutputFolder(AbstractContextManager["OutputFolder"]):

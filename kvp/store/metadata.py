@@ -45,6 +45,7 @@ STORE = FolderKind(
     format=FORMAT,
     begun=rf"(({'|'.join(ARRAYS)})/)?zarr\.json|{OUTPUT}",
     empty=lambda store: not committed(store),
+    optional=("model.weights",),
 )
 
 

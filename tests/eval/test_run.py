@@ -250,7 +250,7 @@ def _refusal(capsys, arguments):
         ({"policies": ""}, "--methods kvp needs --policies"),
         ({"model": "./nowhere"}, "--model ./nowhere: no such folder"),
         ({"budgets": "8", "protection": "on"}, "below the 20 protected tokens"),
-        ({"essays": "./no_essays"}, "--essays ./no_essays"),
+        ({"essays": "./no_essays"}, "--essays no_essays"),
         ({"tasks": "chat", "chat": "./no_chat"}, "--chat ./no_chat"),
         ({"tasks": "data", "metric": "bleu"}, "--metric: no metric 'bleu'; use one of all, part"),
         ({"tasks": "chat", "metric": "f1"}, "--metric is what the task data reads"),

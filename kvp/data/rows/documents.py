@@ -81,7 +81,8 @@ def _of_tree(
 def _tree_of(row: Message) -> str:
     """The tree of a message; RowError where it, the message or its parent has no usable name."""
     for column in ("message_id", "parent_id", "message_tree_id"):
-        if not isinstance(row.get(column), str | int | (None if column == "parent_id" else int)):
+        root = column == "parent_id" and row.get(column) is None
+        if not root and not isinstance(row.get(column), str | int):
             raise RowError(f"has no usable {column}")
     return str(row["message_tree_id"])
 

@@ -17,7 +17,7 @@ KIND = FolderKind(
     error=ResultsError,
     format=Format("kvp-trial", 1),
     begun=r"data/part-\d+",
-    optional=("digest",),
+    optional=("digest", "data.sum"),
 )
 HEAD = {"format": "kvp-trial", "format_version": 1}
 IDENTITY = {"seed": 0, "data": {"length": 16}}
@@ -35,6 +35,15 @@ def _refused(path, identity=IDENTITY):
     message = str(refusal.value)
     assert "\n" not in message
     return message
+
+
+def test_what_a_program_does_not_know_yet_is_not_compared(tmp_path):
+    whole = {"seed": 0, "data": {"length": 16, "sum": "aa"}}
+    _begin(tmp_path / "new", whole)
+    for sum_ in ({}, {"sum": None}, {"sum": "aa"}):
+        check_folder(tmp_path / "new", KIND, {"seed": 0, "data": {"length": 16, **sum_}})
+    assert "data.sum" in _refused(tmp_path / "new", {"seed": 0, "data": {"length": 16, "sum": "b"}})
+    assert "data.length" in _refused(tmp_path / "new", {"seed": 0, "data": {"length": 17}})
 
 
 def test_a_new_folder_is_made_and_locked_and_the_next_claim_continues(tmp_path):
