@@ -23,7 +23,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from glob import escape
 from pathlib import Path
@@ -171,7 +171,8 @@ def atomic_write_bytes(path: Place, content: bytes, *, new: bool = False) -> boo
     """
     if isinstance(path, ObjectPath):
         return path.write_bytes(content, new=new)
-    with suppress(*(FileExistsError,) * new), replacing(path, new=new) as stream:
+    another = suppress(FileExistsError) if new else nullcontext()
+    with another, replacing(path, new=new) as stream:
         stream.write(content)
         return True
     return False

@@ -51,13 +51,11 @@ class Group:
                 raise ValueError(
                     f"--{name} cannot lie in an object store ({value}): name a path on a disk"
                 )
-        for owner in owners:
-            for name, minimum in vars(owner).get("MINIMUMS", {}).items():
-                value = getattr(self, name)
-                if value is not None and not value >= minimum:
-                    raise ValueError(f"--{name} must be at least {minimum:g}, got {value}")
+        minimums = ChainMap(*(vars(owner).get("MINIMUMS", {}) for owner in owners))
         maximums = ChainMap(*(vars(owner).get("MAXIMUMS", {}) for owner in owners))
         for name, value in vars(self).items():
+            if name in minimums and value is not None and not value >= minimums[name]:
+                raise ValueError(f"--{name} must be at least {minimums[name]:g}, got {value}")
             if type(value) is int and value > (maximum := maximums.get(name, 10**7)):
                 raise ValueError(f"--{name} must be at most {maximum:,}, got {value}")
 
