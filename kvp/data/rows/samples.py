@@ -59,7 +59,8 @@ def row_samples(
     of_split = [document for document in documents if settings.split in (document.split, ALL)]
     random.Random(f"order/{settings.split}/{settings.seed}").shuffle(of_split)
     name = name_of(data)
-    maker = _SampleMaker(settings, tokenizer, task or name, dialogues)
+    count = TokenCounter(tokenizer, settings.length)
+    maker = _SampleMaker(settings, count, task or name, dialogues)
     first = islice(maker.samples(of_split), settings.count)
     questions = (question for document in of_split for question in document.questions)
     asked = Counter(question.context for question in questions if question.context)
@@ -90,7 +91,8 @@ class _SampleMaker:
     """Makes samples and remembers what it left out."""
 
     settings: TaskSettings
-    tokenizer: PreTrainedTokenizerBase
+    count: TokenCounter
+    """Of all samples: questions share contexts, which are tokenised once."""
     name: str
     dialogues: bool
     skipped: list[Skipped] = field(default_factory=list)
@@ -131,14 +133,13 @@ class _SampleMaker:
     def _chats(self, dialogues: Sequence[Document]) -> Iterator[Sample]:
         metric = self.settings.metric or NONE
         dialogues = in_rounds(dialogues)
-        count = TokenCounter(self.tokenizer, self.settings.length)
 
         def too_long(index: int, tokens: int) -> None:
             self.skipped.append((dialogues[index].location, self._excess(tokens)))
 
         for turns in pack(
             [document.turns for document in dialogues],
-            lambda turns: count(replace(self._blank(), messages=tuple(turns))),
+            lambda turns: self.count(replace(self._blank(), messages=tuple(turns))),
             self.settings.length,
             trees=[document.tree or number for number, document in enumerate(dialogues)],
             too_long=too_long,
@@ -182,7 +183,7 @@ class _SampleMaker:
             plain_name(sample.task)
         except ValueError as problem:
             return f"names a task that results cannot hold: {problem}"
-        tokens = TokenCounter(self.tokenizer, self.settings.length)(sample)
+        tokens = self.count(sample)
         if tokens > self.settings.length:
             return self._excess(tokens)
         if self.settings.needs_reply and not sample.references:
@@ -219,7 +220,7 @@ class _SampleMaker:
         while high - low > 1:
             middle = (low + high) // 2
             start = replace(self._blank(), context=text[:middle])
-            fits = encode(start, self.tokenizer).prompt_length <= self.settings.length
+            fits = encode(start, self.count.tokenizer).prompt_length <= self.settings.length
             low, high = (middle, high) if fits else (low, middle)
         if low == len(text):
             return text
