@@ -256,7 +256,8 @@ def load_shard(name: str | Path | PolicySource) -> Shard:
         record = content["calibration"]
         calibration = None if record is None else Calibration.from_dict(record)
         _check_heads(calibration, len(meta.head_range))
-        if spec.to_dict().keys() != {"architecture", *content["hyperparameters"]}:
+        # Files of before there was a reach have none.
+        if not spec.to_dict().keys() <= {"architecture", "reach", *content["hyperparameters"]}:
             raise ValueError("hyperparameters are missing")
         records = {name: (file["bytes"], file["sha256"]) for name, file in content["files"].items()}
         sizes = (len(meta.head_range), spec.head_dim)  # first: a foreign file may claim any number

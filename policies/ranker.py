@@ -91,6 +91,9 @@ class RankerSpec:
     key_frequencies: tuple[float, ...] = ()
     """Radians per position of the model's rotary embedding: keys are turned with them so that the
     end of the cache is position 0. Empty: keys as the model rotated them; `paper` has none."""
+    reach: int = 0
+    """Tokens from either end of a context within which a token's place is seen; all that are
+    farther from both ends look alike (`fourier` only). 0: every place is seen."""
 
     def __post_init__(self) -> None:
         """Raise ValueError on unknown architecture or inputs, or on sizes out of range."""
@@ -112,15 +115,17 @@ class RankerSpec:
         object.__setattr__(self, "inputs", PAPER_INPUTS if paper else inputs)
         turned = tuple(self.key_frequencies)
         object.__setattr__(self, "key_frequencies", turned)
-        if (turned or self.neighbours) and paper:
-            raise ValueError("key_frequencies and neighbours of a ranker need the fourier network")
+        if (turned or self.neighbours or self.reach) and paper:
+            raise ValueError(
+                "key_frequencies, neighbours and reach of a ranker need the fourier network"
+            )
         if 2 * len(turned) > (self.head_dim if "key" in inputs else 0) or not all(
             isinstance(value, float) and 0 <= value <= 2**20 for value in turned
         ):
             raise ValueError(
                 f"key_frequencies of a ranker must be at most head_dim / 2 numbers, got {turned!r}"
             )
-        bounds = {"blocks": (1, 2), "neighbours": (0, 1024)}
+        bounds = {"blocks": (1, 2), "neighbours": (0, 1024), "reach": (0, 2**31)}
         for option in fields(self):
             if option.type == "int":
                 size = getattr(self, option.name)
@@ -161,15 +166,19 @@ class RankerSpec:
         """Features of a token, in input order (recorded in policy files)."""
         if self.architecture == "paper":
             return ("key", "value", "position_table[min(position, max_positions - 1)]")
-        key = "key turned by -length" if self.key_frequencies else "key"
+        place, left = "position", "length - 1 - position"
+        if self.reach:
+            place, left = f"min({place}, {self.reach})", f"min({left}, {self.reach})"
+        turned = f"key turned to position -1 - {left}" if self.reach else "key turned by -length"
+        key = turned if self.key_frequencies else "key"
         texts = (
             ("key", f"({key} - key_mean) / key_std"),
             ("value", "(value - value_mean) / value_std"),
-            ("position", "position / reference_length"),
-            ("position", "log1p(position) / log1p(reference_length)"),
-            ("distance", "log1p(length - 1 - position) / log1p(reference_length)"),
-            ("position", "sin(2 pi position / wavelength)"),
-            ("position", "cos(2 pi position / wavelength)"),
+            ("position", f"{place} / reference_length"),
+            ("position", f"log1p({place}) / log1p(reference_length)"),
+            ("distance", f"log1p({left}) / log1p(reference_length)"),
+            ("position", f"sin(2 pi {place} / wavelength)"),
+            ("position", f"cos(2 pi {place} / wavelength)"),
             *(("recent", text) for text in RECENT_FEATURES),
         )
         return tuple(text for name, text in texts if name in self.inputs)
@@ -180,14 +189,20 @@ class RankerSpec:
         return {**asdict(self), "inputs": list(self.inputs), "key_frequencies": frequencies}
 
 
-def keys_seen_from_the_end(spec: RankerSpec, keys: Tensor, length: int | Tensor) -> Tensor:
-    """Keys [..., N, D] after RoPE, turned by minus `length` positions: float32.
+def keys_seen_from_the_end(
+    spec: RankerSpec, keys: Tensor, positions: Tensor, length: int | Tensor
+) -> Tensor:
+    """Keys [..., N, D] after RoPE, turned so that the end of the cache is position 0: float32.
 
     A query that follows the cache at distance d from its end then sees in a key what a query at
-    position d would see in it, whatever the length. `length` as for `position_features`.
+    position d would see in it, whatever the length. Keys farther from the end than `spec.reach`
+    are turned as if they stood there. `positions` and `length` as for `position_features`.
     """
+    turns = torch.as_tensor(length, device=keys.device)
+    if spec.reach:
+        turns = torch.minimum(turns, positions + 1 + spec.reach)  # [N], or [..., N]
     rope = Rope(frequencies=torch.tensor(spec.key_frequencies, device=keys.device))
-    return rope.unrotate(keys, torch.as_tensor(length, device=keys.device))
+    return rope.unrotate(keys, turns)
 
 
 def position_features(spec: RankerSpec, positions: Tensor, length: int | Tensor) -> Tensor:
@@ -196,7 +211,8 @@ def position_features(spec: RankerSpec, positions: Tensor, length: int | Tensor)
     `length` is the number of tokens seen when the cache is compressed (last position + 1), as one
     number or one per token; distance to the end is legal information at eviction time.
     """
-    position = positions.float()
+    most = spec.reach or None
+    position = positions.float().clamp(0, most)
     scale = math.log1p(spec.reference_length)
     trends, waves = [], []
     if "position" in spec.inputs:
@@ -207,7 +223,7 @@ def position_features(spec: RankerSpec, positions: Tensor, length: int | Tensor)
         trends += [position / spec.reference_length, position.log1p() / scale]
         waves = [angle.sin(), angle.cos()]
     if "distance" in spec.inputs:
-        remaining = (length - 1 - positions).float().clamp_min(0)
+        remaining = (length - 1 - positions).float().clamp(0, most)
         trends.append(remaining.log1p() / scale)
     return torch.cat([torch.stack(trends, dim=-1), *waves], dim=-1)
 
@@ -394,7 +410,7 @@ def _inputs_of(
 ) -> dict[str, Tensor]:
     """Inputs of the network by name, [a, N, ...] each, of tokens as `HeadRankers.forward`."""
     if spec.key_frequencies:  # [a, N, D] either way
-        keys = keys_seen_from_the_end(spec, keys, length)
+        keys = keys_seen_from_the_end(spec, keys, positions, length)
     count, tokens, _ = keys.shape
     given = {"key": keys, "value": values}
     if spec.architecture == "paper":

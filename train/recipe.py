@@ -95,10 +95,14 @@ class RankerSettings(Group):
     key_frame: KeyFrame = "end"
     """stored (keys as the model rotated them) or end (rotated on, so that the end of the cache is
     position 0, as the queries that follow see them)."""
+    reach: int = 0
+    """Tokens from either end of a context within which a token's place is seen; all that are
+    farther from both ends look alike, so that a context may be longer than any of the training. 0:
+    every place is seen. paper has none."""
     max_positions: int = 12_288
     """Rows of the position table (paper architecture), tokens."""
 
-    MINIMUMS: ClassVar[Bounds] = {"hidden": 1, "blocks": 1, "neighbours": 0, "max_positions": 1}
+    MINIMUMS: ClassVar[Bounds] = {"hidden": 1, "blocks": 1, "neighbours": 0, "reach": 0, "max_positions": 1}
     MAXIMUMS: ClassVar[Bounds] = {"hidden": 2**16, "blocks": 2, "neighbours": 1024}
 
 
@@ -223,6 +227,7 @@ class Recipe(RankerSettings, ObjectiveSettings, OptimizerSettings, ContextSettin
                 "inputs": inputs != TOKEN_INPUTS,
                 "key_frame": self.key_frame != "stored",
                 "neighbours": self.neighbours > 0,
+                "reach": self.reach > 0,
             }
             if wrong := [name for name, differs in chosen.items() if differs]:
                 raise ValueError(f"--{wrong[0]} cannot be chosen for the paper's architecture")

@@ -26,16 +26,18 @@ def random_rankers(
     """Random rankers of some heads, the same for a head whichever others train."""
     geometry = traces.geometry
     first = training[:: -(-len(training) // _SEQUENCES)]  # evenly spread
+    longest = max(record.length for record in first)
     spec = RankerSpec(
         head_dim=geometry.head_dim,
         architecture=recipe.architecture,
         hidden=recipe.hidden,
         max_positions=recipe.max_positions,
-        reference_length=max(record.length for record in first),
+        reference_length=min(longest, 2 * recipe.reach or longest),
         inputs=recipe.input_list,
         blocks=recipe.blocks,
         neighbours=recipe.neighbours,
         key_frequencies=key_frequencies(traces, recipe),
+        reach=recipe.reach,
     )
     rankers = HeadRankers(spec, geometry.total_kv_heads, torch.Generator().manual_seed(seed))
     if len(heads) < geometry.total_kv_heads:
@@ -60,7 +62,8 @@ def feature_statistics(
     for record in records:
         keys, values = (part.flatten(0, 1) for part in reader.kv(record.index))  # [A, T, D]
         if spec.key_frequencies:
-            keys = keys_seen_from_the_end(spec, keys, record.length)
+            positions = torch.arange(record.length)
+            keys = keys_seen_from_the_end(spec, keys, positions, record.length)
         parts = [part.double() for part in (keys, values)]
         moments = [*(p.sum(1) for p in parts), *(p.square().sum(1) for p in parts)]
         sums.append(torch.stack(moments))  # [4, A, D]
