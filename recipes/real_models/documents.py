@@ -4,8 +4,9 @@
 
 Code is of Python's standard library; records, tables and logs are drawn. D adds what it holds of
 `novels_train` (a folder of texts), `wiki_train.jsonl` and `sgd.jsonl` (`texts.py` makes them) and
-`gsm8k.jsonl` (its training questions). OUT gets conversations: a document, and nine questions about
-names, numbers and lines of it, drawn at random, with exact answers. No needle is put into any text.
+`gsm8k.jsonl` (its training questions). OUT gets conversations: one document, or three or six, and
+nine questions about names, numbers and lines of them, drawn at random, with exact answers. Before
+one of six stands a rule that all its answers follow. No needle is put into any text.
 """
 
 from __future__ import annotations
@@ -16,13 +17,36 @@ import random
 import re
 import sys
 import sysconfig
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-DOCUMENTS, WORDS, CHARACTERS = 280, 620, 4300
-"""How many documents, words of each, and characters that a conversation begins with."""
+CONVERSATIONS, WORDS, CHARACTERS = 600, 620, 4300
+"""How many conversations, and words and characters of a document."""
+PARTS = {1: 0.7, 3: 0.2, 6: 0.1}
+"""Documents of a conversation and how often: about 1,700, 4,500 and 8,500 tokens in all."""
 QUESTIONS = 9
+RULED = 6
+"""One of how many conversations begins with a rule."""
+HEADS = (
+    "Follow this rule throughout our conversation: {}\n\n",
+    "{} Do so whatever I ask.\n\nHere is the text.\n\n",
+    "Guidelines for the assistant\n- {}\n\n---\n\n",
+    "Before you read on: {}\n\n",
+)
+RULES: dict[str, Callable[[str, str], str]] = {
+    "Start each reply with {}:": lambda answer, word: f"{word}: {answer}",
+    "Close each reply with {}.": lambda answer, word: f"{answer} {word}",
+    "Put each reply into square brackets.": lambda answer, word: f"[{answer}]",
+    "Reply in capital letters only.": lambda answer, word: answer.upper(),
+    "I am {}; use my name whenever you reply.": lambda answer, word: f"{word}, {answer}",
+    "Add a line with the reference {} below each reply.": lambda answer, word: (
+        f"{answer}\nReference: {word}"
+    ),
+    "Wrap each reply in <{0}> and </{0}>.": lambda answer, word: f"<{word}>{answer}</{word}>",
+    "Say each reply twice.": lambda answer, word: f"{answer}. {answer}",
+}
+"""A rule, and an answer that follows it; the word of a rule is drawn."""
 FIRST = (
     "Amara Bruno Chen Dalia Emeka Fiona Goran Hana Ivo Jamila Kofi Lena Mateo Nadia Oscar Priya "
     "Quentin Rosa Selim Tova Umar Vera Wes Ximena Yusuf Zora"
@@ -56,6 +80,10 @@ ABOUT = (
     "What does the text above say about {}?",
     "Find {} in the text above and quote what it says there.",
 )
+
+
+Question = tuple[str, str]
+"""What is asked, and the answer."""
 
 
 def is_even(file: Path) -> bool:
@@ -228,6 +256,50 @@ class Documents:
         self.words = whole
         return "\n\n".join(parts)
 
+    def examples(self) -> tuple[str, list[Question]]:
+        """Stretches of texts with the kind of each, and others whose kind is asked for."""
+        kinds = self.available((
+            self.novel, self.article, self.program, self.dialogue, self.records, self.log,
+            self.table, self.exercises,
+        ))  # fmt: skip
+        labels = self.draw.sample(ITEMS.split(), len(kinds))
+        whole, self.words = self.words, 22
+        drawn = [self.draw.randrange(len(kinds)) for _ in range(20 + QUESTIONS)]
+        texts = [" ".join(kinds[kind]()[:160].split()) for kind in drawn]
+        self.words = whole
+        pairs = [
+            (f"Text: {text}\nLabel:", labels[kind]) for text, kind in zip(texts, drawn, strict=True)
+        ]
+        shown = "\n\n".join(f"{text} {label}" for text, label in pairs[QUESTIONS:])
+        return shown, pairs[:QUESTIONS]
+
+    def conversation(self, kinds: Sequence[Callable[[], str]]) -> dict[str, Any] | None:
+        """A row: the questions about documents of `kinds`; None where they name too little."""
+        draw = self.draw
+        (parts,) = draw.choices(list(PARTS), list(PARTS.values()))
+        texts = [draw.choice(kinds)().strip()[:CHARACTERS] for _ in range(parts)]
+        if parts > 1 and draw.random() < 0.5:
+            texts = [f"Document {number}\n\n{text}" for number, text in enumerate(texts, 1)]
+        text = "\n\n".join(texts)
+        asked = questions_about(text, draw)
+        if len(kinds) > 1 and draw.random() < 0.1:
+            text, asked = self.examples()
+        if len(asked) < QUESTIONS:
+            return None
+        head, word = "", draw.choice([self._code(), self._name(), draw.choice(ITEMS.split())])
+        if draw.randrange(RULED) == 0:
+            rule, follow = draw.choice(list(RULES.items()))
+            head = draw.choice(HEADS).format(rule.format(word))
+            asked = [(question, follow(answer, word)) for question, answer in asked]
+        messages = []
+        for question, answer in asked:
+            before = "" if messages else f"{head}{text}\n\n"
+            messages += [
+                {"role": "user", "content": before + question},
+                {"role": "assistant", "content": answer},
+            ]
+        return {"prompt": messages[:-1], "completion": messages[-1:]}
+
     def _cut(self, text: str) -> str:
         words = 0
         for place, character in enumerate(text):
@@ -270,32 +342,24 @@ def _rows(texts: Path | None, name: str) -> list[dict[str, Any]]:
     return list(map(json.loads, file.read_text(encoding="utf-8").splitlines()))
 
 
-def conversation(text: str, seed: int) -> dict[str, Any] | None:
-    """The document and questions about it; None where it has too few names and numbers."""
-    draw, text = random.Random(seed), text[:CHARACTERS]
+def questions_about(text: str, draw: random.Random) -> list[Question]:
+    """Nine questions with their answers; fewer where a text has too few names and numbers."""
     entities = [
         match for match in ENTITY.finditer(text)
         if match.start() > 60 and len(match.group()) < 40
         and text[match.start() - 2 : match.start() - 1] not in '.!?"\n'
     ]  # fmt: skip
-    if len(entities) < QUESTIONS:
-        return None
-    messages: list[dict[str, str]] = []
-    for number, match in enumerate(draw.sample(entities, QUESTIONS)):
+    asked = []
+    for number, match in enumerate(draw.sample(entities, min(QUESTIONS, len(entities)))):
         entity = match.group()
         quoted = line_around(text, match) if number % 3 == 2 and text.count(entity) == 1 else ""
         if 10 < len(quoted) < 260:
-            question, answer = draw.choice(ABOUT).format(entity), quoted
+            asked.append((draw.choice(ABOUT).format(entity), quoted))
         else:
             before = text[: match.start()].rstrip().split(" ")[-draw.choice([5, 8, 12]) :]
             opening = " ".join(before).strip().replace("\n", " ")[-90:]
-            question, answer = draw.choice(CLOZE).format(opening), entity
-        document = "" if messages else text + "\n\n"
-        messages += [
-            {"role": "user", "content": document + question},
-            {"role": "assistant", "content": answer},
-        ]
-    return {"messages": messages}
+            asked.append((draw.choice(CLOZE).format(opening), entity))
+    return asked
 
 
 def line_around(text: str, match: re.Match[str]) -> str:
@@ -313,9 +377,7 @@ def main(out: Path, texts: Path | None = None) -> None:
         made.novel, made.article, made.log, made.mixture, made.program, made.table, made.mixture,
         made.exercises,
     ))  # fmt: skip
-    rows = [
-        conversation(kinds[number % len(kinds)](), 1000 + number) for number in range(DOCUMENTS)
-    ]
+    rows = [made.conversation(kinds) for _ in range(CONVERSATIONS)]
     lines = (json.dumps(row) + "\n" for row in rows if row is not None)
     out.write_text("".join(lines), encoding="utf-8")
 

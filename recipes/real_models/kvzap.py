@@ -37,7 +37,7 @@ def read_pairs(model_path: str, documents: Path, count: int) -> tuple[list[Tenso
     scores: list[list[Tensor]] = [[] for _ in states]
     lines = documents.read_text(encoding="utf-8").splitlines()[:count]
     for index, line in enumerate(lines):
-        first = json.loads(line)["messages"][:1]
+        first = json.loads(line)["prompt"][:1]
         text = tokenizer.apply_chat_template(first, tokenize=False)
         ids = tokenizer(text, return_tensors="pt", add_special_tokens=False).input_ids
         views = prefill(model, ids, NEEDS, tokenizer=tokenizer).views(NEEDS, budget=1)

@@ -15,11 +15,10 @@ import sys
 import sysconfig
 from pathlib import Path
 
-from recipes.real_models.documents import CITIES, FIRST, ITEMS, LAST, Documents, is_even
+from recipes.real_models.documents import CITIES, FIRST, ITEMS, LAST, Documents, Question, is_even
 
 CONTEXTS, ASKED = 10, 3
 """Contexts of each kind, and questions about each."""
-Question = tuple[str, str]
 
 
 class Lookups(Documents):
