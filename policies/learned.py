@@ -22,6 +22,7 @@ from torch import Tensor
 
 from kvp.errors import PolicyError
 from kvp.geometry import Geometry
+from kvp.plugins import warn_caller
 from kvp.scoring import Needs, View
 from policies.ranker import RECENT_QUERIES, HeadRankers, recent_features
 from policies.sources import PolicySource
@@ -142,6 +143,8 @@ class LearnedScorer:
                 f"policy {self.label} was trained for {self.geometry}, "
                 f"the model's layer {view.layer} has {heads} KV heads of head_dim {width}"
             )
+        if view.layer == layers[0]:
+            self._warn_of_length(tokens)
         self.rankers.to(view.keys.device)
         first = layers.index(view.layer) * self.geometry.kv_heads + of_layer.start
         of_policy = slice(first, first + heads)
@@ -169,6 +172,15 @@ class LearnedScorer:
             scores = self.calibration.apply(scores, of_policy)
         scores = scores.view(heads, batch, tokens).transpose(0, 1)
         return F.pad(scores, (0, view.fed_again)).contiguous()
+
+    def _warn_of_length(self, tokens: int) -> None:
+        """Warn where rankers that see every place meet twice the tokens of their training."""
+        spec = self.rankers.spec
+        if not spec.reach and tokens > 2 * spec.reference_length:
+            warn_caller(
+                f"policy {self.label} learned from contexts of at most {spec.reference_length} "
+                f"tokens and ranks {tokens}: expect it to fail, or train it with --reach"
+            )
 
     def _blocks(self, batch: int, tokens: int, device: str) -> Iterator[tuple[slice, slice]]:
         """Tokens of B prompts in a row that are scored at once, and which of their scores count.

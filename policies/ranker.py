@@ -11,7 +11,8 @@ further Linear -> 2 R + 1 gives what the token adds to the scores of those at di
 value is needed because of the key before it. With hidden = 256, D = 128 and a position table of
 12,000 rows of 32 this is the paper's "two layers of 256, about 650K parameters"; the network
 without a table has 273,729. `paper` looks positions up in such a table (rows beyond the trained
-length are never trained); `fourier` replaces it by features that extrapolate.
+length are never trained); `fourier` replaces it by features of a few columns. Neither ranks well
+far beyond the lengths of its training, unless a `reach` hides how far a token is from both ends.
 
 Arithmetic: every weight has the head as its first axis, `[A, in, out]`, so that all heads train as
 one job on a GPU; on a CPU the same runs head by head, which is faster there (better cache
@@ -70,7 +71,7 @@ class RankerSpec:
     head_dim: int
     """D, channels of a key and of a value."""
     architecture: str = "fourier"
-    """`fourier` (positions as features that extrapolate) or `paper` (learned position table)."""
+    """`fourier` (positions as features) or `paper` (learned position table)."""
     hidden: int = 256
     """Width of the key and value projections and of the blocks."""
     position_width: int = 32

@@ -298,7 +298,7 @@ class Documents:
                 {"role": "user", "content": before + question},
                 {"role": "assistant", "content": answer},
             ]
-        return {"prompt": messages[:-1], "completion": messages[-1:]}
+        return {"prompt": messages[:-1], "answer": messages[-1]["content"]}
 
     def _cut(self, text: str) -> str:
         words = 0

@@ -60,6 +60,19 @@ def test_heads_are_layer_major(policy, make_view, layer):
             torch.testing.assert_close(scores[entry, head], expected[0], rtol=1e-5, atol=1e-5)
 
 
+def test_contexts_far_longer_than_the_training_are_warned_of(policy, make_view, recwarn):
+    short = replace(policy.rankers.spec, reference_length=10)
+    for spec, layer, lines in ((policy.rankers.spec, 0, 0), (short, 1, 0), (short, 0, 1)):
+        policy.rankers.spec = spec
+        policy.score(make_view(tokens=21, layer=layer))
+        assert len(recwarn) == lines
+    assert "of at most 10 tokens and ranks 21: expect it to fail" in str(recwarn[0].message)
+    if short.architecture == "fourier":
+        policy.rankers.spec = replace(short, reach=5)
+        policy.score(make_view(tokens=21, layer=0))
+        assert len(recwarn) == 1
+
+
 def test_true_positions_count_not_indices(policy, make_view):
     """Rows that start elsewhere: positions decide, and the length is the last one + 1."""
     view = make_view(tokens=20)

@@ -1,4 +1,4 @@
-"""The rankers: parameter counts of the paper, NumPy arithmetic, loop = stacked, extrapolation."""
+"""The rankers: parameter counts of the paper, NumPy arithmetic, loop = stacked, any position."""
 
 from dataclasses import replace
 from itertools import combinations

@@ -44,6 +44,8 @@ def test_fourier_features_by_hand():
         ({"architecture": "paper", "inputs": ("key",)}, "always key, value, position, got key"),
         ({"architecture": "paper", "neighbours": 3}, "need the fourier network"),
         ({"architecture": "paper", "key_frequencies": (1.0,)}, "need the fourier network"),
+        ({"architecture": "paper", "reach": 9}, "need the fourier network"),
+        ({"reach": -1}, "reach of a ranker must be an integer from 0, got -1"),
         ({"inputs": ("value",), "key_frequencies": (1.0,)}, "at most head_dim / 2 numbers"),
         ({"key_frequencies": (1.0,) * 5}, "at most head_dim / 2 numbers"),
         ({"key_frequencies": ("1.0",)}, "at most head_dim / 2 numbers"),
@@ -107,5 +109,33 @@ def test_a_query_after_the_end_sees_the_turned_key_at_its_distance():
     logit = (
         rotated(query, torch.tensor([length + ahead])) @ rotated(key, torch.tensor([position])).T
     )
-    turned = keys_seen_from_the_end(spec_of(), rotated(key, torch.tensor([position])), length)
+    at = torch.tensor([position])
+    turned = keys_seen_from_the_end(spec_of(), rotated(key, at), at, length)
     torch.testing.assert_close(rotated(query, torch.tensor([ahead])) @ turned.T, logit)
+
+
+@pytest.mark.parametrize("reach", [0, 4])
+def test_places_beyond_reach_of_both_ends_are_alike(reach):
+    """One token, put at every place of a context of 40."""
+    inputs = ("key", "value", "position", "distance")
+    rankers = HeadRankers(spec_of(inputs=inputs, reach=reach), HEADS, torch.Generator())
+    keys, values = torch.randn(2, HEADS, 1, WIDTH).expand(-1, -1, 40, -1)
+    places = torch.arange(40)
+    scores = rankers(rotated(keys, places), values, places, 40)
+    alike = (scores - scores[:, 20:21]).abs() < 1e-5
+    expected = torch.zeros(40, dtype=torch.bool)
+    expected[[20] if reach == 0 else range(reach, 40 - reach)] = True
+    assert (alike == expected).all()
+
+
+def test_a_long_context_ends_as_a_short_one_does():
+    """Within reach of an end tokens have the scores that they have in any other length."""
+    inputs = ("key", "value", "position", "distance")
+    rankers = HeadRankers(spec_of(inputs=inputs, reach=4), HEADS, torch.Generator())
+    keys, values = torch.randn(2, HEADS, 40, WIDTH)
+    long = rankers(rotated(keys, torch.arange(40)), values, torch.arange(40), 40)
+    for part in (slice(0, 4), slice(36, 40)):
+        ten = slice(0, 10) if part.start == 0 else slice(30, 40)
+        places = torch.arange(10)
+        short = rankers(rotated(keys[:, ten], places), values[:, ten], places, 10)
+        torch.testing.assert_close(long[:, part], short[:, part.start - ten.start :][:, :4])
