@@ -16,6 +16,7 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 from kvp.artifacts.addresses import ObjectPath, Place, files_below, place
 from kvp.artifacts.claim import check_folder
 from kvp.artifacts.manifest import recorded_name, run_manifest
+from kvp.data.encode import encode
 from kvp.data.sources import CollectionPlan, data_identity, plan_collection
 from kvp.data.task import TaskSettings
 from kvp.errors import StoreError
@@ -36,6 +37,8 @@ from trace_collect.config import CollectConfig
 
 COMPRESSED = {"float32": 0.9, "float16": 0.7, "bfloat16": 0.7}
 """Share of the raw bytes that compression leaves, cautiously; 16-bit traces measured 0.69."""
+_COUNTED = 64
+"""Prompts, evenly spread, whose tokens say how many all have."""
 
 
 def run(config: CollectConfig) -> None:
@@ -54,11 +57,12 @@ def run(config: CollectConfig) -> None:
     jobs = plan_prompts(config, tokenizer)
     missing = len(jobs) - (check_out(config, jobs, tokenizer) if config.out else 0)
     if config.dry_run:
-        announce(config, model_config, len(jobs))
+        announce(config, model_config, jobs, len(jobs), tokenizer)
         print("dry run: nothing was written")
         return
     if missing:
-        check_disk(place(config.out), announce(config, model_config, missing))
+        needed = announce(config, model_config, jobs, missing, tokenizer)
+        check_disk(place(config.out), needed)
     out, total = place(config.out), len(jobs)
     if config.engine == "ray" and missing:
         with Progress("collecting", total, completed=total - missing) as progress:
@@ -131,20 +135,23 @@ def check_out(
     return len(committed(out)) if there else 0
 
 
-def announce(config: CollectConfig, model: PreTrainedConfig, sequences: int) -> int:
-    """Print what a store of so many sequences takes; its bytes on disk, about."""
+def announce(
+    config: CollectConfig,
+    model: PreTrainedConfig,
+    jobs: CollectionPlan,
+    missing: int,
+    tokenizer: PreTrainedTokenizerBase,
+) -> int:
+    """Print what a store of the missing sequences takes; its bytes on disk, about."""
+    spaced = [jobs[index] for index in range(0, len(jobs), -(-len(jobs) // _COUNTED))]
+    mean = sum(encode(sample, tokenizer).prompt_length for sample in spaced) / len(spaced)
+    tokens = min(round(missing * (mean + config.max_new_tokens)), missing * config.max_tokens)
     raw = planned_bytes(
-        geometry_of(model),
-        dtype=config.dtype,
-        tokens=sequences * config.max_tokens,
-        labels=len(config.label_list),
+        geometry_of(model), dtype=config.dtype, tokens=tokens, labels=len(config.label_list)
     )
     on_disk = round(raw * COMPRESSED[config.dtype])
-    print(
-        f"{sequences} sequences, at most {sequences * config.max_tokens} tokens; "
-        f"{geometry_of(model)}, {config.dtype}"
-    )
-    print(f"at most {decimal(raw)}, about {decimal(on_disk)} on disk after lossless compression")
+    print(f"{missing} sequences, about {tokens} tokens; {geometry_of(model)}, {config.dtype}")
+    print(f"about {decimal(raw)}, {decimal(on_disk)} on disk after lossless compression")
     return on_disk
 
 

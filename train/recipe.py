@@ -102,7 +102,9 @@ class RankerSettings(Group):
     max_positions: int = 12_288
     """Rows of the position table (paper architecture), tokens."""
 
-    MINIMUMS: ClassVar[Bounds] = {"hidden": 1, "blocks": 1, "neighbours": 0, "reach": 0, "max_positions": 1}
+    MINIMUMS: ClassVar[Bounds] = {
+        "hidden": 1, "blocks": 1, "neighbours": 0, "reach": 0, "max_positions": 1,
+    }  # fmt: skip
     MAXIMUMS: ClassVar[Bounds] = {"hidden": 2**16, "blocks": 2, "neighbours": 1024}
 
 
