@@ -4,9 +4,10 @@
 
 Code is of Python's standard library; records, tables and logs are drawn. D adds what it holds of
 `novels_train` (a folder of texts), `wiki_train.jsonl` and `sgd.jsonl` (`texts.py` makes them) and
-`gsm8k.jsonl` (its training questions). OUT gets conversations: one document, or three or six, and
-nine questions about names, numbers and lines of them, drawn at random, with exact answers. Before
-one of six stands a rule that all its answers follow. No needle is put into any text.
+`gsm8k.jsonl` (its training questions). OUT gets conversations: one document, or three or six, each
+followed by questions, nine in all, about names, numbers and lines of what came so far, drawn at
+random, with exact answers. One of six begins with a rule that all its answers follow. No needle is
+put into any text.
 """
 
 from __future__ import annotations
@@ -274,28 +275,32 @@ class Documents:
         return shown, pairs[:QUESTIONS]
 
     def conversation(self, kinds: Sequence[Callable[[], str]]) -> dict[str, Any] | None:
-        """A row: the questions about documents of `kinds`; None where they name too little."""
+        """A row: documents of `kinds` and questions; None where they name too little."""
         draw = self.draw
         (parts,) = draw.choices(list(PARTS), list(PARTS.values()))
-        texts = [draw.choice(kinds)().strip()[:CHARACTERS] for _ in range(parts)]
-        if parts > 1 and draw.random() < 0.5:
-            texts = [f"Document {number}\n\n{text}" for number, text in enumerate(texts, 1)]
-        text = "\n\n".join(texts)
-        asked = questions_about(text, draw)
-        if len(kinds) > 1 and draw.random() < 0.1:
-            text, asked = self.examples()
+        read, asked = "", []  # what stands before a question, it and its answer
+        for part in range(parts):
+            text = draw.choice(kinds)().strip()[:CHARACTERS]
+            read += f"{text}\n\n"
+            count = QUESTIONS * (part + 1) // parts - QUESTIONS * part // parts
+            asked += [
+                ("" if number else f"{text}\n\n", *pair)
+                for number, pair in enumerate(questions_about(read, draw, count))
+            ]
         if len(asked) < QUESTIONS:
             return None
+        if len(kinds) > 1 and parts == 1 and draw.random() < 0.1:
+            text, pairs = self.examples()
+            asked = [("" if number else f"{text}\n\n", *pair) for number, pair in enumerate(pairs)]
         head, word = "", draw.choice([self._code(), self._name(), draw.choice(ITEMS.split())])
         if draw.randrange(RULED) == 0:
             rule, follow = draw.choice(list(RULES.items()))
             head = draw.choice(HEADS).format(rule.format(word))
-            asked = [(question, follow(answer, word)) for question, answer in asked]
+            asked = [(text, question, follow(answer, word)) for text, question, answer in asked]
         messages = []
-        for question, answer in asked:
-            before = "" if messages else f"{head}{text}\n\n"
+        for text, question, answer in asked:
             messages += [
-                {"role": "user", "content": before + question},
+                {"role": "user", "content": f"{'' if messages else head}{text}{question}"},
                 {"role": "assistant", "content": answer},
             ]
         return {"prompt": messages[:-1], "answer": messages[-1]["content"]}
@@ -342,15 +347,15 @@ def _rows(texts: Path | None, name: str) -> list[dict[str, Any]]:
     return list(map(json.loads, file.read_text(encoding="utf-8").splitlines()))
 
 
-def questions_about(text: str, draw: random.Random) -> list[Question]:
-    """Nine questions with their answers; fewer where a text has too few names and numbers."""
+def questions_about(text: str, draw: random.Random, count: int) -> list[Question]:
+    """Questions with their answers; fewer where a text has too few names and numbers."""
     entities = [
         match for match in ENTITY.finditer(text)
         if match.start() > 60 and len(match.group()) < 40
         and text[match.start() - 2 : match.start() - 1] not in '.!?"\n'
     ]  # fmt: skip
     asked = []
-    for number, match in enumerate(draw.sample(entities, min(QUESTIONS, len(entities)))):
+    for number, match in enumerate(draw.sample(entities, min(count, len(entities)))):
         entity = match.group()
         quoted = line_around(text, match) if number % 3 == 2 and text.count(entity) == 1 else ""
         if 10 < len(quoted) < 260:
