@@ -1,7 +1,8 @@
 """The two training recipes as code.
 
 `fourier`, all defaults of `Recipe`: positions as features, 31 tokens on either side that add to a
-token's score, what the last 32 queries attend to, keys as seen from the end of the cache, Muon, and
+token's score, what the last 32 queries attend to, keys as seen from the end of the cache, places
+farther than 256 tokens from both ends alike, Muon, and
 the listwise loss on the largest attention of the future, replies first
 (docs/results/smollm2_details.md).
 The loss needs no rankings (`permutations` and `reward` are for `--objective rloo`).
@@ -95,10 +96,10 @@ class RankerSettings(Group):
     key_frame: KeyFrame = "end"
     """stored (keys as the model rotated them) or end (rotated on, so that the end of the cache is
     position 0, as the queries that follow see them)."""
-    reach: int = 0
+    reach: int = 256
     """Tokens from either end of a context within which a token's place is seen; all that are
     farther from both ends look alike, so that a context may be longer than any of the training. 0:
-    every place is seen. paper has none."""
+    every place is seen, as in paper."""
     max_positions: int = 12_288
     """Rows of the position table (paper architecture), tokens."""
 
@@ -274,6 +275,7 @@ PAPER = replace(
     hidden=256,
     inputs=",".join(TOKEN_INPUTS),
     key_frame="stored",
+    reach=0,
     objective="rloo",
     label="future_attention",
     neighbours=0,

@@ -1,10 +1,12 @@
-"""Questions to choose settings on that are no task of a benchmark: three about each context.
+"""Questions to choose settings on that are no task of a benchmark.
 
-    python -m recipes.real_models.lookups OUT D
+    python -m recipes.real_models.lookups OUT D [PARTS CONTEXTS SEED]
 
-Contexts are a staff directory, orders, a table of prices, and stretches of a novel of
-`D/novels_test`, of a module that `documents.py` does not use and of an article. Questions ask for
-an entry, or what follows some words. Rows are for `kvp eval --tasks data --split all`.
+Three questions are asked of each of 60 contexts, or six of each of CONTEXTS contexts of PARTS
+parts, which have about 650 tokens each. Parts are a staff directory, orders, a table of prices, and
+stretches of a novel of `D/novels_test`, of a module that `documents.py` does not use and of an
+article. Questions ask for an entry, or what follows some words. Rows are for `kvp eval --tasks data
+--split all`.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import random
 import sys
 import sysconfig
 from pathlib import Path
+from typing import Any
 
 from recipes.real_models.documents import CITIES, FIRST, ITEMS, LAST, Documents, Question, is_even
 
@@ -109,9 +112,33 @@ class Lookups(Documents):
         return text, asked
 
 
-def main(out: Path, texts: Path) -> None:
+def long_rows(made: Lookups, parts: int, contexts: int) -> list[dict[str, Any]]:
+    """Questions about several parts that stand one after the other."""
+    kinds = [
+        made.people, made.orders, made.prices, made.novel_words, made.code_lines, made.article_words
+    ]  # fmt: skip
+    rows = []
+    for number in range(contexts):
+        chosen = [kinds[number % len(kinds)]] if parts == 1 else kinds[:parts]
+        chosen += [made.draw.choice(kinds[1:]) for _ in range(parts - len(chosen))]
+        made.draw.shuffle(chosen)
+        drawn = [kind() for kind in chosen]
+        asked = [question for _, questions in drawn for question in questions]
+        asked = made.draw.sample(asked, min(6, len(asked)))
+        text = "".join(f"{part}\n\n" for part, _ in drawn)
+        questions = [{"question": question, "answer": answer} for question, answer in asked]
+        rows.append({"task": f"lookups_{parts}", "context": text, "questions": questions})
+    return rows
+
+
+def main(out: Path, texts: Path, parts: int = 0, contexts: int = 0, seed: int = 0) -> None:
     """Write the rows."""
     made = Lookups(texts)
+    if parts:
+        made.draw = random.Random(seed)
+        rows = long_rows(made, parts, contexts)
+        out.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        return
     kinds = {
         "people": made.people, "orders": made.orders, "prices": made.prices,
         "novel": made.novel_words, "code": made.code_lines, "wiki": made.article_words,
@@ -126,6 +153,6 @@ def main(out: Path, texts: Path) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 3:
+    if len(sys.argv) not in (3, 6):
         raise SystemExit(__doc__)
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]), *map(int, sys.argv[3:]))

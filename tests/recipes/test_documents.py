@@ -36,17 +36,18 @@ def test_answers_stand_in_the_document(sources, files):
     main(out, texts)
     rows = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
     assert len(rows) > 400
-    lengths, ruled = [], 0
+    lengths, inexact = [], 0
     for row in rows:
         messages = [*row["prompt"], {"role": "assistant", "content": row["answer"]}]
         assert [turn["role"] for turn in messages] == ["user", "assistant"] * QUESTIONS
-        document, answers = messages[0]["content"], [turn["content"] for turn in messages[1::2]]
-        lengths.append(len(document))
-        if not document.startswith("Text: "):  # labelled examples: a label may stand in no other
-            exact = sum(answer in document for answer in answers)
-            ruled += exact < QUESTIONS
-    assert len(rows) / 12 < ruled < len(rows) / 4
-    assert max(lengths) > 4 * sorted(lengths)[len(lengths) // 2] > 10_000
+        read, exact = "", True
+        for asked, answer in zip(messages[::2], messages[1::2], strict=True):
+            read += asked["content"]
+            exact &= answer["content"] in read
+        lengths.append(len(read))
+        inexact += not exact
+    assert len(rows) / 12 < inexact < len(rows) / 4  # rules, and labels that no example has
+    assert max(lengths) > 3 * sorted(lengths)[len(lengths) // 2] > 10_000
     again = sources / "again.jsonl"
     main(again, texts)
     assert again.read_bytes() == out.read_bytes()
