@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NotRequired
 
 import torch
 from pydantic import AfterValidator, Field, TypeAdapter
@@ -88,7 +88,7 @@ class _Index(TypedDict):
     heads: Annotated[list[_Number], Field(min_length=2, max_length=2)] | None
     model: dict[str, _Name | None]
     rope: Literal["post"]
-    features: list[str]
+    features: NotRequired[list[str]]  # of older files
     weights: Literal["float32", "bfloat16"]
     files: dict[str, _File]
     calibration: _Calibration | None
@@ -200,7 +200,6 @@ def save_policy(
         "heads": None if meta.heads is None else [heads.start, heads.stop],
         "model": dict(meta.model),
         "rope": "post",
-        "features": list(spec.features),
         "weights": weights,
         "files": files,
         "calibration": None if calibration is None else calibration.to_dict(),

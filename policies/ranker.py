@@ -162,28 +162,6 @@ class RankerSpec:
         width = 2 + 2 * self.frequencies if "position" in self.inputs else 0
         return width + ("distance" in self.inputs)
 
-    @property
-    def features(self) -> tuple[str, ...]:
-        """Features of a token, in input order (recorded in policy files)."""
-        if self.architecture == "paper":
-            return ("key", "value", "position_table[min(position, max_positions - 1)]")
-        place, left = "position", "length - 1 - position"
-        if self.reach:
-            place, left = f"min({place}, {self.reach})", f"min({left}, {self.reach})"
-        turned = f"key turned to position -1 - {left}" if self.reach else "key turned by -length"
-        key = turned if self.key_frequencies else "key"
-        texts = (
-            ("key", f"({key} - key_mean) / key_std"),
-            ("value", "(value - value_mean) / value_std"),
-            ("position", f"{place} / reference_length"),
-            ("position", f"log1p({place}) / log1p(reference_length)"),
-            ("distance", f"log1p({left}) / log1p(reference_length)"),
-            ("position", f"sin(2 pi {place} / wavelength)"),
-            ("position", f"cos(2 pi {place} / wavelength)"),
-            *(("recent", text) for text in RECENT_FEATURES),
-        )
-        return tuple(text for name, text in texts if name in self.inputs)
-
     def to_dict(self) -> dict[str, Any]:
         """Plain dictionary for JSON."""
         frequencies = list(self.key_frequencies)

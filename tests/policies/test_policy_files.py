@@ -72,7 +72,7 @@ def test_directory_holds_one_file_per_head_and_the_index(policy_dir):
     index = json.loads((policy_dir / "policy.json").read_text())
     assert set(index) == {
         "format", "format_version", "architecture", "hyperparameters", "geometry", "model", "rope",
-        "features", "weights", "files", "heads", "calibration", "training", "held_out", "sha256",
+        "weights", "files", "heads", "calibration", "training", "held_out", "sha256",
     }  # fmt: skip
     assert (index["format_version"], index["architecture"], index["rope"]) == (1, "fourier", "post")
 
@@ -197,7 +197,6 @@ WRONG = {
     "heads": [MISSING, [0], [0, 4, 2], [0, 5], [4, 0], [False, True], "0:4", [-4, 0]],
     "model": [None, [], {"id": 3}, {"id": "a\nb"}],
     "rope": [MISSING, None, "pre", 1],
-    "features": [MISSING, "key", [1]],
     "weights": [MISSING, None, "int8"],
     "files": [MISSING, [], {}],
     f"files.{HEAD}": [None, {"bytes": 1}],
