@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kvp.ranking import UNPROTECTED, Protection
 from kvp.store import SequenceRecord
@@ -72,26 +71,21 @@ def drawn_points(
 
     Sequences come from one shuffle per pass over `records`; each must have a possible point.
     """
-    for slot in range(recipe.contexts):
-        draw = step * recipe.contexts + slot
+    for draw in range(step * recipe.contexts, (step + 1) * recipe.contexts):
         passes, index = divmod(draw, len(records))
-        order = sequence_order(len(records), seed=seed, passes=passes)
-        yield draw_point(records[int(order[index])], recipe, seed=seed, draw=draw)
+        order = _generator(seed, _SEQUENCES, passes).permutation(len(records))
+        record = records[int(order[index])]
+        random = _generator(seed, _POINTS, draw)
+        kinds = points_by_kind(record, recipe)
+        weights = np.array([getattr(recipe, f"compress_{kind}") for kind in kinds])
+        kind = list(kinds)[int(random.choice(len(kinds), p=weights / weights.sum()))]
+        yield _point(record, kinds[kind][int(random.integers(len(kinds[kind])))], recipe)
 
 
-def sequence_order(sequences: int, *, seed: int, passes: int) -> NDArray[np.int64]:
-    """The order in which a pass takes its sequences, a permutation."""
-    return _generator(seed, _SEQUENCES, passes).permutation(sequences)
-
-
-def draw_point(record: SequenceRecord, recipe: Recipe, *, seed: int, draw: int) -> CompressionPoint:
-    """The point of a sequence that serves a draw; draws are counted from the first step on."""
-    random = _generator(seed, _POINTS, draw)
-    kinds = points_by_kind(record, recipe)
-    weights = np.array([getattr(recipe, f"compress_{kind}") for kind in kinds])
-    kind = list(kinds)[int(random.choice(len(kinds), p=weights / weights.sum()))]
-    point = kinds[kind][int(random.integers(len(kinds[kind])))]
-    return _point(record, point, recipe)
+def every_point(record: SequenceRecord, recipe: Recipe) -> list[CompressionPoint]:
+    """All points of a sequence that a step may draw."""
+    points = {point for of_kind in points_by_kind(record, recipe).values() for point in of_kind}
+    return [_point(record, point, recipe) for point in sorted(points)]
 
 
 def noise_seed(seed: int, step: int, index: int) -> int:

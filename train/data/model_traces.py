@@ -1,14 +1,13 @@
 """Training data from a model that runs before the first step: its traces stay in RAM.
 
-In place of a sequence's queries lies the importance at the compression points that training,
-validation and calibration will ask for, where that takes less.
+In place of a sequence's queries lies the importance at its compression points, where these are few.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -29,10 +28,9 @@ from kvp.program.progress import Progress, phase
 from kvp.store import SequenceRecord, StorePlan, planned_bytes
 from train.config import TrainConfig
 from train.data.compression_points import (
-    draw_point,
+    every_point,
     held_out_points,
     points_by_kind,
-    sequence_order,
     shortest_prefix,
 )
 from train.data.kept_traces import Attention, ModelTraces
@@ -191,14 +189,12 @@ def _manifest_of(
 def attention_of(
     record: SequenceRecord, config: TrainConfig, recipe: Recipe, training: int
 ) -> list[Attention]:
-    """Importance of a sequence that training, validation or calibration will ask for.
+    """Importance of a sequence that training, validation or calibration may ask for.
 
     The first `training` sequences are trained on.
     """
     if record.index < training:
-        draws = draws_of(record.index, training, recipe, seed=config.seed)
-        points = [draw_point(record, recipe, seed=config.seed, draw=draw) for draw in draws]
-        labels = [recipe.label]
+        points, labels = every_point(record, recipe), [recipe.label]
     else:
         possible = bool(points_by_kind(record, recipe))
         points = held_out_points([record], recipe, limit=2) if possible else []
@@ -209,60 +205,34 @@ def attention_of(
     return [(label, point.prefix_length, point.stop) for point in points for label in computed]
 
 
-def draws_of(number: int, sequences: int, recipe: Recipe, *, seed: int) -> list[int]:
-    """Draws (contexts counted from the first step on) that one of `sequences` sequences serves.
-
-    What `train.data.compression_points.drawn_points` will draw, computed ahead.
-    """
-    draws = recipe.steps * recipe.contexts
-    orders = (
-        sequence_order(sequences, seed=seed, passes=passes).tolist()
-        for passes in range(-(-draws // sequences))
-    )
-    served = (passes * sequences + order.index(number) for passes, order in enumerate(orders))
-    return [draw for draw in served if draw < draws]
-
-
 def plan_memory(
     geometry: Geometry, config: TrainConfig, recipe: Recipe, train: int, validation: int
 ) -> tuple[StorePlan, int]:
     """What is kept of every sequence of the trained heads, and its maximum bytes.
 
-    Importance at the points of its draws or its queries, whichever takes less, where rankers do not
-    read queries.
+    Importance at every point; queries where rankers read them, or any position may be a point.
     """
     stored = label_of(recipe.label).stored
+    queries = recipe.needs_queries or not recipe.uniform_points
     plan = StorePlan(
         geometry=geometry,
         dtype=config.dtype,
         max_tokens=config.max_tokens,
         sequences=train + validation,
-        store="kv",
+        store="qkv" if queries else "kv",
         labels=() if stored is None else (stored,),
     )
-    with_queries = replace(plan, store="qkv")
-    least = min(plan, with_queries, key=lambda choice: kept_bytes(choice, recipe, train, 0))
-    plan = with_queries if recipe.needs_queries else least
-    whole = kept_bytes(plan, recipe, train, validation)
-    return plan, whole * len(config.heads_of(geometry)) // geometry.total_kv_heads
-
-
-def kept_bytes(plan: StorePlan, recipe: Recipe, train: int, validation: int) -> int:
-    """Maximum bytes of so many sequences in RAM."""
-    total = planned_bytes(
-        plan.geometry,
+    whole = planned_bytes(
+        geometry,
         dtype=plan.dtype,
-        tokens=(train + validation) * plan.max_tokens,
+        tokens=plan.sequences * plan.max_tokens,
         store=plan.store,
         labels=len(plan.labels),
     )
-    if plan.store_queries:
-        return total
-    points = -(-recipe.steps * recipe.contexts // train)
-    if recipe.uniform_points:
-        points = min(points, recipe.uniform_points + 2)
-    importances = train * points + validation * _HELD_OUT_ATTENTION
-    return total + importances * 4 * plan.max_tokens * plan.geometry.total_kv_heads
+    if not queries:
+        importances = train * (recipe.uniform_points + 2) + validation * _HELD_OUT_ATTENTION
+        whole += importances * 4 * plan.max_tokens * geometry.total_kv_heads
+    return plan, whole * len(config.heads_of(geometry)) // geometry.total_kv_heads
 
 
 def too_short(recipe: Recipe, length: int) -> str:

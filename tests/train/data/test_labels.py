@@ -9,7 +9,7 @@ from kvp.errors import UsageError
 from kvp.ops.future_attention import future_attention, max_future_attention
 from kvp.store import TraceReader
 from kvp.store.schema import reply_windows
-from train.data.compression_points import CompressionPoint, draw_point
+from train.data.compression_points import CompressionPoint, every_point
 from train.data.contexts import ContextSource
 from train.data.labels import LABELS, Label, label_of
 from train.recipe import FOURIER
@@ -87,8 +87,7 @@ def test_a_window_reaches_the_first_reply(store):
     record = replace(TraceReader(store).record(1), reply_spans=((80, 96),))
     reply = replace(FOURIER, future_max=4, min_prefix=40, compress_prompt=0, compress_context=0)
     near = replace(reply, label="max_future_attention")
-    for draw in range(20):
-        plain, extended = (draw_point(record, r, seed=0, draw=draw) for r in (near, reply))
+    for plain, extended in zip(every_point(record, near), every_point(record, reply), strict=True):
         assert plain.prefix_length == extended.prefix_length
         assert plain.stop == min(plain.prefix_length + 4, 96)
         assert extended.stop == 96

@@ -1,7 +1,6 @@
 """Training from a running model, from the command line to the policy; what is kept of it."""
 
 import json
-from dataclasses import replace
 
 import pytest
 import torch
@@ -16,10 +15,7 @@ from kvp.program.table import collect as collect_main
 from kvp.program.table import train as main
 from kvp.store import SequenceRecord, StorePlan, Trace
 from policies.policy_files import load_policy
-from train.data.compression_points import sequence_order
 from train.data.kept_traces import ModelTraces
-from train.data.model_traces import draws_of
-from train.recipe import PRESETS
 
 TRAIN = {
     "inputs": "key,value,position,distance",
@@ -90,8 +86,8 @@ def test_a_policy_without_a_store(base, tmp_path, watch, capsys):
     assert main(flags(out=out, **ONLINE, **TRAIN, **base)) == 0
     assert sorted(watch.numbers) == list(range(4 + 2)), "each once, and 2 for validation"
     output = capsys.readouterr().out
-    # 118 tokens of 4 heads, each: keys and values of 8 channels, attention at 9 points or 6
-    most = 118 * 4 * (4 * (2 * 8 + 9) + 2 * (2 * 8 + 6)) * 4
+    # 118 tokens of 4 heads, each: keys and values of 8 channels, attention at 18 points or 6
+    most = 118 * 4 * (4 * (2 * 8 + 18) + 2 * (2 * 8 + 6)) * 4
     assert f"at most {decimal(most)} of RAM (keys, values and their attention" in output
     assert "4 sequences and 2 for validation, of at most 118 tokens" in output
     assert "4 sequences through the model at" in output
@@ -142,18 +138,15 @@ def test_a_store_gives_the_same_policy(base, tmp_path, watch, label, assert_same
     assert ours["held_out"] == theirs["held_out"]
 
 
-def test_attention_kept_and_queries_kept_give_the_same(base, tmp_path, capsys, assert_same):
-    """Sixteen channels of queries are as much as sixteen points: more points, and queries stay."""
-    few = {**TRAIN, "steps": 4}
-    many = {**few, "contexts": 24}
-    for recipe, kept in ((few, "their attention"), (many, "queries")):
-        out = tmp_path / kept.split()[-1]
-        assert main(flags(out=out, source="model", sequences=3, **recipe, **base)) == 0
-        assert f"values and {kept}" in capsys.readouterr().out
-    store = tmp_path / "store"
+def test_queries_are_kept_where_any_position_may_be_a_point(base, tmp_path, capsys, assert_same):
+    every = {**TRAIN, "preset": "paper", "steps": 4}
+    del every["inputs"]
+    out, store = tmp_path / "queries", tmp_path / "store"
+    assert main(flags(out=out, source="model", sequences=3, **every, **base)) == 0
+    assert "keys, values and queries" in capsys.readouterr().out
     assert collect_main(collected(store, base, train=3)) == 0
-    assert main(flags(out=tmp_path / "offline", traces=store, **many)) == 0
-    assert_same(tmp_path / "queries", tmp_path / "offline")
+    assert main(flags(out=tmp_path / "offline", traces=store, **every)) == 0
+    assert_same(out, tmp_path / "offline")
 
 
 def test_some_heads(base, tmp_path, weights):
@@ -274,14 +267,3 @@ def test_some_heads_only():
     assert part.label("kvzip", 3).shape == (1, 2, 40)
     gram = part.output_gram()
     assert torch.equal(gram, GRAM.flatten(0, 1)[1:3][None])
-
-
-def test_draws_are_computed_ahead():
-    recipe = replace(PRESETS["fourier"], steps=13, contexts=4)
-    expected = {}
-    for draw in range(13 * 4):
-        passes, index = divmod(draw, 5)
-        number = int(sequence_order(5, seed=3, passes=passes)[index])
-        expected.setdefault(number, []).append(draw)
-    for number in range(5):
-        assert draws_of(number, 5, recipe, seed=3) == expected.get(number, [])
