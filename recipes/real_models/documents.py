@@ -4,10 +4,9 @@
 
 Code is of Python's standard library; records, tables and logs are drawn. D adds what it holds of
 `novels_train` (a folder of texts), `wiki_train.jsonl` and `sgd.jsonl` (`texts.py` makes them) and
-`gsm8k.jsonl` (its training questions). OUT gets conversations: one document, or three or six, each
-followed by questions, nine in all, about names, numbers and lines of what came so far, drawn at
-random, with exact answers. One of six begins with a rule that all its answers follow. No needle is
-put into any text.
+`gsm8k.jsonl` (its training questions). OUT gets conversations: a document, or examples with labels,
+and nine questions about names, numbers and lines of it, drawn at random, with exact answers. One of
+six begins with a rule that all its answers follow. No needle is put into any text.
 """
 
 from __future__ import annotations
@@ -22,10 +21,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-CONVERSATIONS, WORDS, CHARACTERS = 600, 620, 4300
+CONVERSATIONS, WORDS, CHARACTERS = 800, 620, 4300
 """How many conversations, and words and characters of a document."""
-PARTS = {1: 0.7, 3: 0.2, 6: 0.1}
-"""Documents of a conversation and how often: about 1,700, 4,500 and 8,500 tokens in all."""
 QUESTIONS = 9
 RULED = 6
 """One of how many conversations begins with a rule."""
@@ -275,32 +272,24 @@ class Documents:
         return shown, pairs[:QUESTIONS]
 
     def conversation(self, kinds: Sequence[Callable[[], str]]) -> dict[str, Any] | None:
-        """A row: documents of `kinds` and questions; None where they name too little."""
+        """A row: a document of `kinds` and questions; None where it names too little."""
         draw = self.draw
-        (parts,) = draw.choices(list(PARTS), list(PARTS.values()))
-        read, asked = "", []  # what stands before a question, it and its answer
-        for part in range(parts):
-            text = draw.choice(kinds)().strip()[:CHARACTERS]
-            read += f"{text}\n\n"
-            count = QUESTIONS * (part + 1) // parts - QUESTIONS * part // parts
-            asked += [
-                ("" if number else f"{text}\n\n", *pair)
-                for number, pair in enumerate(questions_about(read, draw, count))
-            ]
+        text = draw.choice(kinds)().strip()[:CHARACTERS]
+        asked = questions_about(text, draw)
+        if draw.random() < 0.1:
+            text, asked = self.examples()
         if len(asked) < QUESTIONS:
             return None
-        if len(kinds) > 1 and parts == 1 and draw.random() < 0.1:
-            text, pairs = self.examples()
-            asked = [("" if number else f"{text}\n\n", *pair) for number, pair in enumerate(pairs)]
         head, word = "", draw.choice([self._code(), self._name(), draw.choice(ITEMS.split())])
         if draw.randrange(RULED) == 0:
             rule, follow = draw.choice(list(RULES.items()))
             head = draw.choice(HEADS).format(rule.format(word))
-            asked = [(text, question, follow(answer, word)) for text, question, answer in asked]
-        messages = []
-        for text, question, answer in asked:
+            asked = [(question, follow(answer, word)) for question, answer in asked]
+        messages: list[dict[str, str]] = []
+        for question, answer in asked:
+            before = "" if messages else f"{head}{text}\n\n"
             messages += [
-                {"role": "user", "content": f"{'' if messages else head}{text}{question}"},
+                {"role": "user", "content": before + question},
                 {"role": "assistant", "content": answer},
             ]
         return {"prompt": messages[:-1], "answer": messages[-1]["content"]}
@@ -347,15 +336,15 @@ def _rows(texts: Path | None, name: str) -> list[dict[str, Any]]:
     return list(map(json.loads, file.read_text(encoding="utf-8").splitlines()))
 
 
-def questions_about(text: str, draw: random.Random, count: int) -> list[Question]:
-    """Questions with their answers; fewer where a text has too few names and numbers."""
+def questions_about(text: str, draw: random.Random) -> list[Question]:
+    """Nine questions with their answers; fewer where a text has too few names and numbers."""
     entities = [
         match for match in ENTITY.finditer(text)
         if match.start() > 60 and len(match.group()) < 40
         and text[match.start() - 2 : match.start() - 1] not in '.!?"\n'
     ]  # fmt: skip
     asked = []
-    for number, match in enumerate(draw.sample(entities, min(count, len(entities)))):
+    for number, match in enumerate(draw.sample(entities, min(QUESTIONS, len(entities)))):
         entity = match.group()
         quoted = line_around(text, match) if number % 3 == 2 and text.count(entity) == 1 else ""
         if 10 < len(quoted) < 260:

@@ -36,18 +36,13 @@ def test_answers_stand_in_the_document(sources, files):
     main(out, texts)
     rows = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
     assert len(rows) > 400
-    lengths, inexact = [], 0
+    inexact = 0
     for row in rows:
         messages = [*row["prompt"], {"role": "assistant", "content": row["answer"]}]
         assert [turn["role"] for turn in messages] == ["user", "assistant"] * QUESTIONS
-        read, exact = "", True
-        for asked, answer in zip(messages[::2], messages[1::2], strict=True):
-            read += asked["content"]
-            exact &= answer["content"] in read
-        lengths.append(len(read))
-        inexact += not exact
+        document = messages[0]["content"]
+        inexact += any(turn["content"] not in document for turn in messages[1::2])
     assert len(rows) / 12 < inexact < len(rows) / 4  # rules, and labels that no example has
-    assert max(lengths) > 3 * sorted(lengths)[len(lengths) // 2] > 10_000
     again = sources / "again.jsonl"
     main(again, texts)
     assert again.read_bytes() == out.read_bytes()
