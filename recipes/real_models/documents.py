@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-CONVERSATIONS, WORDS, CHARACTERS = 800, 620, 4300
+CONVERSATIONS, WORDS, CHARACTERS = 1000, 620, 4300
 """How many conversations, and words and characters of a document."""
 QUESTIONS = 9
 RULED = 6
