@@ -35,7 +35,7 @@ tasks)    # needles, questions over passages, dialogues and running text; withou
 documents)
   mkdir -p "$RUN"
   [ -f "$RUN/documents.jsonl" ] || "$BIN/python" recipes/real_models/documents.py "$RUN/documents.jsonl" ${TEXTS:-}
-  : "${DATA:=$RUN/documents.jsonl}" "${TRAIN:=600}" "${LENGTH:=2048}" "${EVALUATED_LENGTH:=2048}"
+  : "${DATA:=$RUN/documents.jsonl}" "${TRAIN:=600}" "${LENGTH:=3072}" "${EVALUATED_LENGTH:=2048}"
   : "${EVALUATED:=ruler}" "${BUDGETS:=6.25%,12.5%,25%}" "${PROMPTS:=2}"
   : "${METHODS:=full,kvp,kvp+global,kvzip+global,keydiff+global,expected_attention(epsilon=0.1)+ada,streaming_llm}"
   protocols=(--protocols query_agnostic)
