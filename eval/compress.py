@@ -24,7 +24,7 @@ from kvp.hf.loading import load_config, model_of, tokenizer_of
 from kvp.hf.model_config import context_limit
 from kvp.messages import Text
 from kvp.program.progress import Progress, say
-from policies import load_policy, make_scorer
+from policies import load_policy, resolve_method
 from policies.learned import LearnedScorer
 from policies.policy_files import check_geometry
 
@@ -38,7 +38,8 @@ def run(config: CompressConfig) -> None:
     """
     if config.gguf and config.model == type(config).model:
         config = replace(config, model=config.gguf)
-    scorer = load_policy(config.policy) if config.policy else make_scorer(config.label)
+    here = Path(config.label).exists()
+    scorer, allocator = (load_policy(config.label), None) if here else resolve_method(config.label)
     model_config = load_config(config.model, revision=config.revision)
     if isinstance(scorer, LearnedScorer):
         check_geometry(scorer, geometry_of(model_config))
@@ -58,7 +59,7 @@ def run(config: CompressConfig) -> None:
     with catch_warnings(), folder, Progress("compressing", len(documents)) as progress:
         warnings.showwarning = lambda told, *_: say(f"note: {told}".partition(": protection=")[0])
         for name, text in documents.items():
-            context = compress(model, tokenizer, text, scorer, budget)
+            context = compress(model, tokenizer, text, scorer, budget, allocator=allocator)
             file = str(context.write(config.out))
             told: dict[str, Any] = {"document": name, "policy": config.label, "file": file}
             if config.gguf:

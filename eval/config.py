@@ -304,14 +304,31 @@ class CompareConfig(IntervalConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PolicyConfig(Group):
-    """Policy."""
+class CompressConfig(ModelConfig, DeviceConfig):
+    """Compress."""
 
+    documents: str | Sequence[str] = field(kw_only=False)
+    """Texts to compress, a context each. Text files, folders of them, or rows (JSONL, JSON,
+    parquet, a hub data set) whose `context`, `text` or `messages` is the context."""
     policy: str | None = None
     """Policy directory written by kvp train. Or a bundled one's name, an address, or
-    org/name on the hub: what chooses tokens."""
+    org/name on the hub: what chooses tokens. POLICY+global: heads share the budget."""
     method: str | None = None
-    """Method that chooses tokens where there is no policy."""
+    """Method that chooses tokens where there is no policy, or METHOD+ALLOCATOR."""
+    budget: str = "12.5%"
+    """Tokens kept per KV head on average, protected ones included; `%` is of the tokens in the
+    cache. Rounded up to a multiple of 32, the same number in every head without an allocator; 4
+    first and 16 last tokens are protected."""
+    gguf: str | None = None
+    """GGUF file of a model. A slot file for a llama-server that runs it is written beside each
+    context; without --model this file also computes the context. Without an allocator."""
+    out: str
+    """What is written. A folder of contexts, each a file that its digest names."""
+
+    def __post_init__(self) -> None:
+        """Raise UsageError, naming the flag, on a budget that is none."""
+        super().__post_init__()
+        _check("budget", parse_budget, self.budget)
 
     @property
     def label(self) -> str:
@@ -321,42 +338,17 @@ class PolicyConfig(Group):
         return self.policy or str(self.method)
 
     def check_names(self) -> None:
-        """Raise KvpError on a name that cannot exist, and on an allocator."""
+        """Raise KvpError on a name that cannot exist, and on an allocator beside --gguf."""
         super().check_names()
         here = Path(self.label).exists()
         name, allocator = (self.label, None) if here else known_names.split_method(self.label)
         if self.policy:
             known_names.check_policy(name, "--policy: ")
+            known_names.check_allocators([allocator] if allocator else [], "policy")
         else:
-            known_names.check_methods([name], "method", ("kvzap",))
-        if allocator is not None and name:
-            raise UsageError(
-                f"{self.label}: engines hold as many tokens in every head and layer; leave the "
-                f"allocator out: {name}"
-            )
-
-
-@dataclass(frozen=True, kw_only=True)
-class CompressConfig(PolicyConfig, ModelConfig, DeviceConfig):
-    """Compress."""
-
-    documents: str | Sequence[str] = field(kw_only=False)
-    """Texts to compress, a context each. Text files, folders of them, or rows (JSONL, JSON,
-    parquet, a hub data set) whose `context`, `text` or `messages` is the context."""
-    budget: str = "12.5%"
-    """Tokens kept per KV head on average, protected ones included; `%` is of the tokens in the
-    cache. Rounded up to a multiple of 32, the same number in every head; 4 first and 16 last tokens
-    are protected."""
-    gguf: str | None = None
-    """GGUF file of a model. A slot file for a llama-server that runs it is written beside each
-    context; without --model this file also computes the context."""
-    out: str
-    """What is written. A folder of contexts, each a file that its digest names."""
-
-    def __post_init__(self) -> None:
-        """Raise UsageError, naming the flag, on a budget that is none."""
-        super().__post_init__()
-        _check("budget", parse_budget, self.budget)
+            known_names.check_methods([self.label], "method", ("kvzap",))
+        if allocator is not None and self.gguf:
+            raise UsageError(f"--gguf: llama.cpp holds equal counts in every head: {name} alone")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -214,8 +214,6 @@ def _by_name(function: Callable[..., Any]) -> Callable[..., Any]:
         if any(isinstance(side, str) for side in sides):
             scorer, allocator = import_own("policies").resolve_method(*sides)
             given.arguments["scorer"] = scorer
-            if allocator is not None and "allocator" not in signature(function).parameters:
-                raise UsageError("a context has equal heads: leave the allocator out")
             if allocator is not None:
                 given.arguments["allocator"] = allocator
         return function(*given.args, **given.kwargs)

@@ -1,7 +1,8 @@
 """Context files: a compressed context that an engine goes on from as from an ordinary prefix.
 
-A context of N tokens keeps k entries per KV head, every head its own. They are packed as rows
-0..k-1 of each layer, and every key is turned by k - N positions. The next token, which an engine
+A context of N tokens keeps k entries per KV head, every head its own, or (format version 2) other
+counts in every layer and head, which fill as many blocks of `MULTIPLE` rows. They are packed as
+rows of each layer, and every key is turned by k - N positions. The next token, which an engine
 places at position k, then meets every key at its true distance, because rotary embeddings see
 differences of positions alone and attention does not see the order of rows. So vLLM, llama.cpp and
 transformers take the file for a prompt of k tokens that they have read before.
@@ -37,6 +38,8 @@ from kvp.program.names import plain_name
 from kvp.rope import Rope
 
 FORMAT = Format("kvp-context", 1)
+UNEVEN = Format("kvp-context", 2, older=1)
+"""Of contexts whose heads keep different numbers of tokens; readers take both."""
 SUFFIX = ".context"
 """How names of context files end; the rest of the name is the start of their digest."""
 MULTIPLE = 32
@@ -62,7 +65,7 @@ _FACTS = create_model(
     "Facts", __config__=_STRICT, model=_MODEL, rope=_ROPE, policy=_Name, budget=_Name,
     geometry=Annotated[dict[str, Any], AfterValidator(Geometry.from_dict)],
     vocabulary=Annotated[int, Field(ge=4, le=2**31)], tokenizer=(str | None, ...),
-    tokens=_Count, kept=_Count,
+    tokens=_Count, kept=_Count, counts=(list[list[_Count]] | None, None),
 )  # fmt: skip
 """What `ContextFacts` can be."""
 
@@ -89,7 +92,9 @@ class ContextFacts:
     tokens: int
     """N, tokens of the context."""
     kept: int
-    """k, tokens that every KV head keeps."""
+    """k, tokens that every KV head keeps, or the rows of the blocks that `counts` fill."""
+    counts: Sequence[Sequence[int]] | None = None
+    """Tokens of every layer and KV head, multiples of `MULTIPLE`; None where all keep k."""
 
     def __post_init__(self) -> None:
         """Raise ValueError, also where too few tokens are kept to be named, or more than N."""
@@ -97,6 +102,14 @@ class ContextFacts:
         least = _alphabet(self.vocabulary)[-1] + _CHECKED
         if not least <= self.kept <= self.tokens:
             raise ValueError(f"{self.kept} of {self.tokens} tokens are kept, {least} is the least")
+        if self.counts is not None:
+            size = Geometry.from_dict(self.geometry)
+            every = [count for layer in self.counts for count in layer]
+            shape = [len(layer) for layer in self.counts] == [size.kv_heads] * size.layers
+            if not shape or any(count % MULTIPLE or count > self.tokens for count in every):
+                raise ValueError("counts are not whole blocks of every layer and head")
+            if self.kept != blocks_of(every) * MULTIPLE or len({*every}) == 1:
+                raise ValueError(f"counts do not fill the blocks of {self.kept} rows")
 
     def check(
         self, *, model: Mapping[str, Any], geometry: Mapping[str, Any], vocabulary: int,
@@ -124,7 +137,21 @@ class ContextFacts:
         """Bytes of keys and values."""
         size = Geometry.from_dict(self.geometry)
         width = torch.finfo(getattr(torch, self.model["dtype"])).bits // 8
-        return 2 * size.layers * size.kv_heads * size.head_dim * self.kept * width
+        return 2 * size.head_dim * sum(self.rows) * width
+
+    @property
+    def rows(self) -> list[int]:
+        """Tokens that all heads of a layer keep together, of every layer."""
+        size = Geometry.from_dict(self.geometry)
+        if self.counts is None:
+            return [self.kept * size.kv_heads] * size.layers
+        return [sum(layer) for layer in self.counts]
+
+    def to_dict(self) -> dict[str, Any]:
+        """What a file says: all fields, without counts where all are equal."""
+        return {
+            name: value for name, value in asdict(self).items() if (name, value) != ("counts", None)
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,20 +160,25 @@ class Context:
 
     facts: ContextFacts
     keys: Sequence[Tensor]
-    """Per layer [k, H, D] in the model's dtype, turned by k - N."""
+    """Per layer [k, H, D] in the model's dtype, turned by k - N; where counts differ [R, D], the
+    rows of one head after those of another."""
     values: Sequence[Tensor]
-    """Per layer [k, H, D]."""
+    """Per layer, likewise."""
     token_ids: Tensor
     """[N] int64 tokens of the context as it was read."""
 
     def check(self) -> Self:
         """Itself; ValueError for tensors that are not those of the facts, or not finite."""
         facts, size = self.facts, Geometry.from_dict(self.facts.geometry)
-        kind = [facts.kept, size.kv_heads, size.head_dim], getattr(torch, facts.model["dtype"])
         if not len(self.keys) == len(self.values) == size.layers:
             raise ValueError(f"it has {len(self.keys)} layers, its model {size.layers}")
         for name, part in self.tensors.items():
-            shape, dtype = ([facts.tokens], torch.int64) if name == "token_ids" else kind
+            shape, dtype = [facts.tokens], torch.int64
+            if name != "token_ids":
+                rows = facts.rows[int(name.partition(".")[0])]
+                shape, dtype = [rows, size.head_dim], getattr(torch, facts.model["dtype"])
+                if facts.counts is None:
+                    shape[:1] = [facts.kept, size.kv_heads]
             if ([*part.shape], part.dtype) != (shape, dtype):
                 raise ValueError(f"{name} is {[*part.shape]} {part.dtype}, not {shape} {dtype}")
             if not bool(part.isfinite().all()):
@@ -190,7 +222,8 @@ class Context:
             path = Path(folder) / f"{made.name}{SUFFIX}"
             path.parent.mkdir(parents=True, exist_ok=True)
             checksums = {"tensors": made.checksum, "digest": made.digest}
-            header = {**FORMAT.head, **asdict(self.facts), **checksums}
+            kind = FORMAT if self.facts.counts is None else UNEVEN
+            header = {**kind.head, **self.facts.to_dict(), **checksums}
             write_sealed_safetensors(path, self.tensors, header)
         return path
 
@@ -213,6 +246,11 @@ def kept_rows(budget: Budget, tokens: int, least: int = 0) -> int:
     All `tokens` of it where that is no fewer.
     """
     return min(-(-max(budget.tokens(tokens), least) // MULTIPLE) * MULTIPLE, tokens)
+
+
+def blocks_of(counts: Sequence[int]) -> int:
+    """Blocks of `MULTIPLE` rows in every layer and head that hold these counts, one of each."""
+    return -(-sum(counts) // (len(counts) * MULTIPLE))
 
 
 def read_facts(path: Path) -> tuple[ContextFacts, str]:
@@ -242,13 +280,19 @@ def read_context(path: Path, most: float = float("inf")) -> Context:
 
 
 _opened = partial(
-    sealed_safetensors, error=CacheError, kind=FORMAT, writer="kvp compress", links=False
+    sealed_safetensors, error=CacheError, kind=UNEVEN, writer="kvp compress", links=False
 )
 
 
 def _facts(path: Path, header: Mapping[str, Any]) -> ContextFacts:
     """What the header of a context file says, checked."""
-    facts = ContextFacts(**{field.name: header[field.name] for field in fields(ContextFacts)})
+    names = {field.name for field in fields(ContextFacts)}
+    uneven = header["format_version"] == UNEVEN.version
+    facts = ContextFacts(
+        **{name: header[name] for name in (names if uneven else names - {"counts"})}
+    )
+    if uneven == (facts.counts is None):
+        raise CacheError(f"{path} is damaged: its version is not that of its counts")
     digest = _digest(facts, header["tensors"])
     if digest != header["digest"] or not digest.startswith(path.name.removesuffix(SUFFIX)):
         raise CacheError(f"{path} is damaged or renamed: its name is the start of its digest")
@@ -256,7 +300,7 @@ def _facts(path: Path, header: Mapping[str, Any]) -> ContextFacts:
 
 
 def _digest(facts: ContextFacts, tensors: str) -> str:
-    return digest_json({**asdict(facts), "tensors": tensors})
+    return digest_json({**facts.to_dict(), "tensors": tensors})
 
 
 def can_turn(config: Any) -> bool:  # noqa: ANN401 (transformers' of any model, also in engines)

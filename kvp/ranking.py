@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -191,6 +191,38 @@ def allocated_counts(allocator: Allocator, request: Request) -> Tensor:
             "total), or give it meets_budget = False"
         )
     return counts
+
+
+@dataclass(frozen=True)
+class WholeBlocks:
+    """Another allocator's counts in whole blocks of `size` tokens, as an engine's memory has them.
+
+    Their sum is the other's, to the next block: largest remainders, ties to the first head. A head
+    has the blocks of the floor at least, and none that the context would not fill.
+    """
+
+    allocator: Allocator
+    size: int
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
+        """What else the other has: its name, `pooled`, `meets_budget`."""
+        if name == "allocator" or name.startswith("__"):  # of a copy that is being made
+            raise AttributeError(name)
+        return getattr(self.allocator, name)
+
+    def allocate(self, request: Request) -> Tensor:
+        """Tokens of each head: [L, H] int64, multiples of `size`.
+
+        Raises UsageError where the context has no blocks for the floor of every head.
+        """
+        counts, tokens = allocated_counts(self.allocator, request), request.scores.shape[-1]
+        least, most = -(-request.floor // self.size), tokens // self.size
+        if least > most:
+            raise UsageError(f"{tokens} tokens have no block of {self.size} for every head")
+        heads, total = counts.numel(), round(int(counts.sum()) / self.size)
+        total = min(max(total, heads * least), heads * most)
+        blocks = apportion(counts.double().flatten(), total, minimum=least, maximum=most)
+        return blocks.view(counts.shape) * self.size
 
 
 def apportion(shares: Tensor, total: int, *, minimum: int, maximum: int) -> Tensor:

@@ -88,6 +88,8 @@ class Format:
     version: int
     shape: Callable[..., object] = bool
     """Raises a ValueError on content that cannot be its; where readers check that, nothing."""
+    older: int | None = None
+    """Another version that is read, too."""
 
     @property
     def head(self) -> dict[str, Any]:
@@ -102,7 +104,8 @@ class Format:
         """The content of a file of this format; raises `error` where it is of another."""
         if (name := content.get("format")) != self.name:
             raise error(f"{path} is of format {name!r:.80}, not {self.name!r}; name another")
-        if (there := repr(content.get("format_version"))) != repr(self.version):
+        known = {repr(self.version), repr(self.older)} - {"None"}
+        if (there := repr(content.get("format_version"))) not in known:
             raise error(
                 f"{path} has format version {there:.9}, this kvp reads {self.version}: make it anew"
             )

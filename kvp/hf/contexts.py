@@ -1,7 +1,8 @@
 """Compressed contexts of transformers models: made from an evicted cache, and gone on from.
 
 A context goes on as a `DynamicCache` of k tokens, in any code of transformers, with kvp or without:
-what a token after it meets are keys at their true distances (`kvp.contexts`).
+what a token after it meets are keys at their true distances (`kvp.contexts`). One whose heads keep
+different numbers of tokens goes on as an `EvictingCache`, in models with kvp's attention.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import Cache, DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
 from kvp.artifacts.manifest import recorded_name
 from kvp.budgets import Budget, parse_budget
 from kvp.contexts import (
     MULTIPLE,
     Context,
+    blocks_of,
     can_turn,
     is_norm,
     kept_rows,
@@ -29,13 +31,13 @@ from kvp.contexts import (
 )
 from kvp.errors import ModelError, UsageError
 from kvp.hf.cache import EvictingCache
-from kvp.hf.cache_layers import EMPTY
+from kvp.hf.cache_layers import EMPTY, LayerState, RaggedLayer
 from kvp.hf.eviction import prefill_and_evict
 from kvp.hf.model_access import layer_devices, made_by, on_meta, rope_of, tokenizer_digest
 from kvp.hf.model_config import FULL, attention_window, context_limit, geometry_of, layer_kinds
 from kvp.hf.prefill import unwrap_model
 from kvp.messages import Text, check_text, render_chat
-from kvp.ranking import Protection, protection_of
+from kvp.ranking import Allocator, Protection, WholeBlocks, protection_of
 from kvp.scoring import Scorer
 
 
@@ -66,15 +68,16 @@ def compress(
     budget: int | str | Budget = "12.5%",
     *,
     protection: Protection | str | None = None,
+    allocator: Allocator | None = None,
 ) -> Context:
     """Read `text` once and keep `budget` tokens per KV head, every head its own.
 
     `text` is a document, or the opening messages of a conversation. The number of kept tokens is
     `budget` rounded up to a multiple of `MULTIPLE`; `protection` is of 4 first and 16 last tokens
-    unless another one is given. Nothing is evicted from a context that is no longer. Raises
-    UsageError and ModelError as `prefill_and_evict`, UsageError for a context that is shorter than
-    `MULTIPLE`, ModelError for a model whose contexts engines cannot go on from, and CacheError as
-    `context_of`.
+    unless another one is given. An `allocator` splits them over layers and heads, in multiples,
+    too. Nothing is evicted from a context that is no longer. Raises UsageError and ModelError as
+    `prefill_and_evict`, UsageError for a context that is shorter than `MULTIPLE`, ModelError for a
+    model whose contexts engines cannot go on from, and CacheError as `context_of`.
     """
     inner, protection = unwrap_model(model), protection_of(protection)
     check_model(inner)
@@ -82,7 +85,10 @@ def compress(
     check_length(len(ids), context_limit(inner.config))
     kept = kept_rows(asked, len(ids), least=protection.tokens)
     feed = torch.tensor([ids], device=model.device)
-    cache = prefill_and_evict(model, feed, scorer, kept, protection, tokenizer=tokenizer)
+    split = None if allocator is None or kept == len(ids) else WholeBlocks(allocator, MULTIPLE)
+    cache = prefill_and_evict(
+        model, feed, scorer, kept, protection, allocator=split, tokenizer=tokenizer
+    )
     policy = getattr(scorer, "label", scorer.name)
     return context_of(cache, model, tokenizer, ids, policy=policy, budget=str(asked))
 
@@ -98,37 +104,44 @@ def context_of(
 ) -> Context:
     """The context that `cache`, made by `model` from `token_ids`, holds for engines.
 
-    Raises UsageError where the cache has another number of tokens, several rows, or heads with
-    unequal numbers of tokens (allocators); CacheError where keys or values are not finite or not
-    in the model's dtype (autocast); ModelError as `check_model` and for soft prompts.
+    Raises UsageError where the cache has another number of tokens, several rows, or heads whose
+    different numbers of tokens are not multiples of `MULTIPLE`; CacheError where keys or values are
+    not finite or not in the model's dtype (autocast); ModelError as `check_model` and for soft
+    prompts.
     """
     inner = unwrap_model(model)
     check_model(inner)
     seen = cache.get_seq_length()
     if seen != len(token_ids):
         raise UsageError(f"this cache has seen {seen} tokens, not the {len(token_ids)} given")
-    rope = rope_of(inner, seen)
-    keys, values = [], []
     layers = [*cache.stored.values()]
-    uneven = any(each.batch != 1 or bool((each.positions == EMPTY).any()) for each in layers)
-    if uneven or len({each.positions.shape[-1] for each in layers}) != 1:
-        raise UsageError(
-            "engines hold as many tokens in every head and layer: compress one context at a time, "
-            "without an allocator"
-        )
-    for layer in layers:
-        of_keys, of_values = (part[0].transpose(0, 1) for part in layer.slots)  # [k, H, D]
-        keys.append(rotate_keys(of_keys, rope, of_keys.shape[0] - seen).cpu().contiguous())
-        values.append(of_values.cpu().contiguous())
+    if any(layer.batch != 1 for layer in layers):
+        raise UsageError("a context is of one row: compress one at a time")
+    present = [layer.positions[0] < EMPTY for layer in layers]  # [H, S] of each layer
+    counts = [held.sum(dim=1).tolist() for held in present]
+    every = [count for layer in counts for count in layer]
+    even = len({*every}) == 1
+    if not even and any(count % MULTIPLE for count in every):
+        raise UsageError(f"heads keep other multiples of {MULTIPLE}: give compress the allocator")
+    kept, rope = every[0] if even else blocks_of(every) * MULTIPLE, rope_of(inner, seen)
+    keys, values = [], []
+    for layer, held in zip(layers, present, strict=True):
+        rows = [part[0][held] for part in layer.slots]  # [R, D], head after head
+        if even:
+            rows = [part.view(len(held), kept, -1).transpose(0, 1) for part in rows]
+        keys.append(rotate_keys(rows[0], rope, kept - seen).cpu().contiguous())
+        values.append(rows[1].cpu().contiguous())
     return make_context(
         keys, values, torch.tensor(list(token_ids), dtype=torch.int64),
-        **_facts_of(inner), tokenizer=tokenizer_digest(tokenizer),
-        policy=recorded_name(policy), budget=budget, tokens=seen, kept=len(keys[0]),
+        **_facts_of(inner), tokenizer=tokenizer_digest(tokenizer), counts=None if even else counts,
+        policy=recorded_name(policy), budget=budget, tokens=seen, kept=kept,
     )  # fmt: skip
 
 
-def load_context(context: Context | str | Path, model: PreTrainedModel) -> DynamicCache:
+def load_context(context: Context | str | Path, model: PreTrainedModel) -> Cache:
     """A transformers cache of the context's k tokens, which `model` goes on from at position k.
+
+    A `DynamicCache`, and an `EvictingCache` where heads keep different numbers of tokens.
 
     `model.generate(placeholders + question, past_key_values=cache)` feeds the question alone. Each
     call makes a cache of its own. Raises CacheError for a damaged file, and for a context that
@@ -139,13 +152,35 @@ def load_context(context: Context | str | Path, model: PreTrainedModel) -> Dynam
     if not isinstance(context, Context):
         context = read_context(Path(context))
     context.facts.check(**_facts_of(inner))
-    cache = DynamicCache(config=inner.config)
     devices = layer_devices(inner)
+    if context.facts.counts is not None:
+        return _uneven_cache(context, devices)
+    cache = DynamicCache(config=inner.config)
     for layer, parts in enumerate(zip(context.keys, context.values, strict=True)):
         own = (part.to(devices[layer], copy=True) for part in parts)
         keys, values = (part.transpose(0, 1)[None].contiguous() for part in own)  # [1, H, k, D]
         cache.update(keys, values, layer)
     return cache
+
+
+def _uneven_cache(context: Context, devices: Sequence[torch.device]) -> EvictingCache:
+    layers, seen = [], context.facts.kept
+    for layer, counts in enumerate(context.facts.counts or ()):
+        device, width = devices[layer], context.keys[layer].shape[1]
+        tail = torch.empty(1, len(counts), 0, width, dtype=context.keys[layer].dtype, device=device)
+        places = [torch.arange(count) * seen // count for count in counts]
+        tensors = {
+            "keys": context.keys[layer].to(device, copy=True),
+            "values": context.values[layer].to(device, copy=True),
+            "positions": torch.cat(places).int().to(device),  # in order; true ones are not known
+            "lengths": torch.tensor([[*counts]], device=device),
+            "tail_keys": tail, "tail_values": tail.clone(),
+            "tail_positions": torch.empty(1, 1, 0, dtype=torch.int64, device=device),
+            "newest": torch.tensor([seen - 1], device=device),
+        }  # fmt: skip
+        state = LayerState(tensors=tensors, seen=seen, evicted=True, gaps=False)
+        layers.append(RaggedLayer.of_state(state))
+    return EvictingCache(layers)
 
 
 def check_model(model: PreTrainedModel) -> None:

@@ -42,9 +42,12 @@ def write_slot(context: Context, gguf: Path | str, folder: Path | str) -> Path:
     Its name is the context's and `.slot`. Needs the package `gguf`, not llama.cpp. Raises
     CacheError where the file is of another architecture than `INTERLEAVED` has, or of another model
     than made the context: geometry, vocabulary, RoPE or norms; where its keys or values are no
-    float16 numbers; and where the file cannot be written. ModelError as `Metadata.rope`.
+    float16 numbers, or its heads keep different numbers of tokens; and where the file cannot be
+    written. ModelError as `Metadata.rope`.
     """
     facts, file = context.facts, read_gguf(gguf)
+    if facts.counts is not None:
+        raise CacheError("llama.cpp holds equal counts in every head: compress without allocator")
     ours = Geometry.from_dict(facts.geometry), facts.vocabulary, facts.model["norms"], facts.rope
     with foreign(gguf, CacheError):
         same = same_rope(facts.rope, file.rope, file.head_dim)

@@ -346,6 +346,8 @@ def _of_rank(part: Tensor, layer: Any) -> Tensor:  # noqa: ANN401 - vLLM's atten
 def _refusal_reason(request: Request, facts: ContextFacts, written: int, model: EngineModel) -> str:
     """Why a request with this context cannot be answered; empty where it can."""
     ids, options = request.prompt_token_ids or [], request.sampling_params
+    if facts.counts is not None:
+        return "its heads keep different numbers of tokens, which this server does not hold"
     if written < facts.kept:
         return f"{written} of the context's {facts.kept} placeholders are there"
     if len(ids) == facts.kept:

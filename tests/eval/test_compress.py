@@ -8,7 +8,6 @@ import pytest
 
 from kvp import compress, load_context, load_model, make_scorer
 from kvp.contexts import Context, read_context
-from kvp.errors import UsageError
 from kvp.program.table import main
 
 TEXT = "The grass is green. One of the special magic numbers for lazy-cat is: 4821973. " * 12
@@ -80,10 +79,14 @@ def test_of_a_folder_all_texts_are_taken_and_the_others_named(tmp_path, capsys):
         (["a.txt", "--out", "x", "--method", "kvp"], "--method: unknown method 'kvp'"),
         (["a.txt", "--out", "x", "--method", "full+ada"], "--method: unknown method 'full'"),
         (["a.txt", "--out", "x", "--method", "nano"], "unknown method 'nano' (this is a policy)"),
-        (["a.txt", "--out", "x", "--method", "knorm+foo"], "leave the allocator out: knorm"),
+        (["a.txt", "--out", "x", "--method", "knorm+foo"], "--method: unknown allocator 'foo'"),
+        (["a.txt", "--out", "x", "--policy", "nano+foo"], "--policy: unknown allocator 'foo'"),
         (["a.txt", "--out", "x", "--policy", "nano", "--budget", "many"], "--budget: budget"),
-        (["a.txt", "--out", "x", "--method", "snapkv+ada"], "leave the allocator out: snapkv"),
-        (["a.txt", "--out", "x", "--policy", "nano+global"], "leave the allocator out: nano"),
+        (
+            ["a.txt", "--out", "x", "--policy", "nano+global", "--gguf", "m.gguf"],
+            "--gguf: llama.cpp holds equal counts in every head: nano alone",
+        ),
+        (["a.txt", "--out", "x", "--method", "keydiff+self_sized"], "does not say how many tokens"),
         (["a.txt", "--out", "x", "--policy", "smollm2-135m-instruct"],
          "was trained for 30 layers x 3 KV heads (9 query heads, head_dim 64), the model has 5"),
         (["a.txt", "--out", "x", "--method", "keydif"], "did you mean keydiff"),
@@ -139,9 +142,13 @@ def test_suggestions_are_flags_and_methods_of_the_program(tmp_path, capsys):
     assert "protection=" not in said
 
 
-def test_names_do_in_python_and_allocators_do_not():
+def test_names_do_in_python_and_on_the_command_line(tmp_path, capsys):
     model, tokenizer = load_model("nano")
     by_name = compress(model, tokenizer, TEXT, "keydiff", 64)
     assert by_name.digest == compress(model, tokenizer, TEXT, make_scorer("keydiff"), 64).digest
-    with pytest.raises(UsageError, match="leave the allocator out"):
-        compress(model, tokenizer, TEXT, "keydiff+ada", 64)
+    shared = compress(model, tokenizer, TEXT, "nano", 64, allocator="global")
+    assert shared.facts.counts is not None
+    (tmp_path / "a.txt").write_text(TEXT)
+    given = [str(tmp_path / "a.txt"), "--policy", "nano+global", "--budget", "64"]
+    assert main(["compress", *given, "--out", str(tmp_path)]) == 0
+    assert Path(json.loads(capsys.readouterr().out)["file"]).stem == shared.name

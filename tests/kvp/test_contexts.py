@@ -9,8 +9,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors import safe_open
 
-from kvp.artifacts.tensors import write_safetensors
+from kvp.artifacts.tensors import write_safetensors, write_sealed_safetensors
 from kvp.budgets import parse_budget
 from kvp.contexts import (
     Context,
@@ -28,17 +29,22 @@ from kvp.rope import Rope
 DIGESTS = st.text("0123456789abcdef", min_size=64, max_size=64)
 
 
-@pytest.fixture
-def context():
+COUNTS = [[32, 64], [96, 32]]
+"""224 rows, which two blocks in every layer and head hold."""
+
+
+@pytest.fixture(params=[None, COUNTS], ids=["equal", "uneven"])
+def context(request):
     torch.manual_seed(0)
     facts = ContextFacts(
         model={"id": "m", "weights": "w", "norms": "n", "dtype": "float32"},
         geometry={"layers": 2, "query_heads": 4, "kv_heads": 2, "head_dim": 8, "layer_indices": []},
         vocabulary=1000, rope={"rope_type": "default", "rope_theta": 1e4}, tokenizer="t",
-        policy="knorm", budget="50%", tokens=64, kept=32,
+        policy="knorm", budget="50%", tokens=128, kept=64, counts=request.param,
     )  # fmt: skip
-    parts = [torch.randn(32, 2, 8) for _ in range(4)]
-    return Context(facts=facts, keys=parts[:2], values=parts[2:], token_ids=torch.arange(64))
+    shapes = [(64, 2, 8)] * 4 if request.param is None else [(96, 8), (128, 8)] * 2
+    parts = [torch.randn(shape) for shape in shapes]
+    return Context(facts=facts, keys=parts[:2], values=parts[2:], token_ids=torch.arange(128))
 
 
 @given(DIGESTS, st.integers(64, 400), st.integers(200, 300_000), st.lists(st.integers(0, 199)))
@@ -80,8 +86,8 @@ def test_a_context_comes_back_as_it_was(context, tmp_path):
     assert again.facts == context.facts
     assert all(map(torch.equal, again.keys, context.keys))
     assert again.digest == context.digest
-    assert again.placeholders == placeholder_ids(context.digest, 32, 1000)
-    assert context.facts.nbytes == 2 * 2 * 2 * 8 * 32 * 4
+    assert again.placeholders == placeholder_ids(context.digest, 64, 1000)
+    assert context.facts.nbytes == sum(part.nbytes for part in (*context.keys, *context.values))
 
 
 def test_another_file_under_its_name_is_refused(context, tmp_path):
@@ -107,7 +113,7 @@ for turn in range(2000):
 
 def test_a_file_may_be_overwritten_while_it_is_read(context, tmp_path):
     """As `cp` does: a mapped file would end the process."""
-    facts = replace(context.facts, tokens=8192, kept=8192)
+    facts = replace(context.facts, tokens=8192, kept=8192, counts=None)
     parts = [torch.randn(8192, 2, 8) for _ in range(4)]
     ids = torch.arange(8192) % 1000
     long = Context(facts=facts, keys=parts[:2], values=parts[2:], token_ids=ids)
@@ -147,6 +153,31 @@ def test_a_header_that_was_changed_is_refused(context, tmp_path):
     write_safetensors(path, context.tensors, {})
     with pytest.raises(CacheError, match=r"kvp compress"):
         read_facts(path)
+
+
+@pytest.mark.parametrize(
+    "counts",
+    [[[32, 64]], [[32, 64], [96]], [[32, 64], [96, 33]], [[32, 64], [192, 32]], [[64, 64]] * 2,
+     [[32, 64], [96, 0]], [[32, 32], [32, 32]], [[32, 64], [96, 128]], "32"],
+)  # fmt: skip
+def test_counts_that_fill_no_blocks_are_refused(context, counts):
+    """The last but one fill three blocks in every head, of which facts say two."""
+    with pytest.raises(ValueError, match="count"):
+        replace(context.facts, counts=counts)
+
+
+def test_the_version_of_a_file_is_that_of_its_counts(context, tmp_path):
+    path = context.write(tmp_path)
+    version = 1 if context.facts.counts is None else 2
+    with safe_open(path, "pt") as file:
+        header = json.loads(file.metadata()["kvp"])
+    assert header["format_version"] == version
+    assert ("counts" in header) == (version == 2)
+    del header["sha256"]
+    changed = {**header, "format_version": 3 - version}
+    write_sealed_safetensors(path, context.tensors, changed)
+    with pytest.raises(CacheError, match=path.name):
+        read_context(path)
 
 
 @pytest.mark.parametrize(

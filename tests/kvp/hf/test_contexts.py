@@ -10,7 +10,10 @@ from torch import nn
 from kvp.contexts import can_turn
 from kvp.errors import CacheError, ModelError, UsageError
 from kvp.hf import evicting, load_cache, load_model, prefill_and_evict, save_cache
+from kvp.hf.cache_layers import EMPTY
 from kvp.hf.contexts import compress, context_of, load_context
+from kvp.ranking import WholeBlocks
+from policies import load_policy
 from policies.registry import make_allocator, make_scorer
 
 
@@ -55,6 +58,47 @@ def test_logits_are_those_of_the_evicted_cache(family, build, words, tmp_path):
         assert float((found - expected).abs().max()) < 1e-4
 
 
+@pytest.mark.parametrize("allocator", ["global", "ada", "pyramid", "shared"])
+def test_heads_keep_other_numbers_of_whole_blocks(allocator, build, words, tmp_path):
+    """The logits of the evicted cache, and of the file; the rows are those of its tokens."""
+    model = build("qwen2")
+    ids = torch.randint(0, 60, (1, 400), generator=torch.Generator().manual_seed(1))
+    split = WholeBlocks(make_allocator(allocator), 32)
+    cache = prefill_and_evict(model, ids, make_scorer("keydiff"), 128, allocator=split)
+    facts = {"policy": "keydiff", "budget": "128"}
+    context = context_of(cache, model, words, ids[0].tolist(), **facts)
+    counts = [(layer.positions[0] < EMPTY).sum(1).tolist() for layer in cache.stored.values()]
+    assert context.facts.counts in (counts, None)
+    assert context.facts.kept == 128
+    assert context.facts.nbytes == sum(part.nbytes for part in (*context.keys, *context.values))
+    with torch.no_grad():
+        places = torch.arange(400, 405)[None]
+        expected = model(QUESTION, past_key_values=cache, position_ids=places).logits
+        for source in (context, context.write(tmp_path)):
+            past = load_context(source, model)
+            assert past.get_seq_length() == 128
+            found = model(QUESTION, past_key_values=past).logits
+            assert float((found - expected).abs().max()) < 1e-4
+
+
+def test_a_context_with_an_allocator_answers(nano, words):
+    grass = 14 * "The grass is green. The sky is blue. The sun is yellow. Here we go. "
+    text = grass + "One of the special magic numbers for lazy-cat is: 4821973. " + grass
+    policy, split = load_policy("nano"), make_allocator("global")
+    context = compress(nano, words, text, policy, "12.5%", allocator=split)
+    counts = {count for layer in context.facts.counts for count in layer}
+    assert len(counts) > 2
+    assert not any(count % 32 for count in counts)
+    asked = (
+        "What is the special magic number for lazy-cat? The special magic number for lazy-cat is"
+    )
+    ids = words(asked, add_special_tokens=False).input_ids
+    prompt = torch.tensor([[*context.placeholders, *ids]])
+    past = load_context(context, nano)
+    answer = nano.generate(prompt, past_key_values=past, max_new_tokens=4, do_sample=False)
+    assert "4821973" in words.decode(answer[0, -4:])
+
+
 def test_generate_feeds_the_question_alone(nano, words):
     text = "One of the special magic numbers for lazy-cat is: 4821973. The grass is green. " * 4
     context = compress(nano, words, text, make_scorer("streaming_llm"), "60%")
@@ -79,7 +123,7 @@ def test_what_engines_cannot_hold_is_refused(nano, words, build):
         nano, ids, make_scorer("snapkv"), 40, allocator=make_allocator("ada")
     )
     facts = {"policy": "snapkv", "budget": "40"}
-    with pytest.raises(UsageError, match="as many tokens in every head"):
+    with pytest.raises(UsageError, match="heads keep other multiples of 32"):
         context_of(uneven, nano, words, ids[0].tolist(), **facts)
     with pytest.raises(UsageError, match="has seen 120 tokens, not the 3"):
         context_of(uneven, nano, words, [1, 2, 3], **facts)
