@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from eval.results.frame import ResultsFrame
-    from kvp.hf import evicting, load_cache, load_model, prefill_and_evict, save_cache
+    from kvp.hf import evicting, load_model, prefill_and_evict
     from kvp.hf.contexts import compress, load_context
     from kvp.ranking import Protection
     from kvp.store import TraceReader
@@ -41,7 +41,6 @@ __all__ = [
     "compress",
     "evaluate",
     "evicting",
-    "load_cache",
     "load_context",
     "load_model",
     "load_policy",
@@ -50,11 +49,10 @@ __all__ = [
     "make_scorer",
     "prefill_and_evict",
     "read_results",
-    "save_cache",
     "train",
 ]
 
-_HF = ("evicting", "load_cache", "load_model", "prefill_and_evict", "save_cache")
+_HF = ("evicting", "load_model", "prefill_and_evict")
 _MODULES = {
     "Protection": "kvp.ranking",
     "TraceReader": "kvp.store",

@@ -29,7 +29,7 @@ from benchmarks.faults.programs import (
     Command,
     Reader,
     read_budgets,
-    read_cache,
+    read_contexts,
     read_or_refuse,
     read_policy,
     read_results,
@@ -211,7 +211,7 @@ FILES: dict[str, tuple[str, Reader, Sequence[str]]] = {
     ),
     "settings": ("tuned", read_settings, ("settings.json",)),
     "budget file": ("budgets", read_budgets, ("budgets.json",)),
-    "cache": ("cache", read_cache, ("cache",)),
+    "context": ("contexts", read_contexts, ("*.context",)),
 }  # fmt: skip
 """Artefacts: their folder, what reads them, kinds of files."""
 RESUMED = {

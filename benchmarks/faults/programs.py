@@ -143,12 +143,11 @@ def read_page(folder: Place) -> str:
     return hashlib.sha256((folder / "page.html").read_bytes()).hexdigest()
 
 
-def read_cache(folder: Place) -> str:
-    """Digest of a cache file."""
-    from kvp.hf import load_cache, load_model
+def read_contexts(folder: Place) -> str:
+    """Digest of the tensors of contexts."""
+    from kvp.contexts import read_context
 
-    cache = load_cache(str(folder / "cache"), load_model("nano")[0])
-    return digest([layer.state.tensors for layer in cache.stored.values()])
+    return digest([read_context(path).tensors for path in sorted(Path(str(folder)).iterdir())])
 
 
 def read_answer(folder: Place) -> str:
@@ -216,7 +215,7 @@ _MADE = {
 """Artefacts: the program, and more flags, or the function in whose place it ends."""
 
 
-def make(made: Path, names: Iterable[str] = (*_MADE, "cache", "tiny.gguf")) -> None:
+def make(made: Path, names: Iterable[str] = (*_MADE, "contexts", "tiny.gguf")) -> None:
     """Make artefacts, each in a child; RuntimeError, with the program's words, where one fails."""
     torch.set_num_threads(1)  # before any fork: a child has none of its parent's threads
     for command in COMMANDS.values():
@@ -231,8 +230,8 @@ def make(made: Path, names: Iterable[str] = (*_MADE, "cache", "tiny.gguf")) -> N
         flags = command.flags if stop else f"{command.flags} {more}"
         work = Command(program, flags, command.read).work(made, f"{made}/{name}")
         _done(name, partial(_interrupted, work, more) if stop else work)
-    if "cache" in names:
-        _done("cache", partial(_save_cache, made / "cache"))
+    if "contexts" in names:
+        _done("contexts", partial(_write_context, made / "contexts"))
     if "tiny.gguf" in names and COMMANDS["shrink"].there:
         _done("tiny.gguf", partial(_write_gguf, made / "tiny.gguf"))
 
@@ -258,16 +257,12 @@ def _interrupted(work: Callable[[], object], function: str) -> object:
     return work()
 
 
-def _save_cache(folder: Path) -> None:
-    from kvp import evicting
-    from kvp.hf import load_model, save_cache
+def _write_context(folder: Path) -> None:
+    from kvp import compress, load_model
 
     model, tokenizer = load_model("nano")
-    prompt = tokenizer("The grass is green. " * 20, return_tensors="pt")
-    with evicting(model, "nano", budget="25%", allocator="global"):
-        cache = model.generate(**prompt, max_new_tokens=2, return_dict_in_generate=True)
-    folder.mkdir()
-    save_cache(cache.past_key_values, folder / "cache", model)
+    text = "The grass is green. " * 40
+    compress(model, tokenizer, text, "nano", budget="25%", allocator="global").write(folder)
 
 
 def _write_gguf(path: Path) -> None:

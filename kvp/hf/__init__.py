@@ -1,7 +1,6 @@
 """All of kvp that depends on transformers: models, prefills and the evicting cache."""
 
 from kvp.hf.cache import EvictingCache
-from kvp.hf.cache_files import load_cache, save_cache
 from kvp.hf.eviction import evicting, prefill_and_evict
 from kvp.hf.loading import load_config, load_model, load_tokenizer
 from kvp.hf.model_config import geometry_of
@@ -14,12 +13,10 @@ __all__ = [
     "ScorerInputs",
     "evicting",
     "geometry_of",
-    "load_cache",
     "load_config",
     "load_model",
     "load_tokenizer",
     "observe",
     "prefill",
     "prefill_and_evict",
-    "save_cache",
 ]

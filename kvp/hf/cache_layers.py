@@ -36,10 +36,16 @@ TAIL_GROWTH = 32
 
 @dataclass(frozen=True, kw_only=True)
 class LayerState:
-    """All that a layer is; `docs/formats.md` describes its tensors."""
+    """All that a layer is.
+
+    Tensors of an `EvictingLayer`: `keys` and `values` [B, H, S, D], `positions` [B, 1 or H, S]
+    int64. Of a `RaggedLayer`: `keys`, `values` [M, D] and `positions` [M] int32 of the flat part,
+    `lengths` [B, H] int64, and the tail's as of an `EvictingLayer`, named `tail_keys` and so on. Of
+    both: `newest` [B] int64, the newest position.
+    """
 
     tensors: Mapping[str, Tensor]
-    """Keys, values, positions and so on, by name."""
+    """By name."""
     seen: int
     """Tokens fed, padding columns included."""
     evicted: bool
@@ -119,17 +125,6 @@ class EvictingLayer(DynamicLayer):
         if n > 1 and self.is_initialized:
             fork.reorder_cache(torch.arange(self.batch).repeat_interleave(n))
         return fork
-
-    @property
-    def state(self) -> LayerState:
-        """All that the layer is; shares its memory."""
-        newest = {} if self._newest is None else {"newest": self._newest}
-        return LayerState(
-            tensors={**self._tensors(), **newest},
-            seen=self.seen,
-            evicted=self.evicted,
-            gaps=self._gaps,
-        )
 
     @classmethod
     def of_state(cls, state: LayerState) -> Self:
@@ -309,9 +304,6 @@ class EvictingLayer(DynamicLayer):
         visible = self._visible_slots(query.shape[2], options)
         return grouped_attention(module, query, self.keys, self.values, visible, options)
 
-    def _tensors(self) -> dict[str, Tensor]:
-        return dict(zip(_PARTS, self._used, strict=True))
-
     def _take_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         parts = (tensors[part] for part in _PARTS)
         self._key_storage, self._value_storage, self._position_storage = parts
@@ -419,15 +411,6 @@ class RaggedLayer(EvictingLayer):  # type: ignore[no-untyped-call]
             sinks=options.get("s_aux"),
         )
         return attended.transpose(1, 2).contiguous()
-
-    def _tensors(self) -> dict[str, Tensor]:
-        return {
-            "keys": self.keys,
-            "values": self.values,
-            "positions": self._flat_positions,
-            "lengths": self.lengths,
-            **{f"tail_{part}": tensor for part, tensor in super()._tensors().items()},
-        }
 
     def _take_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         super()._take_tensors({part: tensors[f"tail_{part}"] for part in _PARTS})

@@ -332,13 +332,12 @@ def noted():
 
 
 @pytest.fixture
-def conversation(generate, tmp_path):
+def conversation(generate):
     """A batch of prompts, answers and turns inside `block`, as one `Row` per row of the last turn.
 
     `turns` has the rows' questions, token ids each; between two turns the cache goes on as it is,
-    as a `fork` with a row per question, or from a `file`.
+    or as a `fork` with a row per question.
     """
-    from kvp.hf import load_cache, save_cache
 
     def run(model, prompts, turns, block, origin="same", answer=7):
         rows = [Row() for _ in prompts]
@@ -351,9 +350,6 @@ def conversation(generate, tmp_path):
                 rows[:] = [deepcopy(row) for row in rows for _ in range(times)]
                 if origin == "fork":
                     cache = cache.fork(times)
-                elif origin == "file":
-                    save_cache(cache, tmp_path / "cache", model)
-                    cache = load_cache(tmp_path / "cache", model)
                 asked, real = left_padded(questions)
                 said = nn.functional.pad(mask, (0, answer), value=1)
                 mask = torch.cat([said.repeat_interleave(times, dim=0), real], dim=1)
@@ -395,15 +391,15 @@ COMBINED = [
     ("same", 5, True, "ada"),
     ("fork", None, True, "ada"),
     ("fork", 5, False, None),
-    ("file", None, False, "ada"),
-    ("file", 5, True, None),
+    ("same", None, False, "ada"),
+    ("fork", 5, True, None),
 ]
 
 
 @pytest.fixture(params=COMBINED, ids=["-".join(map(str, line)) for line in COMBINED])
 def combined(request, conversation, assert_row_masked):
     """Checks one combination: masked logits, and rows that are what each is alone."""
-    from kvp.hf import EvictingCache, evicting
+    from kvp.hf import evicting
     from kvp.ranking import Protection
     from policies.registry import make_allocator
 
@@ -418,8 +414,6 @@ def combined(request, conversation, assert_row_masked):
                 allocator=allocator and make_allocator(allocator),
             )  # fmt: skip
 
-        if origin == "file" and EvictingCache.of(model.config).others:
-            pytest.skip("their caches have no file")
         prompts = list(prompts if padded else prompts[:1])
         times = 2 if origin == "fork" else 1
         turns = [turn[: len(prompts) * times] for turn in turns]

@@ -11,7 +11,7 @@ from packaging.version import Version
 from transformers import DynamicCache
 
 from kvp.errors import UsageError
-from kvp.hf import evicting, load_cache, save_cache
+from kvp.hf import evicting
 from kvp.hf.cache_layers import EMPTY
 from kvp.ranking import Protection
 
@@ -185,17 +185,14 @@ def test_a_turn_that_cannot_be_told_is_refused(qwen, turn, block, form, tokens):
     plan.cache.refuse_unfinished()
 
 
-@pytest.mark.parametrize("origin", ["embeddings", "outside", "file"])
-def test_tokens_of_another_origin(qwen, prompt, block, origin, tmp_path):
-    """A prompt of embeddings and a cache of a file are known; what was fed outside is not."""
+@pytest.mark.parametrize("origin", ["embeddings", "outside"])
+def test_tokens_of_another_origin(qwen, prompt, block, origin):
+    """A prompt of embeddings is known; what was fed outside is not."""
     cache, embed = DynamicCache(), qwen.get_input_embeddings()
     ids = prompt(FIRST)
     with block():
         first = answer(qwen, inputs_embeds=embed(ids), past_key_values=cache)
     ids = torch.cat([ids, first.sequences[:, : SEEN - FIRST], prompt(62, seed=5)], dim=1)
-    if origin == "file":
-        save_cache(cache, tmp_path / "cache", qwen)
-        cache = load_cache(tmp_path / "cache", qwen)
     if origin == "outside":
         qwen(ids[:, SEEN : SEEN + 3], past_key_values=cache)
         with (
