@@ -3,6 +3,7 @@
 import math
 import random
 from fractions import Fraction
+from itertools import pairwise
 
 import pytest
 import torch
@@ -14,13 +15,16 @@ from kvp.errors import UsageError
 from kvp.ranking import (
     UNPROTECTED,
     Protection,
+    Request,
     Selection,
+    WholeBlocks,
     apportion,
     kept_tokens,
     pooled_scores,
     rank_tokens,
     select,
 )
+from policies import make_allocator
 
 
 def test_protected_tier_precedes_everything_even_infinite_scores():
@@ -115,6 +119,40 @@ def test_counts_that_cannot_be_kept_are_refused():
     for counts in ([[1]], [[7]], [[3, 3]]):
         with pytest.raises(UsageError, match="allocator fixed"):
             selection.tokens(3, _Fixed(counts))
+
+
+@given(
+    st.lists(st.integers(20, 199), min_size=6, max_size=6), st.sampled_from([8, 16, 32]),
+    st.booleans(),
+)  # fmt: skip
+def test_counts_become_whole_blocks_of_nearly_the_same_sum(counts, size, meets):
+    class Given:
+        name, meets_budget = "given", meets
+
+        def allocate(self, request):
+            return torch.tensor(counts).view(3, 2)
+
+    total = sum(counts)
+    if meets:  # as engines do: a budget of whole blocks for every head
+        counts[0] += -total % 6
+        total = sum(counts)
+    request = Request(scores=torch.zeros(3, 2, 210), budget=total // 6, floor=20)
+    rule = WholeBlocks(Given(), size)
+    blocks = rule.allocate(request)
+    assert (rule.name, rule.meets_budget) == ("given", meets)
+    assert not bool((blocks % size).any())
+    least, most = -(-20 // size) * size, 210 // size * size
+    assert bool(((least <= blocks) & (blocks <= most)).all())
+    assert int(blocks.sum()) == min(max(round(total / size) * size, 6 * least), 6 * most)
+    if meets and 0 < total < 6 * most:  # largest remainders
+        assert bool(((blocks - torch.tensor(counts).view(3, 2)).abs() < 2 * size).all())
+
+
+def test_a_context_shorter_than_a_block_has_none():
+    rule = WholeBlocks(make_allocator("global"), 32)
+    request = Request(scores=torch.zeros(1, 2, 25), budget=22, floor=20)
+    with pytest.raises(UsageError, match="25 tokens have no block of 32"):
+        rule.allocate(request)
 
 
 def test_one_call_selects_for_many_prompts_where_there_is_no_allocator():
