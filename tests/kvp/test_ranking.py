@@ -3,7 +3,6 @@
 import math
 import random
 from fractions import Fraction
-from itertools import pairwise
 
 import pytest
 import torch
