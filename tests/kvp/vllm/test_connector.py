@@ -7,7 +7,6 @@ import importlib
 import json
 import os
 import sys
-from dataclasses import asdict
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -142,7 +141,7 @@ def load(connector, work, config):
 def sealed_again(context, folder, tensors=None, **changes):
     """A file with other facts or tensors behind a right seal, under the right name; its digest."""
     tensors = tensors or context.tensors
-    facts = {**asdict(context.facts), **changes, "tensors": tensors_digest(tensors)}
+    facts = {**context.facts.to_dict(), **changes, "tensors": tensors_digest(tensors)}
     facts = {name: value for name, value in facts.items() if value is not ...}
     digest = digest_json(facts)
     header = {"format": "kvp-context", "format_version": 1, **facts, "digest": digest}
@@ -266,6 +265,27 @@ def test_tensors_behind_a_right_seal_may_be_anything(damage, made, start, tmp_pa
     for line in lines:
         assert expected in line
         assert line.isprintable()
+
+
+def test_heads_of_other_counts_are_refused(made, start, tmp_path):
+    context = made[1]
+    layers = len(context.keys)
+    counts = [[32, 64, 64, 64], *[[64] * 4] * (layers - 1)]
+
+    def packed(parts):
+        rows = [part.transpose(0, 1).flatten(0, 1) for part in parts]
+        return [rows[0][32:], *rows[1:]]
+
+    uneven = replace(
+        context, facts=replace(context.facts, counts=counts), keys=packed(context.keys),
+        values=packed(context.values),
+    )  # fmt: skip
+    uneven.write(tmp_path)
+    _, connector, logged = start(tmp_path)
+    told, work = ask(connector, [*uneven.placeholders, 1, 2])
+    assert told is None
+    assert "heads keep different numbers of tokens" in work.loads[0].refused
+    assert len(logged) == 1
 
 
 def test_what_is_right_is_loaded_and_compressed(made, start, tmp_path):
