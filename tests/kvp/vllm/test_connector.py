@@ -7,6 +7,7 @@ import importlib
 import json
 import os
 import sys
+from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 
 import pytest
