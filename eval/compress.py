@@ -24,7 +24,7 @@ from kvp.hf.loading import load_config, model_of, tokenizer_of
 from kvp.hf.model_config import context_limit
 from kvp.messages import Text
 from kvp.program.progress import Progress, say
-from policies import load_policy, resolve_method
+from policies import load_policy, make_scorer, resolve_method
 from policies.learned import LearnedScorer
 from policies.policy_files import check_geometry
 
@@ -38,8 +38,9 @@ def run(config: CompressConfig) -> None:
     """
     if config.gguf and config.model == type(config).model:
         config = replace(config, model=config.gguf)
-    here = Path(config.label).exists()
-    scorer, allocator = (load_policy(config.label), None) if here else resolve_method(config.label)
+    name, rule = config.sides
+    ranked_by = load_policy(name) if config.policy else make_scorer(name)
+    scorer, allocator = resolve_method(ranked_by, rule)
     model_config = load_config(config.model, revision=config.revision)
     if isinstance(scorer, LearnedScorer):
         check_geometry(scorer, geometry_of(model_config))

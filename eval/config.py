@@ -337,11 +337,17 @@ class CompressConfig(ModelConfig, DeviceConfig):
             raise UsageError("give one of --policy and --method, which chooses tokens")
         return self.policy or str(self.method)
 
+    @property
+    def sides(self) -> tuple[str, str | None]:
+        """What ranks tokens, and the allocator; a policy's path may have a plus sign."""
+        if self.policy and Path(self.policy).exists():
+            return self.policy, None
+        return known_names.split_method(self.label)
+
     def check_names(self) -> None:
         """Raise KvpError on a name that cannot exist, and on an allocator beside --gguf."""
         super().check_names()
-        here = Path(self.label).exists()
-        name, allocator = (self.label, None) if here else known_names.split_method(self.label)
+        name, allocator = self.sides
         if self.policy:
             known_names.check_policy(name, "--policy: ")
             known_names.check_allocators([allocator] if allocator else [], "policy")

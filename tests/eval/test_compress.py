@@ -152,3 +152,10 @@ def test_names_do_in_python_and_on_the_command_line(tmp_path, capsys):
     given = [str(tmp_path / "a.txt"), "--policy", "nano+global", "--budget", "64"]
     assert main(["compress", *given, "--out", str(tmp_path)]) == 0
     assert Path(json.loads(capsys.readouterr().out)["file"]).stem == shared.name
+
+
+def test_a_method_is_one_beside_a_folder_of_its_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("a.txt").write_text(TEXT)
+    Path("keydiff").mkdir()
+    assert main(["compress", "a.txt", "--method", "keydiff", "--out", "out"]) == 0
