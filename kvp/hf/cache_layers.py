@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
 import torch
@@ -32,26 +31,6 @@ GROWTH = 8
 _PARTS = ("keys", "values", "positions")
 TAIL_GROWTH = 32
 """The full tail of a ragged layer grows by this many slots, for the same reason."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class LayerState:
-    """All that a layer is.
-
-    Tensors of an `EvictingLayer`: `keys` and `values` [B, H, S, D], `positions` [B, 1 or H, S]
-    int64. Of a `RaggedLayer`: `keys`, `values` [M, D] and `positions` [M] int32 of the flat part,
-    `lengths` [B, H] int64, and the tail's as of an `EvictingLayer`, named `tail_keys` and so on. Of
-    both: `newest` [B] int64, the newest position.
-    """
-
-    tensors: Mapping[str, Tensor]
-    """By name."""
-    seen: int
-    """Tokens fed, padding columns included."""
-    evicted: bool
-    """True once slots are no longer all columns seen, in order."""
-    gaps: bool
-    """True once some slot may hold no token."""
 
 
 class EvictingLayer(DynamicLayer):
@@ -127,14 +106,18 @@ class EvictingLayer(DynamicLayer):
         return fork
 
     @classmethod
-    def of_state(cls, state: LayerState) -> Self:
-        """The layer that had this state; keeps its tensors and writes to them."""
+    def of_kept(cls, tensors: Mapping[str, Tensor], seen: int) -> Self:
+        """A layer of what an eviction kept of `seen` tokens; keeps the tensors and writes to them.
+
+        `keys` and `values` [B, H, S, D] and `positions` [B, 1 or H, S] int64. Of a `RaggedLayer`
+        its flat part: [M, D] and [M] int32, and `lengths` [B, H] int64.
+        """
         layer = cls()
-        layer.lazy_initialization(state.tensors["keys"], state.tensors["values"])
-        layer._take_tensors(state.tensors)
+        layer.lazy_initialization(tensors["keys"], tensors["values"])
+        layer._take_tensors(tensors)
         layer._stored = layer._key_storage.shape[2]
-        layer._newest = state.tensors.get("newest")
-        layer.seen, layer.evicted, layer._gaps = state.seen, state.evicted, state.gaps
+        layer._newest = torch.full((layer.batch,), seen - 1, device=tensors["keys"].device)
+        layer.seen, layer.evicted = seen, True
         return layer
 
     def get_seq_length(self) -> int:
@@ -413,9 +396,12 @@ class RaggedLayer(EvictingLayer):  # type: ignore[no-untyped-call]
         return attended.transpose(1, 2).contiguous()
 
     def _take_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        super()._take_tensors({part: tensors[f"tail_{part}"] for part in _PARTS})
         self.keys, self.values, self._flat_positions = (tensors[part] for part in _PARTS)
         self._layout = RaggedLayout(tensors["lengths"])
+        batch, heads = tensors["lengths"].shape
+        self._key_storage = self.keys.new_empty(batch, heads, 0, self.keys.shape[1])
+        self._value_storage = self.values.new_empty(batch, heads, 0, self.values.shape[1])
+        self._position_storage = tensors["lengths"].new_empty(batch, 1, 0)
 
     def _take_entries(self, entries: Tensor) -> None:
         spans = self.lengths.sum(dim=1).tolist()  # tokens of each entry, one stretch of memory
@@ -440,7 +426,7 @@ def selected_layer(
     layer is ragged as soon as one head has no token in one of the S slots. Raises ValueError on
     shapes that do not fit.
     """
-    batch, heads, tokens, width = keys.shape
+    batch, heads, tokens, _ = keys.shape
     if indices.ndim != 3 or indices.shape[1] != heads or batch not in (1, len(indices)):
         raise ValueError(
             f"indices {tuple(indices.shape)} do not select from keys {tuple(keys.shape)}"
@@ -461,16 +447,8 @@ def selected_layer(
     if not bool(present.all()):
         kind = RaggedLayer
         slot = tuple(part.expand(kept.shape)[present] for part in slot)
-        more = {
-            "positions": kept[present].int(),
-            "lengths": present.sum(dim=-1),
-            "tail_keys": keys.new_empty(len(indices), heads, 0, width),
-            "tail_values": values.new_empty(len(indices), heads, 0, values.shape[-1]),
-            "tail_positions": kept.new_empty(len(indices), 1, 0),
-        }
-    tensors = {"keys": keys[slot], "values": values[slot], **more}
-    tensors["newest"] = torch.full((len(indices),), seen - 1, device=keys.device)
-    return kind.of_state(LayerState(tensors=tensors, seen=seen, evicted=True, gaps=False))
+        more = {"positions": kept[present].int(), "lengths": present.sum(dim=-1)}
+    return kind.of_kept({"keys": keys[slot], "values": values[slot], **more}, seen)
 
 
 OtherLayer = Any

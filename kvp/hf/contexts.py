@@ -31,7 +31,7 @@ from kvp.contexts import (
 )
 from kvp.errors import ModelError, UsageError
 from kvp.hf.cache import EvictingCache
-from kvp.hf.cache_layers import EMPTY, LayerState, RaggedLayer
+from kvp.hf.cache_layers import EMPTY, RaggedLayer
 from kvp.hf.eviction import prefill_and_evict
 from kvp.hf.model_access import layer_devices, made_by, on_meta, rope_of, tokenizer_digest
 from kvp.hf.model_config import FULL, attention_window, context_limit, geometry_of, layer_kinds
@@ -166,20 +166,14 @@ def load_context(context: Context | str | Path, model: PreTrainedModel) -> Cache
 def _uneven_cache(context: Context, devices: Sequence[torch.device]) -> EvictingCache:
     layers, seen = [], context.facts.kept
     for layer, counts in enumerate(context.facts.counts or ()):
-        device, width = devices[layer], context.keys[layer].shape[1]
-        tail = torch.empty(1, len(counts), 0, width, dtype=context.keys[layer].dtype, device=device)
         places = [torch.arange(count) * seen // count for count in counts]
         tensors = {
-            "keys": context.keys[layer].to(device, copy=True),
-            "values": context.values[layer].to(device, copy=True),
-            "positions": torch.cat(places).int().to(device),  # in order; true ones are not known
-            "lengths": torch.tensor([[*counts]], device=device),
-            "tail_keys": tail, "tail_values": tail.clone(),
-            "tail_positions": torch.empty(1, 1, 0, dtype=torch.int64, device=device),
-            "newest": torch.tensor([seen - 1], device=device),
+            "keys": context.keys[layer], "values": context.values[layer],
+            "positions": torch.cat(places).int(),  # in order; true ones are not known
+            "lengths": torch.tensor([[*counts]]),
         }  # fmt: skip
-        state = LayerState(tensors=tensors, seen=seen, evicted=True, gaps=False)
-        layers.append(RaggedLayer.of_state(state))
+        own = {name: part.to(devices[layer], copy=True) for name, part in tensors.items()}
+        layers.append(RaggedLayer.of_kept(own, seen))
     return EvictingCache(layers)
 
 
