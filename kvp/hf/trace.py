@@ -22,7 +22,7 @@ from kvp.errors import UsageError
 from kvp.hf.cache_layers import other_layers
 from kvp.hf.model_config import context_limit, geometry_of, rope_switch
 from kvp.hf.prefill import end_tokens, observe, prefill
-from kvp.scoring import ALL_QUERIES, Reconstruction
+from kvp.scoring import ALL_QUERIES, Needs, Reconstruction
 from kvp.store import SequenceRecord, Trace, planned_bytes
 
 LABEL_PASSES = {"kvzip": Reconstruction(), "kvzip_plus": Reconstruction(weighted=True)}
@@ -113,17 +113,22 @@ def _trace_sequence(
 ) -> Trace:
     """What attention saw of one sequence, on the CPU."""
     ids = torch.tensor([record.token_ids], device=model.device)
-    seen = observe(model, ids, queries=ALL_QUERIES)
-    heads = seen.keys[0].shape[1]
-    queries = _on_cpu(seen.queries)  # [L, Q, T, D]
-    queries = queries.view(len(queries), heads, -1, *queries.shape[2:])
     labels: dict[str, Tensor] = {}
     if recorded.labels:  # from passes over the prompt's cache in which the model repeats it
-        prompt = ids[:, : record.prompt_length]
-        inputs = prefill(model, prompt, tokenizer=tokenizer).inputs
-        assert inputs is not None
+        prompt, reply = ids[:, : record.prompt_length], ids[:, record.prompt_length :]
+        seen = prefill(model, prompt, Needs(queries=ALL_QUERIES), tokenizer=tokenizer)
+        assert seen.inputs is not None
         for name in recorded.labels:
-            labels[name] = _on_cpu(inputs.reconstruction(LABEL_PASSES[name])).float()
+            labels[name] = _on_cpu(seen.inputs.reconstruction(LABEL_PASSES[name])).float()
+        parts = [seen]
+        if reply.shape[1]:
+            parts.append(observe(model, reply, cache=seen.cache, queries=ALL_QUERIES))
+    else:
+        parts = [observe(model, ids, queries=ALL_QUERIES)]
+    seen = parts[-1]  # its cache holds the keys and values of every part
+    heads = seen.keys[0].shape[1]
+    queries = torch.cat([_on_cpu(part.queries) for part in parts], dim=2)  # [L, Q, T, D]
+    queries = queries.view(len(queries), heads, -1, *queries.shape[2:])
     return Trace(
         record=record,
         queries=queries,
