@@ -15,7 +15,7 @@ keeps contexts apart by them, and ordinary text does not contain them. Imports n
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property, partial
 from itertools import count, islice, takewhile
@@ -32,7 +32,7 @@ from kvp.artifacts.files import foreign
 from kvp.artifacts.manifest import Format, digest_json
 from kvp.artifacts.tensors import sealed_safetensors, tensors_digest, write_sealed_safetensors
 from kvp.budgets import Budget
-from kvp.errors import CacheError
+from kvp.errors import CacheError, UsageError
 from kvp.geometry import Geometry
 from kvp.program.names import plain_name
 from kvp.rope import Rope
@@ -238,6 +238,41 @@ def make_context(
     with foreign("this context", CacheError, "is not what engines go on from"):
         known = ContextFacts(**facts)
         return Context(facts=known, keys=keys, values=values, token_ids=token_ids).check()
+
+
+def pack_context(
+    layers: Iterable[Sequence[Tensor]],
+    token_ids: Tensor,
+    embedding: Rope,
+    **facts: Any,  # noqa: ANN401
+) -> Context:
+    """The context of what every layer keeps: of keys and values [H, S, D] those `held` [H, S] bool.
+
+    `embedding` is that of the keys, `facts` are the others of `ContextFacts`. Raises UsageError
+    where heads keep different numbers of tokens that are not multiples of `MULTIPLE`, CacheError as
+    `make_context`.
+    """
+    keys, values, counts = [], [], []
+    for all_keys, all_values, held in layers:
+        keys.append(all_keys[held].cpu())  # [R, D], head after head
+        values.append(all_values[held].cpu())
+        counts.append(held.sum(dim=1).tolist())
+    every = [count for layer in counts for count in layer]
+    even = len({*every}) == 1
+    if not even and any(count % MULTIPLE for count in every):
+        raise UsageError(f"heads keep other multiples of {MULTIPLE}: give compress the allocator")
+    kept = every[0] if even else blocks_of(every) * MULTIPLE
+    keys = [rotate_keys(rows, embedding, kept - len(token_ids)) for rows in keys]
+    if even:
+        heads = len(counts[0])
+        keys, values = (
+            [rows.view(heads, kept, -1).transpose(0, 1).contiguous() for rows in side]
+            for side in (keys, values)
+        )
+    return make_context(
+        keys, values, token_ids, **facts,
+        counts=None if even else counts, tokens=len(token_ids), kept=kept,
+    )  # fmt: skip
 
 
 def kept_rows(budget: Budget, tokens: int, least: int = 0) -> int:

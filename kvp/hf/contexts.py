@@ -19,15 +19,13 @@ from kvp.budgets import Budget, parse_budget
 from kvp.contexts import (
     MULTIPLE,
     Context,
-    blocks_of,
     can_turn,
     is_norm,
     kept_rows,
-    make_context,
     norms_digest,
+    pack_context,
     read_context,
     rope_facts,
-    rotate_keys,
 )
 from kvp.errors import ModelError, UsageError
 from kvp.hf.cache import EvictingCache
@@ -117,24 +115,12 @@ def context_of(
     layers = [*cache.stored.values()]
     if any(layer.batch != 1 for layer in layers):
         raise UsageError("a context is of one row: compress one at a time")
-    present = [layer.positions[0] < EMPTY for layer in layers]  # [H, S] of each layer
-    counts = [held.sum(dim=1).tolist() for held in present]
-    every = [count for layer in counts for count in layer]
-    even = len({*every}) == 1
-    if not even and any(count % MULTIPLE for count in every):
-        raise UsageError(f"heads keep other multiples of {MULTIPLE}: give compress the allocator")
-    kept, rope = every[0] if even else blocks_of(every) * MULTIPLE, rope_of(inner, seen)
-    keys, values = [], []
-    for layer, held in zip(layers, present, strict=True):
-        rows = [part[0][held] for part in layer.slots]  # [R, D], head after head
-        if even:
-            rows = [part.view(len(held), kept, -1).transpose(0, 1) for part in rows]
-        keys.append(rotate_keys(rows[0], rope, kept - seen).cpu().contiguous())
-        values.append(rows[1].cpu().contiguous())
-    return make_context(
-        keys, values, torch.tensor(list(token_ids), dtype=torch.int64),
-        **_facts_of(inner), tokenizer=tokenizer_digest(tokenizer), counts=None if even else counts,
-        policy=recorded_name(policy), budget=budget, tokens=seen, kept=kept,
+    rows = [(*layer.slots, layer.positions < EMPTY) for layer in layers]
+    return pack_context(
+        [[part[0] for part in layer] for layer in rows],
+        torch.tensor(list(token_ids), dtype=torch.int64), rope_of(inner, seen),
+        **_facts_of(inner), tokenizer=tokenizer_digest(tokenizer),
+        policy=recorded_name(policy), budget=budget,
     )  # fmt: skip
 
 

@@ -19,7 +19,7 @@ values alone, so policies and methods that read queries are refused.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
@@ -47,16 +47,17 @@ from kvp.contexts import (
     Context,
     ContextFacts,
     kept_rows,
-    make_context,
+    pack_context,
     read_context,
     read_facts,
     read_placeholders,
-    rotate_keys,
 )
 from kvp.errors import CacheError, KvpError, UsageError, one_line
-from kvp.ranking import Protection, select
-from kvp.scoring import Scorer, View, score_layers
+from kvp.ranking import EMPTY_SLOT, Allocator, Protection, Selection, WholeBlocks
+from kvp.scoring import Scorer, SelfSizing, View, score_layers
+from kvp.vllm.backend import HeadPool, Running, Step, set_step
 from kvp.vllm.engine import BlockLayout, EngineModel, policy_of
+from kvp.vllm.plugin import BACKENDS, LAYOUT, holds_uneven
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -102,6 +103,8 @@ class Work(KVConnectorMetadata):
 
     loads: list[Load] = field(default_factory=list)
     saves: list[Save] = field(default_factory=list)
+    running: list[Running] = field(default_factory=list)
+    """Requests of the step whose contexts have uneven counts."""
 
 
 @dataclass
@@ -140,9 +143,16 @@ class KvpConnector(KVConnectorBase_V1):
         self._layers: dict[int, Any] = {}
         self._protection = Protection()
         self._layout: BlockLayout | None = None
+        self._pool: HeadPool | None = None
         self._scorer: Scorer | None = None
+        self._allocator: Allocator | None = None
         if "policy" in extra:
-            self._scorer = policy_of(extra["policy"], self._model.geometry)
+            self._scorer, self._allocator = policy_of(extra["policy"], self._model.geometry)
+
+    @classmethod
+    def get_required_kvcache_layout(cls, vllm_config: VllmConfig) -> str | None:
+        """The layout in which heads can hold different numbers of tokens, where they may."""
+        return LAYOUT if holds_uneven(vllm_config) else None
 
     # The scheduler's side.
 
@@ -205,21 +215,18 @@ class KvpConnector(KVConnectorBase_V1):
         """What the workers load before this step and compress after it."""
         work, self._waiting = Work(self._waiting), []
         assert self._kv_cache_manager is not None
-        for name in self._saves.keys() & scheduler_output.num_scheduled_tokens.keys():
-            save = self._saves[name]
-            (blocks,) = self._kv_cache_manager.get_block_ids(name)
-            if self._read(scheduler_output, name) >= len(save.token_ids):
+        before = _computed_tokens(scheduler_output)
+        for name, tokens in scheduler_output.num_scheduled_tokens.items():
+            save, (facts, load) = self._saves.get(name), self._requests.get(name, (None, None))
+            stop = before[name] + tokens
+            if save and stop >= len(save.token_ids):
+                (blocks,) = self._kv_cache_manager.get_block_ids(name)
                 work.saves.append(replace(self._saves.pop(name), blocks=tuple(blocks)))
                 self._told[name] = {}
+            if facts and facts.counts and load and not load.refused:
+                (blocks,) = self._kv_cache_manager.get_block_ids(name)
+                work.running.append(Running(facts.kept, facts.counts, blocks[0], tokens, stop))
         return work
-
-    @staticmethod
-    def _read(step: SchedulerOutput, name: str) -> int:
-        """Tokens of a request that the engine has read when the step is over."""
-        new = {request.req_id: request.num_computed_tokens for request in step.scheduled_new_reqs}
-        cached = step.scheduled_cached_reqs
-        before = {**dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True)), **new}
-        return int(before[name] + step.num_scheduled_tokens[name])
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         """Remember what workers have saved until its request is answered, unless it was ended."""
@@ -238,6 +245,34 @@ class KvpConnector(KVConnectorBase_V1):
         return False, {"kvp_context": told} if told else None
 
     # A worker's side.
+
+    def register_kv_caches(self, kv_caches: dict[str, Tensor]) -> None:
+        """Find the cache of all layers; ValueError where heads could not be told apart in it."""
+        if not self._model.uneven:
+            return
+        config = self._vllm_config.compilation_config.static_forward_context
+        caches = [*kv_caches.values()]
+        pool = HeadPool.of(caches[0])
+        ours = all(hasattr(config[name].impl, "twin") for name in kv_caches)
+        layers = sorted(map(pool.layer, caches)) == [*range(self._model.geometry.layers)]
+        if not ours or not layers or pool.layers != len(caches):
+            raise ValueError(
+                "kvp contexts: uneven counts need one of vLLM's attention backends "
+                f"{', '.join(BACKENDS)}, with kvp installed beside vLLM and no other cache in it"
+            )
+        self._pool = pool
+
+    def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
+        """Tell attention which requests of the coming step are on contexts of uneven counts."""
+        super().bind_connector_metadata(connector_metadata)
+        assert isinstance(connector_metadata, Work)
+        if self._pool:
+            set_step(Step(connector_metadata.running, self._block_size))
+
+    def clear_connector_metadata(self) -> None:
+        """After the step: passes that vLLM makes for itself are of no context."""
+        super().clear_connector_metadata()
+        set_step()
 
     def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:  # noqa: ANN401
         """Write the rows of all loads of this step into the blocks of every attention layer."""
@@ -260,16 +295,28 @@ class KvpConnector(KVConnectorBase_V1):
 
     def _write(self, context: Context, load: Load, layers: Mapping[int, Any]) -> None:
         context.facts.check(**self._model.facts)
+        if context.facts.counts is not None:
+            return self._write_uneven(context, load, layers)
         rows = torch.arange(load.start, load.stop)
         blocks = torch.tensor(load.blocks)[rows // self._block_size]
         slots = blocks * self._block_size + rows % self._block_size
         for index, layer in layers.items():
             parts = (context.keys[index], context.values[index])
             keys, values = (_of_rank(part[rows], layer) for part in parts)
-            device = layer.kv_cache.device
-            layer.impl.do_kv_cache_update(
-                layer, keys.to(device), values.to(device), layer.kv_cache, slots.to(device)
-            )
+            _update_cache(layer, keys, values, layer.kv_cache, slots)
+        return None
+
+    def _write_uneven(self, context: Context, load: Load, layers: Mapping[int, Any]) -> None:
+        """Write the rows of the blocks from `load.start` on, head after head and layer by layer."""
+        pool, blocks, done = self._pool, torch.tensor(load.blocks), 0
+        assert pool is not None
+        first = load.start * pool.layers * pool.heads  # of all rows of the context
+        for index, length in enumerate(context.facts.rows):
+            rows = torch.arange(max(first, done), max(first, done + length))
+            parts = (context.keys[index], context.values[index])
+            keys, values = (part[rows - done][:, None] for part in parts)  # one KV head
+            _update_cache(layers[index], keys, values, pool.cache, pool.slots(blocks, rows))
+            done += length
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         """Blocks that hold nothing: their requests end in an error."""
@@ -303,37 +350,58 @@ class KvpConnector(KVConnectorBase_V1):
             raise UsageError("compress with `kvp compress`: this engine is tensor parallel")
         tokens = len(save.token_ids)
         kept = kept_rows(parse_budget(save.budget), tokens, least=self._protection.tokens)
-        positions, keys, values = torch.arange(tokens)[None], [], []
-        for index, layer in sorted(self._layers.items()):
-            self._layout = self._layout or BlockLayout(layer, self._block_size)
-            blocks = torch.tensor(save.blocks, device=layer.kv_cache.device)
-            rows = self._layout.rows(layer.kv_cache, blocks, tokens)
+        positions = torch.arange(tokens)[None]
+        scores: list[Tensor] = []
+        for index, (keys, values) in enumerate(self._prompt(save)):
             if index == 0:
-                self._model.check_turned(rows[0], save.token_ids)
-            of_heads = [part.transpose(0, 1) for part in rows]  # [H, N, D]
+                self._model.check_turned(keys.transpose(0, 1), save.token_ids)
             view = View(
-                layer=index, keys=of_heads[0][None], values=of_heads[1][None],
-                positions=positions.to(blocks.device), budget=kept,
+                layer=index, keys=keys[None], values=values[None],
+                positions=positions.to(keys.device), budget=kept,
             )  # fmt: skip
-            scores = score_layers(self._scorer, [view])[0][0]
-            chosen = select(scores, kept, self._protection)  # [H, k]
-            wide = chosen[..., None].expand(-1, -1, of_heads[0].shape[-1])
-            mine = [part.gather(1, wide).transpose(0, 1).cpu().contiguous() for part in of_heads]
-            keys.append(rotate_keys(mine[0], self._model.rope, kept - tokens))
-            values.append(mine[1])
-        context = make_context(
-            keys, values, torch.tensor(save.token_ids), **self._model.facts, tokenizer=None,
+            scores += score_layers(self._scorer, [view])[0]
+        sizes = self._scorer.sizes if isinstance(self._scorer, SelfSizing) else None
+        split = None
+        if self._allocator is not None and kept < tokens:
+            split = WholeBlocks(self._allocator, MULTIPLE)
+        stay = Selection(torch.stack(scores), self._protection, sizes).tokens(kept, split)
+        stay = stay.masked_fill(stay == EMPTY_SLOT, tokens)  # [L, H, S]
+        held = torch.zeros(*stay.shape[:2], tokens + 1, dtype=torch.bool, device=stay.device)
+        held = held.scatter(2, stay, value=True)[..., :tokens]
+        context = pack_context(
+            ((*rows, held[index]) for index, rows in enumerate(self._prompt(save))),
+            torch.tensor(save.token_ids), self._model.rope, **self._model.facts, tokenizer=None,
             policy=getattr(self._scorer, "label", self._scorer.name), budget=save.budget,
-            tokens=tokens, kept=kept,
         )  # fmt: skip
         context.write(self._folder)
-        told = {"digest": context.name, "tokens": tokens, "kept": kept}
+        told = {"digest": context.name, "tokens": tokens, "kept": context.facts.kept}
         return {**told, "placeholders": context.placeholders}
+
+    def _prompt(self, save: Save) -> Iterator[tuple[Tensor, Tensor]]:
+        """Keys and values [H, N, D] of a prompt in every layer, out of the engine's blocks."""
+        for _, layer in sorted(self._layers.items()):
+            self._layout = self._layout or BlockLayout(layer, self._block_size)
+            blocks = torch.tensor(save.blocks, device=layer.kv_cache.device)
+            keys, values = self._layout.rows(layer.kv_cache, blocks, len(save.token_ids))
+            yield keys.transpose(0, 1), values.transpose(0, 1)
 
     def build_connector_worker_meta(self) -> Saved | None:
         """What `wait_for_save` has saved."""
         saved, self._saved = self._saved, Saved()
         return saved if saved.told else None
+
+
+def _computed_tokens(step: SchedulerOutput) -> dict[str, int]:
+    """Tokens of every scheduled request that the engine has before the step."""
+    cached = step.scheduled_cached_reqs
+    before = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+    return before | {new.req_id: new.num_computed_tokens for new in step.scheduled_new_reqs}
+
+
+def _update_cache(layer: Any, keys: Tensor, values: Tensor, cache: Tensor, slots: Tensor) -> None:  # noqa: ANN401
+    """Write rows [n, H, D] into slots [n] of a cache, as the layer's backend orders them."""
+    keys, values, slots = (part.to(cache.device) for part in (keys, values, slots))
+    layer.impl.do_kv_cache_update(layer, keys, values, cache, slots)
 
 
 def _of_rank(part: Tensor, layer: Any) -> Tensor:  # noqa: ANN401 - vLLM's attention layer
@@ -346,8 +414,11 @@ def _of_rank(part: Tensor, layer: Any) -> Tensor:  # noqa: ANN401 - vLLM's atten
 def _refusal_reason(request: Request, facts: ContextFacts, written: int, model: EngineModel) -> str:
     """Why a request with this context cannot be answered; empty where it can."""
     ids, options = request.prompt_token_ids or [], request.sampling_params
-    if facts.counts is not None:
-        return "its heads keep different numbers of tokens, which this server does not hold"
+    if facts.counts is not None and not model.uneven:
+        return (
+            "its heads keep different numbers of tokens: start the server with a policy that has "
+            'an allocator, POLICY+global, or with "uneven": true'
+        )
     if written < facts.kept:
         return f"{written} of the context's {facts.kept} placeholders are there"
     if len(ids) == facts.kept:

@@ -12,26 +12,26 @@ from torch import Tensor
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from kvp.artifacts.tensors import read_some
-from kvp.contexts import can_turn, is_norm, norms_digest, rope_facts, rotate_keys
+from kvp.contexts import MULTIPLE, can_turn, is_norm, norms_digest, rope_facts, rotate_keys
 from kvp.errors import CacheError, UsageError
 from kvp.geometry import Geometry
 from kvp.plugins import import_own
+from kvp.ranking import Allocator
 from kvp.rope import Rope
 from kvp.scoring import Needs, Scorer
+from kvp.vllm.plugin import holds_uneven
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
 
-def policy_of(name: str, geometry: Geometry) -> Scorer:
-    """The policy or method that an engine of this geometry compresses with.
+def policy_of(name: str, geometry: Geometry) -> tuple[Scorer, Allocator | None]:
+    """What an engine of this geometry compresses with: a policy or method, and its allocator.
 
     Raises UsageError where none can, PolicyError where it was trained for another geometry.
     """
     scorer, allocator = import_own("policies").resolve_method(name)
-    if allocator is not None:
-        raise UsageError(f"policy {name}: engines hold equal counts in every head: leave out +...")
     if scorer.needs != Needs():
         raise UsageError(
             f"{name} reads queries, which engines do not show: take what reads keys and values "
@@ -40,8 +40,7 @@ def policy_of(name: str, geometry: Geometry) -> Scorer:
         )
     if hasattr(scorer, "geometry"):
         import_own("policies.policy_files").check_geometry(scorer, geometry)
-    rule: Scorer = scorer
-    return rule
+    return scorer, allocator
 
 
 class EngineModel:
@@ -50,6 +49,9 @@ class EngineModel:
     def __init__(self, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> None:
         """Raise ValueError, at the start of the engine, where no context can be right in it."""
         self._config = model = vllm_config.model_config
+        self.uneven = holds_uneven(vllm_config)
+        parallel, block_size = vllm_config.parallel_config, vllm_config.cache_config.block_size
+        ranks = parallel.tensor_parallel_size * parallel.decode_context_parallel_size
         self._text = text = model.hf_text_config
         wrong = {
             "kv_load_failure_policy must be fail: recompute would compute placeholders": (
@@ -64,6 +66,10 @@ class EngineModel:
             "the model attends over latent entries (MLA)": model.use_mla,
             "the model has no RoPE in some layers, or one of the length or of several positions": (
                 not can_turn(text)
+            ),
+            "uneven counts are held by one GPU: leave parallelism out": self.uneven and ranks > 1,
+            f"uneven counts come in blocks of {MULTIPLE} tokens: set --block-size {MULTIPLE}": (
+                self.uneven and MULTIPLE % block_size
             ),
         }
         for why, condition in wrong.items():

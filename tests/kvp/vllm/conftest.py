@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kvp.hf.contexts import compress, load_context
-from policies import resolve_method
+from policies import make_allocator, resolve_method
 
 FILLER = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back. "
 
@@ -24,6 +24,7 @@ class Engine:
         self.llm = vllm.LLM(
             str(served), dtype="float32", enforce_eager=True, max_model_len=2048, max_logprobs=-1,
             enable_prefix_caching=True, block_size=32, num_gpu_blocks_override=70,
+            max_num_batched_tokens=256, max_num_seqs=64,  # long prompts are read in chunks
             disable_log_stats=False,
             kv_transfer_config=vllm.config.KVTransferConfig(
                 kv_connector="KvpConnector", kv_connector_module_path="kvp.vllm.connector",
@@ -55,7 +56,7 @@ class Engine:
         made = self.model.generate(torch.tensor([ids]), max_new_tokens=8, do_sample=False)
         return made[0, len(ids) :].tolist()
 
-    def context(self, number, budget):
+    def context(self, number, budget, allocator=None):
         """A document with a needle, compressed, and the question about it."""
         draw = random.Random(number)
         needle = (
@@ -64,7 +65,10 @@ class Engine:
         sentences = [FILLER] * draw.randint(8, 16)
         sentences.insert(draw.randrange(len(sentences)), needle)
         scorer, _ = resolve_method(self.policy)
-        context = compress(self.model, self.tokenizer, "".join(sentences), scorer, budget)
+        context = compress(
+            self.model, self.tokenizer, "".join(sentences), scorer, budget,
+            allocator=allocator and make_allocator(allocator),
+        )  # fmt: skip
         context.write(self.folder)
         question = (
             f"What is the special magic number for cat-{number}? The special magic number for"
@@ -85,6 +89,6 @@ def start_engine():
     """`Engine`, in an environment that suits CPUs."""
     os.environ.update(
         VLLM_CPU_KVCACHE_SPACE="1", VLLM_CPU_OMP_THREADS_BIND="nobind",
-        VLLM_WORKER_MULTIPROC_METHOD="spawn",
+        VLLM_WORKER_MULTIPROC_METHOD="spawn", VLLM_ALLOW_INSECURE_SERIALIZATION="1",
     )  # fmt: skip
     return Engine

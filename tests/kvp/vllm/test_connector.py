@@ -33,10 +33,16 @@ class Base:
     """What the connector inherits."""
 
     def __init__(self, config, role, cache):
-        self._kv_cache_manager, self.metadata = object(), None
+        self._kv_cache_manager, self.metadata, self._vllm_config = object(), None, config
 
     def _get_connector_metadata(self):
         return self.metadata
+
+    def bind_connector_metadata(self, metadata):
+        self.metadata = metadata
+
+    def clear_connector_metadata(self):
+        self.metadata = None
 
 
 class Backend:
@@ -86,12 +92,17 @@ def start(monkeypatch, made):
         get_total_num_kv_heads=lambda: config.num_key_value_heads,
     )  # fmt: skip
 
-    def start(folder):
-        extra = {"contexts": str(folder), "policy": "knorm"}
-        transfer = SimpleNamespace(kv_load_failure_policy="fail", kv_connector_extra_config=extra)
+    def start(folder, policy="knorm", ranks=1, block_size=BLOCK):
+        transfer = SimpleNamespace(
+            kv_load_failure_policy="fail", kv_connector_module_path="kvp.vllm.connector",
+            kv_connector_extra_config={"contexts": str(folder), "policy": policy},
+        )  # fmt: skip
         engine = SimpleNamespace(
             model_config=text, kv_transfer_config=transfer, speculative_config=None,
-            cache_config=SimpleNamespace(block_size=BLOCK),
+            cache_config=SimpleNamespace(block_size=block_size),
+            parallel_config=SimpleNamespace(
+                tensor_parallel_size=ranks, decode_context_parallel_size=1
+            ),
         )  # fmt: skip
         groups = SimpleNamespace(kv_cache_groups=[0])
         return module, module.KvpConnector(engine, Role, groups), logged
@@ -111,6 +122,13 @@ def layers_of(config):
     }  # fmt: skip
 
 
+STEP = SimpleNamespace(
+    num_scheduled_tokens={}, scheduled_new_reqs=(),
+    scheduled_cached_reqs=SimpleNamespace(req_ids=(), num_computed_tokens=()),
+)  # fmt: skip
+"""A step of vLLM that computes nothing."""
+
+
 def asked(ids, **changes):
     """A request of vLLM."""
     usual = {
@@ -128,7 +146,7 @@ def ask(connector, ids, **changes):
     rows, _ = connector.get_num_new_matched_tokens(request, 0)
     blocks = SimpleNamespace(get_block_ids=lambda: ([*range(8)],))
     connector.update_state_after_alloc(request, blocks, rows)
-    work = connector.build_connector_meta(SimpleNamespace(num_scheduled_tokens={}))
+    work = connector.build_connector_meta(STEP)
     return connector.request_finished(request, [])[1], work
 
 
@@ -287,6 +305,14 @@ def test_heads_of_other_counts_are_refused(made, start, tmp_path):
     assert told is None
     assert "heads keep different numbers of tokens" in work.loads[0].refused
     assert len(logged) == 1
+    for wrong in ({"ranks": 2}, {"block_size": 64}):
+        with pytest.raises(ValueError, match="kvp contexts: uneven counts"):
+            start(tmp_path, "knorm+ada", **wrong)
+    logged.clear()
+    _, connector, logged = start(tmp_path, "knorm+ada")
+    told, work = ask(connector, [*uneven.placeholders, 1, 2])
+    assert told["kvp_context"]["kept"] == 64
+    assert not logged
 
 
 def test_what_is_right_is_loaded_and_compressed(made, start, tmp_path):

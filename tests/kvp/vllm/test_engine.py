@@ -16,32 +16,64 @@ vllm = pytest.importorskip("vllm", reason="needs vLLM: make test-vllm")
 pytestmark = pytest.mark.vllm
 
 BUDGETS = ("100%", "25%", "12.5%", "6%")
-PROMPTS = 24
+ALLOCATORS = (None, "global", "ada", "pyramid")
+PROMPTS = 12
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory, start_engine):
-    model, tokenizer = load_model("nano")
-    return start_engine(path(), model, tokenizer, tmp_path_factory.mktemp("contexts"), "nano")
+def nano():
+    return load_model("nano")
 
 
-def test_first_tokens_and_answers_are_those_of_transformers(engine):
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory, start_engine, nano):
+    """One that holds contexts of equal and of uneven counts."""
+    return start_engine(path(), *nano, tmp_path_factory.mktemp("contexts"), "nano+global")
+
+
+def test_an_engine_without_an_allocator(tmp_path_factory, start_engine, nano):
+    """It holds equal counts, in vLLM's own layout and attention, and nothing else."""
+    engine = start_engine(path(), *nano, tmp_path_factory.mktemp("contexts"), "nano")
+    try:
+        backends = engine.llm.collective_rpc(backends_of)
+        assert backends == [(["CPUAttentionBackendImpl"], "LBHNC")]
+        context, question = engine.context(700, "25%")
+        expected, _ = engine.expected(context, question)
+        assert float((engine.first(context, question)[1] - expected).abs().max()) < 2e-4
+        context, question = engine.context(700, "25%", "global")
+        assert context.facts.counts is not None
+        found = engine.answer([*context.placeholders, *question])
+        assert found.outputs[0].finish_reason == "error"
+    finally:
+        engine.llm.llm_engine.engine_core.shutdown()
+
+
+def backends_of(worker):
+    """Classes of a worker's attention, and its layout."""
+    config = worker.vllm_config
+    layers = config.compilation_config.static_forward_context.values()
+    names = sorted({type(layer.impl).__qualname__ for layer in layers})
+    return names, config.cache_config.kv_cache_layout
+
+
+@pytest.mark.parametrize("allocator", ALLOCATORS)
+def test_first_tokens_and_answers_are_those_of_transformers(allocator, engine):
     worst = 0.0
     for number in range(PROMPTS):
         for budget in BUDGETS:
-            context, question = engine.context(number, budget)
+            context, question = engine.context(number, budget, allocator)
             expected, tokens = engine.expected(context, question)
             found, ours = engine.first(context, question)
             worst = max(worst, float((ours - expected).abs().max()))
             assert list(found.outputs[0].token_ids) == tokens
             told = found.kv_transfer_params["kvp_context"]
             assert (told["tokens"], told["kept"]) == (context.facts.tokens, context.facts.kept)
-    print(f"largest difference of a log-probability: {worst:.1e}")
+    print(f"{allocator}: largest difference of a log-probability: {worst:.1e}")
     assert worst < 2e-4
 
 
 def test_later_questions_load_nothing(engine):
-    context, question = engine.context(100, "12.5%")
+    context, question = engine.context(100, "25%", "global")
     engine.answer([*context.placeholders, *question])
     (engine.folder / f"{context.digest[:32]}.context").rename(engine.folder / "away")
     try:  # the file is not read again, and whoever asks for it is told that it is missing
@@ -56,9 +88,10 @@ def test_later_questions_load_nothing(engine):
 def test_the_engine_compresses_as_transformers_does(engine):
     same = rows = 0
     for number in range(4):
-        theirs, question = engine.context(200 + number, "12.5%")
-        told = engine.compressed(theirs.token_ids.tolist(), "12.5%")
+        theirs, question = engine.context(200 + number, "25%", "global")
+        told = engine.compressed(theirs.token_ids.tolist(), "25%")
         ours = read_context(engine.folder / f"{told['digest']}.context")
+        assert ours.facts.counts == theirs.facts.counts
         for mine, other in zip(ours.keys, theirs.keys, strict=True):
             close = (mine - other).abs().amax(-1) < 1e-3
             same, rows = same + int(close.sum()), rows + close.numel()
@@ -69,7 +102,7 @@ def test_the_engine_compresses_as_transformers_does(engine):
 
 
 def test_what_cannot_be_right_ends_in_an_error_and_the_next_request_is_right(engine):
-    context, question = engine.context(300, "12.5%")
+    context, question = engine.context(300, "25%", "global")
     ids, kept = context.placeholders, context.facts.kept
     missing = placeholder_ids("0" * 64, 64, context.facts.vocabulary)
     expected = engine.expected(context, question)[1]
@@ -102,9 +135,12 @@ def test_files_of_others_are_refused(engine):
     assert list(found.outputs[0].token_ids) == engine.expected(context, question)[1]
 
 
-def test_five_hundred_mixed_requests(engine):
+def test_a_thousand_mixed_requests(engine):
     """Contexts, plain prompts, what is refused, and clients that leave, in little KV space."""
-    made = [engine.context(500 + number, "12.5%") for number in range(3)]
+    made = [
+        engine.context(500 + number, "25%", ALLOCATORS[number % len(ALLOCATORS)])
+        for number in range(8)
+    ]
     answers = [engine.expected(*each)[1] for each in made]
     plain = [[*context.token_ids.tolist(), *question] for context, question in made]
     whole = [engine.whole(ids) for ids in plain]
@@ -131,8 +167,8 @@ def test_five_hundred_mixed_requests(engine):
         "logprobs",
         "leaves",
     )
-    for number in range(500):
-        kind, pick = draw.choice(kinds), draw.randrange(3)
+    for number in range(1000):
+        kind, pick = draw.choice(kinds), draw.randrange(len(made))
         (context, question), name = made[pick], f"{number}-{kind}"
         ids = {
             "plain": plain[pick], "missing": [*missing, *question],
@@ -153,7 +189,7 @@ def test_five_hundred_mixed_requests(engine):
         leaving = {name: left - 1 for name, left in leaving.items()}
         gone = [name for name, left in leaving.items() if left == 0]
         core.abort_request(gone, internal=False)
-    assert len(finished) >= 500 - sum("leaves" in name for name in wanted)
+    assert len(finished) >= 1000 - sum("leaves" in name for name in wanted)
     for name, found in finished.items():
         if "leaves" in name:
             continue

@@ -1,0 +1,341 @@
+"""A stock attention backend of vLLM, also over contexts whose heads keep different numbers of rows.
+
+In vLLM's layout BLHNC a block holds the rows of all layers and KV heads side by side: with block
+size N it is L * H *head blocks* of N rows. Seen so, the cache of all layers is one paged cache of a
+single KV head (`HeadPool`). A context of counts [L, H] takes as few whole blocks as its rows need,
+and its heads share their head blocks in (layer, head) order; the tokens after it lie where vLLM
+puts them, head h of layer l of block b in head block (b, l, h), so that vLLM's scheduler, prefix
+cache and writer see ordinary blocks.
+
+Attention of such a request runs head by head: every (request, KV head) is a sequence with a block
+table and a length of its own for a *twin* of the stock implementation, which has one KV head. All
+other requests go the stock way, and so does a server whose connector holds equal counts alone.
+Block tables per head are those of KV-Compress (Rehg, 2024, section 4); the layout is that of vLLM's
+RFC 42082. Tables are made on the cache's device, and nothing of it is read back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, cached_property, partial
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from kvp.errors import UsageError
+from kvp.vllm.plugin import BACKENDS, LAYOUT, holds_uneven
+
+if TYPE_CHECKING:
+    from vllm.v1.attention.backend import (
+        AttentionBackend,
+        AttentionCGSupport,
+        CommonAttentionMetadata,
+    )
+
+
+@dataclass(frozen=True)
+class HeadPool:
+    """The cache of all layers as a paged cache of one KV head."""
+
+    cache: Tensor
+    """[blocks * L * H, 1, N, 2 D]"""
+    layers: int
+    heads: int
+    """KV heads of a layer."""
+    block_size: int
+
+    @classmethod
+    def of(cls, layer_cache: Tensor) -> HeadPool:
+        """The pool that `layer_cache` [blocks, H, N, 2 D] of any layer is part of.
+
+        Raises UsageError where the layout is not BLHNC.
+        """
+        blocks, heads, size, width = layer_cache.shape
+        row, of_block = size * width, layer_cache.stride(0)
+        if layer_cache.stride()[1:] != (row, width, 1) or of_block % (heads * row):
+            raise UsageError(f"contexts of uneven counts need vLLM's KV cache layout {LAYOUT}")
+        layers = of_block // (heads * row)
+        shape, strides = (blocks * layers * heads, 1, size, width), (row, row, width, 1)
+        return cls(torch.as_strided(layer_cache, shape, strides, 0), layers, heads, size)
+
+    def layer(self, layer_cache: Tensor) -> int:
+        """Which layer of a block `layer_cache` is."""
+        return layer_cache.storage_offset() // (layer_cache.stride(1) * self.heads)
+
+    def slots(self, blocks: Tensor, rows: Tensor) -> Tensor:
+        """Where packed rows [n] of a context in `blocks` lie, counted in rows of the pool."""
+        each = self.layers * self.heads  # head blocks of a block
+        places = rows // self.block_size
+        return (blocks[places // each] * each + places % each) * self.block_size + (
+            rows % self.block_size
+        )
+
+
+@dataclass(frozen=True)
+class Running:
+    """One request on a context of uneven counts, in one step."""
+
+    kept: int
+    """Tokens of the context in the eyes of vLLM, its placeholders."""
+    counts: Sequence[Sequence[int]]
+    """Rows of every layer and KV head, multiples of the block size."""
+    block: int
+    """The request's first block, by which attention finds it in a batch."""
+    tokens: int
+    """Tokens that the step computes."""
+    stop: int
+    """Tokens of the request when the step is over, placeholders included."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """What the connector says of the step that runs."""
+
+    requests: Sequence[Running] = ()
+    block_size: int = 1
+
+    @cached_property
+    def counts(self) -> Tensor:
+        """Head blocks of every layer and KV head: [C, L, H] int64."""
+        return torch.tensor([request.counts for request in self.requests]) // self.block_size
+
+    @cached_property
+    def longest(self) -> int:
+        """Rows of the longest head of any of its requests when the step is over."""
+        after = torch.tensor([request.stop - request.kept for request in self.requests])
+        return int((self.counts.flatten(1).amax(1) * self.block_size + after).max())
+
+
+_step = Step()
+
+
+def set_step(step: Step | None = None) -> None:
+    """Tell attention of this process what runs in the next step; without `step` of no context."""
+    global _step
+    _step = step or Step()
+
+
+@dataclass(frozen=True)
+class HeadSequences:
+    """One step's requests on contexts, as sequences of one KV head each."""
+
+    pool: HeadPool
+    layers: Sequence[Any]
+    """Per layer, the stock backend's metadata of C * H sequences."""
+    order: Tensor | None
+    """[T * H] where the tokens of the sequences stand in queries [T * H, G, D]; None: in order."""
+    alone: bool
+    """True where the step computes no other requests."""
+
+    @classmethod
+    def of(cls, step: Step, common: CommonAttentionMetadata, pool: HeadPool, twin: Any) -> Any:
+        """Those of `step` in the batch `common`; `twin` builds the metadata."""
+        device, heads = common.block_table_tensor.device, pool.heads
+        requests, every = len(step.requests), common.num_reqs
+        facts = [(request.block, request.kept) for request in step.requests]
+        firsts, kept = torch.tensor(facts).to(device).T  # [C] in the order of the step
+        same = common.block_table_tensor[:every, :1] == firsts  # [R, C]
+        chosen = (~same.any(1)).int().argsort(stable=True)[:requests]  # in the order of the batch
+        which = same[chosen].int().argmax(1)
+        kept, counts = kept[which], step.counts.to(device)[which]
+        table = head_tables(
+            common.block_table_tensor[chosen], counts, kept // pool.block_size,
+            -(-step.longest // pool.block_size),
+        )  # fmt: skip
+        after = common.seq_lens[chosen] - kept  # [C] tokens after the context
+        lengths = counts * pool.block_size + after[:, None, None]  # [C, L, H]
+        lengths = lengths.transpose(0, 1).flatten(1).int().contiguous()  # [L, C * H]
+        starts = common.query_start_loc[chosen].long()
+        tokens = (common.query_start_loc[chosen + 1] - starts).repeat_interleave(heads)
+        bounds = torch.zeros(requests * heads + 1, dtype=torch.int32, device=device)
+        bounds[1:] = tokens.cumsum(0)
+        computed = sum(request.tokens for request in step.requests)
+        longest_query = max(request.tokens for request in step.requests)
+        common = replace(
+            common, num_reqs=requests * heads, num_actual_tokens=computed * heads,
+            max_query_len=longest_query, max_seq_len=step.longest,
+            query_start_loc=bounds, query_start_loc_cpu=bounds, _num_computed_tokens_cache=None,
+        )  # fmt: skip
+        layers = [
+            twin.build(0, replace(common, seq_lens=lengths[layer], block_table_tensor=table[layer]))
+            for layer in range(pool.layers)
+        ]
+        alone, order = requests == every, None
+        if not alone or longest_query > 1:
+            places = torch.arange(computed * heads, device=device)
+            sequence = torch.searchsorted(bounds[1:], places, right=True)
+            token = starts[sequence // heads] + places - bounds[sequence]
+            order = token * heads + sequence % heads
+        return cls(pool, layers, order, alone)
+
+    def attend(self, layer_cache: Tensor, run: Any, query: Tensor, output: Tensor) -> None:
+        """Write what the sequences' queries attend to into `output`, both [T * H, G, D].
+
+        `run` calls the twin with queries, the pool's cache, metadata and output.
+        """
+        metadata = self.layers[self.pool.layer(layer_cache)]
+        if self.order is None:
+            run(query, self.pool.cache, metadata, output)
+            return
+        queries = query[self.order]
+        made = torch.empty_like(queries)
+        run(queries, self.pool.cache, metadata, made)
+        output[self.order] = made
+
+
+def head_tables(blocks: Tensor, counts: Tensor, own: Tensor, width: int) -> Tensor:
+    """Head blocks of every sequence, in order: [L, C * H, width] int32.
+
+    `blocks` [C, W] are those of the requests, of which the first `own` [C] are a context's; of
+    these its heads have `counts` [C, L, H] head blocks, one head after another. Places after a
+    sequence's last row name head blocks of others, which nobody reads.
+    """
+    requests, layers, heads = counts.shape
+    each = layers * heads
+    place = torch.arange(width, device=blocks.device)
+    inside = place < counts[..., None]  # [C, L, H, width]
+    first = (counts.flatten(1).cumsum(1) - counts.flatten(1)).view_as(counts)
+    of_context = first[..., None] + place
+    later = own[:, None, None, None] + place - counts[..., None]
+    block = torch.where(inside, of_context // each, later).clamp_(max=blocks.shape[1] - 1)
+    head = torch.arange(each, device=blocks.device).view(layers, heads, 1)
+    head = torch.where(inside, of_context % each, head)
+    taken = blocks.long().gather(1, block.view(requests, -1)).view_as(block)
+    return (taken * each + head).transpose(0, 1).flatten(1, 2).int().contiguous()
+
+
+class _Builder:
+    """Metadata of a step, and what a step of contexts needs beside it."""
+
+    stock: ClassVar[Any]
+    one_head: ClassVar[Callable[[Any, int], None]]
+
+    def __init__(self, kv_cache_spec: Any, *args: Any) -> None:
+        super().__init__(kv_cache_spec, *args)  # type: ignore[call-arg]
+        self.twin = self.stock(replace(kv_cache_spec, num_kv_heads=1), *args)
+        type(self).one_head(self.twin, kv_cache_spec.num_kv_heads)
+
+    @classmethod
+    def get_cudagraph_support(cls, *_: object) -> AttentionCGSupport:
+        """None: tables change their shape from step to step."""
+        from vllm.v1.attention.backend import AttentionCGSupport
+
+        return AttentionCGSupport.NEVER
+
+    def build(
+        self, common_prefix_len: int, common_attn_metadata: Any, *args: Any, **options: Any
+    ) -> Any:
+        """The stock metadata, with what `HeadSequences.of` needs of it."""
+        made = super().build(common_prefix_len, common_attn_metadata, *args, **options)  # type: ignore[misc]
+        made.kvp_common, made.kvp_twin, made.kvp_sequences = common_attn_metadata, self.twin, None
+        return made
+
+
+class _Impl:
+    """The stock attention, and its twin for requests on contexts."""
+
+    stock: ClassVar[Any]
+    num_kv_heads: int
+    num_queries_per_kv: int
+    head_size: int
+
+    def __init__(
+        self, num_heads: int, head_size: int, scale: float, num_kv_heads: int,
+        alibi_slopes: object, *args: Any, **options: Any,
+    ) -> None:  # fmt: skip
+        sizes = head_size, scale
+        super().__init__(num_heads, *sizes, num_kv_heads, alibi_slopes, *args, **options)  # type: ignore[call-arg]
+        if alibi_slopes is not None or options.get("sinks") is not None:
+            raise UsageError("models with ALiBi or attention sinks hold no uneven counts")
+        self.twin = self.stock(num_heads // num_kv_heads, *sizes, 1, None, *args, **options)
+
+    def forward(
+        self, layer: object, query: Tensor, key: Tensor, value: Tensor, kv_cache: Tensor,
+        attn_metadata: Any, output: Tensor, *args: Any, **options: Any,
+    ) -> Tensor:  # fmt: skip
+        """Attention of [T, Q, D] queries, as the stock one."""
+        metadata, sequences = attn_metadata, None
+        if metadata is not None and _step.requests:
+            if metadata.kvp_sequences is None:  # the first layer of the step
+                metadata.kvp_sequences = HeadSequences.of(
+                    _step, metadata.kvp_common, HeadPool.of(kv_cache), metadata.kvp_twin
+                )
+            sequences = metadata.kvp_sequences
+        if sequences is None or not sequences.alone:  # of all requests; those on contexts again
+            super().forward(  # type: ignore[misc]
+                layer, query, key, value, kv_cache, metadata, output, *args, **options
+            )
+        if sequences is not None:
+            tokens = metadata.num_actual_tokens
+            shape = tokens * self.num_kv_heads, self.num_queries_per_kv, self.head_size
+            run = partial(self._attend_twin, layer, *args, **options)
+            sequences.attend(
+                kv_cache, run, query[:tokens].reshape(shape), output[:tokens].view(shape)
+            )
+        return output
+
+    def _attend_twin(
+        self, layer: object, query: Tensor, cache: Tensor, metadata: object, output: Tensor,
+        *args: Any, **options: Any,
+    ) -> None:  # fmt: skip
+        self.twin.forward(layer, query, None, None, cache, metadata, output, *args, **options)
+
+
+def _cpu(twin: Any, heads: int) -> None:
+    twin.num_heads //= heads
+
+
+def _flash(twin: Any, heads: int) -> None:
+    twin.num_heads_q //= heads
+    twin.use_full_cuda_graph = False  # its buffer holds one sequence of every request
+
+
+def _triton(twin: Any, heads: int) -> None:
+    twin.num_heads_q, twin.num_heads_kv = twin.num_heads_q // heads, 1
+    twin.seq_threshold_3D *= heads  # of sequences, where it was of requests
+    for name in ("softmax_segm_output", "softmax_segm_max", "softmax_segm_expsum"):
+        scratch = getattr(twin, name)
+        shape = scratch.shape[0] * heads, scratch.shape[1] // heads, *scratch.shape[2:]
+        setattr(twin, name, scratch.view(shape))
+
+
+_ONE_HEAD = {"CPU_ATTN": _cpu, "FLASH_ATTN": _flash, "TRITON_ATTN": _triton}
+"""What the builder of a twin still has to learn: it reads the number of heads from the model."""
+
+
+def _supported_kv_cache_layouts(_: object) -> Any:
+    from vllm.v1.kv_cache_interface import KVCacheLayout
+
+    return (KVCacheLayout[LAYOUT],)
+
+
+@cache
+def headwise(stock: type[AttentionBackend]) -> type[AttentionBackend]:
+    """The backend `stock` of the same name, also over contexts of uneven counts."""
+    impl, builder = stock.get_impl_cls(), stock.get_builder_cls()
+    one_head = staticmethod(_ONE_HEAD[stock.get_name()])
+    ours: Any = type(impl.__name__, (_Impl, impl), {"stock": impl})
+    builds: Any = type(
+        builder.__name__, (_Builder, builder), {"stock": builder, "one_head": one_head}
+    )
+    methods = {
+        "supported_kv_cache_layouts": classmethod(_supported_kv_cache_layouts),
+        "get_impl_cls": staticmethod(lambda: ours),
+        "get_builder_cls": staticmethod(lambda: builds),
+    }
+    return type(stock.__name__, (stock,), methods)
+
+
+def __getattr__(name: str) -> Any:
+    """A backend by vLLM's name for it, as the current configuration wants it."""
+    if name not in BACKENDS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from vllm.config import get_current_vllm_config_or_none
+    from vllm.utils.import_utils import resolve_obj_by_qualname
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+    stock = resolve_obj_by_qualname(AttentionBackendEnum[name].value)
+    config = get_current_vllm_config_or_none()
+    return headwise(stock) if config is not None and holds_uneven(config) else stock

@@ -1,0 +1,41 @@
+"""What vLLM loads of kvp in each of its processes, as a plug-in, before it makes a model.
+
+The attention backends that can hold contexts of uneven counts take the places of vLLM's own ones of
+the same names. They are these own ones, the same classes, in every process whose configuration has
+no `KvpConnector` that holds such contexts.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvp.program.names import split_method
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+BACKENDS = ("CPU_ATTN", "TRITON_ATTN", "FLASH_ATTN")
+"""vLLM's names of those that have a twin; only the first was run in an engine."""
+LAYOUT = "BLHNC"
+"""vLLM's name of the order of a cache in which a block holds all layers and heads of its tokens."""
+
+
+def register() -> None:
+    """Set the backends."""
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
+
+    for name in BACKENDS:
+        register_backend(AttentionBackendEnum[name], f"kvp.vllm.backend.{name}")
+
+
+def holds_uneven(config: VllmConfig) -> bool:
+    """Whether this server's connector holds contexts whose heads keep different numbers of tokens.
+
+    It does where its policy has an allocator, or with `"uneven": true`, to load them alone.
+    """
+    transfer = config.kv_transfer_config
+    if transfer is None or transfer.kv_connector_module_path != "kvp.vllm.connector":
+        return False
+    extra = transfer.kv_connector_extra_config
+    allocator = split_method(str(extra.get("policy", "")))[1]
+    return bool(extra.get("uneven")) or allocator not in (None, "uniform")

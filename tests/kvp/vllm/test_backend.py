@@ -1,0 +1,230 @@
+"""Attention over contexts of uneven counts, beside a plain computation of the same.
+
+The stock backend is a slow one of a few lines, with vLLM's interface.
+"""
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from kvp.errors import UsageError
+from kvp.vllm.backend import HeadPool, Running, Step, head_tables, headwise, set_step
+from kvp.vllm.plugin import holds_uneven
+
+LAYERS, HEADS, GROUP, WIDTH, BLOCK = 3, 2, 2, 4, 4
+SCALE = WIDTH**-0.5
+COUNTS = {"a": [[4, 12], [4, 20], [8, 4]], "b": [[24, 4], [4, 4], [4, 4]]}
+"""Rows of every layer and head of two contexts."""
+BLOCKS = {"a": 3, "b": 2}
+
+
+@dataclass
+class Common:
+    """What vLLM tells of a batch."""
+
+    num_reqs: int
+    num_actual_tokens: int
+    max_query_len: int
+    max_seq_len: int
+    query_start_loc: torch.Tensor
+    query_start_loc_cpu: torch.Tensor
+    seq_lens: torch.Tensor
+    block_table_tensor: torch.Tensor
+    _num_computed_tokens_cache: object = None
+
+
+@dataclass
+class Spec:
+    """What vLLM tells of a cache."""
+
+    num_kv_heads: int
+
+
+class Builder:
+    """Of metadata that are the batch itself."""
+
+    def __init__(self, spec, names, config, device):
+        self.num_heads = GROUP * HEADS
+
+    def build(self, prefix, common, fast_build=False):
+        return SimpleNamespace(**vars(common))
+
+
+class Impl:
+    """Attention of one layer over pages, sequence by sequence."""
+
+    def __init__(self, num_heads, head_size, scale, num_kv_heads, alibi_slopes, window=None):
+        self.num_kv_heads, self.head_size = num_kv_heads, head_size
+        self.num_queries_per_kv = num_heads // num_kv_heads
+
+    def forward(self, layer, query, key, value, cache, metadata, output):
+        starts, lengths = metadata.query_start_loc.tolist(), metadata.seq_lens.tolist()
+        for number, length in enumerate(lengths):
+            tokens = slice(starts[number], starts[number + 1])
+            blocks = metadata.block_table_tensor[number, : -(-length // BLOCK)].long()
+            rows = cache[blocks].transpose(1, 2).flatten(0, 1)[:length]  # [S, H, 2 D]
+            for head in range(self.num_kv_heads):
+                queries = slice(head * GROUP, (head + 1) * GROUP)
+                output[tokens, queries] = attend(query[tokens, queries], rows[:, head])
+        return output
+
+
+class Stock:
+    """The backend of both."""
+
+    get_name = staticmethod(lambda: "CPU_ATTN")
+    get_impl_cls = staticmethod(lambda: Impl)
+    get_builder_cls = staticmethod(lambda: Builder)
+
+
+def attend(query, rows):
+    """Queries [T, G, D] of the last tokens over rows [S, 2 D] of one head."""
+    keys, values = rows.split(WIDTH, -1)
+    logits = torch.einsum("tgd,sd->tgs", query, keys) * SCALE
+    seen = torch.ones(logits.shape[0], len(rows)).tril(len(rows) - logits.shape[0]).bool()
+    return logits.masked_fill(~seen[:, None], -torch.inf).softmax(-1) @ values
+
+
+class Batch:
+    """Requests of a step, their rows in vLLM's blocks, and what every head should attend to."""
+
+    def __init__(self, requests):
+        """`requests` are (context or None, tokens after it, how many of them are computed)."""
+        total = 60
+        self.pages = torch.full((total, LAYERS, HEADS, BLOCK, 2 * WIDTH), torch.nan)
+        self.pool = HeadPool.of(self.cache(0))
+        free, shared = torch.randperm(total - 1).add(1).tolist(), {}
+        self.running, self.rows, tables, lengths = [], [], [], []
+        for context, after, computed in requests:
+            kept = BLOCK * BLOCKS.get(context, 0)
+            if context not in shared:
+                shared[context] = [free.pop() for _ in range(kept // BLOCK)]
+            blocks = [*shared[context], *(free.pop() for _ in range(-(-after // BLOCK)))]
+            if context is None:
+                del shared[context]
+            stop = kept + after
+            later = torch.randn(LAYERS, HEADS, after, 2 * WIDTH)
+            places = torch.arange(kept, stop)
+            at = torch.tensor(blocks)[places // BLOCK], places % BLOCK
+            self.pages.transpose(2, 3)[at[0], :, at[1]] = later.permute(2, 0, 1, 3)
+            rows = [[later[layer, head] for head in range(HEADS)] for layer in range(LAYERS)]
+            if context is not None:
+                counts = COUNTS[context]
+                packed = torch.randn(sum(map(sum, counts)), 2 * WIDTH)
+                slots = self.pool.slots(torch.tensor(blocks), torch.arange(len(packed)))
+                held = self.pool.cache[slots // BLOCK, 0, slots % BLOCK]
+                packed = torch.where(held.isnan(), packed, held)  # of who has loaded it before
+                self.pool.cache[slots // BLOCK, 0, slots % BLOCK] = packed
+                parts = iter(packed.split([count for layer in counts for count in layer]))
+                rows = [[torch.cat([next(parts), row]) for row in layer] for layer in rows]
+                self.running.append(Running(kept, counts, blocks[0], computed, stop))
+            self.rows.append(rows)
+            tables.append([*blocks, *[0] * (40 - len(blocks))])
+            lengths.append(stop)
+        counts = torch.tensor([0, *(computed for *_, computed in requests)])
+        starts = counts.cumsum(0).int()
+        self.common = Common(
+            len(requests), int(starts[-1]), int(counts.max()), max(lengths), starts, starts,
+            torch.tensor(lengths).int(), torch.tensor(tables).int(),
+        )  # fmt: skip
+        self.tokens = counts[1:].tolist()
+
+    def cache(self, layer):
+        return self.pages[:, layer]
+
+    def expected(self, query, layer):
+        """By definition, of queries [T, Q, D]."""
+        made = []
+        for rows, queries in zip(self.rows, query.split(self.tokens), strict=True):
+            heads = queries.split(GROUP, dim=1)
+            made.append(torch.cat([*map(attend, heads, rows[layer])], dim=1))
+        return torch.cat(made)
+
+
+@pytest.fixture
+def attention():
+    """A builder and an implementation of the backend."""
+    backend = headwise(Stock)
+    builder = backend.get_builder_cls()(Spec(HEADS), [], None, None)
+    yield builder, backend.get_impl_cls()(GROUP * HEADS, WIDTH, SCALE, HEADS, None)
+    set_step()
+
+
+@pytest.mark.parametrize(
+    "requests",
+    [
+        [("a", 3, 1), ("b", 9, 1), ("a", 5, 1)],
+        [("a", 3, 3), ("b", 9, 4)],
+        [(None, 9, 1), ("b", 9, 1), (None, 30, 1), ("a", 5, 1), ("b", 2, 1)],
+        [("a", 6, 6), (None, 9, 9), (None, 30, 1), ("b", 2, 1), ("a", 8, 3)],
+        [(None, 9, 9), (None, 30, 1)],
+    ],
+    ids=["decoding", "reading", "decoding with others", "mixed", "no context"],
+)
+def test_every_head_attends_to_its_own_rows(requests, attention):
+    torch.manual_seed(0)
+    builder, impl = attention
+    batch = Batch(requests)
+    set_step(Step(batch.running[::-1], BLOCK))  # in no order of the batch
+    metadata = builder.build(0, batch.common)
+    for layer in range(LAYERS):
+        query = torch.randn(batch.common.num_actual_tokens + 2, HEADS * GROUP, WIDTH)
+        output = torch.zeros_like(query)
+        impl.forward(None, query, None, None, batch.cache(layer), metadata, output)
+        expected = batch.expected(query[:-2], layer)
+        torch.testing.assert_close(output[:-2], expected)
+        assert not output[-2:].any(), "padding"
+
+
+def test_passes_between_steps_are_of_no_context(attention):
+    builder, impl = attention
+    batch = Batch([("a", 3, 1)])
+    query = torch.randn(1, HEADS * GROUP, WIDTH)
+    for step, alike in ((Step(batch.running, BLOCK), True), (None, False)):
+        set_step(step)
+        output = torch.zeros_like(query)
+        metadata = builder.build(0, batch.common)
+        impl.forward(None, query, None, None, batch.cache(0), metadata, output)
+        assert torch.equal(output, batch.expected(query, 0)) is alike
+
+
+def test_a_context_takes_as_few_blocks_as_its_rows_need():
+    for name, counts in COUNTS.items():
+        rows = sum(map(sum, counts))
+        assert BLOCKS[name] == -(-rows // (LAYERS * HEADS * BLOCK))
+    counts = torch.tensor([COUNTS["a"]]) // BLOCK
+    table = head_tables(torch.tensor([[7, 5, 6, 9]]), counts, torch.tensor([3]), 5)
+    held = [
+        table[layer, head, : counts[0, layer, head]].tolist()
+        for layer in range(LAYERS)
+        for head in range(HEADS)
+    ]
+    each = LAYERS * HEADS
+    dealt = [block * each + place for block in (7, 5, 6) for place in range(each)]
+    assert [place for part in held for place in part] == dealt[: int(counts.sum())]
+
+
+def test_other_layouts_are_refused():
+    with pytest.raises(UsageError, match="layout BLHNC"):
+        HeadPool.of(torch.zeros(5, BLOCK, HEADS, 2 * WIDTH).transpose(1, 2))
+
+
+@pytest.mark.parametrize(
+    ("module", "extra", "expected"),
+    [
+        ("kvp.vllm.connector", {"policy": "nano+global"}, True),
+        ("kvp.vllm.connector", {"uneven": True}, True),
+        ("kvp.vllm.connector", {"policy": "nano"}, False),
+        ("kvp.vllm.connector", {"policy": "nano+uniform"}, False),
+        ("kvp.vllm.connector", {}, False),
+        ("lmcache.connector", {"policy": "nano+global"}, False),
+        (None, {}, False),
+    ],
+)
+def test_servers_without_an_allocator_stay_as_they_are(module, extra, expected):
+    transfer = module and SimpleNamespace(
+        kv_connector_module_path=module, kv_connector_extra_config=extra
+    )
+    assert holds_uneven(SimpleNamespace(kv_transfer_config=transfer)) is expected
