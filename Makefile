@@ -61,7 +61,7 @@ test-real: $(INSTALLED)
 # A stock vLLM with kvp in it, in an environment of its own (3.4 GB); skipped, and says so, where it cannot be had.
 VLLM ?= .venv-vllm
 test-vllm: $(VLLM)/.installed
-	! [ -s $< ] || OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest -s -m "vllm and not slow" -W default tests/kvp/vllm/test_engine.py tests/kvp/vllm/test_families.py
+	! [ -s $< ] || OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest -s -m "vllm and not slow" -W default tests/kvp/vllm/test_engine.py tests/kvp/vllm/test_families.py tests/kvp/vllm/test_triton.py
 
 $(VLLM)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VLLM)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from vllm.logger import init_logger
+from vllm.version import __version__
 
 from kvp.artifacts.tensors import read_some
 from kvp.contexts import MULTIPLE, can_turn, is_norm, norms_digest, rope_facts, rotate_keys
@@ -24,6 +26,9 @@ from kvp.vllm.plugin import holds_uneven
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.kv_cache_interface import KVCacheConfig
+
+
+logger = init_logger("vllm.kvp")
 
 
 def policy_of(name: str, geometry: Geometry) -> tuple[Scorer, Allocator | None]:
@@ -68,6 +73,9 @@ class EngineModel:
                 not can_turn(text)
             ),
             "uneven counts are held by one GPU: leave parallelism out": self.uneven and ranks > 1,
+            "uneven counts lie in no cache with a scale for every token and head": (
+                self.uneven and vllm_config.cache_config.cache_dtype.endswith("per_token_head")
+            ),
             f"uneven counts come in blocks of {MULTIPLE} tokens: set --block-size {MULTIPLE}": (
                 self.uneven and MULTIPLE % block_size
             ),
@@ -75,6 +83,8 @@ class EngineModel:
         for why, condition in wrong.items():
             if condition:
                 raise ValueError(f"kvp contexts: {why}")
+        if untried := ", ".join(_untried(vllm_config)):
+            logger.warning("kvp contexts were tried on CPUs with vLLM 0.32, not with %s", untried)
         self.positions = int(text.max_position_embeddings)
         self.vocabulary = int(text.vocab_size)
         self.geometry = Geometry(
@@ -137,6 +147,17 @@ class EngineModel:
         early, late = keys[[start, stop]].float().cpu()
         if (rotate_keys(early, self.rope, stop - start) - late).norm() > 0.05 * late.norm():
             raise UsageError("RoPE does not turn this model's keys by halves: kvp cannot move them")
+
+
+def _untried(vllm_config: VllmConfig) -> Iterator[str]:
+    """What of a configuration was never run with contexts."""
+    if not (version := __version__).startswith("0.32."):
+        yield f"vLLM {version}"
+    if (device := str(vllm_config.device_config.device_type)) != "cpu":
+        yield device
+    cache = str(vllm_config.cache_config.cache_dtype)
+    if cache not in ("auto", "bfloat16", "fp8", "fp8_e4m3"):
+        yield f"--kv-cache-dtype {cache}"
 
 
 class BlockLayout:

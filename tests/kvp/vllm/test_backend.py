@@ -13,11 +13,21 @@ from kvp.errors import UsageError
 from kvp.vllm.backend import HeadPool, Running, Step, head_tables, headwise, set_step
 from kvp.vllm.plugin import holds_uneven
 
-LAYERS, HEADS, GROUP, WIDTH, BLOCK = 3, 2, 2, 4, 4
+LAYERS, HEADS, GROUP, WIDTH, BLOCK = 3, 2, 2, 32, 16
 SCALE = WIDTH**-0.5
-COUNTS = {"a": [[4, 12], [4, 20], [8, 4]], "b": [[24, 4], [4, 4], [4, 4]]}
+COUNTS = {"a": [[16, 48], [16, 80], [32, 16]], "b": [[96, 16], [16, 16], [16, 16]]}
 """Rows of every layer and head of two contexts."""
 BLOCKS = {"a": 3, "b": 2}
+STEPS = {
+    "decoding": [("a", 3, 1), ("b", 33, 1), ("a", 5, 1)],
+    "reading": [("a", 19, 19), ("b", 33, 4)],
+    "decoding with others": [
+        (None, 9, 1), ("b", 33, 1), (None, 60, 1), ("a", 5, 1), ("b", 2, 1)
+    ],
+    "mixed": [("a", 6, 6), (None, 33, 33), (None, 60, 1), ("b", 2, 1), ("a", 18, 13)],
+    "no context": [(None, 9, 9), (None, 60, 1)],
+}  # fmt: skip
+"""Requests of a step: context or None, tokens after it, how many of them are computed."""
 
 
 @dataclass
@@ -32,6 +42,10 @@ class Common:
     query_start_loc_cpu: torch.Tensor
     seq_lens: torch.Tensor
     block_table_tensor: torch.Tensor
+    slot_mapping: object = None
+    causal: bool = True
+    mm_req_doc_ranges: object = None
+    rswa_prefix_lens: object = None
     _num_computed_tokens_cache: object = None
 
 
@@ -91,7 +105,7 @@ class Batch:
     """Requests of a step, their rows in vLLM's blocks, and what every head should attend to."""
 
     def __init__(self, requests):
-        """`requests` are (context or None, tokens after it, how many of them are computed)."""
+        """`requests` are as in `STEPS`."""
         total = 60
         self.pages = torch.full((total, LAYERS, HEADS, BLOCK, 2 * WIDTH), torch.nan)
         self.pool = HeadPool.of(self.cache(0))
@@ -152,29 +166,22 @@ def attention():
     set_step()
 
 
-@pytest.mark.parametrize(
-    "requests",
-    [
-        [("a", 3, 1), ("b", 9, 1), ("a", 5, 1)],
-        [("a", 3, 3), ("b", 9, 4)],
-        [(None, 9, 1), ("b", 9, 1), (None, 30, 1), ("a", 5, 1), ("b", 2, 1)],
-        [("a", 6, 6), (None, 9, 9), (None, 30, 1), ("b", 2, 1), ("a", 8, 3)],
-        [(None, 9, 9), (None, 30, 1)],
-    ],
-    ids=["decoding", "reading", "decoding with others", "mixed", "no context"],
-)
+@pytest.mark.parametrize("requests", STEPS.values(), ids=STEPS)
 def test_every_head_attends_to_its_own_rows(requests, attention):
+    check_step(requests, *attention)
+
+
+def check_step(requests, builder, impl, layer=None):
+    """Attention of a step in every layer, through a backend's builder and implementation."""
     torch.manual_seed(0)
-    builder, impl = attention
     batch = Batch(requests)
     set_step(Step(batch.running[::-1], BLOCK))  # in no order of the batch
     metadata = builder.build(0, batch.common)
-    for layer in range(LAYERS):
+    for index in range(LAYERS):
         query = torch.randn(batch.common.num_actual_tokens + 2, HEADS * GROUP, WIDTH)
         output = torch.zeros_like(query)
-        impl.forward(None, query, None, None, batch.cache(layer), metadata, output)
-        expected = batch.expected(query[:-2], layer)
-        torch.testing.assert_close(output[:-2], expected)
+        impl.forward(layer, query, None, None, batch.cache(index), metadata, output)
+        torch.testing.assert_close(output[:-2], batch.expected(query[:-2], index))
         assert not output[-2:].any(), "padding"
 
 
@@ -195,7 +202,7 @@ def test_a_context_takes_as_few_blocks_as_its_rows_need():
         rows = sum(map(sum, counts))
         assert BLOCKS[name] == -(-rows // (LAYERS * HEADS * BLOCK))
     counts = torch.tensor([COUNTS["a"]]) // BLOCK
-    table = head_tables(torch.tensor([[7, 5, 6, 9]]), counts, torch.tensor([3]), 5)
+    table = head_tables(torch.tensor([[7, 5, 6, 9]]), counts, torch.tensor([3]), 6)
     held = [
         table[layer, head, : counts[0, layer, head]].tolist()
         for layer in range(LAYERS)

@@ -65,7 +65,11 @@ def made():
 def start(monkeypatch, made):
     """Start a connector of a folder, and the lines of its log."""
     logged = []
-    log = SimpleNamespace(error=lambda line, *parts: logged.append(line % parts))
+    warned = []
+    log = SimpleNamespace(
+        error=lambda line, *parts: logged.append(line % parts),
+        warning=lambda line, *parts: warned.append(line % parts),
+    )
     kinds = {"KVConnectorBase_V1": Base, "KVConnectorMetadata": object, "KVConnectorRole": Role,
              "KVConnectorWorkerMetadata": object}  # fmt: skip
     alone = {"get_tensor_model_parallel_rank": lambda: 0,
@@ -74,6 +78,7 @@ def start(monkeypatch, made):
         "vllm.distributed.kv_transfer.kv_connector.v1.base": kinds,
         "vllm.distributed.parallel_state": alone,
         "vllm.logger": {"init_logger": lambda _: log},
+        "vllm.version": {"__version__": "0.33.0"},
         "vllm.model_executor.models.utils": {
             "extract_layer_index": lambda name: int(name.split(".")[1])
         },
@@ -81,9 +86,11 @@ def start(monkeypatch, made):
         module = ModuleType(name)
         vars(module).update(content)
         monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.delitem(sys.modules, "kvp.vllm.connector", raising=False)
+    for name in ("kvp.vllm.connector", "kvp.vllm.engine"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
     module = importlib.import_module("kvp.vllm.connector")
-    monkeypatch.delitem(sys.modules, "kvp.vllm.connector")
+    for name in ("kvp.vllm.connector", "kvp.vllm.engine"):
+        monkeypatch.delitem(sys.modules, name)
     config = made[0].config
     text = SimpleNamespace(
         model=str(config.name_or_path), hf_text_config=config, use_mla=False, revision=None,
@@ -92,20 +99,23 @@ def start(monkeypatch, made):
         get_total_num_kv_heads=lambda: config.num_key_value_heads,
     )  # fmt: skip
 
-    def start(folder, policy="knorm", ranks=1, block_size=BLOCK):
+    def start(folder, policy="knorm", ranks=1, block_size=BLOCK, cache="auto"):
         transfer = SimpleNamespace(
             kv_load_failure_policy="fail", kv_connector_module_path="kvp.vllm.connector",
             kv_connector_extra_config={"contexts": str(folder), "policy": policy},
         )  # fmt: skip
         engine = SimpleNamespace(
             model_config=text, kv_transfer_config=transfer, speculative_config=None,
-            cache_config=SimpleNamespace(block_size=block_size),
+            cache_config=SimpleNamespace(block_size=block_size, cache_dtype=cache),
+            device_config=SimpleNamespace(device_type="cpu"),
             parallel_config=SimpleNamespace(
                 tensor_parallel_size=ranks, decode_context_parallel_size=1
             ),
         )  # fmt: skip
         groups = SimpleNamespace(kv_cache_groups=[0])
-        return module, module.KvpConnector(engine, Role, groups), logged
+        connector = module.KvpConnector(engine, Role, groups)
+        assert warned[-1] == "kvp contexts were tried on CPUs with vLLM 0.32, not with vLLM 0.33.0"
+        return module, connector, logged
 
     return start
 
@@ -305,7 +315,7 @@ def test_heads_of_other_counts_are_refused(made, start, tmp_path):
     assert told is None
     assert "heads keep different numbers of tokens" in work.loads[0].refused
     assert len(logged) == 1
-    for wrong in ({"ranks": 2}, {"block_size": 64}):
+    for wrong in ({"ranks": 2}, {"block_size": 64}, {"cache": "int8_per_token_head"}):
         with pytest.raises(ValueError, match="kvp contexts: uneven counts"):
             start(tmp_path, "knorm+ada", **wrong)
     logged.clear()
