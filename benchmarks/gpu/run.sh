@@ -8,6 +8,7 @@
 # --wheels makes an environment in --out from the wheels in that folder alone. Where there is a
 # network this fills it, for the same Python and system:
 #   pip wheel -w FOLDER -c .ci/constraints.txt hatchling '.[dev]'
+# vLLM's part is skipped where vLLM is not installed beside kvp.
 # Else PYTHON is the interpreter (.venv/bin/python or python3); COMMIT names the commit where git cannot.
 set -euo pipefail
 usage() { echo "usage: benchmarks/gpu/run.sh [--device cuda|cpu] [--out FOLDER] [--wheels FOLDER]" >&2; exit 2; }
@@ -33,5 +34,5 @@ fi
 quick=(); [ "$device" = cpu ] && quick=(--quick)
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" PYTHONDONTWRITEBYTECODE=  # each part is a process
 exec "${PYTHON:-$python}" -m benchmarks.performance --device "$device" ${quick[@]+"${quick[@]}"} \
-  --only tests,scoring,collecting,labels,training,decoding,dry_runs \
+  --only tests,scoring,collecting,labels,training,decoding,dry_runs,vllm \
   --results "$out" --out "$out/performance.md"

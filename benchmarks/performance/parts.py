@@ -162,4 +162,18 @@ PARTS: Sequence[Part] = (
         quick="-q -p no:cacheprovider tests/kvp/ops tests/kvp/hf/test_eviction.py -k gpu",
         limit=100,
     ),
+    Part(
+        name="vllm",
+        title="vLLM with contexts of uneven counts",
+        module="pytest",
+        text=(
+            "Answers and log-probabilities of contexts against transformers, compression by the "
+            "engine, and a thousand mixed requests, by vLLM's Triton backend; where vLLM is."
+        ),
+        table=tables.tests,
+        cpu=None,
+        cuda="-q -p no:cacheprovider -p no:benchmark -m vllm tests/kvp/vllm/test_engine.py",
+        quick="-q -p no:cacheprovider -m vllm tests/kvp/vllm/test_engine.py -k outside",
+        limit=150,
+    ),
 )

@@ -43,8 +43,10 @@ def main() -> None:
     """Start the server, compress, ask, print, stop the server."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--model", default="nano", help="a folder or a hub id; nano is bundled")
-    parser.add_argument("--policy", default="nano", help="reads keys and values alone")
-    parser.add_argument("--budget", default="12.5%", help="tokens that every KV head keeps")
+    parser.add_argument(
+        "--policy", default="nano", help="reads keys and values alone; POLICY+global"
+    )
+    parser.add_argument("--budget", default="12.5%", help="tokens that stay of each document")
     parser.add_argument("--words", type=int, default=700, help="of each document")
     parser.add_argument("--rows", help="a file of questions of your own (docs/data.md)")
     parser.add_argument("--prompts", type=int, default=30, help="the first questions of --rows")
@@ -95,7 +97,7 @@ def server(model: str, policy: str, folder: str) -> AbstractContextManager[str]:
         "kv_connector_extra_config": {"contexts": folder, "policy": policy},
     }  # fmt: skip
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model]
-    command += ["--port", str(port), "--enforce-eager"]
+    command += ["--port", str(port), "--enforce-eager", "--block-size", "32"]
     command += ["--kv-transfer-config", json.dumps(connector)]
     cpu = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_CPU_KVCACHE_SPACE": "1"}
     return answering("vLLM", command, port, Path(folder), cpu | os.environ)

@@ -19,15 +19,16 @@ import torch
 import vllm
 from vllm.config import KVTransferConfig
 
-from kvp import load_model, load_policy
+from kvp import load_model
 from kvp.budgets import parse_budget
-from kvp.contexts import kept_rows
+from kvp.contexts import MULTIPLE, kept_rows
 from kvp.data.encode import encode
 from kvp.data.task import TaskSettings
 from kvp.data.tasks import build_samples, find_task
 from kvp.hf.contexts import context_of, load_context
 from kvp.hf.eviction import prefill_and_evict
-from kvp.ranking import Protection
+from kvp.ranking import Protection, WholeBlocks
+from policies import resolve_method
 
 LENGTH, SEED, NEW_TOKENS = 2048, 2041, 64
 
@@ -36,7 +37,9 @@ class Both:
     """A model in transformers and in vLLM with kvp's connector."""
 
     def __init__(self, path: str, policy: str, folder: str) -> None:
-        self.folder, self.policy = folder, load_policy(policy)
+        self.folder = folder
+        self.scorer, allocator = resolve_method(policy)
+        self.split = None if allocator is None else WholeBlocks(allocator, MULTIPLE)
         self.model, self.tokenizer = load_model(path, dtype="bfloat16")
         self.engine = vllm.LLM(
             path, dtype="bfloat16", enforce_eager=True, max_model_len=2 * LENGTH, block_size=32,
@@ -59,11 +62,11 @@ class Both:
         kept = kept_rows(parse_budget(budget), len(context), least=protection.tokens)
         feed = torch.tensor([context])
         cache = prefill_and_evict(
-            self.model, feed, self.policy, kept, protection, tokenizer=self.tokenizer
-        )
-        made = context_of(
-            cache, self.model, self.tokenizer, context, policy=self.policy.label, budget=budget
-        )
+            self.model, feed, self.scorer, kept, protection,
+            allocator=self.split, tokenizer=self.tokenizer,
+        )  # fmt: skip
+        name = getattr(self.scorer, "label", self.scorer.name)
+        made = context_of(cache, self.model, self.tokenizer, context, policy=name, budget=budget)
         made.write(self.folder)
         ids = torch.tensor([[*made.placeholders, *question]])
         out = self.model.generate(

@@ -21,11 +21,12 @@ class Engine:
         self.model, self.tokenizer, self.folder, self.policy = model, tokenizer, folder, policy
         self.sampling = vllm.SamplingParams
         settings = {"contexts": str(folder), "policy": policy, "memory_gb": 0.01}
+        gpu = {"attention_backend": "TRITON_ATTN", "gpu_memory_utilization": 0.2}
         self.llm = vllm.LLM(
             str(served), dtype="float32", enforce_eager=True, max_model_len=2048, max_logprobs=-1,
             enable_prefix_caching=True, block_size=32, num_gpu_blocks_override=70,
             max_num_batched_tokens=256, max_num_seqs=64,  # long prompts are read in chunks
-            disable_log_stats=False,
+            disable_log_stats=False, **(gpu if torch.cuda.is_available() else {}),
             kv_transfer_config=vllm.config.KVTransferConfig(
                 kv_connector="KvpConnector", kv_connector_module_path="kvp.vllm.connector",
                 kv_role="kv_both", kv_connector_extra_config=settings,
