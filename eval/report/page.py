@@ -30,7 +30,7 @@ from eval.results.comparison import Comparison, budget_order, compare_all, in_or
 from eval.results.folder import Results, commands, load_results, model_name, unfinished_work
 from eval.results.frame import tidy
 from eval.results.records import SEEN, policy_groups, results_folder
-from eval.results.sentences import findings, sentences
+from eval.results.sentences import findings, sentences, smallest_budgets
 from kvp.artifacts.addresses import is_address
 from kvp.artifacts.files import atomic_write_bytes, refuse_others
 from kvp.artifacts.manifest import shown_text
@@ -256,6 +256,7 @@ def _sentences(run: Run, comparison: Comparison) -> Iterator[Text]:
             if saved := savings(comparison, best, run.timings):
                 yield Text(text=saved, style="saved", budget=spec)
             yield from (Text(text=text, budget=spec) for text in others)
+    yield from (Text(text=text) for text in smallest_budgets(comparison, comparison.best))
     yield Text(text="No method was run at this budget.", style="missing lacking")
 
 

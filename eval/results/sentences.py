@@ -5,9 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import exp
 
-from eval.results.comparison import PROTECTED, Best, Comparison, Estimate, ReportedMethod
-from eval.results.records import FULL, LEARNED, SEEN
-from eval.results.stats import RESOLUTION, Interval, excludes_zero, prompts_to_resolve
+from eval.results.comparison import (
+    PROTECTED,
+    Best,
+    Comparison,
+    Estimate,
+    ReportedMethod,
+    budget_order,
+)
+from eval.results.records import FULL, LEARNED, SEEN, SELF_SIZED
+from eval.results.stats import (
+    RESOLUTION,
+    Interval,
+    excludes_zero,
+    holding,
+    prompts_to_hold,
+    prompts_to_resolve,
+)
 from policies.registry import NULLS
 
 KEPT = f"{PROTECTED.strip()}: first and last tokens are always kept"
@@ -25,7 +39,12 @@ def sentences(comparison: Comparison) -> list[str]:
     lines = [comparison.sorted.apart] if comparison.sorted.apart else []
     if (best := comparison.best) is None:
         return lines
-    return [*lines, comparison.measured, *findings(comparison, best)]
+    return [
+        *lines,
+        comparison.measured,
+        *findings(comparison, best),
+        *smallest_budgets(comparison, best),
+    ]
 
 
 def findings(comparison: Comparison, best: Best) -> list[str]:
@@ -62,6 +81,27 @@ def findings(comparison: Comparison, best: Best) -> list[str]:
     return [*lines, *filter(None, [_notes(comparison, best, [*gaps.values()], open_ones)])]
 
 
+def smallest_budgets(comparison: Comparison, best: Best) -> list[str]:
+    """The smallest budget at which each named method loses little to the full cache; one line."""
+    full, said = comparison.estimate(FULL, None), []
+    if full is None or comparison.kind != "accuracy":
+        return []
+    for setting in best.settings:
+        grid = comparison.grid[setting]
+        specs = [spec for spec in grid if spec not in (None, SELF_SIZED)]
+        specs.sort(key=budget_order, reverse=True)
+        gaps = {spec: gap for spec in specs if (gap := comparison.minus(grid[spec], full))}
+        if setting.method in NULLS or not gaps:
+            continue
+        smallest, open_one = holding(gaps)
+        said.append(f"{setting.label} {smallest or 'none'}")
+        if open_one:
+            number = prompts_to_hold(gaps[open_one])
+            said[-1] += f" ({open_one}: about {number:,} prompts would tell)"
+    least = "Smallest budget of those run that loses at most 5 points to the full cache (95 %): "
+    return [f"{least}{'; '.join(said)}."] if said else []
+
+
 def _main_sentences(comparison: Comparison, best: Best) -> str:
     """The first method at the budget and the full cache, where that was run; equal counts."""
     first, budget = best.settings[0], best.budget
@@ -74,7 +114,7 @@ def _main_sentences(comparison: Comparison, best: Best) -> str:
         said += f", the full cache {_number(comparison, full)}"
     equal = comparison.equal_counts(first)
     if equal not in (None, first) and budget in comparison.grid[equal]:
-        said += ". With equal counts per head, as in vLLM and llama.cpp, it "
+        said += ". With equal counts per head it "
         said += _score(comparison, equal, budget)
     return f"{said}."
 

@@ -183,6 +183,33 @@ def prompts_to_resolve(difference: Interval, size: float = RESOLUTION) -> int:
     return max(1, math.ceil(difference.prompts * (half / size) ** 2))
 
 
+def holding(
+    differences: Mapping[str, Interval], size: float = RESOLUTION
+) -> tuple[str | None, str | None]:
+    """The smallest budget at which a method loses at most `size`, and the next one that may.
+
+    `differences` are those to the full cache by budget, the largest first. One after another is
+    tested, and the first that may lose more ends it, so that a wrong one among those that hold has
+    a chance of `LEVEL` at most. None for the first where none holds, for the second where it loses
+    more, or where ten times the prompts would not tell. Source: fixed-sequence testing as in
+    Angelopoulos et al. 2021, "Learn then Test" (arXiv 2110.01052), here with the interval of
+    `paired_difference` in place of a bound of finite samples, which needs hundreds of prompts.
+    """
+    smallest = None
+    for budget, gap in differences.items():
+        if gap.low < -size:
+            tells = gap.mean > -size and prompts_to_hold(gap, size) <= 10 * gap.prompts
+            return smallest, budget if tells else None
+        smallest = budget
+    return smallest, None
+
+
+def prompts_to_hold(difference: Interval, size: float = RESOLUTION) -> int:
+    """Prompts, these and policies alike, with which its interval would stay above minus `size`."""
+    ratio = (difference.mean - difference.low) / (difference.mean + size)
+    return math.ceil(difference.prompts * ratio**2)
+
+
 def perplexity(records: Iterable[Mapping[str, Any]], *, resamples: int = 2000) -> Interval:
     """exp(sum of nll / sum of reply tokens) with its interval over texts (KVP, section 4.2).
 

@@ -176,15 +176,39 @@ def test_learned_and_best_methods_are_compared_with_the_full_cache():
     ]
     assert _said(records) == (
         "At 12.5% of the cache, with the question seen before compression, kvp+global answers 72% "
-        "(95 % interval 0 to 100), the full cache 80% (0 to 100). With equal counts per head, as "
-        "in vLLM and llama.cpp, it answers 40% (0 to 100).\n"
+        "(95 % interval 0 to 100), the full cache 80% (0 to 100). With equal counts per head it "
+        "answers 40% (0 to 100).\n"
         "The best other method, kvzip+global, answers 60% (0 to 100): +12.0 points (-100.0 to "
         "+100.0).\n"
         "1 prompt is too few to rank methods: 10 are the least. Differences: kvp+global "
         "minus the other, paired by prompt. The best methods were picked on these prompts, which "
-        "favours them. To tell differences of 5 points apart, run about 400 prompts in all."
+        "favours them. To tell differences of 5 points apart, run about 400 prompts in all.\n"
         # 1 x (100 / 5) ** 2
+        "Smallest budget of those run that loses at most 5 points to the full cache (95 %): "
+        "kvp+global none; kvzip+global none."
     )
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        # of 200 prompts that the full cache answers, those lost at 50, 25, 12.5 %
+        ((0, 0, 0), "kvp 12.5%"),
+        ((1, 2, 30), "kvp 25%"),
+        ((1, 7, 0), "kvp 50% (25%: about 909 prompts would tell)"),  # what lies below is not asked any more
+        ((30, 0, 0), "kvp none"),
+        ((7, 0, 0), "kvp none (50%: about 909 prompts would tell)"),
+    ],
+)
+def test_the_smallest_budget_that_loses_little(wrong, words):
+    records = [_record("full", None, str(number), score=1.0) for number in range(200)]
+    for lost, budget in zip(wrong, ("50%", "25%", "12.5%"), strict=True):
+        for number in range(200):
+            score = float(number >= lost)
+            records.append(_record("kvp", budget, str(number), score=score, **LEARNED))
+    last = _said(records).splitlines()[-1]
+    least = "Smallest budget of those run that loses at most 5 points to the full cache (95 %): "
+    assert last.startswith(least + words), last
 
 
 @pytest.mark.parametrize(
