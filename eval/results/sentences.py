@@ -18,7 +18,7 @@ from eval.results.stats import (
     RESOLUTION,
     Interval,
     excludes_zero,
-    holding,
+    find_smallest_budget,
     prompts_to_hold,
     prompts_to_resolve,
 )
@@ -93,7 +93,7 @@ def smallest_budgets(comparison: Comparison, best: Best) -> list[str]:
         gaps = {spec: gap for spec in specs if (gap := comparison.minus(grid[spec], full))}
         if setting.method in NULLS or not gaps:
             continue
-        smallest, open_one = holding(gaps)
+        smallest, open_one = find_smallest_budget(gaps)
         said.append(f"{setting.label} {smallest or 'none'}")
         if open_one:
             number = prompts_to_hold(gaps[open_one])

@@ -183,7 +183,7 @@ def prompts_to_resolve(difference: Interval, size: float = RESOLUTION) -> int:
     return max(1, math.ceil(difference.prompts * (half / size) ** 2))
 
 
-def holding(
+def find_smallest_budget(
     differences: Mapping[str, Interval], size: float = RESOLUTION
 ) -> tuple[str | None, str | None]:
     """The smallest budget at which a method loses at most `size`, and the next one that may.
