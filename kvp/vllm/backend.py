@@ -312,7 +312,7 @@ def _supported_kv_cache_layouts(_: object) -> Any:
 
 
 @cache
-def headwise(stock: type[AttentionBackend]) -> type[AttentionBackend]:
+def add_twin(stock: type[AttentionBackend]) -> type[AttentionBackend]:
     """The backend `stock` of the same name, also over contexts of uneven counts."""
     impl, builder = stock.get_impl_cls(), stock.get_builder_cls()
     one_head = staticmethod(_ONE_HEAD[stock.get_name()])
@@ -338,4 +338,4 @@ def __getattr__(name: str) -> Any:
 
     stock = resolve_obj_by_qualname(AttentionBackendEnum[name].value)
     config = get_current_vllm_config_or_none()
-    return headwise(stock) if config is not None and holds_uneven(config) else stock
+    return add_twin(stock) if config is not None and holds_uneven(config) else stock

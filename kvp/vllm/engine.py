@@ -83,7 +83,7 @@ class EngineModel:
         for why, condition in wrong.items():
             if condition:
                 raise ValueError(f"kvp contexts: {why}")
-        if untried := ", ".join(_untried(vllm_config)):
+        if untried := ", ".join(_list_untried(vllm_config)):
             logger.warning("kvp contexts were tried on CPUs with vLLM 0.32, not with %s", untried)
         self.positions = int(text.max_position_embeddings)
         self.vocabulary = int(text.vocab_size)
@@ -149,7 +149,7 @@ class EngineModel:
             raise UsageError("RoPE does not turn this model's keys by halves: kvp cannot move them")
 
 
-def _untried(vllm_config: VllmConfig) -> Iterator[str]:
+def _list_untried(vllm_config: VllmConfig) -> Iterator[str]:
     """What of a configuration was never run with contexts."""
     if not (version := __version__).startswith("0.32."):
         yield f"vLLM {version}"

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from kvp.errors import UsageError
-from kvp.vllm.backend import HeadPool, Running, Step, head_tables, headwise, set_step
+from kvp.vllm.backend import HeadPool, Running, Step, head_tables, add_twin, set_step
 from kvp.vllm.plugin import holds_uneven
 
 LAYERS, HEADS, GROUP, WIDTH, BLOCK = 3, 2, 2, 32, 16
@@ -160,7 +160,7 @@ class Batch:
 @pytest.fixture
 def attention():
     """A builder and an implementation of the backend."""
-    backend = headwise(Stock)
+    backend = add_twin(Stock)
     builder = backend.get_builder_cls()(Spec(HEADS), [], None, None)
     yield builder, backend.get_impl_cls()(GROUP * HEADS, WIDTH, SCALE, HEADS, None)
     set_step()

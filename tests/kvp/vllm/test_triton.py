@@ -32,7 +32,7 @@ def main():
     from vllm.v1.attention.backends.triton_attn import TritonAttentionBackend
     from vllm.v1.kv_cache_interface import FullAttentionSpec
 
-    from kvp.vllm.backend import headwise
+    from kvp.vllm.backend import add_twin
 
     model = SimpleNamespace(
         get_num_attention_heads=lambda _: GROUP * HEADS, get_num_kv_heads=lambda _: HEADS,
@@ -43,7 +43,7 @@ def main():
     spec = FullAttentionSpec(
         block_size=16, num_kv_heads=HEADS, head_size=WIDTH, dtype=torch.float32
     )
-    backend = headwise(TritonAttentionBackend)
+    backend = add_twin(TritonAttentionBackend)
     builder = backend.get_builder_cls()(spec, [], config, torch.device("cpu"))
     impl = backend.get_impl_cls()(GROUP * HEADS, WIDTH, SCALE, HEADS, None, None, "auto")
     one = torch.ones(1)
