@@ -195,7 +195,7 @@ def test_learned_and_best_methods_are_compared_with_the_full_cache():
         # of 200 prompts that the full cache answers, those lost at 50, 25, 12.5 %
         ((0, 0, 0), "kvp 12.5%"),
         ((1, 2, 30), "kvp 25%"),
-        ((1, 7, 0), "kvp 50% (25%: about 909 prompts would tell)"),  # what lies below is not asked any more
+        ((1, 7, 0), "kvp 50% (25%: about 909 prompts would tell)"),
         ((30, 0, 0), "kvp none"),
         ((7, 0, 0), "kvp none (50%: about 909 prompts would tell)"),
     ],

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from kvp.errors import UsageError
-from kvp.vllm.backend import HeadPool, Running, Step, head_tables, add_twin, set_step
+from kvp.vllm.backend import HeadPool, Running, Step, add_twin, head_tables, set_step
 from kvp.vllm.plugin import holds_uneven
 
 LAYERS, HEADS, GROUP, WIDTH, BLOCK = 3, 2, 2, 32, 16
