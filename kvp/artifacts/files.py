@@ -73,8 +73,8 @@ def foreign(
         why = "is missing" if missing else f"cannot be {done}: {problem.strerror or problem}"
         raise error(f"{path} {why}") from None
     except Exception as problem:
-        told = next(iter(getattr(problem, "errors", list)()), None)  # the first one of pydantic's
-        reason = told and f"{'.'.join(map(str, told['loc']))}: {told['msg']}".removeprefix(": ")
+        first = next(iter(getattr(problem, "errors", list)()), None)  # the first one of pydantic's
+        reason = first and f"{'.'.join(map(str, first['loc']))}: {first['msg']}".removeprefix(": ")
         reason = " ".join((reason or f"{type(problem).__name__}: {problem}").split())[:200]
         raise error(f"{path} {what} ({reason})") from problem
 

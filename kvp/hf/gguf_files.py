@@ -230,12 +230,12 @@ def _take_rope(config: PreTrainedConfig, file: Metadata) -> list[str]:
     if not (rope := getattr(config, "rope_parameters", None)):
         return []
     nested, part = "full_attention" in rope, "partial_rotary_factor"
-    told = {key: 1.0 for key in rope if key == part} | file.rope
-    config.rope_parameters = {**rope, "full_attention": told} if nested else told
+    scaled = {key: 1.0 for key in rope if key == part} | file.rope
+    config.rope_parameters = {**rope, "full_attention": scaled} if nested else scaled
     if hasattr(config, limit := "original_max_position_embeddings"):  # Phi-3: it comes first
-        setattr(config, limit, told.get(limit, config.max_position_embeddings))
-    local = rope["sliding_attention"]["rope_theta"] if nested else told["rope_theta"]
-    unread = [] if (part in told) == (part in rope) else ["rope.dimension_count"]
+        setattr(config, limit, scaled.get(limit, config.max_position_embeddings))
+    local = rope["sliding_attention"]["rope_theta"] if nested else scaled["rope_theta"]
+    unread = [] if (part in scaled) == (part in rope) else ["rope.dimension_count"]
     same = file.fields.get("rope.freq_base_swa", local) == local
     return unread if same else [*unread, "rope.freq_base_swa"]
 

@@ -69,8 +69,8 @@ class TraceWriter(AbstractContextManager["TraceWriter"]):
             metadata.create_metadata(folder, plan, {**manifest, "identity": identity}, output_gram)
             there = metadata.load_metadata(folder.path)[1]
             if different := differences(there.to_dict(), plan.to_dict()):
-                told = "; ".join(different[:4])
-                raise StoreError(f"{path} was planned differently ({told}); choose another --out")
+                listed = "; ".join(different[:4])
+                raise StoreError(f"{path} was planned differently ({listed}); choose another --out")
         except (OSError, StoreError) as problem:
             folder.release()
             if isinstance(problem, StoreError):
@@ -107,7 +107,7 @@ class TraceWriter(AbstractContextManager["TraceWriter"]):
     def write_all(self, traces: Iterable[Trace], given: Callable[[Trace], None]) -> None:
         """`write` of many in a thread, while the next one is made, up to an error.
 
-        `given` is told of each.
+        `given` is called with each.
         """
         with ThreadPoolExecutor(1, thread_name_prefix="kvp store") as thread:
             writing: Future[Any] = thread.submit(bool)  # nothing yet

@@ -22,7 +22,7 @@ from kvp.messages import Text, check_messages, check_text
 
 T = TypeVar("T")
 _TOKENS = 4
-"""Tokens that a request to remember decodes: what was compressed is told after the first."""
+"""Tokens that a request to remember decodes: what was compressed comes after the first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,18 +125,18 @@ def _token_ids(given: Any) -> list[int]:  # noqa: ANN401
     return list(given)
 
 
-def _read_context(told: Any, text: Text, ids: list[int]) -> Remembered:  # noqa: ANN401
-    if not told:
+def _read_context(answer: Any, text: Text, ids: list[int]) -> Remembered:  # noqa: ANN401
+    if not answer:
         raise ValueError("the server has no kvp connector (--kv-transfer-config)")
-    if "error" in told:
-        raise ValueError(f"the context is not compressed: {told['error']}")
-    placeholders, tokens, kept = _token_ids(told["placeholders"]), len(ids), told["kept"]
-    if not re.fullmatch("[0-9a-f]{32,64}", told["digest"]) or (
-        (told["tokens"], kept) != (tokens, len(placeholders)) or kept > tokens
+    if "error" in answer:
+        raise ValueError(f"the context is not compressed: {answer['error']}")
+    placeholders, tokens, kept = _token_ids(answer["placeholders"]), len(ids), answer["kept"]
+    if not re.fullmatch("[0-9a-f]{32,64}", answer["digest"]) or (
+        (answer["tokens"], kept) != (tokens, len(placeholders)) or kept > tokens
     ):
         raise ValueError(f"no context of {tokens} tokens")
     return Remembered(
-        text=text, digest=told["digest"], tokens=tokens, kept=len(placeholders),
+        text=text, digest=answer["digest"], tokens=tokens, kept=len(placeholders),
         token_ids=ids, placeholders=placeholders,
     )  # fmt: skip
 

@@ -109,14 +109,14 @@ class Work(KVConnectorMetadata):
 
 @dataclass
 class Saved(KVConnectorWorkerMetadata):
-    """What became of the saves of a step: of each request, what is told beside its answer."""
+    """What became of the saves of a step: of each request, its `kv_transfer_params`."""
 
-    told: dict[str, dict[str, Any]] = field(default_factory=dict)
+    answers: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
         """Both."""
         assert isinstance(other, Saved)
-        return Saved({**self.told, **other.told})
+        return Saved({**self.answers, **other.answers})
 
 
 class KvpConnector(KVConnectorBase_V1):
@@ -138,7 +138,7 @@ class KvpConnector(KVConnectorBase_V1):
         self._held = Held(self._folder, float(extra.get("memory_gb", MEMORY_GB)) * 1e9)
         self._salts = count()
         self._saves: dict[str, Save] = {}
-        self._told: dict[str, dict[str, Any]] = {}
+        self._answers: dict[str, dict[str, Any]] = {}
         self._saved = Saved()
         self._layers: dict[int, Any] = {}
         self._protection = Protection()
@@ -169,7 +169,7 @@ class KvpConnector(KVConnectorBase_V1):
             elif not wrong and len(ids) < MULTIPLE:
                 wrong = f"of {len(ids)} tokens, {MULTIPLE} are the least"
             if wrong:
-                self._told[name] = {"error": f"a context {wrong} is not compressed"}
+                self._answers[name] = {"error": f"a context {wrong} is not compressed"}
             else:
                 self._saves[name] = Save(name, tuple(ids), (), str(budget))
         if placeholders is None:
@@ -222,7 +222,7 @@ class KvpConnector(KVConnectorBase_V1):
             if save and stop >= len(save.token_ids):
                 (blocks,) = self._kv_cache_manager.get_block_ids(name)
                 work.saves.append(replace(self._saves.pop(name), blocks=tuple(blocks)))
-                self._told[name] = {}
+                self._answers[name] = {}
             if facts and facts.counts and load and not load.refused:
                 (blocks,) = self._kv_cache_manager.get_block_ids(name)
                 work.running.append(Running(facts.kept, facts.counts, blocks[0], tokens, stop))
@@ -231,23 +231,24 @@ class KvpConnector(KVConnectorBase_V1):
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         """Remember what workers have saved until its request is answered, unless it was ended."""
         if isinstance(meta := connector_output.kv_connector_worker_meta, Saved):
-            self._told.update({name: meta.told[name] for name in self._told.keys() & meta.told})
+            waited_for = self._answers.keys() & meta.answers
+            self._answers.update({name: meta.answers[name] for name in waited_for})
 
     def request_finished(
         self, request: Request, block_ids: Sequence[int]
     ) -> tuple[bool, dict[str, Any] | None]:
         """Tell, beside the answer, of how many tokens the context really is."""
         self._saves.pop(request.request_id, None)
-        told = self._told.pop(request.request_id, None)
+        answer = self._answers.pop(request.request_id, None)
         facts, load = self._requests.pop(request.request_id, (None, None))
         if facts and load and not load.refused:
-            told = {"digest": load.digest, "tokens": facts.tokens, "kept": facts.kept}
-        return False, {"kvp_context": told} if told else None
+            answer = {"digest": load.digest, "tokens": facts.tokens, "kept": facts.kept}
+        return False, {"kvp_context": answer} if answer else None
 
     # A worker's side.
 
     def register_kv_caches(self, kv_caches: dict[str, Tensor]) -> None:
-        """Find the cache of all layers; ValueError where heads could not be told apart in it."""
+        """Find the cache of all layers; ValueError where heads could not be kept apart in it."""
         if not self._model.uneven:
             return
         config = self._vllm_config.compilation_config.static_forward_context
@@ -337,11 +338,11 @@ class KvpConnector(KVConnectorBase_V1):
         assert isinstance(metadata, Work)
         for save in metadata.saves:
             try:
-                told = self._compress(save)
+                answer = self._compress(save)
             except KvpError as error:
                 logger.error("%s", one_line(f"request {save.request} is not compressed: {error}"))
-                told = {"error": str(error)}
-            self._saved.told[save.request] = told
+                answer = {"error": str(error)}
+            self._saved.answers[save.request] = answer
 
     def _compress(self, save: Save) -> dict[str, Any]:
         if self._scorer is None:
@@ -374,8 +375,8 @@ class KvpConnector(KVConnectorBase_V1):
             policy=getattr(self._scorer, "label", self._scorer.name), budget=save.budget,
         )  # fmt: skip
         context.write(self._folder)
-        told = {"digest": context.name, "tokens": tokens, "kept": context.facts.kept}
-        return {**told, "placeholders": context.placeholders}
+        answer = {"digest": context.name, "tokens": tokens, "kept": context.facts.kept}
+        return {**answer, "placeholders": context.placeholders}
 
     def _prompt(self, save: Save) -> Iterator[tuple[Tensor, Tensor]]:
         """Keys and values [H, N, D] of a prompt in every layer, out of the engine's blocks."""
@@ -388,7 +389,7 @@ class KvpConnector(KVConnectorBase_V1):
     def build_connector_worker_meta(self) -> Saved | None:
         """What `wait_for_save` has saved."""
         saved, self._saved = self._saved, Saved()
-        return saved if saved.told else None
+        return saved if saved.answers else None
 
 
 def _computed_tokens(step: SchedulerOutput) -> dict[str, int]:

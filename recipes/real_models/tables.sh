@@ -82,9 +82,10 @@ windowkv:llama+windowkv,gvote:paper+self_sized,snapkv:paper,snapkv:paper+pyramid
     paired) paired kvp/general+global "$TEN" all ruler trained ;;
     seen-paired) paired kvp/tasks "${TEN/niah_single_2,/},qa_1" all seen seen-trained ;;
     seen-rivals-paired) paired kvp/tasks "$TEN,qa_1" rivals seen-trained seen-rivals seen-snapkv ;;
-    ruler-4096) unseen 4096 "$TEN" --prompts 2 --budgets 6.25%,12.5%,25% --policies "general=$GENERAL" --methods "full,kvp,kvp+global,$ONCE" ;;
-    long) unseen 8192 niah_multikey_1,niah_multivalue,vt --prompts 4 --budgets 6.25%,12.5%,25% --policies "general=$GENERAL" --methods "full,kvp,kvp+global,$ONCE" ;;
-    long-16384) unseen 16384 niah_multikey_1,niah_multivalue,vt --prompts 3 --budgets 6.25%,12.5%,25% --policies "general=$GENERAL" --methods "full,kvp,kvp+global,$ONCE" ;;
+    length-32640) unseen 32640 niah_single_2,niah_multikey_1,niah_multivalue,niah_multiquery,vt,fwe --prompts 1 --budgets 6.25%,12.5%,25% \
+      --policies "general=$GENERAL" --methods full,kvp,kvp+global ;;    # what the model can read, with an answer
+    length-*) unseen "${table#length-}" "$TEN" --prompts 2 --budgets 6.25%,12.5%,25% --policies "general=$GENERAL" \
+      --methods "full,kvp,kvp+global,random_pinned,streaming_llm,keydiff,$ONCE,$TWICE" ;;    # length-4096, length-8192, length-16384
     code) "$BIN/python" -m recipes.real_models.code_lines "$RUN/code.jsonl"; rows "$RUN/code.jsonl" 24 --chat_template false --measure perplexity ;;
     questions) rows "$D/qa_chats.jsonl" 24 --protection off ;;
     topics) rows "$D/topics_test.jsonl" 24 --protection off --max_new_tokens 4 --chat_template false ;;

@@ -73,7 +73,7 @@ def fit(
     )
     # TensorBoard's thread prints what a disk refuses, and raises it where the log is written, too.
     hook = threading.excepthook
-    threading.excepthook = lambda told: None if issubclass(told[0], OSError) else hook(told)
+    threading.excepthook = lambda raised: None if issubclass(raised[0], OSError) else hook(raised)
     with warnings.catch_warnings():
         # Lightning 2.6 uses a class that torch 2.13 deprecates.
         warnings.filterwarnings("ignore", message=r".*treespec, LeafSpec", category=FutureWarning)

@@ -283,8 +283,8 @@ class Tally:
                 for key in sorted(self.unread)
             ],
         }
-        told = "; ".join(f"{name}: {list_first(each)}" for name, each in unused.items() if each)
-        return (f"{what}: {told}",) if told else ()
+        listed = "; ".join(f"{name}: {list_first(each)}" for name, each in unused.items() if each)
+        return (f"{what}: {listed}",) if listed else ()
 
 
 def list_first(unused: Sequence[Skipped | str]) -> str:

@@ -341,7 +341,7 @@ def test_what_is_right_is_loaded_and_compressed(made, start, tmp_path):
         connector.metadata = module.Work(saves=[module.Save("r", ids, (0, 1, 2), "60%")])
         connector.start_load_kv(SimpleNamespace(no_compile_layers=layers))
         connector.wait_for_save()
-        told = connector.build_connector_worker_meta().told["r"]
+        told = connector.build_connector_worker_meta().answers["r"]
         assert expected in told
     assert "1.values has NaN or infinity" in told["error"]
     assert len([*tmp_path.glob("*.context")]) == 2
