@@ -101,6 +101,11 @@ class Step:
         """Head blocks of every layer and KV head: [C, L, H] int64."""
         return torch.tensor([request.counts for request in self.requests]) // self.block_size
 
+    @property
+    def stop(self) -> int:
+        """Tokens of its longest request when the step is over, placeholders included."""
+        return max(request.stop for request in self.requests)
+
     @cached_property
     def longest(self) -> int:
         """Rows of the longest head of any of its requests when the step is over."""
@@ -140,10 +145,9 @@ class HeadSequences:
         chosen = (~same.any(1)).int().argsort(stable=True)[:requests]  # in the order of the batch
         which = same[chosen].int().argmax(1)
         kept, counts = kept[which], step.counts.to(device)[which]
-        table = head_tables(
-            common.block_table_tensor[chosen], counts, kept // pool.block_size,
-            -(-step.longest // pool.block_size),
-        )  # fmt: skip
+        used, width = (-(-rows // pool.block_size) for rows in (step.stop, step.longest))
+        blocks = common.block_table_tensor[:every, :used][chosen]
+        table = head_tables(blocks, counts, kept // pool.block_size, width)
         after = common.seq_lens[chosen] - kept  # [C] tokens after the context
         lengths = counts * pool.block_size + after[:, None, None]  # [C, L, H]
         lengths = lengths.transpose(0, 1).flatten(1).int().contiguous()  # [L, C * H]
@@ -193,17 +197,16 @@ def head_tables(blocks: Tensor, counts: Tensor, own: Tensor, width: int) -> Tens
     sequence's last row name head blocks of others, which nobody reads.
     """
     requests, layers, heads = counts.shape
-    each = layers * heads
+    head = torch.arange(layers * heads, device=blocks.device)
+    taken = (blocks.long()[..., None] * len(head) + head).flatten(1)  # [C, W * L * H]
     place = torch.arange(width, device=blocks.device)
+    first = counts.flatten(1).cumsum(1).view_as(counts) - counts
+    later = own[:, None, None, None] + place - counts[..., None]  # blocks of the request
+    later = later * len(head) + head.view(layers, heads, 1)
     inside = place < counts[..., None]  # [C, L, H, width]
-    first = (counts.flatten(1).cumsum(1) - counts.flatten(1)).view_as(counts)
-    of_context = first[..., None] + place
-    later = own[:, None, None, None] + place - counts[..., None]
-    block = torch.where(inside, of_context // each, later).clamp_(max=blocks.shape[1] - 1)
-    head = torch.arange(each, device=blocks.device).view(layers, heads, 1)
-    head = torch.where(inside, of_context % each, head)
-    taken = blocks.long().gather(1, block.view(requests, -1)).view_as(block)
-    return (taken * each + head).transpose(0, 1).flatten(1, 2).int().contiguous()
+    wanted = torch.where(inside, first[..., None] + place, later).clamp_(max=taken.shape[1] - 1)
+    table = taken.gather(1, wanted.view(requests, -1)).view_as(wanted)
+    return table.transpose(0, 1).flatten(1, 2).int().contiguous()
 
 
 class _Builder:
