@@ -123,6 +123,8 @@ def parse_value(flag: Flag, value: object) -> object:
         if flag.optional:
             return None
         raise UsageError(f"--{flag.name} needs a value")
+    if isinstance(value, list):
+        raise UsageError(f"--{flag.name} takes one value, got {value!r}")
     if flag.choices:
         text = {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
         if text in flag.choices:
@@ -355,6 +357,8 @@ def _values(
         raise UsageError(f"unknown argument {unknown[0]!r}")
     for flag in (flags[name] for name in dict(given) if name in flags):
         values = [parse_value(flag, value) for name, value in given if name == flag.name]
+        if flag.positional and len(values) > 1 and not flag.several:
+            raise UsageError(f"{flag.written} is given twice")
         settings[flag.name] = values if flag.several and flag.positional else values[-1]
     return settings
 

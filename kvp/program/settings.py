@@ -50,10 +50,12 @@ class Group:
         minimums = ChainMap(*(vars(owner).get("MINIMUMS", {}) for owner in owners))
         maximums = ChainMap(*(vars(owner).get("MAXIMUMS", {}) for owner in owners))
         for name, value in vars(self).items():
-            if name not in addresses and isinstance(value, str) and is_address(value):
-                raise ValueError(
-                    f"--{name} cannot lie in an object store ({value}): name a path on a disk"
-                )
+            texts = value if isinstance(value, list | tuple) else [value]
+            for text in texts if name not in addresses else ():
+                if isinstance(text, str) and is_address(text):
+                    raise ValueError(
+                        f"--{name} cannot lie in an object store ({text}): name a path on a disk"
+                    )
             if name in minimums and value is not None and not value >= minimums[name]:
                 raise ValueError(f"--{name} must be at least {minimums[name]:g}, got {value}")
             if type(value) is int and value > (maximum := maximums.get(name, 10**7)):

@@ -13,6 +13,7 @@ from kvp.errors import UsageError
 from kvp.program.command_line import parse
 from kvp.program.names import split_list
 from kvp.program.settings import Group
+from trace_collect.config import VerifyConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,7 +157,7 @@ _MERGES = "".join(f"b{n + 1}: &b{n + 1} {{<<: [*b{n}, *b{n}]}}\n" for n in range
         (f"heads: !!omap [a: &a0 [x, x]{_BOMB.replace(', &', ', b: &')}]", "line 1 holds lists"),
         (f"b0: &b0 {{a: 1}}\n{_MERGES}", "line 1 holds lists or mappings"),
         (f"? [&a0 [x, x]{_BOMB}]\n: 3", "line 1 holds lists or mappings"),
-        ("heads: [a, b]", "--heads must be text; in YAML put it in quotes, got ['a', 'b']"),
+        ("heads: [a, b]", "--heads takes one value, got ['a', 'b']"),
         ("steps: !!int ''", "is no YAML file: string index out of range"),
         ("dry_run: !!bool maybe", "is no YAML file: 'maybe'"),
         ("heads: !!timestamp x", "is no YAML file: 'NoneType'"),
@@ -208,6 +209,9 @@ def test_arguments_without_a_flag():
     assert parse(Folders, ["a", "--out", "b", "c"], prog="prog") == Folders(["a", "c"], out="b")
     with pytest.raises(UsageError, match=r"^RESULTS is missing$"):
         parse(Folders, [], prog="prog")
+    for argv in (["p", "--traces", "q"], ["--traces=q", "p"]):
+        with pytest.raises(UsageError, match=r"^TRACES is given twice$"):
+            parse(VerifyConfig, argv, prog="prog")
 
 
 def test_lists_split_outside_parentheses_only():

@@ -105,6 +105,7 @@ def test_a_misspelt_name_is_refused_before_torch_is_imported():
         "train --traces here --out o": "kvp train: error: no trace store at here: no such folder",
         "eval --compression_ratio 0.3": "(a ratio of 0.3 evicts 30%: give --budgets 70%)",
         "compress a --compression-ratio 0.3": "(a ratio of 0.3 evicts 30%: give --budget 70%)",
+        "compress a s3://a/b --out o": "--documents cannot lie in an object store (s3://a/b): name",
         "compress a --out o --policy nano+global --gguf g": "llama.cpp holds equal counts in every",
         "eval --model a`b --out o": "cannot be recorded (ValueError: the name 'a`b' has the chara",
         "eval --prompts 99999999 --out o": "--prompts must be at most 10,000,000, got 99999999",
