@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from eval.methods import ALL_NULLS
-from kvp.program.settings import NoSettings
+from kvp.program.settings import Group
 from policies.registry import (
     ALLOCATORS,
     METHODS,
@@ -25,7 +25,7 @@ Costs: N tokens, D channels of a head, H KV heads and Q query heads of each of L
 """
 
 
-def run(_: NoSettings) -> None:
+def run(_: Group) -> None:
     """Print scorers (full cache and learned policies among them) and allocators."""
     print("\n".join([HEAD, *scorer_lines(METHODS), "", *allocator_lines(ALLOCATORS)]))
 

@@ -155,22 +155,18 @@ def _run(package: str, config: str, settings: dict[str, Any]) -> None:
 
 def _config(package: str, config: str, settings: dict[str, Any]) -> Any:  # noqa: ANN401
     """The config of a program; UsageError, naming the setting, on what cannot work."""
-    from kvp.program.command_line import flags_of, python_value
+    from kvp.program.command_line import flags_of, make_config, python_value
 
     if not isinstance(tasks := settings.get("tasks", ""), str | None):  # names and objects
         settings = {**settings, "tasks": import_own("kvp.data.tasks").named_tasks(tasks)}
     kind = getattr(import_own(f"{package}.config"), config)
-    flags = {flag.name: flag for flag in flags_of(kind, str(settings.get("preset", "")))}
+    flags = flags_of(kind, settings.get("preset"))
     _refuse_ratio(settings, "budgets")
     for name in settings:
         if name not in flags:
             raise UsageError(f"unknown setting {name!r}{did_you_mean(name, flags)}")
-    preset = {name: flag.default for name, flag in flags.items() if not flag.required}
     given = {name: python_value(flags[name], value) for name, value in settings.items()}
-    try:
-        made = kind(**(preset | given))
-    except ValueError as error:
-        raise UsageError(str(error)) from None
+    made = make_config(kind, flags, given)
     made.check_names()
     return made
 

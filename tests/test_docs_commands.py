@@ -93,9 +93,9 @@ def _accept(program, words):
         placeholders = ["out" if word.isupper() else word for word in words]
         parse(config, placeholders)
         return
-    flags = {flag.name: flag for flag in flags_of(config)}
+    flags = flags_of(config)
     try:
-        given = flags_given(words, config)
+        given = flags_given(words, flags)
     except UsageError as error:
         if str(error).endswith("needs a value"):  # a flag that a sentence names
             return

@@ -95,7 +95,7 @@ def test_the_console_scripts_are_those_that_people_know():
 def test_a_flag_means_one_thing_in_every_program():
     meanings = {}
     for config in CONFIGS:
-        for flag in flags_of(config):
+        for flag in flags_of(config).values():
             sentence = re.split(r"[.:] |\.$| \(default", flag.help)[0]
             meaning = (flag.kind, sentence, config)
             first = meanings.setdefault(flag.name, meaning)

@@ -13,17 +13,16 @@ import itertools
 import math
 import os
 import re
-import reprlib
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import MISSING, dataclass, fields
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from kvp.artifacts.addresses import regular
-from kvp.errors import UsageError, call_program
+from kvp.errors import UsageError
 from kvp.plugins import did_you_mean
 from kvp.version import __version__
 
@@ -51,59 +50,68 @@ class Flag:
     """Whether None (`null` in YAML) is a value."""
     several: bool
     """Whether a sequence is a value, too."""
-    required: bool
     positional: bool
     """Whether it is an argument without a flag: fields that are not keyword-only are."""
+    visible: bool
+    """Whether --help shows it; --help_all shows all."""
     default: Any
-    """Value without the flag, with the chosen preset."""
+    """Value without the flag, with the chosen preset; MISSING where it must be given."""
     section: str
     """Title in --help."""
     help: str
     """Docstring of the field and the default."""
 
     @property
-    def metavar(self) -> str:
-        """Placeholder of the value in --help."""
-        if self.choices:
-            return "{" + ",".join(self.choices) + "}"
-        return {bool: "true|false", int: "N", float: "X"}.get(self.kind, "TEXT")
+    def written(self) -> str:
+        """As --help writes it: `--NAME VALUE`, and an argument without a flag as `NAME`."""
+        if self.positional:
+            return self.name.upper()
+        kinds = {bool: "true|false", int: "N", float: "X", str: "TEXT"}
+        value = f"{{{','.join(self.choices)}}}" if self.choices else kinds[self.kind]
+        return f"--{self.name} {value}"
 
 
-def flags_of(config_class: type[Any], preset: str | None = None) -> list[Flag]:
-    """Flags of a config: its own first, then those of each group it inherits.
+def flags_of(config_class: type[Group], preset: object = None) -> dict[str, Flag]:
+    """Flags of a config by name: its own first, then those of each group it inherits.
 
     Groups of one title follow one another, the most general first. A config with presets has
     `PRESETS`: name -> the values it gives, the first one the default.
     """
-    presets: Mapping[str, Mapping[str, Any]] = getattr(config_class, "PRESETS", {})
-    chosen = presets.get(preset or "", next(iter(presets.values()), {}))
+    presets = config_class.PRESETS
+    chosen = presets.get(str(preset), next(iter(presets.values()), {}))
     hints = get_type_hints(config_class)
     declared = {field.name: field for field in fields(config_class)}
-    result = []
-    for owner, name, text in _documented_fields(config_class):
-        kind, choices, optional = _kind_of(hints[name])
-        default = chosen.get(name, declared[name].default)
-        values = {label: given[name] for label, given in presets.items() if name in given}
-        flag = Flag(
-            name=name,
-            kind=kind,
-            choices=choices,
-            optional=optional,
-            several=any(get_origin(part) is Sequence for part in get_args(hints[name])),
-            required=default is MISSING,
-            positional=not declared[name].kw_only,
-            default=default,
-            section=_title(owner),
-            help=f"{text}{_default(default, values)}",
-        )
-        result.append(flag)
+    order = config_class.__mro__[:-1]
+    texts = {owner: _documentation(owner.__module__)[owner.__name__] for owner in order}
+    owners = {name: owner for owner in reversed(order) for name in texts[owner]}
+    titles = [_title(owner) for owner in order]
+    sections = sorted(reversed(order), key=lambda owner: titles.index(_title(owner)))
+    result = {}
+    for owner in sections:
+        for name, text in texts[owner].items():
+            if owners[name] is not owner:
+                continue
+            hint = hints[name]
+            parts = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+            # A sequence is what a Python caller may give in place of text.
+            scalars = [part for part in parts if get_origin(part) is not Sequence]
+            (scalar,) = [part for part in scalars if part is not NoneType]
+            choices = get_args(scalar)
+            default = chosen.get(name, declared[name].default)
+            values = {label: given[name] for label, given in presets.items() if name in given}
+            result[name] = Flag(
+                name=name,
+                kind=str if choices else scalar,
+                choices=choices,
+                optional=NoneType in parts,
+                several=len(scalars) < len(parts),
+                positional=not declared[name].kw_only,
+                visible=name in (config_class.VISIBLE or owners),
+                default=default,
+                section=_title(owner),
+                help=text + _default(default, values),
+            )
     return result
-
-
-def visible_flags(config_class: type[Any]) -> tuple[str, ...]:
-    """Settings that --help shows: `VISIBLE` of the config, or all of them."""
-    names: tuple[str, ...] = getattr(config_class, "VISIBLE", ())
-    return names or tuple(field.name for field in fields(config_class))
 
 
 def parse_value(flag: Flag, value: object) -> object:
@@ -115,8 +123,8 @@ def parse_value(flag: Flag, value: object) -> object:
         if flag.optional:
             return None
         raise UsageError(f"--{flag.name} needs a value")
-    if isinstance(value, list | dict | set):  # whose whole text may be endless, of YAML's aliases
-        raise UsageError(f"--{flag.name} takes one value, got {reprlib.repr(value)}")
+    if isinstance(value, list):
+        raise UsageError(f"--{flag.name} takes one value, got {value!r}")
     if flag.choices:
         text = {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
         if text in flag.choices:
@@ -146,7 +154,10 @@ def python_value(flag: Flag, value: object) -> object:
         value = value.tolist()
     if isinstance(value, list | tuple):
         names = [str(item) for item in value if isinstance(item, str | int | float)]
-        return parse_value(flag, ",".join(names)) if len(names) == len(value) else tuple(value)
+        if len(names) == len(value):
+            return parse_value(flag, ",".join(names))
+        if flag.several:
+            return tuple(value)
     if value is not None and not isinstance(value, str | int | float):
         shown = textwrap.shorten(repr(value), width=60, placeholder="...")
         raise UsageError(
@@ -157,33 +168,36 @@ def python_value(flag: Flag, value: object) -> object:
     return parse_value(flag, value)
 
 
-def flags_given(argv: Sequence[str], config_class: type[Any]) -> list[tuple[str, str]]:
-    """Flags of a command line with their values; the name of an argument without a flag is empty.
+def flags_given(argv: Sequence[str], flags: Mapping[str, Flag]) -> list[tuple[str, str]]:
+    """Flags and arguments of a command line, as names and values; "" names one too many.
 
     Dashes in names are underscores, and a yes-or-no flag without a value is `true`. Raises
     UsageError on an unknown flag and on one without a value.
     """
-    known = [field.name for field in fields(config_class)]
-    hints = get_type_hints(config_class)
+    places = itertools.chain.from_iterable(
+        itertools.repeat(flag.name) if flag.several else [flag.name]
+        for flag in flags.values()
+        if flag.positional
+    )
+    known = [*flags, *_SWITCHES, "config"]
     given = []
     words = [*reversed(argv)]
     while words:
-        word = "--help" if words[-1] == "-h" else words[-1]
-        words.pop()
-        if not word.startswith("--"):
-            given.append(("", word))
+        word = words.pop()
+        if not (word := "--help" if word == "-h" else word).startswith("--"):
+            given.append((next(places, ""), word))
             continue
         name, equals, value = word[2:].partition("=")
         name = name.replace("-", "_")
-        if name not in (*known, *_SWITCHES, "config"):
-            hint = did_you_mean(name, [*known, *_SWITCHES, "config"], "--")
-            if name == "compression_ratio" and (budget := {"budget", "budgets"} & {*known}):
+        if name not in known:
+            hint = did_you_mean(name, known, "--")
+            if name == "compression_ratio" and (budget := {"budget", "budgets"} & {*flags}):
                 hint = f" (a ratio of 0.3 evicts 30%: give --{budget.pop()} 70%)"
             raise UsageError(f"unknown flag --{name}{hint}; --help_all lists all")
         if not equals:
             following = words[-1] if words else "--"
-            switch = hints.get(name) is bool and following.lower() not in (*_YES, *_NO)
-            if switch or name in _SWITCHES:
+            switch = name in flags and flags[name].kind is bool
+            if name in _SWITCHES or (switch and following.lower() not in (*_YES, *_NO)):
                 value = "true"
             elif following.startswith("--"):
                 raise UsageError(f"--{name} needs a value")
@@ -193,46 +207,36 @@ def flags_given(argv: Sequence[str], config_class: type[Any]) -> list[tuple[str,
     return given
 
 
-def _yaml(path: str, known: Sequence[str]) -> dict[str, Any]:
+def _yaml(path: str, known: Iterable[str]) -> dict[str, Any]:
     """Settings of a YAML file; UsageError where it is none or names an unknown setting."""
     import yaml  # no sooner: --help stays fast
 
     try:
         with open(path, encoding="utf-8", opener=regular) as file:
             text = file.read()
-        settings, tree = yaml.safe_load(text), yaml.compose(text)
+        tree = yaml.compose(text)
+        if not isinstance(tree, yaml.MappingNode):
+            raise UsageError(f"--config {path} must hold `name: value` lines")
+        for key, node in tree.value:  # before aliases, of which values without an end are made
+            parts = node.value if isinstance(node, yaml.SequenceNode) else [node]
+            if not all(isinstance(part, yaml.ScalarNode) for part in (key, *parts)):
+                line = key.start_mark.line + 1
+                raise UsageError(f"--config {path}: line {line} holds lists or mappings")
+        settings: dict[str, Any] = yaml.safe_load(text)
+        repr(settings)  # a ValueError where a number is too long to be printed
     except OSError as error:
         raise UsageError(f"--config {path}: {error.strerror}") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    except (yaml.YAMLError, ValueError, AttributeError, LookupError, RecursionError) as error:
         reason = " ".join(str(error).split())
         raise UsageError(f"--config {path} is no YAML file: {reason}") from None
-    if not isinstance(settings, dict):
-        raise UsageError(f"--config {path} must hold `name: value` lines")
     names = [key.value for key, _ in tree.value]
-    for name, value in settings.items():
+    for name in settings:
         if names.count(name) > 1:
             raise UsageError(f"--config {path}: {name!r} is there twice")
-        parts = value if isinstance(value, list) else [value]
-        if any(isinstance(part, list | dict | set) for part in parts):  # by aliases without an end
-            raise UsageError(f"--config {path}: {name!r} holds lists or mappings")
         if name not in known:
             hint = did_you_mean(str(name), known)
             raise UsageError(f"--config {path}: unknown setting {name!r}{hint}")
     return settings
-
-
-def _documented_fields(config_class: type[Any]) -> Iterator[tuple[type[Any], str, str]]:
-    """Each field, the class that documents it and its text, in the order of --help."""
-    order = config_class.__mro__[:-1]
-    texts = {owner: _documentation(owner.__module__)[owner.__name__] for owner in order}
-    owners = {name: owner for owner in reversed(order) for name in texts[owner]}
-    titles = [_title(owner) for owner in order]
-    for owner in sorted(reversed(order), key=lambda owner: titles.index(_title(owner))):
-        for name, text in texts[owner].items():
-            if owners[name] is owner:
-                yield owner, name, text
-    if undocumented := {field.name for field in fields(config_class)} - set(owners):
-        raise TypeError(f"{config_class.__name__}: {sorted(undocumented)} have no docstring")
 
 
 def _title(owner: type[Any]) -> str:
@@ -256,32 +260,16 @@ def _documentation(module: str) -> dict[str, dict[str, str]]:
     }
 
 
-def _kind_of(hint: object) -> tuple[type, tuple[str, ...], bool]:
-    """Scalar type, choices and whether None is allowed."""
-    if get_origin(hint) in (Union, UnionType):
-        parts = get_args(hint)
-        # A sequence is what a Python caller may give in place of text.
-        (inner,) = [p for p in parts if p is not NoneType and get_origin(p) is not Sequence]
-        kind, choices, _ = _kind_of(inner)
-        return kind, choices, NoneType in parts
-    if get_origin(hint) is Literal:
-        return str, get_args(hint), False
-    assert isinstance(hint, type)
-    return hint, (), False
-
-
 def _default(default: object, values: Mapping[str, Any]) -> str:
     """The default for --help, and what other presets have."""
     if default is MISSING:
         return " (required)"
     if default is None or default == "":
         return ""
-    others = [f"{name}: {_value_text(value)}" for name, value in values.items() if value != default]
-    return f" (default: {_value_text(default)}{'; ' + ', '.join(others) if others else ''})"
-
-
-def _value_text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    others = {name: value for name, value in values.items() if value != default}
+    shown = {"default": default, **others}.items()
+    texts = (f"{name}: {str(v).lower() if isinstance(v, bool) else v}" for name, v in shown)
+    return f" ({'; '.join(texts)})"
 
 
 def _text(flag: Flag, value: object) -> str:
@@ -302,29 +290,6 @@ def _number(flag: Flag, value: object) -> int | float:
     raise UsageError(f"--{flag.name} must be {what}, got {value!r}")
 
 
-def main(
-    load: Callable[[], type[ConfigT]],
-    run: Callable[[ConfigT], object],
-    *,
-    argv: Sequence[str],
-    prog: str,
-    description: str = "",
-    examples: Sequence[str] = (),
-) -> int:
-    """Parse `argv` into the config that `load` returns, call `run`, and return the exit code.
-
-    It is that of `call_program`, whose signals and errors hold from the first import on.
-    `--help`, `--version` and `--print_config` leave by SystemExit(0).
-    """
-
-    def program() -> None:
-        config = parse(load(), argv, prog=prog, description=description, examples=examples)
-        config.check_names()
-        run(config)
-
-    return call_program(program, prog)
-
-
 def parse(
     config_class: type[ConfigT],
     argv: Sequence[str],
@@ -336,23 +301,22 @@ def parse(
     """Config that the arguments describe: defaults, under the preset, under YAML, under flags.
 
     Raises UsageError, in one line that names the flag or the file, on anything that cannot work.
+    `--help`, `--version` and `--print_config` leave by SystemExit(0).
     """
-    given = flags_given(argv, config_class)
-    known = [field.name for field in fields(config_class)]
+    flags = flags_of(config_class)
+    given = flags_given(argv, flags)
     from_files: dict[str, Any] = {}
     for name, value in given:
         if name == "config":
-            from_files |= _yaml(value, known)
-    named = {name: value for name, value in given if name}
-    preset = named.get("preset", from_files.get("preset"))
-    preset = preset if isinstance(preset, str) else None
-    flags = {flag.name: flag for flag in flags_of(config_class, preset)}
+            from_files |= _yaml(value, flags)
+    named = from_files | dict(given)
+    flags = flags_of(config_class, named.get("preset"))
     if "version" in named:
         print(f"{prog} {__version__}", flush=True)
         raise SystemExit(0)
     if "help" in named or "help_all" in named:
-        shown = set(flags) if "help_all" in named else set(visible_flags(config_class))
-        print(_help(list(flags.values()), shown, prog, description, examples), flush=True)
+        shown = [flag for flag in flags.values() if flag.visible or "help_all" in named]
+        print(_help(flags, shown, prog, description, examples), flush=True)
         raise SystemExit(0)
     settings = _values(flags, from_files, given)
     if "print_config" in named:
@@ -360,11 +324,19 @@ def parse(
 
         print(yaml.safe_dump(settings, sort_keys=False), end="", flush=True)
         raise SystemExit(0)
-    missing = [_flag_text(flag) for flag in flags.values() if flag.name not in settings]
+    return make_config(config_class, flags, settings)
+
+
+def make_config(
+    config_class: type[ConfigT], flags: Mapping[str, Flag], settings: Mapping[str, Any]
+) -> ConfigT:
+    """Config of settings and other defaults; UsageError on what is missing or cannot work."""
+    made = {name: settings.get(name, flag.default) for name, flag in flags.items()}
+    missing = [flags[name].written.split()[0] for name in made if made[name] is MISSING]
     if missing:
         raise UsageError(f"{', '.join(missing)} is missing")
     try:
-        return config_class(**settings)
+        return config_class(**made)
     except ValueError as error:
         raise UsageError(str(error)) from None
 
@@ -373,62 +345,57 @@ def _values(
     flags: Mapping[str, Flag], from_files: Mapping[str, Any], given: Sequence[tuple[str, str]]
 ) -> dict[str, Any]:
     """Settings by name: defaults, under those of files, under arguments and flags."""
-    settings = {flag.name: flag.default for flag in flags.values() if not flag.required}
+    defaults = {name: flag.default for name, flag in flags.items()}
+    settings = {name: value for name, value in defaults.items() if value is not MISSING}
     for name, value in from_files.items():
-        several = flags[name].several and isinstance(value, list)
-        values = [parse_value(flags[name], item) for item in (value if several else [value])]
-        settings[name] = values if several else values[0]
-    for name, value in given:
-        if name in flags:
-            settings[name] = parse_value(flags[name], value)
-    arguments = [value for name, value in given if not name]
-    for flag in flags.values():
-        if flag.positional and arguments:
-            count = len(arguments) if flag.several else 1
-            values = [parse_value(flag, argument) for argument in arguments[:count]]
-            settings[flag.name] = values if flag.several else values[0]
-            del arguments[:count]
-    if arguments:
-        raise UsageError(f"unknown argument {arguments[0]!r}")
+        flag = flags[name]
+        if flag.several and isinstance(value, list):
+            settings[name] = [parse_value(flag, item) for item in value]
+        else:
+            settings[name] = parse_value(flag, value)
+    if unknown := [value for name, value in given if not name]:
+        raise UsageError(f"unknown argument {unknown[0]!r}")
+    for flag in (flags[name] for name in dict(given) if name in flags):
+        values = [parse_value(flag, value) for name, value in given if name == flag.name]
+        if flag.positional and len(values) > 1 and not flag.several:
+            raise UsageError(f"{flag.written} is given twice")
+        settings[flag.name] = values if flag.several and flag.positional else values[-1]
     return settings
 
 
-def _flag_text(flag: Flag) -> str:
-    return flag.name.upper() if flag.positional else f"--{flag.name}"
-
-
 def _help(
-    flags: Sequence[Flag], shown: set[str], prog: str, description: str, examples: Sequence[str]
+    flags: Mapping[str, Flag],
+    shown: Sequence[Flag],
+    prog: str,
+    description: str,
+    examples: Sequence[str],
 ) -> str:
     """What --help prints: flags in a column, those of a group together; `shown` ones only."""
-    needed = "".join(
-        f"{_flag_text(flag)} " + ("" if flag.positional else f"{flag.metavar} ")
-        for flag in flags
-        if flag.required
-    )
+    needed = "".join(f"{flag.written} " for flag in flags.values() if flag.default is MISSING)
     lines = [f"usage: {prog} {needed}[--config FILE] [--FLAG VALUE ...]", ""]
     lines += [*textwrap.wrap(description, 98), "", "options:"]
     lines += _row("-h, --help", "Print this and exit.")
     lines += _row("--config FILE", "YAML file with any of these settings.")
     lines += _row("--print_config", "Print all settings as YAML and exit.")
     lines += _row("--version", "Print the version and exit.")
-    visible = [flag for flag in flags if flag.name in shown]
-    for section, group in itertools.groupby(visible, key=lambda flag: flag.section):
-        lines += ["", f"{section}:"]
-        for flag in group:
-            name = _flag_text(flag) if flag.positional else f"{_flag_text(flag)} {flag.metavar}"
-            lines += _row(name, flag.help)
+    for section, group in itertools.groupby(shown, key=lambda flag: flag.section):
+        lines += [
+            "",
+            f"{section}:",
+            *(line for flag in group for line in _row(flag.written, flag.help)),
+        ]
     if examples:
         lines += ["", "examples:", *(f"  {line}" for line in examples)]
-    if hidden := len(flags) - len(visible):
+    if hidden := len(flags) - len(shown):
         lines += ["", f"{hidden} more settings, as flags or in YAML: {prog} --help_all"]
     return "\n".join(lines)
 
 
 def _row(name: str, text: str) -> list[str]:
     """A flag and its help, beside each other or, where the name is long, below."""
-    lines = textwrap.wrap(text, 72, break_long_words=False)
-    if len(name) <= 22:
-        lines[0] = f"  {name:<24}{lines[0]}"
-        return [lines[0], *(" " * 26 + line for line in lines[1:])]
-    return [f"  {name}", *(" " * 26 + line for line in lines)]
+    space, beside = " " * 26, len(name) <= 22
+    first = f"  {name:<24}" if beside else space
+    lines = textwrap.wrap(
+        text, 98, initial_indent=first, subsequent_indent=space, break_long_words=False
+    )
+    return lines if beside else [f"  {name}", *lines]

@@ -21,7 +21,6 @@ from kvp.errors import UsageError
 from kvp.program.names import check_model_name, split_list
 
 DtypeName = Literal["float32", "bfloat16", "float16"]
-AnswersName = Literal["model", "reference"]
 
 Bounds = Mapping[str, float]
 _DEVICE = re.compile(r"(cpu|mps|(cuda|xpu)(:\d{1,3})?)")
@@ -29,7 +28,7 @@ _DEVICE = re.compile(r"(cpu|mps|(cuda|xpu)(:\d{1,3})?)")
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """Base of configs and groups: bounds are checked when a config is made."""
+    """Base of configs and groups, without a setting: bounds are checked when a config is made."""
 
     MINIMUMS: ClassVar[Bounds] = {}
     """Smallest value of a setting; None passes."""
@@ -37,6 +36,8 @@ class Group:
     """Largest value of a setting; of whole numbers without one ten million."""
     VISIBLE: ClassVar[tuple[str, ...]] = ()
     """Settings that --help shows; without any, all. --help_all shows the others, too."""
+    PRESETS: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    """Values that each `--preset` gives; the first is the default."""
     ADDRESSES: ClassVar[tuple[str, ...]] = ()
     """Settings that may be an address of an object store (`kvp.artifacts.addresses`)."""
     FOLDERS: ClassVar[Mapping[str, str]] = {}
@@ -45,15 +46,16 @@ class Group:
     def __post_init__(self) -> None:
         """Raise ValueError naming the flag that is out of bounds, or an address it cannot be."""
         owners = type(self).__mro__
-        allowed = {name for owner in owners for name in vars(owner).get("ADDRESSES", ())}
-        for name in {field.name for field in fields(self)} - allowed:
-            if isinstance(value := getattr(self, name), str) and is_address(value):
-                raise ValueError(
-                    f"--{name} cannot lie in an object store ({value}): name a path on a disk"
-                )
+        addresses = {name for owner in owners for name in vars(owner).get("ADDRESSES", ())}
         minimums = ChainMap(*(vars(owner).get("MINIMUMS", {}) for owner in owners))
         maximums = ChainMap(*(vars(owner).get("MAXIMUMS", {}) for owner in owners))
         for name, value in vars(self).items():
+            texts = value if isinstance(value, list | tuple) else [value]
+            for text in texts if name not in addresses else ():
+                if isinstance(text, str) and is_address(text):
+                    raise ValueError(
+                        f"--{name} cannot lie in an object store ({text}): name a path on a disk"
+                    )
             if name in minimums and value is not None and not value >= minimums[name]:
                 raise ValueError(f"--{name} must be at least {minimums[name]:g}, got {value}")
             if type(value) is int and value > (maximum := maximums.get(name, 10**7)):
@@ -66,11 +68,6 @@ class Group:
             for name in (given,) if isinstance(given, str) else given:
                 if not is_address(name) and not Path(name).is_dir():
                     raise UsageError(message.format(name))
-
-
-@dataclass(frozen=True, kw_only=True)
-class NoSettings(Group):
-    """Nothing to choose."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,7 +173,7 @@ class DataConfig(TaskConfig):
 class AnswerConfig(Group):
     """Answers."""
 
-    answers: AnswersName = "model"
+    answers: Literal["model", "reference"] = "model"
     """What follows the prompt in a trace: the model's own greedy answer, or the data's."""
     max_new_tokens: int = 128
     """Maximum tokens of an answer. Tasks with a number of their own stop there."""

@@ -17,7 +17,7 @@ from typing import Any
 
 from kvp.errors import UsageError, call_program
 from kvp.plugins import did_you_mean, import_own, prefer_own_packages
-from kvp.program.command_line import main as run_configured
+from kvp.program.command_line import parse
 from kvp.version import __version__
 
 prefer_own_packages()
@@ -96,7 +96,7 @@ PROGRAMS = {
         ("kvp compare runs/before runs/after",),
     ),
     "list": Program(
-        "kvp.program.settings:NoSettings",
+        "kvp.program.settings:Group",
         "eval.method_listing:run",
         "Print methods and allocators, with presets and options.",
         ("kvp list",),
@@ -163,20 +163,25 @@ PROGRAMS = {
 
 
 def run_program(name: str, argv: Sequence[str] | None = None) -> int:
-    """Run one program with its arguments, by default the process's, as `command_line.main`."""
-    program = PROGRAMS[name]
-    arguments = sys.argv[1:] if argv is None else argv
+    """Run one program with its arguments, by default the process's, and return the exit code.
+
+    It is that of `call_program`, whose signals and errors hold from the first import on.
+    """
+    program, prog = PROGRAMS[name], f"kvp {name}"
+    words = sys.argv[1:] if argv is None else argv
     if program.config is None:
-        code: int = load(program.run)(arguments)
+        code: int = load(program.run)(words)
         return code
-    return run_configured(
-        lambda: load(str(program.config)),
-        lambda config: load(program.run)(config),
-        argv=arguments,
-        prog=f"kvp {name}",
-        description=program.description,
-        examples=program.examples,
-    )
+
+    def run() -> None:
+        config = parse(
+            load(str(program.config)), words,
+            prog=prog, description=program.description, examples=program.examples,
+        )  # fmt: skip
+        config.check_names()
+        load(program.run)(config)
+
+    return call_program(run, prog)
 
 
 collect, train, evaluate, report = (partial(run_program, name) for name in SCRIPTS)
@@ -184,14 +189,19 @@ collect, train, evaluate, report = (partial(run_program, name) for name in SCRIP
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `kvp PROGRAM ...`; returns the exit code as `run_program`."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    name, rest = " ".join(words[:1]), words[1:]
+    words = sys.argv[1:] if argv is None else argv
+    name = words[0] if words else ""
     if name in PROGRAMS:
-        return run_program(name, rest)
-    if name in ("--help", "-h", "--version"):
-        text = f"kvp {__version__}" if name == "--version" else _overview()
-        return call_program(lambda: print(text, flush=True), "kvp")
-    return call_program(lambda: _refuse(name), "kvp")
+        return run_program(name, words[1:])
+
+    def run() -> None:
+        if name in ("--help", "-h", "--version"):
+            print(f"kvp {__version__}" if name == "--version" else _overview(), flush=True)
+            return
+        unknown = f"unknown program {name!r}{did_you_mean(name, PROGRAMS)}"
+        raise UsageError(f"{unknown if words else 'name a program'}: {', '.join(PROGRAMS)}")
+
+    return call_program(run, "kvp")
 
 
 def load(name: str) -> Any:  # noqa: ANN401
@@ -211,9 +221,3 @@ def _overview() -> str:
             initial_indent="  ", subsequent_indent=" " * (width + 8),
         )  # fmt: skip
     return "\n".join(["usage: kvp PROGRAM ... (each has --help)", "", *rows])
-
-
-def _refuse(given: str) -> None:
-    """Raise UsageError: no program is named."""
-    unknown = f"unknown program {given!r}{did_you_mean(given, PROGRAMS)}"
-    raise UsageError(f"{unknown if given else 'name a program'}: {', '.join(PROGRAMS)}")

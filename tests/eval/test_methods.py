@@ -8,7 +8,7 @@ from eval.method_listing import run as print_methods
 from eval.methods import build_methods, policy_sources
 from eval.prepare import methods_of
 from kvp.errors import PolicyError, UsageError
-from kvp.program.settings import NoSettings
+from kvp.program.settings import Group
 from policies import make_scorer, split_method
 from policies.registry import ALLOCATORS, METHODS, NULLS
 
@@ -58,7 +58,7 @@ def test_policies_are_labelled_by_folder_or_by_hand(tmp_path):
 
 
 def test_lists_name_everything_with_what_it_reads_and_costs(capsys):
-    print_methods(NoSettings())
+    print_methods(Group())
     lines = capsys.readouterr().out.splitlines()
     names = {line.split()[0] for line in lines if line.startswith("  ") and line[2] != " "}
     assert names == {"full", "kvp", "kvzap:WEIGHTS", *METHODS, *ALLOCATORS}

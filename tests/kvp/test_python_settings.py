@@ -10,7 +10,7 @@ from eval.config import EvalConfig
 from kvp.errors import UsageError
 from kvp.program.command_line import flags_of, python_value
 
-EVAL_FLAGS = {flag.name: flag for flag in flags_of(EvalConfig)}
+EVAL_FLAGS = flags_of(EvalConfig)
 
 
 @pytest.mark.parametrize(
@@ -42,6 +42,8 @@ def test_a_list_may_hold_objects():
         (kvp.collect, {"out": "y", "data": max}, "data=<built-in function max> is an object"),
         (kvp.evaluate, {"out": "y", "data": pd.DataFrame({"a": [1, 2]})}, "is an object; give"),
         (kvp.evaluate, {"out": "y", "methods": "full", "taks": "vt"}, "did you mean tasks?"),
+        (kvp.evaluate, {"out": "y", "depths": [None]}, "depths=[None] is an object; give its name"),
+        (kvp.evaluate, {"out": "y", "policies": [["a"]]}, "policies=[['a']] is an object; give"),
     ],
 )
 def test_mistakes_are_one_line(program, settings, message):

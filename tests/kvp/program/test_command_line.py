@@ -9,10 +9,11 @@ from typing import Any, ClassVar, Literal
 import pytest
 
 from kvp import __version__
-from kvp.errors import StoreError, UsageError
-from kvp.program.command_line import main, parse
+from kvp.errors import UsageError
+from kvp.program.command_line import parse
 from kvp.program.names import split_list
 from kvp.program.settings import Group
+from trace_collect.config import VerifyConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,14 +69,7 @@ def _parse(*argv):
 
 def _printed(capsys, *argv):
     with pytest.raises(SystemExit) as stop:
-        main(
-            lambda: Config,
-            print,
-            prog="prog",
-            description="A program.",
-            argv=argv,
-            examples=EXAMPLES,
-        )
+        parse(Config, argv, prog="prog", description="A program.", examples=EXAMPLES)
     assert stop.value.code == 0
     return capsys.readouterr().out
 
@@ -144,6 +138,7 @@ def test_a_mistake_is_one_line_that_says_what_to_do(argv, message):
 
 
 _BOMB = "".join(f", &a{n + 1} [*a{n}, *a{n}]" for n in range(60))
+_MERGES = "".join(f"b{n + 1}: &b{n + 1} {{<<: [*b{n}, *b{n}]}}\n" for n in range(60))
 
 
 @pytest.mark.parametrize(
@@ -157,8 +152,16 @@ _BOMB = "".join(f", &a{n + 1} [*a{n}, *a{n}]" for n in range(60))
         ("- a list", "must hold `name: value` lines"),
         ("a: [", "is no YAML file"),
         ("steps: 3\nrate: 1\nsteps: 4", "'steps' is there twice"),
-        ("heads: [[a, a]]", "'heads' holds lists or mappings"),
-        (f"heads: [&a0 [x, x]{_BOMB}]", "'heads' holds lists or mappings"),
+        ("rate: 3\nheads: [[a, a]]", "c.yaml: line 2 holds lists or mappings"),
+        (f"heads: [&a0 [x, x]{_BOMB}]", "line 1 holds lists or mappings"),
+        (f"heads: !!omap [a: &a0 [x, x]{_BOMB.replace(', &', ', b: &')}]", "line 1 holds lists"),
+        (f"b0: &b0 {{a: 1}}\n{_MERGES}", "line 1 holds lists or mappings"),
+        (f"? [&a0 [x, x]{_BOMB}]\n: 3", "line 1 holds lists or mappings"),
+        ("heads: [a, b]", "--heads takes one value, got ['a', 'b']"),
+        ("steps: !!int ''", "is no YAML file: string index out of range"),
+        ("dry_run: !!bool maybe", "is no YAML file: 'maybe'"),
+        ("heads: !!timestamp x", "is no YAML file: 'NoneType'"),
+        (f"rate: 0x{'f' * 5000}", "is no YAML file: Exceeds the limit"),
         ('heads: "a\\0b"', "--heads has the character '\\x00'"),
     ],
 )
@@ -206,14 +209,9 @@ def test_arguments_without_a_flag():
     assert parse(Folders, ["a", "--out", "b", "c"], prog="prog") == Folders(["a", "c"], out="b")
     with pytest.raises(UsageError, match=r"^RESULTS is missing$"):
         parse(Folders, [], prog="prog")
-
-
-def test_a_program_s_errors_are_one_line(capsys):
-    def run(config):
-        raise StoreError(f"{config.out} is damaged;\n delete it")
-
-    assert main(lambda: Config, run, argv=["--out", "traces"], prog="prog") == 2
-    assert capsys.readouterr().err == "prog: error: traces is damaged; delete it\n"
+    for argv in (["p", "--traces", "q"], ["--traces=q", "p"]):
+        with pytest.raises(UsageError, match=r"^TRACES is given twice$"):
+            parse(VerifyConfig, argv, prog="prog")
 
 
 def test_lists_split_outside_parentheses_only():

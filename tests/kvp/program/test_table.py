@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import MISSING, fields
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from eval.config import TUNED
 from eval.methods import ALL_NULLS
 from eval.results.records import FULL, LEARNED
 from kvp import __version__
-from kvp.program.command_line import flags_of, visible_flags
+from kvp.program.command_line import flags_of
 from kvp.program.names import ALLOCATORS, OTHER_METHODS, SCORERS
 from kvp.program.table import PROGRAMS, SCRIPTS, load, main, run_program
 from policies import registry
@@ -61,10 +62,12 @@ def test_the_page_of_the_command_line_has_the_lines_of_help(capsys):
 @pytest.mark.parametrize("name", CONFIGURED)
 def test_help_shows_at_most_25_settings(name, capsys):
     config = load(PROGRAMS[name].config)
-    flags, shown = flags_of(config), visible_flags(config)
+    flags = flags_of(config).values()
+    shown = {flag.name for flag in flags if flag.visible}
+    assert {flag.name for flag in flags} == {field.name for field in fields(config)}
     assert len(shown) <= 24  # and --config
-    assert set(shown) <= {flag.name for flag in flags}
-    assert {flag.name for flag in flags if flag.required} <= set(shown)
+    assert set(config.VISIBLE) <= shown
+    assert {flag.name for flag in flags if flag.default is MISSING} <= shown
     with pytest.raises(SystemExit):
         run_program(name, ["--help"])
     text = capsys.readouterr().out
@@ -102,6 +105,7 @@ def test_a_misspelt_name_is_refused_before_torch_is_imported():
         "train --traces here --out o": "kvp train: error: no trace store at here: no such folder",
         "eval --compression_ratio 0.3": "(a ratio of 0.3 evicts 30%: give --budgets 70%)",
         "compress a --compression-ratio 0.3": "(a ratio of 0.3 evicts 30%: give --budget 70%)",
+        "compress a s3://a/b --out o": "--documents cannot lie in an object store (s3://a/b): name",
         "compress a --out o --policy nano+global --gguf g": "llama.cpp holds equal counts in every",
         "eval --model a`b --out o": "cannot be recorded (ValueError: the name 'a`b' has the chara",
         "eval --prompts 99999999 --out o": "--prompts must be at most 10,000,000, got 99999999",
