@@ -35,9 +35,9 @@ PAGES = [
 OTHER_FLAGS = {"extra-index-url", "nproc-per-node", "logdir", "help", "help_all", "config"} | {
     "print_config", "version", "lambda", "no-deps", "local-dir", "skip_evaluation", "to",
     "kv-transfer-config", "slot-save-path", "rows", "api-key", "build", "target",
-    "cache-ram", "host", "port", "exclude", "block-size", "attention-backend",
+    "cache-ram", "host", "port", "exclude", "block-size", "attention-backend", "told", "scale",
 }  # fmt: skip
-"""Flags of other programs (pip, hf, vLLM, ...), of recipes and of every program of kvp's."""
+"""Flags of other programs (pip, hf, vLLM, ...), recipes, finished studies and all of kvp's."""
 BENCHMARKS = "".join(path.read_text() for path in (ROOT / "benchmarks").rglob("*.py"))
 BENCHMARK_FLAGS = {
     *re.findall(r"""add_argument\(\s*"--([\w-]+)""", BENCHMARKS),
@@ -140,6 +140,21 @@ def test_flags_named_in_prose_exist(page):
         flags = re.findall(r"(?<![\w-])--([a-z][\w-]*)", path.read_text())
         unknown = {flag.replace("-", "_") for flag in flags} - {f.replace("-", "_") for f in known}
         assert not unknown, f"{name} names flags that no program has: {sorted(unknown)}"
+
+
+PATH = re.compile(r"(?<![\w./-])(?:recipes|benchmarks)/[\w/]+\.(?:py|sh)")
+MODULE = re.compile(r"-m ((?:recipes|benchmarks)(?:\.\w+)+)")
+
+
+def test_programs_that_a_page_names_exist_or_stand_beside_their_commit():
+    for page in [*PAGES, ROOT / "benchmarks/results/README.md"]:
+        for part in re.split(r"\n\n+|\n(?=\|)", page.read_text()):
+            modules = [name.replace(".", "/") for name in MODULE.findall(part)]
+            missing = {
+                name for name in [*PATH.findall(part), *modules]
+                if not (ROOT / name).exists() and not (ROOT / f"{name}.py").exists()
+            }  # fmt: skip
+            assert not missing or re.search("(commit|checkout) [0-9a-f]{8}", part), (page, missing)
 
 
 def _keywords(function):

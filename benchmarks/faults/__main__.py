@@ -11,8 +11,7 @@ from pathlib import Path
 
 from benchmarks.faults.disturbances import areas
 from benchmarks.faults.harness import FAULTS, table
-from benchmarks.faults.programs import COMMANDS, make
-from benchmarks.faults.s3 import served
+from benchmarks.faults.programs import make
 from benchmarks.measuring import machine
 
 
@@ -24,10 +23,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="JSON file for the counts and the faults")
     given = parser.parse_args()
     known = json.loads(given.out.read_text()) if given.out and given.out.exists() else {"areas": {}}
-    with tempfile.TemporaryDirectory() as folder, served() as servers:
+    with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)  # for a user who may only read
         make(made := Path(folder, "made"))
-        for name, (run, whole) in areas(made, Path(folder), servers).items():
+        for name, (run, whole) in areas(made, Path(folder)).items():
             if not name.startswith(tuple(given.areas.split(","))):
                 continue
             started = time.monotonic()
@@ -42,8 +41,6 @@ def main() -> None:
             if given.out:
                 given.out.write_text(json.dumps(known, indent=1) + "\n")
     print(table({name: area["counts"] for name, area in known["areas"].items()}))
-    lacking = [command.spelled for command in COMMANDS.values() if not command.there]
-    print(*(f"not installed, so left out: {name}" for name in lacking), sep="\n")
 
 
 if __name__ == "__main__":

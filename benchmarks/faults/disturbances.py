@@ -36,7 +36,6 @@ from benchmarks.faults.programs import (
     read_settings,
     read_traces,
 )
-from benchmarks.faults.s3 import BUCKET, environment
 
 Areas = tuple[Callable[[int], list[Trial]], int]
 """Makes so many trials, and how many make an area whole."""
@@ -45,13 +44,10 @@ Areas = tuple[Callable[[int], list[Trial]], int]
 class Run:
     """A command that is run again and again, each time into a new place."""
 
-    def __init__(
-        self, name: str, made: Path, scratch: Path, servers: tuple[str, str] = ("", "")
-    ) -> None:
+    def __init__(self, name: str, made: Path, scratch: Path) -> None:
         """Run it once, undisturbed; RuntimeError where that fails."""
         self.command, self.made, self.scratch = COMMANDS[name], made, scratch
         self.name, self.draw, self.number = name, random.Random(name), 0
-        self.servers = servers
         self.new_place()
         before = time.monotonic()
         ended = self.start().wait(300)
@@ -68,16 +64,16 @@ class Run:
         self.number += 1
         self.place = Path(mkdtemp(prefix=self.name, dir=self.scratch))
         self.place.chmod(0o755)
-        self.out, self.limits = str(self.place / "out"), dict[str, Any]()
+        self.out = str(self.place / "out")
 
     def start(self, other: Command | None = None, **limits: Any) -> Child:  # noqa: ANN401
         """Begin it, or another command in its place."""
         work = (other or self.command).work(self.made, self.out)
-        return Child(work, **self.limits, **limits)
+        return Child(work, **limits)
 
     def read(self) -> Ended:
         """What its reader finds."""
-        return in_child(self.command.content(self.out), **self.limits)
+        return in_child(self.command.content(self.out))
 
     def moment(self) -> float:
         """A random time within its run, seconds."""
@@ -168,30 +164,16 @@ def together(run: Run) -> Iterator[Trial]:
         yield Trial(outcome="silent", detail=f"{other.program} wrote there, too")
 
 
-def badly_served(run: Run) -> Iterator[Trial]:
-    """S3 that answers with errors, cut and late, or breaks down."""
-    spoiled, broken = run.servers
-    run.out = f"s3://{BUCKET}/{run.place.name}"
-    for address in [spoiled] * (run.number % 2) + [broken, spoiled] * (1 - run.number % 2):
-        run.limits = {"environment": environment(address, run.place)}
-        if address == broken:
-            yield program_outcome(run.start().wait())
-    yield run.again()
-
-
 DISTURBANCES = {
     "kill": (killed, 50), "full disk": (full_disk, 20), "read-only folder": (read_only, 20),
     "stopped and replaced": (replaced, 12), "two programs": (together, 12),
-    "S3": (badly_served, 12),
 }  # fmt: skip
 """Disturbances, and how often each."""
 
 
-def disturb(
-    name: str, program: str, made: Path, scratch: Path, servers: tuple[str, str], trials: int
-) -> list[Trial]:
+def disturb(name: str, program: str, made: Path, scratch: Path, trials: int) -> list[Trial]:
     """Disturb one program so often."""
-    run, found = Run(program, made, scratch, servers), []
+    run, found = Run(program, made, scratch), []
     for _ in range(trials):
         run.new_place()
         found.append(worst(DISTURBANCES[name][0](run), str(run.number)))
@@ -258,14 +240,13 @@ def flip_resumed(program: str, kind: str, made: Path, scratch: Path, trials: int
     return found
 
 
-def areas(made: Path, scratch: Path, servers: tuple[str, str]) -> dict[str, Areas]:
+def areas(made: Path, scratch: Path) -> dict[str, Areas]:
     """Every area by its name: called with a number of trials; and how many make it whole."""
     found: dict[str, Areas] = {}
     for name, (_, trials) in DISTURBANCES.items():
-        for program, command in COMMANDS.items():
-            if (name != "S3" or command.on_s3) and command.there:
-                area = partial(disturb, name, program, made, scratch, servers)
-                found[f"{name}, {command.spelled}"] = area, trials
+        for program in COMMANDS:
+            area = partial(disturb, name, program, made, scratch)
+            found[f"{name}, kvp {program}"] = area, trials
     for artefact, (_, _, kinds) in FILES.items():
         for kind in kinds:
             area = partial(flip_read, artefact, kind, made, scratch)

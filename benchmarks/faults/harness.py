@@ -53,8 +53,8 @@ class Ended:
 class Child:
     """A fork of this process that calls `work`; its JSON value comes back.
 
-    `largest_file` bounds the bytes of any file it writes, `environment` is set for it, `user` is
-    who it runs as; 12 GiB bound its memory.
+    `largest_file` bounds the bytes of any file it writes, `user` is who it runs as; 12 GiB bound
+    its memory.
     """
 
     def __init__(
@@ -62,13 +62,11 @@ class Child:
         work: Callable[[], object],
         *,
         largest_file: int | None = None,
-        environment: Mapping[str, str] | None = None,
         user: int | None = None,
     ) -> None:
         pipes = [os.pipe(), os.pipe()]  # no files: a full disk would cut messages off
         self._id = os.fork()
         if not self._id:
-            os.environ.update(environment or {})
             if user is not None:
                 os.setgid(user)
                 os.setuid(user)

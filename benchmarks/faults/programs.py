@@ -10,7 +10,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ import torch
 
 from benchmarks.faults.harness import in_child
 from kvp.artifacts.addresses import Place, place
-from kvp.errors import KvpError, call_program
+from kvp.errors import KvpError
 from kvp.program import table as programs
 
 Reader = Callable[[Place], object]
@@ -45,26 +44,12 @@ class Command:
     program: str
     flags: str
     read: Reader
-    on_s3: bool = True
-    """Whether `--out` may be an address."""
     folder: bool = True
     """Whether `--out` is a folder that it claims."""
-
-    @property
-    def spelled(self) -> str:
-        """Its name as users know it."""
-        return "shrink" if self.program == "shrink" else f"kvp {self.program}"
-
-    @property
-    def there(self) -> bool:
-        """Whether what it needs is installed."""
-        return self.program != "shrink" or find_spec("llama_cpp") is not None
 
     def work(self, made: Path, out: str) -> Callable[[], object]:
         """A call of the program."""
         words = [word.format(made=made, out=out) for word in self.flags.split()]
-        if self.program == "shrink":
-            return partial(call_program, partial(_shrink, *words), "shrink")
         return partial(programs.run_program, self.program, words)
 
     def content(self, out: str) -> Callable[[], dict[str, object]]:
@@ -150,30 +135,9 @@ def read_contexts(folder: Place) -> str:
     return digest([read_context(path).tensors for path in sorted(Path(str(folder)).iterdir())])
 
 
-def read_answer(folder: Place) -> str:
-    """What llama.cpp wrote after its cache was shrunk."""
-    return (folder / "answer").read_bytes().decode()
-
-
 def read_nothing(folder: Place) -> str:
     """A program that writes nothing is done when it says so."""
     return ""
-
-
-def _shrink(gguf: str, out: str) -> None:
-    """Read a text, shrink the cache, write eight tokens more: llama.cpp's side in a program."""
-    from llama_cpp import Llama
-
-    from kvp.artifacts.files import atomic_write_text
-    from kvp.llamacpp import shrink
-    from policies import make_scorer
-
-    llama = Llama(gguf, n_ctx=256, n_threads=1, verbose=False)
-    llama.eval([(7 * token) % 120 + 1 for token in range(200)])
-    kept = shrink(llama, make_scorer("snapkv"), "25%")
-    tokens = [token for token, _ in zip(llama.generate([5], reset=False, temp=0), range(8))]  # noqa: B905
-    Path(out).mkdir(parents=True, exist_ok=True)
-    atomic_write_text(Path(out, "answer"), json.dumps([kept.positions.tolist(), tokens]))
 
 
 COMMANDS = {
@@ -181,23 +145,15 @@ COMMANDS = {
         "collect", f"{_PROMPTS} --train 1 --validation 1 --labels kvzip --out {{out}}", read_traces
     ),
     "train": Command("train", f"{_TRAIN} --out {{out}}", read_policy),
-    "merge": Command(
-        "merge", "--shards {made}/first,{made}/second --out {out}", read_policy, on_s3=False
-    ),
+    "merge": Command("merge", "--shards {made}/first,{made}/second --out {out}", read_policy),
     "eval": Command("eval", f"{_EVAL} --out {{out}}", read_results),
-    "tune": Command("tune", f"{_TUNE} --out {{out}}", read_settings, on_s3=False),
-    "evolve": Command("evolve", f"{_EVOLVE} --out {{out}}", read_budgets, on_s3=False),
+    "tune": Command("tune", f"{_TUNE} --out {{out}}", read_settings),
+    "evolve": Command("evolve", f"{_EVOLVE} --out {{out}}", read_budgets),
     "report": Command(
-        "report",
-        "{made}/results --bootstrap 20 --out {out}/page.html",
-        read_page,
-        on_s3=False,
-        folder=False,
+        "report", "{made}/results --bootstrap 20 --out {out}/page.html", read_page, folder=False
     ),
-    "verify": Command("verify", "{made}/traces", read_nothing, on_s3=False, folder=False),
-    "shrink": Command("shrink", "{made}/tiny.gguf {out}", read_answer, on_s3=False, folder=False),
+    "verify": Command("verify", "{made}/traces", read_nothing, folder=False),
 }
-"""Programs, and llama.cpp's shrink."""
 
 
 _MADE = {
@@ -215,14 +171,11 @@ _MADE = {
 """Artefacts: the program, and more flags, or the function in whose place it ends."""
 
 
-def make(made: Path, names: Iterable[str] = (*_MADE, "contexts", "tiny.gguf")) -> None:
+def make(made: Path, names: Iterable[str] = (*_MADE, "contexts")) -> None:
     """Make artefacts, each in a child; RuntimeError, with the program's words, where one fails."""
     torch.set_num_threads(1)  # before any fork: a child has none of its parent's threads
     for command in COMMANDS.values():
-        if command.program != "shrink":
-            programs.load(programs.PROGRAMS[command.program].run)
-        elif command.there:
-            import_module("kvp.llamacpp.eviction")  # a user who may only read cannot import
+        programs.load(programs.PROGRAMS[command.program].run)
     for name, (program, more) in _MADE.items():
         if name not in names:
             continue
@@ -232,8 +185,6 @@ def make(made: Path, names: Iterable[str] = (*_MADE, "contexts", "tiny.gguf")) -
         _done(name, partial(_interrupted, work, more) if stop else work)
     if "contexts" in names:
         _done("contexts", partial(_write_context, made / "contexts"))
-    if "tiny.gguf" in names and COMMANDS["shrink"].there:
-        _done("tiny.gguf", partial(_write_gguf, made / "tiny.gguf"))
 
 
 def _done(name: str, work: Callable[[], object]) -> None:
@@ -263,15 +214,3 @@ def _write_context(folder: Path) -> None:
     model, tokenizer = load_model("nano")
     text = "The grass is green. " * 40
     compress(model, tokenizer, text, "nano", budget="25%", allocator="global").write(folder)
-
-
-def _write_gguf(path: Path) -> None:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=128, hidden_size=256, intermediate_size=64, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=256,
-        bos_token_id=None, eos_token_id=None, pad_token_id=0,
-    )  # fmt: skip
-    import_module("tests.kvp.conftest").write(path, LlamaForCausalLM(config))

@@ -4,16 +4,13 @@
 #   train                traces and policies
 #   tune [PROTOCOL]      kvp tune on validation prompts; writes benchmarks/results/tuning
 #   test [PROTOCOL]      answers and dialogues of test prompts, with the committed settings
-#   pages                page and CSV files from what was measured; costs a minute
 #   all                  every step, both protocols side by side
 # Every step goes on where it was stopped. settings.sh says what each of them measures. Paths are
 # relative to the repository.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-HERE=recipes/all_methods
-. $HERE/settings.sh
-SETTINGS=$PAGES/benchmarks/results/tuning
-step=${1:?a step: train, tune, test, pages or all}
+. recipes/all_methods/settings.sh
+step=${1:?a step: train, tune, test or all}
 protocols=${2:-query_aware query_agnostic}
 
 each_seed() { # program, its flags with {} for the seed; several at a time
@@ -53,8 +50,6 @@ test_prompts() { # protocol
   done
 }
 
-pages() { "$BIN/python" $HERE/pages.py "$RUN" --to "$PAGES"; }
-
 both() { # step, once per protocol, side by side
   local others=()
   for protocol in $protocols; do
@@ -66,11 +61,11 @@ both() { # step, once per protocol, side by side
 
 main() { # arguments of the script; a function, so that the file may change while it runs
   case $step in
-    train | pages) "$step" ;;
+    train) train ;;
     tune) both tune ;;
     test) both test_prompts ;;
-    all) train && both tune && both test_prompts && pages ;;
-    *) sed -n '2,8s/^# //p' "$0" && exit 2 ;;
+    all) train && both tune && both test_prompts ;;
+    *) sed -n '2,7s/^# //p' "$0" && exit 2 ;;
   esac
 }
 main "$@"; exit

@@ -1,6 +1,6 @@
 # Settings that all steps of run.sh share. Each can be set in the environment, for a trial.
 : "${RUN:=runs/methods}"       # what the steps make; a step that is started again continues there
-: "${PAGES:=.}"                # the repository whose docs/ and benchmarks/results/ are written
+: "${SETTINGS:=benchmarks/results/tuning}"    # where tune writes what it chose, and test reads it
 : "${BIN:=.venv/bin}"
 : "${MODEL:=nano}"
 : "${JOBS:=2}"                # policies that are trained at a time, one core each

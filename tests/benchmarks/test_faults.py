@@ -29,7 +29,7 @@ def folder():
 
 @pytest.mark.parametrize("name", SAMPLE)
 def test_a_disturbed_program_goes_on_or_says_why_not(name, folder):
-    run, whole = areas(folder / "made", folder, ("", ""))[name]
+    run, whole = areas(folder / "made", folder)[name]
     trials = run(SAMPLE[name])
     assert len(trials) == SAMPLE[name] < whole
     assert not [trial for trial in trials if trial.outcome in FAULTS], trials

@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from recipes.real_models import figure, pages
+from recipes.real_models import figure
 
 ROOT = Path(__file__).parents[2]
 RECIPE = ROOT / "recipes" / "real_models" / "tables.sh"
@@ -150,12 +150,3 @@ def test_readme_and_the_figure_show_the_same_rows(monkeypatch):
             assert row[0].replace("*", "").startswith(label)
             shown = figure.read_line(sources)["estimate"].reindex(figure.BUDGETS)
             assert row[2:] == ["" if pd.isna(value) else f"{value:.0f}" for value in shown], label
-
-
-def test_tables_on_the_page_of_the_first_model_are_those_of_its_numbers(monkeypatch):
-    monkeypatch.chdir(ROOT)
-    text = pages.PAGE.read_text(encoding="utf-8")
-    for name, lines in {"kept": pages.kept(), "texts": pages.texts()}.items():
-        block = re.search(f"<!-- begin {name}: .* -->\n(.*?)\n<!-- end {name} -->", text, re.DOTALL)
-        assert block is not None
-        assert block[1].splitlines() == "\n".join(lines).splitlines()
