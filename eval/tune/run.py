@@ -11,7 +11,7 @@ their prompts: of the answers' scores, or of minus the nats per token where repl
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import pandas
 from rich.console import Console
@@ -54,10 +54,17 @@ from kvp.artifacts.manifest import digest_json, recorded_name, run_manifest
 from kvp.errors import UsageError
 from kvp.hf.model_access import model_identity
 from kvp.program.progress import phase, say
-from kvp.ranking import Allocator
-from kvp.scoring import Scorer
 from policies import make_allocator, make_scorer, sizes_itself, split_method
-from policies.registry import FROM_OUTSIDE, METHODS, NULLS, Grid, Options, parse
+from policies.registry import (
+    FROM_OUTSIDE,
+    METHODS,
+    NULLS,
+    Grid,
+    Options,
+    Presets,
+    option_names,
+    parse,
+)
 
 TABLE = "settings.csv"
 """Every setting that was tried, in the order of trying."""
@@ -95,13 +102,6 @@ class Search:
             published=tuple(filter(None, map(self.scored.get, self.space.start))),
             tried=len(self.scored),
         )
-
-    def methods(self, setting: Method) -> list[Method]:
-        """A setting as kvp eval runs it, one method per policy seed."""
-        if setting.name != LEARNED:
-            return [setting]
-        rule, protected = setting.rule or UNIFORM, setting.protected
-        return [replace(with_allocator(run, rule), protected=protected) for run in self.runs]
 
     def spec(self, setting: Method) -> str:
         """Specification of a setting's scorer, for `--methods`."""
@@ -151,7 +151,7 @@ def _subject(config: TuneConfig, requested: str, group: str, runs: Sequence[Meth
             "tuned; leave it out"
         )
     written, scorer = parse(spec, "method"), runs[0].scorer
-    presets = scorer.presets if isinstance(scorer, Options) else {}
+    presets: Presets = scorer.presets if isinstance(scorer, Options) else {}
     plain = not written.options and written.argument is None
     published = [method_of(make_scorer(f"{spec}:{name}")) for name in presets] if plain else []
     fixed = {*written.options, *presets.get(written.argument or "", {})}
@@ -171,16 +171,14 @@ def _subject(config: TuneConfig, requested: str, group: str, runs: Sequence[Meth
     return Search(requested=requested, group=group, runs=tuple(runs), space=space)
 
 
-def _grid_of(made: Scorer | Allocator | None) -> Grid:
+def _grid_of(made: object) -> Grid:
     """What a scorer or allocator declares to be searched; UsageError on what is no grid."""
-    grid = getattr(made, "grid", {})
-    options = {item.name for item in fields(made)} if is_dataclass(made) else set()
-    if not isinstance(grid, Mapping) or not all(
-        name in options and isinstance(values, list | tuple) for name, values in grid.items()
-    ):
-        raise UsageError(
-            f"{getattr(made, 'name', '')}: grid must map options to lists of their values"
-        )
+    if not isinstance(made, Options):
+        return {}
+    grid = made.grid
+    known = isinstance(grid, Mapping) and grid.keys() <= {*option_names(type(made))}
+    if not known or not all(isinstance(values, list | tuple) for values in grid.values()):
+        raise UsageError(f"{made.name}: grid must map options to lists of their values")
     return grid
 
 
@@ -211,10 +209,9 @@ class Tuning:
             )
         count = config.settings_per_method
         runs = sum(len(subject.runs) for subject in subjects)
-        policies = f" ({runs} with all policy seeds)" if runs > len(subjects) else ""
         say(
-            f"{len(subjects)} methods{policies} x {count} settings x {len(self.budgets)} budgets"
-            f" x {len(prepared.work)} prompts of {' and '.join(protocols)}: about "
+            f"{runs} methods (policy seeds apart) x {count} settings x {len(self.budgets)} budgets "
+            f"x {len(prepared.work)} prompts of {' and '.join(protocols)}: about "
             f"{count * runs * len(self.budgets) * len(prepared.work):,} answers, up to twice as "
             "many where best numbers are at the ends of their grids"
         )
@@ -237,18 +234,19 @@ class Tuning:
 
     def plan_work(self, wanted: Sequence[tuple[Search, Sequence[Method]]]) -> Prepared:
         """The work of measuring settings, as kvp eval takes it."""
-        planned: dict[tuple[str, str], list[Setting]] = {}
-        for prompt, protocol in self.prepared.work:
-            planned[prompt.task, protocol] = [
-                setting for search, batch in wanted if search.protocol == protocol
-                for method in batch for setting in self.settings(search, method)
-            ]  # fmt: skip
+        planned: dict[tuple[str, str], list[Setting]] = {key: [] for key in self.prepared.planned}
+        for search, batch in wanted:
+            settings = [one for method in batch for one in self.settings(search, method)]
+            for key in planned:
+                planned[key] += settings if key[1] == search.protocol else ()
         work = [pair for pair in self.prepared.work if planned[pair[0].task, pair[1]]]
         return replace(self.prepared, planned=planned, work=tuple(work))
 
     def settings(self, search: Search, method: Method) -> list[Setting]:
         """A setting of a method at every budget, for every policy seed."""
-        methods = search.methods(method)
+        rule, protected = method.rule or UNIFORM, method.protected
+        runs = search.runs if method.name == LEARNED else (method,)
+        methods = [replace(with_allocator(run, rule), protected=protected) for run in runs]
         return plan(methods, self.budgets, (), protection="both", protected=self.protected)[0]
 
     def score(self, file: RecordFile, search: Search, method: Method) -> Scored:
@@ -279,18 +277,14 @@ class Tuning:
     def outcome(self) -> TunedSettings:
         """What was chosen."""
         config, prompts = self.config, self.prepared.prompts
+        same = ("revision", "length", "seed", "sinks", "recents", "settings_per_method")
         data = {
+            **{name: getattr(config, name) for name in same},
             "model": recorded_name(config.model),
-            "revision": config.revision,
             "tasks": list(dict.fromkeys(prompt.task for prompt in prompts)),
-            "length": config.length,
-            "seed": config.seed,
             "prompts": len(prompts),
             "sha256": digest_json([prompt.ids.tolist() for prompt in prompts]),
             "budgets": [str(budget) for budget in self.budgets],
-            "sinks": config.sinks,
-            "recents": config.recents,
-            "settings_per_method": config.settings_per_method,
             "metric": "nats per token" if prompts[0].forced else "score",
         }
         methods = tuple(search.tuned for search in self.searches)

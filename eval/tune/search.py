@@ -3,11 +3,12 @@
 From the default and the published presets on, the search tries
 
 1. every value of every declared grid once, with all else as in the best setting so far;
-2. the neighbours of the best setting, then those of the next best, and so on. A neighbour has one
-   value changed: to another choice, or to the next smaller or greater number of its grid. Beyond
-   the ends of a grid, numbers are halved and doubled.
+2. the neighbours of the best setting: one value changed to another choice, or to the next smaller
+   or greater number of its grid; beyond the ends of a grid, numbers are halved and doubled;
+3. where none of them is better: numbers halfway to the neighbours;
+4. the neighbours of the next best setting, and so on.
 
-Both start over from the best setting after every batch. Where a number of the best is at an end
+It starts over from the best setting after every batch. Where a number of the best is at an end
 when all settings are used up, the search goes on beyond it, with at most as many settings again.
 """
 
@@ -22,7 +23,7 @@ from typing import Any
 from eval.methods import Method, method_of, with_allocator
 from kvp.errors import UsageError
 from kvp.ranking import Allocator
-from policies.registry import Grid
+from policies.registry import Grid, Options
 
 Scores = Mapping[Method, float]
 """Score of every setting that was tried, in the order of trying; higher is better."""
@@ -45,7 +46,8 @@ class Space:
 
     def grids(self, setting: Method) -> dict[str, Sequence[Any]]:
         """Values of what can be changed about a setting, by where they stand in it."""
-        rule = getattr(setting.rule, "grid", {}) if self.allocator_options else {}
+        searched = self.allocator_options and isinstance(setting.rule, Options)
+        rule = getattr(setting.rule, "grid", {}) if searched else {}
         return {
             **{f"scorer.{name}": values for name, values in self.options.items()},
             "rule": self.allocators,
@@ -95,18 +97,13 @@ def _changed(setting: Method, name: str, value: Any) -> Method | None:  # noqa: 
     return replace(setting, protected=made)
 
 
-def _able(settings: Iterable[Method], name: str, like: Method) -> list[Method]:
-    """Settings that have what is named: options of an allocator, where they have the same one."""
-    rule = type(like.rule)
-    return [one for one in settings if not name.startswith("rule.") or type(one.rule) is rule]
-
-
 def _unseen(space: Space, ranked: Sequence[Method], name: str) -> Sequence[Method | None]:
     """The best setting with every value that none has had.
 
     Where options exclude each other, it is the best setting that can have them.
     """
-    able = _able(ranked, name, ranked[0])
+    rule = type(ranked[0].rule)
+    able = [one for one in ranked if not name.startswith("rule.") or type(one.rule) is rule]
     seen = list(map(attrgetter(name), able))
     values = [value for value in space.grids(ranked[0])[name] if value not in seen]
     changed = ([_changed(one, name, value) for value in values] for one in able)
@@ -114,24 +111,24 @@ def _unseen(space: Space, ranked: Sequence[Method], name: str) -> Sequence[Metho
 
 
 def _neighbours(
-    space: Space, setting: Method, *, halfway: bool = False, tried: Scores | None = None
+    space: Space, setting: Method, *, halfway: bool = False, tried: Iterable[Method] | None = None
 ) -> Iterator[Method | None]:
     """The setting with one value changed: to other choices, to the next numbers or halfway there.
 
-    With `tried`, only to numbers beyond all tried ones.
+    With `tried`, only to numbers beyond all that were tried with the same allocator.
     """
+    alike = [one for one in tried or () if type(one.rule) is type(setting.rule)]
     for name, values in space.grids(setting).items():
         value = attrgetter(name)(setting)
+        numbers = list(filter(_is_number, values))
         if tried is None:
-            yield from (_changed(setting, name, one) for one in values if not _is_number(one))
+            yield from (_changed(setting, name, one) for one in values if one not in numbers)
         if not _is_number(value):
             continue
-        numbers = sorted(one for one in values if _is_number(one))
         half = value // 2 if isinstance(value, int) else value / 2
         smaller = max((one for one in numbers if one < value), default=half)
         greater = min((one for one in numbers if one > value), default=2 * value)
-        known = map(attrgetter(name), _able(tried or (), name, setting))
-        known = [one for one in known if _is_number(one)]
+        known = list(filter(_is_number, map(attrgetter(name), alike)))
         steps = [smaller] if min(known, default=value) >= value else []
         if max(known, default=value) <= value and (greater in numbers or greater <= space.tokens):
             steps.append(greater)
