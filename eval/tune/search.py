@@ -79,7 +79,7 @@ def next_batch(space: Space, scores: Scores, count: int) -> list[Method]:
     return []
 
 
-def _changed(setting: Method, name: str, value: Any) -> Method | None:  # noqa: ANN401  # any option
+def _with_value(setting: Method, name: str, value: Any) -> Method | None:  # noqa: ANN401  # any option
     """The setting with another value; None where its options exclude it.
 
     Where an even number is excluded, it is the next odd one: some options take no others.
@@ -89,7 +89,7 @@ def _changed(setting: Method, name: str, value: Any) -> Method | None:  # noqa: 
         made = replace(getattr(setting, owner), **{option: value}) if option else value
     except UsageError:
         even = type(value) is int and value % 2 == 0
-        return _changed(setting, name, value + 1) if even else None
+        return _with_value(setting, name, value + 1) if even else None
     if owner == "rule":
         return with_allocator(setting, made)
     if owner == "scorer":
@@ -106,7 +106,7 @@ def _unseen(space: Space, ranked: Sequence[Method], name: str) -> Sequence[Metho
     able = [one for one in ranked if not name.startswith("rule.") or type(one.rule) is rule]
     seen = list(map(attrgetter(name), able))
     values = [value for value in space.grids(ranked[0])[name] if value not in seen]
-    changed = ([_changed(one, name, value) for value in values] for one in able)
+    changed = ([_with_value(one, name, value) for value in values] for one in able)
     return next(filter(any, changed), ())
 
 
@@ -122,7 +122,7 @@ def _neighbours(
         value = attrgetter(name)(setting)
         numbers = list(filter(_is_number, values))
         if tried is None:
-            yield from (_changed(setting, name, one) for one in values if one not in numbers)
+            yield from (_with_value(setting, name, one) for one in values if one not in numbers)
         if not _is_number(value):
             continue
         half = value // 2 if isinstance(value, int) else value / 2
@@ -135,7 +135,7 @@ def _neighbours(
         if halfway:
             middle = [float(f"{(value + step) / 2:.2g}") for step in steps]
             steps = [int(step) for step in middle] if isinstance(value, int) else middle
-        yield from (_changed(setting, name, step) for step in steps)
+        yield from (_with_value(setting, name, step) for step in steps)
 
 
 def _is_number(value: object) -> bool:
