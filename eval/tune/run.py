@@ -47,7 +47,7 @@ from eval.results.records import (
 )
 from eval.results.stats import Unit, bootstrap_mean
 from eval.run import evaluate_all, load_bench
-from eval.tune.search import Space, best_of, next_batch
+from eval.tune.search import Space, next_batch
 from eval.tune.tuned_settings import SETTINGS, Scored, Tuned, TunedSettings, save_settings
 from kvp.artifacts.files import atomic_write_text
 from kvp.artifacts.manifest import digest_json, recorded_name, run_manifest
@@ -98,7 +98,7 @@ class Search:
             group=self.group,
             requested=self.requested,
             protocol=self.protocol,
-            chosen=self.scored[best_of(self.scores)],
+            chosen=max(self.scored.values(), key=lambda scored: scored.score),
             published=tuple(filter(None, map(self.scored.get, self.space.start))),
             tried=len(self.scored),
         )

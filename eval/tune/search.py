@@ -56,16 +56,11 @@ class Space:
         }
 
 
-def best_of(scores: Scores) -> Method:
-    """The best setting; of equal ones the first that was tried."""
-    return max(scores, key=lambda setting: scores[setting])
-
-
 def next_batch(space: Space, scores: Scores, count: int) -> list[Method]:
     """Settings to try next; none when `count` are known and no end is open, or no more exist."""
     if not scores:
         return list(space.start)[:count]
-    ranked = sorted(scores, key=lambda setting: -scores[setting])
+    ranked = sorted(scores, key=lambda setting: -scores[setting])  # of equal ones the first
     steps: Iterable[Iterable[Method | None]]
     if len(scores) < count:
         unseen = (_unseen(space, ranked, name) for name in space.grids(ranked[0]))

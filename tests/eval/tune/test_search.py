@@ -6,7 +6,7 @@ import pytest
 
 from eval.config import TuneConfig
 from eval.tune.run import subjects_of
-from eval.tune.search import best_of, next_batch
+from eval.tune.search import next_batch
 from policies.registry import METHODS
 
 
@@ -21,6 +21,10 @@ def _search(space, score, count=48):
         assert scores.keys().isdisjoint(batch)  # known scores are not asked for again
         scores |= {each: score(each) for each in batch}
     return scores
+
+
+def _best(scores):
+    return max(scores, key=scores.get)
 
 
 def _peak(**at):
@@ -60,7 +64,7 @@ def test_every_method_gets_the_same_number_of_settings(name):
 )
 def test_the_best_numbers_are_enclosed_wherever_they_are(length, count, at, found, tried):
     scores = _search(_space("snapkv", length), _peak(**at), count)
-    best = best_of(scores).scorer
+    best = _best(scores).scorer
     assert all(getattr(best, name) in values for name, values in found.items())
     assert len(scores) == tried
 
@@ -69,7 +73,7 @@ def test_options_that_exclude_each_other_are_tried_apart():
     scores = _search(_space("h2o"), lambda setting: float(setting.scorer.recents))
     windows = {setting.scorer.window for setting in scores}
     assert {0, 4, 8, 16, 32, 64} <= windows  # with recents=false, though recents=true is best
-    assert best_of(scores).scorer.recents
+    assert _best(scores).scorer.recents
 
 
 def test_a_longer_search_begins_with_a_shorter_one():
@@ -82,4 +86,4 @@ def test_what_the_specification_names_is_fixed():
     assert [(one.label, one.protected) for one in scores] == [
         ("lagkv(n_sink=1,lag=16)+global", True), ("lagkv(n_sink=1,lag=16)+global", False),
     ]  # fmt: skip
-    assert not best_of(scores).protected
+    assert not _best(scores).protected
