@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from kvp.scoring import Needs, Noise, Reconstruction, View
-from policies.registry import Choices, Grid, Heuristic, Limits, Numbers, Presets
+from policies.registry import Grid, Heuristic, Limits, Presets
 
 _MINIMUM_TOKENS = 20
 _CONTEXT_SHARE = 0.1  # appendix A.1
@@ -71,11 +71,11 @@ class ContrastKV(Heuristic):
         "contrast": ("random", "context"),
     }
     grid: ClassVar[Grid] = {
-        "beta": Numbers(values=(0.0, 0.02, 0.05, 0.1, 0.2, 0.5), maximum=0.5),
-        "gamma": Numbers(values=(0.0, 0.06, 0.12, 0.25, 0.5), maximum=1000),
-        "denominator": Choices(("chunk", "full")),
-        "scope": Choices(("layer", "head")),
-        "noise": Numbers(values=(16, 32, 64, 128), minimum=1),
+        "beta": (0.0, 0.02, 0.05, 0.1, 0.2, 0.5),
+        "gamma": (0.0, 0.06, 0.12, 0.25, 0.5),
+        "denominator": ("chunk", "full"),
+        "scope": ("layer", "head"),
+        "noise": (16, 32, 64, 128),
     }
 
     @property

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from kvp.scoring import ALL_QUERIES, Needs, View
 from policies.queries import mean_future_rotation, query_moments
-from policies.registry import Choices, Grid, Heuristic, Limits, Numbers, Presets
+from policies.registry import Grid, Heuristic, Limits, Presets
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,11 +51,11 @@ class ExpectedAttention(Heuristic):
     presets: ClassVar[Presets] = {"kvpress": {"epsilon": 0.0}}
     limits: ClassVar[Limits] = {"future": 1}
     grid: ClassVar[Grid] = {
-        "epsilon": Numbers(values=(0.0, 0.001, 0.01, 0.1, 1.0), maximum=1000),
-        "values": Choices((True, False)),
-        "covariance": Choices((True, False)),
-        "future": Numbers(values=(64, 128, 256, 512, 1024), minimum=1, maximum=65_536),
-        "sinks": Numbers(values=(0, 1, 4, 16)),
+        "epsilon": (0.0, 0.001, 0.01, 0.1, 1.0),
+        "values": (True, False),
+        "covariance": (True, False),
+        "future": (64, 128, 256, 512, 1024),
+        "sinks": (0, 1, 4, 16),
     }
 
     needs = Needs(queries=ALL_QUERIES, rope=True)

@@ -40,7 +40,7 @@ from kvp.ranking import rank_tokens
 from kvp.rope import Rope
 from kvp.scoring import ALL_QUERIES, Needs, View
 from policies.queries import mean_future_rotation, query_moments
-from policies.registry import Choices, Grid, Heuristic, Limits, Numbers, Presets
+from policies.registry import Grid, Heuristic, Limits, Presets
 
 _LARGEST_FRACTION = 1 - 2**-10
 
@@ -78,11 +78,10 @@ class GVote(Heuristic):
         "space": ("hidden", "query"),
     }
     grid: ClassVar[Grid] = {
-        "p_nuc": Numbers(values=(0.5, 0.8, 0.9, 0.95, 0.99, 1.0), maximum=1),
-        # A bound of cost: 4,096 draws take 4 s of a core for 1,024 tokens of a small model.
-        "samples": Numbers(values=(2, 4, 8, 16, 32), minimum=1, maximum=256),
-        "include_current": Choices((True, False)),
-        "space": Choices(("hidden", "query")),
+        "p_nuc": (0.5, 0.8, 0.9, 0.95, 0.99, 1.0),
+        "samples": (2, 4, 8, 16, 32),
+        "include_current": (True, False),
+        "space": ("hidden", "query"),
     }
 
     @property

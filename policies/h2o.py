@@ -29,7 +29,7 @@ from kvp.errors import UsageError
 from kvp.ops.attention import column_sums, recent_attention
 from kvp.ranking import rank_tokens
 from kvp.scoring import ALL_QUERIES, Needs, View
-from policies.registry import Choices, Grid, Heuristic, Limits, Numbers, Presets
+from policies.registry import Grid, Heuristic, Limits, Presets
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,9 +52,9 @@ class H2O(Heuristic):
     }
     limits: ClassVar[Limits] = {"normalize": ("none", "visible")}
     grid: ClassVar[Grid] = {
-        "recents": Choices((True, False)),
-        "normalize": Choices(("none", "visible")),
-        "window": Numbers(values=(0, 4, 8, 16, 32, 64)),
+        "recents": (True, False),
+        "normalize": ("none", "visible"),
+        "window": (0, 4, 8, 16, 32, 64),
     }
 
     def __post_init__(self) -> None:

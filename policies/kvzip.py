@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from kvp.scoring import Needs, Reconstruction, View
-from policies.registry import Choices, Grid, Heuristic, Limits, Numbers, Presets
+from policies.registry import Grid, Heuristic, Limits, Presets
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,11 +45,11 @@ class KVzip(Heuristic):
     presets: ClassVar[Presets] = {"kvpress": {"forced": 4}, "paper": {"chunk": 2000}}
     limits: ClassVar[Limits] = {"chunk": 1}
     grid: ClassVar[Grid] = {
-        "plus": Choices((False, True)),
-        "full": Choices((False, True)),
-        "forced": Numbers(values=(0, 1, 4, 16)),
-        "sinks": Numbers(values=(0, 1, 4, 16)),
-        "chunk": Numbers(values=(128, 256, 512, 2048), minimum=1),
+        "plus": (False, True),
+        "full": (False, True),
+        "forced": (0, 1, 4, 16),
+        "sinks": (0, 1, 4, 16),
+        "chunk": (128, 256, 512, 2048),
     }
 
     @property

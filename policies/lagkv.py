@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from kvp.scoring import Needs, View
-from policies.registry import AUTO, Grid, Heuristic, Limits, Numbers, Presets
+from policies.registry import AUTO, Grid, Heuristic, Limits, Presets
 
 _SMALLEST_RANGE = 1e-6
 
@@ -47,10 +47,7 @@ class LagKV(Heuristic):
         "official": {"n_sink": 16, "lag": 1024},
     }
     limits: ClassVar[Limits] = {"lag": 2}  # one token has no range
-    grid: ClassVar[Grid] = {
-        "lag": Numbers(values=(4, 8, 16, 32, 64, 128), minimum=2, auto=True),
-        "n_sink": Numbers(values=(0, 1, 4, 16)),
-    }
+    grid: ClassVar[Grid] = {"lag": (AUTO, 4, 8, 16, 32, 64, 128), "n_sink": (0, 1, 4, 16)}
 
     @property
     def needs(self) -> Needs:

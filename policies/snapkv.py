@@ -28,7 +28,7 @@ from kvp.errors import UsageError
 from kvp.ops.attention import recent_attention
 from kvp.scoring import Needs, View
 from policies.queries import FORCED
-from policies.registry import AUTO, Choices, Grid, Heuristic, Limits, Numbers, Presets
+from policies.registry import AUTO, Grid, Heuristic, Limits, Presets
 
 _LARGEST_AUTO_WINDOW = 32
 
@@ -54,9 +54,9 @@ class SnapKV(Heuristic):
     }
     limits: ClassVar[Limits] = {"window": 1, "kernel": 1, "pool": ("max", "avg")}
     grid: ClassVar[Grid] = {
-        "kernel": Numbers(values=(3, 7, 15, 31, 63), minimum=1, odd=True),
-        "window": Numbers(values=(4, 8, 16, 32, 64), minimum=1, auto=True),
-        "pool": Choices(("max", "avg")),
+        "kernel": (3, 7, 15, 31, 63),
+        "window": (AUTO, 4, 8, 16, 32, 64),
+        "pool": ("max", "avg"),
     }
 
     def __post_init__(self) -> None:

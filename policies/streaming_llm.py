@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from kvp.scoring import Needs, View
-from policies.registry import Choices, Grid, Heuristic, Numbers, Presets
+from policies.registry import Grid, Heuristic, Presets
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,10 +34,7 @@ class StreamingLLM(Heuristic):
     line: ClassVar[str] = "first tokens and the most recent ones"
     null: ClassVar[bool] = True
     presets: ClassVar[Presets] = {"kvpress": {"keep_recents": False}}
-    grid: ClassVar[Grid] = {
-        "n_sink": Numbers(values=(0, 1, 2, 4, 8, 16, 32)),
-        "keep_recents": Choices((True, False)),
-    }
+    grid: ClassVar[Grid] = {"n_sink": (0, 1, 2, 4, 8, 16, 32), "keep_recents": (True, False)}
 
     @property
     def needs(self) -> Needs:

@@ -18,7 +18,7 @@ from torch import Tensor
 from kvp.ops.attention import recent_attention
 from kvp.scoring import Needs, View
 from policies.queries import FORCED
-from policies.registry import Choices, Grid, Heuristic, Presets
+from policies.registry import Grid, Heuristic, Presets
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,10 +34,7 @@ class TOVA(Heuristic):
     line: ClassVar[str] = "what the last token attends to, same for all heads of a layer"
     cost: ClassVar[str] = "one query's attention, O(G N D)"
     presets: ClassVar[Presets] = {"kvpress": {"force_last": True}}
-    grid: ClassVar[Grid] = {
-        "per_kv_head": Choices((False, True)),
-        "force_last": Choices((False, True)),
-    }
+    grid: ClassVar[Grid] = {"per_kv_head": (False, True), "force_last": (False, True)}
 
     needs = Needs(queries=1)
 

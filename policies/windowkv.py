@@ -37,7 +37,7 @@ from torch import Tensor
 from kvp.ops.attention import recent_attention
 from kvp.ranking import rank_tokens
 from kvp.scoring import AUTO_GROUP, Needs, View
-from policies.registry import AUTO, Choices, Grid, Heuristic, Limits, Numbers, Presets
+from policies.registry import AUTO, Grid, Heuristic, Limits, Presets
 
 QA = "qa"
 """Information localisation: a few passages of the context hold the answer."""
@@ -95,11 +95,11 @@ class WindowKV(Heuristic):
         "group": 1,
     }
     grid: ClassVar[Grid] = {
-        "window": Numbers(values=(4, 8, 16, 32, 64), minimum=1, auto=True),
-        "observed": Numbers(values=(2, 4, 8, 16, 32), minimum=1, auto=True),
-        "top": Numbers(values=(1, 2, 4, 8, 16), minimum=1, auto=True),
-        "per_head": Choices((False, True)),
-        "group": Choices(("auto", 1)),
+        "window": (AUTO, 4, 8, 16, 32, 64),
+        "observed": (AUTO, 2, 4, 8, 16, 32),
+        "top": (AUTO, 1, 2, 4, 8, 16),
+        "per_head": (False, True),
+        "group": ("auto", 1),
     }
 
     @property

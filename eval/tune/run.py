@@ -1,23 +1,21 @@
 """The program: settings in; a results folder with settings.json and settings.csv out, and a table.
 
-All methods and protocols are searched side by side. In each round every search says what it wants
-to know next, and one pass over the prompts measures all of it, with the machinery of kvp eval. The
-searches depend on scores alone, so a run that is started again finds what was measured in
-rows.jsonl and goes on from there.
+All methods and protocols are searched side by side: in each round one pass over the prompts, with
+the machinery of kvp eval, measures what every search wants to know next. The searches depend on
+scores alone, so a run that is started again finds what was measured in rows.jsonl and goes on.
 
-The score of a candidate is the mean over the budgets of the mean over the tasks of the mean over
+The score of a setting is the mean over the budgets of the mean over the tasks of the mean over
 their prompts: of the answers' scores, or of minus the nats per token where replies are given.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import pandas
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from eval.config import TUNED, TuneConfig
 from eval.evaluate import Bench, identify
@@ -40,30 +38,41 @@ from eval.results.records import (
     FULL,
     LEARNED,
     ROWS,
+    UNIFORM,
     RecordFile,
     group_by,
     key_of,
     policy_groups,
     seal,
 )
-from eval.results.stats import Interval, Unit, bootstrap_mean
+from eval.results.stats import Unit, bootstrap_mean
 from eval.run import evaluate_all, load_bench
-from eval.tune.search import Candidate, Space, best_of, next_batch, rule_name
+from eval.tune.search import Space, next_batch
 from eval.tune.tuned_settings import SETTINGS, Scored, Tuned, TunedSettings, save_settings
 from kvp.artifacts.files import atomic_write_text
 from kvp.artifacts.manifest import digest_json, recorded_name, run_manifest
 from kvp.errors import UsageError
 from kvp.hf.model_access import model_identity
 from kvp.program.progress import phase, say
-from kvp.ranking import Allocator
-from kvp.scoring import Scorer
 from policies import make_allocator, make_scorer, sizes_itself, split_method
-from policies.registry import FROM_OUTSIDE, METHODS, NULLS, Grid, Options, parse
+from policies.registry import (
+    FROM_OUTSIDE,
+    METHODS,
+    NULLS,
+    Grid,
+    Options,
+    Presets,
+    option_names,
+    parse,
+)
+
+TABLE = "settings.csv"
+"""Every setting that was tried, in the order of trying."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Subject:
-    """One method to tune, policy seeds together."""
+class Search:
+    """The search of one method, policy seeds together, under one protocol."""
 
     requested: str
     """The method as `--methods` names it."""
@@ -71,277 +80,215 @@ class Subject:
     """Policies that differ only in seed, where there are several groups."""
     runs: tuple[Method, ...]
     """The method with its defaults; one per policy seed."""
-    start: tuple[Scorer | None, ...]
-    """Scorers of the default and the presets; None alone for policies."""
-    options: Grid
-    """Grids of the options that are not fixed."""
-    allocators: tuple[Allocator, ...]
-    fixed_allocator: bool
-    """Whether the method names its allocator."""
+    space: Space
+    protocol: str = ""
+    scored: dict[Method, Scored] = field(default_factory=dict)
+    """What was tried so far, in order."""
 
-    def space(self, protection: str, tokens: int) -> Space:
-        """What is searched, for prompts of at most `tokens` cached tokens."""
-        return Space(
-            start=tuple(
-                Candidate(scorer=scorer, allocator=self.allocators[0], protected=protected)
-                for scorer in self.start
-                for protected in PROTECTIONS[protection]
-            ),
-            options=self.options,
-            allocators=self.allocators,
-            allocator_options=not self.fixed_allocator,
-            tokens=tokens,
+    @property
+    def scores(self) -> dict[Method, float]:
+        """What was tried so far, for `next_batch`."""
+        return {setting: scored.score for setting, scored in self.scored.items()}
+
+    @property
+    def tuned(self) -> Tuned:
+        """What was chosen, and from how many."""
+        return Tuned(
+            method=self.runs[0].name,
+            group=self.group,
+            requested=self.requested,
+            protocol=self.protocol,
+            chosen=max(self.scored.values(), key=lambda scored: scored.score),
+            published=tuple(filter(None, map(self.scored.get, self.space.start))),
+            tried=len(self.scored),
         )
 
-    def methods(self, candidate: Candidate) -> list[Method]:
-        """The candidate as kvp eval runs it, one method per policy seed."""
-        methods: Sequence[Method] = self.runs
-        if candidate.scorer is not None and candidate.scorer != self.start[0]:
-            methods = [method_of(candidate.scorer)]
-        return [with_allocator(method, candidate.allocator.name) for method in methods]
-
-    def spec(self, candidate: Candidate) -> str:
-        """Specification of the candidate's scorer, for `--methods`."""
-        if candidate.scorer is None:
-            return LEARNED
+    def spec(self, setting: Method) -> str:
+        """Specification of a setting's scorer, for `--methods`."""
         front = split_method(self.requested)[0]
-        if candidate.scorer == self.start[0]:
-            return front
         written = parse(front, "method")
+        if setting.scorer is None or setting.ranking == self.runs[0].ranking:
+            return front
         if written.name in (*METHODS, *FROM_OUTSIDE):
-            return candidate.scorer.name
-        options = candidate.scorer.name.removeprefix(self.runs[0].name)  # of package.module:Name
+            return setting.scorer.name
+        options = setting.scorer.name.removeprefix(setting.name)
         return f"{written.name}:{written.argument}{options}"
 
 
-def subjects_of(config: TuneConfig) -> list[Subject]:
+def subjects_of(config: TuneConfig) -> list[Search]:
     """Methods of `--methods`; raises UsageError on what cannot be tuned, and as `build_methods`."""
-    shared = tuple(make_allocator(spec) for spec in config.evaluation.allocator_list)
-    names = [rule_name(allocator) for allocator in shared]
-    if len(set(names)) < len(names) or any(sizes_itself(allocator) for allocator in shared):
-        raise UsageError(
-            f"--allocators {config.allocators}: name each allocator once, and none that ignores "
-            "the budget"
-        )
-    subjects: list[Subject] = []
-    for text in config.evaluation.method_list:
-        spec, rule = split_method(text)
-        if spec == FULL or spec.startswith(f"{TUNED}:"):
-            raise UsageError(f"--methods {text}: nothing is chosen for it; leave it out")
-        allocators = shared if rule is None else (make_allocator(rule),)
-        if sizes_itself(allocators[0]):
-            raise UsageError(f"--methods {text}: it ignores the budget, so leave it out")
-        common: dict[str, Any] = {
-            "requested": text,
-            "allocators": allocators,
-            "fixed_allocator": rule is not None,
-        }
-        if spec == LEARNED:
-            subjects += _learned_subjects(config, common)
-            continue
-        for name in NULLS if spec == ALL_NULLS else (spec,):
-            label = name if rule is None else f"{name}+{rule}"
-            subjects.append(_registered_subject(name, config.seed, {**common, "requested": label}))
-    return subjects
-
-
-def _learned_subjects(config: TuneConfig, common: Mapping[str, Any]) -> list[Subject]:
-    """One subject per group of policies that differ only in seed."""
-    policies = learned_methods(config.evaluation.policy_list)
-    groups = policy_groups(
-        {"policy": method.policy, "policy_seed": method.policy_seed} for method in policies
-    )
     return [
-        Subject(
-            group=group,
-            runs=tuple(method for method in policies if groups[method.policy] == group),
-            start=(None,),
-            options={},
-            **common,
-        )
-        for group in dict.fromkeys(groups[method.policy] for method in policies)
+        _subject(config, name if rule is None else f"{name}+{rule}", group, runs)
+        for text in config.evaluation.method_list
+        for spec, rule in (split_method(text),)
+        for name, group, runs in _runs(config, spec)
     ]
 
 
-def _registered_subject(spec: str, seed: int, common: Mapping[str, Any]) -> Subject:
-    method = registered_method(spec, seed)
-    scorer = method.scorer
-    assert scorer is not None, "a registered method has a scorer"
-    written = parse(spec, "method")
-    presets = scorer.presets if isinstance(scorer, Options) else {}
-    plain = not written.options and written.argument is None
-    published = [make_scorer(f"{spec}:{preset}") for preset in presets] if plain else []
-    fixed = {*written.options, *presets.get(written.argument or "", {})}
-    return Subject(
-        group="",
-        runs=(method,),
-        start=tuple(dict.fromkeys([scorer, *published])),
-        options={
-            name: grid for name, grid in getattr(scorer, "grid", {}).items() if name not in fixed
-        },
-        **common,
+def _runs(config: TuneConfig, spec: str) -> Iterable[tuple[str, str, Sequence[Method]]]:
+    """Names, groups and methods of a specification; a group has policies that differ in seed."""
+    if spec == FULL or spec.startswith(f"{TUNED}:"):
+        raise UsageError(f"--methods {spec}: nothing is chosen for it; leave it out")
+    if spec != LEARNED:
+        names = NULLS if spec == ALL_NULLS else (spec,)
+        return [(name, "", [registered_method(name, config.seed)]) for name in names]
+    policies = learned_methods(config.evaluation.policy_list)
+    groups = policy_groups(
+        {"policy": one.policy, "policy_seed": one.policy_seed} for one in policies
     )
+    by_group = group_by(policies, lambda one: groups[one.policy])
+    return [(LEARNED, group, runs) for group, runs in by_group.items()]
 
 
-TABLE = "settings.csv"
-"""Every setting that was tried, in the order of trying."""
+def _subject(config: TuneConfig, requested: str, group: str, runs: Sequence[Method]) -> Search:
+    """A method with what is searched for it: all that its specification does not fix."""
+    spec, rule = split_method(requested)
+    rules = config.evaluation.allocator_list if rule is None else (rule,)
+    allocators = tuple({made.name: made for made in map(make_allocator, rules)}.values())
+    if any(map(sizes_itself, allocators)):
+        raise UsageError(
+            f"--methods {requested} with {' or '.join(rules)}: what ignores the budget is not "
+            "tuned; leave it out"
+        )
+    written, scorer = parse(spec, "method"), runs[0].scorer
+    presets: Presets = scorer.presets if isinstance(scorer, Options) else {}
+    plain = not written.options and written.argument is None
+    published = [method_of(make_scorer(f"{spec}:{name}")) for name in presets] if plain else []
+    fixed = {*written.options, *presets.get(written.argument or "", {})}
+    grid, *_ = [_grid_of(made) for made in (scorer, *allocators)]
+    start = [
+        replace(with_allocator(method, allocators[0]), protected=protected)
+        for method in (runs[0], *published)
+        for protected in PROTECTIONS[config.protection]
+    ]
+    space = Space(
+        start=tuple(dict.fromkeys(start)),
+        options={name: values for name, values in grid.items() if name not in fixed},
+        allocators=allocators,
+        allocator_options=rule is None,
+        tokens=config.length,
+    )
+    return Search(requested=requested, group=group, runs=tuple(runs), space=space)
 
 
-@dataclass(frozen=True)
-class Search:
-    """The search of one method under one protocol, so far."""
-
-    subject: Subject
-    protocol: str
-    space: Space
-    scores: dict[Candidate, float] = field(default_factory=dict)
+def _grid_of(made: object) -> Grid:
+    """What a scorer or allocator declares to be searched; UsageError on what is no grid."""
+    if not isinstance(made, Options):
+        return {}
+    grid = made.grid
+    known = isinstance(grid, Mapping) and grid.keys() <= {*option_names(type(made))}
+    if not known or not all(isinstance(values, list | tuple) for values in grid.values()):
+        raise UsageError(f"{made.name}: grid must map options to lists of their values")
+    return grid
 
 
 class Tuning:
     """What all measurements of a run share."""
 
-    def __init__(self, config: TuneConfig, prepared: Prepared, subjects: Sequence[Subject]) -> None:
+    def __init__(self, config: TuneConfig, prepared: Prepared, subjects: Sequence[Search]) -> None:
         """UsageError on prompts or budgets whose scores would not be comparable."""
         self.config, self.prepared = config, prepared
         self.budgets = config.evaluation.budget_list
         self.protected = protected_tokens(config)
-        work = prepared.work
-        self.protocols = tuple(dict.fromkeys(protocol for _, protocol in work))
+        protocols = tuple(dict.fromkeys(protocol for _, protocol in prepared.work))
+        self.searches = [
+            replace(subject, protocol=name, scored={}) for name in protocols for subject in subjects
+        ]
         for note in prepared.notes:
             say(f"note: {note}")
         if len({prompt.forced for prompt in prepared.prompts}) > 1:
             raise UsageError(
                 "--tasks: some have answers, others given replies (chat, text); tune on one kind"
             )
-        lengths = [prompt.boundary(name) for prompt, name in work]
+        lengths = [prompt.boundary(name) for prompt, name in prepared.work]
         small = [budget for budget in self.budgets if too_short(lengths, budget, self.protected)]
         if config.protection != "off" and small:
             raise UsageError(
                 f"--budgets {small[0]} is below the {self.protected.tokens} protected tokens for "
                 "some prompts; raise it, or use --protection off, or fewer --recents"
             )
-        self.searches = [
-            Search(subject, protocol, subject.space(config.protection, tokens))
-            for protocol in self.protocols
-            for tokens in (max(prompt.boundary(name) for prompt, name in work if name == protocol),)
-            for subject in subjects
-        ]
         count = config.settings_per_method
         runs = sum(len(subject.runs) for subject in subjects)
-        policies = f" ({runs} with all policy seeds)" if runs > len(subjects) else ""
         say(
-            f"{len(subjects)} methods{policies} x {count} settings x {len(self.budgets)} budgets"
-            f" x {len(prepared.work)} prompts of {' and '.join(self.protocols)}: about "
+            f"{runs} methods (policy seeds apart) x {count} settings x {len(self.budgets)} budgets "
+            f"x {len(prepared.work)} prompts of {' and '.join(protocols)}: about "
             f"{count * runs * len(self.budgets) * len(prepared.work):,} answers, up to twice as "
             "many where best numbers are at the ends of their grids"
         )
 
-    def next_batches(self) -> list[tuple[Search, list[Candidate]]]:
-        """What each search that goes on wants to know next."""
-        count = self.config.settings_per_method
-        batches = [next_batch(search.space, search.scores, count) for search in self.searches]
-        return [pair for pair in zip(self.searches, batches, strict=True) if pair[1]]
-
-    def plan_work(self, wanted: Sequence[tuple[Search, Sequence[Candidate]]]) -> Prepared:
-        """The work of measuring candidates, as kvp eval takes it."""
-        settings: dict[str, list[Setting]] = {protocol: [] for protocol in self.protocols}
-        for search, candidates in wanted:
-            for candidate in candidates:
-                settings[search.protocol] += self.settings(search, candidate)
-        planned = {
-            (prompt.task, protocol): settings[protocol] for prompt, protocol in self.prepared.work
-        }
-        work = tuple(pair for pair in self.prepared.work if settings[pair[1]])
-        return replace(self.prepared, planned=planned, work=work)
-
-    def settings(self, search: Search, candidate: Candidate) -> list[Setting]:
-        """A candidate at every budget, as kvp eval takes it."""
-        settings, _ = plan(
-            search.subject.methods(candidate), self.budgets, (),
-            protection="on" if candidate.protected else "off", protected=self.protected,
-        )  # fmt: skip
-        return settings
-
     def search(self, bench: Bench, file: RecordFile) -> None:
-        """Search for all methods; all candidates of a round share the prefill of a prompt."""
-        round_number = 1
-        while wanted := self.next_batches():
-            tried = [len(search.scores) for search, _ in wanted]
-            count = self.config.settings_per_method
+        """Search for all methods; all settings of a round share the prefill of a prompt."""
+        count = self.config.settings_per_method
+        while wanted := [
+            (search, batch) for search in self.searches
+            if (batch := next_batch(search.space, search.scores, count))
+        ]:  # fmt: skip
             phase(
-                f"round {round_number}: at least {min(tried)} settings of each method known, of "
-                f"{count}, or of up to {2 * count} where its best number is at an end"
+                f"at least {min(len(search.scored) for search, _ in wanted)} settings of each "
+                f"method known, of {count}, or of up to {2 * count} where its best number is at "
+                "an end"
             )
             evaluate_all(bench, self.plan_work(wanted), file)
             for search, batch in wanted:
-                for candidate in batch:
-                    score = self.score(file, search, candidate, resamples=1)
-                    search.scores[candidate] = score.mean
-            round_number += 1
+                search.scored.update({one: self.score(file, search, one) for one in batch})
 
-    def score(
-        self, file: RecordFile, search: Search, candidate: Candidate, *, resamples: int
-    ) -> Interval:
-        """Score of a measured candidate on the prompts and budgets of this run."""
-        config, settings = self.config.evaluation, self.settings(search, candidate)
-        scores: dict[Hashable, dict[Unit, float]] = {}
-        for policy, of_policy in group_by(settings, lambda setting: setting.method.policy).items():
-            scores[policy] = {
+    def plan_work(self, wanted: Sequence[tuple[Search, Sequence[Method]]]) -> Prepared:
+        """The work of measuring settings, as kvp eval takes it."""
+        planned: dict[tuple[str, str], list[Setting]] = {key: [] for key in self.prepared.planned}
+        for search, batch in wanted:
+            settings = [one for method in batch for one in self.settings(search, method)]
+            for key in planned:
+                planned[key] += settings if key[1] == search.protocol else ()
+        work = [pair for pair in self.prepared.work if planned[pair[0].task, pair[1]]]
+        return replace(self.prepared, planned=planned, work=tuple(work))
+
+    def settings(self, search: Search, method: Method) -> list[Setting]:
+        """A setting of a method at every budget, for every policy seed."""
+        rule, protected = method.rule or UNIFORM, method.protected
+        runs = search.runs if method.name == LEARNED else (method,)
+        methods = [replace(with_allocator(run, rule), protected=protected) for run in runs]
+        return plan(methods, self.budgets, (), protection="both", protected=self.protected)[0]
+
+    def score(self, file: RecordFile, search: Search, method: Method) -> Scored:
+        """A measured setting with its score on the prompts and budgets of this run."""
+        config = self.config.evaluation
+        of_policy = group_by(self.settings(search, method), lambda setting: setting.method.policy)
+        scores: dict[Hashable, dict[Unit, float]] = {
+            policy: {
                 (prompt.task, prompt.sample.id): sum(
                     file.values[key_of(identify(config, prompt, protocol, setting))]
-                    for setting in of_policy
-                ) / len(of_policy)
+                    for setting in settings
+                ) / len(settings)
                 for prompt, protocol in self.prepared.work if protocol == search.protocol
-            }  # fmt: skip
+            }
+            for policy, settings in of_policy.items()
+        }  # fmt: skip
         bounds = None if self.prepared.prompts[0].forced else (0, 1)
-        return bootstrap_mean(scores, bounds=bounds, resamples=resamples)
-
-    def outcome(self, file: RecordFile) -> tuple[TunedSettings, list[list[Scored]]]:
-        """What was chosen, and all that each search tried."""
-        entries, everything = [], []
-        for search in self.searches:
-            scored = {trial: self._score_candidate(file, search, trial) for trial in search.scores}
-            everything.append(list(scored.values()))
-            entries.append(
-                Tuned(
-                    method=search.subject.runs[0].name,
-                    group=search.subject.group,
-                    requested=search.subject.requested,
-                    protocol=search.protocol,
-                    chosen=scored[best_of(search.scores)],
-                    published=tuple(filter(None, map(scored.get, search.space.start))),
-                    tried=len(scored),
-                )
-            )
-        config, prompts = self.config, self.prepared.prompts
-        data = {
-            "model": recorded_name(config.model),
-            "revision": config.revision,
-            "tasks": list(dict.fromkeys(prompt.task for prompt in prompts)),
-            "length": config.length,
-            "seed": config.seed,
-            "prompts": len(prompts),
-            "sha256": digest_json([prompt.ids.tolist() for prompt in prompts]),
-            "budgets": [str(budget) for budget in self.budgets],
-            "sinks": config.sinks,
-            "recents": config.recents,
-            "settings_per_method": config.settings_per_method,
-            "metric": "nats per token" if prompts[0].forced else "score",
-        }
-        chosen = TunedSettings(split=config.split, data=data, methods=tuple(entries))
-        return chosen, everything
-
-    def _score_candidate(self, file: RecordFile, search: Search, candidate: Candidate) -> Scored:
-        interval = self.score(file, search, candidate, resamples=self.config.bootstrap)
-        method = search.subject.methods(candidate)[0]
+        interval = bootstrap_mean(scores, bounds=bounds, resamples=self.config.bootstrap)
         return Scored(
-            scorer=search.subject.spec(candidate),
+            scorer=search.spec(method),
             variant=method.variant,
             allocator=method.allocator,
-            protected=candidate.protected,
+            protected=bool(method.protected),
             score=interval.mean,
             interval=(interval.low, interval.high),
         )
+
+    def outcome(self) -> TunedSettings:
+        """What was chosen."""
+        config, prompts = self.config, self.prepared.prompts
+        same = ("revision", "length", "seed", "sinks", "recents", "settings_per_method")
+        data = {
+            **{name: getattr(config, name) for name in same},
+            "model": recorded_name(config.model),
+            "tasks": list(dict.fromkeys(prompt.task for prompt in prompts)),
+            "prompts": len(prompts),
+            "sha256": digest_json([prompt.ids.tolist() for prompt in prompts]),
+            "budgets": [str(budget) for budget in self.budgets],
+            "metric": "nats per token" if prompts[0].forced else "score",
+        }
+        methods = tuple(search.tuned for search in self.searches)
+        return TunedSettings(split=config.split, data=data, methods=methods)
 
 
 def run(config: TuneConfig) -> TunedSettings:
@@ -349,7 +296,7 @@ def run(config: TuneConfig) -> TunedSettings:
     subjects = subjects_of(config)
     methods = [  # with every allocator: to check, and to digest the files they come from
         with_allocator(method, rule.name)
-        for subject in subjects for method in subject.runs for rule in subject.allocators
+        for subject in subjects for method in subject.runs for rule in subject.space.allocators
     ]  # fmt: skip
     evaluation = config.evaluation
     phase("preparing prompts")
@@ -363,8 +310,8 @@ def run(config: TuneConfig) -> TunedSettings:
         )
         file = RecordFile(output.local / ROWS)
         tuning.search(bench, file)
-        settings, tried = tuning.outcome(file)
-        atomic_write_text(output.local / TABLE, csv_text(settings, tried))
+        settings = tuning.outcome()
+        atomic_write_text(output.local / TABLE, csv_text(tuning.searches))
         manifest = run_manifest(dict(vars(config)), seed=config.seed)
         save_settings(output.local / SETTINGS, settings, manifest)
         seal(output.local)
@@ -376,8 +323,8 @@ def run(config: TuneConfig) -> TunedSettings:
     return settings
 
 
-def csv_text(settings: TunedSettings, tried: Sequence[Sequence[Scored]]) -> str:
-    """One line per setting; `tried` has those of each entry of `settings`."""
+def csv_text(searches: Sequence[Search]) -> str:
+    """One line per setting."""
     rows = [
         {
             "protocol": entry.protocol, "method": entry.requested, "group": entry.group,
@@ -386,8 +333,8 @@ def csv_text(settings: TunedSettings, tried: Sequence[Sequence[Scored]]) -> str:
             "low": scored.interval[0], "high": scored.interval[1],
             "published": int(scored in entry.published), "chosen": int(scored == entry.chosen),
         }
-        for entry, all_scored in zip(settings.methods, tried, strict=True)
-        for number, scored in enumerate(all_scored, start=1)
+        for search in searches for entry in (search.tuned,)
+        for number, scored in enumerate(search.scored.values(), start=1)
     ]  # fmt: skip
     return str(pandas.DataFrame(rows).to_csv(index=False, float_format="%.6g"))
 
@@ -395,36 +342,29 @@ def csv_text(settings: TunedSettings, tried: Sequence[Sequence[Scored]]) -> str:
 def print_settings(console: Console, settings: TunedSettings) -> None:
     """One table per protocol."""
     percent = settings.data["metric"] == "score"
-    what = "accuracy, %" if percent else "minus nats per token"
-    for protocol in dict.fromkeys(entry.protocol for entry in settings.methods):
-        entries = [entry for entry in settings.methods if entry.protocol == protocol]
+
+    def text(value: float) -> str:
+        return f"{100 * value:.0f}" if percent else f"{value:.3f}"
+
+    for protocol, entries in group_by(settings.methods, lambda entry: entry.protocol).items():
         console.print(
-            f"{protocol}: {what}, over the budgets {', '.join(settings.data['budgets'])} and "
-            f"{len(settings.data['tasks'])} tasks, {settings.split} split"
+            f"{protocol}: {'accuracy, %' if percent else 'minus nats per token'}, over the budgets "
+            f"{', '.join(settings.data['budgets'])} and {len(settings.data['tasks'])} tasks, "
+            f"{settings.split} split"
         )
-        console.print(_table(entries, percent=percent))
+        names = ("method", "tried", "score (95 %)", "published")
+        columns = [Column(name, no_wrap=True) for name in names]
+        table = Table(*columns, Column("chosen", overflow="fold"), box=None, pad_edge=False)
+        for entry in entries:
+            table.add_row(
+                f"{entry.requested}{f'/{entry.group}' * bool(entry.group)}",
+                str(entry.tried),
+                f"{text(entry.chosen.score)} ({' to '.join(map(text, entry.chosen.interval))})",
+                text(max(setting.score for setting in entry.published)),
+                entry.chosen.label,
+            )
+        console.print(table)
     console.print(
         "+p: first and last tokens are always kept. The best of many settings is optimistic on the "
         f'prompts that chose it. "published": best of the default and the presets. All: {TABLE}.'
     )
-
-
-def _table(entries: Sequence[Tuned], *, percent: bool) -> Table:
-    def text(value: float) -> str:
-        return f"{100 * value:.0f}" if percent else f"{value:.3f}"
-
-    table = Table(box=None, pad_edge=False)
-    table.add_column("method", no_wrap=True)
-    for name in ("tried", "score (95 %)", "published"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("chosen", overflow="fold")  # the longest one, so the last one
-    for entry in entries:
-        low, high = entry.chosen.interval
-        table.add_row(
-            f"{entry.requested}{f'/{entry.group}' * bool(entry.group)}",
-            str(entry.tried),
-            f"{text(entry.chosen.score)} ({text(low)} to {text(high)})",
-            text(max(setting.score for setting in entry.published)),
-            entry.chosen.label,
-        )
-    return table

@@ -1,94 +1,31 @@
 """What to try next for one method, from the scores of what was tried: no model, no files.
 
-A setting is a scorer with its options, an allocator with its options, and whether first and last
-tokens are protected. From the default and the published presets, the search goes:
+From the default and the published presets on, the search tries
 
 1. every value of every declared grid once, with all else as in the best setting so far;
-2. the neighbours of the best setting, one option changed: all other choices, the next smaller and
-   greater number. A number at the end of its grid has the neighbour that extends the grid;
-3. where no neighbour is better: numbers halfway to the neighbours;
-4. what is left of all combinations of the grids, in order.
+2. the neighbours of the best setting: one value changed to another choice, or to the next smaller
+   or greater number of its grid; beyond the ends of a grid, numbers are halved and doubled;
+3. where none of them is better: numbers halfway to the neighbours;
+4. the neighbours of the next best setting, and so on.
 
-Each step starts over from the best setting. Where the best number is at an end of what was tried
-when all settings are used up, the search goes on beyond that end, with at most as many settings
-again. But for those, a search of more settings begins with those of a shorter one.
+It starts over from the best setting after every batch. Where a number of the best is at an end
+when all settings are used up, the search goes on beyond it, with at most as many settings again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, is_dataclass, replace
-from functools import cached_property
-from itertools import chain, islice, product
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from operator import attrgetter
 from typing import Any
 
+from eval.methods import Method, method_of, with_allocator
 from kvp.errors import UsageError
 from kvp.ranking import Allocator
-from kvp.scoring import Scorer
-from policies.registry import Choices, Grid, Numbers
+from policies.registry import Grid, Options
 
-ALLOCATOR, PROTECTED = "allocator", "protected"
-"""Dimensions of every method besides the options of its scorer."""
-FILL = 16
-"""Combinations taken at a time when everything near the best setting is known."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Candidate:
-    """One setting of a method."""
-
-    scorer: Scorer | None
-    """None for learned policies."""
-    allocator: Allocator
-    protected: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class Dimension:
-    """One thing that can be changed about a candidate."""
-
-    name: str
-    """`kernel`, `allocator`, `ada.safeguard`, `protected`."""
-    grid: Choices | Numbers
-    part: str = ""
-    """`scorer` or `allocator` for one of its options; empty for the two that have no options."""
-
-    def value(self, candidate: Candidate) -> Any:  # noqa: ANN401  # of any option
-        """Value of a candidate; None where it has no such option."""
-        if self.name == ALLOCATOR:
-            return rule_name(candidate.allocator)
-        if not self.part:
-            return candidate.protected
-        owner = getattr(candidate, self.part)
-        if self.part == ALLOCATOR and rule_name(owner) != self.name.rpartition(".")[0]:
-            return None
-        return getattr(owner, self.name.rpartition(".")[2], None)
-
-    def with_value(self, candidate: Candidate, value: object) -> Candidate | None:
-        """The candidate with another value; None where options exclude each other."""
-        if self.name == ALLOCATOR:
-            allocator: Any = next(rule for rule in self.grid.values if rule_name(rule) == value)
-            return replace(candidate, allocator=allocator)
-        if not self.part:
-            return replace(candidate, protected=bool(value))
-        option = self.name.rpartition(".")[2]
-        try:
-            owner = replace(getattr(candidate, self.part), **{option: value})
-        except UsageError:
-            return None
-        return replace(candidate, **{self.part: owner})
-
-    @cached_property
-    def values(self) -> tuple[Any, ...]:
-        """Values of the grid, `auto` first where the option takes it."""
-        if isinstance(self.grid, Numbers):
-            return (*(("auto",) if self.grid.auto else ()), *self.grid.values)
-        if self.name == ALLOCATOR:
-            return tuple(map(rule_name, self.grid.values))
-        return self.grid.values
-
-
-Scores = Mapping[Candidate, float]
+Scores = Mapping[Method, float]
 """Score of every setting that was tried, in the order of trying; higher is better."""
 
 
@@ -96,7 +33,7 @@ Scores = Mapping[Candidate, float]
 class Space:
     """Everything that is searched for one method."""
 
-    start: tuple[Candidate, ...]
+    start: tuple[Method, ...]
     """Default and presets, with and without protection as far as both are searched."""
     options: Grid
     """Grids of the scorer's options."""
@@ -105,162 +42,96 @@ class Space:
     allocator_options: bool
     """Whether the allocators' options are searched, too."""
     tokens: int
-    """Tokens in the cache of the longest prompt: numbers without a bound of their own end there."""
+    """Tokens of the longest prompt: no number is doubled to more."""
 
-    def dimensions(self, candidate: Candidate) -> list[Dimension]:
-        """What can be changed about a candidate."""
-        options: Grid = self.options if is_dataclass(candidate.scorer) else {}
-        dimensions = [
-            Dimension(name=name, grid=grid, part="scorer") for name, grid in options.items()
-        ]
-        if len(self.allocators) > 1:
-            dimensions.append(Dimension(name=ALLOCATOR, grid=Choices(self.allocators)))
-        if self.allocator_options:
-            rule = rule_name(candidate.allocator)
-            dimensions += [
-                Dimension(name=f"{rule}.{name}", grid=grid, part=ALLOCATOR)
-                for name, grid in getattr(candidate.allocator, "grid", {}).items()
-            ]
-        protections = tuple(dict.fromkeys(start.protected for start in self.start))
-        if len(protections) > 1:
-            dimensions.append(Dimension(name=PROTECTED, grid=Choices(protections)))
-        return dimensions
+    def grids(self, setting: Method) -> dict[str, Sequence[Any]]:
+        """Values of what can be changed about a setting, by where they stand in it."""
+        searched = self.allocator_options and isinstance(setting.rule, Options)
+        rule = getattr(setting.rule, "grid", {}) if searched else {}
+        return {
+            **{f"scorer.{name}": values for name, values in self.options.items()},
+            "rule": self.allocators,
+            **{f"rule.{name}": values for name, values in rule.items()},
+            "protected": tuple(dict.fromkeys(start.protected for start in self.start)),
+        }
 
 
-def best_of(scores: Scores) -> Candidate:
-    """The best setting; of equal ones the first that was tried."""
-    return max(scores, key=lambda candidate: scores[candidate])
-
-
-def next_batch(space: Space, scores: Scores, count: int) -> list[Candidate]:
+def next_batch(space: Space, scores: Scores, count: int) -> list[Method]:
     """Settings to try next; none when `count` are known and no end is open, or no more exist."""
     if not scores:
         return list(space.start)[:count]
-    if len(scores) >= count:
-        beyond = chain.from_iterable(values_beyond(space, scores).values())
-        return list(islice(beyond, max(0, 2 * count - len(scores))))
-    best = best_of(scores)
-    dimensions = space.dimensions(best)
-    steps = (
-        _unseen_settings(dimensions, best, scores),
-        (
-            dimension.with_value(best, value)
-            for dimension in dimensions
-            for value in _next(space, dimension, best, scores)
-        ),
-        _middle_settings(space, dimensions, best, scores),
-        _combinations(space, best),
-    )
+    ranked = sorted(scores, key=lambda setting: -scores[setting])  # of equal ones the first
+    steps: Iterable[Iterable[Method | None]]
+    if len(scores) < count:
+        unseen = (_unseen(space, ranked, name) for name in space.grids(ranked[0]))
+        near = (_neighbours(space, ranked[0], halfway=halfway) for halfway in (False, True))
+        steps = chain(unseen, near, (_neighbours(space, setting) for setting in ranked))
+    else:
+        steps, count = (_neighbours(space, ranked[0], tried=scores),), 2 * count
     for step in steps:
-        fresh = (setting for setting in step if setting is not None and setting not in scores)
-        if batch := list(dict.fromkeys(islice(fresh, min(FILL, count - len(scores))))):
-            return batch
+        if fresh := dict.fromkeys(one for one in step if one is not None and one not in scores):
+            return list(fresh)[: count - len(scores)]
     return []
 
 
-def values_beyond(space: Space, scores: Scores) -> dict[str, list[Candidate]]:
-    """Settings beyond the ends at which the best numbers are, by option.
+def _with_value(setting: Method, name: str, value: Any) -> Method | None:  # noqa: ANN401  # any option
+    """The setting with another value; None where its options exclude it.
 
-    A number is enclosed when a smaller and a greater one were tried with the same choices (pooling,
-    allocator, protection, ...), or where the option ends.
+    Where an even number is excluded, it is the next odd one: some options take no others.
     """
-    best = best_of(scores)
-    same = _same_choices(space, best, scores)
-    by_option = {}
-    for dimension in space.dimensions(best):
-        value = _number(space, dimension, best, scores)
-        if not isinstance(dimension.grid, Numbers) or value is None:
-            continue
-        known = _numbers(dimension.value(setting) for setting in same)
-        values = []
-        if min(known) >= value:
-            values.append(dimension.grid.step_down(value))
-        if max(known) <= value:
-            values.append(dimension.grid.step_up(value, space.tokens))
-        changed = [dimension.with_value(best, beyond) for beyond in values if beyond is not None]
-        if able := [setting for setting in changed if setting is not None]:
-            by_option[dimension.name] = able
-    return by_option
+    owner, _, option = name.partition(".")
+    try:
+        made = replace(getattr(setting, owner), **{option: value}) if option else value
+    except UsageError:
+        even = type(value) is int and value % 2 == 0
+        return _with_value(setting, name, value + 1) if even else None
+    if owner == "rule":
+        return with_allocator(setting, made)
+    if owner == "scorer":
+        return replace(setting, scorer=made, variant=method_of(made).variant)
+    return replace(setting, protected=made)
 
 
-def _unseen_settings(
-    dimensions: Sequence[Dimension], best: Candidate, scores: Scores
-) -> Iterator[Candidate]:
-    """The first dimension with values that no setting has had: the best setting with each.
+def _unseen(space: Space, ranked: Sequence[Method], name: str) -> Sequence[Method | None]:
+    """The best setting with every value that none has had.
 
     Where options exclude each other, it is the best setting that can have them.
     """
-    for dimension in dimensions:
-        seen = {dimension.value(setting) for setting in scores}
-        unseen = [value for value in dimension.values if value not in seen]
-        able = [setting for setting in scores if unseen and dimension.value(setting) is not None]
-        for base in (best, *sorted(able, key=lambda setting: -scores[setting])):
-            changed = [dimension.with_value(base, value) for value in unseen]
-            if settings := [setting for setting in changed if setting is not None]:
-                yield from settings
-                return
+    rule = type(ranked[0].rule)
+    able = [one for one in ranked if not name.startswith("rule.") or type(one.rule) is rule]
+    seen = list(map(attrgetter(name), able))
+    values = [value for value in space.grids(ranked[0])[name] if value not in seen]
+    changed = ([_with_value(one, name, value) for value in values] for one in able)
+    return next(filter(any, changed), ())
 
 
-def _next(space: Space, dimension: Dimension, best: Candidate, scores: Scores) -> tuple[Any, ...]:
-    """All other choices, or the next smaller and greater number."""
-    if isinstance(grid := dimension.grid, Choices):
-        return dimension.values
-    if (value := _number(space, dimension, best, scores)) is None:
-        return ()
-    known = {*grid.values, *_numbers(dimension.value(setting) for setting in scores)}
-    beside = (grid.step_down(value, known), value, grid.step_up(value, space.tokens, known))
-    return tuple(number for number in beside if number is not None)
+def _neighbours(
+    space: Space, setting: Method, *, halfway: bool = False, tried: Iterable[Method] | None = None
+) -> Iterator[Method | None]:
+    """The setting with one value changed: to other choices, to the next numbers or halfway there.
+
+    With `tried`, only to numbers beyond all that were tried with the same allocator.
+    """
+    alike = [one for one in tried or () if type(one.rule) is type(setting.rule)]
+    for name, values in space.grids(setting).items():
+        value = attrgetter(name)(setting)
+        numbers = list(filter(_is_number, values))
+        if tried is None:
+            yield from (_with_value(setting, name, one) for one in values if one not in numbers)
+        if not _is_number(value):
+            continue
+        half = value // 2 if isinstance(value, int) else value / 2
+        smaller = max((one for one in numbers if one < value), default=half)
+        greater = min((one for one in numbers if one > value), default=2 * value)
+        known = list(filter(_is_number, map(attrgetter(name), alike)))
+        steps = [smaller] if min(known, default=value) >= value else []
+        if max(known, default=value) <= value and (greater in numbers or greater <= space.tokens):
+            steps.append(greater)
+        if halfway:
+            middle = [float(f"{(value + step) / 2:.2g}") for step in steps]
+            steps = [int(step) for step in middle] if isinstance(value, int) else middle
+        yield from (_with_value(setting, name, step) for step in steps)
 
 
-def _middle_settings(
-    space: Space, dimensions: Sequence[Dimension], best: Candidate, scores: Scores
-) -> Iterator[Candidate | None]:
-    for dimension in dimensions:
-        value = _number(space, dimension, best, scores)
-        if isinstance(dimension.grid, Numbers) and value is not None:
-            for other in _next(space, dimension, best, scores):
-                middle = dimension.grid.bisect(min(value, other), max(value, other))
-                if middle is not None:
-                    yield dimension.with_value(best, middle)
-
-
-def _combinations(space: Space, best: Candidate) -> Iterator[Candidate | None]:
-    """Every combination of the values of all grids; None where options exclude each other."""
-    for allocator in space.allocators:
-        dimensions = [
-            dimension for dimension in space.dimensions(replace(best, allocator=allocator))
-            if dimension.name != ALLOCATOR
-        ]  # fmt: skip
-        for values in product(*(dimension.values for dimension in dimensions)):
-            candidate: Candidate | None = replace(best, allocator=allocator)
-            for dimension, value in zip(dimensions, values, strict=True):
-                candidate = None if candidate is None else dimension.with_value(candidate, value)
-            yield candidate
-
-
-def _number(space: Space, dimension: Dimension, best: Candidate, scores: Scores) -> float | None:
-    """Number of the best setting; where that is `auto`, the best number with the same choices."""
-    if not isinstance(dimension.grid, Numbers):
-        return None
-    value: float | None = dimension.value(best)
-    if not _numbers([value]):
-        same = _same_choices(space, best, scores)
-        known = {other: scores[other] for other in same if _numbers([dimension.value(other)])}
-        value = dimension.value(best_of(known)) if known else None
-    return value
-
-
-def _numbers(values: Iterator[Any] | Sequence[Any]) -> list[float]:
-    return [v for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
-
-
-def _same_choices(space: Space, best: Candidate, scores: Scores) -> list[Candidate]:
-    """Settings with the best one's pooling, allocator, protection and the like."""
-    values = [choice.value for choice in space.dimensions(best) if isinstance(choice.grid, Choices)]
-    return [setting for setting in scores if all(value(setting) == value(best) for value in values)]
-
-
-def rule_name(allocator: object) -> str:
-    """Name of an allocator without its options, with the file it was made from."""
-    name = str(getattr(allocator, "method", type(allocator).__name__))
-    return f"{name}:{file}" if (file := getattr(allocator, "file", None)) else name
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

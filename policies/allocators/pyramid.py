@@ -22,7 +22,7 @@ from torch import Tensor
 
 from kvp.ranking import Request
 from policies.allocators.per_layer import exact_counts, line
-from policies.registry import BaseAllocator, Grid, Limits, Numbers
+from policies.registry import BaseAllocator, Grid, Limits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,10 +37,7 @@ class Pyramid(BaseAllocator):
     method: ClassVar[str] = "pyramid"
     line: ClassVar[str] = "layers on a falling line, the lowest has most"
     limits: ClassVar[Limits] = {"beta": (1, inf)}
-    grid: ClassVar[Grid] = {
-        "beta": Numbers(values=(1.0, 2.0, 5.0, 10.0, 20.0, 40.0), minimum=1),
-        "window": Numbers(values=(0, 4, 8, 16, 32)),
-    }
+    grid: ClassVar[Grid] = {"beta": (1.0, 2.0, 5.0, 10.0, 20.0, 40.0), "window": (0, 4, 8, 16, 32)}
 
     def allocate(self, request: Request) -> Tensor:
         """Falling counts: [L, H] int64, sum `request.total`."""

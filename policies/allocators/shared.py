@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from kvp.ranking import POOLS, Request, pooled_scores
-from policies.registry import BaseAllocator, Choices, Grid, Limits
+from policies.registry import BaseAllocator, Grid, Limits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,7 @@ class Shared(BaseAllocator):
     cost: ClassVar[str] = "one ranking, O(L H N)"
     reads: ClassVar[str] = "scores that compare everywhere"
     limits: ClassVar[Limits] = {"pool": POOLS}
-    grid: ClassVar[Grid] = {"pool": Choices(POOLS)}
+    grid: ClassVar[Grid] = {"pool": POOLS}
 
     def pooled(self, scores: Tensor) -> Tensor:
         """The score of a token, in every head (`kvp.ranking.Pooling`)."""

@@ -26,7 +26,7 @@ from torch import Tensor
 from kvp.ranking import Request
 from kvp.scoring import AUTO_GROUP, layers_per_group
 from policies.allocators.per_layer import exact_counts, line
-from policies.registry import AUTO, BaseAllocator, Grid, Limits, Numbers
+from policies.registry import AUTO, BaseAllocator, Grid, Limits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ class WindowKVAllocator(BaseAllocator):
     method: ClassVar[str] = "windowkv"
     line: ClassVar[str] = "groups of layers on a falling line, the lowest has most"
     limits: ClassVar[Limits] = {"rule": ("code", "paper"), "divisor": (1, inf), "group": 1}
-    grid: ClassVar[Grid] = {"divisor": Numbers(values=(1.0, 3.0, 7.0, 14.0, 28.0), minimum=1)}
+    grid: ClassVar[Grid] = {"divisor": (1.0, 3.0, 7.0, 14.0, 28.0)}
 
     def allocate(self, request: Request) -> Tensor:
         """Falling counts: [L, H] int64, sum `request.total`."""

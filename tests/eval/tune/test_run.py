@@ -4,20 +4,21 @@ import csv
 import json
 import re
 import shutil
+import sys
 from collections import Counter
 from functools import partial
 from statistics import mean
 
 import pytest
 
-from eval.methods import method_of
+from eval.config import TuneConfig
 from eval.results.records import read_records
-from eval.tune.run import Subject
-from eval.tune.search import Candidate
+from eval.tune.run import subjects_of
+from eval.tune.search import next_batch
 from eval.tune.tuned_settings import load_settings
-from kvp.errors import ResultsError
+from kvp.errors import ResultsError, UsageError
 from kvp.program.table import evaluate, report, run_program
-from policies import make_allocator, make_scorer
+from policies import make_scorer
 
 main = partial(run_program, "tune")
 
@@ -54,23 +55,32 @@ def evaluated(tuned, tiny_folder):
     return out
 
 
+def _own(monkeypatch, folder, body):
+    (folder / "mine.py").write_text(
+        "from dataclasses import dataclass\nfrom policies.registry import Heuristic\n\n\n"
+        f"@dataclass(frozen=True, kw_only=True)\nclass Mine(Heuristic):\n    step: int = 1\n{body}"
+    )
+    monkeypatch.chdir(folder)
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    (subject,) = subjects_of(TuneConfig(out="out", methods="mine:Mine", allocators="uniform"))
+    return subject
+
+
 @pytest.mark.parametrize("method", ["mine", "other"])
 def test_a_setting_of_a_users_own_names_its_module(tmp_path, monkeypatch, method):
-    (tmp_path / "mine.py").write_text(
-        "from dataclasses import dataclass\nfrom policies.registry import Heuristic\n\n\n"
-        "@dataclass(frozen=True, kw_only=True)\nclass Mine(Heuristic):\n"
-        f"    step: int = 1\n    method = {method!r}\n"
-    )
-    monkeypatch.chdir(tmp_path)
-    default, changed = make_scorer("mine:Mine"), make_scorer("mine:Mine", step=2)
-    uniform = make_allocator("uniform")
-    subject = Subject(
-        requested="mine:Mine", group="", runs=(method_of(default),), start=(default,),
-        options={}, allocators=(uniform,), fixed_allocator=False,
-    )  # fmt: skip
-    candidate = Candidate(scorer=changed, allocator=uniform, protected=False)
-    assert subject.spec(candidate) == "mine:Mine(step=2)"
-    assert make_scorer(subject.spec(candidate)) == changed
+    body = f"    method = {method!r}\n    grid = {{'step': (1, 2)}}\n"
+    subject = _own(monkeypatch, tmp_path, body)
+    batch = next_batch(subject.space, dict.fromkeys(subject.space.start, 0.0), 9)
+    assert {subject.spec(setting) for setting in batch} == {"mine:Mine(step=2)"}
+    assert make_scorer("mine:Mine(step=2)") == batch[0].scorer
+
+
+@pytest.mark.parametrize(
+    "grid", ["{'stop': (1, 2)}", "{'step': 2}", "('step', 2)", "{'step': '12'}"]
+)
+def test_a_grid_that_is_none_is_refused_in_one_line(tmp_path, monkeypatch, grid):
+    with pytest.raises(UsageError, match="mine: grid must map options to lists of their values"):
+        _own(monkeypatch, tmp_path, f"    method = 'mine'\n    grid = {grid}\n")
 
 
 def test_every_method_and_protocol_gets_the_same_settings(tuned):
@@ -185,8 +195,14 @@ def test_settings_are_refused_on_the_prompts_that_chose_them(
     ("changes", "message"),
     [
         ({"methods": "full"}, "--methods full: nothing is chosen for it"),
-        ({"methods": "gvote+self_sized"}, "it ignores the budget"),
-        ({"allocators": "global,global:kvzip"}, "name each allocator once"),
+        (
+            {"methods": "gvote+self_sized"},
+            "--methods gvote+self_sized with self_sized: what ignores",
+        ),
+        (
+            {"allocators": "ada,self_sized"},
+            "keydiff with ada or self_sized: what ignores the budget",
+        ),
         ({"budgets": "3%"}, "--budgets 3% is below the 20 protected tokens"),
         ({"tasks": "niah_single_1,chat"}, "tune on one kind"),
         ({"methods": "kvp"}, "needs --policies: a folder"),
