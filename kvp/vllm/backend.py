@@ -10,8 +10,8 @@ cache and writer see ordinary blocks.
 Attention of such a request runs head by head: every (request, KV head) is a sequence with a block
 table and a length of its own for a *twin* of the stock implementation, which has one KV head. All
 other requests go the stock way, and so does a server whose connector holds equal counts alone.
-Block tables per head are those of KV-Compress (Rehg, 2024, section 4); the layout is that of vLLM's
-RFC 42082. Tables are made on the cache's device, and nothing of it is read back.
+Block tables per head are those of KV-Compress (Rehg 2024, arXiv 2410.00161), the layout that of
+vLLM's RFC 42082. Tables are made on the cache's device, and nothing of it is read back.
 """
 
 from __future__ import annotations

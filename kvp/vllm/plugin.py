@@ -21,11 +21,14 @@ LAYOUT = "BLHNC"
 
 
 def register() -> None:
-    """Set the backends."""
-    from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
-
+    """Set the backends; a vLLM that has no such registry, or lacks one of them, stays as it is."""
+    try:
+        from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
+    except ImportError:
+        return
     for name in BACKENDS:
-        register_backend(AttentionBackendEnum[name], f"kvp.vllm.backend.{name}")
+        if name in AttentionBackendEnum.__members__:
+            register_backend(AttentionBackendEnum[name], f"kvp.vllm.backend.{name}")
 
 
 def holds_uneven(config: VllmConfig) -> bool:
