@@ -617,7 +617,7 @@ class Comparison:
         return resolved_keys(self.gaps, self.tests)
 
     def equal_counts(self, setting: ReportedMethod) -> ReportedMethod | None:
-        """A policy's setting with as many tokens in every head, as engines hold them, if run."""
+        """A policy's setting with as many tokens in every head, if run."""
         equal = replace(setting, allocator=UNIFORM)
         return equal if setting.method == LEARNED and equal in self.grid else None
 
