@@ -23,14 +23,15 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from eval.config import ReportConfig
 from eval.report import figures, tables
 from eval.report.answers import Answers, answers, pack_text
-from eval.report.costs import Timing, savings, timings
+from eval.report.costs import savings, timings
 from eval.report.figures import Picture, drawn_settings
 from eval.report.tables import Table
-from eval.results.comparison import Comparison, budget_order, compare_all, in_order, method_of
+from eval.results.comparison import Comparison, compare_all
 from eval.results.folder import Results, commands, load_results, model_name, unfinished_work
 from eval.results.frame import tidy
 from eval.results.records import SEEN, policy_groups, results_folder
 from eval.results.sentences import findings, sentences, smallest_budgets
+from eval.results.settings import MethodSetting, budget_order, in_order
 from kvp.artifacts.addresses import is_address
 from kvp.artifacts.files import atomic_write_bytes, refuse_others
 from kvp.artifacts.manifest import shown_text
@@ -39,11 +40,14 @@ from kvp.program.progress import Progress
 
 GENERATOR = '<meta name="generator" content="kvp-report">'
 """Mark by which a page is recognised as a report."""
-_MEASURES = {
-    "accuracy": "answers (--tasks ruler)", "perplexity": "given replies (--tasks chat or text)",
-    "timing": "seconds (--timing_prompts 6)",
-}  # fmt: skip
-"""What kvp eval can measure, and its settings for that."""
+_READING = (
+    "Question seen (query_aware): the prompt is compressed after its question; question not seen "
+    "(query_agnostic): before it. Without +ada or +global every head keeps as many tokens, as in "
+    "vLLM and llama.cpp. Behind a budget, in brackets: tokens per KV head. Bold curves: the "
+    "methods that sentences name; grey ones: nulls. Bars are intervals.",
+    "Nulls score nothing, so a method has to beat the best one with the same protection, paired by "
+    "prompt. Stars and daggers: the difference is not 0, at 5 % after Holm's correction.",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +67,7 @@ class Section:
 
     ident: str
     title: str
-    blocks: Sequence[Block | None]
+    blocks: Sequence[Block]
     opened: bool = False
     protocol: str = ""
     """The only one with which the page shows it."""
@@ -82,7 +86,7 @@ class Run:
         self.results = results
         records = [*results.in_plan, *results.timing]
         groups = policy_groups(records)
-        self.families = in_order(method_of(record, groups).family for record in records)
+        self.families = in_order(MethodSetting.of(record, groups).family for record in records)
         compared = compare_all(results, resamples=resamples)
         self.comparisons = [comparison for comparison in compared
                             if any(row["budget_spec"] for row in comparison.records)]  # fmt: skip
@@ -93,32 +97,7 @@ class Run:
         self.timings = timings(results.timing, groups)
 
 
-def _reading_section(run: Run) -> Section:
-    """What captions do not repeat: conditions, intervals, marks, axes."""
-    shown = run.comparisons
-    said = [
-        *(f"{comparison.measure.capitalize()}: {comparison.conditions}." for comparison in shown),
-        *(f"Intervals, {comparison.measure}: {comparison.interval}." for comparison in shown),
-        *_READING,
-    ]
-    texts = [Text(text=text) for text in dict.fromkeys(said)]
-    return Section(ident="reading", title="How to read this", blocks=texts)
-
-
-_READING = (
-    "Question seen (query_aware): the prompt is compressed after its question; question not seen "
-    "(query_agnostic): before it. Without +ada or +global every head keeps as many tokens, as in "
-    "vLLM and llama.cpp. Behind a budget, in brackets: tokens per KV head. Bold curves: the "
-    "methods that sentences name; grey ones: nulls. Bars are intervals.",
-    "Nulls score nothing, so a method has to beat the best one with the same protection, paired by "
-    "prompt. Stars and daggers: the difference is not 0, at 5 % after Holm's correction.",
-    "Cost of compression: seconds, or FLOPs where not all methods were timed, as a share of the "
-    "prefill's, one request at a time (at another budget or protocol where this was not timed); "
-    "hollow points: the model reads the prompt twice.",
-)
-
-
-def pictures(blocks: Iterable[Block | None]) -> Iterator[Picture]:
+def pictures(blocks: Iterable[Block]) -> Iterator[Picture]:
     """All figures of blocks."""
     for block in blocks:
         if isinstance(block, Picture):
@@ -136,10 +115,10 @@ def render(run: Run, blocks: Sequence[Block]) -> str:
     )  # fmt: skip
     environment.filters |= {"packed": pack_text, "json": json.dumps}
     compared = run.comparisons
-    named = [name for comparison in compared for name in comparison.sorted.tasks]
+    named = dict.fromkeys(name for comparison in compared for name in comparison.sorted.tasks)
     protocols = {comparison.protocol: SEEN[comparison.protocol] for comparison in compared}
     both = [("", "both"), *protocols.items()]
-    union = {spec for comparison in compared for spec in comparison.budgets.specs}
+    union = {spec for comparison in compared for spec in comparison.budgets}
     specs = sorted(union, key=budget_order)
     best = (comparison.best.budget for comparison in compared if comparison.best)
     script = (web / "page.js").read_text("utf-8").strip()
@@ -149,16 +128,16 @@ def render(run: Run, blocks: Sequence[Block]) -> str:
         drawn = {picture.name: picture.inline for picture in progress.over(every)}
     return environment.get_template("page.html").render(
         policy="default-src 'none'; base-uri 'none'; form-action 'none'; "
-        f"style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'",
+        f"style-src 'unsafe-inline'; script-src 'sha256-{digest}'",
         generator=GENERATOR,
         title=f"KV-cache eviction on {model_name(run.results)}",
-        unfinished=[*filter(None, [unfinished_work(run.results)])],
+        unfinished=unfinished_work(run.results),
         subtitles=run.measured,
         style=(web / "page.css").read_text("utf-8").strip(),
         script=script,
         protocols=[("", *protocols.values())] if len(protocols) == 1 else both,
-        tasks=[("", "all"), *((name, name) for name in dict.fromkeys(named))],
-        budgets=[*((spec, spec) for spec in specs), ("", "every")],
+        tasks=[("", "all"), *zip(named, named, strict=True)],
+        budgets=[*zip(specs, specs, strict=True), ("", "every")],
         budget=next(best, (specs or [""])[-1]),
         families=run.families,
         blocks=blocks,
@@ -171,76 +150,71 @@ def render(run: Run, blocks: Sequence[Block]) -> str:
 
 def blocks_of(run: Run) -> Iterator[Block]:
     """Everything below the title: sentences and headline figures first, how it was made last."""
-    for comparison, frame in zip(run.comparisons, run.numbers, strict=True):
-        more = list(_folded_tables(run, comparison, frame))
-        yield _comparison_section(run, comparison, "", more)
+    for comparison, numbers in zip(run.comparisons, run.numbers, strict=True):
+        yield _comparison_section(run, comparison, "", _folded_tables(run, comparison, numbers))
     yield from (Text(text=note, style="note") for note in run.results.notes)
-    if run.comparisons:
-        yield _reading_section(run)
-    several = [comparison for comparison in run.comparisons if len(comparison.sorted.tasks) > 1]
+    if shown := run.comparisons:
+        said = [
+            *(f"{one.measure.title.capitalize()}: {one.conditions}." for one in shown),
+            *(f"Intervals, {one.measure.title}: {one.interval}." for one in shown),
+            *_READING,
+        ]
+        texts = [Text(text=text) for text in dict.fromkeys(said)]
+        yield Section(ident="reading", title="How to read this", blocks=texts)
+    several = [comparison for comparison in shown if len(comparison.sorted.tasks) > 1]
     alone = (comparison.of_task(task) for comparison in several for task in comparison.sorted.tasks)
     for number, comparison in enumerate(alone):
         yield _comparison_section(run, comparison, f"task-{number}-")
-    if read := answers(run.comparisons):
+    if read := answers(shown):
         yield Section(ident="answers", title="Answers to read", blocks=[read], opened=True)
     yield Section(ident="about", title="How this was made", blocks=[*_run_facts(run)])
 
 
 def _comparison_section(
-    run: Run, comparison: Comparison, prefix: str, more: Sequence[Section] | None = None
+    run: Run, comparison: Comparison, prefix: str, more: Iterable[Section] = ()
 ) -> Section:
-    """All that a comparison says: sentences, figure and tables; of a task alone without `more`."""
-    alone, tasks = more is None, comparison.sorted.tasks
-    name = f"{prefix}{comparison.kind}-{comparison.protocol}"
+    """All that a comparison says: sentences, figure and tables; with a prefix, one task's."""
+    tasks, name = comparison.sorted.tasks, f"{prefix}{comparison.kind}-{comparison.protocol}"
+    measure = comparison.measure.title.removesuffix(", %").capitalize()
+    title = f"{measure}, {SEEN[comparison.protocol]}"
     blocks: list[Block] = list(_sentences(run, comparison))
-    if comparison.grid:
-        blocks += _pictures(run, comparison, name, () if alone else run.timings)
+    if comparison.cells:
+        blocks.append(_picture(run, comparison, name, measure))
         blocks.append(tables.some_settings(comparison, tables.main_settings(comparison)))
     else:
         words = "No method has answers to all prompts of this folder."
         blocks.append(Text(text=words, style="missing"))
-    blocks += more or ()
-    only = tasks if alone or len(tasks) == 1 else ()
-    title = f"{comparison.measure.removesuffix(', %').capitalize()}, {SEEN[comparison.protocol]}"
+    only = tasks if prefix or len(tasks) == 1 else ()
     return Section(
         ident=name,
-        title=f"{only[0]}: {title}" if alone else title,
-        blocks=blocks,
+        title=f"{only[0]}: {title}" if prefix else title,
+        blocks=[*blocks, *more],
         opened=True,
         protocol=comparison.protocol,
-        tasks=only if alone else ("", *only),
+        tasks=only if prefix else ("", *only),
     )
 
 
-def _pictures(
-    run: Run, comparison: Comparison, name: str, timed: Sequence[Timing]
-) -> Iterator[Picture]:
-    """A comparison against budget and, where it was `timed`, against the cost of compression."""
-    best, shown = comparison.best, drawn_settings(comparison)
-    tasks, length = comparison.sorted.tasks, run.results.setting("length")
-    measure = comparison.measure.removesuffix(", %").capitalize()
+def _picture(run: Run, comparison: Comparison, name: str, measure: str) -> Picture:
+    """A comparison against budget."""
+    best, shown, tasks = comparison.best, drawn_settings(comparison), comparison.sorted.tasks
     of = f" of {tasks[0]}" if len(tasks) == 1 else ""
-    model = f"{model_name(run.results)}, at most {length} tokens"
-    title = [f"{measure}{of}, {SEEN[comparison.protocol]}", model]
-    title += ["unfinished: ranks no method"] * bool(comparison.unfinished)
+    title = [
+        f"{measure}{of}, {SEEN[comparison.protocol]}",
+        f"{model_name(run.results)}, at most {run.results.setting('length')} tokens",
+        *["unfinished: ranks no method"] * bool(comparison.unfinished),
+    ]
     which = "each method in its tuned or default setting"
     if best and best.learned:
         which = f"each untuned method in the setting that is best at {best.budget}, at every budget"
     families = {setting.family for setting in shown}
-    if left_out := [family for family in comparison.choices if family not in families]:
-        which += f"; not drawn: {', '.join(left_out)}"
-    yield Picture(
+    left_out = [one.family for one in comparison.choices if one.family not in families]
+    which += f"; not drawn: {', '.join(left_out)}" * bool(left_out)
+    return Picture(
         name=name,
         figure=figures.quality(comparison, shown, run.styles, title),
         caption=f"{measure} against budget, {which}.",
     )
-    if timed:
-        yield Picture(
-            name=f"{name}-cost",
-            figure=figures.quality_by_cost(comparison, shown, run.styles, timed, title),
-            caption=f"{measure} against the cost of compression; hollow: the prompt is read twice.",
-            budget=best.budget if best else (*comparison.budgets.specs, "")[-1],
-        )
 
 
 def _sentences(run: Run, comparison: Comparison) -> Iterator[Text]:
@@ -249,7 +223,7 @@ def _sentences(run: Run, comparison: Comparison) -> Iterator[Text]:
         yield Text(text=comparison.sorted.apart, style="note")
     if comparison.best is None:
         return
-    for spec in comparison.budgets.specs:
+    for spec in comparison.budgets:
         if best := comparison.best_at(spec):
             main, *others = findings(comparison, best)
             yield Text(text=main, style="summary", budget=spec)
@@ -263,13 +237,16 @@ def _sentences(run: Run, comparison: Comparison) -> Iterator[Text]:
 def _folded_tables(run: Run, comparison: Comparison, frame: pandas.DataFrame) -> Iterator[Section]:
     """Tables of a comparison, folded; `frame` has its numbers (`eval.results.frame.tidy`)."""
     timed = [timing for timing in run.timings if timing.protocol == comparison.protocol]
-    specs = comparison.budgets.specs if len(comparison.sorted.tasks) > 1 else ()
-    every = [tables.every_setting(comparison)] if len(comparison.settings) > tables.FEW else []
+    specs = comparison.budgets if len(comparison.sorted.tasks) > 1 else ()
+    few = len(comparison.settings) <= tables.FEW
     parts: dict[str, tuple[str, Sequence[Table]]] = {
         "costs": ("Bytes and seconds", [tables.costs_of_requests(timed)] if timed else []),
         "differences": ("Differences, paired by prompt", [*tables.differences(comparison, frame)]),
         "tasks": ("Task by task", [tables.by_task(comparison, spec) for spec in specs]),
-        "every": ("Every setting of every method", every),
+        "every": (
+            "Every setting of every method",
+            [] if few else [tables.every_setting(comparison)],
+        ),
     }
     for part, (title, blocks) in parts.items():
         if blocks:
@@ -282,19 +259,13 @@ def _run_facts(run: Run) -> Iterator[Block]:
     results, manifest = run.results, run.results.manifest
     policies = [f"{name} {digest[:12]}" for name, digest in manifest.get("policies", {}).items()]
     known = {name: manifest.get(name) for name in ("kvp", "python")} | manifest.get("packages", {})
-    kinds: set[str] = {comparison.kind for comparison in run.comparisons}
-    there = {**dict.fromkeys(kinds, True), "timing": run.timings}
-    lacking = [words for part, words in _MEASURES.items() if not there.get(part)]
     facts: dict[str, Any] = {
         "model": f"{results.setting('model')}. {results.computed}",
         "policies (digest)": shown_text(", ".join(policies)),
         "versions": ", ".join(f"{name} {value}" for name, value in known.items() if value),
         "created": manifest.get("created"),
-        "not measured by kvp eval": "" if unfinished_work(results) else ", ".join(lacking),
     }  # fmt: skip
-    rows: list[list[tables.Field | str]] = [
-        [name, tables.Field(text=str(value), mark="text")] for name, value in facts.items() if value
-    ]
+    rows = [[name, str(value)] for name, value in facts.items() if value]
     yield Table(caption="How this was made", header=("what", "value"), rows=rows)
     yield from (Text(text=command, style="code") for command in commands(manifest))
 

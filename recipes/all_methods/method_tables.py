@@ -10,8 +10,9 @@ from dataclasses import replace
 
 from eval.report import tables
 from eval.report.tables import Table
-from eval.results.comparison import Comparison
+from eval.results.comparison import Comparison, Estimate
 from eval.results.records import FULL, LEARNED, ORACLE
+from eval.results.settings import MethodSetting
 from policies.registry import NULLS
 
 RESAMPLES = 2000
@@ -23,7 +24,7 @@ SEEN = {"query_aware": "question seen", "query_agnostic": "question not seen"}
 
 def scores(comparison: Comparison) -> Table:
     """Every method in its chosen setting, marked where it differs from the best null."""
-    lines = {choice.setting: choice.setting.details for choice in comparison.choices.values()}
+    lines = {setting: setting.details for setting in comparison.choices}
     table = tables.some_settings(comparison, lines)
     kept = [0] + [i for i, name in enumerate(table.header) if name.split(" ")[0] in SHOWN]
     return replace(
@@ -43,49 +44,40 @@ def sentence(comparison: Comparison, spec: str) -> str:
     ours = _of(comparison, spec, LEARNED)
     other, null = _of(comparison, spec, ""), _of(comparison, spec, *NULLS)
     parts = [
-        f"{family} {_number(comparison, family, spec)}" for family in (ours, other, null) if family
-    ]
+        f"{one.family} {_number(comparison, comparison.cells[one, spec])}"
+        for one in (ours, other, null) if one
+    ]  # fmt: skip
     if ours is not None and other is not None:
-        parts.append(f"{ours} minus {other} {_gap(comparison, ours, other, spec)}")
-    parts.append(f"the full cache {_number(comparison, FULL, None)}")
+        gap = _gap(comparison, ours, other, spec)
+        parts.append(f"{ours.family} minus {other.family} {gap}")
+    parts.append(f"the full cache {_number(comparison, comparison.full)}")
     kind = "answers" if comparison.kind == "accuracy" else "perplexity of dialogues"
     seen = SEEN[comparison.protocol].capitalize()
     return f"{seen}, {kind} with {spec} of the cache: {'; '.join(parts)}."
 
 
-def _of(comparison: Comparison, spec: str, *methods: str) -> str | None:
-    """The best family among methods; with "" among all that are neither trained nor nulls."""
-    choices = {
-        family: choice for family, choice in comparison.choices.items()
-        if not choice.setting.self_sized
-        and (choice.setting.method in methods if methods != ("",)
-             else choice.setting.method not in (FULL, ORACLE, LEARNED, *NULLS))
-    }  # fmt: skip
+def _of(comparison: Comparison, spec: str, *methods: str) -> MethodSetting | None:
+    """The best among methods; with "" among all that are neither trained nor nulls."""
     means = {
-        family: estimate.interval.mean
-        for family in choices if (estimate := comparison.estimate(family, spec)) is not None
+        setting: comparison.cells[setting, spec].interval.mean * comparison.measure.sign
+        for setting in comparison.choices
+        if (setting, spec) in comparison.cells
+        and (setting.method in methods if methods != ("",)
+             else setting.method not in (FULL, ORACLE, LEARNED, *NULLS))
     }  # fmt: skip
-    best = max if comparison.kind == "accuracy" else min
-    return best(means, key=lambda family: means[family], default=None)
+    return max(means, key=lambda setting: means[setting], default=None)
 
 
-def _number(comparison: Comparison, family: str, spec: str | None) -> str:
-    estimate = comparison.estimate(family, spec)
+def _number(comparison: Comparison, estimate: Estimate | None) -> str:
     if estimate is None:
         return "–"
-    if comparison.kind == "accuracy":
-        return estimate.interval.text(100, ".1f", " %")
-    return estimate.interval.text(1, ".2f")
+    unit = " %" if comparison.kind == "accuracy" else ""
+    return estimate.interval.text(comparison.measure.scale, comparison.measure.page, unit)
 
 
-def _gap(comparison: Comparison, ours: str, theirs: str, spec: str) -> str:
+def _gap(comparison: Comparison, ours: MethodSetting, theirs: MethodSetting, spec: str) -> str:
     """The paired difference, + better: points, or nats of likelihood per token."""
-    sides = [comparison.estimate(family, spec) for family in (ours, theirs)]
-    assert sides[0] is not None, "the best method has an estimate"
-    assert sides[1] is not None, "the best method has an estimate"
-    answers = comparison.kind == "accuracy"
-    gap = comparison.minus(sides[0], sides[1])
+    measure = comparison.measure
+    gap = comparison.minus(comparison.cells[ours, spec], comparison.cells[theirs, spec])
     assert gap is not None, "both answered the same prompts"
-    if answers:
-        return gap.text(100, "+.1f", " points")
-    return gap.text(1, "+.3f", " nats per token")
+    return gap.text(measure.scale, measure.gap, f" {measure.gap_unit}")

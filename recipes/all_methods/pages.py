@@ -23,10 +23,11 @@ from blocks import fill_file
 
 from eval.report import tables
 from eval.report.tables import markdown
-from eval.results.comparison import Comparison, Kind, budget_order, compare
+from eval.results.comparison import Comparison, Kind, compare
 from eval.results.folder import Results, load_results
 from eval.results.frame import OVERALL, tidy
 from eval.results.records import SEEN
+from eval.results.settings import budget_order
 
 PROTOCOLS = ("query_aware", "query_agnostic")
 KINDS: tuple[Kind, ...] = ("accuracy", "perplexity")
@@ -115,7 +116,7 @@ def summary(found: Mapping[str, Measured]) -> str | None:
         for each in found.values()
         for comparison in (each.by_kind.get("accuracy"), each.by_kind.get("perplexity"))
         if comparison is not None
-        for spec in comparison.budgets.specs[:1]
+        for spec in [*comparison.budgets][:1]
     ]
     return "\n".join(lines) or None
 
