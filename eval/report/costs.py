@@ -32,12 +32,12 @@ class Timing:
     cache_bytes: float
     bytes_to_full: float | None
     """None without a record of the full cache."""
+    flops: float | None
+    """Of compression, as a share of the prefill's; None where they were not counted."""
     prefill: Interval | None
     evict: Interval | None
     """Seconds of scoring and evicting."""
     evict_to_prefill: Interval | None
-    flops: float | None
-    """The same in floating-point operations, of one prompt; None where they were not counted."""
     decode: Interval | None
     """Seconds per decoded token."""
     decode_to_full: Interval | None
@@ -86,26 +86,19 @@ def timings(records: Iterable[TimingRow], groups: Mapping[str | None, str]) -> l
         nbytes, whole_bytes = (_mean(rows, "cache_bytes") for rows in (same, whole))
         decode, full = (_by_prompt(rows, "decode_seconds_per_token") for rows in (same, whole))
         evict, prefill = (_by_prompt(same, f"{part}_seconds") for part in ("evict", "prefill"))
-        counted = [row for row in same if row.get("prefill_flops")
-                   and row.get("evict_flops") is not None]  # fmt: skip
-        flops = [row["evict_flops"] / row["prefill_flops"] for row in counted]  # type: ignore[operator]
+        flops = [part / of_prefill for row in same if (of_prefill := row.get("prefill_flops"))
+                 and (part := row.get("evict_flops")) is not None]  # fmt: skip
         size = "kept_tokens" if same[0]["budget"] is None else "budget"
-        measured.append(
-            Timing(
-                setting=setting,
-                protocol=protocol,
-                spec=spec,
-                budget=None if spec is None else _mean(same, size),
-                cache_bytes=nbytes,
-                bytes_to_full=nbytes / whole_bytes if whole_bytes else None,
-                prefill=median_interval(prefill),
-                evict=median_interval(evict),
-                evict_to_prefill=_ratio(evict, prefill),
-                flops=float(np.mean(flops)) if flops else None,
-                decode=median_interval(decode),
-                decode_to_full=_ratio(decode, full),
-            )
-        )
+        timing = Timing(
+            setting=setting, protocol=protocol, spec=spec, cache_bytes=nbytes,
+            budget=None if spec is None else _mean(same, size),
+            bytes_to_full=nbytes / whole_bytes if whole_bytes else None,
+            flops=float(np.mean(flops)) if flops else None,
+            prefill=median_interval(prefill), evict=median_interval(evict),
+            evict_to_prefill=_ratio(evict, prefill), decode=median_interval(decode),
+            decode_to_full=_ratio(decode, full),
+        )  # fmt: skip
+        measured.append(timing)
     return sorted(measured, key=lambda timing: (timing.budget is not None, timing.budget or 0.0))
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -22,7 +22,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from eval.config import ReportConfig
 from eval.report import figures, tables
-from eval.report.answers import Answers, answers, pack_text
+from eval.report.answers import answers, pack_text
 from eval.report.costs import savings, timings
 from eval.report.figures import Picture, drawn_settings
 from eval.report.tables import Table
@@ -52,7 +52,7 @@ _READING = (
 
 @dataclass(frozen=True, kw_only=True)
 class Text:
-    """A paragraph; with the style `code`, a command."""
+    """A paragraph."""
 
     text: str
     style: str = ""
@@ -62,20 +62,20 @@ class Text:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Section:
-    """A part of the page with a title, folded unless `opened`."""
+class View:
+    """All that the page shows of a comparison; with a prefix in its name, of one task alone."""
 
     ident: str
     title: str
-    blocks: Sequence[Block]
-    opened: bool = False
-    protocol: str = ""
+    protocol: str
     """The only one with which the page shows it."""
-    tasks: Sequence[str] = ()
+    tasks: Sequence[str]
     """The only ones with which the page shows it, "" for all."""
-
-
-Block = Text | Section | Table | Picture | Answers
+    texts: Sequence[Text]
+    picture: Picture | None
+    table: Table | None
+    folded: Mapping[str, tuple[str, Sequence[Table]]]
+    """More tables: names, and titles with the tables."""
 
 
 class Run:
@@ -95,18 +95,20 @@ class Run:
             self.numbers = [tidy(comparison) for comparison in progress.over(self.comparisons)]
         self.styles = figures.line_styles(self.families)
         self.timings = timings(results.timing, groups)
+        self.views = [
+            _view(self, *each) for each in zip(self.comparisons, self.numbers, strict=True)
+        ]
+        several = (one for one in self.comparisons if len(one.sorted.tasks) > 1)
+        alone = [one.of_task(task) for one in several for task in one.sorted.tasks]
+        self.of_tasks = [_view(self, one, None, f"task-{n}-") for n, one in enumerate(alone)]
+
+    @property
+    def pictures(self) -> list[Picture]:
+        """All figures."""
+        return [view.picture for view in (*self.views, *self.of_tasks) if view.picture]
 
 
-def pictures(blocks: Iterable[Block]) -> Iterator[Picture]:
-    """All figures of blocks."""
-    for block in blocks:
-        if isinstance(block, Picture):
-            yield block
-        elif isinstance(block, Section):
-            yield from pictures(block.blocks)
-
-
-def render(run: Run, blocks: Sequence[Block]) -> str:
+def render(run: Run) -> str:
     """The page as HTML."""
     web = resources.files("eval.report") / "web"
     environment = Environment(
@@ -114,84 +116,65 @@ def render(run: Run, blocks: Sequence[Block]) -> str:
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
     environment.filters |= {"packed": pack_text, "json": json.dumps}
-    compared = run.comparisons
-    named = dict.fromkeys(name for comparison in compared for name in comparison.sorted.tasks)
-    protocols = {comparison.protocol: SEEN[comparison.protocol] for comparison in compared}
-    both = [("", "both"), *protocols.items()]
-    union = {spec for comparison in compared for spec in comparison.budgets}
-    specs = sorted(union, key=budget_order)
-    best = (comparison.best.budget for comparison in compared if comparison.best)
+    shown, results = run.comparisons, run.results
+    protocols = [(one, SEEN[one]) for one in dict.fromkeys(each.protocol for each in shown)]
+    specs = sorted({spec for comparison in shown for spec in comparison.budgets}, key=budget_order)
+    best = (comparison.best.budget for comparison in shown if comparison.best)
     script = (web / "page.js").read_text("utf-8").strip()
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    every = list(pictures(blocks))
-    with Progress("drawing", len(every)) as progress:
-        drawn = {picture.name: picture.inline for picture in progress.over(every)}
+    with Progress("drawing", len(run.pictures)) as progress:
+        drawn = {picture.name: picture.inline for picture in progress.over(run.pictures)}
+    reading = [
+        *(f"{one.measure.title.capitalize()}: {one.conditions}." for one in shown),
+        *(f"Intervals, {one.measure.title}: {one.interval}." for one in shown),
+        *_READING,
+    ]
     return environment.get_template("page.html").render(
         policy="default-src 'none'; base-uri 'none'; form-action 'none'; "
         f"style-src 'unsafe-inline'; script-src 'sha256-{digest}'",
         generator=GENERATOR,
-        title=f"KV-cache eviction on {model_name(run.results)}",
-        unfinished=unfinished_work(run.results),
+        title=f"KV-cache eviction on {model_name(results)}",
+        unfinished=unfinished_work(results),
         subtitles=run.measured,
         style=(web / "page.css").read_text("utf-8").strip(),
         script=script,
-        protocols=[("", *protocols.values())] if len(protocols) == 1 else both,
-        tasks=[("", "all"), *zip(named, named, strict=True)],
-        budgets=[*zip(specs, specs, strict=True), ("", "every")],
+        protocols=[("", protocols[0][1])] if len(protocols) == 1 else [("", "both"), *protocols],
+        tasks=dict.fromkeys(name for comparison in shown for name in comparison.sorted.tasks),
+        budgets=specs,
         budget=next(best, (specs or [""])[-1]),
-        families=run.families,
-        blocks=blocks,
+        run=run,
         drawn=drawn,
+        reading=dict.fromkeys(reading) if shown else (),
+        answers=answers(shown),
+        facts=_facts(results),
+        commands=commands(results.manifest),
         csv=pandas.concat([pandas.DataFrame(), *run.numbers], ignore_index=True).to_csv(
             index=False, float_format="%.6g"
         ),
     )
 
 
-def blocks_of(run: Run) -> Iterator[Block]:
-    """Everything below the title: sentences and headline figures first, how it was made last."""
-    for comparison, numbers in zip(run.comparisons, run.numbers, strict=True):
-        yield _comparison_section(run, comparison, "", _folded_tables(run, comparison, numbers))
-    yield from (Text(text=note, style="note") for note in run.results.notes)
-    if shown := run.comparisons:
-        said = [
-            *(f"{one.measure.title.capitalize()}: {one.conditions}." for one in shown),
-            *(f"Intervals, {one.measure.title}: {one.interval}." for one in shown),
-            *_READING,
-        ]
-        texts = [Text(text=text) for text in dict.fromkeys(said)]
-        yield Section(ident="reading", title="How to read this", blocks=texts)
-    several = [comparison for comparison in shown if len(comparison.sorted.tasks) > 1]
-    alone = (comparison.of_task(task) for comparison in several for task in comparison.sorted.tasks)
-    for number, comparison in enumerate(alone):
-        yield _comparison_section(run, comparison, f"task-{number}-")
-    if read := answers(shown):
-        yield Section(ident="answers", title="Answers to read", blocks=[read], opened=True)
-    yield Section(ident="about", title="How this was made", blocks=[*_run_facts(run)])
-
-
-def _comparison_section(
-    run: Run, comparison: Comparison, prefix: str, more: Iterable[Section] = ()
-) -> Section:
-    """All that a comparison says: sentences, figure and tables; with a prefix, one task's."""
+def _view(
+    run: Run, comparison: Comparison, numbers: pandas.DataFrame | None, prefix: str = ""
+) -> View:
+    """Sentences, figure and tables; folded ones of `numbers` (`eval.results.frame.tidy`)."""
     tasks, name = comparison.sorted.tasks, f"{prefix}{comparison.kind}-{comparison.protocol}"
     measure = comparison.measure.title.removesuffix(", %").capitalize()
     title = f"{measure}, {SEEN[comparison.protocol]}"
-    blocks: list[Block] = list(_sentences(run, comparison))
-    if comparison.cells:
-        blocks.append(_picture(run, comparison, name, measure))
-        blocks.append(tables.some_settings(comparison, tables.main_settings(comparison)))
-    else:
-        words = "No method has answers to all prompts of this folder."
-        blocks.append(Text(text=words, style="missing"))
     only = tasks if prefix or len(tasks) == 1 else ()
-    return Section(
+    picture = table = None
+    if comparison.cells:
+        picture = _picture(run, comparison, name, measure)
+        table = tables.some_settings(comparison, tables.main_settings(comparison))
+    return View(
         ident=name,
         title=f"{only[0]}: {title}" if prefix else title,
-        blocks=[*blocks, *more],
-        opened=True,
         protocol=comparison.protocol,
         tasks=only if prefix else ("", *only),
+        texts=list(_sentences(run, comparison)),
+        picture=picture,
+        table=table,
+        folded={} if numbers is None else _folded_tables(run, comparison, numbers),
     )
 
 
@@ -234,29 +217,28 @@ def _sentences(run: Run, comparison: Comparison) -> Iterator[Text]:
     yield Text(text="No method was run at this budget.", style="missing lacking")
 
 
-def _folded_tables(run: Run, comparison: Comparison, frame: pandas.DataFrame) -> Iterator[Section]:
-    """Tables of a comparison, folded; `frame` has its numbers (`eval.results.frame.tidy`)."""
+def _folded_tables(
+    run: Run, comparison: Comparison, numbers: pandas.DataFrame
+) -> dict[str, tuple[str, Sequence[Table]]]:
     timed = [timing for timing in run.timings if timing.protocol == comparison.protocol]
     specs = comparison.budgets if len(comparison.sorted.tasks) > 1 else ()
     few = len(comparison.settings) <= tables.FEW
     parts: dict[str, tuple[str, Sequence[Table]]] = {
         "costs": ("Bytes and seconds", [tables.costs_of_requests(timed)] if timed else []),
-        "differences": ("Differences, paired by prompt", [*tables.differences(comparison, frame)]),
+        "differences": (
+            "Differences, paired by prompt", [*tables.differences(comparison, numbers)],
+        ),
         "tasks": ("Task by task", [tables.by_task(comparison, spec) for spec in specs]),
         "every": (
-            "Every setting of every method",
-            [] if few else [tables.every_setting(comparison)],
+            "Every setting of every method", [] if few else [tables.every_setting(comparison)],
         ),
-    }
-    for part, (title, blocks) in parts.items():
-        if blocks:
-            name = f"{comparison.kind}-{comparison.protocol}-{part}"
-            yield Section(ident=name, title=title, blocks=blocks)
+    }  # fmt: skip
+    return {part: (title, found) for part, (title, found) in parts.items() if found}
 
 
-def _run_facts(run: Run) -> Iterator[Block]:
-    """Model, methods, data, commands and versions."""
-    results, manifest = run.results, run.results.manifest
+def _facts(results: Results) -> Table:
+    """Model, policies and versions."""
+    manifest = results.manifest
     policies = [f"{name} {digest[:12]}" for name, digest in manifest.get("policies", {}).items()]
     known = {name: manifest.get(name) for name in ("kvp", "python")} | manifest.get("packages", {})
     facts: dict[str, Any] = {
@@ -264,10 +246,9 @@ def _run_facts(run: Run) -> Iterator[Block]:
         "policies (digest)": shown_text(", ".join(policies)),
         "versions": ", ".join(f"{name} {value}" for name, value in known.items() if value),
         "created": manifest.get("created"),
-    }  # fmt: skip
+    }
     rows = [[name, str(value)] for name, value in facts.items() if value]
-    yield Table(caption="How this was made", header=("what", "value"), rows=rows)
-    yield from (Text(text=command, style="code") for command in commands(manifest))
+    return Table(caption="How this was made", header=("what", "value"), rows=rows)
 
 
 def run(config: ReportConfig) -> None:
@@ -284,10 +265,9 @@ def run(config: ReportConfig) -> None:
     refuse_others(out, GENERATOR, "kvp report")
     results = load_results(folder)
     whole = Run(results, config.bootstrap)
-    blocks = list(blocks_of(whole))
-    page = render(whole, blocks).encode("utf-8", "backslashreplace")
+    page = render(whole).encode("utf-8", "backslashreplace")
     if png:
-        for picture in pictures(blocks):
+        for picture in whole.pictures:
             _write(png / f"{picture.name}.png", picture.image("png"))
     _write(out, page)
     written = f"{out} ({len(page) / 1e6:.1f} MB){f', figures in {png}' if png else ''}"

@@ -19,6 +19,7 @@ from typing import Literal, TypeVar
 
 import numpy as np
 
+from eval.results import stats
 from eval.results.folder import Results, describe_measure, unfinished_work
 from eval.results.records import (
     FULL,
@@ -38,19 +39,7 @@ from eval.results.settings import (
     in_order,
 )
 from eval.results.shapes import ResultsRow
-from eval.results.stats import (
-    Bounds,
-    Interval,
-    Scores,
-    Unit,
-    bootstrap_mean,
-    holm,
-    paired_difference,
-    perplexity,
-    prompt_values,
-    prompts_of,
-    reply_tokens,
-)
+from eval.results.stats import Bounds, Interval, Scores, Unit
 from eval.tune.tuned_settings import Tuned
 from policies.registry import NULLS
 
@@ -129,7 +118,7 @@ class Estimate:
     @property
     def prompts(self) -> set[Unit]:
         """The prompts answered."""
-        return prompts_of(self.scores)
+        return stats.prompts_of(self.scores)
 
 
 Place = tuple[MethodSetting, str]
@@ -153,18 +142,18 @@ def estimates(
 
 
 def _estimate(kind: Kind, records: list[ResultsRow], resamples: int) -> Estimate:
-    scores = prompt_values(records)
+    scores = stats.prompt_values(records)
     if kind == "accuracy":
-        interval = bootstrap_mean(scores, resamples=resamples)
+        interval = stats.bootstrap_mean(scores, resamples=resamples)
     else:
-        interval = perplexity(records, resamples=resamples)
+        interval = stats.perplexity(records, resamples=resamples)
     nbytes = [size for record in records if (size := record.get("cache_bytes")) is not None]
     shares = [record["kept_tokens"] / record["cached_tokens"] for record in records]
     return Estimate(
         interval=interval,
         policies=len({record["policy"] for record in records} - {None}),
         scores=scores,
-        weights=reply_tokens(records),
+        weights=stats.reply_tokens(records),
         kept_tokens=float(np.mean([record["kept_tokens"] for record in records])),
         share=float(np.mean(shares)),
         nbytes=float(np.mean(nbytes)) if len(nbytes) == len(records) else None,
@@ -383,7 +372,7 @@ class Comparison:
         """
         if ours.prompts.isdisjoint(theirs.prompts):
             return None
-        return paired_difference(
+        return stats.paired_difference(
             ours.scores,
             theirs.scores,
             bounds=self.measure.bounds,
@@ -553,5 +542,5 @@ def tuned_under(results: Results, protocol: str) -> list[tuple[Tuned, str]]:
 
 def resolved_keys(gaps: Mapping[Name, Interval], comparisons: int | None = None) -> set[Name]:
     """Keys of the differences of one table that are not 0 (`holm`)."""
-    differ = holm(list(gaps.values()), comparisons)
+    differ = stats.holm(list(gaps.values()), comparisons)
     return {key for key, differs in zip(gaps, differ, strict=True) if differs}

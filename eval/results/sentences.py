@@ -5,16 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import exp
 
+from eval.results import stats
 from eval.results.comparison import Best, Comparison, Estimate
 from eval.results.records import LEARNED, SEEN, SELF_SIZED
 from eval.results.settings import PROTECTED, MethodSetting, budget_order
-from eval.results.stats import (
-    Interval,
-    excludes_zero,
-    find_smallest_budget,
-    prompts_to_hold,
-    prompts_to_resolve,
-)
+from eval.results.stats import Interval
 from policies.registry import NULLS
 
 KEPT = f"{PROTECTED.strip()}: first and last tokens are always kept"
@@ -72,10 +67,10 @@ def smallest_budgets(comparison: Comparison, best: Best) -> list[str]:
         gaps = {spec: gap for spec in largest_first if (gap := comparison.minus(of[spec], full))}
         if setting.method in NULLS or not gaps:
             continue
-        smallest, open_one = find_smallest_budget(gaps)
+        smallest, open_one = stats.find_smallest_budget(gaps)
         said.append(f"{setting.label} {smallest or 'none'}")
         if open_one:
-            number = prompts_to_hold(gaps[open_one])
+            number = stats.prompts_to_hold(gaps[open_one])
             said[-1] += f" ({open_one}: about {number:,} prompts would tell)"
     least = "Smallest budget of those run that loses at most 5 points to the full cache (95 %): "
     return [f"{least}{'; '.join(said)}."] if said else []
@@ -147,7 +142,7 @@ def _verdict(
         return f": {first.label} is {'ahead' if gap.mean > 0 else 'behind'}, {text}"
     if gap.prompts < gap.fewest:
         return f": {text}"
-    if excludes_zero(gap):
+    if stats.excludes_zero(gap):
         return f": {text}, not significant after correction for {comparison.tests} comparisons"
     return f": no significant difference, {text}"
 
@@ -158,7 +153,7 @@ def _notes(
     """How the methods were compared and picked, and what more prompts would show."""
     few = min(gaps, key=lambda gap: gap.prompts, default=None)
     next_one = not best.learned and len(best.ranked) > 1
-    most = max(map(prompts_to_resolve, open_ones), default=0)
+    most = max(map(stats.prompts_to_resolve, open_ones), default=0)
     cases = {
         f"{few.prompts} prompt{'s are' if few.prompts > 1 else ' is'} too few to rank methods: "
         f"{few.fewest} are the least." if few else "": few and few.prompts < few.fewest,

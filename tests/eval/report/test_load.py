@@ -11,7 +11,7 @@ from html.parser import HTMLParser
 import pytest
 
 import kvp
-from eval.report.page import Run, blocks_of, render
+from eval.report.page import Run, render
 from eval.results.folder import load_results
 from eval.results.records import SETTING_FIELDS, altered_part, key_of, seal
 from kvp.errors import ResultsError
@@ -63,8 +63,7 @@ def _change(folder, name, **changes):
 
 
 def _page(folder):
-    run = Run(load_results(folder), 3)
-    return render(run, list(blocks_of(run)))
+    return render(Run(load_results(folder), 3))
 
 
 def test_a_report_follows_the_plan_whichever_process_wrote_first(tmp_path, write_results):
