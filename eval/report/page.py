@@ -62,7 +62,7 @@ class Text:
 
 
 @dataclass(frozen=True, kw_only=True)
-class View:
+class ComparisonView:
     """All that the page shows of a comparison; with a prefix in its name, of one task alone."""
 
     ident: str
@@ -156,7 +156,7 @@ def render(run: Run) -> str:
 
 def _view(
     run: Run, comparison: Comparison, numbers: pandas.DataFrame | None, prefix: str = ""
-) -> View:
+) -> ComparisonView:
     """Sentences, figure and tables; folded ones of `numbers` (`eval.results.frame.tidy`)."""
     tasks, name = comparison.sorted.tasks, f"{prefix}{comparison.kind}-{comparison.protocol}"
     measure = comparison.measure.title.removesuffix(", %").capitalize()
@@ -166,7 +166,7 @@ def _view(
     if comparison.cells:
         picture = _picture(run, comparison, name, measure)
         table = tables.some_settings(comparison, tables.main_settings(comparison))
-    return View(
+    return ComparisonView(
         ident=name,
         title=f"{only[0]}: {title}" if prefix else title,
         protocol=comparison.protocol,

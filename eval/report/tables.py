@@ -171,19 +171,21 @@ def costs_of_requests(timings: Sequence[Timing]) -> Table:
         return NOTHING if value is None else f"{100 * value:.0f} %"
 
     rows = [
-        [
-            _head(one.setting, one.setting.details),
-            "all" if one.budget is None else f"{one.budget:.0f}",
-            f"{one.cache_bytes:,.0f}",
-            NOTHING if one.bytes_to_full is None else f"{one.bytes_to_full:.3f}",
-            _texts(one.prefill, 1000, ".1f"),
-            _texts(one.evict, 1000, ".1f"),
-            share(one.evict_to_prefill.mean if one.evict_to_prefill else None),
-            share(one.flops),
-            str(passes(one.setting.method)),
-            _texts(one.decode, 1000, ".2f"),
-            _texts(one.decode_to_full, 1, ".3f"),
-        ]
+        {
+            "method": _head(one.setting, one.setting.details),
+            "tokens per head": "all" if one.budget is None else f"{one.budget:.0f}",
+            "cache bytes": f"{one.cache_bytes:,.0f}",
+            "bytes / full": NOTHING if one.bytes_to_full is None else f"{one.bytes_to_full:.3f}",
+            "prefill, ms": _texts(one.prefill, 1000, ".1f"),
+            "score and evict, ms": _texts(one.evict, 1000, ".1f"),
+            "of the prefill's seconds": share(
+                one.evict_to_prefill.mean if one.evict_to_prefill else None
+            ),
+            "of its FLOPs": share(one.flops),
+            "readings of the prompt": str(passes(one.setting.method)),
+            "decode, ms per token": _texts(one.decode, 1000, ".2f"),
+            "decode / full": _texts(one.decode_to_full, 1, ".3f"),
+        }
         for one in timings
     ]
     counts = sorted({timing.decode.prompts for timing in timings if timing.decode})
@@ -194,14 +196,10 @@ def costs_of_requests(timings: Sequence[Timing]) -> Table:
         caption="One request at a time: cache bytes after eviction, and milliseconds, median and "
         f"its 95 % interval over {'/'.join(map(str, counts)) or 'no'} prompts{few}; "
         f"{SEEN[timings[0].protocol]}. Ratios are to the full cache, prompt by prompt.",
-        header=(
-            "method", "tokens per head", "cache bytes", "bytes / full", "prefill, ms",
-            "score and evict, ms", "of the prefill's seconds", "of its FLOPs",
-            "readings of the prompt", "decode, ms per token", "decode / full",
-        ),
-        rows=rows,
+        header=[*rows[0]],
+        rows=[[*row.values()] for row in rows],
         families=[timing.setting.family for timing in timings],
-    )  # fmt: skip
+    )
 
 
 def _headings(comparison: Comparison) -> list[str]:
