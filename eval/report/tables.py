@@ -80,7 +80,7 @@ def some_settings(comparison: Comparison, lines: Notes, which: str = "") -> Tabl
     differs = resolved_keys(over)
 
     def number(setting: MethodSetting, spec: str) -> str:
-        text = _number(comparison, cells, setting, spec)
+        text = _cell(comparison, cells, setting, spec)
         if (setting, spec) in differs:
             first, *small = text.split("\n")
             return "\n".join([f"{first} {'*' if over[setting, spec].mean > 0 else '†'}", *small])
@@ -119,7 +119,7 @@ def by_task(comparison: Comparison, spec: str) -> Table:
     rows = {}
     for setting, note in comparison.choices.items():
         budget = SELF_SIZED if setting.self_sized else spec
-        numbers = [_number(comparison, of, setting, budget) for of in comparison.tasks.values()]
+        numbers = [_cell(comparison, of, setting, budget) for of in comparison.tasks.values()]
         if {*numbers} != {NOTHING}:
             rows[setting] = [_head(setting, note), *numbers]
     return Table(
@@ -214,7 +214,7 @@ def _head(setting: MethodSetting, note: str, alike: str = "") -> str:
     return "\n".join(filter(None, [setting.name, small]))
 
 
-def _number(comparison: Comparison, cells: Cells, setting: MethodSetting, spec: str) -> str:
+def _cell(comparison: Comparison, cells: Cells, setting: MethodSetting, spec: str) -> str:
     """The estimate of a setting at a budget; the full cache is the same at every one."""
     of = cells.get((setting, FULL if setting.method == FULL and spec != SELF_SIZED else spec))
     if of is None:

@@ -92,7 +92,7 @@ MEASURES: Mapping[Kind, Measure] = {
     "perplexity": Measure(
         field="nll", title="perplexity of the given text", scale=1, sign=-1, bounds=None, digits=2,
         unit="", page=".2f", verb="has a perplexity of", gap="+.3f", gap_unit="nats per token",
-        resolved="0.05 nats per token",
+        resolved=f"{stats.RESOLUTION} nats per token",
     ),
 }  # fmt: skip
 
