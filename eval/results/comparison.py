@@ -405,7 +405,7 @@ class Comparison:
         shown = [setting for setting in at if setting in self.choices]
         if any(setting.method == LEARNED for setting in shown):
             entries = [entry for entry, _ in tuned_under(self.results, self.protocol)]
-            tuned = {one.family for one in self.settings if any(map(one.is_chosen, entries))}
+            tuned = {one.family for one in self.choices if any(map(one.is_chosen, entries))}
             shown += [setting for setting in at if setting.method != LEARNED
                       and setting.family not in tuned]  # fmt: skip
         bounds = (FULL, ORACLE, *NULLS)
