@@ -7,25 +7,25 @@ without the training seed; where each folder has one policy, these two are compa
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from operator import itemgetter
 from typing import Any
 
 import pandas
 
 from eval.config import CompareConfig
-from eval.results.comparison import Estimate, Kind, ReportedMethod, budget_order, estimates
+from eval.results.comparison import MEASURES, Estimate, estimates
 from eval.results.folder import Results, describe_measure, load_results, model_name, unfinished_work
-from eval.results.records import FULL, group_by, policy_groups, results_folder
-from eval.results.stats import Interval, bootstrap_mean, holm, paired_difference, prompts_of
+from eval.results.records import group_by, policy_groups, results_folder
+from eval.results.settings import MethodSetting, budget_order
+from eval.results.stats import Interval, bootstrap_mean, holm, paired_difference
 from kvp.errors import ResultsError
 from kvp.program.progress import Progress
 
-ANSWERS, LIKELIHOOD = "answers", "log_likelihood"
-WORDS = {ANSWERS: "answers, %", LIKELIHOOD: "log-likelihood of given replies, nats per token"}
-"""Metrics, and what they are in tables."""
-
-KINDS: Mapping[str, Kind] = {ANSWERS: "accuracy", LIKELIHOOD: "perplexity"}
+METRICS = {"answers": MEASURES["accuracy"], "log_likelihood": MEASURES["perplexity"]}
+WORDS = {
+    "answers": "answers, %",
+    "log_likelihood": "log-likelihood of given replies, nats per token",
+}
 
 
 def run(config: CompareConfig) -> pandas.DataFrame:
@@ -66,24 +66,27 @@ def check_prompts(first: Results, second: Results) -> None:
                 )
 
 
-def curves_of(
-    results: Results, *, named: bool = False
-) -> dict[tuple[str, str, ReportedMethod, str], Estimate]:
-    """Values per prompt by metric, protocol, method and budget in its order (`policy_groups`)."""
-    groups = policy_groups(results.records, named=named)
-    return {
-        (metric, protocol, method, spec or FULL): budgets[spec]
-        for metric, kind in KINDS.items()
-        for protocol, records in group_by(results.records, itemgetter("protocol")).items()
-        for method, budgets in estimates(kind, records, groups, resamples=1).items()
-        for spec in sorted(budgets, key=lambda spec: budget_order(spec or FULL))
-    }
+Curves = dict[tuple[str, str, MethodSetting, str], Estimate]
+"""Values per prompt by metric, protocol, method and budget."""
+
+
+def _curves_of(results: Results, *, named: bool) -> Curves:
+    """In the order of budgets; policies are grouped by `policy_groups`."""
+    groups, curves = policy_groups(results.records, named=named), Curves()
+    for metric, kind in zip(METRICS, MEASURES, strict=True):
+        for protocol, records in group_by(results.records, itemgetter("protocol")).items():
+            cells = estimates(kind, records, groups, resamples=1)
+            places = group_by(cells, itemgetter(0)).values()
+            for of_method in places:
+                for setting, spec in sorted(of_method, key=lambda place: budget_order(place[1])):
+                    curves[metric, protocol, setting, spec] = cells[setting, spec]
+    return curves
 
 
 def pair_rows(first: Results, second: Results, *, resamples: int = 2000) -> pandas.DataFrame:
     """A row per method and budget that both have: its numbers on the prompts both answered.
 
-    Columns: metric (`ANSWERS`, 0 to 1, or `LIKELIHOOD`, nats per token), protocol, method, budget,
+    Columns: metric (`METRICS`: shares of answers, nats per token), protocol, method, budget,
     pairs (prompts that both answered), first, second and difference (second minus first), each with
     _low and _high of its 95 % interval, differs: whether the difference is not 0 at 5 % after
     Holm's correction over all rows of its metric, False while a folder is unfinished, and
@@ -94,23 +97,19 @@ def pair_rows(first: Results, second: Results, *, resamples: int = 2000) -> pand
     sides = {"first": first, "second": second}
     lacking = " and ".join(side for side, results in sides.items() if unfinished_work(results))
     named = any(len(set(policy_groups(folder.records).values())) > 1 for folder in (first, second))
-    ours, theirs = (curves_of(folder, named=named) for folder in (first, second))
-    both_have = [key for key in ours if key in theirs]
+    ours, theirs = (_curves_of(folder, named=named) for folder in (first, second))
+    both_have = [key for key in ours if key in theirs and ours[key].prompts & theirs[key].prompts]
     rows, gaps = [], []
     with Progress("comparing", len(both_have)) as progress:
-        for key in progress.over(both_have):
-            if not (numbers := _numbers(ours[key], theirs[key], resamples)):
-                continue
-            metric, protocol, method, budget = key
+        for metric, protocol, method, budget in progress.over(both_have):
+            key = metric, protocol, method, budget
+            numbers = _numbers(ours[key], theirs[key], resamples)
             gaps.append(numbers["difference"])
-            rows.append(
-                {"metric": metric, "protocol": protocol, "method": method.label, "budget": budget}
-                | {"pairs": gaps[-1].prompts}
-                | {
-                    f"{name}{part}": number for name, interval in numbers.items()
-                    for part, number in zip(("", "_low", "_high"), interval.numbers, strict=True)
-                }
-            )  # fmt: skip
+            row = {"metric": metric, "protocol": protocol, "method": method.label,
+                   "budget": budget, "pairs": gaps[-1].prompts}  # fmt: skip
+            for name, of in numbers.items():
+                row |= {name: of.mean, f"{name}_low": of.low, f"{name}_high": of.high}
+            rows.append(row)
     if not rows:
         raise ResultsError(
             f"{first.folder} and {second.folder} have no method in common that was run "
@@ -124,10 +123,8 @@ def pair_rows(first: Results, second: Results, *, resamples: int = 2000) -> pand
 
 
 def _numbers(ours: Estimate, theirs: Estimate, resamples: int) -> dict[str, Interval]:
-    """Both sides and their difference on the prompts that both answered; empty without any."""
-    shared = prompts_of(ours.scores) & prompts_of(theirs.scores)
-    if not shared:
-        return {}
+    """Both sides and their difference on the prompts that both answered."""
+    shared = ours.prompts & theirs.prompts
     first, second = (
         {policy: {unit: of[unit] for unit in of if unit in shared} for policy, of in scores.items()}
         for scores in (ours.scores, theirs.scores)
@@ -143,15 +140,12 @@ def _numbers(ours: Estimate, theirs: Estimate, resamples: int) -> dict[str, Inte
 
 def _text_of(rows: pandas.DataFrame) -> str:
     """Rows of one metric as text."""
-    factor, digits = (100, 1) if rows["metric"].iloc[0] == ANSWERS else (1, 3)
-    table = rows[["method", "budget", "pairs"]].copy()
+    measure, table = METRICS[rows["metric"].iloc[0]], rows[["method", "budget", "pairs"]].copy()
+    form = measure.gap
     for side in ("first", "second"):
-        table[side] = [f"{factor * value:.{digits}f}" for value in rows[side]]
-    table["second - first (95 %)"] = [
-        f"{gap:+.{digits}f} ({low:+.{digits}f} to {high:+.{digits}f}){' *' if differs else '  '}"
-        for gap, low, high, differs in zip(
-            *(factor * rows[f"difference{part}"] for part in ("", "_low", "_high")),
-            rows["differs"], strict=True,
-        )
-    ]  # fmt: skip
+        table[side] = (measure.scale * rows[side]).map(f"{{:{form.lstrip('+')}}}".format)
+    gaps = [(measure.scale * rows[f"difference{part}"]).map(f"{{:{form}}}".format)
+            for part in ("", "_low", "_high")]  # fmt: skip
+    mark = rows["differs"].map({True: " *", False: "  "})
+    table["second - first (95 %)"] = gaps[0] + " (" + gaps[1] + " to " + gaps[2] + ")" + mark
     return str(table.to_string(index=False))

@@ -2,5 +2,5 @@
 
 `eval.results` reads and checks the files and, with `costs`, computes every number once; `tables`
 and `figures` (matplotlib) show them; `answers` picks prompts to read; `page` puts all into
-sections, which the template `web/page.html` writes. The page says what a folder lacks.
+views, which the template `web/page.html` writes. The page says what a folder lacks.
 """

@@ -10,16 +10,21 @@ import gzip
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from operator import itemgetter
 
-from eval.results.comparison import Comparison, method_of
+from eval.results.comparison import Comparison
 from eval.results.records import FULL, READABLE, Record, group_by
+from eval.results.settings import MethodSetting
 
 LETTERS = 400
 """Of an answer on the page at most."""
 BYTES = 500_000
 """Of all compressed answers of a run at most; where they are more, fewer prompts are shown."""
+_OF_PROMPT = (
+    "protocol", "task", "example", "question", "references", "reply", "nll", "excerpt",
+    "excerpt_question", "excerpt_evidence",
+)  # fmt: skip
+_OF_ANSWER = ("family", "label", "policy", "budget_spec", "score", "nll", "reply_tokens")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,18 +47,16 @@ def answers(comparisons: Sequence[Comparison]) -> Answers | None:
 
     None without any. `READABLE` prompts per task at most, and as few as make less than `BYTES`.
     """
-    chosen = [
-        {**record, "family": setting.family, "label": setting.label}
-        for comparison in comparisons
-        for by_task in [group_by(comparison.records, itemgetter("task"))]
-        for task in comparison.sorted.tasks
-        for record in by_task[task]
-        if (setting := method_of(record, comparison.groups)) in comparison.chosen
-    ]
-    tasks = [
-        [*group_by(of_task, itemgetter("example")).values()]  # by prompt
-        for of_task in group_by(chosen, itemgetter("protocol", "task")).values()
-    ]
+    tasks = []
+    for comparison in comparisons:
+        chosen = [
+            {**record, "family": setting.family, "label": setting.label}
+            for record in comparison.records
+            if (setting := MethodSetting.of(record, comparison.groups)) in comparison.choices
+        ]
+        by_task = group_by(chosen, itemgetter("task"))
+        tasks += [[*group_by(by_task[task], itemgetter("example")).values()]
+                  for task in comparison.sorted.tasks if task in by_task]  # fmt: skip
     if not tasks:
         return None
     for count in (READABLE, READABLE // 2, READABLE // 4, 1):
@@ -73,30 +76,16 @@ def answers(comparisons: Sequence[Comparison]) -> Answers | None:
     )
 
 
-_OF_PROMPT = (
-    "protocol", "task", "example", "question", "references", "reply", "nll", "excerpt",
-    "excerpt_question", "excerpt_evidence",
-)  # fmt: skip
-_OF_ANSWER = ("family", "label", "policy", "budget_spec", "score", "nll", "reply_tokens")
-
-
 def _prompt(records: Sequence[Record]) -> Record:
-    """What the script of the page reads of a prompt, the full cache first.
-
-    `kept` of an answer has a letter of `excerpt_kept` for each of the `runs` of the excerpt, which
-    are numbers of letters that no answer tells apart.
-    """
+    """What the script of the page reads of a prompt, the full cache first."""
     records = sorted(records, key=lambda record: record["method"] != FULL)
-    letters = zip(*(record.get("excerpt_kept", "") for record in records), strict=False)
-    runs = [(len([*same]), kept) for kept, same in groupby(letters)]
     return {name: records[0].get(name) for name in _OF_PROMPT} | {
-        "runs": [length for length, _ in runs],
         "answers": [
             {name: record.get(name) for name in _OF_ANSWER}
             | {"evidence": _evidence(record), "text": (record["prediction"] or "")[:LETTERS]}
-            | {"kept": "".join(kept[number] for _, kept in runs)}
-            for number, record in enumerate(records)
-        ],
+            | {"kept": record.get("excerpt_kept", "")}
+            for record in records
+        ]
     }
 
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from rich.filesize import decimal
 
-from eval.results.comparison import Best, Comparison, ReportedMethod, method_of
+from eval.results.comparison import Best, Comparison
 from eval.results.records import FULL, group_by
+from eval.results.settings import MethodSetting
 from eval.results.shapes import TimingRow
 from eval.results.stats import Interval, median_interval
 from policies.registry import METHODS
@@ -17,59 +18,49 @@ from policies.registry import METHODS
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """Bytes and seconds of one request with one setting at one budget."""
+    """Bytes and seconds of one request with one setting at one budget.
 
-    setting: ReportedMethod
+    Intervals are of medians over prompts, None where there are too few.
+    """
+
+    setting: MethodSetting
     protocol: str
     spec: str | None
     """Budget as it was written, `own` for a self-sized method; None for the full cache."""
     budget: float | None
     """Tokens per KV head, the realised ones of a self-sized method; None for the full cache."""
     cache_bytes: float
+    bytes_to_full: float | None
+    """None without a record of the full cache."""
+    flops: float | None
+    """Of compression, as a share of the prefill's; None where they were not counted."""
     prefill: Interval | None
-    """Median seconds over prompts; None where there are too few for an interval."""
     evict: Interval | None
-    """The same of scoring and evicting."""
+    """Seconds of scoring and evicting."""
+    evict_to_prefill: Interval | None
     decode: Interval | None
     """Seconds per decoded token."""
-    bytes_to_full: float | None
-    """Cache bytes divided by those of the full cache; None without a record of the full cache."""
     decode_to_full: Interval | None
-    """Seconds per decoded token divided by those of the full cache on the same prompt."""
-    seconds: float | None
-    """Compression in seconds divided by the prefill of the same prompt, median; None where fewer
-    than 6 prompts were timed."""
-    flops: float | None
-    """The same in floating-point operations, of one prompt; None where they were not counted."""
-
-
-def timing_of(
-    timings: Iterable[Timing], setting: ReportedMethod, protocol: str, spec: str
-) -> Timing | None:
-    """The timing of a setting at a budget, else at another budget or under the other protocol.
-
-    Neither protection nor the budget changes much of what compression costs.
-    """
-    same = [
-        timing for timing in timings
-        if timing.spec and replace(timing.setting, protected=setting.protected) == setting
-    ]  # fmt: skip
-    same.sort(key=lambda timing: (timing.protocol != protocol, timing.spec != spec))
-    return next(iter(same), None)
 
 
 def savings(comparison: Comparison, best: Best, timings: Iterable[Timing]) -> str:
-    """What the first method saves at a budget: bytes, and seconds if they were timed."""
+    """What the first method saves at a budget: bytes, and seconds if they were timed.
+
+    Where compression was not timed at this budget, with this protection or under this protocol,
+    its seconds are those of another: neither changes much of what it costs.
+    """
     first, spec = best.settings[0], best.budget
-    ours, full = comparison.grid[first][spec], comparison.estimate(FULL, None)
+    ours, full = comparison.cells[first, spec], comparison.full
     parts = []
     if full and ours.nbytes and full.nbytes:
         kept, whole = decimal(round(ours.nbytes)), decimal(round(full.nbytes))
         parts.append(
             f"{first.label} keeps {kept} of {whole} per prompt ({ours.nbytes / full.nbytes:.1%})"
         )
-    timing = timing_of(timings, first, comparison.protocol, spec)
-    if timing and timing.evict and timing.prefill:
+    same = (one for one in timings
+            if one.spec and replace(one.setting, protected=first.protected) == first)  # fmt: skip
+    near = sorted(same, key=lambda one: (one.protocol != comparison.protocol, one.spec != spec))
+    if near and (timing := near[0]).evict and timing.prefill:
         evict, prefill = (1000 * interval.mean for interval in (timing.evict, timing.prefill))
         parts.append(f"Compression takes {evict:.0f} ms, the prefill {prefill:.0f} ms")
         if timing.spec == spec and (times := timing.decode_to_full):
@@ -84,12 +75,9 @@ def passes(method: str) -> int:
 
 
 def timings(records: Iterable[TimingRow], groups: Mapping[str | None, str]) -> list[Timing]:
-    """Bytes and medians of seconds, the full cache first, then by budget and method.
-
-    Policies are averaged, the seconds of each prompt by itself.
-    """
+    """Bytes and medians of seconds, the full cache first, then by budget and method."""
     parts = group_by(
-        records, lambda row: (row["protocol"], row["budget_spec"], method_of(row, groups))
+        records, lambda row: (row["protocol"], row["budget_spec"], MethodSetting.of(row, groups))
     )
     wholes = {key[0]: same for key, same in parts.items() if key[2].method == FULL}
     measured = []
@@ -98,30 +86,19 @@ def timings(records: Iterable[TimingRow], groups: Mapping[str | None, str]) -> l
         nbytes, whole_bytes = (_mean(rows, "cache_bytes") for rows in (same, whole))
         decode, full = (_by_prompt(rows, "decode_seconds_per_token") for rows in (same, whole))
         evict, prefill = (_by_prompt(same, f"{part}_seconds") for part in ("evict", "prefill"))
-        flops = [
-            part / of_prefill
-            for row in same
-            if (of_prefill := row.get("prefill_flops"))
-            and (part := row.get("evict_flops")) is not None
-        ]  # fmt: skip
-        shares = _ratio(evict, prefill)
+        flops = [part / of_prefill for row in same if (of_prefill := row.get("prefill_flops"))
+                 and (part := row.get("evict_flops")) is not None]  # fmt: skip
         size = "kept_tokens" if same[0]["budget"] is None else "budget"
-        measured.append(
-            Timing(
-                setting=setting,
-                protocol=protocol,
-                spec=spec,
-                budget=None if spec is None else _mean(same, size),
-                cache_bytes=nbytes,
-                prefill=median_interval(prefill),
-                evict=median_interval(evict),
-                decode=median_interval(decode),
-                bytes_to_full=nbytes / whole_bytes if whole_bytes else None,
-                decode_to_full=_ratio(decode, full),
-                seconds=shares.mean if shares else None,
-                flops=float(np.mean(flops)) if flops else None,
-            )
-        )
+        timing = Timing(
+            setting=setting, protocol=protocol, spec=spec, cache_bytes=nbytes,
+            budget=None if spec is None else _mean(same, size),
+            bytes_to_full=nbytes / whole_bytes if whole_bytes else None,
+            flops=float(np.mean(flops)) if flops else None,
+            prefill=median_interval(prefill), evict=median_interval(evict),
+            evict_to_prefill=_ratio(evict, prefill), decode=median_interval(decode),
+            decode_to_full=_ratio(decode, full),
+        )  # fmt: skip
+        measured.append(timing)
     return sorted(measured, key=lambda timing: (timing.budget is not None, timing.budget or 0.0))
 
 

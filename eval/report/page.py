@@ -11,7 +11,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -22,15 +22,16 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from eval.config import ReportConfig
 from eval.report import figures, tables
-from eval.report.answers import Answers, answers, pack_text
-from eval.report.costs import Timing, savings, timings
+from eval.report.answers import answers, pack_text
+from eval.report.costs import savings, timings
 from eval.report.figures import Picture, drawn_settings
 from eval.report.tables import Table
-from eval.results.comparison import Comparison, budget_order, compare_all, in_order, method_of
+from eval.results.comparison import Comparison, compare_all
 from eval.results.folder import Results, commands, load_results, model_name, unfinished_work
 from eval.results.frame import tidy
 from eval.results.records import SEEN, policy_groups, results_folder
 from eval.results.sentences import findings, sentences, smallest_budgets
+from eval.results.settings import MethodSetting, budget_order, in_order
 from kvp.artifacts.addresses import is_address
 from kvp.artifacts.files import atomic_write_bytes, refuse_others
 from kvp.artifacts.manifest import shown_text
@@ -39,16 +40,19 @@ from kvp.program.progress import Progress
 
 GENERATOR = '<meta name="generator" content="kvp-report">'
 """Mark by which a page is recognised as a report."""
-_MEASURES = {
-    "accuracy": "answers (--tasks ruler)", "perplexity": "given replies (--tasks chat or text)",
-    "timing": "seconds (--timing_prompts 6)",
-}  # fmt: skip
-"""What kvp eval can measure, and its settings for that."""
+_READING = (
+    "Question seen (query_aware): the prompt is compressed after its question; question not seen "
+    "(query_agnostic): before it. Without +ada or +global every head keeps as many tokens, as in "
+    "vLLM and llama.cpp. Behind a budget, in brackets: tokens per KV head. Bold curves: the "
+    "methods that sentences name; grey ones: nulls. Bars are intervals.",
+    "Nulls score nothing, so a method has to beat the best one with the same protection, paired by "
+    "prompt. Stars and daggers: the difference is not 0, at 5 % after Holm's correction.",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Text:
-    """A paragraph; with the style `code`, a command."""
+    """A paragraph."""
 
     text: str
     style: str = ""
@@ -58,20 +62,20 @@ class Text:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Section:
-    """A part of the page with a title, folded unless `opened`."""
+class ComparisonView:
+    """All that the page shows of a comparison; with a prefix in its name, of one task alone."""
 
     ident: str
     title: str
-    blocks: Sequence[Block | None]
-    opened: bool = False
-    protocol: str = ""
+    protocol: str
     """The only one with which the page shows it."""
-    tasks: Sequence[str] = ()
+    tasks: Sequence[str]
     """The only ones with which the page shows it, "" for all."""
-
-
-Block = Text | Section | Table | Picture | Answers
+    texts: Sequence[Text]
+    picture: Picture | None
+    table: Table | None
+    folded: Mapping[str, tuple[str, Sequence[Table]]]
+    """More tables: names, and titles with the tables."""
 
 
 class Run:
@@ -82,7 +86,7 @@ class Run:
         self.results = results
         records = [*results.in_plan, *results.timing]
         groups = policy_groups(records)
-        self.families = in_order(method_of(record, groups).family for record in records)
+        self.families = in_order(MethodSetting.of(record, groups).family for record in records)
         compared = compare_all(results, resamples=resamples)
         self.comparisons = [comparison for comparison in compared
                             if any(row["budget_spec"] for row in comparison.records)]  # fmt: skip
@@ -91,43 +95,20 @@ class Run:
             self.numbers = [tidy(comparison) for comparison in progress.over(self.comparisons)]
         self.styles = figures.line_styles(self.families)
         self.timings = timings(results.timing, groups)
+        self.views = [
+            _view(self, *each) for each in zip(self.comparisons, self.numbers, strict=True)
+        ]
+        several = (one for one in self.comparisons if len(one.sorted.tasks) > 1)
+        alone = [one.of_task(task) for one in several for task in one.sorted.tasks]
+        self.of_tasks = [_view(self, one, None, f"task-{n}-") for n, one in enumerate(alone)]
+
+    @property
+    def pictures(self) -> list[Picture]:
+        """All figures."""
+        return [view.picture for view in (*self.views, *self.of_tasks) if view.picture]
 
 
-def _reading_section(run: Run) -> Section:
-    """What captions do not repeat: conditions, intervals, marks, axes."""
-    shown = run.comparisons
-    said = [
-        *(f"{comparison.measure.capitalize()}: {comparison.conditions}." for comparison in shown),
-        *(f"Intervals, {comparison.measure}: {comparison.interval}." for comparison in shown),
-        *_READING,
-    ]
-    texts = [Text(text=text) for text in dict.fromkeys(said)]
-    return Section(ident="reading", title="How to read this", blocks=texts)
-
-
-_READING = (
-    "Question seen (query_aware): the prompt is compressed after its question; question not seen "
-    "(query_agnostic): before it. Without +ada or +global every head keeps as many tokens, as in "
-    "vLLM and llama.cpp. Behind a budget, in brackets: tokens per KV head. Bold curves: the "
-    "methods that sentences name; grey ones: nulls. Bars are intervals.",
-    "Nulls score nothing, so a method has to beat the best one with the same protection, paired by "
-    "prompt. Stars and daggers: the difference is not 0, at 5 % after Holm's correction.",
-    "Cost of compression: seconds, or FLOPs where not all methods were timed, as a share of the "
-    "prefill's, one request at a time (at another budget or protocol where this was not timed); "
-    "hollow points: the model reads the prompt twice.",
-)
-
-
-def pictures(blocks: Iterable[Block | None]) -> Iterator[Picture]:
-    """All figures of blocks."""
-    for block in blocks:
-        if isinstance(block, Picture):
-            yield block
-        elif isinstance(block, Section):
-            yield from pictures(block.blocks)
-
-
-def render(run: Run, blocks: Sequence[Block]) -> str:
+def render(run: Run) -> str:
     """The page as HTML."""
     web = resources.files("eval.report") / "web"
     environment = Environment(
@@ -135,112 +116,88 @@ def render(run: Run, blocks: Sequence[Block]) -> str:
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
     environment.filters |= {"packed": pack_text, "json": json.dumps}
-    compared = run.comparisons
-    named = [name for comparison in compared for name in comparison.sorted.tasks]
-    protocols = {comparison.protocol: SEEN[comparison.protocol] for comparison in compared}
-    both = [("", "both"), *protocols.items()]
-    union = {spec for comparison in compared for spec in comparison.budgets.specs}
-    specs = sorted(union, key=budget_order)
-    best = (comparison.best.budget for comparison in compared if comparison.best)
+    shown, results = run.comparisons, run.results
+    protocols = [(one, SEEN[one]) for one in dict.fromkeys(each.protocol for each in shown)]
+    specs = sorted({spec for comparison in shown for spec in comparison.budgets}, key=budget_order)
+    best = (comparison.best.budget for comparison in shown if comparison.best)
     script = (web / "page.js").read_text("utf-8").strip()
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    every = list(pictures(blocks))
-    with Progress("drawing", len(every)) as progress:
-        drawn = {picture.name: picture.inline for picture in progress.over(every)}
+    with Progress("drawing", len(run.pictures)) as progress:
+        drawn = {picture.name: picture.inline for picture in progress.over(run.pictures)}
+    reading = [
+        *(f"{one.measure.title.capitalize()}: {one.conditions}." for one in shown),
+        *(f"Intervals, {one.measure.title}: {one.interval}." for one in shown),
+        *_READING,
+    ]
     return environment.get_template("page.html").render(
         policy="default-src 'none'; base-uri 'none'; form-action 'none'; "
-        f"style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'",
+        f"style-src 'unsafe-inline'; script-src 'sha256-{digest}'",
         generator=GENERATOR,
-        title=f"KV-cache eviction on {model_name(run.results)}",
-        unfinished=[*filter(None, [unfinished_work(run.results)])],
+        title=f"KV-cache eviction on {model_name(results)}",
+        unfinished=unfinished_work(results),
         subtitles=run.measured,
         style=(web / "page.css").read_text("utf-8").strip(),
         script=script,
-        protocols=[("", *protocols.values())] if len(protocols) == 1 else both,
-        tasks=[("", "all"), *((name, name) for name in dict.fromkeys(named))],
-        budgets=[*((spec, spec) for spec in specs), ("", "every")],
+        protocols=[("", protocols[0][1])] if len(protocols) == 1 else [("", "both"), *protocols],
+        tasks=dict.fromkeys(name for comparison in shown for name in comparison.sorted.tasks),
+        budgets=specs,
         budget=next(best, (specs or [""])[-1]),
-        families=run.families,
-        blocks=blocks,
+        run=run,
         drawn=drawn,
+        reading=dict.fromkeys(reading) if shown else (),
+        answers=answers(shown),
+        facts=_facts(results),
+        commands=commands(results.manifest),
         csv=pandas.concat([pandas.DataFrame(), *run.numbers], ignore_index=True).to_csv(
             index=False, float_format="%.6g"
         ),
     )
 
 
-def blocks_of(run: Run) -> Iterator[Block]:
-    """Everything below the title: sentences and headline figures first, how it was made last."""
-    for comparison, frame in zip(run.comparisons, run.numbers, strict=True):
-        more = list(_folded_tables(run, comparison, frame))
-        yield _comparison_section(run, comparison, "", more)
-    yield from (Text(text=note, style="note") for note in run.results.notes)
-    if run.comparisons:
-        yield _reading_section(run)
-    several = [comparison for comparison in run.comparisons if len(comparison.sorted.tasks) > 1]
-    alone = (comparison.of_task(task) for comparison in several for task in comparison.sorted.tasks)
-    for number, comparison in enumerate(alone):
-        yield _comparison_section(run, comparison, f"task-{number}-")
-    if read := answers(run.comparisons):
-        yield Section(ident="answers", title="Answers to read", blocks=[read], opened=True)
-    yield Section(ident="about", title="How this was made", blocks=[*_run_facts(run)])
-
-
-def _comparison_section(
-    run: Run, comparison: Comparison, prefix: str, more: Sequence[Section] | None = None
-) -> Section:
-    """All that a comparison says: sentences, figure and tables; of a task alone without `more`."""
-    alone, tasks = more is None, comparison.sorted.tasks
-    name = f"{prefix}{comparison.kind}-{comparison.protocol}"
-    blocks: list[Block] = list(_sentences(run, comparison))
-    if comparison.grid:
-        blocks += _pictures(run, comparison, name, () if alone else run.timings)
-        blocks.append(tables.some_settings(comparison, tables.main_settings(comparison)))
-    else:
-        words = "No method has answers to all prompts of this folder."
-        blocks.append(Text(text=words, style="missing"))
-    blocks += more or ()
-    only = tasks if alone or len(tasks) == 1 else ()
-    title = f"{comparison.measure.removesuffix(', %').capitalize()}, {SEEN[comparison.protocol]}"
-    return Section(
+def _view(
+    run: Run, comparison: Comparison, numbers: pandas.DataFrame | None, prefix: str = ""
+) -> ComparisonView:
+    """Sentences, figure and tables; folded ones of `numbers` (`eval.results.frame.tidy`)."""
+    tasks, name = comparison.sorted.tasks, f"{prefix}{comparison.kind}-{comparison.protocol}"
+    measure = comparison.measure.title.removesuffix(", %").capitalize()
+    title = f"{measure}, {SEEN[comparison.protocol]}"
+    only = tasks if prefix or len(tasks) == 1 else ()
+    picture = table = None
+    if comparison.cells:
+        picture = _picture(run, comparison, name, measure)
+        table = tables.some_settings(comparison, tables.main_settings(comparison))
+    return ComparisonView(
         ident=name,
-        title=f"{only[0]}: {title}" if alone else title,
-        blocks=blocks,
-        opened=True,
+        title=f"{only[0]}: {title}" if prefix else title,
         protocol=comparison.protocol,
-        tasks=only if alone else ("", *only),
+        tasks=only if prefix else ("", *only),
+        texts=list(_sentences(run, comparison)),
+        picture=picture,
+        table=table,
+        folded={} if numbers is None else _folded_tables(run, comparison, numbers),
     )
 
 
-def _pictures(
-    run: Run, comparison: Comparison, name: str, timed: Sequence[Timing]
-) -> Iterator[Picture]:
-    """A comparison against budget and, where it was `timed`, against the cost of compression."""
-    best, shown = comparison.best, drawn_settings(comparison)
-    tasks, length = comparison.sorted.tasks, run.results.setting("length")
-    measure = comparison.measure.removesuffix(", %").capitalize()
+def _picture(run: Run, comparison: Comparison, name: str, measure: str) -> Picture:
+    """A comparison against budget."""
+    best, shown, tasks = comparison.best, drawn_settings(comparison), comparison.sorted.tasks
     of = f" of {tasks[0]}" if len(tasks) == 1 else ""
-    model = f"{model_name(run.results)}, at most {length} tokens"
-    title = [f"{measure}{of}, {SEEN[comparison.protocol]}", model]
-    title += ["unfinished: ranks no method"] * bool(comparison.unfinished)
+    title = [
+        f"{measure}{of}, {SEEN[comparison.protocol]}",
+        f"{model_name(run.results)}, at most {run.results.setting('length')} tokens",
+        *["unfinished: ranks no method"] * bool(comparison.unfinished),
+    ]
     which = "each method in its tuned or default setting"
     if best and best.learned:
         which = f"each untuned method in the setting that is best at {best.budget}, at every budget"
     families = {setting.family for setting in shown}
-    if left_out := [family for family in comparison.choices if family not in families]:
-        which += f"; not drawn: {', '.join(left_out)}"
-    yield Picture(
+    left_out = [one.family for one in comparison.choices if one.family not in families]
+    which += f"; not drawn: {', '.join(left_out)}" * bool(left_out)
+    return Picture(
         name=name,
         figure=figures.quality(comparison, shown, run.styles, title),
         caption=f"{measure} against budget, {which}.",
     )
-    if timed:
-        yield Picture(
-            name=f"{name}-cost",
-            figure=figures.quality_by_cost(comparison, shown, run.styles, timed, title),
-            caption=f"{measure} against the cost of compression; hollow: the prompt is read twice.",
-            budget=best.budget if best else (*comparison.budgets.specs, "")[-1],
-        )
 
 
 def _sentences(run: Run, comparison: Comparison) -> Iterator[Text]:
@@ -249,7 +206,7 @@ def _sentences(run: Run, comparison: Comparison) -> Iterator[Text]:
         yield Text(text=comparison.sorted.apart, style="note")
     if comparison.best is None:
         return
-    for spec in comparison.budgets.specs:
+    for spec in comparison.budgets:
         if best := comparison.best_at(spec):
             main, *others = findings(comparison, best)
             yield Text(text=main, style="summary", budget=spec)
@@ -260,43 +217,38 @@ def _sentences(run: Run, comparison: Comparison) -> Iterator[Text]:
     yield Text(text="No method was run at this budget.", style="missing lacking")
 
 
-def _folded_tables(run: Run, comparison: Comparison, frame: pandas.DataFrame) -> Iterator[Section]:
-    """Tables of a comparison, folded; `frame` has its numbers (`eval.results.frame.tidy`)."""
+def _folded_tables(
+    run: Run, comparison: Comparison, numbers: pandas.DataFrame
+) -> dict[str, tuple[str, Sequence[Table]]]:
     timed = [timing for timing in run.timings if timing.protocol == comparison.protocol]
-    specs = comparison.budgets.specs if len(comparison.sorted.tasks) > 1 else ()
-    every = [tables.every_setting(comparison)] if len(comparison.settings) > tables.FEW else []
+    specs = comparison.budgets if len(comparison.sorted.tasks) > 1 else ()
+    few = len(comparison.settings) <= tables.FEW
     parts: dict[str, tuple[str, Sequence[Table]]] = {
         "costs": ("Bytes and seconds", [tables.costs_of_requests(timed)] if timed else []),
-        "differences": ("Differences, paired by prompt", [*tables.differences(comparison, frame)]),
+        "differences": (
+            "Differences, paired by prompt", [*tables.differences(comparison, numbers)],
+        ),
         "tasks": ("Task by task", [tables.by_task(comparison, spec) for spec in specs]),
-        "every": ("Every setting of every method", every),
-    }
-    for part, (title, blocks) in parts.items():
-        if blocks:
-            name = f"{comparison.kind}-{comparison.protocol}-{part}"
-            yield Section(ident=name, title=title, blocks=blocks)
+        "every": (
+            "Every setting of every method", [] if few else [tables.every_setting(comparison)],
+        ),
+    }  # fmt: skip
+    return {part: (title, found) for part, (title, found) in parts.items() if found}
 
 
-def _run_facts(run: Run) -> Iterator[Block]:
-    """Model, methods, data, commands and versions."""
-    results, manifest = run.results, run.results.manifest
+def _facts(results: Results) -> Table:
+    """Model, policies and versions."""
+    manifest = results.manifest
     policies = [f"{name} {digest[:12]}" for name, digest in manifest.get("policies", {}).items()]
     known = {name: manifest.get(name) for name in ("kvp", "python")} | manifest.get("packages", {})
-    kinds: set[str] = {comparison.kind for comparison in run.comparisons}
-    there = {**dict.fromkeys(kinds, True), "timing": run.timings}
-    lacking = [words for part, words in _MEASURES.items() if not there.get(part)]
     facts: dict[str, Any] = {
         "model": f"{results.setting('model')}. {results.computed}",
         "policies (digest)": shown_text(", ".join(policies)),
         "versions": ", ".join(f"{name} {value}" for name, value in known.items() if value),
         "created": manifest.get("created"),
-        "not measured by kvp eval": "" if unfinished_work(results) else ", ".join(lacking),
-    }  # fmt: skip
-    rows: list[list[tables.Field | str]] = [
-        [name, tables.Field(text=str(value), mark="text")] for name, value in facts.items() if value
-    ]
-    yield Table(caption="How this was made", header=("what", "value"), rows=rows)
-    yield from (Text(text=command, style="code") for command in commands(manifest))
+    }
+    rows = [[name, str(value)] for name, value in facts.items() if value]
+    return Table(caption="How this was made", header=("what", "value"), rows=rows)
 
 
 def run(config: ReportConfig) -> None:
@@ -313,10 +265,9 @@ def run(config: ReportConfig) -> None:
     refuse_others(out, GENERATOR, "kvp report")
     results = load_results(folder)
     whole = Run(results, config.bootstrap)
-    blocks = list(blocks_of(whole))
-    page = render(whole, blocks).encode("utf-8", "backslashreplace")
+    page = render(whole).encode("utf-8", "backslashreplace")
     if png:
-        for picture in pictures(blocks):
+        for picture in whole.pictures:
             _write(png / f"{picture.name}.png", picture.image("png"))
     _write(out, page)
     written = f"{out} ({len(page) / 1e6:.1f} MB){f', figures in {png}' if png else ''}"

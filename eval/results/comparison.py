@@ -1,10 +1,7 @@
 """What methods score under one protocol: every number, and the settings shown.
 
-The closing table of kvp eval, reports and model cards show these numbers. A method is reported as
-it was run: preset, allocator, protection, and for `kvp` the group of policies that differ only in
-their training seed. Where one setting of a method is shown, it is the same at every budget, and the
-prompts shown never choose it: it is the one that kvp tune chose on others, else the method's
-default among those that were run. Intervals are over prompts and policy seeds (`stats`).
+The closing table of kvp eval, reports and model cards show these numbers. Intervals are over
+prompts and policy seeds (`stats`), methods are `settings.MethodSetting`.
 
 Tasks on which the full cache fails, or nothing is lost without context, are set apart
 (`sort_tasks`), and what is unfinished ranks no method. What is said of the numbers is in
@@ -16,13 +13,13 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from decimal import Decimal
 from functools import cached_property
 from operator import itemgetter
 from typing import Literal, TypeVar
 
 import numpy as np
 
+from eval.results import stats
 from eval.results.folder import Results, describe_measure, unfinished_work
 from eval.results.records import (
     FULL,
@@ -32,39 +29,23 @@ from eval.results.records import (
     SELF_SIZED,
     UNIFORM,
     group_by,
-    method_label,
     policy_groups,
 )
-from eval.results.shapes import MethodFields, ResultsRow
-from eval.results.stats import (
-    Interval,
-    Scores,
-    Unit,
-    bootstrap_mean,
-    holm,
-    paired_difference,
-    perplexity,
-    prompt_values,
-    prompts_of,
-    reply_tokens,
+from eval.results.settings import (
+    MethodSetting,
+    budget_axis,
+    budget_order,
+    choose_settings,
+    in_order,
 )
+from eval.results.shapes import ResultsRow
+from eval.results.stats import Bounds, Interval, Scores, Unit
 from eval.tune.tuned_settings import Tuned
-from kvp.budgets import parse_budget
 from policies.registry import NULLS
 
-Key = TypeVar("Key")
+Name = TypeVar("Name")
 Kind = Literal["accuracy", "perplexity"]
 """Scores of answers, perplexity of given replies."""
-FIELDS: Mapping[Kind, Literal["score", "nll"]] = {"accuracy": "score", "perplexity": "nll"}
-"""Field of a record that holds the number."""
-MEASURES: Mapping[Kind, str] = {
-    "accuracy": "accuracy, %", "perplexity": "perplexity of the given text",
-}  # fmt: skip
-"""What is measured, wherever it is shown."""
-PROTECTED = " +p"
-"""What a label ends with where first and last tokens are always kept."""
-RECOMMENDED = ("global", "ada")
-"""Allocators of a policy, the one that is shown first (docs/decisions.md has the reasons)."""
 USUAL_BUDGET = "12.5%"
 """The budget of sentences where most methods have it; else the middle one that most have."""
 FAILED, NEEDLESS = "the full cache fails", "nothing is lost without context on"
@@ -77,71 +58,43 @@ LEAST_GAIN = 0.05
 """Nats per token that a context has to be worth: 5 % of the perplexity."""
 
 
-@dataclass(frozen=True, kw_only=True, order=True)
-class ReportedMethod:
-    """A method as it was run, policy seeds together."""
+@dataclass(frozen=True, kw_only=True)
+class Measure:
+    """How numbers of a kind are computed and written."""
 
-    method: str
-    """Name in the registry, `kvp` or `full`."""
-    group: str
-    """Policies that differ only in seed; empty where there is one group."""
-    variant: str
-    """Preset; `auto` is the method's default for the budget."""
-    protected: bool
-    """Whether first and last tokens are always kept."""
-    allocator: str = UNIFORM
-    """Rule that splits the budget over the heads."""
-    self_sized: bool = False
-    """Whether the method sized the cache itself, whatever the budget."""
-
-    @property
-    def family(self) -> str:
-        """Name of a line in a figure: the method, with its policy group.
-
-        A method that sizes the cache itself is a separate family: it has no budgets to compare
-        at.
-        """
-        name = f"{self.method}/{self.group}" if self.group else self.method
-        return f"{name}+{self.allocator}" if self.self_sized else name
-
-    @property
-    def name(self) -> str:
-        """The family in words."""
-        return "full cache" if self.method == FULL else self.family
-
-    @property
-    def label(self) -> str:
-        """Method, preset and allocator as `--methods` has them, `+p` where it is protected."""
-        name = f"{self.method}/{self.group}" if self.group else self.method
-        label = method_label(name, self.variant, self.allocator)
-        return f"{label}{PROTECTED * self.protected}"
-
-    @property
-    def details(self) -> str:
-        """Preset, allocator and protection in words, empty for the full cache."""
-        if self.method == FULL:
-            return ""
-        words = [] if self.variant == "auto" else [self.variant]
-        if self.allocator != UNIFORM and not self.self_sized:
-            words.append(f"+{self.allocator}")
-        return ", ".join([*words, self.protection])
-
-    @property
-    def protection(self) -> str:
-        """Whether first and last tokens are always kept, in a word."""
-        return "protected" if self.protected else "unprotected"
+    field: Literal["score", "nll"]
+    """Field of a record that holds the number."""
+    title: str
+    scale: int
+    """What a mean is shown times."""
+    sign: Literal[1, -1]
+    """1 where more is better."""
+    bounds: Bounds | None
+    """Of a difference."""
+    digits: int
+    """Of a number in a sentence."""
+    page: str
+    """Format of a number on a page."""
+    unit: str
+    verb: str
+    gap: str
+    """Format of a difference."""
+    gap_unit: str
+    resolved: str
+    """The difference that numbers of prompts are given for."""
 
 
-def method_of(record: MethodFields, groups: Mapping[str | None, str]) -> ReportedMethod:
-    """Method that a record of any results file belongs to."""
-    return ReportedMethod(
-        method=record["method"],
-        variant=record["variant"],
-        group=groups[record["policy"]],
-        protected=record["protected"],
-        allocator=record["allocator"],
-        self_sized=record["budget_spec"] == SELF_SIZED,
-    )
+MEASURES: Mapping[Kind, Measure] = {
+    "accuracy": Measure(
+        field="score", title="accuracy, %", scale=100, sign=1, bounds=(-1, 1), digits=0, unit="%",
+        page=".1f", verb="answers", gap="+.1f", gap_unit="points", resolved="5 points",
+    ),
+    "perplexity": Measure(
+        field="nll", title="perplexity of the given text", scale=1, sign=-1, bounds=None, digits=2,
+        unit="", page=".2f", verb="has a perplexity of", gap="+.3f", gap_unit="nats per token",
+        resolved=f"{stats.RESOLUTION} nats per token",
+    ),
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,61 +115,63 @@ class Estimate:
     nbytes: float | None
     """Bytes of keys and values after the eviction, mean over prompts; None where unmeasured."""
 
+    @property
+    def prompts(self) -> set[Unit]:
+        """The prompts answered."""
+        return stats.prompts_of(self.scores)
 
-Grid = Mapping[ReportedMethod, Mapping[str | None, Estimate]]
-"""Method -> budget spec (None for the full cache) -> number."""
+
+Place = tuple[MethodSetting, str]
+"""A method and a budget as it was written, `own` or `full`."""
+Cells = Mapping[Place, Estimate]
 
 
 def estimates(
     kind: Kind, records: Sequence[ResultsRow], groups: Mapping[str | None, str], *, resamples: int
-) -> Grid:
+) -> Cells:
     """Numbers of one protocol by method and budget; `groups` are those of the policies.
 
     Scores, 0 to 1: the mean over tasks of the mean over prompts. Perplexity: exp(sum of nll / sum
     of reply tokens).
     """
-    scored = [record for record in records if record[FIELDS[kind]] is not None]
-    return {
-        method: {
-            spec: _estimate(kind, part, resamples)
-            for spec, part in group_by(of_method, itemgetter("budget_spec")).items()
-        }
-        for method, of_method in group_by(scored, lambda record: method_of(record, groups)).items()
-    }
+    scored = [record for record in records if record[MEASURES[kind].field] is not None]
+    places = group_by(
+        scored, lambda record: (MethodSetting.of(record, groups), record["budget_spec"] or FULL)
+    )
+    return {place: _estimate(kind, same, resamples) for place, same in places.items()}
 
 
 def _estimate(kind: Kind, records: list[ResultsRow], resamples: int) -> Estimate:
-    scores = prompt_values(records)
+    scores = stats.prompt_values(records)
     if kind == "accuracy":
-        interval = bootstrap_mean(scores, resamples=resamples)
+        interval = stats.bootstrap_mean(scores, resamples=resamples)
     else:
-        interval = perplexity(records, resamples=resamples)
+        interval = stats.perplexity(records, resamples=resamples)
     nbytes = [size for record in records if (size := record.get("cache_bytes")) is not None]
     shares = [record["kept_tokens"] / record["cached_tokens"] for record in records]
     return Estimate(
         interval=interval,
         policies=len({record["policy"] for record in records} - {None}),
         scores=scores,
-        weights=reply_tokens(records),
+        weights=stats.reply_tokens(records),
         kept_tokens=float(np.mean([record["kept_tokens"] for record in records])),
         share=float(np.mean(shares)),
         nbytes=float(np.mean(nbytes)) if len(nbytes) == len(records) else None,
     )
 
 
-def complete(grid: Grid) -> Grid:
-    """The estimates that are over all prompts of a grid; the others cannot be compared with them.
+def complete(cells: Cells) -> Cells:
+    """The estimates that are over all prompts; the others cannot be compared with them.
 
     A folder that was extended by a task, or by prompts, has methods without answers to them.
     """
-    prompts: set[Unit] = set().union(*(
-        prompts_of(cell.scores) for budgets in grid.values() for cell in budgets.values()
-    ))  # fmt: skip
-    whole = {
-        method: {spec: cell for spec, cell in budgets.items() if prompts_of(cell.scores) == prompts}
-        for method, budgets in grid.items()
-    }
-    return {method: budgets for method, budgets in whole.items() if budgets}
+    prompts = {unit for of in cells.values() for unit in of.prompts}
+    return {place: of for place, of in cells.items() if of.prompts == prompts}
+
+
+def full_of(cells: Cells) -> Estimate | None:
+    """The estimate of the full cache, where it was run."""
+    return next((of for (setting, _), of in cells.items() if setting.method == FULL), None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -258,12 +213,11 @@ def sort_tasks(kind: Kind, records: Iterable[ResultsRow], *, resamples: int = 20
     apart: dict[str, tuple[str, str]] = {}
     for task, of_task in tasks.items():
         controls = [record for record in of_task if record["method"] in (FULL, *NULLS)]
-        least = next(iter(budget_axis(controls).specs), None)
+        least = next(iter(budget_axis(controls)), None)
         few = [record for record in controls if record["budget_spec"] in (None, least)]
-        grid = estimates(kind, few, defaultdict(str), resamples=resamples)
-        full = next((row[None] for row in grid.values() if None in row), None)
-        nulls = {null.label: row[least] for null, row in grid.items() if least and least in row}
-        if full is None:
+        cells = estimates(kind, few, defaultdict(str), resamples=resamples)
+        nulls = {setting.label: of for (setting, spec), of in cells.items() if spec == least}
+        if (full := full_of(cells)) is None:
             continue
         whole, graded = full.interval.mean, any(record.get("metric") in GRADED for record in few)
         if kind == "accuracy" and whole < FAILS and not graded:
@@ -282,106 +236,7 @@ def sort_tasks(kind: Kind, records: Iterable[ResultsRow], *, resamples: int = 20
 
 def _goodness(kind: Kind, estimate: Estimate) -> float:
     """The mean, more is better."""
-    return estimate.interval.mean * (1 if kind == "accuracy" else -1)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Budgets:
-    """The budget axis of one set of records, smallest first."""
-
-    specs: tuple[str, ...]
-    """Budgets as they were written."""
-    tokens: tuple[float, ...]
-    """Mean tokens per KV head of each."""
-    relative: bool
-    """Whether all were written as a share of the cache."""
-
-    @property
-    def positions(self) -> tuple[float, ...]:
-        """Where they lie on an axis: percent of the cache, or tokens per KV head."""
-        if self.relative:
-            return tuple(float(spec.rstrip("%")) for spec in self.specs)
-        return self.tokens
-
-    @property
-    def label(self) -> str:
-        """Title of the axis."""
-        unit = "% of the cached tokens" if self.relative else "tokens"
-        return f"cache budget, {unit} per KV head"
-
-
-def budget_axis(records: Iterable[ResultsRow]) -> Budgets:
-    """Budgets of records; none where only the full cache and self-sized methods occur."""
-    means = {
-        spec: float(np.mean([record["budget"] for record in same]))
-        for spec, same in group_by(records, itemgetter("budget_spec")).items()
-        if spec not in (None, SELF_SIZED)
-    }
-    specs = sorted(means, key=lambda spec: (means[spec], budget_order(spec)))
-    return Budgets(
-        specs=tuple(specs),
-        tokens=tuple(means[spec] for spec in specs),
-        relative=all(spec.endswith("%") for spec in specs),
-    )
-
-
-def budget_order(spec: str) -> tuple[bool, bool, Decimal]:
-    """Order of budgets: shares, then token counts, each ascending; self-sized and full last."""
-    if spec in (SELF_SIZED, FULL):
-        return True, True, Decimal(spec == FULL)
-    budget = parse_budget(spec)
-    return False, budget.percent is None, budget.percent or Decimal(budget.count or 0)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Choice:
-    """The setting chosen for a method."""
-
-    setting: ReportedMethod
-    note: str
-    """The setting in words, and how it was chosen."""
-    tuned: bool
-    """Whether kvp tune chose it."""
-
-
-def choose(
-    settings: Iterable[ReportedMethod], tuned: Sequence[tuple[Tuned, str]] = ()
-) -> dict[str, Choice]:
-    """One setting of every method, by family; `tuned` are results of kvp tune with their split.
-
-    Of several that were tuned, such as seeds of a policy, the one with the best score.
-    """
-    choices = {}
-    for family, of_family in group_by(settings, lambda setting: setting.family).items():
-        chosen = [(setting, entry, split) for entry, split in tuned for setting in of_family
-                  if _is_chosen(setting, entry)]  # fmt: skip
-        best, how = min(of_family, key=_distance_from_default), ""
-        if chosen:
-            best, entry, split = max(chosen, key=lambda run: run[1].chosen.score)
-            how = f", chosen on {split} ({entry.tried} settings)" * (entry.tried > 1)
-        elif len(of_family) > 1:
-            how = f", the default of {len(of_family)}"
-        note = f"{best.details}{how}"
-        choices[family] = Choice(setting=best, note=note, tuned=bool(chosen))
-    return choices
-
-
-def _is_chosen(setting: ReportedMethod, entry: Tuned) -> bool:
-    """Whether a setting is the chosen one; groups have no name where there is only one."""
-    chosen = entry.chosen
-    theirs = (entry.method, chosen.variant, chosen.allocator, chosen.protected)
-    ours = (setting.method, setting.variant, setting.allocator, setting.protected)
-    return ours == theirs and (not entry.group or setting.group in ("", entry.group))
-
-
-def _distance_from_default(setting: ReportedMethod) -> tuple[bool, int, bool]:
-    """Least for a method without preset or options, uniform budgets, protected.
-
-    For a policy, least for the recommended setting: heads compete for one budget, unprotected.
-    """
-    learned = setting.method == LEARNED
-    order = [*(RECOMMENDED if learned else (UNIFORM,)), setting.allocator]
-    return setting.variant != "auto", order.index(setting.allocator), setting.protected == learned
+    return estimate.interval.mean * MEASURES[kind].sign
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -389,24 +244,23 @@ class Best:
     """The methods that sentences name, at one budget."""
 
     budget: str
-    learned: ReportedMethod | None
+    learned: MethodSetting | None
     """The first policy, or group of policies."""
-    ranked: tuple[ReportedMethod, ...]
+    ranked: tuple[MethodSetting, ...]
     """Methods that are no policies, each in the best setting that counts, the best one first."""
-    null: ReportedMethod | None
+    null: MethodSetting | None
     """The best null in any of its settings."""
-    compared: tuple[ReportedMethod, ...]
+    compared: tuple[MethodSetting, ...]
     """All that these were picked from: policies, other methods and nulls."""
 
     @property
-    def others(self) -> tuple[ReportedMethod, ...]:
-        """The best method besides policies; where there is no policy, the next one, too."""
-        return self.ranked[: 1 if self.learned else 2]
+    def settings(self) -> list[MethodSetting]:
+        """The policy, the best other method (without a policy the best two), the best null.
 
-    @property
-    def settings(self) -> list[ReportedMethod]:
-        """Those that there are; the first is the one that all words are about."""
-        return [setting for setting in (self.learned, *self.others, self.null) if setting]
+        The first is the one that all words are about.
+        """
+        others = self.ranked[: 1 if self.learned else 2]
+        return [setting for setting in (self.learned, *others, self.null) if setting]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -422,14 +276,19 @@ class Comparison:
     """Which tasks the numbers are over, and which are set apart."""
     unfinished: str
     """What the folder lacks of what was begun (`unfinished_work`); "" where it is whole."""
-    grid: Grid
+    cells: Cells
     """Over the usable tasks (all where none is); settings that lack prompts are left out."""
-    choices: Mapping[str, Choice]
-    """The chosen setting of each method, by family, in display order."""
+    choices: Mapping[MethodSetting, str]
+    """The setting that is shown of each method, in display order, with a note on its choice."""
     results: Results
     """The folder."""
     resamples: int
     """Resamples behind each interval."""
+
+    @property
+    def measure(self) -> Measure:
+        """How its numbers are written."""
+        return MEASURES[self.kind]
 
     @property
     def measured(self) -> str:
@@ -450,52 +309,10 @@ class Comparison:
             kept += "tokens always kept"
         return f"{self.measured[:-1]}; {named}{seen}; {kept}"
 
-    def of_task(self, task: str) -> Comparison:
-        """One of several tasks, in the settings that are shown for all."""
-        reasons = {name: why for name, why in self.sorted.reasons.items() if name == task}
-        return replace(
-            self, grid=complete(self.tasks[task]),
-            sorted=SortedTasks(usable=() if reasons else (task,), reasons=reasons),
-            records=[record for record in self.records if record["task"] == task],
-        )  # fmt: skip
-
-    @cached_property
-    def budgets(self) -> Budgets:
-        """The budget axis."""
-        return budget_axis(self.records)
-
-    @cached_property
-    def tasks(self) -> Mapping[str, Grid]:
-        """Numbers by task, also of those that are set apart."""
-        return {
-            name: estimates(self.kind, part, self.groups, resamples=self.resamples)
-            for name, part in group_by(self.records, itemgetter("task")).items()
-        }
-
-    @property
-    def measure(self) -> str:
-        """What is measured (`MEASURES`)."""
-        return MEASURES[self.kind]
-
-    @property
-    def scale(self) -> int:
-        """What a mean is shown times: answers in percent."""
-        return 100 if self.kind == "accuracy" else 1
-
-    def estimate(self, family: str, spec: str | None) -> Estimate | None:
-        """Estimate of a method in its chosen setting, of the full cache at any budget."""
-        if family not in self.choices:
-            return None
-        return self.grid.get(self.choices[family].setting, {}).get(None if family == FULL else spec)
-
     @property
     def interval(self) -> str:
         """What the intervals are over, for captions."""
-        seeds = {
-            estimate.policies
-            for setting, estimates in self.grid.items() if setting.method == LEARNED
-            for estimate in estimates.values()
-        }  # fmt: skip
+        seeds = {of.policies for (one, _), of in self.cells.items() if one.method == LEARNED}
         policies = " and policy seeds" if max(seeds, default=0) > 1 else ""
         alone = "; of one policy seed: what another would change is not in it" if 1 in seeds else ""
         half = " (half a prompt more at 0 and at 100 %)" if self.kind == "accuracy" else ""
@@ -504,21 +321,44 @@ class Comparison:
     @property
     def left_out(self) -> str:
         """Methods without numbers over all prompts, for captions; empty if there are none."""
-        partial = [name for name, choice in self.choices.items() if choice.setting not in self.grid]
+        partial = [one.family for one in self.choices if one not in self.settings]
         lacking = f"; without {', '.join(partial)}, which answered only some of the prompts"
         return lacking * bool(partial)
 
+    def of_task(self, task: str) -> Comparison:
+        """One of several tasks, in the settings that are shown for all."""
+        reasons = {name: why for name, why in self.sorted.reasons.items() if name == task}
+        return replace(
+            self, cells=complete(self.tasks[task]),
+            sorted=SortedTasks(usable=() if reasons else (task,), reasons=reasons),
+            records=[record for record in self.records if record["task"] == task],
+        )  # fmt: skip
+
     @cached_property
-    def chosen(self) -> list[ReportedMethod]:
-        """The setting of each method that is shown, in display order."""
-        return [choice.setting for choice in self.choices.values()]
+    def budgets(self) -> Mapping[str, float]:
+        """The budgets and their sizes (`budget_axis`)."""
+        return budget_axis(self.records)
+
+    @cached_property
+    def tasks(self) -> Mapping[str, Cells]:
+        """Numbers by task, also of those that are set apart."""
+        return {
+            name: estimates(self.kind, part, self.groups, resamples=self.resamples)
+            for name, part in group_by(self.records, itemgetter("task")).items()
+        }
 
     @property
-    def settings(self) -> list[ReportedMethod]:
+    def full(self) -> Estimate | None:
+        """The full cache."""
+        return full_of(self.cells)
+
+    @cached_property
+    def settings(self) -> list[MethodSetting]:
         """All settings: presets and allocators, with and without protection, method by method."""
-        families = in_order(setting.family for setting in self.grid)
+        every = dict.fromkeys(setting for setting, _ in self.cells)
+        families = in_order(setting.family for setting in every)
         return sorted(
-            self.grid,
+            every,
             key=lambda item: (
                 families.index(item.family), item.variant != "auto", item.variant,
                 item.allocator != UNIFORM, item.allocator, not item.protected,
@@ -530,12 +370,12 @@ class Comparison:
 
         None where they share no prompt.
         """
-        if prompts_of(ours.scores).isdisjoint(prompts_of(theirs.scores)):
+        if ours.prompts.isdisjoint(theirs.prompts):
             return None
-        return paired_difference(
+        return stats.paired_difference(
             ours.scores,
             theirs.scores,
-            bounds=(-1, 1) if self.kind == "accuracy" else None,
+            bounds=self.measure.bounds,
             weights=ours.weights,
             resamples=self.resamples,
         )
@@ -544,8 +384,8 @@ class Comparison:
     def best(self) -> Best | None:
         """`best_at` 12.5 %, or else the middle one of the budgets of most methods."""
         number = Counter(
-            spec for setting in self.chosen if setting.method not in (FULL, ORACLE, *NULLS)
-            for spec in self.grid.get(setting, ()) if spec
+            spec for setting, spec in self.cells
+            if setting in self.choices and setting.method not in (FULL, ORACLE, *NULLS)
         )  # fmt: skip
         del number[SELF_SIZED]
         budgets = [spec for spec in number if number[spec] == max(number.values())]
@@ -560,20 +400,21 @@ class Comparison:
         method counts in the setting that is shown; in every one do nulls and, beside a policy,
         methods that were not tuned. "Best" is by the prompts shown, which favours them.
         """
-        grid = self.grid
-        at = [setting for setting in self.settings if budget in grid[setting]]
+        at = [setting for setting in self.settings if (setting, budget) in self.cells]
         nulls = [setting for setting in at if setting.method in NULLS]
-        bounds = (FULL, ORACLE, *NULLS)
-        shown = [setting for setting in at if setting in self.chosen]
+        shown = [setting for setting in at if setting in self.choices]
         if any(setting.method == LEARNED for setting in shown):
+            entries = [entry for entry, _ in tuned_under(self.results, self.protocol)]
+            tuned = {one.family for one in self.choices if any(map(one.is_chosen, entries))}
             shown += [setting for setting in at if setting.method != LEARNED
-                      and not self.choices[setting.family].tuned]  # fmt: skip
+                      and setting.family not in tuned]  # fmt: skip
+        bounds = (FULL, ORACLE, *NULLS)
         compared = [setting for setting in at if setting in shown and setting.method not in bounds]
         if not compared or self.unfinished or not self.sorted.usable:
             return None
 
-        def rank(methods: Iterable[ReportedMethod]) -> list[ReportedMethod]:
-            return sorted(methods, key=lambda method: -_goodness(self.kind, grid[method][budget]))
+        def rank(methods: Iterable[MethodSetting]) -> list[MethodSetting]:
+            return sorted(methods, key=lambda one: -_goodness(self.kind, self.cells[one, budget]))
 
         learned = next((setting for setting in compared if setting.method == LEARNED), None)
         ranked = rank(setting for setting in compared if setting.method != LEARNED)
@@ -587,20 +428,18 @@ class Comparison:
         )
 
     @cached_property
-    def gaps(self) -> Mapping[tuple[ReportedMethod, str], Interval]:
-        """What methods have over the first of `best`, by setting and budget, paired by prompt.
+    def gaps(self) -> Mapping[Place, Interval]:
+        """What methods have over the first of `best` at the same budget, paired by prompt.
 
         Of the settings shown, and of all nulls.
         """
         if self.best is None:
             return {}
         first = self.best.settings[0]
-        lead = self.grid[first]
         return {
-            (setting, spec): gap
-            for setting in dict.fromkeys((*self.chosen, *self.best.compared)) if setting != first
-            for spec, of in self.grid.get(setting, {}).items()
-            if spec and spec in lead and (gap := self.minus(of, lead[spec]))
+            (setting, spec): gap for (setting, spec), of in self.cells.items()
+            if setting != first and setting in (*self.choices, *self.best.compared)
+            and (lead := self.cells.get((first, spec))) and (gap := self.minus(of, lead))
         }  # fmt: skip
 
     @property
@@ -612,29 +451,33 @@ class Comparison:
         return len(self.gaps) * max(2, methods) // 2
 
     @cached_property
-    def told(self) -> set[tuple[ReportedMethod, str]]:
+    def told(self) -> set[Place]:
         """Keys of the `gaps` that are not 0, wherever they are shown (Holm)."""
         return resolved_keys(self.gaps, self.tests)
 
-    def equal_counts(self, setting: ReportedMethod) -> ReportedMethod | None:
-        """A policy's setting with as many tokens in every head, if run."""
-        equal = replace(setting, allocator=UNIFORM)
-        return equal if setting.method == LEARNED and equal in self.grid else None
-
-    def told_of(
+    def differences(
         self, best: Best
-    ) -> tuple[Mapping[tuple[ReportedMethod, str], Interval], set[tuple[ReportedMethod, str]]]:
-        """`gaps` and `told`; where another method is the first, those of the named ones alone."""
-        first, *others = best.settings
-        if self.best and first == self.best.settings[0]:
-            return self.gaps, self.told
-        spec = best.budget
-        lead = self.grid[first][spec]
-        paired = {(setting, spec): self.minus(self.grid[setting][spec], lead) for setting in others}
-        gaps = {key: gap for key, gap in paired.items() if gap is not None}
-        return gaps, resolved_keys(gaps, self.tests)
+    ) -> tuple[Mapping[MethodSetting, Interval], set[MethodSetting]]:
+        """What the first named method has over the others at their budget, and which are not 0.
 
-    def over_null(self, setting: ReportedMethod, spec: str | None) -> Interval | None:
+        Those of `gaps`; where another method is the first, those of the named ones alone.
+        """
+        first, *others = best.settings
+        at = {setting: self.cells[setting, best.budget] for setting in best.settings}
+        if self.best and first == self.best.settings[0]:
+            gaps = {other: self.gaps.get((other, best.budget)) for other in others}
+            told = {setting for setting, spec in self.told if spec == best.budget}
+        else:
+            gaps = {other: self.minus(at[other], at[first]) for other in others}
+            told = resolved_keys({other: gap for other, gap in gaps.items() if gap}, self.tests)
+        return {other: -gap for other, gap in gaps.items() if gap}, told
+
+    def equal_counts(self, setting: MethodSetting) -> MethodSetting | None:
+        """A policy's setting with as many tokens in every head, as engines hold them, if run."""
+        equal = replace(setting, allocator=UNIFORM)
+        return equal if setting.method == LEARNED and equal in self.settings else None
+
+    def over_null(self, setting: MethodSetting, spec: str) -> Interval | None:
         """What a setting has over the best null of its protection, paired by prompt.
 
         Nulls score nothing (`policies.registry`), so every method has to beat the best one. It is
@@ -642,11 +485,10 @@ class Comparison:
         and where no null was run.
         """
         nulls = [
-            budgets[spec]
-            for null, budgets in self.grid.items()
-            if null.method in NULLS and null.protected == setting.protected and spec in budgets
-        ]
-        ours = self.grid.get(setting, {}).get(spec)
+            of for (null, at), of in self.cells.items()
+            if null.method in NULLS and null.protected == setting.protected and at == spec
+        ]  # fmt: skip
+        ours = self.cells.get((setting, spec))
         if setting.method in (FULL, *NULLS) or not nulls or ours is None:
             return None
         return self.minus(ours, max(nulls, key=lambda estimate: _goodness(self.kind, estimate)))
@@ -654,21 +496,22 @@ class Comparison:
 
 def compare(results: Results, kind: Kind, protocol: str, *, resamples: int) -> Comparison | None:
     """Compare all methods of a results folder; None without records of this kind."""
+    field = MEASURES[kind].field
     records = [record for record in results.in_plan
-               if record["protocol"] == protocol and record[FIELDS[kind]] is not None]  # fmt: skip
+               if record["protocol"] == protocol and record[field] is not None]  # fmt: skip
     if not records:
         return None
     groups = policy_groups(results.in_plan)
     tasks = sort_tasks(kind, records, resamples=resamples)
     used = [record for record in records if record["task"] in tasks.usable] or records
-    all_methods = estimates(kind, used, groups, resamples=resamples)
-    grid = complete(all_methods)
-    tuned = [
-        (entry, settings.split) for settings in results.tuned for entry in settings.methods
-        if entry.protocol == protocol
-    ]  # fmt: skip
+    every = estimates(kind, used, groups, resamples=resamples)
+    cells, tuned = complete(every), tuned_under(results, protocol)
     # A setting that lacks prompts is shown only where its method has no other.
-    choices = {**choose(all_methods, tuned), **choose(grid, tuned)}
+    whole = choose_settings(dict.fromkeys(setting for setting, _ in cells), tuned)
+    having = {setting.family for setting in whole}
+    lacking = dict.fromkeys(setting for setting, _ in every if setting.family not in having)
+    choices = {**choose_settings(lacking, tuned), **whole}
+    order = in_order(setting.family for setting, _ in every)
     return Comparison(
         kind=kind,
         protocol=protocol,
@@ -676,8 +519,8 @@ def compare(results: Results, kind: Kind, protocol: str, *, resamples: int) -> C
         groups=groups,
         sorted=tasks,
         unfinished=unfinished_work(results),
-        grid=grid,
-        choices={family: choices[family] for family in in_order(choices)},
+        cells=cells,
+        choices=dict(sorted(choices.items(), key=lambda item: order.index(item[0].family))),
         results=results,
         resamples=resamples,
     )
@@ -687,18 +530,17 @@ def compare_all(results: Results, *, resamples: int) -> list[Comparison]:
     """All comparisons of a results folder: answers, then given replies, protocol by protocol."""
     protocols = dict.fromkeys(record["protocol"] for record in results.in_plan)
     comparisons = (compare(results, kind, protocol, resamples=resamples)
-                   for kind in FIELDS for protocol in protocols)  # fmt: skip
+                   for kind in MEASURES for protocol in protocols)  # fmt: skip
     return [comparison for comparison in comparisons if comparison is not None]
 
 
-def in_order(families: Iterable[str]) -> list[str]:
-    """Each once: full cache, oracle, learned policies, then the others in the given order."""
-    method = {family: family.partition("/")[0] for family in families}
-    first = (FULL, ORACLE, LEARNED)
-    return sorted(method, key=lambda family: (*first, method[family]).index(method[family]))
+def tuned_under(results: Results, protocol: str) -> list[tuple[Tuned, str]]:
+    """What kvp tune chose for a protocol, with the split that it chose on."""
+    return [(entry, settings.split) for settings in results.tuned for entry in settings.methods
+            if entry.protocol == protocol]  # fmt: skip
 
 
-def resolved_keys(gaps: Mapping[Key, Interval], comparisons: int | None = None) -> set[Key]:
+def resolved_keys(gaps: Mapping[Name, Interval], comparisons: int | None = None) -> set[Name]:
     """Keys of the differences of one table that are not 0 (`holm`)."""
-    differ = holm(list(gaps.values()), comparisons)
+    differ = stats.holm(list(gaps.values()), comparisons)
     return {key for key, differs in zip(gaps, differ, strict=True) if differs}

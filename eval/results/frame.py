@@ -9,22 +9,18 @@ from __future__ import annotations
 import html
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import ClassVar
 
 import pandas
 
-from eval.results.comparison import (
-    Comparison,
-    ReportedMethod,
-    budget_order,
-    compare_all,
-    resolved_keys,
-)
+from eval.results.comparison import Comparison, Place, compare_all, full_of, resolved_keys
 from eval.results.folder import Results, load_results, unfinished_work
-from eval.results.records import FULL, SELF_SIZED, results_folder
+from eval.results.records import SELF_SIZED, results_folder
 from eval.results.sentences import KEPT, sentences
+from eval.results.settings import budget_order
+from eval.results.stats import Interval
 
 OVERALL = "all"
 """`task` of the rows over all usable tasks."""
@@ -37,45 +33,34 @@ def summary(comparisons: Sequence[Comparison], width: int = 100) -> str:
         lines += [line for line in sentences(comparison) if line not in lines]
         lines.append(f"{title(comparison)} (95 % interval)")
         lines.append(short_table(comparison, interval=True).to_string(line_width=width))
-    return "\n".join([*lines, *_legend(comparisons)])
+    settings = {setting for comparison in comparisons for setting in comparison.settings}
+    lines += dict.fromkeys(comparison.interval for comparison in comparisons)
+    if any(setting.protected for setting in settings):
+        lines.append(KEPT)
+    if any(setting.self_sized for setting in settings):
+        lines.append("own @: the size that the method chose, as a share of the cache")
+    return "\n".join(lines)
 
 
 def title(comparison: Comparison) -> str:
     """What a table is of, and what it leaves out."""
-    return f"{comparison.protocol}: {comparison.measure}{comparison.left_out}"
+    return f"{comparison.protocol}: {comparison.measure.title}{comparison.left_out}"
 
 
 def short_table(
     comparison: Comparison, *, interval: bool = False, finer: bool = False
 ) -> pandas.DataFrame:
     """Settings by budgets, as texts: the mean, with its `interval`; `finer`: one digit more."""
-    digits = finer + (0 if comparison.kind == "accuracy" else 2)
-
-    def cell(setting: ReportedMethod, spec: str | None) -> str:
-        of = comparison.grid[setting].get(spec)
-        if of is None:
-            return ""
-        mean, low, high = of.interval.texts(comparison.scale, f".{digits}f")
+    measure = comparison.measure
+    specs = sorted({spec for _, spec in comparison.cells}, key=budget_order)
+    labels = dict.fromkeys(setting.label for setting in comparison.settings)
+    table = pandas.DataFrame("", list(labels), pandas.Index(specs, name="method"))
+    for (setting, spec), of in comparison.cells.items():
+        mean, low, high = of.interval.texts(measure.scale, f".{measure.digits + finer}f")
         around = f" ({low}-{high})" * (interval and low != high)  # of one text there is none
         size = f" @{of.share:.0%}" if spec == SELF_SIZED else ""
-        return f"{mean}{around}{size}"
-
-    union = {spec for budgets in comparison.grid.values() for spec in budgets}
-    specs = sorted(union, key=lambda spec: budget_order(spec or FULL))
-    rows = {method.label: [cell(method, spec) for spec in specs] for method in comparison.settings}
-    names = pandas.Index([spec or FULL for spec in specs], name="method")
-    return pandas.DataFrame.from_dict(rows, orient="index", columns=names)
-
-
-def _legend(comparisons: Sequence[Comparison]) -> list[str]:
-    """What the numbers in the tables are over."""
-    settings = {setting for comparison in comparisons for setting in comparison.grid}
-    lines = [comparison.interval for comparison in comparisons]
-    if any(setting.protected for setting in settings):
-        lines.append(KEPT)
-    if any(setting.self_sized for setting in settings):
-        lines.append("own @: the size that the method chose, as a share of the cache")
-    return list(dict.fromkeys(lines))
+        table.loc[setting.label, spec] = f"{mean}{around}{size}"
+    return table
 
 
 def tidy(comparison: Comparison) -> pandas.DataFrame:
@@ -90,49 +75,46 @@ def tidy(comparison: Comparison) -> pandas.DataFrame:
     settings), in shares of answers or nats per token, more is better, each with _low, _high and
     _differs (`stats.holm`; of the lead `Comparison.told`).
     """
-    chosen = comparison.chosen
-    usable = comparison.sorted.usable
+    usable, settings = comparison.sorted.usable, comparison.settings
     rows: list[dict[str, object]] = []
-    for name, grid in ((None, comparison.grid), *comparison.tasks.items()):
+    for name, cells in ((None, comparison.cells), *comparison.tasks.items()):
         overall = name is None
-        cells = {
-            (setting, spec or FULL): of
-            for setting in comparison.settings
-            for spec, of in grid.get(setting, {}).items()
-        }  # fmt: skip
+        known = sorted((place for place in cells if place[0] in settings),
+                       key=lambda place: settings.index(place[0]))  # fmt: skip
         apart = not usable if overall else name not in usable
-        full = next((of for (setting, _), of in cells.items() if setting.method == FULL), None)
-        whole = None if apart or comparison.unfinished else full
-        mean = whole.interval.mean if whole else 0.0
+        full = None if apart or comparison.unfinished else full_of(cells)
+        mean = full.interval.mean if full else 0.0
         to_full = {
-            key: gap for key, of in cells.items()
-            if whole and of is not whole and (gap := comparison.minus(of, whole))
+            place: gap for place in known if full and cells[place] is not full
+            and (gap := comparison.minus(cells[place], full))
         }  # fmt: skip
-        to_lead = {key: gap for key, gap in comparison.gaps.items() if overall and key[0] in chosen}
-        gaps = {
-            "minus_full": (to_full, resolved_keys(to_full)),
-            "minus_lead": (to_lead, comparison.told if overall else set()),
-        }
-        for (setting, spec), of in cells.items():
+        to_lead = {place: gap for place, gap in comparison.gaps.items()
+                   if overall and place[0] in comparison.choices}  # fmt: skip
+        differ, told = resolved_keys(to_full), comparison.told if overall else set()
+        for place in known:
+            (setting, spec), of = place, cells[place]
             row: dict[str, object] = {
                 "unfinished": bool(comparison.unfinished),
                 "metric": "answers" if comparison.kind == "accuracy" else comparison.kind,
                 "protocol": comparison.protocol,
                 "task": OVERALL if overall else f"task {name}" if name == OVERALL else name,
                 "apart": apart, "method": setting.family, "setting": setting.details,
-                "chosen": setting in chosen, "budget": spec, "estimate": of.interval.mean,
-                "low": of.interval.low, "high": of.interval.high, "n": of.interval.prompts,
-                "policies": of.policies, "kept_tokens": of.kept_tokens, "kept_share": of.share,
-                "cache_bytes": of.nbytes,
+                "chosen": setting in comparison.choices, "budget": spec,
+                "estimate": of.interval.mean, "low": of.interval.low, "high": of.interval.high,
+                "n": of.interval.prompts, "policies": of.policies, "kept_tokens": of.kept_tokens,
+                "kept_share": of.share, "cache_bytes": of.nbytes,
                 "share_of_full": of.interval.mean / mean if mean else math.nan,
             }  # fmt: skip
-            for minus, (known, differ) in gaps.items():
-                gap = known.get((setting, spec))
-                numbers = gap.numbers if gap else (math.nan,) * 3
-                row |= zip((minus, f"{minus}_low", f"{minus}_high"), numbers, strict=True)
-                row[f"{minus}_differs"] = (setting, spec) in differ
-            rows.append(row)
+            row |= _gap_columns("minus_full", place, to_full, differ)
+            rows.append(row | _gap_columns("minus_lead", place, to_lead, told))
     return pandas.DataFrame(rows)
+
+
+def _gap_columns(
+    name: str, place: Place, gaps: Mapping[Place, Interval], told: set[Place]
+) -> dict[str, object]:
+    mean, low, high = gaps[place].numbers if place in gaps else (math.nan,) * 3
+    return {name: mean, f"{name}_low": low, f"{name}_high": high, f"{name}_differs": place in told}
 
 
 class ResultsFrame(pandas.DataFrame):  # type: ignore[misc]  # pandas has no types here

@@ -21,9 +21,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
 from eval.report.costs import passes
-from eval.results.comparison import budget_order
 from eval.results.folder import load_results
 from eval.results.records import FULL, Record
+from eval.results.settings import budget_order
 from eval.results.stats import (
     Interval,
     bootstrap_mean,

@@ -15,7 +15,7 @@ import sys
 
 import pandas as pd
 
-from eval.results.comparison import method_of
+from eval.results.settings import MethodSetting
 from eval.results.stats import holm, paired_difference, prompt_values
 from kvp import read_results
 
@@ -27,7 +27,7 @@ def main(out: str, lead: str, tasks: str, others: str, *folders: str) -> None:
     rows = rows[rows["task"].isin(tasks.split(","))]
     rows = rows.astype(object).where(rows.notna(), None)
     groups = {name: name or "" for name in rows["policy"]}
-    rows["setting"] = [method_of(row, groups).label for row in rows.to_dict("records")]
+    rows["setting"] = [MethodSetting.of(row, groups).label for row in rows.to_dict("records")]
     rows = rows.drop_duplicates(["setting", "budget_spec", "task", "example"])
     if others == "rivals":
         rows = rows[(rows["setting"] == lead) | ~rows["method"].isin(["full", "kvp"])]

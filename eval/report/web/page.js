@@ -5,6 +5,7 @@
 const form = document.querySelector("form.view");
 const selects = [...form.querySelectorAll("select")];
 const boxes = [...form.querySelectorAll("input[name=method]")];
+const methods = boxes.map((box) => box.value);
 const defaults = Object.fromEntries(selects.map((one) => [one.name, one.value]));
 const browsers = [];
 let view;
@@ -16,7 +17,6 @@ function read() {
     const known = [...one.options].some((option) => option.value === found[one.name]);
     if (!known) found[one.name] = defaults[one.name];
   }
-  const methods = boxes.map((box) => box.value);
   const chosen = methods.filter((method) => given.getAll("method").includes(method));
   found.method = new Set(chosen.length || given.get("method") === "" ? chosen : methods);
   return found;
@@ -29,7 +29,7 @@ function go(changes) {
     if (value !== (defaults[name] ?? "")) address.set(name, value);
   }
   const named = method.size ? [...method] : [""];
-  if (method.size < boxes.length) for (const one of named) address.append("method", one);
+  if (method.size < methods.length) for (const one of named) address.append("method", one);
   history.pushState(null, "", `#${address}`);
   show();
 }
@@ -62,7 +62,8 @@ function show() {
   view = read();
   for (const one of selects) one.value = view[one.name];
   for (const box of boxes) box.checked = view.method.has(box.value);
-  form.querySelector("summary").textContent = `Methods: ${view.method.size} of ${boxes.length}`;
+  form.querySelector("summary").textContent = `Methods: ${view.method.size} of ${methods.length}`;
+  for (const one of document.querySelectorAll('svg [id^="method="]')) one.dataset.method = one.id.slice(7);
   const parts = "[data-protocol], [data-tasks], [data-budget], [data-method]";
   for (const one of document.querySelectorAll(parts)) {
     one.toggleAttribute("hidden", !fits(one.dataset));
@@ -80,133 +81,93 @@ function make(tag, attributes, ...children) {
   return one;
 }
 
-function options(select, named, value) {
-  select.replaceChildren(...named.map(([id, text]) => make("option", { value: id }, text)));
-  select.value = named.some(([id]) => id === value) ? value : (named[0] ?? [""])[0];
-}
-
 const SEEN = { query_aware: "question seen", query_agnostic: "question not seen" };
-const nameOf = (one) => [one.label, one.policy && `(${one.policy})`].filter(Boolean).join(" ");
+const keyOf = (one) => `${one.label}|${one.policy ?? ""}|${one.budget_spec ?? ""}`;
+const chosen = ({ budget_spec: budget }) => !budget || budget === "own" || !view.budget || budget === view.budget;
 
-// What follows from the records of a prompt: values of answers (more is better), names, budgets.
-function complete(prompt) {
-  prompt.given = prompt.nll !== null;
-  const several = new Set(prompt.answers.map((one) => one.policy).filter(Boolean)).size > 1;
-  for (const one of prompt.answers) {
-    one.method = one.family;
-    one.budget = one.budget_spec ?? "";
-    one.value = prompt.given ? -one.nll / one.reply_tokens : one.score;
-    if (!several) one.policy = null;
-  }
-}
-
-const keyOf = (one) => `${nameOf(one)}|${one.budget}`;
-const idOf = (prompt) => `${prompt.protocol}|${prompt.example}`;
-
-// Whether, at a chosen budget, the first method is right where the second is not: has the full
-// score, or where both are named more than the other.
-function told(prompt) {
-  if (!view.right && !view.wrong) return true;
-  const of = (method) =>
-    prompt.answers.filter((one) => one.method === method && (!one.budget || chosen(one)));
-  const full = prompt.given ? Infinity : 1;
-  if (!view.wrong) return of(view.right).some((one) => one.value >= full);
-  if (!view.right) return of(view.wrong).some((one) => one.value < full);
-  return of(view.right).some((one) =>
-    of(view.wrong).some(
-      (other) =>
-        (!one.budget || !other.budget || one.budget === other.budget) && one.value > other.value,
-    ),
-  );
-}
-
-const chosen = (one) => !one.budget || one.budget === "own" || !view.budget || one.budget === view.budget;
-
-function outcome(prompt, value) {
-  if (prompt.given) return [`${Math.exp(-value).toFixed(2)}`, ""];
-  return value >= 1 ? ["right", "right"] : value <= 0 ? ["wrong", "wrong"] : [value.toFixed(2), ""];
+function outcome(one) {
+  if (one.nll !== null) return [Math.exp(one.nll / one.reply_tokens).toFixed(2), ""];
+  if (one.score > 0 && one.score < 1) return [one.score.toFixed(2), ""];
+  return one.score ? ["right", "right"] : ["wrong", "wrong"];
 }
 
 // The excerpt, shaded by the share of heads that keep each character's token.
-function marked(prompt, marks) {
+function marked(prompt, kept) {
   const letters = [...prompt.excerpt];
-  const kept = prompt.runs.map((length, run) => (marks[run] ?? "-").repeat(length)).join("");
   const evidence = letters.map(() => "");
   for (const [start, stop] of prompt.excerpt_evidence) evidence.fill(" evidence", start, stop);
-  const style = (place) => {
-    const digit = kept[place] ?? "-";
-    return (digit === "-" ? "fed" : `r${Math.round((15 * Number(digit)) / 9)}`) + evidence[place];
-  };
+  const style = (place) => (kept[place] ?? "-") + evidence[place];
   const parts = [];
   for (let start = 0, stop = 1; start < letters.length; start = stop, stop += 1) {
     const here = style(start);
     while (stop < letters.length && stop !== prompt.excerpt_question && style(stop) === here) stop += 1;
     if (start === prompt.excerpt_question) parts.push(make("b", { class: "soft" }, " ▸question: "));
     const text = letters.slice(start, stop).join("").replaceAll("\n", "↵\n");
-    parts.push(make("span", { class: here }, text));
+    const shade = { class: here.replace("-", "fed"), style: `--kept: ${Number.parseInt(here, 10) || 0}` };
+    parts.push(make("span", shade, text));
   }
   return parts;
 }
 
 async function browse(section) {
   const prompts = await inflate(section.querySelector("template")).json();
-  prompts.forEach(complete);
   section.hidden = false;
   const part = (name) => section.querySelector(`.${name}`);
-  const ids = () => [...part("prompt").options].map((option) => option.value);
-  const step = (by) => go({ prompt: ids().at((part("prompt").selectedIndex + by) % ids().length) });
-  for (const name of ["prompt", "right", "wrong"]) {
-    part(name).addEventListener("change", (event) => go({ [name]: event.target.value }));
-  }
+  const step = (by) => {
+    const ids = [...part("prompt").options].map((option) => option.value);
+    go({ prompt: ids.at((part("prompt").selectedIndex + by) % ids.length) });
+  };
+  part("prompt").addEventListener("change", (event) => go({ prompt: event.target.value }));
   part("previous").addEventListener("click", () => step(-1));
   part("next").addEventListener("click", () => step(1));
 
+  function row(one, mark, name) {
+    const radio = make("input", { type: "radio", name: section.id, checked: one === mark });
+    radio.addEventListener("change", () => go({ kept: keyOf(one) }));
+    const [word, style] = outcome(one);
+    return make(
+      "tr",
+      {},
+      make("th", { scope: "row" }, make("label", {}, radio, ` ${name(one)}`)),
+      make("td", {}, one.budget_spec ?? "all"),
+      make("td", { class: style }, word),
+      make("td", {}, one.evidence === null ? "–" : `${(100 * one.evidence).toFixed(0)} %`),
+      make("td", { class: "text" }, one.text.trim().replaceAll("\n", " ↵ ")),
+    );
+  }
+
   function draw() {
-    part("right").value = view.right ?? "";
-    part("wrong").value = view.wrong ?? "";
     const found = prompts.filter(
       (one) =>
-        (!view.task || one.task === view.task) &&
-        (!view.protocol || one.protocol === view.protocol) &&
-        told(one),
+        (!view.task || one.task === view.task) && (!view.protocol || one.protocol === view.protocol),
     );
-    const named = found.map((one) => [idOf(one), `${one.example}, ${SEEN[one.protocol]}`]);
-    options(part("prompt"), named, view.prompt);
-    const index = part("prompt").selectedIndex;
+    const ids = found.map((one) => `${one.protocol}|${one.example}`);
+    const index = Math.max(0, ids.indexOf(view.prompt));
+    part("prompt").replaceChildren(
+      ...found.map((one, at) => make("option", { value: ids[at] }, `${one.example}, ${SEEN[one.protocol]}`)),
+    );
+    part("prompt").selectedIndex = index;
     part("count").textContent = found.length ? `${index + 1} of ${found.length}` : "no prompt";
     part("shown").hidden = !found.length;
     if (!found.length) return;
     const prompt = found[index];
-    const rows = prompt.answers.filter((one) => view.method.has(one.method) && chosen(one));
-    const evicted = rows.filter((one) => one.budget);
-    const ours = evicted.find((one) => one.method === "kvp") ?? evicted[0] ?? rows[0];
+    const several = new Set(prompt.answers.map((one) => one.policy).filter(Boolean)).size > 1;
+    const name = (one) => one.label + (several && one.policy ? ` (${one.policy})` : "");
+    const rows = prompt.answers.filter((one) => view.method.has(one.family) && chosen(one));
+    const evicted = rows.filter((one) => one.budget_spec);
+    const ours = evicted.find((one) => one.family === "kvp") ?? evicted[0] ?? rows[0];
     const mark = rows.find((one) => keyOf(one) === view.kept) ?? ours;
     part("question").textContent = prompt.question || "none";
     part("reference").textContent = prompt.reply ?? prompt.references.join(" | ");
     part("text").hidden = !prompt.excerpt;
     if (prompt.excerpt) {
       part("tokens").replaceChildren(...marked(prompt, mark?.kept ?? ""));
-      const whose = mark ? `${nameOf(mark)}${mark.budget && ` at ${mark.budget}`}` : "no method";
+      const whose = mark ? name(mark) + (mark.budget_spec ? ` at ${mark.budget_spec}` : "") : "no method";
       part("whose").textContent = `Kept by ${whose}`;
     }
-    part("result").textContent = prompt.given ? "perplexity" : "score";
+    part("result").textContent = prompt.nll === null ? "score" : "perplexity";
     const focused = part("rows").contains(document.activeElement);
-    part("rows").replaceChildren(
-      ...rows.map((one) => {
-        const [word, style] = outcome(prompt, one.value);
-        const radio = make("input", { type: "radio", name: section.id, checked: one === mark });
-        radio.addEventListener("change", () => go({ kept: keyOf(one) }));
-        return make(
-          "tr",
-          {},
-          make("th", { scope: "row" }, make("label", {}, radio, ` ${nameOf(one)}`)),
-          make("td", {}, one.budget || "all"),
-          make("td", { class: style }, word),
-          make("td", {}, one.evidence === null ? "–" : `${(100 * one.evidence).toFixed(0)} %`),
-          make("td", { class: "text" }, one.text.trim().replaceAll("\n", " ↵ ")),
-        );
-      }),
-    );
+    part("rows").replaceChildren(...rows.map((one) => row(one, mark, name)));
     if (focused) part("rows").querySelector("input:checked")?.focus();
   }
   browsers.push(draw);
@@ -215,19 +176,18 @@ async function browse(section) {
 
 // Rows by a column, largest or last first; again: the other way round. What is no number comes last.
 function sort(head) {
-  const table = head.closest("table");
   const down = head.ariaSort !== "descending";
   for (const one of head.parentNode.cells) one.removeAttribute("aria-sort");
   head.ariaSort = down ? "descending" : "ascending";
   const text = (row) => row.cells[head.cellIndex].textContent.trim();
-  const number = (row) => Number.parseFloat(text(row).replaceAll(",", ""));
-  const order = (one, other) => {
-    if (head.cellIndex === 0) return text(other).localeCompare(text(one), "en", { numeric: true });
-    const [here, there] = [number(one), number(other)].map((value) => (Number.isNaN(value) ? (down ? -1 : 1) * Infinity : value));
-    return here === there ? 0 : there - here;
+  const number = (row) => {
+    const value = Number.parseFloat(text(row).replaceAll(",", ""));
+    return Number.isNaN(value) ? (down ? -1 : 1) * Number.MAX_VALUE : value;
   };
-  const rows = [...table.tBodies[0].rows].sort((one, other) => (down ? 1 : -1) * order(one, other));
-  table.tBodies[0].append(...rows);
+  const order = (one, other) =>
+    head.cellIndex ? number(other) - number(one) : text(other).localeCompare(text(one), "en", { numeric: true });
+  const body = head.closest("table").tBodies[0];
+  body.append(...[...body.rows].sort((one, other) => (down ? 1 : -1) * order(one, other)));
 }
 
 document.addEventListener("click", ({ target }) => {
@@ -240,8 +200,7 @@ for (const box of boxes) {
   });
 }
 for (const button of form.querySelectorAll("button")) {
-  const named = button.value ? boxes.map((one) => one.value) : [];
-  button.addEventListener("click", () => go({ method: new Set(named) }));
+  button.addEventListener("click", () => go({ method: new Set(button.value ? methods : []) }));
 }
 form.hidden = false;
 addEventListener("hashchange", show);

@@ -9,33 +9,28 @@ import kvp
 from eval.report import tables
 from eval.report.costs import timings
 from eval.report.figures import drawn_settings, line_styles
-from eval.report.tables import Field
-from eval.results.comparison import ReportedMethod, budget_axis, choose, estimates
+from eval.results.comparison import estimates
 from eval.results.frame import summary, tidy
 from eval.results.records import policy_groups
 from eval.results.sentences import sentences
+from eval.results.settings import are_shares, budget_axis, choose_settings
 from eval.tune.tuned_settings import Scored, Tuned
 from policies.registry import METHODS
 
 GROUPS = {None: "", "seed0": "", "seed1": ""}
 
 
-def _setting(method, *, protected=True):
-    return ReportedMethod(method=method, group="", variant="auto", protected=protected)
-
-
-def _grid(answers):
+def _chosen(answers, *tuned):
+    """Label and note of the setting shown, by family."""
     records = [record for record in answers if record["protocol"] == "query_aware"]
-    return estimates("accuracy", records, policy_groups(records), resamples=10)
+    cells = estimates("accuracy", records, policy_groups(records), resamples=10)
+    chosen = choose_settings(dict.fromkeys(setting for setting, _ in cells), tuned)
+    return {setting.family: (setting.label, note) for setting, note in chosen.items()}
 
 
 def _texts(table, column):
     """First lines of a column by heading."""
-
-    def text(cell):
-        return cell if isinstance(cell, str) else cell.text
-
-    return {text(row[0]): text(row[column]) for row in table.rows}
+    return {row[0].split("\n")[0]: row[column].split("\n")[0] for row in table.rows}
 
 
 @pytest.mark.parametrize(
@@ -61,10 +56,10 @@ def test_policies_that_differ_only_in_seed_are_one_group(made, labels, groups):
 def test_budgets_are_percent_where_all_are(made):
     records = [made.record(budget_spec=spec) for spec in ("50%", "12.5%", "25%")]
     budgets = budget_axis([*records, made.record("full", budget_spec=None)])
-    assert budgets.positions == (12.5, 25.0, 50.0)
+    assert are_shares(budgets)
     mixed = budget_axis([*records, made.record(budget_spec="64", budget=64)])
-    assert mixed.specs == ("12.5%", "25%", "50%", "64")
-    assert mixed.positions == (2.0, 4.0, 8.0, 64.0)
+    assert [*mixed.items()] == [("12.5%", 2.0), ("25%", 4.0), ("50%", 8.0), ("64", 64.0)]
+    assert not are_shares(mixed)
 
 
 def _tuned(**chosen):
@@ -89,18 +84,18 @@ def test_the_prompts_shown_never_choose_the_setting(made):
                     protected=False)
         for allocator in ("global", "ada")
     ]  # fmt: skip
-    grid = _grid([*made.answers(), *best, *policies])
-    assert choose(grid)["snapkv"].note == "protected, the default of 2"
-    assert choose(grid)["kvp"].setting.label == "kvp+global"  # what is recommended
-    chosen = choose(grid, [_tuned()])["knorm"]
-    assert chosen.note == "unprotected, chosen on validation (48 settings)"
-    untried = choose(grid, [_tuned(allocator="ada")])["knorm"]
-    assert untried.note == "protected, the default of 2"
+    answers = [*made.answers(), *best, *policies]
+    assert _chosen(answers)["snapkv"] == ("snapkv +p", "protected, the default of 2")
+    assert _chosen(answers)["kvp"][0] == "kvp+global"  # what is recommended
+    chosen = _chosen(answers, _tuned())["knorm"]
+    assert chosen == ("knorm", "unprotected, chosen on validation (48 settings)")
+    untried = _chosen(answers, _tuned(allocator="ada"))["knorm"]
+    assert untried == ("knorm +p", "protected, the default of 2")
 
 
 def test_the_first_table_has_every_setting_where_they_are_few(make_comparison, monkeypatch):
     comparison = make_comparison()
-    chosen = tables.chosen_settings(comparison)
+    chosen = comparison.choices
     shown = tables.main_settings(comparison)
     assert [*shown] == [*comparison.settings]
     assert len(shown) > len(chosen)
@@ -116,25 +111,24 @@ def test_self_sized_methods_are_families(made, make_comparison):
         if (one["method"], one["protected"], one["budget_spec"]) == ("knorm", True, "25%")
     ]
     comparison = make_comparison(records=[*made.answers(), *own])
-    alone = comparison.choices["knorm+self_sized"]
-    assert (alone.note, alone.setting.self_sized) == ("protected", True)
-    table = tables.some_settings(comparison, tables.chosen_settings(comparison))
+    (note,) = (note for setting, note in comparison.choices.items() if setting.self_sized)
+    assert note == "protected"
+    table = tables.some_settings(comparison, comparison.choices)
     assert table.header[-1] == "own size"
     (cell,) = (row[-1] for row in table.rows if row[-1] != tables.NOTHING)
-    assert isinstance(cell, Field)
-    assert cell.small.endswith("at 40.0 % (6)")
+    assert cell.endswith("\nat 40.0 % (6)")
 
 
 def test_differences_are_paired_and_stars_explained(make_comparison):
     comparison = make_comparison()
-    shown = tables.some_settings(comparison, tables.chosen_settings(comparison))
+    shown = tables.some_settings(comparison, comparison.choices)
     assert _texts(shown, 1)["knorm"] == "25.0"
     # those of oracle, kvp, knorm and snapkv to random, at two budgets
     assert shown.caption == (
         "Accuracy, %, mean over 2 tasks, question seen, all methods protected. * above the best "
         "null, † below it (paired by prompt, Holm's correction for 8 differences)."
     )
-    assert {cell.small for cell, *_ in shown.rows if cell.text in ("kvp", "snapkv")} == {""}
+    assert {"kvp", "snapkv"} <= {head for head, *_ in shown.rows}
     every = tables.every_setting(comparison).caption  # of a model card, say
     assert every.endswith(
         ". * above the best null with the same protection, † below it (paired by prompt, Holm's "
@@ -175,14 +169,15 @@ def test_methods_without_answers_to_a_task_are_compared_on_the_others_only(made,
         if not (record["method"] == "knorm" and record["task"] == "two")
     ]  # fmt: skip
     comparison = make_comparison(records=fewer)
-    assert comparison.estimate("knorm", "25%") is None
+    (knorm,) = (setting for setting in comparison.choices if setting.method == "knorm")
+    assert (knorm, "25%") not in comparison.cells
     assert "without knorm, which answered only some of the prompts" in comparison.left_out
-    knorm = comparison.choices["knorm"].setting
-    assert comparison.tasks["one"][knorm]["25%"].interval.mean == 0.5
+    assert comparison.tasks["one"][knorm, "25%"].interval.mean == 0.5
     # the settings of a method that are over all tasks come before those that are not
     some = [one for one in made.answers() if one["method"] != "knorm" or one["task"] == "one"
             or not one["protected"]]  # fmt: skip
-    assert not make_comparison(records=some).choices["knorm"].setting.protected
+    choices = make_comparison(records=some).choices
+    assert [one.protected for one in choices if one.method == "knorm"] == [False]
 
 
 def test_the_summary_names_what_the_figure_draws_in_front(make_comparison):
@@ -262,7 +257,7 @@ def test_seconds_and_bytes_are_ratios_to_the_full_cache(made):
     for records in (fewer, [{**record, "by_prompt": {}} for record in timing]):
         table = tables.costs_of_requests(timings(records, {None: ""}))
         assert "left out where fewer than 6 prompts were timed" in table.caption
-        assert [getattr(cell, "text", cell) for cell in table.rows[1]][4:] == [*"––––", "1", *"––"]
+        assert table.rows[1][4:] == [*"––––", "1", *"––"]
 
 
 def test_styles_tell_methods_apart_without_colour():

@@ -50,20 +50,19 @@ def test_the_page_has_every_part_and_loads_nothing(html):
     assert html.count("were picked on these prompts") == html.count("paired by prompt. The best")
     sources = re.findall(r'[ :](?:src|href|srcset|data|action)="([^#"][^"]{0,12})', html)
     assert sources == []
-    assert not re.search(r"url\([^#]|@import|https?:|fetch\(|XMLHttpRequest|<link|<iframe", html)
-    figures = ("Accuracy against", "Perplexity of the given text against", "Share of")
+    loaded = re.sub(r' xmlns(:xlink)?="[^"]*"', "", html)
+    assert not re.search(r"url\([^#]|@import|https?:|fetch\(|XMLHttpRequest|<link|<iframe", loaded)
+    figures = ("Accuracy against", "Perplexity of the given text against")
     for caption in re.findall(r"<(?:fig)?caption>(?:<span>)?(.*?)</", html):
         if not caption.startswith(("How this was made", "Answers;", *figures)):
             assert len(re.findall(r"question (?:is )?(?:not )?seen", caption)) == 1, caption
     assert html.count("half a prompt more at 0") == 1  # "How to read this"
     drawn = re.findall(r"<figcaption>(.*?)</", html)
-    assert not [caption for caption in drawn if "time" in caption]  # an axis may have FLOPs
     fixed = [caption for caption in drawn if "best at" in caption]  # whatever budget is chosen
     assert fixed
     assert all("at every budget" in caption for caption in fixed)
     assert "kvp eval <span>--out</span> &#39;two words&#39;" in html
     assert "torch 2.9.0" in html
-    assert "not measured" not in html
 
 
 def test_figures_are_written_and_show_something(reported):
@@ -72,7 +71,6 @@ def test_figures_are_written_and_show_something(reported):
         *(f"accuracy-{protocol}" for protocol in PROTOCOLS),
         *(f"task-{n}-accuracy-{PROTOCOLS[n // 2]}" for n in range(4)),
         "perplexity-query_aware",
-        "accuracy-query_aware-cost", "accuracy-query_agnostic-cost", "perplexity-query_aware-cost",
     }  # fmt: skip
     for drawn in pixels.values():
         assert drawn.shape[1] == 1260
@@ -228,7 +226,7 @@ def test_nothing_that_axe_checks_is_violated(reported, open_page, scheme, width)
 def test_no_page_scrolls_sideways(reported, open_page, width):
     page = open_page(reported / "report.html", width=width)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
-    for figure in page.get_by_role("img").filter(visible=True).all():
+    for figure in page.locator("[role=img]").filter(visible=True).all():
         assert figure.locator("..").bounding_box()["width"] <= width
         assert figure.locator("path").count() > 5
         if width == 390:  # figures stack, none is cut, all is readable
@@ -238,25 +236,7 @@ def test_no_page_scrolls_sideways(reported, open_page, width):
                 " * Math.hypot(one.getScreenCTM().a, one.getScreenCTM().b))"
             )
             assert min(sizes) >= 10
-        assert str(figure.get_attribute("aria-label")).startswith("Curves of ")
-
-
-@pytest.mark.parametrize(("width", "apart"), [(390, True), (1024, False), (1600, False)])
-def test_two_figures_share_the_first_screen(reported, open_page, width, apart):
-    page = open_page(reported / "report.html", width=width)
-    first, cost = page.locator("#accuracy-query_aware > figure").all()
-    ours, theirs = first.bounding_box(), cost.bounding_box()
-    assert (theirs["y"] >= ours["y"] + ours["height"]) == apart
-    if not apart:
-        assert theirs["y"] == ours["y"]
-        assert ours["y"] + first.locator("svg").bounding_box()["height"] < 900
-
-
-def test_a_table_that_scrolls_has_a_shade(reported, open_page):
-    page = open_page(reported / "report.html", width=390)
-    wide = page.locator("#accuracy-query_aware-costs .scroll").first
-    assert wide.evaluate("one => one.scrollWidth > one.clientWidth")
-    assert "gradient" in wide.evaluate("one => getComputedStyle(one).backgroundImage")
+        assert figure.get_attribute("aria-label") == "Curves; numbers: see the tables"
 
 
 def _shown(page):
@@ -297,10 +277,8 @@ def test_an_address_is_a_view(reported, open_page):
     assert _shown(page) == everything
 
 
-def test_points_tell_their_numbers_and_columns_sort(reported, open_page):
+def test_columns_sort(reported, open_page):
     page = open_page(reported / "report.html")
-    titles = page.locator("#accuracy-query_aware > figure svg [data-method=kvp] > title")
-    assert re.fullmatch(r"kvp \+p at 25%: 75\.0% \(.* to .*\)", titles.first.text_content())
     table = page.locator("#accuracy-query_aware > .scroll table")
     button = table.get_by_role("button", name="25%")
     for key, order in (("Enter", -1), ("Space", 1)):
@@ -331,10 +309,9 @@ def test_answers_are_read(reported, open_page):
     page = open_page(reported / "report.html")
     read = page.locator(".answers")
     read.get_by_text("1 of 10").wait_for()  # 4 prompts of 2 protocols, 2 dialogues
-    read.get_by_label("Right:").select_option("snapkv")
-    read.get_by_label("and wrong:").select_option("knorm")
+    page.get_by_label("Protocol").select_option("query_aware")
     page.get_by_label("Budget").select_option("25%")
-    read.get_by_text("1 of 3").wait_for()  # e2, e3 and e4 of query_aware
+    read.get_by_text("1 of 6").wait_for()
     read.locator("select.prompt").select_option("query_aware|e3")
     rows = read.locator("tbody tr").all_inner_texts()
     assert [row.split("\t") for row in rows if row.strip().startswith(("kvp", "snapkv"))] == [
@@ -342,9 +319,14 @@ def test_answers_are_read(reported, open_page):
         [" kvp +p (seed1)", "25%", "wrong", "–", "kvp at 25%"],
         [" snapkv +p", "25%", "right", "–", "snapkv at 25%"],
     ]
-    shades = read.locator(".tokens span").evaluate_all("all => all.map(one => one.className)")
+    spans = read.locator(".tokens span")
+    styles = spans.evaluate_all("all => all.map(one => one.className)")
+    shades = spans.evaluate_all("all => all.map(one => getComputedStyle(one).backgroundColor)")
     # after a gap: kept by no head, by all, evidence by a third, and read after the compression
-    assert shades == ["fed", "r0", "r15", "r5 evidence", "fed"]
+    assert styles == ["fed", "0", "9", "3 evidence", "fed"]
+    assert [shade.removeprefix("rgba(0, 158, 115, ").rstrip(")") for shade in shades] == [
+        "0", "0", "0.54", "0.18", "0",
+    ]  # fmt: skip
     assert "▸question: <b>" in read.locator(".tokens").inner_text()
 
 
@@ -367,7 +349,7 @@ def test_the_keyboard_reaches_and_operates_everything(reported, open_page):
             assert page.evaluate("document.activeElement.checked")
         assert seen[1] != "none" or seen[0] == "", seen
         reached.append(seen[0])
-    wanted = "protocol task budget method right wrong prompt previous next read scroll tokens"
+    wanted = "protocol task budget method prompt previous next read scroll tokens"
     assert set(wanted.split()) <= set(reached)
 
 

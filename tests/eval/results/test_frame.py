@@ -56,12 +56,12 @@ def test_seeds_of_a_policy_form_one_line_and_protection_makes_two():
         _record("full", None, "b", nll=3.0, reply_tokens=3),
     ]
     answers, replies = _compared(records)
-    cells = {setting.label: answers.grid[setting] for setting in answers.settings}
-    assert list(cells) == ["full", "kvp +p", "kvp"]
-    assert cells["kvp"]["6%"].interval.mean == 0.5
-    assert cells["full"][None].interval.prompts == 1
-    (full,) = replies.grid.values()
-    assert round(full[None].interval.mean, 4) == 2.7183
+    assert [setting.label for setting in answers.settings] == ["full", "kvp +p", "kvp"]
+    cells = {(setting.label, spec): of.interval for (setting, spec), of in answers.cells.items()}
+    assert cells["kvp", "6%"].mean == 0.5
+    assert cells["full", "full"].prompts == 1
+    (full,) = replies.cells.values()
+    assert round(full.interval.mean, 4) == 2.7183
 
 
 def test_the_table_says_what_its_intervals_are_over():
@@ -124,7 +124,7 @@ def test_the_best_null_is_that_of_the_highest_mean_over_tasks():
         for number in range(count)
     ]
     (comparison,) = _compared(rows)
-    keydiff = next(setting for setting in comparison.grid if setting.method == "keydiff")
+    keydiff = next(setting for setting in comparison.settings if setting.method == "keydiff")
     gap = comparison.over_null(keydiff, "25%")
     assert gap.mean == pytest.approx(0.4)  # random: 0.6; by prompts ring would be the best
 
@@ -137,7 +137,7 @@ def test_perplexities_are_compared_by_likelihood_per_token():
     ]
     (comparison,) = _compared(rows)
     for label, nats in (("keydiff", 1.0), ("snapkv", -1.0)):
-        setting = next(each for each in comparison.grid if each.label == label)
+        setting = next(each for each in comparison.settings if each.label == label)
         gap = comparison.over_null(setting, "25%")
         assert (gap.mean, gap.low, gap.high) == pytest.approx((nats, nats, nats))
 
