@@ -473,7 +473,7 @@ class Comparison:
         return {other: -gap for other, gap in gaps.items() if gap}, told
 
     def equal_counts(self, setting: MethodSetting) -> MethodSetting | None:
-        """A policy's setting with as many tokens in every head, as engines hold them, if run."""
+        """A policy's setting with as many tokens in every head, if run."""
         equal = replace(setting, allocator=UNIFORM)
         return equal if setting.method == LEARNED and equal in self.settings else None
 
