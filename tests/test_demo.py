@@ -90,7 +90,7 @@ def test_every_program_of_the_demo_leaves_its_files(demo):
     assert (run / "tuned" / "settings.json").is_file()
     for name in ("rows.jsonl", "timing.jsonl", "manifest.json"):
         assert (run / "results" / name).is_file(), name
-    assert (run / "report.html").stat().st_size > 100_000
+    assert (run / "report.html").stat().st_size > 50_000
 
 
 def test_the_closing_sentence_and_the_report_have_the_setting_that_was_tuned(demo):
