@@ -35,6 +35,7 @@ from kvp.budgets import Budget
 from kvp.errors import CacheError, UsageError
 from kvp.geometry import Geometry
 from kvp.program.names import plain_name
+from kvp.ranking import Allocator, WholeBlocks
 from kvp.rope import Rope
 
 FORMAT = Format("kvp-context", 1)
@@ -281,6 +282,14 @@ def kept_rows(budget: Budget, tokens: int, least: int = 0) -> int:
     All `tokens` of it where that is no fewer.
     """
     return min(-(-max(budget.tokens(tokens), least) // MULTIPLE) * MULTIPLE, tokens)
+
+
+def whole_blocks(allocator: Allocator | None, kept: int, tokens: int) -> WholeBlocks | None:
+    """What splits the budget of a context whose heads keep `kept` of its `tokens` on average.
+
+    None without an allocator, and where every token stays.
+    """
+    return None if allocator is None or kept == tokens else WholeBlocks(allocator, MULTIPLE)
 
 
 def blocks_of(counts: Sequence[int]) -> int:

@@ -90,7 +90,11 @@ def test_every_program_of_the_demo_leaves_its_files(demo):
     assert (run / "tuned" / "settings.json").is_file()
     for name in ("rows.jsonl", "timing.jsonl", "manifest.json"):
         assert (run / "results" / name).is_file(), name
-    assert (run / "report.html").stat().st_size > 50_000
+    page = (run / "report.html").read_text()
+    assert len(page) > 50_000
+    assert page.count("<svg") == 2  # a figure of every protocol
+    for part in ("Bytes and seconds", "Answers to read", "Smallest budget", "text/csv"):
+        assert part in page, part
 
 
 def test_the_closing_sentence_and_the_report_have_the_setting_that_was_tuned(demo):

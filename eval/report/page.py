@@ -43,7 +43,7 @@ GENERATOR = '<meta name="generator" content="kvp-report">'
 _READING = (
     "Question seen (query_aware): the prompt is compressed after its question; question not seen "
     "(query_agnostic): before it. Without +ada or +global every head keeps as many tokens, as in "
-    "vLLM and llama.cpp. Behind a budget, in brackets: tokens per KV head. Bold curves: the "
+    "llama.cpp. Behind a budget, in brackets: tokens per KV head. Bold curves: the "
     "methods that sentences name; grey ones: nulls. Bars are intervals.",
     "Nulls score nothing, so a method has to beat the best one with the same protection, paired by "
     "prompt. Stars and daggers: the difference is not 0, at 5 % after Holm's correction.",
@@ -213,7 +213,7 @@ def _sentences(run: Run, comparison: Comparison) -> Iterator[Text]:
             if saved := savings(comparison, best, run.timings):
                 yield Text(text=saved, style="saved", budget=spec)
             yield from (Text(text=text, budget=spec) for text in others)
-    yield from (Text(text=text) for text in smallest_budgets(comparison, comparison.best))
+    yield from (Text(text=text) for text in smallest_budgets(comparison))
     yield Text(text="No method was run at this budget.", style="missing lacking")
 
 

@@ -442,6 +442,20 @@ class Comparison:
             and (lead := self.cells.get((first, spec))) and (gap := self.minus(of, lead))
         }  # fmt: skip
 
+    @cached_property
+    def losses(self) -> Mapping[MethodSetting, Mapping[str, Interval]]:
+        """What the named methods, without nulls, have over the full cache: largest budget first."""
+        if self.best is None or (full := self.full) is None:
+            return {}
+        specs = sorted({spec for _, spec in self.cells} - {SELF_SIZED, FULL}, key=budget_order)
+        return {
+            setting: {
+                spec: gap for spec in reversed(specs)
+                if (of := self.cells.get((setting, spec))) and (gap := self.minus(of, full))
+            }
+            for setting in self.best.settings if setting.method not in NULLS
+        }  # fmt: skip
+
     @property
     def tests(self) -> int:
         """How many differences one test corrects for: `gaps`, and where the first method is no

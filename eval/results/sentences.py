@@ -7,8 +7,8 @@ from math import exp
 
 from eval.results import stats
 from eval.results.comparison import Best, Comparison, Estimate
-from eval.results.records import LEARNED, SEEN, SELF_SIZED
-from eval.results.settings import PROTECTED, MethodSetting, budget_order
+from eval.results.records import LEARNED, SEEN
+from eval.results.settings import PROTECTED, MethodSetting
 from eval.results.stats import Interval
 from policies.registry import NULLS
 
@@ -27,7 +27,7 @@ def sentences(comparison: Comparison) -> list[str]:
     lines = [comparison.sorted.apart] if comparison.sorted.apart else []
     if best := comparison.best:
         lines += [comparison.measured, *findings(comparison, best)]
-        lines += smallest_budgets(comparison, best)
+        lines += smallest_budgets(comparison)
     return lines
 
 
@@ -55,20 +55,12 @@ def findings(comparison: Comparison, best: Best) -> list[str]:
     return [*lines, *filter(None, [_notes(comparison, best, [*gaps.values()], open_ones)])]
 
 
-def smallest_budgets(comparison: Comparison, best: Best) -> list[str]:
+def smallest_budgets(comparison: Comparison) -> list[str]:
     """The smallest budget at which each named method loses little to the full cache; one line."""
-    full, said = comparison.full, []
-    if full is None or comparison.kind != "accuracy":
-        return []
-    for setting in best.settings:
-        of = {spec: of for (one, spec), of in comparison.cells.items()
-              if one == setting and spec != SELF_SIZED}  # fmt: skip
-        largest_first = sorted(of, key=budget_order, reverse=True)
-        gaps = {spec: gap for spec in largest_first if (gap := comparison.minus(of[spec], full))}
-        if setting.method in NULLS or not gaps:
-            continue
+    said = []
+    for setting, gaps in comparison.losses.items() if comparison.kind == "accuracy" else ():
         smallest, open_one = stats.find_smallest_budget(gaps)
-        said.append(f"{setting.label} {smallest or 'none'}")
+        said += [f"{setting.label} {smallest or 'none'}"] if gaps else []
         if open_one:
             number = stats.prompts_to_hold(gaps[open_one])
             said[-1] += f" ({open_one}: about {number:,} prompts would tell)"

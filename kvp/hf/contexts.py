@@ -26,6 +26,7 @@ from kvp.contexts import (
     pack_context,
     read_context,
     rope_facts,
+    whole_blocks,
 )
 from kvp.errors import ModelError, UsageError
 from kvp.hf.cache import EvictingCache
@@ -35,7 +36,7 @@ from kvp.hf.model_access import layer_devices, made_by, on_meta, rope_of, tokeni
 from kvp.hf.model_config import FULL, attention_window, context_limit, geometry_of, layer_kinds
 from kvp.hf.prefill import unwrap_model
 from kvp.messages import Text, check_text, render_chat
-from kvp.ranking import Allocator, Protection, WholeBlocks, protection_of
+from kvp.ranking import Allocator, Protection, protection_of
 from kvp.scoring import Scorer
 
 
@@ -83,10 +84,10 @@ def compress(
     check_length(len(ids), context_limit(inner.config))
     kept = kept_rows(asked, len(ids), least=protection.tokens)
     feed = torch.tensor([ids], device=model.device)
-    split = None if allocator is None or kept == len(ids) else WholeBlocks(allocator, MULTIPLE)
     cache = prefill_and_evict(
-        model, feed, scorer, kept, protection, allocator=split, tokenizer=tokenizer
-    )
+        model, feed, scorer, kept, protection,
+        allocator=whole_blocks(allocator, kept, len(ids)), tokenizer=tokenizer,
+    )  # fmt: skip
     policy = getattr(scorer, "label", scorer.name)
     return context_of(cache, model, tokenizer, ids, policy=policy, budget=str(asked))
 

@@ -93,13 +93,13 @@ class Running:
 class Step:
     """What the connector says of the step that runs."""
 
-    requests: Sequence[Running] = ()
-    block_size: int = 1
+    requests: Sequence[Running]
+    pool: HeadPool
 
     @cached_property
     def counts(self) -> Tensor:
         """Head blocks of every layer and KV head: [C, L, H] int64."""
-        return torch.tensor([request.counts for request in self.requests]) // self.block_size
+        return torch.tensor([request.counts for request in self.requests]) // self.pool.block_size
 
     @property
     def stop(self) -> int:
@@ -110,16 +110,16 @@ class Step:
     def longest(self) -> int:
         """Rows of the longest head of any of its requests when the step is over."""
         after = torch.tensor([request.stop - request.kept for request in self.requests])
-        return int((self.counts.flatten(1).amax(1) * self.block_size + after).max())
+        return int((self.counts.flatten(1).amax(1) * self.pool.block_size + after).max())
 
 
-_step = Step()
+_step: Step | None = None
 
 
-def set_step(step: Step | None = None) -> None:
-    """Tell attention of this process what runs in the next step; without `step` of no context."""
+def set_step(step: Step | None) -> None:
+    """Tell attention of this process which requests of a step are on contexts; None of no step."""
     global _step
-    _step = step or Step()
+    _step = step
 
 
 @dataclass(frozen=True)
@@ -135,9 +135,10 @@ class HeadSequences:
     """True where the step computes no other requests."""
 
     @classmethod
-    def of(cls, step: Step, common: CommonAttentionMetadata, pool: HeadPool, twin: Any) -> Any:
+    def of(cls, step: Step, common: CommonAttentionMetadata, twin: Any) -> HeadSequences:
         """Those of `step` in the batch `common`; `twin` builds the metadata."""
-        device, heads = common.block_table_tensor.device, pool.heads
+        pool, device = step.pool, common.block_table_tensor.device
+        heads = pool.heads
         requests, every = len(step.requests), common.num_reqs
         facts = [(request.block, request.kept) for request in step.requests]
         firsts, kept = torch.tensor(facts).to(device).T  # [C] in the order of the step
@@ -260,10 +261,10 @@ class _Impl:
     ) -> Tensor:  # fmt: skip
         """Attention of [T, Q, D] queries, as the stock one."""
         metadata, sequences = attn_metadata, None
-        if metadata is not None and _step.requests:
+        if metadata is not None and _step is not None:
             if metadata.kvp_sequences is None:  # the first layer of the step
                 metadata.kvp_sequences = HeadSequences.of(
-                    _step, metadata.kvp_common, HeadPool.of(kv_cache), metadata.kvp_twin
+                    _step, metadata.kvp_common, metadata.kvp_twin
                 )
             sequences = metadata.kvp_sequences
         if sequences is None or not sequences.alone:  # of all requests; those on contexts again

@@ -51,12 +51,13 @@ from kvp.contexts import (
     read_context,
     read_facts,
     read_placeholders,
+    whole_blocks,
 )
 from kvp.errors import CacheError, KvpError, UsageError, one_line
-from kvp.ranking import EMPTY_SLOT, Allocator, Protection, Selection, WholeBlocks
+from kvp.ranking import EMPTY_SLOT, Allocator, Protection, Selection
 from kvp.scoring import Scorer, SelfSizing, View, score_layers
 from kvp.vllm.backend import HeadPool, Running, Step, set_step
-from kvp.vllm.engine import BlockLayout, EngineModel, policy_of
+from kvp.vllm.engine import BlockLayout, EngineModel, list_untried, policy_of
 from kvp.vllm.plugin import BACKENDS, LAYOUT, holds_uneven
 
 if TYPE_CHECKING:
@@ -128,6 +129,8 @@ class KvpConnector(KVConnectorBase_V1):
         super().__init__(vllm_config, role, kv_cache_config)
         extra = vllm_config.kv_transfer_config.kv_connector_extra_config
         self._model = EngineModel(vllm_config, kv_cache_config)
+        if untried := ", ".join(list_untried(vllm_config)):
+            logger.warning("kvp contexts were tried on CPUs with vLLM 0.32, not with %s", untried)
         if not (folder := extra.get("contexts")):
             raise ValueError('kv_connector_extra_config needs "contexts", the folder of the files')
         self._folder = Path(folder)
@@ -215,10 +218,12 @@ class KvpConnector(KVConnectorBase_V1):
         """What the workers load before this step and compress after it."""
         work, self._waiting = Work(self._waiting), []
         assert self._kv_cache_manager is not None
-        before = _computed_tokens(scheduler_output)
-        for name, tokens in scheduler_output.num_scheduled_tokens.items():
+        scheduled = scheduler_output.num_scheduled_tokens
+        ours = (self._saves.keys() | self._requests.keys()) & scheduled.keys()
+        before = _computed_tokens(scheduler_output) if ours else {}
+        for name in ours:
             save, (facts, load) = self._saves.get(name), self._requests.get(name, (None, None))
-            stop = before[name] + tokens
+            tokens, stop = scheduled[name], before[name] + scheduled[name]
             if save and stop >= len(save.token_ids):
                 (blocks,) = self._kv_cache_manager.get_block_ids(name)
                 work.saves.append(replace(self._saves.pop(name), blocks=tuple(blocks)))
@@ -248,7 +253,10 @@ class KvpConnector(KVConnectorBase_V1):
     # A worker's side.
 
     def register_kv_caches(self, kv_caches: dict[str, Tensor]) -> None:
-        """Find the cache of all layers; ValueError where heads could not be kept apart in it."""
+        """Find the cache of all layers.
+
+        Raises ValueError, or UsageError for another layout, where heads are not kept apart in it.
+        """
         if not self._model.uneven:
             return
         config = self._vllm_config.compilation_config.static_forward_context
@@ -267,13 +275,13 @@ class KvpConnector(KVConnectorBase_V1):
         """Tell attention which requests of the coming step are on contexts of uneven counts."""
         super().bind_connector_metadata(connector_metadata)
         assert isinstance(connector_metadata, Work)
-        if self._pool:
-            set_step(Step(connector_metadata.running, self._block_size))
+        running = connector_metadata.running
+        set_step(Step(running, self._pool) if running and self._pool else None)
 
     def clear_connector_metadata(self) -> None:
         """After the step: passes that vLLM makes for itself are of no context."""
         super().clear_connector_metadata()
-        set_step()
+        set_step(None)
 
     def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:  # noqa: ANN401
         """Write the rows of all loads of this step into the blocks of every attention layer."""
@@ -362,9 +370,7 @@ class KvpConnector(KVConnectorBase_V1):
             )  # fmt: skip
             scores += score_layers(self._scorer, [view])[0]
         sizes = self._scorer.sizes if isinstance(self._scorer, SelfSizing) else None
-        split = None
-        if self._allocator is not None and kept < tokens:
-            split = WholeBlocks(self._allocator, MULTIPLE)
+        split = whole_blocks(self._allocator, kept, tokens)
         stay = Selection(torch.stack(scores), self._protection, sizes).tokens(kept, split)
         stay = stay.masked_fill(stay == EMPTY_SLOT, tokens)  # [L, H, S]
         held = torch.zeros(*stay.shape[:2], tokens + 1, dtype=torch.bool, device=stay.device)

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-from vllm.logger import init_logger
-from vllm.version import __version__
 
 from kvp.artifacts.tensors import read_some
 from kvp.contexts import MULTIPLE, can_turn, is_norm, norms_digest, rope_facts, rotate_keys
@@ -26,9 +24,6 @@ from kvp.vllm.plugin import holds_uneven
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.kv_cache_interface import KVCacheConfig
-
-
-logger = init_logger("vllm.kvp")
 
 
 def policy_of(name: str, geometry: Geometry) -> tuple[Scorer, Allocator | None]:
@@ -83,8 +78,6 @@ class EngineModel:
         for why, condition in wrong.items():
             if condition:
                 raise ValueError(f"kvp contexts: {why}")
-        if untried := ", ".join(_list_untried(vllm_config)):
-            logger.warning("kvp contexts were tried on CPUs with vLLM 0.32, not with %s", untried)
         self.positions = int(text.max_position_embeddings)
         self.vocabulary = int(text.vocab_size)
         self.geometry = Geometry(
@@ -149,10 +142,12 @@ class EngineModel:
             raise UsageError("RoPE does not turn this model's keys by halves: kvp cannot move them")
 
 
-def _list_untried(vllm_config: VllmConfig) -> Iterator[str]:
+def list_untried(vllm_config: VllmConfig) -> Iterator[str]:
     """What of a configuration was never run with contexts."""
-    if not (version := __version__).startswith("0.32."):
-        yield f"vLLM {version}"
+    from vllm.version import __version__
+
+    if not __version__.startswith("0.32."):
+        yield f"vLLM {__version__}"
     if (device := str(vllm_config.device_config.device_type)) != "cpu":
         yield device
     cache = str(vllm_config.cache_config.cache_dtype)

@@ -21,13 +21,13 @@ from vllm.config import KVTransferConfig
 
 from kvp import load_model
 from kvp.budgets import parse_budget
-from kvp.contexts import MULTIPLE, kept_rows
+from kvp.contexts import kept_rows, whole_blocks
 from kvp.data.encode import encode
 from kvp.data.task import TaskSettings
 from kvp.data.tasks import build_samples, find_task
 from kvp.hf.contexts import context_of, load_context
 from kvp.hf.eviction import prefill_and_evict
-from kvp.ranking import Protection, WholeBlocks
+from kvp.ranking import Protection
 from policies import resolve_method
 
 LENGTH, SEED, NEW_TOKENS = 2048, 2041, 64
@@ -38,8 +38,7 @@ class Both:
 
     def __init__(self, path: str, policy: str, folder: str) -> None:
         self.folder = folder
-        self.scorer, allocator = resolve_method(policy)
-        self.split = None if allocator is None else WholeBlocks(allocator, MULTIPLE)
+        self.scorer, self.allocator = resolve_method(policy)
         self.model, self.tokenizer = load_model(path, dtype="bfloat16")
         self.engine = vllm.LLM(
             path, dtype="bfloat16", enforce_eager=True, max_model_len=2 * LENGTH, block_size=32,
@@ -63,7 +62,7 @@ class Both:
         feed = torch.tensor([context])
         cache = prefill_and_evict(
             self.model, feed, self.scorer, kept, protection,
-            allocator=self.split, tokenizer=self.tokenizer,
+            allocator=whole_blocks(self.allocator, kept, len(context)), tokenizer=self.tokenizer,
         )  # fmt: skip
         name = getattr(self.scorer, "label", self.scorer.name)
         made = context_of(cache, self.model, self.tokenizer, context, policy=name, budget=budget)

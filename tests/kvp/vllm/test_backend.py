@@ -163,7 +163,7 @@ def attention():
     backend = add_twin(Stock)
     builder = backend.get_builder_cls()(Spec(HEADS), [], None, None)
     yield builder, backend.get_impl_cls()(GROUP * HEADS, WIDTH, SCALE, HEADS, None)
-    set_step()
+    set_step(None)
 
 
 @pytest.mark.parametrize("requests", STEPS.values(), ids=STEPS)
@@ -175,7 +175,7 @@ def check_step(requests, builder, impl, layer=None):
     """Attention of a step in every layer, through a backend's builder and implementation."""
     torch.manual_seed(0)
     batch = Batch(requests)
-    set_step(Step(batch.running[::-1], BLOCK))  # in no order of the batch
+    set_step(Step(batch.running[::-1], batch.pool) if batch.running else None)  # in no order
     metadata = builder.build(0, batch.common)
     for index in range(LAYERS):
         query = torch.randn(batch.common.num_actual_tokens + 2, HEADS * GROUP, WIDTH)
@@ -189,7 +189,7 @@ def test_passes_between_steps_are_of_no_context(attention):
     builder, impl = attention
     batch = Batch([("a", 3, 1)])
     query = torch.randn(1, HEADS * GROUP, WIDTH)
-    for step, alike in ((Step(batch.running, BLOCK), True), (None, False)):
+    for step, alike in ((Step(batch.running, batch.pool), True), (None, False)):
         set_step(step)
         output = torch.zeros_like(query)
         metadata = builder.build(0, batch.common)
