@@ -26,7 +26,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
 
-from kvp.artifacts.files import atomic_write_text
+from kvp.artifacts.files import atomic_write_bytes
 
 ROOT = Path(__file__).parents[1]
 ResultT = TypeVar("ResultT")
@@ -183,7 +183,7 @@ def write_report(given: argparse.Namespace, **found: Any) -> None:  # noqa: ANN4
 def write_json(path: Path, content: Any) -> None:  # noqa: ANN401 - JSON
     """Write a JSON file, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    atomic_write_text(path, json.dumps(content, indent=1) + "\n")
+    atomic_write_bytes(path, (json.dumps(content, indent=1) + "\n").encode())
 
 
 def machine() -> dict[str, Any]:

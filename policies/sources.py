@@ -10,7 +10,7 @@ from pathlib import Path
 
 from kvp import nano
 from kvp.artifacts.addresses import Place, is_address, place
-from kvp.artifacts.files import cache_folder, fetch, foreign
+from kvp.artifacts.files import cache_folder, copy_files, foreign
 from kvp.artifacts.manifest import digest_json, read_sealed_json
 from kvp.errors import PolicyError
 from kvp.hub import HubName, download
@@ -94,10 +94,10 @@ def _fetch_policy(address: Place) -> Path:
     if not (folder / INDEX).exists():
         with foreign(address / INDEX, PolicyError):
             names = [name for name in index["files"] if "/" not in name and name != INDEX]
-        fetch(address, folder, names)
+        copy_files(address, folder, names)
         if missing := [name for name in sorted(names) if not (folder / name).exists()]:
             raise PolicyError(f"{address / missing[0]} is missing: copy or export the policy again")
-        fetch(address, folder, [INDEX])
+        copy_files(address, folder, [INDEX])
     return folder
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from benchmarks.measuring import ROOT
 from benchmarks.performance.parts import PARTS, Part
 from benchmarks.performance.tables import NONE, Table, rounded
-from kvp.artifacts.files import atomic_write_text
+from kvp.artifacts.files import atomic_write_bytes
 
 Report = Mapping[str, Any]
 Reports = Mapping[tuple[str, str], Report]
@@ -44,7 +44,7 @@ def write_pages(results: Path, page: Path) -> None:
     page.parent.mkdir(parents=True, exist_ok=True)
     speed = os.path.relpath(ROOT / "docs/results/speed.md", page.parent)
     folder = os.path.relpath(results, page.parent)
-    atomic_write_text(page, page_text(reports, folder, speed))
+    atomic_write_bytes(page, page_text(reports, folder, speed).encode())
 
 
 def page_text(reports: Reports, folder: str, speed: str) -> str:

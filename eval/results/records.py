@@ -19,7 +19,7 @@ from eval.results.shapes import CHECKS
 from eval.results.shapes import FULL as FULL
 from eval.results.shapes import SELF_SIZED as SELF_SIZED
 from kvp.artifacts.addresses import Place, files_below, place
-from kvp.artifacts.files import JsonLines, cache_folder, fetch, is_partial, staging_folder
+from kvp.artifacts.files import JsonLines, cache_folder, copy_files, is_partial, staging_folder
 from kvp.artifacts.manifest import digest_json, read_sealed_json, sha256_file, write_sealed_json
 from kvp.errors import AddressError, ResultsError
 
@@ -277,6 +277,6 @@ def results_folder(name: str) -> Path:
     names = [inner for inner, _ in files_below(source)]
     if not names:
         raise AddressError(f"{source} does not exist; is this a results folder?")
-    fetch(source, folder, [inner for inner in names if "/" not in inner])
+    copy_files(source, folder, [inner for inner in names if "/" not in inner])
     RecordParts(source).join(folder / ROWS)
     return folder

@@ -49,7 +49,7 @@ from eval.results.stats import Unit, bootstrap_mean
 from eval.run import evaluate_all, load_bench
 from eval.tune.search import Space, next_batch
 from eval.tune.tuned_settings import SETTINGS, Scored, Tuned, TunedSettings, save_settings
-from kvp.artifacts.files import atomic_write_text
+from kvp.artifacts.files import atomic_write_bytes
 from kvp.artifacts.manifest import digest_json, recorded_name, run_manifest
 from kvp.errors import UsageError
 from kvp.hf.model_access import model_identity
@@ -311,7 +311,7 @@ def run(config: TuneConfig) -> TunedSettings:
         file = RecordFile(output.local / ROWS)
         tuning.search(bench, file)
         settings = tuning.outcome()
-        atomic_write_text(output.local / TABLE, csv_text(tuning.searches))
+        atomic_write_bytes(output.local / TABLE, csv_text(tuning.searches).encode())
         manifest = run_manifest(dict(vars(config)), seed=config.seed)
         save_settings(output.local / SETTINGS, settings, manifest)
         seal(output.local)

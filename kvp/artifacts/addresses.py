@@ -33,10 +33,6 @@ T = TypeVar("T")
 
 _ADDRESS = re.compile(r"(?P<scheme>[a-z][a-z0-9]+):/(?P<rest>/.*)", re.DOTALL)
 
-_ANSWERED = set[str]()
-"""Buckets that have answered, so that they exist."""
-_PAGE = 1000
-"""Objects of one request for a list, as many as a store gives at once."""
 _NO_BUCKET = "NoSuchBucket"
 """What errors say where there is no bucket of that name."""
 _CREDENTIALS = {
@@ -100,43 +96,14 @@ class ObjectPath:
 
     def exists(self) -> bool:
         """Whether there is an object of this name."""
-        return self.size() is not None
+        return size_of(self) is not None
 
     def mkdir(self, parents: bool = False, exist_ok: bool = False) -> None:
         """Do nothing: a folder is there with its first object."""
 
-    def size(self) -> int | None:
-        """Bytes of the object, None where there is none."""
-        if not self.key:
-            return None
-        try:
-            size = int(self._ask(lambda store: store.head(self.key)["size"]))
-        except FileNotFoundError:
-            if self.root not in _ANSWERED:  # it has no text: the bucket itself may be missing
-                next(self.below(), None)
-            return None
-        _ANSWERED.add(self.root)
-        return size
-
-    def below(self) -> Iterator[tuple[str, int]]:
-        """Paths, relative to this one, and bytes of all objects below it."""
-        prefix, last, full = f"{self.key}/" if self.key else "", None, True
-        while full:
-
-            def page(store: Any, after: str | None = last) -> Any:  # noqa: ANN401
-                pages = store.list(prefix or None, offset=after, chunk_size=_PAGE)
-                return next(iter(pages), ())
-
-            batch = self._ask(page)
-            for entry in batch:
-                last = entry["path"]
-                yield last[len(prefix) :], entry["size"]
-            full = len(batch) == _PAGE
-        _ANSWERED.add(self.root)
-
     def read_bytes(self) -> bytes:
         """The whole object; raises FileNotFoundError where there is none."""
-        return self._ask(lambda store: bytes(store.get(self.key).bytes()))
+        return self.ask(lambda store: bytes(store.get(self.key).bytes()))
 
     def write_bytes(self, content: bytes, *, new: bool = False) -> bool:
         """Replace the object as a whole: readers see the old or the new one, never a part.
@@ -146,7 +113,7 @@ class ObjectPath:
         """
         mode = "create" if new else "overwrite"
         try:
-            self._ask(lambda store: store.put(self.key, content, mode=mode))
+            self.ask(lambda store: store.put(self.key, content, mode=mode))
         except FileExistsError:  # or this request was repeated after an answer was lost
             return self.read_bytes() == content
         return True
@@ -154,9 +121,9 @@ class ObjectPath:
     def unlink(self, missing_ok: bool = False) -> None:
         """Delete the object; one that is not there is no error."""
         with suppress(FileNotFoundError):
-            self._ask(lambda store: store.delete(self.key))
+            self.ask(lambda store: store.delete(self.key))
 
-    def _ask(self, request: Callable[[Any], T]) -> T:
+    def ask(self, request: Callable[[Any], T]) -> T:
         """The answer of a store of obstore to a request that may be made twice.
 
         Repeats what obstore does not: answers that were cut short. FileNotFoundError of a single
@@ -233,16 +200,20 @@ def read_bytes(path: Place) -> bytes:
 
 def size_of(path: Place) -> int | None:
     """Bytes of a file; None where there is no file of that name."""
-    if isinstance(path, ObjectPath):
-        return path.size()
-    return path.stat().st_size if path.is_file() else None
+    if isinstance(path, Path):
+        return path.stat().st_size if path.is_file() else None
+    try:
+        return int(path.ask(lambda store: store.head(path.key)["size"])) if path.key else None
+    except FileNotFoundError:  # it has no text: the bucket itself may be missing
+        path.ask(lambda store: next(iter(store.list(chunk_size=1)), None))
+        return None
 
 
 def read_ranges(path: Place, spans: Sequence[tuple[int, int]]) -> list[bytes]:
     """The bytes [start, stop) of a file, for each; fewer where it ends before."""
     if isinstance(path, ObjectPath):
         starts, ends = zip(*spans, strict=True)
-        parts = path._ask(lambda store: store.get_ranges(path.key, starts=starts, ends=ends))
+        parts = path.ask(lambda store: store.get_ranges(path.key, starts=starts, ends=ends))
         return [*map(bytes, parts)]
     with open(path, "rb", opener=regular) as stream:
         return [os.pread(stream.fileno(), stop - start, start) for start, stop in spans]
@@ -254,7 +225,9 @@ def files_below(folder: Place) -> Iterator[tuple[str, int]]:
     One request per thousand objects in an object store.
     """
     if isinstance(folder, ObjectPath):
-        yield from folder.below()
+        prefix = f"{folder.key}/" if folder.key else ""
+        pages = folder.ask(lambda store: [*store.list(prefix or None)])
+        yield from ((one["path"][len(prefix) :], one["size"]) for page in pages for one in page)
         return
     for parent, _, names in os.walk(folder):
         for path in (Path(parent, name) for name in names):

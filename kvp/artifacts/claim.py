@@ -24,11 +24,12 @@ from copy import deepcopy
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from shutil import rmtree
+from tempfile import mkdtemp
 from typing import Any
 
 from kvp.artifacts.addresses import ObjectPath, Place, files_below
-from kvp.artifacts.files import CLAIMED, fetch, foreign, is_partial, send, staging_folder
+from kvp.artifacts.files import CLAIMED, copy_files, foreign, is_partial, staging_folder
 from kvp.artifacts.manifest import Format, differences, read_sealed_json, write_sealed_json
 from kvp.errors import KvpError
 
@@ -94,7 +95,7 @@ class OutputFolder(AbstractContextManager["OutputFolder"]):
         folder."""
         self._kind = kind
         self._anew = False
-        self._copy: TemporaryDirectory[str] | None = None
+        self._copy: Path | None = None
         self._made: list[Path] = []
         here = path / LOCK if isinstance(path, Path) else staging_folder(path)
         self._lock = here.with_suffix(".lock")
@@ -186,18 +187,19 @@ class OutputFolder(AbstractContextManager["OutputFolder"]):
         if isinstance(self.path, Path):
             return self.path
         if self._copy is None:
-            self._copy = TemporaryDirectory(prefix="kvp-", ignore_cleanup_errors=True)
-        return Path(self._copy.name)
+            (above := staging_folder(self.path)).mkdir(parents=True, exist_ok=True)
+            self._copy = Path(mkdtemp(dir=above))
+        return self._copy
 
     def pull(self, *names: str) -> None:
         """Fetch files that are there to `local`; nothing on a disk."""
         if isinstance(self.path, ObjectPath):
-            fetch(self.path, self.local, names)
+            copy_files(self.path, self.local, names)
 
     def push(self, *names: str) -> None:
         """Write files of `local` to where the folder is, in this order; nothing on a disk."""
         if isinstance(self.path, ObjectPath):
-            send(self.local, self.path, names)
+            copy_files(self.local, self.path, names)
 
     def release(self) -> None:
         """Let other writers in; safe to call twice. A folder made for nothing goes.
@@ -205,7 +207,7 @@ class OutputFolder(AbstractContextManager["OutputFolder"]):
         Who leaves last deletes what killed writers left half-written.
         """
         if self._copy is not None:
-            self._copy.cleanup()
+            rmtree(self._copy, ignore_errors=True)
             self._copy = None
         if self._close.alive:
             with suppress(self._kind.error):  # of what has taken its place nothing is ours
@@ -214,6 +216,8 @@ class OutputFolder(AbstractContextManager["OutputFolder"]):
                     if isinstance(self.path, Path):
                         for name in [n for n, _ in files_below(self.path) if is_partial(n)]:
                             (self.path / name).unlink(missing_ok=True)
+                    else:
+                        rmtree(staging_folder(self.path), ignore_errors=True)
                     self._lock.unlink(missing_ok=True)
             self._close()
         if isinstance(self.path, Path):

@@ -30,13 +30,15 @@ from pathlib import Path
 from typing import Any, BinaryIO
 from weakref import WeakValueDictionary
 
-from kvp.artifacts.addresses import ObjectPath, Place, files_below, read_bytes, regular
+from kvp.artifacts.addresses import ObjectPath, Place, read_bytes, regular
 from kvp.errors import KvpError, ResultsError, UsageError
 
 Record = dict[str, Any]
 
-CHECKSUM = "checksum"
-"""Key of a line's checksum: the first 16 hex digits of the SHA-256 of all its other keys."""
+SEAL = "sha256"
+"""Key under which a sealed object keeps the digest of all its other keys."""
+CHECKSUM, _DIGITS = "checksum", 16
+"""The same of a line, and how many digits of the digest it has."""
 _DAMAGED = "is damaged or not what kvp writes"
 CLAIMED: WeakValueDictionary[Place, Any] = WeakValueDictionary()
 """Folders that this process writes (`kvp.artifacts.claim`), by their paths."""
@@ -52,6 +54,30 @@ def parse_json(text: bytes | str, **options: Any) -> Any:  # noqa: ANN401 - anyt
         return entries
 
     return json.loads(text, object_pairs_hook=distinct, **options)
+
+
+def digest_json(content: object) -> str:
+    """SHA-256 (hex) of a JSON value, independent of key order and white space."""
+    plain = json.loads(json.dumps(content, allow_nan=False))
+    text = json.dumps(plain, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def sealed(content: Mapping[str, Any], key: str = SEAL, digits: int = 64) -> dict[str, Any]:
+    """A JSON object with its own digest, or the first digits of it, under `key`."""
+    assert key not in content, "already sealed"
+    return {**content, key: digest_json(content)[:digits]}
+
+
+def unseal(content: object, key: str = SEAL, digits: int = 64) -> dict[str, Any]:
+    """A sealed object without its digest; ValueError where it is none, or was altered."""
+    if not isinstance(content, dict):
+        raise ValueError("it is no JSON object")
+    if key not in content:
+        raise ValueError("no checksum in it")
+    if content.pop(key) != digest_json(content)[:digits]:
+        raise ValueError("its checksum does not match its content")
+    return content
 
 
 @contextmanager
@@ -77,6 +103,18 @@ def foreign(
         reason = first and f"{'.'.join(map(str, first['loc']))}: {first['msg']}".removeprefix(": ")
         reason = " ".join((reason or f"{type(problem).__name__}: {problem}").split())[:200]
         raise error(f"{path} {what} ({reason})") from problem
+
+
+def read_checked(path: Place, error: type[KvpError], digest: str | None = None) -> bytes:
+    """The content of a file, which has the SHA-256 (hex) `digest`, where there is one.
+
+    Raises `error`, naming the file, where it is missing, cannot be read, or is another one.
+    """
+    with foreign(path, error, done="read"):
+        content = read_bytes(path)
+    if digest not in (None, hashlib.sha256(content).hexdigest()):
+        raise error(f"{path} is damaged: its checksum is not the one that was recorded")
+    return content
 
 
 def is_partial(name: str) -> bool:
@@ -178,11 +216,6 @@ def atomic_write_bytes(path: Place, content: bytes, *, new: bool = False) -> boo
     return False
 
 
-def atomic_write_text(path: Place, content: str) -> None:
-    """`atomic_write_bytes` for text, in UTF-8."""
-    atomic_write_bytes(path, content.encode())
-
-
 def refuse_others(out: Path, mark: str, program: str) -> None:
     """Raise UsageError where there is a file without the `mark` that `program` begins one with."""
     if out.is_file() and mark.encode() not in read_bytes(out)[:8192]:
@@ -191,23 +224,13 @@ def refuse_others(out: Path, mark: str, program: str) -> None:
         )
 
 
-def fetch(source: Place, folder: Path, names: Iterable[str] | None = None) -> None:
-    """Fetch files, by their POSIX path in `source`: these, where they are there, or all."""
-    for name in [name for name, _ in files_below(source)] if names is None else names:
+def copy_files(source: Place, target: Place, names: Iterable[str]) -> None:
+    """Copy files, by their POSIX path in `source`, in this order; those that are there."""
+    for name in names:
         with suppress(FileNotFoundError):
             content = read_bytes(source / name)
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            atomic_write_bytes(folder / name, content)
-
-
-def send(folder: Path, target: ObjectPath, names: Iterable[str]) -> None:
-    """Write files that are there to an object store, in order; a folder stands for all in it."""
-    for name in names:
-        if (folder / name).is_dir():
-            inner = (f"{name}/{path}" for path, _ in files_below(folder / name))
-            send(folder, target, sorted(path for path in inner if not is_partial(path)))
-        elif (folder / name).exists():
-            atomic_write_bytes(target / name, read_bytes(folder / name))
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            atomic_write_bytes(target / name, content)
 
 
 def staging_folder(address: Place) -> Path:
@@ -267,23 +290,13 @@ class JsonLines:
         atomic_write_bytes(self.path, b"".join(map(self._line, records)))
 
     def _line(self, record: Mapping[str, Any]) -> bytes:
-        assert CHECKSUM not in record, "a checksum is the file's own"
         plain = json.loads(json.dumps(record))  # as a reader sees it
         with foreign(self.path, ResultsError, "cannot hold a record, and nothing of it is written"):
             self.check(plain)
-            text = json.dumps({**plain, CHECKSUM: _checksum(plain)}, ensure_ascii=False)
+            text = json.dumps(sealed(plain, CHECKSUM, _DIGITS), ensure_ascii=False)
             return text.encode() + b"\n"
 
     def _record(self, line: bytes) -> Record:
-        record = parse_json(line)
-        if not isinstance(record, dict):
-            raise ValueError("it is no JSON object")
-        if record.pop(CHECKSUM, None) != _checksum(record):
-            raise ValueError("its checksum differs")
+        record = unseal(parse_json(line), CHECKSUM, _DIGITS)
         self.check(record)
         return record
-
-
-def _checksum(record: Mapping[str, Any]) -> str:
-    text = json.dumps(record, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -19,13 +19,20 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from kvp.artifacts.addresses import Place, is_address, read_bytes, regular
-from kvp.artifacts.files import atomic_write_bytes, foreign, naming, parse_json
+from kvp.artifacts.addresses import Place, is_address, regular
+from kvp.artifacts.files import SEAL as SEAL
+from kvp.artifacts.files import (
+    atomic_write_bytes,
+    foreign,
+    naming,
+    parse_json,
+    read_checked,
+    sealed,
+    unseal,
+)
+from kvp.artifacts.files import digest_json as digest_json
 from kvp.errors import KvpError, StoreError
 from kvp.version import __version__
-
-SEAL = "sha256"
-"""Key under which a sealed file keeps the digest of all its other keys."""
 
 GGUF = ".gguf"
 """How names of GGUF files end."""
@@ -40,44 +47,26 @@ _NOT_SHOWN = re.compile(
 _PACKAGES = ("torch", "transformers", "numpy", "zarr", "numcodecs", "safetensors", "lightning")
 
 
-def atomic_write_json(path: Place, content: object, *, new: bool = False) -> bool:
-    """Write JSON so that after any crash the file is the old one or the whole new one.
-
-    False, and nothing is written, where it is to be `new` and there is another file.
-    """
-    text = json.dumps(content, indent=1, allow_nan=False) + "\n"
-    return atomic_write_bytes(path, text.encode(), new=new)
-
-
 def read_json(path: Place, error: type[KvpError] = StoreError) -> dict[str, Any]:
     """Read a JSON object; raises `error` with one line that names the file if that fails."""
-    with foreign(path, error, "is damaged: not valid JSON", "read"):
-        content = parse_json(read_bytes(path))
+    with foreign(path, error, "is damaged: not valid JSON"):
+        content = parse_json(read_checked(path, error))
     if not isinstance(content, dict):
         raise error(f"{path} is damaged: not a JSON object")
     return content
 
 
 def write_sealed_json(path: Place, content: Mapping[str, Any], *, new: bool = False) -> bool:
-    """`atomic_write_json` of an object with its own digest under "sha256"."""
-    assert SEAL not in content, "already sealed"
-    return atomic_write_json(path, {**content, SEAL: digest_json(content)}, new=new)
+    """`atomic_write_bytes` of a sealed JSON object."""
+    text = json.dumps(sealed(content), indent=1, allow_nan=False) + "\n"
+    return atomic_write_bytes(path, text.encode(), new=new)
 
 
 def read_sealed_json(path: Place, error: type[KvpError] = StoreError) -> dict[str, Any]:
     """Read what `write_sealed_json` wrote, without the digest; raises `error` if it was altered."""
-    return unseal(read_json(path, error), path, error)
-
-
-def unseal(content: dict[str, Any], path: Place, error: type[KvpError]) -> dict[str, Any]:
-    """A sealed object of a file without its digest; raises `error` if it was altered."""
-    if SEAL not in content:
-        raise error(f"{path} is damaged: no checksum in it")
-    seal = content.pop(SEAL)
+    content = read_json(path, error)
     with foreign(path, error):
-        if seal != digest_json(content):
-            raise error(f"{path} is damaged: its checksum does not match its content")
-    return content
+        return unseal(content)
 
 
 @dataclass(frozen=True)
@@ -112,13 +101,6 @@ class Format:
         with foreign(path, error):
             self.shape(content)
         return content
-
-
-def digest_json(content: object) -> str:
-    """SHA-256 (hex) of a JSON value, independent of key order and white space."""
-    plain = json.loads(json.dumps(content, allow_nan=False))
-    text = json.dumps(plain, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def differences(theirs: object, ours: object, name: str = "") -> list[str]:

@@ -14,9 +14,16 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
-from kvp.artifacts.addresses import Place, read_bytes, regular
-from kvp.artifacts.files import atomic_write_bytes, foreign, parse_json
-from kvp.artifacts.manifest import SEAL, Format, digest_json, unseal
+from kvp.artifacts.addresses import Place, regular
+from kvp.artifacts.files import (
+    atomic_write_bytes,
+    foreign,
+    parse_json,
+    read_checked,
+    sealed,
+    unseal,
+)
+from kvp.artifacts.manifest import Format
 from kvp.errors import KvpError
 
 _METADATA, _HEADER = "__metadata__", "kvp"
@@ -42,22 +49,18 @@ def read_safetensors(
 ) -> dict[str, Tensor]:
     """Named tensors of a file, on the CPU; raises `error`, naming the file, where it is damaged.
 
-    With `digest`, it is damaged, too, where its SHA-256 (hex) is another. Tensors are a copy: what
-    happens to a mapped file happens to them, and may end the process.
+    `digest` is that of `read_checked`. Tensors are a copy: what happens to a mapped file happens to
+    them, and may end the process.
     """
-    with foreign(path, error, "is not a readable safetensors file", "read"):
-        content = read_bytes(path)
-        if digest not in (None, hashlib.sha256(content).hexdigest()):
-            raise error(f"{path} is damaged: its checksum is not the one that was recorded")
-        return load(content)
+    with foreign(path, error, "is not a readable safetensors file"):
+        return load(read_checked(path, error, digest))
 
 
 def write_sealed_safetensors(
     path: Place, tensors: Mapping[str, Tensor], content: Mapping[str, Any]
 ) -> None:
     """`write_safetensors` with a sealed JSON object in the header."""
-    text = json.dumps({**content, SEAL: digest_json(content)})
-    write_safetensors(path, tensors, {_HEADER: text})
+    write_safetensors(path, tensors, {_HEADER: json.dumps(sealed(content))})
 
 
 @contextmanager
@@ -73,7 +76,7 @@ def sealed_safetensors(
         text = entries.get(_METADATA, {}).get(_HEADER)
         if text is None:
             raise error(f"{path} was not written by {writer}")
-        content = kind.check(unseal(parse_json(text), path, error), path, error)
+        content = kind.check(unseal(parse_json(text)), path, error)
         yield content, size, lambda: load(head + stream.read(size))
 
 

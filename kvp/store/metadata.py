@@ -23,9 +23,9 @@ from torch import Tensor
 from zarr.core.buffer import Buffer
 from zarr.storage import MemoryStore
 
-from kvp.artifacts.addresses import ObjectPath, Place, files_below, read_bytes, size_of
+from kvp.artifacts.addresses import ObjectPath, Place, files_below, size_of
 from kvp.artifacts.claim import FolderKind, OutputFolder
-from kvp.artifacts.files import atomic_write_bytes, foreign
+from kvp.artifacts.files import atomic_write_bytes, foreign, read_checked
 from kvp.artifacts.manifest import digest_json, read_sealed_json
 from kvp.errors import StoreError
 from kvp.program.names import NO_TRACES
@@ -110,10 +110,7 @@ def load_metadata(store: Place) -> tuple[dict[str, Any], StorePlan]:
         if not set(files) <= {"zarr.json", OUTPUT, *(f"{array}/zarr.json" for array in ARRAYS)}:
             raise ValueError("it lists files that no trace store has")
     for name, digest in files.items():
-        if size_of(store / name) is None:
-            raise StoreError(f"{store / name} is missing")
-        if sha256(read_bytes(store / name)).hexdigest() != digest:
-            raise StoreError(f"{store / name} is damaged: its checksum does not match {MANIFEST}")
+        read_checked(store / name, StoreError, digest)
     return manifest, plan
 
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from kvp.artifacts.addresses import files_below
-from kvp.artifacts.files import send
+from kvp.artifacts.files import copy_files
 
 
 @dataclass
@@ -149,7 +149,7 @@ def trained(collected):
 @pytest.fixture
 def on_s3(collected, prefix):
     """The trace store, copied to S3."""
-    send(collected, prefix / "traces", [name for name, _ in files_below(collected)])
+    copy_files(collected, prefix / "traces", [name for name, _ in files_below(collected)])
     return prefix / "traces"
 
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from kvp.artifacts.files import send
+from kvp.artifacts.files import copy_files
 from kvp.program.table import report
 
 KILLS = 4
@@ -37,7 +37,9 @@ def whole(evaluations, trained, tmp_path_factory):
 @pytest.fixture
 def policy(trained, prefix):
     """The policy on S3."""
-    send(trained, prefix / "policy", [path.name for path in trained.iterdir() if path.is_file()])
+    copy_files(
+        trained, prefix / "policy", [path.name for path in trained.iterdir() if path.is_file()]
+    )
     return prefix / "policy"
 
 
@@ -83,7 +85,7 @@ def test_killed_evaluations_are_started_again(
 
 def test_a_report_is_made_of_results_on_s3(whole, prefix, tmp_path, capsys):
     out = prefix / "results"
-    send(whole, out, [path.name for path in whole.iterdir()])
+    copy_files(whole, out, [path.name for path in whole.iterdir()])
     assert report([str(out), "--bootstrap", "20"]) == 2
     assert "--out is missing: a page cannot be written to s3://" in capsys.readouterr().err
     page = tmp_path / "page.html"

@@ -10,15 +10,15 @@ sent as they are made, the policy at the end.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from shutil import rmtree
 from typing import Any
 from zipfile import BadZipFile, ZipFile
 
-from kvp.artifacts.addresses import ObjectPath, Place, files_below
+from kvp.artifacts.addresses import Place, files_below
 from kvp.artifacts.claim import LOCK, FolderKind, OutputFolder
-from kvp.artifacts.files import fetch, is_partial, send, staging_folder
+from kvp.artifacts.files import is_partial
 from kvp.artifacts.manifest import digest_json
 from kvp.errors import UsageError
 from policies.sources import INDEX, policy_files
@@ -44,15 +44,26 @@ class RunFolder:
     def __init__(self, place: Place, identity: Mapping[str, Any]) -> None:
         """Claim nothing yet; `identity` is JSON."""
         self.place = place
-        self.folder = staging_folder(place) if isinstance(place, ObjectPath) else place
-        """Where files are written: the folder itself, or one on this disk in its stead."""
-        self.logs = self.folder / LOGS
-        self.checkpoint = self.folder / CHECKPOINT
-        """The one checkpoint, a zip archive as of torch."""
         self._identity = dict(identity)
         self.digest = digest_json(self._identity)
         """SHA-256 of the identity, by which a checkpoint is known."""
         self._claim: OutputFolder | None = None
+
+    @property
+    def folder(self) -> Path:
+        """Where files are written, once it is claimed: on this disk, whatever the run's folder."""
+        assert self._claim is not None, "prepare comes first"
+        return self._claim.local
+
+    @property
+    def logs(self) -> Path:
+        """The folder of TensorBoard's files."""
+        return self.folder / LOGS
+
+    @property
+    def checkpoint(self) -> Path:
+        """The one checkpoint, a zip archive as of torch."""
+        return self.folder / CHECKPOINT
 
     def is_finished(self) -> bool:
         """Whether the folder holds the finished policy of exactly this run."""
@@ -77,10 +88,7 @@ class RunFolder:
             if self._claim.existing_marker is None:
                 self._delete(LOGS)  # of another run
                 self._claim.begin({"identity": self._identity, "manifest": dict(manifest)})
-            if isinstance(self.place, ObjectPath):
-                shutil.rmtree(self.folder, ignore_errors=True)  # of a run that was killed here
-                self.folder.mkdir(parents=True)
-                fetch(self.place, self.folder)
+            self._claim.pull(*(name for name, _ in files_below(self.place)))
             if self.start is not None and not _is_undamaged(self.start):
                 raise UsageError(f"{self.start} is damaged; delete it to start this run again")
         except BaseException:
@@ -94,7 +102,7 @@ class RunFolder:
 
     def send_checkpoint(self) -> None:
         """Send the new checkpoint to where the run's folder is, if that is not this disk."""
-        self._send(LOGS, CHECKPOINT)
+        self._send(CHECKPOINT)
 
     def finish(self) -> None:
         """Send the policy that was exported to `folder`; delete the checkpoint.
@@ -103,27 +111,25 @@ class RunFolder:
         """
         if self._claim is not None:
             self._claim.check()
-        if isinstance(self.place, ObjectPath) and (self.folder / INDEX).exists():
-            files = [path.name for path in policy_files(self.folder)]
-            self._send(LOGS, *files)
+            self._send(*(path.name for path in policy_files(self.folder)))
         self._delete(CHECKPOINTS)
 
     def release(self) -> None:
         """Let other processes in; safe to call twice."""
         if self._claim is not None:
             self._claim.release()
-            if isinstance(self.place, ObjectPath):
-                shutil.rmtree(self.folder, ignore_errors=True)
 
     def _send(self, *names: str) -> None:
-        """Write files to where the run's folder is, if that is not this disk."""
-        if isinstance(self.place, ObjectPath):
-            send(self.folder, self.place, names)
+        """Write logs and files to where the run's folder is, if that is not this disk."""
+        assert self._claim is not None, "prepare comes first"
+        logs = sorted(f"{LOGS}/{name}" for name, _ in files_below(self.logs))
+        self._claim.push(*logs, *names)
 
     def _delete(self, folder: str) -> None:
         """Delete a folder of the run."""
-        shutil.rmtree(self.folder / folder, ignore_errors=True)
-        if isinstance(self.place, ObjectPath):
+        if isinstance(self.place, Path):
+            rmtree(self.place / folder, ignore_errors=True)
+        else:
             for name, _ in [*files_below(self.place / folder)]:
                 (self.place / folder / name).unlink()
 

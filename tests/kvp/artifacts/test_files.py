@@ -13,21 +13,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from kvp.artifacts.files import (
-    JsonLines,
-    atomic_write_bytes,
-    atomic_write_text,
-    is_partial,
-    replacing,
-)
-from kvp.artifacts.manifest import atomic_write_json, sha256_input
+from kvp.artifacts.files import JsonLines, atomic_write_bytes, is_partial, replacing
+from kvp.artifacts.manifest import sha256_input, write_sealed_json
 from kvp.artifacts.tensors import read_safetensors, write_safetensors
 from kvp.errors import StoreError
 
 WRITERS = {
     "bytes": lambda path, number: atomic_write_bytes(path, bytes([number]) * 1000),
-    "text": lambda path, number: atomic_write_text(path, str(number) * 1000),
-    "json": lambda path, number: atomic_write_json(path, [number] * 1000),
+    "json": lambda path, number: write_sealed_json(path, {"x": [number] * 1000}),
+    "records": lambda path, number: JsonLines(path).rewrite([{"x": number}] * 100),
     "tensors": lambda path, number: write_safetensors(path, {"x": torch.full((50,), number)}),
 }
 STEPS = ["os.open", "os.fsync", "os.link", "pathlib.Path.replace", "os.close"]

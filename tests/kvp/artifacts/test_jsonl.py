@@ -59,8 +59,8 @@ def test_a_torn_last_line_is_left_out_and_cut_off_by_the_writer(lines, removed):
         ("{", "line 3 is damaged"),
         ("", "line 3 is damaged"),
         ("[1]", "line 3 is damaged .*it is no JSON object"),
-        ('{"a": 1, "checksum": "00"}', "line 3 is damaged .*its checksum differs"),
-        ('{"a": 1}', "line 3 is damaged .*its checksum differs"),
+        ('{"a": 1, "checksum": "00"}', "line 3 is damaged .*its checksum does not match"),
+        ('{"a": 1}', "line 3 is damaged .*no checksum in it"),
     ],
 )
 def test_damage_names_file_and_line(lines, line, message):

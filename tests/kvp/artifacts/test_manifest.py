@@ -5,7 +5,6 @@ import pytest
 
 import kvp
 from kvp.artifacts.manifest import (
-    atomic_write_json,
     differences,
     digest_json,
     portable,
@@ -31,10 +30,10 @@ def _outcome(path):
 
 def test_a_value_json_cannot_hold_leaves_the_old_file(tmp_path):
     path = tmp_path / "x.json"
-    atomic_write_json(path, CONTENT)
+    write_sealed_json(path, CONTENT)
     with pytest.raises(ValueError, match="JSON"):
-        atomic_write_json(path, {"x": float("nan")})
-    assert read_json(path) == CONTENT
+        write_sealed_json(path, {"x": float("nan")})
+    assert read_sealed_json(path) == CONTENT
 
 
 def test_digest_is_that_of_the_documented_text():

@@ -430,7 +430,7 @@ BYTES = {
     "metadata of numbers": (header(b'{"__metadata__": 3}'), "not what kvp writes"),
     "metadata of others": (header(b'{"__metadata__": {"a": "b"}}'), "was not written by kvp"),
     "no text": (header(b'{"__metadata__": {"kvp": 1}}'), "not what kvp writes"),
-    "no object": (kvp("[1]"), "no checksum in it"),
+    "no object": (kvp("[1]"), "it is no JSON object"),
     "a number": (kvp("1"), "not what kvp writes"),
     "NaN": (kvp('{"x": NaN, "sha256": "0"}'), "not what kvp writes"),
     "deep facts": (kvp("[" * 100_000), "RecursionError"),
