@@ -96,36 +96,35 @@ class OutputFolder(AbstractContextManager["OutputFolder"]):
         self._kind = kind
         self._anew = False
         self._copy: Path | None = None
-        self._made: list[Path] = []
-        here = path / LOCK if isinstance(path, Path) else staging_folder(path)
-        self._lock = here.with_suffix(".lock")
+        here = self._here = path if isinstance(path, Path) else staging_folder(path)
+        self._lock = here / LOCK
         try:
-            if isinstance(path, Path):
-                self._made = [folder for folder in (path, *path.parents) if not folder.exists()]
-            self._lock.parent.mkdir(parents=True, exist_ok=True)
+            self._made = [folder for folder in (here, *here.parents) if not folder.exists()]
             self._take()
         except OSError as problem:
             raise kind.error(f"cannot write --out {path}: {problem.strerror}") from None
-        if isinstance(path, Path):
-            CLAIMED[path] = self
+        CLAIMED[here] = self
 
     def check(self) -> None:
-        """Raise the kind's error where a folder on a disk was deleted, moved or replaced since."""
+        """Raise the kind's error where the folder was deleted, moved or replaced since."""
         with suppress(FileNotFoundError, NotADirectoryError):
             if os.path.samestat(os.stat(self._lock), os.fstat(self._handle)):
                 return
-        if isinstance(self.path, Path):
-            raise self._kind.error(
-                f"--out {self.path} was deleted, moved or replaced meanwhile; repeat the command"
-            )
+        raise self._kind.error(
+            f"--out {self.path} was deleted, moved or replaced meanwhile; repeat the command"
+        )
 
     def _take(self) -> None:
         """Take the lock; raises the kind's error, naming the holder, where it is taken."""
         mode = fcntl.LOCK_SH if self.shared else fcntl.LOCK_EX
         deadline = time.monotonic() + (_SWEEP_SECONDS if self.shared else 0)
         while True:
+            self._here.mkdir(parents=True, exist_ok=True)
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
-            handle = self._handle = os.open(self._lock, flags, 0o666)
+            try:
+                handle = self._handle = os.open(self._lock, flags, 0o666)
+            except FileNotFoundError:  # its last holder has deleted the folder meanwhile
+                continue
             self._close = weakref.finalize(self, os.close, handle)
             taken = _locked(handle, mode)
             if taken and os.fstat(handle).st_nlink:  # its last holder may have deleted it
@@ -187,8 +186,7 @@ class OutputFolder(AbstractContextManager["OutputFolder"]):
         if isinstance(self.path, Path):
             return self.path
         if self._copy is None:
-            (above := staging_folder(self.path)).mkdir(parents=True, exist_ok=True)
-            self._copy = Path(mkdtemp(dir=above))
+            self._copy = Path(mkdtemp(dir=self._here))
         return self._copy
 
     def pull(self, *names: str) -> None:
@@ -213,15 +211,13 @@ class OutputFolder(AbstractContextManager["OutputFolder"]):
             with suppress(self._kind.error):  # of what has taken its place nothing is ours
                 self.check()
                 if _locked(self._handle, fcntl.LOCK_EX):
-                    if isinstance(self.path, Path):
-                        for name in [n for n, _ in files_below(self.path) if is_partial(n)]:
-                            (self.path / name).unlink(missing_ok=True)
-                    else:
-                        rmtree(staging_folder(self.path), ignore_errors=True)
+                    for name in [n for n, _ in files_below(self._here) if is_partial(n)]:
+                        (self._here / name).unlink(missing_ok=True)
+                    for copy in [] if self._here == self.path else self._here.iterdir():
+                        rmtree(copy, ignore_errors=True)
                     self._lock.unlink(missing_ok=True)
             self._close()
-        if isinstance(self.path, Path):
-            CLAIMED.pop(self.path, None)
+        CLAIMED.pop(self._here, None)
         for empty in self._made:
             with suppress(OSError):  # something is in it
                 empty.rmdir()

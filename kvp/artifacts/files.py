@@ -40,7 +40,7 @@ SEAL = "sha256"
 CHECKSUM, _DIGITS = "checksum", 16
 """The same of a line, and how many digits of the digest it has."""
 _DAMAGED = "is damaged or not what kvp writes"
-CLAIMED: WeakValueDictionary[Place, Any] = WeakValueDictionary()
+CLAIMED: WeakValueDictionary[Path, Any] = WeakValueDictionary()
 """Folders that this process writes (`kvp.artifacts.claim`), by their paths."""
 _PARTIAL = re.compile(r".+\.[0-9a-f]{8}\.partial", re.DOTALL)
 

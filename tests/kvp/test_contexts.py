@@ -3,7 +3,7 @@
 import json
 import subprocess
 import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import safe_open
 
-from kvp.artifacts.tensors import write_safetensors, write_sealed_safetensors
+from kvp.artifacts.tensors import write_safetensors
 from kvp.budgets import parse_budget
 from kvp.contexts import (
     Context,
@@ -126,30 +126,13 @@ def test_a_file_may_be_overwritten_while_it_is_read(context, tmp_path):
     assert read_context(path).facts == facts
 
 
-def test_damage_is_named(context, tmp_path):
+def test_links_and_tensors_of_others_are_refused(context, tmp_path):
     path = context.write(tmp_path)
-    whole = path.read_bytes()
-    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    with pytest.raises(CacheError, match="does not match its tensors"):
-        read_context(path)
-    path.write_bytes(whole[:100])
-    with pytest.raises(CacheError, match=path.name):
-        read_facts(path)
-    path.unlink()
-    with pytest.raises(CacheError, match="is missing"):
-        read_facts(path)
-    (tmp_path / "there").write_bytes(whole)
+    path.rename(tmp_path / "there")
     path.symlink_to(tmp_path / "there")
     with pytest.raises(CacheError, match="no regular file"):
         read_facts(path)
-
-
-def test_a_header_that_was_changed_is_refused(context, tmp_path):
-    path = context.write(tmp_path)
-    header = {"format": "kvp-context", "format_version": 1, **asdict(context.facts), "sha256": "0"}
-    write_safetensors(path, context.tensors, {"kvp": json.dumps(header)})
-    with pytest.raises(CacheError, match="checksum does not match its content"):
-        read_facts(path)
+    path.unlink()
     write_safetensors(path, context.tensors, {})
     with pytest.raises(CacheError, match=r"kvp compress"):
         read_facts(path)
@@ -173,11 +156,6 @@ def test_the_version_of_a_file_is_that_of_its_counts(context, tmp_path):
         header = json.loads(file.metadata()["kvp"])
     assert header["format_version"] == version
     assert ("counts" in header) == (version == 2)
-    del header["sha256"]
-    changed = {**header, "format_version": 3 - version}
-    write_sealed_safetensors(path, context.tensors, changed)
-    with pytest.raises(CacheError, match=path.name):
-        read_context(path)
 
 
 @pytest.mark.parametrize(

@@ -151,19 +151,6 @@ def unfinished(store, out, **more):
     (out / "policy.json").unlink()
 
 
-def test_a_bit_that_flipped_in_a_checkpoint_is_found(store, tmp_path, capsys):
-    out = tmp_path / "policy"
-    unfinished(store, out)
-    (checkpoint,) = out.glob("checkpoints/*.ckpt")
-    data = bytearray(checkpoint.read_bytes())
-    for damaged in (data[:5_000], data[: len(data) // 2] + bytes([data[len(data) // 2] ^ 1]) +
-                    data[len(data) // 2 + 1 :]):  # fmt: skip
-        checkpoint.write_bytes(damaged)
-        assert main(flags(store, out, steps=8)) == 2
-        assert f"{checkpoint} is damaged" in capsys.readouterr().err
-    assert not (out / "policy.json").exists()
-
-
 class _Code:
     """Runs when it is unpickled."""
 

@@ -11,14 +11,15 @@ sent as they are made, the policy at the end.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from io import BytesIO
 from pathlib import Path
 from shutil import rmtree
 from typing import Any
-from zipfile import BadZipFile, ZipFile
+from zipfile import ZipFile
 
 from kvp.artifacts.addresses import Place, files_below
 from kvp.artifacts.claim import LOCK, FolderKind, OutputFolder
-from kvp.artifacts.files import is_partial
+from kvp.artifacts.files import foreign, is_partial, read_checked
 from kvp.artifacts.manifest import digest_json
 from kvp.errors import UsageError
 from policies.sources import INDEX, policy_files
@@ -89,8 +90,8 @@ class RunFolder:
                 self._delete(LOGS)  # of another run
                 self._claim.begin({"identity": self._identity, "manifest": dict(manifest)})
             self._claim.pull(*(name for name, _ in files_below(self.place)))
-            if self.start is not None and not _is_undamaged(self.start):
-                raise UsageError(f"{self.start} is damaged; delete it to start this run again")
+            if self.start is not None:
+                _check_archive(self.start)
         except BaseException:
             self.release()
             raise
@@ -134,9 +135,8 @@ class RunFolder:
                 (self.place / folder / name).unlink()
 
 
-def _is_undamaged(archive: Path) -> bool:
-    """Whether the files inside have the checksums that the archive holds of them."""
-    try:
-        return ZipFile(archive).testzip() is None
-    except (BadZipFile, EOFError):
-        return False
+def _check_archive(path: Path) -> None:
+    """Raise UsageError unless the files inside have the checksums that the archive holds."""
+    with foreign(path, UsageError, "is damaged; delete it to start this run again"):
+        if (name := ZipFile(BytesIO(read_checked(path, UsageError))).testzip()) is not None:
+            raise ValueError(f"{name} is another one")

@@ -158,22 +158,35 @@ def test_what_a_chunk_takes_is_known_before_it_is_decompressed(store):
         TraceReader(store).kv(0)
 
 
-@pytest.mark.parametrize(
-    ("name", "path", "value", "field"),
-    [
-        ("manifest.json", ["identity", "model"], ["nano"], "identity.model"),
-        ("manifest.json", ["rope_frequencies"], {"0": 1}, "rope_frequencies"),
-        ("manifest.json", ["files"], ["k/zarr.json"], "files"),
-        (RECORDS[1], ["record", "split"], True, "split"),
-        (RECORDS[1], ["record", "references"], [1], "references.0"),
-        (RECORDS[1], ["record", "max_new_tokens"], "8", "max_new_tokens"),
-    ],
-)
-def test_entries_of_other_types_are_refused_by_field(store, name, path, value, field):
-    content = changed = read_sealed_json(store / name)
-    for key in path[:-1]:
-        changed = changed[key]
-    changed[path[-1]] = value
-    write_sealed_json(store / name, content)
-    with pytest.raises(StoreError, match=rf"{name} is damaged or not .*\({field}: "):
-        TraceReader(store).records()
+def test_a_shard_deleted_under_an_open_reader_is_not_zeros(store):
+    reader = TraceReader(store)
+    reader.trace(2)
+    (store / SHARDS[5]).unlink()
+    with pytest.raises(
+        StoreError, match=r"k/c\.2\.0\.0\.0\.0 is damaged or missing .*delete .*000002\.json"
+    ):
+        reader.kv(2)
+
+
+def test_a_deleted_record_is_a_missing_sequence(store, plan):
+    (store / RECORDS[1]).unlink()
+    assert [record.index for record in TraceReader(store).records()] == [0, 2]
+    with pytest.raises(StoreError, match="no sequence 1"):
+        TraceReader(store).trace(1)
+    with TraceWriter.create_or_resume(store, plan, {"identity": {"n": 0}}) as writer:
+        assert writer.missing() == [1]
+    record = (store / RECORDS[2]).read_bytes()
+    (store / "sequences/000002 (copy).json").write_bytes(record)
+    assert [record.index for record in TraceReader(store).records()] == [0, 2]
+    for name in ("000001", "000007"):
+        (store / f"sequences/{name}.json").write_bytes(record)
+        with pytest.raises(StoreError, match=rf"{name}\.json belongs to another"):
+            TraceReader(store).records()
+        (store / f"sequences/{name}.json").unlink()
+
+
+def test_a_folder_that_is_not_there_is_no_store(tmp_path):
+    with pytest.raises(StoreError, match="not a trace store"):
+        TraceReader(tmp_path)
+    with pytest.raises(StoreError, match="nowhere: no such folder; kvp collect makes one"):
+        TraceReader(tmp_path / "nowhere")

@@ -1,13 +1,10 @@
 """Budget files and the allocator that applies them: round trips, refusals, sums, interpolation."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvp.artifacts.manifest import Format
 from kvp.errors import PolicyError, UsageError
 from kvp.ranking import Protection, Request
 from policies.allocators.evolved import BudgetFile, Evolved, load_budgets, save_budgets
@@ -38,11 +35,7 @@ def test_round_trip(tmp_path):
     assert load_budgets(tmp_path) == load_budgets(tmp_path / "budgets.json") == _file(1, 2, 3)
 
 
-def test_damage_and_strangers_are_one_line(saved, tmp_path):
-    text = saved.read_text()
-    saved.write_text(text.replace("20,", "25,"))
-    with pytest.raises(PolicyError, match=r"budgets\.json is damaged"):
-        load_budgets(saved)
+def test_strangers_are_one_line(tmp_path):
     with pytest.raises(PolicyError, match="is no budget file"):
         load_budgets(tmp_path / "elsewhere")
     with pytest.raises(PolicyError, match="is no budget file"):
@@ -82,11 +75,3 @@ def test_every_budget_is_met_exactly(chosen, budget, floor, tmp_path_factory):
     assert counts.sum() == request.total
     assert floor <= counts.min()
     assert counts.max() <= 90
-
-
-def test_unknown_versions_are_refused(saved, monkeypatch):
-    monkeypatch.setattr("policies.allocators.evolved.FORMAT", Format("kvp-budgets", 2))
-    save_budgets(saved, replace(_file(1, 2, 3), seed=5), {})
-    monkeypatch.undo()
-    with pytest.raises(PolicyError, match="format version 2, this kvp reads 1"):
-        load_budgets(saved)
