@@ -106,13 +106,17 @@ class OutputFolder(AbstractContextManager["OutputFolder"]):
         CLAIMED[here] = self
 
     def check(self) -> None:
-        """Raise the kind's error where the folder was deleted, moved or replaced since."""
+        """Raise the kind's error where a folder on a disk was deleted, moved or replaced since."""
+        if self._here == self.path and not self._is_there():
+            raise self._kind.error(
+                f"--out {self.path} was deleted, moved or replaced meanwhile; repeat the command"
+            )
+
+    def _is_there(self) -> bool:
+        """Whether the file that is locked is still the one at its path."""
         with suppress(FileNotFoundError, NotADirectoryError):
-            if os.path.samestat(os.stat(self._lock), os.fstat(self._handle)):
-                return
-        raise self._kind.error(
-            f"--out {self.path} was deleted, moved or replaced meanwhile; repeat the command"
-        )
+            return os.path.samestat(os.stat(self._lock), os.fstat(self._handle))
+        return False
 
     def _take(self) -> None:
         """Take the lock; raises the kind's error, naming the holder, where it is taken."""
@@ -208,14 +212,13 @@ class OutputFolder(AbstractContextManager["OutputFolder"]):
             rmtree(self._copy, ignore_errors=True)
             self._copy = None
         if self._close.alive:
-            with suppress(self._kind.error):  # of what has taken its place nothing is ours
-                self.check()
-                if _locked(self._handle, fcntl.LOCK_EX):
-                    for name in [n for n, _ in files_below(self._here) if is_partial(n)]:
-                        (self._here / name).unlink(missing_ok=True)
-                    for copy in [] if self._here == self.path else self._here.iterdir():
-                        rmtree(copy, ignore_errors=True)
-                    self._lock.unlink(missing_ok=True)
+            # Of what has taken its place nothing is ours.
+            if self._is_there() and _locked(self._handle, fcntl.LOCK_EX):
+                for name in [n for n, _ in files_below(self._here) if is_partial(n)]:
+                    (self._here / name).unlink(missing_ok=True)
+                for copy in [] if self._here == self.path else self._here.iterdir():
+                    rmtree(copy, ignore_errors=True)
+                self._lock.unlink(missing_ok=True)
             self._close()
         CLAIMED.pop(self._here, None)
         for empty in self._made:

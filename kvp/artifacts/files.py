@@ -58,7 +58,11 @@ def parse_json(text: bytes | str, **options: Any) -> Any:  # noqa: ANN401 - anyt
 
 def digest_json(content: object) -> str:
     """SHA-256 (hex) of a JSON value, independent of key order and white space."""
-    plain = json.loads(json.dumps(content, allow_nan=False))
+    return _digest(json.loads(json.dumps(content, allow_nan=False)))
+
+
+def _digest(plain: object) -> str:
+    """The same of a value that JSON was read to."""
     text = json.dumps(plain, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -70,12 +74,12 @@ def sealed(content: Mapping[str, Any], key: str = SEAL, digits: int = 64) -> dic
 
 
 def unseal(content: object, key: str = SEAL, digits: int = 64) -> dict[str, Any]:
-    """A sealed object without its digest; ValueError where it is none, or was altered."""
+    """A sealed object that was read, without its digest; ValueError where it was altered."""
     if not isinstance(content, dict):
         raise ValueError("it is no JSON object")
     if key not in content:
         raise ValueError("no checksum in it")
-    if content.pop(key) != digest_json(content)[:digits]:
+    if content.pop(key) != _digest(content)[:digits]:
         raise ValueError("its checksum does not match its content")
     return content
 

@@ -4,8 +4,8 @@
 whole; `policy.json` comes last, and then the checkpoint goes. Two runs share a folder only if
 everything that decides the weights agrees (`TrainConfig.identity`, the store's digest, the head
 geometry); what has saved nothing yet, because it failed or was stopped early, gives its folder to
-any run. A run whose folder lies in an object store writes to this disk; checkpoints and logs are
-sent as they are made, the policy at the end.
+any run. A run whose folder lies in an object store writes to a copy on this disk; checkpoints and
+logs are sent as they are made, the policy at the end.
 """
 
 from __future__ import annotations
