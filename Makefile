@@ -20,7 +20,7 @@ SLOW_FILES := tests/recipes tests/benchmarks tests/golden tests/test_demo.py tes
 	tests/train/test_resume.py tests/train/test_run.py tests/train/data/test_model_traces.py \
 	tests/train/test_head_shards.py tests/train/learning/test_calibration.py tests/eval/test_run.py \
 	tests/eval/evolve/test_run.py tests/eval/tune/test_run.py tests/eval/report \
-	tests/kvp/store/test_damage.py \
+	tests/kvp/artifacts/test_damage.py \
 	tests/kvp/test_import_names.py tests/kvp/test_exit_codes.py tests/kvp/data/test_sources.py \
 	tests/kvp/ops/test_future_attention_kernel.py tests/kvp/ops/test_ragged_attention_kernel.py \
 	tests/policies/test_named_objects.py tests/policies/test_import.py tests/test_project.py \

@@ -49,7 +49,7 @@ def test_bits_survive(tmp_path, dtype, bits, make_trace):
     plan = StorePlan(geometry=geometry, dtype=dtype, max_tokens=1030, sequences=2)
     template = make_trace(replace(plan, max_tokens=1025), 0)
     keys = torch.from_numpy(bits).view(getattr(torch, dtype)).reshape(2, 2, 1024, 16)
-    keys = keys.where(keys.isfinite(), -1.0)  # others are refused (test_hostile.py)
+    keys = keys.where(keys.isfinite(), -1.0)  # others are refused (test_damage.py)
     zeros = torch.zeros_like(keys)
     trace = replace(template, keys=keys, values=-zeros, queries=zeros.unsqueeze(2))
     with TraceWriter.create_or_resume(tmp_path / "s", plan, {"identity": {}}) as writer:
