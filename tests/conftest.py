@@ -348,9 +348,9 @@ _NUMBERS = count()
 @pytest.fixture
 def prefix(s3_environment):
     """A folder of the bucket that nobody has used."""
-    from kvp.artifacts.addresses import ObjectPath
+    from kvp.artifacts.addresses import place
 
-    return ObjectPath.parse(f"s3://bucket/test{next(_NUMBERS)}")
+    return place(f"s3://bucket/test{next(_NUMBERS)}")
 
 
 @pytest.fixture(scope="session")

@@ -56,22 +56,6 @@ class ObjectPath:
     key: str = ""
     """The path in it."""
 
-    @classmethod
-    def parse(cls, address: str) -> ObjectPath:
-        """The path of an address; AddressError where it is of no known kind or names no bucket."""
-        match = _ADDRESS.fullmatch(address)
-        scheme = match["scheme"] if match else ""
-        if match is None or scheme not in _CREDENTIALS:
-            known = ", ".join(f"{name}://" for name in _CREDENTIALS)
-            raise AddressError(
-                f"{address} is no address that kvp knows ({known}); hf download fetches what lies "
-                "on the hub"
-            )
-        parts = [part for part in match["rest"].split("/") if part not in ("", ".")]
-        if not parts or ".." in parts:
-            raise AddressError(f"{address} is no address: write {scheme}://bucket/folder")
-        return ObjectPath(f"{scheme}://{parts[0]}", "/".join(parts[1:]))
-
     def __str__(self) -> str:
         """The address."""
         return f"{self.root}/{self.key}" if self.key else self.root
@@ -173,9 +157,21 @@ def place(name: str | Place) -> Place:
 
     Raises AddressError for an address of an unknown kind or without a bucket.
     """
-    if isinstance(name, str):
-        return ObjectPath.parse(name) if is_address(name) else Path(name)
-    return name
+    if not isinstance(name, str):
+        return name
+    if not (match := _ADDRESS.fullmatch(name)):
+        return Path(name)
+    scheme, rest = match["scheme"], match["rest"]
+    if scheme not in _CREDENTIALS:
+        known = ", ".join(f"{kind}://" for kind in _CREDENTIALS)
+        raise AddressError(
+            f"{name} is no address that kvp knows ({known}); hf download fetches what lies on the "
+            "hub"
+        )
+    parts = [part for part in rest.split("/") if part not in ("", ".")]
+    if not parts or ".." in parts:
+        raise AddressError(f"{name} is no address: write {scheme}://bucket/folder")
+    return ObjectPath(f"{scheme}://{parts[0]}", "/".join(parts[1:]))
 
 
 def regular(path: str, flags: int) -> int:
