@@ -333,12 +333,7 @@ def test_other_number_formats_are_refused(policy_dir, tmp_path):
     with pytest.raises(ValueError, match=r"are float32 or bfloat16, not torch\.float16"):
         save_policy(tmp_path / "small", _rankers().with_dtype(torch.float16), META)
     assert not (tmp_path / "small").exists()
-    index = read_sealed_json(policy_dir / "policy.json", PolicyError)
-    write_sealed_json(policy_dir / "policy.json", {**index, "weights": "int8"})
-    with pytest.raises(PolicyError, match="weights: Input should be 'float32' or 'bfloat16'"):
-        load_policy(policy_dir)
-    write_sealed_json(policy_dir / "policy.json", {**index, "weights": "bfloat16"})
-    with pytest.raises(
-        PolicyError, match=r"_head_00\.safetensors holds a ranker of another .* or dtype"
-    ):
-        load_policy(policy_dir)
+    _edit(policy_dir, weights="int8")
+    _fails(policy_dir, "weights: Input should be 'float32' or 'bfloat16'")
+    _edit(policy_dir, weights="bfloat16")
+    _fails(policy_dir, "_head_00.safetensors holds a ranker of another ", " or dtype")
