@@ -38,7 +38,8 @@ from trace_collect.config import CollectConfig
 COMPRESSED = {"float32": 0.9, "float16": 0.7, "bfloat16": 0.7}
 """Share of the raw bytes that compression leaves, cautiously; 16-bit traces measured 0.69."""
 _COUNTED = 64
-"""Prompts, evenly spread, whose tokens say how many all have."""
+"""Prompts, evenly spread, whose tokens say how many all have: what a store takes is said, and a
+disk that is too small refused, before the weights are loaded."""
 
 
 def run(config: CollectConfig) -> None:

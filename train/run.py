@@ -13,7 +13,7 @@ from policies.policy_files import PolicyMeta, save_policy
 from train.config import AUTO_HEADS, TrainConfig
 from train.data.labels import EVALUATED, TARGET_LABELS
 from train.data.training_data import recorded_model, recorded_text
-from train.job.prepare import Job, Sources, prepare
+from train.job.prepare import Job, prepare
 from train.job.summary import print_end, print_summary
 from train.learning.calibration import calibrate
 from train.learning.validation import Heuristics, evaluate
@@ -21,12 +21,8 @@ from train.recipe import OF_ORDER
 from train.training import RankerTraining, train_rankers
 
 
-def run(config: TrainConfig, sources: Sources | None = None) -> None:
+def run(config: TrainConfig) -> None:
     """Train from the source `config.source` and write the policy directory `config.out`.
-
-    Runs of one process, over one store, the same heads and on one device, may share `sources`:
-    the first fills it with contexts by label, which the others then need not read again; each
-    label then takes `--memory_gb`.
 
     Raises:
         StoreError: the store is damaged, incomplete or holds nothing to train or validate on.
@@ -48,7 +44,7 @@ def run(config: TrainConfig, sources: Sources | None = None) -> None:
 
         print_memory(config, recipe)
         return
-    job = prepare(config, recipe, sources)
+    job = prepare(config, recipe)
     if job.target.is_finished():
         job.target.finish()
         print(f"{config.out} already holds the finished policy of exactly these settings.")

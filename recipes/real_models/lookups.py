@@ -15,6 +15,7 @@ import json
 import random
 import sys
 import sysconfig
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,13 @@ class Lookups(Documents):
         self.other_code = [
             file for file in map(Path, modules) if not is_even(file) and file.stat().st_size > 9000
         ]
+
+    def kinds(self) -> dict[str, Callable[[], tuple[str, list[Question]]]]:
+        """What makes a part of each kind, by its task."""
+        return {
+            "people": self.people, "orders": self.orders, "prices": self.prices,
+            "novel": self.novel_words, "code": self.code_lines, "wiki": self.article_words,
+        }  # fmt: skip
 
     def people(self) -> tuple[str, list[Question]]:
         """A staff directory."""
@@ -112,11 +120,15 @@ class Lookups(Documents):
         return text, asked
 
 
+def row_of(task: str, context: str, asked: list[Question]) -> dict[str, Any]:
+    """A row of a context and what is asked of it."""
+    questions = [{"question": question, "answer": answer} for question, answer in asked]
+    return {"task": task, "context": context, "questions": questions}
+
+
 def long_rows(made: Lookups, parts: int, contexts: int) -> list[dict[str, Any]]:
     """Questions about several parts that stand one after the other."""
-    kinds = [
-        made.people, made.orders, made.prices, made.novel_words, made.code_lines, made.article_words
-    ]  # fmt: skip
+    kinds = list(made.kinds().values())
     rows = []
     for number in range(contexts):
         chosen = [kinds[number % len(kinds)]] if parts == 1 else kinds[:parts]
@@ -126,8 +138,17 @@ def long_rows(made: Lookups, parts: int, contexts: int) -> list[dict[str, Any]]:
         asked = [question for _, questions in drawn for question in questions]
         asked = made.draw.sample(asked, min(6, len(asked)))
         text = "".join(f"{part}\n\n" for part, _ in drawn)
-        questions = [{"question": question, "answer": answer} for question, answer in asked]
-        rows.append({"task": f"lookups_{parts}", "context": text, "questions": questions})
+        rows.append(row_of(f"lookups_{parts}", text, asked))
+    return rows
+
+
+def short_rows(made: Lookups) -> list[dict[str, Any]]:
+    """Questions about one part each."""
+    rows = []
+    for _ in range(CONTEXTS):
+        for name, kind in made.kinds().items():
+            context, asked = kind()
+            rows.append(row_of(name, f"{context}\n\n", asked))
     return rows
 
 
@@ -137,18 +158,8 @@ def main(out: Path, texts: Path, parts: int = 0, contexts: int = 0, seed: int = 
     if parts:
         made.draw = random.Random(seed)
         rows = long_rows(made, parts, contexts)
-        out.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-        return
-    kinds = {
-        "people": made.people, "orders": made.orders, "prices": made.prices,
-        "novel": made.novel_words, "code": made.code_lines, "wiki": made.article_words,
-    }  # fmt: skip
-    rows = []
-    for _ in range(CONTEXTS):
-        for name, kind in kinds.items():
-            context, asked = kind()
-            questions = [{"question": question, "answer": answer} for question, answer in asked]
-            rows.append({"task": name, "context": context + "\n\n", "questions": questions})
+    else:
+        rows = short_rows(made)
     out.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 

@@ -5,9 +5,11 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from reference import allocation, kvpress
+from reference import allocation
+from reference.future import expected_attention
 from reference.inputs import draw
 from reference.ranking import kept
+from reference.scorers import snapkv
 
 from kvp.ranking import EMPTY_SLOT, UNPROTECTED, Protection, Request, Selection, protected_scores
 from policies.allocators.evolved import BudgetFile, save_budgets
@@ -129,23 +131,33 @@ def test_counts_become_the_best_tokens_of_each_head():
         assert real == np.flatnonzero(kept(scores[layer, head], counts[layer, head])).tolist()
 
 
-@pytest.mark.parametrize("scorer", ["snapkv:kvpress", "expected_attention:kvpress"])
+def test_truncation_is_that_of_kvpress():
+    numbers = [(100, 0.9), (1000, 0.9), (200, 0.8), (10, 0.99)]
+    assert [allocation.kept_tokens(*number) for number in numbers] == [9, 99, 39, 1]
+
+
+@pytest.mark.parametrize(
+    ("scorer", "truth"),
+    [
+        ("snapkv:kvpress", partial(snapkv, window=64, pool="avg")),
+        ("expected_attention:kvpress", partial(expected_attention, epsilon=0.0)),
+    ],
+)
 @pytest.mark.parametrize("ratio", [0.1, 0.5, 0.75])
-def test_ada_keeps_the_sets_of_kvpress(scorer, ratio):
+def test_ada_keeps_the_sets_of_kvpress(scorer, truth, ratio):
     tokens = 260
     inputs = draw(tokens, (2, 2, 2, 8), seed=4)
-    budget = kvpress.kept_tokens(tokens, ratio)
+    budget = allocation.kept_tokens(tokens, ratio)
     made = make_scorer(scorer)
     scores = made.score(inputs.view(made.needs, budget))
-    method = kvpress.snapkv if scorer.startswith("snapkv") else kvpress.expected_attention
-    truth = kvpress.adakv(method(inputs), ratio)
+    masks = allocation.kvpress_ada(truth(inputs, budget), ratio)
     for entry in range(2):
         case = Request(scores=scores[entry][None], budget=budget, floor=1)
         counts = make_allocator("ada:kvpress").allocate(case)
         chosen = Selection(scores[entry][None], UNPROTECTED).tokens_of(counts)[0]
         for head in range(2):
             result = {i for i in chosen[head].tolist() if i != EMPTY_SLOT}
-            assert result == set(np.flatnonzero(truth[entry, head]).tolist())
+            assert result == set(np.flatnonzero(masks[entry, head]).tolist())
 
 
 @pytest.mark.parametrize("ratio", [0.1, 0.5, 0.9])
@@ -159,7 +171,7 @@ def test_global_keeps_as_many_per_layer_as_kvzip_in_kvpress(ratio):
     counts = make_allocator("global:kvzip").allocate(Request(scores=scores, budget=budget, floor=1))
     lifted = np.stack([one.reconstruction[0] for one in inputs]).astype(np.float64)
     lifted[..., :4] = lifted.max() + 1
-    per_layer = kvpress.kvzip_counts(lifted, ratio)
+    per_layer = allocation.kvpress_kvzip(lifted, ratio)
     assert counts.sum(dim=1).tolist() == per_layer
     for layer, total in enumerate(per_layer):
         truth = allocation.best_tokens(lifted[layer], total, 0)

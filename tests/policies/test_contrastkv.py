@@ -1,4 +1,4 @@
-"""ContrastKV: the order its scores must realise, needs; `tests/golden` has the scores."""
+"""ContrastKV: the order its scores must realise; `tests/golden` has the scores."""
 
 from itertools import pairwise
 
@@ -8,8 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kvp.ranking import rank_tokens
-from kvp.scoring import Noise, Reconstruction
-from policies.contrastkv import ContrastKV, ordered_scores
+from policies.contrastkv import ordered_scores
 
 
 @given(
@@ -61,10 +60,3 @@ def test_ties_at_the_cap_go_to_the_larger_signal_and_stay_at_the_cap():
     assert rank_tokens(scores).tolist() == [2, 0, 3, 4, 1]
     assert scores[1] == scores[4] == fused[0, 0, 0]
     torch.testing.assert_close(scores, fused[0, 0], rtol=3e-7, atol=0)
-
-
-def test_needs():
-    scorer = ContrastKV(chunk=9, denominator="full", noise=16, seed=3)
-    assert scorer.needs.reconstruction == Reconstruction(chunk=9, full=True)
-    assert scorer.needs.noise == Noise(tokens=16, seed=3)
-    assert ContrastKV(contrast="context").needs.noise == Noise(beginning=0.1)

@@ -1,10 +1,9 @@
-"""Expected Attention: edges and needs; `tests/golden` has the scores."""
+"""Expected Attention: edges; `tests/golden` has the scores."""
 
 from dataclasses import replace
 
 import torch
 
-from kvp.scoring import ALL_QUERIES
 from policies.expected_attention import ExpectedAttention
 
 
@@ -20,10 +19,3 @@ def test_positions_need_not_start_at_zero(make_view):
     )
     scorer = ExpectedAttention()
     torch.testing.assert_close(scorer.score(moved), scorer.score(view), rtol=1e-3, atol=1e-5)
-
-
-def test_needs():
-    needs = ExpectedAttention().needs
-    assert needs.queries == ALL_QUERIES
-    assert needs.rope
-    assert needs.hidden_after is None

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kvp.ranking import rank_tokens
-from kvp.scoring import ALL_QUERIES, HiddenStates, SelfSizing
+from kvp.scoring import HiddenStates, SelfSizing
 from policies.gvote import GVote
 
 
@@ -80,10 +80,6 @@ def test_sure_heads_keep_the_minimum(make_view):
     assert (GVote(future=1, min_keep=1).sizes(scores) == 1).all()
 
 
-def test_needs_follow_the_space(make_view):
-    needs = GVote(n_skip=7).needs
-    assert (needs.queries, needs.rope, needs.hidden_after) == (1, True, 7)
-    needs = GVote(space="query").needs
-    assert (needs.queries, needs.rope, needs.hidden_after) == (ALL_QUERIES, True, None)
+def test_queries_are_drawn_without_hidden_states(make_view):
     view = make_view(tokens=30)
     assert torch.isfinite(GVote(space="query").score(replace(view, hidden=None))).all()

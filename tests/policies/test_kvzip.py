@@ -1,4 +1,4 @@
-"""KVzip: the signal is the score; the inputs that it needs."""
+"""KVzip with forced tokens; `tests/golden` has the scores."""
 
 from dataclasses import replace
 
@@ -6,19 +6,12 @@ import pytest
 import torch
 
 from kvp.ranking import rank_tokens
-from kvp.scoring import Reconstruction
 from policies.kvzip import KVzip
 
 
 @pytest.fixture
 def view(make_view):
     return replace(make_view(tokens=30), reconstruction=torch.rand(2, 2, 30))
-
-
-def test_the_signal_is_the_score(view):
-    scores = KVzip().score(view)
-    assert torch.equal(scores, view.reconstruction)
-    assert scores.data_ptr() != view.reconstruction.data_ptr()  # callers may change what they get
 
 
 def test_kvpress_forces_the_first_four(view):
@@ -32,9 +25,3 @@ def test_kvpress_forces_the_first_four(view):
         assert ranking[0, 0, 4:].tolist() == rest.tolist()
         assert scores.isfinite().all()
     assert torch.equal(view.reconstruction, signal)
-
-
-def test_needs_follow_the_options():
-    assert KVzip().needs.reconstruction == Reconstruction(chunk=2048, sinks=4)
-    spec = Reconstruction(chunk=7, sinks=0, weighted=True, full=True)
-    assert KVzip(plus=True, full=True, chunk=7, sinks=0).needs.reconstruction == spec

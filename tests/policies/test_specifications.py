@@ -1,8 +1,10 @@
 """How scorers and allocators are written, and which options cannot be."""
 
+from dataclasses import replace
+
 import pytest
 
-from kvp.errors import UsageError
+from kvp.errors import KvpError, UsageError
 from kvp.ranking import UNPROTECTED
 from kvp.scoring import ALL_QUERIES, AUTO_GROUP, Needs, Noise, Reconstruction
 from policies import make_allocator, make_method, make_scorer, split_method
@@ -86,7 +88,18 @@ def test_options_override_presets_and_text():
         ("snapkv+", "allocator '' is not of the form"),
         ("+ada", "method '' is not of the form"),
         ("snapkv+ada+global", "allocator 'ada+global' is not of the form"),
-        ("snapkv+snapkv", "unknown allocator 'snapkv': choose from uniform, pyramid, ada"),
+        ("snapkv+snapkv", "unknown allocator 'snapkv': choose from uniform, pyramid, ada, global, "
+                          "windowkv, shared, self_sized, evolved"),
+        ("knorm+uniform(a=1)", "uniform has no option 'a': its options are whole"),
+        ("knorm+uniform(whole=-1)", "uniform: whole must be an integer >= 0, got -1"),
+        ("knorm+ada(safeguard=1.5)", "ada: safeguard must be a number from 0 to 1, got 1.5"),
+        ("knorm+ada(safeguard=true)", "ada: safeguard must be a number from 0 to 1, got True"),
+        ("knorm+ada(safeguard=nan)", "ada: safeguard must be a number from 0 to 1, got 'nan'"),
+        ("knorm+pyramid(beta=0.5)", "pyramid: beta must be a number >= 1, got 0.5"),
+        ("knorm+pyramid(window=8.0)", "pyramid: window must be an integer >= 0, got 8.0"),
+        ("knorm+windowkv(group=0)", "windowkv: group must be an integer >= 1 or auto, got 0"),
+        ("knorm+shared(pool=sum)", "shared: pool must be one of logsumexp, mean, max, got 'sum'"),
+        ("knorm+evolved:no/such.json", "no/such.json is no budget file"),
         ("snapkv:+ada", "method 'snapkv:' is not of the form"),
         ("snapkv+self_sized", "snapkv+self_sized: snapkv does not say how many tokens it needs; c"),
         ("snapkv+evolved", "evolved needs a file: write evolved:FILE"),
@@ -106,10 +119,37 @@ def test_options_override_presets_and_text():
     ],
 )  # fmt: skip
 def test_mistakes_are_one_line(spec, message):
-    with pytest.raises(UsageError) as error:
+    with pytest.raises(KvpError) as error:
         make_method(spec)
     assert message in str(error.value)
+    assert isinstance(error.value, UsageError) or "budget file" in message
     assert "\n" not in str(error.value)
+
+
+WINDOW = Needs(queries=4, layer_group=AUTO_GROUP)
+
+
+@pytest.mark.parametrize(
+    ("spec", "needs"),
+    [
+        ("kvzip", Needs(reconstruction=Reconstruction(chunk=2048, sinks=4))),
+        ("kvzip(plus=true,full=true,chunk=7,sinks=0)",
+         Needs(reconstruction=Reconstruction(chunk=7, sinks=0, weighted=True, full=True))),
+        ("contrastkv(chunk=9,denominator=full,noise=16,seed=3)",
+         Needs(reconstruction=Reconstruction(chunk=9, full=True), noise=Noise(tokens=16, seed=3))),
+        ("contrastkv(contrast=context)",
+         Needs(reconstruction=Reconstruction(), noise=Noise(beginning=0.1))),
+        ("expected_attention", Needs(queries=ALL_QUERIES, rope=True)),
+        ("gvote(n_skip=7)", Needs(queries=1, rope=True, hidden_after=7)),
+        ("gvote(space=query)", Needs(queries=ALL_QUERIES, rope=True)),
+        ("windowkv", WINDOW),
+        ("windowkv(task=aggregation,group=7)", Needs(queries=16, layer_group=7)),
+        ("windowkv(setting=llama,task=aggregation)", replace(WINDOW, queries=32)),
+        ("windowkv(observed=9)", replace(WINDOW, queries=9)),
+    ],
+)  # fmt: skip
+def test_needs_follow_the_options(spec, needs):
+    assert make_scorer(spec).needs == needs
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kvp.scoring import AUTO_GROUP, Needs, score_layers
+from kvp.scoring import score_layers
 from policies.windowkv import WindowKV
 
 
@@ -15,15 +15,6 @@ def test_settings_are_those_of_the_paper_but_for_what_is_given():
     assert llama.setting_for("aggregation") == (32, 16, 8)
     assert WindowKV(window=8).setting_for("aggregation") == (16, 8, 4)
     assert WindowKV(window=8, top=20, observed=3).setting_for("qa") == (3, 8, 8)
-
-
-def test_needs():
-    needs = WindowKV().needs
-    assert needs == Needs(queries=4, layer_group=AUTO_GROUP)
-    assert WindowKV(task="aggregation", group=7).needs.queries == 16
-    assert WindowKV(task="aggregation", group=7).needs.layer_group == 7
-    assert WindowKV(setting="llama", task="aggregation").needs.queries == 32
-    assert WindowKV(observed=9).needs.queries == 9
 
 
 @pytest.mark.parametrize(("group", "leaders"), [(1, [0, 1, 2, 3, 4]), (2, [0, 0, 2, 2, 4])])

@@ -10,9 +10,7 @@ from kvp.program.table import train as main
 from kvp.scoring import View
 from kvp.store import TraceReader
 from policies.policy_files import load_policy
-from train.config import TrainConfig
 from train.job.summary import CHARTS
-from train.run import run
 
 TINY = {
     "inputs": "key,value,position,distance",
@@ -204,17 +202,10 @@ def test_recomputing_activations_changes_nothing(store, tmp_path, assert_same):
     assert_same(tmp_path / "a", tmp_path / "b")
 
 
-def test_runs_may_share_contexts(store, tmp_path):
-    sources = {}
-    for inputs in ("key,value", "key,recent", "distance"):
-        out = tmp_path / inputs
-        config = TrainConfig(
-            traces=str(store), out=str(out), inputs=inputs, min_prefix=40, hidden=8, steps=1,
-            contexts=1,
-        )  # fmt: skip
-        run(config, sources)
-        assert load_policy(out).rankers.spec.inputs == tuple(inputs.split(","))
-    assert {recent for _, recent in sources} == {False, True}
+@pytest.mark.parametrize("inputs", ["key,value", "key,recent", "distance"])
+def test_rankers_have_the_inputs_that_are_named(store, tmp_path, inputs):
+    assert main(flags(store, tmp_path / "policy", steps=1, inputs=inputs)) == 0
+    assert load_policy(tmp_path / "policy").rankers.spec.inputs == tuple(inputs.split(","))
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 import torch
 
@@ -15,9 +15,6 @@ from train.data.training_data import Traces, TrainingData, device_of, open_store
 from train.job.run_folder import RunFolder
 from train.learning.initial_rankers import key_frequencies
 from train.recipe import Recipe
-
-Sources = dict[tuple[str, bool], ContextSource]
-"""Contexts by label, and by whether they hold what the last queries attend to."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,10 +29,8 @@ class Job:
     heads: range
     """KV heads of the model that are trained."""
     target: RunFolder
-    sources: Sources
-    """Contexts that are in use."""
-    shared: bool
-    """Whether other runs of the process use `sources`, too."""
+    sources: dict[str, ContextSource] = field(default_factory=dict)
+    """Contexts that are in use, by label."""
 
     @property
     def traces(self) -> Traces:
@@ -56,26 +51,24 @@ class Job:
         """Contexts of the store with a label.
 
         One label after the other, within `--memory_gb`: those of other labels remember nothing from
-        then on, unless `sources` are shared.
+        then on.
         """
-        key = (label, self.recipe.reads_queries)
-        if not self.shared:
-            for other in self.sources.keys() - {key}:
-                self.sources[other].forget()
-        if key not in self.sources:
+        for other in self.sources.keys() - {label}:
+            self.sources[other].forget()
+        if label not in self.sources:
             memory = int(self.config.memory_gb * 1e9)
-            self.sources[key] = ContextSource(
+            self.sources[label] = ContextSource(
                 self.traces, memory_bytes=memory, device=self.device, label=label,
                 recent=self.recipe.reads_queries,
             )  # fmt: skip
-        return self.sources[key]
+        return self.sources[label]
 
     def validation_points(self, limit: int) -> list[CompressionPoint]:
         """At most `limit` compression points of validation sequences."""
         return held_out_points(self.training_data.validation, self.recipe, limit=limit)
 
 
-def prepare(config: TrainConfig, recipe: Recipe, sources: Sources | None) -> Job:
+def prepare(config: TrainConfig, recipe: Recipe) -> Job:
     """Check everything that can be checked before anything is written."""
     identity = config.identity() | asdict(recipe)
     device = device_of(config.device)
@@ -96,6 +89,4 @@ def prepare(config: TrainConfig, recipe: Recipe, sources: Sources | None) -> Job
         training_data=training_data,
         heads=config.heads_of(traces.geometry),
         target=RunFolder(place(config.out), identity),
-        sources={} if sources is None else sources,
-        shared=sources is not None,
     )

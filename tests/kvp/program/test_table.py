@@ -15,7 +15,7 @@ from eval.results.records import FULL, LEARNED
 from kvp import __version__
 from kvp.program.command_line import flags_of
 from kvp.program.names import ALLOCATORS, OTHER_METHODS, SCORERS
-from kvp.program.table import PROGRAMS, SCRIPTS, load, main, run_program
+from kvp.program.table import PROGRAMS, load, main, run_program
 from policies import registry
 from policies.registry import METHODS
 
@@ -131,14 +131,6 @@ def test_kvp_alone_names_its_programs(capsys):
     assert "kvp: error: name a program: collect, train, eval, report" in capsys.readouterr().err
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"kvp {__version__}\n"
-
-
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_a_script_and_a_subcommand_are_the_same(name, capsys):
-    for call in (main, run_program):
-        words = ["--nonsense"]
-        assert (main([name, *words]) if call is main else run_program(name, words)) == 2
-        assert capsys.readouterr().err.startswith(f"kvp {name}: error: unknown flag --nonsense")
 
 
 def test_python_m_kvp_is_the_command():

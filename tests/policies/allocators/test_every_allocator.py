@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kvp.errors import KvpError, UsageError
+from kvp.errors import UsageError
 from kvp.ranking import Allocator, Protection, Request, allocated_counts, protected_scores
 from policies.registry import make_allocator
 
@@ -125,28 +125,3 @@ def test_counts_on_a_gpu_are_those_of_the_cpu(spec):
     moved = replace(request, scores=scores.cuda(), sizes=request.sizes.cuda())
     allocator = make_allocator(spec)
     assert torch.equal(allocator.allocate(moved).cpu(), allocator.allocate(request))
-
-
-@pytest.mark.parametrize(
-    ("spec", "message"),
-    [
-        ("magic", "unknown allocator 'magic': choose from uniform, pyramid, ada, global, windowkv, "
-                  "shared, self_sized, evolved"),
-        ("uniform(a=1)", "uniform has no option 'a': its options are whole"),
-        ("uniform(whole=-1)", "uniform: whole must be an integer >= 0, got -1"),
-        ("ada(safeguard=1.5)", "ada: safeguard must be a number from 0 to 1, got 1.5"),
-        ("ada(safeguard=true)", "ada: safeguard must be a number from 0 to 1, got True"),
-        ("ada(safeguard=nan)", "ada: safeguard must be a number from 0 to 1, got 'nan'"),
-        ("pyramid(beta=0.5)", "pyramid: beta must be a number >= 1, got 0.5"),
-        ("pyramid(window=8.0)", "pyramid: window must be an integer >= 0, got 8.0"),
-        ("windowkv(group=0)", "windowkv: group must be an integer >= 1 or auto, got 0"),
-        ("shared(pool=sum)", "shared: pool must be one of logsumexp, mean, max, got 'sum'"),
-        ("evolved", "evolved needs a file: write evolved:FILE"),
-        ("evolved:no/such.json", "no/such.json is no budget file"),
-    ],
-)  # fmt: skip
-def test_mistakes_are_one_line(spec, message):
-    with pytest.raises(KvpError) as error:
-        make_allocator(spec)
-    assert message in str(error.value)
-    assert "\n" not in str(error.value)

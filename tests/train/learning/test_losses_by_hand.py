@@ -21,12 +21,17 @@ from train.learning.losses import (
 from train.recipe import PRESETS
 
 
-def batch_of(scores, counted):
-    return Batch(scores=scores, importances=scores, counted=counted, seeds=range(len(scores)))
+def batch_with(*parts, counted):
+    return Batch(
+        scores=[scores for scores, _ in parts],
+        importances=[importance for _, importance in parts],
+        counted=torch.tensor(counted),
+        seeds=[7] * len(parts),
+    )
 
 
 def advantages(rewards, counted, clip):
-    batch = batch_of([rewards[0]] * len(rewards), counted)
+    batch = batch_with(*[(rewards[0], rewards[0])] * len(rewards), counted=counted)
     return normalise(within_context(rewards, batch), batch, clip)
 
 
@@ -34,20 +39,18 @@ def test_loss_by_hand():
     scores = [torch.tensor([[0.3, -0.2]]), torch.tensor([[0.0, 1.0, 2.0]])]
     rankings = [torch.tensor([[[0, 1]], [[1, 0]]]), torch.tensor([[[2, 1, 0]], [[0, 1, 2]]])]
     advantage = torch.tensor([[[1.0], [-1.0]], [[0.5], [-0.5]]])
-    counted = torch.tensor([[True], [True]])
+    batch = batch_with(*zip(scores, scores, strict=True), counted=[[True], [True]])
     first = log_prob(scores[0], rankings[0][0]) - log_prob(scores[0], rankings[0][1])
     second = log_prob(scores[1], rankings[1][0]) - log_prob(scores[1], rankings[1][1])
     # mean over 2 permutations, per token, mean over 2 contexts
     expected = -(first / 2 / 2 + 0.5 * second / 2 / 3) / 2
-    torch.testing.assert_close(
-        policy_loss(batch_of(scores, counted), rankings, advantage), expected
-    )
+    torch.testing.assert_close(policy_loss(batch, rankings, advantage), expected)
 
 
 def test_advantages_by_hand():
     # Leave-one-out of (1, 2, 3) is (-1.5, 0, 1.5): deviation sqrt(1.5); the second context is flat.
     rewards = torch.tensor([[[1.0], [2.0], [3.0]], [[7.0], [8.0], [90.0]]])
-    counted = torch.tensor([[True], [False]])
+    counted = [[True], [False]]
     result = advantages(rewards, counted, clip=9.0)
     edge = 1.5**0.5
     expected = torch.tensor([[[-edge], [0.0], [edge]], [[0.0], [0.0], [0.0]]])
@@ -65,15 +68,6 @@ def draw(*shape, seed=0):
     random = torch.Generator().manual_seed(seed)
     scores = torch.randn(*shape, generator=random, dtype=torch.float64)
     return scores, torch.rand(*shape, generator=random, dtype=torch.float64) ** 4
-
-
-def batch_with(*parts, counted):
-    return Batch(
-        scores=[scores for scores, _ in parts],
-        importances=[importance for _, importance in parts],
-        counted=torch.tensor(counted),
-        seeds=[7] * len(parts),
-    )
 
 
 def test_cross_entropy_by_hand():

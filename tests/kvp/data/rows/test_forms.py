@@ -1,5 +1,6 @@
 """Forms of a row: running text, dialogues, questions, choices; and what is no row."""
 
+import itertools
 import json
 
 import pytest
@@ -73,7 +74,25 @@ GOOD = '{"text": "good"}\n'
         ('{"context": "c", "question": "q", "answer": [true]}', "has a value that is not text"),
         ('{"context": true, "question": "q"}', "has a value that is not text in context"),
         ('{"question": "q", "answer": "x", "task": true}', "has a value that is not text in task"),
+        ('{"question": "q", "answer": "a", "task": ["x"]}', "not text in task"),
+        ('{"a": ' * 5000, "is not JSON"),
+        ('{"text": 1' + "0" * 5000 + "}", "is not JSON"),
+        ('{"text": ' + "[" * 400 + "]" * 400 + "}", "not text"),
+        ('{"question": "q", "answer": "\\ud800"}', "has half of a surrogate pair"),
+        ('{"question": "q", "answer": {"value": "x"}}', "has an object without 'text' in answer"),
+        ('{"question": "q", "answer": [["x"]]}', "has a list within a list in answer"),
+        ('{"messages": [{"role": "tool", "content": "a"}]}',
+         "has no exchange that begins with the user and ends with the assistant: its message 1 has "
+         "the role 'tool'"),
+        ('{"messages": [{"role": "assistant", "content": "a"}]}',
+         ": its message 1 has the role 'assistant'"),
+        (json.dumps({"messages": [*turns("a"), {"role": "function", "name": "f", "content": "b"}]}),
+         ": its message 2 has the role 'function'"),
+        (json.dumps({"messages": [*turns("a"), {"role": "assistant", "content": None,
+                                                "tool_calls": [{"id": "x"}]}]}),
+         ": its message 2 calls a tool"),
     ],
+    ids=itertools.count(),
 )  # fmt: skip
 def test_one_bad_row_is_skipped_and_a_file_of_them_refused(tmp_path, line, message):
     path = tmp_path / "d.jsonl"

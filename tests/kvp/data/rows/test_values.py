@@ -126,22 +126,6 @@ def test_a_number_out_of_bounds_is_named(tmp_path):
         assert document.questions[0].max_new_tokens == 8
 
 
-ROLES = [
-    ([{"role": "tool", "content": "a"}], ": its message 1 has the role 'tool'"),
-    ([{"role": "assistant", "content": "a"}], ": its message 1 has the role 'assistant'"),
-    ([{"role": "user", "content": "a"}, {"role": "function", "name": "f", "content": "b"}],
-     ": its message 2 has the role 'function'"),
-    ([{"role": "user", "content": "a"}, {"role": "assistant", "content": None,
-      "tool_calls": [{"id": "x"}]}], ": its message 2 calls a tool"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("messages", "end"), ROLES)
-def test_a_role_that_ends_a_dialogue_is_named(messages, end):
-    with pytest.raises(RowError, match="has no exchange .*" + end):
-        document_of({"messages": messages})
-
-
 def test_the_schema_of_openai():
     messages = [
         {"role": "developer", "content": [{"type": "text", "text": "Be brief."}]},
@@ -152,22 +136,6 @@ def test_the_schema_of_openai():
         {"role": "tool", "content": "d"},
     ]
     assert [one["content"] for one in document_of({"messages": messages}).turns] == ["a", "b"]
-
-
-@pytest.mark.parametrize(
-    ("row", "reason"),
-    [
-        ('{"a": ' * 5000, "is not JSON"),
-        ('{"text": 1' + "0" * 5000 + "}", "is not JSON"),
-        ('{"text": ' + "[" * 400 + "]" * 400 + "}", "not text"),
-        ('{"question": "q", "answer": "\\ud800"}', "has half of a surrogate pair"),
-        ({"question": "q", "answer": {"value": "x"}}, "has an object without 'text' in answer"),
-        ({"question": "q", "answer": [["x"]]}, "has a list within a list in answer"),
-        ({"question": "q", "answer": "a", "task": ["x"]}, "not text in task"),
-    ],
-)
-def test_rows_of_odd_shapes(tmp_path, row, reason):
-    assert reason in skipped(tmp_path / "a.jsonl", row)
 
 
 def test_numbers_keep_their_digits_and_zero_is_a_text():
