@@ -103,7 +103,7 @@ def pair_rows(first: Results, second: Results, *, resamples: int = 2000) -> pand
     with Progress("comparing", len(both_have)) as progress:
         for metric, protocol, method, budget in progress.over(both_have):
             key = metric, protocol, method, budget
-            numbers = _numbers(ours[key], theirs[key], resamples)
+            numbers = _paired_numbers(ours[key], theirs[key], resamples)
             gaps.append(numbers["difference"])
             row = {"metric": metric, "protocol": protocol, "method": method.label,
                    "budget": budget, "pairs": gaps[-1].prompts}  # fmt: skip
@@ -122,7 +122,7 @@ def pair_rows(first: Results, second: Results, *, resamples: int = 2000) -> pand
     return table
 
 
-def _numbers(ours: Estimate, theirs: Estimate, resamples: int) -> dict[str, Interval]:
+def _paired_numbers(ours: Estimate, theirs: Estimate, resamples: int) -> dict[str, Interval]:
     """Both sides and their difference on the prompts that both answered."""
     shared = ours.prompts & theirs.prompts
     first, second = (

@@ -26,7 +26,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from eval.config import EvalConfig
-from eval.evaluate import Bench, Prompt, evaluate, evaluate_together, identify
+from eval.evaluate import Bench, Prompt, evaluate_prompt, evaluate_together, identify
 from eval.methods import (
     Method,
     Setting,
@@ -274,7 +274,7 @@ def estimate(bench: Bench, prepared: Prepared) -> list[Record]:
     phase(f"measuring one prompt of {prompt.task}")
     for _ in range(1 if bench.model.device.type == "cpu" else 2):  # a GPU first loads its kernels
         started = time.perf_counter()
-        records = evaluate(bench, prompt, protocol, prepared.settings(prompt, protocol))
+        records = evaluate_prompt(bench, prompt, protocol, prepared.settings(prompt, protocol))
         seconds = time.perf_counter() - started
     count = len(prepared.work)
     say(

@@ -33,7 +33,7 @@ class Answers:
 
     caption: str
     content: str
-    """JSON, a list of prompts (`_prompt`)."""
+    """JSON, a list of prompts (`_shown_prompt`)."""
 
 
 def pack_text(text: str) -> str:
@@ -61,7 +61,7 @@ def answers(comparisons: Sequence[Comparison]) -> Answers | None:
         return None
     for count in (READABLE, READABLE // 2, READABLE // 4, 1):
         shown = [
-            _prompt(records)
+            _shown_prompt(records)
             for prompts in tasks
             for records in sorted(prompts, key=lambda rows: "excerpt" not in rows[0])[:count]
         ]
@@ -76,7 +76,7 @@ def answers(comparisons: Sequence[Comparison]) -> Answers | None:
     )
 
 
-def _prompt(records: Sequence[Record]) -> Record:
+def _shown_prompt(records: Sequence[Record]) -> Record:
     """What the script of the page reads of a prompt, the full cache first."""
     records = sorted(records, key=lambda record: record["method"] != FULL)
     return {name: records[0].get(name) for name in _OF_PROMPT} | {

@@ -31,7 +31,7 @@ from eval.results.folder import Results, commands, load_results, model_name, unf
 from eval.results.frame import tidy
 from eval.results.records import SEEN, policy_groups, results_folder
 from eval.results.sentences import findings, sentences, smallest_budgets
-from eval.results.settings import MethodSetting, budget_order, in_order
+from eval.results.settings import MethodSetting, budget_order, sort_families
 from kvp.artifacts.addresses import is_address
 from kvp.artifacts.files import atomic_write_bytes, refuse_others
 from kvp.artifacts.manifest import shown_text
@@ -86,7 +86,7 @@ class Run:
         self.results = results
         records = [*results.in_plan, *results.timing]
         groups = policy_groups(records)
-        self.families = in_order(MethodSetting.of(record, groups).family for record in records)
+        self.families = sort_families(MethodSetting.of(record, groups).family for record in records)
         compared = compare_all(results, resamples=resamples)
         self.comparisons = [comparison for comparison in compared
                             if any(row["budget_spec"] for row in comparison.records)]  # fmt: skip
@@ -146,7 +146,7 @@ def render(run: Run) -> str:
         drawn=drawn,
         reading=dict.fromkeys(reading) if shown else (),
         answers=answers(shown),
-        facts=_facts(results),
+        facts=_facts_table(results),
         commands=commands(results.manifest),
         csv=pandas.concat([pandas.DataFrame(), *run.numbers], ignore_index=True).to_csv(
             index=False, float_format="%.6g"
@@ -226,7 +226,7 @@ def _folded_tables(
     parts: dict[str, tuple[str, Sequence[Table]]] = {
         "costs": ("Bytes and seconds", [tables.costs_of_requests(timed)] if timed else []),
         "differences": (
-            "Differences, paired by prompt", [*tables.differences(comparison, numbers)],
+            "Differences, paired by prompt", [*tables.difference_tables(comparison, numbers)],
         ),
         "tasks": ("Task by task", [tables.by_task(comparison, spec) for spec in specs]),
         "every": (
@@ -236,7 +236,7 @@ def _folded_tables(
     return {part: (title, found) for part, (title, found) in parts.items() if found}
 
 
-def _facts(results: Results) -> Table:
+def _facts_table(results: Results) -> Table:
     """Model, policies and versions."""
     manifest = results.manifest
     policies = [f"{name} {digest[:12]}" for name, digest in manifest.get("policies", {}).items()]
@@ -268,13 +268,13 @@ def run(config: ReportConfig) -> None:
     page = render(whole).encode("utf-8", "backslashreplace")
     if png:
         for picture in whole.pictures:
-            _write(png / f"{picture.name}.png", picture.image("png"))
-    _write(out, page)
+            _write_file(png / f"{picture.name}.png", picture.image("png"))
+    _write_file(out, page)
     written = f"{out} ({len(page) / 1e6:.1f} MB){f', figures in {png}' if png else ''}"
     said = [line for comparison in whole.comparisons for line in sentences(comparison)]
     print(*dict.fromkeys(filter(None, (unfinished_work(results), *said))), written, sep="\n")
 
 
-def _write(path: Path, content: bytes) -> None:
+def _write_file(path: Path, content: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     atomic_write_bytes(path, content)

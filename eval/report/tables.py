@@ -132,7 +132,7 @@ def by_task(comparison: Comparison, spec: str) -> Table:
     )
 
 
-def differences(comparison: Comparison, numbers: DataFrame) -> Iterator[Table]:
+def difference_tables(comparison: Comparison, numbers: DataFrame) -> Iterator[Table]:
     """Paired differences of the settings shown: to the full cache, and to the first that sentences
     are about, in points or nats of likelihood per token. `numbers` is `eval.results.frame.tidy`.
     """
@@ -176,15 +176,15 @@ def costs_of_requests(timings: Sequence[Timing]) -> Table:
             "tokens per head": "all" if one.budget is None else f"{one.budget:.0f}",
             "cache bytes": f"{one.cache_bytes:,.0f}",
             "bytes / full": NOTHING if one.bytes_to_full is None else f"{one.bytes_to_full:.3f}",
-            "prefill, ms": _texts(one.prefill, 1000, ".1f"),
-            "score and evict, ms": _texts(one.evict, 1000, ".1f"),
+            "prefill, ms": _interval_texts(one.prefill, 1000, ".1f"),
+            "score and evict, ms": _interval_texts(one.evict, 1000, ".1f"),
             "of the prefill's seconds": share(
                 one.evict_to_prefill.mean if one.evict_to_prefill else None
             ),
             "of its FLOPs": share(one.flops),
             "readings of the prompt": str(passes(one.setting.method)),
-            "decode, ms per token": _texts(one.decode, 1000, ".2f"),
-            "decode / full": _texts(one.decode_to_full, 1, ".3f"),
+            "decode, ms per token": _interval_texts(one.decode, 1000, ".2f"),
+            "decode / full": _interval_texts(one.decode_to_full, 1, ".3f"),
         }
         for one in timings
     ]
@@ -219,11 +219,11 @@ def _cell(comparison: Comparison, cells: Cells, setting: MethodSetting, spec: st
     of = cells.get((setting, FULL if setting.method == FULL and spec != SELF_SIZED else spec))
     if of is None:
         return NOTHING
-    texts = _texts(of.interval, comparison.measure.scale, comparison.measure.page)
+    texts = _interval_texts(of.interval, comparison.measure.scale, comparison.measure.page)
     return texts.split("\n")[0] if of.interval.low == of.interval.high else texts
 
 
-def _texts(interval: Interval | None, scale: float, form: str) -> str:
+def _interval_texts(interval: Interval | None, scale: float, form: str) -> str:
     if interval is None:
         return NOTHING
     mean, low, high = interval.texts(scale, form)

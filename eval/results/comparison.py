@@ -36,7 +36,7 @@ from eval.results.settings import (
     budget_axis,
     budget_order,
     choose_settings,
-    in_order,
+    sort_families,
 )
 from eval.results.shapes import ResultsRow
 from eval.results.stats import Bounds, Interval, Scores, Unit
@@ -118,7 +118,7 @@ class Estimate:
     @property
     def prompts(self) -> set[Unit]:
         """The prompts answered."""
-        return stats.prompts_of(self.scores)
+        return stats.answered_prompts(self.scores)
 
 
 Place = tuple[MethodSetting, str]
@@ -356,7 +356,7 @@ class Comparison:
     def settings(self) -> list[MethodSetting]:
         """All settings: presets and allocators, with and without protection, method by method."""
         every = dict.fromkeys(setting for setting, _ in self.cells)
-        families = in_order(setting.family for setting in every)
+        families = sort_families(setting.family for setting in every)
         return sorted(
             every,
             key=lambda item: (
@@ -508,7 +508,7 @@ class Comparison:
         return self.minus(ours, max(nulls, key=lambda estimate: _goodness(self.kind, estimate)))
 
 
-def compare(results: Results, kind: Kind, protocol: str, *, resamples: int) -> Comparison | None:
+def compare_methods(results: Results, kind: Kind, protocol: str, *, resamples: int) -> Comparison | None:
     """Compare all methods of a results folder; None without records of this kind."""
     field = MEASURES[kind].field
     records = [record for record in results.in_plan
@@ -525,7 +525,7 @@ def compare(results: Results, kind: Kind, protocol: str, *, resamples: int) -> C
     having = {setting.family for setting in whole}
     lacking = dict.fromkeys(setting for setting, _ in every if setting.family not in having)
     choices = {**choose_settings(lacking, tuned), **whole}
-    order = in_order(setting.family for setting, _ in every)
+    order = sort_families(setting.family for setting, _ in every)
     return Comparison(
         kind=kind,
         protocol=protocol,
@@ -543,7 +543,7 @@ def compare(results: Results, kind: Kind, protocol: str, *, resamples: int) -> C
 def compare_all(results: Results, *, resamples: int) -> list[Comparison]:
     """All comparisons of a results folder: answers, then given replies, protocol by protocol."""
     protocols = dict.fromkeys(record["protocol"] for record in results.in_plan)
-    comparisons = (compare(results, kind, protocol, resamples=resamples)
+    comparisons = (compare_methods(results, kind, protocol, resamples=resamples)
                    for kind in MEASURES for protocol in protocols)  # fmt: skip
     return [comparison for comparison in comparisons if comparison is not None]
 
