@@ -97,7 +97,7 @@ MEASURES: Mapping[Kind, Measure] = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Estimate:
     """One number of a table."""
 
@@ -368,17 +368,19 @@ class Comparison:
     def minus(self, ours: Estimate, theirs: Estimate) -> Interval | None:
         """The difference, paired by prompt, more is better: of scores, or nats per token.
 
-        None where they share no prompt.
+        None where they share no prompt. Computed once, wherever it is shown.
         """
-        if ours.prompts.isdisjoint(theirs.prompts):
-            return None
-        return stats.paired_difference(
-            ours.scores,
-            theirs.scores,
-            bounds=self.measure.bounds,
-            weights=ours.weights,
-            resamples=self.resamples,
-        )
+        if (ours, theirs) not in self._paired:
+            shared = not ours.prompts.isdisjoint(theirs.prompts)
+            self._paired[ours, theirs] = stats.paired_difference(
+                ours.scores, theirs.scores, bounds=self.measure.bounds, weights=ours.weights,
+                resamples=self.resamples,
+            ) if shared else None  # fmt: skip
+        return self._paired[ours, theirs]
+
+    @cached_property
+    def _paired(self) -> dict[tuple[Estimate, Estimate], Interval | None]:
+        return {}
 
     @cached_property
     def best(self) -> Best | None:
@@ -442,20 +444,6 @@ class Comparison:
             and (lead := self.cells.get((first, spec))) and (gap := self.minus(of, lead))
         }  # fmt: skip
 
-    @cached_property
-    def losses(self) -> Mapping[MethodSetting, Mapping[str, Interval]]:
-        """What the named methods, without nulls, have over the full cache: largest budget first."""
-        if self.best is None or (full := self.full) is None:
-            return {}
-        specs = sorted({spec for _, spec in self.cells} - {SELF_SIZED, FULL}, key=budget_order)
-        return {
-            setting: {
-                spec: gap for spec in reversed(specs)
-                if (of := self.cells.get((setting, spec))) and (gap := self.minus(of, full))
-            }
-            for setting in self.best.settings if setting.method not in NULLS
-        }  # fmt: skip
-
     @property
     def tests(self) -> int:
         """How many differences one test corrects for: `gaps`, and where the first method is no
@@ -474,17 +462,16 @@ class Comparison:
     ) -> tuple[Mapping[MethodSetting, Interval], set[MethodSetting]]:
         """What the first named method has over the others at their budget, and which are not 0.
 
-        Those of `gaps`; where another method is the first, those of the named ones alone.
+        Tested as one of `gaps`; where another method is the first, with the named ones alone.
         """
         first, *others = best.settings
-        at = {setting: self.cells[setting, best.budget] for setting in best.settings}
+        lead = self.cells[first, best.budget]
+        gaps = {other: gap for other in others
+                if (gap := self.minus(self.cells[other, best.budget], lead))}  # fmt: skip
+        told = resolved_keys(gaps, self.tests)
         if self.best and first == self.best.settings[0]:
-            gaps = {other: self.gaps.get((other, best.budget)) for other in others}
             told = {setting for setting, spec in self.told if spec == best.budget}
-        else:
-            gaps = {other: self.minus(at[other], at[first]) for other in others}
-            told = resolved_keys({other: gap for other, gap in gaps.items() if gap}, self.tests)
-        return {other: -gap for other, gap in gaps.items() if gap}, told
+        return {other: -gap for other, gap in gaps.items()}, told
 
     def equal_counts(self, setting: MethodSetting) -> MethodSetting | None:
         """A policy's setting with as many tokens in every head, if run."""
