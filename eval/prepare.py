@@ -319,21 +319,16 @@ def plan(
     small, notes = _small(budgets, lengths, protection=protection, protected=protected)
     settings: list[Setting] = []
     for method in methods:
-        if method.scorer is None:
-            settings.append(Setting(method=method, budget=None))
-            continue
-        for budget in (None,) if method.self_sized else budgets:
-            chosen = PROTECTIONS[protection] if method.protected is None else (method.protected,)
-            for flag in chosen:
-                if not (flag and budget in small):
-                    settings.append(
-                        Setting(
-                            method=method,
-                            budget=budget,
-                            protected=flag,
-                            protection=protected if flag else UNPROTECTED,
-                        )
-                    )
+        full = method.scorer is None
+        flags = PROTECTIONS[protection] if method.protected is None else (method.protected,)
+        settings += [
+            Setting(
+                method=method, budget=budget, protected=flag,
+                protection=protected if flag else UNPROTECTED,
+            )
+            for budget in ((None,) if full or method.self_sized else budgets)
+            for flag in ((False,) if full else flags) if not (flag and budget in small)
+        ]  # fmt: skip
     return settings, notes
 
 

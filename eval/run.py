@@ -131,7 +131,7 @@ def _run_here(
     with open_folder(config, digests, shared=config.worker.shared) as output:
         prepared = _prepare(config, methods, loaded)
         bench = load_bench(config, prepared.methods, loaded)
-        return _run(prepared, bench, output, digests)
+        return _evaluate_into(output, prepared, bench, digests)
 
 
 def _run_with_ray(config: EvalConfig, methods: Sequence[Method]) -> Results | None:
@@ -173,8 +173,8 @@ def _prepare(config: EvalConfig, methods: Sequence[Method], loaded: Loaded | Non
     return prepared
 
 
-def _run(
-    prepared: Prepared, bench: Bench, output: OutputFolder, digests: Mapping[str, str]
+def _evaluate_into(
+    output: OutputFolder, prepared: Prepared, bench: Bench, digests: Mapping[str, str]
 ) -> Results | None:
     """Evaluate into a claimed folder, whose manifest is written first."""
     config = bench.config
