@@ -332,7 +332,7 @@ def plan(
     return settings, notes
 
 
-def below_protection(lengths: Iterable[int], budget: Budget, protected: Protection) -> list[int]:
+def too_small(lengths: Iterable[int], budget: Budget, protected: Protection) -> list[int]:
     """Those of some cache lengths of which a budget is less than the protected tokens."""
     return [length for length in lengths if budget.tokens(length) < min(protected.tokens, length)]
 
@@ -346,7 +346,7 @@ def _small(
     if protection == "off":
         return left_out, notes
     for budget in budgets:
-        short = below_protection(lengths, budget, protected)
+        short = too_small(lengths, budget, protected)
         if not short:
             if lengths and 2 * protected.tokens >= max(map(budget.tokens, lengths)):
                 notes.append(

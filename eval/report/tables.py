@@ -9,7 +9,7 @@ from pandas import DataFrame
 
 from eval.report.costs import Timing, passes
 from eval.results.comparison import Cells, Comparison, resolved_keys
-from eval.results.frame import OVERALL
+from eval.results.frame import OVERALL, gap_texts
 from eval.results.records import FULL, SEEN, SELF_SIZED
 from eval.results.settings import MethodSetting, are_shares
 from eval.results.stats import Interval
@@ -138,26 +138,22 @@ def difference_tables(comparison: Comparison, numbers: DataFrame) -> Iterator[Ta
     """
     if numbers.empty:
         return
-    measure, budgets = comparison.measure, [*comparison.budgets]
     lead = comparison.best.settings[0].label if comparison.best else ""
     for name, other in (("minus_full", "the full cache"), ("minus_lead", lead)):
         paired = numbers[numbers["task"] == OVERALL].dropna(subset=[name])
         shown = paired[paired["chosen"]].rename(columns={f"{name}_differs": "differs"})
         if shown.empty:
             continue
-        mean, low, high = (
-            (measure.scale * shown[f"{name}{part}"]).map(f"{{:{measure.gap}}}".format)
-            for part in ("", "_low", "_high")
-        )
+        mean, low, high = gap_texts(shown, name, comparison.measure)
         shown["text"] = mean + shown["differs"].map({True: " *", False: ""}) + "\n" + low
         shown["text"] += " to " + high
         wide = shown.pivot_table(
             "text", ["method", "setting"], "budget", "first", fill_value=NOTHING, sort=False
-        ).reindex(columns=budgets, fill_value=NOTHING)
+        ).reindex(columns=[*comparison.budgets], fill_value=NOTHING)
         tests = comparison.tests if name == "minus_lead" else len(paired)
         yield Table(
-            caption=f"Each method minus {other}, {measure.gap_unit}, {SEEN[comparison.protocol]}. "
-            f"* is not 0 (Holm's correction for {tests} differences).",
+            caption=f"Each method minus {other}, {comparison.measure.gap_unit}, "
+            f"{SEEN[comparison.protocol]}. * is not 0 (Holm's correction for {tests} differences).",
             header=("method", *_headings(comparison)),
             rows=[["\n".join(filter(None, row[0])), *row[1:]] for row in wide.itertuples()],
             families=[method for method, _ in wide.index],

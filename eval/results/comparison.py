@@ -495,7 +495,9 @@ class Comparison:
         return self.minus(ours, max(nulls, key=lambda estimate: _goodness(self.kind, estimate)))
 
 
-def compare_methods(results: Results, kind: Kind, protocol: str, *, resamples: int) -> Comparison | None:
+def compare_methods(
+    results: Results, kind: Kind, protocol: str, *, resamples: int
+) -> Comparison | None:
     """Compare all methods of a results folder; None without records of this kind."""
     field = MEASURES[kind].field
     records = [record for record in results.in_plan

@@ -84,7 +84,7 @@ def _main_sentence(comparison: Comparison, best: Best) -> str:
     score = _score(comparison, first, budget).replace("(", "(95 % interval ")
     said = f"{place}, with the {SEEN[comparison.protocol]} before compression, {name} {score}"
     if full := comparison.full:
-        said += f", the full cache {_estimate_text(comparison, full)}"
+        said += f", the full cache {_mean_text(comparison, full)}"
     equal = comparison.equal_counts(first)
     if equal not in (None, first) and (equal, budget) in comparison.cells:
         said += f". With equal counts per head it {_score(comparison, equal, budget)}"
@@ -92,10 +92,10 @@ def _main_sentence(comparison: Comparison, best: Best) -> str:
 
 
 def _score(comparison: Comparison, setting: MethodSetting, budget: str) -> str:
-    return f"{comparison.measure.verb} {_estimate_text(comparison, comparison.cells[setting, budget])}"
+    return f"{comparison.measure.verb} {_mean_text(comparison, comparison.cells[setting, budget])}"
 
 
-def _estimate_text(comparison: Comparison, of: Estimate) -> str:
+def _mean_text(comparison: Comparison, of: Estimate) -> str:
     measure = comparison.measure
     mean, low, high = of.interval.texts(measure.scale, f".{measure.digits}f")
     return f"{mean}{measure.unit}{f' ({low} to {high})' * (low != high)}"
