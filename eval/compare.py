@@ -15,6 +15,7 @@ import pandas
 from eval.config import CompareConfig
 from eval.results.comparison import MEASURES, Estimate, estimates
 from eval.results.folder import Results, describe_measure, load_results, model_name, unfinished_work
+from eval.results.frame import gap_texts
 from eval.results.records import group_by, policy_groups, results_folder
 from eval.results.settings import MethodSetting, budget_order
 from eval.results.stats import Interval, bootstrap_mean, holm, paired_difference
@@ -103,7 +104,7 @@ def pair_rows(first: Results, second: Results, *, resamples: int = 2000) -> pand
     with Progress("comparing", len(both_have)) as progress:
         for metric, protocol, method, budget in progress.over(both_have):
             key = metric, protocol, method, budget
-            numbers = _numbers(ours[key], theirs[key], resamples)
+            numbers = _paired_numbers(ours[key], theirs[key], resamples)
             gaps.append(numbers["difference"])
             row = {"metric": metric, "protocol": protocol, "method": method.label,
                    "budget": budget, "pairs": gaps[-1].prompts}  # fmt: skip
@@ -122,7 +123,7 @@ def pair_rows(first: Results, second: Results, *, resamples: int = 2000) -> pand
     return table
 
 
-def _numbers(ours: Estimate, theirs: Estimate, resamples: int) -> dict[str, Interval]:
+def _paired_numbers(ours: Estimate, theirs: Estimate, resamples: int) -> dict[str, Interval]:
     """Both sides and their difference on the prompts that both answered."""
     shared = ours.prompts & theirs.prompts
     first, second = (
@@ -141,11 +142,9 @@ def _numbers(ours: Estimate, theirs: Estimate, resamples: int) -> dict[str, Inte
 def _text_of(rows: pandas.DataFrame) -> str:
     """Rows of one metric as text."""
     measure, table = METRICS[rows["metric"].iloc[0]], rows[["method", "budget", "pairs"]].copy()
-    form = measure.gap
     for side in ("first", "second"):
-        table[side] = (measure.scale * rows[side]).map(f"{{:{form.lstrip('+')}}}".format)
-    gaps = [(measure.scale * rows[f"difference{part}"]).map(f"{{:{form}}}".format)
-            for part in ("", "_low", "_high")]  # fmt: skip
+        table[side] = (measure.scale * rows[side]).map(f"{{:{measure.gap.lstrip('+')}}}".format)
+    gaps = gap_texts(rows, "difference", measure)
     mark = rows["differs"].map({True: " *", False: "  "})
     table["second - first (95 %)"] = gaps[0] + " (" + gaps[1] + " to " + gaps[2] + ")" + mark
     return str(table.to_string(index=False))

@@ -20,7 +20,7 @@ from torch import tensor as as_tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from eval.config import EvalConfig
-from eval.methods import Method, Setting, method_fields
+from eval.methods import Method, Setting
 from eval.results.records import Record
 from kvp.data.encode import Encoded
 from kvp.data.task import Sample
@@ -243,7 +243,7 @@ def run_prefix(
     return bench.prefill(prompt, protocol, needs)
 
 
-def evaluate(
+def evaluate_prompt(
     bench: Bench, prompt: Prompt, protocol: str, settings: Sequence[Setting]
 ) -> list[Record]:
     """Evaluate every setting on one prompt; one record per setting."""
@@ -330,8 +330,7 @@ def identify(config: EvalConfig, prompt: Prompt, protocol: str, setting: Setting
     """Fields of a record that identify it, known before the prompt runs."""
     return {
         "model": config.model_name,
-        **method_fields(setting.method),
-        "protected": setting.protected,
+        **setting.fields,
         "protocol": protocol,
         "task": prompt.task,
         "split": config.split,

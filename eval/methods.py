@@ -14,7 +14,17 @@ from pathlib import Path
 from typing import Any
 
 from eval.config import TUNED, tuned_files
-from eval.results.records import FULL, LEARNED, SELF_SIZED, UNIFORM, method_label, without_seed
+from eval.results.records import (
+    FULL,
+    LEARNED,
+    SELF_SIZED,
+    SETTING_FIELDS,
+    UNIFORM,
+    Key,
+    key_of,
+    method_label,
+    without_seed,
+)
 from eval.tune.tuned_settings import Scored, Tuned, load_settings
 from kvp.artifacts.manifest import sha256_file
 from kvp.budgets import Budget
@@ -67,9 +77,8 @@ class Method:
     @property
     def label(self) -> str:
         """Name of the method in one word: `snapkv:kvpress`, `kvp/seed0+ada`."""
-        policy = "" if self.policy is None else f"/{self.policy}"
-        rule = method_label("", "auto", self.allocator)
-        return f"{method_label(self.name, self.variant)}{policy}{rule}"
+        named = f"{self.name}/{self.policy}" if self.policy else self.name
+        return method_label(named, self.variant, self.allocator)
 
     @property
     def ranking(self) -> tuple[str, str, str | None]:
@@ -231,12 +240,11 @@ def tuned_method(entry: Tuned, policies: Sequence[str], seed: int) -> list[Metho
     ]
 
 
-def spec_of(method: Given) -> str:
-    """Name under which a method, given as name or object, is recorded."""
-    (entry,) = with_objects([method])
-    if isinstance(entry, str):
-        return entry
-    scorer, rule = entry
+def spec_of(method: str | tuple[Scorer, Allocator | None]) -> str:
+    """Name under which a method, as of `with_objects`, is recorded."""
+    if isinstance(method, str):
+        return method
+    scorer, rule = method
     return scorer.name if rule is None else f"{scorer.name}+{rule.name}"
 
 
@@ -280,7 +288,7 @@ def learned_methods(arguments: Sequence[str]) -> list[Method]:
     ]
 
 
-def check_methods(methods: Sequence[Method], geometry: Geometry) -> None:
+def check_geometries(methods: Sequence[Method], geometry: Geometry) -> None:
     """Raise PolicyError where a policy or budget file is of another geometry than the model's."""
     for method in methods:
         if isinstance(method.scorer, LearnedScorer):
@@ -366,18 +374,6 @@ def policy_sources(arguments: Sequence[str]) -> dict[str, PolicySource]:
     return sources
 
 
-def method_fields(method: Method) -> dict[str, Any]:
-    """The fields that name a method in every results file."""
-    return {
-        "method": method.name,
-        "variant": method.variant,
-        "allocator": method.allocator,
-        "policy": method.policy,
-        "policy_seed": method.policy_seed,
-        **({"policy_commit": method.policy_commit} if method.policy_commit else {}),
-    }
-
-
 PROTECTIONS = {"both": (True, False), "on": (True,), "off": (False,)}
 """Values of `--protection`: whether first and last tokens are always kept."""
 
@@ -402,10 +398,20 @@ class Setting:
         return SELF_SIZED if self.method.self_sized else None
 
     @property
-    def key(self) -> tuple[str | bool | None, ...]:
-        """`SETTING_FIELDS` of its records."""
+    def fields(self) -> dict[str, Any]:
+        """What names it in every results file; the budget is `spec`."""
         of = self.method
-        return of.name, of.variant, of.allocator, of.policy, self.protected, self.spec
+        commit = {"policy_commit": of.policy_commit} if of.policy_commit else {}
+        return {
+            "method": of.name, "variant": of.variant, "allocator": of.allocator,
+            "policy": of.policy, "policy_seed": of.policy_seed, **commit,
+            "protected": self.protected,
+        }  # fmt: skip
+
+    @property
+    def key(self) -> Key:
+        """`SETTING_FIELDS` of its records."""
+        return key_of({**self.fields, "budget_spec": self.spec}, SETTING_FIELDS)
 
     def tokens(self, cached: int) -> int:
         """Tokens per KV head that it may keep of `cached` ones, all of them without a budget."""

@@ -21,7 +21,7 @@ from eval.methods import (
     Method,
     Setting,
     build_methods,
-    check_methods,
+    check_geometries,
     protected_tokens,
 )
 from eval.results.records import READABLE
@@ -66,7 +66,7 @@ def load_all(
     left_out: dict[str, list[str]] = {}
     for name in names:
         try:
-            made, told = load_prompts(name, settings, tokenizer)
+            made, told = load_task_prompts(name, settings, tokenizer)
         except NoPromptError as error:
             if name in settings.tasks:
                 raise
@@ -116,7 +116,7 @@ def _check_flags(settings: TaskSettings, names: Sequence[str]) -> None:
         raise UsageError("--tree_paths chooses from rows: give --data, --chat or --text, too")
 
 
-def load_prompts(
+def load_task_prompts(
     name: str, settings: TaskSettings, tokenizer: PreTrainedTokenizerBase
 ) -> tuple[list[Prompt], list[str]]:
     """The first `settings.count` samples of a task, encoded, and notes on them.
@@ -215,7 +215,7 @@ def read_model(
     else:
         model_config = loaded.model.config
     geometry = geometry_of(model_config)
-    check_methods(methods, geometry)
+    check_geometries(methods, geometry)
     tokenizer = tokenizer_of(config, loaded.tokenizer if loaded else None)
     return geometry, tokenizer, context_limit(model_config)
 
@@ -319,25 +319,20 @@ def plan(
     small, notes = _small(budgets, lengths, protection=protection, protected=protected)
     settings: list[Setting] = []
     for method in methods:
-        if method.scorer is None:
-            settings.append(Setting(method=method, budget=None))
-            continue
-        for budget in (None,) if method.self_sized else budgets:
-            chosen = PROTECTIONS[protection] if method.protected is None else (method.protected,)
-            for flag in chosen:
-                if not (flag and budget in small):
-                    settings.append(
-                        Setting(
-                            method=method,
-                            budget=budget,
-                            protected=flag,
-                            protection=protected if flag else UNPROTECTED,
-                        )
-                    )
+        full = method.scorer is None
+        flags = PROTECTIONS[protection] if method.protected is None else (method.protected,)
+        settings += [
+            Setting(
+                method=method, budget=budget, protected=flag,
+                protection=protected if flag else UNPROTECTED,
+            )
+            for budget in ((None,) if full or method.self_sized else budgets)
+            for flag in ((False,) if full else flags) if not (flag and budget in small)
+        ]  # fmt: skip
     return settings, notes
 
 
-def too_short(lengths: Iterable[int], budget: Budget, protected: Protection) -> list[int]:
+def too_small(lengths: Iterable[int], budget: Budget, protected: Protection) -> list[int]:
     """Those of some cache lengths of which a budget is less than the protected tokens."""
     return [length for length in lengths if budget.tokens(length) < min(protected.tokens, length)]
 
@@ -351,7 +346,7 @@ def _small(
     if protection == "off":
         return left_out, notes
     for budget in budgets:
-        short = too_short(lengths, budget, protected)
+        short = too_small(lengths, budget, protected)
         if not short:
             if lengths and 2 * protected.tokens >= max(map(budget.tokens, lengths)):
                 notes.append(

@@ -26,7 +26,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from eval.config import EvalConfig
-from eval.evaluate import Bench, Prompt, evaluate, evaluate_together, identify
+from eval.evaluate import Bench, Prompt, evaluate_prompt, evaluate_together, identify
 from eval.methods import (
     Method,
     Setting,
@@ -131,7 +131,7 @@ def _run_here(
     with open_folder(config, digests, shared=config.worker.shared) as output:
         prepared = _prepare(config, methods, loaded)
         bench = load_bench(config, prepared.methods, loaded)
-        return _run(prepared, bench, output, digests)
+        return _evaluate_into(output, prepared, bench, digests)
 
 
 def _run_with_ray(config: EvalConfig, methods: Sequence[Method]) -> Results | None:
@@ -173,8 +173,8 @@ def _prepare(config: EvalConfig, methods: Sequence[Method], loaded: Loaded | Non
     return prepared
 
 
-def _run(
-    prepared: Prepared, bench: Bench, output: OutputFolder, digests: Mapping[str, str]
+def _evaluate_into(
+    output: OutputFolder, prepared: Prepared, bench: Bench, digests: Mapping[str, str]
 ) -> Results | None:
     """Evaluate into a claimed folder, whose manifest is written first."""
     config = bench.config
@@ -274,7 +274,7 @@ def estimate(bench: Bench, prepared: Prepared) -> list[Record]:
     phase(f"measuring one prompt of {prompt.task}")
     for _ in range(1 if bench.model.device.type == "cpu" else 2):  # a GPU first loads its kernels
         started = time.perf_counter()
-        records = evaluate(bench, prompt, protocol, prepared.settings(prompt, protocol))
+        records = evaluate_prompt(bench, prompt, protocol, prepared.settings(prompt, protocol))
         seconds = time.perf_counter() - started
     count = len(prepared.work)
     say(

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from eval.evaluate import Bench, Prompt, hindsight, keep, run_prefix, tokens_per_head
-from eval.methods import Setting, method_fields
+from eval.methods import Setting
 from eval.results.records import Record
 from kvp.hf import EvictingCache, Prefill
 from kvp.hf.evict import gather
@@ -56,8 +56,7 @@ def timing_records(
     return [
         {
             "model": bench.config.model_name,
-            **method_fields(setting.method),
-            "protected": setting.protected,
+            **setting.fields,
             "protocol": protocol,
             "budget_spec": setting.spec,
             "budget": None if setting.budget is None else setting.tokens(middle),

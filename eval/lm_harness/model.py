@@ -27,7 +27,7 @@ from eval.lm_harness.caches import (
     compression,
     shorten_context,
 )
-from eval.methods import check_methods
+from eval.methods import check_geometries
 from kvp.errors import UsageError
 from kvp.hf import geometry_of, load_config, load_model, load_tokenizer
 from kvp.hf.attention import kvp_attention_set
@@ -96,11 +96,11 @@ class KvpLM(HFLM):  # type: ignore[misc]
         how = compression(**settings)
         if isinstance(pretrained, str):  # before its weights are loaded
             model_config = load_config(pretrained, revision=to_load.get("revision"))
-            check_methods([how.method], geometry_of(model_config))
+            check_geometries([how.method], geometry_of(model_config))
         name, model, its_tokenizer = load(pretrained, tokenizer, **to_load)
         if (scorer := how.method.scorer) is not None:  # refused before any request is read
             check_inputs(model, [scorer])
-            check_methods([how.method], geometry_of(model.config))
+            check_geometries([how.method], geometry_of(model.config))
             warn_of_another_model(model, scorer)
         super().__init__(
             pretrained=model, tokenizer=its_tokenizer, backend="causal", batch_size=1, **of_hflm

@@ -9,7 +9,6 @@ import base64
 import gzip
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from operator import itemgetter
 
 from eval.results.comparison import Comparison
@@ -27,25 +26,17 @@ _OF_PROMPT = (
 _OF_ANSWER = ("family", "label", "policy", "budget_spec", "score", "nll", "reply_tokens")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Answers:
-    """The answers that the page shows of one run."""
-
-    caption: str
-    content: str
-    """JSON, a list of prompts (`_prompt`)."""
-
-
 def pack_text(text: str) -> str:
     """A text as the page holds it: UTF-8, compressed by gzip, in base64."""
     data = gzip.compress(text.encode("utf-8", "backslashreplace"), compresslevel=6, mtime=0)
     return base64.b64encode(data).decode()
 
 
-def answers(comparisons: Sequence[Comparison]) -> Answers | None:
+def answers(comparisons: Sequence[Comparison]) -> tuple[str, str] | None:
     """The first prompts of every task, those set apart last, each method in its chosen setting.
 
-    None without any. `READABLE` prompts per task at most, and as few as make less than `BYTES`.
+    A caption, and JSON: a list of prompts (`_shown_prompt`). None without any. `READABLE` prompts
+    per task at most, and as few as make less than `BYTES`.
     """
     tasks = []
     for comparison in comparisons:
@@ -61,7 +52,7 @@ def answers(comparisons: Sequence[Comparison]) -> Answers | None:
         return None
     for count in (READABLE, READABLE // 2, READABLE // 4, 1):
         shown = [
-            _prompt(records)
+            _shown_prompt(records)
             for prompts in tasks
             for records in sorted(prompts, key=lambda rows: "excerpt" not in rows[0])[:count]
         ]
@@ -69,14 +60,11 @@ def answers(comparisons: Sequence[Comparison]) -> Answers | None:
         if len(pack_text(content)) <= BYTES:
             break
     most = max(map(len, tasks))
-    return Answers(
-        caption=f"{min(count, most)} of up to {most} prompts per task, each method in the setting "
-        "of the tables; every answer is in rows.jsonl.",
-        content=content,
-    )
+    which = f"{min(count, most)} of up to {most} prompts per task, each method in the setting of "
+    return f"{which}the tables; every answer is in rows.jsonl.", content
 
 
-def _prompt(records: Sequence[Record]) -> Record:
+def _shown_prompt(records: Sequence[Record]) -> Record:
     """What the script of the page reads of a prompt, the full cache first."""
     records = sorted(records, key=lambda record: record["method"] != FULL)
     return {name: records[0].get(name) for name in _OF_PROMPT} | {

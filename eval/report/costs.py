@@ -83,7 +83,7 @@ def timings(records: Iterable[TimingRow], groups: Mapping[str | None, str]) -> l
     measured = []
     for (protocol, spec, setting), same in parts.items():
         whole = wholes.get(protocol, [])
-        nbytes, whole_bytes = (_mean(rows, "cache_bytes") for rows in (same, whole))
+        nbytes, whole_bytes = (_mean_field(rows, "cache_bytes") for rows in (same, whole))
         decode, full = (_by_prompt(rows, "decode_seconds_per_token") for rows in (same, whole))
         evict, prefill = (_by_prompt(same, f"{part}_seconds") for part in ("evict", "prefill"))
         flops = [part / of_prefill for row in same if (of_prefill := row.get("prefill_flops"))
@@ -91,7 +91,7 @@ def timings(records: Iterable[TimingRow], groups: Mapping[str | None, str]) -> l
         size = "kept_tokens" if same[0]["budget"] is None else "budget"
         timing = Timing(
             setting=setting, protocol=protocol, spec=spec, cache_bytes=nbytes,
-            budget=None if spec is None else _mean(same, size),
+            budget=None if spec is None else _mean_field(same, size),
             bytes_to_full=nbytes / whole_bytes if whole_bytes else None,
             flops=float(np.mean(flops)) if flops else None,
             prefill=median_interval(prefill), evict=median_interval(evict),
@@ -102,7 +102,7 @@ def timings(records: Iterable[TimingRow], groups: Mapping[str | None, str]) -> l
     return sorted(measured, key=lambda timing: (timing.budget is not None, timing.budget or 0.0))
 
 
-def _mean(records: Sequence[Mapping[str, object]], field: str) -> float:
+def _mean_field(records: Sequence[Mapping[str, object]], field: str) -> float:
     return float(np.mean([record[field] for record in records])) if records else 0.0
 
 

@@ -11,11 +11,11 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
+from functools import partial
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -31,7 +31,7 @@ from eval.results.folder import Results, commands, load_results, model_name, unf
 from eval.results.frame import tidy
 from eval.results.records import SEEN, policy_groups, results_folder
 from eval.results.sentences import findings, sentences, smallest_budgets
-from eval.results.settings import MethodSetting, budget_order, in_order
+from eval.results.settings import MethodSetting, budget_order, sort_families
 from kvp.artifacts.addresses import is_address
 from kvp.artifacts.files import atomic_write_bytes, refuse_others
 from kvp.artifacts.manifest import shown_text
@@ -50,8 +50,7 @@ _READING = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Text:
+class Text(NamedTuple):
     """A paragraph."""
 
     text: str
@@ -59,23 +58,6 @@ class Text:
     """CSS class."""
     budget: str = ""
     """The budget that it is of, where the page can choose one."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ComparisonView:
-    """All that the page shows of a comparison; with a prefix in its name, of one task alone."""
-
-    ident: str
-    title: str
-    protocol: str
-    """The only one with which the page shows it."""
-    tasks: Sequence[str]
-    """The only ones with which the page shows it, "" for all."""
-    texts: Sequence[Text]
-    picture: Picture | None
-    table: Table | None
-    folded: Mapping[str, tuple[str, Sequence[Table]]]
-    """More tables: names, and titles with the tables."""
 
 
 class Run:
@@ -86,7 +68,7 @@ class Run:
         self.results = results
         records = [*results.in_plan, *results.timing]
         groups = policy_groups(records)
-        self.families = in_order(MethodSetting.of(record, groups).family for record in records)
+        self.families = sort_families(MethodSetting.of(record, groups).family for record in records)
         compared = compare_all(results, resamples=resamples)
         self.comparisons = [comparison for comparison in compared
                             if any(row["budget_spec"] for row in comparison.records)]  # fmt: skip
@@ -95,9 +77,7 @@ class Run:
             self.numbers = [tidy(comparison) for comparison in progress.over(self.comparisons)]
         self.styles = figures.line_styles(self.families)
         self.timings = timings(results.timing, groups)
-        self.views = [
-            _view(self, *each) for each in zip(self.comparisons, self.numbers, strict=True)
-        ]
+        self.views = list(map(partial(_view, self), self.comparisons, self.numbers))
         several = (one for one in self.comparisons if len(one.sorted.tasks) > 1)
         alone = [one.of_task(task) for one in several for task in one.sorted.tasks]
         self.of_tasks = [_view(self, one, None, f"task-{n}-") for n, one in enumerate(alone)]
@@ -105,7 +85,7 @@ class Run:
     @property
     def pictures(self) -> list[Picture]:
         """All figures."""
-        return [view.picture for view in (*self.views, *self.of_tasks) if view.picture]
+        return [view["picture"] for view in (*self.views, *self.of_tasks) if view["picture"]]
 
 
 def render(run: Run) -> str:
@@ -146,7 +126,7 @@ def render(run: Run) -> str:
         drawn=drawn,
         reading=dict.fromkeys(reading) if shown else (),
         answers=answers(shown),
-        facts=_facts(results),
+        facts=_facts_table(results),
         commands=commands(results.manifest),
         csv=pandas.concat([pandas.DataFrame(), *run.numbers], ignore_index=True).to_csv(
             index=False, float_format="%.6g"
@@ -156,8 +136,12 @@ def render(run: Run) -> str:
 
 def _view(
     run: Run, comparison: Comparison, numbers: pandas.DataFrame | None, prefix: str = ""
-) -> ComparisonView:
-    """Sentences, figure and tables; folded ones of `numbers` (`eval.results.frame.tidy`)."""
+) -> dict[str, Any]:
+    """What the template shows of a comparison; with a prefix in its name, of one task alone.
+
+    `protocol` and `tasks` ("" for all) are the only ones with which the page shows it, `folded`
+    more tables, of `numbers` (`eval.results.frame.tidy`).
+    """
     tasks, name = comparison.sorted.tasks, f"{prefix}{comparison.kind}-{comparison.protocol}"
     measure = comparison.measure.title.removesuffix(", %").capitalize()
     title = f"{measure}, {SEEN[comparison.protocol]}"
@@ -166,16 +150,16 @@ def _view(
     if comparison.cells:
         picture = _picture(run, comparison, name, measure)
         table = tables.some_settings(comparison, tables.main_settings(comparison))
-    return ComparisonView(
-        ident=name,
-        title=f"{only[0]}: {title}" if prefix else title,
-        protocol=comparison.protocol,
-        tasks=only if prefix else ("", *only),
-        texts=list(_sentences(run, comparison)),
-        picture=picture,
-        table=table,
-        folded={} if numbers is None else _folded_tables(run, comparison, numbers),
-    )
+    return {
+        "ident": name,
+        "title": f"{only[0]}: {title}" if prefix else title,
+        "protocol": comparison.protocol,
+        "tasks": only if prefix else ("", *only),
+        "texts": list(_sentences(run, comparison)),
+        "picture": picture,
+        "table": table,
+        "folded": {} if numbers is None else _folded_tables(run, comparison, numbers),
+    }
 
 
 def _picture(run: Run, comparison: Comparison, name: str, measure: str) -> Picture:
@@ -203,40 +187,41 @@ def _picture(run: Run, comparison: Comparison, name: str, measure: str) -> Pictu
 def _sentences(run: Run, comparison: Comparison) -> Iterator[Text]:
     """The sentences on a comparison, budget by budget, without those at the top of the page."""
     if comparison.sorted.apart and not comparison.unfinished:
-        yield Text(text=comparison.sorted.apart, style="note")
+        yield Text(comparison.sorted.apart, "note")
     if comparison.best is None:
         return
     for spec in comparison.budgets:
         if best := comparison.best_at(spec):
             main, *others = findings(comparison, best)
-            yield Text(text=main, style="summary", budget=spec)
+            yield Text(main, "summary", spec)
             if saved := savings(comparison, best, run.timings):
-                yield Text(text=saved, style="saved", budget=spec)
-            yield from (Text(text=text, budget=spec) for text in others)
-    yield from (Text(text=text) for text in smallest_budgets(comparison))
-    yield Text(text="No method was run at this budget.", style="missing lacking")
+                yield Text(saved, "saved", spec)
+            yield from (Text(text, budget=spec) for text in others)
+    yield from map(Text, smallest_budgets(comparison))
+    yield Text("No method was run at this budget.", "missing lacking")
 
 
 def _folded_tables(
     run: Run, comparison: Comparison, numbers: pandas.DataFrame
-) -> dict[str, tuple[str, Sequence[Table]]]:
+) -> dict[str, tuple[str, list[Table]]]:
+    """Titles and tables by name, those without a table left out."""
     timed = [timing for timing in run.timings if timing.protocol == comparison.protocol]
     specs = comparison.budgets if len(comparison.sorted.tasks) > 1 else ()
     few = len(comparison.settings) <= tables.FEW
-    parts: dict[str, tuple[str, Sequence[Table]]] = {
+    parts: dict[str, tuple[str, list[Table]]] = {
         "costs": ("Bytes and seconds", [tables.costs_of_requests(timed)] if timed else []),
         "differences": (
-            "Differences, paired by prompt", [*tables.differences(comparison, numbers)],
+            "Differences, paired by prompt", [*tables.difference_tables(comparison, numbers)],
         ),
         "tasks": ("Task by task", [tables.by_task(comparison, spec) for spec in specs]),
         "every": (
             "Every setting of every method", [] if few else [tables.every_setting(comparison)],
         ),
     }  # fmt: skip
-    return {part: (title, found) for part, (title, found) in parts.items() if found}
+    return {name: part for name, part in parts.items() if part[1]}
 
 
-def _facts(results: Results) -> Table:
+def _facts_table(results: Results) -> Table:
     """Model, policies and versions."""
     manifest = results.manifest
     policies = [f"{name} {digest[:12]}" for name, digest in manifest.get("policies", {}).items()]
@@ -268,13 +253,13 @@ def run(config: ReportConfig) -> None:
     page = render(whole).encode("utf-8", "backslashreplace")
     if png:
         for picture in whole.pictures:
-            _write(png / f"{picture.name}.png", picture.image("png"))
-    _write(out, page)
+            _write_file(png / f"{picture.name}.png", picture.image("png"))
+    _write_file(out, page)
     written = f"{out} ({len(page) / 1e6:.1f} MB){f', figures in {png}' if png else ''}"
     said = [line for comparison in whole.comparisons for line in sentences(comparison)]
     print(*dict.fromkeys(filter(None, (unfinished_work(results), *said))), written, sep="\n")
 
 
-def _write(path: Path, content: bytes) -> None:
+def _write_file(path: Path, content: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     atomic_write_bytes(path, content)

@@ -9,7 +9,7 @@ from pandas import DataFrame
 
 from eval.report.costs import Timing, passes
 from eval.results.comparison import Cells, Comparison, resolved_keys
-from eval.results.frame import OVERALL
+from eval.results.frame import OVERALL, gap_texts
 from eval.results.records import FULL, SEEN, SELF_SIZED
 from eval.results.settings import MethodSetting, are_shares
 from eval.results.stats import Interval
@@ -132,32 +132,28 @@ def by_task(comparison: Comparison, spec: str) -> Table:
     )
 
 
-def differences(comparison: Comparison, numbers: DataFrame) -> Iterator[Table]:
+def difference_tables(comparison: Comparison, numbers: DataFrame) -> Iterator[Table]:
     """Paired differences of the settings shown: to the full cache, and to the first that sentences
     are about, in points or nats of likelihood per token. `numbers` is `eval.results.frame.tidy`.
     """
     if numbers.empty:
         return
-    measure, budgets = comparison.measure, [*comparison.budgets]
     lead = comparison.best.settings[0].label if comparison.best else ""
     for name, other in (("minus_full", "the full cache"), ("minus_lead", lead)):
         paired = numbers[numbers["task"] == OVERALL].dropna(subset=[name])
         shown = paired[paired["chosen"]].rename(columns={f"{name}_differs": "differs"})
         if shown.empty:
             continue
-        mean, low, high = (
-            (measure.scale * shown[f"{name}{part}"]).map(f"{{:{measure.gap}}}".format)
-            for part in ("", "_low", "_high")
-        )
+        mean, low, high = gap_texts(shown, name, comparison.measure)
         shown["text"] = mean + shown["differs"].map({True: " *", False: ""}) + "\n" + low
         shown["text"] += " to " + high
         wide = shown.pivot_table(
             "text", ["method", "setting"], "budget", "first", fill_value=NOTHING, sort=False
-        ).reindex(columns=budgets, fill_value=NOTHING)
+        ).reindex(columns=[*comparison.budgets], fill_value=NOTHING)
         tests = comparison.tests if name == "minus_lead" else len(paired)
         yield Table(
-            caption=f"Each method minus {other}, {measure.gap_unit}, {SEEN[comparison.protocol]}. "
-            f"* is not 0 (Holm's correction for {tests} differences).",
+            caption=f"Each method minus {other}, {comparison.measure.gap_unit}, "
+            f"{SEEN[comparison.protocol]}. * is not 0 (Holm's correction for {tests} differences).",
             header=("method", *_headings(comparison)),
             rows=[["\n".join(filter(None, row[0])), *row[1:]] for row in wide.itertuples()],
             families=[method for method, _ in wide.index],
@@ -176,15 +172,15 @@ def costs_of_requests(timings: Sequence[Timing]) -> Table:
             "tokens per head": "all" if one.budget is None else f"{one.budget:.0f}",
             "cache bytes": f"{one.cache_bytes:,.0f}",
             "bytes / full": NOTHING if one.bytes_to_full is None else f"{one.bytes_to_full:.3f}",
-            "prefill, ms": _texts(one.prefill, 1000, ".1f"),
-            "score and evict, ms": _texts(one.evict, 1000, ".1f"),
+            "prefill, ms": _interval_texts(one.prefill, 1000, ".1f"),
+            "score and evict, ms": _interval_texts(one.evict, 1000, ".1f"),
             "of the prefill's seconds": share(
                 one.evict_to_prefill.mean if one.evict_to_prefill else None
             ),
             "of its FLOPs": share(one.flops),
             "readings of the prompt": str(passes(one.setting.method)),
-            "decode, ms per token": _texts(one.decode, 1000, ".2f"),
-            "decode / full": _texts(one.decode_to_full, 1, ".3f"),
+            "decode, ms per token": _interval_texts(one.decode, 1000, ".2f"),
+            "decode / full": _interval_texts(one.decode_to_full, 1, ".3f"),
         }
         for one in timings
     ]
@@ -219,11 +215,11 @@ def _cell(comparison: Comparison, cells: Cells, setting: MethodSetting, spec: st
     of = cells.get((setting, FULL if setting.method == FULL and spec != SELF_SIZED else spec))
     if of is None:
         return NOTHING
-    texts = _texts(of.interval, comparison.measure.scale, comparison.measure.page)
+    texts = _interval_texts(of.interval, comparison.measure.scale, comparison.measure.page)
     return texts.split("\n")[0] if of.interval.low == of.interval.high else texts
 
 
-def _texts(interval: Interval | None, scale: float, form: str) -> str:
+def _interval_texts(interval: Interval | None, scale: float, form: str) -> str:
     if interval is None:
         return NOTHING
     mean, low, high = interval.texts(scale, form)

@@ -36,7 +36,7 @@ from eval.results.settings import (
     budget_axis,
     budget_order,
     choose_settings,
-    in_order,
+    sort_families,
 )
 from eval.results.shapes import ResultsRow
 from eval.results.stats import Bounds, Interval, Scores, Unit
@@ -97,7 +97,7 @@ MEASURES: Mapping[Kind, Measure] = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Estimate:
     """One number of a table."""
 
@@ -118,7 +118,7 @@ class Estimate:
     @property
     def prompts(self) -> set[Unit]:
         """The prompts answered."""
-        return stats.prompts_of(self.scores)
+        return stats.answered_prompts(self.scores)
 
 
 Place = tuple[MethodSetting, str]
@@ -356,7 +356,7 @@ class Comparison:
     def settings(self) -> list[MethodSetting]:
         """All settings: presets and allocators, with and without protection, method by method."""
         every = dict.fromkeys(setting for setting, _ in self.cells)
-        families = in_order(setting.family for setting in every)
+        families = sort_families(setting.family for setting in every)
         return sorted(
             every,
             key=lambda item: (
@@ -368,17 +368,19 @@ class Comparison:
     def minus(self, ours: Estimate, theirs: Estimate) -> Interval | None:
         """The difference, paired by prompt, more is better: of scores, or nats per token.
 
-        None where they share no prompt.
+        None where they share no prompt. Computed once, wherever it is shown.
         """
-        if ours.prompts.isdisjoint(theirs.prompts):
-            return None
-        return stats.paired_difference(
-            ours.scores,
-            theirs.scores,
-            bounds=self.measure.bounds,
-            weights=ours.weights,
-            resamples=self.resamples,
-        )
+        if (ours, theirs) not in self._paired:
+            shared = not ours.prompts.isdisjoint(theirs.prompts)
+            self._paired[ours, theirs] = stats.paired_difference(
+                ours.scores, theirs.scores, bounds=self.measure.bounds, weights=ours.weights,
+                resamples=self.resamples,
+            ) if shared else None  # fmt: skip
+        return self._paired[ours, theirs]
+
+    @cached_property
+    def _paired(self) -> dict[tuple[Estimate, Estimate], Interval | None]:
+        return {}
 
     @cached_property
     def best(self) -> Best | None:
@@ -442,20 +444,6 @@ class Comparison:
             and (lead := self.cells.get((first, spec))) and (gap := self.minus(of, lead))
         }  # fmt: skip
 
-    @cached_property
-    def losses(self) -> Mapping[MethodSetting, Mapping[str, Interval]]:
-        """What the named methods, without nulls, have over the full cache: largest budget first."""
-        if self.best is None or (full := self.full) is None:
-            return {}
-        specs = sorted({spec for _, spec in self.cells} - {SELF_SIZED, FULL}, key=budget_order)
-        return {
-            setting: {
-                spec: gap for spec in reversed(specs)
-                if (of := self.cells.get((setting, spec))) and (gap := self.minus(of, full))
-            }
-            for setting in self.best.settings if setting.method not in NULLS
-        }  # fmt: skip
-
     @property
     def tests(self) -> int:
         """How many differences one test corrects for: `gaps`, and where the first method is no
@@ -474,17 +462,16 @@ class Comparison:
     ) -> tuple[Mapping[MethodSetting, Interval], set[MethodSetting]]:
         """What the first named method has over the others at their budget, and which are not 0.
 
-        Those of `gaps`; where another method is the first, those of the named ones alone.
+        Tested as one of `gaps`; where another method is the first, with the named ones alone.
         """
         first, *others = best.settings
-        at = {setting: self.cells[setting, best.budget] for setting in best.settings}
+        lead = self.cells[first, best.budget]
+        gaps = {other: gap for other in others
+                if (gap := self.minus(self.cells[other, best.budget], lead))}  # fmt: skip
+        told = resolved_keys(gaps, self.tests)
         if self.best and first == self.best.settings[0]:
-            gaps = {other: self.gaps.get((other, best.budget)) for other in others}
             told = {setting for setting, spec in self.told if spec == best.budget}
-        else:
-            gaps = {other: self.minus(at[other], at[first]) for other in others}
-            told = resolved_keys({other: gap for other, gap in gaps.items() if gap}, self.tests)
-        return {other: -gap for other, gap in gaps.items() if gap}, told
+        return {other: -gap for other, gap in gaps.items()}, told
 
     def equal_counts(self, setting: MethodSetting) -> MethodSetting | None:
         """A policy's setting with as many tokens in every head, if run."""
@@ -508,7 +495,9 @@ class Comparison:
         return self.minus(ours, max(nulls, key=lambda estimate: _goodness(self.kind, estimate)))
 
 
-def compare(results: Results, kind: Kind, protocol: str, *, resamples: int) -> Comparison | None:
+def compare_methods(
+    results: Results, kind: Kind, protocol: str, *, resamples: int
+) -> Comparison | None:
     """Compare all methods of a results folder; None without records of this kind."""
     field = MEASURES[kind].field
     records = [record for record in results.in_plan
@@ -525,7 +514,7 @@ def compare(results: Results, kind: Kind, protocol: str, *, resamples: int) -> C
     having = {setting.family for setting in whole}
     lacking = dict.fromkeys(setting for setting, _ in every if setting.family not in having)
     choices = {**choose_settings(lacking, tuned), **whole}
-    order = in_order(setting.family for setting, _ in every)
+    order = sort_families(setting.family for setting, _ in every)
     return Comparison(
         kind=kind,
         protocol=protocol,
@@ -543,7 +532,7 @@ def compare(results: Results, kind: Kind, protocol: str, *, resamples: int) -> C
 def compare_all(results: Results, *, resamples: int) -> list[Comparison]:
     """All comparisons of a results folder: answers, then given replies, protocol by protocol."""
     protocols = dict.fromkeys(record["protocol"] for record in results.in_plan)
-    comparisons = (compare(results, kind, protocol, resamples=resamples)
+    comparisons = (compare_methods(results, kind, protocol, resamples=resamples)
                    for kind in MEASURES for protocol in protocols)  # fmt: skip
     return [comparison for comparison in comparisons if comparison is not None]
 

@@ -7,8 +7,8 @@ from math import exp
 
 from eval.results import stats
 from eval.results.comparison import Best, Comparison, Estimate
-from eval.results.records import LEARNED, SEEN
-from eval.results.settings import PROTECTED, MethodSetting
+from eval.results.records import FULL, LEARNED, SEEN, SELF_SIZED
+from eval.results.settings import PROTECTED, MethodSetting, budget_order
 from eval.results.stats import Interval
 from policies.registry import NULLS
 
@@ -57,8 +57,15 @@ def findings(comparison: Comparison, best: Best) -> list[str]:
 
 def smallest_budgets(comparison: Comparison) -> list[str]:
     """The smallest budget at which each named method loses little to the full cache; one line."""
-    said = []
-    for setting, gaps in comparison.losses.items() if comparison.kind == "accuracy" else ():
+    best, full, said = comparison.best, comparison.full, list[str]()
+    if best is None or full is None or comparison.kind != "accuracy":
+        return said
+    specs = sorted({spec for _, spec in comparison.cells} - {SELF_SIZED, FULL}, key=budget_order)
+    for setting in [one for one in best.settings if one.method not in NULLS]:
+        gaps = {
+            spec: gap for spec in reversed(specs)
+            if (of := comparison.cells.get((setting, spec))) and (gap := comparison.minus(of, full))
+        }  # fmt: skip
         smallest, open_one = stats.find_smallest_budget(gaps)
         said += [f"{setting.label} {smallest or 'none'}"] if gaps else []
         if open_one:
@@ -77,7 +84,7 @@ def _main_sentence(comparison: Comparison, best: Best) -> str:
     score = _score(comparison, first, budget).replace("(", "(95 % interval ")
     said = f"{place}, with the {SEEN[comparison.protocol]} before compression, {name} {score}"
     if full := comparison.full:
-        said += f", the full cache {_number(comparison, full)}"
+        said += f", the full cache {_mean_text(comparison, full)}"
     equal = comparison.equal_counts(first)
     if equal not in (None, first) and (equal, budget) in comparison.cells:
         said += f". With equal counts per head it {_score(comparison, equal, budget)}"
@@ -85,10 +92,10 @@ def _main_sentence(comparison: Comparison, best: Best) -> str:
 
 
 def _score(comparison: Comparison, setting: MethodSetting, budget: str) -> str:
-    return f"{comparison.measure.verb} {_number(comparison, comparison.cells[setting, budget])}"
+    return f"{comparison.measure.verb} {_mean_text(comparison, comparison.cells[setting, budget])}"
 
 
-def _number(comparison: Comparison, of: Estimate) -> str:
+def _mean_text(comparison: Comparison, of: Estimate) -> str:
     measure = comparison.measure
     mean, low, high = of.interval.texts(measure.scale, f".{measure.digits}f")
     return f"{mean}{measure.unit}{f' ({low} to {high})' * (low != high)}"

@@ -131,7 +131,7 @@ def choose_settings(
     return chosen
 
 
-def in_order(families: Iterable[str]) -> list[str]:
+def sort_families(families: Iterable[str]) -> list[str]:
     """Each once: full cache, oracle, learned policies, then the others in the given order."""
     method = {family: family.partition("/")[0] for family in families}
     first = (FULL, ORACLE, LEARNED)

@@ -101,7 +101,7 @@ def reply_tokens(records: Iterable[Mapping[str, Any]]) -> dict[Unit, float] | No
     return tokens or None
 
 
-def prompts_of(scores: Scores) -> set[Unit]:
+def answered_prompts(scores: Scores) -> set[Unit]:
     """Prompts that some policy answered."""
     return {unit for answers in scores.values() for unit in answers}
 

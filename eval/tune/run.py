@@ -32,7 +32,7 @@ from eval.methods import (
     registered_method,
     with_allocator,
 )
-from eval.prepare import Prepared, plan, prepare, too_short
+from eval.prepare import Prepared, plan, prepare, too_small
 from eval.results.folder import open_folder, write_manifest
 from eval.results.records import (
     FULL,
@@ -201,7 +201,7 @@ class Tuning:
                 "--tasks: some have answers, others given replies (chat, text); tune on one kind"
             )
         lengths = [prompt.boundary(name) for prompt, name in prepared.work]
-        small = [budget for budget in self.budgets if too_short(lengths, budget, self.protected)]
+        small = [budget for budget in self.budgets if too_small(lengths, budget, self.protected)]
         if config.protection != "off" and small:
             raise UsageError(
                 f"--budgets {small[0]} is below the {self.protected.tokens} protected tokens for "

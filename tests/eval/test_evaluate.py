@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from eval.config import EvalConfig
-from eval.evaluate import evaluate, hindsight, keep, run_prefix
+from eval.evaluate import evaluate_prompt, hindsight, keep, run_prefix
 from eval.methods import Setting, build_methods
 from eval.prepare import load_all
 from kvp.budgets import parse_budget
@@ -64,7 +64,7 @@ def test_answers_are_those_of_each_method_alone(bench, prompts, protocol):
         *_settings("snapkv,kvzip,expected_attention,snapkv+ada,kvzip+global,tova+pyramid", "25%"),
         *_settings("gvote+self_sized", None),
     ]
-    records = evaluate(bench, prompt, protocol, settings)
+    records = evaluate_prompt(bench, prompt, protocol, settings)
     assert len(records) == len(settings)
     ids = prompt.ids[None]
     boundary, fed_again = prompt.boundary(protocol), prompt.fed_again(protocol)
@@ -97,7 +97,7 @@ def test_answers_are_those_of_each_method_alone(bench, prompts, protocol):
 def test_records_count_the_evidence_of_every_head(bench, prompts, protocol):
     prompt = prompts["niah_single_1"]
     settings = [*_settings("full", None)[1:], *_settings("ring,random,knorm+ada", "40%")]
-    rows = evaluate(bench, prompt, protocol, settings)
+    rows = evaluate_prompt(bench, prompt, protocol, settings)
     start = run_prefix(bench, prompt, protocol)
     kept = {(s.method.label, s.protected): k for s, k in keep(start, settings, None)}
     assert rows[0]["evidence_kept"] == [[len(prompt.evidence)] * 2] * 2
@@ -109,7 +109,7 @@ def test_records_count_the_evidence_of_every_head(bench, prompts, protocol):
         assert row["evidence_tokens"] == len(prompt.evidence) > 3
         assert row["evidence_kept"] == counts
         assert row["evidence_lost"] == sum(t not in anywhere for t in prompt.evidence)
-    (chat,) = evaluate(bench, prompts["chat"], protocol, _settings("full", None)[1:])
+    (chat,) = evaluate_prompt(bench, prompts["chat"], protocol, _settings("full", None)[1:])
     assert chat["evidence_tokens"] is chat["evidence_kept"] is chat["evidence_lost"] is None
 
 
@@ -120,7 +120,7 @@ def test_records_hold_what_people_read(bench, prompts, protocol):
     start = run_prefix(bench, prompt, protocol)
     kept = [kept for _, kept in keep(start, settings, None)]
     around = {n for one in prompt.evidence for n in range(one - 16, one + 17) if n >= 0}
-    for row, indices in zip(evaluate(bench, prompt, protocol, settings), kept, strict=True):
+    for row, indices in zip(evaluate_prompt(bench, prompt, protocol, settings), kept, strict=True):
         assert row["question"] == prompt.sample.question + prompt.sample.answer_prefix
         shown = sorted({*range(len(prompt.ids) - 96, len(prompt.ids)), *around})
         texts = [bench.tokenizer.decode([prompt.encoded.ids[place]]) for place in shown]
@@ -135,9 +135,9 @@ def test_records_hold_what_people_read(bench, prompts, protocol):
         spelt = "".join(row["excerpt"][start:stop] for start, stop in row["excerpt_evidence"])
         assert spelt.strip() == row["references"][0]
         assert row["excerpt"][row["excerpt_question"] :].lstrip().startswith("What is the special")
-    chat = evaluate(bench, prompts["chat"], protocol, settings[:1])[0]
+    chat = evaluate_prompt(bench, prompts["chat"], protocol, settings[:1])[0]
     assert chat["reply"] == prompts["chat"].sample.messages[-1]["content"]  # type: ignore[index]
-    (row,) = evaluate(bench, replace(prompt, readable=False), protocol, settings[:1])
+    (row,) = evaluate_prompt(bench, replace(prompt, readable=False), protocol, settings[:1])
     assert not [name for name in row if name.startswith(("excerpt", "question"))]
 
 
@@ -165,7 +165,7 @@ def test_one_scoring_pass_serves_all_allocators(bench, prompts, monkeypatch):
         for budget in ("25%", "50%")
         for each in _settings("knorm,knorm+ada,knorm+global", budget)
     ]
-    records = evaluate(bench, prompts["chat"], "query_aware", settings)
+    records = evaluate_prompt(bench, prompts["chat"], "query_aware", settings)
     assert calls == [0, 1]  # each layer once for 12 records
     assert {record["allocator"] for record in records} == {"uniform", "ada", "global"}
     for record in records:
@@ -179,7 +179,7 @@ def test_full_reply_loss_is_that_of_a_plain_forward(bench, prompts):
     prompt = prompts["chat"]
     full = Setting(method=build_methods(["full"])[0], budget=None)
     for protocol in ("query_aware", "query_agnostic"):
-        (record,) = evaluate(bench, prompt, protocol, [full])
+        (record,) = evaluate_prompt(bench, prompt, protocol, [full])
         tokens = torch.cat([prompt.ids, prompt.reply])
         logits = bench.model(input_ids=tokens[None]).logits[0].double()
         log_probs = logits.log_softmax(-1)[len(prompt.ids) - 1 : -1]

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from eval.config import EvalConfig
-from eval.evaluate import evaluate, keep, run_prefix
+from eval.evaluate import evaluate_prompt, keep, run_prefix
 from eval.evolve.run import PromptSet, target_of
 from eval.methods import Setting, build_methods
 from eval.prepare import load_all
@@ -110,7 +110,7 @@ def test_every_program_shows_the_same_tokens(bench, prompts, protocol):
     scorer = _Recording()
     (method,) = build_methods([scorer])
     setting = _setting(method, "25%")
-    evaluate(bench, prompt, protocol, [setting])
+    evaluate_prompt(bench, prompt, protocol, [setting])
     timing_records(bench, [prompt], protocol, [setting])
     target, cached = target_of(parse_budget("25%"), UNPROTECTED, [prompt.boundary(protocol)])
     searched = PromptSet(bench, scorer, target, [prompt], protocol=protocol, keep_bytes=0)

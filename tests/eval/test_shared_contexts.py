@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import eval.run
 from eval.config import EvalConfig
-from eval.evaluate import Bench, evaluate
+from eval.evaluate import Bench, evaluate_prompt
 from eval.prepare import methods_of, prepare
 from eval.results.records import RecordFile, key_of
 from eval.run import by_prefill, evaluate_all
@@ -49,7 +49,7 @@ def test_records_are_those_of_each_question_alone(bench, tiny_folder, tmp_path, 
     alone = {
         key_of(record): record
         for prompt, protocol in prepared.work
-        for record in evaluate(bench, prompt, protocol, prepared.settings(prompt, protocol))
+        for record in evaluate_prompt(bench, prompt, protocol, prepared.settings(prompt, protocol))
     }
     prefills = []
     prefill = Bench.prefill

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from eval.results.comparison import compare
+from eval.results.comparison import compare_methods
 from eval.results.folder import load_results
 from kvp.artifacts.files import JsonLines
 from kvp.artifacts.manifest import write_sealed_json
@@ -170,7 +170,7 @@ def make_comparison(tmp_path, write_results):
     def make(**parts):
         folder = write_results(tmp_path / f"compared{len(list(tmp_path.iterdir()))}", **parts)
         results = load_results(folder)
-        return compare(results, "accuracy", "query_aware", resamples=50)
+        return compare_methods(results, "accuracy", "query_aware", resamples=50)
 
     return make
 

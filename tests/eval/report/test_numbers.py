@@ -137,7 +137,7 @@ def test_differences_are_paired_and_stars_explained(make_comparison):
     assert "; toy, 4 prompts of one, two, at most 20 tokens, test split, seed 0; policies" in every
     bare = make_comparison(records=[one for one in comparison.records if not one["protected"]])
     assert "compression; no token protected. No null was run" in tables.every_setting(bare).caption
-    minus_full, minus_kvp = tables.differences(comparison, tidy(comparison))
+    minus_full, minus_kvp = tables.difference_tables(comparison, tidy(comparison))
     assert _texts(minus_full, 1)["kvp"] == "-25.0"
     # per prompt 1 - 1, 0 - 0.5, 0 - 0.5, 0 - 1
     against = _texts(minus_kvp, 1)

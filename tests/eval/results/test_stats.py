@@ -35,27 +35,18 @@ def _difference(p):
     return Interval(mean=1.0, low=0.1, high=2.0, prompts=10, p=p)
 
 
-def test_policies_are_averaged():
+def test_a_number_per_policy_and_prompt_higher_is_better_and_policies_are_averaged():
     rows = [
-        _row("a", "1", "s0", score=1.0), _row("a", "1", "s1", score=0.0),
+        _row("a", "1", "s0", score=0.5), _row("a", "1", "s1", score=0.0),
         _row("a", "2", "s0", score=1.0), _row("a", "2", "s1", score=1.0),
     ]  # fmt: skip
     scores = prompt_values(rows)
     assert scores == {
-        "s0": {("a", "1"): 1.0, ("a", "2"): 1.0}, "s1": {("a", "1"): 0.0, ("a", "2"): 1.0},
+        "s0": {("a", "1"): 0.5, ("a", "2"): 1.0}, "s1": {("a", "1"): 0.0, ("a", "2"): 1.0},
     }  # fmt: skip
     found = bootstrap_mean(scores)
-    assert (found.mean, found.prompts) == (0.75, 2)
-
-
-def test_a_number_per_policy_and_prompt_higher_is_better():
-    rows = [
-        _row("a", "1", "s0", score=0.5), _row("a", "1", "s1", score=1.0),
-        _row("a", "2", nll=6.0, reply_tokens=3),
-    ]  # fmt: skip
-    assert prompt_values(rows) == {
-        "s0": {("a", "1"): 0.5}, "s1": {("a", "1"): 1.0}, None: {("a", "2"): -2.0},
-    }  # fmt: skip
+    assert (found.mean, found.prompts) == (0.625, 2)
+    assert prompt_values([_row("a", "2", nll=6.0, reply_tokens=3)]) == {None: {("a", "2"): -2.0}}
 
 
 def test_tasks_weigh_the_same_whatever_their_number_of_prompts_and_so_do_questions():
