@@ -345,7 +345,7 @@ class CompressConfig(ModelConfig, DeviceConfig):
         return known_names.split_method(self.label)
 
     def check_names(self) -> None:
-        """Raise KvpError on a name that cannot exist, and on an allocator beside --gguf."""
+        """Raise KvpError on a name that cannot exist."""
         super().check_names()
         name, allocator = self.sides
         if self.policy:
@@ -353,8 +353,6 @@ class CompressConfig(ModelConfig, DeviceConfig):
             known_names.check_allocators([allocator] if allocator else [], "policy")
         else:
             known_names.check_methods([self.label], "method", ("kvzap",))
-        if allocator is not None and self.gguf:
-            raise UsageError(f"--gguf: llama.cpp holds equal counts in every head: {name} alone")
 
 
 @dataclass(frozen=True, kw_only=True)
