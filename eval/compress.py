@@ -17,16 +17,18 @@ from kvp.budgets import parse_budget
 from kvp.data.rows.files import Tally, files_of, read_rows, read_text
 from kvp.data.rows.forms import unknown_keys
 from kvp.data.rows.values import RowError, text_of
-from kvp.errors import CacheError, KvpError
+from kvp.engines import Engine
+from kvp.errors import CacheError, KvpError, UsageError
+from kvp.geometry import check_geometry
 from kvp.hf import geometry_of
 from kvp.hf.contexts import check_length, compress, context_ids
 from kvp.hf.loading import load_config, model_of, tokenizer_of
 from kvp.hf.model_config import context_limit
-from kvp.messages import Text
+from kvp.messages import Text, check_messages
+from kvp.plugins import require
 from kvp.program.progress import Progress, say
+from kvp.vllm.plugin import Vllm
 from policies import load_policy, make_scorer, resolve_method
-from policies.learned import LearnedScorer
-from policies.policy_files import check_geometry
 
 CONTEXTS = FolderKind(noun="folder of contexts", marker="", error=CacheError)
 
@@ -36,14 +38,15 @@ def run(config: CompressConfig) -> None:
 
     Raises KvpError, in one line that names the flag or the document, on anything that cannot work.
     """
-    if config.gguf and config.model == type(config).model:
-        config = replace(config, model=config.gguf)
     name, rule = config.sides
     ranked_by = load_policy(name) if config.policy else make_scorer(name)
     scorer, allocator = resolve_method(ranked_by, rule)
+    engine = _engine_of(config)
+    engine.check(allocator)
+    if engine.model and config.model == type(config).model:
+        config = replace(config, model=engine.model)
     model_config = load_config(config.model, revision=config.revision)
-    if isinstance(scorer, LearnedScorer):
-        check_geometry(scorer, geometry_of(model_config))
+    check_geometry(scorer, geometry_of(model_config))
     documents, tokenizer = dict(_documents(config.documents)), tokenizer_of(config)
     limit, budget = context_limit(model_config), parse_budget(config.budget)
     for name, text in documents.items():
@@ -51,10 +54,6 @@ def run(config: CompressConfig) -> None:
             check_length(len(context_ids(text, tokenizer)), limit)
         except KvpError as error:
             raise type(error)(f"{name}: {error}") from None
-    if config.gguf:
-        from kvp.llamacpp.slots import read_gguf, write_slot
-
-        read_gguf(config.gguf)
     model, tokenizer = model_of(config, config.device)
     folder = OutputFolder(Path(config.out), CONTEXTS, shared=True)
     with catch_warnings(), folder, Progress("compressing", len(documents)) as progress:
@@ -62,13 +61,25 @@ def run(config: CompressConfig) -> None:
         for name, text in documents.items():
             context = compress(model, tokenizer, text, scorer, budget, allocator=allocator)
             file = str(context.write(config.out))
-            told: dict[str, Any] = {"document": name, "policy": config.label, "file": file}
-            if config.gguf:
-                told["slot"] = write_slot(context, Path(config.gguf), Path(config.out)).name
-            told |= {"tokens": context.facts.tokens, "kept": context.facts.kept}
-            print(json.dumps({**told, "placeholders": context.placeholders}), flush=True)
+            told = {
+                "document": name, "policy": config.label, "file": file,
+                **engine.write(context, Path(config.out)),
+                "tokens": context.facts.tokens, "kept": context.facts.kept,
+                "placeholders": context.placeholders,
+            }  # fmt: skip
+            print(json.dumps(told), flush=True)
             progress.advance(note=name)
     say(f"{len(documents)} contexts are in {config.out}")
+
+
+def _engine_of(config: CompressConfig) -> Engine:
+    """What is to go on from the contexts."""
+    if not config.gguf:
+        return Vllm()
+    require("--gguf", "gguf", "gguf")
+    from kvp.llamacpp.slots import LlamaServer
+
+    return LlamaServer(config.gguf)
 
 
 def _documents(names: str | Sequence[str]) -> Iterator[tuple[str, Text]]:
@@ -93,11 +104,12 @@ def _context(name: str, tally: Tally, location: str, row: Mapping[str, Any]) -> 
     """The context of a row: its messages, all of them, or its text."""
     tally.unread |= unknown_keys(row, f"{name}: {location}")
     if (turns := row.get("messages")) is not None:
-        if not turns or not all(
-            isinstance(turn["role"], str) and turn["role"].strip() for turn in turns
-        ):
-            raise RowError("has a message without a role")
-        return [{"role": turn["role"], "content": text_of(turn["content"])} for turn in turns]
+        try:
+            return check_messages(
+                [{"role": turn.get("role"), "content": text_of(turn["content"])} for turn in turns]
+            )
+        except UsageError as error:
+            raise RowError(f"has no messages that a template takes: {error}") from None
     for column in ("context", "text"):
         if row.get(column) is not None:
             return text_of(row[column])

@@ -17,6 +17,7 @@ from kvp.artifacts.manifest import portable, recorded_name
 from kvp.budgets import Budget, parse_budget, parse_budgets
 from kvp.data.metrics import METRIC_NAMES
 from kvp.errors import UsageError
+from kvp.llamacpp.server import LlamaCpp
 from kvp.program import names as known_names
 from kvp.program.names import split_list
 from kvp.program.settings import (
@@ -31,6 +32,7 @@ from kvp.program.settings import (
     RunConfig,
     WorkersConfig,
 )
+from kvp.vllm.plugin import Vllm
 
 _LEARNED = re.compile(r"kvp(?=$|[+:(])")
 
@@ -345,7 +347,7 @@ class CompressConfig(ModelConfig, DeviceConfig):
         return known_names.split_method(self.label)
 
     def check_names(self) -> None:
-        """Raise KvpError on a name that cannot exist, and on an allocator beside --gguf."""
+        """Raise KvpError on a name that cannot exist, and as the engine's `check`."""
         super().check_names()
         name, allocator = self.sides
         if self.policy:
@@ -353,8 +355,7 @@ class CompressConfig(ModelConfig, DeviceConfig):
             known_names.check_allocators([allocator] if allocator else [], "policy")
         else:
             known_names.check_methods([self.label], "method", ("kvzap",))
-        if allocator is not None and self.gguf:
-            raise UsageError(f"--gguf: llama.cpp holds equal counts in every head: {name} alone")
+        (LlamaCpp(self.gguf) if self.gguf else Vllm()).check(allocator)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,17 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from eval.methods import ALL_NULLS
 from kvp.program.settings import Group
-from policies.registry import (
-    ALLOCATORS,
-    METHODS,
-    PLAIN,
-    BaseAllocator,
-    Heuristic,
-    Options,
-    attention_free,
-    needs_in_words,
-    option_names,
-)
+from policies.base import BaseAllocator, Heuristic, Options, option_names
+from policies.registry import ALLOCATORS, METHODS, PLAIN, attention_free, needs_in_words
 
 HEAD = """\
 A method is SCORER or SCORER+ALLOCATOR, such as snapkv, snapkv:kvpress+ada, kvp+global.

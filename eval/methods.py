@@ -29,18 +29,18 @@ from eval.tune.tuned_settings import Scored, Tuned, load_settings
 from kvp.artifacts.manifest import sha256_file
 from kvp.budgets import Budget
 from kvp.errors import PolicyError, UsageError
-from kvp.geometry import Geometry
+from kvp.geometry import Geometry, check_geometry
 from kvp.program import names as known_names
 from kvp.program.settings import ProtectionConfig
 from kvp.ranking import UNPROTECTED, Allocator, Protection, kept_tokens
 from kvp.scoring import Scorer
 from policies import load_policy, make_allocator, make_scorer, sizes_itself, split_method
 from policies.allocators.evolved import Evolved, budget_path
+from policies.base import Options
 from policies.controls import Random
 from policies.kvzap import KVzap
 from policies.learned import LearnedScorer
-from policies.policy_files import check_geometry
-from policies.registry import ALLOCATORS, METHODS, NULLS, Options, Specification, make_method, parse
+from policies.registry import ALLOCATORS, METHODS, NULLS, Specification, make_method, parse
 from policies.sources import INDEX, PolicySource, find_policy
 
 ALL_NULLS = "nulls"
@@ -291,8 +291,7 @@ def learned_methods(arguments: Sequence[str]) -> list[Method]:
 def check_geometries(methods: Sequence[Method], geometry: Geometry) -> None:
     """Raise PolicyError where a policy or budget file is of another geometry than the model's."""
     for method in methods:
-        if isinstance(method.scorer, LearnedScorer):
-            check_geometry(method.scorer, geometry)
+        check_geometry(method.scorer, geometry)
         if isinstance(method.rule, Evolved):
             method.rule.check(layers=geometry.layers, kv_heads=geometry.kv_heads)
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from kvp.hf.contexts import compress, load_context
     from kvp.ranking import Protection
     from kvp.store import TraceReader
-    from policies import load_policy, make_allocator, make_method, make_scorer
+    from policies import load_policy, make_allocator, make_method, make_scorer, resolve_method
 
 __all__ = [
     "Protection",
@@ -49,6 +49,7 @@ __all__ = [
     "make_scorer",
     "prefill_and_evict",
     "read_results",
+    "resolve_method",
     "train",
 ]
 
@@ -58,7 +59,10 @@ _MODULES = {
     "TraceReader": "kvp.store",
     **dict.fromkeys(_HF, "kvp.hf"),
     **dict.fromkeys(("compress", "load_context"), "kvp.hf.contexts"),
-    **dict.fromkeys(("load_policy", "make_allocator", "make_method", "make_scorer"), "policies"),
+    **dict.fromkeys(
+        ("load_policy", "make_allocator", "make_method", "make_scorer", "resolve_method"),
+        "policies",
+    ),
 }
 """Name -> the module that has it."""
 

@@ -38,9 +38,8 @@ from kvp.program.names import plain_name
 from kvp.ranking import Allocator, WholeBlocks
 from kvp.rope import Rope
 
-FORMAT = Format("kvp-context", 1)
-UNEVEN = Format("kvp-context", 2, older=1)
-"""Of contexts whose heads keep different numbers of tokens; readers take both."""
+FORMAT = Format("kvp-context", 2, older=1)
+"""Version 2 where heads keep different numbers of tokens, else the older one."""
 SUFFIX = ".context"
 """How names of context files end; the rest of the name is the start of their digest."""
 MULTIPLE = 32
@@ -223,8 +222,9 @@ class Context:
             path = Path(folder) / f"{made.name}{SUFFIX}"
             path.parent.mkdir(parents=True, exist_ok=True)
             checksums = {"tensors": made.checksum, "digest": made.digest}
-            kind = FORMAT if self.facts.counts is None else UNEVEN
-            header = {**kind.head, **self.facts.to_dict(), **checksums}
+            version = FORMAT.older if self.facts.counts is None else FORMAT.version
+            head = {**FORMAT.head, "format_version": version}
+            header = {**head, **self.facts.to_dict(), **checksums}
             write_sealed_safetensors(path, self.tensors, header)
         return path
 
@@ -324,14 +324,14 @@ def read_context(path: Path, most: float = float("inf")) -> Context:
 
 
 _opened = partial(
-    sealed_safetensors, error=CacheError, kind=UNEVEN, writer="kvp compress", links=False
+    sealed_safetensors, error=CacheError, kind=FORMAT, writer="kvp compress", links=False
 )
 
 
 def _facts(path: Path, header: Mapping[str, Any]) -> ContextFacts:
     """What the header of a context file says, checked."""
     names = {field.name for field in fields(ContextFacts)}
-    uneven = header["format_version"] == UNEVEN.version
+    uneven = header["format_version"] == FORMAT.version
     facts = ContextFacts(
         **{name: header[name] for name in (names if uneven else names - {"counts"})}
     )

@@ -19,6 +19,8 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
 
+from kvp.errors import PolicyError
+
 
 @dataclass(frozen=True, kw_only=True)
 class Geometry:
@@ -84,4 +86,17 @@ class Geometry:
         return (
             f"{self.layers} layers x {self.kv_heads} KV heads "
             f"({self.query_heads} query heads, head_dim {self.head_dim}{which})"
+        )
+
+
+def check_geometry(scorer: Any, geometry: Geometry) -> None:  # noqa: ANN401
+    """Raise PolicyError, naming both, where a scorer was trained for another geometry.
+
+    Learned ones tell theirs (`geometry`, and a `label`); all others rank the heads of any model.
+    """
+    trained = getattr(scorer, "geometry", None)
+    if isinstance(trained, Geometry) and trained != geometry:
+        raise PolicyError(
+            f"policy {getattr(scorer, 'label', scorer.name)} was trained for {trained}, the model "
+            f"has {geometry}: train a policy of this model (docs/your_model.md)"
         )

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 from urllib.request import HTTPHandler, HTTPSHandler, OpenerDirector, ProxyHandler, Request
 
-from kvp.errors import KvpError, UsageError
+from kvp.errors import KvpError, UsageError, one_line
 from kvp.plugins import reason_of
 
 T = TypeVar("T")
@@ -57,7 +57,7 @@ def fetch(
         why = f"no usable answer ({reason_of(error)})"
     line = f"{url}".partition("?")[0].rpartition("@")[2] + f": {why}"
     line = line.replace(str(api_key or "\0"), "...")
-    raise UsageError(shorten("".join(c if c.isprintable() else " " for c in line), 300))
+    raise UsageError(shorten(one_line(line), 300))
 
 
 def _exchange(request: Request, timeout: float, answer: Future[tuple[int, bytes]]) -> None:

@@ -191,6 +191,11 @@ class SelfSizing(Protocol):
         """
 
 
+def sizes_of(scorer: Scorer) -> Callable[[Tensor], Tensor] | None:
+    """`sizes` of a scorer that gives each head a size; None for all others."""
+    return scorer.sizes if isinstance(scorer, SelfSizing) else None
+
+
 def score_layers(scorer: Scorer, views: Iterable[View]) -> list[Tensor]:
     """Score every layer of a model, in order: one [B, H, N - fed_again] float32 tensor per layer.
 

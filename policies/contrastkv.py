@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from kvp.scoring import Needs, Noise, Reconstruction, View
-from policies.registry import Grid, Heuristic, Limits, Presets
+from policies.base import Grid, Heuristic, Limits, Presets
 
 _MINIMUM_TOKENS = 20
 _CONTEXT_SHARE = 0.1  # appendix A.1

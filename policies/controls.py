@@ -38,7 +38,7 @@ import torch
 from torch import Tensor
 
 from kvp.scoring import Needs, View
-from policies.registry import Heuristic
+from policies.base import Heuristic
 
 
 @dataclass(frozen=True, kw_only=True)

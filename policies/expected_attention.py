@@ -26,8 +26,8 @@ import torch
 from torch import Tensor
 
 from kvp.scoring import ALL_QUERIES, Needs, View
+from policies.base import Grid, Heuristic, Limits, Presets
 from policies.queries import mean_future_rotation, query_moments
-from policies.registry import Grid, Heuristic, Limits, Presets
 
 
 @dataclass(frozen=True, kw_only=True)

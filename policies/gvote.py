@@ -39,8 +39,8 @@ from kvp.ops.attention import group_products, recent_attention
 from kvp.ranking import rank_tokens
 from kvp.rope import Rope
 from kvp.scoring import ALL_QUERIES, Needs, View
+from policies.base import Grid, Heuristic, Limits, Presets
 from policies.queries import mean_future_rotation, query_moments
-from policies.registry import Grid, Heuristic, Limits, Presets
 
 _LARGEST_FRACTION = 1 - 2**-10
 

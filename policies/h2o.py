@@ -29,7 +29,7 @@ from kvp.errors import UsageError
 from kvp.ops.attention import column_sums, recent_attention
 from kvp.ranking import rank_tokens
 from kvp.scoring import ALL_QUERIES, Needs, View
-from policies.registry import Grid, Heuristic, Limits, Presets
+from policies.base import Grid, Heuristic, Limits, Presets
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from kvp.scoring import View
-from policies.registry import Heuristic, Presets
+from policies.base import Heuristic, Presets
 
 
 @dataclass(frozen=True, kw_only=True)

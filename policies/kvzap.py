@@ -28,7 +28,7 @@ from kvp.artifacts.tensors import read_safetensors, tensors_digest
 from kvp.errors import PolicyError, UsageError
 from kvp.hub import HubName, download, is_path
 from kvp.scoring import Needs, View
-from policies.registry import Value
+from policies.base import Value
 
 NAME = "kvzap"
 """Name of the method before the colon."""

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from kvp.scoring import Needs, Reconstruction, View
-from policies.registry import Grid, Heuristic, Limits, Presets
+from policies.base import Grid, Heuristic, Limits, Presets
 
 
 @dataclass(frozen=True, kw_only=True)

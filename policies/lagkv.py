@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from kvp.scoring import Needs, View
-from policies.registry import AUTO, Grid, Heuristic, Limits, Presets
+from policies.base import AUTO, Grid, Heuristic, Limits, Presets
 
 _SMALLEST_RANGE = 1e-6
 

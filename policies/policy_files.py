@@ -296,12 +296,3 @@ def _read_head(
         if not tensor.isfinite().all() or (name.endswith("_std") and tensor.min() <= 0):
             raise PolicyError(f"{path}: no ranker has such numbers in {name}")
     return state
-
-
-def check_geometry(policy: LearnedScorer, geometry: Geometry) -> None:
-    """Raise PolicyError, naming both, unless the policy was trained for this geometry."""
-    if policy.geometry != geometry:
-        raise PolicyError(
-            f"policy {policy.label} was trained for {policy.geometry}, the model has {geometry}: "
-            "train a policy of this model (docs/your_model.md)"
-        )

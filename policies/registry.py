@@ -1,6 +1,6 @@
-"""Scorers and allocators: what they have in common, how a user names them, and which there are.
+"""Scorers and allocators: which there are, and how a user names them.
 
-Both are frozen dataclasses whose fields are their options. As a user writes them:
+Both are written with their options (`policies.base`):
 
     snapkv                              the method's defaults
     snapkv:kvpress                      a published preset
@@ -9,200 +9,46 @@ Both are frozen dataclasses whose fields are their options. As a user writes the
     package.module:Name(step=3)         a class or an object of your own
     snapkv:kvpress+ada(safeguard=0.3)   a scorer and an allocator
 
-Files may have any name without comma, plus sign and parentheses. `kvp.program.names` lists them.
-Objects of others need no base class, only `name` and `score` (or `name` and `allocate`).
+Files may have any name without comma, plus sign and parentheses. `kvp.program.names` has the names
+alone, for command lines.
 Learned policies are not named here: they are directories (`policies.policy_files`).
 """
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
-from functools import cached_property
-from typing import Any, ClassVar, NamedTuple, Self
-
-from torch import Tensor
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from kvp.errors import UsageError
 from kvp.plugins import import_object, instance_of, is_object_name, module_exists
-from kvp.program import names as known_names
 from kvp.program.names import split_method, unknown_name
-from kvp.ranking import Allocator, Request
-from kvp.scoring import ALL_QUERIES, Needs, Scorer, SelfSizing, View, as_scorer
-
-AUTO = "auto"
-"""Value of an option that follows the budget, or the model."""
-
-Value = int | float | str | bool
-"""Types of an option in a specification."""
-
-Presets = Mapping[str, Mapping[str, Any]]
-"""Published settings: preset name -> options."""
-
-Limits = Mapping[str, Any]
-"""What options may be: an integer its least value (0 where it has none here), a number its least
-and its largest (0 and infinity), text its choices."""
-
-
-Grid = Mapping[str, Sequence[Value]]
-"""Option -> values that `kvp tune` tries: all choices and `auto`, and numbers, beyond whose ends it
-goes on by halves and doubles while the best is at one."""
-
-SHARES = (0.0, 0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 1.0)
-"""Shares of a budget."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """Base of scorers and allocators: a name that follows from the options."""
-
-    method: ClassVar[str]
-    """Name in `kvp.program.names`."""
-    line: ClassVar[str]
-    """One line on what it keeps."""
-    cost: ClassVar[str] = "nothing"
-    """Its cost in addition to the prefill, in words."""
-    presets: ClassVar[Presets] = {}
-    """Published settings."""
-    limits: ClassVar[Limits] = {}
-    """What each option may be."""
-    grid: ClassVar[Grid] = {}
-    """Values that `kvp tune` tries, by option; the most important option first."""
-    file_option: ClassVar[str | None] = None
-    """Option given after the colon where others have their preset: a file."""
-
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        if "__repr__" not in vars(cls):  # a dataclass would make one of its own
-            cls.__repr__ = Options.__repr__  # type: ignore[method-assign]
-
-    def __repr__(self) -> str:
-        """As `--methods` accepts it."""
-        return self.name
-
-    def __post_init__(self) -> None:
-        """Raise UsageError on an option outside its `limits`."""
-        for option in fields(self):
-            value = getattr(self, option.name)
-            wanted = _required_value(value, option.default, self.limits.get(option.name))
-            if wanted:
-                raise UsageError(f"{self.method}: {option.name} must be {wanted}, got {value!r}")
-
-    @cached_property
-    def name(self) -> str:
-        """Specification that the registry turns into an equal object.
-
-        The bare method for its defaults, `method:preset` for a preset, else the options that differ
-        from the defaults: `snapkv(window=16,pool=avg)`.
-        """
-        defaults = {item.name: item.default for item in fields(self)}
-        options = {name: getattr(self, name) for name in defaults}
-        if options == defaults:
-            return self.method
-        for preset, settings in self.presets.items():
-            if options == {**defaults, **settings}:
-                return f"{self.method}:{preset}"
-        changed = [
-            f"{name}={_text(value)}" for name, value in options.items() if value != defaults[name]
-        ]
-        return f"{self.method}({','.join(changed)})"
-
-    @classmethod
-    def build(cls, argument: str | None, options: Mapping[str, Value]) -> Self:
-        """Make one from what follows the name; UsageError on an unknown preset or option."""
-        settings: dict[str, Any] = {}
-        if cls.file_option is not None:
-            settings = {cls.file_option: argument} if argument else {}
-        elif argument is not None and argument not in cls.presets:
-            known = ", ".join(cls.presets) or "none"
-            raise UsageError(f"{cls.method} has no preset {argument!r}: its presets are {known}")
-        elif argument is not None:
-            settings |= cls.presets[argument]
-        settings |= options
-        names = option_names(cls)
-        for option in settings:
-            if option not in names:
-                known = ", ".join(names) or "none"
-                raise UsageError(f"{cls.method} has no option {option!r}: its options are {known}")
-        if cls.file_option is not None:
-            if not settings.get(cls.file_option):
-                raise UsageError(f"{cls.method} needs a file: write {cls.method}:FILE")
-            settings[cls.file_option] = str(settings[cls.file_option])
-        return cls(**settings)
-
-
-def option_names(kind: type[Options]) -> tuple[str, ...]:
-    """Names of the options of a scorer or allocator."""
-    return tuple(item.name for item in fields(kind))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Heuristic(Options):
-    """A method that scores tokens; it adds its options and `score`."""
-
-    null: ClassVar[bool] = False
-    """Whether it scores nothing: what every other method is compared with."""
-
-    @property
-    def needs(self) -> Needs:
-        """Nothing but keys, values and positions."""
-        return Needs()
-
-    def score(self, view: View) -> Tensor:
-        """Score every token of one layer (`kvp.scoring.Scorer`): [B, H, N] float32."""
-        raise NotImplementedError
-
-
-@dataclass(frozen=True, kw_only=True)
-class BaseAllocator(Options):
-    """An allocator; it adds its options and `allocate`."""
-
-    reads: ClassVar[str] = "nothing"
-    """What it takes of a scorer, in words."""
-    sized_by_scorer: ClassVar[bool] = False
-    """True if it ignores the budget and takes the sizes that the scorer gives."""
-
-    @property
-    def meets_budget(self) -> bool:
-        """Whether its counts add up to the budget; not where a scorer gives the sizes."""
-        return not self.sized_by_scorer
-
-    def allocate(self, request: Request) -> Tensor:
-        """Tokens per layer and KV head (`kvp.ranking.Allocator`): [L, H] int64."""
-        raise NotImplementedError
-
-
-def _text(value: object) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, float):
-        short = f"{value:g}"
-        return short if float(short) == value else repr(value)
-    return str(value)
-
-
-def _required_value(value: Any, default: object, limit: Any) -> str | None:  # noqa: ANN401
-    """What an option with this default must be where `value` is not; None where it may be it."""
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if isinstance(default, float):
-        least, largest = limit or (0, math.inf)
-        fits = number and least <= value <= largest and value != math.inf
-        bounds = f">= {least:g}" if largest == math.inf else f"from {least:g} to {largest:g}"
-        wanted = f"a number {bounds}"
-    elif isinstance(default, bool) or isinstance(limit, tuple):
-        choices = limit or (False, True)
-        fits = any(value == choice and type(value) is type(choice) for choice in choices)
-        wanted = f"one of {', '.join(map(_text, choices))}"
-    elif isinstance(default, int) or default == AUTO:
-        least = limit or 0
-        fits = default == AUTO == value or (type(value) is int and value >= least)
-        wanted = f"an integer >= {least}" + (" or auto" if default == AUTO else "")
-    else:
-        return None
-    return None if fits else wanted
-
+from kvp.ranking import Allocator
+from kvp.scoring import ALL_QUERIES, Needs, Scorer, SelfSizing, as_scorer
+from policies.allocators.ada import Ada
+from policies.allocators.evolved import Evolved
+from policies.allocators.global_budget import Global
+from policies.allocators.pyramid import Pyramid
+from policies.allocators.self_sized import SelfSized
+from policies.allocators.shared import Shared
+from policies.allocators.uniform import Uniform
+from policies.allocators.windowkv import WindowKVAllocator
+from policies.base import BaseAllocator, Heuristic, Value
+from policies.contrastkv import ContrastKV
+from policies.controls import Oracle, Random, RandomPerLayer, RandomPinned, Ring
+from policies.expected_attention import ExpectedAttention
+from policies.gvote import GVote
+from policies.h2o import H2O
+from policies.keydiff import KeyDiff
+from policies.knorm import KNorm
+from policies.kvzap import kvzap_scorer
+from policies.kvzip import KVzip
+from policies.lagkv import LagKV
+from policies.snapkv import SnapKV
+from policies.streaming_llm import StreamingLLM
+from policies.tova import TOVA
+from policies.windowkv import WindowKV
 
 PLAIN = "keys, values, positions"
 """Inputs that every method may read."""
@@ -395,22 +241,28 @@ def _label(thing: object) -> str:
     return thing.__name__ if isinstance(thing, type) else type(thing).__name__
 
 
-# The files of methods and allocators import the classes above from here.
 METHODS: Mapping[str, type[Heuristic]] = {
-    name: import_object(path, "method") for name, path in known_names.SCORERS.items()
-}
-"""Built-in scorers: method name -> class."""
+    kind.method: kind
+    for kind in (
+        Random, RandomPinned, RandomPerLayer, Ring, StreamingLLM, KNorm, KeyDiff, LagKV, SnapKV,
+        TOVA, H2O, KVzip, ContrastKV, ExpectedAttention, GVote, WindowKV, Oracle,
+    )
+}  # fmt: skip
+"""Built-in scorers: method name -> class, in the order of `kvp.program.names`."""
 
 NULLS = tuple(name for name, kind in METHODS.items() if kind.null)
 """Scorers that score nothing: a method that does not beat them has learned nothing of a prompt."""
 
 ALLOCATORS: Mapping[str, type[BaseAllocator]] = {
-    name: import_object(path, "allocator") for name, path in known_names.ALLOCATORS.items()
-}
-"""Built-in allocators: name -> class."""
+    kind.method: kind
+    for kind in (
+        Uniform, Pyramid, Ada, Global, WindowKVAllocator, Shared, SelfSized, Evolved,
+    )
+}  # fmt: skip
+"""Built-in allocators: name -> class, likewise."""
 
 FROM_OUTSIDE: Mapping[str, Callable[[str | None, Mapping[str, Value]], Scorer]] = {
-    "kvzap": import_object("policies.kvzap:kvzap_scorer", "method")
+    "kvzap": kvzap_scorer
 }
 """Methods whose weights or code do not come with kvp, written `NAME:WHAT`, by name: from what
 stands behind the colon and the options to the scorer."""

@@ -27,8 +27,8 @@ from torch import Tensor
 from kvp.errors import UsageError
 from kvp.ops.attention import recent_attention
 from kvp.scoring import Needs, View
+from policies.base import AUTO, Grid, Heuristic, Limits, Presets
 from policies.queries import FORCED
-from policies.registry import AUTO, Grid, Heuristic, Limits, Presets
 
 _LARGEST_AUTO_WINDOW = 32
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from kvp.scoring import Needs, View
-from policies.registry import Grid, Heuristic, Presets
+from policies.base import Grid, Heuristic, Presets
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from kvp.ops.attention import recent_attention
 from kvp.scoring import Needs, View
+from policies.base import Grid, Heuristic, Presets
 from policies.queries import FORCED
-from policies.registry import Grid, Heuristic, Presets
 
 
 @dataclass(frozen=True, kw_only=True)

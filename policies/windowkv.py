@@ -37,7 +37,7 @@ from torch import Tensor
 from kvp.ops.attention import recent_attention
 from kvp.ranking import rank_tokens
 from kvp.scoring import AUTO_GROUP, Needs, View
-from policies.registry import AUTO, Grid, Heuristic, Limits, Presets
+from policies.base import AUTO, Grid, Heuristic, Limits, Presets
 
 QA = "qa"
 """Information localisation: a few passages of the context hold the answer."""

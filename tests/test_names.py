@@ -63,3 +63,20 @@ def test_functions_are_named_by_what_they_do():
 
 def test_imports_make_no_circle():
     TopologicalSorter({name: [*_imports(tree)] for name, tree in MODULES.items()}).prepare()
+
+
+def test_kvp_names_no_module_of_policies():
+    """No import by name goes around the contracts; `kvp` itself has the documented lazy names."""
+    named = [
+        (module, node.value)
+        for module, node in NODES
+        if module.startswith("kvp.") and isinstance(node, ast.Constant)
+        and re.fullmatch(r"policies(\.\w+)+(:\w+)?", str(node.value))
+    ]  # fmt: skip
+    own = [
+        (module, ast.unparse(node))
+        for module, node in NODES
+        if module.startswith("kvp.") and isinstance(node, ast.Call)
+        and re.match(r"import_own\(['\"]policies", ast.unparse(node))
+    ]  # fmt: skip
+    assert named + own == []

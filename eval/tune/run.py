@@ -55,16 +55,8 @@ from kvp.errors import UsageError
 from kvp.hf.model_access import model_identity
 from kvp.program.progress import phase, say
 from policies import make_allocator, make_scorer, sizes_itself, split_method
-from policies.registry import (
-    FROM_OUTSIDE,
-    METHODS,
-    NULLS,
-    Grid,
-    Options,
-    Presets,
-    option_names,
-    parse,
-)
+from policies.base import Grid, Options, Presets, option_names
+from policies.registry import FROM_OUTSIDE, METHODS, NULLS, parse
 
 TABLE = "settings.csv"
 """Every setting that was tried, in the order of trying."""

@@ -23,7 +23,7 @@ from typing import Any
 from eval.methods import Method, method_of, with_allocator
 from kvp.errors import UsageError
 from kvp.ranking import Allocator
-from policies.registry import Grid, Options
+from policies.base import Grid, Options
 
 Scores = Mapping[Method, float]
 """Score of every setting that was tried, in the order of trying; higher is better."""

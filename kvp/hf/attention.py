@@ -26,6 +26,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from kvp.errors import ModelError
+from kvp.hf.visibility import causal_mask, is_real
 from kvp.ops.ragged_attention import cap_logits
 from kvp.scoring import ALL_QUERIES
 
@@ -62,15 +63,16 @@ class QueryRecorder:
         """
         query = query.detach()
         held = self._queries.setdefault(layer, [])
-        padded = mask is not None
-        if padded:  # padding may stand anywhere, so no query is cut away before it is known
-            padding = ~mask[:, 0, -1, -query.shape[2] :]  # type: ignore[index]
+        if (
+            mask is not None
+        ):  # padding may stand anywhere, so no query is cut away before it is known
+            padding = ~is_real(mask, query.shape[2])
             query = query.masked_fill(padding[:, None, :, None], torch.nan)
         elif self.window != ALL_QUERIES:
             query = query[:, :, -self.window :]
         if self.window != ALL_QUERIES:
             query = torch.cat([*held, query], dim=2)
-            if padded:
+            if mask is not None:
                 order = (~query[:, 0, :, 0].isnan()).int().argsort(dim=1, stable=True)
                 query = query.gather(2, order[:, None, :, None].expand_as(query))
             query = query[:, :, -self.window :]
@@ -201,7 +203,7 @@ def plain_attention(
         return attended
     tokens = query.shape[2]
     if mask is None and tokens > 1:
-        mask = torch.ones(tokens, tokens, dtype=torch.bool, device=query.device).tril()[None, None]
+        mask = causal_mask(tokens, query.device)
     return _eager_attention(query, keys, values, mask, options)
 
 

@@ -17,15 +17,23 @@ from typing import Any, Self, TypeVar
 import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedConfig
-from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import DynamicLayer
 
 from kvp.errors import ModelError, UsageError
 from kvp.hf.attention import grouped_attention, plain_attention
-from kvp.hf.model_config import attention_window, evicted_layers, rope_switch
+from kvp.hf.model_config import evicted_layers
+from kvp.hf.visibility import (
+    EMPTY,
+    check_keys_fit,
+    check_mask,
+    count_on,
+    cut_padding,
+    is_real,
+    mask_columns,
+    see_slots,
+)
 from kvp.ops.ragged_attention import RaggedLayout, ragged_attention
 
-EMPTY = torch.iinfo(torch.int64).max
-"""Position of a slot that holds no token."""
 GROWTH = 8
 """A full dense layer grows by 1/GROWTH of its slots: decoding does not copy it at every token."""
 _PARTS = ("keys", "values", "positions")
@@ -125,11 +133,8 @@ class EvictingLayer(DynamicLayer):
         return self.seen
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Columns of the mask for `query_length` more tokens, and the first of them.
-
-        After eviction the mask covers the new tokens alone: of the stored ones, the layer knows.
-        """
-        return (query_length, self.seen) if self.evicted else (self.seen + query_length, 0)
+        """As `kvp.hf.visibility.mask_columns` for `query_length` more tokens."""
+        return mask_columns(query_length, self.seen, self.evicted)
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
@@ -182,18 +187,12 @@ class EvictingLayer(DynamicLayer):
         tokens = query.shape[2]
         real = None
         if mask is not None:
-            wide = tokens if self.evicted else self.seen
-            if mask.dtype != torch.bool or mask.shape[-1] != wide:
-                raise UsageError(
-                    f"attention_mask must be 2-D, one column for each of {self.seen} tokens seen"
-                )
-            real = mask[:, 0, -1, -tokens:]
+            check_mask(mask, tokens, self.seen, self.evicted)
+            real = is_real(mask, tokens)
         position_ids = options.get("position_ids")
         if position_ids is None:  # Llama 4, Granite 4: tokens are counted, padding is not
-            count = torch.arange(1, tokens + 1, device=query.device)[None]
-            count = count if real is None else real.long().cumsum(dim=1)
-            before = -1 if self._newest is None else self._newest[:, None]
-            position_ids = (before + count).clamp_min(0).expand(query.shape[0], tokens)
+            every = torch.ones(query.shape[0], tokens, dtype=torch.bool, device=query.device)
+            position_ids = count_on(self._newest, every if real is None else real)
             options = {**options, "position_ids": position_ids}
             if not self.is_first:
                 self._newest = position_ids[:, -1]
@@ -219,8 +218,7 @@ class EvictingLayer(DynamicLayer):
         """
         if tokens == 1 and not self._gaps:
             return None
-        visible: Tensor = self._used[2][:, :, None] <= options["position_ids"][:, None, :, None]
-        return visible
+        return see_slots(self._used[2], options["position_ids"])
 
     def _check_tokens(self, module: nn.Module, new_positions: Tensor) -> None:
         """Raise UsageError for tokens seen before, and for an attention the keys are not for."""
@@ -241,20 +239,7 @@ class EvictingLayer(DynamicLayer):
                 "this model has layers that nothing is evicted from: make its cache by "
                 "EvictingCache.of(model.config)"
             )
-        switch, window = rope_switch(config), attention_window(config)
-        if switch is None and window is None:
-            return
-        newest = int(latest.max())
-        if switch is not None and 0 < before <= switch <= newest:
-            raise UsageError(
-                f"this model changes its RoPE after {switch} tokens, which would make the {before} "
-                "cached keys wrong: shorten prompt and answer, or prefill past that length"
-            )
-        if window is not None and newest >= window:
-            raise UsageError(
-                f"this model attends through a sliding window of {window} tokens, and the prompt "
-                "and its answer are longer: shorten them or choose a model with full attention"
-            )
+        check_keys_fit(config, before, latest)
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Make entries `beam_idx` [R], int64 or a bool for every entry, the batch."""
@@ -490,13 +475,7 @@ def without_padding(others: Mapping[int, OtherLayer], entry: int, padding: int) 
     """Copies for one batch entry, without its `padding` columns on the left."""
     alone = copies(others, torch.tensor([entry]))
     for layer in alone.values():
-        if isinstance(layer, DynamicSlidingWindowLayer) and padding:
-            assert layer.keys is not None
-            assert layer.values is not None
-            layer.cumulative_length -= padding
-            held = min(layer.cumulative_length, layer.sliding_window - 1)
-            first = layer.keys.shape[2] - held
-            layer.keys, layer.values = layer.keys[:, :, first:], layer.values[:, :, first:]
+        cut_padding(layer, padding)
     return alone
 
 

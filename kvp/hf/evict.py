@@ -27,20 +27,20 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from kvp.budgets import Budget
 from kvp.errors import UsageError
 from kvp.hf.cache import EvictingCache
-from kvp.hf.cache_layers import EMPTY
 from kvp.hf.prefill import Prefill, split_batch
 from kvp.hf.scorer_inputs import needs_scorer_inputs
+from kvp.hf.visibility import EMPTY
 from kvp.plugins import warn_caller
 from kvp.ranking import EMPTY_SLOT, Allocator, Pooling, Protection, Selection
 from kvp.scoring import (
     ALL_QUERIES,
     Needs,
     Scorer,
-    SelfSizing,
     View,
     group_budgets,
     layers_per_group,
     score_layers,
+    sizes_of,
 )
 
 
@@ -123,7 +123,7 @@ def choose(
     The scorer is asked once for all, or, where it reads the budget, once for each. `future` is as
     of `Prefill.views`. Raises UsageError as `score_layers` and `Selection.tokens`.
     """
-    sizes = scorer.sizes if isinstance(scorer, SelfSizing) else None
+    sizes = sizes_of(scorer)
     for budgets in group_budgets(scorer.needs, sorted({budget for budget, *_ in choices})):
         views = list(prefill.views(scorer.needs, budgets[0], future=future))
         scores = score_layers(scorer, views)

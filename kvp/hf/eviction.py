@@ -40,6 +40,7 @@ from kvp.hf.model_access import check_mode, check_model, warn_of_another_model
 from kvp.hf.model_config import rope_switch
 from kvp.hf.prefill import Prefill, prefill, recorded_hidden, unwrap_model
 from kvp.hf.scorer_inputs import HiddenRecorder, check_inputs, reads_text
+from kvp.hf.visibility import RIGHT_PADDED, count_left_padding, count_on
 from kvp.plugins import instance_of
 from kvp.ranking import Allocator, Protection, budget_tokens, kept_tokens, protection_of
 from kvp.scoring import Needs, Scorer, as_scorer
@@ -172,9 +173,6 @@ def _prepare_rule(
         check_inputs(model, [ranks])
     warn_of_another_model(model, ranks)
     return model, rule
-
-
-_RIGHT_PADDED = "evicting needs left padding: tokenizer.padding_side = 'left'"
 
 
 @share_change
@@ -339,7 +337,7 @@ class EvictingBlock(AbstractContextManager[Kept]):
         self._place(kwargs, real, seen)
         kwargs |= {"past_key_values": cache, "use_cache": True}
         if seen and real.shape[1] == call.stop and not bool(real[:, -1].all()):
-            raise UsageError(_RIGHT_PADDED)
+            raise UsageError(RIGHT_PADDED)
         if call.generating and call.cache is None:
             call.cache = cache
         is_answer = call.cache is cache and not call.inner
@@ -355,7 +353,7 @@ class EvictingBlock(AbstractContextManager[Kept]):
         """Record what the scorer reads of a pass after `seen` tokens."""
         cache, needs = step.cache, self.rule.scorer.needs
         if not seen:
-            step.padding, cache.recorder = _left_padding(step.real), None
+            step.padding, cache.recorder = count_left_padding(step.real), None
             if after := recorded_hidden([needs]):
                 step.hidden = HiddenRecorder(after, padding=step.padding, every=needs.every_state)
         elif step.is_prompt:
@@ -376,7 +374,7 @@ class EvictingBlock(AbstractContextManager[Kept]):
 
         `real` is as of `_Pass`. Raises UsageError where the positions given are others.
         """
-        places = (real.long().cumsum(dim=1) - 1).clamp_min(0)[:, seen:]  # [B, T]
+        places = count_on(None, real)[:, seen:]  # [B, T]
         columns = torch.arange(seen, real.shape[1], device=real.device)
         for name, ours in (("position_ids", places), ("cache_position", columns)):
             given = kwargs.get(name)
@@ -476,15 +474,3 @@ def _shape(fed: Tensor) -> tuple[int, int]:
 def _turn(cache: EvictingCache) -> Turn:
     """A prompt that was just read, or taken for one."""
     return Turn(prompts=tuple(cache.lengths), shrunk_at=cache.get_seq_length())
-
-
-def _left_padding(real: Tensor) -> list[int]:
-    """Padding columns of each row of a prompt's first piece, [B, T] bool; UsageError otherwise."""
-    if not bool(real.any(dim=1).all()):
-        raise UsageError(
-            f"a prompt has none of its tokens among the first {real.shape[1]}: sort prompts by "
-            "length, or read them in longer pieces"
-        )
-    if bool((~real[:, 1:] & real[:, :-1]).any()):
-        raise UsageError(_RIGHT_PADDED)
-    return (~real).sum(dim=1).tolist()

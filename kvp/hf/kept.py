@@ -11,7 +11,7 @@ from rich.filesize import decimal
 from kvp.budgets import Budget
 from kvp.errors import UsageError
 from kvp.hf.cache import EvictingCache
-from kvp.hf.cache_layers import EMPTY
+from kvp.hf.visibility import EMPTY
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

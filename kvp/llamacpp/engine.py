@@ -45,7 +45,7 @@ QUANTISED = 0.3
 
 
 @dataclass(frozen=True)
-class Engine:
+class Decoder:
     """A loaded model whose cache can be cut: dense attention, one kind of layer."""
 
     llama: Llama
@@ -54,7 +54,7 @@ class Engine:
     """True where a file's RoPE pairs channels 2i and 2i + 1, and transformers' i and i + D / 2."""
 
     @classmethod
-    def of(cls, llama: Llama) -> Engine:
+    def of(cls, llama: Llama) -> Decoder:
         """Check a model. Raises KvpError on caches that are not a list of cells per token."""
         if not isinstance(llama, Llama) or llama.ctx is None:
             raise UsageError(f"{type(llama).__name__}: give a llama_cpp.Llama that is not closed")
@@ -225,7 +225,7 @@ class Engine:
 class _Probe:
     """A second context of the same model, whose queries can be read."""
 
-    def __init__(self, engine: Engine, cells: int, type_k: int | None = None) -> None:
+    def __init__(self, engine: Decoder, cells: int, type_k: int | None = None) -> None:
         llama = engine.llama
         params = type(llama.context_params).from_buffer_copy(llama.context_params)
         params.n_ctx, params.n_seq_max = cells, 1

@@ -24,7 +24,7 @@ from rich.filesize import decimal
 from kvp.budgets import Budget, parse_budget
 from kvp.errors import CacheError, UsageError
 from kvp.geometry import Geometry
-from kvp.llamacpp.engine import Engine
+from kvp.llamacpp.engine import Decoder
 from kvp.llamacpp.state import SequenceState
 from kvp.ranking import Protection, kept_tokens, select
 from kvp.scoring import Scorer, score_layers
@@ -247,8 +247,8 @@ def _bound_of(llama: Llama, cells: int | None, least: int) -> int:
     return cells
 
 
-def _engine(llama: Llama) -> Engine:
-    engine = Engine.of(llama)
+def _engine(llama: Llama) -> Decoder:
+    engine = Decoder.of(llama)
     if isinstance(getattr(llama.eval, "__self__", None), _Bound):
         raise UsageError("this Llama is within bounded, which evicts by itself: leave that first")
     return engine
@@ -262,7 +262,7 @@ def _protection(asked: Protection | None, scorer: Scorer) -> Protection:
 class _Bound:
     """Sequence 0 of a llama within a number of cells."""
 
-    def __init__(self, engine: Engine, scorer: Scorer, cells: int, protection: Protection) -> None:
+    def __init__(self, engine: Decoder, scorer: Scorer, cells: int, protection: Protection) -> None:
         self.engine, self.scorer, self.cells = engine, scorer, cells
         self.protection = protection
         self.empty = _hold_all(engine.geometry, np.zeros(0))
@@ -302,7 +302,7 @@ class _Bound:
         _cut(self.engine, self.scorer, state, self.kept, keep, self.protection, tokens)
 
 
-def _close_gaps(engine: Engine, kept: Cells) -> None:
+def _close_gaps(engine: Decoder, kept: Cells) -> None:
     """Turn the keys of every head to positions 0, 1, ..."""
     places = np.broadcast_to(np.arange(kept.kept), kept.positions.shape)
     state = engine.move_keys(engine.read(), places - kept.positions)
@@ -311,7 +311,7 @@ def _close_gaps(engine: Engine, kept: Cells) -> None:
 
 
 def _cut(
-    engine: Engine,
+    engine: Decoder,
     scorer: Scorer,
     state: SequenceState,
     kept: Cells,

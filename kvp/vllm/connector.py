@@ -55,7 +55,7 @@ from kvp.contexts import (
 )
 from kvp.errors import CacheError, KvpError, UsageError, one_line
 from kvp.ranking import EMPTY_SLOT, Allocator, Protection, Selection
-from kvp.scoring import Scorer, SelfSizing, View, score_layers
+from kvp.scoring import Scorer, View, score_layers, sizes_of
 from kvp.vllm.backend import HeadPool, Running, Step, set_step
 from kvp.vllm.engine import BlockLayout, EngineModel, list_untried, policy_of
 from kvp.vllm.plugin import BACKENDS, LAYOUT, holds_uneven
@@ -369,9 +369,9 @@ class KvpConnector(KVConnectorBase_V1):
                 positions=positions.to(keys.device), budget=kept,
             )  # fmt: skip
             scores += score_layers(self._scorer, [view])[0]
-        sizes = self._scorer.sizes if isinstance(self._scorer, SelfSizing) else None
         split = whole_blocks(self._allocator, kept, tokens)
-        stay = Selection(torch.stack(scores), self._protection, sizes).tokens(kept, split)
+        ranked = Selection(torch.stack(scores), self._protection, sizes_of(self._scorer))
+        stay = ranked.tokens(kept, split)
         stay = stay.masked_fill(stay == EMPTY_SLOT, tokens)  # [L, H, S]
         held = torch.zeros(*stay.shape[:2], tokens + 1, dtype=torch.bool, device=stay.device)
         held = held.scatter(2, stay, value=True)[..., :tokens]

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from kvp import resolve_method
 from kvp.artifacts.tensors import read_some
 from kvp.contexts import MULTIPLE, can_turn, is_norm, norms_digest, rope_facts, rotate_keys
 from kvp.errors import CacheError, UsageError
-from kvp.geometry import Geometry
-from kvp.plugins import import_own
+from kvp.geometry import Geometry, check_geometry
 from kvp.ranking import Allocator
 from kvp.rope import Rope
 from kvp.scoring import Needs, Scorer
@@ -31,15 +31,14 @@ def policy_of(name: str, geometry: Geometry) -> tuple[Scorer, Allocator | None]:
 
     Raises UsageError where none can, PolicyError where it was trained for another geometry.
     """
-    scorer, allocator = import_own("policies").resolve_method(name)
+    scorer, allocator = resolve_method(name)
     if scorer.needs != Needs():
         raise UsageError(
             f"{name} reads queries, which engines do not show: take what reads keys and values "
             "alone, such as smollm2-135m-instruct-kv, keydiff or knorm, or train a policy with "
             "--inputs key,value,position,distance"
         )
-    if hasattr(scorer, "geometry"):
-        import_own("policies.policy_files").check_geometry(scorer, geometry)
+    check_geometry(scorer, geometry)
     return scorer, allocator
 
 

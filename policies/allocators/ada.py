@@ -18,7 +18,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from kvp.ranking import Request, winners
-from policies.registry import SHARES, BaseAllocator, Grid, Limits, Presets
+from policies.base import SHARES, BaseAllocator, Grid, Limits, Presets
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,7 +25,7 @@ from kvp.artifacts.manifest import Format, write_sealed_json
 from kvp.errors import PolicyError
 from kvp.ranking import Protection, Request
 from policies.allocators.per_layer import exact_counts, in_every_head
-from policies.registry import BaseAllocator, Limits
+from policies.base import BaseAllocator, Limits
 
 FORMAT = Format("kvp-budgets", 1)
 BUDGET_FILE = "budgets.json"

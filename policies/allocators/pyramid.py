@@ -22,7 +22,7 @@ from torch import Tensor
 
 from kvp.ranking import Request
 from policies.allocators.per_layer import exact_counts, line
-from policies.registry import BaseAllocator, Grid, Limits
+from policies.base import BaseAllocator, Grid, Limits
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kvp.errors import UsageError
 from kvp.ranking import Request
-from policies.registry import BaseAllocator
+from policies.base import BaseAllocator
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from kvp.ranking import POOLS, Request, pooled_scores
-from policies.registry import BaseAllocator, Grid, Limits
+from policies.base import BaseAllocator, Grid, Limits
 
 
 @dataclass(frozen=True, kw_only=True)

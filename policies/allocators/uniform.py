@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kvp.ranking import Request
 from policies.allocators.per_layer import exact_counts
-from policies.registry import BaseAllocator, Presets
+from policies.base import BaseAllocator, Presets
 
 
 @dataclass(frozen=True, kw_only=True)

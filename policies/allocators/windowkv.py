@@ -26,7 +26,7 @@ from torch import Tensor
 from kvp.ranking import Request
 from kvp.scoring import AUTO_GROUP, layers_per_group
 from policies.allocators.per_layer import exact_counts, line
-from policies.registry import AUTO, BaseAllocator, Grid, Limits
+from policies.base import AUTO, BaseAllocator, Grid, Limits
 
 
 @dataclass(frozen=True, kw_only=True)

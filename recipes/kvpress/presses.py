@@ -23,7 +23,7 @@ from torch import Tensor
 
 from kvp.errors import UsageError
 from kvp.scoring import Needs, View
-from policies.registry import Value
+from policies.base import Value
 
 
 class PressScorer:

@@ -84,7 +84,7 @@ def test_of_a_folder_all_texts_are_taken_and_the_others_named(tmp_path, capsys):
         (["a.txt", "--out", "x", "--policy", "nano", "--budget", "many"], "--budget: budget"),
         (
             ["a.txt", "--out", "x", "--policy", "nano+global", "--gguf", "m.gguf"],
-            "--gguf: llama.cpp holds equal counts in every head: nano alone",
+            "--gguf: llama.cpp holds equal counts in every head: compress without allocator",
         ),
         (["a.txt", "--out", "x", "--method", "keydiff+self_sized"], "does not say how many tokens"),
         (["a.txt", "--out", "x", "--policy", "smollm2-135m-instruct"],

@@ -11,10 +11,10 @@ from safetensors.torch import load_file, save_file
 from kvp.artifacts.manifest import read_sealed_json, write_sealed_json
 from kvp.artifacts.tensors import write_safetensors
 from kvp.errors import PolicyError
-from kvp.geometry import Geometry
+from kvp.geometry import Geometry, check_geometry
 from policies import load_policy
 from policies.learned import Calibration
-from policies.policy_files import PolicyMeta, check_geometry, head_file, load_shard, save_policy
+from policies.policy_files import PolicyMeta, head_file, load_shard, save_policy
 from policies.ranker import HeadRankers, RankerSpec
 
 GEOMETRY = Geometry(layers=2, query_heads=4, kv_heads=2, head_dim=8)

@@ -26,7 +26,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from kvp.hf.cache_layers import EMPTY
+from kvp.hf.visibility import EMPTY
 from kvp.scoring import Needs
 
 SIZES = {

@@ -9,7 +9,8 @@ from transformers import DynamicCache
 
 from kvp.errors import UsageError
 from kvp.hf import EvictingCache, observe
-from kvp.hf.cache_layers import EMPTY, TAIL_GROWTH, EvictingLayer, RaggedLayer
+from kvp.hf.cache_layers import TAIL_GROWTH, EvictingLayer, RaggedLayer
+from kvp.hf.visibility import EMPTY
 
 pytestmark = pytest.mark.usefixtures("uninitialised_memory_is_nan")
 

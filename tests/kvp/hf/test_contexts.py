@@ -10,8 +10,8 @@ from torch import nn
 from kvp.contexts import can_turn
 from kvp.errors import CacheError, ModelError, UsageError
 from kvp.hf import evicting, load_model, prefill_and_evict
-from kvp.hf.cache_layers import EMPTY
 from kvp.hf.contexts import compress, context_of, load_context
+from kvp.hf.visibility import EMPTY
 from kvp.ranking import WholeBlocks
 from policies import load_policy
 from policies.registry import make_allocator, make_scorer

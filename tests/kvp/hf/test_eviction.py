@@ -8,7 +8,8 @@ from transformers import DynamicCache
 import kvp
 from kvp.errors import UsageError
 from kvp.hf import EvictingCache, ScorerInputs, evicting, observe, prefill_and_evict
-from kvp.hf.cache_layers import EMPTY, EvictingLayer, RaggedLayer
+from kvp.hf.cache_layers import EvictingLayer, RaggedLayer
+from kvp.hf.visibility import EMPTY
 from kvp.ranking import UNPROTECTED, Protection
 from kvp.scoring import Needs, Noise, Reconstruction
 from policies import make_allocator

@@ -134,6 +134,20 @@ def test_missing_and_damaged_parts_are_named(folder, tmp_path, monkeypatch):
         assert "no model" in refusal(str(folder))
 
 
+@pytest.mark.parametrize("value", [2**31, 1e12])
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "gpt2", "llava"])
+def test_more_layers_than_any_model_has_are_one_line(folder, kind, value):
+    config = {"model_type": kind, "num_hidden_layers": value, "n_layer": value}
+    config["text_config"] = {"model_type": "llama", "num_hidden_layers": value}
+    (folder / "config.json").write_text(json.dumps(config))
+    assert "at most 10,000 are read" in refusal(str(folder))
+
+
+def test_layers_of_a_configuration_in_memory_are_bounded():
+    with pytest.raises(ModelError, match="at most 10,000 are read"):
+        check_config(LlamaConfig(num_hidden_layers=2**31))
+
+
 @pytest.mark.parametrize("value", [0, -1, 1.5, "x", None, [1], True])
 @pytest.mark.parametrize(
     "key", ["num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads"]

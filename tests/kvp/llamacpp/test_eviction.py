@@ -30,7 +30,7 @@ from policies import load_policy, make_scorer
 
 llama_cpp = pytest.importorskip("llama_cpp", reason="the extra llama-cpp is not installed")
 from kvp.llamacpp import bounded, engine, shrink  # noqa: E402
-from kvp.llamacpp.engine import Engine  # noqa: E402
+from kvp.llamacpp.engine import Decoder  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
 
@@ -133,7 +133,7 @@ def distance(ours, theirs):
 def test_a_view_has_what_transformers_has(pair, cache, limit):
     llama, ids = pair.load(**CACHES[cache]), ids_of(100)
     llama.eval(ids)
-    engine = Engine.of(llama)
+    engine = Decoder.of(llama)
     views = list(engine.views(engine.read(), Needs(queries=32), 50, ids, places(100), 100))
     queries = []
     hooks = [
@@ -231,12 +231,12 @@ def test_a_cache_is_shrunk_again_and_again(pair, llama, cache):
         held = np.take_along_axis(held, best, -1)
         np.testing.assert_array_equal(kept.positions, held)
     plain.eval(ids[:160])
-    first = Engine.of(plain).read().take(places(160)[..., :80])
+    first = Decoder.of(plain).read().take(places(160)[..., :80])
     assert first.positions.tolist() == [*range(80, 160)]
-    engine = Engine.of(llama)
+    engine = Decoder.of(llama)
     assert engine.read().positions.tolist() == [*range(110, 160)]
     (view, _) = engine.views(engine.read(), Needs(), 50, [], held, 0)
-    whole = next(iter(engine.views(Engine.of(plain).read(), Needs(), 50, [], places(160), 160)))
+    whole = next(iter(engine.views(Decoder.of(plain).read(), Needs(), 50, [], places(160), 160)))
     index = torch.from_numpy(held[0])[None, ..., None].expand(-1, -1, -1, 64)
     assert view.positions.tolist() == [held[0].tolist()]
     assert distance(view.keys, whole.keys.gather(2, index)) < 1e-6  # layer 0 sees no others
@@ -255,10 +255,10 @@ def test_subsets_of_a_model_in_4_bits(seed):
     for stop in range(80, 121, 4):
         llama.eval(ids[llama.n_tokens : stop])
         own.append(distance(last_logits(llama), pair.logits(ids[:stop])))
-    whole, of_model = Engine.of(llama).read(), Engine.of(llama).geometry
+    whole, of_model = Decoder.of(llama).read(), Decoder.of(llama).geometry
     for size in range(20, 120, 10):
         chosen = subset(random, (of_model.layers, of_model.kv_heads), 120, size)
-        Engine.of(llama).write(whole)
+        Decoder.of(llama).write(whole)
         llama.n_tokens = 120
         kept = shrink(llama, Chosen(chosen), size, Protection(sinks=4, recents=1)).positions
         llama.eval(ids[120:])
@@ -274,7 +274,7 @@ def test_methods_choose_for_every_head(pair, llama, method):
     ids = ids_of(130)
     llama.eval(ids)
     scorer = make_scorer(method)
-    engine = Engine.of(llama)
+    engine = Decoder.of(llama)
     views = engine.views(engine.read(), scorer.needs, 40, ids, places(130), 130)
     expected = select(torch.cat([scorer.score(view) for view in views]), 40, Protection())
     np.testing.assert_array_equal(shrink(llama, scorer, 40).positions, expected)
@@ -288,7 +288,7 @@ def test_queries_are_read_right_after_a_cut(pair, llama, method, protection):
     llama.eval(ids)
     kept = shrink(llama, scorer, "50%", protection)
     first, count = kept.positions, 128 - kept.held.floor
-    engine = Engine.of(llama)
+    engine = Decoder.of(llama)
     asked = []
     hook = pair.model.model.layers[1].self_attn.q_proj.register_forward_hook(
         lambda *a: asked.append(a[2])
@@ -315,7 +315,7 @@ def test_a_bound_evicts_by_queries_again_and_again(llama):
         llama.eval(ids_of(200))
         assert kept.evictions > 5
         assert kept.seen == 200
-        assert Engine.of(llama).read().positions.tolist() == [*range(200 - kept.kept, 200)]
+        assert Decoder.of(llama).read().positions.tolist() == [*range(200 - kept.kept, 200)]
 
 
 def test_a_bound_is_a_sequence_of_cuts(pair, llama):
@@ -356,7 +356,7 @@ def test_gaps_are_closed_at_the_trained_length(pair, cache, limit):
     llama, ids = pair.load(**CACHES[cache]), ids_of(700)
     with bounded(llama, make_scorer("keydiff"), 128) as kept:
         llama.eval(ids)
-        engine = Engine.of(llama)
+        engine = Decoder.of(llama)
         state = engine.read()
         assert len(state.positions) == kept.kept <= 128
         assert state.positions[-1] < 256 <= kept.seen
@@ -396,12 +396,12 @@ def test_a_long_answer_stays_within_its_cells(llama):
     with bounded(llama, make_scorer("keydiff"), 96) as kept:
         written = llama.generate(ids_of(60), temp=0)
         for token, _ in enumerate(written, start=1):
-            assert kept.kept == len(Engine.of(llama).read().positions) <= 96
+            assert kept.kept == len(Decoder.of(llama).read().positions) <= 96
             if token == 200:
                 break
         assert kept.seen == 60 + 199  # the last one is not read yet
         assert kept.evictions == 14  # of 12 cells each, the first one at token 97
-        assert Engine.of(llama).read().nbytes == kept.kept * 2 * 2 * 2 * 64 * 2
+        assert Decoder.of(llama).read().nbytes == kept.kept * 2 * 2 * 2 * 64 * 2
 
 
 def test_a_prompt_that_leaves_the_evicted_part_is_read_anew(pair, llama):
@@ -427,10 +427,10 @@ def test_after_shrink_nothing_is_cut_midway(pair, llama, stop):
     expected = pair.logits([*ids[:stop], *more], seen, of=3)
     if stop >= floor:
         assert distance(last_logits(llama), expected) < 5e-3
-        assert Engine.of(llama).read().positions[0] == 60
+        assert Decoder.of(llama).read().positions[0] == 60
     else:
         assert distance(last_logits(llama), pair.logits([*ids[:stop], *more])) < 5e-3
-        assert Engine.of(llama).read().positions.tolist() == [*range(stop + 3)]
+        assert Decoder.of(llama).read().positions.tolist() == [*range(stop + 3)]
 
 
 def test_cells_that_something_else_has_cut_are_refused(llama):
@@ -439,8 +439,8 @@ def test_cells_that_something_else_has_cut_are_refused(llama):
     llama.reset()
     llama.eval(ids_of(90, seed=1))
     assert shrink(llama, make_scorer("keydiff"), 50).seen == 90  # nothing is left of the first one
-    state = Engine.of(llama).read()
-    Engine.of(llama).write(state.take(places(50)[..., 10:]))
+    state = Decoder.of(llama).read()
+    Decoder.of(llama).write(state.take(places(50)[..., 10:]))
     with pytest.raises(CacheError, match="begin at position 50: kvp does not know which"):
         shrink(llama, make_scorer("keydiff"), 30)
 
@@ -484,10 +484,10 @@ def test_cells_that_something_else_has_cut_are_refused(llama):
 )
 def test_one_line_says_what_cannot_work(llama, act, error, expected):
     llama.eval(ids_of(100))
-    before = Engine.of(llama).read().write()
+    before = Decoder.of(llama).read().write()
     with pytest.raises(error, match=expected):
         act(llama)
-    np.testing.assert_array_equal(Engine.of(llama).read().write(), before)
+    np.testing.assert_array_equal(Decoder.of(llama).read().write(), before)
 
 
 @pytest.mark.parametrize(
@@ -498,7 +498,7 @@ def test_a_bound_refuses_before_it_reads(llama, scorer, error):
     with pytest.raises(error, match=r"was trained for|in llama.cpp a method"):
         bounded(llama, scorer).__enter__()
     llama.eval(ids_of(200))  # the llama is as before, its cache empty
-    assert Engine.of(llama).read().positions.tolist() == list(range(200))
+    assert Decoder.of(llama).read().positions.tolist() == list(range(200))
 
 
 def test_more_cells_than_trained_positions_are_refused(pair):

@@ -7,6 +7,7 @@ import struct
 import subprocess
 import time
 from dataclasses import replace
+from pathlib import Path
 from urllib.request import Request, urlopen
 
 import gguf
@@ -19,6 +20,7 @@ from kvp import load_model
 from kvp.errors import CacheError
 from kvp.hf.contexts import compress, load_context
 from kvp.llamacpp.slots import VERSION, write_slot
+from kvp.program.table import main
 from policies import make_scorer
 
 SERVER = os.environ.get("KVP_LLAMA_SERVER", "")
@@ -112,6 +114,26 @@ def test_another_model_is_refused_in_one_line(
     with pytest.raises(CacheError, match="architecture gemma2: kvp writes slots for llama"):
         write_slot(context, tmp_path / "other.gguf", tmp_path)
     assert not [*tmp_path.glob("*.slot")]
+
+
+def test_the_program_asks_the_engine_of_a_file(file, tmp_path, capsys):
+    """The file computes the context, and a slot file for its server stands beside that."""
+    (tmp_path / "a.txt").write_text(TEXT)
+    given = ["compress", str(tmp_path / "a.txt"), "--method", "keydiff", "--gguf", str(file)]
+    assert main([*given, "--out", str(tmp_path / "out")]) == 0
+    told = json.loads(capsys.readouterr().out)
+    names = sorted(path.name for path in (tmp_path / "out").iterdir())
+    assert {told["slot"], Path(told["file"]).name} <= {*names}
+    other = tmp_path / "other.gguf"
+    for flags, message in (
+        (["--gguf", str(other)], "other.gguf"),
+        (["--method", "keydiff+global"], "--gguf: llama.cpp holds equal counts in every head"),
+    ):
+        assert main([*given, *flags, "--out", str(tmp_path / "none")]) == 2
+        said = capsys.readouterr().err.strip().splitlines()
+        assert len(said) == 1, said
+        assert message in said[0]
+        assert not (tmp_path / "none").exists()
 
 
 def llama3(factor, limit):

@@ -20,10 +20,10 @@ from kvp import (
 from kvp.data.metrics import string_match_all
 from kvp.data.tasks.ruler import generate
 from kvp.errors import KvpError, ModelError
+from kvp.geometry import check_geometry
 from kvp.hf import geometry_of
 from kvp.hf.model_access import model_identity
 from kvp.program.names import SMOLLM2
-from policies.policy_files import check_geometry
 from policies.sources import BUNDLED
 
 

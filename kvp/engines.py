@@ -1,0 +1,38 @@
+"""What engines ask of the contexts that are written for them; each one's own room tells it.
+
+Imports no torch, so that command lines can ask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from kvp.errors import UsageError
+
+if TYPE_CHECKING:
+    from kvp.contexts import Context
+
+
+@dataclass(frozen=True)
+class Engine:
+    """What goes on from contexts; one that takes every context as its file is."""
+
+    name: ClassVar[str]
+    equal_counts: ClassVar[bool] = False
+    """Whether all heads of a context have to keep as many tokens."""
+    model: str | None = None
+    """A file that it runs, which can compute contexts, too; None: the model that made them."""
+
+    def check(self, allocator: object) -> None:
+        """Raise KvpError where it goes on from no context that `allocator`, or None, splits."""
+        if self.equal_counts and allocator is not None:
+            raise UsageError(
+                f"{self.name} holds equal counts in every head: compress without allocator"
+            )
+
+    def write(self, context: Context, folder: Path) -> Mapping[str, str]:
+        """Write what it needs beside the context's file, or raise CacheError: name by kind."""
+        return {}
