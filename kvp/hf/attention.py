@@ -63,9 +63,7 @@ class QueryRecorder:
         """
         query = query.detach()
         held = self._queries.setdefault(layer, [])
-        if (
-            mask is not None
-        ):  # padding may stand anywhere, so no query is cut away before it is known
+        if mask is not None:  # padding may stand anywhere: queries are cut when it is known
             padding = ~is_real(mask, query.shape[2])
             query = query.masked_fill(padding[:, None, :, None], torch.nan)
         elif self.window != ALL_QUERIES:
