@@ -17,7 +17,7 @@ from typing import Any
 from unittest.mock import patch
 
 from benchmarks.measuring import options, rows_of, timed, write_report
-from kvp.artifacts.files import files_below
+from kvp.artifacts.addresses import files_below
 from kvp.program.table import run_program
 
 WORDS = {"collect": "trace_collect.run.decimal", "eval": "eval.run.span"}
