@@ -28,8 +28,8 @@ import torch
 from pydantic import AfterValidator, ConfigDict, Field, create_model
 from torch import Tensor
 
-from kvp.artifacts.files import foreign
-from kvp.artifacts.manifest import Format, digest_json
+from kvp.artifacts.files import digest_json, foreign
+from kvp.artifacts.manifest import Format
 from kvp.artifacts.tensors import sealed_safetensors, tensors_digest, write_sealed_safetensors
 from kvp.budgets import Budget
 from kvp.errors import CacheError, UsageError

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from kvp import nano
 from kvp.artifacts.addresses import Place, is_address, place
-from kvp.artifacts.files import cache_folder, copy_files, foreign
-from kvp.artifacts.manifest import digest_json, read_sealed_json
+from kvp.artifacts.files import cache_folder, copy_files, digest_json, foreign
+from kvp.artifacts.manifest import read_sealed_json
 from kvp.errors import PolicyError
 from kvp.hub import HubName, download
 from kvp.program.names import NANO, POLICY_FILE, QWEN, SMOLLM2, SMOLLM2_KV, check_policy

@@ -50,8 +50,8 @@ from eval.results.records import UNIFORM, altered_part, seal
 from eval.results.stats import paired_difference
 from eval.run import load_bench
 from kvp.artifacts.claim import OutputFolder
-from kvp.artifacts.files import foreign
-from kvp.artifacts.manifest import digest_json, recorded_name, run_manifest
+from kvp.artifacts.files import digest_json, foreign
+from kvp.artifacts.manifest import recorded_name, run_manifest
 from kvp.budgets import Budget
 from kvp.data.task import TaskSettings, context_of
 from kvp.errors import PolicyError, UsageError

@@ -35,10 +35,9 @@ from eval.results.shapes import CHECKS, ResultsRow, TimingRow
 from eval.tune.tuned_settings import TunedSettings, load_settings
 from kvp.artifacts.addresses import place, read_bytes
 from kvp.artifacts.claim import FolderKind, OutputFolder
-from kvp.artifacts.files import foreign
+from kvp.artifacts.files import digest_json, foreign
 from kvp.artifacts.manifest import (
     Format,
-    digest_json,
     portable,
     run_manifest,
     sha256_input,

@@ -19,8 +19,15 @@ from eval.results.shapes import CHECKS
 from eval.results.shapes import FULL as FULL
 from eval.results.shapes import SELF_SIZED as SELF_SIZED
 from kvp.artifacts.addresses import Place, files_below, place
-from kvp.artifacts.files import JsonLines, cache_folder, copy_files, is_partial, staging_folder
-from kvp.artifacts.manifest import digest_json, read_sealed_json, sha256_file, write_sealed_json
+from kvp.artifacts.files import (
+    JsonLines,
+    cache_folder,
+    copy_files,
+    digest_json,
+    is_partial,
+    staging_folder,
+)
+from kvp.artifacts.manifest import read_sealed_json, sha256_file, write_sealed_json
 from kvp.errors import AddressError, ResultsError
 
 MANIFEST, ROWS, TIMING = "manifest.json", "rows.jsonl", "timing.jsonl"

@@ -49,8 +49,8 @@ from eval.results.stats import Unit, bootstrap_mean
 from eval.run import evaluate_all, load_bench
 from eval.tune.search import Space, next_batch
 from eval.tune.tuned_settings import SETTINGS, Scored, Tuned, TunedSettings, save_settings
-from kvp.artifacts.files import atomic_write_bytes
-from kvp.artifacts.manifest import digest_json, recorded_name, run_manifest
+from kvp.artifacts.files import atomic_write_bytes, digest_json
+from kvp.artifacts.manifest import recorded_name, run_manifest
 from kvp.errors import UsageError
 from kvp.hf.model_access import model_identity
 from kvp.program.progress import phase, say

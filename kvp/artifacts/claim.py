@@ -194,9 +194,10 @@ class OutputFolder(AbstractContextManager["OutputFolder"]):
         return self._copy
 
     def pull(self, *names: str) -> None:
-        """Fetch files that are there to `local`; nothing on a disk."""
+        """Fetch files that are there to `local`, all where none is named; nothing on a disk."""
         if isinstance(self.path, ObjectPath):
-            copy_files(self.path, self.local, names)
+            every = names or [name for name, _ in files_below(self.path)]
+            copy_files(self.path, self.local, every)
 
     def push(self, *names: str) -> None:
         """Write files of `local` to where the folder is, in this order; nothing on a disk."""

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from kvp.artifacts.addresses import Place, is_address, regular
-from kvp.artifacts.files import SEAL as SEAL
 from kvp.artifacts.files import (
     atomic_write_bytes,
+    digest_json,
     foreign,
     naming,
     parse_json,
@@ -30,7 +30,6 @@ from kvp.artifacts.files import (
     sealed,
     unseal,
 )
-from kvp.artifacts.files import digest_json as digest_json
 from kvp.errors import KvpError, StoreError
 from kvp.version import __version__
 

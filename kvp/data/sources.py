@@ -18,7 +18,8 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from kvp.artifacts.manifest import digest_json, portable, sha256_input
+from kvp.artifacts.files import digest_json
+from kvp.artifacts.manifest import portable, sha256_input
 from kvp.data.rows.samples import name_of, row_samples
 from kvp.data.task import NoPromptError, Sample, Source, TaskSettings
 from kvp.data.tasks import GROUPS, ROWS_ONLY, RULER, build_samples, expand_tasks, find_task

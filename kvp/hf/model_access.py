@@ -20,7 +20,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from kvp.artifacts.manifest import digest_json, recorded_name
+from kvp.artifacts.files import digest_json
+from kvp.artifacts.manifest import recorded_name
 from kvp.errors import ModelError, UsageError, first_line
 from kvp.hf.attention import ForeignAttentionError, QueryRecorder, kvp_attention_set, query_unit
 from kvp.hf.cache import EvictingCache

@@ -25,8 +25,8 @@ from zarr.storage import MemoryStore
 
 from kvp.artifacts.addresses import ObjectPath, Place, files_below, size_of
 from kvp.artifacts.claim import FolderKind, OutputFolder
-from kvp.artifacts.files import atomic_write_bytes, foreign, read_checked
-from kvp.artifacts.manifest import digest_json, read_sealed_json
+from kvp.artifacts.files import atomic_write_bytes, digest_json, foreign, read_checked
+from kvp.artifacts.manifest import read_sealed_json
 from kvp.errors import StoreError
 from kvp.program.names import NO_TRACES
 from kvp.store.schema import ARRAYS, FORMAT, SequenceRecord, StorePlan

@@ -8,7 +8,8 @@ import pytest
 import yaml
 
 from eval.card import model_card
-from kvp.artifacts.manifest import digest_json, read_sealed_json, sha256_file, write_sealed_json
+from kvp.artifacts.files import digest_json
+from kvp.artifacts.manifest import read_sealed_json, sha256_file, write_sealed_json
 from kvp.errors import PolicyError, UsageError
 from policies import load_policy
 from policies.policy_files import PolicyMeta, load_shard, save_policy

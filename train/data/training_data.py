@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from kvp.artifacts.addresses import place
-from kvp.artifacts.manifest import digest_json
+from kvp.artifacts.files import digest_json
 from kvp.errors import StoreError, UsageError
 from kvp.store import SequenceRecord, TraceReader
 from kvp.store.metadata import store_digest

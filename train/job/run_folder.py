@@ -19,8 +19,7 @@ from zipfile import ZipFile
 
 from kvp.artifacts.addresses import Place, files_below
 from kvp.artifacts.claim import LOCK, FolderKind, OutputFolder
-from kvp.artifacts.files import foreign, is_partial, read_checked
-from kvp.artifacts.manifest import digest_json
+from kvp.artifacts.files import digest_json, foreign, is_partial, read_checked
 from kvp.errors import UsageError
 from policies.sources import INDEX, policy_files
 
@@ -89,7 +88,7 @@ class RunFolder:
             if self._claim.existing_marker is None:
                 self._delete(LOGS)  # of another run
                 self._claim.begin({"identity": self._identity, "manifest": dict(manifest)})
-            self._claim.pull(*(name for name, _ in files_below(self.place)))
+            self._claim.pull()
             if self.start is not None:
                 _check_archive(self.start)
         except BaseException:
@@ -122,9 +121,9 @@ class RunFolder:
 
     def _send(self, *names: str) -> None:
         """Write logs and files to where the run's folder is, if that is not this disk."""
-        assert self._claim is not None, "prepare comes first"
-        logs = sorted(f"{LOGS}/{name}" for name, _ in files_below(self.logs))
-        self._claim.push(*logs, *names)
+        if self._claim is not None and self.folder != self.place:
+            logs = sorted(f"{LOGS}/{name}" for name, _ in files_below(self.logs))
+            self._claim.push(*logs, *names)
 
     def _delete(self, folder: str) -> None:
         """Delete a folder of the run."""

@@ -34,7 +34,7 @@ def folder(tmp_path, write_results, made):
 
 
 def _digest(content):
-    """As `kvp.artifacts.manifest.digest_json`, also of what kvp would not write."""
+    """As `kvp.artifacts.files.digest_json`, also of what kvp would not write."""
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 

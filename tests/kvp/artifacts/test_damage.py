@@ -28,15 +28,8 @@ from eval.tune.tuned_settings import load_settings
 from kvp import nano
 from kvp.artifacts.addresses import read_ranges
 from kvp.artifacts.claim import OutputFolder
-from kvp.artifacts.files import JsonLines
-from kvp.artifacts.manifest import (
-    SEAL,
-    digest_json,
-    read_sealed_json,
-    sha256_file,
-    sha256_input,
-    write_sealed_json,
-)
+from kvp.artifacts.files import SEAL, JsonLines, digest_json
+from kvp.artifacts.manifest import read_sealed_json, sha256_file, sha256_input, write_sealed_json
 from kvp.artifacts.tensors import read_safetensors, write_safetensors, write_sealed_safetensors
 from kvp.contexts import Context, ContextFacts, read_context, read_facts
 from kvp.errors import KvpError, PolicyError, StoreError, UsageError, first_line

@@ -4,9 +4,9 @@ import json
 import pytest
 
 import kvp
+from kvp.artifacts.files import digest_json
 from kvp.artifacts.manifest import (
     differences,
-    digest_json,
     portable,
     read_json,
     read_sealed_json,

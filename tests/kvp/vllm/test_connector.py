@@ -13,7 +13,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 
-from kvp.artifacts.manifest import SEAL, digest_json
+from kvp.artifacts.files import SEAL, digest_json
 from kvp.artifacts.tensors import tensors_digest, write_sealed_safetensors
 from kvp.contexts import placeholder_ids, read_context, read_facts
 from kvp.errors import CacheError
