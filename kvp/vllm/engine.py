@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from kvp import resolve_method
 from kvp.artifacts.tensors import read_some
 from kvp.contexts import MULTIPLE, can_turn, is_norm, norms_digest, rope_facts, rotate_keys
 from kvp.errors import CacheError, UsageError
@@ -19,11 +18,14 @@ from kvp.geometry import Geometry, check_geometry
 from kvp.ranking import Allocator
 from kvp.rope import Rope
 from kvp.scoring import Needs, Scorer
-from kvp.vllm.plugin import holds_uneven
+from kvp.vllm.plugin import configured_method, holds_uneven
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.kv_cache_interface import KVCacheConfig
+
+
+EQUAL = "compress with POLICY+uniform, whose heads keep equally many"
 
 
 def policy_of(name: str, geometry: Geometry) -> tuple[Scorer, Allocator | None]:
@@ -31,7 +33,7 @@ def policy_of(name: str, geometry: Geometry) -> tuple[Scorer, Allocator | None]:
 
     Raises UsageError where none can, PolicyError where it was trained for another geometry.
     """
-    scorer, allocator = resolve_method(name)
+    scorer, allocator = configured_method(name)
     if scorer.needs != Needs():
         raise UsageError(
             f"{name} reads queries, which engines do not show: take what reads keys and values "
@@ -66,13 +68,14 @@ class EngineModel:
             "the model has no RoPE in some layers, or one of the length or of several positions": (
                 not can_turn(text)
             ),
-            "uneven counts are held by one GPU: leave parallelism out": self.uneven and ranks > 1,
-            "uneven counts lie in no cache with a scale for every token and head": (
+            f"uneven counts are held by one GPU: leave parallelism out, or {EQUAL}": (
+                self.uneven and ranks > 1
+            ),
+            f"uneven counts lie in no cache with a scale for every token and head: {EQUAL}": (
                 self.uneven and vllm_config.cache_config.cache_dtype.endswith("per_token_head")
             ),
-            f"uneven counts come in blocks of {MULTIPLE} tokens: set --block-size {MULTIPLE}": (
-                self.uneven and MULTIPLE % block_size
-            ),
+            f"uneven counts come in blocks of {MULTIPLE} tokens: set --block-size {MULTIPLE}, or "
+            + EQUAL: self.uneven and MULTIPLE % block_size,
         }
         for why, condition in wrong.items():
             if condition:

@@ -7,13 +7,16 @@ no `KvpConnector` that holds such contexts.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, ClassVar
 
 from kvp.engines import Engine
-from kvp.program.names import split_method
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+
+    from kvp.ranking import Allocator
+    from kvp.scoring import Scorer
 
 
 class Vllm(Engine):
@@ -39,6 +42,21 @@ def register() -> None:
             register_backend(AttentionBackendEnum[name], f"kvp.vllm.backend.{name}")
 
 
+@cache
+def configured_method(name: str) -> tuple[Scorer, Allocator | None]:
+    """What a server with this `policy` ranks with, and how heads share the budget; None: equally.
+
+    Without an allocator a policy whose scores are calibrated has `global`, which was ahead of equal
+    counts on validation (docs/decisions.md#the-allocator-of-a-policy). Raises as `resolve_method`.
+    """
+    from kvp import resolve_method  # imports torch
+
+    scorer, allocator = resolve_method(name)
+    if allocator is None and getattr(scorer, "calibration", None) is not None:
+        scorer, allocator = resolve_method(scorer, "global")
+    return scorer, allocator
+
+
 def holds_uneven(config: VllmConfig) -> bool:
     """Whether this server's connector holds contexts whose heads keep different numbers of tokens.
 
@@ -48,5 +66,7 @@ def holds_uneven(config: VllmConfig) -> bool:
     if transfer is None or transfer.kv_connector_module_path != "kvp.vllm.connector":
         return False
     extra = transfer.kv_connector_extra_config
-    allocator = split_method(str(extra.get("policy", "")))[1]
-    return bool(extra.get("uneven")) or allocator not in (None, "uniform")
+    if extra.get("uneven") or "policy" not in extra:
+        return bool(extra.get("uneven"))
+    allocator = configured_method(str(extra["policy"]))[1]
+    return allocator is not None and allocator.name != "uniform"

@@ -44,7 +44,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--model", default="nano", help="a folder or a hub id; nano is bundled")
     parser.add_argument(
-        "--policy", default="nano", help="reads keys and values alone; POLICY+global"
+        "--policy", default="nano", help="reads keys and values alone; or POLICY+ALLOCATOR"
     )
     parser.add_argument("--budget", default="12.5%", help="tokens that stay of each document")
     parser.add_argument("--words", type=int, default=700, help="of each document")

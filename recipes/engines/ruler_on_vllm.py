@@ -28,7 +28,7 @@ from kvp.data.tasks import build_samples, find_task
 from kvp.hf.contexts import context_of, load_context
 from kvp.hf.eviction import prefill_and_evict
 from kvp.ranking import Protection
-from policies import resolve_method
+from kvp.vllm.plugin import configured_method
 
 LENGTH, SEED, NEW_TOKENS = 2048, 2041, 64
 
@@ -38,7 +38,7 @@ class Both:
 
     def __init__(self, path: str, policy: str, folder: str) -> None:
         self.folder = folder
-        self.scorer, self.allocator = resolve_method(policy)
+        self.scorer, self.allocator = configured_method(policy)
         self.model, self.tokenizer = load_model(path, dtype="bfloat16")
         self.engine = vllm.LLM(
             path, dtype="bfloat16", enforce_eager=True, max_model_len=2 * LENGTH, block_size=32,

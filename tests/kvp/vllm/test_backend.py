@@ -223,14 +223,15 @@ def test_other_layouts_are_refused():
     [
         ("kvp.vllm.connector", {"policy": "nano+global"}, True),
         ("kvp.vllm.connector", {"uneven": True}, True),
-        ("kvp.vllm.connector", {"policy": "nano"}, False),
+        ("kvp.vllm.connector", {"policy": "nano"}, True),  # calibrated
+        ("kvp.vllm.connector", {"policy": "keydiff"}, False),
         ("kvp.vllm.connector", {"policy": "nano+uniform"}, False),
         ("kvp.vllm.connector", {}, False),
         ("lmcache.connector", {"policy": "nano+global"}, False),
         (None, {}, False),
     ],
 )
-def test_servers_without_an_allocator_stay_as_they_are(module, extra, expected):
+def test_only_servers_whose_heads_share_a_budget_hold_uneven_counts(module, extra, expected):
     transfer = module and SimpleNamespace(
         kv_connector_module_path=module, kv_connector_extra_config=extra
     )

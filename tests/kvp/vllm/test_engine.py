@@ -28,12 +28,12 @@ def nano():
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory, start_engine, nano):
     """One that holds contexts of equal and of uneven counts."""
-    return start_engine(path(), *nano, tmp_path_factory.mktemp("contexts"), "nano+global")
+    return start_engine(path(), *nano, tmp_path_factory.mktemp("contexts"), "nano")
 
 
-def test_an_engine_without_an_allocator(tmp_path_factory, start_engine, nano):
+def test_an_engine_of_equal_counts(tmp_path_factory, start_engine, nano):
     """It holds equal counts, in vLLM's own layout and attention, and nothing else."""
-    engine = start_engine(path(), *nano, tmp_path_factory.mktemp("contexts"), "nano")
+    engine = start_engine(path(), *nano, tmp_path_factory.mktemp("contexts"), "nano+uniform")
     try:
         backends = engine.llm.collective_rpc(backends_of)
         assert backends == [(["CPUAttentionBackendImpl"], "LBHNC")]
