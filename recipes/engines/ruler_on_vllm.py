@@ -1,114 +1,196 @@
-"""RULER's questions about compressed contexts, answered by vLLM and by transformers.
+"""RULER's questions about compressed and whole contexts, answered by vLLM and by transformers.
 
-    python recipes/engines/ruler_on_vllm.py MODEL POLICY OUT TASKS PROMPTS BUDGETS ESSAYS [SQUAD]
+    python recipes/engines/ruler_on_vllm.py --model MODEL --methods POLICY,POLICY+uniform,keydiff
+        --budgets 25%,12.5% --tasks vt,fwe --prompts 3 --length 2048 --essays DIR --out FILE.jsonl
 
-A row has three answers and scores: transformers from the context, vLLM from its file, and vLLM from
-the context that it compressed itself. TASKS and BUDGETS are lists such as vt,fwe and 25%,12.5%;
-prompts have at most 2,048 tokens, seed 2041. In an environment with vLLM (docs/engines.md).
+vLLM compresses by the first method itself, unless its cache is quantised, and loads the files of
+all others, which transformers writes. A row has both answers and their scores; a stopped run goes
+on. At the end FILE.csv has the means in %, with 95 % intervals, and vLLM's paired differences from
+transformers and from the full cache. In an environment with vLLM (docs/engines.md).
 """
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import product
 from pathlib import Path
+from typing import Any
 
+import pandas as pd
 import torch
 import vllm
 from vllm.config import KVTransferConfig
 
+from eval.results.stats import Interval, Scores, bootstrap_mean, paired_difference
 from kvp import load_model
 from kvp.budgets import parse_budget
-from kvp.contexts import kept_rows, whole_blocks
-from kvp.data.encode import encode
+from kvp.contexts import Context, kept_rows, whole_blocks
+from kvp.data.encode import Encoded, encode
 from kvp.data.task import TaskSettings
 from kvp.data.tasks import build_samples, find_task
+from kvp.hf.attention import kvp_attention_set
 from kvp.hf.contexts import context_of, load_context
-from kvp.hf.eviction import prefill_and_evict
+from kvp.hf.evict import choose, gather
+from kvp.hf.prefill import prefill
+from kvp.program.names import split_list
 from kvp.ranking import Protection
 from kvp.vllm.plugin import configured_method
 
-LENGTH, SEED, NEW_TOKENS = 2048, 2041, 64
+NEW_TOKENS = 64
+FULL = "full"
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """What is asked of whom."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--methods", required=True, help="METHOD[+ALLOCATOR] or POLICY[+ALLOCATOR]")
+    parser.add_argument("--budgets", required=True)
+    parser.add_argument("--tasks", required=True)
+    parser.add_argument("--prompts", type=int, required=True, help="of each task")
+    parser.add_argument("--length", type=int, required=True, help="tokens at most")
+    parser.add_argument("--essays", required=True, help="folder of texts around the needles")
+    parser.add_argument("--seed", type=int, default=6201)
+    parser.add_argument("--kv_cache_dtype", default="auto", help="vLLM's, such as fp8")
+    parser.add_argument("--out", type=Path, required=True, help="rows, JSONL")
+    return parser
 
 
 class Both:
     """A model in transformers and in vLLM with kvp's connector."""
 
-    def __init__(self, path: str, policy: str, folder: str) -> None:
-        self.folder = folder
-        self.scorer, self.allocator = configured_method(policy)
-        self.model, self.tokenizer = load_model(path, dtype="bfloat16")
+    def __init__(self, given: argparse.Namespace, folder: str) -> None:
+        self.folder, self.methods = folder, split_list(given.methods)
+        self.compresses = self.methods[0] if given.kv_cache_dtype == "auto" else None
+        self.model, self.tokenizer = load_model(given.model, dtype="bfloat16")
+        policy = {} if self.compresses is None else {"policy": self.compresses}
         self.engine = vllm.LLM(
-            path, dtype="bfloat16", enforce_eager=True, max_model_len=2 * LENGTH, block_size=32,
+            given.model, dtype="bfloat16", enforce_eager=True, block_size=32,
+            max_model_len=given.length + 1024, kv_cache_dtype=given.kv_cache_dtype,
             enable_prefix_caching=True,
             kv_transfer_config=KVTransferConfig(
                 kv_connector="KvpConnector", kv_connector_module_path="kvp.vllm.connector",
-                kv_role="kv_both",
-                kv_connector_extra_config={"contexts": folder, "policy": policy, "memory_gb": 0.5},
+                kv_role="kv_both", kv_connector_extra_config={
+                    "contexts": folder, "uneven": True, "memory_gb": 0.5, **policy,
+                },
             ),
         )  # fmt: skip
 
-    def generate(self, ids: Sequence[int], tokens: int, **options: object) -> vllm.RequestOutput:
+    def ask_vllm(self, ids: Sequence[int], tokens: int, **options: Any) -> vllm.RequestOutput:  # noqa: ANN401
         """The greedy answer of vLLM."""
         sampling = vllm.SamplingParams(temperature=0, max_tokens=tokens, **options)
         return self.engine.generate({"prompt_token_ids": list(ids)}, sampling, use_tqdm=False)[0]
 
-    def answers(self, context: list[int], question: list[int], budget: str) -> list[str]:
-        """From transformers, from vLLM by file, and from vLLM by its own compression."""
-        protection = Protection()
-        kept = kept_rows(parse_budget(budget), len(context), least=protection.tokens)
-        feed = torch.tensor([context])
-        cache = prefill_and_evict(
-            self.model, feed, self.scorer, kept, protection,
-            allocator=whole_blocks(self.allocator, kept, len(context)), tokenizer=self.tokenizer,
+    def ask_transformers(self, ids: Sequence[int], **options: Any) -> str:  # noqa: ANN401
+        """The greedy answer of transformers."""
+        out = self.model.generate(  # type: ignore[operator]
+            torch.tensor([list(ids)]), max_new_tokens=NEW_TOKENS, do_sample=False,
+            repetition_penalty=1.0, **options,
         )  # fmt: skip
-        name = getattr(self.scorer, "label", self.scorer.name)
-        made = context_of(cache, self.model, self.tokenizer, context, policy=name, budget=budget)
-        made.write(self.folder)
-        ids = torch.tensor([[*made.placeholders, *question]])
-        out = self.model.generate(
-            ids, past_key_values=load_context(made, self.model), max_new_tokens=NEW_TOKENS,
-            do_sample=False, repetition_penalty=1.0,
-        )  # fmt: skip
-        theirs = self.tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True)
-        by_file = self.generate([*made.placeholders, *question], NEW_TOKENS)
-        asked = {"kv_transfer_params": {"kvp_compress": budget}}
-        told = self.generate(context, 4, min_tokens=4, extra_args=asked)
-        own = told.kv_transfer_params["kvp_context"]["placeholders"]
-        by_itself = self.generate([*own, *question], NEW_TOKENS)
-        return [theirs, by_file.outputs[0].text, by_itself.outputs[0].text]
+        return str(self.tokenizer.decode(out[0, len(ids) :], skip_special_tokens=True))
 
-
-def main(
-    path: str, policy: str, out: str, tasks: str, prompts: str, budgets: str, essays: str,
-    squad: str | None = None,
-) -> None:  # fmt: skip
-    """Answer, write a row each, and print the means of the three scores."""
-    scores: dict[str, list[list[float]]] = {}
-    with tempfile.TemporaryDirectory() as folder, Path(out).open("w", encoding="utf-8") as file:
-        both = Both(path, policy, folder)
-        for name in tasks.split(","):
-            settings = TaskSettings(
-                split="test", length=LENGTH, count=int(prompts), seed=SEED, essays=essays,
-                squad=squad if name == "qa_1" else None,
+    def contexts(self, ids: Sequence[int], method: str, budgets: Sequence[str]) -> list[Context]:
+        """A context of each budget, of one prefill of transformers."""
+        scorer, allocator = configured_method(method)
+        protection, feed = Protection(), torch.tensor([list(ids)])
+        counts = [kept_rows(parse_budget(b), len(ids), least=protection.tokens) for b in budgets]
+        choices = [(kept, protection, whole_blocks(allocator, kept, len(ids))) for kept in counts]
+        with kvp_attention_set(self.model):
+            seen = prefill(self.model, feed, scorer.needs, tokenizer=self.tokenizer)
+        made = {}
+        for number, kept in choose(seen, scorer, choices):
+            made[number] = context_of(
+                gather(seen, kept), self.model, self.tokenizer, ids,
+                policy=getattr(scorer, "label", scorer.name), budget=budgets[number],
             )  # fmt: skip
-            for sample in build_samples(name, settings, both.tokenizer):
-                ids = encode(sample, both.tokenizer)
-                context = list(ids.ids[: ids.context_length])
-                question = list(ids.ids[ids.context_length : ids.prompt_length])
-                for budget in budgets.split(","):
-                    answers = both.answers(context, question, budget)
-                    row = [find_task(name).score(sample, answer) for answer in answers]
-                    scores.setdefault(budget, []).append(row)
-                    told = {"id": sample.id, "budget": budget, "answers": answers, "scores": row}
-                    file.write(json.dumps(told) + "\n")
-                    file.flush()
-    for budget, rows in scores.items():
-        means = [100 * sum(column) / len(rows) for column in zip(*rows, strict=True)]
-        print(budget, "transformers {:.0f}, vLLM by file {:.0f}, by itself {:.0f}".format(*means))
+            made[number].write(self.folder)
+        return [made[number] for number in range(len(budgets))]
+
+    def answers(
+        self, prompt: Encoded, method: str, budgets: Sequence[str]
+    ) -> Iterator[list[tuple[str, str]]]:
+        """Of each budget, from transformers and from vLLM."""
+        ids = list(prompt.ids[: prompt.prompt_length])
+        context, question = ids[: prompt.context_length], ids[prompt.context_length :]
+        if method == FULL:
+            yield self._texts(self.ask_transformers(ids), self.ask_vllm(ids, NEW_TOKENS))
+            return
+        for budget, made in zip(budgets, self.contexts(context, method, budgets), strict=True):
+            held = load_context(made, self.model)
+            theirs = self.ask_transformers([*made.placeholders, *question], past_key_values=held)
+            placeholders = made.placeholders
+            if method == self.compresses:
+                asked = {"kv_transfer_params": {"kvp_compress": budget}}
+                told = self.ask_vllm(context, 4, min_tokens=4, extra_args=asked)
+                placeholders = told.kv_transfer_params["kvp_context"]["placeholders"]
+            yield self._texts(theirs, self.ask_vllm([*placeholders, *question], NEW_TOKENS))
+
+    def _texts(self, theirs: str, ours: vllm.RequestOutput) -> list[tuple[str, str]]:
+        return [("transformers", theirs), ("vllm", ours.outputs[0].text)]
+
+
+def summarize(rows: pd.DataFrame) -> pd.DataFrame:
+    """Means in % of each method and budget, and paired differences of vLLM's scores."""
+
+    def scores(part: pd.DataFrame, column: str) -> Scores:
+        return {None: {(row.task, row.id): getattr(row, column) for row in part.itertuples()}}
+
+    def numbers(name: str, found: Interval) -> dict[str, float]:
+        parts = {"": found.mean, "_low": found.low, "_high": found.high}
+        return {f"{name}{part}": round(100 * value, 1) for part, value in parts.items()}
+
+    full, table = rows[rows["method"] == FULL], []
+    for (method, budget), part in rows.groupby(["method", "budget"], sort=False):
+        ours = scores(part, "vllm")
+        table.append(
+            {"method": method, "budget": budget, "prompts": len(part)}
+            | numbers("vllm", bootstrap_mean(ours))
+            | numbers("transformers", bootstrap_mean(scores(part, "transformers")))
+            | numbers("minus_transformers", paired_difference(ours, scores(part, "transformers")))
+            | numbers("minus_full", paired_difference(ours, scores(full, "vllm")))
+        )
+    return pd.DataFrame(table)
+
+
+def main() -> None:
+    """Answer what FILE has no row of, then write the table."""
+    given = build_parser().parse_args()
+    given.out.touch()
+    rows = [json.loads(line) for line in given.out.read_text(encoding="utf-8").splitlines()]
+    done = {(row["task"], row["id"], row["method"]) for row in rows}
+    with tempfile.TemporaryDirectory() as folder, given.out.open("a", encoding="utf-8") as file:
+        both = Both(given, folder)
+        for task in split_list(given.tasks):
+            settings = TaskSettings(
+                split="test", length=given.length, count=given.prompts, seed=given.seed,
+                essays=given.essays,
+            )  # fmt: skip
+            samples = build_samples(task, settings, both.tokenizer)
+            for sample, method in product(samples, (FULL, *both.methods)):
+                if (task, sample.id, method) in done:
+                    continue
+                budgets = ["100%"] if method == FULL else split_list(given.budgets)
+                answers = both.answers(encode(sample, both.tokenizer), method, budgets)
+                made = [
+                    {
+                        "task": task, "id": sample.id, "method": method, "budget": budget,
+                        **{name: find_task(task).score(sample, text) for name, text in texts},
+                        "texts": [text for _, text in texts],
+                    }
+                    for budget, texts in zip(budgets, answers, strict=True)
+                ]  # fmt: skip
+                rows += made
+                file.write("".join(json.dumps(row) + "\n" for row in made))
+                file.flush()
+                for path in Path(folder).glob("*.context"):
+                    path.unlink()
+    table = summarize(pd.DataFrame(rows))
+    table.to_csv(given.out.with_suffix(".csv"), index=False)
+    print(table.to_string(index=False))
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()
