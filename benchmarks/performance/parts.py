@@ -52,12 +52,11 @@ PARTS: Sequence[Part] = (
         title="What a method adds to a prefill",
         module="benchmarks.method_scoring",
         text=(
-            "Recording, extra passes, scores, choice of tokens and gathering, in % of the prefill "
-            "of the same prompt by transformers alone. Random weights, about the proportions of "
-            "Qwen2.5-7B; a quarter of the tokens stays. *kvpress*: the same press in its own "
-            "environment; its KVzip frees nothing. The method *kvp* "
-            "has networks as large as the bundled policy's, *kvzap* of the published shape. †: "
-            "difference of two prefills."
+            "Time for recording, extra passes, scores, choice of tokens and gathering, in % of "
+            "the prefill by transformers alone. A quarter of the tokens stays; the model has "
+            "about the proportions of Qwen2.5-7B. *kvpress*: the same press in its own "
+            "environment; its KVzip frees nothing. Networks of *kvp* are as large as the "
+            "bundled policy's, those of *kvzap* as published. †: difference of two prefills."
         ),
         table=tables.scoring,
         cuda="--tokens 2048,16384 --width 3584 --repeats 3,3",
@@ -70,10 +69,10 @@ PARTS: Sequence[Part] = (
         title="What collecting adds to the model",
         module="benchmarks.collecting",
         text=(
-            "Prompts of random tokens through a Qwen2 of random weights (`small`: 4 layers, 768 "
-            "channels). *bare* is transformers alone in batches, *collect* the loop of "
-            "`kvp collect` with as large batches, *one* with batches of one. Ratios to *bare*: "
-            "wall time, processor time, and that of the thread that runs the model."
+            "Prompts of random tokens through a Qwen2 (`small`: 4 layers, 768 channels). *bare* "
+            "is transformers alone in batches, *collect* the loop of `kvp collect` with batches "
+            "as large, *one* the loop with batches of one. Wall time, processor time and time "
+            "of the thread that runs the model are ratios to *bare*."
         ),
         table=tables.collecting,
         cuda="--models smollm2-135m-instruct,qwen2.5-7b --prompts 8 --shortest 768 "
@@ -86,9 +85,9 @@ PARTS: Sequence[Part] = (
         title="Labels against length",
         module="benchmarks.future_attention",
         text=(
-            "Future attention of one KV head of Qwen2.5-7B at a cache cut in the middle, "
-            "float32, two threads (bfloat16 on a GPU). *blocked* is what CPUs use, *naive* the "
-            "whole matrix. Memory is beyond queries, keys and libraries."
+            "Future attention of one KV head of Qwen2.5-7B for a cache cut in the middle; "
+            "float32 on two threads, bfloat16 on a GPU. *naive* computes the whole matrix, "
+            "*blocked* is what CPUs use. Memory is beyond queries, keys and libraries."
         ),
         table=tables.labels,
         cpu="--forms naive,blocked --lengths 1024,4096,16384,32768,65536,131072 "
@@ -103,9 +102,9 @@ PARTS: Sequence[Part] = (
         title="A step of training",
         module="benchmarks.ranker_training",
         text=(
-            "All heads of a policy, preset `paper`, hidden 256, head_dim 128, one thread; "
-            "without reading and labels. The paper trains 112 heads, those of Qwen2.5-7B; "
-            "SmolLM2-135M has 90 of 64."
+            "All heads of a policy, preset `paper`, hidden 256, head_dim 128, one thread, "
+            "without reading and labels. The paper trains the 112 heads of Qwen2.5-7B; "
+            "SmolLM2-135M has 90 heads of 64."
         ),
         table=tables.training,
         cpu="--heads 4,28,112 --tokens 1024 --contexts 1 --objective listwise,rloo --network loop "
@@ -120,11 +119,11 @@ PARTS: Sequence[Part] = (
         title="One decoded token",
         module="benchmarks.decoding",
         text=(
-            "`wide`: 2 layers of 28 query and 4 KV heads of 128, random weights; `attention`: "
-            "that of one such layer alone. *full* is transformers' cache and attention (torch's "
-            "sdpa), *dense* has an eighth of the tokens in every head, *ragged* as many in heads "
-            "of very different lengths. Milliseconds of the fastest token; float32 on one thread, "
-            "bfloat16 on a GPU, where *ragged* is the Triton kernel and *ragged:torch* is not."
+            "`wide`: 2 layers with 28 query and 4 KV heads of 128; `attention`: the attention "
+            "of one such layer. *full* is transformers' cache with torch's sdpa, *dense* keeps "
+            "an eighth of the tokens in every head, *ragged* as many in heads of very different "
+            "lengths. Milliseconds of the fastest token; float32 on one thread, bfloat16 on a "
+            "GPU, where *ragged* uses the Triton kernel and *ragged:torch* does not."
         ),
         table=tables.decoding,
         cpu="--cases wide:1024,wide:4096,wide:16384,wide:32768,nano:1024 --rounds 2 --steps 12",
@@ -138,8 +137,8 @@ PARTS: Sequence[Part] = (
         title="What dry runs say",
         module="benchmarks.dry_runs",
         text=(
-            "`kvp collect` and `kvp eval` with `--dry_run` and without, on nano. Collecting: MB on "
-            "disk, at most. Evaluating: wall seconds."
+            "`kvp collect` and `kvp eval` on nano with `--dry_run` and without: MB on disk, at "
+            "most, and wall seconds."
         ),
         table=tables.dry_runs,
         cuda="--length 1536 --prompts 16",
@@ -151,9 +150,9 @@ PARTS: Sequence[Part] = (
         title="Tests on a GPU",
         module="pytest",
         text=(
-            "Those marked `gpu`, and those of the Triton kernels: against their definitions in "
-            "float32, bfloat16 and float16; scores, allocations, training and eviction against "
-            "a CPU's."
+            "Tests marked `gpu` and tests of the Triton kernels. Kernels are compared with "
+            "their definitions in float32, bfloat16 and float16; scores, allocations, training "
+            "and eviction with those of a CPU."
         ),
         table=tables.tests,
         cpu=None,

@@ -11,7 +11,7 @@ from typing import Any
 
 Row = Mapping[str, Any]
 Report = Mapping[str, Any]
-NONE = "–"
+NONE = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,12 +38,6 @@ def number(value: float | None) -> str:
     if abs(value) >= 100:
         return f"{value:,.0f}"
     return f"{value:#.3g}".rstrip(".")
-
-
-def rounded(value: float) -> str:
-    """Two digits, for a summary."""
-    value = float(f"{value:.2g}")
-    return f"{value:,.0f}" if value >= 10 else f"{value:#.2g}"
 
 
 def milliseconds(seconds: float) -> str:

@@ -1,7 +1,6 @@
 """The command that measures all: it runs end to end, and its page says what its files say."""
 
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -147,10 +146,6 @@ def test_the_page_is_that_of_the_committed_files():
     }
     text = page_text(reports, "../benchmarks/results/performance", "results/speed.md")
     assert page.read_text() == text, "run python -m benchmarks.performance --render"
-    sections = {title.lower().replace(" ", "-") for title in re.findall(r"^## (.*)$", text, re.M)}
-    questions = re.findall(r"^\| \[.*?\]\(#(.*?)\) \|", text, re.M)
-    assert len(questions) == 6
-    assert set(questions) <= sections
 
 
 def test_failures_are_called_mended_only_where_they_were():
