@@ -18,12 +18,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from kvp.errors import UsageError
 from kvp.plugins import import_object, instance_of, is_object_name, module_exists
-from kvp.program.names import split_method, unknown_name
+from kvp.program.names import split_method, split_specification, unknown_name
 from kvp.ranking import Allocator
 from kvp.scoring import ALL_QUERIES, Needs, Scorer, SelfSizing, as_scorer
 from policies.allocators.ada import Ada
@@ -89,6 +89,8 @@ class Specification:
     argument: str | None
     """Part after the colon: a preset or a file; None without a colon."""
     options: Mapping[str, Value]
+    text: str = field(compare=False)
+    """As it was written."""
 
 
 _INTEGER = re.compile(r"[+-]?\d+")
@@ -100,23 +102,15 @@ def parse(text: str, kind: str) -> Specification:
 
     `kind` is what messages call it: `method` or `allocator`.
     """
-    front, inside = text.strip(), ""
-    if front.endswith(")"):
-        front, _, inside = front[:-1].partition("(")
-    name, colon, argument = (part.strip() for part in front.partition(":"))
-    if (
-        re.fullmatch(r"[\w.-]+", name) is None
-        or bool(colon) != bool(argument)
-        or not set("(),+").isdisjoint(argument)
-        or not {"(", ")"}.isdisjoint(inside)
-        or (text.strip().endswith(")") and "(" not in text)
-    ):
+    name, colon, argument, behind = split_specification(text)
+    whole = f"{name}{colon}{argument}{behind}"
+    if re.fullmatch(r"[\w.-]+(:[^(),+]+)?(\([^()]*\))?", whole) is None:
         raise UsageError(
             f"{kind} {text!r} is not of the form name, name:preset or name(option=value)"
             + ", without an allocator" * ("+" in text)
         )
-    options = _parse_options(name, inside)
-    return Specification(name=name, argument=argument or None, options=options)
+    options = _parse_options(name, behind[1:-1])
+    return Specification(name=name, argument=argument or None, options=options, text=text)
 
 
 def _parse_options(name: str, text: str) -> dict[str, Value]:
@@ -141,13 +135,13 @@ def attention_free(method: str) -> bool:
     return method in METHODS and needs_in_words(METHODS[method]().needs) == PLAIN
 
 
-def make_scorer(spec: str | Scorer | type[Scorer], **options: Value) -> Scorer:
+def make_scorer(spec: str | Specification | Scorer | type[Scorer], **options: Value) -> Scorer:
     """Build a scorer.
 
     Args:
         spec: a specification (`snapkv`, `snapkv:paper`, `snapkv(window=16)`,
-            `kvzap:FOLDER`, `package.module:Name`), a scorer, which is returned, or a class of
-            scorers.
+            `kvzap:FOLDER`, `package.module:Name`), also parsed, a scorer, which is returned, or a
+            class of scorers.
         options: override those of the specification.
 
     Raises:
@@ -155,8 +149,8 @@ def make_scorer(spec: str | Scorer | type[Scorer], **options: Value) -> Scorer:
             allowed, an object that cannot be used or takes a built-in name.
     """
     thing, label = spec, f"method {_label(spec)}"
-    if isinstance(spec, str):
-        written = parse(spec, "method")
+    if isinstance(spec, str | Specification):
+        written = parse(spec, "method") if isinstance(spec, str) else spec
         options = {**written.options, **options}
         if written.name in METHODS:
             return METHODS[written.name].build(written.argument, options)
@@ -174,14 +168,14 @@ def make_scorer(spec: str | Scorer | type[Scorer], **options: Value) -> Scorer:
     return scorer
 
 
-def make_allocator(spec: str | Allocator | type[Allocator]) -> Allocator:
+def make_allocator(spec: str | Specification | Allocator | type[Allocator]) -> Allocator:
     """Build an allocator from a specification, an object or a class, as `make_scorer`.
 
     Raises UsageError as `make_scorer`, PolicyError on a damaged budget file.
     """
     thing, label, options = spec, f"allocator {_label(spec)}", None
-    if isinstance(spec, str):
-        written = parse(spec, "allocator")
+    if isinstance(spec, str | Specification):
+        written = parse(spec, "allocator") if isinstance(spec, str) else spec
         if written.name in ALLOCATORS:
             return ALLOCATORS[written.name].build(written.argument, written.options)
         (thing, label), options = _named_object(written, "allocator", ALLOCATORS), written.options

@@ -130,6 +130,13 @@ def split_method(text: str) -> tuple[str, str | None]:
     return text.strip(), None
 
 
+def split_specification(text: str) -> tuple[str, str, str, str]:
+    """Name, colon, argument, and all from the first parenthesis on, of `NAME:ARGUMENT(OPTIONS)`."""
+    front, parenthesis, options = text.strip().partition("(")
+    name, colon, argument = (part.strip() for part in front.partition(":"))
+    return name, colon, argument, parenthesis + options
+
+
 def unknown_name(
     kind: str, name: str, argument: str | None, names: Collection[str], others: Sequence[str] = ()
 ) -> str:
@@ -144,10 +151,9 @@ def unknown_name(
 
 def _name_error(kind: str, spec: str, names: Collection[str], others: Sequence[str] = ()) -> str:
     """`unknown_name` of a specification whose name cannot exist; empty where it may."""
-    name, colon, argument = (part.strip() for part in spec.partition("(")[0].partition(":"))
-    if not name or name in (*names, *others):
-        return ""
-    if is_object_name(f"{name}:{argument}") and ("." in name or module_exists(name)):
+    name, colon, argument, _ = split_specification(spec)
+    own = is_object_name(f"{name}:{argument}") and ("." in name or module_exists(name))
+    if not name or name in (*names, *others) or own:
         return ""
     return unknown_name(kind, name, argument if colon else None, names, others)
 
