@@ -6,8 +6,7 @@ method, budget) is decided where it is used; this module imports no torch.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
@@ -34,8 +33,6 @@ from kvp.program.settings import (
 )
 from kvp.vllm.plugin import Vllm
 
-_LEARNED = re.compile(r"kvp(?=$|[+:(])")
-
 PROTOCOLS = ("query_aware", "query_agnostic")
 """Question seen at compression, or only afterwards; never mixed in one table."""
 
@@ -50,12 +47,6 @@ IDENTITY_FIELDS = (
 )  # fmt: skip
 """Settings that decide what a record means: a results folder keeps them for life. All others may
 change between runs that extend one folder (`docs/formats.md`, Results folder)."""
-
-
-def tuned_files(methods: Iterable[object]) -> list[str]:
-    """Paths of the settings files that `--methods` names as `tuned:PATH`."""
-    parts = [method.partition(":") for method in methods if isinstance(method, str)]
-    return [path.strip() for name, colon, path in parts if name.strip() == TUNED and colon]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,6 +123,11 @@ def _check(flag: str, parse: Callable[[str], object], text: str) -> None:
         parse(text)
     except UsageError as error:
         raise UsageError(f"--{flag}: {error}") from None
+
+
+def _is_learned(method: str) -> bool:
+    """Whether a method is that of `--policies`, whatever else its name has."""
+    return known_names.split_specification(known_names.split_method(method)[0])[0] == "kvp"
 
 
 def _numbers(flag: str, text: str | None, *, most: float) -> tuple[float, ...] | None:
@@ -250,7 +246,7 @@ class EvalConfig(
         named = [method for method in self.method_list if isinstance(method, str)]
         known_names.check_methods(named, "methods")
         known_names.check_allocators(self.allocator_list, "allocators")
-        if not self.policy_list and any(map(_LEARNED.match, named)):
+        if not self.policy_list and any(map(_is_learned, named)):
             raise UsageError(known_names.NEEDS_POLICIES)
 
     @property
@@ -276,7 +272,7 @@ class EvalConfig(
     @property
     def policy_list(self) -> tuple[str, ...]:
         """Policy arguments, `DIR` or `label=DIR`; without any, `kvp` on nano is its own policy."""
-        learned = any(_LEARNED.match(str(method)) for method in self.method_list)
+        learned = any(map(_is_learned, map(str, self.method_list)))
         if not self.policies and learned and self.model == known_names.NANO:
             return (known_names.NANO,)
         return split_list(self.policies)

@@ -20,7 +20,7 @@ from torch import tensor as as_tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from eval.config import EvalConfig
-from eval.methods import Method, Setting
+from eval.methods import Method
 from eval.results.records import Record
 from kvp.data.encode import Encoded
 from kvp.data.task import Sample
@@ -244,7 +244,7 @@ def run_prefix(
 
 
 def evaluate_prompt(
-    bench: Bench, prompt: Prompt, protocol: str, settings: Sequence[Setting]
+    bench: Bench, prompt: Prompt, protocol: str, settings: Sequence[Method]
 ) -> list[Record]:
     """Evaluate every setting on one prompt; one record per setting."""
     (records,) = evaluate_together(bench, [prompt], protocol, settings)
@@ -252,16 +252,15 @@ def evaluate_prompt(
 
 
 def evaluate_together(
-    bench: Bench, prompts: Sequence[Prompt], protocol: str, settings: Sequence[Setting]
+    bench: Bench, prompts: Sequence[Prompt], protocol: str, settings: Sequence[Method]
 ) -> Iterator[list[Record]]:
     """The records of each prompt, one per setting, for prompts of one prefill (`by_prefill`).
 
     Methods that read the answer to come select tokens for each prompt anew, all others once.
     """
-    start = run_prefix(bench, prompts[0], protocol, [setting.method for setting in settings])
-    scorers = [(setting, setting.method.scorer) for setting in settings]
-    seeing = [setting for setting, scorer in scorers if scorer and scorer.needs.future]
-    blind = [setting for setting in settings if setting not in seeing]
+    start = run_prefix(bench, prompts[0], protocol, settings)
+    seeing = [one for one in settings if one.scorer and one.scorer.needs.future]
+    blind = [one for one in settings if one not in seeing]
     shared = list(keep(start, blind, None))
     for prompt in prompts:
         pieces = _pieces(bench, prompt)
@@ -272,13 +271,13 @@ def evaluate_together(
         results = outcomes(bench, prompt, start, [kept for _, kept in compressed])
         yield [
             {
-                **_record(bench, prompt, protocol, setting, kept, start.tokens),
+                **_record(bench, prompt, protocol, method, kept, start.tokens),
                 "cache_bytes": nbytes,
                 **result,
                 **text,
                 **_kept_fields(kept, pieces, start.tokens),
             }
-            for (setting, kept), (result, nbytes) in zip(compressed, results, strict=True)
+            for (method, kept), (result, nbytes) in zip(compressed, results, strict=True)
         ]
 
 
@@ -307,48 +306,47 @@ def hindsight(bench: Bench, prompt: Prompt, start: Prefill) -> list[Tensor]:
 
 
 def keep(
-    start: Prefill, settings: Sequence[Setting], future: list[Tensor] | None
-) -> Iterator[tuple[Setting, Tensor]]:
+    start: Prefill, settings: Sequence[Method], future: list[Tensor] | None
+) -> Iterator[tuple[Method, Tensor]]:
     """Select the tokens of every setting; settings with the same scorer share its scores."""
     tokens = start.tokens
-    by_ranking: dict[tuple[str, str, str | None], list[Setting]] = {}
-    for setting in settings:
-        if setting.shrinks(tokens):
-            by_ranking.setdefault(setting.method.ranking, []).append(setting)
+    by_ranking: dict[tuple[str, str, str | None], list[Method]] = {}
+    for method in settings:
+        if method.shrinks(tokens):
+            by_ranking.setdefault(method.setting.ranking, []).append(method)
         else:
-            yield setting, all_tokens(start)
+            yield method, all_tokens(start)
     for same in by_ranking.values():
-        scorer = same[0].method.scorer
+        scorer = same[0].scorer
         assert scorer is not None, "the full cache keeps everything"
-        choices = [(setting.tokens(tokens), setting.protection, setting.method.rule)
-                   for setting in same]  # fmt: skip
+        choices = [(one.tokens(tokens), one.protection, one.rule) for one in same]
         for number, (kept,) in choose(start, scorer, choices, future):
             yield same[number], kept
 
 
-def identify(config: EvalConfig, prompt: Prompt, protocol: str, setting: Setting) -> Record:
+def identify(config: EvalConfig, prompt: Prompt, protocol: str, method: Method) -> Record:
     """Fields of a record that identify it, known before the prompt runs."""
     return {
         "model": config.model_name,
-        **setting.fields,
+        **method.setting.fields,
         "protocol": protocol,
         "task": prompt.task,
         "split": config.split,
         "length": config.length,
-        "budget_spec": setting.spec,
+        "budget_spec": method.spec,
         "example": prompt.sample.id,
         "seed": config.seed,
     }
 
 
 def _record(
-    bench: Bench, prompt: Prompt, protocol: str, setting: Setting, kept: Tensor, tokens: int
+    bench: Bench, prompt: Prompt, protocol: str, method: Method, kept: Tensor, tokens: int
 ) -> Record:
     """A record without its outcome; its budget may exceed the cached tokens."""
-    budget, size = setting.budget, tokens_per_head(kept)
+    budget, size = method.budget, tokens_per_head(kept)
     return {
-        **identify(bench.config, prompt, protocol, setting),
-        "budget": budget and max(budget.tokens(tokens), setting.tokens(tokens)),
+        **identify(bench.config, prompt, protocol, method),
+        "budget": budget and max(budget.tokens(tokens), method.tokens(tokens)),
         "prompt_digest": prompt.sample.digest,
         "prompt_tokens": len(prompt.encoded.ids),
         "cached_tokens": tokens,

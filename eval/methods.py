@@ -1,31 +1,22 @@
-"""Methods of a run: scorers, each with an allocator, and the full cache; and their settings.
+"""Methods of a run: scorers, each with an allocator, and the full cache.
 
 A `Method` is one line of a results table: a scorer (registered, a learned policy, or an object)
-with an allocator that splits the budget over the heads. A `Setting` is a method with or without
-protection, at one budget; it gives one record per prompt and protocol.
+with an allocator that splits the budget over the heads. At one budget it gives one record per
+prompt and protocol.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from eval.config import TUNED, tuned_files
-from eval.results.records import (
-    FULL,
-    LEARNED,
-    SELF_SIZED,
-    SETTING_FIELDS,
-    UNIFORM,
-    Key,
-    key_of,
-    method_label,
-    without_seed,
-)
-from eval.tune.tuned_settings import Scored, Tuned, load_settings
+from eval.config import TUNED
+from eval.results.records import FULL, LEARNED, SELF_SIZED, SETTING_FIELDS, UNIFORM, Key, key_of
+from eval.results.settings import MethodSetting
+from eval.tune.tuned_settings import TunedSettings, load_settings
 from kvp.artifacts.manifest import sha256_file
 from kvp.budgets import Budget
 from kvp.errors import PolicyError, UsageError
@@ -45,50 +36,86 @@ from policies.sources import INDEX, PolicySource, find_policy
 
 ALL_NULLS = "nulls"
 """What `--methods` calls all scorers that score nothing."""
+PROTECTIONS = {"both": (True, False), "on": (True,), "off": (False,)}
+"""Values of `--protection`: whether first and last tokens are always kept."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """A way to choose tokens."""
+    """A method that runs: its setting, and what chooses tokens in it."""
 
-    name: str
-    """Registered name, `kvp` or `full`."""
-    variant: str = "auto"
-    """Preset or options of a method, `auto` for its defaults."""
-    allocator: str = UNIFORM
-    """Full name of the rule that splits the budget over the heads."""
-    self_sized: bool = False
-    """Whether that rule decides by itself how many tokens to keep, whatever the budget."""
-    policy: str | None = None
-    """Label of the policy directory of `kvp`."""
-    policy_seed: int | None = None
-    """Training seed of the policy, where its manifest records it."""
-    policy_commit: str | None = None
-    """Commit of a policy of the hub."""
+    setting: MethodSetting
     scorer: Scorer | None = field(default=None, compare=False)
-    """The scorer that ranks the tokens; None for the full cache."""
+    """What ranks the tokens; None for the full cache."""
     rule: Allocator | None = field(default=None, compare=False)
-    """The allocator that splits the budget; None: equally."""
+    """What splits the budget over the heads; None: equally."""
+    written: tuple[Specification | None, Specification | None] = field(
+        default=(None, None), compare=False
+    )
+    """Both as they were named; None for objects and policies."""
+    tuned: TunedSettings | None = None
+    """Where kvp tune chose it, for one protocol and with or without protection."""
     protocol: str | None = None
-    """The protocol it is run under, for a setting that kvp tune chose; None: every one."""
-    protected: bool | None = None
-    """Whether first and last tokens are kept, as kvp tune chose; None: as `--protection` says."""
+    """The protocol that it was chosen for; None: it is run under every one."""
+    budget: Budget | None = None
+    """Tokens to keep; None for the full cache, and where the method sizes the cache itself."""
+    protection: Protection = UNPROTECTED
+    """The tokens that are always kept."""
+
+    def at(self, budget: Budget | None, protection: Protection | None) -> Method:
+        """The method at a budget, with the tokens that are always kept; None: not protected."""
+        setting = replace(self.setting, protected=protection is not None)
+        kept = UNPROTECTED if protection is None else protection
+        return replace(self, setting=setting, budget=budget, protection=kept)
 
     @property
-    def label(self) -> str:
-        """Name of the method in one word: `snapkv:kvpress`, `kvp/seed0+ada`."""
-        named = f"{self.name}/{self.policy}" if self.policy else self.name
-        return method_label(named, self.variant, self.allocator)
+    def spec(self) -> str | None:
+        """`budget_spec` of its records."""
+        if self.budget is not None:
+            return str(self.budget)
+        return SELF_SIZED if self.setting.self_sized else None
 
     @property
-    def ranking(self) -> tuple[str, str, str | None]:
-        """Identity without the allocator: equal for methods with the same scores."""
-        return self.name, self.variant, self.policy
+    def key(self) -> Key:
+        """`SETTING_FIELDS` of its records."""
+        return key_of({**self.setting.fields, "budget_spec": self.spec}, SETTING_FIELDS)
+
+    def tokens(self, cached: int) -> int:
+        """Tokens per KV head that it may keep of `cached` ones, all of them without a budget."""
+        return cached if self.budget is None else kept_tokens(self.budget, cached, self.protection)
+
+    def shrinks(self, cached: int) -> bool:
+        """Whether it may evict some of `cached` tokens."""
+        return self.setting.self_sized or self.tokens(cached) < cached
 
 
 Given = str | Scorer | type[Scorer] | tuple[Scorer, Allocator | None]
 """A method as a caller may give it: a name, an object or a class of scorers, or what `make_method`
 makes, a scorer and an allocator."""
+
+
+def _sides(method: Given) -> tuple[str | Scorer, str | Allocator | None]:
+    """Scorer and allocator, names as they are; UsageError, as `make_method`, on other objects."""
+    if isinstance(method, str):
+        return split_method(method)
+    pair = method if isinstance(method, tuple) else (method, None)
+    if len(pair) != 2:
+        raise UsageError(f"methods: {method!r:.80} is no pair of a scorer and an allocator")
+    scorer, rule = pair
+    return make_scorer(scorer), None if rule is None else make_allocator(rule)
+
+
+def text_of(method: Given) -> str:
+    """How the settings of a run record a method."""
+    if isinstance(method, str):
+        return method
+    return "+".join(getattr(side, "name", "") for side in _sides(method) if side is not None)
+
+
+def _tuned_path(method: Given) -> str | None:
+    """The path of `tuned:PATH`; None for other methods."""
+    name, colon, path = method.partition(":") if isinstance(method, str) else ("", "", "")
+    return path.strip() if colon and name.strip() == TUNED else None
 
 
 def protected_tokens(config: ProtectionConfig) -> Protection:
@@ -119,76 +146,52 @@ def build_methods(
         PolicyError: a damaged policy.
     """
     built: list[Method] = []
+    classes: dict[object, str | Scorer] = {}  # a class is made once
     objects: dict[tuple[str, str, str | None], Scorer] = {}
-    named: dict[tuple[bool, str], Specification] = {}
-    for method in with_objects(methods):
-        if isinstance(method, str) and (paths := tuned_files([method])):
-            for entry in load_settings(Path(paths[0])).methods:
-                _refuse_unnamed(entry.chosen, method, [*methods, *allocators])
-                built += tuned_method(entry, policies, seed)
+    for method in methods:
+        if (path := _tuned_path(method)) is not None:
+            settings = load_settings(path)
+            _refuse_unnamed(settings, f"{method}", [*methods, *allocators])
+            built += _tuned_methods(settings, policies, seed)
             continue
-        spec: str | Scorer
-        rule: str | Allocator | None
-        spec, rule = split_method(method) if isinstance(method, str) else method
-        if spec == FULL:
+        scorer, rule = _sides(method)
+        given = method[0] if isinstance(method, tuple) else method
+        if isinstance(given, type):
+            scorer = classes.setdefault(given, scorer)
+        if scorer == FULL:
             if rule is not None:
                 raise UsageError(f"--methods {method}: the full cache has no allocator")
-            built.append(Method(name=FULL))
+            built.append(Method(setting=MethodSetting(method=FULL)))
             continue
-        if not isinstance(spec, str):
-            earlier = objects.setdefault(method_of(spec).ranking, spec)
-            if earlier is not spec and earlier != spec:
-                raise UsageError(f"methods: two scorers are called {spec.name!r}: name one anew")
-        rules = allocators if rule is None else (rule,)
-        for scorer in NULLS if spec == ALL_NULLS else (spec,):
-            for ranking in _rankings(scorer, policies, seed):
-                combined = [with_allocator(ranking, allocator) for allocator in rules]
-                made = (ranking.scorer, *(method.rule for method in combined))
-                _refuse_namesakes(zip((scorer, *rules), made, strict=True), named)
-                built += combined
+        if not isinstance(scorer, str):
+            earlier = objects.setdefault(method_of(scorer).setting.ranking, scorer)
+            if earlier is not scorer and earlier != scorer:
+                raise UsageError(f"methods: two scorers are called {scorer.name!r}: name one anew")
+        built += [
+            with_allocator(ranking, allocator)
+            for one in (NULLS if scorer == ALL_NULLS else (scorer,))
+            for ranking in _rankings(one, policies, seed)
+            for allocator in (allocators if rule is None else (rule,))
+        ]
+    _refuse_namesakes(built)
     return tuple(dict.fromkeys(built))
 
 
-def _refuse_namesakes(
-    sides: Iterable[tuple[str | Scorer | Allocator, Scorer | Allocator | None]],
-    named: dict[tuple[bool, str], Specification],
-) -> None:
-    """Remember in `named` what the names of a user's own scorers and allocators stand for.
-
-    `sides` are as given and as made. Raises UsageError where a name stands for another one already,
-    as results would hold one of both.
+def _refuse_namesakes(methods: Iterable[Method]) -> None:
+    """Raise UsageError where scorers or allocators of a user's own share a name: results would hold
+    one of both.
     """
-    for given, made in sides:
-        if not isinstance(given, str) or made is None or isinstance(made, Options | LearnedScorer):
-            continue
-        written = parse(given, "method")
-        if named.setdefault((isinstance(made, Allocator), made.name), written) != written:
-            raise UsageError(
-                f"--methods: {given} and another are both called {made.name!r}: give each a name; "
-                "bases that put options into it are policies.registry.Heuristic and BaseAllocator"
-            )
-
-
-def with_objects(methods: Iterable[Given]) -> list[str | tuple[Scorer, Allocator | None]]:
-    """Names as they are, and the scorer and allocator of everything else, made where it is a class.
-
-    Raises UsageError as `make_method`.
-    """
-    entries: list[str | tuple[Scorer, Allocator | None]] = []
-    made: dict[object, Scorer] = {}  # a class is made once
+    named: dict[tuple[bool, str], Specification] = {}
     for method in methods:
-        if isinstance(method, str):
-            entries.append(method)
-            continue
-        pair = method if isinstance(method, tuple) else (method, None)
-        if len(pair) != 2:
-            raise UsageError(f"methods: {method!r:.80} is no pair of a scorer and an allocator")
-        given, rule = pair
-        scorer = make_scorer(given) if not isinstance(given, type) else made.get(given)
-        if scorer is None:
-            scorer = made[given] = make_scorer(given)
-        entries.append((scorer, None if rule is None else make_allocator(rule)))
-    return entries
+        for made, written in zip((method.scorer, method.rule), method.written, strict=True):
+            if made is None or written is None or isinstance(made, Options):
+                continue
+            if named.setdefault((isinstance(made, Allocator), made.name), written) != written:
+                raise UsageError(
+                    f"--methods: {written.text} and another are both called {made.name!r}: give "
+                    "each a name; bases that put options into it are policies.registry.Heuristic "
+                    "and BaseAllocator"
+                )
 
 
 def _rankings(scorer: str | Scorer, policies: Sequence[str], seed: int) -> list[Method]:
@@ -204,78 +207,74 @@ def _rankings(scorer: str | Scorer, policies: Sequence[str], seed: int) -> list[
         raise UsageError(f"--methods: {error}") from None
 
 
-def _refuse_unnamed(chosen: Scored, file: str, given: Iterable[Given]) -> None:
+def _refuse_unnamed(settings: TunedSettings, text: str, given: Iterable[Given]) -> None:
     """Raise UsageError where a settings file names what is not kvp's own and no caller named."""
-    texts = [method for method in given if isinstance(method, str) and not tuned_files([method])]
-    named = {side.partition("(")[0] for text in texts for side in split_method(text) if side}
-    for text, own in ((chosen.scorer, {*METHODS, LEARNED}), (chosen.allocator, ALLOCATORS)):
-        if parse(text, "method").name not in own and (name := text.partition("(")[0]) not in named:
-            raise UsageError(
-                f"--methods {file} names {name}, which is not kvp's own: nothing is imported "
-                f"because a file says so; if you trust it, name it: --methods {name},{file}"
-            )
+    texts = [one for one in given if isinstance(one, str) and _tuned_path(one) is None]
+    named = {side.partition("(")[0] for one in texts for side in split_method(one) if side}
+    for chosen in (entry.chosen for entry in settings.methods):
+        sides = (chosen.scorer, {*METHODS, LEARNED}), (chosen.setting.allocator, ALLOCATORS)
+        for side, own in sides:
+            name = side.partition("(")[0]
+            if parse(side, "method").name not in own and name not in named:
+                raise UsageError(
+                    f"--methods {text} names {name}, which is not kvp's own: nothing is imported "
+                    f"because a file says so; if you trust it, name it: --methods {name},{text}"
+                )
 
 
-def tuned_method(entry: Tuned, policies: Sequence[str], seed: int) -> list[Method]:
-    """The setting that kvp tune chose, one method per policy of its group.
+def _tuned_methods(settings: TunedSettings, policies: Sequence[str], seed: int) -> Iterator[Method]:
+    """The settings that kvp tune chose, one method per policy of each group.
 
-    Raises UsageError where `--policies` has none of them, and as `build_methods`.
+    Raises UsageError where `--policies` has none of a group, and as `build_methods`.
     """
-    chosen = entry.chosen
-    methods = _rankings(chosen.scorer, policies, seed)
-    if entry.group:
-        methods = [
-            method for method in methods
-            if method.policy and without_seed(method.policy, method.policy_seed) == entry.group
+    for entry in settings.methods:
+        chosen, group = entry.chosen.setting, entry.chosen.setting.policy
+        rankings = [
+            method for method in _rankings(entry.chosen.scorer, policies, seed)
+            if group in ("", method.setting.group)
         ]  # fmt: skip
-    if not methods:
-        raise UsageError(f"--methods {TUNED}: --policies has none called {entry.group}; name it")
-    return [
-        replace(
-            with_allocator(method, chosen.allocator),
-            protocol=entry.protocol,
-            protected=chosen.protected,
-        )
-        for method in methods
-    ]
-
-
-def spec_of(method: str | tuple[Scorer, Allocator | None]) -> str:
-    """Name under which a method, as of `with_objects`, is recorded."""
-    if isinstance(method, str):
-        return method
-    scorer, rule = method
-    return scorer.name if rule is None else f"{scorer.name}+{rule.name}"
+        if not rankings:
+            raise UsageError(f"--methods {TUNED}: --policies has none called {group}; name it")
+        for ranking in rankings:
+            method = with_allocator(ranking, chosen.allocator)
+            setting = replace(method.setting, protected=chosen.protected)
+            yield replace(method, setting=setting, tuned=settings, protocol=entry.protocol)
 
 
 def with_allocator(method: Method, spec: str | Allocator) -> Method:
     """The method with an allocator; UsageError where the two do not go together."""
     assert method.scorer is not None, "the full cache has no allocator"
     try:
-        _, rule = make_method(method.scorer, spec)
+        written = parse(spec, "allocator") if isinstance(spec, str) else None
+        _, rule = make_method(method.scorer, make_allocator(written or spec))
     except UsageError as error:
         raise UsageError(f"--methods, --allocators: {error}") from None
+    setting = replace(method.setting, allocator=rule.name, self_sized=sizes_itself(rule))
     used = None if rule.name == UNIFORM else rule
-    return replace(method, allocator=rule.name, self_sized=sizes_itself(rule), rule=used)
+    return replace(method, setting=setting, rule=used, written=(method.written[0], written))
 
 
 def registered_method(spec: str, seed: int) -> Method:
     """A registered method; random ones draw from the run's seed unless the spec names one."""
-    scorer = make_scorer(spec)
-    if isinstance(scorer, Random) and "seed" not in parse(spec, "method").options:
-        return replace(method_of(scorer), scorer=make_scorer(spec, seed=seed))
-    return method_of(scorer)
+    written = parse(spec, "method")
+    method = replace(method_of(make_scorer(written)), written=(written, None))
+    if isinstance(method.scorer, Random) and "seed" not in written.options:
+        return replace(method, scorer=replace(method.scorer, seed=seed))
+    return method
 
 
-def method_of(scorer: Scorer) -> Method:
-    """A scorer by its registered name: `name`, `name:preset` or `name(option=value)`."""
+def method_of(scorer: Scorer, **of_policy: Any) -> Method:  # noqa: ANN401
+    """A scorer by its registered name: `name`, `name:preset` or `name(option=value)`.
+
+    Of a policy, whose label is that of its folder, other fields of its setting may be given.
+    """
     if isinstance(scorer, LearnedScorer):
-        seed = scorer.metadata["training"].get("seed")
-        label = Path(scorer.label).name
-        return Method(name=LEARNED, policy=label, policy_seed=seed, scorer=scorer)
+        seed, label = scorer.metadata["training"].get("seed"), Path(scorer.label).name
+        setting = MethodSetting(method=LEARNED, policy=label, policy_seed=seed)
+        return Method(setting=replace(setting, **of_policy), scorer=scorer)
     name = re.split(r"[:(]", scorer.name)[0]
     variant = scorer.name.removeprefix(name).strip(":()") or "auto"
-    return Method(name=name, variant=variant, scorer=scorer)
+    return Method(setting=MethodSetting(method=name, variant=variant), scorer=scorer)
 
 
 def learned_methods(arguments: Sequence[str]) -> list[Method]:
@@ -283,7 +282,7 @@ def learned_methods(arguments: Sequence[str]) -> list[Method]:
     if not arguments:
         raise UsageError(known_names.NEEDS_POLICIES)
     return [
-        replace(method_of(load_policy(source)), policy=label, policy_commit=source.commit)
+        method_of(load_policy(source), policy=label, policy_commit=source.commit)
         for label, source in policy_sources(arguments).items()
     ]
 
@@ -307,7 +306,7 @@ def file_digests(policies: Sequence[str], methods: Sequence[Method]) -> dict[str
     digests = {label: sha256_file(source.folder / INDEX) for label, source in sources.items()}
     for method in methods:
         if isinstance(method.rule, Evolved):
-            digests[method.allocator] = sha256_file(budget_path(method.rule.file))
+            digests[method.setting.allocator] = sha256_file(budget_path(method.rule.file))
         if isinstance(method.scorer, KVzap):
             digests[method.scorer.name] = method.scorer.digest
     return digests
@@ -340,8 +339,8 @@ def trained_tasks(methods: Iterable[Method], files: Mapping[str, str]) -> dict[s
 def policies_of(methods: Iterable[Method]) -> dict[str, LearnedScorer]:
     """The policies that methods rank with, by label."""
     return {
-        method.policy: method.scorer
-        for method in methods if method.policy and isinstance(method.scorer, LearnedScorer)
+        method.setting.policy: method.scorer
+        for method in methods if method.setting.policy and isinstance(method.scorer, LearnedScorer)
     }  # fmt: skip
 
 
@@ -371,51 +370,3 @@ def policy_sources(arguments: Sequence[str]) -> dict[str, PolicySource]:
                 raise UsageError(f"--policies: two policies are called {key!r}; use label=POLICY")
             sources[key] = policy
     return sources
-
-
-PROTECTIONS = {"both": (True, False), "on": (True,), "off": (False,)}
-"""Values of `--protection`: whether first and last tokens are always kept."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Setting:
-    """A method with or without protection, at one budget."""
-
-    method: Method
-    budget: Budget | None
-    """None for the full cache, and where the method sizes the cache itself."""
-    protected: bool = False
-    """Whether first and last tokens are always kept."""
-    protection: Protection = UNPROTECTED
-    """The tokens that are always kept."""
-
-    @property
-    def spec(self) -> str | None:
-        """`budget_spec` of its records."""
-        if self.budget is not None:
-            return str(self.budget)
-        return SELF_SIZED if self.method.self_sized else None
-
-    @property
-    def fields(self) -> dict[str, Any]:
-        """What names it in every results file; the budget is `spec`."""
-        of = self.method
-        commit = {"policy_commit": of.policy_commit} if of.policy_commit else {}
-        return {
-            "method": of.name, "variant": of.variant, "allocator": of.allocator,
-            "policy": of.policy, "policy_seed": of.policy_seed, **commit,
-            "protected": self.protected,
-        }  # fmt: skip
-
-    @property
-    def key(self) -> Key:
-        """`SETTING_FIELDS` of its records."""
-        return key_of({**self.fields, "budget_spec": self.spec}, SETTING_FIELDS)
-
-    def tokens(self, cached: int) -> int:
-        """Tokens per KV head that it may keep of `cached` ones, all of them without a budget."""
-        return cached if self.budget is None else kept_tokens(self.budget, cached, self.protection)
-
-    def shrinks(self, cached: int) -> bool:
-        """Whether it may evict some of `cached` tokens."""
-        return self.method.self_sized or self.tokens(cached) < cached

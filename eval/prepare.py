@@ -8,24 +8,16 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from eval.config import TUNED, EvalConfig, TuneConfig, tuned_files
+from eval.config import TUNED, EvalConfig, TuneConfig
 from eval.evaluate import Prompt
-from eval.methods import (
-    PROTECTIONS,
-    Method,
-    Setting,
-    build_methods,
-    check_geometries,
-    protected_tokens,
-)
+from eval.methods import PROTECTIONS, Method, build_methods, check_geometries, protected_tokens
 from eval.results.records import READABLE
-from eval.tune.tuned_settings import load_settings
+from eval.tune.tuned_settings import TunedSettings
 from kvp.artifacts.files import foreign
 from kvp.budgets import Budget
 from kvp.data.encode import encode, evidence_tokens
@@ -38,7 +30,7 @@ from kvp.hf import geometry_of, load_config
 from kvp.hf.loading import tokenizer_of, torch_device
 from kvp.hf.model_config import context_limit
 from kvp.program.names import plain_name
-from kvp.ranking import UNPROTECTED, Protection
+from kvp.ranking import Protection
 
 
 def protocols_of(protocols: Sequence[str], task: str) -> tuple[str, ...]:
@@ -160,8 +152,8 @@ def load_task_prompts(
 
 COMPARED = ("model", "revision", "length", "sinks", "recents")
 """Settings of an evaluation that should be those of the tuning."""
-Planned = Mapping[tuple[str, str], Sequence[Setting]]
-"""Settings of each (task, protocol)."""
+Work = tuple[Prompt, str, Sequence[Method]]
+"""A prompt, a protocol, and the methods to evaluate, each in a setting and at a budget."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,18 +170,17 @@ class Prepared:
 
     geometry: Geometry
     tokenizer: PreTrainedTokenizerBase
-    methods: tuple[Method, ...]
-    """Without the protocol and protection that kvp tune chose, each once."""
+    methods: Sequence[Method]
     prompts: tuple[Prompt, ...]
-    planned: Planned
-    work: tuple[tuple[Prompt, str], ...]
+    work: tuple[Work, ...]
     """Every prompt under every protocol of its task."""
     notes: tuple[str, ...]
     """Settings that are left out or changed, one sentence each."""
 
-    def settings(self, prompt: Prompt, protocol: str) -> Sequence[Setting]:
-        """Settings to run on a prompt under a protocol."""
-        return self.planned[prompt.task, protocol]
+    @property
+    def tuned(self) -> list[TunedSettings]:
+        """The settings files that methods are from."""
+        return list(dict.fromkeys(method.tuned for method in self.methods if method.tuned))
 
 
 def methods_of(config: EvalConfig) -> tuple[Method, ...]:
@@ -225,7 +216,7 @@ def prepare(
 ) -> Prepared:
     """Load and check all but the weights; raises KvpError on anything the user can mend."""
     expand_tasks(config.task_list)
-    tuning = check_settings(config)
+    tuning = check_settings(config, methods)
     geometry, tokenizer, positions = read_model(config, methods, loaded)
     requested = TaskSettings.of(config, count=config.prompts)
     prompts, notes = load_all(requested, tokenizer, positions)
@@ -236,7 +227,7 @@ def prepare(
         for prompt in prompts
         for name in protocols_of(config.protocol_list, prompt.task)
     ]
-    planned: dict[tuple[str, str], list[Setting]] = {}
+    planned: dict[tuple[str, str], list[Method]] = {}
     for task, protocol in dict.fromkeys((prompt.task, name) for prompt, name in work):
         of_task = [prompt for prompt in prompts if prompt.task == task]
         settings, small = plan(
@@ -253,12 +244,9 @@ def prepare(
     return Prepared(
         geometry=geometry,
         tokenizer=tokenizer,
-        methods=tuple(
-            dict.fromkeys(replace(method, protocol=None, protected=None) for method in methods)
-        ),
+        methods=methods,
         prompts=tuple(prompts),
-        planned=planned,
-        work=tuple(work),
+        work=tuple((prompt, name, planned[prompt.task, name]) for prompt, name in work),
         notes=tuple(dict.fromkeys(notes)),
     )
 
@@ -266,7 +254,7 @@ def prepare(
 def _check_names(model: str, methods: Sequence[Method], prompts: Sequence[Prompt]) -> None:
     """Raise UsageError on a name that results cannot hold, or that two prompts have."""
     with foreign("a run", UsageError, "cannot be recorded"):
-        labels = [method.label for method in methods]
+        labels = [method.setting.spec for method in methods]
         for name in {model, *labels, *(prompt.task for prompt in prompts)}:
             plain_name(name)
         names = Counter(f"{prompt.sample.id} of {prompt.task}" for prompt in prompts)
@@ -274,16 +262,15 @@ def _check_names(model: str, methods: Sequence[Method], prompts: Sequence[Prompt
             raise ValueError(f"two prompts are called {twice[0]}")
 
 
-def check_settings(config: EvalConfig) -> list[str]:
+def check_settings(config: EvalConfig, methods: Iterable[Method]) -> list[str]:
     """Notes on what differs from the tuning of every `tuned:FILE`.
 
     Raises UsageError where settings were chosen on the prompts to be evaluated (the same split, or
     all rows), and where nothing was chosen for a protocol.
     """
     notes = []
-    for path in tuned_files(config.method_list):
-        settings = load_settings(Path(path))
-        label = f"--methods {TUNED}:{path}"
+    for settings in dict.fromkeys(method.tuned for method in methods if method.tuned):
+        label = f"--methods {TUNED}:{settings.path}"
         if config.split in (settings.split, "all"):
             raise UsageError(
                 f"{label}: its settings were chosen on the {settings.split} split; choose another "
@@ -309,7 +296,7 @@ def plan(
     *,
     protection: str,
     protected: Protection,
-) -> tuple[list[Setting], list[str]]:
+) -> tuple[list[Method], list[str]]:
     """Settings for prompts that compress `lengths` tokens, and notes on budgets too small.
 
     A percentage keeps the protected tokens of a short prompt at least. Where a budget is below them
@@ -317,18 +304,15 @@ def plan(
     refused (`on`, UsageError; a percentage then keeps the protected tokens).
     """
     small, notes = _small(budgets, lengths, protection=protection, protected=protected)
-    settings: list[Setting] = []
+    settings: list[Method] = []
     for method in methods:
-        full = method.scorer is None
-        flags = PROTECTIONS[protection] if method.protected is None else (method.protected,)
+        full, chosen = method.scorer is None, (method.setting.protected,)
         settings += [
-            Setting(
-                method=method, budget=budget, protected=flag,
-                protection=protected if flag else UNPROTECTED,
-            )
-            for budget in ((None,) if full or method.self_sized else budgets)
-            for flag in ((False,) if full else flags) if not (flag and budget in small)
-        ]  # fmt: skip
+            method.at(budget, protected if flag else None)
+            for budget in ((None,) if full or method.setting.self_sized else budgets)
+            for flag in (chosen if full or method.tuned else PROTECTIONS[protection])
+            if not (flag and budget in small)
+        ]
     return settings, notes
 
 

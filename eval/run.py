@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -26,18 +25,9 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from eval.config import EvalConfig
-from eval.evaluate import Bench, Prompt, evaluate_prompt, evaluate_together, identify
-from eval.methods import (
-    Method,
-    Setting,
-    file_digests,
-    hub_records,
-    policies_of,
-    spec_of,
-    trained_tasks,
-    with_objects,
-)
-from eval.prepare import Loaded, Prepared, methods_of, prepare
+from eval.evaluate import Bench, evaluate_prompt, evaluate_together, identify
+from eval.methods import Method, file_digests, hub_records, policies_of, text_of, trained_tasks
+from eval.prepare import Loaded, Prepared, Work, methods_of, prepare
 from eval.results.comparison import compare_all
 from eval.results.folder import (
     Results,
@@ -98,14 +88,14 @@ def run(
     are those of the one prompt that was measured.
     Raises KvpError on anything the user can mend.
     """
-    config = replace(config, methods=with_objects(config.method_list))
-    if config.engine == "ray" and (loaded or not all(isinstance(m, str) for m in config.methods)):
+    named = all(isinstance(method, str) for method in config.method_list)
+    if config.engine == "ray" and (loaded or not named):
         raise UsageError("engine='ray' takes models and methods by name: objects stay in a process")
     if temporary and config.engine == "local":  # a launcher's processes have a folder each
         device = device_of_rank(config.device, config.worker)
         config = replace(config, device=device, rank=0, world_size=1)
     methods = methods_of(config)
-    config = replace(config, methods=",".join(map(spec_of, config.method_list)))
+    config = replace(config, methods=",".join(map(text_of, config.method_list)))
     if config.dry_run:
         prepared = _prepare(config, methods, loaded)
         return estimate(load_bench(config, prepared.methods, loaded), prepared)
@@ -162,7 +152,7 @@ def _prepare(config: EvalConfig, methods: Sequence[Method], loaded: Loaded | Non
     prepared = prepare(config, methods, loaded)
     for note in prepared.notes:
         say(f"note: {note}")
-    sizes = {len(settings) for settings in prepared.planned.values()}
+    sizes = {len(settings) for _, _, settings in prepared.work}
     settings = f"{min(sizes)} to {max(sizes)}" if len(sizes) > 1 else f"{max(sizes)}"
     tasks = len({prompt.task for prompt in prepared.prompts})
     say(
@@ -185,13 +175,15 @@ def _evaluate_into(
         f"policy {label}: trained on rows of --{flag}, which --split {config.split} measures, too"
         for label, tasks in trained.items() for flag in tasks if flag in seen
     ]  # fmt: skip
-    notes += made_for_others(bench, prepared)
+    for label, scorer in policies_of(prepared.methods).items():
+        if (name := another_model(bench.model, scorer.metadata.get("model"))) is not None:
+            notes.append(f"policy {label}: made on {name}")
     for note in notes:
         say(f"note: {note}")
     write_manifest(
         output, config, digests, [*prepared.notes, *notes], digest,
         prepared.geometry.layer_indices, hub_records(prepared.methods), planned_rows(prepared),
-        trained,
+        trained, prepared.tuned,
     )  # fmt: skip
     path = output.path  # with parts where workers write them, or have left them
     parts = output.shared or isinstance(path, ObjectPath) or (path / PARTS).is_dir()
@@ -215,10 +207,11 @@ def _evaluate_into(
 
 def planned_rows(prepared: Prepared) -> list[dict[str, Any]]:
     """`planned` of the manifest (`eval.results.folder.progress`)."""
-    counts = Counter(prompt.task for prompt in prepared.prompts)
     runs: dict[tuple[Any, ...], dict[str, int]] = {}
-    for (task, protocol), settings in prepared.planned.items():
-        runs.setdefault((protocol, *(setting.key for setting in settings)), {})[task] = counts[task]
+    for (task, protocol), same in group_by(
+        prepared.work, lambda one: (one[0].task, one[1])
+    ).items():
+        runs.setdefault((protocol, *(method.key for method in same[0][2])), {})[task] = len(same)
     return [
         {"protocol": protocol, "prompts": tasks, "settings": [list(key) for key in settings]}
         for (protocol, *settings), tasks in runs.items() if settings
@@ -253,14 +246,6 @@ def load_bench(
     return Bench(model=model, tokenizer=tokenizer, config=config)
 
 
-def made_for_others(bench: Bench, prepared: Prepared) -> list[str]:
-    """Notes on policies of another model with the same heads."""
-    policies = policies_of(prepared.methods)
-    made = {f"policy {label}": scorer.metadata.get("model") for label, scorer in policies.items()}
-    named = {what: another_model(bench.model, recorded) for what, recorded in made.items()}
-    return [f"{what}: made on {name}" for what, name in named.items() if name is not None]
-
-
 def span(seconds: float) -> str:
     """A time span for people: `40 s`, `12 min`, `3.5 h`."""
     if seconds < 120:
@@ -270,11 +255,11 @@ def span(seconds: float) -> str:
 
 def estimate(bench: Bench, prepared: Prepared) -> list[Record]:
     """Measure one prompt and estimate the time of the others; returns its records."""
-    prompt, protocol = prepared.work[0]
+    prompt, protocol, settings = prepared.work[0]
     phase(f"measuring one prompt of {prompt.task}")
     for _ in range(1 if bench.model.device.type == "cpu" else 2):  # a GPU first loads its kernels
         started = time.perf_counter()
-        records = evaluate_prompt(bench, prompt, protocol, prepared.settings(prompt, protocol))
+        records = evaluate_prompt(bench, prompt, protocol, settings)
         seconds = time.perf_counter() - started
     count = len(prepared.work)
     say(
@@ -317,19 +302,11 @@ def measure_times(bench: Bench, prepared: Prepared, prompts: int, file: Path) ->
     Each method and budget is timed once.
     """
     work = prepared.work
-    prompt, protocol = next((pair for pair in work if not pair[0].forced), work[0])
+    prompt, protocol, settings = next((one for one in work if not one[0].forced), work[0])
     timed = [other for other in prepared.prompts if other.forced == prompt.forced][:prompts]
-    settings = prepared.settings(prompt, protocol)
-    protected = {(setting.method, setting.budget) for setting in settings if setting.protected}
-    once = [  # protection costs nothing
-        setting for setting in settings
-        if setting.protected or (setting.method, setting.budget) not in protected
-    ]  # fmt: skip
+    protected = {one.at(one.budget, None) for one in settings if one.setting.protected}
+    once = [one for one in settings if one not in protected]  # protection costs nothing
     merge_records(file, timing_records(bench, timed, protocol, once), TIMING_KEY)
-
-
-Work = tuple[Prompt, str, Sequence[Setting]]
-"""A prompt, a protocol, and the settings to evaluate."""
 
 
 def by_prefill(work: Iterable[Work]) -> list[list[Work]]:
@@ -361,10 +338,7 @@ class WorkPieces:
                 )
         self._config = config
         self._file = file
-        self._groups = by_prefill(
-            (prompt, protocol, prepared.settings(prompt, protocol))
-            for prompt, protocol in prepared.work
-        )
+        self._groups = by_prefill(prepared.work)
 
     def __len__(self) -> int:
         """Number of pieces."""

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from eval.evaluate import Bench, Prompt, hindsight, keep, run_prefix, tokens_per_head
-from eval.methods import Setting
+from eval.methods import Method
 from eval.results.records import Record
 from kvp.hf import EvictingCache, Prefill
 from kvp.hf.evict import gather
@@ -38,7 +38,7 @@ Meter = Callable[[Bench], AbstractContextManager[list[float]]]
 
 
 def timing_records(
-    bench: Bench, prompts: Sequence[Prompt], protocol: str, settings: Sequence[Setting]
+    bench: Bench, prompts: Sequence[Prompt], protocol: str, settings: Sequence[Method]
 ) -> list[Record]:
     """One record per setting: the (lower) median over the prompts of everything measured.
 
@@ -56,22 +56,22 @@ def timing_records(
     return [
         {
             "model": bench.config.model_name,
-            **setting.fields,
+            **method.setting.fields,
             "protocol": protocol,
-            "budget_spec": setting.spec,
-            "budget": None if setting.budget is None else setting.tokens(middle),
+            "budget_spec": method.spec,
+            "budget": None if method.budget is None else method.tokens(middle),
             "prompts": len(prompts),
             **{name: statistics.median_low(run[name] for run in measured) for name in measured[0]},
             **{flops: count[name] for name, flops in FLOPS.items()},
             "by_prompt": {name: [values[name] for values in measured] for name in SECONDS},
         }
-        for setting, count, *measured in zip(settings, counted, *rounds, strict=True)
+        for method, count, *measured in zip(settings, counted, *rounds, strict=True)
     ]
 
 
 @torch.inference_mode()
 def _measure_prompt(
-    bench: Bench, prompt: Prompt, protocol: str, settings: Sequence[Setting], meter: Meter
+    bench: Bench, prompt: Prompt, protocol: str, settings: Sequence[Method], meter: Meter
 ) -> list[dict[str, float]]:
     """What every setting takes, under the names of `SECONDS` whatever the meter measures."""
     ids = prompt.ids.to(bench.model.device)
@@ -80,8 +80,8 @@ def _measure_prompt(
     prefills: dict[tuple[int, int | None, bool], tuple[Prefill, float]] = {}
     future: list[Tensor] | None = None
     results = []
-    for setting in settings:
-        needs = setting.method.scorer.needs if setting.method.scorer else Needs()
+    for method in settings:
+        needs = method.scorer.needs if method.scorer else Needs()
         if needs.future and future is None:
             future = hindsight(bench, prompt, run_prefix(bench, prompt, protocol))
         recorded = needs.queries, needs.hidden_after, needs.every_state
@@ -91,7 +91,7 @@ def _measure_prompt(
             prefills[recorded] = seen, took[0]
         seen, prefill_seconds = prefills[recorded]
         with meter(bench) as took:
-            cache, kept = _evict(bench, seen, before, setting, future)
+            cache, kept = _evict(bench, seen, before, method, future)
         nbytes = cache.nbytes
         results.append(
             {
@@ -107,12 +107,12 @@ def _measure_prompt(
 
 
 def _evict(
-    bench: Bench, seen: Prefill, ids: Tensor, setting: Setting, future: list[Tensor] | None
+    bench: Bench, seen: Prefill, ids: Tensor, method: Method, future: list[Tensor] | None
 ) -> tuple[EvictingCache, Tensor]:
     """Extra passes, scores, selection and gathering of one prompt; the full cache is gathered."""
     # Anew for every setting, so that its time includes the extra passes that it needs.
     fresh = seen.with_inputs(bench.model, ids, bench.tokenizer)
-    ((_, kept),) = keep(fresh, [setting], future)
+    ((_, kept),) = keep(fresh, [method], future)
     return gather(seen, [kept]), kept
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from eval.evaluate import keep, rows_of_logits
-from eval.methods import Method, Setting, build_methods, file_digests
+from eval.methods import Method, build_methods, file_digests
 from kvp.budgets import MOST, Budget, parse_budget
 from kvp.errors import UsageError
 from kvp.hf import EvictingCache, prefill
@@ -38,17 +38,13 @@ has counts."""
 class Compression:
     """How the context of every request is compressed."""
 
-    setting: Setting
+    method: Method
+    """At its budget; its scorer is None for the full cache."""
     question: str = "inside"
     """What the cache holds when it is compressed: the whole prompt, or what ends with the
     document's context."""
     identity: str = ""
     """JSON of everything that decides about an answer besides the request."""
-
-    @property
-    def method(self) -> Method:
-        """The method; its scorer is None for the full cache."""
-        return self.setting.method
 
 
 def compression(
@@ -87,21 +83,17 @@ def compression(
         if value not in known:
             raise UsageError(f"{name}={value} is not one of {', '.join(known)}")
     chosen = _method(method, policies, seed, QUESTIONS[question])
-    protected = protection == "on" if chosen.protected is None else chosen.protected
+    protected = chosen.setting.protected if chosen.tuned else protection == "on"
     kept = Protection(sinks=sinks, recents=recents) if protected else UNPROTECTED
-    setting = Setting(
-        method=chosen,
-        budget=_budget(chosen, budget, kept),
-        protected=protected and chosen.scorer is not None,
-        protection=kept,
-    )
+    chosen = chosen.at(_budget(chosen, budget, kept), kept if protected and chosen.scorer else None)
     identity = {
-        "method": chosen.label, "budget": setting.spec, "protection": [kept.sinks, kept.recents],
+        "method": chosen.setting.spec, "budget": chosen.spec,
+        "protection": [kept.sinks, kept.recents],
         "files": file_digests(split_list(policies), [chosen]),
         "question": question, "seed": seed,
     }  # fmt: skip
     return Compression(
-        setting=setting, question=question, identity=json.dumps(identity, sort_keys=True)
+        method=chosen, question=question, identity=json.dumps(identity, sort_keys=True)
     )
 
 
@@ -116,7 +108,7 @@ def _method(spec: str, policies: str, seed: int, protocol: str) -> Method:
         ) from None
     methods = tuple(method for method in methods if method.protocol in (None, protocol))
     if len(methods) != 1:
-        names = ", ".join(method.label for method in methods) or "nothing"
+        names = ", ".join(method.setting.spec for method in methods) or "nothing"
         raise UsageError(f"method={spec} means {names} here: the harness runs one method at a time")
     (method,) = methods
     if method.scorer is not None and method.scorer.needs.future:
@@ -125,11 +117,13 @@ def _method(spec: str, policies: str, seed: int, protocol: str) -> Method:
 
 
 def _budget(method: Method, budget: str | int | None, protection: Protection) -> Budget | None:
-    if method.scorer is None or method.self_sized:
+    if method.scorer is None or method.setting.self_sized:
         return None
     if budget is None:
-        raise UsageError(f"budget= is missing: tokens per KV head that {method.label} keeps, "
-                         "as a number (128) or a share (12.5%)")  # fmt: skip
+        raise UsageError(
+            f"budget= is missing: tokens per KV head that {method.setting.spec} keeps, as a number "
+            "(128) or a share (12.5%)"
+        )
     parsed = parse_budget(budget)
     kept_tokens(parsed, MOST, protection)  # refuses before any work
     return parsed
@@ -177,13 +171,13 @@ class ContinuationScorer:
         cut = max(len(ids) - after, 0)
         if cut == 0:
             return EvictingCache.of(self.model.config)
-        setting = self.compression.setting
+        method = self.compression.method
         again = int(after == 1)
-        scorer = setting.method.scorer
-        needs = scorer.needs if scorer is not None and setting.shrinks(cut) else Needs()
+        scorer = method.scorer
+        needs = scorer.needs if scorer is not None and method.shrinks(cut) else Needs()
         fed = ids[None, : cut + again].to(self.model.device)
         seen = prefill(self.model, fed, needs, tokenizer=self.tokenizer, fed_again=again)
-        ((_, kept),) = keep(seen, [setting], None)
+        ((_, kept),) = keep(seen, [method], None)
         return gather(seen, [kept])
 
     @torch.inference_mode()

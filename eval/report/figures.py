@@ -5,7 +5,7 @@ Uses figures without pyplot, so no global state and no display; texts are never 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from io import BytesIO
 from textwrap import fill
@@ -76,15 +76,14 @@ def _of(family: str) -> str:
     return f"method={family}"
 
 
-def line_styles(families: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Line properties of matplotlib by family: policies bold, nulls thin and grey.
+def line_styles(families: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    """Line properties of matplotlib by family, of methods: policies bold, nulls thin and grey.
 
     No two share colour and dashes, of 49 methods and 49 nulls; markers tell most apart, too.
     """
     styles: dict[str, dict[str, Any]] = {}
     counts = {False: 0, True: 0}
-    for family in dict.fromkeys(families):
-        method = family.partition("/")[0]
+    for family, method in families.items():
         if method in (FULL, ORACLE):
             color = "#777777" if method == FULL else "#000000"
             styles[family] = {"color": color, "linestyle": ":", "linewidth": 1.8}

@@ -68,7 +68,7 @@ class Run:
         self.results = results
         records = [*results.in_plan, *results.timing]
         groups = policy_groups(records)
-        self.families = sort_families(MethodSetting.of(record, groups).family for record in records)
+        self.families = sort_families(MethodSetting.of(record, groups) for record in records)
         compared = compare_all(results, resamples=resamples)
         self.comparisons = [comparison for comparison in compared
                             if any(row["budget_spec"] for row in comparison.records)]  # fmt: skip

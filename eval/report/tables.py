@@ -207,7 +207,8 @@ def _headings(comparison: Comparison) -> list[str]:
 def _head(setting: MethodSetting, note: str, alike: str = "") -> str:
     """Heading of a row: name and note, without the words that are `alike` in all rows."""
     small = ", ".join(word for word in note.split(", ") if word != alike)
-    return "\n".join(filter(None, [setting.name, small]))
+    name = "full cache" if setting.method == FULL else setting.family
+    return "\n".join(filter(None, [name, small]))
 
 
 def _cell(comparison: Comparison, cells: Cells, setting: MethodSetting, spec: str) -> str:

@@ -21,23 +21,8 @@ import numpy as np
 
 from eval.results import stats
 from eval.results.folder import Results, describe_measure, unfinished_work
-from eval.results.records import (
-    FULL,
-    LEARNED,
-    ORACLE,
-    SEEN,
-    SELF_SIZED,
-    UNIFORM,
-    group_by,
-    policy_groups,
-)
-from eval.results.settings import (
-    MethodSetting,
-    budget_axis,
-    budget_order,
-    choose_settings,
-    sort_families,
-)
+from eval.results.records import FULL, LEARNED, ORACLE, SEEN, SELF_SIZED, group_by, policy_groups
+from eval.results.settings import MethodSetting, budget_axis, budget_order, sort_families
 from eval.results.shapes import ResultsRow
 from eval.results.stats import Bounds, Interval, Scores, Unit
 from eval.tune.tuned_settings import Tuned
@@ -118,7 +103,7 @@ class Estimate:
     @property
     def prompts(self) -> set[Unit]:
         """The prompts answered."""
-        return stats.answered_prompts(self.scores)
+        return {unit for answers in self.scores.values() for unit in answers}
 
 
 Place = tuple[MethodSetting, str]
@@ -356,12 +341,12 @@ class Comparison:
     def settings(self) -> list[MethodSetting]:
         """All settings: presets and allocators, with and without protection, method by method."""
         every = dict.fromkeys(setting for setting, _ in self.cells)
-        families = sort_families(setting.family for setting in every)
+        families = [*sort_families(every)]
         return sorted(
             every,
             key=lambda item: (
                 families.index(item.family), item.variant != "auto", item.variant,
-                item.allocator != UNIFORM, item.allocator, not item.protected,
+                item.allocator != MethodSetting.allocator, item.allocator, not item.protected,
             ),
         )  # fmt: skip
 
@@ -407,7 +392,7 @@ class Comparison:
         shown = [setting for setting in at if setting in self.choices]
         if any(setting.method == LEARNED for setting in shown):
             entries = [entry for entry, _ in tuned_under(self.results, self.protocol)]
-            tuned = {one.family for one in self.choices if any(map(one.is_chosen, entries))}
+            tuned = {one.family for one in self.choices if any(of.chose(one) for of in entries)}
             shown += [setting for setting in at if setting.method != LEARNED
                       and setting.family not in tuned]  # fmt: skip
         bounds = (FULL, ORACLE, *NULLS)
@@ -475,7 +460,7 @@ class Comparison:
 
     def equal_counts(self, setting: MethodSetting) -> MethodSetting | None:
         """A policy's setting with as many tokens in every head, if run."""
-        equal = replace(setting, allocator=UNIFORM)
+        equal = replace(setting, allocator=MethodSetting.allocator)
         return equal if setting.method == LEARNED and equal in self.settings else None
 
     def over_null(self, setting: MethodSetting, spec: str) -> Interval | None:
@@ -493,6 +478,29 @@ class Comparison:
         if setting.method in (FULL, *NULLS) or not nulls or ours is None:
             return None
         return self.minus(ours, max(nulls, key=lambda estimate: _goodness(self.kind, estimate)))
+
+
+def choose_settings(
+    settings: Iterable[MethodSetting], tuned: Sequence[tuple[Tuned, str]] = ()
+) -> dict[MethodSetting, str]:
+    """One setting per family, with a note: what it is, and how it was chosen.
+
+    The same at every budget, and the prompts shown never choose it: it is the one that kvp tune
+    chose on others, else the method's default among those that were run. `tuned` are results of kvp
+    tune with their split. Of several settings that were tuned, such as seeds of a policy, the one
+    with the best score.
+    """
+    chosen: dict[MethodSetting, str] = {}
+    for of_family in group_by(settings, lambda setting: setting.family).values():
+        best, how = min(of_family, key=MethodSetting.distance_from_default), ""
+        found = [(one, *of) for of in tuned for one in of_family if of[0].chose(one)]
+        if found:
+            best, entry, split = max(found, key=lambda run: run[1].chosen.score)
+            how = f", chosen on {split} ({entry.tried} settings)" * (entry.tried > 1)
+        elif len(of_family) > 1:
+            how = f", the default of {len(of_family)}"
+        chosen[best] = f"{best.details}{how}"
+    return chosen
 
 
 def compare_methods(
@@ -514,7 +522,7 @@ def compare_methods(
     having = {setting.family for setting in whole}
     lacking = dict.fromkeys(setting for setting, _ in every if setting.family not in having)
     choices = {**choose_settings(lacking, tuned), **whole}
-    order = sort_families(setting.family for setting, _ in every)
+    order = [*sort_families(setting for setting, _ in every)]
     return Comparison(
         kind=kind,
         protocol=protocol,

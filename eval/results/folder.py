@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from eval.config import EvalConfig, tuned_files
+from eval.config import EvalConfig
 from eval.results.records import (
     KEY_FIELDS,
     MANIFEST,
@@ -32,7 +32,7 @@ from eval.results.records import (
     read_records,
 )
 from eval.results.shapes import CHECKS, ResultsRow, TimingRow
-from eval.tune.tuned_settings import TunedSettings, load_settings
+from eval.tune.tuned_settings import TunedSettings
 from kvp.artifacts.addresses import place, read_bytes
 from kvp.artifacts.claim import FolderKind, OutputFolder
 from kvp.artifacts.files import digest_json, foreign
@@ -111,14 +111,15 @@ def write_manifest(
     hub: Mapping[str, Mapping[str, str]] | None = None,
     planned: Sequence[Mapping[str, Any]] = (),
     trained: Mapping[str, Sequence[str]] | None = None,
+    tuned: Iterable[TunedSettings] = (),
 ) -> None:
     """Write the manifest of a claimed folder before any record of this run; every worker does.
 
-    Fetches what is there, where the folder lies in an object store.
-    `model_digest` tells the model from another of the same name (`kvp.hf.model_access`), `layers`
-    which layers of it are evicted from (`Geometry.layer_indices`), `hub` which repository and
-    commit a policy came from, by label, `planned` which rows the run will write (`progress`),
-    `trained` the tasks that policies were trained on, by label. Raises ResultsError where the
+    Fetches what is there, where the folder lies in an object store. `model_digest` tells the model
+    from another of the same name (`kvp.hf.model_access`), `layers` which layers of it are evicted
+    from (`Geometry.layer_indices`), `hub` which repository and commit a policy came from, by label,
+    `planned` which rows the run will write (`progress`), `trained` the tasks that policies were
+    trained on, by label, `tuned` what methods were taken from. Raises ResultsError where the
     records that are there are of another model.
     """
     folder.pull(*RECORDS, MANIFEST)
@@ -131,11 +132,10 @@ def write_manifest(
     runs = list(earlier.get("earlier_runs", []))
     if earlier and earlier.get("config") != settings:
         runs.append({name: earlier.get(name) for name in ("config", "created", "command")})
-    chosen = [load_settings(Path(path)).to_json() for path in tuned_files(config.method_list)]
     facts: dict[str, Mapping[str, Any]] = {
         "policy_repositories": hub or {},
         "policy_tasks": trained or {},
-        "tuned": {digest_json(content): content for content in chosen},
+        "tuned": {digest_json(content): content for content in (one.to_json() for one in tuned)},
     }
     facts = {name: {**earlier.get(name, {}), **new} for name, new in facts.items()}
     told = map(shown_text, notes)  # no folder is passed on

@@ -112,14 +112,6 @@ def value_of(record: Mapping[str, Any]) -> float:
     return -float(record["nll"]) / float(record["reply_tokens"])
 
 
-def method_label(name: str, variant: str, allocator: str = UNIFORM) -> str:
-    """A method as `--methods` writes it: `snapkv`, `snapkv:paper`, `snapkv(window=16)+ada`."""
-    rule = "" if allocator == UNIFORM else f"+{allocator}"
-    if variant == "auto":
-        return f"{name}{rule}"
-    return f"{name}({variant}){rule}" if "=" in variant else f"{name}:{variant}{rule}"
-
-
 def policy_groups(
     records: Iterable[Mapping[str, Any]], *, named: bool = False
 ) -> dict[str | None, str]:

@@ -105,7 +105,7 @@ def _trained_share(comparison: Comparison, setting: MethodSetting) -> str:
     """How many of the tasks a policy was trained on; "" where it was not, or no record says so."""
     recorded = comparison.results.manifest.get("policy_tasks", {})
     seen = {task for policy, tasks in recorded.items() for task in tasks
-            if comparison.groups.get(policy) == setting.group}  # fmt: skip
+            if comparison.groups.get(policy) == setting.policy}  # fmt: skip
     tasks = comparison.sorted.usable
     number = len(seen.intersection(tasks))
     those = f"{number} of these {len(tasks)} tasks" if number < len(tasks) else "these tasks"

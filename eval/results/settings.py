@@ -1,22 +1,20 @@
-"""Methods as they were run: the identity that rows, tables, sentences and figures share.
+"""Methods in their settings: the identity that flags, rows, tables, sentences and figures share.
 
 A method is reported in its setting: preset, allocator, protection, and for `kvp` the group of
-policies that differ only in their training seed. Where one setting of a method is shown, it is the
-same at every budget, and the prompts shown never choose it: it is the one that kvp tune chose on
-others, else the method's default among those that were run.
+policies that differ only in their training seed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
+from typing import Any
 
 import numpy as np
 
-from eval.results.records import FULL, LEARNED, ORACLE, SELF_SIZED, UNIFORM, group_by, method_label
+from eval.results.records import FULL, LEARNED, ORACLE, SELF_SIZED, UNIFORM, group_by, without_seed
 from eval.results.shapes import MethodFields, ResultsRow
-from eval.tune.tuned_settings import Tuned
 from kvp.budgets import parse_budget
 
 PROTECTED = " +p"
@@ -27,20 +25,25 @@ RECOMMENDED = ("global", "ada")
 
 @dataclass(frozen=True, kw_only=True)
 class MethodSetting:
-    """A method as it was run, policy seeds together."""
+    """A method with its setting, from the flags to the page; all else there is of it holds this."""
 
     method: str
-    """Name in the registry, `kvp` or `full`."""
-    group: str
-    """Policies that differ only in seed; empty where there is one group."""
-    variant: str
-    """Preset; `auto` is the method's default for the budget."""
-    protected: bool
-    """Whether first and last tokens are always kept."""
+    """Registered name, `kvp` or `full`."""
+    variant: str = "auto"
+    """Preset or options, `auto` for the method's defaults."""
     allocator: str = UNIFORM
-    """Rule that splits the budget over the heads."""
+    """Full name of the rule that splits the budget over the heads."""
     self_sized: bool = False
-    """Whether the method sized the cache itself, whatever the budget."""
+    """Whether that rule decides by itself how many tokens to keep, whatever the budget."""
+    policy: str | None = None
+    """Label of the policy of `kvp`; in reports the group of those that differ only in seed, empty
+    where there is one group."""
+    policy_seed: int | None = None
+    """Training seed of the policy, where its manifest records it; None for groups."""
+    policy_commit: str | None = None
+    """Commit of a policy of the hub."""
+    protected: bool = False
+    """Whether first and last tokens are always kept."""
 
     @classmethod
     def of(cls, record: MethodFields, groups: Mapping[str | None, str]) -> MethodSetting:
@@ -48,35 +51,56 @@ class MethodSetting:
         return cls(
             method=record["method"],
             variant=record["variant"],
-            group=groups[record["policy"]],
-            protected=record["protected"],
             allocator=record["allocator"],
             self_sized=record["budget_spec"] == SELF_SIZED,
+            policy=groups[record["policy"]],
+            protected=record["protected"],
         )
 
     @property
+    def fields(self) -> dict[str, Any]:
+        """What names it in a record of any results file."""
+        commit = {"policy_commit": self.policy_commit} if self.policy_commit else {}
+        return {
+            "method": self.method, "variant": self.variant, "allocator": self.allocator,
+            "policy": self.policy, "policy_seed": self.policy_seed, **commit,
+            "protected": self.protected,
+        }  # fmt: skip
+
+    @property
+    def ranking(self) -> tuple[str, str, str | None]:
+        """What scores the tokens: equal for methods that differ in what they make of scores."""
+        return self.method, self.variant, self.policy
+
+    @property
+    def group(self) -> str:
+        """Label of the policy without its training seed."""
+        return without_seed(self.policy or "", self.policy_seed)
+
+    @property
     def _named(self) -> str:
-        return f"{self.method}/{self.group}" if self.group else self.method
+        return f"{self.method}/{self.policy}" if self.policy else self.method
 
     @property
     def family(self) -> str:
-        """Name of a line in a figure: the method, with its policy group.
-
-        A method that sizes the cache itself is a separate family: it has no budgets to compare
-        at.
+        """Name of a line in a figure: the method, with its policy group. A method that sizes the
+        cache itself is a separate family: it has no budgets to compare at.
         """
         return f"{self._named}+{self.allocator}" if self.self_sized else self._named
 
     @property
-    def name(self) -> str:
-        """The family in words."""
-        return "full cache" if self.method == FULL else self.family
+    def spec(self) -> str:
+        """As `--methods` has it: `snapkv`, `snapkv:paper`, `kvp/seed0(window=16)+ada`."""
+        rule = "" if self.allocator == UNIFORM else f"+{self.allocator}"
+        if self.variant == "auto":
+            return f"{self._named}{rule}"
+        of = f"({self.variant})" if "=" in self.variant else f":{self.variant}"
+        return f"{self._named}{of}{rule}"
 
     @property
     def label(self) -> str:
-        """Method, preset and allocator as `--methods` has them, `+p` where it is protected."""
-        label = method_label(self._named, self.variant, self.allocator)
-        return f"{label}{PROTECTED * self.protected}"
+        """The same, `+p` where it is protected."""
+        return f"{self.spec}{PROTECTED * self.protected}"
 
     @property
     def details(self) -> str:
@@ -93,13 +117,6 @@ class MethodSetting:
         """Whether first and last tokens are always kept, in a word."""
         return "protected" if self.protected else "unprotected"
 
-    def is_chosen(self, entry: Tuned) -> bool:
-        """Whether kvp tune chose it; groups have no name where there is only one."""
-        chosen = entry.chosen
-        theirs = (entry.method, chosen.variant, chosen.allocator, chosen.protected)
-        ours = (self.method, self.variant, self.allocator, self.protected)
-        return ours == theirs and (not entry.group or self.group in ("", entry.group))
-
     def distance_from_default(self) -> tuple[bool, int, bool]:
         """Least for a method without preset or options, uniform budgets, protected.
 
@@ -110,32 +127,10 @@ class MethodSetting:
         return self.variant != "auto", order.index(self.allocator), self.protected == learned
 
 
-def choose_settings(
-    settings: Iterable[MethodSetting], tuned: Sequence[tuple[Tuned, str]] = ()
-) -> dict[MethodSetting, str]:
-    """One setting per family, with a note: what it is, and how it was chosen.
-
-    `tuned` are results of kvp tune with their split. Of several settings that were tuned, such as
-    seeds of a policy, the one with the best score.
-    """
-    chosen: dict[MethodSetting, str] = {}
-    for of_family in group_by(settings, lambda setting: setting.family).values():
-        best, how = min(of_family, key=MethodSetting.distance_from_default), ""
-        found = [(one, *of) for of in tuned for one in of_family if one.is_chosen(of[0])]
-        if found:
-            best, entry, split = max(found, key=lambda run: run[1].chosen.score)
-            how = f", chosen on {split} ({entry.tried} settings)" * (entry.tried > 1)
-        elif len(of_family) > 1:
-            how = f", the default of {len(of_family)}"
-        chosen[best] = f"{best.details}{how}"
-    return chosen
-
-
-def sort_families(families: Iterable[str]) -> list[str]:
-    """Each once: full cache, oracle, learned policies, then the others in the given order."""
-    method = {family: family.partition("/")[0] for family in families}
-    first = (FULL, ORACLE, LEARNED)
-    return sorted(method, key=lambda family: (*first, method[family]).index(method[family]))
+def sort_families(settings: Iterable[MethodSetting]) -> dict[str, str]:
+    """Method by family: full cache, oracle, policies, then the others in the given order."""
+    first, methods = (FULL, ORACLE, LEARNED), {one.family: one.method for one in settings}
+    return dict(sorted(methods.items(), key=lambda item: (*first, item[1]).index(item[1])))
 
 
 def budget_axis(records: Iterable[ResultsRow]) -> dict[str, float]:

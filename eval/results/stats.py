@@ -101,11 +101,6 @@ def reply_tokens(records: Iterable[Mapping[str, Any]]) -> dict[Unit, float] | No
     return tokens or None
 
 
-def answered_prompts(scores: Scores) -> set[Unit]:
-    """Prompts that some policy answered."""
-    return {unit for answers in scores.values() for unit in answers}
-
-
 def bootstrap_mean(
     scores: Scores,
     *,

@@ -10,7 +10,7 @@ their prompts: of the answers' scores, or of minus the nats per token where repl
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import pandas
@@ -23,7 +23,6 @@ from eval.methods import (
     ALL_NULLS,
     PROTECTIONS,
     Method,
-    Setting,
     file_digests,
     hub_records,
     learned_methods,
@@ -32,19 +31,9 @@ from eval.methods import (
     registered_method,
     with_allocator,
 )
-from eval.prepare import Prepared, plan, prepare, too_small
+from eval.prepare import Prepared, prepare, too_small
 from eval.results.folder import open_folder, write_manifest
-from eval.results.records import (
-    FULL,
-    LEARNED,
-    ROWS,
-    UNIFORM,
-    RecordFile,
-    group_by,
-    key_of,
-    policy_groups,
-    seal,
-)
+from eval.results.records import FULL, LEARNED, ROWS, RecordFile, group_by, key_of, seal
 from eval.results.stats import Unit, bootstrap_mean
 from eval.run import evaluate_all, load_bench
 from eval.tune.search import Space, next_batch
@@ -54,9 +43,10 @@ from kvp.artifacts.manifest import recorded_name, run_manifest
 from kvp.errors import UsageError
 from kvp.hf.model_access import model_identity
 from kvp.program.progress import phase, say
-from policies import make_allocator, make_scorer, sizes_itself, split_method
-from policies.base import Grid, Options, Presets, option_names
-from policies.registry import FROM_OUTSIDE, METHODS, NULLS, parse
+from kvp.ranking import UNPROTECTED
+from policies import make_allocator, sizes_itself, split_method
+from policies.base import Grid, Options, option_names
+from policies.registry import FROM_OUTSIDE, METHODS, NULLS
 
 TABLE = "settings.csv"
 """Every setting that was tried, in the order of trying."""
@@ -68,6 +58,8 @@ class Search:
 
     requested: str
     """The method as `--methods` names it."""
+    scorer: str
+    """Its scorer."""
     group: str
     """Policies that differ only in seed, where there are several groups."""
     runs: tuple[Method, ...]
@@ -86,8 +78,6 @@ class Search:
     def tuned(self) -> Tuned:
         """What was chosen, and from how many."""
         return Tuned(
-            method=self.runs[0].name,
-            group=self.group,
             requested=self.requested,
             protocol=self.protocol,
             chosen=max(self.scored.values(), key=lambda scored: scored.score),
@@ -95,46 +85,43 @@ class Search:
             tried=len(self.scored),
         )
 
-    def spec(self, setting: Method) -> str:
+    def spec(self, method: Method) -> str:
         """Specification of a setting's scorer, for `--methods`."""
-        front = split_method(self.requested)[0]
-        written = parse(front, "method")
-        if setting.scorer is None or setting.ranking == self.runs[0].ranking:
-            return front
+        written = self.runs[0].written[0]
+        same = method.setting.ranking == self.runs[0].setting.ranking
+        if method.scorer is None or written is None or same:
+            return self.scorer
         if written.name in (*METHODS, *FROM_OUTSIDE):
-            return setting.scorer.name
-        options = setting.scorer.name.removeprefix(setting.name)
+            return method.scorer.name
+        options = method.scorer.name.removeprefix(method.setting.method)
         return f"{written.name}:{written.argument}{options}"
 
 
 def subjects_of(config: TuneConfig) -> list[Search]:
     """Methods of `--methods`; raises UsageError on what cannot be tuned, and as `build_methods`."""
-    return [
-        _subject(config, name if rule is None else f"{name}+{rule}", group, runs)
-        for text in config.evaluation.method_list
-        for spec, rule in (split_method(text),)
-        for name, group, runs in _runs(config, spec)
-    ]
+    methods = map(split_method, config.evaluation.method_list)
+    return [search for sides in methods for search in _searches(config, *sides)]
 
 
-def _runs(config: TuneConfig, spec: str) -> Iterable[tuple[str, str, Sequence[Method]]]:
-    """Names, groups and methods of a specification; a group has policies that differ in seed."""
-    if spec == FULL or spec.startswith(f"{TUNED}:"):
-        raise UsageError(f"--methods {spec}: nothing is chosen for it; leave it out")
-    if spec != LEARNED:
-        names = NULLS if spec == ALL_NULLS else (spec,)
-        return [(name, "", [registered_method(name, config.seed)]) for name in names]
+def _searches(config: TuneConfig, scorer: str, rule: str | None) -> Iterator[Search]:
+    """A method with what is searched for it, each group of policies that differ in seed apart."""
+    if scorer == FULL or scorer.startswith(f"{TUNED}:"):
+        raise UsageError(f"--methods {scorer}: nothing is chosen for it; leave it out")
+    if scorer != LEARNED:
+        for name in NULLS if scorer == ALL_NULLS else (scorer,):
+            yield _search(config, name, rule, "", [registered_method(name, config.seed)])
+        return
     policies = learned_methods(config.evaluation.policy_list)
-    groups = policy_groups(
-        {"policy": one.policy, "policy_seed": one.policy_seed} for one in policies
-    )
-    by_group = group_by(policies, lambda one: groups[one.policy])
-    return [(LEARNED, group, runs) for group, runs in by_group.items()]
+    groups = group_by(policies, lambda one: one.setting.group)
+    for group, runs in groups.items():
+        yield _search(config, scorer, rule, group if len(groups) > 1 else "", runs)
 
 
-def _subject(config: TuneConfig, requested: str, group: str, runs: Sequence[Method]) -> Search:
-    """A method with what is searched for it: all that its specification does not fix."""
-    spec, rule = split_method(requested)
+def _search(
+    config: TuneConfig, spec: str, rule: str | None, group: str, runs: Sequence[Method]
+) -> Search:
+    """All that a specification does not fix is searched."""
+    requested = spec if rule is None else f"{spec}+{rule}"
     rules = config.evaluation.allocator_list if rule is None else (rule,)
     allocators = tuple({made.name: made for made in map(make_allocator, rules)}.values())
     if any(map(sizes_itself, allocators)):
@@ -142,15 +129,16 @@ def _subject(config: TuneConfig, requested: str, group: str, runs: Sequence[Meth
             f"--methods {requested} with {' or '.join(rules)}: what ignores the budget is not "
             "tuned; leave it out"
         )
-    written, scorer = parse(spec, "method"), runs[0].scorer
-    presets: Presets = scorer.presets if isinstance(scorer, Options) else {}
-    plain = not written.options and written.argument is None
-    published = [method_of(make_scorer(f"{spec}:{name}")) for name in presets] if plain else []
-    fixed = {*written.options, *presets.get(written.argument or "", {})}
+    scorer, written = runs[0].scorer, runs[0].written[0]
+    fixed, published = set[str](), list[Method]()
+    if isinstance(scorer, Options) and written:
+        fixed = {*written.options, *scorer.presets.get(written.argument or "", {})}
+        if not written.options and written.argument is None:
+            published = [method_of(scorer.build(name, {})) for name in scorer.presets]
     grid, *_ = [_grid_of(made) for made in (scorer, *allocators)]
     start = [
-        replace(with_allocator(method, allocators[0]), protected=protected)
-        for method in (runs[0], *published)
+        allocated.at(None, UNPROTECTED if protected else None)
+        for allocated in (with_allocator(one, allocators[0]) for one in (runs[0], *published))
         for protected in PROTECTIONS[config.protection]
     ]
     space = Space(
@@ -160,7 +148,7 @@ def _subject(config: TuneConfig, requested: str, group: str, runs: Sequence[Meth
         allocator_options=rule is None,
         tokens=config.length,
     )
-    return Search(requested=requested, group=group, runs=tuple(runs), space=space)
+    return Search(requested=requested, scorer=spec, group=group, runs=tuple(runs), space=space)
 
 
 def _grid_of(made: object) -> Grid:
@@ -182,7 +170,7 @@ class Tuning:
         self.config, self.prepared = config, prepared
         self.budgets = config.evaluation.budget_list
         self.protected = protected_tokens(config)
-        protocols = tuple(dict.fromkeys(protocol for _, protocol in prepared.work))
+        protocols = tuple(dict.fromkeys(protocol for _, protocol, _ in prepared.work))
         self.searches = [
             replace(subject, protocol=name, scored={}) for name in protocols for subject in subjects
         ]
@@ -192,7 +180,7 @@ class Tuning:
             raise UsageError(
                 "--tasks: some have answers, others given replies (chat, text); tune on one kind"
             )
-        lengths = [prompt.boundary(name) for prompt, name in prepared.work]
+        lengths = [prompt.boundary(name) for prompt, name, _ in prepared.work]
         small = [budget for budget in self.budgets if too_small(lengths, budget, self.protected)]
         if config.protection != "off" and small:
             raise UsageError(
@@ -226,45 +214,43 @@ class Tuning:
 
     def plan_work(self, wanted: Sequence[tuple[Search, Sequence[Method]]]) -> Prepared:
         """The work of measuring settings, as kvp eval takes it."""
-        planned: dict[tuple[str, str], list[Setting]] = {key: [] for key in self.prepared.planned}
+        planned: dict[str, list[Method]] = {}
         for search, batch in wanted:
-            settings = [one for method in batch for one in self.settings(search, method)]
-            for key in planned:
-                planned[key] += settings if key[1] == search.protocol else ()
-        work = [pair for pair in self.prepared.work if planned[pair[0].task, pair[1]]]
-        return replace(self.prepared, planned=planned, work=tuple(work))
+            settings = planned.setdefault(search.protocol, [])
+            settings += [one for method in batch for one in self.runs(search, method)]
+        work = [(prompt, protocol, planned[protocol])
+                for prompt, protocol, _ in self.prepared.work if protocol in planned]  # fmt: skip
+        return replace(self.prepared, work=tuple(work))
 
-    def settings(self, search: Search, method: Method) -> list[Setting]:
+    def runs(self, search: Search, method: Method) -> list[Method]:
         """A setting of a method at every budget, for every policy seed."""
-        rule, protected = method.rule or UNIFORM, method.protected
-        runs = search.runs if method.name == LEARNED else (method,)
-        methods = [replace(with_allocator(run, rule), protected=protected) for run in runs]
-        return plan(methods, self.budgets, (), protection="both", protected=self.protected)[0]
+        protection = self.protected if method.setting.protected else None
+        runs: Iterable[Method] = (method,)
+        if method.setting.method == LEARNED:
+            rule = method.rule or method.setting.allocator
+            runs = (with_allocator(run, rule) for run in search.runs)
+        return [run.at(budget, protection) for run in runs for budget in self.budgets]
 
     def score(self, file: RecordFile, search: Search, method: Method) -> Scored:
         """A measured setting with its score on the prompts and budgets of this run."""
         config = self.config.evaluation
-        of_policy = group_by(self.settings(search, method), lambda setting: setting.method.policy)
+        of_policy = group_by(self.runs(search, method), lambda run: run.setting.policy)
         scores: dict[Hashable, dict[Unit, float]] = {
             policy: {
                 (prompt.task, prompt.sample.id): sum(
-                    file.values[key_of(identify(config, prompt, protocol, setting))]
-                    for setting in settings
-                ) / len(settings)
-                for prompt, protocol in self.prepared.work if protocol == search.protocol
+                    file.values[key_of(identify(config, prompt, protocol, run))] for run in runs
+                ) / len(runs)
+                for prompt, protocol, _ in self.prepared.work if protocol == search.protocol
             }
-            for policy, settings in of_policy.items()
+            for policy, runs in of_policy.items()
         }  # fmt: skip
         bounds = None if self.prepared.prompts[0].forced else (0, 1)
         interval = bootstrap_mean(scores, bounds=bounds, resamples=self.config.bootstrap)
+        setting = replace(method.setting, policy=search.group, policy_seed=None, policy_commit=None)
         return Scored(
-            scorer=search.spec(method),
-            variant=method.variant,
-            allocator=method.allocator,
-            protected=bool(method.protected),
-            score=interval.mean,
+            setting=setting, scorer=search.spec(method), score=interval.mean,
             interval=(interval.low, interval.high),
-        )
+        )  # fmt: skip
 
     def outcome(self) -> TunedSettings:
         """What was chosen."""
@@ -319,9 +305,9 @@ def csv_text(searches: Sequence[Search]) -> str:
     """One line per setting."""
     rows = [
         {
-            "protocol": entry.protocol, "method": entry.requested, "group": entry.group,
-            "setting": number, "scorer": scored.scorer, "allocator": scored.allocator,
-            "protected": int(scored.protected), "score": scored.score,
+            "protocol": entry.protocol, "method": entry.requested, "group": search.group,
+            "setting": number, "scorer": scored.scorer, "allocator": scored.setting.allocator,
+            "protected": int(scored.setting.protected), "score": scored.score,
             "low": scored.interval[0], "high": scored.interval[1],
             "published": int(scored in entry.published), "chosen": int(scored == entry.chosen),
         }
@@ -348,8 +334,9 @@ def print_settings(console: Console, settings: TunedSettings) -> None:
         columns = [Column(name, no_wrap=True) for name in names]
         table = Table(*columns, Column("chosen", overflow="fold"), box=None, pad_edge=False)
         for entry in entries:
+            group = entry.chosen.setting.policy
             table.add_row(
-                f"{entry.requested}{f'/{entry.group}' * bool(entry.group)}",
+                f"{entry.requested}{f'/{group}' * bool(group)}",
                 str(entry.tried),
                 f"{text(entry.chosen.score)} ({' to '.join(map(text, entry.chosen.interval))})",
                 text(max(setting.score for setting in entry.published)),

@@ -52,7 +52,7 @@ class Space:
             **{f"scorer.{name}": values for name, values in self.options.items()},
             "rule": self.allocators,
             **{f"rule.{name}": values for name, values in rule.items()},
-            "protected": tuple(dict.fromkeys(start.protected for start in self.start)),
+            "setting.protected": tuple(dict.fromkeys(one.setting.protected for one in self.start)),
         }
 
 
@@ -88,8 +88,9 @@ def _with_value(setting: Method, name: str, value: Any) -> Method | None:  # noq
     if owner == "rule":
         return with_allocator(setting, made)
     if owner == "scorer":
-        return replace(setting, scorer=made, variant=method_of(made).variant)
-    return replace(setting, protected=made)
+        of = replace(setting.setting, variant=method_of(made).setting.variant)
+        return replace(setting, scorer=made, setting=of)
+    return replace(setting, setting=made)
 
 
 def _unseen(space: Space, ranked: Sequence[Method], name: str) -> Sequence[Method | None]:

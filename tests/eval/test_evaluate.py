@@ -9,7 +9,7 @@ import torch
 
 from eval.config import EvalConfig
 from eval.evaluate import evaluate_prompt, hindsight, keep, run_prefix
-from eval.methods import Setting, build_methods
+from eval.methods import build_methods
 from eval.prepare import load_all
 from kvp.budgets import parse_budget
 from kvp.data.task import TaskSettings
@@ -39,12 +39,7 @@ def prompts(bench, tiny_folder):
 
 def _settings(methods, budget):
     return [
-        Setting(
-            method=method,
-            budget=parse_budget(budget) if budget else None,
-            protected=protection is SAFE,
-            protection=protection,
-        )
+        method.at(parse_budget(budget) if budget else None, SAFE if protection is SAFE else None)
         for method in build_methods(split_list(methods))
         for protection in (SAFE, UNPROTECTED)
     ]
@@ -99,11 +94,11 @@ def test_records_count_the_evidence_of_every_head(bench, prompts, protocol):
     settings = [*_settings("full", None)[1:], *_settings("ring,random,knorm+ada", "40%")]
     rows = evaluate_prompt(bench, prompt, protocol, settings)
     start = run_prefix(bench, prompt, protocol)
-    kept = {(s.method.label, s.protected): k for s, k in keep(start, settings, None)}
+    kept = {(s.setting.spec, s.setting.protected): k for s, k in keep(start, settings, None)}
     assert rows[0]["evidence_kept"] == [[len(prompt.evidence)] * 2] * 2
     assert rows[0]["evidence_lost"] == 0
     for row, setting in zip(rows, [s for s, _ in keep(start, settings, None)], strict=True):
-        heads = kept[setting.method.label, setting.protected].tolist()
+        heads = kept[setting.setting.spec, setting.setting.protected].tolist()
         counts = [[sum(t in head for t in prompt.evidence) for head in layer] for layer in heads]
         anywhere = {token for layer in heads for head in layer for token in head}
         assert row["evidence_tokens"] == len(prompt.evidence) > 3
@@ -177,7 +172,7 @@ def test_one_scoring_pass_serves_all_allocators(bench, prompts, monkeypatch):
 
 def test_full_reply_loss_is_that_of_a_plain_forward(bench, prompts):
     prompt = prompts["chat"]
-    full = Setting(method=build_methods(["full"])[0], budget=None)
+    (full,) = build_methods(["full"])
     for protocol in ("query_aware", "query_agnostic"):
         (record,) = evaluate_prompt(bench, prompt, protocol, [full])
         tokens = torch.cat([prompt.ids, prompt.reply])

@@ -6,7 +6,7 @@ import torch
 from eval.config import EvalConfig
 from eval.evaluate import evaluate_prompt, keep, run_prefix
 from eval.evolve.run import PromptSet, target_of
-from eval.methods import Setting, build_methods
+from eval.methods import build_methods
 from eval.prepare import load_all
 from eval.timing import timing_records
 from kvp.budgets import parse_budget
@@ -28,14 +28,11 @@ def prompts(bench, tiny_folder):
 
 
 def _setting(method, budget, protection=UNPROTECTED):
-    return Setting(
-        method=method, budget=parse_budget(budget), protected=protection.tokens > 0,
-        protection=protection,
-    )  # fmt: skip
+    return method.at(parse_budget(budget), protection if protection.tokens else None)
 
 
 def _kept(bench, prompt, protocol, setting):
-    start = run_prefix(bench, prompt, protocol, [setting.method])
+    start = run_prefix(bench, prompt, protocol, [setting])
     ((_, kept),) = keep(start, [setting], None)
     return kept
 
@@ -133,8 +130,8 @@ def test_the_last_token_is_never_kept(bench, prompts, protection):
     cached = prompt.encoded.prompt_length - 1
     for method in build_methods(split_list(HEURISTICS)):
         kept = _kept(bench, prompt, "query_aware", _setting(method, "30", protection))
-        assert ((kept >= 0).sum(-1) == 30).all(), method.name
-        assert int(kept.max()) < cached, method.name
+        assert ((kept >= 0).sum(-1) == 30).all(), method.setting.method
+        assert int(kept.max()) < cached, method.setting.method
         if protection.recents:
             newest = list(range(cached - protection.recents, cached))
             assert kept[..., -protection.recents :].unique().tolist() == newest
@@ -143,5 +140,5 @@ def test_the_last_token_is_never_kept(bench, prompts, protection):
 def test_a_method_that_sizes_the_cache_counts_tokens_that_can_be_kept(bench, prompts):
     """GVote told to keep at least everything keeps the whole cache, and not one token more."""
     (method,) = build_methods(["gvote(min_keep=9999)+self_sized"])
-    kept = _kept(bench, prompts[0], "query_aware", Setting(method=method, budget=None))
+    kept = _kept(bench, prompts[0], "query_aware", method)
     assert (kept >= 0).sum(-1).unique().tolist() == [prompts[0].encoded.prompt_length - 1]

@@ -5,6 +5,7 @@ import pytest
 from eval.config import EvalConfig
 from eval.methods import Method
 from eval.prepare import Loaded, methods_of, plan, prepare
+from eval.results.settings import MethodSetting
 from kvp.budgets import parse_budgets
 from kvp.errors import UsageError
 from kvp.hf import load_model
@@ -12,8 +13,8 @@ from kvp.ranking import UNPROTECTED, Protection
 from policies import make_scorer
 
 OPENING = "<|im_start|>user\n"
-TOVA = Method(name="tova", scorer=make_scorer("tova"))
-FULL = Method(name="full")
+TOVA = Method(setting=MethodSetting(method="tova"), scorer=make_scorer("tova"))
+FULL = Method(setting=MethodSetting(method="full"))
 
 
 def _prepared(folder, loaded=False, **settings):
@@ -37,7 +38,7 @@ def test_without_the_chat_template_prompts_are_plain_text(tiny_folder, loaded):
 
 def test_protection_is_of_the_first_and_the_last_tokens(tiny_folder):
     prepared = _prepared(tiny_folder)
-    found = {one.protection for settings in prepared.planned.values() for one in settings}
+    found = {one.protection for _, _, settings in prepared.work for one in settings}
     assert found == {UNPROTECTED, Protection(sinks=4, recents=16)}
 
 
@@ -46,7 +47,8 @@ def test_plan_crosses_methods_budgets_and_protection():
         [FULL, TOVA], parse_budgets("25%,50"), [100, 200], protection="both", protected=Protection()
     )
     assert notes == []
-    assert [(each.method.name, each.protected, str(each.budget)) for each in settings] == [
+    planned = [(each.setting.method, each.setting.protected, str(each.budget)) for each in settings]
+    assert planned == [
         ("full", False, "None"), ("tova", True, "25%"), ("tova", False, "25%"),
         ("tova", True, "50"), ("tova", False, "50"),
     ]  # fmt: skip
@@ -69,7 +71,7 @@ def test_a_short_prompt_keeps_the_protected_tokens_and_stops_nothing():
 def test_budgets_below_the_protected_tokens_of_every_prompt_are_noted_or_refused():
     budgets, safe = parse_budgets("10%,15,30"), Protection()
     both, notes = plan([TOVA], budgets, [150], protection="both", protected=safe)
-    assert [(each.protected, str(each.budget)) for each in both] == [
+    assert [(each.setting.protected, str(each.budget)) for each in both] == [
         (False, "10%"), (False, "15"), (True, "30"), (False, "30"),
     ]  # fmt: skip
     assert [note.partition(";")[0] for note in notes] == [

@@ -307,7 +307,7 @@ def test_a_dry_run_measures_what_a_gpu_has_warmed_up_for(device, passes, monkeyp
     monkeypatch.setattr("eval.run.time", SimpleNamespace(perf_counter=lambda: clock[0]))
     bench = SimpleNamespace(model=SimpleNamespace(device=torch.device(device)))
     prompt = SimpleNamespace(task="chat")
-    prepared = SimpleNamespace(work=3 * [(prompt, "query_aware")], settings=lambda *_: [])
+    prepared = SimpleNamespace(work=3 * [(prompt, "query_aware", [])])
     assert estimate(bench, prepared) == [7]
     each = {1: 8, 2: 1}[passes]
     assert f"{each}.0 s for one prompt, so about {3 * each} s for" in capsys.readouterr().err

@@ -47,9 +47,7 @@ def test_records_are_those_of_each_question_alone(bench, tiny_folder, tmp_path, 
     config = EvalConfig(**settings_of(tiny_folder, rows(tmp_path / "my.jsonl")))
     prepared = prepare(config, methods_of(config))
     alone = {
-        key_of(record): record
-        for prompt, protocol in prepared.work
-        for record in evaluate_prompt(bench, prompt, protocol, prepared.settings(prompt, protocol))
+        key_of(record): record for work in prepared.work for record in evaluate_prompt(bench, *work)
     }
     prefills = []
     prefill = Bench.prefill
@@ -72,8 +70,8 @@ def test_records_are_those_of_each_question_alone(bench, tiny_folder, tmp_path, 
 def test_groups_have_one_prefill(bench, tiny_folder, tmp_path):
     config = EvalConfig(**settings_of(tiny_folder, rows(tmp_path / "my.jsonl")))
     prepared = prepare(config, methods_of(config))
-    settings = prepared.settings(*prepared.work[0])
-    same = [(prompt, protocol, settings) for prompt, protocol in prepared.work]
+    settings = prepared.work[0][2]
+    same = [(prompt, protocol, settings) for prompt, protocol, _ in prepared.work]
     sizes = [len(group) for group in by_prefill(same)]
     assert sorted(sizes) == [1, 1, 1, 1, 1, 1, 4]
     other = [(p, q, settings if n % 4 < 2 else list(map(replace, settings))) for n, (p, q, _) in

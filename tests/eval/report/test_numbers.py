@@ -9,11 +9,11 @@ import kvp
 from eval.report import tables
 from eval.report.costs import timings
 from eval.report.figures import drawn_settings, line_styles
-from eval.results.comparison import estimates
+from eval.results.comparison import choose_settings, estimates
 from eval.results.frame import summary, tidy
 from eval.results.records import policy_groups
 from eval.results.sentences import sentences
-from eval.results.settings import are_shares, budget_axis, choose_settings
+from eval.results.settings import MethodSetting, are_shares, budget_axis
 from eval.tune.tuned_settings import Scored, Tuned
 from policies.registry import METHODS
 
@@ -63,10 +63,10 @@ def test_budgets_are_percent_where_all_are(made):
 
 
 def _tuned(**chosen):
-    setting = {"scorer": "knorm", "variant": "auto", "allocator": "uniform", "protected": False}
+    setting = MethodSetting(method="knorm", policy="", **chosen)
     entry = Tuned(
-        method="knorm", group="", requested="knorm", protocol="query_aware",
-        chosen=Scored(**{**setting, **chosen}, score=0.5, interval=(0.4, 0.6)),
+        requested="knorm", protocol="query_aware",
+        chosen=Scored(setting=setting, scorer="knorm", score=0.5, interval=(0.4, 0.6)),
         published=(), tried=48,
     )  # fmt: skip
     return entry, "validation"
@@ -264,10 +264,11 @@ def test_styles_tell_methods_apart_without_colour():
     names = ["random", "streaming_llm", "knorm", "keydiff", "lagkv", "snapkv", "tova", "h2o", "kvp"]
     looks = {
         (style["linestyle"], style["marker"], style["linewidth"])
-        for style in line_styles(names).values()
+        for style in line_styles(dict(zip(names, names, strict=True))).values()
     }
     assert len(looks) == len(names)
     many = [*(f"mine{number}" for number in range(18)), *(f"kvp/{number}" for number in range(9))]
     many += METHODS
-    pairs = {(style["color"], str(style["linestyle"])) for style in line_styles(many).values()}
+    styles = line_styles({name: name.partition("/")[0] for name in many})
+    pairs = {(style["color"], str(style["linestyle"])) for style in styles.values()}
     assert len(pairs) == len(many)
